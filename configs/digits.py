@@ -1,0 +1,23 @@
+"""The embedded handwritten digits: 1,437 training images of 8 x 8 pixels, on any machine.
+
+uv run tfaccel train --config=configs/digits.py
+"""
+
+import ml_collections
+
+from tfaccel.config import default_config
+
+
+def get_config(size: str = "") -> ml_collections.ConfigDict:
+    """Returns the experiment; `:smoke` for a single epoch."""
+    config = default_config()
+    config.data.root = None  # the embedded digits
+    config.data.image_size = (8, 8)
+    config.data.channels = 1
+    config.data.global_batch_size = 64
+    config.data.rotation_degrees = 10.0
+    config.model.name = "mnist_cnn"
+    config.train.epochs = 1 if size == "smoke" else 20
+    config.train.optimizer = "adamw"
+    config.train.learning_rate = 2e-3
+    return config

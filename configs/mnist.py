@@ -1,0 +1,26 @@
+"""MNIST from 60,000 PNG files: DALI on the GPU, mixed_float16, XLA.
+
+uv run python tools/write_mnist_png.py --out=/data/mnist_png
+uv run --extra gpu tfaccel train --config=configs/mnist.py --config.data.root=/data/mnist_png
+"""
+
+import ml_collections
+
+from tfaccel.config import default_config
+
+
+def get_config(size: str = "") -> ml_collections.ConfigDict:
+    """Returns the experiment; `:smoke` for a single epoch of small batches."""
+    config = default_config()
+    config.runtime.precision = "mixed_float16"
+    config.data.root = "data/mnist_png"
+    config.data.image_size = (28, 28)
+    config.data.channels = 1
+    config.data.global_batch_size = 64 if size == "smoke" else 2560
+    config.data.rotation_degrees = 10.0
+    config.model.name = "mnist_cnn"
+    config.train.epochs = 1 if size == "smoke" else 20
+    config.train.optimizer = "adamw"
+    # 1e-3 suits batches of 256; by the square root of the batch, as Adam's noise scales.
+    config.train.learning_rate = 1e-3 * (2560 / 256) ** 0.5
+    return config

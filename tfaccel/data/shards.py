@@ -1,0 +1,57 @@
+"""Which example goes where, in pure arithmetic.
+
+Takes the number of examples, the seed and the epoch; gives each replica's rows of each step. The
+order is a function of (seed, epoch) alone: step s of an epoch holds the same examples on any
+number of replicas. Needs no TensorFlow.
+
+    order = epoch_order(10, seed=0, epoch=3, shuffle=True)
+    for rows in replica_batches(order, global_batch_size=4, num_replicas=2, replica_index=1): ...
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+
+def epoch_order(num_examples: int, *, seed: int, epoch: int, shuffle: bool) -> np.ndarray:
+    """Returns every example's index once: [num_examples] int64, shuffled anew for each epoch."""
+    if not shuffle:
+        return np.arange(num_examples)
+    # A sequence seeds both numbers independently: (seed 0, epoch 1) is not (seed 1, epoch 0).
+    return np.random.default_rng([seed, epoch]).permutation(num_examples)
+
+
+def num_steps(num_examples: int, *, global_batch_size: int, drop_last: bool) -> int:
+    """Returns the steps of an epoch; the partial last one counts unless it is dropped."""
+    full, rest = divmod(num_examples, global_batch_size)
+    return full if drop_last or rest == 0 else full + 1
+
+
+def replica_batches(
+    order: np.ndarray,
+    *,
+    global_batch_size: int,
+    num_replicas: int,
+    replica_index: int,
+    drop_last: bool,
+) -> Iterator[np.ndarray]:
+    """Yields one replica's indices for each step of an epoch.
+
+    A global batch is cut into `num_replicas` consecutive parts, in replica order.
+
+    Args:
+      order: [num_examples] int64, the epoch's order.
+      global_batch_size: examples per step over all replicas; a multiple of `num_replicas`.
+      num_replicas: over all workers.
+      replica_index: from 0, over all workers.
+      drop_last: whether a last batch of fewer examples is left out. With several replicas it must
+        be, or not exist.
+
+    Yields:
+      [global_batch_size / num_replicas] int64; the last one shorter where it is partial.
+    """
+    size = global_batch_size // num_replicas
+    steps = num_steps(len(order), global_batch_size=global_batch_size, drop_last=drop_last)
+    for step in range(steps):
+        start = step * global_batch_size + replica_index * size
+        yield order[start : start + size]

@@ -1,0 +1,124 @@
+"""A trained model to files that need neither tfaccel nor DALI, and proof that they answer alike.
+
+Takes a Keras model and a folder; gives, in that folder, a SavedModel and `model.keras`. The
+SavedModel is loaded back with plain `tf.saved_model.load` and compared on one batch.
+
+    export_model(model, "exported/1", images=images)
+"""
+
+import logging
+import os
+import pathlib
+import shutil
+import tempfile
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfaccel.errors import UserError
+
+log = logging.getLogger("tfaccel")
+
+# Largest difference between exported and trained outputs, relative to the largest output. Loaded
+# and live model run the same layers in the same precision; they differ by the order of sums.
+TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+NUM_COMPARED = 32  # rows of random input, where no images are given
+
+
+def export_model(model: keras.Model, path: str | os.PathLike, *, images=None) -> pathlib.Path:
+    """Writes `path` whole or not at all, and compares before it appears.
+
+    The SavedModel has the signature `serving_default`: float32 [batch, ...] as the model's input
+    to float32, whatever the policy.
+
+    Args:
+      model: built; functional or Sequential, so that its inputs are known.
+      path: a folder that does not exist yet. For TensorFlow Serving its name is a whole number.
+      images: one batch of inputs to compare on; random ones in 0..1 where none is given.
+
+    Returns:
+      The path, absolute.
+
+    Raises:
+      UserError: the path exists, or the model's inputs are unknown.
+      RuntimeError: the loaded model's outputs differ by more than the precision explains.
+    """
+    path = pathlib.Path(path).expanduser().absolute()
+    check_absent(path)
+    if not getattr(model, "inputs", None):
+        raise UserError(
+            f"model {model.name} has no known inputs; expected a functional or built Sequential "
+            "model: start it with keras.Input(shape=...)"
+        )
+    if images is None:
+        images = _random_inputs(model)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = pathlib.Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        _write(model, unfinished)
+        difference = _compare(model, unfinished, images)
+        unfinished.chmod(0o755)  # mkdtemp's 0700 would hide it from a server
+        unfinished.rename(path)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+    log.info("export: %s, loaded back, outputs differ by at most %.1e", path, difference)
+    return path
+
+
+def check_absent(path: pathlib.Path) -> None:
+    """Raises UserError if there is something at `path`."""
+    if path.exists():
+        raise UserError(f"export path {path} exists; give one that does not, or remove it")
+
+
+def _write(model, folder: pathlib.Path) -> None:
+    def serve(*inputs):
+        outputs = model(_structured(model, inputs), training=False)
+        return tf.nest.map_structure(lambda each: tf.cast(each, tf.float32), outputs)
+
+    signature = [
+        tf.TensorSpec((None, *each.shape[1:]), each.dtype, name=each.name) for each in model.inputs
+    ]
+    archive = keras.export.ExportArchive()
+    archive.track(model)
+    # The first endpoint also becomes `serving_default`.
+    archive.add_endpoint("serve", serve, input_signature=signature)
+    archive.write_out(folder, verbose=False)
+    model.save(folder / "model.keras")
+
+
+def _compare(model, folder: pathlib.Path, images) -> float:
+    """Returns the largest difference of any output, relative to the largest output."""
+    loaded = tf.saved_model.load(folder)
+    inputs = [tf.cast(each, tf.float32) for each in tf.nest.flatten(images)]
+    expected = tf.nest.flatten(model(_structured(model, inputs), training=False))
+    received = tf.nest.flatten(loaded.serve(*inputs))
+    worst = 0.0
+    for want, got in zip(expected, received, strict=True):
+        want, got = np.asarray(want, np.float64), np.asarray(got, np.float64)
+        scale = max(1.0, np.abs(want).max())
+        difference = float(np.abs(want - got).max() / scale)
+        worst = max(worst, difference if np.isfinite(difference) else np.inf)
+    if worst > TOLERANCE[model.compute_dtype]:
+        raise RuntimeError(
+            f"the SavedModel differs from the trained model by {worst:.1e} of the largest output; "
+            f"expected at most {TOLERANCE[model.compute_dtype]:.0e} in {model.compute_dtype}: "
+            "nothing was exported"
+        )
+    return worst
+
+
+def _structured(model, inputs):
+    """Returns the flat inputs as the model takes them: alone, or in its own list or dict."""
+    if isinstance(model, keras.Sequential):
+        return inputs[0]
+    return tf.nest.pack_sequence_as(model.input, inputs)
+
+
+def _random_inputs(model) -> list[np.ndarray]:
+    random = np.random.default_rng(0)
+    return [
+        random.random((NUM_COMPARED, *each.shape[1:]), dtype=np.float32) for each in model.inputs
+    ]

@@ -1,0 +1,66 @@
+"""The epochs: Keras's own `fit`, with the callbacks of a run.
+
+Takes a compiled model and its loaders; gives the metrics and how long it took.
+
+    outcome = fit(model, train, test, epochs=5, workdir=workdir)
+"""
+
+import dataclasses
+import logging
+import pathlib
+import sys
+import time
+
+import keras
+
+from tfaccel.callbacks.throughput import Throughput
+from tfaccel.data.distribute import Loader
+
+log = logging.getLogger("tfaccel")
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What training came to.
+
+    Attributes:
+      metrics: the last epoch's, by Keras's names; `val_` is the test images'.
+      images_per_second: over all replicas; validation and the first step left out.
+      steps: optimizer updates asked for.
+      seconds: wall time of `fit`, compilation and validation included.
+    """
+
+    metrics: dict[str, float]
+    images_per_second: float
+    steps: int
+    seconds: float
+
+
+def fit(
+    model: keras.Model, train: Loader, test: Loader, *, epochs: int, workdir: pathlib.Path
+) -> Outcome:
+    """Trains for `epochs` and measures on `test` after each."""
+    throughput = Throughput(
+        global_batch_size=train.global_batch_size, num_examples=train.num_examples
+    )
+    callbacks = [
+        throughput,  # first, so that those below see what it adds to the logs
+        keras.callbacks.CSVLogger(workdir / "metrics.csv"),
+        keras.callbacks.TensorBoard(workdir / "tensorboard", write_graph=False),
+    ]
+    log.info("watch: uv run tensorboard --logdir %s", workdir / "tensorboard")
+    start = time.perf_counter()
+    history = model.fit(
+        train,
+        validation_data=test,
+        epochs=epochs,
+        callbacks=callbacks,
+        # A bar redraws itself; in a file or pipe that is noise, so a line per epoch there.
+        verbose=1 if sys.stdout.isatty() else 2,
+    )
+    return Outcome(
+        metrics={name: float(values[-1]) for name, values in history.history.items()},
+        images_per_second=throughput.num_images / throughput.seconds if throughput.seconds else 0.0,
+        steps=epochs * train.num_batches,
+        seconds=time.perf_counter() - start,
+    )

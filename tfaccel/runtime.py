@@ -1,0 +1,252 @@
+"""The process and its machine, once, before TensorFlow starts its devices.
+
+Takes a `RuntimeConfig`; gives a `Runtime`: which devices, and why. It loads the CUDA libraries,
+chooses GPUs, sets memory, TF32, the Keras dtype policy and the seed.
+
+    runtime = configure(RuntimeConfig(gpu_ids=[0], precision="mixed_float16"))
+    runtime.devices     # (Device(name="/gpu:0", cuda_ordinal=0),)
+"""
+
+import ctypes
+import dataclasses
+import importlib.metadata
+import importlib.util
+import logging
+import os
+import pathlib
+import platform
+import sys
+from collections.abc import Sequence
+
+import keras
+import psutil
+import pynvml
+import tensorflow as tf
+
+from tfaccel.config import RuntimeConfig
+from tfaccel.errors import UserError
+
+log = logging.getLogger("tfaccel")
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """One replica's device.
+
+    Attributes:
+      name: what TensorFlow calls it, e.g. "/gpu:0", counted among the GPUs that were chosen.
+      cuda_ordinal: what CUDA calls it, counted among all that CUDA sees; None for the CPU.
+    """
+
+    name: str
+    cuda_ordinal: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Runtime:
+    """What `configure` did.
+
+    Attributes:
+      devices: of this process's replicas.
+      precision: Keras dtype policy now in force.
+      xla: whether steps are compiled with XLA.
+      seed: the one seed.
+      dali_threads: CPU threads for each replica's DALI pipeline.
+    """
+
+    devices: tuple[Device, ...]
+    precision: str
+    xla: bool
+    seed: int
+    dali_threads: int
+
+
+def configure(config: RuntimeConfig) -> Runtime:
+    """Changes the process as `config` says and returns what it became.
+
+    Raises:
+      UserError: a GPU that was asked for is not there, or TensorFlow's devices were already
+        started otherwise.
+    """
+    show_log()
+    load_cuda_libraries()
+    visible = tf.config.list_physical_devices("GPU")
+    gpu_ids, reason = choose_gpus(
+        config.gpu_ids,
+        num_visible=len(visible),
+        num_installed=count_installed_gpus(),
+        cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
+    )
+    log.info("device: %s", reason)
+    _start_devices([visible[index] for index in gpu_ids], config.memory)
+
+    keras.config.set_dtype_policy(config.precision)
+    log.info("precision: %s", config.precision)
+    if config.precision == "float16":
+        log.warning(
+            "precision float16 (O3) keeps variables and updates in float16 too: a ceiling for "
+            "speed, not for training; use mixed_float16 to train"
+        )
+    tf.config.experimental.enable_tensor_float_32_execution(config.tf32)
+    keras.utils.set_random_seed(config.seed)
+
+    num_replicas = max(1, len(gpu_ids))
+    cores = len(os.sched_getaffinity(0))
+    dali_threads = max(1, cores // num_replicas)
+    log.info(
+        "dali: %d threads for each replica, %d cores over %d", dali_threads, cores, num_replicas
+    )
+    return Runtime(
+        devices=tuple(Device(f"/gpu:{index}", gpu_id) for index, gpu_id in enumerate(gpu_ids))
+        or (Device("/cpu:0", None),),
+        precision=config.precision,
+        xla=config.xla,
+        seed=config.seed,
+        dali_threads=dali_threads,
+    )
+
+
+def show_log() -> None:
+    """Sends the toolkit's log to standard error, unless the program handles logging itself."""
+    if not log.handlers and not logging.getLogger().handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("tfaccel: %(message)s"))
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+        log.propagate = False
+
+
+def load_cuda_libraries() -> None:
+    """Loads the CUDA libraries of the `nvidia-*-cu12` wheels, so that TensorFlow finds them.
+
+    TensorFlow 2.21's RUNPATH lacks `nvidia/cusolver/lib`, so that without this (or LD_LIBRARY_PATH)
+    it sees no GPU. A library that is in memory under its soname is not searched for again.
+    """
+    spec = importlib.util.find_spec("nvidia")
+    roots = spec.submodule_search_locations if spec else ()
+    waiting = sorted(each for root in roots for each in pathlib.Path(root).glob("*/lib*/*.so*"))
+    # They depend on one another: try again those that failed for as long as others succeed.
+    while waiting:
+        failed = [library for library in waiting if not _load(library)]
+        if len(failed) == len(waiting):
+            log.debug("CUDA libraries that did not load: %s", [each.name for each in failed])
+            return
+        waiting = failed
+
+
+def _load(library: pathlib.Path) -> bool:
+    try:
+        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    except OSError:
+        return False
+    return True
+
+
+def choose_gpus(
+    gpu_ids: Sequence[int] | None,
+    *,
+    num_visible: int,
+    num_installed: int,
+    cuda_visible_devices: str | None,
+) -> tuple[tuple[int, ...], str]:
+    """Returns the indices of the GPUs to use (none for the CPU) and the reason, in words.
+
+    Args:
+      gpu_ids: what the user asked for; None for the default.
+      num_visible: GPUs that TensorFlow sees.
+      num_installed: GPUs that the driver reports, whatever CUDA_VISIBLE_DEVICES says.
+      cuda_visible_devices: that variable, None where it is not set.
+
+    Raises:
+      UserError: an index is out of range, or the driver has GPUs that TensorFlow cannot use.
+    """
+    hidden = cuda_visible_devices is not None and cuda_visible_devices.strip() in ("", "-1")
+    if gpu_ids == ():
+        return (), "CPU, as gpu_ids asks"
+    if num_visible == 0 and num_installed > 0 and not hidden:
+        raise UserError(
+            f"the driver reports {num_installed} GPU(s) but TensorFlow sees none; install the CUDA "
+            "libraries (`uv run --extra gpu ...`), call tfaccel.setup() before any other use of "
+            "TensorFlow, check CUDA_VISIBLE_DEVICES, or ask for the CPU with gpu_ids=()"
+        )
+    if gpu_ids is None:
+        if num_visible == 0:
+            why = "CUDA_VISIBLE_DEVICES hides them" if hidden else "the machine has none"
+            return (), f"CPU, because there is no GPU to use ({why})"
+        return (0,), f"GPU 0 of {num_visible}, the default; choose others with gpu_ids"
+    missing = [index for index in gpu_ids if index >= num_visible]
+    if missing:
+        where = "" if cuda_visible_devices is None else " after CUDA_VISIBLE_DEVICES"
+        raise UserError(
+            f"gpu_ids={tuple(gpu_ids)} asks for GPU {missing[0]}, but TensorFlow sees {num_visible} "
+            f"GPU(s){where}; give indices below {num_visible}, or gpu_ids=() for the CPU"
+        )
+    return tuple(gpu_ids), f"GPU {', '.join(map(str, gpu_ids))} of {num_visible}, as gpu_ids asks"
+
+
+def count_installed_gpus() -> int:
+    """Returns how many GPUs the NVIDIA driver reports; 0 without a driver."""
+    return len(describe_gpus())
+
+
+def describe_gpus() -> list[dict]:
+    """Returns name, memory and driver of each GPU the driver reports; nothing without a driver."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+        return [
+            {
+                "name": pynvml.nvmlDeviceGetName(handle),
+                "memory_mib": pynvml.nvmlDeviceGetMemoryInfo(handle).total >> 20,
+                "driver": pynvml.nvmlSystemGetDriverVersion(),
+            }
+            for handle in handles
+        ]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def describe_environment() -> dict:
+    """Returns versions and hardware as JSON-ready values, for a run to keep beside its results."""
+    packages = ("tfaccel", "tensorflow", "keras", "nvidia-dali-cuda120", "numpy")
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: _version(name) for name in packages},
+        "cpu_cores": len(os.sched_getaffinity(0)),
+        "memory_mib": psutil.virtual_memory().total >> 20,
+        "gpus": describe_gpus(),
+        "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None  # run from a source tree that was never installed
+
+
+def _start_devices(gpus: list, memory: str | int) -> None:
+    """Makes exactly `gpus` visible, with their memory as asked; a second identical call is fine."""
+    try:
+        if tf.config.get_visible_devices("GPU") != gpus:
+            tf.config.set_visible_devices(gpus, "GPU")
+        for gpu in gpus:
+            if memory == "growth":
+                tf.config.experimental.set_memory_growth(gpu, True)
+            else:
+                limit = tf.config.LogicalDeviceConfiguration(memory_limit=memory)
+                tf.config.set_logical_device_configuration(gpu, [limit])
+    except (RuntimeError, ValueError) as error:
+        raise UserError(
+            f"TensorFlow's devices were already started with other settings ({error}); call "
+            "tfaccel.setup() once, before any other use of TensorFlow (in a notebook: restart the "
+            "kernel)"
+        ) from error
+    if gpus:
+        limit = "grows as needed" if memory == "growth" else f"limited to {memory} MiB per GPU"
+        log.info("memory: %s", limit)

@@ -1,0 +1,113 @@
+"""A whole training run, in the order in which it happens. Read it from the top.
+
+    result = run(config, workdir=pathlib.Path("runs/digits"))
+
+The Python API (tfaccel/run.py) is the same steps without the config and the folder.
+"""
+
+import dataclasses
+import logging
+import pathlib
+
+import keras
+import ml_collections
+
+from tfaccel import models, runtime, step
+from tfaccel import workdir as workdir_lib
+from tfaccel.config import parse
+from tfaccel.data.digits import ensure_digits
+from tfaccel.errors import UserError
+from tfaccel.fit import fit
+from tfaccel.run import Run
+
+log = logging.getLogger("tfaccel")
+
+
+def run(config: ml_collections.ConfigDict, *, workdir: pathlib.Path) -> dict:
+    """Trains, measures and exports what `config` says.
+
+    Args:
+      config: as a file in configs/ returns it; every field is in tfaccel/config.py.
+      workdir: a folder for what the run leaves; tfaccel/workdir.py lists it.
+
+    Returns:
+      JSON-ready: metrics, images_per_second, steps, seconds, export.
+
+    Raises:
+      UserError: a mistake that the user can mend, said in one sentence.
+    """
+    # ----- Config: every mistake that can be seen without the machine or the data is found here.
+    config = parse(config)
+
+    # ----- Process: GPUs, memory, precision and seed, before TensorFlow starts its devices.
+    this_run = Run(config.runtime)
+
+    # ----- Data: one DALI pipeline for each replica, on its device. Only training is random.
+    data = config.data
+    root = ensure_digits() if data.root is None else pathlib.Path(data.root)
+    batches = {
+        "image_size": data.image_size,
+        "channels": data.channels,
+        "global_batch_size": data.global_batch_size,
+    }
+    train = this_run.image_folder(
+        root / data.train_folder,
+        **batches,
+        shuffle=True,
+        rotation_degrees=data.rotation_degrees,
+        horizontal_flip=data.horizontal_flip,
+    )
+    test = this_run.image_folder(root / data.test_folder, **batches)
+    _check_same_classes(train, test)
+    log.info(
+        "data: %d training and %d test images of %d classes, %d steps of %d per epoch",
+        train.num_examples,
+        test.num_examples,
+        len(train.class_names),
+        train.num_batches,
+        train.global_batch_size,
+    )
+
+    # ----- Model: built in the strategy's scope, so that every replica has its variables.
+    with this_run.scope():
+        model = models.build(
+            config.model.name,
+            image_shape=(*data.image_size, data.channels),
+            num_classes=len(train.class_names),
+        )
+    log.info("model: %s, %d parameters", model.name, model.count_params())
+
+    # ----- Step: loss on float32 logits; one XLA function for a whole step.
+    this_run.compile(
+        model,
+        step.make_optimizer(config.train.optimizer, learning_rate=config.train.learning_rate),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+
+    # ----- Workdir: a run that could not begin leaves nothing behind.
+    workdir = workdir_lib.create(workdir)
+    workdir_lib.write_json(workdir / "config.json", dataclasses.asdict(config))
+    workdir_lib.write_json(workdir / "environment.json", runtime.describe_environment())
+    log.info("workdir: %s", workdir)
+
+    # ----- Training: Keras's fit, with a measurement on the test images after each epoch.
+    outcome = fit(model, train, test, epochs=config.train.epochs, workdir=workdir)
+
+    # ----- Export: written, loaded back and compared on test images before it counts.
+    images, _ = next(iter(test))
+    images = this_run.strategy.experimental_local_results(images)[0]
+    export = this_run.export(model, workdir / "export" / "1", images=images)
+
+    result = {**dataclasses.asdict(outcome), "export": str(export)}
+    workdir_lib.write_json(workdir / "result.json", result)
+    return result
+
+
+def _check_same_classes(train, test) -> None:
+    if train.class_names != test.class_names:
+        differing = sorted(set(train.class_names) ^ set(test.class_names))
+        raise UserError(
+            f"training and test images differ in their classes, first '{differing[0]}'; expected "
+            "the same class folders in both"
+        )
