@@ -225,8 +225,9 @@ def _gpu_ids(value) -> tuple[int, ...] | None:
 def _precision(value) -> str:
     policy = OPT_LEVELS.get(str(value).upper(), value)
     if policy not in PRECISIONS:
+        # No nearest name here: "fp16" is near float16, but means mixed_float16.
         raise UserError(
-            f"precision={value!r}{did_you_mean(str(value), (*PRECISIONS, *OPT_LEVELS))}"
+            f"precision={value!r}; expected one of {', '.join((*PRECISIONS, *OPT_LEVELS))}"
         )
     return policy
 

@@ -25,7 +25,7 @@ class Outcome:
 
     Attributes:
       metrics: the last epoch's, by Keras's names; `val_` is the test images'.
-      images_per_second: over all replicas; validation and the first step left out.
+      images_per_second: over all replicas; validation and compilation left out.
       steps: optimizer updates asked for.
       seconds: wall time of `fit`, compilation and validation included.
     """
@@ -60,7 +60,7 @@ def fit(
     )
     return Outcome(
         metrics={name: float(values[-1]) for name, values in history.history.items()},
-        images_per_second=throughput.num_images / throughput.seconds if throughput.seconds else 0.0,
+        images_per_second=throughput.images_per_second,
         steps=epochs * train.num_batches,
         seconds=time.perf_counter() - start,
     )

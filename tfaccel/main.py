@@ -4,6 +4,7 @@ Exit codes: 0 done or help, 1 the run failed, 2 a mistake in the call, 130 inter
 """
 
 import datetime
+import itertools
 import json
 import os
 import pathlib
@@ -116,10 +117,9 @@ def _parse_train_flags(arguments: list[str]):
 
 def _config_file(arguments: list[str]) -> pathlib.Path:
     """Returns the file that --config names, without the argument after its colon."""
-    pairs = zip(arguments, [*arguments[1:], ""], strict=True)
     given = [
         following if flag.endswith("config") else flag.partition("=")[2]
-        for flag, following in pairs
+        for flag, following in itertools.pairwise([*arguments, ""])
         if re.fullmatch(r"--?config(=.*)?", flag)
     ]
     if not given or not given[-1]:
@@ -140,7 +140,9 @@ def _check_overrides(arguments: list[str]) -> None:
     for argument in arguments:
         override = re.match(r"--?(?:no)?config\.([^=]*)", argument)
         if override and override[1] not in names:
-            raise UserError(f"config has no field '{override[1]}'{did_you_mean(override[1], names)}")
+            raise UserError(
+                f"config has no field '{override[1]}'{did_you_mean(override[1], names)}"
+            )
 
 
 def _describe_fields() -> str:

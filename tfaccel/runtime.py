@@ -176,10 +176,10 @@ def choose_gpus(
         return (0,), f"GPU 0 of {num_visible}, the default; choose others with gpu_ids"
     missing = [index for index in gpu_ids if index >= num_visible]
     if missing:
-        where = "" if cuda_visible_devices is None else " after CUDA_VISIBLE_DEVICES"
+        seen = f"only 0 to {num_visible - 1}" if num_visible else "no GPU at all"
         raise UserError(
-            f"gpu_ids={tuple(gpu_ids)} asks for GPU {missing[0]}, but TensorFlow sees {num_visible} "
-            f"GPU(s){where}; give indices below {num_visible}, or gpu_ids=() for the CPU"
+            f"gpu_ids={tuple(gpu_ids)} asks for GPU {missing[0]}, but TensorFlow sees {seen} "
+            f"(CUDA_VISIBLE_DEVICES={cuda_visible_devices}); give other gpu_ids, or () for the CPU"
         )
     return tuple(gpu_ids), f"GPU {', '.join(map(str, gpu_ids))} of {num_visible}, as gpu_ids asks"
 

@@ -9,13 +9,8 @@ import keras
 class Throughput(keras.callbacks.Callback):
     """Adds `images_per_second`, over all replicas, to the logs of each training batch and epoch.
 
-    The time is that of the steps alone: validation and the first step of a `fit`, which traces and
-    compiles, are left out. Where an epoch has a single step, that step counts from the second epoch
-    on. Keras reads every batch's metrics, so a step's work is done when its batch ends.
-
-    Attributes:
-      num_images: counted so far, over all epochs.
-      seconds: they took.
+    The time is that of the steps alone, without validation and without the first step of a `fit`,
+    which compiles. Keras reads every batch's metrics, so its work is done when the batch ends.
     """
 
     def __init__(
@@ -35,32 +30,42 @@ class Throughput(keras.callbacks.Callback):
         super().__init__()
         self._global_batch_size, self._num_examples = global_batch_size, num_examples
         self._clock = clock
-        self._compiled = False
-        self.num_images, self.seconds = 0, 0.0
+        self._epochs = []  # (images, seconds) of each
+
+    @property
+    def images_per_second(self) -> float:
+        """The mean over the epochs after the first, in which a partial batch compiles too.
+
+        The first epoch's own where there is no other; 0 where nothing was timed.
+        """
+        return _rate(self._epochs[1:] or self._epochs)
 
     def on_epoch_begin(self, epoch, logs=None):
         """Starts the clock anew: what lies between epochs is not training."""
-        self._epoch_images, self._epoch_seconds = 0, 0.0
+        self._epochs.append((0, 0.0))
         self._seen, self._last = 0, self._clock()
 
     def on_train_batch_end(self, batch, logs=None):
         """Counts the batches up to number `batch`: several with `steps_per_execution`."""
         seen = min((batch + 1) * self._global_batch_size, self._num_examples)
         now = self._clock()
-        if self._compiled:
-            self._epoch_images += seen - self._seen
-            self._epoch_seconds += now - self._last
-        self._compiled = True
+        compiles = len(self._epochs) == 1 and self._seen == 0
+        if not compiles:
+            images, seconds = self._epochs[-1]
+            self._epochs[-1] = (images + seen - self._seen, seconds + now - self._last)
         self._seen, self._last = seen, now
         self._log(logs)
 
     def on_epoch_end(self, epoch, logs=None):
         """Adds the epoch's mean to its logs."""
-        self.num_images += self._epoch_images
-        self.seconds += self._epoch_seconds
         self._log(logs)
 
     def _log(self, logs):
         if logs is not None:
-            rate = self._epoch_images / self._epoch_seconds if self._epoch_seconds else 0.0
-            logs["images_per_second"] = rate
+            logs["images_per_second"] = _rate(self._epochs[-1:])
+
+
+def _rate(epochs: list[tuple[int, float]]) -> float:
+    images = sum(each for each, _ in epochs)
+    seconds = sum(each for _, each in epochs)
+    return images / seconds if seconds else 0.0

@@ -12,21 +12,28 @@ OWN = {"mnist_cnn": mnist_cnn.build}
 
 
 def build(name: str, *, image_shape: tuple[int, int, int], num_classes: int) -> keras.Model:
-    """Returns the model named `name`, unless there is none.
+    """Returns the model of that name, with random weights: pretrained ones would be a download.
 
     Args:
-      name: "mnist_cnn", or an architecture of `keras.applications` in any case.
+      name: "mnist_cnn", or an architecture of `keras.applications`; in any case.
       image_shape: (height, width, channels).
-      num_classes: outputs; float32 logits.
+      num_classes: outputs.
+
+    Returns:
+      Input: [batch, height, width, channels] float, 0..1. Output: [batch, num_classes] logits,
+      float32 whatever the policy.
 
     Raises:
-      UserError: no such architecture, or the images are too small for it.
+      UserError: no such architecture, or it does not take images of this shape.
     """
-    if name in OWN:
-        return OWN[name](image_shape=image_shape, num_classes=num_classes)
-    constructors = applications.constructors()
-    if name.lower() not in constructors:
-        raise UserError(f"there is no model '{name}'{did_you_mean(name, [*OWN, *constructors])}")
-    return applications.build(
-        constructors[name.lower()], image_shape=image_shape, num_classes=num_classes
-    )
+    known = {**OWN, **applications.architectures()}
+    if name.lower() not in known:
+        raise UserError(f"there is no model '{name}'{did_you_mean(name, known)}")
+    try:
+        return known[name.lower()](image_shape=image_shape, num_classes=num_classes)
+    except ValueError as error:
+        height, width, channels = image_shape
+        raise UserError(
+            f"{name} does not take images of {height}x{width} with {channels} channel(s): {error}; "
+            "change image_size, channels or the model"
+        ) from error

@@ -1,32 +1,28 @@
 """Any architecture of `keras.applications`, with untrained weights and a float32 head."""
 
+import functools
 import inspect
 from collections.abc import Callable
 
 import keras
 
-from tfaccel.errors import UserError
 
-
-def constructors() -> dict[str, Callable]:
-    """Returns every architecture's constructor by its name in lower case."""
+def architectures() -> dict[str, Callable]:
+    """Returns a `build(image_shape=..., num_classes=...)` for each, by its name in lower case."""
     return {
-        name.lower(): value
-        for name, value in vars(keras.applications).items()
-        if inspect.isfunction(value)
+        name.lower(): functools.partial(_build, constructor)
+        for name, constructor in vars(keras.applications).items()
+        if inspect.isfunction(constructor)
     }
 
 
-def build(
+def _build(
     constructor: Callable, *, image_shape: tuple[int, int, int], num_classes: int
 ) -> keras.Model:
-    """Returns the architecture's body, averaged over space, and a dense layer.
-
-    Input: [batch, height, width, channels] float, 0..1. Output: [batch, num_classes] float32
-    logits. Weights are random: pretrained ones would be a download.
+    """Returns the architecture's body, averaged over space, and a dense layer to logits.
 
     Raises:
-      UserError: the architecture does not take images of this shape.
+      ValueError: Keras's own, where the architecture does not take images of this shape.
     """
     arguments = {
         "include_top": False,
@@ -37,13 +33,6 @@ def build(
     # Some bring a first layer that expects 0..255.
     if "include_preprocessing" in inspect.signature(constructor).parameters:
         arguments["include_preprocessing"] = False
-    try:
-        body = constructor(**arguments)
-    except ValueError as error:
-        height, width, channels = image_shape
-        raise UserError(
-            f"{constructor.__name__} does not take images of {height}x{width} with {channels} "
-            f"channel(s) ({error}); change image_size, channels or the model"
-        ) from error
+    body = constructor(**arguments)
     logits = keras.layers.Dense(num_classes, dtype="float32", name="logits")(body.output)
     return keras.Model(body.input, logits, name=body.name)

@@ -1,0 +1,63 @@
+"""Devices, marks, and the small real data that tests share."""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+import PIL.Image
+import pytest
+import tensorflow as tf
+
+import tfaccel
+from tfaccel import runtime
+
+# As the product does it, before TensorFlow looks for GPUs; and two CPU devices to stand for two
+# replicas, before it starts them.
+runtime.load_cuda_libraries()
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
+
+
+def pytest_collection_modifyitems(config, items):
+    num_gpus = len(tf.config.list_physical_devices("GPU"))
+    for item in items:
+        needed = 2 if "multi_gpu" in item.keywords else 1 if "gpu" in item.keywords else 0
+        if needed > num_gpus:
+            reason = f"needs {needed} GPU(s), TensorFlow sees {num_gpus}"
+            item.add_marker(pytest.mark.skip(reason=reason))
+        if "slow" in item.keywords and "slow" not in config.option.markexpr:
+            item.add_marker(pytest.mark.skip(reason="takes minutes; run with -m slow"))
+
+
+@pytest.fixture
+def setup():
+    """tfaccel.setup on the CPU, unless said otherwise; the dtype policy is put back afterwards."""
+    yield lambda **settings: tfaccel.setup(**{"gpu_ids": (), **settings})
+    keras.config.set_dtype_policy("float32")
+
+
+@pytest.fixture(scope="session")
+def images():
+    """37 grey images of 12 x 10 pixels (a prime number, so that batches come out uneven)."""
+    return np.random.default_rng(0).integers(0, 256, (37, 12, 10), dtype=np.uint8)
+
+
+@pytest.fixture(scope="session")
+def folder(images, tmp_path_factory):
+    """The images as PNG files in three class folders, `a`, `b` and `c`, in turn."""
+    root = tmp_path_factory.mktemp("images")
+    for index, image in enumerate(images):
+        path = root / "abc"[index % 3] / f"{index:02d}.png"
+        path.parent.mkdir(exist_ok=True)
+        PIL.Image.fromarray(image).save(path)
+    return root
+
+
+@pytest.fixture(scope="session")
+def in_file_order(images):
+    """The images and labels in the order in which `folder` is listed."""
+    order = [index for start in range(3) for index in range(start, len(images), 3)]
+    return images[order], np.array([index % 3 for index in order])

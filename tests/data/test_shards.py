@@ -1,0 +1,54 @@
+import numpy as np
+import pytest
+
+from tfaccel.data import shards
+
+
+def batches(num_examples, *, size, replicas, replica, drop=False):
+    return [
+        rows.tolist()
+        for rows in shards.replica_batches(
+            np.arange(num_examples),
+            global_batch_size=size,
+            num_replicas=replicas,
+            replica_index=replica,
+            drop_last=drop,
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("num_examples", "size", "drop", "expected"),
+    [
+        (10, 5, False, 2),  # even
+        (11, 5, False, 3),  # the partial one counts
+        (11, 5, True, 2),  # unless it is dropped
+        (3, 5, False, 1),  # fewer examples than one batch
+        (3, 5, True, 0),
+    ],
+)
+def test_num_steps(num_examples, size, drop, expected):
+    assert shards.num_steps(num_examples, global_batch_size=size, drop_last=drop) == expected
+
+
+def test_batches_of_one_replica_end_with_a_partial_one():
+    assert batches(5, size=2, replicas=1, replica=0) == [[0, 1], [2, 3], [4]]
+    assert batches(5, size=2, replicas=1, replica=0, drop=True) == [[0, 1], [2, 3]]
+
+
+def test_replicas_share_each_global_batch_in_order():
+    assert batches(8, size=4, replicas=2, replica=0) == [[0, 1], [4, 5]]
+    assert batches(8, size=4, replicas=2, replica=1) == [[2, 3], [6, 7]]
+
+
+def test_order_is_a_permutation_that_seed_and_epoch_decide():
+    def order(seed, epoch):
+        return shards.epoch_order(1000, seed=seed, epoch=epoch, shuffle=True).tolist()
+
+    assert sorted(order(0, 0)) == list(range(1000))
+    assert order(0, 0) == order(0, 0)
+    assert len({tuple(order(*each)) for each in [(0, 0), (0, 1), (1, 0), (1, 1)]}) == 4
+
+
+def test_order_without_shuffle_is_the_files_own():
+    assert shards.epoch_order(4, seed=7, epoch=3, shuffle=False).tolist() == [0, 1, 2, 3]

@@ -1,0 +1,55 @@
+import keras
+import numpy as np
+import pytest
+
+from tfaccel import UserError, models
+
+
+@pytest.fixture(autouse=True)
+def policy():
+    keras.config.set_dtype_policy("mixed_float16")
+    yield
+    keras.config.set_dtype_policy("float32")
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("mnist_cnn", (28, 28, 1)),
+        ("mnist_cnn", (8, 8, 1)),
+        ("MobileNetV3Small", (32, 32, 3)),
+        ("resnet50", (32, 32, 3)),
+    ],
+)
+def test_models_give_float32_logits_under_a_float16_policy(name, shape):
+    model = models.build(name, image_shape=shape, num_classes=7)
+    logits = model(np.zeros((2, *shape), np.float32))
+    assert logits.shape == (2, 7)
+    assert logits.dtype == "float32"
+    assert {weight.dtype for weight in model.weights} == {"float32"}
+
+
+def test_no_model_rescales_what_the_loader_already_has_in_0_to_1():
+    model = models.build("efficientnetv2b0", image_shape=(32, 32, 3), num_classes=2)
+    assert not [each for each in model.layers if isinstance(each, keras.layers.Rescaling)]
+
+
+def test_every_keras_application_is_known_by_its_name():
+    names = models.applications.architectures()
+    assert {"resnet50", "vgg16", "convnexttiny", "efficientnetb0", "mobilenetv2"} <= set(names)
+    assert len(names) >= 38
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "words"),
+    [
+        ("resnet5", (32, 32, 3), "there is no model 'resnet5'; did you mean 'resnet50"),
+        ("minst_cnn", (28, 28, 1), "did you mean 'mnist_cnn'"),
+        ("resnet50", (28, 28, 3), "resnet50 does not take images of 28x28 with 3 channel"),
+        ("mnist_cnn", (3, 3, 1), "mnist_cnn does not take images of 3x3"),
+    ],
+)
+def test_each_mistake_is_one_sentence(name, shape, words):
+    with pytest.raises(UserError) as error:
+        models.build(name, image_shape=shape, num_classes=2)
+    assert words in str(error.value)

@@ -1,0 +1,66 @@
+"""The script that the README shows, as a user writes it."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfaccel
+
+
+def train(run, folder, tmp_path):
+    images = {"image_size": (12, 10), "channels": 1, "global_batch_size": 8}
+    train = run.image_folder(folder, **images, shuffle=True)
+    test = run.image_folder(folder, **images)
+    with run.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((12, 10, 1)),
+                keras.layers.Flatten(),
+                keras.layers.Dense(64, activation="relu"),
+                keras.layers.Dense(3, dtype="float32"),
+            ]
+        )
+    run.compile(
+        model,
+        optimizer=keras.optimizers.AdamW(1e-2),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    history = model.fit(train, validation_data=test, epochs=30, verbose=0)
+    return model, test, history, run.export(model, tmp_path / "exported" / "1")
+
+
+def check(model, test, history, exported, in_file_order):
+    # The images are noise: to know them by heart is all there is to learn.
+    assert isinstance(history, keras.callbacks.History)
+    assert history.history["val_accuracy"][-1] > 0.9
+    loss, accuracy = model.evaluate(test, verbose=0)
+    np.testing.assert_allclose(loss, history.history["val_loss"][-1], rtol=1e-3)
+    images, labels = in_file_order
+    logits = model.predict(test, verbose=0)
+    assert logits.shape == (37, 3)
+    np.testing.assert_allclose((logits.argmax(1) == labels).mean(), accuracy, atol=1e-6)
+    loaded = tf.saved_model.load(exported)
+    served = loaded.serve(images[..., None] / np.float32(255))
+    assert (served.numpy().argmax(1) == logits.argmax(1)).all()
+
+
+@pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
+def test_a_keras_script_trains_evaluates_predicts_and_exports(
+    setup, folder, in_file_order, tmp_path, precision
+):
+    check(*train(setup(precision=precision), folder, tmp_path), in_file_order)
+
+
+@pytest.mark.gpu
+def test_the_same_on_a_gpu(folder, in_file_order, tmp_path):
+    run = tfaccel.setup(gpu_ids=[0], precision="mixed_float16", memory="growth")
+    model, test, *rest = train(run, folder, tmp_path)
+    image, label = next(iter(test))
+    assert "GPU:0" in image.device
+    assert "GPU:0" in label.device
+    # PNG decodes exactly on any device; 1e-3 is float16's rounding.
+    np.testing.assert_allclose(image.numpy()[..., 0], in_file_order[0][:8] / 255, atol=1e-3)
+    check(model, test, *rest, in_file_order)
+    keras.config.set_dtype_policy("float32")

@@ -1,0 +1,75 @@
+import ml_collections
+import pytest
+
+from tfaccel import UserError
+from tfaccel.config import Config, ImageConfig, RuntimeConfig, default_config, parse
+
+
+def test_defaults_are_a_valid_config():
+    assert parse(default_config()) == Config()
+
+
+def test_a_config_may_leave_out_what_it_does_not_change():
+    parsed = parse(ml_collections.ConfigDict({"train": {"epochs": 3}}))
+    assert parsed.train.epochs == 3
+    assert parsed.data == Config().data
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"trian": {}}, "config has no field 'trian'; did you mean 'train'?"),
+        ({"train": {"epoch": 1}}, "config.train has no field 'epoch'; did you mean 'epochs'?"),
+        ({"train": 3}, "config.train=3; expected a group of fields"),
+        ({"train": {"epochs": 0}}, "epochs=0; expected a whole number of at least 1"),
+        ({"train": {"learning_rate": -1.0}}, "learning_rate=-1.0; expected a number above 0"),
+        ({"train": {"learning_rate": float("nan")}}, "learning_rate=nan"),
+        ({"data": {"global_batch_size": 0}}, "global_batch_size=0; expected a whole number"),
+        ({"data": {"global_batch_size": 2.5}}, "global_batch_size=2.5"),
+        ({"data": {"image_size": (28,)}}, "image_size=(28,); expected (height, width)"),
+        ({"data": {"image_size": (0, 28)}}, "image_size=(0, 28)"),
+        ({"data": {"channels": 2}}, "channels=2; expected 1 (grey) or 3 (RGB)"),
+        ({"data": {"rotation_degrees": 200}}, "expected a number at least 0 and at most 180"),
+        ({"data": {"horizontal_flip": "yes"}}, "horizontal_flip='yes'; expected True or False"),
+        ({"runtime": {"precision": "fp16"}}, "precision='fp16'; expected one of float32"),
+        ({"runtime": {"memory": "all"}}, "memory='all'; expected 'growth' or a limit"),
+        ({"runtime": {"gpu_ids": (-1,)}}, "gpu_ids=(-1,); expected GPU indices"),
+        ({"runtime": {"gpu_ids": (0, 0)}}, "gpu_ids=(0, 0) names a GPU twice"),
+        ({"runtime": {"seed": -1}}, "seed=-1"),
+    ],
+)
+def test_each_mistake_is_one_sentence(config, words):
+    with pytest.raises(UserError) as error:
+        parse(ml_collections.ConfigDict(config))
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "policy"),
+    [
+        ("O0", "float32"),
+        ("O1", "mixed_float16"),
+        ("o2", "mixed_float16"),
+        ("O3", "float16"),
+        ("mixed_bfloat16", "mixed_bfloat16"),
+    ],
+)
+def test_apex_levels_are_dtype_policies(given, policy):
+    assert RuntimeConfig(precision=given).precision == policy
+
+
+@pytest.mark.parametrize(
+    ("given", "ids"),
+    [(None, None), ((), ()), ("", ()), (2, (2,)), ("0,1", (0, 1)), ([3, 1], (3, 1))],
+)
+def test_gpu_ids_as_script_and_command_line_give_them(given, ids):
+    assert RuntimeConfig(gpu_ids=given).gpu_ids == ids
+
+
+def test_memory_as_script_and_command_line_give_it():
+    assert RuntimeConfig(memory="8192").memory == RuntimeConfig(memory=8192).memory == 8192
+
+
+def test_a_list_is_an_image_size():
+    assert ImageConfig(image_size=[8, 9]).image_size == (8, 9)

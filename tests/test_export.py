@@ -1,0 +1,107 @@
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from tfaccel import UserError, export
+
+
+def build(run, dtype="float32"):
+    with run.scope():
+        return keras.Sequential(
+            [
+                keras.Input((6, 5, 1), name="image"),
+                layers.Conv2D(4, 3),
+                layers.BatchNormalization(),
+                layers.Flatten(),
+                layers.Dense(3, dtype=dtype),
+            ]
+        )
+
+
+IMAGES = np.random.default_rng(0).random((4, 6, 5, 1), dtype=np.float32)
+
+
+@pytest.mark.parametrize("precision", ["float32", "mixed_float16", "mixed_bfloat16"])
+def test_exports_what_answers_alike(setup, tmp_path, precision):
+    run = setup(precision=precision)
+    model = build(run)
+    path = run.export(model, tmp_path / "exported" / "1", images=IMAGES)
+    loaded = tf.saved_model.load(path)
+    (answer,) = loaded.signatures["serving_default"](image=IMAGES).values()
+    assert answer.dtype == tf.float32
+    np.testing.assert_allclose(answer, model(IMAGES), atol=export.TOLERANCE[model.compute_dtype])
+    # Another batch size than the one compared.
+    assert loaded.serve(IMAGES[:1]).shape == (1, 3)
+
+    restored = keras.models.load_model(path / "model.keras")
+    np.testing.assert_allclose(restored(IMAGES), model(IMAGES), atol=1e-6)
+    assert restored.dtype_policy.name == precision
+
+
+def test_outputs_are_float32_whatever_the_last_layer(setup, tmp_path):
+    run = setup(precision="mixed_float16")
+    path = run.export(build(run, dtype="mixed_float16"), tmp_path / "1")
+    assert tf.saved_model.load(path).serve(IMAGES).dtype == tf.float32
+
+
+def test_loads_where_there_is_no_keras_code(setup, tmp_path):
+    run = setup()
+    path = run.export(build(run), tmp_path / "1")
+    program = (
+        "import sys, tensorflow as tf\n"
+        f"model = tf.saved_model.load({str(path)!r})\n"
+        "print(model.serve(tf.zeros((2, 6, 5, 1))).shape)\n"
+        "assert not {'tfaccel', 'nvidia.dali'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "(2, 3)\n", done.stderr
+
+
+def test_inputs_of_several_kinds_keep_their_names(setup, tmp_path):
+    run = setup()
+    with run.scope():
+        inputs = {"left": keras.Input((2,), name="left"), "right": keras.Input((3,), name="right")}
+        outputs = {
+            "sum": layers.Dense(1)(inputs["left"]) + layers.Dense(1)(inputs["right"]),
+            "right": layers.Dense(2)(inputs["right"]),
+        }
+        model = keras.Model(inputs, outputs)
+    path = run.export(model, tmp_path / "1")
+    signature = tf.saved_model.load(path).signatures["serving_default"]
+    answer = signature(left=tf.ones((5, 2)), right=tf.ones((5, 3)))
+    assert {name: value.shape for name, value in answer.items()} == {
+        "sum": (5, 1),
+        "right": (5, 2),
+    }
+
+
+def test_nothing_is_overwritten(setup, tmp_path):
+    run = setup()
+    (tmp_path / "1").mkdir()
+    with pytest.raises(UserError, match="exists; give one that does not"):
+        run.export(build(run), tmp_path / "1")
+
+
+def test_a_model_that_differs_is_not_exported(setup, tmp_path, monkeypatch):
+    run = setup()
+    monkeypatch.setitem(export.TOLERANCE, "float32", -1.0)
+    with pytest.raises(RuntimeError, match=r"differs from the trained model.*nothing was exported"):
+        run.export(build(run), tmp_path / "1")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_of_unknown_inputs_is_refused(setup, tmp_path):
+    class Subclassed(keras.Model):
+        def call(self, x):
+            return x
+
+    run = setup()
+    with run.scope():
+        model = Subclassed()
+    with pytest.raises(UserError, match=r"no known inputs.*keras\.Input"):
+        run.export(model, tmp_path / "1")

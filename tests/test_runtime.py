@@ -1,0 +1,140 @@
+import logging
+import os
+import subprocess
+import sys
+
+import keras
+import pytest
+import tensorflow as tf
+
+import tfaccel
+from tfaccel import UserError, runtime
+from tfaccel.runtime import choose_gpus
+
+# (gpu_ids, GPUs TensorFlow sees, GPUs installed, CUDA_VISIBLE_DEVICES) -> (indices, reason)
+CHOICES = [
+    ((None, 0, 0, None), (), "the machine has none"),
+    ((None, 0, 2, ""), (), "CUDA_VISIBLE_DEVICES hides them"),
+    ((None, 0, 2, "-1"), (), "CUDA_VISIBLE_DEVICES hides them"),
+    ((None, 1, 1, None), (0,), "GPU 0 of 1, the default"),
+    ((None, 4, 4, None), (0,), "GPU 0 of 4, the default"),
+    (((), 4, 4, None), (), "as gpu_ids asks"),
+    (((), 0, 4, None), (), "as gpu_ids asks"),
+    (((1, 3), 4, 4, None), (1, 3), "GPU 1, 3 of 4, as gpu_ids asks"),
+]
+
+# the same -> words of the refusal
+REFUSALS = [
+    (((0,), 0, 0, None), "asks for GPU 0, but TensorFlow sees no GPU at all"),
+    (((4,), 4, 4, None), "asks for GPU 4, but TensorFlow sees only 0 to 3"),
+    (((0, 1), 1, 4, "2"), "only 0 to 0 (CUDA_VISIBLE_DEVICES=2)"),
+    # No silent fall-back to the CPU where there is a GPU that cannot be used.
+    ((None, 0, 1, None), "driver reports 1 GPU(s) but TensorFlow sees none; install the CUDA"),
+    (((0,), 0, 1, None), "driver reports 1 GPU(s) but TensorFlow sees none"),
+]
+
+
+def choose(gpu_ids, num_visible, num_installed, cuda_visible_devices):
+    return choose_gpus(
+        gpu_ids,
+        num_visible=num_visible,
+        num_installed=num_installed,
+        cuda_visible_devices=cuda_visible_devices,
+    )
+
+
+@pytest.mark.parametrize(("case", "ids", "reason"), CHOICES)
+def test_chooses_gpus_and_says_why(case, ids, reason):
+    chosen, why = choose(*case)
+    assert chosen == ids
+    assert reason in why
+
+
+@pytest.mark.parametrize(("case", "words"), REFUSALS)
+def test_refuses_gpus_that_are_not_there(case, words):
+    with pytest.raises(UserError) as error:
+        choose(*case)
+    assert words in str(error.value)
+
+
+def test_setup_on_the_cpu(setup, caplog):
+    with caplog.at_level(logging.INFO, logger="tfaccel"):
+        run = setup(precision="O2", seed=3)
+    assert [device.name for device in run.runtime.devices] == ["/cpu:0"]
+    assert keras.config.dtype_policy().name == "mixed_float16"
+    assert run.strategy.num_replicas_in_sync == 1
+    said = " ".join(record.message for record in caplog.records)
+    assert "device: CPU" in said
+    assert "precision: mixed_float16" in said
+
+
+def test_one_seed_decides_the_weights(setup):
+    def weights(seed):
+        setup(seed=seed)
+        return keras.layers.Dense(2).build((None, 3)) or keras.initializers.GlorotUniform()((2, 2))
+
+    first, again, other = weights(1), weights(1), weights(2)
+    assert (first.numpy() == again.numpy()).all()
+    assert (first.numpy() != other.numpy()).any()
+
+
+def test_pure_float16_is_warned_of(setup, caplog):
+    with caplog.at_level(logging.WARNING, logger="tfaccel"):
+        setup(precision="O3")
+    assert "a ceiling for speed, not for training" in caplog.text
+
+
+def test_tf32_is_switched(setup):
+    for tf32 in (False, True):
+        setup(tf32=tf32)
+        assert tf.config.experimental.tensor_float_32_execution_enabled() is tf32
+
+
+def test_devices_started_otherwise_are_an_error(monkeypatch):
+    # As TensorFlow answers once its context exists.
+    def refuse(*_):
+        raise RuntimeError("Visible devices cannot be modified after being initialized")
+
+    monkeypatch.setattr(tf.config, "set_visible_devices", refuse)
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda _: ["another"])
+    with pytest.raises(UserError, match=r"already started with other settings.*restart the kernel"):
+        runtime._start_devices([], "growth")
+
+
+def test_environment_is_described():
+    described = runtime.describe_environment()
+    assert described["packages"]["tensorflow"] == tf.__version__
+    assert described["cpu_cores"] >= 1
+
+
+@pytest.mark.gpu
+def test_a_memory_limit_holds():
+    # In a process of its own: TensorFlow fixes it when devices start.
+    program = (
+        "import tfaccel; tfaccel.setup(gpu_ids=[0], memory=1024)\n"
+        "import tensorflow as tf\n"
+        "tf.zeros((500, 2**20 // 4))\n"
+        "try: tf.zeros((1500, 2**20 // 4))\n"
+        "except tf.errors.ResourceExhaustedError: print('refused')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "refused\n", done.stderr
+
+
+@pytest.mark.gpu
+def test_the_gpu_is_found_without_any_environment_variable():
+    environment = {key: value for key, value in os.environ.items() if key != "LD_LIBRARY_PATH"}
+    program = "import tfaccel; print(tfaccel.setup(gpu_ids=[0]).runtime.devices[0].name)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment
+    )
+    assert done.stdout == "/gpu:0\n", done.stderr
+
+
+@pytest.mark.gpu
+def test_setup_finds_the_gpu_and_lets_memory_grow():
+    run = tfaccel.setup(gpu_ids=[0])
+    assert run.runtime.devices == (runtime.Device("/gpu:0", 0),)
+    gpu = tf.config.get_visible_devices("GPU")
+    assert len(gpu) == 1
+    assert tf.config.experimental.get_memory_growth(gpu[0])

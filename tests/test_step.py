@@ -1,0 +1,362 @@
+"""The compiled step against stock Keras without a strategy, on the same data."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from tfaccel import UserError
+from tfaccel.cluster import make_strategy
+from tfaccel.step import compile_model, make_optimizer
+
+RNG = np.random.default_rng(0)
+X = RNG.random((104, 8, 8, 1), dtype=np.float32)
+Y = (X.mean((1, 2, 3)) * 1000).astype(np.int32) % 3
+
+
+def build():
+    keras.utils.set_random_seed(0)
+    return keras.Sequential(
+        [
+            keras.Input((8, 8, 1)),
+            # A bias here would have a gradient of pure rounding, which Adam makes large.
+            layers.Conv2D(8, 3, use_bias=False),
+            layers.BatchNormalization(),
+            layers.ReLU(),
+            layers.Flatten(),
+            layers.Dropout(0.2),
+            layers.Dense(3, dtype="float32"),
+        ]
+    )
+
+
+def loss():
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def batches():
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(16)  # the last one has 8
+
+
+def trained_by_keras(optimizer, *, xla=True, **fit):
+    """Stock Keras without a strategy. XLA draws other dropout masks: both use it, or neither."""
+    model = build()
+    model.compile(optimizer, loss(), metrics=["accuracy"], jit_compile=xla)
+    history = model.fit(batches(), validation_data=batches(), epochs=3, verbose=0, **fit)
+    return model, history.history
+
+
+def trained_here(run, optimizer, *, make=build, compile_args=None, **fit):
+    with run.scope():
+        model = make()
+    run.compile(model, optimizer, loss(), metrics=["accuracy"], **(compile_args or {}))
+    history = model.fit(batches(), validation_data=batches(), epochs=3, verbose=0, **fit)
+    return model, history.history
+
+
+def assert_same(ours, keras_own, *, rtol):
+    (model, history), (reference, reference_history) = ours, keras_own
+    assert list(history) == list(reference_history)
+    for name in history:
+        # One of the 104 images may stand on the edge between two classes.
+        atol = 1.5 / len(X) if "accuracy" in name else 0
+        np.testing.assert_allclose(
+            history[name], reference_history[name], rtol=rtol, atol=atol, err_msg=name
+        )
+    for weight, wanted in zip(model.weights, reference.weights, strict=True):
+        np.testing.assert_allclose(
+            keras.ops.convert_to_numpy(weight),
+            keras.ops.convert_to_numpy(wanted),
+            rtol=rtol,
+            atol=rtol,
+            err_msg=weight.path,
+        )
+
+
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
+    "adamw with clipping and EMA": lambda: keras.optimizers.AdamW(
+        1e-2, global_clipnorm=0.1, use_ema=True, ema_momentum=0.9
+    ),
+    "accumulation": lambda: keras.optimizers.SGD(0.05, gradient_accumulation_steps=2),
+    "schedule": lambda: keras.optimizers.Adam(
+        keras.optimizers.schedules.CosineDecay(1e-2, decay_steps=20)
+    ),
+}
+
+
+@pytest.mark.parametrize("xla", [False, True])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_one_replica_trains_as_keras_does(setup, optimizer, xla):
+    # 21 steps in float32: the order of sums is the same, up to how XLA fuses them.
+    ours = trained_here(setup(xla=xla), OPTIMIZERS[optimizer]())
+    assert_same(ours, trained_by_keras(OPTIMIZERS[optimizer](), xla=xla), rtol=1e-3)
+
+
+@pytest.mark.parametrize("xla", [False, True])
+@pytest.mark.parametrize("precision", ["mixed_float16", "mixed_bfloat16"])
+def test_mixed_precision_trains_as_keras_does(setup, precision, xla):
+    run = setup(precision=precision, xla=xla)  # sets the policy for both
+    ours = trained_here(run, "sgd")
+    # One rounding of float16 is 1e-3 and of bfloat16 8e-3; 21 steps of them add up.
+    rtol = {"mixed_float16": 2e-2, "mixed_bfloat16": 1e-1}[precision]
+    reference = trained_by_keras("sgd", xla=xla)
+    for name in ("loss", "val_loss"):
+        np.testing.assert_allclose(ours[1][name], reference[1][name], rtol=rtol)
+
+
+def test_float16_overflow_skips_the_step_and_halves_the_scale(setup):
+    run = setup(precision="mixed_float16")
+    with run.scope():
+        model = build()
+    run.compile(model, keras.optimizers.SGD(0.1), loss())
+    weights = [weight.numpy() for weight in model.trainable_weights]
+    model.fit(X[:16] * np.float32(3e38), Y[:16], epochs=1, verbose=0)
+    for weight, before in zip(model.trainable_weights, weights, strict=True):
+        np.testing.assert_array_equal(weight.numpy(), before)
+    assert keras.ops.convert_to_numpy(model.optimizer.dynamic_scale) == 2.0**14
+
+
+@pytest.mark.parametrize("xla", [False, True])
+def test_xla_compiles_the_step_when_asked(setup, xla):
+    # Only XLA can compile no string operation: a step with one shows whether it was there.
+    class Text(keras.layers.Layer):
+        def call(self, x):
+            return x + 0 * tf.strings.to_number(tf.strings.as_string(tf.reduce_sum(x)))
+
+    def make():
+        return keras.Sequential([keras.Input((8, 8, 1)), Text(), *build().layers])
+
+    if xla:
+        with pytest.raises(tf.errors.InvalidArgumentError, match="XLA"):
+            trained_here(setup(xla=True), "sgd", make=make)
+    else:
+        trained_here(setup(xla=False), "sgd", make=make)
+
+
+def test_each_shape_is_traced_once(setup):
+    traces = []
+
+    class Counting(keras.layers.Layer):
+        def call(self, x):
+            traces.append(x.shape)
+            return x
+
+    def make():
+        model = build()
+        return keras.Sequential([keras.Input((8, 8, 1)), Counting(), *model.layers])
+
+    trained_here(setup(), "sgd", make=make)
+    concrete = [shape for shape in traces if shape[0] is not None]
+    # The full and the partial batch, each in training and in evaluation, and Keras's one look.
+    assert sorted(shape[0] for shape in concrete) in ([8, 8, 16, 16], [8, 8, 16, 16, 16])
+
+
+@pytest.mark.parametrize("steps_per_execution", [2, 5, 7, 100])
+def test_any_steps_per_execution_trains_alike(setup, steps_per_execution):
+    args = {"steps_per_execution": steps_per_execution}
+    ours = trained_here(setup(), "sgd", compile_args=args)
+    assert_same(ours, trained_by_keras("sgd"), rtol=1e-3)
+
+
+def test_predict_returns_rows_in_order(setup):
+    model, _ = trained_here(setup(), "sgd")
+    predicted = model.predict(batches(), verbose=0)
+    assert predicted.shape == (104, 3)
+    np.testing.assert_allclose(predicted, model(X, training=False), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(model.predict(X[:7], verbose=0), predicted[:7], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        {"sample_weight": np.linspace(0, 2, 104, dtype=np.float32)},
+        {"class_weight": {0: 2.0, 1: 0.5, 2: 1.0}},
+    ],
+)
+def test_weights_of_samples_and_classes_count(setup, weights):
+    def losses(model):
+        fitted = model.fit(X, Y, batch_size=16, shuffle=False, epochs=2, verbose=0, **weights)
+        return fitted.history["loss"]
+
+    run = setup()
+    with run.scope():
+        model = build()
+    run.compile(model, "sgd", loss())
+    reference = build()
+    reference.compile("sgd", loss(), jit_compile=True)
+    np.testing.assert_allclose(losses(model), losses(reference), rtol=1e-3)
+
+
+def test_class_weights_count_for_a_loader_as_for_arrays(setup, folder, in_file_order):
+    images, labels = in_file_order
+    x, weights = images[..., None] / np.float32(255), {0: 5.0, 2: 0.1}
+
+    def make():
+        keras.utils.set_random_seed(0)
+        return keras.Sequential([keras.Input((12, 10, 1)), layers.Flatten(), layers.Dense(3)])
+
+    run = setup()
+    with run.scope():
+        model = make()
+    run.compile(model, "sgd", loss())
+    loader = run.image_folder(folder, image_size=(12, 10), channels=1, global_batch_size=8)
+    ours = model.fit(loader, epochs=2, class_weight=weights, verbose=0).history["loss"]
+
+    reference = make()
+    reference.compile("sgd", loss(), jit_compile=False)
+    given = {0: 5.0, 1: 1.0, 2: 0.1}
+    theirs = reference.fit(
+        x, labels, batch_size=8, shuffle=False, epochs=2, class_weight=given, verbose=0
+    ).history["loss"]
+    np.testing.assert_allclose(ours, theirs, rtol=1e-3)
+    # The weights were for that fit alone.
+    assert len(next(iter(loader))) == 2
+
+
+def test_a_train_step_of_the_users_own_runs(setup):
+    class Doubled(keras.Model):
+        """Trains on twice the loss and reports a metric of its own."""
+
+        def __init__(self):
+            super().__init__()
+            self.dense = layers.Dense(3, kernel_initializer="zeros")
+            self.own = keras.metrics.Mean(name="own")
+
+        def call(self, x):
+            return self.dense(keras.ops.reshape(x, (-1, 64)))
+
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                value = 2 * self.compute_loss(x, y, self(x, training=True))
+            grads = tape.gradient(value, self.trainable_weights)
+            self.optimizer.apply_gradients(zip(grads, self.trainable_weights, strict=True))
+            self.own.update_state(value)
+            return {"own": self.own.result()}
+
+    run = setup()
+    with run.scope():
+        model = Doubled()
+    run.compile(model, "sgd", loss())
+    history = model.fit(X, Y, batch_size=104, epochs=2, verbose=0).history
+    # The first loss is of equal logits: 2 ln 3.
+    np.testing.assert_allclose(history["own"][0], 2 * np.log(3), rtol=1e-5)
+    assert history["own"][1] < history["own"][0]
+
+
+def test_keras_callbacks_change_the_learning_rate(setup):
+    schedule = keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (epoch + 1))
+    model, history = trained_here(setup(), "sgd", callbacks=[schedule])
+    np.testing.assert_allclose(history["learning_rate"], [0.1, 0.05, 0.1 / 3], rtol=1e-6)
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(model.optimizer.learning_rate), 0.1 / 3)
+
+
+def test_saved_model_and_optimizer_go_on_alike(setup, tmp_path):
+    run = setup(precision="mixed_float16")
+    model, _ = trained_here(run, keras.optimizers.AdamW(1e-2))
+    model.save(tmp_path / "model.keras")
+    with run.scope():
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+    for mine, theirs in zip(model.optimizer.variables, loaded.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(
+            keras.ops.convert_to_numpy(mine), keras.ops.convert_to_numpy(theirs), mine.path
+        )
+
+
+def test_fit_inside_the_scope_works_too(setup):
+    run = setup()
+    with run.scope():
+        model = build()
+        run.compile(model, "sgd", loss(), metrics=["accuracy"])
+        history = model.fit(batches(), validation_data=batches(), epochs=3, verbose=0).history
+    _, reference = trained_by_keras("sgd")
+    np.testing.assert_allclose(history["loss"], reference["loss"], rtol=1e-3)
+
+
+def test_run_eagerly_runs_the_python_of_a_step(setup):
+    seen = []
+
+    class Looking(keras.layers.Layer):
+        def call(self, x):
+            seen.append(isinstance(x, tf.__internal__.EagerTensor))
+            return x
+
+    def make():
+        return keras.Sequential([keras.Input((8, 8, 1)), Looking(), *build().layers])
+
+    trained_here(setup(), "sgd", make=make, compile_args={"run_eagerly": True})
+    assert any(seen)
+
+
+# What is refused, in one sentence.
+
+
+def test_a_model_built_outside_the_scope_is_refused(setup):
+    with pytest.raises(UserError, match=r"built outside the strategy.*with run\.scope"):
+        setup().compile(build(), "sgd", loss())
+
+
+def test_jit_compile_is_ours_to_set(setup):
+    run = setup()
+    with run.scope():
+        model = build()
+    with pytest.raises(UserError, match="jit_compile is set by tfaccel"):
+        run.compile(model, "sgd", loss(), jit_compile=True)
+
+
+def test_an_optimizer_of_another_model_is_refused(setup):
+    optimizer = keras.optimizers.Adam()
+    optimizer.build(build().trainable_variables)
+    run = setup()
+    with run.scope():
+        model = build()
+    with pytest.raises(UserError, match="already has the state of another model"):
+        run.compile(model, optimizer, loss())
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "xla", "words"),
+    [
+        (lambda: "sgd", True, "XLA with 2 replicas"),
+        (lambda: keras.optimizers.SGD(clipnorm=1.0), False, "gradient clipping with 2"),
+        (lambda: keras.optimizers.SGD(gradient_accumulation_steps=2), False, "accumulation with 2"),
+        (
+            lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()),
+            False,
+            "loss scaling",
+        ),
+    ],
+)
+def test_what_stock_keras_gets_wrong_on_replicas_is_refused(optimizer, xla, words):
+    strategy = make_strategy(["/cpu:0", "/cpu:1"])
+    with strategy.scope():
+        model = build()
+    with pytest.raises(UserError, match=words):
+        compile_model(model, strategy, xla=xla, optimizer=optimizer(), loss=loss())
+
+
+def test_two_replicas_train_as_one_without_xla():
+    def make():
+        keras.utils.set_random_seed(0)
+        return keras.Sequential([keras.Input((8, 8, 1)), layers.Flatten(), layers.Dense(3)])
+
+    losses = []
+    for devices in (["/cpu:0"], ["/cpu:0", "/cpu:1"]):
+        strategy = make_strategy(devices)
+        with strategy.scope():
+            model = make()
+        compile_model(model, strategy, xla=False, optimizer="sgd", loss=loss())
+        # 96 = 6 whole batches: the partial one is what stock Keras gets wrong.
+        fitted = model.fit(X[:96], Y[:96], batch_size=16, shuffle=False, epochs=3, verbose=0)
+        losses.append(fitted.history["loss"])
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+
+
+def test_optimizers_by_name():
+    optimizer = make_optimizer("AdamW", learning_rate=0.5)
+    assert isinstance(optimizer, keras.optimizers.AdamW)
+    assert float(optimizer.learning_rate) == 0.5
+    with pytest.raises(UserError, match="no optimizer 'admw'; did you mean 'adam"):
+        make_optimizer("admw", learning_rate=0.5)
