@@ -90,7 +90,23 @@ def test_nothing_is_overwritten(setup, tmp_path):
 def test_a_model_that_differs_is_not_exported(setup, tmp_path, monkeypatch):
     run = setup()
     monkeypatch.setitem(export.TOLERANCE, "float32", -1.0)
-    with pytest.raises(RuntimeError, match=r"differs from the trained model.*nothing was exported"):
+    model = build(run)
+    with pytest.raises(RuntimeError, match=r"differ from the trained model's.*not exported, but"):
+        run.export(model, tmp_path / "1")
+    # The work is not lost, and nobody serves it: its name is no version.
+    (kept,) = tmp_path.iterdir()
+    assert kept.name.startswith("1.")
+    assert kept.suffix == ".rejected"
+    assert len(keras.models.load_model(kept / "model.keras").weights) == len(model.weights)
+
+
+def test_a_failed_export_leaves_nothing(setup, tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(keras.Sequential, "save", fail)
+    run = setup()
+    with pytest.raises(OSError, match="no space left"):
         run.export(build(run), tmp_path / "1")
     assert list(tmp_path.iterdir()) == []
 

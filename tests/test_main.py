@@ -224,7 +224,7 @@ def test_every_config_trains_at_its_smoke_size(command, splits, config):
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="no pseudo-terminals")
 def test_a_terminal_sees_a_bar(tmp_path):
     terminal, end = os.openpty()
-    arguments = ["-c", "import tfaccel.main as m; m.cli()", "train", DIGITS, "--workdir=out"]
+    arguments = ["-m", "tfaccel", "train", DIGITS, "--workdir=out"]
     child = subprocess.Popen(
         [sys.executable, *arguments],
         stdout=end,

@@ -25,9 +25,9 @@ CHOICES = [
 
 # the same -> words of the refusal
 REFUSALS = [
-    (((0,), 0, 0, None), "asks for GPU 0, but TensorFlow sees no GPU at all"),
-    (((4,), 4, 4, None), "asks for GPU 4, but TensorFlow sees only 0 to 3"),
-    (((0, 1), 1, 4, "2"), "only 0 to 0 (CUDA_VISIBLE_DEVICES=2)"),
+    (((0,), 0, 0, None), "asks for GPU 0, but TensorFlow sees no GPU; give other"),
+    (((4,), 4, 4, None), "asks for GPU 4, but TensorFlow sees only GPUs 0 to 3;"),
+    (((0, 1), 1, 4, "2"), "sees only GPU 0 (CUDA_VISIBLE_DEVICES=2);"),
     # No silent fall-back to the CPU where there is a GPU that cannot be used.
     ((None, 0, 1, None), "driver reports 1 GPU(s) but TensorFlow sees none; install the CUDA"),
     (((0,), 0, 1, None), "driver reports 1 GPU(s) but TensorFlow sees none"),
@@ -111,10 +111,10 @@ def test_environment_is_described():
 def test_a_memory_limit_holds():
     # In a process of its own: TensorFlow fixes it when devices start.
     program = (
-        "import tfaccel; tfaccel.setup(gpu_ids=[0], memory=1024)\n"
+        "import tfaccel; tfaccel.setup(gpu_ids=[0], memory=8192)\n"
         "import tensorflow as tf\n"
-        "tf.zeros((500, 2**20 // 4))\n"
-        "try: tf.zeros((1500, 2**20 // 4))\n"
+        "kept = tf.zeros((4096, 2**20 // 4))\n"  # 4096 MiB
+        "try: tf.zeros((6144, 2**20 // 4))\n"
         "except tf.errors.ResourceExhaustedError: print('refused')"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

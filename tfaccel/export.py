@@ -21,8 +21,9 @@ from tfaccel.errors import UserError
 log = logging.getLogger("tfaccel")
 
 # Largest difference between exported and trained outputs, relative to the largest output. Loaded
-# and live model run the same layers in the same precision; they differ by the order of sums.
-TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+# and live model run the same layers in the same precision, but other algorithms may be picked for
+# them, whose sums differ: by 2.7e-4 in float32 with TF32 on an H200. TF32 has float16's mantissa.
+TOLERANCE = {"float32": 1e-4, "tf32": 1e-2, "float16": 1e-2, "bfloat16": 5e-2}
 NUM_COMPARED = 32  # rows of random input, where no images are given
 
 
@@ -42,7 +43,8 @@ def export_model(model: keras.Model, path: str | os.PathLike, *, images=None) ->
 
     Raises:
       UserError: the path exists, or the model's inputs are unknown.
-      RuntimeError: the loaded model's outputs differ by more than the precision explains.
+      RuntimeError: the loaded model's outputs differ by more than the precision explains. What was
+        written stays beside `path`, as `<name>.<random>.rejected`.
     """
     path = pathlib.Path(path).expanduser().absolute()
     check_absent(path)
@@ -59,10 +61,16 @@ def export_model(model: keras.Model, path: str | os.PathLike, *, images=None) ->
         _write(model, unfinished)
         difference = _compare(model, unfinished, images)
         unfinished.chmod(0o755)  # mkdtemp's 0700 would hide it from a server
+        if difference > _tolerance(model):
+            rejected = unfinished.rename(path.with_name(f"{unfinished.name[1:]}.rejected"))
+            raise RuntimeError(
+                f"the SavedModel's outputs differ from the trained model's by {difference:.1e} of "
+                f"the largest; expected at most {_tolerance(model):.0e}: it is not exported, but "
+                f"kept in {rejected}"
+            )
         unfinished.rename(path)
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)  # it is there only after a failure
     log.info("export: %s, loaded back, outputs differ by at most %.1e", path, difference)
     return path
 
@@ -101,13 +109,15 @@ def _compare(model, folder: pathlib.Path, images) -> float:
         scale = max(1.0, np.abs(want).max())
         difference = float(np.abs(want - got).max() / scale)
         worst = max(worst, difference if np.isfinite(difference) else np.inf)
-    if worst > TOLERANCE[model.compute_dtype]:
-        raise RuntimeError(
-            f"the SavedModel differs from the trained model by {worst:.1e} of the largest output; "
-            f"expected at most {TOLERANCE[model.compute_dtype]:.0e} in {model.compute_dtype}: "
-            "nothing was exported"
-        )
     return worst
+
+
+def _tolerance(model) -> float:
+    tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
+    on_gpu = bool(tf.config.list_logical_devices("GPU"))
+    return TOLERANCE[
+        "tf32" if model.compute_dtype == "float32" and tf32 and on_gpu else model.compute_dtype
+    ]
 
 
 def _structured(model, inputs):

@@ -23,6 +23,7 @@ import psutil
 import pynvml
 import tensorflow as tf
 
+import tfaccel
 from tfaccel.config import RuntimeConfig
 from tfaccel.errors import UserError
 
@@ -176,10 +177,11 @@ def choose_gpus(
         return (0,), f"GPU 0 of {num_visible}, the default; choose others with gpu_ids"
     missing = [index for index in gpu_ids if index >= num_visible]
     if missing:
-        seen = f"only 0 to {num_visible - 1}" if num_visible else "no GPU at all"
+        seen = f"only GPUs 0 to {num_visible - 1}" if num_visible > 1 else "only GPU 0"
+        where = f" (CUDA_VISIBLE_DEVICES={cuda_visible_devices})" if cuda_visible_devices else ""
         raise UserError(
-            f"gpu_ids={tuple(gpu_ids)} asks for GPU {missing[0]}, but TensorFlow sees {seen} "
-            f"(CUDA_VISIBLE_DEVICES={cuda_visible_devices}); give other gpu_ids, or () for the CPU"
+            f"gpu_ids={tuple(gpu_ids)} asks for GPU {missing[0]}, but TensorFlow sees "
+            f"{seen if num_visible else 'no GPU'}{where}; give other gpu_ids, or () for the CPU"
         )
     return tuple(gpu_ids), f"GPU {', '.join(map(str, gpu_ids))} of {num_visible}, as gpu_ids asks"
 
@@ -211,23 +213,17 @@ def describe_gpus() -> list[dict]:
 
 def describe_environment() -> dict:
     """Returns versions and hardware as JSON-ready values, for a run to keep beside its results."""
-    packages = ("tfaccel", "tensorflow", "keras", "nvidia-dali-cuda120", "numpy")
+    packages = ("tensorflow", "keras", "nvidia-dali-cuda120", "numpy")
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: _version(name) for name in packages},
+        "tfaccel": tfaccel.__version__,
+        "packages": {name: importlib.metadata.version(name) for name in packages},
         "cpu_cores": len(os.sched_getaffinity(0)),
         "memory_mib": psutil.virtual_memory().total >> 20,
         "gpus": describe_gpus(),
         "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None  # run from a source tree that was never installed
 
 
 def _start_devices(gpus: list, memory: str | int) -> None:

@@ -207,18 +207,23 @@ def jpeg_batches(run, root):
     return np.concatenate([image for image, _ in run.image_folder(root, **settings)])
 
 
-def test_jpegs_decode_as_pillow_decodes_them(setup, jpegs):
-    ours = jpeg_batches(setup(), jpegs)
+def check_jpegs(ours, jpegs):
     for image, file in zip(ours, sorted(jpegs.glob("*/*")), strict=True):
         decoded = PIL.Image.open(file).resize((32, 32), PIL.Image.Resampling.BILINEAR)
-        # Both shrink with an antialiasing triangle filter. Decoders and rounding differ by a few
-        # of 255 levels.
-        np.testing.assert_allclose(image, np.asarray(decoded) / 255, atol=6 / 255)
+        # Both shrink with an antialiasing triangle filter. Decoders and rounding differ, and at
+        # strong edges of colour so does the chroma's interpolation.
+        difference = np.abs(image - np.asarray(decoded) / 255)
+        assert difference.mean() < 1.5 / 255
+        assert difference.max() < 10 / 255
+
+
+def test_jpegs_decode_as_pillow_decodes_them(setup, jpegs):
+    check_jpegs(jpeg_batches(setup(), jpegs), jpegs)
 
 
 @pytest.mark.gpu
 def test_jpegs_decode_on_the_gpu_as_pillow_decodes_them(jpegs):
-    test_jpegs_decode_as_pillow_decodes_them(lambda: tfaccel.setup(gpu_ids=[0]), jpegs)
+    check_jpegs(jpeg_batches(tfaccel.setup(gpu_ids=[0]), jpegs), jpegs)
 
 
 @pytest.mark.gpu

