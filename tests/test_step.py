@@ -168,6 +168,66 @@ def test_predict_returns_rows_in_order(setup):
     np.testing.assert_allclose(model.predict(X[:7], verbose=0), predicted[:7], rtol=1e-4, atol=1e-5)
 
 
+def test_single_batches_by_hand_are_keras_own(setup):
+    run = setup()
+    with run.scope():
+        model = build()
+    run.compile(model, "sgd", loss(), metrics=["accuracy"])
+    reference = build()
+    reference.compile("sgd", loss(), metrics=["accuracy"], jit_compile=True)
+    for _ in range(2):
+        ours, theirs = (each.train_on_batch(X[:16], Y[:16]) for each in (model, reference))
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3)
+    ours, theirs = (each.test_on_batch(X[:9], Y[:9]) for each in (model, reference))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-3)
+    ours, theirs = (each.predict_on_batch(X[:9]) for each in (model, reference))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5)
+
+
+def test_a_subclassed_model_builds_at_its_first_batch(setup):
+    class Subclassed(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.flat, self.dense = layers.Flatten(), layers.Dense(3)
+
+        def call(self, x):
+            return self.dense(self.flat(x))
+
+    run = setup()
+    with run.scope():
+        model = Subclassed()
+    run.compile(model, "adam", loss(), metrics=["accuracy"])
+    assert model.predict(X, batch_size=16, verbose=0).shape == (104, 3)
+    assert np.isfinite(model.fit(X, Y, batch_size=16, epochs=2, verbose=0).history["loss"]).all()
+
+
+def test_several_inputs_and_outputs_in_dicts(setup):
+    def make():
+        keras.utils.set_random_seed(0)
+        inputs = {"left": keras.Input((8, 8, 1), name="left")}
+        inputs["right"] = keras.Input((2,), name="right")
+        joined = layers.Concatenate()([layers.Flatten()(inputs["left"]), inputs["right"]])
+        return keras.Model(inputs, {"a": layers.Dense(3)(joined), "b": layers.Dense(1)(joined)})
+
+    # Whole batches: stock Keras weighs a partial one as a whole in `a_loss` and `b_loss`.
+    x = {"left": X[:96], "right": X[:96, 0, :2, 0]}
+    y = {"a": Y[:96], "b": X[:96, 1, :1, 0]}
+    arguments = {"loss": {"a": loss(), "b": "mse"}, "metrics": {"a": ["accuracy"], "b": ["mae"]}}
+    run = setup()
+    with run.scope():
+        model = make()
+    run.compile(model, "sgd", **arguments)
+    reference = make()
+    reference.compile("sgd", **arguments, jit_compile=True)
+    fit = {"batch_size": 16, "shuffle": False, "epochs": 2, "verbose": 0}
+    ours, theirs = (each.fit(x, y, **fit).history for each in (model, reference))
+    assert list(ours) == list(theirs)
+    for name in ours:
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-3, err_msg=name)
+    ours, theirs = (each.predict(x, verbose=0) for each in (model, reference))
+    np.testing.assert_allclose(ours["b"], theirs["b"], rtol=1e-3, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     "weights",
     [

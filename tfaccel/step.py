@@ -8,8 +8,8 @@ functions set. `fit`, `evaluate` and `predict` stay Keras's own.
 On one replica there is nothing to reduce. The model's own `train_step` runs there as if there were
 no strategy, on the replica's own variables, in one XLA function: forward, backward, loss scaling,
 clipping and update. (Stock Keras cannot: it puts the strategy's machinery inside the XLA function,
-which raises. Facts F7 and F11 of the design.) On several replicas the step is stock Keras's, so
-what stock Keras gets wrong there is refused.
+which raises: keras issues 18666 and 21366.) On several replicas the step is stock Keras's, so what
+stock Keras gets wrong there is refused.
 
 Private names relied on:
   Keras 3.15: Variable._value, Optimizer._distribution_strategy, Model._distribute_strategy.
@@ -21,6 +21,7 @@ import contextlib
 import functools
 import itertools
 import logging
+import types
 from collections.abc import Callable, Iterator
 
 import keras
@@ -64,7 +65,7 @@ def compile_model(
     else:
         _set_one_replica_functions(model, xla=xla)
         log.info("step: one function, %s XLA", "with" if xla else "without")
-    model.fit = _with_class_weight(model.fit)
+    model.fit = _with_class_weight(types.MethodType(type(model).fit, model))
 
 
 def make_optimizer(name: str, *, learning_rate: float) -> keras.optimizers.Optimizer:
@@ -136,12 +137,21 @@ def _set_one_replica_functions(model, *, xla: bool) -> None:
         return logs
 
     def predict_batches(batches):
+        if not model.built:
+            _build(model, batches[0])
         outputs = [predict_step(batch) for batch in batches]
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
 
     model.train_function = functools.partial(run_steps, train_step)
     model.test_function = functools.partial(run_steps, test_step)
     model.predict_function = predict_batches
+
+
+def _build(model, batch) -> None:
+    """Creates the variables in the strategy's scope, as Keras does before `fit` and `evaluate`."""
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
+    with model.distribute_strategy.scope():
+        model(keras.tree.map_structure(lambda each: keras.KerasTensor(each.shape, each.dtype), x))
 
 
 def _one_replica_step(model, step: Callable, *, xla: bool) -> Callable:
