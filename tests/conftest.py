@@ -3,6 +3,8 @@
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# TensorFlow 2.21 ignores memory growth where logical CPU devices are set, as they are below.
+os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"
 
 import keras
 import numpy as np

@@ -107,9 +107,22 @@ def test_environment_is_described():
     assert described["cpu_cores"] >= 1
 
 
+def in_new_process(program):
+    """Runs Python as a user's shell would, and returns what it prints.
+
+    TensorFlow fixes memory when devices start, so each setting needs a process.
+    """
+    ours = ("LD_LIBRARY_PATH", "TF_FORCE_GPU_ALLOW_GROWTH")
+    environment = {key: value for key, value in os.environ.items() if key not in ours}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.mark.gpu
 def test_a_memory_limit_holds():
-    # In a process of its own: TensorFlow fixes it when devices start.
     program = (
         "import tfaccel; tfaccel.setup(gpu_ids=[0], memory=8192)\n"
         "import tensorflow as tf\n"
@@ -117,18 +130,26 @@ def test_a_memory_limit_holds():
         "try: tf.zeros((6144, 2**20 // 4))\n"
         "except tf.errors.ResourceExhaustedError: print('refused')"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout == "refused\n", done.stderr
+    assert in_new_process(program) == "refused\n"
+
+
+@pytest.mark.gpu
+def test_memory_grows_by_what_is_used():
+    program = (
+        "import tfaccel; tfaccel.setup(gpu_ids=[0])\n"
+        "import pynvml, tensorflow as tf\n"
+        "pynvml.nvmlInit(); gpu = pynvml.nvmlDeviceGetHandleByIndex(0)\n"
+        "used = lambda: pynvml.nvmlDeviceGetMemoryInfo(gpu).used >> 20\n"
+        "start = used(); kept = tf.zeros((2048, 2**20 // 4)); print(used() - start)"
+    )
+    # 2048 MiB, in pieces that TensorFlow doubles; all of an H200 would be 140,000.
+    assert 1500 < int(in_new_process(program)) < 6000
 
 
 @pytest.mark.gpu
 def test_the_gpu_is_found_without_any_environment_variable():
-    environment = {key: value for key, value in os.environ.items() if key != "LD_LIBRARY_PATH"}
     program = "import tfaccel; print(tfaccel.setup(gpu_ids=[0]).runtime.devices[0].name)"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment
-    )
-    assert done.stdout == "/gpu:0\n", done.stderr
+    assert in_new_process(program) == "/gpu:0\n"
 
 
 @pytest.mark.gpu
