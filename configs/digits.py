@@ -5,7 +5,7 @@ uv run tfaccel train --config=configs/digits.py
 
 import ml_collections
 
-from tfaccel.config import default_config
+from tfaccel.config import default_config, is_smoke
 
 
 def get_config(size: str = "") -> ml_collections.ConfigDict:
@@ -17,7 +17,7 @@ def get_config(size: str = "") -> ml_collections.ConfigDict:
     config.data.global_batch_size = 64
     config.data.rotation_degrees = 10.0
     config.model.name = "mnist_cnn"
-    config.train.epochs = 1 if size == "smoke" else 20
+    config.train.epochs = 1 if is_smoke(size) else 20
     config.train.optimizer = "adamw"
     config.train.learning_rate = 2e-3
     return config

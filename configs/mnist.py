@@ -6,7 +6,7 @@ uv run --extra gpu tfaccel train --config=configs/mnist.py --config.data.root=/d
 
 import ml_collections
 
-from tfaccel.config import default_config
+from tfaccel.config import default_config, is_smoke
 
 
 def get_config(size: str = "") -> ml_collections.ConfigDict:
@@ -16,10 +16,10 @@ def get_config(size: str = "") -> ml_collections.ConfigDict:
     config.data.root = "data/mnist_png"
     config.data.image_size = (28, 28)
     config.data.channels = 1
-    config.data.global_batch_size = 64 if size == "smoke" else 2560
+    config.data.global_batch_size = 64 if is_smoke(size) else 2560
     config.data.rotation_degrees = 10.0
     config.model.name = "mnist_cnn"
-    config.train.epochs = 1 if size == "smoke" else 20
+    config.train.epochs = 1 if is_smoke(size) else 20
     config.train.optimizer = "adamw"
     # 1e-3 suits batches of 256; by the square root of the batch, as Adam's noise scales.
     config.train.learning_rate = 1e-3 * (2560 / 256) ** 0.5

@@ -15,23 +15,26 @@ import tensorflow as tf
 import tfaccel
 from tfaccel import runtime
 
-# As the product does it, before TensorFlow looks for GPUs; and two CPU devices to stand for two
-# replicas, before it starts them.
-runtime.load_cuda_libraries()
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
-)
+
+def pytest_configure(config):
+    """Settles the devices, once for all tests of this process."""
+    if "gpu" not in config.option.markexpr:
+        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # tests without a mark are of the CPU
+    # As the product does it, before TensorFlow looks for GPUs; and two CPU devices to stand for two
+    # replicas, before it starts them.
+    runtime.load_cuda_libraries()
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 
 
-def pytest_collection_modifyitems(config, items):
+def pytest_collection_modifyitems(items):
+    """Skips what the machine has too few GPUs for."""
     num_gpus = len(tf.config.list_physical_devices("GPU"))
     for item in items:
         needed = 2 if "multi_gpu" in item.keywords else 1 if "gpu" in item.keywords else 0
         if needed > num_gpus:
-            reason = f"needs {needed} GPU(s), TensorFlow sees {num_gpus}"
+            reason = f"needs {needed} GPU(s), TensorFlow sees {num_gpus}; run them with -m gpu"
             item.add_marker(pytest.mark.skip(reason=reason))
-        if "slow" in item.keywords and "slow" not in config.option.markexpr:
-            item.add_marker(pytest.mark.skip(reason="takes minutes; run with -m slow"))
 
 
 @pytest.fixture

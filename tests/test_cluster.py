@@ -7,7 +7,9 @@ ONE = '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}'
 TWO = '{"cluster": {"chief": ["a:1"], "worker": ["b:1"]}, "task": {"type": "chief", "index": 0}}'
 
 
-@pytest.mark.parametrize("environment", [{}, {"TF_CONFIG": ONE}, {"TF_CONFIG": "{}"}])
+@pytest.mark.parametrize(
+    "environment", [{}, {"TF_CONFIG": ONE}, {"TF_CONFIG": "{}"}, {"TF_CONFIG": ""}]
+)
 def test_one_process_is_a_job_of_its_own(environment):
     assert from_environment(environment) == Cluster(num_workers=1, worker_index=0)
 
@@ -21,10 +23,7 @@ def test_what_tf_config_may_not_say(text, words):
         from_environment({"TF_CONFIG": text})
 
 
-def test_chief_is_the_first_worker():
-    assert Cluster(2, 0).is_chief
-    assert not Cluster(2, 1).is_chief
-
-
 def test_a_replica_on_each_device():
-    assert make_strategy(["/cpu:0", "/cpu:1"]).num_replicas_in_sync == 2
+    two = make_strategy(("/cpu:0", "/cpu:1"))
+    assert two.num_replicas_in_sync == 2
+    assert make_strategy(("/cpu:0", "/cpu:1")) is two

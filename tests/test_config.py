@@ -36,6 +36,12 @@ def test_a_config_may_leave_out_what_it_does_not_change():
         ({"runtime": {"gpu_ids": (-1,)}}, "gpu_ids=(-1,); expected GPU indices"),
         ({"runtime": {"gpu_ids": (0, 0)}}, "gpu_ids=(0, 0) names a GPU twice"),
         ({"runtime": {"seed": -1}}, "seed=-1"),
+        (
+            {"runtime": {"seed": 2**32}},
+            "seed=4294967296; expected a whole number of at least 0 and",
+        ),
+        ({"train": {"learning_rate": float("inf")}}, "learning_rate=inf"),
+        ({"data": {"channels": 3.0}}, "channels=3.0"),
     ],
 )
 def test_each_mistake_is_one_sentence(config, words):
@@ -69,6 +75,17 @@ def test_gpu_ids_as_script_and_command_line_give_them(given, ids):
 
 def test_memory_as_script_and_command_line_give_it():
     assert RuntimeConfig(memory="8192").memory == RuntimeConfig(memory=8192).memory == 8192
+
+
+def test_a_config_file_may_give_memory_as_a_number():
+    config = default_config()
+    config.runtime.memory = 8192
+    assert parse(config).runtime.memory == 8192
+
+
+def test_what_is_no_config_is_refused():
+    with pytest.raises(UserError, match="returned None; expected default_config"):
+        parse(None)
 
 
 def test_a_list_is_an_image_size():

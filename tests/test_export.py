@@ -80,6 +80,34 @@ def test_inputs_of_several_kinds_keep_their_names(setup, tmp_path):
     }
 
 
+def test_whole_numbers_stay_whole_numbers(setup, tmp_path):
+    run = setup()
+    with run.scope():
+        words = keras.Input((4,), dtype="int32", name="words")
+        model = keras.Model(words, layers.Dense(2)(layers.Embedding(2, 3)(words)))
+    signature = tf.saved_model.load(run.export(model, tmp_path / "1")).signatures
+    _, inputs = signature["serving_default"].structured_input_signature
+    assert inputs["words"].dtype == tf.int32
+
+
+def test_inputs_of_any_size_are_compared_on_given_images(setup, tmp_path):
+    run = setup()
+    with run.scope():
+        model = keras.Sequential([keras.Input((None, None, 1)), layers.GlobalMaxPooling2D()])
+    with pytest.raises(UserError, match="inputs of any size; give images="):
+        run.export(model, tmp_path / "1")
+    path = run.export(model, tmp_path / "1", images=IMAGES)
+    loaded = tf.saved_model.load(path)
+    assert loaded.serve(tf.zeros((2, 9, 9, 1))).shape == (2, 1)
+
+
+def test_a_path_that_cannot_be_made_is_named(setup, tmp_path):
+    (tmp_path / "file").touch()
+    run = setup()
+    with pytest.raises(UserError, match="cannot be made"):
+        run.export(build(run), tmp_path / "file" / "1")
+
+
 def test_nothing_is_overwritten(setup, tmp_path):
     run = setup()
     (tmp_path / "1").mkdir()

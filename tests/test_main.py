@@ -85,7 +85,9 @@ CALLS = [
     (["train"], "no config; give one"),
     (["train", "--config=configs/nope.py"], "config file configs/nope.py does not exist"),
     (["train", f"--config={REPOSITORY}/configs/digit.py"], "did you mean '"),
-    (["train", f"--config={REPOSITORY}/pyproject.toml"], "cannot be loaded: SyntaxError"),
+    (["train", f"--config={REPOSITORY}/pyproject.toml"], "pyproject.toml: SyntaxError"),
+    (["train", "configs/digits.py"], "train --config=configs/digits.py`"),
+    (["train", DIGITS.replace(":smoke", ":smok")], "no size 'smok'; did you mean ':smoke'"),
     (["train", DIGITS, "--config.data.rooot=x"], "no field 'data.rooot'; did you mean 'data.root'"),
     (["train", DIGITS, "--config.dat.root=x"], "no field 'dat.root'; did you mean 'data.root'"),
     (["train", DIGITS, "--noconfig.runtime.xl"], "did you mean 'runtime.xla'"),
@@ -145,7 +147,7 @@ def plant_cut_image(root):
 
 def plant_vanished_class(root):
     shutil.rmtree(root / "testing" / "c")
-    return "differ in their classes, first 'c'"
+    return "the test images have no class 'c'"
 
 
 @pytest.mark.parametrize(
@@ -185,6 +187,85 @@ def test_a_workdir_is_not_written_over(command, tmp_path):
     assert (tmp_path / "used" / "config.json").read_text() == "precious"
 
 
+# What a user's own config file may be, and words of the one line that says so.
+FILES = [
+    ("def get_config():\n  return None", "get_config() returned None"),
+    ("def get_config():\n  return nonsense", "name 'nonsense' is not defined"),
+    (
+        "import ml_collections\ndef get_config():\n  return ml_collections.ConfigDict()",
+        "lacks a field that the command line changes",
+    ),
+    (
+        "from tfaccel.config import default_config\ndef get_config():\n  c = default_config()\n"
+        "  c.train.epoch = 3\n  return c",
+        "config.train has no field 'epoch'; did you mean 'epochs'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), FILES, ids=[words for _, words in FILES])
+def test_a_wrong_config_file_is_one_line_and_code_2(command, tmp_path, text, words):
+    (tmp_path / "own.py").write_text(text)
+    override = "--config.train.epochs=2" if "lacks" in words else "--workdir=out"
+    code, _, err = command("train", "--config=own.py", override)
+    (line,) = err.splitlines()
+    assert code == 2
+    assert words in line
+    assert len(line) < 300
+
+
+def test_a_config_file_may_give_memory_as_a_number(command, tmp_path):
+    (tmp_path / "own.py").write_text(
+        "from tfaccel.config import default_config\ndef get_config():\n  c = default_config()\n"
+        "  c.runtime.memory = 8192\n  return c"
+    )
+    code, _, err = command("train", "--config=own.py", "--config.train.epochs=0")
+    assert (code, "epochs=0" in err) == (2, True)
+
+
+def test_mistakes_in_values_and_workdir_need_no_tensorflow(tmp_path):
+    (tmp_path / "file").touch()
+    for arguments in (
+        [DIGITS, "--config.train.epochs=0"],
+        [DIGITS, f"--workdir={tmp_path}/file/x"],
+    ):
+        program = (
+            f"import sys, tfaccel.main as main; sys.argv = ['tfaccel', 'train', *{arguments}]\n"
+            "try: main.cli()\n"
+            "finally: assert 'tensorflow' not in sys.modules"
+        )
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        assert done.returncode == 2
+        assert done.stderr.startswith("tfaccel: error: ")
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_help_shows_the_values_of_a_config(command):
+    code, out, _ = command("train", MNIST, "--help")
+    assert code == 0
+    assert "--config.runtime.precision=mixed_float16" in out
+    assert "--config.data.image_size=28,28" in out
+
+
+def test_a_diverged_run_says_so_and_exports_nothing(command, tmp_path):
+    recipe = ("--config.train.optimizer=sgd", "--config.train.learning_rate=1e30")
+    code, out, err = command("train", DIGITS, "--workdir=out", *recipe)
+    assert code == 2
+    assert "training diverged: loss=nan" in err
+    assert not (tmp_path / "out" / "export").exists()
+    assert "{" not in out
+
+
+def test_an_interrupt_is_one_line_and_code_130(command, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(keras.Model, "fit", interrupt)
+    code, _, err = command("train", DIGITS)
+    assert code == 130
+    assert err.splitlines()[-1] == "tfaccel: interrupted"
+
+
 def test_a_run_prints_its_result_and_leaves_its_folder(command, tmp_path, caplog):
     caplog.set_level(logging.INFO, logger="tfaccel")
     code, out, err = command("train", DIGITS, "--workdir=out", "--config.train.epochs=2")
@@ -192,6 +273,7 @@ def test_a_run_prints_its_result_and_leaves_its_folder(command, tmp_path, caplog
     result = json.loads(out.splitlines()[-1])
     assert result["steps"] == 46
     assert result["images_per_second"] > 0
+    assert 0 < result["seconds"] < 120
     assert 0.5 < result["metrics"]["val_accuracy"] <= 1  # a guess is right once in ten
     assert result == json.loads((tmp_path / "out" / "result.json").read_text())
 

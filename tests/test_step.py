@@ -1,5 +1,9 @@
 """The compiled step against stock Keras without a strategy, on the same data."""
 
+import contextlib
+import pathlib
+import shutil
+
 import keras
 import numpy as np
 import pytest
@@ -118,21 +122,22 @@ def test_float16_overflow_skips_the_step_and_halves_the_scale(setup):
     assert keras.ops.convert_to_numpy(model.optimizer.dynamic_scale) == 2.0**14
 
 
+@pytest.mark.parametrize("use", ["fit", "evaluate", "predict"])
 @pytest.mark.parametrize("xla", [False, True])
-def test_xla_compiles_the_step_when_asked(setup, xla):
-    # Only XLA can compile no string operation: a step with one shows whether it was there.
+def test_xla_compiles_each_step_when_asked(setup, xla, use):
+    # XLA alone cannot compile operations on strings: one shows whether it was there.
     class Text(keras.layers.Layer):
         def call(self, x):
             return x + 0 * tf.strings.to_number(tf.strings.as_string(tf.reduce_sum(x)))
 
-    def make():
-        return keras.Sequential([keras.Input((8, 8, 1)), Text(), *build().layers])
-
-    if xla:
-        with pytest.raises(tf.errors.InvalidArgumentError, match="XLA"):
-            trained_here(setup(xla=True), "sgd", make=make)
-    else:
-        trained_here(setup(xla=False), "sgd", make=make)
+    run = setup(xla=xla)
+    with run.scope():
+        model = keras.Sequential([keras.Input((8, 8, 1)), Text(), *build().layers])
+    run.compile(model, "sgd", loss())
+    data = (X,) if use == "predict" else (X, Y)
+    refused = pytest.raises(tf.errors.InvalidArgumentError, match="XLA")
+    with refused if xla else contextlib.nullcontext():
+        getattr(model, use)(*data, verbose=0)
 
 
 def test_each_shape_is_traced_once(setup):
@@ -275,6 +280,31 @@ def test_class_weights_count_for_a_loader_as_for_arrays(setup, folder, in_file_o
     assert len(next(iter(loader))) == 2
 
 
+def test_what_was_set_on_an_optimizer_stays(setup):
+    def weights(train):
+        optimizer = keras.optimizers.AdamW(1e-2, weight_decay=10.0)
+        optimizer.exclude_from_weight_decay(var_names=["bias", "kernel"])
+        return [np.abs(keras.ops.convert_to_numpy(each)).mean() for each in train(optimizer)]
+
+    ours = weights(lambda optimizer: trained_here(setup(), optimizer)[0].weights)
+    theirs = weights(lambda optimizer: trained_by_keras(optimizer)[0].weights)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-3)
+
+
+def test_the_optimizer_stays_the_one_the_caller_holds(setup):
+    run = setup()
+    with run.scope():
+        model = build()
+    optimizer = keras.optimizers.SGD(0.5)
+    run.compile(model, optimizer, loss())
+    optimizer.learning_rate = 0.0
+    before = [weight.numpy() for weight in model.trainable_weights]
+    model.fit(batches(), epochs=1, verbose=0)
+    for weight, same in zip(model.trainable_weights, before, strict=True):
+        np.testing.assert_array_equal(weight.numpy(), same)
+    assert int(keras.ops.convert_to_numpy(optimizer.iterations)) == 7
+
+
 def test_a_train_step_of_the_users_own_runs(setup):
     class Doubled(keras.Model):
         """Trains on twice the loss and reports a metric of its own."""
@@ -354,7 +384,7 @@ def test_run_eagerly_runs_the_python_of_a_step(setup):
 
 
 def test_a_model_built_outside_the_scope_is_refused(setup):
-    with pytest.raises(UserError, match=r"built outside the strategy.*with run\.scope"):
+    with pytest.raises(UserError, match=r"built in no scope or another run's.*with run\.scope"):
         setup().compile(build(), "sgd", loss())
 
 
@@ -379,8 +409,8 @@ def test_an_optimizer_of_another_model_is_refused(setup):
 @pytest.mark.parametrize(
     ("optimizer", "xla", "words"),
     [
-        (lambda: "sgd", True, "XLA with 2 replicas"),
-        (lambda: keras.optimizers.SGD(clipnorm=1.0), False, "gradient clipping with 2"),
+        (lambda: "sgd", True, "XLA and batch normalization without synchronized=True with 2"),
+        (lambda: keras.optimizers.SGD(clipnorm=1.0), False, "and gradient clipping with 2"),
         (lambda: keras.optimizers.SGD(gradient_accumulation_steps=2), False, "accumulation with 2"),
         (
             lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()),
@@ -390,11 +420,41 @@ def test_an_optimizer_of_another_model_is_refused(setup):
     ],
 )
 def test_what_stock_keras_gets_wrong_on_replicas_is_refused(optimizer, xla, words):
-    strategy = make_strategy(["/cpu:0", "/cpu:1"])
+    strategy = make_strategy(("/cpu:0", "/cpu:1"))
     with strategy.scope():
         model = build()
     with pytest.raises(UserError, match=words):
         compile_model(model, strategy, xla=xla, optimizer=optimizer(), loss=loss())
+
+
+def test_what_a_loader_brings_is_not_given_twice(setup, folder):
+    run = setup()
+    loader = run.image_folder(folder, image_size=(12, 10), channels=1, global_batch_size=8)
+    with run.scope():
+        model = keras.Sequential([keras.Input((12, 10, 1)), layers.Flatten(), layers.Dense(3)])
+    run.compile(model, "sgd", loss())
+    zeros = np.zeros(37)
+    for call in (
+        lambda: model.fit(loader, zeros),
+        lambda: model.fit(loader, sample_weight=zeros),
+        lambda: model.evaluate(loader, y=zeros),
+        lambda: model.evaluate(loader, sample_weight=zeros),
+    ):
+        with pytest.raises(UserError, match="beside a loader, which brings its own"):
+            call()
+
+
+def test_loaders_of_other_classes_do_not_validate(setup, folder, tmp_path):
+    other = pathlib.Path(shutil.copytree(folder, tmp_path / "other"))
+    shutil.rmtree(other / "a")
+    run = setup()
+    settings = {"image_size": (12, 10), "channels": 1, "global_batch_size": 8}
+    train, test = (run.image_folder(root, **settings) for root in (folder, other))
+    with run.scope():
+        model = keras.Sequential([keras.Input((12, 10, 1)), layers.Flatten(), layers.Dense(3)])
+    run.compile(model, "sgd", loss())
+    with pytest.raises(UserError, match="the test images have no class 'a'"):
+        model.fit(train, validation_data=test, verbose=0)
 
 
 def test_two_replicas_train_as_one_without_xla():
@@ -403,7 +463,7 @@ def test_two_replicas_train_as_one_without_xla():
         return keras.Sequential([keras.Input((8, 8, 1)), layers.Flatten(), layers.Dense(3)])
 
     losses = []
-    for devices in (["/cpu:0"], ["/cpu:0", "/cpu:1"]):
+    for devices in (("/cpu:0",), ("/cpu:0", "/cpu:1")):
         strategy = make_strategy(devices)
         with strategy.scope():
             model = make()

@@ -3,12 +3,13 @@
 Takes TF_CONFIG and the devices that `runtime` chose; gives a `Cluster` and a strategy.
 
     cluster = from_environment(os.environ)
-    strategy = make_strategy(runtime.devices)
+    strategy = make_strategy(("/gpu:0", "/gpu:1"))
 """
 
 import dataclasses
+import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import tensorflow as tf
 
@@ -27,11 +28,6 @@ class Cluster:
     num_workers: int = 1
     worker_index: int = 0
 
-    @property
-    def is_chief(self) -> bool:
-        """Whether this worker writes what the job writes once. Every worker runs every step."""
-        return self.worker_index == 0
-
 
 def from_environment(environment: Mapping[str, str]) -> Cluster:
     """Reads TF_CONFIG; a process without one is a job of its own.
@@ -39,7 +35,7 @@ def from_environment(environment: Mapping[str, str]) -> Cluster:
     Raises:
       UserError: TF_CONFIG is not what TensorFlow defines, or names more than one worker.
     """
-    text = environment.get("TF_CONFIG", "{}")
+    text = environment.get("TF_CONFIG") or "{}"
     try:
         tf_config = json.loads(text)
         workers = [
@@ -59,6 +55,11 @@ def from_environment(environment: Mapping[str, str]) -> Cluster:
     return Cluster()
 
 
-def make_strategy(devices: Sequence[str]) -> tf.distribute.Strategy:
-    """Returns a MirroredStrategy with one replica on each device."""
+@functools.cache
+def make_strategy(devices: tuple[str, ...]) -> tf.distribute.Strategy:
+    """Returns the process's one MirroredStrategy with a replica on each of these devices.
+
+    A second one on the same devices would number its collectives from the start again, and
+    TensorFlow would take them for the first one's ("Shape mismatch in the collective instance").
+    """
     return tf.distribute.MirroredStrategy(list(devices))

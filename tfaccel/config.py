@@ -9,6 +9,7 @@ changed it; gives a frozen `Config`. Needs no TensorFlow, so a mistake is answer
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,8 +30,8 @@ class RuntimeConfig:
     """How the process uses the machine.
 
     Attributes:
-      gpu_ids: indices among the GPUs that CUDA_VISIBLE_DEVICES leaves; () for the CPU; None to let
-        tfaccel choose.
+      gpu_ids: indices among the GPUs that CUDA_VISIBLE_DEVICES leaves; empty for the CPU; None, the
+        default, for the first GPU, or the CPU where there is none.
       precision: a Keras dtype policy ("float32", "mixed_float16", "mixed_bfloat16", "float16") or
         an Apex level ("O0" to "O3").
       memory: "growth" to take GPU memory as it is needed, or a limit per GPU in MiB.
@@ -54,7 +55,7 @@ class RuntimeConfig:
         object.__setattr__(self, "memory", _memory(self.memory))
         check_flag("tf32", self.tf32)
         check_flag("xla", self.xla)
-        check_int("seed", self.seed, at_least=0)
+        check_int("seed", self.seed, at_least=0, at_most=2**32 - 1)  # what NumPy takes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,8 +79,9 @@ class ImageConfig:
     def __post_init__(self):
         """Checks every field and stores it in its one normal form."""
         object.__setattr__(self, "image_size", _image_size(self.image_size))
+        check_int("channels", self.channels, at_least=1)
         if self.channels not in (1, 3):
-            raise UserError(f"channels={self.channels!r}; expected 1 (grey) or 3 (RGB)")
+            raise UserError(f"channels={self.channels}; expected 1 (grey) or 3 (RGB)")
         check_int("global_batch_size", self.global_batch_size, at_least=1)
         check_number("rotation_degrees", self.rotation_degrees, at_least=0, at_most=180)
         check_flag("horizontal_flip", self.horizontal_flip)
@@ -91,7 +93,7 @@ class DataConfig(ImageConfig):
 
     Attributes:
       root: a folder that holds `train_folder` and `test_folder`, each with one folder per class;
-        None for the embedded handwritten digits.
+        None, the default, for the embedded handwritten digits.
       train_folder: the training images, below root.
       test_folder: the images that measure the result, below root.
     """
@@ -145,11 +147,22 @@ class Config:
 def default_config() -> ml_collections.ConfigDict:
     """Returns every field at its default, for a config file to start from."""
     config = ml_collections.ConfigDict(dataclasses.asdict(Config()))
-    # A field whose default is None takes its type from here.
+    # A field whose default is None takes its type from here; `object` takes text and numbers.
     config.data.root = config_dict.placeholder(str)
     config.runtime.gpu_ids = config_dict.placeholder(object)
-    # "growth" or a number: the command line hands over text, `_memory` reads it.
+    config.runtime.memory = config_dict.FieldReference("growth", field_type=object)
     return config
+
+
+def is_smoke(size: str) -> bool:
+    """Returns whether a config file's argument, after the colon, asks for its smallest size.
+
+    Raises:
+      UserError: it is neither empty nor "smoke".
+    """
+    if size not in ("", "smoke"):
+        raise UserError(f"there is no size '{size}'; did you mean ':smoke'?")
+    return size == "smoke"
 
 
 def parse(config: ml_collections.ConfigDict) -> Config:
@@ -158,6 +171,8 @@ def parse(config: ml_collections.ConfigDict) -> Config:
     Raises:
       UserError: a section or field does not exist, or a value is not what it may be.
     """
+    if not isinstance(config, ml_collections.ConfigDict):
+        raise UserError(f"get_config() returned {config!r}; expected default_config(), changed")
     sections = {field.name: field.default_factory for field in dataclasses.fields(Config)}
     _check_names("config", config, sections)
     return Config(**{name: _section(name, kind, config) for name, kind in sections.items()})
@@ -177,10 +192,13 @@ def _check_names(prefix: str, received, valid) -> None:
             raise UserError(f"{prefix} has no field '{name}'{did_you_mean(name, valid)}")
 
 
-def check_int(name: str, value: Any, *, at_least: int) -> None:
-    """Raises UserError unless `value` is a whole number of at least `at_least`."""
+def check_int(name: str, value: Any, *, at_least: int, at_most: int | None = None) -> None:
+    """Raises UserError unless `value` is a whole number within the bounds."""
+    bound = f" and at most {at_most}" if at_most is not None else ""
     if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-        raise UserError(f"{name}={value!r}; expected a whole number of at least {at_least}")
+        raise UserError(f"{name}={value!r}; expected a whole number of at least {at_least}{bound}")
+    if at_most is not None and value > at_most:
+        raise UserError(f"{name}={value!r}; expected a whole number of at least {at_least}{bound}")
 
 
 def check_number(
@@ -191,8 +209,8 @@ def check_number(
     above: float | None = None,
     at_most: float | None = None,
 ) -> None:
-    """Raises UserError unless `value` is a number within the bounds given (NaN is in none)."""
-    ok = isinstance(value, int | float) and not isinstance(value, bool) and value == value
+    """Raises UserError unless `value` is a finite number within the bounds given."""
+    ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     ok = ok and (at_least is None or value >= at_least) and (above is None or value > above)
     if not (ok and (at_most is None or value <= at_most)):
         bounds = (("at least", at_least), ("above", above), ("at most", at_most))
@@ -216,7 +234,7 @@ def _gpu_ids(value) -> tuple[int, ...] | None:
     if not isinstance(ids, Sequence) or any(
         isinstance(each, bool) or not isinstance(each, int) or each < 0 for each in ids
     ):
-        raise UserError(f"gpu_ids={value!r}; expected GPU indices such as 0,1, or none for the CPU")
+        raise UserError(f"gpu_ids={value!r}; expected GPU indices, e.g. 0,1; empty for the CPU")
     if len(set(ids)) != len(ids):
         raise UserError(f"gpu_ids={value!r} names a GPU twice; name each once")
     return tuple(ids)

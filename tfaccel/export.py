@@ -30,19 +30,19 @@ NUM_COMPARED = 32  # rows of random input, where no images are given
 def export_model(model: keras.Model, path: str | os.PathLike, *, images=None) -> pathlib.Path:
     """Writes `path` whole or not at all, and compares before it appears.
 
-    The SavedModel has the signature `serving_default`: float32 [batch, ...] as the model's input
-    to float32, whatever the policy.
+    The SavedModel has the signature `serving_default`: from the model's own inputs, [batch, ...],
+    to float32 outputs, whatever the policy.
 
     Args:
       model: built; functional or Sequential, so that its inputs are known.
       path: a folder that does not exist yet. For TensorFlow Serving its name is a whole number.
-      images: one batch of inputs to compare on; random ones in 0..1 where none is given.
+      images: one batch of inputs to compare on; random ones in 0..2 where none is given.
 
     Returns:
       The path, absolute.
 
     Raises:
-      UserError: the path exists, or the model's inputs are unknown.
+      UserError: the path exists or cannot be made, or the model's inputs are unknown.
       RuntimeError: the loaded model's outputs differ by more than the precision explains. What was
         written stays beside `path`, as `<name>.<random>.rejected`.
     """
@@ -55,7 +55,12 @@ def export_model(model: keras.Model, path: str | os.PathLike, *, images=None) ->
         )
     if images is None:
         images = _random_inputs(model)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"export path {path} cannot be made ({error.strerror}); give another"
+        ) from error
     unfinished = pathlib.Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
         _write(model, unfinished)
@@ -100,7 +105,8 @@ def _write(model, folder: pathlib.Path) -> None:
 def _compare(model, folder: pathlib.Path, images) -> float:
     """Returns the largest difference of any output, relative to the largest output."""
     loaded = tf.saved_model.load(folder)
-    inputs = [tf.cast(each, tf.float32) for each in tf.nest.flatten(images)]
+    flat = zip(tf.nest.flatten(images), model.inputs, strict=True)
+    inputs = [tf.cast(each, own.dtype) for each, own in flat]
     expected = tf.nest.flatten(model(_structured(model, inputs), training=False))
     received = tf.nest.flatten(loaded.serve(*inputs))
     worst = 0.0
@@ -128,7 +134,10 @@ def _structured(model, inputs):
 
 
 def _random_inputs(model) -> list[np.ndarray]:
+    if any(None in each.shape[1:] for each in model.inputs):
+        raise UserError(
+            f"model {model.name} takes inputs of any size; give images=, a batch to compare on"
+        )
     random = np.random.default_rng(0)
-    return [
-        random.random((NUM_COMPARED, *each.shape[1:]), dtype=np.float32) for each in model.inputs
-    ]
+    # Cast to whole numbers, this is a valid 0 or 1 for any vocabulary and any pixel.
+    return [2 * random.random((NUM_COMPARED, *each.shape[1:])) for each in model.inputs]

@@ -7,6 +7,7 @@ Takes a compiled model and its loaders; gives the metrics and how long it took.
 
 import dataclasses
 import logging
+import math
 import pathlib
 import sys
 import time
@@ -15,6 +16,7 @@ import keras
 
 from tfaccel.callbacks.throughput import Throughput
 from tfaccel.data.distribute import Loader
+from tfaccel.errors import UserError
 
 log = logging.getLogger("tfaccel")
 
@@ -39,7 +41,11 @@ class Outcome:
 def fit(
     model: keras.Model, train: Loader, test: Loader, *, epochs: int, workdir: pathlib.Path
 ) -> Outcome:
-    """Trains for `epochs` and measures on `test` after each."""
+    """Trains for `epochs` and measures on `test` after each.
+
+    Raises:
+      UserError: the loss is no number at the end: there is nothing to export.
+    """
     throughput = Throughput(
         global_batch_size=train.global_batch_size, num_examples=train.num_examples
     )
@@ -58,8 +64,15 @@ def fit(
         # A bar redraws itself; in a file or pipe that is noise, so a line per epoch there.
         verbose=1 if sys.stdout.isatty() else 2,
     )
+    metrics = {name: float(values[-1]) for name, values in history.history.items()}
+    del metrics["images_per_second"]  # the last epoch's; that of the run stands beside
+    if not all(map(math.isfinite, metrics.values())):
+        raise UserError(
+            f"training diverged: loss={metrics['loss']}, val_loss={metrics['val_loss']} after the "
+            f"last epoch ({workdir / 'metrics.csv'} has all); lower the learning rate"
+        )
     return Outcome(
-        metrics={name: float(values[-1]) for name, values in history.history.items()},
+        metrics=metrics,
         images_per_second=throughput.images_per_second,
         steps=epochs * train.num_batches,
         seconds=time.perf_counter() - start,

@@ -3,19 +3,24 @@
 Exit codes: 0 done or help, 1 the run failed, 2 a mistake in the call, 130 interrupted.
 """
 
+import dataclasses
 import datetime
+import inspect
 import itertools
 import json
 import os
 import pathlib
 import re
 import sys
+import textwrap
 
 from absl import flags
 from ml_collections import config_flags
 
 from tfaccel import __version__
+from tfaccel.config import Config, default_config, parse
 from tfaccel.errors import UserError, did_you_mean
+from tfaccel.workdir import check_free
 
 HELP = f"""tfaccel {__version__}: train Keras models from image files and keep NVIDIA GPUs busy.
 
@@ -35,13 +40,10 @@ TRAIN_HELP = """usage: tfaccel train --config=FILE [--workdir=DIR] [--config.SEC
                    FILE:smoke runs its smallest size
   --workdir=DIR    a new folder for what the run leaves; runs/NAME-TIME by default
 
-  any field of the experiment, with its default:
-{fields}
-
-  what each means: the docstrings in tfaccel/config.py
-
   tfaccel train --config=configs/digits.py --config.train.epochs=3
   tfaccel train --config=configs/mnist.py --config.runtime.gpu_ids=0 --config.runtime.precision=O2
+
+Every field of an experiment, as {source}:
 """
 
 
@@ -77,16 +79,17 @@ def main(arguments: list[str]) -> int:
 def train(arguments: list[str]) -> int:
     """Trains what the flags say and prints the result as one JSON line."""
     if {"--help", "-h", "--helpfull", "--helpshort"} & set(arguments):
-        print(TRAIN_HELP.format(fields=_describe_fields()), end="")
+        print(_train_help([each for each in arguments if each.startswith("--config=")]), end="")
         return 0
     config, name, workdir = _parse_train_flags(arguments)
-    # TensorFlow reads this when it is imported: its start-up chatter would bury our few lines.
+    config = parse(config)
+    time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    workdir = check_free(pathlib.Path(workdir or f"runs/{name}-{time}"))
+    # TensorFlow reads this when it is imported, and then says less at its start.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from tfaccel import train as train_room
 
-    time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    result = train_room.run(config, workdir=pathlib.Path(workdir or f"runs/{name}-{time}"))
-    print(json.dumps(result))
+    print(json.dumps(train_room.run(config, workdir=workdir)))
     return 0
 
 
@@ -104,12 +107,18 @@ def _parse_train_flags(arguments: list[str]):
     _check_overrides(arguments)
     try:
         unparsed = values(argv)[1:]
+    except (AttributeError, KeyError) as error:
+        raise UserError(
+            f"config file {file} lacks a field that the command line changes ({error}); let it "
+            "start from tfaccel.config.default_config()"
+        ) from error
+    except flags.IllegalFlagValueError as error:
+        # Where the file itself fails, absl's message is its whole traceback.
+        raise UserError(f"{file}: {str(error).strip().splitlines()[-1]}") from error
     except flags.Error as error:
         raise UserError(str(error)) from error
-    except Exception as error:  # whatever the user's file raises
-        raise UserError(
-            f"config file {file} cannot be loaded: {type(error).__name__}: {error}"
-        ) from error
+    except Exception as error:  # whatever else the user's file raises
+        raise UserError(f"{file}: {type(error).__name__}: {error}") from error
     if unparsed:
         raise UserError(f"'{unparsed[0]}' is no flag; expected --config.SECTION.FIELD=VALUE")
     return values.config, file.stem, values.workdir
@@ -123,7 +132,8 @@ def _config_file(arguments: list[str]) -> pathlib.Path:
         if re.fullmatch(r"--?config(=.*)?", flag)
     ]
     if not given or not given[-1]:
-        raise UserError("no config; give one, e.g. `tfaccel train --config=configs/digits.py`")
+        meant = next((each for each in arguments if ".py" in each), "configs/digits.py")
+        raise UserError(f"no config; give one, e.g. `tfaccel train --config={meant}`")
     file = pathlib.Path(given[-1].partition(":")[0])
     if not file.is_file():
         there = [str(each) for each in file.parent.glob("*.py")]
@@ -133,27 +143,37 @@ def _config_file(arguments: list[str]) -> pathlib.Path:
 
 def _check_overrides(arguments: list[str]) -> None:
     """Raises UserError for a --config.SECTION.FIELD that no config has."""
-    from tfaccel.config import default_config
-
     valid = default_config()
     names = [f"{section}.{name}" for section in valid for name in valid[section]]
     for argument in arguments:
         override = re.match(r"--?(?:no)?config\.([^=]*)", argument)
-        if override and override[1] not in names:
-            raise UserError(
-                f"config has no field '{override[1]}'{did_you_mean(override[1], names)}"
-            )
+        name = override[1] if override else None
+        if name and name not in names:
+            raise UserError(f"config has no field '{name}'{did_you_mean(name, names)}")
 
 
-def _describe_fields() -> str:
-    from tfaccel.config import default_config
+def _train_help(config_flag: list[str]) -> str:
+    """Returns the help, with the values of the config file that is given, if one is."""
+    values = _parse_train_flags(config_flag)[0] if config_flag else default_config()
+    source = config_flag[0].partition("=")[2] + " says" if config_flag else "it is by default"
+    lines = [TRAIN_HELP.format(source=source)]
+    for section in dataclasses.fields(Config):
+        meanings = _meanings(section.default_factory)
+        for field in dataclasses.fields(section.default_factory):
+            value = values[section.name][field.name]
+            shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
+            lines.append(f"  --config.{section.name}.{field.name}={'' if value is None else shown}")
+            lines.append(textwrap.indent(textwrap.fill(meanings[field.name], 80), " " * 8))
+    return "\n".join(lines) + "\n"
 
-    sections = default_config().items()
-    return "\n".join(
-        f"    --config.{section}.{name}={value}"
-        for section, fields in sections
-        for name, value in sorted(fields.items())
-    )
+
+def _meanings(kind: type) -> dict[str, str]:
+    """Returns what the class's docstring, and those it inherits from, say of each field."""
+    meanings = {}
+    for each in reversed(kind.__mro__[:-1]):
+        attributes = inspect.getdoc(each).partition("Attributes:")[2]
+        meanings |= dict(re.findall(r"^  (\w+): (.+?)(?=^  \w|\Z)", attributes, re.M | re.S))
+    return {name: " ".join(meaning.split()) for name, meaning in meanings.items()}
 
 
 def _mistake(message: str) -> int:

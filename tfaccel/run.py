@@ -70,7 +70,9 @@ class Run:
         """Prepares the process. `tfaccel.setup` is the shorter way."""
         self.cluster = cluster_lib.from_environment(os.environ)
         self.runtime = runtime_lib.configure(config)
-        self.strategy = cluster_lib.make_strategy([device.name for device in self.runtime.devices])
+        self.strategy = cluster_lib.make_strategy(
+            tuple(device.name for device in self.runtime.devices)
+        )
 
     def scope(self) -> contextlib.AbstractContextManager:
         """Returns the context to build the model in."""

@@ -89,6 +89,7 @@ def configure(config: RuntimeConfig) -> Runtime:
             "speed, not for training; use mixed_float16 to train"
         )
     tf.config.experimental.enable_tensor_float_32_execution(config.tf32)
+    log.info("tf32: %s, xla: %s, seed: %d", _on(config.tf32), _on(config.xla), config.seed)
     keras.utils.set_random_seed(config.seed)
 
     num_replicas = max(1, len(gpu_ids))
@@ -107,13 +108,18 @@ def configure(config: RuntimeConfig) -> Runtime:
     )
 
 
+def _on(flag: bool) -> str:
+    return "on" if flag else "off"
+
+
 def show_log() -> None:
-    """Sends the toolkit's log to standard error, unless the program handles logging itself."""
+    """Lets every choice be seen: on standard error, or where the program sends its own log."""
+    if log.level == logging.NOTSET:
+        log.setLevel(logging.INFO)
     if not log.handlers and not logging.getLogger().handlers:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("tfaccel: %(message)s"))
         log.addHandler(handler)
-        log.setLevel(logging.INFO)
         log.propagate = False
 
 

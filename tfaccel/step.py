@@ -8,17 +8,20 @@ functions set. `fit`, `evaluate` and `predict` stay Keras's own.
 On one replica there is nothing to reduce. The model's own `train_step` runs there as if there were
 no strategy, on the replica's own variables, in one XLA function: forward, backward, loss scaling,
 clipping and update. (Stock Keras cannot: it puts the strategy's machinery inside the XLA function,
-which raises: keras issues 18666 and 21366.) On several replicas the step is stock Keras's, so what
-stock Keras gets wrong there is refused.
+which raises: keras issues 18666 and 21366.) On several replicas the step is stock Keras's, and what
+stock Keras gets wrong there is refused: here, and partial batches by the Loader. (Partial batches
+of arrays are not seen here: Keras divides their loss by the replicas, not by the rows.)
 
 Private names relied on:
-  Keras 3.15: Variable._value, Optimizer._distribution_strategy, Model._distribute_strategy.
+  Keras 3.15: Variable._value, Variable._initialize, Optimizer._distribution_strategy,
+    Model._distribute_strategy, Model._flatten_layers.
   TensorFlow 2.21: distribute_lib._push_per_thread_mode, _pop_per_thread_mode,
     _get_default_replica_mode.
 """
 
 import contextlib
 import functools
+import inspect
 import itertools
 import logging
 import types
@@ -28,7 +31,7 @@ import keras
 import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib
 
-from tfaccel.data.distribute import Loader
+from tfaccel.data.distribute import Loader, check_same_classes
 from tfaccel.errors import UserError, did_you_mean
 
 log = logging.getLogger("tfaccel")
@@ -52,9 +55,13 @@ def compile_model(
     if "jit_compile" in compile_args:
         raise UserError("jit_compile is set by tfaccel; use tfaccel.setup(xla=True or False)")
     if model._distribute_strategy is not strategy:
-        raise UserError("the model was built outside the strategy; build it in `with run.scope():`")
+        raise UserError(
+            "the model was built in no scope or another run's; build it in this run's "
+            "`with run.scope():`"
+        )
     with strategy.scope():
-        compile_args["optimizer"] = _in_scope(compile_args.get("optimizer", "rmsprop"))
+        if isinstance(compile_args.get("optimizer"), keras.optimizers.Optimizer):
+            _adopt(compile_args["optimizer"], strategy)
         model.compile(**compile_args, jit_compile=False)
     num_replicas = strategy.num_replicas_in_sync
     if num_replicas > 1:
@@ -65,7 +72,8 @@ def compile_model(
     else:
         _set_one_replica_functions(model, xla=xla)
         log.info("step: one function, %s XLA", "with" if xla else "without")
-    model.fit = _with_class_weight(types.MethodType(type(model).fit, model))
+    model.fit = _for_loaders(types.MethodType(type(model).fit, model))
+    model.evaluate = _for_loaders(types.MethodType(type(model).evaluate, model))
 
 
 def make_optimizer(name: str, *, learning_rate: float) -> keras.optimizers.Optimizer:
@@ -84,20 +92,28 @@ def make_optimizer(name: str, *, learning_rate: float) -> keras.optimizers.Optim
     return known[name.lower()](learning_rate=learning_rate)
 
 
-def _in_scope(optimizer):
-    """Returns the optimizer, made again where it was made outside the strategy's scope.
+def _adopt(optimizer, strategy) -> None:
+    """Makes an optimizer that was made outside the strategy's scope belong to it.
 
-    `run.compile(model, optimizer=keras.optimizers.AdamW())` makes it outside, with variables that
-    belong to no strategy.
+    `run.compile(model, optimizer=keras.optimizers.AdamW())` makes it outside. Its first variables,
+    the iteration and the learning rate, are made again in the scope, so that it stays the object
+    that the caller holds, with all that was set on it.
     """
-    strategy = tf.distribute.get_strategy()
-    if isinstance(optimizer, str | dict) or optimizer._distribution_strategy is strategy:
-        return optimizer
+    if optimizer._distribution_strategy is strategy:
+        return
     if optimizer.built:
         raise UserError(
             f"the optimizer {optimizer.name} already has the state of another model; make a new one"
         )
-    return type(optimizer).from_config(optimizer.get_config())
+    for variable in optimizer.variables:
+        variable._initialize(keras.ops.convert_to_numpy(variable))
+    for each in _optimizers(optimizer):
+        each._distribution_strategy = strategy
+
+
+def _optimizers(optimizer) -> list:
+    """Returns the optimizer and the one it wraps, as far as there are any."""
+    return [each for each in (optimizer, getattr(optimizer, "inner_optimizer", None)) if each]
 
 
 def _refuse_what_stock_keras_gets_wrong(model, num_replicas: int, *, xla: bool) -> None:
@@ -106,6 +122,10 @@ def _refuse_what_stock_keras_gets_wrong(model, num_replicas: int, *, xla: bool) 
     clips = ("clipnorm", "global_clipnorm", "clipvalue")
     refused = {
         "XLA": xla,
+        "batch normalization without synchronized=True": any(
+            isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized
+            for layer in model._flatten_layers()
+        ),
         "loss scaling (float16)": isinstance(optimizer, keras.optimizers.LossScaleOptimizer),
         "gradient clipping": any(getattr(optimizer, name, None) for name in clips),
         "gradient accumulation": getattr(optimizer, "gradient_accumulation_steps", None),
@@ -114,8 +134,8 @@ def _refuse_what_stock_keras_gets_wrong(model, num_replicas: int, *, xla: bool) 
     if found:
         raise UserError(
             f"{' and '.join(found)} with {num_replicas} replicas is not supported yet; use one GPU "
-            "(gpu_ids=[0]), or precision='mixed_bfloat16' or 'float32' with xla=False and neither "
-            "clipping nor accumulation"
+            "(gpu_ids=[0]), or xla=False, precision='mixed_bfloat16' or 'float32', and no other of "
+            "these"
         )
 
 
@@ -181,11 +201,7 @@ def _without_strategy(model):
     are plain ones, and `tf.distribute` answers as if no strategy were in scope, so that Keras asks
     for no reduction.
     """
-    optimizers = [
-        each
-        for each in (model.optimizer, getattr(model.optimizer, "inner_optimizer", None))
-        if each is not None
-    ]
+    optimizers = _optimizers(model.optimizer)
     variables = {id(each): each for each in [*model.variables, *model.metrics_variables]}
     for optimizer in optimizers:
         variables |= {id(each): each for each in optimizer.variables}
@@ -211,20 +227,25 @@ def _without_strategy(model):
         distribute_lib._pop_per_thread_mode()
 
 
-def _with_class_weight(fit: Callable) -> Callable:
-    """Returns `fit` with `class_weight` obeyed for a Loader too.
+def _for_loaders(method: Callable) -> Callable:
+    """Returns `fit` or `evaluate` with its arguments obeyed, or refused, for a Loader too.
 
-    Keras drops it, without a word, for a data adapter that is passed to `fit` ready-made.
+    Keras drops targets and weights, without a word, beside a data adapter passed ready-made.
     """
+    signature = inspect.signature(method)
 
-    @functools.wraps(fit)
-    def wrapper(x=None, *args, class_weight=None, **kwargs):
-        if class_weight is None or not isinstance(x, Loader):
-            return fit(x, *args, class_weight=class_weight, **kwargs)
-        x.weigh_classes(class_weight)
-        try:
-            return fit(x, *args, **kwargs)
-        finally:
-            x.weigh_classes(None)
+    @functools.wraps(method)
+    def wrapper(*args, **kwargs):
+        call = signature.bind(*args, **kwargs)
+        loader, test = call.arguments.get("x"), call.arguments.get("validation_data")
+        if not isinstance(loader, Loader):
+            return method(*args, **kwargs)
+        for name in ("y", "sample_weight"):
+            if call.arguments.get(name) is not None:
+                raise UserError(f"{name} beside a loader, which brings its own; leave it out")
+        if isinstance(test, Loader):
+            check_same_classes(loader, test)
+        with loader.class_weights(call.arguments.pop("class_weight", None)):
+            return method(*call.args, **call.kwargs)
 
     return wrapper

@@ -1,6 +1,6 @@
 """A whole training run, in the order in which it happens. Read it from the top.
 
-    result = run(config, workdir=pathlib.Path("runs/digits"))
+    result = run(parse(get_config()), workdir=pathlib.Path("runs/digits"))
 
 The Python API (tfaccel/run.py) is the same steps without the config and the folder.
 """
@@ -10,25 +10,24 @@ import logging
 import pathlib
 
 import keras
-import ml_collections
 
 from tfaccel import models, runtime, step
 from tfaccel import workdir as workdir_lib
-from tfaccel.config import parse
+from tfaccel.config import Config
 from tfaccel.data.digits import ensure_digits
-from tfaccel.errors import UserError
+from tfaccel.data.distribute import check_same_classes
 from tfaccel.fit import fit
 from tfaccel.run import Run
 
 log = logging.getLogger("tfaccel")
 
 
-def run(config: ml_collections.ConfigDict, *, workdir: pathlib.Path) -> dict:
+def run(config: Config, *, workdir: pathlib.Path) -> dict:
     """Trains, measures and exports what `config` says.
 
     Args:
-      config: as a file in configs/ returns it; every field is in tfaccel/config.py.
-      workdir: a folder for what the run leaves; tfaccel/workdir.py lists it.
+      config: what a file in configs/ says, checked; every field is in tfaccel/config.py.
+      workdir: a new folder for what the run leaves; tfaccel/workdir.py lists it.
 
     Returns:
       JSON-ready: metrics, images_per_second, steps, seconds, export.
@@ -36,29 +35,26 @@ def run(config: ml_collections.ConfigDict, *, workdir: pathlib.Path) -> dict:
     Raises:
       UserError: a mistake that the user can mend, said in one sentence.
     """
-    # ----- Config: every mistake that can be seen without the machine or the data is found here.
-    config = parse(config)
-
     # ----- Process: GPUs, memory, precision and seed, before TensorFlow starts its devices.
     this_run = Run(config.runtime)
 
     # ----- Data: one DALI pipeline for each replica, on its device. Only training is random.
     data = config.data
-    root = ensure_digits() if data.root is None else pathlib.Path(data.root)
-    batches = {
+    root = pathlib.Path(data.root) if data.root else ensure_digits()
+    images = {
         "image_size": data.image_size,
         "channels": data.channels,
         "global_batch_size": data.global_batch_size,
     }
     train = this_run.image_folder(
         root / data.train_folder,
-        **batches,
+        **images,
         shuffle=True,
         rotation_degrees=data.rotation_degrees,
         horizontal_flip=data.horizontal_flip,
     )
-    test = this_run.image_folder(root / data.test_folder, **batches)
-    _check_same_classes(train, test)
+    test = this_run.image_folder(root / data.test_folder, **images)
+    check_same_classes(train, test)
     log.info(
         "data: %d training and %d test images of %d classes, %d steps of %d per epoch",
         train.num_examples,
@@ -95,19 +91,10 @@ def run(config: ml_collections.ConfigDict, *, workdir: pathlib.Path) -> dict:
     outcome = fit(model, train, test, epochs=config.train.epochs, workdir=workdir)
 
     # ----- Export: written, loaded back and compared on test images before it counts.
-    images, _ = next(iter(test))
-    images = this_run.strategy.experimental_local_results(images)[0]
-    export = this_run.export(model, workdir / "export" / "1", images=images)
+    test_images, _ = next(iter(test))
+    first_replicas = this_run.strategy.experimental_local_results(test_images)[0]
+    export = this_run.export(model, workdir / "export" / "1", images=first_replicas)
 
     result = {**dataclasses.asdict(outcome), "export": str(export)}
     workdir_lib.write_json(workdir / "result.json", result)
     return result
-
-
-def _check_same_classes(train, test) -> None:
-    if train.class_names != test.class_names:
-        differing = sorted(set(train.class_names) ^ set(test.class_names))
-        raise UserError(
-            f"training and test images differ in their classes, first '{differing[0]}'; expected "
-            "the same class folders in both"
-        )

@@ -9,24 +9,39 @@ DIR/result.json        what the command's last line says
 """
 
 import json
+import os
 import pathlib
 from typing import Any
 
 from tfaccel.errors import UserError
 
 
-def create(path: pathlib.Path) -> pathlib.Path:
-    """Makes the folder and returns its absolute path.
+def check_free(path: pathlib.Path) -> pathlib.Path:
+    """Returns the absolute path of a workdir that may be written. Writes nothing.
 
     Raises:
-      UserError: it cannot be made, or already holds a run, whose files would be lost.
+      UserError: it already holds a run, whose files would be lost, or is not to be written.
     """
     path = path.expanduser().absolute()
     if (path / "config.json").exists():
         raise UserError(f"workdir {path} already holds a run; give another --workdir, or remove it")
+    there = next(each for each in (path, *path.parents) if each.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise UserError(
+            f"workdir {path} cannot be written, because {there} cannot; give another --workdir"
+        )
+    return path
+
+
+def create(path: pathlib.Path) -> pathlib.Path:
+    """Makes the folder and returns its absolute path.
+
+    Raises:
+      UserError: as `check_free`, or it cannot be made.
+    """
+    path = check_free(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        write_json(path / "config.json", {})  # unwritable folders are found out now, not at the end
     except OSError as error:
         raise UserError(
             f"workdir {path} cannot be written ({error.strerror}); give another --workdir"

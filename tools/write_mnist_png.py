@@ -14,6 +14,7 @@ import json
 import pathlib
 import struct
 import sys
+import zlib
 
 import numpy as np
 import PIL.Image
@@ -46,10 +47,17 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def read_keras() -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Returns both splits' (images, labels); Keras downloads them once and keeps them."""
+    """Returns both splits' (images, labels); Keras downloads them once and keeps them.
+
+    Raises:
+      ValueError: they could not be downloaded.
+    """
     import keras
 
-    training, testing = keras.datasets.mnist.load_data()
+    try:
+        training, testing = keras.datasets.mnist.load_data()
+    except Exception as error:  # Keras raises plain ones
+        raise ValueError(f"{error}; give --idx, the folder of the IDX files") from error
     return {"training": training, "testing": testing}
 
 
@@ -82,7 +90,10 @@ def read_idx(file: pathlib.Path) -> np.ndarray:
     """
     content = file.read_bytes()
     if content[:2] == b"\x1f\x8b":
-        content = gzip.decompress(content)
+        try:
+            content = gzip.decompress(content)
+        except (EOFError, OSError, zlib.error) as error:
+            raise ValueError(f"{file} cannot be unpacked ({error}); fetch it again") from error
     if len(content) < 4 or content[:3] != bytes([0, 0, IDX_UINT8]):
         raise ValueError(f"{file} is not an IDX file of uint8; fetch it again")
     start = 4 + 4 * content[3]

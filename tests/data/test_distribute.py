@@ -1,9 +1,13 @@
+import gc
+import os
 import pathlib
 import shutil
+import weakref
 
 import keras
 import numpy as np
 import PIL.Image
+import psutil
 import pytest
 import tensorflow as tf
 
@@ -14,6 +18,7 @@ from tfaccel.config import ImageConfig
 from tfaccel.data import image_folder, shards
 from tfaccel.data.distribute import Loader
 from tfaccel.runtime import Device, Runtime
+from tfaccel.step import compile_model
 
 NUM_IMAGES = 37
 CPU = Device("/cpu:0", None)
@@ -127,7 +132,7 @@ def test_same_seed_same_draws_other_seed_others(setup, folder):
 def make_loader(folder, *, num_replicas, global_batch_size):
     devices = tuple(Device(f"/cpu:{index}", None) for index in range(num_replicas))
     runtime = Runtime(devices, "float32", xla=False, seed=0, dali_threads=1)
-    strategy = make_strategy([device.name for device in devices])
+    strategy = make_strategy(tuple(device.name for device in devices))
     return Loader(
         image_folder.scan(folder),
         ImageConfig(**{**SETTINGS, "global_batch_size": global_batch_size}),
@@ -157,6 +162,24 @@ def test_two_replicas_see_the_global_batches_of_one(even_folder):
                 np.testing.assert_array_equal(np.concatenate(parts), wanted)
 
 
+def test_two_replicas_fit_evaluate_and_predict_as_one(even_folder):
+    outcomes = []
+    for num_replicas in (1, 2):
+        loader, strategy = make_loader(even_folder, num_replicas=num_replicas, global_batch_size=12)
+        with strategy.scope():
+            keras.utils.set_random_seed(0)
+            model = keras.Sequential([keras.Input((12, 10, 1)), keras.layers.Flatten()])
+            model.add(keras.layers.Dense(3))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        compile_model(model, strategy, xla=False, optimizer="sgd", loss=loss, metrics=["accuracy"])
+        history = model.fit(loader, epochs=2, verbose=0).history["loss"]
+        # The loader shuffles: the same rows in the same order, whatever the replicas.
+        predicted = model.predict(loader, verbose=0)
+        outcomes.append((history, model.evaluate(loader, verbose=0), predicted))
+    for one, two in zip(*outcomes, strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-6)
+
+
 def test_replicas_of_the_second_worker_count_on(even_folder):
     # The global replica index decides: two workers of one replica read what two replicas do.
     two, strategy = make_loader(even_folder, num_replicas=2, global_batch_size=12)
@@ -181,11 +204,64 @@ def test_uneven_batches_over_replicas_are_refused(folder, global_batch_size, wor
 
 def test_class_weights_ride_along(load):
     loader = load()
-    loader.weigh_classes({0: 2.0, 2: 0.5})
-    for _, label, weight in loader:
-        np.testing.assert_array_equal(weight, np.array([2.0, 1.0, 0.5])[label.numpy()])
-    loader.weigh_classes(None)
-    assert len(next(iter(loader))) == 2
+    next(iter(loader))  # a look before it does not spare the first batch
+    with loader.class_weights({0: 2.0, 2: 0.5}):
+        for _, label, weight in loader:
+            np.testing.assert_array_equal(weight, np.array([2.0, 1.0, 0.5])[label.numpy()])
+    assert [len(batch) for batch in loader] == [2] * 5
+
+
+def test_an_iterator_that_a_newer_one_replaced_says_so(load):
+    loader = load()
+    older, newer = iter(loader), iter(loader)
+    next(older)
+    next(newer)
+    with pytest.raises(UserError, match="a newer one draws"):
+        next(older)
+    assert len(list(newer)) == 4
+
+
+def test_after_a_bad_file_was_mended_the_epoch_is_whole(setup, folder, tmp_path):
+    root = pathlib.Path(shutil.copytree(folder, tmp_path / "copy"))
+    bad, good = root / "b" / "16.png", (folder / "b" / "16.png").read_bytes()
+    bad.write_text("not an image")
+    loader = setup().image_folder(root, **SETTINGS)
+    for _ in range(2):  # it fails again as long as it is there
+        with pytest.raises(UserError, match=r"b/16\.png"):
+            list(loader)
+    bad.write_bytes(good)
+    assert [len(label) for _, label in loader] == [8, 8, 8, 8, 5]
+
+
+def test_a_pipeline_that_is_no_longer_needed_is_freed(load):
+    loader = load()
+    abandoned = iter(loader)
+    for _ in range(2):
+        next(abandoned)
+    stream = weakref.ref(loader._streams[0])
+    next(iter(loader))  # an epoch left half way starts a new pipeline
+    gc.collect()
+    assert stream() is None
+
+    threads = []
+    for _ in range(4):
+        list(load())
+        gc.collect()
+        threads.append(psutil.Process().num_threads())
+    assert threads[-1] == threads[0]
+
+
+def test_a_batch_larger_than_the_data_is_all_of_it(load):
+    loader = load(global_batch_size=10**10)
+    assert len(loader) == 1
+    assert [len(label) for _, label in loader] == [37]
+
+
+def test_names_that_are_not_utf8_are_read(load, folder, tmp_path, setup):
+    root = pathlib.Path(shutil.copytree(folder, tmp_path / "copy"))
+    os.rename(root / "a", os.fsencode(root) + b"/\xe9 \xff")
+    loader = setup().image_folder(root, **SETTINGS)
+    assert len(rows_of(loader)[0]) == NUM_IMAGES
 
 
 @pytest.fixture(scope="module")

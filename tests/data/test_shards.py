@@ -4,7 +4,7 @@ import pytest
 from tfaccel.data import shards
 
 
-def batches(num_examples, *, size, replicas, replica, drop=False):
+def batches(num_examples, *, size, replicas, replica):
     return [
         rows.tolist()
         for rows in shards.replica_batches(
@@ -12,28 +12,24 @@ def batches(num_examples, *, size, replicas, replica, drop=False):
             global_batch_size=size,
             num_replicas=replicas,
             replica_index=replica,
-            drop_last=drop,
         )
     ]
 
 
 @pytest.mark.parametrize(
-    ("num_examples", "size", "drop", "expected"),
+    ("num_examples", "size", "expected"),
     [
-        (10, 5, False, 2),  # even
-        (11, 5, False, 3),  # the partial one counts
-        (11, 5, True, 2),  # unless it is dropped
-        (3, 5, False, 1),  # fewer examples than one batch
-        (3, 5, True, 0),
+        (10, 5, 2),  # even
+        (11, 5, 3),  # the partial one counts
+        (3, 5, 1),  # fewer examples than one batch
     ],
 )
-def test_num_steps(num_examples, size, drop, expected):
-    assert shards.num_steps(num_examples, global_batch_size=size, drop_last=drop) == expected
+def test_num_steps(num_examples, size, expected):
+    assert shards.num_steps(num_examples, global_batch_size=size) == expected
 
 
 def test_batches_of_one_replica_end_with_a_partial_one():
     assert batches(5, size=2, replicas=1, replica=0) == [[0, 1], [2, 3], [4]]
-    assert batches(5, size=2, replicas=1, replica=0, drop=True) == [[0, 1], [2, 3]]
 
 
 def test_replicas_share_each_global_batch_in_order():

@@ -72,6 +72,7 @@ def test_keras_is_the_other_source(tool, source, tmp_path, monkeypatch, capsys):
         (lambda folder: (folder / "t10k-images.idx3-ubyte").write_bytes(b""), "not an IDX"),
         (lambda folder: _cut(folder / "t10k-images.idx3-ubyte", 100), "its header says 3920"),
         (lambda folder: _cut(folder / "t10k-images.idx3-ubyte", 6), "its header says"),
+        (lambda folder: _cut(folder / "train-images-idx3-ubyte.gz", 50), "cannot be unpacked"),
     ],
 )
 def test_a_spoilt_source_is_one_line_and_code_2(tool, source, tmp_path, capsys, spoil, words):
@@ -80,6 +81,17 @@ def test_a_spoilt_source_is_one_line_and_code_2(tool, source, tmp_path, capsys, 
     assert tool.main([f"--out={tmp_path / 'png'}", f"--idx={folder}"]) == 2
     assert words in capsys.readouterr().err
     assert not (tmp_path / "png").exists()
+
+
+def test_without_a_network_the_other_source_is_named(tool, tmp_path, monkeypatch, capsys):
+    import keras
+
+    def fail():
+        raise Exception("URL fetch failure")
+
+    monkeypatch.setattr(keras.datasets.mnist, "load_data", fail)
+    assert tool.main([f"--out={tmp_path / 'png'}"]) == 2
+    assert "URL fetch failure; give --idx" in capsys.readouterr().err
 
 
 def _cut(file, size):

@@ -32,6 +32,10 @@ class Throughput(keras.callbacks.Callback):
         self._clock = clock
         self._epochs = []  # (images, seconds) of each
 
+    def on_train_begin(self, logs=None):
+        """Starts anew: every `fit` traces and compiles."""
+        self._epochs = []
+
     @property
     def images_per_second(self) -> float:
         """The mean over the epochs after the first, in which a partial batch compiles too.

@@ -11,7 +11,8 @@ pipeline, fed by tf.data, so that order never depends on a DALI reader's shardin
 
 import collections
 import dataclasses
-import logging
+import os
+import re
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -20,11 +21,9 @@ from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.plugin import tf as dali_tf
 
 from tfaccel.config import ImageConfig
-from tfaccel.data.image_folder import ImageFolder, image_size, undecodable
+from tfaccel.data.image_folder import ImageFolder, undecodable
 from tfaccel.errors import UserError
 from tfaccel.runtime import Device
-
-log = logging.getLogger("tfaccel")
 
 PREFETCH_BATCHES = 2  # decoded ahead of the step; DALI's own default
 DTYPES = {"float16": types.FLOAT16, "float32": types.FLOAT}
@@ -114,13 +113,14 @@ class DaliStream:
           dtype: "float16" or "float32".
           batch_size: the most rows of a batch.
           index_batches: returns a new endless iterator of [rows] int64, the same one each time.
+            TensorFlow keeps it for good: it must not hold what should be freed.
 
         Raises:
           UserError: the first batch cannot be decoded.
         """
         self._files = folder.files
         # What the pipeline was fed last holds the file at fault when it fails.
-        self._fed = collections.deque(maxlen=PREFETCH_BATCHES + 2)
+        self._fed = fed = collections.deque(maxlen=PREFETCH_BATCHES + 2)
         on_gpu = placement.device.cuda_ordinal is not None
 
         def make_pipeline():
@@ -135,18 +135,19 @@ class DaliStream:
                 prefetch_queue_depth=PREFETCH_BATCHES,
             )
 
-        paths = _as_rows(folder.files)
-        first = next(index_batches())
-        self._check(make_pipeline(), first, paths, folder.labels)
+        paths, labels = _as_rows(folder.files), folder.labels
+        self._check(make_pipeline(), next(index_batches()), paths, labels)
 
+        # TensorFlow keeps these two functions for good. They hold no reference to this stream, or
+        # its pipeline, threads and memory would be kept with them.
         def feed_paths():
             for rows in index_batches():
-                self._fed.append(rows)
+                fed.append(rows)
                 yield paths[rows]
 
         def feed_labels():
             for rows in index_batches():
-                yield folder.labels[rows]
+                yield labels[rows]
 
         path_spec = tf.TensorSpec([None, paths.shape[1]], tf.uint8)
         inputs = {
@@ -205,6 +206,8 @@ class _FaultsNamed:
     def __exit__(self, kind, error, traceback):
         if not isinstance(error, RuntimeError | tf.errors.OpError):
             return
+        if isinstance(error, tf.errors.ResourceExhaustedError):
+            return  # memory, not files
         suspects = self._suspects()
         bad = undecodable(suspects)
         if bad:
@@ -212,22 +215,13 @@ class _FaultsNamed:
                 f"{len(bad)} of {len(suspects)} image files just read cannot be decoded, first "
                 f"{bad[0]}; replace or remove such files"
             ) from error
-        cause = str(error).strip().splitlines()
+        # DALI's cause stands between its own traceback and its stack trace.
+        cause = re.search(r"encountered:\s*(.+)", str(error))
         raise UserError(
-            f"DALI failed on a batch of {len(suspects)} images that Pillow can decode, first "
-            f"{suspects[0]}: {cause[-1] if cause else kind.__name__}; convert them to PNG or JPEG"
+            f"DALI failed on one of {len(suspects)} images that Pillow can decode, first "
+            f"{suspects[0]}: {cause[1] if cause else kind.__name__}; convert them to RGB or grey "
+            "PNG or JPEG"
         ) from error
-
-
-def log_first_image(folder: ImageFolder, images: ImageConfig) -> None:
-    """Says, once per loader, whether the files are resized."""
-    found = image_size(folder.files[0])
-    if found != images.image_size:
-        log.info(
-            "data: images are resized to %dx%d; the first file is %dx%d",
-            *images.image_size,
-            *found,
-        )
 
 
 def _as_rows(files: tuple[str, ...]) -> np.ndarray:
@@ -235,7 +229,7 @@ def _as_rows(files: tuple[str, ...]) -> np.ndarray:
 
     DALI hands the bytes to `open`, which stops at the first zero.
     """
-    encoded = np.array([file.encode() for file in files])  # numpy pads with zero bytes
+    encoded = np.array([os.fsencode(file) for file in files])  # numpy pads with zero bytes
     return encoded.view(np.uint8).reshape(len(files), encoded.dtype.itemsize)
 
 

@@ -15,6 +15,8 @@ import tempfile
 import PIL.Image
 from sklearn.datasets import load_digits
 
+from tfaccel.errors import UserError
+
 log = logging.getLogger("tfaccel")
 
 
@@ -23,6 +25,9 @@ def ensure_digits(cache: pathlib.Path | None = None) -> pathlib.Path:
 
     Args:
       cache: where to keep them; XDG_CACHE_HOME, or ~/.cache, by default.
+
+    Raises:
+      UserError: they cannot be written there.
     """
     cache = cache or pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     root = cache / "tfaccel" / "digits"
@@ -30,11 +35,17 @@ def ensure_digits(cache: pathlib.Path | None = None) -> pathlib.Path:
         log.info("data: the embedded digits, in %s", root)
         return root
     log.info("data: writing the embedded digits to %s", root)
-    root.parent.mkdir(parents=True, exist_ok=True)
     # Written aside and renamed: a killed process leaves no half data set, and of two processes
     # that write at once the later one finds the folder there and keeps it.
-    unfinished = pathlib.Path(tempfile.mkdtemp(prefix="digits.", dir=root.parent))
-    _write(unfinished)
+    try:
+        root.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = pathlib.Path(tempfile.mkdtemp(prefix="digits.", dir=root.parent))
+        _write(unfinished)
+    except OSError as error:
+        raise UserError(
+            f"the embedded digits cannot be written to {root.parent} ({error.strerror}); set "
+            "XDG_CACHE_HOME to a folder that can be written, or give --config.data.root"
+        ) from error
     try:
         unfinished.rename(root)
     except OSError:

@@ -9,6 +9,7 @@ on any data set: it knows its length, and every epoch of it is whole.
 Private Keras name relied on: `DataAdapter`, the base class of what `fit` accepts as it is.
 """
 
+import contextlib
 import itertools
 import logging
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
 from tfaccel.cluster import Cluster
 from tfaccel.config import ImageConfig
-from tfaccel.data import dali, shards
+from tfaccel.data import dali, image_folder, shards
 from tfaccel.data.image_folder import ImageFolder
 from tfaccel.errors import UserError
 from tfaccel.runtime import Runtime
@@ -37,6 +38,8 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
     partial where the examples do not divide.
 
     The pipelines live as long as the loader: a second epoch or a second `fit` goes on with them.
+    Only an epoch that is left half way starts new ones. To take one batch and begin again, as Keras
+    does before `fit`, costs nothing; but where one batch is the whole epoch, it is an epoch.
 
     Attributes:
       class_names: of the labels, in order.
@@ -74,15 +77,16 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         self.global_batch_size = images.global_batch_size
         self._num_replicas = strategy.num_replicas_in_sync
         _check_even(images.global_batch_size, self.num_examples, self._num_replicas)
-        dali.log_first_image(folder, images)
+        image_folder.log_resize(folder, images.image_size)
 
         self._folder, self._images, self._runtime = folder, images, runtime
         self._first_replica = cluster.worker_index * len(runtime.devices)
         self._strategy, self._shuffle = strategy, shuffle
         self._class_weight = None
-        self._streams = None
+        self._drawing = None  # the _Epoch that may draw
         self._epoch, self._step = 0, 0  # of the batch that comes next
         self._first_batch = None  # kept while it is the only one of its epoch to have been drawn
+        self._streams = None
 
     # What Keras asks for.
 
@@ -93,9 +97,7 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
     @property
     def num_batches(self) -> int:
         """The steps of an epoch."""
-        return shards.num_steps(
-            self.num_examples, global_batch_size=self.global_batch_size, drop_last=False
-        )
+        return shards.num_steps(self.num_examples, global_batch_size=self.global_batch_size)
 
     @property
     def batch_size(self) -> int:
@@ -123,20 +125,24 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         return self.num_batches
 
     def __iter__(self):
-        """Returns an iterator over one epoch. It takes the place of any earlier one."""
-        return self._one_epoch()
+        """Returns an iterator over one epoch. From its first batch on it replaces any earlier."""
+        return _Epoch(self)
 
-    def weigh_classes(self, class_weight: Mapping[int, float] | None) -> None:
-        """Adds to each example of the batches that follow the weight of its class; None ends it.
+    @contextlib.contextmanager
+    def class_weights(self, class_weight: Mapping[int, float] | None):
+        """Within the context, batches carry each example's weight: that of its class.
 
         Args:
           class_weight: class index to weight, as in `fit`; classes that are not in it weigh 1.
+            None for no weights.
         """
-        if class_weight is None:
+        if class_weight is not None:
+            labels = range(len(self.class_names))
+            self._class_weight = tf.constant([float(class_weight.get(each, 1)) for each in labels])
+        try:
+            yield
+        finally:
             self._class_weight = None
-            return
-        labels = range(len(self.class_names))
-        self._class_weight = tf.constant([float(class_weight.get(each, 1)) for each in labels])
 
     # How an epoch is drawn.
 
@@ -146,36 +152,52 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         compute_dtype = keras.DTypePolicy(self._runtime.precision).compute_dtype
         return "float16" if compute_dtype == "float16" else "float32"
 
-    def _one_epoch(self):
+    def _begin(self, epoch: "_Epoch") -> None:
+        """Makes `epoch` the one that batches are drawn for."""
+        self._drawing = epoch
         if self._step > 1:
-            # The rest of an abandoned epoch is not part of this one.
-            log.debug("data: epoch %d was left at step %d", self._epoch, self._step)
-            self._epoch, self._step, self._streams = self._epoch + 1, 0, None
-        if self._step == 1:
+            log.info("data: a new pipeline, because an epoch was left at step %d", self._step)
+            self._restart(self._epoch + 1)
+
+    def _next(self, epoch: "_Epoch"):
+        if epoch is not self._drawing:
+            raise UserError(
+                "this iterator has failed, or a newer one draws from the same loader; begin anew "
+                "with iter(loader), and give each of two readers a loader of its own"
+            )
+        if self._step == 1 and epoch.num_given == 0:
             # Keras looks at one batch's shapes before `fit` and `evaluate`, and starts again.
-            yield self._first_batch
-        while True:
+            return self._weighted(self._first_batch)
+        try:
             batch = self._draw()
-            self._first_batch = batch if self._step == 0 else None
-            self._step += 1
-            if self._step == self.num_batches:
-                self._epoch, self._step, self._first_batch = self._epoch + 1, 0, None
-                yield batch
-                return
-            yield batch
+        except BaseException:
+            # The pipeline is over or out of step: the next iterator begins this epoch anew.
+            self._drawing = None
+            self._restart(self._epoch)
+            raise
+        self._step += 1
+        self._first_batch = batch if self._step == 1 else None
+        if self._step == self.num_batches:
+            self._epoch, self._step, self._first_batch = self._epoch + 1, 0, None
+        return self._weighted(batch)
+
+    def _restart(self, epoch: int) -> None:
+        self._epoch, self._step, self._first_batch, self._streams = epoch, 0, None, None
 
     def _draw(self):
         if self._streams is None:
             self._streams = [self._stream(index) for index in range(len(self._runtime.devices))]
-        batches = [self._weighted(*next(stream)) for stream in self._streams]
+        return [next(stream) for stream in self._streams]
+
+    def _weighted(self, batches):
+        """Returns the replicas' batches as Keras takes them, with weights if there are any."""
+        if self._class_weight is not None:
+            batches = [
+                (image, label, tf.gather(self._class_weight, label)) for image, label in batches
+            ]
         if len(batches) == 1:
             return batches[0]
         return tuple(self._per_replica(parts) for parts in zip(*batches, strict=True))
-
-    def _weighted(self, image, label):
-        if self._class_weight is None:
-            return image, label
-        return image, label, tf.gather(self._class_weight, label)
 
     def _per_replica(self, parts):
         return self._strategy.experimental_distribute_values_from_function(
@@ -184,23 +206,22 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
 
     def _stream(self, local_index: int) -> dali.DaliStream:
         replica_index = self._first_replica + local_index
-        start = self._epoch
+        start, num_examples, shuffle = self._epoch, self.num_examples, self._shuffle
+        seed, num_replicas = self._runtime.seed, self._num_replicas
+        global_batch_size = self.global_batch_size
 
-        def index_batches():
+        def index_batches():  # holds no reference to this loader: see DaliStream
             for epoch in itertools.count(start):
-                order = shards.epoch_order(
-                    self.num_examples, seed=self._runtime.seed, epoch=epoch, shuffle=self._shuffle
-                )
+                order = shards.epoch_order(num_examples, seed=seed, epoch=epoch, shuffle=shuffle)
                 yield from shards.replica_batches(
                     order,
-                    global_batch_size=self.global_batch_size,
-                    num_replicas=self._num_replicas,
+                    global_batch_size=global_batch_size,
+                    num_replicas=num_replicas,
                     replica_index=replica_index,
-                    drop_last=False,
                 )
 
         # Another first epoch is another run of the pipeline: it does not repeat its random draws.
-        words = [self._runtime.seed, replica_index, start]
+        words = [seed, replica_index, start]
         return dali.DaliStream(
             self._folder,
             self._images,
@@ -210,9 +231,40 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
                 seed=int(np.random.SeedSequence(words).generate_state(1)[0]),
             ),
             dtype=self._dtype,
-            batch_size=self.global_batch_size // self._num_replicas,
+            batch_size=min(global_batch_size // num_replicas, num_examples),
             index_batches=index_batches,
         )
+
+
+class _Epoch:
+    """One pass over a loader."""
+
+    def __init__(self, loader: Loader):
+        self._loader = loader
+        self.num_given = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.num_given == len(self._loader):
+            raise StopIteration
+        if self.num_given == 0:
+            self._loader._begin(self)
+        batch = self._loader._next(self)
+        self.num_given += 1
+        return batch
+
+
+def check_same_classes(train: Loader, test: Loader) -> None:
+    """Raises UserError unless both number the same classes alike."""
+    for one, other, which in ((train, test, "test"), (test, train, "training")):
+        missing = sorted(set(one.class_names) - set(other.class_names))
+        if missing:
+            raise UserError(
+                f"the {which} images have no class '{missing[0]}', which the others have; expected "
+                "the same class folders in both"
+            )
 
 
 def _check_even(global_batch_size: int, num_examples: int, num_replicas: int) -> None:

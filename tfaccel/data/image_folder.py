@@ -10,6 +10,7 @@ sorted order of their names as text ("10" before "2"), as Keras and DALI number 
 """
 
 import dataclasses
+import logging
 import os
 import pathlib
 from collections.abc import Iterable
@@ -21,6 +22,11 @@ from tfaccel.errors import UserError, did_you_mean
 
 # What both DALI and Pillow decode, so that a file that fails in one can be named by the other.
 IMAGE_SUFFIXES = (".bmp", ".jp2", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
+
+# What Pillow raises for files that are no image, cut short, or too large to be honest.
+UNREADABLE = (OSError, SyntaxError, PIL.Image.DecompressionBombError)
+
+log = logging.getLogger("tfaccel")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,9 +78,16 @@ def undecodable(files: Iterable[str]) -> list[str]:
         try:
             with PIL.Image.open(file) as image:
                 image.load()
-        except (OSError, SyntaxError, PIL.Image.DecompressionBombError) as error:
+        except UNREADABLE as error:
             bad.append(f"{file} ({error})")
     return bad
+
+
+def log_resize(folder: ImageFolder, size: tuple[int, int]) -> None:
+    """Says whether the files are resized to `size`, going by the first one."""
+    found = image_size(folder.files[0])
+    if found != size:
+        log.info("data: images are resized to %dx%d; the first file is %dx%d", *size, *found)
 
 
 def image_size(file: str) -> tuple[int, int]:
@@ -86,7 +99,7 @@ def image_size(file: str) -> tuple[int, int]:
     try:
         with PIL.Image.open(file) as image:
             return image.height, image.width
-    except OSError as error:
+    except UNREADABLE as error:
         raise UserError(
             f"{file} cannot be read as an image ({error}); replace it or move it away"
         ) from error

@@ -8,6 +8,7 @@ number of replicas. Needs no TensorFlow.
     for rows in replica_batches(order, global_batch_size=4, num_replicas=2, replica_index=1): ...
 """
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -21,10 +22,9 @@ def epoch_order(num_examples: int, *, seed: int, epoch: int, shuffle: bool) -> n
     return np.random.default_rng([seed, epoch]).permutation(num_examples)
 
 
-def num_steps(num_examples: int, *, global_batch_size: int, drop_last: bool) -> int:
-    """Returns the steps of an epoch; the partial last one counts unless it is dropped."""
-    full, rest = divmod(num_examples, global_batch_size)
-    return full if drop_last or rest == 0 else full + 1
+def num_steps(num_examples: int, *, global_batch_size: int) -> int:
+    """Returns the steps of an epoch; a partial last one counts."""
+    return math.ceil(num_examples / global_batch_size)
 
 
 def replica_batches(
@@ -33,7 +33,6 @@ def replica_batches(
     global_batch_size: int,
     num_replicas: int,
     replica_index: int,
-    drop_last: bool,
 ) -> Iterator[np.ndarray]:
     """Yields one replica's indices for each step of an epoch.
 
@@ -44,14 +43,12 @@ def replica_batches(
       global_batch_size: examples per step over all replicas; a multiple of `num_replicas`.
       num_replicas: over all workers.
       replica_index: from 0, over all workers.
-      drop_last: whether a last batch of fewer examples is left out. With several replicas it must
-        be, or not exist.
 
     Yields:
-      [global_batch_size / num_replicas] int64; the last one shorter where it is partial.
+      [global_batch_size / num_replicas] int64; the last one shorter where it is partial. A partial
+      batch fills the first replicas and leaves the last ones short: it is for one replica.
     """
     size = global_batch_size // num_replicas
-    steps = num_steps(len(order), global_batch_size=global_batch_size, drop_last=drop_last)
-    for step in range(steps):
+    for step in range(num_steps(len(order), global_batch_size=global_batch_size)):
         start = step * global_batch_size + replica_index * size
         yield order[start : start + size]
