@@ -6,13 +6,14 @@ from tfaccel.data import shards
 
 def batches(num_examples, *, size, replicas, replica):
     return [
-        rows.tolist()
-        for rows in shards.replica_batches(
+        shards.replica_batch(
             np.arange(num_examples),
+            step=step,
             global_batch_size=size,
             num_replicas=replicas,
             replica_index=replica,
-        )
+        ).tolist()
+        for step in range(shards.num_steps(num_examples, global_batch_size=size))
     ]
 
 

@@ -1,6 +1,6 @@
 """Image files to batches through NVIDIA DALI, on one device.
 
-Takes the files and an endless iterator of index batches; gives tensors on the replica's device.
+Takes the files and which of them each batch holds; gives tensors on the replica's device.
 DALI reads, decodes (JPEG on the GPU's decoder; PNG on the CPU always), resizes, augments and
 normalises. Which files and in which order is decided outside: paths and labels are inputs of the
 pipeline, fed by tf.data, so that order never depends on a DALI reader's sharding.
@@ -13,7 +13,7 @@ import collections
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
@@ -102,7 +102,7 @@ class DaliStream:
         placement: Placement,
         dtype: str,
         batch_size: int,
-        index_batches: Callable[[], Iterator[np.ndarray]],
+        rows_of: Callable[[int], np.ndarray],
     ):
         """Builds and checks the pipeline.
 
@@ -112,7 +112,7 @@ class DaliStream:
           placement: device, threads and seed.
           dtype: "float16" or "float32".
           batch_size: the most rows of a batch.
-          index_batches: returns a new endless iterator of [rows] int64, the same one each time.
+          rows_of: returns the files of batch number 0, 1, 2, ... without end: [rows] int64.
             TensorFlow keeps it for good: it must not hold what should be freed.
 
         Raises:
@@ -136,23 +136,22 @@ class DaliStream:
             )
 
         paths, labels = _as_rows(folder.files), folder.labels
-        self._check(make_pipeline(), next(index_batches()), paths, labels)
+        self._check(make_pipeline(), rows_of(0), paths, labels)
 
         # TensorFlow keeps these two functions for good. They hold no reference to this stream, or
         # its pipeline, threads and memory would be kept with them.
-        def feed_paths():
-            for rows in index_batches():
-                fed.append(rows)
-                yield paths[rows]
+        def paths_of(number):
+            rows = rows_of(number)
+            fed.append(rows)
+            return paths[rows]
 
-        def feed_labels():
-            for rows in index_batches():
-                yield labels[rows]
+        def labels_of(number):
+            return labels[rows_of(number)]
 
         path_spec = tf.TensorSpec([None, paths.shape[1]], tf.uint8)
         inputs = {
-            "path": _input(feed_paths, path_spec, placement.device),
-            "label": _input(feed_labels, tf.TensorSpec([None], tf.int32), placement.device),
+            "path": _input(paths_of, path_spec, placement.device),
+            "label": _input(labels_of, tf.TensorSpec([None], tf.int32), placement.device),
         }
         with tf.device(placement.device.name):
             dataset = dali_tf.experimental.DALIDatasetWithInputs(
@@ -233,10 +232,15 @@ def _as_rows(files: tuple[str, ...]) -> np.ndarray:
     return encoded.view(np.uint8).reshape(len(files), encoded.dtype.itemsize)
 
 
-def _input(generator, spec: tf.TensorSpec, device: Device):
+def _input(batch_of: Callable, spec: tf.TensorSpec, device: Device):
     """Returns a DALI input of whole batches, on the device where the plugin wants its inputs."""
     with tf.device("/cpu:0"):
-        dataset = tf.data.Dataset.from_generator(generator, output_signature=spec)
+        # Not from_generator, which complains when Python ends before it.
+        dataset = tf.data.Dataset.counter().map(
+            lambda number: tf.ensure_shape(
+                tf.numpy_function(batch_of, [number], spec.dtype), spec.shape
+            )
+        )
     if device.cuda_ordinal is not None:
         with tf.device(device.name):
             dataset = dataset.apply(tf.data.experimental.copy_to_device(device.name))

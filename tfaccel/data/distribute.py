@@ -10,7 +10,7 @@ Private Keras name relied on: `DataAdapter`, the base class of what `fit` accept
 """
 
 import contextlib
-import itertools
+import functools
 import logging
 from collections.abc import Mapping
 
@@ -208,17 +208,21 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         replica_index = self._first_replica + local_index
         start, num_examples, shuffle = self._epoch, self.num_examples, self._shuffle
         seed, num_replicas = self._runtime.seed, self._num_replicas
-        global_batch_size = self.global_batch_size
+        global_batch_size, num_steps = self.global_batch_size, self.num_batches
 
-        def index_batches():  # holds no reference to this loader: see DaliStream
-            for epoch in itertools.count(start):
-                order = shards.epoch_order(num_examples, seed=seed, epoch=epoch, shuffle=shuffle)
-                yield from shards.replica_batches(
-                    order,
-                    global_batch_size=global_batch_size,
-                    num_replicas=num_replicas,
-                    replica_index=replica_index,
-                )
+        @functools.lru_cache(maxsize=2)  # paths and labels may stand on two sides of an epoch's end
+        def order(epoch: int):
+            return shards.epoch_order(num_examples, seed=seed, epoch=epoch, shuffle=shuffle)
+
+        def rows_of(number: int):  # holds no reference to this loader: see DaliStream
+            epoch, step = divmod(number, num_steps)
+            return shards.replica_batch(
+                order(start + epoch),
+                step=step,
+                global_batch_size=global_batch_size,
+                num_replicas=num_replicas,
+                replica_index=replica_index,
+            )
 
         # Another first epoch is another run of the pipeline: it does not repeat its random draws.
         words = [seed, replica_index, start]
@@ -232,7 +236,7 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
             ),
             dtype=self._dtype,
             batch_size=min(global_batch_size // num_replicas, num_examples),
-            index_batches=index_batches,
+            rows_of=rows_of,
         )
 
 

@@ -5,11 +5,10 @@ order is a function of (seed, epoch) alone: step s of an epoch holds the same ex
 number of replicas. Needs no TensorFlow.
 
     order = epoch_order(10, seed=0, epoch=3, shuffle=True)
-    for rows in replica_batches(order, global_batch_size=4, num_replicas=2, replica_index=1): ...
+    replica_batch(order, step=2, global_batch_size=4, num_replicas=2, replica_index=1)
 """
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -27,28 +26,29 @@ def num_steps(num_examples: int, *, global_batch_size: int) -> int:
     return math.ceil(num_examples / global_batch_size)
 
 
-def replica_batches(
+def replica_batch(
     order: np.ndarray,
     *,
+    step: int,
     global_batch_size: int,
     num_replicas: int,
     replica_index: int,
-) -> Iterator[np.ndarray]:
-    """Yields one replica's indices for each step of an epoch.
+) -> np.ndarray:
+    """Returns one replica's indices for one step of an epoch.
 
     A global batch is cut into `num_replicas` consecutive parts, in replica order.
 
     Args:
       order: [num_examples] int64, the epoch's order.
+      step: of the epoch, from 0.
       global_batch_size: examples per step over all replicas; a multiple of `num_replicas`.
       num_replicas: over all workers.
       replica_index: from 0, over all workers.
 
-    Yields:
-      [global_batch_size / num_replicas] int64; the last one shorter where it is partial. A partial
-      batch fills the first replicas and leaves the last ones short: it is for one replica.
+    Returns:
+      [global_batch_size / num_replicas] int64; shorter in a partial last batch, which fills the
+      first replicas and leaves the last ones short: it is for one replica.
     """
     size = global_batch_size // num_replicas
-    for step in range(num_steps(len(order), global_batch_size=global_batch_size)):
-        start = step * global_batch_size + replica_index * size
-        yield order[start : start + size]
+    start = step * global_batch_size + replica_index * size
+    return order[start : start + size]
