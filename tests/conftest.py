@@ -1,6 +1,8 @@
 """Devices, marks, and the small real data that tests share."""
 
 import os
+import subprocess
+import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # TensorFlow 2.21 ignores memory growth where logical CPU devices are set, as they are below.
@@ -35,6 +37,20 @@ def pytest_collection_modifyitems(items):
         if needed > num_gpus:
             reason = f"needs {needed} GPU(s), TensorFlow sees {num_gpus}; run them with -m gpu"
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def in_new_process(program):
+    """Runs Python as a user's shell would, and returns what it prints.
+
+    TensorFlow fixes memory when devices start, so each setting needs a process.
+    """
+    ours = ("LD_LIBRARY_PATH", "TF_FORCE_GPU_ALLOW_GROWTH")
+    environment = {key: value for key, value in os.environ.items() if key not in ours}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.fixture

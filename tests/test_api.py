@@ -1,9 +1,12 @@
 """The script that the README shows, as a user writes it."""
 
+import shutil
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import in_new_process
 
 import tfaccel
 
@@ -51,6 +54,37 @@ def test_a_keras_script_trains_evaluates_predicts_and_exports(
     setup, folder, in_file_order, tmp_path, precision
 ):
     check(*train(setup(precision=precision), folder, tmp_path), in_file_order)
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.parametrize("gpu_ids", [[1], [1, 0]])
+def test_the_gpus_that_are_chosen_train_alike(folder, tmp_path, gpu_ids):
+    # In processes of their own: which GPUs are visible is settled once. 36 images: two replicas
+    # take no partial batch.
+    root = shutil.copytree(folder, tmp_path / "even")
+    (root / "c" / "35.png").unlink()
+    program = f"""
+import keras, numpy as np, pynvml, tfaccel
+run = tfaccel.setup(gpu_ids={gpu_ids}, xla=False)
+loader = run.image_folder({str(root)!r}, image_size=(12, 10), channels=1, global_batch_size=12)
+with run.scope():
+    model = keras.Sequential([keras.Input((12, 10, 1)), keras.layers.Flatten()])
+    model.add(keras.layers.Dense(3))
+run.compile(model, "sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+print(*model.fit(loader, epochs=3, verbose=0).history["loss"])
+pynvml.nvmlInit()
+for gpu in range(2):
+    handle = pynvml.nvmlDeviceGetHandleByIndex(gpu)
+    for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+        print("on", gpu)
+"""
+    losses, *seen = in_new_process(program).splitlines()
+    (reference, *_) = in_new_process(program.replace(str(gpu_ids), "()")).splitlines()
+    np.testing.assert_allclose(
+        *(np.array(each.split(), float) for each in (losses, reference)), rtol=1e-3
+    )
+    # Where the driver tells which processes are on a GPU.
+    assert not seen or set(seen) == {f"on {gpu}" for gpu in gpu_ids}
 
 
 @pytest.mark.gpu

@@ -67,7 +67,7 @@ def test_apex_levels_are_dtype_policies(given, policy):
 
 @pytest.mark.parametrize(
     ("given", "ids"),
-    [(None, None), ((), ()), ("", ()), (2, (2,)), ("0,1", (0, 1)), ([3, 1], (3, 1))],
+    [(None, None), ((), ()), ("", ()), (2, (2,)), ("0,1", (0, 1)), ([3, 1], (1, 3))],
 )
 def test_gpu_ids_as_script_and_command_line_give_them(given, ids):
     assert RuntimeConfig(gpu_ids=given).gpu_ids == ids

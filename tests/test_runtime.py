@@ -1,11 +1,9 @@
 import logging
-import os
-import subprocess
-import sys
 
 import keras
 import pytest
 import tensorflow as tf
+from conftest import in_new_process
 
 import tfaccel
 from tfaccel import UserError, runtime
@@ -104,20 +102,6 @@ def test_environment_is_described():
     described = runtime.describe_environment()
     assert described["packages"]["tensorflow"] == tf.__version__
     assert described["cpu_cores"] >= 1
-
-
-def in_new_process(program):
-    """Runs Python as a user's shell would, and returns what it prints.
-
-    TensorFlow fixes memory when devices start, so each setting needs a process.
-    """
-    ours = ("LD_LIBRARY_PATH", "TF_FORCE_GPU_ALLOW_GROWTH")
-    environment = {key: value for key, value in os.environ.items() if key not in ours}
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.mark.gpu

@@ -237,7 +237,8 @@ def _gpu_ids(value) -> tuple[int, ...] | None:
         raise UserError(f"gpu_ids={value!r}; expected GPU indices, e.g. 0,1; empty for the CPU")
     if len(set(ids)) != len(ids):
         raise UserError(f"gpu_ids={value!r} names a GPU twice; name each once")
-    return tuple(ids)
+    # TensorFlow numbers the GPUs that it may use in this order, whatever order they are given in.
+    return tuple(sorted(ids))
 
 
 def _precision(value) -> str:
