@@ -129,13 +129,13 @@ def test_same_seed_same_draws_other_seed_others(setup, folder):
     assert np.abs(first - draws(4)).max() > 0.05
 
 
-def make_loader(folder, *, num_replicas, global_batch_size):
+def make_loader(folder, *, num_replicas, **images):
     devices = tuple(Device(f"/cpu:{index}", None) for index in range(num_replicas))
     runtime = Runtime(devices, "float32", xla=False, seed=0, dali_threads=1)
     strategy = make_strategy(tuple(device.name for device in devices))
     return Loader(
         image_folder.scan(folder),
-        ImageConfig(**{**SETTINGS, "global_batch_size": global_batch_size}),
+        ImageConfig(**{**SETTINGS, **images}),
         runtime=runtime,
         cluster=Cluster(),
         strategy=strategy,
@@ -178,6 +178,18 @@ def test_two_replicas_fit_evaluate_and_predict_as_one(even_folder):
         outcomes.append((history, model.evaluate(loader, verbose=0), predicted))
     for one, two in zip(*outcomes, strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-6)
+
+
+def test_every_replica_draws_its_own_rotations(folder, tmp_path):
+    (tmp_path / "only").mkdir()
+    for name in range(8):  # one image, eight times: only the draws can tell the copies apart
+        shutil.copy(folder / "a" / "00.png", tmp_path / "only" / f"{name}.png")
+    loader, strategy = make_loader(
+        tmp_path, num_replicas=2, global_batch_size=8, rotation_degrees=90.0
+    )
+    image, _ = next(iter(loader))
+    seen = np.concatenate(strategy.experimental_local_results(image))
+    assert len(np.unique(seen.reshape(8, -1), axis=0)) == 8
 
 
 def test_replicas_of_the_second_worker_count_on(even_folder):
