@@ -127,7 +127,7 @@ def _parse_train_flags(arguments: list[str]):
 def _config_file(arguments: list[str]) -> pathlib.Path:
     """Returns the file that --config names, without the argument after its colon."""
     given = [
-        following if flag.endswith("config") else flag.partition("=")[2]
+        flag.partition("=")[2] if "=" in flag else following
         for flag, following in itertools.pairwise([*arguments, ""])
         if re.fullmatch(r"--?config(=.*)?", flag)
     ]

@@ -205,8 +205,6 @@ class _FaultsNamed:
     def __exit__(self, kind, error, traceback):
         if not isinstance(error, RuntimeError | tf.errors.OpError):
             return
-        if isinstance(error, tf.errors.ResourceExhaustedError):
-            return  # memory, not files
         suspects = self._suspects()
         bad = undecodable(suspects)
         if bad:
@@ -214,6 +212,8 @@ class _FaultsNamed:
                 f"{len(bad)} of {len(suspects)} image files just read cannot be decoded, first "
                 f"{bad[0]}; replace or remove such files"
             ) from error
+        if isinstance(error, tf.errors.ResourceExhaustedError) or "CUDA" in str(error):
+            return  # the device or its memory, not the files
         # DALI's cause stands between its own traceback and its stack trace.
         cause = re.search(r"encountered:\s*(.+)", str(error))
         raise UserError(
