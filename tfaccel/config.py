@@ -194,10 +194,8 @@ def _check_names(prefix: str, received, valid) -> None:
 
 def check_int(name: str, value: Any, *, at_least: int, at_most: int | None = None) -> None:
     """Raises UserError unless `value` is a whole number within the bounds."""
-    bound = f" and at most {at_most}" if at_most is not None else ""
-    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-        raise UserError(f"{name}={value!r}; expected a whole number of at least {at_least}{bound}")
-    if at_most is not None and value > at_most:
+    if not _is_int(value, at_least=at_least) or (at_most is not None and value > at_most):
+        bound = f" and at most {at_most}" if at_most is not None else ""
         raise UserError(f"{name}={value!r}; expected a whole number of at least {at_least}{bound}")
 
 
@@ -224,6 +222,10 @@ def check_flag(name: str, value: Any) -> None:
         raise UserError(f"{name}={value!r}; expected True or False")
 
 
+def _is_int(value: Any, *, at_least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= at_least
+
+
 def _gpu_ids(value) -> tuple[int, ...] | None:
     if value is None:
         return None
@@ -231,9 +233,7 @@ def _gpu_ids(value) -> tuple[int, ...] | None:
     if isinstance(ids, str):
         # From the command line: --config.runtime.gpu_ids=0,1
         ids = [int(each) if each.strip().isdigit() else each for each in ids.split(",") if each]
-    if not isinstance(ids, Sequence) or any(
-        isinstance(each, bool) or not isinstance(each, int) or each < 0 for each in ids
-    ):
+    if not isinstance(ids, Sequence) or not all(_is_int(each, at_least=0) for each in ids):
         raise UserError(f"gpu_ids={value!r}; expected GPU indices, e.g. 0,1; empty for the CPU")
     if len(set(ids)) != len(ids):
         raise UserError(f"gpu_ids={value!r} names a GPU twice; name each once")
@@ -254,16 +254,13 @@ def _precision(value) -> str:
 def _memory(value) -> str | int:
     if isinstance(value, str) and value.isdigit():
         value = int(value)
-    if value != "growth" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+    if value != "growth" and not _is_int(value, at_least=1):
         raise UserError(f"memory={value!r}; expected 'growth' or a limit per GPU in MiB, e.g. 8192")
     return value
 
 
 def _image_size(value) -> tuple[int, int]:
-    if (
-        not isinstance(value, Sequence)
-        or len(value) != 2
-        or any(isinstance(each, bool) or not isinstance(each, int) or each < 1 for each in value)
-    ):
+    pair = isinstance(value, Sequence) and len(value) == 2
+    if not pair or not all(_is_int(each, at_least=1) for each in value):
         raise UserError(f"image_size={value!r}; expected (height, width) in pixels, e.g. (28, 28)")
     return tuple(value)

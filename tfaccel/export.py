@@ -47,7 +47,8 @@ def export_model(model: keras.Model, path: str | os.PathLike, *, images=None) ->
         written stays beside `path`, as `<name>.<random>.rejected`.
     """
     path = pathlib.Path(path).expanduser().absolute()
-    check_absent(path)
+    if path.exists():
+        raise UserError(f"export path {path} exists; give one that does not, or remove it")
     if not getattr(model, "inputs", None):
         raise UserError(
             f"model {model.name} has no known inputs; expected a functional or built Sequential "
@@ -64,13 +65,13 @@ def export_model(model: keras.Model, path: str | os.PathLike, *, images=None) ->
     unfinished = pathlib.Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
         _write(model, unfinished)
-        difference = _compare(model, unfinished, images)
+        difference, tolerance = _compare(model, unfinished, images), _tolerance(model)
         unfinished.chmod(0o755)  # mkdtemp's 0700 would hide it from a server
-        if difference > _tolerance(model):
+        if difference > tolerance:
             rejected = unfinished.rename(path.with_name(f"{unfinished.name[1:]}.rejected"))
             raise RuntimeError(
                 f"the SavedModel's outputs differ from the trained model's by {difference:.1e} of "
-                f"the largest; expected at most {_tolerance(model):.0e}: it is not exported, but "
+                f"the largest; expected at most {tolerance:.0e}: it is not exported, but "
                 f"kept in {rejected}"
             )
         unfinished.rename(path)
@@ -78,12 +79,6 @@ def export_model(model: keras.Model, path: str | os.PathLike, *, images=None) ->
         shutil.rmtree(unfinished, ignore_errors=True)  # it is there only after a failure
     log.info("export: %s, loaded back, outputs differ by at most %.1e", path, difference)
     return path
-
-
-def check_absent(path: pathlib.Path) -> None:
-    """Raises UserError if there is something at `path`."""
-    if path.exists():
-        raise UserError(f"export path {path} exists; give one that does not, or remove it")
 
 
 def _write(model, folder: pathlib.Path) -> None:

@@ -75,7 +75,7 @@ def configure(config: RuntimeConfig) -> Runtime:
     gpu_ids, reason = choose_gpus(
         config.gpu_ids,
         num_visible=len(visible),
-        num_installed=count_installed_gpus(),
+        num_installed=len(describe_gpus()),
         cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
     )
     log.info("device: %s", reason)
@@ -190,11 +190,6 @@ def choose_gpus(
             f"{seen if num_visible else 'no GPU'}{where}; give other gpu_ids, or () for the CPU"
         )
     return tuple(gpu_ids), f"GPU {', '.join(map(str, gpu_ids))} of {num_visible}, as gpu_ids asks"
-
-
-def count_installed_gpus() -> int:
-    """Returns how many GPUs the NVIDIA driver reports; 0 without a driver."""
-    return len(describe_gpus())
 
 
 def describe_gpus() -> list[dict]:

@@ -1,11 +1,13 @@
 """The folder in which a run leaves what it did.
 
-DIR/config.json        the resolved config
-DIR/environment.json   versions and hardware
-DIR/metrics.csv        a line per epoch
-DIR/tensorboard/       the same for TensorBoard
-DIR/export/1/          SavedModel and model.keras
-DIR/result.json        what the command's last line says
+Takes the path; gives the folder, made once it is sure to hold no other run:
+
+    DIR/config.json        the resolved config
+    DIR/environment.json   versions and hardware
+    DIR/metrics.csv        a line per epoch
+    DIR/tensorboard/       the same for TensorBoard
+    DIR/export/1/          SavedModel and model.keras
+    DIR/result.json        what the command's last line says
 """
 
 import json

@@ -10,6 +10,7 @@ pipeline, fed by tf.data, so that order never depends on a DALI reader's shardin
 """
 
 import collections
+import contextlib
 import dataclasses
 import os
 import re
@@ -189,38 +190,28 @@ class DaliStream:
             pipeline.feed_input("label", labels[rows])
             pipeline.run()
 
+    @contextlib.contextmanager
     def _faults_named(self):
-        return _FaultsNamed(lambda: [self._files[row] for rows in self._fed for row in rows])
-
-
-class _FaultsNamed:
-    """Turns an error of DALI's into one sentence that names the file, which DALI often does not."""
-
-    def __init__(self, suspects: Callable[[], list[str]]):
-        self._suspects = suspects
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, error, traceback):
-        if not isinstance(error, RuntimeError | tf.errors.OpError):
-            return
-        suspects = self._suspects()
-        bad = undecodable(suspects)
-        if bad:
+        """Turns DALI's errors into one sentence that names the file, which DALI often does not."""
+        try:
+            yield
+        except (RuntimeError, tf.errors.OpError) as error:
+            suspects = [self._files[row] for rows in self._fed for row in rows]
+            bad = undecodable(suspects)
+            if bad:
+                raise UserError(
+                    f"{len(bad)} of {len(suspects)} image files just read cannot be decoded, first "
+                    f"{bad[0]}; replace or remove such files"
+                ) from error
+            if isinstance(error, tf.errors.ResourceExhaustedError) or "CUDA" in str(error):
+                raise  # the device or its memory, not the files
+            # DALI's cause stands between its own traceback and its stack trace.
+            cause = re.search(r"encountered:\s*(.+)", str(error))
             raise UserError(
-                f"{len(bad)} of {len(suspects)} image files just read cannot be decoded, first "
-                f"{bad[0]}; replace or remove such files"
+                f"DALI failed on one of {len(suspects)} images that Pillow can decode, first "
+                f"{suspects[0]}: {cause[1] if cause else type(error).__name__}; convert them to "
+                "RGB or grey PNG or JPEG"
             ) from error
-        if isinstance(error, tf.errors.ResourceExhaustedError) or "CUDA" in str(error):
-            return  # the device or its memory, not the files
-        # DALI's cause stands between its own traceback and its stack trace.
-        cause = re.search(r"encountered:\s*(.+)", str(error))
-        raise UserError(
-            f"DALI failed on one of {len(suspects)} images that Pillow can decode, first "
-            f"{suspects[0]}: {cause[1] if cause else kind.__name__}; convert them to RGB or grey "
-            "PNG or JPEG"
-        ) from error
 
 
 def _as_rows(files: tuple[str, ...]) -> np.ndarray:

@@ -100,21 +100,6 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         return shards.num_steps(self.num_examples, global_batch_size=self.global_batch_size)
 
     @property
-    def batch_size(self) -> int:
-        """The global batch size, under the name Keras asks for."""
-        return self.global_batch_size
-
-    @property
-    def has_partial_batch(self) -> bool:
-        """Whether an epoch's last batch has fewer examples."""
-        return self.partial_batch_size != 0
-
-    @property
-    def partial_batch_size(self) -> int:
-        """The examples in the last batch, where it is partial; else 0."""
-        return self.num_examples % self.global_batch_size
-
-    @property
     def element_spec(self):
         """The `tf.TensorSpec` of a batch on one replica."""
         image = tf.TensorSpec((None, *self._images.image_size, self._images.channels), self._dtype)

@@ -127,13 +127,16 @@ def _images(folder: os.DirEntry, root: pathlib.Path) -> list[str]:
             f"class folder {folder.path} is empty; put images into it, or remove it from {root}"
         )
     for entry in entries:
-        if not entry.name.lower().endswith(IMAGE_SUFFIXES) or entry.is_dir():
-            kind = "a folder" if entry.is_dir() else "not an image"
-            hint = f"did you mean {folder.path} as the image folder?" if entry.is_dir() else ""
-            raise UserError(
-                f"class folder {folder.path} holds '{entry.name}', {kind}; expected only images "
-                f"({' '.join(IMAGE_SUFFIXES)}): {hint or 'move it away or convert it'}"
-            )
+        if entry.is_dir():
+            kind, cure = "a folder", f"did you mean {folder.path} as the image folder?"
+        elif not entry.name.lower().endswith(IMAGE_SUFFIXES):
+            kind, cure = "not an image", "move it away or convert it"
+        else:
+            continue
+        raise UserError(
+            f"class folder {folder.path} holds '{entry.name}', {kind}; expected only images "
+            f"({' '.join(IMAGE_SUFFIXES)}): {cure}"
+        )
     return [entry.path for entry in entries]
 
 
