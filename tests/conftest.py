@@ -1,5 +1,7 @@
 """Devices, marks, and the small real data that tests share."""
 
+import contextlib
+import functools
 import os
 import subprocess
 import sys
@@ -15,18 +17,20 @@ import pytest
 import tensorflow as tf
 
 import tfaccel
-from tfaccel import runtime
+from tfaccel import methods, runtime
+from tfaccel.config import StepConfig
+from tfaccel.step import compile_model
 
 
 def pytest_configure(config):
     """Settles the devices, once for all tests of this process."""
     if "gpu" not in config.option.markexpr:
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # tests without a mark are of the CPU
-    # As the product does it, before TensorFlow looks for GPUs; and two CPU devices to stand for two
+    # As the product does it, before TensorFlow looks for GPUs; and three CPU devices to stand for
     # replicas, before it starts them.
     runtime.load_cuda_libraries()
     cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 3)
 
 
 def pytest_collection_modifyitems(items):
@@ -51,6 +55,29 @@ def in_new_process(program):
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@functools.cache
+def strategy_of(num_replicas):
+    """A MirroredStrategy on CPU devices; of each number of replicas there is one."""
+
+    class Strategy(tf.distribute.MirroredStrategy):
+        # Apart from the others' on the same devices, or TensorFlow takes their groups for one.
+        _collective_key_base = 1000 * num_replicas
+
+    return Strategy([f"/cpu:{index}" for index in range(num_replicas)])
+
+
+def compiled(make, num_replicas, *, optimizer, xla=True, config=None, **compile_args):
+    """A model of `make()`, compiled as `run.compile` does, on CPU replicas."""
+    config = config or StepConfig()
+    strategy = strategy_of(num_replicas)
+    with strategy.scope():
+        model = make()
+    optimizer = optimizer() if callable(optimizer) else optimizer
+    compile_model(model, strategy, config, xla=xla, optimizer=optimizer, **compile_args)
+    methods.extend(model, config, guard=contextlib.nullcontext)
+    return model
 
 
 @pytest.fixture

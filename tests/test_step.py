@@ -11,8 +11,7 @@ import tensorflow as tf
 from keras import layers
 
 from tfaccel import UserError
-from tfaccel.cluster import make_strategy
-from tfaccel.step import compile_model, make_optimizer
+from tfaccel.step import make_optimizer
 
 RNG = np.random.default_rng(0)
 X = RNG.random((104, 8, 8, 1), dtype=np.float32)
@@ -406,27 +405,6 @@ def test_an_optimizer_of_another_model_is_refused(setup):
         run.compile(model, optimizer, loss())
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "xla", "words"),
-    [
-        (lambda: "sgd", True, "XLA and batch normalization without synchronized=True with 2"),
-        (lambda: keras.optimizers.SGD(clipnorm=1.0), False, "and gradient clipping with 2"),
-        (lambda: keras.optimizers.SGD(gradient_accumulation_steps=2), False, "accumulation with 2"),
-        (
-            lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()),
-            False,
-            "loss scaling",
-        ),
-    ],
-)
-def test_what_stock_keras_gets_wrong_on_replicas_is_refused(optimizer, xla, words):
-    strategy = make_strategy(("/cpu:0", "/cpu:1"))
-    with strategy.scope():
-        model = build()
-    with pytest.raises(UserError, match=words):
-        compile_model(model, strategy, xla=xla, optimizer=optimizer(), loss=loss())
-
-
 def test_what_a_loader_brings_is_not_given_twice(setup, folder):
     run = setup()
     loader = run.image_folder(folder, image_size=(12, 10), channels=1, global_batch_size=8)
@@ -455,23 +433,6 @@ def test_loaders_of_other_classes_do_not_validate(setup, folder, tmp_path):
     run.compile(model, "sgd", loss())
     with pytest.raises(UserError, match="the test images have no class 'a'"):
         model.fit(train, validation_data=test, verbose=0)
-
-
-def test_two_replicas_train_as_one_without_xla():
-    def make():
-        keras.utils.set_random_seed(0)
-        return keras.Sequential([keras.Input((8, 8, 1)), layers.Flatten(), layers.Dense(3)])
-
-    losses = []
-    for devices in (("/cpu:0",), ("/cpu:0", "/cpu:1")):
-        strategy = make_strategy(devices)
-        with strategy.scope():
-            model = make()
-        compile_model(model, strategy, xla=False, optimizer="sgd", loss=loss())
-        # 96 = 6 whole batches: the partial one is what stock Keras gets wrong.
-        fitted = model.fit(X[:96], Y[:96], batch_size=16, shuffle=False, epochs=3, verbose=0)
-        losses.append(fitted.history["loss"])
-    np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
 def test_optimizers_by_name():

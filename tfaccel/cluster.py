@@ -1,65 +1,216 @@
-"""Which process of the job this is, and the `tf.distribute` strategy that follows from it.
+"""Which worker of the job this process is, and the `tf.distribute` strategy that follows from it.
 
 Takes TF_CONFIG and the devices that `runtime` chose; gives a `Cluster` and a strategy.
 
     cluster = from_environment(os.environ)
-    strategy = make_strategy(("/gpu:0", "/gpu:1"))
+    strategy = make_strategy(cluster, ("/gpu:0", "/gpu:1"), peer_timeout_s=60)
+
+Private names relied on:
+  TensorFlow 2.21: context.context().configure_coordination_service,
+    coordination_config_pb2.CoordinatedJob.
 """
 
 import dataclasses
 import functools
 import json
-from collections.abc import Mapping
+import logging
+import re
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
+from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+from tensorflow.python.eager import context
 
 from tfaccel.errors import UserError
+
+log = logging.getLogger("tfaccel")
+
+EXPECTED = (
+    'expected {"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}'
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """This worker's place in the job.
+    """The workers of the job, and this worker's place among them.
 
     Attributes:
-      num_workers: processes in the job.
+      addresses: host:port of each worker, the chief's first; none for a process on its own.
       worker_index: which of them this is, from 0.
+      has_chief: whether TF_CONFIG calls worker 0 "chief"; TensorFlow then counts the others from 0.
     """
 
-    num_workers: int = 1
+    addresses: tuple[str, ...] = ()
     worker_index: int = 0
+    has_chief: bool = False
+
+    @property
+    def num_workers(self) -> int:
+        """Processes in the job."""
+        return max(1, len(self.addresses))
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this worker is the one that writes what is written once."""
+        return self.worker_index == 0
+
+    def task(self, worker_index: int) -> str:
+        """Returns what TensorFlow calls a worker, e.g. "/job:worker/replica:0/task:1"."""
+        job, index = self._job_and_index(worker_index)
+        return f"/job:{job}/replica:0/task:{index}"
+
+    def _job_and_index(self, worker_index: int) -> tuple[str, int]:
+        if self.has_chief:
+            return ("chief", 0) if worker_index == 0 else ("worker", worker_index - 1)
+        return "worker", worker_index
 
 
 def from_environment(environment: Mapping[str, str]) -> Cluster:
-    """Reads TF_CONFIG; a process without one is a job of its own.
+    """Reads TF_CONFIG; a process without one, or the only worker in it, is a job of its own.
 
     Raises:
-      UserError: TF_CONFIG is not what TensorFlow defines, or names more than one worker.
+      UserError: TF_CONFIG is not what TensorFlow defines, or has other jobs than chief and worker.
     """
     text = environment.get("TF_CONFIG") or "{}"
     try:
         tf_config = json.loads(text)
-        workers = [
-            *tf_config.get("cluster", {}).get("chief", ()),
-            *tf_config.get("cluster", {}).get("worker", ()),
-        ]
-    except (json.JSONDecodeError, AttributeError, TypeError) as error:
+        jobs = dict(tf_config.get("cluster", {}))
+    except (json.JSONDecodeError, AttributeError, TypeError, ValueError) as error:
+        raise UserError(f"TF_CONFIG={text!r} cannot be read ({error}); {EXPECTED}") from error
+    chiefs, workers = _addresses(jobs)
+    if len(chiefs + workers) <= 1:
+        return Cluster()
+    tasks = [*(("chief", index) for index in range(len(chiefs)))]
+    tasks += [("worker", index) for index in range(len(workers))]
+    return Cluster((*chiefs, *workers), _worker_index(tf_config.get("task"), tasks), bool(chiefs))
+
+
+def _addresses(jobs: Mapping) -> tuple[list[str], list[str]]:
+    """Returns the addresses of the chief, if there is one, and of the workers, checked."""
+    for job in jobs:
+        if job not in ("chief", "worker"):
+            raise UserError(
+                f"TF_CONFIG has the job {job!r}; tfaccel trains on a chief and workers alone: take "
+                f"{job!r} out of the cluster, and do not start tfaccel there"
+            )
+    for job, addresses in jobs.items():
+        listed = isinstance(addresses, list)
+        if not listed or not all(re.fullmatch(r".+:\d+", str(each)) for each in addresses):
+            raise UserError(f"TF_CONFIG has {job}={addresses!r}; {EXPECTED}")
+    chiefs, workers = jobs.get("chief", []), jobs.get("worker", [])
+    if len(chiefs) > 1:
+        raise UserError(f"TF_CONFIG has {len(chiefs)} chiefs; keep one and make the rest workers")
+    everyone = chiefs + workers
+    twice = [each for index, each in enumerate(everyone) if each in everyone[:index]]
+    if twice:
+        raise UserError(f"TF_CONFIG names {twice[0]} twice; give every worker its own host:port")
+    return chiefs, workers
+
+
+def _worker_index(task, tasks: Sequence[tuple[str, int]]) -> int:
+    """Returns which of `tasks` (job, index) the `task` of TF_CONFIG is."""
+    job, index = (task.get("type"), task.get("index")) if isinstance(task, dict) else (None, None)
+    # TensorFlow takes an index in quotes too.
+    found = (job, int(index)) if re.fullmatch(r"\d+", str(index)) else None
+    if found not in tasks:
+        names = ", ".join(f"{job} {index}" for job, index in tasks)
         raise UserError(
-            f"TF_CONFIG={text!r} cannot be read ({error}); expected "
-            '{"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}'
-        ) from error
-    if len(workers) > 1:
-        raise UserError(
-            f"TF_CONFIG names {len(workers)} workers; this version trains in one process: unset "
-            "TF_CONFIG"
+            f"TF_CONFIG has task={task!r}, which is not in its cluster; expected the type and index "
+            f"of one of: {names}"
         )
-    return Cluster()
+    return tasks.index(found)
+
+
+def make_strategy(
+    cluster: Cluster, devices: tuple[str, ...], *, peer_timeout_s: int = 60
+) -> tf.distribute.Strategy:
+    """Returns the process's one strategy, with a replica on each of these devices of every worker.
+
+    With several workers this waits until all have started, and must come before any other use of
+    TensorFlow's devices.
+
+    Args:
+      cluster: of how many workers, and which this is.
+      devices: of this process, e.g. ("/gpu:0", "/gpu:1"); every GPU that TensorFlow may see.
+      peer_timeout_s: after how long a silence of one worker TensorFlow stops the others.
+
+    Raises:
+      UserError: there are several workers, and TensorFlow has started.
+    """
+    # Apart, so that it is one strategy for the same devices whatever the timeout.
+    if cluster.num_workers == 1:
+        return _mirrored(devices)
+    return _multi_worker(cluster, devices, peer_timeout_s)
 
 
 @functools.cache
-def make_strategy(devices: tuple[str, ...]) -> tf.distribute.Strategy:
-    """Returns the process's one MirroredStrategy with a replica on each of these devices.
+def _mirrored(devices: tuple[str, ...]) -> tf.distribute.Strategy:
+    """Returns the strategy of a process on its own.
 
     A second one on the same devices would number its collectives from the start again, and
     TensorFlow would take them for the first one's ("Shape mismatch in the collective instance").
     """
     return tf.distribute.MirroredStrategy(list(devices))
+
+
+@functools.cache
+def _multi_worker(
+    cluster: Cluster, devices: tuple[str, ...], peer_timeout_s: int
+) -> tf.distribute.Strategy:
+    """Returns the strategy over all workers once they are here; cached as `_mirrored` is."""
+    gpus = [each for each in devices if "gpu" in each]
+    kinds = tf.distribute.experimental.CommunicationImplementation
+    log.info(
+        "cluster: this is worker %d (%s); waiting for %d workers: %s",
+        cluster.worker_index,
+        cluster.addresses[cluster.worker_index],
+        cluster.num_workers,
+        ", ".join(cluster.addresses),
+    )
+    _set_heartbeat(cluster, peer_timeout_s)
+    try:
+        strategy = tf.distribute.MultiWorkerMirroredStrategy(
+            _resolver(cluster, num_gpus=len(gpus)),
+            tf.distribute.experimental.CommunicationOptions(
+                implementation=kinds.NCCL if gpus else kinds.RING
+            ),
+        )
+    except RuntimeError as error:
+        raise UserError(
+            f"TensorFlow's devices were started before its cluster ({error}); call tfaccel.setup() "
+            "once, before any other use of TensorFlow"
+        ) from error
+    log.info("cluster: all %d workers are here", cluster.num_workers)
+    return strategy
+
+
+def _jobs(cluster: Cluster) -> dict[str, list[str]]:
+    """Returns the addresses by job, as TF_CONFIG had them."""
+    jobs = {}
+    for worker_index, address in enumerate(cluster.addresses):
+        jobs.setdefault(cluster._job_and_index(worker_index)[0], []).append(address)
+    return jobs
+
+
+def _resolver(cluster: Cluster, *, num_gpus: int):
+    job, index = cluster._job_and_index(cluster.worker_index)
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(_jobs(cluster)),
+        task_type=job,
+        task_id=index,
+        num_accelerators={"GPU": num_gpus},
+        rpc_layer="grpc",
+    )
+
+
+def _set_heartbeat(cluster: Cluster, peer_timeout_s: int) -> None:
+    """Lets TensorFlow's own coordination service wait as long as we do; else it waits 10 s."""
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader=cluster.task(0),
+        heartbeat_timeout_in_ms=1000 * peer_timeout_s,
+        coordinated_jobs=[
+            coordination_config_pb2.CoordinatedJob(name=job, num_tasks=len(addresses))
+            for job, addresses in _jobs(cluster).items()
+        ],
+    )

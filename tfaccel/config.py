@@ -39,6 +39,8 @@ class RuntimeConfig:
         mantissa) on GPUs that have it.
       xla: whether the training, test and predict steps are compiled with XLA.
       seed: the one seed; weights, dropout, data order and augmentation all derive from it.
+      peer_timeout_s: with several workers, how long one may be silent (dead, frozen or cut off;
+        being busy is not silence) until the others stop with an error that names it.
     """
 
     gpu_ids: Sequence[int] | None = None
@@ -47,6 +49,7 @@ class RuntimeConfig:
     tf32: bool = True
     xla: bool = True
     seed: int = 0
+    peer_timeout_s: int = 60
 
     def __post_init__(self):
         """Checks every field and stores it in its one normal form."""
@@ -56,6 +59,7 @@ class RuntimeConfig:
         check_flag("tf32", self.tf32)
         check_flag("xla", self.xla)
         check_int("seed", self.seed, at_least=0, at_most=2**32 - 1)  # what NumPy takes
+        check_int("peer_timeout_s", self.peer_timeout_s, at_least=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,6 +139,47 @@ class TrainConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class StepConfig:
+    """How a step is computed, beside what Keras's `compile` says.
+
+    Attributes:
+      sync_batchnorm: whether batch normalization takes its statistics over all replicas' rows
+        (training then runs without XLA); otherwise each replica's own are used to normalize, and
+        their mean is kept for testing.
+      accumulation_steps: each replica computes its rows of a step in this many parts, one after the
+        other, and updates once: a larger batch in the same memory. Batch normalization then sees
+        one part at a time.
+      float16_allreduce: whether gradients travel between replicas in float16, at half the bytes.
+      loss_scale: for mixed_float16: "dynamic", or a number that stays (no step is then skipped).
+      loss_scale_initial: what a dynamic scale starts from.
+      loss_scale_growth_steps: good steps after which a dynamic scale is doubled.
+      loss_scale_floor: training stops with an error when a dynamic scale falls below this.
+      audit_steps: steps between checks that all replicas hold the same variables; one more is made
+        at the end. 0 for none.
+    """
+
+    sync_batchnorm: bool = False
+    accumulation_steps: int = 1
+    float16_allreduce: bool = False
+    loss_scale: str | float = "dynamic"
+    loss_scale_initial: float = 2.0**15
+    loss_scale_growth_steps: int = 2000
+    loss_scale_floor: float = 1e-4  # as fairseq's --min-loss-scale
+    audit_steps: int = 1000
+
+    def __post_init__(self):
+        """Checks every field."""
+        check_flag("sync_batchnorm", self.sync_batchnorm)
+        check_int("accumulation_steps", self.accumulation_steps, at_least=1)
+        check_flag("float16_allreduce", self.float16_allreduce)
+        object.__setattr__(self, "loss_scale", _loss_scale(self.loss_scale))
+        check_number("loss_scale_initial", self.loss_scale_initial, above=0)
+        check_int("loss_scale_growth_steps", self.loss_scale_growth_steps, at_least=1)
+        check_number("loss_scale_floor", self.loss_scale_floor, above=0)
+        check_int("audit_steps", self.audit_steps, at_least=0)
+
+
+@dataclasses.dataclass(frozen=True)
 class Config:
     """One experiment."""
 
@@ -142,6 +187,7 @@ class Config:
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
+    step: StepConfig = dataclasses.field(default_factory=StepConfig)
 
 
 def default_config() -> ml_collections.ConfigDict:
@@ -151,6 +197,7 @@ def default_config() -> ml_collections.ConfigDict:
     config.data.root = config_dict.placeholder(str)
     config.runtime.gpu_ids = config_dict.placeholder(object)
     config.runtime.memory = config_dict.FieldReference("growth", field_type=object)
+    config.step.loss_scale = config_dict.FieldReference("dynamic", field_type=object)
     return config
 
 
@@ -257,6 +304,18 @@ def _memory(value) -> str | int:
     if value != "growth" and not _is_int(value, at_least=1):
         raise UserError(f"memory={value!r}; expected 'growth' or a limit per GPU in MiB, e.g. 8192")
     return value
+
+
+def _loss_scale(value) -> str | float:
+    if value == "dynamic":
+        return value
+    try:
+        scale = float(value)
+    except (TypeError, ValueError):
+        scale = math.nan
+    if not (math.isfinite(scale) and scale > 0):
+        raise UserError(f"loss_scale={value!r}; expected 'dynamic' or a number above 0, e.g. 128")
+    return scale
 
 
 def _image_size(value) -> tuple[int, int]:

@@ -18,12 +18,14 @@ from collections.abc import Sequence
 import keras
 
 from tfaccel import cluster as cluster_lib
+from tfaccel import methods
 from tfaccel import runtime as runtime_lib
-from tfaccel.config import ImageConfig, RuntimeConfig, check_flag
+from tfaccel.config import ImageConfig, RuntimeConfig, StepConfig, check_flag
 from tfaccel.data import image_folder
 from tfaccel.data.distribute import Loader
 from tfaccel.export import export_model
 from tfaccel.step import compile_model
+from tfaccel.watchdog import Watchdog
 
 
 def setup(
@@ -34,6 +36,7 @@ def setup(
     tf32: bool = True,
     xla: bool = True,
     seed: int = 0,
+    peer_timeout_s: int = 60,
 ) -> "Run":
     """Prepares the process and returns the run. Call it once, before any other use of TensorFlow.
 
@@ -46,13 +49,21 @@ def setup(
       tf32: whether float32 products may use TensorFloat-32.
       xla: whether steps are compiled with XLA.
       seed: weights, dropout, data order and augmentation all derive from it.
+      peer_timeout_s: with several workers, how long one may be silent until the others stop; a
+        worker that is busy in Python, however long, is not silent.
 
     Raises:
       UserError: a setting is not what it may be, a GPU is not there, or TensorFlow has started.
     """
     return Run(
         RuntimeConfig(
-            gpu_ids=gpu_ids, precision=precision, memory=memory, tf32=tf32, xla=xla, seed=seed
+            gpu_ids=gpu_ids,
+            precision=precision,
+            memory=memory,
+            tf32=tf32,
+            xla=xla,
+            seed=seed,
+            peer_timeout_s=peer_timeout_s,
         )
     )
 
@@ -62,8 +73,9 @@ class Run:
 
     Attributes:
       runtime: what was chosen.
-      cluster: this process's place in the job.
+      cluster: the job's workers, and this process's place among them.
       strategy: the `tf.distribute.Strategy` over this run's replicas.
+      watchdog: its `guard()` goes around calls that wait for the other workers.
     """
 
     def __init__(self, config: RuntimeConfig):
@@ -71,8 +83,11 @@ class Run:
         self.cluster = cluster_lib.from_environment(os.environ)
         self.runtime = runtime_lib.configure(config)
         self.strategy = cluster_lib.make_strategy(
-            tuple(device.name for device in self.runtime.devices)
+            self.cluster,
+            tuple(device.name for device in self.runtime.devices),
+            peer_timeout_s=config.peer_timeout_s,
         )
+        self.watchdog = Watchdog(self.cluster, peer_timeout_s=config.peer_timeout_s)
 
     def scope(self) -> contextlib.AbstractContextManager:
         """Returns the context to build the model in."""
@@ -120,26 +135,38 @@ class Run:
             shuffle=shuffle,
         )
 
-    def compile(self, model: keras.Model, optimizer="rmsprop", loss=None, **compile_args) -> None:
+    def compile(
+        self,
+        model: keras.Model,
+        optimizer="rmsprop",
+        loss=None,
+        *,
+        step: StepConfig | None = None,
+        **compile_args,
+    ) -> None:
         """Compiles a model that was built in `scope()`, as `model.compile` does, with XLA.
 
         Args:
           model: the model.
           optimizer: as for `keras.Model.compile`.
           loss: as for `keras.Model.compile`.
-          **compile_args: likewise, less `jit_compile`.
+          step: `tfaccel.StepConfig(...)`: synchronized batch norm, accumulation, loss scale, audit.
+          **compile_args: as for `keras.Model.compile`, less `jit_compile`.
 
         Raises:
           UserError: as `tfaccel.step.compile_model`.
         """
+        step = step or StepConfig()
         compile_model(
             model,
             self.strategy,
+            step,
             xla=self.runtime.xla,
             optimizer=optimizer,
             loss=loss,
             **compile_args,
         )
+        methods.extend(model, step, guard=self.watchdog.guard)
 
     def export(self, model: keras.Model, path: str | os.PathLike, *, images=None) -> pathlib.Path:
         """Writes a SavedModel and `model.keras` into the new folder `path`.

@@ -1,50 +1,59 @@
-"""One training, test and predict step, compiled, under a strategy.
+"""One training, test and predict step, compiled, on any number of replicas.
 
 Takes a Keras model and what `model.compile` takes; gives the model compiled, with its step
 functions set. `fit`, `evaluate` and `predict` stay Keras's own.
 
-    compile_model(model, strategy, xla=True, optimizer="adamw", loss=..., metrics=["accuracy"])
+    compile_model(model, strategy, StepConfig(), xla=True, optimizer="adamw", loss=...)
 
-On one replica there is nothing to reduce. The model's own `train_step` runs there as if there were
-no strategy, on the replica's own variables, in one XLA function: forward, backward, loss scaling,
-clipping and update. (Stock Keras cannot: it puts the strategy's machinery inside the XLA function,
-which raises: keras issues 18666 and 21366.) On several replicas the step is stock Keras's, and what
-stock Keras gets wrong there is refused: here, and partial batches by the Loader. (Partial batches
-of arrays are not seen here: Keras divides their loss by the replicas, not by the rows.)
+On one replica the model's own `train_step` is one function: forward, backward, loss scaling,
+clipping and update. On several, the order is what makes N replicas equal one device:
 
-Private names relied on:
-  Keras 3.15: Variable._value, Variable._initialize, Optimizer._distribution_strategy,
-    Model._distribute_strategy, Model._flatten_layers.
-  TensorFlow 2.21: distribute_lib._push_per_thread_mode, _pop_per_thread_mode,
-    _get_default_replica_mode.
+  1. each replica, one XLA function: forward and backward on its rows; each gradient is that of the
+     mean over the rows, of the scaled loss, and is multiplied by the number of rows;
+  2. between the replicas, outside XLA (its CPU and GPU compilers know no TensorFlow collective):
+     gradients, moving statistics, metrics and the rows are summed, packed in one buffer per dtype;
+  3. each replica, one XLA function, on the same sums and so with the same result: division by the
+     rows of all, finite check, unscaling, clipping, update or skip, change of the loss scale.
+
+A finite check or a clip before the sum would be of a part of the gradient: stock Keras's are
+(weights become -inf where only replica 1 overflows; 30 and -10 clipped to 1 make 0 instead of 1).
 """
 
-import contextlib
+import dataclasses
 import functools
-import inspect
 import itertools
 import logging
-import types
 from collections.abc import Callable, Iterator
 
 import keras
 import tensorflow as tf
-from tensorflow.python.distribute import distribute_lib
 
-from tfaccel.data.distribute import Loader, check_same_classes
+from tfaccel import batch_norm, seam
+from tfaccel.config import StepConfig
 from tfaccel.errors import UserError, did_you_mean
+from tfaccel.seam import Replica
 
 log = logging.getLogger("tfaccel")
 
+# A gradient times its replica's rows, in this unit of rows, stays of the gradient's own size (so
+# that float16 can hold it); a power of two, so that the unit costs no precision.
+ROWS_UNIT = 256.0
+
 
 def compile_model(
-    model: keras.Model, strategy: tf.distribute.Strategy, *, xla: bool, **compile_args
-):
+    model: keras.Model,
+    strategy: tf.distribute.Strategy,
+    config: StepConfig,
+    *,
+    xla: bool,
+    **compile_args,
+) -> None:
     """Compiles `model` for `strategy`.
 
     Args:
       model: built in `strategy.scope()`.
-      strategy: a MirroredStrategy.
+      strategy: a MirroredStrategy or MultiWorkerMirroredStrategy.
+      config: what a step does beside Keras's.
       xla: whether steps are compiled with XLA.
       **compile_args: as for `keras.Model.compile`, less `jit_compile`.
 
@@ -59,21 +68,23 @@ def compile_model(
             "the model was built in no scope or another run's; build it in this run's "
             "`with run.scope():`"
         )
-    with strategy.scope():
-        if isinstance(compile_args.get("optimizer"), keras.optimizers.Optimizer):
-            _adopt(compile_args["optimizer"], strategy)
-        model.compile(**compile_args, jit_compile=False)
     num_replicas = strategy.num_replicas_in_sync
+    with strategy.scope():
+        optimizer = keras.optimizers.get(compile_args.pop("optimizer", "rmsprop"))
+        scaled = compile_args.pop("auto_scale_loss", True)
+        optimizer = _scale_loss(optimizer, model, config) if scaled else optimizer
+        _adopt(optimizer, strategy)
+        model.compile(optimizer, **compile_args, auto_scale_loss=False, jit_compile=False)
     if num_replicas > 1:
-        _refuse_what_stock_keras_gets_wrong(model, num_replicas, xla=xla)
-        log.info("step: stock Keras, without XLA, because there are %d replicas", num_replicas)
-    elif compile_args.get("run_eagerly"):
+        _refuse_what_would_be_wrong(model, num_replicas)
+    if config.sync_batchnorm:
+        layers = batch_norm.convert(model)
+        log.info("batch norm: %d layers take their statistics over all replicas", len(layers))
+    model._maybe_symbolic_build = seam.build_from_specs(model)
+    if compile_args.get("run_eagerly"):
         log.info("step: stock Keras, without XLA, because run_eagerly asks for it")
     else:
-        _set_one_replica_functions(model, xla=xla)
-        log.info("step: one function, %s XLA", "with" if xla else "without")
-    model.fit = _for_loaders(types.MethodType(type(model).fit, model))
-    model.evaluate = _for_loaders(types.MethodType(type(model).evaluate, model))
+        _set_functions(model, strategy, config, xla=xla)
 
 
 def make_optimizer(name: str, *, learning_rate: float) -> keras.optimizers.Optimizer:
@@ -92,6 +103,33 @@ def make_optimizer(name: str, *, learning_rate: float) -> keras.optimizers.Optim
     return known[name.lower()](learning_rate=learning_rate)
 
 
+# What the model is compiled with.
+
+
+def _scale_loss(optimizer, model, config: StepConfig):
+    """Returns the optimizer with the loss scaling that float16 gradients need, and says which."""
+    if model.dtype_policy.name != "mixed_float16":
+        return optimizer
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        log.info("loss scale: that of the LossScaleOptimizer that was given")
+        return optimizer
+    if config.loss_scale == "dynamic" and optimizer.loss_scale_factor is None:
+        log.info(
+            "loss scale: dynamic, from %g, doubled after %d good steps",
+            config.loss_scale_initial,
+            config.loss_scale_growth_steps,
+        )
+        return keras.optimizers.LossScaleOptimizer(
+            optimizer,
+            initial_scale=config.loss_scale_initial,
+            dynamic_growth_steps=config.loss_scale_growth_steps,
+        )
+    if config.loss_scale != "dynamic":
+        optimizer.loss_scale_factor = config.loss_scale
+    log.info("loss scale: always %g; no step is skipped", optimizer.loss_scale_factor)
+    return optimizer
+
+
 def _adopt(optimizer, strategy) -> None:
     """Makes an optimizer that was made outside the strategy's scope belong to it.
 
@@ -99,72 +137,472 @@ def _adopt(optimizer, strategy) -> None:
     the iteration and the learning rate, are made again in the scope, so that it stays the object
     that the caller holds, with all that was set on it.
     """
-    if optimizer._distribution_strategy is strategy:
+    optimizers = seam.optimizers_of(optimizer)
+    if all(each._distribution_strategy is strategy for each in optimizers):
         return
-    if optimizer.built:
-        raise UserError(
-            f"the optimizer {optimizer.name} already has the state of another model; make a new one"
-        )
+    for each in optimizers:
+        if each.built:
+            raise UserError(
+                f"the optimizer {each.name} already has the state of another model; make a new one"
+            )
     for variable in optimizer.variables:
-        variable._initialize(keras.ops.convert_to_numpy(variable))
-    for each in _optimizers(optimizer):
+        seam.adopt(variable, strategy)
+    for each in optimizers:
         each._distribution_strategy = strategy
 
 
-def _optimizers(optimizer) -> list:
-    """Returns the optimizer and the one it wraps, as far as there are any."""
-    return [each for each in (optimizer, getattr(optimizer, "inner_optimizer", None)) if each]
+def _adopt_metrics(model, strategy) -> None:
+    """Makes metrics belong to the strategy that were made outside its scope.
+
+    `run.compile(model, metrics=[keras.metrics.AUC()])` makes one outside.
+    """
+    for variable in model.metrics_variables:
+        if not seam.is_distributed(variable):
+            seam.adopt(variable, strategy)
 
 
-def _refuse_what_stock_keras_gets_wrong(model, num_replicas: int, *, xla: bool) -> None:
-    """Raises for what fails, or is silently wrong, in Keras 3.15 on several replicas."""
-    optimizer = model.optimizer
-    clips = ("clipnorm", "global_clipnorm", "clipvalue")
-    refused = {
-        "XLA": xla,
-        "batch normalization without synchronized=True": any(
-            isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized
-            for layer in model._flatten_layers()
-        ),
-        "loss scaling (float16)": isinstance(optimizer, keras.optimizers.LossScaleOptimizer),
-        "gradient clipping": any(getattr(optimizer, name, None) for name in clips),
-        "gradient accumulation": getattr(optimizer, "gradient_accumulation_steps", None),
-    }
-    found = [name for name, present in refused.items() if present]
-    if found:
+def _refuse_what_would_be_wrong(model, num_replicas: int) -> None:
+    """Raises for what cannot give on several replicas what one device gives."""
+    if model.run_eagerly:
         raise UserError(
-            f"{' and '.join(found)} with {num_replicas} replicas is not supported yet; use one GPU "
-            "(gpu_ids=[0]), or xla=False, precision='mixed_bfloat16' or 'float32', and no other of "
-            "these"
+            f"run_eagerly with {num_replicas} replicas; to run a step's Python, use one replica "
+            "(gpu_ids=[0])"
+        )
+    losses = tf.nest.flatten(model._compile_loss._user_loss) if model._compile_loss else []
+    for loss in losses:
+        reduction = getattr(loss, "reduction", "sum_over_batch_size")
+        if reduction not in ("sum_over_batch_size", "mean"):
+            raise UserError(
+                f"the loss {loss.name} has reduction={reduction!r}; with {num_replicas} replicas "
+                "use reduction='sum_over_batch_size', so that rows of all replicas weigh alike"
+            )
+    outside = [each for each in model.variables if not seam.is_distributed(each)]
+    if outside:
+        raise UserError(
+            f"the variable {outside[0].path} was created outside the scope; build every layer in "
+            "`with run.scope():`"
         )
 
 
-def _set_one_replica_functions(model, *, xla: bool) -> None:
+# The functions that Keras calls.
+
+
+def _set_functions(model, strategy, config: StepConfig, *, xla: bool) -> None:
     """Sets the functions that `fit`, `evaluate` and `predict` call for each execution.
 
     Keras makes its own only where these are not set, and unsets them in `compile`.
     """
-    train_step = _one_replica_step(model, model.train_step, xla=xla)
-    test_step = _one_replica_step(model, model.test_step, xla=xla)
-    predict_step = _one_replica_step(model, model.predict_step, xla=xla)
+    replicas = seam.local_replicas(strategy)
+    several = strategy.num_replicas_in_sync > 1
+    synchronized = several and any(
+        isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized
+        for layer in model._flatten_layers()
+    )
+    if synchronized and xla:
+        log.info("step: training without XLA, because synchronized batch norm sums inside it")
+    make = functools.partial(_Step, model, strategy, config)
+    train = make(model.train_step, replicas, xla=xla and not synchronized, trains=True)
+    test = make(model.test_step, replicas, xla=xla, trains=False)
+    predict = _Predict(model, strategy, replicas, xla=xla)
+    log.info(
+        "step: %s, %s XLA%s",
+        f"split around the sum over {strategy.num_replicas_in_sync} replicas"
+        if several
+        else "one function",
+        "with" if xla else "without",
+        f", in {config.accumulation_steps} parts" if config.accumulation_steps > 1 else "",
+    )
 
     def run_steps(step: Callable, iterator: Iterator):
         logs = None
+        skipped = 0
         for batch in itertools.islice(iterator, model.steps_per_execution):
             logs = step(batch)
+            skipped += logs.get("skipped_steps", 0)
         if logs is None:
             raise StopIteration
-        return logs
+        return logs | {"skipped_steps": skipped} if "skipped_steps" in logs else logs
 
-    def predict_batches(batches):
-        if not model.built:
-            _build(model, batches[0])
-        outputs = [predict_step(batch) for batch in batches]
-        return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
+    model.train_function = functools.partial(run_steps, train)
+    model.test_function = functools.partial(run_steps, test)
+    model.predict_function = predict
 
-    model.train_function = functools.partial(run_steps, train_step)
-    model.test_function = functools.partial(run_steps, test_step)
-    model.predict_function = predict_batches
+
+class _Step:
+    """A training or test step over this process's replicas, as a function of a batch."""
+
+    def __init__(self, model, strategy, config, step, replicas, *, xla: bool, trains: bool):
+        self._model, self._strategy, self._replicas = model, strategy, replicas
+        parts = config.accumulation_steps if trains else 1
+        pass_ = functools.partial(_totals, model, step, parts=parts, xla=xla)
+        if strategy.num_replicas_in_sync > 1:
+            wire = "float16" if config.float16_allreduce else None
+            halves = [_Halves(model, pass_, each, wire, xla=xla) for each in replicas]
+            self._run = tf.function(functools.partial(_split_step, halves))
+        elif parts > 1:
+            self._run = tf.function(
+                functools.partial(_accumulating_step, model, pass_, replicas[0]), jit_compile=xla
+            )
+        else:
+            self._run = tf.function(
+                functools.partial(_whole_step, model, step, replicas[0], xla=xla, trains=trains),
+                jit_compile=xla,
+            )
+
+    def __call__(self, batch) -> dict:
+        _adopt_metrics(self._model, self._strategy)
+        batches = seam.local_batches(self._strategy, batch, len(self._replicas))
+        return self._run(batches if self._strategy.num_replicas_in_sync > 1 else batches[0])
+
+
+def _whole_step(model, step, replica: Replica, batch, *, xla: bool, trains: bool) -> dict:
+    """One replica, nothing to sum: the model's own step, as it is."""
+    with seam.as_replica(model, replica), seam.batch_norm_path(fused=not xla, all_reduce=None):
+        return _with_scale_logs(model, lambda: step(batch), trains=trains)
+
+
+def _accumulating_step(model, pass_, replica: Replica, batch) -> dict:
+    """One replica, its batch in parts: their sum, then one update."""
+    with seam.as_replica(model, replica):
+        totals = pass_(replica, batch)
+        return _update(model, totals)
+
+
+def _split_step(halves: list["_Halves"], batches: list) -> dict:
+    """Several replicas: each one's pass, the sum over all, each one's update."""
+    logs = []
+    for half, batch in zip(halves, batches, strict=True):
+        with tf.device(half.replica.device):
+            buffers = half.forward_backward(batch)
+            summed = [half.replica.all_reduce(each) for each in buffers]
+            logs.append(half.update(summed))
+    return logs[0]  # all are alike
+
+
+class _Halves:
+    """One replica's two functions: up to the sum over replicas, and after it."""
+
+    def __init__(self, model, pass_, replica: Replica, gradients_as: str | None, *, xla: bool):
+        self.replica = replica
+        self._layout = None  # known once the first half is traced
+
+        def forward_backward(batch):
+            with seam.as_replica(model, replica):
+                totals = pass_(replica, batch)
+            self._layout = _Layout(totals, gradients_as=gradients_as)
+            return self._layout.pack(totals)
+
+        def update(buffers):
+            with seam.as_replica(model, replica):
+                return _update(model, self._layout.unpack(buffers))
+
+        # Without XLA both are traced into the caller's graph, where batch norm's own sums may be.
+        compiled = tf.function(jit_compile=True) if xla else lambda function: function
+        self.forward_backward, self.update = compiled(forward_backward), compiled(update)
+
+
+# A replica's pass over its rows.
+
+
+@dataclasses.dataclass
+class _Totals:
+    """What a replica adds to the sums over all replicas.
+
+    Attributes:
+      rows: in units of ROWS_UNIT, float32.
+      gradients: each of the mean over the rows, times `rows`.
+      changes: of variables that are not trained, as batch norm's statistics: times `rows`. Of whole
+        numbers, as random seeds, replica 0's alone.
+      logs: what the step returned, times `rows`.
+      metrics: the metrics' variables.
+      gradients_of: the Keras variables of `gradients`.
+      changes_of: the Keras variables of `changes`.
+    """
+
+    rows: tf.Tensor
+    gradients: list[tf.Tensor]
+    changes: list[tf.Tensor]
+    logs: dict[str, tf.Tensor]
+    metrics: list[tf.Tensor]
+    gradients_of: list
+    changes_of: list
+
+    def tensors(self) -> list:
+        """Returns what is summed over replicas, as one nest."""
+        return [self.rows, self.gradients, self.changes, self.logs, self.metrics]
+
+    def with_tensors(self, tensors: list) -> "_Totals":
+        """Returns totals of the same variables with other values."""
+        names = ("rows", "gradients", "changes", "logs", "metrics")
+        return dataclasses.replace(self, **dict(zip(names, tensors, strict=True)))
+
+
+def _totals(model, step, replica: Replica, batch, *, parts: int, xla: bool) -> _Totals:
+    """Runs `step` on this replica's rows, in `parts`; leaves all but the metrics as it was."""
+    rows = _num_rows(batch)
+    if rows == 0:
+        # A partial batch that ends before this replica: a row of zeros stands in, weighing nothing.
+        batch = tf.nest.map_structure(_one_zero_row, batch)
+    metrics_before = [tf.identity(each._value) for each in model.metrics_variables]
+    all_reduce = replica.all_reduce if replica.num_replicas > 1 else None
+    with (
+        seam.recorded(model, replica) as recording,
+        seam.batch_norm_path(fused=not xla, all_reduce=all_reduce),
+    ):
+        run_part = functools.partial(_part, step, recording)
+        gradients, logs = (_compiled_parts if xla else _traced_parts)(run_part, batch, parts)
+
+    own = {id(each) for each in model.metrics_variables}
+    assigned = [each for each in recording.assigned() if id(each[0]) not in own]
+    changes = [_change(variable, before, rows, replica) for variable, before in assigned]
+    for variable, before in assigned:
+        variable.assign(before)
+    if rows == 0:
+        for variable, before in zip(model.metrics_variables, metrics_before, strict=True):
+            variable.assign(before)
+        gradients, logs = tf.nest.map_structure(tf.zeros_like, (gradients, logs))
+    return _Totals(
+        rows=_weight(rows),
+        gradients=gradients,
+        changes=changes,
+        logs=logs,
+        metrics=[tf.identity(each._value) for each in model.metrics_variables],
+        gradients_of=recording.trained,
+        changes_of=[variable for variable, _ in assigned],
+    )
+
+
+def _part(step, recording: seam.Recording, batch):
+    """Returns the gradients and logs of some rows, times their number."""
+    logs = step(batch)
+    weight = _weight(_num_rows(batch))
+    gradients = [each * tf.cast(weight, each.dtype) for each in recording.take_gradients()]
+    return gradients, {name: tf.cast(each, tf.float32) * weight for name, each in logs.items()}
+
+
+def _traced_parts(run_part: Callable, batch, parts: int):
+    """Sums `run_part` over the parts of a batch, each after the one before: one fits in memory."""
+    edges = [_num_rows(batch) * index // parts for index in range(parts + 1)]
+    sums = None
+    for start, stop in itertools.pairwise(edges):
+        if start == stop:
+            continue
+        rows = _rows(batch, start, stop - start)
+        if sums is None:
+            sums = run_part(rows)
+        else:
+            with tf.control_dependencies(tf.nest.flatten(sums)):
+                rows = tf.nest.map_structure(_identity, rows)
+            sums = tf.nest.map_structure(tf.add, sums, run_part(rows))
+    return sums
+
+
+def _compiled_parts(run_part: Callable, batch, parts: int):
+    """The same as a loop, which XLA compiles once for all equal parts and runs one by one."""
+    size = _num_rows(batch) // parts
+    if parts == 1 or size == 0:
+        return run_part(batch)
+
+    def body(index, sums):
+        part = run_part(_rows(batch, index * size, size))
+        return index + 1, tf.nest.map_structure(tf.add, sums, part)
+
+    first = run_part(_rows(batch, 0, size))
+    _, sums = tf.while_loop(lambda index, _: index < parts, body, [tf.constant(1), first])
+    if size * parts < _num_rows(batch):
+        rest = run_part(_rows(batch, size * parts, _num_rows(batch) - size * parts))
+        sums = tf.nest.map_structure(tf.add, sums, rest)
+    return sums
+
+
+def _rows(batch, start, size: int):
+    """Returns `size` rows of every tensor; XLA needs their number, not their start, beforehand."""
+
+    def cut(each):
+        if each is None:
+            return None
+        rest = each.shape.rank - 1
+        return tf.slice(each, [start, *[0] * rest], [size, *[-1] * rest])
+
+    return tf.nest.map_structure(cut, batch)
+
+
+def _change(variable, before: tf.Tensor, rows: int, replica: Replica) -> tf.Tensor:
+    """Returns what this replica adds to the change of a variable that is not trained."""
+    counts = rows > 0 if before.dtype.is_floating else replica.index == 0
+    if not counts:
+        return tf.zeros_like(before)
+    change = variable._value - before
+    return change * tf.cast(_weight(rows), change.dtype) if before.dtype.is_floating else change
+
+
+def _weight(rows: int) -> tf.Tensor:
+    return tf.constant(rows / ROWS_UNIT, tf.float32)
+
+
+def _num_rows(batch) -> int:
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
+    rows = next(each for each in tf.nest.flatten(x) if each is not None).shape[0]
+    if rows is None:
+        raise UserError(
+            "the number of rows of a batch is not known when the step is traced (a ragged tensor?);"
+            " with several replicas or accumulation every batch needs one: use a dense tensor"
+        )
+    return rows
+
+
+def _identity(each):
+    return None if each is None else tf.identity(each)
+
+
+def _one_zero_row(each):
+    return None if each is None else tf.zeros((1, *each.shape[1:]), each.dtype)
+
+
+# What follows the sums.
+
+
+def _update(model, totals: _Totals) -> dict:
+    """Applies the sums over all replicas to this one's variables, and returns the step's logs."""
+    for variable, change in zip(totals.changes_of, totals.changes, strict=True):
+        if change.dtype.is_floating:
+            change /= tf.cast(totals.rows, change.dtype)
+        variable.assign(variable._value + change)
+
+    def apply():
+        if totals.gradients:
+            model.optimizer.apply(
+                [each / tf.cast(totals.rows, each.dtype) for each in totals.gradients],
+                totals.gradients_of,
+            )
+        with seam.metrics_as(model, totals.metrics):
+            results = model.get_metrics_result()
+        # A log that no metric is of is the step's own value: its mean over rows.
+        return {name: results.get(name, value / totals.rows) for name, value in totals.logs.items()}
+
+    return _with_scale_logs(model, apply, trains=bool(totals.gradients))
+
+
+def _with_scale_logs(model, update: Callable[[], dict], *, trains: bool) -> dict:
+    """Returns the logs of `update` with the loss scale, and whether the update was skipped."""
+    optimizer = model.optimizer
+    if not trains or not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return update()
+    counter = optimizer.inner_optimizer._iterations
+    before = tf.identity(counter._value)
+    logs = update()
+    skipped = 1 - (tf.identity(counter._value) - before)
+    return logs | {
+        "loss_scale": tf.identity(optimizer.dynamic_scale._value),
+        "skipped_steps": tf.cast(skipped, tf.int32),
+    }
+
+
+class _Layout:
+    """How totals lie in a few vectors, one per dtype, so that few collectives carry them."""
+
+    def __init__(self, totals: _Totals, *, gradients_as: str | None):
+        """Lays out totals like these.
+
+        Args:
+          totals: of any replica: all have the same variables.
+          gradients_as: dtype in which gradients travel; None for their own.
+        """
+        specs = tf.nest.map_structure(
+            lambda each: tf.TensorSpec(each.shape, each.dtype), totals.tensors()
+        )
+        self._totals = totals.with_tensors(specs)  # no tensors: they belong to another graph
+        gradients = {id(each) for each in self._totals.gradients}
+        self._specs = tf.nest.flatten(specs)
+        self._dtypes = [
+            _travels_as(each.dtype, gradients_as if id(each) in gradients else None)
+            for each in self._specs
+        ]
+        self._vectors = sorted(set(self._dtypes), key=str)
+
+    def pack(self, totals: _Totals) -> list[tf.Tensor]:
+        """Returns one vector per dtype."""
+        flat = [
+            tf.reshape(tf.cast(each, dtype), [-1])
+            for each, dtype in zip(tf.nest.flatten(totals.tensors()), self._dtypes, strict=True)
+        ]
+        return [
+            tf.concat([flat[index] for index in self._members(dtype)], axis=0)
+            for dtype in self._vectors
+        ]
+
+    def unpack(self, vectors: list[tf.Tensor]) -> _Totals:
+        """Returns the totals that lie in the vectors."""
+        flat = [None] * len(self._specs)
+        for dtype, vector in zip(self._vectors, vectors, strict=True):
+            members = self._members(dtype)
+            sizes = [self._specs[index].shape.num_elements() for index in members]
+            for index, part in zip(members, tf.split(vector, sizes), strict=True):
+                spec = self._specs[index]
+                flat[index] = tf.cast(tf.reshape(part, spec.shape), spec.dtype)
+        return self._totals.with_tensors(tf.nest.pack_sequence_as(self._totals.tensors(), flat))
+
+    def _members(self, dtype) -> list[int]:
+        return [index for index, each in enumerate(self._dtypes) if each == dtype]
+
+
+def _travels_as(dtype: tf.DType, wanted: str | None) -> tf.DType:
+    if wanted:
+        return tf.as_dtype(wanted)
+    # Collectives take no bool or small integer; float64 holds whole numbers up to 2**53.
+    return dtype if dtype.is_floating else tf.float64
+
+
+# Prediction.
+
+
+class _Predict:
+    """Prediction over all replicas, as a function of a list of batches; rows keep their order."""
+
+    def __init__(self, model, strategy, replicas: list[Replica], *, xla: bool):
+        self._model, self._strategy, self._replicas = model, strategy, replicas
+        several_workers = strategy.num_replicas_in_sync > len(replicas)
+
+        def predict(replica: Replica, batch):
+            with (
+                seam.as_replica(model, replica),
+                seam.batch_norm_path(fused=not xla, all_reduce=None),
+            ):
+                return model.predict_step(batch)
+
+        compiled = [
+            tf.function(functools.partial(predict, each), jit_compile=xla) for each in replicas
+        ]
+
+        @tf.function
+        def run(batches):
+            outputs = []
+            for replica, function, batch in zip(replicas, compiled, batches, strict=True):
+                with tf.device(replica.device):
+                    rows = _rows_of(function, batch)
+                    if several_workers:
+                        rows = tf.nest.map_structure(replica.all_gather, rows)
+                    outputs.append(rows)
+            return outputs[:1] if several_workers else outputs
+
+        self._run = run
+
+    def __call__(self, batches: list):
+        outputs = []
+        for batch in batches:
+            parts = seam.local_batches(self._strategy, batch, len(self._replicas))
+            if not self._model.built:
+                _build(self._model, parts[0])
+            outputs += self._run(parts)
+        return tf.nest.map_structure(lambda *each: tf.concat(each, axis=0), *outputs)
+
+
+def _rows_of(function: Callable, batch):
+    """Returns the function's outputs on a batch that may have no rows."""
+    if _num_rows(batch) > 0:
+        return function(batch)
+    outputs = function(tf.nest.map_structure(_one_zero_row, batch))
+    return tf.nest.map_structure(lambda each: each[:0], outputs)
 
 
 def _build(model, batch) -> None:
@@ -172,80 +610,3 @@ def _build(model, batch) -> None:
     x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
     with model.distribute_strategy.scope():
         model(keras.tree.map_structure(lambda each: keras.KerasTensor(each.shape, each.dtype), x))
-
-
-def _one_replica_step(model, step: Callable, *, xla: bool) -> Callable:
-    """Returns `step` as one compiled function of a batch."""
-
-    @tf.function(jit_compile=xla)
-    def compiled(batch):
-        with _without_strategy(model):
-            return step(batch)
-
-    def call(batch):
-        # A generator's missing sample weights arrive as empty optionals.
-        return compiled(
-            tf.nest.map_structure(
-                lambda each: None if isinstance(each, tf.experimental.Optional) else each, batch
-            )
-        )
-
-    return call
-
-
-@contextlib.contextmanager
-def _without_strategy(model):
-    """While a step is traced: the model as it would be without a strategy.
-
-    Every Keras variable stands for its one replica's own `tf.Variable`, so that reads and updates
-    are plain ones, and `tf.distribute` answers as if no strategy were in scope, so that Keras asks
-    for no reduction.
-    """
-    optimizers = _optimizers(model.optimizer)
-    variables = {id(each): each for each in [*model.variables, *model.metrics_variables]}
-    for optimizer in optimizers:
-        variables |= {id(each): each for each in optimizer.variables}
-    distributed = [
-        (each, each._value)
-        for each in variables.values()
-        if isinstance(each._value, tf.distribute.DistributedValues)
-    ]
-    strategies = [(each, each._distribution_strategy) for each in optimizers]
-    default = distribute_lib._get_default_replica_mode()
-    distribute_lib._push_per_thread_mode(default)
-    try:
-        for variable, value in distributed:
-            (variable._value,) = value.values
-        for optimizer in optimizers:
-            optimizer._distribution_strategy = default.strategy
-        yield
-    finally:
-        for variable, value in distributed:
-            variable._value = value
-        for optimizer, strategy in strategies:
-            optimizer._distribution_strategy = strategy
-        distribute_lib._pop_per_thread_mode()
-
-
-def _for_loaders(method: Callable) -> Callable:
-    """Returns `fit` or `evaluate` with its arguments obeyed, or refused, for a Loader too.
-
-    Keras drops targets and weights, without a word, beside a data adapter passed ready-made.
-    """
-    signature = inspect.signature(method)
-
-    @functools.wraps(method)
-    def wrapper(*args, **kwargs):
-        call = signature.bind(*args, **kwargs)
-        loader, test = call.arguments.get("x"), call.arguments.get("validation_data")
-        if not isinstance(loader, Loader):
-            return method(*args, **kwargs)
-        for name in ("y", "sample_weight"):
-            if call.arguments.get(name) is not None:
-                raise UserError(f"{name} beside a loader, which brings its own; leave it out")
-        if isinstance(test, Loader):
-            check_same_classes(loader, test)
-        with loader.class_weights(call.arguments.pop("class_weight", None)):
-            return method(*call.args, **call.kwargs)
-
-    return wrapper

@@ -38,6 +38,11 @@ def test_replicas_share_each_global_batch_in_order():
     assert batches(8, size=4, replicas=2, replica=1) == [[2, 3], [6, 7]]
 
 
+def test_replicas_share_a_partial_batch_evenly():
+    shares = [batches(6, size=4, replicas=4, replica=index)[-1] for index in range(4)]
+    assert shares == [[], [4], [], [5]]
+
+
 def test_order_is_a_permutation_that_seed_and_epoch_decide():
     def order(seed, epoch):
         return shards.epoch_order(1000, seed=seed, epoch=epoch, shuffle=True).tolist()

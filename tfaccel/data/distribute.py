@@ -35,7 +35,8 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
     A batch is (image, label) or, with class weights, (image, label, weight): image [batch, height,
     width, channels] float16 or float32 in 0..1, label [batch] int32, weight [batch] float32. With
     several replicas each is a `tf.distribute` per-replica value. The last batch of an epoch is
-    partial where the examples do not divide.
+    partial where the examples do not divide, and spread evenly: a replica may have one row fewer
+    than another, or none.
 
     The pipelines live as long as the loader: a second epoch or a second `fit` goes on with them.
     Only an epoch that is left half way starts new ones. To take one batch and begin again, as Keras
@@ -69,14 +70,13 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
           shuffle: whether every epoch has a new order.
 
         Raises:
-          UserError: the global batch size does not divide by the replicas, or the last batch would
-            be partial over several replicas.
+          UserError: the global batch size does not divide by the replicas.
         """
         self.class_names = folder.class_names
         self.num_examples = len(folder.files)
         self.global_batch_size = images.global_batch_size
         self._num_replicas = strategy.num_replicas_in_sync
-        _check_even(images.global_batch_size, self.num_examples, self._num_replicas)
+        _check_even(images.global_batch_size, self._num_replicas)
         image_folder.log_resize(folder, images.image_size)
 
         self._folder, self._images, self._runtime = folder, images, runtime
@@ -172,7 +172,19 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
     def _draw(self):
         if self._streams is None:
             self._streams = [self._stream(index) for index in range(len(self._runtime.devices))]
-        return [next(stream) for stream in self._streams]
+        batches = [next(stream) for stream in self._streams]
+        rows_left = self.num_examples - self._step * self.global_batch_size
+        if rows_left >= self._num_replicas:
+            return batches
+        # DALI makes no empty batch: a replica that has no rows left was given one, see _stream.
+        for index, batch in enumerate(batches):
+            own = shards.part(
+                rows_left,
+                num_replicas=self._num_replicas,
+                replica_index=self._first_replica + index,
+            )
+            batches[index] = tuple(each[: own.stop - own.start] for each in batch)
+        return batches
 
     def _weighted(self, batches):
         """Returns the replicas' batches as Keras takes them, with weights if there are any."""
@@ -201,13 +213,14 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
 
         def rows_of(number: int):  # holds no reference to this loader: see DaliStream
             epoch, step = divmod(number, num_steps)
-            return shards.replica_batch(
+            rows = shards.replica_batch(
                 order(start + epoch),
                 step=step,
                 global_batch_size=global_batch_size,
                 num_replicas=num_replicas,
                 replica_index=replica_index,
             )
+            return rows if len(rows) else order(start + epoch)[:1]
 
         # Another first epoch is another run of the pipeline: it does not repeat its random draws.
         words = [seed, replica_index, start]
@@ -256,17 +269,11 @@ def check_same_classes(train: Loader, test: Loader) -> None:
             )
 
 
-def _check_even(global_batch_size: int, num_examples: int, num_replicas: int) -> None:
+def _check_even(global_batch_size: int, num_replicas: int) -> None:
     below = global_batch_size // num_replicas * num_replicas
     if below != global_batch_size:
         fix = f"{below} or {below + num_replicas}" if below else f"{num_replicas}"
         raise UserError(
             f"global_batch_size={global_batch_size} is not divisible by {num_replicas} replicas; "
             f"use {fix}"
-        )
-    if num_replicas > 1 and num_examples % global_batch_size:
-        raise UserError(
-            f"{num_examples} images make a partial last batch of {num_examples % global_batch_size}"
-            f" at global_batch_size={global_batch_size}; with {num_replicas} replicas use a batch "
-            "size that divides the number of images, or one replica"
         )

@@ -36,7 +36,8 @@ def replica_batch(
 ) -> np.ndarray:
     """Returns one replica's indices for one step of an epoch.
 
-    A global batch is cut into `num_replicas` consecutive parts, in replica order.
+    A global batch is cut into `num_replicas` consecutive parts, in replica order, whose sizes
+    differ by at most one.
 
     Args:
       order: [num_examples] int64, the epoch's order.
@@ -46,9 +47,13 @@ def replica_batch(
       replica_index: from 0, over all workers.
 
     Returns:
-      [global_batch_size / num_replicas] int64; shorter in a partial last batch, which fills the
-      first replicas and leaves the last ones short: it is for one replica.
+      [global_batch_size / num_replicas] int64; fewer in a partial last batch, down to none.
     """
-    size = global_batch_size // num_replicas
-    start = step * global_batch_size + replica_index * size
-    return order[start : start + size]
+    batch = order[step * global_batch_size : (step + 1) * global_batch_size]
+    return batch[part(len(batch), num_replicas=num_replicas, replica_index=replica_index)]
+
+
+def part(num_rows: int, *, num_replicas: int, replica_index: int) -> slice:
+    """Returns which of a batch's rows are a replica's."""
+    start, stop = (num_rows * each // num_replicas for each in (replica_index, replica_index + 1))
+    return slice(start, stop)

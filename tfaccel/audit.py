@@ -1,0 +1,131 @@
+"""Whether all replicas, of all workers, hold the same variables, bit for bit.
+
+Takes a Keras model, built when it is first looked at; names the first variable that differs.
+Metrics are left out: they count each replica's own rows.
+
+    audit = Audit(model)
+    audit.make_equal()                    # at the start: replica 0's values everywhere
+    audit.check(when="at step 1000")      # raises where a replica has left the others
+"""
+
+import functools
+import logging
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfaccel import seam
+
+log = logging.getLogger("tfaccel")
+
+
+class ReplicasDifferError(RuntimeError):
+    """A replica's variables are no longer the others'."""
+
+
+class Audit:
+    """Compares checksums of a model's and its optimizer's variables over all replicas."""
+
+    def __init__(self, model: keras.Model):
+        """Takes a compiled model; its variables may come later."""
+        self._model = model
+
+    def check(self, *, when: str) -> None:
+        """Compares every variable. Every worker must call it.
+
+        Args:
+          when: for the message, e.g. "at step 1000".
+
+        Raises:
+          ReplicasDifferError: naming the first variable, and the first replica, that differs.
+        """
+        found = self._first_difference()
+        if found is not None:
+            variable, replica = found
+            raise ReplicasDifferError(
+                f"replica {replica} differs from replica 0 in {variable.path} {when}: they no "
+                "longer train one model; go back to a checkpoint from before, and look for what "
+                "changes this variable outside the optimizer"
+            )
+
+    def make_equal(self) -> None:
+        """Gives all replicas the values of replica 0 where they differ, and says so.
+
+        Every worker must call it.
+        """
+        found = self._first_difference()
+        if found is not None:
+            variable, replica = found
+            log.warning(
+                "weights: replica %d differs from replica 0 in %s (did it load another file?); all "
+                "go on with those of replica 0",
+                replica,
+                variable.path,
+            )
+            _broadcast(self._variables, self._replicas)
+
+    def _first_difference(self):
+        """Returns (Keras variable, replica index) of the first difference, or None."""
+        sums = self._checksums().numpy()
+        differs = sums != sums[:1]
+        if not differs.any():
+            return None
+        column = int(np.argmax(differs.any(axis=0)))
+        return self._variables[column], int(np.argmax(differs[:, column]))
+
+    @functools.cached_property
+    def _variables(self) -> list:
+        # One that no strategy distributes is not several.
+        return [each for each in seam.state_of(self._model) if seam.is_distributed(each)]
+
+    @functools.cached_property
+    def _replicas(self) -> list[seam.Replica]:
+        return seam.local_replicas(self._model.distribute_strategy)
+
+    @functools.cached_property
+    def _checksums(self):
+        """A function that returns the checksums: [replicas, variables] int64."""
+        variables = self._variables
+
+        def of_replica(replica):
+            own = [seam.components(each)[replica.local_index] for each in variables]
+            return tf.stack([_checksum(each) for each in own])[tf.newaxis]
+
+        @tf.function
+        def checksums():
+            gathered = []
+            for replica in self._replicas:
+                with tf.device(replica.device):
+                    own = tf.function(functools.partial(of_replica, replica), jit_compile=True)()
+                    gathered.append(replica.all_gather(own))
+            return gathered[0]
+
+        return checksums
+
+
+def _checksum(variable: tf.Variable) -> tf.Tensor:
+    """Returns a sum of the bits, each element's weighed by its place: [] int64, wrapping around."""
+    value = tf.reshape(variable, [-1])
+    if value.dtype.is_bool:
+        value = tf.cast(value, tf.int32)
+    bits = tf.cast(tf.bitcast(value, f"int{8 * value.dtype.size}"), tf.int64)
+    return tf.reduce_sum(bits * (2 * tf.range(tf.size(bits, tf.int64), dtype=tf.int64) + 1))
+
+
+def _broadcast(variables: list, replicas: list[seam.Replica]) -> None:
+    """Assigns replica 0's values on every replica."""
+
+    @tf.function
+    def assign():
+        for replica in replicas:
+            with tf.device(replica.device):
+                for variable in variables:
+                    own = seam.components(variable)[replica.local_index]
+                    # Sums carry no bool; float64 holds whole numbers up to 2**53.
+                    dtype = own.dtype if own.dtype.is_floating else tf.float64
+                    value = tf.cast(own, dtype)
+                    value = value if replica.index == 0 else tf.zeros_like(value)
+                    own.assign(tf.cast(replica.all_reduce(value), own.dtype))
+
+    assign()

@@ -1,0 +1,39 @@
+"""Starts all replicas alike, and stops training when one no longer holds the others' variables."""
+
+import keras
+
+from tfaccel.audit import Audit
+
+
+class ReplicaAudit(keras.callbacks.Callback):
+    """Compares checksums of all variables over all replicas, every so many steps and at the end.
+
+    At the start it gives all replicas the values of replica 0, should they differ.
+    """
+
+    def __init__(self, steps: int):
+        """Takes the interval.
+
+        Args:
+          steps: between two checks, counted over epochs; 0 for the start alone.
+        """
+        super().__init__()
+        self._steps = steps
+
+    def on_train_begin(self, logs=None):
+        """Makes the replicas equal, and starts counting anew."""
+        self._audit = Audit(self.model)
+        self._audit.make_equal()
+        self._done = self._checked = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Counts the steps of this execution, and checks when it is time."""
+        self._done += self.model.steps_per_execution
+        if self._steps and self._done - self._checked >= self._steps:
+            self._checked = self._done
+            self._audit.check(when=f"at step {self._done}")
+
+    def on_train_end(self, logs=None):
+        """Checks what training ends with."""
+        if self._steps:
+            self._audit.check(when="at the end of training")

@@ -1,0 +1,372 @@
+"""Where tfaccel reaches into Keras and TensorFlow: every private name it needs is used here.
+
+Takes a Keras model and its strategy; gives the means to trace one replica's part of a step as if
+there were no strategy, and to see what it would have changed. tfaccel/step.py makes steps of it.
+
+    with as_replica(model, replica):                    # variables are this replica's own
+        with recorded(model, replica) as recording:     # gradients are kept, not applied
+            logs = model.train_step(batch)
+
+Private names relied on (tests/test_seam.py is the canary: it fails by name when one changes):
+  Keras 3.15: Variable._value, Variable._initialize, Variable._direct_assign, Variable.aggregation,
+    Optimizer.apply, Optimizer._iterations, Optimizer._distribution_strategy,
+    LossScaleOptimizer.dynamic_scale, SeedGenerator.next, BatchNormalization.call and ._moments,
+    Model._distribute_strategy, Model._flatten_layers, Model._maybe_symbolic_build,
+    Model._symbolic_build, Model._compile_loss._user_loss, TFEpochIterator._distributed_dataset.
+  TensorFlow 2.21: distribute_lib._push_per_thread_mode, _pop_per_thread_mode,
+    _get_default_replica_mode; StrategyExtended._collective_ops, _cross_device_ops,
+    _id_in_cluster; CollectiveAllReduce._launchers; PerReplicaSpec._value_specs.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import logging
+from collections.abc import Callable, Iterator
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+from tensorflow.python.distribute import distribute_lib
+
+from tfaccel import batch_norm
+from tfaccel.errors import UserError
+
+log = logging.getLogger("tfaccel")
+
+SUPPORTED_KERAS = "3.15"
+
+
+def check_keras(version: str) -> None:
+    """Raises UserError unless the private names above were tried with this version of Keras."""
+    if version.split(".")[:2] != SUPPORTED_KERAS.split("."):
+        raise UserError(
+            f"Keras {version} is installed, but tfaccel's distributed step works with Keras "
+            f"{SUPPORTED_KERAS}.x alone; install it: pip install 'keras=={SUPPORTED_KERAS}.*'"
+        )
+
+
+check_keras(keras.__version__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Replica:
+    """One of this process's replicas.
+
+    Attributes:
+      local_index: among this process's replicas.
+      index: among all workers' replicas, worker by worker.
+      device: what TensorFlow calls it.
+      num_replicas: of all workers.
+      launcher: TensorFlow's, of the collectives that this replica takes part in.
+    """
+
+    local_index: int
+    index: int
+    num_replicas: int
+    device: str
+    launcher: object
+
+    def all_reduce(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns the sum of every replica's `value`; its gradient is the sum of theirs.
+
+        Must be called for every replica in the same order, in a `tf.function`, outside XLA.
+        """
+
+        @tf.custom_gradient
+        def summed(each):
+            return self.launcher.all_reduce(each), self.launcher.all_reduce
+
+        return summed(value)
+
+    def all_gather(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns the rows of every replica's `value`, [rows, ...], in order of the replicas."""
+        return self.launcher.all_gather(value, axis=0)
+
+
+def local_replicas(strategy: tf.distribute.Strategy) -> list[Replica]:
+    """Returns this process's replicas of a Mirrored or MultiWorkerMirrored strategy."""
+    extended = strategy.extended
+    collectives = getattr(extended, "_collective_ops", None) or extended._cross_device_ops
+    devices = extended.worker_devices
+    first = getattr(extended, "_id_in_cluster", 0) * len(devices)
+    return [
+        Replica(index, first + index, strategy.num_replicas_in_sync, device, launcher)
+        for index, (device, launcher) in enumerate(
+            zip(devices, collectives._launchers, strict=True)
+        )
+    ]
+
+
+# One replica's view of the model, while a step is traced.
+
+
+def optimizers_of(optimizer) -> list:
+    """Returns the optimizer and the one it wraps, as far as there are any."""
+    return [each for each in (optimizer, getattr(optimizer, "inner_optimizer", None)) if each]
+
+
+def variables_of(model) -> list:
+    """Returns every Keras variable that a step reads or changes, each once."""
+    found = [*model.variables, *model.metrics_variables]
+    for optimizer in optimizers_of(model.optimizer):
+        found += optimizer.variables
+    return list({id(each): each for each in found}.values())
+
+
+def state_of(model) -> list:
+    """Returns the Keras variables that must be the same on every replica between steps.
+
+    Metrics are not among them: they count each replica's own rows.
+    """
+    own = {id(each) for each in model.metrics_variables}
+    return [each for each in variables_of(model) if id(each) not in own]
+
+
+def is_distributed(variable) -> bool:
+    """Returns whether a Keras variable was made in a strategy's scope."""
+    return isinstance(variable._value, tf.distribute.DistributedValues)
+
+
+def components(variable) -> tuple:
+    """Returns the `tf.Variable` of each of this process's replicas."""
+    return variable._value.values
+
+
+def adopt(variable, strategy: tf.distribute.Strategy) -> None:
+    """Makes a Keras variable again in the strategy's scope, with the value that it has."""
+    value = keras.ops.convert_to_numpy(variable)
+    with strategy.scope():
+        variable._initialize(value)
+
+
+@contextlib.contextmanager
+def as_replica(model, replica: Replica):
+    """Within the context, the model is as it would be on this replica without a strategy.
+
+    Every Keras variable stands for the replica's own `tf.Variable`, so that reads and updates are
+    plain ones that XLA can compile, and `tf.distribute` answers as if no strategy were in scope, so
+    that Keras asks for no reduction. (Stock Keras puts the strategy's machinery inside the XLA
+    function, which raises: keras issues 18666 and 21366.)
+    """
+    optimizers = optimizers_of(model.optimizer)
+    distributed = [(each, each._value) for each in variables_of(model) if is_distributed(each)]
+    strategies = [(each, each._distribution_strategy) for each in optimizers]
+    default = distribute_lib._get_default_replica_mode()
+    distribute_lib._push_per_thread_mode(default)
+    try:
+        for variable, value in distributed:
+            variable._value = value.values[replica.local_index]
+        for optimizer in optimizers:
+            optimizer._distribution_strategy = default.strategy
+        yield
+    finally:
+        for variable, value in distributed:
+            variable._value = value
+        for optimizer, strategy in strategies:
+            optimizer._distribution_strategy = strategy
+        distribute_lib._pop_per_thread_mode()
+
+
+@contextlib.contextmanager
+def metrics_as(model, values: list[tf.Tensor]):
+    """Within the context, the metrics' variables read as `values`."""
+    variables = model.metrics_variables
+    own = [each._value for each in variables]
+    try:
+        for variable, value in zip(variables, values, strict=True):
+            variable._value = value
+        yield
+    finally:
+        for variable, value in zip(variables, own, strict=True):
+            variable._value = value
+
+
+# What a replica's part of a step would change.
+
+
+class Recording:
+    """The gradients and assignments of a traced `train_step`.
+
+    Attributes:
+      trained: the Keras variables that there are gradients of.
+    """
+
+    def __init__(self):
+        """Starts empty."""
+        self.trained = []
+        self._gradients = None
+        self._before = {}
+
+    def gradients(self, grads, variables) -> None:
+        """Takes what `optimizer.apply` is called with."""
+        if self._gradients is not None:
+            raise UserError(
+                "train_step applies gradients twice; with several replicas or accumulation it may "
+                "call self.optimizer.apply_gradients once"
+            )
+        pairs = list(zip(grads, variables, strict=True))
+        without = [variable.path for grad, variable in pairs if grad is None]
+        if without:
+            log.warning("step: no gradient reaches %s", ", ".join(without))
+        self.trained = [variable for grad, variable in pairs if grad is not None]
+        self._gradients = [grad for grad, _ in pairs if grad is not None]
+
+    def take_gradients(self) -> list[tf.Tensor]:
+        """Returns the gradients of `trained`, dense, and expects the next."""
+        grads, self._gradients = self._gradients or [], None
+        return [tf.convert_to_tensor(each) for each in grads]
+
+    def before(self, variable) -> None:
+        """Keeps the value that a variable has before its first assignment."""
+        if id(variable) not in self._before:
+            self._before[id(variable)] = (variable, tf.identity(variable._value))
+
+    def assigned(self) -> list[tuple]:
+        """Returns (Keras variable, value before) of what was assigned, in the order of it."""
+        return list(self._before.values())
+
+
+@contextlib.contextmanager
+def recorded(model, replica: Replica):
+    """Within `as_replica`: gradients are kept instead of applied, assignments are noted.
+
+    Each replica draws its own random numbers (replica 0 those of a single device), and a second
+    optimizer is refused: it would update this replica by its own gradients alone.
+
+    Yields:
+      The Recording.
+    """
+    recording = Recording()
+    own = model.optimizer
+
+    def keep(grads, trainable_variables=None):
+        if trainable_variables is None:
+            trainable_variables = model.trainable_variables
+        recording.gradients(grads, trainable_variables)
+
+    def refuse(optimizer, *_args, **_kwargs):
+        raise UserError(
+            f"train_step uses the optimizer {optimizer.name} beside the compiled one; with several "
+            "replicas or accumulation only self.optimizer is reduced: use one replica"
+        )
+
+    def note_and_assign(variable, value):
+        recording.before(variable)
+        return direct_assign(variable, value)
+
+    def own_seed(generator, ordered=True):
+        seed = next_seed(generator, ordered)
+        return seed + tf.constant([1_000_003 * replica.index, 0], seed.dtype)
+
+    direct_assign = TensorFlowVariable._direct_assign
+    next_seed = keras.random.SeedGenerator.next
+    with contextlib.ExitStack() as patches:
+        patches.enter_context(_patched(BaseOptimizer, "apply", refuse))
+        patches.enter_context(_patched(keras.optimizers.LossScaleOptimizer, "apply", refuse))
+        patches.enter_context(_patched(TensorFlowVariable, "_direct_assign", note_and_assign))
+        patches.enter_context(_patched(keras.random.SeedGenerator, "next", own_seed))
+        if own is not None:
+            own.__dict__["apply"] = keep  # past Keras's tracking of attributes
+            patches.callback(own.__dict__.pop, "apply")
+        yield recording
+
+
+@contextlib.contextmanager
+def batch_norm_path(*, fused: bool, all_reduce: Callable | None):
+    """Within the context, Keras's batch normalization takes tfaccel's paths.
+
+    Args:
+      fused: one fused operation where XLA does not fuse.
+      all_reduce: sums over replicas, for synchronized layers; None on one replica.
+    """
+    layer = keras.layers.BatchNormalization
+    with contextlib.ExitStack() as patches:
+        if fused:
+            patches.enter_context(_patched(layer, "call", batch_norm.fused(layer.call)))
+        if all_reduce is not None:
+            moments = batch_norm.synchronized(layer._moments, all_reduce)
+            patches.enter_context(_patched(layer, "_moments", moments))
+        yield
+
+
+@contextlib.contextmanager
+def _patched(owner, name: str, value):
+    original = owner.__dict__[name]
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+# Batches.
+
+
+def local_batches(strategy: tf.distribute.Strategy, batch, num_replicas: int) -> list:
+    """Returns each local replica's part of what Keras's iterators give.
+
+    A batch that is not distributed (`train_on_batch`) is cut by rows into even parts.
+    """
+    leaves = tf.nest.flatten(batch)
+    if any(isinstance(each, tf.distribute.DistributedValues) for each in leaves):
+        parts = [strategy.experimental_local_results(each) for each in leaves]
+    elif num_replicas == 1:
+        parts = [(each,) for each in leaves]
+    else:
+        parts = [_cut(each, num_replicas) for each in leaves]
+    return [
+        tf.nest.map_structure(_or_none, tf.nest.pack_sequence_as(batch, each))
+        for each in zip(*parts, strict=True)
+    ]
+
+
+def _or_none(value):
+    # A generator's missing sample weights arrive as empty optionals.
+    return None if isinstance(value, tf.experimental.Optional) else value
+
+
+def _cut(value, num_parts: int) -> list:
+    if value is None:
+        return [None] * num_parts
+    rows = len(value)
+    edges = [rows * index // num_parts for index in range(num_parts + 1)]
+    return [value[start:stop] for start, stop in itertools.pairwise(edges)]
+
+
+def build_from_specs(model) -> Callable:
+    """Returns what stands for the model's `_maybe_symbolic_build`: it draws no batch.
+
+    Keras's draws one from an iterator that it throws away, which starts a pipeline for nothing, and
+    cannot take the per-replica values of several workers (keras issue 20585).
+    """
+    by_batch = model._maybe_symbolic_build
+
+    def build(iterator=None, data_batch=None):
+        if iterator is None:
+            return by_batch(data_batch=data_batch)
+        specs = tf.nest.map_structure(_of_one_replica, iterator._distributed_dataset.element_spec)
+        if not all(_is_dense(each) for each in tf.nest.flatten(specs)):
+            specs = _first_batch(model, iterator)
+        with model.distribute_strategy.scope():
+            model._symbolic_build(data_batch=specs)
+
+    return build
+
+
+def _of_one_replica(spec):
+    spec = spec._value_specs[0] if hasattr(spec, "_value_specs") else spec
+    return spec if hasattr(spec, "shape") else None
+
+
+def _is_dense(spec) -> bool:
+    return spec is None or (isinstance(spec, tf.TensorSpec) and spec.shape.rank is not None)
+
+
+def _first_batch(model, iterator: Iterator):
+    """Draws a batch, for its shapes: a generator's are not known before."""
+    for _, _, batches in iterator:
+        replicas = len(model.distribute_strategy.extended.worker_devices)
+        return local_batches(model.distribute_strategy, next(batches), replicas)[0]
+    return None
