@@ -2,9 +2,12 @@
 
 import contextlib
 import functools
+import json
 import os
+import socket
 import subprocess
 import sys
+import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # TensorFlow 2.21 ignores memory growth where logical CPU devices are set, as they are below.
@@ -55,6 +58,42 @@ def in_new_process(program):
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def in_workers(program, num_workers, *, timeout_s=120, stderr=""):
+    """Runs Python in several processes that form one job, and returns what each one's last line is.
+
+    `json`, and `num_workers`, are there for the program; `stderr` is expected in each one's log.
+    """
+    sockets = [socket.socket() for _ in range(num_workers)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+    for each in sockets:
+        each.close()
+    workers = []
+    for index in range(num_workers):
+        tf_config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+        environment = os.environ | {"TF_CONFIG": json.dumps(tf_config)}
+        workers.append(
+            subprocess.Popen(
+                [sys.executable, "-c", f"import json\nnum_workers = {num_workers}\n{program}"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=environment,
+            )
+        )
+    try:
+        ends = time.monotonic() + timeout_s
+        outputs = [each.communicate(timeout=ends - time.monotonic()) for each in workers]
+    finally:
+        for each in workers:
+            each.kill()
+    for worker, (_, log) in zip(workers, outputs, strict=True):
+        assert worker.returncode == 0, log[-5000:]
+        assert stderr in log
+    return [printed.splitlines()[-1] for printed, _ in outputs]
 
 
 @functools.cache

@@ -10,13 +10,14 @@ TensorFlow is imported when `setup` is first touched, not before: `tfaccel --hel
 
 from typing import TYPE_CHECKING
 
+from tfaccel.config import StepConfig
 from tfaccel.errors import UserError
 
 if TYPE_CHECKING:
     from tfaccel.run import Run, setup
 
 __version__ = "0.1.0"
-__all__ = ["Run", "UserError", "__version__", "setup"]
+__all__ = ["Run", "StepConfig", "UserError", "__version__", "setup"]
 
 
 def __getattr__(name: str):

@@ -25,6 +25,7 @@ from tfaccel.errors import UserError
 
 log = logging.getLogger("tfaccel")
 
+JOBS = ("chief", "worker")  # in the order in which TensorFlow counts their replicas
 EXPECTED = (
     'expected {"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}'
 )
@@ -75,50 +76,52 @@ def from_environment(environment: Mapping[str, str]) -> Cluster:
     try:
         tf_config = json.loads(text)
         jobs = dict(tf_config.get("cluster", {}))
-    except (json.JSONDecodeError, AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         raise UserError(f"TF_CONFIG={text!r} cannot be read ({error}); {EXPECTED}") from error
-    chiefs, workers = _addresses(jobs)
-    if len(chiefs + workers) <= 1:
+    _check_jobs(jobs)
+    tasks = [(job, index) for job in JOBS for index in range(len(jobs.get(job, ())))]
+    if len(tasks) <= 1:
         return Cluster()
-    tasks = [*(("chief", index) for index in range(len(chiefs)))]
-    tasks += [("worker", index) for index in range(len(workers))]
-    return Cluster((*chiefs, *workers), _worker_index(tf_config.get("task"), tasks), bool(chiefs))
+    addresses = tuple(jobs[job][index] for job, index in tasks)
+    if len(set(addresses)) < len(addresses):
+        raise UserError(
+            f"TF_CONFIG names an address twice ({', '.join(addresses)}); give every worker a "
+            "host:port of its own"
+        )
+    worker_index = _worker_index(tf_config.get("task"), tasks)
+    return Cluster(addresses, worker_index, has_chief=tasks[0][0] == "chief")
 
 
-def _addresses(jobs: Mapping) -> tuple[list[str], list[str]]:
-    """Returns the addresses of the chief, if there is one, and of the workers, checked."""
-    for job in jobs:
-        if job not in ("chief", "worker"):
+def _check_jobs(jobs: Mapping) -> None:
+    """Raises UserError unless these are a chief at most, and workers, by address."""
+    for job, addresses in jobs.items():
+        if job not in JOBS:
             raise UserError(
                 f"TF_CONFIG has the job {job!r}; tfaccel trains on a chief and workers alone: take "
                 f"{job!r} out of the cluster, and do not start tfaccel there"
             )
-    for job, addresses in jobs.items():
-        listed = isinstance(addresses, list)
-        if not listed or not all(re.fullmatch(r".+:\d+", str(each)) for each in addresses):
+        if not isinstance(addresses, list) or not all(map(_is_address, addresses)):
             raise UserError(f"TF_CONFIG has {job}={addresses!r}; {EXPECTED}")
-    chiefs, workers = jobs.get("chief", []), jobs.get("worker", [])
-    if len(chiefs) > 1:
-        raise UserError(f"TF_CONFIG has {len(chiefs)} chiefs; keep one and make the rest workers")
-    everyone = chiefs + workers
-    twice = [each for index, each in enumerate(everyone) if each in everyone[:index]]
-    if twice:
-        raise UserError(f"TF_CONFIG names {twice[0]} twice; give every worker its own host:port")
-    return chiefs, workers
+    if len(jobs.get("chief", ())) > 1:
+        raise UserError(
+            f"TF_CONFIG has chief={jobs['chief']}; keep one, and make workers of others"
+        )
+
+
+def _is_address(value) -> bool:
+    return isinstance(value, str) and re.fullmatch(r".+:\d+", value) is not None
 
 
 def _worker_index(task, tasks: Sequence[tuple[str, int]]) -> int:
-    """Returns which of `tasks` (job, index) the `task` of TF_CONFIG is."""
-    job, index = (task.get("type"), task.get("index")) if isinstance(task, dict) else (None, None)
-    # TensorFlow takes an index in quotes too.
-    found = (job, int(index)) if re.fullmatch(r"\d+", str(index)) else None
-    if found not in tasks:
-        names = ", ".join(f"{job} {index}" for job, index in tasks)
+    """Returns which of `tasks`, (job, index), the `task` of TF_CONFIG is."""
+    names = [f"{job} {index}" for job, index in tasks]
+    name = f"{task.get('type')} {task.get('index')}" if isinstance(task, dict) else None
+    if name not in names:
         raise UserError(
-            f"TF_CONFIG has task={task!r}, which is not in its cluster; expected the type and index "
-            f"of one of: {names}"
+            f"TF_CONFIG has task={task!r}, which is not in its cluster; expected the type and "
+            f"index of one of: {', '.join(names)}"
         )
-    return tasks.index(found)
+    return names.index(name)
 
 
 def make_strategy(
@@ -126,16 +129,17 @@ def make_strategy(
 ) -> tf.distribute.Strategy:
     """Returns the process's one strategy, with a replica on each of these devices of every worker.
 
-    With several workers this waits until all have started, and must come before any other use of
-    TensorFlow's devices.
+    With several workers this waits until all have started, for ever if one does not (and Ctrl-C is
+    not heard meanwhile), and must come before any other use of TensorFlow's devices.
 
     Args:
       cluster: of how many workers, and which this is.
-      devices: of this process, e.g. ("/gpu:0", "/gpu:1"); every GPU that TensorFlow may see.
+      devices: of this process, e.g. ("/gpu:0", "/gpu:1"): with several workers every GPU that
+        TensorFlow may see, or one CPU.
       peer_timeout_s: after how long a silence of one worker TensorFlow stops the others.
 
     Raises:
-      UserError: there are several workers, and TensorFlow has started.
+      UserError: there are several workers, and TensorFlow has started or joined them otherwise.
     """
     # Apart, so that it is one strategy for the same devices whatever the timeout.
     if cluster.num_workers == 1:
@@ -157,7 +161,12 @@ def _mirrored(devices: tuple[str, ...]) -> tf.distribute.Strategy:
 def _multi_worker(
     cluster: Cluster, devices: tuple[str, ...], peer_timeout_s: int
 ) -> tf.distribute.Strategy:
-    """Returns the strategy over all workers once they are here; cached as `_mirrored` is."""
+    """Returns the strategy over all workers once they are here; one, as `_mirrored` says."""
+    if _multi_worker.cache_info().currsize:
+        raise UserError(
+            "this process has joined its cluster before, with other settings; call tfaccel.setup() "
+            "once, in one way"
+        )
     gpus = [each for each in devices if "gpu" in each]
     kinds = tf.distribute.experimental.CommunicationImplementation
     log.info(
@@ -175,10 +184,10 @@ def _multi_worker(
                 implementation=kinds.NCCL if gpus else kinds.RING
             ),
         )
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         raise UserError(
-            f"TensorFlow's devices were started before its cluster ({error}); call tfaccel.setup() "
-            "once, before any other use of TensorFlow"
+            f"TensorFlow was used before it could join its cluster ({error}); call tfaccel.setup() "
+            "before any other use of TensorFlow"
         ) from error
     log.info("cluster: all %d workers are here", cluster.num_workers)
     return strategy

@@ -217,10 +217,24 @@ def _add(tensors: list[tf.Tensor], *, op: tf.distribute.ReduceOp) -> list[tf.Ten
     # TensorFlow joins the tensors of one call into one, so they need one dtype.
     for dtype in dict.fromkeys(each.dtype for each in tensors):
         places = [place for place, each in enumerate(tensors) if each.dtype == dtype]
-        added = context.all_reduce(op, [tensors[place] for place in places])
+        added = context.all_reduce(op, [_never_empty(tensors[place]) for place in places])
         for place, result in zip(places, added, strict=True):
-            results[place] = result
+            results[place] = _as_before(result, tensors[place])
     return results
+
+
+def _never_empty(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor that may be empty, by its static shape, as a vector with a zero behind."""
+    # An empty one can end the process: a segmentation fault in TensorFlow 2.21's ring on CPUs.
+    if tensor.shape.num_elements():
+        return tensor
+    return tf.concat([tf.reshape(tensor, [-1]), tf.zeros([1], tensor.dtype)], axis=0)
+
+
+def _as_before(result: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
+    if tensor.shape.num_elements():
+        return result
+    return tf.ensure_shape(tf.reshape(result[:-1], tf.shape(tensor)), tensor.shape)
 
 
 def _concatenate(tensor: tf.Tensor, *, axis: int) -> tf.Tensor:
@@ -230,8 +244,8 @@ def _concatenate(tensor: tf.Tensor, *, axis: int) -> tf.Tensor:
     shape = tf.shape(front)
     columns = tf.reduce_prod(shape[1:])
     rows = tf.reshape(front, [shape[0], columns])
-    # The process dies (segmentation fault, TensorFlow 2.21 on CPUs) where all replicas' tensors are
-    # empty. A row ahead of the first replica's, and a column where there is none, prevent that.
+    # As in `_never_empty`, where all replicas' tensors are empty: a row ahead of the first
+    # replica's, and a column where there is none.
     padded = tf.pad(rows, [[int(rank() == 0), 0], [0, tf.maximum(1 - columns, 0)]])
     gathered = tf.distribute.get_replica_context().all_gather(padded, axis=0)[1:, :columns]
     front = tf.reshape(gathered, tf.concat([tf.shape(gathered)[:1], shape[1:]], axis=0))

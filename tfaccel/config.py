@@ -30,8 +30,8 @@ class RuntimeConfig:
     """How the process uses the machine.
 
     Attributes:
-      gpu_ids: indices among the GPUs that CUDA_VISIBLE_DEVICES leaves; empty for the CPU; None, the
-        default, for the first GPU, or the CPU where there is none.
+      gpu_ids: indices among the GPUs that CUDA_VISIBLE_DEVICES leaves, one replica on each; empty
+        for the CPU; None, the default, for all of them, or the CPU where there is none.
       precision: a Keras dtype policy ("float32", "mixed_float16", "mixed_bfloat16", "float16") or
         an Apex level ("O0" to "O3").
       memory: "growth" to take GPU memory as it is needed, or a limit per GPU in MiB.

@@ -18,7 +18,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from tfaccel import __version__
-from tfaccel.config import Config, default_config, parse
+from tfaccel.config import Config, RuntimeConfig, default_config, parse
 from tfaccel.errors import UserError, did_you_mean
 from tfaccel.workdir import check_free
 
@@ -29,6 +29,10 @@ usage: tfaccel COMMAND [flags]
   train   train, measure and export what a config file says
             tfaccel train --config=configs/digits.py
             tfaccel train --config=configs/mnist.py --config.data.root=/data/mnist_png
+
+  selftest   check that this machine's replicas train as one device does
+            tfaccel selftest
+            tfaccel selftest --precision=mixed_float16 --xla=on --output=selftest.json
 
   tfaccel COMMAND --help   a command's flags
   tfaccel --version        the version
@@ -45,6 +49,16 @@ TRAIN_HELP = """usage: tfaccel train --config=FILE [--workdir=DIR] [--config.SEC
 
 Every field of an experiment, as {source}:
 """
+
+
+SELFTEST_HELP = """usage: tfaccel selftest [flags]
+
+  Trains small models on this machine's replicas and, by plain Keras, on one device, and compares:
+  loss, weights, clipping, accumulation, batch norm, a partial batch, overflow on each replica, save
+  and load, XLA. Prints a row for each; exit code 1 if any failed. Minutes, most of it compilation.
+"""
+
+HELP_FLAGS = {"--help", "-h", "--helpfull", "--helpshort"}
 
 
 def cli() -> None:
@@ -78,7 +92,7 @@ def main(arguments: list[str]) -> int:
 
 def train(arguments: list[str]) -> int:
     """Trains what the flags say and prints the result as one JSON line."""
-    if {"--help", "-h", "--helpfull", "--helpshort"} & set(arguments):
+    if HELP_FLAGS & set(arguments):
         print(_train_help([each for each in arguments if each.startswith("--config=")]), end="")
         return 0
     config, name, workdir = _parse_train_flags(arguments)
@@ -93,7 +107,51 @@ def train(arguments: list[str]) -> int:
     return 0
 
 
-COMMANDS = {"train": train}
+def selftest(arguments: list[str]) -> int:
+    """Checks the replicas, prints a row for each check, and returns 1 if any failed."""
+    values = flags.FlagValues()
+    flags.DEFINE_string(
+        "gpu_ids",
+        None,
+        "GPUs to test, e.g. 0,1; empty for two CPU devices; all by default.",
+        flag_values=values,
+    )
+    flags.DEFINE_list(
+        "precision",
+        ["float32", "mixed_float16", "mixed_bfloat16"],
+        "Keras dtype policies.",
+        flag_values=values,
+    )
+    flags.DEFINE_enum(
+        "xla",
+        "both",
+        ["both", "on", "off"],
+        "Steps with XLA, without, or both.",
+        flag_values=values,
+    )
+    flags.DEFINE_string("output", None, "A new JSON file for the figures.", flag_values=values)
+    if set(arguments) & HELP_FLAGS:
+        print(SELFTEST_HELP + values.main_module_help(), end="")
+        return 0
+    try:
+        unparsed = values(["tfaccel selftest", *arguments])[1:]
+    except flags.Error as error:
+        raise UserError(str(error)) from error
+    if unparsed:
+        raise UserError(f"'{unparsed[0]}' is no flag of selftest; see `tfaccel selftest --help`")
+    config = RuntimeConfig(gpu_ids=values.gpu_ids)
+    precisions = tuple(RuntimeConfig(precision=each).precision for each in values.precision)
+    output = pathlib.Path(values.output) if values.output else None
+    if output and (output.exists() or not output.parent.is_dir()):
+        raise UserError(f"output {output} exists, or its folder does not; give a new file")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    from tfaccel import selftest as selftest_room
+
+    xla = {"both": (False, True), "on": (True,), "off": (False,)}[values.xla]
+    return selftest_room.report(config, precisions=precisions, xla=xla, output=output)
+
+
+COMMANDS = {"train": train, "selftest": selftest}
 
 
 def _parse_train_flags(arguments: list[str]):

@@ -41,8 +41,8 @@ def setup(
     """Prepares the process and returns the run. Call it once, before any other use of TensorFlow.
 
     Args:
-      gpu_ids: indices among the GPUs that CUDA_VISIBLE_DEVICES leaves; () for the CPU; None for
-        the first GPU, or the CPU where there is none.
+      gpu_ids: indices among the GPUs that CUDA_VISIBLE_DEVICES leaves, one replica on each; () for
+        the CPU; None for all of them, or the CPU where there is none.
       precision: a Keras dtype policy ("float32", "mixed_float16", "mixed_bfloat16", "float16") or
         an Apex level ("O0" to "O3").
       memory: "growth" to take GPU memory as it is needed, or a limit per GPU in MiB.
@@ -81,6 +81,7 @@ class Run:
     def __init__(self, config: RuntimeConfig):
         """Prepares the process. `tfaccel.setup` is the shorter way."""
         self.cluster = cluster_lib.from_environment(os.environ)
+        # It chooses devices and sets the seed but starts no device: a cluster can still be joined.
         self.runtime = runtime_lib.configure(config)
         self.strategy = cluster_lib.make_strategy(
             self.cluster,

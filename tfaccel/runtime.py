@@ -180,7 +180,9 @@ def choose_gpus(
         if num_visible == 0:
             why = "CUDA_VISIBLE_DEVICES hides them" if hidden else "the machine has none"
             return (), f"CPU, because there is no GPU to use ({why})"
-        return (0,), f"GPU 0 of {num_visible}, the default; choose others with gpu_ids"
+        return tuple(
+            range(num_visible)
+        ), f"all {num_visible} GPU(s), the default; or choose gpu_ids"
     missing = [index for index in gpu_ids if index >= num_visible]
     if missing:
         seen = f"only GPUs 0 to {num_visible - 1}" if num_visible > 1 else "only GPU 0"

@@ -41,8 +41,8 @@ RETRY_S = 1.0
 # cut off, is silent instead, and has peer_timeout_s.
 GONE_AFTER_S = 3.0
 
-# What TensorFlow raises in a worker when another is lost (any of these may also mean something
-# else: whether a worker is lost is asked, not guessed).
+# What TensorFlow may raise in a worker when another is lost; the first three were seen on the CPU.
+# Each may mean something else too, so that whether a worker is lost is asked, not guessed.
 LOSSES = (
     tf.errors.UnavailableError,
     tf.errors.DeadlineExceededError,
@@ -53,7 +53,7 @@ LOSSES = (
 )
 
 
-class WorkerLost(RuntimeError):
+class WorkerLost(RuntimeError):  # noqa: N818 (it says what happened)
     """Another worker is dead, frozen or cut off; says which."""
 
 
@@ -80,8 +80,7 @@ class Watchdog:
         """Within the context, a call that waits for a lost worker ends with WorkerLost.
 
         Raises:
-          WorkerLost: from TensorFlow's error. It stays usable for nothing that several workers do;
-            end the process.
+          WorkerLost: from TensorFlow's error. This process can reduce nothing any more: end it.
         """
         self._answered_at = dict.fromkeys(self._peers, time.monotonic())
         ended = threading.Event()
@@ -95,7 +94,7 @@ class Watchdog:
                 raise
             raise WorkerLost(self._describe(lost)) from error
         finally:
-            # A thread that is left in TensorFlow while the interpreter ends would crash it.
+            # No thread may be inside TensorFlow while the interpreter ends.
             ended.set()
             thread.join()
 
@@ -112,11 +111,12 @@ class Watchdog:
 
     def _is_lost(self, peer: int, ended: threading.Event) -> bool:
         """Asks a worker until it answers, or for as long as it may be silent."""
-        start = time.monotonic()
+        silent_since = gone_since = time.monotonic()
         while trouble := self._trouble(peer):
-            silent = isinstance(trouble, tf.errors.DeadlineExceededError)
-            limit = self._peer_timeout_s if silent else min(GONE_AFTER_S, self._peer_timeout_s)
-            if time.monotonic() - start >= limit:
+            now = time.monotonic()
+            if isinstance(trouble, tf.errors.DeadlineExceededError):
+                gone_since = now
+            if now - gone_since >= GONE_AFTER_S or now - silent_since >= self._peer_timeout_s:
                 return True
             if ended.wait(RETRY_S):
                 return False

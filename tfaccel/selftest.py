@@ -1,0 +1,356 @@
+"""Whether this machine's replicas train as one device does: what `tfaccel selftest` runs.
+
+Takes devices; gives one row for each check, in each precision, with and without XLA. What is
+compared with is plain Keras on one device without a strategy, on the same rows in the same order.
+
+    rows = run(("/gpu:0", "/gpu:1"), precisions=("mixed_float16",), xla=(True,))
+    all(row.passed for row in rows)
+
+What is compared, and how close it has to be:
+  "loss": the largest difference of the loss of any step, relative to the one device's.
+  "weights": the largest difference of any weight at the end, relative to the largest weight.
+  Sums in another order differ by some roundings; SMALL says how far they get over the steps below,
+  by the mantissa of the precision. What must be equal, as replicas among themselves, has limit 0.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import logging
+import pathlib
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+from tfaccel import seam
+from tfaccel.audit import Audit, ReplicasDifferError
+from tfaccel.cluster import Cluster, make_strategy
+from tfaccel.config import RuntimeConfig, StepConfig
+from tfaccel.methods import extend
+from tfaccel.runtime import configure, describe_environment, load_cuda_libraries
+from tfaccel.step import compile_model
+from tfaccel.workdir import write_json
+
+log = logging.getLogger("tfaccel")
+
+SMALL = {"float32": 1e-3, "mixed_float16": 2e-2, "mixed_bfloat16": 5e-2}
+ROWS_PER_REPLICA = 16
+SHORT, LONG = 10, 200  # steps
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One check's outcome.
+
+    Attributes:
+      check: what was compared.
+      precision: Keras dtype policy.
+      xla: whether steps were compiled with XLA.
+      figure: what was measured.
+      limit: what it may be at most.
+      passed: whether it was.
+    """
+
+    check: str
+    precision: str
+    xla: bool
+    figure: float
+    limit: float
+    passed: bool
+
+
+def report(
+    config: RuntimeConfig,
+    *,
+    precisions: tuple[str, ...],
+    xla: tuple[bool, ...],
+    output: pathlib.Path | None,
+) -> int:
+    """Tests the devices that `config` chooses, prints a row for each check, and writes `output`.
+
+    Returns:
+      0, or 1 if any check failed.
+    """
+    # The CPU stands in for two GPUs: two replicas are what the checks are about.
+    load_cuda_libraries()
+    if config.gpu_ids == () or not tf.config.list_physical_devices("GPU"):
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        two = [tf.config.LogicalDeviceConfiguration()] * 2
+        tf.config.set_logical_device_configuration(cpu, two)
+        configure(config)
+        devices = ("/cpu:0", "/cpu:1")
+    else:
+        devices = tuple(each.name for each in configure(config).devices)
+    rows = []
+    print(f"{'check':40} {'precision':15} {'XLA':4} {'figure':>9} {'limit':>7}")
+    for row in run(make_strategy(Cluster(), devices), precisions=precisions, xla=xla):
+        rows.append(row)
+        print(
+            f"{row.check:40} {row.precision:15} {'on' if row.xla else 'off':4} {row.figure:9.2g} "
+            f"{row.limit:7.2g}{'' if row.passed else '  FAILED'}",
+            flush=True,
+        )
+    failed = sum(not each.passed for each in rows)
+    print(f"{len(rows) - failed} of {len(rows)} checks passed on {len(devices)} replica(s)")
+    if output:
+        write_json(
+            output,
+            {
+                "command": "tfaccel " + " ".join(sys.argv[1:]),
+                "date": datetime.date.today().isoformat(),
+                "environment": describe_environment(),
+                "devices": devices,
+                "rows": [dataclasses.asdict(each) for each in rows],
+            },
+        )
+    return 1 if failed else 0
+
+
+def run(
+    strategy: tf.distribute.Strategy, *, precisions: tuple[str, ...], xla: tuple[bool, ...]
+) -> Iterator[Row]:
+    """Runs every check and yields its row as soon as it is known.
+
+    TensorFloat-32 is off meanwhile: float32 is compared as float32.
+
+    Args:
+      strategy: a MirroredStrategy over the replicas to test.
+      precisions: Keras dtype policies.
+      xla: with XLA, without, or both.
+    """
+    log.setLevel(logging.WARNING)  # a line for each model compiled would hide the rows,
+    tf.get_logger().setLevel(logging.ERROR)  # and so would advice against tracing so many
+    policy = keras.config.dtype_policy()
+    tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    try:
+        for precision in precisions:
+            keras.config.set_dtype_policy(precision)
+            for each in xla:
+                for name, figure, limit in _checks(_Trainer(strategy, precision, xla=each)):
+                    passed = bool(figure <= limit)  # NaN does not pass
+                    yield Row(name, precision, each, float(figure), limit, passed)
+    finally:
+        keras.config.set_dtype_policy(policy)
+        tf.config.experimental.enable_tensor_float_32_execution(tf32)
+
+
+def _checks(trainer: "_Trainer") -> Iterator[tuple[str, float, float]]:
+    """Yields (name, figure, limit) of every check."""
+    small = SMALL[trainer.precision]
+
+    one, several = trainer.both(num_steps=LONG)
+    yield f"loss over {LONG} steps", _relative(several.losses, one.losses), small
+    yield f"replicas apart after {LONG} steps", _num_apart(several.model), 0
+
+    for clip in ({"global_clipnorm": 0.05}, {"clipnorm": 0.02}, {"clipvalue": 0.002}):
+        one, several = trainer.both(optimizer=_sgd(**clip))
+        yield f"weights, {next(iter(clip))}", _difference(several, one), small
+
+    one, several = trainer.both(optimizer=_sgd(gradient_accumulation_steps=2))
+    yield "weights, accumulation over steps", _difference(several, one), small
+    one, several = trainer.both(config=StepConfig(accumulation_steps=4))
+    yield "weights, accumulation in a step", _difference(several, one), small
+
+    one, several = trainer.both(rows_less=1 + ROWS_PER_REPLICA // 2)
+    yield "weights, partial last batch", _difference(several, one), small
+    tested, wanted = (
+        trainer.tested(each, rows_less=ROWS_PER_REPLICA - 1) for each in (several, one)
+    )
+    yield "metrics, partial last batch", _relative(tested, wanted), small
+
+    one, several = trainer.both(make=_with_batch_norm, config=StepConfig(sync_batchnorm=True))
+    yield "statistics, synchronized batch norm", _statistics(several, one), small
+    several = trainer.replicas(make=_with_batch_norm)
+    yield "replicas apart, batch norm of each", _num_apart(several.model), 0
+
+    whole, resumed = trainer.replicas(num_steps=2 * SHORT), trainer.resumed()
+    yield "weights, saved and loaded half way", _difference(resumed, whole), small
+
+    if trainer.xla:
+        without = _Trainer(trainer.strategy, trainer.precision, xla=False).replicas()
+        yield "weights, XLA against none", _difference(trainer.replicas(), without), small
+
+    if trainer.precision == "mixed_float16":
+        for index in range(trainer.num_replicas):
+            yield f"wrong after overflow on replica {index}", trainer.num_wrong_after(index), 0
+
+
+# What is trained.
+
+
+def _plain() -> keras.Model:
+    return keras.Sequential(
+        [
+            keras.Input((8, 8, 3)),
+            layers.Conv2D(16, 3, activation="relu"),
+            layers.Flatten(),
+            layers.Dense(32, activation="relu", kernel_regularizer="l2"),
+            layers.Dense(8, dtype="float32"),
+        ]
+    )
+
+
+def _with_batch_norm() -> keras.Model:
+    return keras.Sequential(
+        [
+            keras.Input((8, 8, 3)),
+            layers.Conv2D(16, 3, use_bias=False),  # a bias here has a gradient of rounding alone
+            layers.BatchNormalization(momentum=0.8),
+            layers.ReLU(),
+            layers.Flatten(),
+            layers.Dense(8, dtype="float32"),
+        ]
+    )
+
+
+def _sgd(**settings) -> Callable[[], keras.optimizers.Optimizer]:
+    # At four times this rate training is chaotic: a difference of 1e-7 is 1e-2 after 200 steps.
+    return lambda: keras.optimizers.SGD(0.005, momentum=0.9, **settings)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Trained:
+    """A model, and the loss of each step it was trained for."""
+
+    model: keras.Model
+    losses: list[float]
+
+
+class _Trainer:
+    """Trains small models on fixed rows: on one device by plain Keras, and on the replicas."""
+
+    def __init__(self, strategy: tf.distribute.Strategy, precision: str, *, xla: bool):
+        self.strategy, self.precision, self.xla = strategy, precision, xla
+        self.num_replicas = strategy.num_replicas_in_sync
+        self.batch_size = ROWS_PER_REPLICA * self.num_replicas
+
+    def both(self, **settings) -> tuple[_Trained, _Trained]:
+        """Returns what one device and what the replicas come to."""
+        return self.one_device(**settings), self.replicas(**settings)
+
+    def one_device(self, *, make=_plain, optimizer=None, config=None, **data) -> _Trained:
+        """Trains by plain Keras; `config` says nothing that would change the result."""
+        model = _seeded(make)
+        model.compile(**self._compile_args(optimizer), jit_compile=self.xla)
+        return self._fit(model, **data)
+
+    def replicas(self, *, make=_plain, optimizer=None, config=None, **data) -> _Trained:
+        """Trains on the replicas."""
+        with self.strategy.scope():
+            model = _seeded(make)
+        self._compile(model, config or StepConfig(), optimizer)
+        return self._fit(model, **data)
+
+    def resumed(self) -> _Trained:
+        """Trains on the replicas, saves half way, loads and goes on."""
+        model = self.replicas().model
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "model.keras"
+            model.save(path)
+            with self.strategy.scope():
+                model = keras.models.load_model(path)
+        self._compile(model, StepConfig(), lambda: model.optimizer)
+        return self._fit(model, skip=SHORT)
+
+    def num_wrong_after(self, replica: int) -> int:
+        """Plants an overflow in one replica's rows; counts weights and scales that are wrong.
+
+        No replica may change a weight, and each must halve its scale.
+        """
+        x, y = self.rows(1)
+        trained = self.replicas(num_steps=1)
+        variables = trained.model.trainable_variables
+        before = [each.numpy() for each in variables]
+        scale = float(trained.model.optimizer.dynamic_scale.numpy())
+        x[replica * ROWS_PER_REPLICA] = 6e4
+        trained.model.fit(x, y, batch_size=self.batch_size, shuffle=False, verbose=0)
+        wrong = 0
+        for variable, value in zip(variables, before, strict=True):
+            wrong += sum((each.numpy() != value).any() for each in seam.components(variable))
+        scales = seam.components(trained.model.optimizer.dynamic_scale)
+        return wrong + sum(float(each.numpy()) != scale / 2 for each in scales)
+
+    def tested(self, trained: _Trained, *, rows_less: int) -> list[float]:
+        """Returns loss and accuracy over rows whose last batch is partial."""
+        x, y = self.rows(2, less=rows_less)
+        return trained.model.evaluate(x, y, batch_size=self.batch_size, verbose=0)
+
+    def rows(self, num_steps: int, *, skip: int = 0, less: int = 0):
+        """Returns x, [rows, 8, 8, 3] float32, and y, [rows] int64; the last step has `less` rows."""
+        random = np.random.default_rng(0)
+        x = random.normal(size=((skip + num_steps) * self.batch_size, 8, 8, 3)).astype("float32")
+        y = x.mean((1, 2)).argmax(1)  # something to learn
+        chosen = slice(skip * self.batch_size, len(x) - less)
+        return x[chosen], y[chosen]
+
+    def _compile(self, model, config: StepConfig, optimizer) -> None:
+        compile_args = self._compile_args(optimizer)
+        compile_model(model, self.strategy, config, xla=self.xla, **compile_args)
+        extend(model, config, guard=contextlib.nullcontext)
+
+    def _compile_args(self, optimizer) -> dict:
+        return {
+            "optimizer": (optimizer or _sgd())(),
+            "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            "metrics": ["accuracy"],
+        }
+
+    def _fit(self, model, *, num_steps: int = SHORT, skip: int = 0, rows_less: int = 0) -> _Trained:
+        losses = []
+        each_step = keras.callbacks.LambdaCallback(
+            # Keras logs the mean since the epoch's begin; the loss of each step is wanted.
+            on_train_batch_begin=lambda batch, logs: model.reset_metrics(),
+            on_train_batch_end=lambda batch, logs: losses.append(logs["loss"]),
+        )
+        x, y = self.rows(num_steps, skip=skip, less=rows_less)
+        settings = {"batch_size": self.batch_size, "shuffle": False, "verbose": 0}
+        model.fit(x, y, callbacks=[each_step], **settings)
+        return _Trained(model, losses)
+
+
+def _seeded(make: Callable[[], keras.Model]) -> keras.Model:
+    keras.utils.set_random_seed(0)
+    return make()
+
+
+# How results are compared.
+
+
+def _relative(got, wanted) -> float:
+    got, wanted = np.asarray(got, np.float64), np.asarray(wanted, np.float64)
+    return float(np.max(np.abs(got - wanted) / np.maximum(np.abs(wanted), 1e-3)))
+
+
+def _difference(got: _Trained, wanted: _Trained) -> float:
+    """Returns the largest difference of a trained weight, relative to the largest weight."""
+    return _largest(got.model.trainable_variables, wanted.model.trainable_variables)
+
+
+def _statistics(got: _Trained, wanted: _Trained) -> float:
+    """Returns the same of moving statistics."""
+    return _largest(got.model.non_trainable_variables[:2], wanted.model.non_trainable_variables[:2])
+
+
+def _largest(got, wanted) -> float:
+    pairs = [
+        (each.numpy().astype(np.float64), other.numpy().astype(np.float64))
+        for each, other in zip(got, wanted, strict=True)
+    ]
+    scale = max(np.abs(other).max() for _, other in pairs)
+    return float(max(np.abs(each - other).max() for each, other in pairs) / scale)
+
+
+def _num_apart(model) -> int:
+    """Returns 1 if any replica's variables differ from replica 0's in any bit."""
+    try:
+        Audit(model).check(when="in the self-test")
+    except ReplicasDifferError as error:
+        log.error("%s", error)
+        return 1
+    return 0
