@@ -21,12 +21,12 @@ from tfaccel import UserError
 from tfaccel.collectives import all_gather, all_reduce, broadcast, local_rank, rank, world_size
 
 FLOATS = (np.float64, np.float32, np.float16, tf.bfloat16.as_numpy_dtype)
-NUMBERS = (*FLOATS, np.int64, np.int32, np.int8, np.uint32)
-DTYPES_OF_OP = {
-    "sum": NUMBERS,
+ANY = (np.float16, tf.bfloat16.as_numpy_dtype, np.int64, np.int32, np.bool_)
+DTYPES = {
+    "sum": (*FLOATS, np.int64, np.int32, np.int32, np.int8, np.uint32),
     "mean": FLOATS,
-    "min": (*NUMBERS, np.bool_),
-    "max": (*NUMBERS, np.bool_),
+    "min": ANY,
+    "max": ANY,
 }
 SIZES = (2, 0, 3)  # along the axis to gather, by rank
 
@@ -117,7 +117,7 @@ def check_ranks(strategy, first_rank):
 
 
 def check_all_reduce(strategy, ranks):
-    for op, dtypes in DTYPES_OF_OP.items():
+    for op, dtypes in DTYPES.items():
         value = functools.partial(numbers_and_others, dtypes=dtypes)
         expected = over(ranks, functools.partial(reduced, op=op), value)
         check_everywhere(strategy, functools.partial(all_reduce, op=op), value, expected)
@@ -133,8 +133,7 @@ def reduced(leaves, op):
 
 
 def check_all_gather(strategy, ranks):
-    all_dtypes = DTYPES_OF_OP["max"]
-    check_gather(strategy, ranks, lambda size: (size, 2), axis=0, dtypes=all_dtypes)
+    check_gather(strategy, ranks, lambda size: (size, 2), axis=0, dtypes=ANY)
     check_gather(strategy, ranks, lambda size: (2, size), axis=1)
     check_gather(strategy, ranks, lambda size: (2, size, 3), axis=-2)
     # TensorFlow's own ends the process where nobody has an element.
@@ -187,7 +186,7 @@ def check_broadcast(strategy, ranks):
 
 def numbers_and_bits(rank, root):
     bits = [-0.0, 0, np.nan, np.inf, 1e-30] if rank == root else [np.nan, np.inf, 1, -np.inf, 2]
-    return {"bits": np.float32(bits), "numbers": numbers(rank, DTYPES_OF_OP["max"])}
+    return {"bits": np.float32(bits), "numbers": numbers(rank, ANY)}
 
 
 def check_one_value_for_all_replicas(strategy, ranks):

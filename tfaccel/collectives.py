@@ -43,18 +43,15 @@ Value = Any
 
 _OPS = ("sum", "mean", "min", "max")
 
-# TensorFlow's collectives know float16, float32, float64, int32 and int64. Each of the others
-# travels as one that holds all its values.
+# TensorFlow's collectives know float16, float32, float64, int32 and int64, and MirroredStrategy
+# does not take two int32 tensors in one call. The others travel as one that holds all their values.
 _CARRIERS = {
-    tf.bool: tf.int32,
-    tf.int8: tf.int32,
-    tf.uint8: tf.int32,
-    tf.int16: tf.int32,
-    tf.uint16: tf.int32,
-    tf.uint32: tf.int64,
+    **dict.fromkeys(
+        (tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16, tf.int32, tf.uint32), tf.int64
+    ),
     tf.bfloat16: tf.float32,
 }
-_CARRIED = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64, *_CARRIERS)
+_CARRIED = (tf.float16, tf.float32, tf.float64, tf.int64, *_CARRIERS)
 
 
 def world_size() -> int:
