@@ -5,12 +5,15 @@ devices disturb each other. Every process knows what each rank holds.
 """
 
 import concurrent.futures
+import dataclasses
 import functools
 import json
 import os
 import pathlib
 import re
 import socket
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,43 +24,38 @@ from tfaccel import UserError
 from tfaccel.collectives import all_gather, all_reduce, broadcast, local_rank, rank, world_size
 
 FLOATS = (np.float64, np.float32, np.float16, tf.bfloat16.as_numpy_dtype)
-ANY = (np.float16, tf.bfloat16.as_numpy_dtype, np.int64, np.int32, np.bool_)
 DTYPES = {
     "sum": (*FLOATS, np.int64, np.int32, np.int32, np.int8, np.uint32),
     "mean": FLOATS,
-    "min": ANY,
-    "max": ANY,
+    "min": (np.float16, np.int64, np.int32, np.bool_),
+    "max": (np.int32, np.bool_),
+    "broadcast": (*FLOATS, np.int64, np.int32, np.bool_),
+    "all_gather": (np.float16, np.int32, np.bool_),
 }
 SIZES = (2, 0, 3)  # along the axis to gather, by rank
 
 
-@pytest.mark.parametrize("num_replicas", [2, 3])
-def test_replicas_of_one_process(num_replicas):
-    assert in_new_process(program(f"check_replicas({num_replicas})")) == "all well\n"
+def test_replicas_of_one_process():
+    run_together("check_replicas(2)", "check_replicas(3)")
 
 
 @pytest.mark.parametrize("num_workers", [2, 3])
 def test_workers(num_workers):
     workers = [f"localhost:{port}" for port in free_ports(num_workers)]
-    programs = [program(f"check_worker({workers}, {index})") for index in range(num_workers)]
-    with concurrent.futures.ThreadPoolExecutor(num_workers) as pool:
-        assert list(pool.map(in_new_process, programs)) == ["all well\n"] * num_workers
+    run_together(*(f"check_worker({workers}, {index})" for index in range(num_workers)))
 
 
 def test_without_a_strategy():
     check_everything(tf.distribute.get_strategy(), first_rank=0)
 
 
-def test_a_per_replica_value_needs_its_strategy():
-    two = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])  # communicates nothing
-    value = two.experimental_distribute_values_from_function(lambda _: tf.ones([]))
-    with pytest.raises(UserError, match=r"call this within `with strategy\.scope\(\):`"):
-        all_reduce(value)
-
-
-def program(call):
+def run_together(*calls):
+    """Makes each call to this file in a process of its own, all at the same time."""
     folder = str(pathlib.Path(__file__).parent)
-    return f"import sys; sys.path.insert(0, {folder!r}); import test_collectives as t; t.{call}"
+    start = f"import sys; sys.path.insert(0, {folder!r}); import test_collectives as here; here."
+    with concurrent.futures.ThreadPoolExecutor(len(calls)) as pool:
+        outputs = list(pool.map(in_new_process, [start + call for call in calls]))
+    assert outputs == ["all well\n"] * len(calls)
 
 
 def free_ports(num):
@@ -73,7 +71,10 @@ def check_replicas(num_replicas):
     logical = [tf.config.LogicalDeviceConfiguration()] * num_replicas
     tf.config.set_logical_device_configuration(cpu, logical)
     devices = [f"/cpu:{index}" for index in range(num_replicas)]
-    check_everything(tf.distribute.MirroredStrategy(devices), first_rank=0)
+    strategy = tf.distribute.MirroredStrategy(devices)
+    check_everything(strategy, first_rank=0)
+    with pytest.raises(UserError, match="without its strategy; call this within `with strategy"):
+        all_reduce(per_replica(strategy, np.float32))
     print("all well")
 
 
@@ -85,19 +86,21 @@ def check_worker(workers, index):
     print("all well")
 
 
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """An operation on the value of each rank, and the result that each should have."""
+
+    operation: Callable[[Any], Any]
+    value: Callable[[int], Any]
+    expected: Callable[[int], Any]
+
+
 def check_everything(strategy, *, first_rank):
-    check_ranks(strategy, first_rank)
     ranks = range(strategy.num_replicas_in_sync)
-    for check in (
-        check_all_reduce,
-        check_all_gather,
-        check_all_gather_of_slices,
-        check_broadcast,
-        check_one_value_for_all_replicas,
-        check_gradients,
-        check_errors,
-    ):
-        check(strategy, ranks)
+    check_ranks(strategy, first_rank)
+    check(strategy, first_rank, results(strategy, ranks), everywhere)
+    check(strategy, first_rank, gradients(ranks), inside)
+    check_errors(strategy, ranks)
 
 
 def check_ranks(strategy, first_rank):
@@ -111,114 +114,139 @@ def check_ranks(strategy, first_rank):
             np.testing.assert_array_equal(result, [first_rank + local, local, size])
     for call in outside(strategy, of_replica, np.float32):
         np.testing.assert_array_equal(call(), [[first_rank, 0, size]])
-    for call in inside(strategy, lambda _: all_gather(tf.constant([rank()])), np.float32):
-        for result in call():
-            np.testing.assert_array_equal(result, range(size))
 
 
-def check_all_reduce(strategy, ranks):
-    for op, dtypes in DTYPES.items():
-        value = functools.partial(numbers_and_others, dtypes=dtypes)
-        expected = over(ranks, functools.partial(reduced, op=op), value)
-        check_everywhere(strategy, functools.partial(all_reduce, op=op), value, expected)
+def check(strategy, first_rank, cases, places):
+    """Checks all cases with one call for each place: to trace a call takes most of its time."""
+
+    def operation(values):
+        return {name: case.operation(values[name]) for name, case in cases.items()}
+
+    def value(rank):
+        return {name: case.value(rank) for name, case in cases.items()}
+
+    for call in places(strategy, operation, value):
+        for local, result in enumerate(call()):
+            for name, case in cases.items():
+                assert_same(result[name], case.expected(first_rank + local), name)
 
 
-def numbers_and_others(rank, dtypes):
-    special = np.float32([3, -np.inf, np.nan][rank])
-    return {"numbers": numbers(rank, dtypes), "others": (special, np.zeros((0, 2), np.float32))}
+def assert_same(actual, expected, name):
+    actual, expected = (
+        tf.nest.flatten(each, expand_composites=True) for each in (actual, expected)
+    )
+    for one, other in zip(actual, expected, strict=True):
+        one, other = np.asarray(one), np.asarray(other)
+        assert one.dtype == other.dtype, name
+        one, other = one.astype(float), other.astype(float)
+        np.testing.assert_array_equal(one, other, name, strict=True)
+        np.testing.assert_array_equal(np.signbit(one), np.signbit(other), name)
 
 
-def reduced(leaves, op):
-    return getattr(np, op)(np.stack(leaves).astype(float), axis=0).astype(leaves[0].dtype)
+def results(strategy, ranks):
+    """The cases whose result is the same on all ranks."""
+    return {
+        **{f"all_reduce {op}": reduce_case(ranks, op) for op in ("sum", "mean", "min", "max")},
+        **{f"broadcast {root}": broadcast_case(root) for root in ranks},
+        "all_gather": gather_case(
+            ranks, lambda size: (size, 2), axis=0, dtypes=DTYPES["all_gather"]
+        ),
+        "along the second axis": gather_case(ranks, lambda size: (2, size), axis=1),
+        "along the last axis but one": gather_case(ranks, lambda size: (2, size, 3), axis=-2),
+        # TensorFlow's own gather ends the process where nobody has an element.
+        "of nothing": gather_case(ranks, lambda _: (0, 2), axis=0),
+        "of empty rows": gather_case(ranks, lambda size: (size, 0), axis=0),
+        "IndexedSlices": case(ranks, all_gather, slices, concatenated),
+        **one_for_all_cases(strategy, len(ranks)),
+    }
 
 
-def check_all_gather(strategy, ranks):
-    check_gather(strategy, ranks, lambda size: (size, 2), axis=0, dtypes=ANY)
-    check_gather(strategy, ranks, lambda size: (2, size), axis=1)
-    check_gather(strategy, ranks, lambda size: (2, size, 3), axis=-2)
-    # TensorFlow's own ends the process where nobody has an element.
-    check_gather(strategy, ranks, lambda _: (0, 2), axis=0)
-    check_gather(strategy, ranks, lambda size: (size, 0), axis=0)
+def case(ranks, operation, value, function):
+    """The function takes the values of all ranks, and is called for each leaf of the nest."""
+    expected = tf.nest.map_structure(lambda *leaves: function(leaves), *map(value, ranks))
+    return Case(operation, value, lambda _: expected)
 
 
-def check_gather(strategy, ranks, shape, *, axis, dtypes=(np.float32,)):
+def reduce_case(ranks, op):
+    def value(rank):
+        special = np.float32([3, -np.inf, np.nan][rank])
+        others = (special, np.zeros((0, 2), np.float32))
+        return {"numbers": numbers(rank, DTYPES[op]), "others": others}
+
+    def reduced(leaves):
+        return getattr(np, op)(np.stack(leaves).astype(float), axis=0).astype(leaves[0].dtype)
+
+    return case(ranks, functools.partial(all_reduce, op=op), value, reduced)
+
+
+def broadcast_case(root):
+    def value(rank):
+        ours, theirs = [-0.0, 0, np.nan, np.inf, 1e-30], [np.nan, np.inf, 1, -np.inf, np.nan]
+        special = np.float32(ours if rank == root else theirs)
+        return [special, *numbers(rank, DTYPES["broadcast"]), np.zeros([0, 2], np.int32)]
+
+    return Case(functools.partial(broadcast, root_rank=root), value, lambda _: value(root))
+
+
+def gather_case(ranks, shape, *, axis, dtypes=(np.float32,)):
     def value(rank):
         return numbers(rank, dtypes, shape(SIZES[rank]))
 
     def gather(tensors):
         gathered = all_gather(tensors, axis=axis)
-        assert gathered[0].shape.rank == len(shape(0))  # known while it is traced, too
+        sizes = gathered[0].shape.as_list()
+        del sizes[axis]
+        assert None not in sizes  # while it is traced
         return gathered
 
-    expected = over(ranks, functools.partial(np.concatenate, axis=axis), value)
-    check_everywhere(strategy, gather, value, expected)
+    return case(ranks, gather, value, functools.partial(np.concatenate, axis=axis))
 
 
-def check_all_gather_of_slices(strategy, ranks):
-    def value(rank):
-        slices = slices_of(rank)
-        return {"shaped": slices, "shapeless": tf.IndexedSlices(slices.values, slices.indices)}
-
-    check_everywhere(strategy, all_gather, value, over(ranks, concatenated, value))
-
-
-def slices_of(rank):
+def slices(rank):
     (values,) = numbers(rank, [np.float32], (SIZES[rank], 2))
     indices = np.arange(SIZES[rank]) + rank
     return tf.IndexedSlices(tf.constant(values), tf.constant(indices), tf.constant([6, 2]))
 
 
 def concatenated(slices):
-    values = np.concatenate([each.values for each in slices])
-    indices = np.concatenate([each.indices for each in slices])
-    return tf.IndexedSlices(tf.constant(values), tf.constant(indices), slices[0].dense_shape)
+    parts = zip(*((each.values, each.indices) for each in slices), strict=True)
+    return tf.IndexedSlices(*(tf.concat(each, 0) for each in parts), slices[0].dense_shape)
 
 
-def check_broadcast(strategy, ranks):
-    for root in ranks:
-        value = functools.partial(numbers_and_bits, root=root)
-        operation = functools.partial(broadcast, root_rank=root)
-        check_everywhere(strategy, operation, value, value(root))
-        for call in everywhere(strategy, operation, value):
-            for result in call():
-                assert result["bits"].numpy().tobytes() == value(root)["bits"].tobytes()
-
-
-def numbers_and_bits(rank, root):
-    bits = [-0.0, 0, np.nan, np.inf, 1e-30] if rank == root else [np.nan, np.inf, 1, -np.inf, 2]
-    return {"bits": np.float32(bits), "numbers": numbers(rank, ANY)}
-
-
-def check_one_value_for_all_replicas(strategy, ranks):
-    one = tf.constant([1.0, 2.0])  # one object for all replicas, and no copies
+def one_for_all_cases(strategy, size):
+    one = tf.constant([1.0, 2.0])  # one object for all replicas
     with strategy.scope():
         variable = tf.Variable([3, 4])
-    size = len(ranks)
-    for operation, expected in (
-        (lambda _: all_reduce(one), size * np.float32([1, 2])),
-        (lambda _: all_gather(one), np.float32([1, 2] * size)),
-        (lambda _: all_reduce([5, variable]), [np.int32(5 * size), np.int32([3, 4]) * size]),
-        (lambda _: broadcast(variable, root_rank=size - 1), np.int32([3, 4])),
-    ):
-        check_everywhere(strategy, operation, np.float32, expected)
+    return {
+        f"one for all: {name}": Case(operation, np.float32, lambda _, expected=expected: expected)
+        for name, operation, expected in (
+            ("all_reduce", lambda _: all_reduce(one), np.float32([size, 2 * size])),
+            ("all_gather", lambda _: all_gather(one), np.float32([1, 2] * size)),
+            ("number", lambda _: all_reduce(5), np.int32(5 * size)),
+            ("variable", lambda _: broadcast(variable, root_rank=size - 1), np.int32([3, 4])),
+        )
+    }
 
 
-def check_gradients(strategy, ranks):
-    """Against the same sum of losses without replicas."""
+def gradients(ranks):
     mean = functools.partial(all_reduce, op="mean")
     highest = functools.partial(all_reduce, op="max")
     from_last = functools.partial(broadcast, root_rank=ranks[-1])
     even, uneven = [2] * len(ranks), SIZES
-    check_gradient(strategy, ranks, all_reduce, tf.add_n, even)
-    check_gradient(strategy, ranks, mean, lambda all_: tf.add_n(all_) / len(all_), even)
-    check_gradient(strategy, ranks, highest, lambda all_: tf.reduce_max(all_, axis=0), even)
-    check_gradient(strategy, ranks, from_last, lambda all_: all_[-1], even)
-    check_gradient(strategy, ranks, all_gather, lambda all_: tf.concat(all_, axis=0), uneven)
+    return {
+        "sum": gradient_case(ranks, all_reduce, tf.add_n, even),
+        "mean": gradient_case(ranks, mean, lambda all_: tf.add_n(all_) / len(all_), even),
+        "max": gradient_case(ranks, highest, lambda all_: tf.reduce_max(all_, axis=0), even),
+        "broadcast": gradient_case(ranks, from_last, lambda all_: all_[-1], even),
+        "all_gather": gradient_case(ranks, all_gather, lambda all_: tf.concat(all_, 0), uneven),
+    }
 
 
-def check_gradient(strategy, ranks, operation, local_operation, sizes):
+def gradient_case(ranks, operation, local_operation, sizes):
+    """The gradient of the ranks' losses, against that of their sum without replicas."""
+
     def value(rank):
-        return numbers(rank, [np.float32], (sizes[rank], 2))[0]
+        return -numbers(rank, [np.float32], (sizes[rank], 2))[0]
 
     def loss(rank, result):
         return (rank + 1.0) * tf.reduce_sum(tf.cumsum(tf.reshape(result, [-1])))
@@ -226,17 +254,15 @@ def check_gradient(strategy, ranks, operation, local_operation, sizes):
     def gradient(x):
         with tf.GradientTape() as tape:
             tape.watch(x)
-            mine = loss(rank(), operation(x * x))
-        return tape.gradient(mine, x)
+            own = loss(rank(), operation(x * x))
+        return tape.gradient(own, x)
 
     all_x = [tf.constant(value(rank)) for rank in ranks]
     with tf.GradientTape() as tape:
         tape.watch(all_x)
         total = sum(loss(rank, local_operation([x * x for x in all_x])) for rank in ranks)
     expected = tape.gradient(total, all_x, unconnected_gradients="zero")
-    for call in inside(strategy, gradient, value):
-        for rank_here, result in zip(ranks_here(strategy), call(), strict=True):
-            np.testing.assert_allclose(result, expected[rank_here], rtol=1e-6)
+    return Case(gradient, value, lambda rank: expected[rank])
 
 
 def check_errors(strategy, ranks):
@@ -276,32 +302,11 @@ def check_errors(strategy, ranks):
 
 def numbers(rank, dtypes, shape=(2, 3)):
     """An array of each dtype, of numbers that all of them add and divide by 2 and 3 exactly."""
-    arrays = 6 * np.random.default_rng(rank).integers(0, 4, (len(dtypes), *shape))
+    arrays = 6 * np.random.default_rng(rank).integers(1, 5, (len(dtypes), *shape))
     return [
         -array.astype(dtype) if dtype in FLOATS else array.astype(dtype)
         for array, dtype in zip(arrays, dtypes, strict=True)
     ]
-
-
-def over(ranks, function, value):
-    """The function of all ranks' values, leaf by leaf."""
-    return tf.nest.map_structure(lambda *leaves: function(leaves), *map(value, ranks))
-
-
-def check_everywhere(strategy, operation, value, expected):
-    for call in everywhere(strategy, operation, value):
-        for result in call():
-            assert_same(result, expected)
-
-
-def assert_same(actual, expected):
-    actual, expected = (
-        tf.nest.flatten(each, expand_composites=True) for each in (actual, expected)
-    )
-    for one, other in zip(actual, expected, strict=True):
-        one, other = np.asarray(one), np.asarray(other)
-        assert one.dtype == other.dtype
-        np.testing.assert_array_equal(one.astype(float), other.astype(float), strict=True)
 
 
 def everywhere(strategy, operation, value):

@@ -16,8 +16,8 @@ Every function works in three places, eagerly and in a `tf.function`:
   worker's replicas, and any other value counts as the value of every one of them, as it does when
   `strategy.run` is given it. The result is an ordinary tensor on each worker. So
   `all_reduce(1) == world_size()` everywhere, and with one GPU per worker a plain tensor is that
-  worker's own value. An eager call here is traced anew each time: one for every step belongs in a
-  `tf.function`.
+  worker's own value. One call for every step belongs in a `tf.function`: eagerly TensorFlow traces
+  each gather anew, min and max too, in 0.1 s or more.
 - Without a strategy: the job is one replica of rank 0. A call outside a replica function that is
   not within the scope is such a one, whatever strategies exist.
 
@@ -27,7 +27,8 @@ MirroredStrategy TensorFlow refuses them within `tf.cond`, `tf.while_loop` and a
 the replica function calls.
 
 dtypes are bool, integers up to 64 bits except uint64, and floats; a result has its value's dtype.
-In a replica function everything is differentiable, for the sum of all replicas' losses.
+A Python list is a nest, of numbers say, and not a tensor. In a replica function every result is
+differentiable, for the sum of all replicas' losses.
 """
 
 import functools
@@ -44,7 +45,7 @@ Value = Any
 _OPS = ("sum", "mean", "min", "max")
 
 # TensorFlow's collectives know float16, float32, float64, int32 and int64, and MirroredStrategy
-# does not take two int32 tensors in one call. The others travel as one that holds all their values.
+# reduces int32 on one device. Each of the others travels as one that holds all its values.
 _CARRIERS = {
     **dict.fromkeys(
         (tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16, tf.int32, tf.uint32), tf.int64
@@ -90,9 +91,9 @@ def all_reduce(value: Value, *, op: str = "sum") -> Value:
 
     Args:
       value: a tensor or a nest of tensors, whose shapes are the same on every replica.
-      op: "sum" or "mean", added in the tensor's own dtype, or "min" or "max", for which each
-        replica holds all replicas' tensors for a moment. Integers have no mean. For bool, "min"
-        is `all`, "max" is `any`, and there is no sum.
+      op: "sum" or "mean", or "min" or "max", for which each replica holds all replicas' tensors
+        for a moment. float16 adds in float16: a mean, too, is infinite where the sum is above
+        65504. Integers have no mean. For bool, "min" is `all`, "max" is `any`, and there is no sum.
 
     Returns:
       What `value` is, in shape, dtype and structure.
@@ -151,7 +152,7 @@ def _on_replicas(operation: Callable[[list], list], value: Value) -> Value:
     values = tf.nest.flatten(value)
     if tf.distribute.in_cross_replica_context():
         strategy = tf.distribute.get_strategy()
-        # Also eagerly: to trace a tf.function for the call would take longer, 2.6 s against 0.15 s
+        # Also eagerly: to trace a tf.function for the call would take longer, 1.7 s against 0.15 s
         # for a broadcast of 200 variables over three replicas (two CPU cores, 2026-11).
         on_all_here = strategy.run(operation, args=(values,))
         results = [strategy.experimental_local_results(each)[0] for each in on_all_here]
@@ -164,14 +165,14 @@ def _reduce(values: list, *, op: str) -> list[tf.Tensor]:
     tensors = [_dense(each) for each in values]
     for tensor in tensors:
         _check_reducible(tensor, op=op)
-    carriers = [_carrier(each) for each in tensors]
-    if op in ("min", "max"):  # tf.distribute.ReduceOp has neither
-        reduce = tf.reduce_min if op == "min" else tf.reduce_max
-        stacks = [_concatenate(each[tf.newaxis], axis=0) for each in carriers]
-        results = [reduce(each, axis=0) for each in stacks]
-    else:
-        results = _add(carriers, op=tf.distribute.ReduceOp[op.upper()])
-    return [tf.cast(result, each.dtype) for result, each in zip(results, tensors, strict=True)]
+    context = tf.distribute.get_replica_context()
+    if op in ("sum", "mean"):
+        return _joined(functools.partial(context.all_reduce, op.upper()), tensors)
+    # tf.distribute.ReduceOp has neither minimum nor maximum.
+    reduce = tf.reduce_min if op == "min" else tf.reduce_max
+    return _joined(
+        lambda vector: reduce(context.all_gather(vector[tf.newaxis], axis=0), axis=0), tensors
+    )
 
 
 def _gather(values: list, *, axis: int) -> list[tf.Tensor | tf.IndexedSlices]:
@@ -186,7 +187,7 @@ def _gather(values: list, *, axis: int) -> list[tf.Tensor | tf.IndexedSlices]:
 def _gather_tensor(value: Any, *, axis: int) -> tf.Tensor:
     tensor = _tensor(value)
     axis = _from_front(axis, tensor)
-    return tf.cast(_concatenate(_carrier(tensor), axis=axis), tensor.dtype)
+    return tf.cast(_concatenate(tf.cast(tensor, _carrier(tensor)), axis=axis), tensor.dtype)
 
 
 def _gather_slices(slices: tf.IndexedSlices, *, axis: int) -> tf.IndexedSlices:
@@ -197,41 +198,35 @@ def _gather_slices(slices: tf.IndexedSlices, *, axis: int) -> tf.IndexedSlices:
 
 
 def _broadcast(values: list, *, root_rank: int) -> list[tf.Tensor]:
-    tensors = [_dense(each) for each in values]
-    # x + -0.0 is x for every float x, while -0.0 + 0.0 is 0.0. An integer has one zero. `tf.where`
-    # and not `if`, so that every replica has a gradient to reduce.
-    carriers = [
-        tf.where(rank() == root_rank, each, -tf.zeros_like(each)) for each in map(_carrier, tensors)
-    ]
-    results = _add(carriers, op=tf.distribute.ReduceOp.SUM)
-    return [tf.cast(result, each.dtype) for result, each in zip(results, tensors, strict=True)]
-
-
-def _add(tensors: list[tf.Tensor], *, op: tf.distribute.ReduceOp) -> list[tf.Tensor]:
-    """Sums or averages over the replicas, in one collective for each dtype."""
     context = tf.distribute.get_replica_context()
+    is_root = rank() == root_rank
+
+    def from_root(vector):
+        # x + -0.0 is x for every float x, while -0.0 + 0.0 is 0.0. An integer has one zero.
+        # `tf.where` and not `if`, so that every replica has a gradient to reduce.
+        return context.all_reduce("SUM", tf.where(is_root, vector, -tf.zeros_like(vector)))
+
+    return _joined(from_root, [_dense(each) for each in values])
+
+
+def _joined(
+    collective: Callable[[tf.Tensor], tf.Tensor], tensors: list[tf.Tensor]
+) -> list[tf.Tensor]:
+    """Calls the collective, elementwise, on one vector for each dtype that travels."""
     results = list(tensors)
-    # TensorFlow joins the tensors of one call into one, so they need one dtype.
-    for dtype in dict.fromkeys(each.dtype for each in tensors):
-        places = [place for place, each in enumerate(tensors) if each.dtype == dtype]
-        added = context.all_reduce(op, [_never_empty(tensors[place]) for place in places])
-        for place, result in zip(places, added, strict=True):
-            results[place] = _as_before(result, tensors[place])
+    for dtype in dict.fromkeys(map(_carrier, tensors)):
+        places = [place for place, each in enumerate(tensors) if _carrier(each) == dtype]
+        vectors = [tf.reshape(tf.cast(tensors[place], dtype), [-1]) for place in places]
+        # A zero at the end, because to reduce an empty tensor can end the process: a segmentation
+        # fault in TensorFlow 2.21 on CPUs. And always a new tensor, because TensorFlow takes one
+        # object in all replicas, a constant say, for the value of one alone, and does not add.
+        joined = collective(tf.concat([*vectors, tf.zeros([1], dtype)], axis=0))
+        parts = tf.split(joined, [*map(tf.size, vectors), 1])
+        for place, part in zip(places, parts, strict=False):
+            before = tensors[place]
+            result = tf.reshape(tf.cast(part, before.dtype), tf.shape(before))
+            results[place] = tf.ensure_shape(result, before.shape)
     return results
-
-
-def _never_empty(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor that may be empty, by its static shape, as a vector with a zero behind."""
-    # An empty one can end the process: a segmentation fault in TensorFlow 2.21's ring on CPUs.
-    if tensor.shape.num_elements():
-        return tensor
-    return tf.concat([tf.reshape(tensor, [-1]), tf.zeros([1], tensor.dtype)], axis=0)
-
-
-def _as_before(result: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
-    if tensor.shape.num_elements():
-        return result
-    return tf.ensure_shape(tf.reshape(result[:-1], tf.shape(tensor)), tensor.shape)
 
 
 def _concatenate(tensor: tf.Tensor, *, axis: int) -> tf.Tensor:
@@ -241,8 +236,8 @@ def _concatenate(tensor: tf.Tensor, *, axis: int) -> tf.Tensor:
     shape = tf.shape(front)
     columns = tf.reduce_prod(shape[1:])
     rows = tf.reshape(front, [shape[0], columns])
-    # As in `_never_empty`, where all replicas' tensors are empty: a row ahead of the first
-    # replica's, and a column where there is none.
+    # As in `_joined`, if all replicas' tensors are empty: a row ahead of the first replica's, and a
+    # column where there is none.
     padded = tf.pad(rows, [[int(rank() == 0), 0], [0, tf.maximum(1 - columns, 0)]])
     gathered = tf.distribute.get_replica_context().all_gather(padded, axis=0)[1:, :columns]
     front = tf.reshape(gathered, tf.concat([tf.shape(gathered)[:1], shape[1:]], axis=0))
@@ -251,8 +246,8 @@ def _concatenate(tensor: tf.Tensor, *, axis: int) -> tf.Tensor:
     return result
 
 
-def _carrier(tensor: tf.Tensor) -> tf.Tensor:
-    return tf.cast(tensor, _CARRIERS.get(tensor.dtype, tensor.dtype))
+def _carrier(tensor: tf.Tensor) -> tf.DType:
+    return _CARRIERS.get(tensor.dtype, tensor.dtype)
 
 
 def _dense(value: Any) -> tf.Tensor:
@@ -265,15 +260,12 @@ def _dense(value: Any) -> tf.Tensor:
 
 
 def _tensor(value: Any) -> tf.Tensor:
-    """Returns a new tensor with this replica's value."""
     if isinstance(value, tf.distribute.DistributedValues) and not isinstance(value, tf.Variable):
         raise _user_error(
             "a per-replica value is used without its strategy; call this within "
             "`with strategy.scope():`"
         )
-    # New, because TensorFlow takes one tensor object in all replicas, a constant say, for a value
-    # that only one replica has: its sum over two replicas would be the constant itself.
-    tensor = tf.identity(tf.convert_to_tensor(value))
+    tensor = tf.convert_to_tensor(value)
     if tensor.dtype not in _CARRIED:
         raise _user_error(
             f"dtype {tensor.dtype.name} cannot travel between replicas; cast to bool, an integer "

@@ -2,7 +2,7 @@
 
 Takes a compiled model and its loaders; gives the metrics and how long it took.
 
-    outcome = fit(model, train, test, epochs=5, workdir=workdir)
+    outcome = fit(model, train, test, epochs=5, writes_to=workdir)
 """
 
 import dataclasses
@@ -39,9 +39,16 @@ class Outcome:
 
 
 def fit(
-    model: keras.Model, train: Loader, test: Loader, *, epochs: int, workdir: pathlib.Path
+    model: keras.Model, train: Loader, test: Loader, *, epochs: int, writes_to: pathlib.Path | None
 ) -> Outcome:
     """Trains for `epochs` and measures on `test` after each.
+
+    Args:
+      model: compiled.
+      train: what to train on.
+      test: what to measure on.
+      epochs: passes over `train`.
+      writes_to: the workdir, for metrics.csv and tensorboard/; None for a worker that writes none.
 
     Raises:
       UserError: the loss is no number at the end: there is nothing to export.
@@ -51,10 +58,11 @@ def fit(
     )
     callbacks = [
         throughput,  # first, so that those below see what it adds to the logs
-        keras.callbacks.CSVLogger(workdir / "metrics.csv"),
-        keras.callbacks.TensorBoard(workdir / "tensorboard", write_graph=False),
     ]
-    log.info("watch: uv run tensorboard --logdir %s", workdir / "tensorboard")
+    if writes_to:
+        callbacks.append(keras.callbacks.CSVLogger(writes_to / "metrics.csv"))
+        callbacks.append(keras.callbacks.TensorBoard(writes_to / "tensorboard", write_graph=False))
+        log.info("watch: uv run tensorboard --logdir %s", writes_to / "tensorboard")
     start = time.perf_counter()
     history = model.fit(
         train,
@@ -69,7 +77,7 @@ def fit(
     if not all(map(math.isfinite, metrics.values())):
         raise UserError(
             f"training diverged: loss={metrics['loss']}, val_loss={metrics['val_loss']} after the "
-            f"last epoch ({workdir / 'metrics.csv'} has all); lower the learning rate"
+            "last epoch (metrics.csv in the workdir has all); lower the learning rate"
         )
     return Outcome(
         metrics=metrics,

@@ -82,7 +82,7 @@ class Run:
         """Prepares the process. `tfaccel.setup` is the shorter way."""
         self.cluster = cluster_lib.from_environment(os.environ)
         # It chooses devices and sets the seed but starts no device: a cluster can still be joined.
-        self.runtime = runtime_lib.configure(config)
+        self.runtime = runtime_lib.configure(config, num_workers=self.cluster.num_workers)
         self.strategy = cluster_lib.make_strategy(
             self.cluster,
             tuple(device.name for device in self.runtime.devices),

@@ -29,6 +29,8 @@ from tfaccel.errors import UserError
 
 log = logging.getLogger("tfaccel")
 
+FUSION_AUTOTUNER = "xla_gpu_experimental_enable_fusion_autotuner"
+
 
 @dataclasses.dataclass(frozen=True)
 class Device:
@@ -62,8 +64,12 @@ class Runtime:
     dali_threads: int
 
 
-def configure(config: RuntimeConfig) -> Runtime:
+def configure(config: RuntimeConfig, *, num_workers: int = 1) -> Runtime:
     """Changes the process as `config` says and returns what it became.
+
+    Args:
+      config: what is asked for.
+      num_workers: processes in the job.
 
     Raises:
       UserError: a GPU that was asked for is not there, or TensorFlow's devices were already
@@ -90,6 +96,8 @@ def configure(config: RuntimeConfig) -> Runtime:
         )
     tf.config.experimental.enable_tensor_float_32_execution(config.tf32)
     log.info("tf32: %s, xla: %s, seed: %d", _on(config.tf32), _on(config.xla), config.seed)
+    if config.xla and gpu_ids and len(gpu_ids) * num_workers > 1:
+        _compile_alike()
     keras.utils.set_random_seed(config.seed)
 
     num_replicas = max(1, len(gpu_ids))
@@ -106,6 +114,20 @@ def configure(config: RuntimeConfig) -> Runtime:
         seed=config.seed,
         dali_threads=dali_threads,
     )
+
+
+def _compile_alike() -> None:
+    """Lets XLA choose its fusions by rule, not by timing them, before it reads its flags.
+
+    It compiles a step for each GPU. Timings differ, so that one may sum in another order than its
+    neighbour: with global_clipnorm two H200s drifted apart within ten steps (TensorFlow 2.21).
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    if FUSION_AUTOTUNER in flags:
+        log.info("xla: XLA_FLAGS decides on %s; replicas may round differently", FUSION_AUTOTUNER)
+        return
+    os.environ["XLA_FLAGS"] = f"{flags} --{FUSION_AUTOTUNER}=false".strip()
+    log.info("xla: fusions are chosen without timing them, so that all replicas round alike")
 
 
 def _on(flag: bool) -> str:

@@ -27,10 +27,11 @@ def run(config: Config, *, workdir: pathlib.Path) -> dict:
 
     Args:
       config: what a file in configs/ says, checked; every field is in tfaccel/config.py.
-      workdir: a new folder for what the run leaves; tfaccel/workdir.py lists it.
+      workdir: a new folder for what the run leaves; tfaccel/workdir.py lists it. With several
+        workers the chief writes it.
 
     Returns:
-      JSON-ready: metrics, images_per_second, steps, seconds, export.
+      JSON-ready: metrics, images_per_second, steps, seconds, and, of the chief, export.
 
     Raises:
       UserError: a mistake that the user can mend, said in one sentence.
@@ -79,22 +80,29 @@ def run(config: Config, *, workdir: pathlib.Path) -> dict:
         step.make_optimizer(config.train.optimizer, learning_rate=config.train.learning_rate),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
+        step=config.step,
     )
 
-    # ----- Workdir: a run that could not begin leaves nothing behind.
-    workdir = workdir_lib.create(workdir)
-    workdir_lib.write_json(workdir / "config.json", dataclasses.asdict(config))
-    workdir_lib.write_json(workdir / "environment.json", runtime.describe_environment())
-    log.info("workdir: %s", workdir)
+    # ----- Workdir: the chief's alone; a run that could not begin leaves nothing behind.
+    is_chief = this_run.cluster.is_chief
+    if is_chief:
+        workdir = workdir_lib.create(workdir)
+        workdir_lib.write_json(workdir / "config.json", dataclasses.asdict(config))
+        workdir_lib.write_json(workdir / "environment.json", runtime.describe_environment())
+        log.info("workdir: %s", workdir)
 
     # ----- Training: Keras's fit, with a measurement on the test images after each epoch.
-    outcome = fit(model, train, test, epochs=config.train.epochs, workdir=workdir)
+    writes_to = workdir if is_chief else None
+    outcome = fit(model, train, test, epochs=config.train.epochs, writes_to=writes_to)
+    result = dataclasses.asdict(outcome)
+    if not is_chief:
+        return result
 
     # ----- Export: written, loaded back and compared on test images before it counts.
     test_images, _ = next(iter(test))
     first_replicas = this_run.strategy.experimental_local_results(test_images)[0]
     export = this_run.export(model, workdir / "export" / "1", images=first_replicas)
 
-    result = {**dataclasses.asdict(outcome), "export": str(export)}
+    result["export"] = str(export)
     workdir_lib.write_json(workdir / "result.json", result)
     return result
