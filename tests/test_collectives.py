@@ -81,8 +81,10 @@ def check_replicas(num_replicas):
 def check_worker(workers, index):
     task = {"type": "worker", "index": index}
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})
-    # On CPUs a worker has one replica.
-    check_everything(tf.distribute.MultiWorkerMirroredStrategy(), first_rank=index)
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()  # on CPUs with one replica per worker
+    check_everything(strategy, first_rank=index)
+    with strategy.scope():
+        np.testing.assert_array_equal(all_gather(tf.constant([index])), range(len(workers)))
     print("all well")
 
 
@@ -99,7 +101,9 @@ def check_everything(strategy, *, first_rank):
     ranks = range(strategy.num_replicas_in_sync)
     check_ranks(strategy, first_rank)
     check(strategy, first_rank, results(strategy, ranks), everywhere)
-    check(strategy, first_rank, gradients(ranks), inside)
+    check(
+        strategy, first_rank, {**gradients(ranks), "of unknown size": unknown_size_case()}, inside
+    )
     check_errors(strategy, ranks)
 
 
@@ -263,6 +267,17 @@ def gradient_case(ranks, operation, local_operation, sizes):
         total = sum(loss(rank, local_operation([x * x for x in all_x])) for rank in ranks)
     expected = tape.gradient(total, all_x, unconnected_gradients="zero")
     return Case(gradient, value, lambda rank: expected[rank])
+
+
+def unknown_size_case():
+    def of_the_positive(tensor):
+        positive = tf.boolean_mask(tensor, tensor > 0)  # none, which tracing cannot know
+        return [all_reduce(positive), all_gather(positive)]
+
+    nothing = np.zeros(0, np.float32)
+    return Case(
+        of_the_positive, lambda rank: numbers(rank, [np.float32])[0], lambda _: [nothing, nothing]
+    )
 
 
 def check_errors(strategy, ranks):

@@ -102,7 +102,7 @@ def all_reduce(value: Value, *, op: str = "sum") -> Value:
       UserError: the op is not one of these, or has no meaning for the value's dtype.
     """
     if op not in _OPS:
-        raise _user_error(f"op={op!r} is not a reduction; use one of {', '.join(_OPS)}")
+        raise UserError(f"op={op!r} is not a reduction; use one of {', '.join(_OPS)}")
     return _on_replicas(functools.partial(_reduce, op=op), value)
 
 
@@ -140,7 +140,7 @@ def broadcast(value: Value, *, root_rank: int = 0) -> Value:
       UserError: no replica has this rank.
     """
     if root_rank not in range(world_size()):
-        raise _user_error(
+        raise UserError(
             f"root_rank={root_rank!r} is the rank of no replica; use one from 0 to "
             f"{world_size() - 1}"
         )
@@ -192,7 +192,7 @@ def _gather_tensor(value: Any, *, axis: int) -> tf.Tensor:
 
 def _gather_slices(slices: tf.IndexedSlices, *, axis: int) -> tf.IndexedSlices:
     if axis != 0:
-        raise _user_error(f"axis={axis!r} of tf.IndexedSlices; they gather along axis=0 alone")
+        raise UserError(f"axis={axis!r} of tf.IndexedSlices; they gather along axis=0 alone")
     values, indices = _gather([slices.values, slices.indices], axis=0)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
@@ -252,7 +252,7 @@ def _carrier(tensor: tf.Tensor) -> tf.DType:
 
 def _dense(value: Any) -> tf.Tensor:
     if isinstance(value, tf.IndexedSlices):
-        raise _user_error(
+        raise UserError(
             "tf.IndexedSlices are not reduced or broadcast; gather them with all_gather, or make "
             "them dense with tf.convert_to_tensor"
         )
@@ -261,13 +261,13 @@ def _dense(value: Any) -> tf.Tensor:
 
 def _tensor(value: Any) -> tf.Tensor:
     if isinstance(value, tf.distribute.DistributedValues) and not isinstance(value, tf.Variable):
-        raise _user_error(
+        raise UserError(
             "a per-replica value is used without its strategy; call this within "
             "`with strategy.scope():`"
         )
     tensor = tf.convert_to_tensor(value)
     if tensor.dtype not in _CARRIED:
-        raise _user_error(
+        raise UserError(
             f"dtype {tensor.dtype.name} cannot travel between replicas; cast to bool, an integer "
             "dtype other than uint64, or a float dtype"
         )
@@ -276,32 +276,25 @@ def _tensor(value: Any) -> tf.Tensor:
 
 def _check_reducible(tensor: tf.Tensor, *, op: str) -> None:
     if op == "mean" and not tensor.dtype.is_floating:
-        raise _user_error(
+        raise UserError(
             f"op='mean' of dtype {tensor.dtype.name}; cast to a float dtype, or use op='sum'"
         )
     if op == "sum" and tensor.dtype == tf.bool:
-        raise _user_error("op='sum' of dtype bool; cast to tf.int32, or use op='max' for any")
+        raise UserError("op='sum' of dtype bool; cast to tf.int32, or use op='max' for any")
 
 
 def _from_front(axis: int, tensor: tf.Tensor) -> int:
     num_axes = tensor.shape.rank
     if num_axes is None:
-        raise _user_error(
+        raise UserError(
             "a tensor of unknown shape cannot be gathered; give its number of axes with "
             "tf.ensure_shape"
         )
     if axis not in range(-num_axes, num_axes):
-        raise _user_error(
+        raise UserError(
             f"axis={axis!r} is not an axis of shape {tuple(tensor.shape)}; use one from "
             f"{-num_axes} to {num_axes - 1}"
             if num_axes
             else f"axis={axis!r} of a scalar, which has no axis; gather value[tf.newaxis]"
         )
     return axis % num_axes
-
-
-def _user_error(message: str) -> UserError:
-    error = UserError(message)
-    # AutoGraph turns an exception type it does not know into its own StagingError, unless told.
-    error.ag_pass_through = True
-    return error

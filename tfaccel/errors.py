@@ -11,6 +11,8 @@ from collections.abc import Iterable
 class UserError(ValueError):
     """One sentence: what was received, what was expected, how to fix it."""
 
+    ag_pass_through = True  # or AutoGraph makes another error of it in a traced function
+
 
 def did_you_mean(name: str, valid: Iterable[str]) -> str:
     """Returns `"; did you mean 'x'?"` for the nearest valid name, else the list of valid names."""
