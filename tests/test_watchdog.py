@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from tfaccel.cluster import Cluster
-from tfaccel.watchdog import Watchdog, WorkerLost
+from tfaccel.watchdog import Watchdog, WorkerLostError
 
 # An endless training: every step waits for every worker.
 WORKER = """
@@ -93,7 +93,7 @@ class Job:
         for index in seen_by:
             assert self.workers[index].wait(timeout_s) == 1, self.log(index)
             last = self.log(index).splitlines()[-1]
-            assert last.startswith("tfaccel.watchdog.WorkerLost: "), self.log(index)
+            assert last.startswith("tfaccel.watchdog.WorkerLostError: "), self.log(index)
             assert f"worker {lost} ({self.addresses[lost]}) is lost" in last
 
 
@@ -127,7 +127,7 @@ def test_an_error_of_tensorflow_is_a_lost_worker_if_one_is_lost(monkeypatch, tro
     monkeypatch.setattr(Watchdog, "_trouble", lambda *_: trouble)
     watchdog = Watchdog(Cluster(("a:1", "b:1"), worker_index=1))
     error = tf.errors.UnavailableError(None, None, "Socket closed")
-    with pytest.raises(WorkerLost if trouble else type(error), match=words), watchdog.guard():
+    with pytest.raises(WorkerLostError if trouble else type(error), match=words), watchdog.guard():
         raise error
 
 

@@ -16,11 +16,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel import seam
+from tfaccel.errors import RunError
 
 log = logging.getLogger("tfaccel")
 
 
-class ReplicasDifferError(RuntimeError):
+class ReplicasDifferError(RunError):
     """A replica's variables are no longer the others'."""
 
 

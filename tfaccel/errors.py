@@ -1,7 +1,7 @@
-"""The one exception for mistakes a user can mend, and the search for the name they meant.
+"""Mistakes a user can mend, what ends a run in its course, and the search for a name they meant.
 
-`UserError` reaches a Python caller as an ordinary `ValueError`; the `tfaccel` command prints it as
-one line and exits with status 2.
+`UserError` reaches a Python caller as an ordinary `ValueError`, and `RunError` as a `RuntimeError`;
+the `tfaccel` command prints either as one line and exits with status 2 or 1.
 """
 
 import difflib
@@ -12,6 +12,10 @@ class UserError(ValueError):
     """One sentence: what was received, what was expected, how to fix it."""
 
     ag_pass_through = True  # or AutoGraph makes another error of it in a traced function
+
+
+class RunError(RuntimeError):
+    """One sentence: what ended a run that the call was right for, and what to do about it."""
 
 
 def did_you_mean(name: str, valid: Iterable[str]) -> str:

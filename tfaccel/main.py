@@ -19,7 +19,7 @@ from ml_collections import config_flags
 
 from tfaccel import __version__
 from tfaccel.config import Config, RuntimeConfig, default_config, parse
-from tfaccel.errors import UserError, did_you_mean
+from tfaccel.errors import RunError, UserError, did_you_mean
 from tfaccel.workdir import check_free
 
 HELP = f"""tfaccel {__version__}: train Keras models from image files and keep NVIDIA GPUs busy.
@@ -65,8 +65,9 @@ def cli() -> None:
     """Runs the command line's command and exits with its code."""
     try:
         sys.exit(main(sys.argv[1:]))
-    except UserError as error:
-        sys.exit(_mistake(str(error)))
+    except (UserError, RunError) as error:
+        print(f"tfaccel: error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, UserError) else 1)
     except KeyboardInterrupt:
         print("tfaccel: interrupted", file=sys.stderr)
         sys.exit(130)
@@ -232,8 +233,3 @@ def _meanings(kind: type) -> dict[str, str]:
         attributes = inspect.getdoc(each).partition("Attributes:")[2]
         meanings |= dict(re.findall(r"^  (\w+): (.+?)(?=^  \w|\Z)", attributes, re.M | re.S))
     return {name: " ".join(meaning.split()) for name, meaning in meanings.items()}
-
-
-def _mistake(message: str) -> int:
-    print(f"tfaccel: error: {' '.join(message.split())}", file=sys.stderr)
-    return 2

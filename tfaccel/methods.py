@@ -49,13 +49,13 @@ def _guarded(method: Callable, guard: Callable) -> Callable:
 def _watched(fit: Callable, model, config: StepConfig) -> Callable:
     """Returns `fit` with the callbacks that the replicas and the loss scale need."""
     signature = inspect.signature(fit)
+    ours = [LossScale(config.loss_scale_floor)]
+    if model.distribute_strategy.num_replicas_in_sync > 1:
+        ours.append(ReplicaAudit(config.audit_steps))
 
     @functools.wraps(fit)
     def wrapper(*args, **kwargs):
         call = signature.bind(*args, **kwargs)
-        ours = [LossScale(config.loss_scale_floor)]
-        if model.distribute_strategy.num_replicas_in_sync > 1:
-            ours.append(ReplicaAudit(config.audit_steps))
         given = call.arguments.get("callbacks")
         if isinstance(given, keras.callbacks.CallbackList):
             given.callbacks[:0] = ours

@@ -3,7 +3,7 @@
 Takes the `Cluster`; gives a guard for the calls that train.
 
     watchdog = Watchdog(cluster, peer_timeout_s=60)
-    with watchdog.guard():      # raises WorkerLost, which names the worker
+    with watchdog.guard():      # raises WorkerLostError, which names the worker
         model.fit(...)
 
 A collective waits for every worker, for ever if need be. Three things end the wait when a worker is
@@ -28,6 +28,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from tfaccel.cluster import Cluster
+from tfaccel.errors import RunError
 
 # The call that asks holds Python's lock, so that it must not wait long: a worker that runs answers
 # in 2 ms (two processes of one machine, 2026-11).
@@ -53,7 +54,7 @@ LOSSES = (
 )
 
 
-class WorkerLost(RuntimeError):  # noqa: N818 (it says what happened)
+class WorkerLostError(RunError):
     """Another worker is dead, frozen or cut off; says which."""
 
 
@@ -77,10 +78,10 @@ class Watchdog:
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
-        """Within the context, a call that waits for a lost worker ends with WorkerLost.
+        """Within the context, a call that waits for a lost worker ends with WorkerLostError.
 
         Raises:
-          WorkerLost: from TensorFlow's error. This process can reduce nothing any more: end it.
+          WorkerLostError: from TensorFlow's error. This process can reduce no more: end it.
         """
         self._answered_at = dict.fromkeys(self._peers, time.monotonic())
         ended = threading.Event()
@@ -92,7 +93,7 @@ class Watchdog:
             lost = [peer for peer in self._peers if self._trouble(peer)]
             if not lost:
                 raise
-            raise WorkerLost(self._describe(lost)) from error
+            raise WorkerLostError(self._describe(lost)) from error
         finally:
             # No thread may be inside TensorFlow while the interpreter ends.
             ended.set()

@@ -2,8 +2,10 @@
 
 import keras
 
+from tfaccel.errors import RunError
 
-class LossScaleFloorError(RuntimeError):
+
+class LossScaleFloorError(RunError):
     """The dynamic loss scale fell below its floor: gradients stay infinite or NaN."""
 
 

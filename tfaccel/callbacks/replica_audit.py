@@ -1,5 +1,7 @@
 """Starts all replicas alike, and stops training when one no longer holds the others' variables."""
 
+import functools
+
 import keras
 
 from tfaccel.audit import Audit
@@ -20,9 +22,12 @@ class ReplicaAudit(keras.callbacks.Callback):
         super().__init__()
         self._steps = steps
 
+    @functools.cached_property
+    def _audit(self) -> Audit:
+        return Audit(self.model)  # compiled once, however often `fit` is called
+
     def on_train_begin(self, logs=None):
         """Makes the replicas equal, and starts counting anew."""
-        self._audit = Audit(self.model)
         self._audit.make_equal()
         self._done = self._checked = 0
 
