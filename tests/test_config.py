@@ -2,7 +2,14 @@ import ml_collections
 import pytest
 
 from tfaccel import UserError
-from tfaccel.config import Config, ImageConfig, RuntimeConfig, default_config, parse
+from tfaccel.config import (
+    Config,
+    ImageConfig,
+    RuntimeConfig,
+    StepConfig,
+    default_config,
+    parse,
+)
 
 
 def test_defaults_are_a_valid_config():
@@ -42,6 +49,22 @@ def test_a_config_may_leave_out_what_it_does_not_change():
         ),
         ({"train": {"learning_rate": float("inf")}}, "learning_rate=inf"),
         ({"data": {"channels": 3.0}}, "channels=3.0"),
+        (
+            {"runtime": {"peer_timeout_s": 0}},
+            "peer_timeout_s=0; expected a whole number of at least",
+        ),
+        ({"step": {"loss_scal": 1}}, "config.step has no field 'loss_scal'; did you mean 'loss_"),
+        ({"step": {"sync_batchnorm": 1}}, "sync_batchnorm=1; expected True or False"),
+        ({"step": {"accumulation_steps": 0}}, "accumulation_steps=0; expected a whole number of"),
+        ({"step": {"float16_allreduce": "no"}}, "float16_allreduce='no'; expected True or False"),
+        ({"step": {"loss_scale": "static"}}, "loss_scale='static'; expected 'dynamic' or a number"),
+        ({"step": {"loss_scale": 0}}, "loss_scale=0; expected 'dynamic' or a number above 0"),
+        ({"step": {"loss_scale": float("nan")}}, "loss_scale=nan; expected 'dynamic' or a number"),
+        ({"step": {"loss_scale": None}}, "loss_scale=None; expected 'dynamic' or a number above"),
+        ({"step": {"loss_scale_initial": 0.0}}, "loss_scale_initial=0.0; expected a number above"),
+        ({"step": {"loss_scale_growth_steps": 0}}, "loss_scale_growth_steps=0; expected a whole"),
+        ({"step": {"loss_scale_floor": -1.0}}, "loss_scale_floor=-1.0; expected a number above 0"),
+        ({"step": {"audit_steps": -1}}, "audit_steps=-1; expected a whole number of at least 0"),
     ],
 )
 def test_each_mistake_is_one_sentence(config, words):
@@ -75,6 +98,17 @@ def test_gpu_ids_as_script_and_command_line_give_them(given, ids):
 
 def test_memory_as_script_and_command_line_give_it():
     assert RuntimeConfig(memory="8192").memory == RuntimeConfig(memory=8192).memory == 8192
+
+
+@pytest.mark.parametrize(
+    ("given", "scale"),
+    [("dynamic", "dynamic"), (128, 128.0), ("128", 128.0), ("2e3", 2000.0), (0.5, 0.5)],
+)
+def test_loss_scale_as_script_and_command_line_give_it(given, scale):
+    assert StepConfig(loss_scale=given).loss_scale == scale
+    config = default_config()
+    config.step.loss_scale = given
+    assert parse(config).step.loss_scale == scale
 
 
 def test_a_config_file_may_give_memory_as_a_number():

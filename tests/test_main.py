@@ -52,7 +52,7 @@ def test_help_lists_commands_with_an_example_each(command):
         code, out, err = command(*arguments)
         assert (code, err) == (0, "")
         for name in main.COMMANDS:
-            assert f"tfaccel {name} --config=" in out
+            assert f"    tfaccel {name}" in out
 
 
 def test_help_of_train_lists_every_field(command):
@@ -62,7 +62,26 @@ def test_help_of_train_lists_every_field(command):
     assert max(map(len, out.splitlines())) <= 100
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["train", "--confg=x"]])
+@pytest.mark.xfail(strict=True, reason="absl's main_module_help finds no flag of a FlagValues")
+def test_help_of_selftest_lists_every_flag(command):
+    code, out, err = command("selftest", "--help")
+    assert (code, err) == (0, "")
+    for flag in ("gpu_ids", "precision", "xla", "output"):
+        assert f"--{flag}" in out
+    assert "mixed_float16" in out
+    assert max(map(len, out.splitlines())) <= 100
+
+
+HELP_AND_ERRORS = [
+    ["--help"],
+    ["train", "--help"],
+    ["train", "--confg=x"],
+    ["selftest", "--help"],
+    ["selftest", "--xla=x"],
+]
+
+
+@pytest.mark.parametrize("arguments", HELP_AND_ERRORS, ids=" ".join)
 def test_help_and_flag_errors_take_under_a_second_and_no_tensorflow(arguments):
     program = (
         "import sys, tfaccel.main as main\n"
@@ -102,6 +121,15 @@ CALLS = [
     (["train", DIGITS, "--config.model.name=resnet5"], "no model 'resnet5'; did you mean"),
     (["train", DIGITS, "--config.train.optimizer=adm"], "no optimizer 'adm'; did you mean"),
     (["train", MNIST, "--config.data.root=/no/where"], "image folder /no/where/training does not"),
+    (["selftes"], "there is no command 'selftes'; did you mean 'selftest'?"),
+    (["selftest", "here"], "'here' is no flag of selftest; see `tfaccel selftest --help`"),
+    (["selftest", "--outptu=x"], "Unknown command line flag 'outptu'"),
+    (["selftest", "--xla=maybe"], "<both|on|off>"),
+    (["selftest", "--precision=fp16"], "precision='fp16'; expected one of float32"),
+    (["selftest", "--precision=float32,fp8"], "precision='fp8'; expected one of float32"),
+    (["selftest", "--gpu_ids=first"], "gpu_ids='first'; expected GPU indices"),
+    (["selftest", "--output=/no/where/x.json"], "output /no/where/x.json exists, or its folder"),
+    (["selftest", "--output=."], "output . exists, or its folder does not; give a new file"),
 ]
 
 

@@ -1,4 +1,5 @@
 import logging
+import os
 
 import keras
 import pytest
@@ -14,8 +15,9 @@ CHOICES = [
     ((None, 0, 0, None), (), "the machine has none"),
     ((None, 0, 2, ""), (), "CUDA_VISIBLE_DEVICES hides them"),
     ((None, 0, 2, "-1"), (), "CUDA_VISIBLE_DEVICES hides them"),
-    ((None, 1, 1, None), (0,), "GPU 0 of 1, the default"),
-    ((None, 4, 4, None), (0,), "GPU 0 of 4, the default"),
+    ((None, 1, 1, None), (0,), "all 1 GPU(s), the default"),
+    ((None, 4, 4, None), (0, 1, 2, 3), "all 4 GPU(s), the default"),
+    ((None, 2, 4, "1,3"), (0, 1), "all 2 GPU(s), the default"),
     (((), 4, 4, None), (), "as gpu_ids asks"),
     (((), 0, 4, None), (), "as gpu_ids asks"),
     (((1, 3), 4, 4, None), (1, 3), "GPU 1, 3 of 4, as gpu_ids asks"),
@@ -88,6 +90,42 @@ def test_tf32_is_switched(setup):
     for tf32 in (False, True):
         setup(tf32=tf32)
         assert tf.config.experimental.tensor_float_32_execution_enabled() is tf32
+
+
+NO_TIMING = "--xla_gpu_experimental_enable_fusion_autotuner=false"
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (None, NO_TIMING),
+        ("", NO_TIMING),
+        ("--xla_dump_to=/tmp/x", f"--xla_dump_to=/tmp/x {NO_TIMING}"),
+        # The user's own choice stays.
+        (f"{NO_TIMING[:-5]}true", f"{NO_TIMING[:-5]}true"),
+        (f"--a=b {NO_TIMING[:-5]}true", f"--a=b {NO_TIMING[:-5]}true"),
+    ],
+)
+def test_replicas_compile_alike(monkeypatch, given, wanted):
+    monkeypatch.setenv("XLA_FLAGS", given or "")
+    if given is None:
+        monkeypatch.delenv("XLA_FLAGS")
+    for _ in range(2):  # setup may be called twice
+        runtime._compile_alike()
+        assert os.environ["XLA_FLAGS"] == wanted
+
+
+def test_a_choice_by_the_user_is_said_to_be_one(monkeypatch, caplog):
+    monkeypatch.setenv("XLA_FLAGS", f"{NO_TIMING[:-5]}true")
+    with caplog.at_level(logging.INFO, logger="tfaccel"):
+        runtime._compile_alike()
+    assert "XLA_FLAGS decides on xla_gpu_experimental_enable_fusion_autotuner" in caplog.text
+
+
+def test_the_cpu_leaves_xlas_flags_alone(setup, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/tmp/x")
+    setup(xla=True)
+    assert os.environ["XLA_FLAGS"] == "--xla_dump_to=/tmp/x"
 
 
 def test_devices_started_otherwise_are_an_error():

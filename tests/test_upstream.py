@@ -11,6 +11,7 @@ import tensorflow as tf
 from conftest import compiled, strategy_of
 from keras import layers
 
+from tfaccel import UserError
 from tfaccel.config import StepConfig
 
 STOCK = pytest.param(("stock", 2), marks=pytest.mark.xfail(strict=True), id="stock Keras")
@@ -199,13 +200,36 @@ def test_f11_float16_with_xla_on_one_replica():
     assert weight(fit_once(model, [1], batch_size=1)) == pytest.approx(-1)
 
 
-def test_synchronized_batch_norm_is_that_of_one_device():
+@pytest.mark.parametrize("num_rows", [9, 7, 4])
+def test_synchronized_batch_norm_is_that_of_one_device(num_rows):
     def make():
-        return keras.Sequential([keras.Input((1,)), layers.BatchNormalization(momentum=0.5)])
+        keras.utils.set_random_seed(0)
+        dense = layers.Dense(4, use_bias=False)  # through which the statistics' gradient goes
+        norm = layers.BatchNormalization(momentum=0.5)
+        return keras.Sequential([keras.Input((1,)), dense, norm, layers.Dense(1)])
 
-    config = StepConfig(sync_batchnorm=True)
-    model = compiled(make, 3, optimizer=sgd(), loss="mse", config=config)
-    rows = np.arange(7.0)  # 3, 2 and 2 rows
-    fit_once(model, rows, batch_size=8)
-    statistics = [each.numpy() for each in model.layers[0].non_trainable_weights]
-    np.testing.assert_allclose(statistics, [[rows.mean() / 2], [0.5 + rows.var() / 2]], rtol=1e-5)
+    trained = []
+    for num_replicas in (1, 3):  # 9 rows are 3, 3 and 3; 7 are 3, 3 and 1; 4 are 3, 1 and none
+        config = StepConfig(sync_batchnorm=True)
+        model = compiled(
+            make,
+            num_replicas,
+            optimizer=lambda: keras.optimizers.SGD(0.1),
+            loss="mse",
+            config=config,
+            xla=False,
+        )
+        rows = np.arange(num_rows, dtype=np.float32)[:, np.newaxis] ** 2
+        model.fit(rows, np.cos(rows), batch_size=9, shuffle=False, epochs=2, verbose=0)
+        trained.append([each.numpy() for each in model.weights])
+    for several, one in zip(*trained, strict=True):
+        np.testing.assert_allclose(several, one, rtol=1e-4, atol=1e-5)
+
+
+def test_synchronized_batch_norm_of_parts_of_a_batch_is_refused():
+    def make():
+        return keras.Sequential([keras.Input((1,)), layers.BatchNormalization()])
+
+    config = StepConfig(sync_batchnorm=True, accumulation_steps=2)
+    with pytest.raises(UserError, match="accumulation_steps=2 with synchronized batch norm"):
+        compiled(make, 2, optimizer=sgd(), loss="mse", config=config)

@@ -156,6 +156,10 @@ class StepConfig:
       loss_scale_floor: training stops with an error when a dynamic scale falls below this.
       audit_steps: steps between checks that all replicas hold the same variables; one more is made
         at the end. 0 for none.
+      zero_weight_is_padding: whether rows whose sample weight is 0 (for every output) are padding:
+        loss and metrics then count the other rows alone, as if they were not in the batch. Layers
+        do not know: batch normalization in training, and what a layer adds to the loss by itself,
+        still see them, so they need values that give finite losses.
     """
 
     sync_batchnorm: bool = False
@@ -166,6 +170,7 @@ class StepConfig:
     loss_scale_growth_steps: int = 2000
     loss_scale_floor: float = 1e-4  # as fairseq's --min-loss-scale
     audit_steps: int = 1000
+    zero_weight_is_padding: bool = False
 
     def __post_init__(self):
         """Checks every field."""
@@ -177,6 +182,7 @@ class StepConfig:
         check_int("loss_scale_growth_steps", self.loss_scale_growth_steps, at_least=1)
         check_number("loss_scale_floor", self.loss_scale_floor, above=0)
         check_int("audit_steps", self.audit_steps, at_least=0)
+        check_flag("zero_weight_is_padding", self.zero_weight_is_padding)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,10 @@ Private names relied on (tests/test_seam.py is the canary: it fails by name when
     Optimizer.apply, Optimizer._iterations, Optimizer._distribution_strategy,
     LossScaleOptimizer.dynamic_scale, SeedGenerator.next, BatchNormalization.call and ._moments,
     Model._distribute_strategy, Model._flatten_layers, Model._maybe_symbolic_build,
-    Model._symbolic_build, Model._compile_loss._user_loss, TFEpochIterator._distributed_dataset.
+    Model._symbolic_build, Model._compile_loss._user_loss, Model._compile_metrics._user_metrics and
+    ._user_weighted_metrics, TFEpochIterator._distributed_dataset. For padding: Model._loss_tracker,
+    CompileLoss.metrics, MetricsList.update_state and .metrics, losses.loss.reduce_weighted_values,
+    backend.get_keras_mask.
   TensorFlow 2.21: distribute_lib._push_per_thread_mode, _pop_per_thread_mode,
     _get_default_replica_mode; StrategyExtended._collective_ops, _cross_device_ops,
     _id_in_cluster; CollectiveAllReduce._launchers; PerReplicaSpec._value_specs.
@@ -26,8 +29,11 @@ from collections.abc import Callable, Iterator
 
 import keras
 import tensorflow as tf
+from keras.src.backend import get_keras_mask
 from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
+from keras.src.losses import loss as keras_loss
 from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.trainers.compile_utils import MetricsList
 from tensorflow.python.distribute import distribute_lib
 
 from tfaccel import batch_norm
@@ -69,15 +75,34 @@ class Replica:
     launcher: object
 
     def all_reduce(self, value: tf.Tensor) -> tf.Tensor:
-        """Returns the sum of every replica's `value`; its gradient is the sum of theirs.
+        """Returns the sum of every replica's `value`.
 
         Must be called for every replica in the same order, in a `tf.function`, outside XLA.
+        """
+        return self.launcher.all_reduce(value)
+
+    def all_reduce_in_forward(self, value: tf.Tensor, *, weight: float | tf.Tensor) -> tf.Tensor:
+        """Returns the sum of every replica's `value`, with the gradient of the loss over all rows.
+
+        A replica's loss is a mean over its own rows, and its gradients are multiplied by their
+        number afterwards. What reaches another replica's rows through the sum has to bring the
+        number of its own rows instead.
+
+        Args:
+          value: that the forward pass sums, e.g. batch norm's statistics. That of a replica
+            without rows is not counted.
+          weight: this replica's rows, in any unit.
         """
 
         @tf.custom_gradient
         def summed(each):
-            return self.launcher.all_reduce(each), self.launcher.all_reduce
+            def gradient(upstream):
+                own = tf.cast(weight, upstream.dtype)
+                return self.all_reduce(upstream * own) / own  # without rows: multiplied by 0 later
 
+            return self.all_reduce(each if has_rows else tf.zeros_like(each)), gradient
+
+        has_rows = isinstance(weight, tf.Tensor) or weight > 0
         return summed(value)
 
     def all_gather(self, value: tf.Tensor) -> tf.Tensor:
@@ -289,6 +314,92 @@ def batch_norm_path(*, fused: bool, all_reduce: Callable | None):
             moments = batch_norm.synchronized(layer._moments, all_reduce)
             patches.enter_context(_patched(layer, "_moments", moments))
         yield
+
+
+# Padding.
+
+
+@contextlib.contextmanager
+def without_padding(model, real: tf.Tensor):
+    """Within the context, Keras's losses and metrics count no padding.
+
+    Where every row is padding, no metric changes: not even one that a model's own `train_step`
+    updates with the loss, which counts batches.
+
+    Args:
+      model: whose step is traced.
+      real: [rows] bool, which rows are not padding.
+    """
+    num_real = tf.reduce_sum(tf.cast(real, tf.float32))
+    before = [tf.identity(each._value) for each in model.metrics_variables]
+    reduce = _reduced_without_padding(keras_loss.reduce_weighted_values, real)
+    track = _tracking_rows(keras.metrics.Mean.update_state, model, num_real)
+    update = _updated_without_padding(MetricsList.update_state, real)
+    with (
+        _patched(keras_loss, "reduce_weighted_values", reduce),
+        _patched(keras.metrics.Mean, "update_state", track),
+        _patched(MetricsList, "update_state", update),
+    ):
+        yield
+    for variable, value in zip(model.metrics_variables, before, strict=True):
+        variable.assign(tf.where(num_real > 0, variable._value, value))
+
+
+def _reduced_without_padding(reduce_weighted_values: Callable, real: tf.Tensor) -> Callable:
+    """Returns Keras's reduction of a loss, with padding masked, as Keras masks time steps."""
+
+    def reduce(values, sample_weight=None, mask=None, reduction="sum_over_batch_size", dtype=None):
+        if reduction not in (None, "none"):  # reduced by whoever asked for it
+            _check_rows(values, real)
+            own = _with_rank(real, values if mask is None else mask)
+            mask = own if mask is None else own & tf.cast(mask, tf.bool)
+        return reduce_weighted_values(values, sample_weight, mask, reduction, dtype)
+
+    return reduce
+
+
+def _check_rows(values, real: tf.Tensor) -> None:
+    if values.shape.rank == 0 or not values.shape[:1].is_compatible_with(real.shape):
+        raise UserError(
+            f"a loss has values of shape {values.shape} for {real.shape[0]} rows; with "
+            "zero_weight_is_padding it must return one for each row: leave the mean to Keras"
+        )
+
+
+def _tracking_rows(update_state: Callable, model, num_real: tf.Tensor) -> Callable:
+    """Returns `Mean.update_state`, in which Keras's own means of losses weigh by real rows."""
+
+    def update(metric, values, sample_weight=None):
+        outputs = model._compile_loss.metrics if model._compile_loss else []
+        if any(metric is each for each in (model._loss_tracker, *outputs)):
+            sample_weight = num_real
+        return update_state(metric, values, sample_weight)
+
+    return update
+
+
+def _updated_without_padding(update_state: Callable, real: tf.Tensor) -> Callable:
+    """Returns `MetricsList.update_state`, which gives metrics without weights the mask as such."""
+
+    def update(metrics, y_true, y_pred, sample_weight=None):
+        if sample_weight is None:
+            mask = get_keras_mask(y_pred)
+            sample_weight = tf.cast(_with_rank(real, real if mask is None else mask), tf.float32)
+        try:
+            return update_state(metrics, y_true, y_pred, sample_weight)
+        except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
+            names = ", ".join(each.name for each in metrics.metrics)
+            raise UserError(
+                f"among the metrics {names}, one cannot leave out padding, as "
+                "zero_weight_is_padding asks: it must take one sample weight per row, and a "
+                f"function must return one value per row ({error})"
+            ) from error
+
+    return update
+
+
+def _with_rank(real: tf.Tensor, like) -> tf.Tensor:
+    return tf.reshape(real, [-1] + [1] * (len(like.shape) - 1))
 
 
 @contextlib.contextmanager

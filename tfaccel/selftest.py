@@ -163,13 +163,14 @@ def _checks(trainer: "_Trainer") -> Iterator[tuple[str, float, float]]:
     one, several = trainer.both("plain", config=config)
     yield "weights, accumulation in a step", _difference(several, one), small
 
-    config = StepConfig(sync_batchnorm=True)
-    one, several = trainer.both("batch norm", make=_with_batch_norm, config=config)
+    config, lacking = StepConfig(sync_batchnorm=True), ROWS_PER_REPLICA - 1
+    one, several = trainer.both("norm", make=_with_batch_norm, config=config, rows_less=lacking)
+    yield "weights, synchronized batch norm", _difference(several, one), small
     yield "statistics, synchronized batch norm", _statistics(several, one), small
     several = trainer.replicas(make=_with_batch_norm)
     yield "replicas apart, batch norm of each", _num_apart(several.model), 0
 
-    one, several = trainer.both("partial", rows_less=ROWS_PER_REPLICA - 1)
+    one, several = trainer.both("partial", rows_less=lacking)
     yield "weights, partial last batch", _difference(several, one), small
     tested, wanted = trainer.tested(several), trainer.tested(one)
     yield "metrics, partial last batch", _relative(tested, wanted), small
@@ -274,7 +275,10 @@ class _Trainer:
         before = [each.numpy() for each in variables]
         scale = trained.model.optimizer.initial_scale
         trained.model.optimizer.dynamic_scale.assign(scale)
-        x[overflow_on * ROWS_PER_REPLICA] = 6e4
+        row = overflow_on * ROWS_PER_REPLICA
+        x[row] = 6e4
+        # Of the least likely class: the most likely one would have no gradient at all.
+        y[row] = trained.model(x[row : row + 1]).numpy().argmin()
         trained.model.fit(x, y, batch_size=self.batch_size, shuffle=False, verbose=0)
         wrong = 0
         for variable, value in zip(variables, before, strict=True):

@@ -21,6 +21,7 @@ A finite check or a clip before the sum would be of a part of the gradient: stoc
 
 import dataclasses
 import functools
+import inspect
 import itertools
 import logging
 from collections.abc import Callable, Iterator
@@ -75,11 +76,13 @@ def compile_model(
         optimizer = _scale_loss(optimizer, model, config) if scaled else optimizer
         _adopt(optimizer, strategy)
         model.compile(optimizer, **compile_args, auto_scale_loss=False, jit_compile=False)
-    if num_replicas > 1:
-        _refuse_what_would_be_wrong(model, num_replicas)
     if config.sync_batchnorm:
         layers = batch_norm.convert(model)
         log.info("batch norm: %d layers take their statistics over all replicas", len(layers))
+    if num_replicas > 1:
+        _refuse_what_would_be_wrong(model, config, num_replicas)
+    if config.zero_weight_is_padding:
+        _refuse_what_counts_padding(model)
     model._maybe_symbolic_build = seam.build_from_specs(model)
     if compile_args.get("run_eagerly"):
         log.info("step: stock Keras, without XLA, because run_eagerly asks for it")
@@ -161,15 +164,19 @@ def _adopt_metrics(model, strategy) -> None:
             seam.adopt(variable, strategy)
 
 
-def _refuse_what_would_be_wrong(model, num_replicas: int) -> None:
+def _refuse_what_would_be_wrong(model, config: StepConfig, num_replicas: int) -> None:
     """Raises for what cannot give on several replicas what one device gives."""
     if model.run_eagerly:
         raise UserError(
             f"run_eagerly with {num_replicas} replicas; to run a step's Python, use one replica "
             "(gpu_ids=[0])"
         )
-    losses = tf.nest.flatten(model._compile_loss._user_loss) if model._compile_loss else []
-    for loss in losses:
+    if config.accumulation_steps > 1 and _is_synchronized(model):
+        raise UserError(
+            f"accumulation_steps={config.accumulation_steps} with synchronized batch norm: its "
+            "statistics would be of a part of the rows after all; use one of the two"
+        )
+    for loss in _losses(model):
         reduction = getattr(loss, "reduction", "sum_over_batch_size")
         if reduction not in ("sum_over_batch_size", "mean"):
             raise UserError(
@@ -184,6 +191,42 @@ def _refuse_what_would_be_wrong(model, num_replicas: int) -> None:
         )
 
 
+def _refuse_what_counts_padding(model) -> None:
+    """Raises for what cannot leave out padding rows."""
+    if model.run_eagerly:
+        raise UserError("run_eagerly is stock Keras's step: use it without zero_weight_is_padding")
+    for loss in _losses(model):
+        if getattr(loss, "reduction", "mean") in (None, "none"):
+            raise UserError(
+                f"the loss {loss.name} has reduction=None; with zero_weight_is_padding use "
+                "'sum_over_batch_size'"
+            )
+    metrics = model._compile_metrics
+    user = (metrics._user_metrics, metrics._user_weighted_metrics) if metrics else ()
+    for metric in tf.nest.flatten(user):
+        if isinstance(metric, keras.metrics.Metric) and not _takes_weights(metric.update_state):
+            raise UserError(
+                f"update_state of the metric {metric.name} has no parameter sample_weight; with "
+                "zero_weight_is_padding it needs one, to leave out padding"
+            )
+
+
+def _takes_weights(update_state: Callable) -> bool:
+    parameters = inspect.signature(update_state).parameters.values()
+    return any(each.name == "sample_weight" or each.kind == each.VAR_KEYWORD for each in parameters)
+
+
+def _is_synchronized(model) -> bool:
+    return any(
+        isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized
+        for layer in model._flatten_layers()
+    )
+
+
+def _losses(model) -> list:
+    return tf.nest.flatten(model._compile_loss._user_loss) if model._compile_loss else []
+
+
 # The functions that Keras calls.
 
 
@@ -194,10 +237,7 @@ def _set_functions(model, strategy, config: StepConfig, *, xla: bool) -> None:
     """
     replicas = seam.local_replicas(strategy)
     several = strategy.num_replicas_in_sync > 1
-    synchronized = several and any(
-        isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized
-        for layer in model._flatten_layers()
-    )
+    synchronized = several and _is_synchronized(model)
     if synchronized and xla:
         log.info("step: training without XLA, because synchronized batch norm sums inside it")
     make = functools.partial(_Step, model, strategy, config)
@@ -234,7 +274,10 @@ class _Step:
     def __init__(self, model, strategy, config, step, replicas, *, xla: bool, trains: bool):
         self._model, self._strategy, self._replicas = model, strategy, replicas
         parts = config.accumulation_steps if trains else 1
-        pass_ = functools.partial(_totals, model, step, parts=parts, xla=xla)
+        if config.zero_weight_is_padding:
+            step = functools.partial(_without_padding, model, step)
+        weigh = functools.partial(_weight, padding=config.zero_weight_is_padding)
+        pass_ = functools.partial(_totals, model, step, weigh=weigh, parts=parts, xla=xla)
         if strategy.num_replicas_in_sync > 1:
             wire = "float16" if config.float16_allreduce else None
             halves = [_Halves(model, pass_, each, wire, xla=xla) for each in replicas]
@@ -259,6 +302,15 @@ def _whole_step(model, step, replica: Replica, batch, *, xla: bool, trains: bool
     """One replica, nothing to sum: the model's own step, as it is."""
     with seam.as_replica(model, replica), seam.batch_norm_path(fused=not xla, all_reduce=None):
         return _with_scale_logs(model, lambda: step(batch), trains=trains)
+
+
+def _without_padding(model, step, batch) -> dict:
+    """Runs `step` on a batch of which loss and metrics count the real rows."""
+    real = _real_rows(batch)
+    if real is None:
+        return step(batch)
+    with seam.without_padding(model, real):
+        return step(batch)
 
 
 def _accumulating_step(model, pass_, replica: Replica, batch) -> dict:
@@ -337,24 +389,28 @@ class _Totals:
         return dataclasses.replace(self, **dict(zip(names, tensors, strict=True)))
 
 
-def _totals(model, step, replica: Replica, batch, *, parts: int, xla: bool) -> _Totals:
+def _totals(
+    model, step, replica: Replica, batch, *, weigh: Callable, parts: int, xla: bool
+) -> _Totals:
     """Runs `step` on this replica's rows, in `parts`; leaves all but the metrics as it was."""
-    rows = _num_rows(batch)
+    rows, weight = _num_rows(batch), weigh(batch)
     if rows == 0:
         # A partial batch that ends before this replica: a row of zeros stands in, weighing nothing.
         batch = tf.nest.map_structure(_one_zero_row, batch)
     metrics_before = [tf.identity(each._value) for each in model.metrics_variables]
-    all_reduce = replica.all_reduce if replica.num_replicas > 1 else None
+    all_reduce = functools.partial(replica.all_reduce_in_forward, weight=weight)
     with (
         seam.recorded(model, replica) as recording,
-        seam.batch_norm_path(fused=not xla, all_reduce=all_reduce),
+        seam.batch_norm_path(
+            fused=not xla, all_reduce=all_reduce if replica.num_replicas > 1 else None
+        ),
     ):
-        run_part = functools.partial(_part, step, recording)
+        run_part = functools.partial(_part, step, recording, weigh)
         gradients, logs = (_compiled_parts if xla else _traced_parts)(run_part, batch, parts)
 
     own = {id(each) for each in model.metrics_variables}
     assigned = [each for each in recording.assigned() if id(each[0]) not in own]
-    changes = [_change(variable, before, rows, replica) for variable, before in assigned]
+    changes = [_change(variable, before, weight, replica) for variable, before in assigned]
     for variable, before in assigned:
         variable.assign(before)
     if rows == 0:
@@ -362,7 +418,7 @@ def _totals(model, step, replica: Replica, batch, *, parts: int, xla: bool) -> _
             variable.assign(before)
         gradients, logs = tf.nest.map_structure(tf.zeros_like, (gradients, logs))
     return _Totals(
-        rows=_weight(rows),
+        rows=tf.convert_to_tensor(weight, tf.float32),
         gradients=gradients,
         changes=changes,
         logs=logs,
@@ -372,12 +428,14 @@ def _totals(model, step, replica: Replica, batch, *, parts: int, xla: bool) -> _
     )
 
 
-def _part(step, recording: seam.Recording, batch):
+def _part(step, recording: seam.Recording, weigh: Callable, batch):
     """Returns the gradients and logs of some rows, times their number."""
     logs = step(batch)
-    weight = _weight(_num_rows(batch))
-    gradients = [each * tf.cast(weight, each.dtype) for each in recording.take_gradients()]
-    return gradients, {name: tf.cast(each, tf.float32) * weight for name, each in logs.items()}
+    weight = weigh(batch)
+    gradients = [_times(each, weight) for each in recording.take_gradients()]
+    return gradients, {
+        name: _times(tf.cast(each, tf.float32), weight) for name, each in logs.items()
+    }
 
 
 def _traced_parts(run_part: Callable, batch, parts: int):
@@ -427,17 +485,39 @@ def _rows(batch, start, size: int):
     return tf.nest.map_structure(cut, batch)
 
 
-def _change(variable, before: tf.Tensor, rows: int, replica: Replica) -> tf.Tensor:
+def _change(variable, before: tf.Tensor, weight, replica: Replica) -> tf.Tensor:
     """Returns what this replica adds to the change of a variable that is not trained."""
-    counts = rows > 0 if before.dtype.is_floating else replica.index == 0
-    if not counts:
-        return tf.zeros_like(before)
     change = variable._value - before
-    return change * tf.cast(_weight(rows), change.dtype) if before.dtype.is_floating else change
+    if before.dtype.is_floating:
+        return _times(change, weight)
+    return change if replica.index == 0 else tf.zeros_like(before)
 
 
-def _weight(rows: int) -> tf.Tensor:
-    return tf.constant(rows / ROWS_UNIT, tf.float32)
+def _times(value: tf.Tensor, weight: float | tf.Tensor) -> tf.Tensor:
+    """Returns the value times the weight of its rows: 0 where none counts, even of NaN."""
+    if isinstance(weight, tf.Tensor):
+        product = value * tf.cast(weight, value.dtype)
+        return tf.where(weight > 0, product, tf.zeros_like(value))
+    return value * tf.cast(weight, value.dtype) if weight > 0 else tf.zeros_like(value)
+
+
+def _weight(batch, *, padding: bool) -> float | tf.Tensor:
+    """Returns the number of rows, in ROWS_UNIT; a tensor where some may be `padding`."""
+    real = _real_rows(batch) if padding else None
+    if real is None:
+        return _num_rows(batch) / ROWS_UNIT
+    return tf.reduce_sum(tf.cast(real, tf.float32)) / ROWS_UNIT
+
+
+def _real_rows(batch) -> tf.Tensor | None:
+    """Returns which rows are not padding, [rows] bool; None for a batch without sample weights."""
+    _, _, weights = keras.utils.unpack_x_y_sample_weight(batch)
+    real = [
+        tf.reduce_any(tf.not_equal(each, 0), axis=list(range(1, each.shape.rank)))
+        for each in tf.nest.flatten(weights)
+        if each is not None
+    ]
+    return functools.reduce(tf.logical_or, real) if real else None
 
 
 def _num_rows(batch) -> int:
@@ -464,21 +544,23 @@ def _one_zero_row(each):
 
 def _update(model, totals: _Totals) -> dict:
     """Applies the sums over all replicas to this one's variables, and returns the step's logs."""
+    # Where all rows are padding, there are none, and the sums are 0: no NaN shall come of them.
+    rows = tf.maximum(totals.rows, 1 / ROWS_UNIT)
     for variable, change in zip(totals.changes_of, totals.changes, strict=True):
         if change.dtype.is_floating:
-            change /= tf.cast(totals.rows, change.dtype)
+            change /= tf.cast(rows, change.dtype)
         variable.assign(variable._value + change)
 
     def apply():
         if totals.gradients:
             model.optimizer.apply(
-                [each / tf.cast(totals.rows, each.dtype) for each in totals.gradients],
+                [each / tf.cast(rows, each.dtype) for each in totals.gradients],
                 totals.gradients_of,
             )
         with seam.metrics_as(model, totals.metrics):
             results = model.get_metrics_result()
         # A log that no metric is of is the step's own value: its mean over rows.
-        return {name: results.get(name, value / totals.rows) for name, value in totals.logs.items()}
+        return {name: results.get(name, value / rows) for name, value in totals.logs.items()}
 
     return _with_scale_logs(model, apply, trains=bool(totals.gradients))
 

@@ -1,0 +1,471 @@
+"""What people compile and fit, on two replicas, against stock Keras on one device, no strategy.
+
+The rows are the same and in the same order: 10 rows in batches of 5, of which one replica has 3 and
+the other 2. float32 sums in another order differ by roundings: RTOL allows for some steps of them.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import compiled, strategy_of
+from keras import layers
+
+from tfaccel import UserError, seam
+from tfaccel.config import StepConfig
+
+RTOL = 1e-4
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(10, 3)).astype("float32")
+Y = (X.sum(1) * 10).astype(int) % 3
+FIT = {"batch_size": 5, "shuffle": False, "verbose": 0}
+
+
+def loss():
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def small():
+    return keras.Sequential(
+        [keras.Input((3,)), layers.Dense(4, activation="tanh"), layers.Dense(3, dtype="float32")]
+    )
+
+
+def seeded(make):
+    keras.utils.set_random_seed(0)
+    return make()
+
+
+def both(make, *, optimizer=lambda: keras.optimizers.SGD(0.1), **settings):
+    """The model on two replicas, and by stock Keras on one device; compile arguments are made."""
+    xla, config = settings.pop("xla", False), settings.pop("config", None)
+    made = {"loss": loss, **settings}
+    own = {name: each() for name, each in made.items()}
+    ours = compiled(lambda: seeded(make), 2, optimizer=optimizer, xla=xla, config=config, **own)
+    theirs = seeded(make)
+    theirs.compile(optimizer(), **{name: each() for name, each in made.items()}, jit_compile=False)
+    return ours, theirs
+
+
+def assert_fits_alike(pair, x=X, y=Y, *, rtol=RTOL, **fit):
+    """Fits both; compares the history, an evaluation and the weights."""
+    ours, theirs = pair
+    histories = [each.fit(x, y, **{**FIT, "epochs": 2, **fit}).history for each in pair]
+    assert list(histories[0]) == list(histories[1])
+    for name in histories[1]:
+        np.testing.assert_allclose(histories[0][name], histories[1][name], rtol=rtol, err_msg=name)
+    assert_same_weights(ours, theirs, rtol=rtol)
+
+
+def assert_same_weights(ours, theirs, *, rtol=RTOL):
+    for mine, wanted in zip(ours.weights, theirs.weights, strict=True):
+        np.testing.assert_allclose(
+            mine.numpy(), wanted.numpy(), rtol=rtol, atol=rtol, err_msg=mine.path
+        )
+
+
+# Models.
+
+
+def two_towers():
+    inputs = {"left": keras.Input((3,), name="left"), "right": keras.Input((2,), name="right")}
+    joined = layers.Concatenate()([layers.Dense(2)(inputs["left"]), inputs["right"]])
+    return keras.Model(inputs, {"a": layers.Dense(3)(joined), "b": layers.Dense(1)(joined)})
+
+
+def test_several_inputs_and_outputs_in_dicts():
+    pair = both(
+        two_towers,
+        loss=lambda: {"a": loss(), "b": "mse"},
+        loss_weights=lambda: {"a": 1.0, "b": 0.5},
+        metrics=lambda: {"a": ["accuracy"], "b": ["mae"]},
+    )
+    x = {"left": X, "right": X[:, :2]}
+    assert_fits_alike(pair, x, {"a": Y, "b": X[:, :1]})
+    predicted = [each.predict(x, verbose=0) for each in pair]
+    np.testing.assert_allclose(predicted[0]["b"], predicted[1]["b"], rtol=RTOL, atol=RTOL)
+
+
+class Subclassed(keras.Model):
+    """Built at its first batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = layers.Dense(4, activation="relu")
+        self.last = layers.Dense(3)
+
+    def call(self, x):
+        return self.last(self.hidden(x))
+
+
+@pytest.mark.parametrize(("make", "xla"), [(small, True), (Subclassed, False)])
+def test_sequential_and_subclassed_models(make, xla):
+    pair = both(make, metrics=lambda: ["accuracy"], xla=xla)
+    assert_fits_alike(pair, batch_size=4)  # the last batch has one row for each replica
+    wanted = pair[1].evaluate(X, Y, batch_size=4, verbose=0)
+    np.testing.assert_allclose(pair[0].evaluate(X, Y, batch_size=4, verbose=0), wanted, rtol=RTOL)
+
+
+def embedding():
+    return keras.Sequential(
+        [keras.Input((3,), dtype="int32"), layers.Embedding(5, 2), layers.Flatten()]
+    )
+
+
+def test_embedding_whose_gradients_are_indexed_slices():
+    # Some rows of it are looked up by one replica alone, some by both, some by none.
+    x = np.random.default_rng(0).integers(0, 4, (10, 3))
+    assert_fits_alike(both(embedding, loss=lambda: "mse"), x, np.repeat(X, 2, axis=1))
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        pytest.param([[0, 1, 2]], id="each once"),
+        pytest.param(
+            [[0, 0, 1]],
+            marks=pytest.mark.xfail(strict=True, reason="Keras squares each of several slices"),
+            id="one twice",
+        ),
+    ],
+)
+def test_embedding_with_adam(x):
+    # Keras's Adam adds up the squares of the slices of one row on one device; the sum over
+    # replicas is dense, and is squared as a whole.
+    adam = lambda: keras.optimizers.Adam(0.1)  # noqa: E731
+    y = np.arange(6.0).reshape(1, 6)
+    assert_fits_alike(both(embedding, loss=lambda: "mse", optimizer=adam), np.array(x), y)
+
+
+def test_dropout_draws_another_mask_on_each_replica():
+    drawn = []
+
+    class Recording(layers.Layer):
+        def call(self, x):
+            tf.numpy_function(lambda mask: drawn.append(mask), [x], [])
+            return x
+
+    def make():
+        return keras.Sequential(
+            [keras.Input((8,)), layers.Dropout(0.5, seed=3), Recording(), layers.Dense(1)]
+        )
+
+    model, reference = both(make, loss=lambda: "mse")
+    x = np.ones((12, 8), "float32")
+    model.fit(x, x[:, :1], **FIT | {"batch_size": 4})
+    masks = [each for each in drawn if len(each) == 2]
+    reference.fit(x, x[:, :1], **FIT | {"batch_size": 4})
+    assert len(masks) == 6
+    assert len({each.tobytes() for each in masks}) == 6  # by replica and by step
+    (state,) = [each for each in model.variables if "seed_generator_state" in each.path]
+    states = [each.numpy().tolist() for each in seam.components(state)]
+    assert states[0] == states[1] == reference.layers[0].seed_generator.state.numpy().tolist()
+
+
+# What is minimized and measured.
+
+
+class Odd(keras.metrics.Metric):
+    """How many of the predicted classes are odd, weighed, in all."""
+
+    def __init__(self):
+        super().__init__(name="odd")
+        self.total = self.add_weight(name="total", initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        odd = keras.ops.cast(keras.ops.argmax(y_pred, axis=1) % 2, "float32")
+        self.total.assign_add(keras.ops.sum(odd))
+
+    def result(self):
+        return self.total
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        {"sample_weight": np.linspace(0.5, 2, 10, dtype=np.float32)},
+        {"class_weight": {0: 2.0, 1: 0.5, 2: 1.0}},
+    ],
+    ids=["sample_weight", "class_weight"],
+)
+def test_weights_of_samples_and_classes(weights):
+    assert_fits_alike(both(small, weighted_metrics=lambda: ["accuracy"]), **weights)
+
+
+def test_metrics_of_ones_own_and_made_outside_the_scope():
+    def make():
+        last = layers.Dense(1, activation="sigmoid")
+        return keras.Sequential([keras.Input((3,)), last])
+
+    metrics = lambda: [keras.metrics.AUC(name="auc"), keras.metrics.F1Score(threshold=0.5)]  # noqa: E731
+    pair = both(make, loss=lambda: "binary_crossentropy", metrics=metrics)
+    assert_fits_alike(pair, y=(Y[:, np.newaxis] > 0).astype("float32"))
+    assert_fits_alike(both(small, metrics=lambda: [Odd()]), validation_data=(X, Y))
+
+
+class OwnStep(keras.Model):
+    """Takes a mean of its own for its loss, and a metric of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(3)
+        self.largest = keras.metrics.Mean(name="largest")
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            outputs = self(x, training=True)
+            errors = tf.nn.sparse_softmax_cross_entropy_with_logits(y, outputs)
+            value = tf.reduce_mean(errors)
+        grads = tape.gradient(value, self.trainable_weights)
+        self.optimizer.apply_gradients(zip(grads, self.trainable_weights, strict=True))
+        self.largest.update_state(tf.reduce_max(outputs, axis=1))
+        return {"largest": self.largest.result(), "raw": value}
+
+    @property
+    def metrics(self):
+        return [self.largest]
+
+
+def test_a_train_step_of_ones_own():
+    assert_fits_alike(both(OwnStep, xla=True))
+
+
+# Optimizers.
+
+OPTIMIZERS = {
+    "AdamW, EMA written over the weights": lambda: keras.optimizers.AdamW(
+        0.01, weight_decay=0.1, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2
+    ),
+    "Adam by a schedule": lambda: keras.optimizers.Adam(
+        keras.optimizers.schedules.CosineDecay(0.05, decay_steps=5), clipvalue=0.05
+    ),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_optimizers(optimizer):
+    assert_fits_alike(both(small, optimizer=OPTIMIZERS[optimizer]), rtol=1e-3)
+
+
+@pytest.mark.xfail(strict=True, reason="the optimizers that a MultiOptimizer holds are left out")
+def test_several_optimizers_in_one():
+    def optimizer():
+        each = {".*kernel": keras.optimizers.Adam(0.01)}
+        return keras.optimizers.MultiOptimizer(
+            keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.1), each)
+        )
+
+    assert_fits_alike(both(small, optimizer=optimizer), rtol=1e-3)
+
+
+def test_frozen_layers_stay():
+    def make():
+        model = small()
+        model.layers[0].trainable = False
+        return model
+
+    pair = both(make)
+    before = pair[0].layers[0].kernel.numpy()
+    assert_fits_alike(pair)
+    np.testing.assert_array_equal(pair[0].layers[0].kernel.numpy(), before)
+
+
+def test_gradients_may_travel_in_float16():
+    pair = both(small, config=StepConfig(float16_allreduce=True))
+    assert_fits_alike(pair, rtol=1e-2)  # a rounding of float16 is 1e-3
+    exact = both(small)[0]
+    exact.fit(X, Y, epochs=2, **FIT)
+    assert any(
+        (a.numpy() != b.numpy()).any() for a, b in zip(pair[0].weights, exact.weights, strict=True)
+    )
+
+
+@pytest.fixture
+def float16():
+    """Models are made in mixed_float16."""
+    keras.config.set_dtype_policy("mixed_float16")
+    yield
+    keras.config.set_dtype_policy("float32")
+
+
+@pytest.mark.parametrize("xla", [False, True])
+def test_accumulation_clips_and_unscales_the_sum(float16, xla):
+    clipped = lambda: keras.optimizers.SGD(0.5, global_clipnorm=0.1)  # noqa: E731
+    config = StepConfig(accumulation_steps=2)
+    ours, theirs = both(small, optimizer=clipped, config=config, xla=xla)
+    assert ours.fit(X[:8], Y[:8], **FIT).history["skipped_steps"] == [0]
+    theirs.fit(X[:8], Y[:8], **FIT)
+    assert_same_weights(ours, theirs, rtol=1e-2)  # a rounding of float16 is 1e-3
+
+
+# The loss scale.
+
+
+def one_weight():
+    dense = layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+    return keras.Sequential([keras.Input((1,)), dense])
+
+
+def scaled(config, num_replicas=2, *, make=one_weight, loss="mse", **settings):
+    """A model of one weight, 0 at first."""
+    settings = {"optimizer": keras.optimizers.SGD(0.01), "xla": False, **settings}
+    return compiled(make, num_replicas, config=config, loss=loss, **settings)
+
+
+def sum_of_outputs(_, values):
+    return tf.cast(values[:, 0], tf.float32)
+
+
+def fit_rows(model, x, **settings):
+    x = np.asarray(x, np.float32).reshape(-1, 1)
+    return model.fit(x, x, **{**FIT, "batch_size": 2, **settings}).history
+
+
+def test_a_static_loss_scale_stays(float16):
+    model = scaled(StepConfig(loss_scale=128), loss=sum_of_outputs)
+    history = fit_rows(model, [1, 3, 1, 3])
+    assert list(history) == ["loss"]
+    assert model.optimizer.loss_scale_factor == 128
+    np.testing.assert_allclose(model.get_weights()[0], [[-0.04]], rtol=1e-3)
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_a_dynamic_loss_scale_starts_and_grows_as_asked(float16, num_replicas):
+    config = StepConfig(loss_scale_initial=16.0, loss_scale_growth_steps=2)
+    model = scaled(config, num_replicas)
+    history = fit_rows(model, np.ones(2), epochs=5)
+    assert history["loss_scale"] == [16, 32, 32, 64, 64]
+
+
+def test_a_saved_model_goes_on_with_its_loss_scale(float16, tmp_path):
+    config = StepConfig(loss_scale_initial=16.0, loss_scale_growth_steps=2)
+    model = scaled(config)
+    fit_rows(model, np.ones(6))
+    model.save(tmp_path / "model.keras")
+    with strategy_of(2).scope():
+        saved = keras.models.load_model(tmp_path / "model.keras")
+    loaded = scaled(config, make=lambda: saved, optimizer=saved.optimizer)
+    assert loaded.optimizer.dynamic_scale.numpy() == 32
+    histories = [fit_rows(each, np.full(4, 2.0)) for each in (model, loaded)]
+    assert histories[0] == histories[1]
+    assert histories[1]["loss_scale"] == [64]  # the third good step was before it was saved
+    assert_same_weights(loaded, model, rtol=0)
+
+
+# Beside fit.
+
+
+@pytest.mark.parametrize("num_replicas", [2, 3])
+def test_predict_keeps_rows_in_order(num_replicas):
+    model = compiled(lambda: seeded(small), num_replicas, optimizer="sgd", loss="mse", xla=False)
+    for rows in (7, 1):  # in batches of 4: of the last some replicas have no row
+        predicted = model.predict(X[:rows], batch_size=4, verbose=0)
+        np.testing.assert_allclose(predicted, model(X[:rows]), rtol=RTOL, atol=RTOL)
+
+
+def test_single_batches_by_hand():
+    ours, theirs = pair = both(small, metrics=lambda: ["accuracy"])
+    for rows in (4, 5, 1):
+        got = [each.train_on_batch(X[:rows], Y[:rows]) for each in pair]
+        np.testing.assert_allclose(*got, rtol=RTOL)
+        got = [each.test_on_batch(X[:rows], Y[:rows]) for each in pair]
+        np.testing.assert_allclose(*got, rtol=RTOL)
+    np.testing.assert_allclose(
+        *(each.predict_on_batch(X[:5]) for each in pair), rtol=RTOL, atol=RTOL
+    )
+    assert_same_weights(ours, theirs)
+
+
+def test_a_dataset_and_a_generator():
+    weights = np.linspace(0.5, 2, 10, dtype=np.float32)
+
+    def batches():
+        for start in (0, 4, 8):
+            rows = slice(start, start + 4)
+            yield X[rows], Y[rows], weights[rows]
+
+    pair = both(small)
+    histories = [each.fit(batches(), epochs=1, verbose=0).history["loss"] for each in pair]
+    np.testing.assert_allclose(*histories, rtol=RTOL)
+    assert_same_weights(*pair)
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(5)
+    histories = [each.fit(data, epochs=2, verbose=0).history["loss"] for each in pair]
+    np.testing.assert_allclose(*histories, rtol=RTOL)
+    assert_same_weights(*pair)
+
+
+# What is refused, in one sentence.
+
+
+def compile_two(make=small, **settings):
+    return compiled(make, 2, **{"optimizer": "sgd", "loss": loss(), "xla": False, **settings})
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"run_eagerly": True}, "run_eagerly with 2 replicas; .* use one replica"),
+        (
+            {"loss": keras.losses.MeanSquaredError(reduction="sum")},
+            "loss mean_squared_error has reduction='sum'; .*use reduction='sum_over_batch_size'",
+        ),
+        (
+            {"loss": [keras.losses.MeanSquaredError(reduction="none")]},
+            "loss mean_squared_error has reduction='none'",
+        ),
+    ],
+    ids=["run_eagerly", "sum", "none"],
+)
+def test_what_would_be_wrong_is_refused(settings, words):
+    with pytest.raises(UserError, match=words) as error:
+        compile_two(**settings)
+    assert "\n" not in str(error.value)
+
+
+def test_a_layer_made_outside_the_scope_is_refused():
+    outside = layers.Dense(3, name="outside")
+    outside.build((None, 4))
+    with pytest.raises(UserError, match=r"outside/kernel was created outside the scope; build"):
+        compile_two(lambda: keras.Sequential([keras.Input((4,)), outside]))
+
+
+class TwoOptimizers(OwnStep):
+    """A second optimizer beside the compiled one."""
+
+    def __init__(self):
+        super().__init__()
+        self.other = keras.optimizers.Adam(name="other")
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        self.other.apply_gradients([(tf.ones_like(each), each) for each in self.trainable_weights])
+        return logs
+
+
+class TwoUpdates(OwnStep):
+    """Applies gradients twice."""
+
+    def train_step(self, data):
+        super().train_step(data)
+        return super().train_step(data)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (TwoOptimizers, r"train_step uses the optimizer other beside the compiled one; .*"),
+        (TwoUpdates, r"train_step applies gradients twice; .* once"),
+    ],
+)
+def test_a_train_step_that_cannot_be_split_is_refused(make, words):
+    model = compile_two(make)
+    with pytest.raises(UserError, match=words) as error:
+        model.fit(X, Y, **FIT)
+    assert "\n" not in str(error.value)
+    # What stood for Keras's own while the step was traced is gone.
+    assert "apply" not in vars(model.optimizer)
+    assert not tf.distribute.has_strategy()
