@@ -62,7 +62,6 @@ def test_help_of_train_lists_every_field(command):
     assert max(map(len, out.splitlines())) <= 100
 
 
-@pytest.mark.xfail(strict=True, reason="absl's main_module_help finds no flag of a FlagValues")
 def test_help_of_selftest_lists_every_flag(command):
     code, out, err = command("selftest", "--help")
     assert (code, err) == (0, "")

@@ -88,11 +88,6 @@ def _(monkeypatch):
     return seen == [variable] * 3 and variable.numpy() == 3
 
 
-@canary("Variable.aggregation", "tells how a strategy may join the replicas' values")
-def _():
-    return keras.Variable([1.0], aggregation="mean").aggregation == "mean"
-
-
 @canary("Optimizer.apply", "is an instance's attribute that apply_gradients calls")
 def _():
     own = keras.optimizers.SGD()

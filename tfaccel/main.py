@@ -132,7 +132,8 @@ def selftest(arguments: list[str]) -> int:
     )
     flags.DEFINE_string("output", None, "A new JSON file for the figures.", flag_values=values)
     if set(arguments) & HELP_FLAGS:
-        print(SELFTEST_HELP + values.main_module_help(), end="")
+        described = values.get_help(include_special_flags=False).splitlines()
+        print("\n".join([SELFTEST_HELP, *described[2:]]))  # without the module's name
         return 0
     try:
         unparsed = values(["tfaccel selftest", *arguments])[1:]
@@ -141,6 +142,8 @@ def selftest(arguments: list[str]) -> int:
     if unparsed:
         raise UserError(f"'{unparsed[0]}' is no flag of selftest; see `tfaccel selftest --help`")
     config = RuntimeConfig(gpu_ids=values.gpu_ids)
+    if not values.precision:
+        raise UserError("--precision names none; give at least one, e.g. --precision=float32")
     precisions = tuple(RuntimeConfig(precision=each).precision for each in values.precision)
     output = pathlib.Path(values.output) if values.output else None
     if output and (output.exists() or not output.parent.is_dir()):

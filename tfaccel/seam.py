@@ -1,4 +1,4 @@
-"""Where tfaccel reaches into Keras and TensorFlow: every private name it needs is used here.
+"""Where the step reaches into Keras and TensorFlow, past what they promise to keep.
 
 Takes a Keras model and its strategy; gives the means to trace one replica's part of a step as if
 there were no strategy, and to see what it would have changed. tfaccel/step.py makes steps of it.
@@ -7,9 +7,10 @@ there were no strategy, and to see what it would have changed. tfaccel/step.py m
         with recorded(model, replica) as recording:     # gradients are kept, not applied
             logs = model.train_step(batch)
 
-Private names relied on (tests/test_seam.py is the canary: it fails by name when one changes):
-  Keras 3.15: Variable._value, Variable._initialize, Variable._direct_assign, Variable.aggregation,
-    Optimizer.apply, Optimizer._iterations, Optimizer._distribution_strategy,
+Private names relied on, here, in step.py and in audit.py (tests/test_seam.py is the canary: it
+fails by name when one changes):
+  Keras 3.15: Variable._value, Variable._initialize, Variable._direct_assign, Optimizer.apply,
+    Optimizer._iterations, Optimizer._distribution_strategy,
     LossScaleOptimizer.dynamic_scale, SeedGenerator.next, BatchNormalization.call and ._moments,
     Model._distribute_strategy, Model._flatten_layers, Model._maybe_symbolic_build,
     Model._symbolic_build, Model._compile_loss._user_loss, Model._compile_metrics._user_metrics and
@@ -128,8 +129,11 @@ def local_replicas(strategy: tf.distribute.Strategy) -> list[Replica]:
 
 
 def optimizers_of(optimizer) -> list:
-    """Returns the optimizer and the one it wraps, as far as there are any."""
-    return [each for each in (optimizer, getattr(optimizer, "inner_optimizer", None)) if each]
+    """Returns the optimizer and all that it wraps; nothing for none."""
+    if optimizer is None:
+        return []
+    inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ())]
+    return [optimizer, *(found for each in inner for found in optimizers_of(each))]
 
 
 def variables_of(model) -> list:

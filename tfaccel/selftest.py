@@ -300,6 +300,7 @@ class _Trainer:
         return x[chosen], y[chosen]
 
     def _compile(self, model, config: StepConfig, optimizer) -> None:
+        config = dataclasses.replace(config, audit_steps=0)  # replicas apart are a row, not an end
         compile_args = self._compile_args(optimizer)
         compile_model(model, self.strategy, config, xla=self.xla, **compile_args)
         extend(model, config, guard=contextlib.nullcontext)

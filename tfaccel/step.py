@@ -15,6 +15,9 @@ clipping and update. On several, the order is what makes N replicas equal one de
   3. each replica, one XLA function, on the same sums and so with the same result: division by the
      rows of all, finite check, unscaling, clipping, update or skip, change of the loss scale.
 
+Gradients of an Embedding, which are slices, are made dense before the sum. (Where a batch has an id
+twice, stock Keras's Adam squares each slice; the square of their sum is what a dense layer gets.)
+
 A finite check or a clip before the sum would be of a part of the gradient: stock Keras's are
 (weights become -inf where only replica 1 overflows; 30 and -10 clipped to 1 make 0 instead of 1).
 """
@@ -112,6 +115,12 @@ def make_optimizer(name: str, *, learning_rate: float) -> keras.optimizers.Optim
 def _scale_loss(optimizer, model, config: StepConfig):
     """Returns the optimizer with the loss scaling that float16 gradients need, and says which."""
     if model.dtype_policy.name != "mixed_float16":
+        if config.loss_scale != "dynamic":
+            log.warning(
+                "loss scale: not used, because the model's dtype policy is %s; it is for "
+                "mixed_float16",
+                model.dtype_policy.name,
+            )
         return optimizer
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         log.info("loss scale: that of the LossScaleOptimizer that was given")
