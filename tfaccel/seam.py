@@ -1,13 +1,13 @@
 """Where the step reaches into Keras and TensorFlow, past what they promise to keep.
 
 Takes a Keras model and its strategy; gives the means to trace one replica's part of a step as if
-there were no strategy, and to see what it would have changed. tfaccel/step.py makes steps of it.
+there were no strategy, and to see what it would have changed. tfaccel/step/ makes steps of it.
 
     with as_replica(model, replica):                    # variables are this replica's own
         with recorded(model, replica) as recording:     # gradients are kept, not applied
             logs = model.train_step(batch)
 
-Private names relied on, here, in step.py and in audit.py (tests/test_seam.py is the canary: it
+Private names relied on, here, in step/ and in audit.py (tests/test_seam.py is the canary: it
 fails by name when one changes):
   Keras 3.15: Variable._value, Variable._initialize, Variable._direct_assign, Optimizer.apply,
     Optimizer._iterations, Optimizer._distribution_strategy,
@@ -161,6 +161,14 @@ def is_distributed(variable) -> bool:
 def components(variable) -> tuple:
     """Returns the `tf.Variable` of each of this process's replicas."""
     return variable._value.values
+
+
+def is_synchronized(model) -> bool:
+    """Returns whether any batch normalization takes its statistics over all replicas."""
+    return any(
+        isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized
+        for layer in model._flatten_layers()
+    )
 
 
 def adopt(variable, strategy: tf.distribute.Strategy) -> None:

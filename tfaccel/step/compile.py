@@ -1,0 +1,196 @@
+"""A model compiled for its strategy, or refused in a sentence.
+
+Takes a Keras model and what `model.compile` takes; gives the model compiled, with its step
+functions set. `fit`, `evaluate` and `predict` stay Keras's own.
+
+    compile_model(model, strategy, StepConfig(), xla=True, optimizer="adamw", loss=...)
+"""
+
+import inspect
+import logging
+from collections.abc import Callable
+
+import keras
+import tensorflow as tf
+
+from tfaccel import batch_norm, seam
+from tfaccel.config import StepConfig
+from tfaccel.errors import UserError, did_you_mean
+from tfaccel.step.functions import set_functions
+
+log = logging.getLogger("tfaccel")
+
+
+def compile_model(
+    model: keras.Model,
+    strategy: tf.distribute.Strategy,
+    config: StepConfig,
+    *,
+    xla: bool,
+    **compile_args,
+) -> None:
+    """Compiles `model` for `strategy`.
+
+    Args:
+      model: built in `strategy.scope()`.
+      strategy: a MirroredStrategy or MultiWorkerMirroredStrategy.
+      config: what a step does beside Keras's.
+      xla: whether steps are compiled with XLA.
+      **compile_args: as for `keras.Model.compile`, less `jit_compile`.
+
+    Raises:
+      UserError: the model belongs to no or another strategy, the optimizer has already trained
+        another model, or several replicas would train wrongly.
+    """
+    if "jit_compile" in compile_args:
+        raise UserError("jit_compile is set by tfaccel; use tfaccel.setup(xla=True or False)")
+    if model._distribute_strategy is not strategy:
+        raise UserError(
+            "the model was built in no scope or another run's; build it in this run's "
+            "`with run.scope():`"
+        )
+    num_replicas = strategy.num_replicas_in_sync
+    with strategy.scope():
+        optimizer = keras.optimizers.get(compile_args.pop("optimizer", "rmsprop"))
+        scaled = compile_args.pop("auto_scale_loss", True)
+        optimizer = _scale_loss(optimizer, model, config) if scaled else optimizer
+        _adopt(optimizer, strategy)
+        model.compile(optimizer, **compile_args, auto_scale_loss=False, jit_compile=False)
+    if config.sync_batchnorm:
+        layers = batch_norm.convert(model)
+        log.info("batch norm: %d layers take their statistics over all replicas", len(layers))
+    if num_replicas > 1:
+        _refuse_what_would_be_wrong(model, config, num_replicas)
+    if config.zero_weight_is_padding:
+        _refuse_what_counts_padding(model)
+    model._maybe_symbolic_build = seam.build_from_specs(model)
+    if compile_args.get("run_eagerly"):
+        log.info("step: stock Keras, without XLA, because run_eagerly asks for it")
+    else:
+        set_functions(model, strategy, config, xla=xla)
+
+
+def make_optimizer(name: str, *, learning_rate: float) -> keras.optimizers.Optimizer:
+    """Returns a Keras optimizer by its name, in any case.
+
+    Raises:
+      UserError: Keras has no optimizer of that name.
+    """
+    known = {
+        each.lower(): value
+        for each, value in vars(keras.optimizers).items()
+        if isinstance(value, type) and each not in ("Optimizer", "LossScaleOptimizer")
+    }
+    if name.lower() not in known:
+        raise UserError(f"there is no optimizer '{name}'{did_you_mean(name, known)}")
+    return known[name.lower()](learning_rate=learning_rate)
+
+
+# What the model is compiled with.
+
+
+def _scale_loss(optimizer, model, config: StepConfig):
+    """Returns the optimizer with the loss scaling that float16 gradients need, and says which."""
+    if model.dtype_policy.name != "mixed_float16":
+        if config.loss_scale != "dynamic":
+            log.warning(
+                "loss scale: not used, because the model's dtype policy is %s; it is for "
+                "mixed_float16",
+                model.dtype_policy.name,
+            )
+        return optimizer
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        log.info("loss scale: that of the LossScaleOptimizer that was given")
+        return optimizer
+    if config.loss_scale == "dynamic" and optimizer.loss_scale_factor is None:
+        log.info(
+            "loss scale: dynamic, from %g, doubled after %d good steps",
+            config.loss_scale_initial,
+            config.loss_scale_growth_steps,
+        )
+        return keras.optimizers.LossScaleOptimizer(
+            optimizer,
+            initial_scale=config.loss_scale_initial,
+            dynamic_growth_steps=config.loss_scale_growth_steps,
+        )
+    if config.loss_scale != "dynamic":
+        optimizer.loss_scale_factor = config.loss_scale
+    log.info("loss scale: always %g; no step is skipped", optimizer.loss_scale_factor)
+    return optimizer
+
+
+def _adopt(optimizer, strategy) -> None:
+    """Makes an optimizer that was made outside the strategy's scope belong to it.
+
+    `run.compile(model, optimizer=keras.optimizers.AdamW())` makes it outside. Its first variables,
+    the iteration and the learning rate, are made again in the scope, so that it stays the object
+    that the caller holds, with all that was set on it.
+    """
+    optimizers = seam.optimizers_of(optimizer)
+    if all(each._distribution_strategy is strategy for each in optimizers):
+        return
+    for each in optimizers:
+        if each.built:
+            raise UserError(
+                f"the optimizer {each.name} already has the state of another model; make a new one"
+            )
+    for variable in optimizer.variables:
+        seam.adopt(variable, strategy)
+    for each in optimizers:
+        each._distribution_strategy = strategy
+
+
+def _refuse_what_would_be_wrong(model, config: StepConfig, num_replicas: int) -> None:
+    """Raises for what cannot give on several replicas what one device gives."""
+    if model.run_eagerly:
+        raise UserError(
+            f"run_eagerly with {num_replicas} replicas; to run a step's Python, use one replica "
+            "(gpu_ids=[0])"
+        )
+    if config.accumulation_steps > 1 and seam.is_synchronized(model):
+        raise UserError(
+            f"accumulation_steps={config.accumulation_steps} with synchronized batch norm: its "
+            "statistics would be of a part of the rows after all; use one of the two"
+        )
+    for loss in _losses(model):
+        reduction = getattr(loss, "reduction", "sum_over_batch_size")
+        if reduction not in ("sum_over_batch_size", "mean"):
+            raise UserError(
+                f"the loss {loss.name} has reduction={reduction!r}; with {num_replicas} replicas "
+                "use reduction='sum_over_batch_size', so that rows of all replicas weigh alike"
+            )
+    outside = [each for each in model.variables if not seam.is_distributed(each)]
+    if outside:
+        raise UserError(
+            f"the variable {outside[0].path} was created outside the scope; build every layer in "
+            "`with run.scope():`"
+        )
+
+
+def _refuse_what_counts_padding(model) -> None:
+    """Raises for what cannot leave out padding rows."""
+    if model.run_eagerly:
+        raise UserError("run_eagerly is stock Keras's step: use it without zero_weight_is_padding")
+    for loss in _losses(model):
+        if getattr(loss, "reduction", "mean") in (None, "none"):
+            raise UserError(
+                f"the loss {loss.name} has reduction=None; with zero_weight_is_padding use "
+                "'sum_over_batch_size'"
+            )
+    metrics = model._compile_metrics
+    user = (metrics._user_metrics, metrics._user_weighted_metrics) if metrics else ()
+    for metric in tf.nest.flatten(user):
+        if isinstance(metric, keras.metrics.Metric) and not _takes_weights(metric.update_state):
+            raise UserError(
+                f"update_state of the metric {metric.name} has no parameter sample_weight; with "
+                "zero_weight_is_padding it needs one, to leave out padding"
+            )
+
+
+def _takes_weights(update_state: Callable) -> bool:
+    parameters = inspect.signature(update_state).parameters.values()
+    return any(each.name == "sample_weight" or each.kind == each.VAR_KEYWORD for each in parameters)
+
+
+def _losses(model) -> list:
+    return tf.nest.flatten(model._compile_loss._user_loss) if model._compile_loss else []

@@ -1,0 +1,270 @@
+"""The functions that `fit`, `evaluate` and `predict` call for each execution.
+
+Takes a compiled model; sets them on it. Keras makes its own only where these are not set.
+
+    set_functions(model, strategy, StepConfig(), xla=True)
+
+On one replica the model's own `train_step` is one function: forward, backward, loss scaling,
+clipping and update. On several, the order is what makes N replicas equal one device:
+
+  1. each replica, one XLA function: forward and backward on its rows; each gradient is that of the
+     mean over the rows, of the scaled loss, and is multiplied by the number of rows;
+  2. between the replicas, outside XLA (its CPU and GPU compilers know no TensorFlow collective):
+     gradients, moving statistics, metrics and the rows are summed, packed in one buffer per dtype;
+  3. each replica, one XLA function, on the same sums and so with the same result: division by the
+     rows of all, finite check, unscaling, clipping, update or skip, change of the loss scale.
+
+Gradients of an Embedding, which are slices, are made dense before the sum. (Where a batch has an id
+twice, stock Keras's Adam squares each slice; the square of their sum is what a dense layer gets.)
+
+A finite check or a clip before the sum would be of a part of the gradient: stock Keras's are
+(weights become -inf where only replica 1 overflows; 30 and -10 clipped to 1 make 0 instead of 1).
+"""
+
+import functools
+import itertools
+import logging
+from collections.abc import Callable, Iterator
+
+import keras
+import tensorflow as tf
+
+from tfaccel import seam
+from tfaccel.config import StepConfig
+from tfaccel.seam import Replica
+from tfaccel.step import totals as totals_lib
+from tfaccel.step.totals import ROWS_UNIT, Layout, Totals
+
+log = logging.getLogger("tfaccel")
+
+
+def set_functions(model, strategy, config: StepConfig, *, xla: bool) -> None:
+    """Sets the functions that `fit`, `evaluate` and `predict` call for each execution.
+
+    Keras makes its own only where these are not set, and unsets them in `compile`.
+    """
+    replicas = seam.local_replicas(strategy)
+    several = strategy.num_replicas_in_sync > 1
+    synchronized = several and seam.is_synchronized(model)
+    if synchronized and xla:
+        log.info("step: training without XLA, because synchronized batch norm sums inside it")
+    make = functools.partial(_Step, model, strategy, config)
+    train = make(model.train_step, replicas, xla=xla and not synchronized, trains=True)
+    test = make(model.test_step, replicas, xla=xla, trains=False)
+    predict = _Predict(model, strategy, replicas, xla=xla)
+    log.info(
+        "step: %s, %s XLA%s",
+        f"split around the sum over {strategy.num_replicas_in_sync} replicas"
+        if several
+        else "one function",
+        "with" if xla else "without",
+        f", in {config.accumulation_steps} parts" if config.accumulation_steps > 1 else "",
+    )
+
+    def run_steps(step: Callable, iterator: Iterator):
+        logs = None
+        skipped = 0
+        for batch in itertools.islice(iterator, model.steps_per_execution):
+            logs = step(batch)
+            skipped += logs.get("skipped_steps", 0)
+        if logs is None:
+            raise StopIteration
+        return logs | {"skipped_steps": skipped} if "skipped_steps" in logs else logs
+
+    model.train_function = functools.partial(run_steps, train)
+    model.test_function = functools.partial(run_steps, test)
+    model.predict_function = predict
+
+
+class _Step:
+    """A training or test step over this process's replicas, as a function of a batch."""
+
+    def __init__(self, model, strategy, config, step, replicas, *, xla: bool, trains: bool):
+        self._model, self._strategy, self._replicas = model, strategy, replicas
+        parts = config.accumulation_steps if trains else 1
+        if config.zero_weight_is_padding:
+            step = functools.partial(_without_padding, model, step)
+        weigh = functools.partial(totals_lib.weight_of, padding=config.zero_weight_is_padding)
+        pass_ = functools.partial(
+            totals_lib.make_totals, model, step, weigh=weigh, parts=parts, xla=xla
+        )
+        if strategy.num_replicas_in_sync > 1:
+            wire = "float16" if config.float16_allreduce else None
+            halves = [_Halves(model, pass_, each, wire, xla=xla) for each in replicas]
+            self._run = tf.function(functools.partial(_split_step, halves))
+        elif parts > 1:
+            self._run = tf.function(
+                functools.partial(_accumulating_step, model, pass_, replicas[0]), jit_compile=xla
+            )
+        else:
+            self._run = tf.function(
+                functools.partial(_whole_step, model, step, replicas[0], xla=xla, trains=trains),
+                jit_compile=xla,
+            )
+
+    def __call__(self, batch) -> dict:
+        _adopt_metrics(self._model, self._strategy)
+        batches = seam.local_batches(self._strategy, batch, len(self._replicas))
+        return self._run(batches if self._strategy.num_replicas_in_sync > 1 else batches[0])
+
+
+def _adopt_metrics(model, strategy) -> None:
+    """Makes metrics belong to the strategy that were made outside its scope.
+
+    `run.compile(model, metrics=[keras.metrics.AUC()])` makes one outside.
+    """
+    for variable in model.metrics_variables:
+        if not seam.is_distributed(variable):
+            seam.adopt(variable, strategy)
+
+
+def _whole_step(model, step, replica: Replica, batch, *, xla: bool, trains: bool) -> dict:
+    """One replica, nothing to sum: the model's own step, as it is."""
+    with seam.as_replica(model, replica), seam.batch_norm_path(fused=not xla, all_reduce=None):
+        return _with_scale_logs(model, lambda: step(batch), trains=trains)
+
+
+def _without_padding(model, step, batch) -> dict:
+    """Runs `step` on a batch of which loss and metrics count the real rows."""
+    real = totals_lib.real_rows(batch)
+    if real is None:
+        return step(batch)
+    with seam.without_padding(model, real):
+        return step(batch)
+
+
+def _accumulating_step(model, pass_, replica: Replica, batch) -> dict:
+    """One replica, its batch in parts: their sum, then one update."""
+    with seam.as_replica(model, replica):
+        totals = pass_(replica, batch)
+        return _update(model, totals)
+
+
+def _split_step(halves: list["_Halves"], batches: list) -> dict:
+    """Several replicas: each one's pass, the sum over all, each one's update."""
+    logs = []
+    for half, batch in zip(halves, batches, strict=True):
+        with tf.device(half.replica.device):
+            buffers = half.forward_backward(batch)
+            summed = [half.replica.all_reduce(each) for each in buffers]
+            logs.append(half.update(summed))
+    return logs[0]  # all are alike
+
+
+class _Halves:
+    """One replica's two functions: up to the sum over replicas, and after it."""
+
+    def __init__(self, model, pass_, replica: Replica, gradients_as: str | None, *, xla: bool):
+        self.replica = replica
+        self._layout = None  # known once the first half is traced
+
+        def forward_backward(batch):
+            with seam.as_replica(model, replica):
+                totals = pass_(replica, batch)
+            self._layout = Layout(totals, gradients_as=gradients_as)
+            return self._layout.pack(totals)
+
+        def update(buffers):
+            with seam.as_replica(model, replica):
+                return _update(model, self._layout.unpack(buffers))
+
+        # Without XLA both are traced into the caller's graph, where batch norm's own sums may be.
+        compiled = tf.function(jit_compile=True) if xla else lambda function: function
+        self.forward_backward, self.update = compiled(forward_backward), compiled(update)
+
+
+def _update(model, totals: Totals) -> dict:
+    """Applies the sums over all replicas to this one's variables, and returns the step's logs."""
+    # Where all rows are padding, there are none, and the sums are 0: no NaN shall come of them.
+    rows = tf.maximum(totals.rows, 1 / ROWS_UNIT)
+    for variable, change in zip(totals.changes_of, totals.changes, strict=True):
+        if change.dtype.is_floating:
+            change /= tf.cast(rows, change.dtype)
+        variable.assign(variable._value + change)
+
+    def apply():
+        if totals.gradients:
+            model.optimizer.apply(
+                [each / tf.cast(rows, each.dtype) for each in totals.gradients],
+                totals.gradients_of,
+            )
+        with seam.metrics_as(model, totals.metrics):
+            results = model.get_metrics_result()
+        # A log that no metric is of is the step's own value: its mean over rows.
+        return {name: results.get(name, value / rows) for name, value in totals.logs.items()}
+
+    return _with_scale_logs(model, apply, trains=bool(totals.gradients))
+
+
+def _with_scale_logs(model, update: Callable[[], dict], *, trains: bool) -> dict:
+    """Returns the logs of `update` with the loss scale, and whether the update was skipped."""
+    optimizer = model.optimizer
+    if not trains or not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return update()
+    counter = optimizer.inner_optimizer._iterations
+    before = tf.identity(counter._value)
+    logs = update()
+    skipped = 1 - (tf.identity(counter._value) - before)
+    return logs | {
+        "loss_scale": tf.identity(optimizer.dynamic_scale._value),
+        "skipped_steps": tf.cast(skipped, tf.int32),
+    }
+
+
+# Prediction.
+
+
+class _Predict:
+    """Prediction over all replicas, as a function of a list of batches; rows keep their order."""
+
+    def __init__(self, model, strategy, replicas: list[Replica], *, xla: bool):
+        self._model, self._strategy, self._replicas = model, strategy, replicas
+        several_workers = strategy.num_replicas_in_sync > len(replicas)
+
+        def predict(replica: Replica, batch):
+            with (
+                seam.as_replica(model, replica),
+                seam.batch_norm_path(fused=not xla, all_reduce=None),
+            ):
+                return model.predict_step(batch)
+
+        compiled = [
+            tf.function(functools.partial(predict, each), jit_compile=xla) for each in replicas
+        ]
+
+        @tf.function
+        def run(batches):
+            outputs = []
+            for replica, function, batch in zip(replicas, compiled, batches, strict=True):
+                with tf.device(replica.device):
+                    rows = _rows_of(function, batch)
+                    if several_workers:
+                        rows = tf.nest.map_structure(replica.all_gather, rows)
+                    outputs.append(rows)
+            return outputs[:1] if several_workers else outputs
+
+        self._run = run
+
+    def __call__(self, batches: list):
+        outputs = []
+        for batch in batches:
+            parts = seam.local_batches(self._strategy, batch, len(self._replicas))
+            if not self._model.built:
+                _build(self._model, parts[0])
+            outputs += self._run(parts)
+        return tf.nest.map_structure(lambda *each: tf.concat(each, axis=0), *outputs)
+
+
+def _rows_of(function: Callable, batch):
+    """Returns the function's outputs on a batch that may have no rows."""
+    if totals_lib.num_rows(batch) > 0:
+        return function(batch)
+    outputs = function(tf.nest.map_structure(totals_lib.one_zero_row, batch))
+    return tf.nest.map_structure(lambda each: each[:0], outputs)
+
+
+def _build(model, batch) -> None:
+    """Creates the variables in the strategy's scope, as Keras does before `fit` and `evaluate`."""
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
+    with model.distribute_strategy.scope():
+        model(keras.tree.map_structure(lambda each: keras.KerasTensor(each.shape, each.dtype), x))

@@ -1,0 +1,265 @@
+"""One replica's pass over its rows, and what it adds to the sums over all replicas.
+
+Takes a step of the model's own and a batch; gives `Totals`, and a `Layout` that packs them into a
+few vectors. Nothing but the metrics is changed yet: tfaccel/step/functions.py sums and updates.
+
+    totals = make_totals(model, model.train_step, replica, batch, weigh=..., parts=1, xla=True)
+    layout = Layout(totals, gradients_as=None)
+    same = layout.unpack(layout.pack(totals))
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable
+
+import keras
+import tensorflow as tf
+
+from tfaccel import seam
+from tfaccel.errors import UserError
+from tfaccel.seam import Replica
+
+# A gradient times its replica's rows, in this unit of rows, stays of the gradient's own size (so
+# that float16 can hold it); a power of two, so that the unit costs no precision.
+ROWS_UNIT = 256.0
+
+
+@dataclasses.dataclass
+class Totals:
+    """What a replica adds to the sums over all replicas.
+
+    Attributes:
+      rows: in units of ROWS_UNIT, float32.
+      gradients: each of the mean over the rows, times `rows`.
+      changes: of variables that are not trained, as batch norm's statistics: times `rows`. Of whole
+        numbers, as random seeds, replica 0's alone.
+      logs: what the step returned, times `rows`.
+      metrics: the metrics' variables.
+      gradients_of: the Keras variables of `gradients`.
+      changes_of: the Keras variables of `changes`.
+    """
+
+    rows: tf.Tensor
+    gradients: list[tf.Tensor]
+    changes: list[tf.Tensor]
+    logs: dict[str, tf.Tensor]
+    metrics: list[tf.Tensor]
+    gradients_of: list
+    changes_of: list
+
+    def tensors(self) -> list:
+        """Returns what is summed over replicas, as one nest."""
+        return [self.rows, self.gradients, self.changes, self.logs, self.metrics]
+
+    def with_tensors(self, tensors: list) -> "Totals":
+        """Returns totals of the same variables with other values."""
+        names = ("rows", "gradients", "changes", "logs", "metrics")
+        return dataclasses.replace(self, **dict(zip(names, tensors, strict=True)))
+
+
+def make_totals(
+    model, step, replica: Replica, batch, *, weigh: Callable, parts: int, xla: bool
+) -> Totals:
+    """Runs `step` on this replica's rows, in `parts`; leaves all but the metrics as it was."""
+    rows, weight = num_rows(batch), weigh(batch)
+    if rows == 0:
+        # A partial batch that ends before this replica: a row of zeros stands in, weighing nothing.
+        batch = tf.nest.map_structure(one_zero_row, batch)
+    metrics_before = [tf.identity(each._value) for each in model.metrics_variables]
+    all_reduce = functools.partial(replica.all_reduce_in_forward, weight=weight)
+    with (
+        seam.recorded(model, replica) as recording,
+        seam.batch_norm_path(
+            fused=not xla, all_reduce=all_reduce if replica.num_replicas > 1 else None
+        ),
+    ):
+        run_part = functools.partial(_part, step, recording, weigh)
+        gradients, logs = (_compiled_parts if xla else _traced_parts)(run_part, batch, parts)
+
+    own = {id(each) for each in model.metrics_variables}
+    assigned = [each for each in recording.assigned() if id(each[0]) not in own]
+    changes = [_change(variable, before, weight, replica) for variable, before in assigned]
+    for variable, before in assigned:
+        variable.assign(before)
+    if rows == 0:
+        for variable, before in zip(model.metrics_variables, metrics_before, strict=True):
+            variable.assign(before)
+        gradients, logs = tf.nest.map_structure(tf.zeros_like, (gradients, logs))
+    return Totals(
+        rows=tf.convert_to_tensor(weight, tf.float32),
+        gradients=gradients,
+        changes=changes,
+        logs=logs,
+        metrics=[tf.identity(each._value) for each in model.metrics_variables],
+        gradients_of=recording.trained,
+        changes_of=[variable for variable, _ in assigned],
+    )
+
+
+def _part(step, recording: seam.Recording, weigh: Callable, batch):
+    """Returns the gradients and logs of some rows, times their number."""
+    logs = step(batch)
+    weight = weigh(batch)
+    gradients = [_times(each, weight) for each in recording.take_gradients()]
+    return gradients, {
+        name: _times(tf.cast(each, tf.float32), weight) for name, each in logs.items()
+    }
+
+
+def _traced_parts(run_part: Callable, batch, parts: int):
+    """Sums `run_part` over the parts of a batch, each after the one before: one fits in memory."""
+    edges = [num_rows(batch) * index // parts for index in range(parts + 1)]
+    sums = None
+    for start, stop in itertools.pairwise(edges):
+        if start == stop:
+            continue
+        rows = _rows(batch, start, stop - start)
+        if sums is None:
+            sums = run_part(rows)
+        else:
+            with tf.control_dependencies(tf.nest.flatten(sums)):
+                rows = tf.nest.map_structure(_identity, rows)
+            sums = tf.nest.map_structure(tf.add, sums, run_part(rows))
+    return sums
+
+
+def _compiled_parts(run_part: Callable, batch, parts: int):
+    """The same as a loop, which XLA compiles once for all equal parts and runs one by one."""
+    size = num_rows(batch) // parts
+    if parts == 1 or size == 0:
+        return run_part(batch)
+
+    def body(index, sums):
+        part = run_part(_rows(batch, index * size, size))
+        return index + 1, tf.nest.map_structure(tf.add, sums, part)
+
+    first = run_part(_rows(batch, 0, size))
+    _, sums = tf.while_loop(lambda index, _: index < parts, body, [tf.constant(1), first])
+    if size * parts < num_rows(batch):
+        rest = run_part(_rows(batch, size * parts, num_rows(batch) - size * parts))
+        sums = tf.nest.map_structure(tf.add, sums, rest)
+    return sums
+
+
+def _rows(batch, start, size: int):
+    """Returns `size` rows of every tensor; XLA needs their number, not their start, beforehand."""
+
+    def cut(each):
+        if each is None:
+            return None
+        rest = each.shape.rank - 1
+        return tf.slice(each, [start, *[0] * rest], [size, *[-1] * rest])
+
+    return tf.nest.map_structure(cut, batch)
+
+
+def _change(variable, before: tf.Tensor, weight, replica: Replica) -> tf.Tensor:
+    """Returns what this replica adds to the change of a variable that is not trained."""
+    change = variable._value - before
+    if before.dtype.is_floating:
+        return _times(change, weight)
+    return change if replica.index == 0 else tf.zeros_like(before)
+
+
+def _times(value: tf.Tensor, weight: float | tf.Tensor) -> tf.Tensor:
+    """Returns the value times the weight of its rows: 0 where none counts, even of NaN."""
+    if isinstance(weight, tf.Tensor):
+        product = value * tf.cast(weight, value.dtype)
+        return tf.where(weight > 0, product, tf.zeros_like(value))
+    return value * tf.cast(weight, value.dtype) if weight > 0 else tf.zeros_like(value)
+
+
+def weight_of(batch, *, padding: bool) -> float | tf.Tensor:
+    """Returns the number of rows, in ROWS_UNIT; a tensor where some may be `padding`."""
+    real = real_rows(batch) if padding else None
+    if real is None:
+        return num_rows(batch) / ROWS_UNIT
+    return tf.reduce_sum(tf.cast(real, tf.float32)) / ROWS_UNIT
+
+
+def real_rows(batch) -> tf.Tensor | None:
+    """Returns which rows are not padding, [rows] bool; None for a batch without sample weights."""
+    _, _, weights = keras.utils.unpack_x_y_sample_weight(batch)
+    real = [
+        tf.reduce_any(tf.not_equal(each, 0), axis=list(range(1, each.shape.rank)))
+        for each in tf.nest.flatten(weights)
+        if each is not None
+    ]
+    return functools.reduce(tf.logical_or, real) if real else None
+
+
+def num_rows(batch) -> int:
+    """Returns how many rows a batch has, padding included."""
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
+    rows = next(each for each in tf.nest.flatten(x) if each is not None).shape[0]
+    if rows is None:
+        raise UserError(
+            "the number of rows of a batch is not known when the step is traced (a ragged tensor?);"
+            " with several replicas or accumulation every batch needs one: use a dense tensor"
+        )
+    return rows
+
+
+def _identity(each):
+    return None if each is None else tf.identity(each)
+
+
+def one_zero_row(each):
+    """Returns a row of zeros like those of a tensor, or None for None."""
+    return None if each is None else tf.zeros((1, *each.shape[1:]), each.dtype)
+
+
+class Layout:
+    """How totals lie in a few vectors, one per dtype, so that few collectives carry them."""
+
+    def __init__(self, totals: Totals, *, gradients_as: str | None):
+        """Lays out totals like these.
+
+        Args:
+          totals: of any replica: all have the same variables.
+          gradients_as: dtype in which gradients travel; None for their own.
+        """
+        specs = tf.nest.map_structure(
+            lambda each: tf.TensorSpec(each.shape, each.dtype), totals.tensors()
+        )
+        self._totals = totals.with_tensors(specs)  # no tensors: they belong to another graph
+        gradients = {id(each) for each in self._totals.gradients}
+        self._specs = tf.nest.flatten(specs)
+        self._dtypes = [
+            _travels_as(each.dtype, gradients_as if id(each) in gradients else None)
+            for each in self._specs
+        ]
+        self._vectors = sorted(set(self._dtypes), key=str)
+
+    def pack(self, totals: Totals) -> list[tf.Tensor]:
+        """Returns one vector per dtype."""
+        flat = [
+            tf.reshape(tf.cast(each, dtype), [-1])
+            for each, dtype in zip(tf.nest.flatten(totals.tensors()), self._dtypes, strict=True)
+        ]
+        return [
+            tf.concat([flat[index] for index in self._members(dtype)], axis=0)
+            for dtype in self._vectors
+        ]
+
+    def unpack(self, vectors: list[tf.Tensor]) -> Totals:
+        """Returns the totals that lie in the vectors."""
+        flat = [None] * len(self._specs)
+        for dtype, vector in zip(self._vectors, vectors, strict=True):
+            members = self._members(dtype)
+            sizes = [self._specs[index].shape.num_elements() for index in members]
+            for index, part in zip(members, tf.split(vector, sizes), strict=True):
+                spec = self._specs[index]
+                flat[index] = tf.cast(tf.reshape(part, spec.shape), spec.dtype)
+        return self._totals.with_tensors(tf.nest.pack_sequence_as(self._totals.tensors(), flat))
+
+    def _members(self, dtype) -> list[int]:
+        return [index for index, each in enumerate(self._dtypes) if each == dtype]
+
+
+def _travels_as(dtype: tf.DType, wanted: str | None) -> tf.DType:
+    if wanted:
+        return tf.as_dtype(wanted)
+    # Collectives take no bool or small integer; float64 holds whole numbers up to 2**53.
+    return dtype if dtype.is_floating else tf.float64
