@@ -456,3 +456,102 @@ def test_a_train_step_that_cannot_be_split_is_refused(make, words):
     # What stood for Keras's own while the step was traced is gone.
     assert "apply" not in vars(model.optimizer)
     assert not tf.distribute.has_strategy()
+
+
+# What a reader found.
+
+
+class Counting(layers.Layer):
+    """Counts rows, and says that there were some."""
+
+    def build(self, _):
+        settings = {"shape": (), "trainable": False, "initializer": "zeros"}
+        self.rows = self.add_weight(**settings, aggregation="sum", name="rows")
+        self.seen = self.add_weight(**settings, dtype="bool", name="seen")
+
+    def call(self, x):
+        self.rows.assign_add(keras.ops.cast(keras.ops.shape(x)[0], "float32"))
+        self.seen.assign(True)
+        return x
+
+
+def test_what_a_layer_counts_is_added():
+    def make():
+        return keras.Sequential([keras.Input((3,)), Counting(), layers.Dense(3)])
+
+    ours, _ = both(make)
+    ours.fit(X, Y, **{**FIT, "batch_size": 9})  # the last row is one replica's
+    assert float(ours.layers[0].rows.numpy()) == 10
+    assert bool(ours.layers[0].seen.numpy())
+
+
+def test_a_callback_list_serves_twice():
+    model = compiled(small, 2, optimizer="sgd", loss=loss())
+    model.build((None, 3))
+    callbacks = keras.callbacks.CallbackList([], add_history=True, model=model)
+    for _ in range(2):
+        model.fit(X, Y, callbacks=callbacks, **FIT)
+    names = [type(each).__name__ for each in callbacks.callbacks]
+    assert sorted(names) == sorted(set(names))
+
+
+def test_weights_that_a_callback_loads_are_made_equal():
+    model = compiled(small, 2, optimizer=keras.optimizers.SGD(0.0), loss=loss())
+
+    class Load(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            first, second = seam.components(model.trainable_variables[0])
+            first.assign(tf.ones_like(first))
+            second.assign(tf.zeros_like(second))
+
+    model.fit(X, Y, callbacks=[Load()], **FIT)
+    for each in seam.components(model.trainable_variables[0]):
+        np.testing.assert_array_equal(each.numpy(), np.ones((3, 4)))
+
+
+def test_train_on_batch_returns_what_keras_does():
+    scaled = lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))  # noqa: E731
+    ours, theirs = both(small, optimizer=scaled, metrics=lambda: ["accuracy"])
+    np.testing.assert_allclose(ours.train_on_batch(X, Y), theirs.train_on_batch(X, Y), rtol=1e-3)
+    assert list(ours.train_on_batch(X, Y, return_dict=True)) == ["accuracy", "loss"]
+
+
+def test_a_model_without_an_optimizer_is_tested():
+    ours, theirs = both(small, optimizer=lambda: None)
+    np.testing.assert_allclose(
+        *(each.evaluate(X, Y, verbose=0) for each in (ours, theirs)), rtol=RTOL
+    )
+
+
+class Noise(layers.Layer):
+    def call(self, x):
+        return x + keras.random.normal((3,))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: keras.Sequential([keras.Input((3,)), Noise()]), "which is not the model's"),
+        (
+            lambda: keras.Sequential(
+                [keras.Input((1, 3)), layers.Masking(), layers.Dense(3)],
+            ),
+            "a loss is masked",
+        ),
+    ],
+)
+@pytest.mark.parametrize("xla", [False, True])
+def test_what_replicas_cannot_share_is_refused(make, words, xla):
+    model = compiled(make, 2, optimizer="sgd", loss="mse", xla=xla)
+    x = X[:, np.newaxis] if "masked" in words else X
+    with pytest.raises(UserError, match=words):
+        model.fit(x, x, **FIT)
+
+
+def test_functions_that_run_eagerly_are_refused():
+    tf.config.run_functions_eagerly(True)
+    try:
+        with pytest.raises(UserError, match="run_eagerly with 2 replicas"):
+            compiled(small, 2, optimizer="sgd", loss=loss())
+    finally:
+        tf.config.run_functions_eagerly(False)

@@ -275,6 +275,12 @@ def test_class_weights_count_for_a_loader_as_for_arrays(setup, folder, in_file_o
         x, labels, batch_size=8, shuffle=False, epochs=2, class_weight=given, verbose=0
     ).history["loss"]
     np.testing.assert_allclose(ours, theirs, rtol=1e-3)
+    # A test on the same loader, without weights, does not end them.
+    model.optimizer.learning_rate = 0.0
+    fitted = model.fit(loader, epochs=2, class_weight=weights, validation_data=loader, verbose=0)
+    first, second = fitted.history["loss"]
+    np.testing.assert_allclose(first, second, rtol=1e-5)
+    assert abs(first / fitted.history["val_loss"][0] - 1) > 0.1
     # The weights were for that fit alone.
     assert len(next(iter(loader))) == 2
 

@@ -4,7 +4,7 @@ Takes methods of Keras's `BatchNormalization`; gives functions that stand for th
 while a step is traced. tfaccel/seam.py puts them there.
 
     BatchNormalization.call = fused(BatchNormalization.call)
-    BatchNormalization._moments = synchronized(BatchNormalization._moments, replica.all_reduce)
+    BatchNormalization._moments = synchronized(BatchNormalization._moments, all_reduce)
     names = convert(model)      # layers whose statistics are to be those of all replicas
 
 Private names relied on:
@@ -95,7 +95,8 @@ def synchronized(moments: Callable, all_reduce: Callable[[tf.Tensor], tf.Tensor]
     Args:
       moments: Keras's own `(self, inputs, mask)`; it returns mean and biased variance, [channels]
         in the dtype of the inputs, which Keras has cast to float32.
-      all_reduce: sums over replicas; its gradient is the sum of the replicas' gradients.
+      all_reduce: sums over replicas; its gradient is the sum of theirs, each weighed as its loss is
+        among the rows of all (`Replica.all_reduce_in_forward`).
     """
 
     @functools.wraps(moments)

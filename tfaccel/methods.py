@@ -28,13 +28,29 @@ def extend(model: keras.Model, config: StepConfig, *, guard: Callable) -> None:
       config: floor of the loss scale, and steps between audits.
       guard: makes the context of every call that other workers take part in.
     """
-    own = {name: types.MethodType(getattr(type(model), name), model) for name in _METHODS}
-    for name, method in own.items():
+    for name in ("fit", "evaluate", "predict"):
+        method = types.MethodType(getattr(type(model), name), model)
         setattr(model, name, _guarded(_for_loaders(method), guard))
+    for name in ("train_on_batch", "test_on_batch", "predict_on_batch"):
+        setattr(model, name, _guarded(types.MethodType(getattr(type(model), name), model), guard))
     model.fit = _watched(model.fit, model, config)
+    model.train_on_batch = _with_keras_logs(model.train_on_batch, model)
 
 
-_METHODS = ("fit", "evaluate", "predict")
+def _with_keras_logs(train_on_batch: Callable, model) -> Callable:
+    """Returns `train_on_batch` with Keras's own values alone: in its list the place tells which."""
+    signature = inspect.signature(train_on_batch)
+
+    @functools.wraps(train_on_batch)
+    def wrapper(*args, **kwargs):
+        call = signature.bind(*args, **kwargs)
+        as_dict = call.arguments.get("return_dict", False)
+        call.arguments["return_dict"] = True
+        logs = train_on_batch(*call.args, **call.kwargs)
+        logs = {name: logs[name] for name in logs if name not in ("loss_scale", "skipped_steps")}
+        return logs if as_dict else model._flatten_metrics_in_order(logs)
+
+    return wrapper
 
 
 def _guarded(method: Callable, guard: Callable) -> Callable:
@@ -58,7 +74,7 @@ def _watched(fit: Callable, model, config: StepConfig) -> Callable:
         call = signature.bind(*args, **kwargs)
         given = call.arguments.get("callbacks")
         if isinstance(given, keras.callbacks.CallbackList):
-            given.callbacks[:0] = ours
+            given.callbacks[:] = [*ours, *(each for each in given.callbacks if each not in ours)]
             for each in ours:
                 each.set_model(model)
         else:
@@ -70,7 +86,7 @@ def _watched(fit: Callable, model, config: StepConfig) -> Callable:
 
 
 def _for_loaders(method: Callable) -> Callable:
-    """Returns a method with its arguments obeyed, or refused, for a Loader too.
+    """Returns a method that takes class_weight for a Loader, and refuses what a Loader brings.
 
     Keras drops targets and weights, without a word, beside a data adapter passed ready-made.
     """

@@ -24,8 +24,10 @@ fails by name when one changes):
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import logging
+import types
 from collections.abc import Callable, Iterator
 
 import keras
@@ -91,7 +93,7 @@ class Replica:
 
         Args:
           value: that the forward pass sums, e.g. batch norm's statistics. That of a replica
-            without rows is not counted.
+            without rows is not counted; of padding, it is.
           weight: this replica's rows, in any unit.
         """
 
@@ -290,6 +292,12 @@ def recorded(model, replica: Replica):
         )
 
     def note_and_assign(variable, value):
+        if replica.num_replicas > 1 and id(variable) not in own_variables:
+            raise UserError(
+                f"the step changes the variable {variable.path}, which is not the model's: all "
+                "replicas would share it; let a layer made in the scope hold it (for random "
+                "numbers: self.seed_generator = keras.random.SeedGenerator())"
+            )
         recording.before(variable)
         return direct_assign(variable, value)
 
@@ -297,6 +305,7 @@ def recorded(model, replica: Replica):
         seed = next_seed(generator, ordered)
         return seed + tf.constant([1_000_003 * replica.index, 0], seed.dtype)
 
+    own_variables = {id(each) for each in variables_of(model)}
     direct_assign = TensorFlowVariable._direct_assign
     next_seed = keras.random.SeedGenerator.next
     with contextlib.ExitStack() as patches:
@@ -304,10 +313,28 @@ def recorded(model, replica: Replica):
         patches.enter_context(_patched(keras.optimizers.LossScaleOptimizer, "apply", refuse))
         patches.enter_context(_patched(TensorFlowVariable, "_direct_assign", note_and_assign))
         patches.enter_context(_patched(keras.random.SeedGenerator, "next", own_seed))
+        refuse_masks = _refusing_masks(keras_loss.reduce_weighted_values)
+        patches.enter_context(_patched(keras_loss, "reduce_weighted_values", refuse_masks))
         if own is not None:
             own.__dict__["apply"] = keep  # past Keras's tracking of attributes
             patches.callback(own.__dict__.pop, "apply")
         yield recording
+
+
+def _refusing_masks(reduce_weighted_values: Callable) -> Callable:
+    """Returns Keras's reduction of a loss, which divides by rows, and by nothing else."""
+
+    @functools.wraps(reduce_weighted_values)
+    def reduce(values, sample_weight=None, mask=None, **settings):
+        if mask is not None:
+            raise UserError(
+                "a loss is masked (by ignore_class, mask_zero or a Masking layer): Keras divides "
+                "it by the elements that count, which parts of a batch have unequally; with "
+                "several replicas or accumulation give sample_weight instead, or use one replica"
+            )
+        return reduce_weighted_values(values, sample_weight, mask, **settings)
+
+    return reduce
 
 
 @contextlib.contextmanager
@@ -360,12 +387,17 @@ def without_padding(model, real: tf.Tensor):
 def _reduced_without_padding(reduce_weighted_values: Callable, real: tf.Tensor) -> Callable:
     """Returns Keras's reduction of a loss, with padding masked, as Keras masks time steps."""
 
+    # Past what refuses other masks than this one.
+    keras_own = getattr(reduce_weighted_values, "__wrapped__", reduce_weighted_values)
+
     def reduce(values, sample_weight=None, mask=None, reduction="sum_over_batch_size", dtype=None):
+        if mask is not None and keras_own is not reduce_weighted_values:
+            return reduce_weighted_values(values, sample_weight, mask)
         if reduction not in (None, "none"):  # reduced by whoever asked for it
             _check_rows(values, real)
             own = _with_rank(real, values if mask is None else mask)
             mask = own if mask is None else own & tf.cast(mask, tf.bool)
-        return reduce_weighted_values(values, sample_weight, mask, reduction, dtype)
+        return keras_own(values, sample_weight, mask, reduction, dtype)
 
     return reduce
 
@@ -464,7 +496,7 @@ def build_from_specs(model) -> Callable:
     Keras's draws one from an iterator that it throws away, which starts a pipeline for nothing, and
     cannot take the per-replica values of several workers (keras issue 20585).
     """
-    by_batch = model._maybe_symbolic_build
+    by_batch = types.MethodType(type(model)._maybe_symbolic_build, model)
 
     def build(iterator=None, data_batch=None):
         if iterator is None:

@@ -124,6 +124,7 @@ def run(
       precisions: Keras dtype policies.
       xla: with XLA, without, or both.
     """
+    levels = [(each, each.level) for each in (log, tf.get_logger())]
     log.setLevel(logging.WARNING)  # a line for each model compiled would hide the rows,
     tf.get_logger().setLevel(logging.ERROR)  # and so would advice against tracing so many
     policy = keras.config.dtype_policy()
@@ -139,6 +140,8 @@ def run(
                     passed = bool(figure <= limit)  # NaN does not pass
                     yield Row(name, precision, each, float(figure), limit, passed)
     finally:
+        for logger, level in levels:
+            logger.setLevel(level)
         keras.config.set_dtype_policy(policy)
         tf.config.experimental.enable_tensor_float_32_execution(tf32)
 

@@ -27,9 +27,15 @@ class ReplicaAudit(keras.callbacks.Callback):
         return Audit(self.model)  # compiled once, however often `fit` is called
 
     def on_train_begin(self, logs=None):
-        """Makes the replicas equal, and starts counting anew."""
-        self._audit.make_equal()
+        """Starts counting anew."""
+        self._started = False
         self._done = self._checked = 0
+
+    def on_train_batch_begin(self, batch, logs=None):
+        """Makes the replicas equal before the first step: after all callbacks that load weights."""
+        if not self._started:
+            self._audit.make_equal()
+            self._started = True
 
     def on_train_batch_end(self, batch, logs=None):
         """Counts the steps of this execution, and checks when it is time."""

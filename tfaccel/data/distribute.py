@@ -121,13 +121,15 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
           class_weight: class index to weight, as in `fit`; classes that are not in it weigh 1.
             None for no weights.
         """
+        before = self._class_weight  # of the `fit` that this test on the same loader is part of
+        self._class_weight = None
         if class_weight is not None:
             labels = range(len(self.class_names))
             self._class_weight = tf.constant([float(class_weight.get(each, 1)) for each in labels])
         try:
             yield
         finally:
-            self._class_weight = None
+            self._class_weight = before
 
     # How an epoch is drawn.
 

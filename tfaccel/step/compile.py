@@ -65,6 +65,8 @@ def compile_model(
         _refuse_what_counts_padding(model)
     model._maybe_symbolic_build = seam.build_from_specs(model)
     if compile_args.get("run_eagerly"):
+        if config.accumulation_steps > 1:
+            raise UserError("run_eagerly is stock Keras's step: use it with accumulation_steps=1")
         log.info("step: stock Keras, without XLA, because run_eagerly asks for it")
     else:
         set_functions(model, strategy, config, xla=xla)
@@ -91,6 +93,8 @@ def make_optimizer(name: str, *, learning_rate: float) -> keras.optimizers.Optim
 
 def _scale_loss(optimizer, model, config: StepConfig):
     """Returns the optimizer with the loss scaling that float16 gradients need, and says which."""
+    if optimizer is None:
+        return None
     if model.dtype_policy.name != "mixed_float16":
         if config.loss_scale != "dynamic":
             log.warning(
@@ -126,7 +130,7 @@ def _adopt(optimizer, strategy) -> None:
     the iteration and the learning rate, are made again in the scope, so that it stays the object
     that the caller holds, with all that was set on it.
     """
-    optimizers = seam.optimizers_of(optimizer)
+    optimizers = seam.optimizers_of(optimizer)  # none, for a model that is only tested
     if all(each._distribution_strategy is strategy for each in optimizers):
         return
     for each in optimizers:
@@ -142,7 +146,7 @@ def _adopt(optimizer, strategy) -> None:
 
 def _refuse_what_would_be_wrong(model, config: StepConfig, num_replicas: int) -> None:
     """Raises for what cannot give on several replicas what one device gives."""
-    if model.run_eagerly:
+    if model.run_eagerly or tf.config.functions_run_eagerly():
         raise UserError(
             f"run_eagerly with {num_replicas} replicas; to run a step's Python, use one replica "
             "(gpu_ids=[0])"

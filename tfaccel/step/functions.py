@@ -178,9 +178,10 @@ def _update(model, totals: Totals) -> dict:
     # Where all rows are padding, there are none, and the sums are 0: no NaN shall come of them.
     rows = tf.maximum(totals.rows, 1 / ROWS_UNIT)
     for variable, change in zip(totals.changes_of, totals.changes, strict=True):
-        if change.dtype.is_floating:
+        if change.dtype.is_floating and variable.aggregation != "sum":
             change /= tf.cast(rows, change.dtype)
-        variable.assign(variable._value + change)
+        value = totals_lib.as_number(variable._value) + change
+        variable.assign(tf.cast(value, variable._value.dtype))
 
     def apply():
         if totals.gradients:

@@ -33,7 +33,8 @@ class Totals:
       rows: in units of ROWS_UNIT, float32.
       gradients: each of the mean over the rows, times `rows`.
       changes: of variables that are not trained, as batch norm's statistics: times `rows`. Of whole
-        numbers, as random seeds, replica 0's alone.
+        numbers and bools, as random seeds, replica 0's alone. Of variables made with
+        aggregation="sum", as they are.
       logs: what the step returned, times `rows`.
       metrics: the metrics' variables.
       gradients_of: the Keras variables of `gradients`.
@@ -156,10 +157,18 @@ def _rows(batch, start, size: int):
 
 def _change(variable, before: tf.Tensor, weight, replica: Replica) -> tf.Tensor:
     """Returns what this replica adds to the change of a variable that is not trained."""
-    change = variable._value - before
+    change = as_number(variable._value) - as_number(before)
+    if variable.aggregation == "sum":  # a count of rows, say
+        nothing = isinstance(weight, float) and weight == 0  # what a stand-in row would count
+        return tf.zeros_like(change) if nothing else change
     if before.dtype.is_floating:
         return _times(change, weight)
-    return change if replica.index == 0 else tf.zeros_like(before)
+    return change if replica.index == 0 else tf.zeros_like(change)
+
+
+def as_number(value) -> tf.Tensor:
+    """Returns a tensor that can be added and subtracted: of a bool, 0 or 1."""
+    return tf.cast(value, tf.int32) if value.dtype.is_bool else tf.convert_to_tensor(value)
 
 
 def _times(value: tf.Tensor, weight: float | tf.Tensor) -> tf.Tensor:
