@@ -36,8 +36,12 @@ def pytest_configure(config):
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 3)
 
 
-def pytest_collection_modifyitems(items):
-    """Skips what the machine has too few GPUs for."""
+def pytest_collection_modifyitems(config, items):
+    """Skips what the machine has too few GPUs for, and what is slow unless it is asked for."""
+    if "slow" not in config.option.markexpr:
+        for item in items:
+            if "slow" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="slow; run it with -m slow"))
     num_gpus = len(tf.config.list_physical_devices("GPU"))
     for item in items:
         needed = 2 if "multi_gpu" in item.keywords else 1 if "gpu" in item.keywords else 0

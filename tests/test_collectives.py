@@ -39,7 +39,7 @@ def test_replicas_of_one_process():
     run_together("check_replicas(2)", "check_replicas(3)")
 
 
-@pytest.mark.parametrize("num_workers", [2, 3])
+@pytest.mark.parametrize("num_workers", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_workers(num_workers):
     workers = [f"localhost:{port}" for port in free_ports(num_workers)]
     run_together(*(f"check_worker({workers}, {index})" for index in range(num_workers)))

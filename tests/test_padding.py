@@ -83,7 +83,16 @@ def wanted():
 # With 3 replicas, two have padding alone; with 3 parts, two are padding alone.
 @pytest.mark.parametrize(
     ("num_replicas", "xla", "parts"),
-    [(1, 0, 1), (1, 1, 1), (1, 0, 3), (1, 1, 3), (2, 1, 1), (2, 0, 3), (3, 0, 1), (3, 1, 2)],
+    [
+        (1, 0, 1),
+        (1, 1, 3),
+        (2, 1, 1),
+        (3, 0, 1),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in [(1, 1, 1), (1, 0, 3), (2, 0, 3), (3, 1, 2)]
+        ),
+    ],
 )
 def test_padded_batches_train_and_test_as_batches_without_padding(wanted, num_replicas, xla, parts):
     model = padded(two_outputs, num_replicas, xla=bool(xla), parts=parts, **compile_args())

@@ -157,7 +157,10 @@ def test_each_shape_is_traced_once(setup):
     assert sorted(shape[0] for shape in concrete) in ([8, 8, 16, 16], [8, 8, 16, 16, 16])
 
 
-@pytest.mark.parametrize("steps_per_execution", [2, 5, 7, 100])
+@pytest.mark.parametrize(
+    "steps_per_execution",
+    [2, 7, *(pytest.param(each, marks=pytest.mark.slow) for each in (5, 100))],
+)
 def test_any_steps_per_execution_trains_alike(setup, steps_per_execution):
     args = {"steps_per_execution": steps_per_execution}
     ours = trained_here(setup(), "sgd", compile_args=args)

@@ -109,6 +109,7 @@ def test_a_busy_chief_is_waited_for_and_a_killed_worker_is_named(tmp_path):
         job.check_lost(1, seen_by=(0, 2))
 
 
+@pytest.mark.slow
 def test_a_frozen_chief_is_named_and_ends_when_it_thaws(tmp_path):
     # TensorFlow's own heartbeats would take a minute: it is the watchdog that notices.
     with Job(tmp_path, 2, 3, 60, 0) as job:

@@ -136,6 +136,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_f2_stock_keras_goes_on_where_nothing_overflows():
     assert in_workers(STOCK_OVERFLOW.format(planted=1), 2) == ["-1.0", "-1.0"]
 
