@@ -106,12 +106,14 @@ class Audit:
 
 
 def _checksum(variable: tf.Variable) -> tf.Tensor:
-    """Returns a sum of the bits, each element's weighed by its place: [] int64, wrapping around."""
+    """Returns a sum of the bits, each mixed with its place: [] int64, wrapping around."""
     value = tf.reshape(variable, [-1])
     if value.dtype.is_bool:
         value = tf.cast(value, tf.int32)
     bits = tf.cast(tf.bitcast(value, f"int{8 * value.dtype.size}"), tf.int64)
-    return tf.reduce_sum(bits * (2 * tf.range(tf.size(bits, tf.int64), dtype=tf.int64) + 1))
+    # Squared, or a last bit up here and down there could cancel (2**64 / golden ratio mixes).
+    mixed = bits + tf.range(tf.size(bits, tf.int64), dtype=tf.int64) * -7046029254386353131
+    return tf.reduce_sum(mixed * mixed)
 
 
 def _broadcast(variables: list, replicas: list[seam.Replica]) -> None:

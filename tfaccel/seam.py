@@ -25,7 +25,6 @@ fails by name when one changes):
 import contextlib
 import dataclasses
 import functools
-import itertools
 import logging
 import types
 from collections.abc import Callable, Iterator
@@ -40,6 +39,7 @@ from keras.src.trainers.compile_utils import MetricsList
 from tensorflow.python.distribute import distribute_lib
 
 from tfaccel import batch_norm
+from tfaccel.data import shards
 from tfaccel.errors import UserError
 
 log = logging.getLogger("tfaccel")
@@ -485,9 +485,10 @@ def _or_none(value):
 def _cut(value, num_parts: int) -> list:
     if value is None:
         return [None] * num_parts
-    rows = len(value)
-    edges = [rows * index // num_parts for index in range(num_parts + 1)]
-    return [value[start:stop] for start, stop in itertools.pairwise(edges)]
+    return [
+        value[shards.part(len(value), num_replicas=num_parts, replica_index=index)]
+        for index in range(num_parts)
+    ]
 
 
 def build_from_specs(model) -> Callable:
