@@ -23,6 +23,10 @@ from tfaccel.errors import UserError, did_you_mean
 # computation float16, per layer.
 OPT_LEVELS = {"O0": "float32", "O1": "mixed_float16", "O2": "mixed_float16", "O3": "float16"}
 PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16", "float16")
+WINDOWS = ("stretch", "resized_center_crop", "center_crop", "random_crop", "random_resized_crop")
+LAST_BATCHES = ("pad", "drop", "repeat")
+LOADERS = ("auto", "dali_gpu", "dali_cpu", "tf_data", "memory", "cache")
+SOURCES = ("folders", "csv", "tfrecord", "webdataset", "arrays", "pairs")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,32 +67,115 @@ class RuntimeConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class ImageConfig:
-    """How image files become batches.
+class AugmentConfig:
+    """Which part of an image becomes a training example, and how it is varied, in this order.
+
+    Every random number is a function of the seed, the epoch and the image's place in it: the same
+    on any number of replicas, in every loader, and after a resume. Targets of paired images share
+    all of them but colour.
 
     Attributes:
-      image_size: (height, width) in pixels; every image is resized to it.
+      window: which part of an image is resized to image_size. "stretch": all of it, whatever its
+        shape; "resized_center_crop": `center_fraction` of the largest centred window of
+        image_size's shape (torchvision's Resize(256), CenterCrop(224)); "center_crop" and
+        "random_crop": image_size pixels as they are, centred or anywhere; "random_resized_crop": a
+        random window (torchvision's RandomResizedCrop).
+      center_fraction: for "resized_center_crop", of both sides.
+      crop_area: for "random_resized_crop": least and largest part of the image's area.
+      crop_ratio: for "random_resized_crop": least and largest width / height of the window.
+      horizontal_flip: whether an image is mirrored left to right, with probability 1/2.
+      vertical_flip: whether an image is mirrored top to bottom, with probability 1/2.
+      rotation_degrees: an image turns about its centre by a uniform angle in [-this, this]; what
+        comes from outside is black.
+      shift_pixels: an image moves by a uniform whole number of pixels in [-this, this], along both
+        axes; what comes from outside is black.
+      brightness: pixels are multiplied by a uniform factor in [1 - this, 1 + this].
+      contrast: their distance from middle grey is, likewise.
+      saturation: their distance from grey of the same lightness is, likewise.
+      hue_degrees: hues turn by a uniform angle in [-this, this].
+    """
+
+    window: str = "stretch"
+    center_fraction: float = 0.875
+    crop_area: Sequence[float] = (0.08, 1.0)
+    crop_ratio: Sequence[float] = (3 / 4, 4 / 3)
+    horizontal_flip: bool = False
+    vertical_flip: bool = False
+    rotation_degrees: float = 0.0
+    shift_pixels: int = 0
+    brightness: float = 0.0
+    contrast: float = 0.0
+    saturation: float = 0.0
+    hue_degrees: float = 0.0
+
+    def __post_init__(self):
+        """Checks every field and stores it in its one normal form."""
+        check_choice("window", self.window, WINDOWS)
+        check_number("center_fraction", self.center_fraction, above=0, at_most=1)
+        object.__setattr__(self, "crop_area", _range("crop_area", self.crop_area, at_most=1))
+        object.__setattr__(self, "crop_ratio", _range("crop_ratio", self.crop_ratio))
+        check_flag("horizontal_flip", self.horizontal_flip)
+        check_flag("vertical_flip", self.vertical_flip)
+        check_number("rotation_degrees", self.rotation_degrees, at_least=0, at_most=180)
+        check_int("shift_pixels", self.shift_pixels, at_least=0)
+        for name in ("brightness", "contrast", "saturation"):
+            check_number(name, getattr(self, name), at_least=0, at_most=1)
+        check_number("hue_degrees", self.hue_degrees, at_least=0, at_most=180)
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageConfig:
+    """How images become batches.
+
+    Attributes:
+      image_size: (height, width) of the batches, in pixels.
       channels: 1 for grey, 3 for RGB.
+      mean: of each channel (or one number for all), of pixels in 0..1; it is subtracted.
+      std: likewise; the difference is divided by it. Mean and std of 0.5 give pixels in -1..1.
       global_batch_size: images per step over all replicas.
-      rotation_degrees: each training image turns by a uniform angle in [-this, this].
-      horizontal_flip: whether each training image is mirrored with probability 1/2.
+      last_batch: of an epoch that the batch size does not divide. "pad": filled up with other
+        images, whose sample weight is 0, so that every image counts once; "drop": left out;
+        "repeat": filled up with the epoch's first images, which count again.
+      loader: "dali_gpu" (DALI decodes and augments on the replica's GPU), "dali_cpu" (on the CPU),
+        "tf_data" (TensorFlow, on the CPU), "memory" (decoded once, kept in the device's memory,
+        augmented there), "cache" (decoded once into a file that is mapped, augmented on the
+        device), or "auto", which chooses and logs why.
+      stored_size: for "memory" and "cache": (height, width) that images are resized to before they
+        are stored; None for image_size, or as they are where all files have one size.
+      bad_files: "error" for a sentence that names a file that cannot be used; "skip" to look
+        through all files first (as `tfaccel audit` does) and to train without the bad ones.
+      targets: of paired images: "image" (interpolated and normalised like the inputs) or "mask"
+        (nearest pixel, values as they are).
     """
 
     image_size: Sequence[int] = (224, 224)
     channels: int = 3
+    mean: float | Sequence[float] = 0.0
+    std: float | Sequence[float] = 1.0
     global_batch_size: int = 256
-    rotation_degrees: float = 0.0
-    horizontal_flip: bool = False
+    last_batch: str = "pad"
+    loader: str = "auto"
+    stored_size: Sequence[int] | None = None
+    bad_files: str = "error"
+    targets: str = "image"
 
     def __post_init__(self):
         """Checks every field and stores it in its one normal form."""
-        object.__setattr__(self, "image_size", _image_size(self.image_size))
+        object.__setattr__(self, "image_size", _image_size("image_size", self.image_size))
         check_int("channels", self.channels, at_least=1)
         if self.channels not in (1, 3):
             raise UserError(f"channels={self.channels}; expected 1 (grey) or 3 (RGB)")
+        object.__setattr__(self, "mean", _per_channel("mean", self.mean, self.channels))
+        object.__setattr__(self, "std", _per_channel("std", self.std, self.channels))
+        if min(self.std) <= 0:
+            raise UserError(f"std={self.std!r}; expected numbers above 0")
         check_int("global_batch_size", self.global_batch_size, at_least=1)
-        check_number("rotation_degrees", self.rotation_degrees, at_least=0, at_most=180)
-        check_flag("horizontal_flip", self.horizontal_flip)
+        check_choice("last_batch", self.last_batch, LAST_BATCHES)
+        check_choice("loader", self.loader, LOADERS)
+        if self.stored_size is not None:
+            object.__setattr__(self, "stored_size", _image_size("stored_size", self.stored_size))
+        check_choice("bad_files", self.bad_files, ("error", "skip"))
+        check_choice("targets", self.targets, ("image", "mask"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,15 +183,69 @@ class DataConfig(ImageConfig):
     """Where the images are, and how they become batches.
 
     Attributes:
-      root: a folder that holds `train_folder` and `test_folder`, each with one folder per class;
-        None, the default, for the embedded handwritten digits.
-      train_folder: the training images, below root.
-      test_folder: the images that measure the result, below root.
+      root: a folder that holds `train` and `test`; None, the default, for the embedded handwritten
+        digits.
+      source: "folders" (one folder of images per class), "csv" (a file of paths and labels),
+        "tfrecord", "webdataset" (tar shards), "arrays" (a folder with images.npy and labels.npy) or
+        "pairs" (input and target images in matching sub-folders).
+      train: what to train on, below root: a folder, a file, or a pattern of shards.
+      test: what measures the result, below root.
+      train_targets: for "pairs": the targets' folder, below root.
+      test_targets: likewise.
     """
 
     root: str | None = None
-    train_folder: str = "training"
-    test_folder: str = "testing"
+    source: str = "folders"
+    train: str = "training"
+    test: str = "testing"
+    train_targets: str | None = None
+    test_targets: str | None = None
+
+    def __post_init__(self):
+        """Checks every field."""
+        super().__post_init__()
+        check_choice("source", self.source, SOURCES)
+        for name in ("train_targets", "test_targets"):
+            if (getattr(self, name) is None) == (self.source == "pairs"):
+                expected = "the targets' folder" if self.source == "pairs" else "None"
+                raise UserError(
+                    f"{name}={getattr(self, name)!r} with source={self.source!r}; expected "
+                    f"{expected}"
+                )
+
+
+@dataclasses.dataclass(frozen=True)
+class DaliConfig:
+    """DALI's settings, for those who tune it. None leaves DALI's own default.
+
+    Attributes:
+      threads: CPU threads of each replica's loader; None for the cores divided by this machine's
+        replicas.
+      prefetch_batches: batches made ahead of the step.
+      hw_decoder_load: part of the JPEGs that the GPU's hardware decoder takes, 0 to 1.
+      device_memory_padding: bytes of GPU memory that the decoder takes at once at the start.
+      host_memory_padding: bytes of host memory, likewise.
+      preallocate_width_hint: of the largest image, in pixels, likewise.
+      preallocate_height_hint: of the largest image, in pixels, likewise.
+      bytes_per_sample_hint: bytes of a decoded image, for the buffers between operators.
+    """
+
+    threads: int | None = None
+    prefetch_batches: int = 2  # DALI's own
+    hw_decoder_load: float = 0.65  # DALI's own
+    device_memory_padding: int | None = None
+    host_memory_padding: int | None = None
+    preallocate_width_hint: int | None = None
+    preallocate_height_hint: int | None = None
+    bytes_per_sample_hint: int | None = None
+
+    def __post_init__(self):
+        """Checks every field."""
+        check_int("prefetch_batches", self.prefetch_batches, at_least=1)
+        check_number("hw_decoder_load", self.hw_decoder_load, at_least=0, at_most=1)
+        for field in dataclasses.fields(self):
+            if field.default is None and getattr(self, field.name) is not None:
+                check_int(field.name, getattr(self, field.name), at_least=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,6 +332,9 @@ class Config:
 
     runtime: RuntimeConfig = dataclasses.field(default_factory=RuntimeConfig)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    train_images: AugmentConfig = dataclasses.field(default_factory=AugmentConfig)
+    test_images: AugmentConfig = dataclasses.field(default_factory=AugmentConfig)
+    dali: DaliConfig = dataclasses.field(default_factory=DaliConfig)
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
     step: StepConfig = dataclasses.field(default_factory=StepConfig)
@@ -200,7 +344,14 @@ def default_config() -> ml_collections.ConfigDict:
     """Returns every field at its default, for a config file to start from."""
     config = ml_collections.ConfigDict(dataclasses.asdict(Config()))
     # A field whose default is None takes its type from here; `object` takes text and numbers.
-    config.data.root = config_dict.placeholder(str)
+    for name in ("root", "train_targets", "test_targets"):
+        config.data[name] = config_dict.placeholder(str)
+    for name in ("mean", "std"):  # a number, or a number per channel
+        config.data[name] = config_dict.FieldReference(config.data[name], field_type=object)
+    config.data.stored_size = config_dict.placeholder(object)
+    for field in dataclasses.fields(DaliConfig):
+        if field.default is None:
+            config.dali[field.name] = config_dict.placeholder(int)
     config.runtime.gpu_ids = config_dict.placeholder(object)
     config.runtime.memory = config_dict.FieldReference("growth", field_type=object)
     config.step.loss_scale = config_dict.FieldReference("dynamic", field_type=object)
@@ -227,7 +378,7 @@ def parse(config: ml_collections.ConfigDict) -> Config:
     if not isinstance(config, ml_collections.ConfigDict):
         raise UserError(f"get_config() returned {config!r}; expected default_config(), changed")
     sections = {field.name: field.default_factory for field in dataclasses.fields(Config)}
-    _check_names("config", config, sections)
+    check_names("config", config, sections)
     return Config(**{name: _section(name, kind, config) for name, kind in sections.items()})
 
 
@@ -235,11 +386,12 @@ def _section(name: str, kind: type, config: ml_collections.ConfigDict):
     values = config.get(name, {})
     if not isinstance(values, ml_collections.ConfigDict | dict):
         raise UserError(f"config.{name}={values!r}; expected a group of fields")
-    _check_names(f"config.{name}", values, [field.name for field in dataclasses.fields(kind)])
+    check_names(f"config.{name}", values, [field.name for field in dataclasses.fields(kind)])
     return kind(**dict(values))
 
 
-def _check_names(prefix: str, received, valid) -> None:
+def check_names(prefix: str, received, valid) -> None:
+    """Raises UserError for the first name that is not valid."""
     for name in received:
         if name not in valid:
             raise UserError(f"{prefix} has no field '{name}'{did_you_mean(name, valid)}")
@@ -266,13 +418,19 @@ def check_number(
     if not (ok and (at_most is None or value <= at_most)):
         bounds = (("at least", at_least), ("above", above), ("at most", at_most))
         expected = " and ".join(f"{word} {bound}" for word, bound in bounds if bound is not None)
-        raise UserError(f"{name}={value!r}; expected a number {expected}")
+        raise UserError(f"{name}={value!r}; expected a number {expected}".rstrip())
 
 
 def check_flag(name: str, value: Any) -> None:
     """Raises UserError unless `value` is True or False."""
     if not isinstance(value, bool):
         raise UserError(f"{name}={value!r}; expected True or False")
+
+
+def check_choice(name: str, value: Any, choices) -> None:
+    """Raises UserError unless `value` is one of the choices."""
+    if value not in choices:
+        raise UserError(f"{name}={value!r}{did_you_mean(str(value), choices)}")
 
 
 def _is_int(value: Any, *, at_least: int) -> bool:
@@ -324,8 +482,34 @@ def _loss_scale(value) -> str | float:
     return scale
 
 
-def _image_size(value) -> tuple[int, int]:
+def _image_size(name: str, value) -> tuple[int, int]:
+    if isinstance(value, str):  # from the command line, where the default is None
+        value = [int(each) if each.strip().isdigit() else each for each in value.split(",")]
     pair = isinstance(value, Sequence) and len(value) == 2
     if not pair or not all(_is_int(each, at_least=1) for each in value):
-        raise UserError(f"image_size={value!r}; expected (height, width) in pixels, e.g. (28, 28)")
+        raise UserError(f"{name}={value!r}; expected (height, width) in pixels, e.g. (28, 28)")
     return tuple(value)
+
+
+def _range(name: str, value, *, at_most: float | None = None) -> tuple[float, float]:
+    if not isinstance(value, Sequence) or len(value) != 2:
+        raise UserError(f"{name}={value!r}; expected (least, largest), e.g. (0.5, 1.0)")
+    for each in value:
+        check_number(name, each, above=0, at_most=at_most)
+    if value[0] > value[1]:
+        raise UserError(f"{name}={value!r}; expected the least first")
+    return tuple(value)
+
+
+def _per_channel(name: str, value, channels: int) -> tuple[float, ...]:
+    if isinstance(value, str):  # from the command line
+        try:
+            value = [float(each) for each in value.split(",")]
+        except ValueError:
+            raise UserError(f"{name}={value!r}; expected numbers, e.g. 0.485,0.456,0.406") from None
+    values = tuple(value) if isinstance(value, Sequence) else (value,)
+    for each in values:
+        check_number(name, each)
+    if len(values) not in (1, channels):
+        raise UserError(f"{name}={value!r}; expected one number, or one for each of {channels}")
+    return values * channels if len(values) == 1 else values

@@ -2,15 +2,19 @@
 
 Takes the number of examples, the seed and the epoch; gives each replica's rows of each step. The
 order is a function of (seed, epoch) alone: step s of an epoch holds the same examples on any
-number of replicas. Needs no TensorFlow.
+number of replicas. Every batch has the same number of rows. Needs no TensorFlow.
 
-    order = epoch_order(10, seed=0, epoch=3, shuffle=True)
-    replica_batch(order, step=2, global_batch_size=4, num_replicas=2, replica_index=1)
+    plan = Plan(num_examples=10, global_batch_size=4, num_replicas=2, seed=0, shuffle=True)
+    plan.rows(epoch=3, step=2, replica_index=1)
 """
 
+import dataclasses
+import functools
 import math
 
 import numpy as np
+
+from tfaccel.errors import UserError
 
 
 def epoch_order(num_examples: int, *, seed: int, epoch: int, shuffle: bool) -> np.ndarray:
@@ -21,39 +25,102 @@ def epoch_order(num_examples: int, *, seed: int, epoch: int, shuffle: bool) -> n
     return np.random.default_rng([seed, epoch]).permutation(num_examples)
 
 
-def num_steps(num_examples: int, *, global_batch_size: int) -> int:
-    """Returns the steps of an epoch; a partial last one counts."""
-    return math.ceil(num_examples / global_batch_size)
-
-
-def replica_batch(
-    order: np.ndarray,
-    *,
-    step: int,
-    global_batch_size: int,
-    num_replicas: int,
-    replica_index: int,
-) -> np.ndarray:
-    """Returns one replica's indices for one step of an epoch.
-
-    A global batch is cut into `num_replicas` consecutive parts, in replica order, whose sizes
-    differ by at most one.
-
-    Args:
-      order: [num_examples] int64, the epoch's order.
-      step: of the epoch, from 0.
-      global_batch_size: examples per step over all replicas; a multiple of `num_replicas`.
-      num_replicas: over all workers.
-      replica_index: from 0, over all workers.
-
-    Returns:
-      [global_batch_size / num_replicas] int64; fewer in a partial last batch, down to none.
-    """
-    batch = order[step * global_batch_size : (step + 1) * global_batch_size]
-    return batch[part(len(batch), num_replicas=num_replicas, replica_index=replica_index)]
-
-
 def part(num_rows: int, *, num_replicas: int, replica_index: int) -> slice:
-    """Returns which of a batch's rows are a replica's."""
+    """Returns which of a batch's rows are a replica's: consecutive, sizes differ by at most one."""
     start, stop = (num_rows * each // num_replicas for each in (replica_index, replica_index + 1))
     return slice(start, stop)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """One replica's rows of one step.
+
+    Attributes:
+      ids: [rows] int64, which example each row is.
+      positions: [rows] int64, each row's place in the step's global batch: random draws go by it.
+      real: [rows] bool; False for padding, which repeats another row of the step.
+    """
+
+    ids: np.ndarray
+    positions: np.ndarray
+    real: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How epochs are cut into steps, and steps into replicas' rows.
+
+    Attributes:
+      num_examples: of an epoch.
+      global_batch_size: examples per step over all replicas; a multiple of `num_replicas`.
+      num_replicas: over all workers.
+      seed: of the order.
+      shuffle: whether every epoch has a new order.
+      last_batch: "pad", "drop" or "repeat", as ImageConfig says.
+    """
+
+    num_examples: int
+    global_batch_size: int
+    num_replicas: int
+    seed: int = 0
+    shuffle: bool = False
+    last_batch: str = "pad"
+
+    def __post_init__(self):
+        """Checks that batches come out even, and that there is one."""
+        below = self.global_batch_size // self.num_replicas * self.num_replicas
+        if below != self.global_batch_size:
+            fix = f"{below} or {below + self.num_replicas}" if below else f"{self.num_replicas}"
+            raise UserError(
+                f"global_batch_size={self.global_batch_size} is not divisible by "
+                f"{self.num_replicas} replicas; use {fix}"
+            )
+        if self.num_steps == 0:
+            raise UserError(
+                f"global_batch_size={self.global_batch_size} is more than the {self.num_examples} "
+                "examples, and last_batch='drop' leaves none; use a smaller batch, or 'pad'"
+            )
+
+    @property
+    def rows_per_replica(self) -> int:
+        """The rows of every batch: no more than a replica's share of the examples."""
+        share = math.ceil(self.num_examples / self.num_replicas)
+        return min(self.global_batch_size // self.num_replicas, share)
+
+    @property
+    def num_steps(self) -> int:
+        """The steps of an epoch."""
+        if self.last_batch == "drop":
+            return self.num_examples // self.global_batch_size
+        return math.ceil(self.num_examples / self.global_batch_size)
+
+    def num_real(self, step: int) -> int:
+        """Returns how many examples a step counts, over all replicas."""
+        left = self.num_examples - step * self.global_batch_size
+        full = self.rows_per_replica * self.num_replicas
+        return full if self.last_batch == "repeat" else min(left, full)
+
+    def rows(self, *, epoch: int, step: int, replica_index: int) -> Rows:
+        """Returns one replica's rows of one step.
+
+        A global batch is cut into consecutive parts, in replica order, whose sizes differ by at
+        most one; where that is fewer than `rows_per_replica`, padding follows.
+
+        Args:
+          epoch: from 0.
+          step: of the epoch, from 0.
+          replica_index: from 0, over all workers.
+        """
+        order = _recent_order(self.num_examples, self.seed, epoch, self.shuffle)
+        num_real = self.num_real(step)
+        own = part(num_real, num_replicas=self.num_replicas, replica_index=replica_index)
+        own = np.arange(own.start, own.stop)
+        # Padding repeats the replica's own rows; one that has none takes the step's first.
+        positions = np.resize(own if len(own) else [0], self.rows_per_replica)
+        ids = order[(step * self.global_batch_size + positions) % self.num_examples]
+        return Rows(ids, positions, np.arange(self.rows_per_replica) < len(own))
+
+
+@functools.lru_cache(maxsize=4)  # replicas may stand on two sides of an epoch's end
+def _recent_order(num_examples: int, seed: int, epoch: int, shuffle: bool) -> np.ndarray:
+    return epoch_order(num_examples, seed=seed, epoch=epoch, shuffle=shuffle)

@@ -1,0 +1,110 @@
+"""Every random number of the augmentations, drawn on the host as a pure function of its place.
+
+Takes the augmentation, (seed, epoch, step) and a replica's positions in the step's global batch;
+gives arrays that each loader feeds to its own operators. So augmentation is the same on any number
+of replicas, in every loader, and after a resume. Needs no TensorFlow.
+
+    draw(augment, image_size=(32, 32), seed=0, epoch=3, step=2,
+         positions=rows.positions)    # {"mirror": [rows, 2] int32, "color": [rows, 4] float32}
+"""
+
+import numpy as np
+
+from tfaccel.config import AugmentConfig
+
+ATTEMPTS = 10  # at a random window that fits, as torchvision and DALI make
+
+# Each kind of draw has a generator of its own, so that switching one on changes no other.
+_KINDS = {"window": 0, "mirror": 1, "warp": 2, "color": 3}
+
+
+def kinds(augment: AugmentConfig) -> tuple[str, ...]:
+    """Returns which arrays `draw` gives, in a fixed order.
+
+    "window": [rows, 22] float32 for "random_resized_crop": ten areas (parts of the image's), ten
+      ratios (width / height), and where the window lies (vertically, horizontally), in 0..1.
+      [rows, 2] for "random_crop": where alone.
+    "mirror": [rows, 2] int32, 0 or 1: top to bottom, left to right. Where there is a warp, it holds
+      the mirroring too.
+    "warp": [rows, 2, 3] float32, an affine map of output to input pixels (x, y), counted from the
+      corner of the image, pixel centres at one half.
+    "color": [rows, 4] float32: factors of brightness, contrast and saturation, and degrees of hue.
+    """
+    warps = augment.rotation_degrees > 0 or augment.shift_pixels > 0
+    mirrors = augment.horizontal_flip or augment.vertical_flip
+    colors = augment.brightness, augment.contrast, augment.saturation, augment.hue_degrees
+    wanted = {
+        "window": augment.window.startswith("random"),
+        "mirror": mirrors and not warps,
+        "warp": warps,
+        "color": any(each > 0 for each in colors),
+    }
+    return tuple(name for name in _KINDS if wanted[name])
+
+
+def draw(
+    augment: AugmentConfig,
+    *,
+    image_size: tuple[int, int],
+    seed: int,
+    epoch: int,
+    step: int,
+    positions: np.ndarray,
+) -> dict[str, np.ndarray]:
+    """Returns the draws of one replica's rows of one step: an array for each of `kinds`.
+
+    Args:
+      augment: what is asked for.
+      image_size: (height, width) of the batches.
+      seed: the run's.
+      epoch: from 0.
+      step: of the epoch, from 0.
+      positions: [rows] int64, places in the step's global batch.
+    """
+    drawn = {}
+    for kind in kinds(augment):
+        random = np.random.default_rng([seed, epoch, step, _KINDS[kind]])
+        # The rows of a step are drawn in order, so that a row does not depend on how many follow.
+        uniform = random.random((positions.max() + 1, _NUM_UNIFORM[kind]))[positions]
+        drawn[kind] = _DRAW[kind](augment, image_size, uniform)
+    return drawn
+
+
+def _window(augment, image_size, uniform):
+    if augment.window == "random_crop":
+        return uniform[:, -2:].astype(np.float32)
+    # The area is uniform, the ratio uniform in its logarithm: torchvision's RandomResizedCrop.
+    area = _between(*augment.crop_area, uniform[:, :ATTEMPTS])
+    ratio = np.exp(_between(*np.log(augment.crop_ratio), uniform[:, ATTEMPTS:-2]))
+    return np.hstack([area, ratio, uniform[:, -2:]]).astype(np.float32)
+
+
+def _mirror(augment, image_size, uniform):
+    asked = [augment.vertical_flip, augment.horizontal_flip]
+    return ((uniform < 0.5) & asked).astype(np.int32)
+
+
+def _warp(augment, image_size, uniform):
+    height, width = image_size
+    angle = np.radians(_between(-1, 1, uniform[:, 0]) * augment.rotation_degrees)
+    shift = np.floor(uniform[:, 1:3] * (2 * augment.shift_pixels + 1)) - augment.shift_pixels
+    mirror = 1 - 2 * _mirror(augment, image_size, uniform[:, 3:])[:, ::-1]  # of x, of y: 1 or -1
+    turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+    linear = turn.transpose(2, 0, 1) * mirror[:, None, :]
+    center = np.array([width / 2, height / 2])
+    # About the centre: input = linear (output - centre) + centre + shift.
+    offset = center + shift - np.einsum("rij,j->ri", linear, center)
+    return np.concatenate([linear, offset[:, :, None]], axis=2).astype(np.float32)
+
+
+def _color(augment, image_size, uniform):
+    spread = [augment.brightness, augment.contrast, augment.saturation, augment.hue_degrees]
+    return (np.array([1, 1, 1, 0]) + _between(-1, 1, uniform) * spread).astype(np.float32)
+
+
+def _between(least: float, largest: float, uniform: np.ndarray) -> np.ndarray:
+    return least + (largest - least) * uniform
+
+
+_NUM_UNIFORM = {"window": 2 * ATTEMPTS + 2, "mirror": 2, "warp": 5, "color": 4}
+_DRAW = {"window": _window, "mirror": _mirror, "warp": _warp, "color": _color}

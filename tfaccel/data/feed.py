@@ -1,0 +1,64 @@
+"""What one replica's stream reads next: which examples, with which random draws.
+
+Takes the plan of all epochs and the augmentation; gives, for batch number 0, 1, 2, ... without end,
+the rows and their draws. Every loader reads from one; none decides on order or chance by itself.
+
+    feed = Feed(plan, augment, image_size=(32, 32), replica_index=0)
+    feed.rows(7).ids, feed.draws(7)["warp"]
+"""
+
+import dataclasses
+
+import numpy as np
+
+from tfaccel.config import AugmentConfig
+from tfaccel.data import draws as draws_lib
+from tfaccel.data.shards import Plan, Rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Feed:
+    """One replica's batches, by number. Holds nothing that should be freed.
+
+    Attributes:
+      plan: how epochs are cut into steps and rows.
+      augment: what is drawn.
+      image_size: (height, width) of the batches.
+      replica_index: from 0, over all workers.
+      first: which batch is number 0, counted from the start of epoch 0.
+      lost: examples that can no longer be read; rows of theirs become padding.
+    """
+
+    plan: Plan
+    augment: AugmentConfig
+    image_size: tuple[int, int]
+    replica_index: int
+    first: int = 0
+    lost: frozenset[int] = frozenset()
+
+    def rows(self, number: int) -> Rows:
+        """Returns the examples of a batch."""
+        epoch, step = divmod(self.first + int(number), self.plan.num_steps)
+        rows = self.plan.rows(epoch=epoch, step=step, replica_index=self.replica_index)
+        gone = np.isin(rows.ids, list(self.lost)) if self.lost else None
+        if gone is None or not gone.any():
+            return rows
+        there = next(each for each in range(self.plan.num_examples) if each not in self.lost)
+        return Rows(np.where(gone, there, rows.ids), rows.positions, rows.real & ~gone)
+
+    def draws(self, number: int) -> dict[str, np.ndarray]:
+        """Returns the random draws of a batch: see `tfaccel.data.draws`."""
+        epoch, step = divmod(self.first + int(number), self.plan.num_steps)
+        return draws_lib.draw(
+            self.augment,
+            image_size=self.image_size,
+            seed=self.plan.seed,
+            epoch=epoch,
+            step=step,
+            positions=self.rows(number).positions,
+        )
+
+    @property
+    def draw_specs(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """The (shape, dtype) of each row's draws, by kind, in a fixed order."""
+        return {name: (each.shape[1:], each.dtype.name) for name, each in self.draws(0).items()}

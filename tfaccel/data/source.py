@@ -1,0 +1,119 @@
+"""What every image source gives: where each example's bytes are, and what it is labelled.
+
+Takes nothing; `ImageSource` and `ArraySource` are what the files in data/sources/ return and what
+the loaders read. Class folders, lists, TFRecords and tar shards are all ranges of bytes in files,
+so that any example can be read at any time, and the order is the toolkit's own.
+"""
+
+import dataclasses
+import os
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Blobs:
+    """Encoded images: each a whole file, or a range of bytes in one.
+
+    Attributes:
+      files: absolute paths; of whole files, one for each example.
+      file_of: [num_examples] int32, which file holds each example; None for whole files.
+      offsets: [num_examples] int64, in bytes; None for whole files.
+      sizes: [num_examples] int64, in bytes; None for whole files.
+    """
+
+    files: tuple[str, ...]
+    file_of: np.ndarray | None = None
+    offsets: np.ndarray | None = None
+    sizes: np.ndarray | None = None
+
+    def __len__(self):
+        """Returns the number of examples."""
+        return len(self.files) if self.file_of is None else len(self.file_of)
+
+    @property
+    def are_files(self) -> bool:
+        """Whether each example is a whole file."""
+        return self.file_of is None
+
+    def name(self, index: int) -> str:
+        """Returns what to call an example: its path, or "shard.tar[bytes 512+1024]"."""
+        if self.are_files:
+            return self.files[index]
+        file = self.files[self.file_of[index]]
+        return f"{file}[bytes {self.offsets[index]}+{self.sizes[index]}]"
+
+    def read(self, index: int) -> bytes:
+        """Returns an example's bytes. Safe to call from several threads.
+
+        Raises:
+          OSError: the file cannot be read, or has become shorter.
+        """
+        if self.are_files:
+            with open(self.files[index], "rb") as file:
+                return file.read()
+        offset, size = int(self.offsets[index]), int(self.sizes[index])
+        with open(self.files[self.file_of[index]], "rb", buffering=0) as file:
+            data = os.pread(file.fileno(), size, offset)
+        if len(data) < size:
+            raise OSError(f"{self.name(index)} ends after {len(data)} bytes")
+        return data
+
+    def without(self, bad: np.ndarray) -> "Blobs":
+        """Returns these less the examples at the indices `bad`."""
+        if self.are_files:
+            gone = set(bad.tolist())
+            return Blobs(tuple(each for i, each in enumerate(self.files) if i not in gone))
+        kept = [np.delete(each, bad) for each in (self.file_of, self.offsets, self.sizes)]
+        return Blobs(self.files, *kept)
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageSource:
+    """Encoded images with labels, or with target images.
+
+    Attributes:
+      images: the inputs.
+      labels: [num_examples] int32, an index into `class_names` for each; None for pairs.
+      class_names: of the labels, in order; empty for pairs.
+      targets: of paired images, one for each input; None for labelled ones.
+    """
+
+    images: Blobs
+    labels: np.ndarray | None
+    class_names: tuple[str, ...] = ()
+    targets: Blobs | None = None
+
+    def __len__(self):
+        """Returns the number of examples."""
+        return len(self.images)
+
+    def without(self, bad: np.ndarray) -> "ImageSource":
+        """Returns this less the examples at the indices `bad`. Class numbers stay."""
+        return dataclasses.replace(
+            self,
+            images=self.images.without(bad),
+            labels=None if self.labels is None else np.delete(self.labels, bad),
+            targets=None if self.targets is None else self.targets.without(bad),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ArraySource:
+    """Decoded images with labels, in memory or mapped from a file.
+
+    Attributes:
+      images: [num_examples, height, width, channels] uint8.
+      labels: [num_examples] int32.
+      class_names: of the labels, in order.
+      targets: of paired images, [num_examples, height, width, channels] uint8; else None.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray | None
+    class_names: tuple[str, ...] = ()
+    targets: np.ndarray | None = None
+
+    def __len__(self):
+        """Returns the number of examples."""
+        return len(self.images)
