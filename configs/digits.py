@@ -8,6 +8,7 @@
 import ml_collections
 
 from tfaccel.config import default_config, is_smoke
+from tfaccel.presets import preset_fields
 
 
 def get_config(size: str = "") -> ml_collections.ConfigDict:
@@ -17,7 +18,7 @@ def get_config(size: str = "") -> ml_collections.ConfigDict:
     config.data.image_size = (8, 8)
     config.data.channels = 1
     config.data.global_batch_size = 64
-    config.data.rotation_degrees = 10.0
+    config.train_images.update(preset_fields("mnist"))
     config.model.name = "mnist_cnn"
     config.train.epochs = 1 if is_smoke(size) else 20
     config.train.optimizer = "adamw"

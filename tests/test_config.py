@@ -36,8 +36,35 @@ def test_a_config_may_leave_out_what_it_does_not_change():
         ({"data": {"image_size": (28,)}}, "image_size=(28,); expected (height, width)"),
         ({"data": {"image_size": (0, 28)}}, "image_size=(0, 28)"),
         ({"data": {"channels": 2}}, "channels=2; expected 1 (grey) or 3 (RGB)"),
-        ({"data": {"rotation_degrees": 200}}, "expected a number at least 0 and at most 180"),
-        ({"data": {"horizontal_flip": "yes"}}, "horizontal_flip='yes'; expected True or False"),
+        ({"data": {"last_batch": "paid"}}, "last_batch='paid'; did you mean 'pad'?"),
+        ({"data": {"loader": "dali"}}, "loader='dali'; did you mean 'dali_"),
+        ({"data": {"source": "tar"}}, "source='tar'; "),
+        ({"data": {"source": "pairs"}}, "train_targets=None with source='pairs'; expected the"),
+        (
+            {"data": {"train_targets": "x"}},
+            "train_targets='x' with source='folders'; expected None",
+        ),
+        (
+            {"data": {"mean": (0.1, 0.2)}},
+            "mean=(0.1, 0.2); expected one number, or one for each of 3",
+        ),
+        ({"data": {"std": "a,b"}}, "std='a,b'; expected numbers, e.g."),
+        ({"data": {"std": 0.0}}, "std=(0.0, 0.0, 0.0); expected numbers above 0"),
+        ({"data": {"stored_size": 8}}, "stored_size=8; expected (height, width)"),
+        ({"data": {"bad_files": "ignore"}}, "bad_files='ignore'; expected one of: error, skip"),
+        ({"dali": {"prefetch_batches": 0}}, "prefetch_batches=0; expected a whole number of at"),
+        ({"dali": {"hw_decoder_load": 2.0}}, "hw_decoder_load=2.0; expected a number at least 0"),
+        ({"dali": {"threads": 0}}, "threads=0; expected a whole number of at least 1"),
+        (
+            {"train_images": {"rotation_degrees": 200}},
+            "expected a number at least 0 and at most 180",
+        ),
+        ({"train_images": {"horizontal_flip": "yes"}}, "horizontal_flip='yes'; expected True or"),
+        ({"train_images": {"window": "crop"}}, "window='crop'; did you mean '"),
+        ({"train_images": {"crop_area": (0.5, 0.1)}}, "crop_area=(0.5, 0.1); expected the least"),
+        ({"train_images": {"crop_area": 0.5}}, "crop_area=0.5; expected (least, largest)"),
+        ({"train_images": {"brightness": 1.5}}, "brightness=1.5; expected a number at least 0"),
+        ({"train_images": {"shift_pixels": 1.5}}, "shift_pixels=1.5; expected a whole number"),
         ({"runtime": {"precision": "fp16"}}, "precision='fp16'; expected one of float32"),
         ({"runtime": {"memory": "all"}}, "memory='all'; expected 'growth' or a limit"),
         ({"runtime": {"gpu_ids": (-1,)}}, "gpu_ids=(-1,); expected GPU indices"),
@@ -120,6 +147,14 @@ def test_a_config_file_may_give_memory_as_a_number():
 def test_what_is_no_config_is_refused():
     with pytest.raises(UserError, match="returned None; expected default_config"):
         parse(None)
+
+
+def test_a_mean_for_every_channel_or_one_for_all():
+    config = default_config()
+    config.data.channels = 1
+    assert parse(config).data.mean == (0.0,)
+    assert ImageConfig(mean="0.5,0.4,0.3").mean == (0.5, 0.4, 0.3)
+    assert ImageConfig(std=0.5).std == (0.5, 0.5, 0.5)
 
 
 def test_a_list_is_an_image_size():

@@ -8,21 +8,35 @@
 TensorFlow is imported when `setup` is first touched, not before: `tfaccel --help` needs none of it.
 """
 
+import importlib
 from typing import TYPE_CHECKING
 
-from tfaccel.config import StepConfig
+from tfaccel.config import AugmentConfig, DaliConfig, ImageConfig, StepConfig
 from tfaccel.errors import UserError
+from tfaccel.presets import preset
 
 if TYPE_CHECKING:
+    from tfaccel.data import sources
     from tfaccel.run import Run, setup
 
 __version__ = "0.1.0"
-__all__ = ["Run", "StepConfig", "UserError", "__version__", "setup"]
+__all__ = [
+    "AugmentConfig",
+    "DaliConfig",
+    "ImageConfig",
+    "Run",
+    "StepConfig",
+    "UserError",
+    "__version__",
+    "preset",
+    "setup",
+    "sources",
+]
 
 
 def __getattr__(name: str):
     if name in ("Run", "setup"):
-        from tfaccel import run
-
-        return getattr(run, name)
+        return getattr(importlib.import_module("tfaccel.run"), name)
+    if name == "sources":
+        return importlib.import_module("tfaccel.data.sources")
     raise AttributeError(f"module 'tfaccel' has no attribute '{name}'")

@@ -51,6 +51,12 @@ class Cluster:
         return max(1, len(self.addresses))
 
     @property
+    def num_workers_here(self) -> int:
+        """Processes of the job on this machine, going by the addresses' hosts."""
+        hosts = [each.rpartition(":")[0] for each in self.addresses]
+        return hosts.count(hosts[self.worker_index]) if hosts else 1
+
+    @property
     def is_chief(self) -> bool:
         """Whether this worker is the one that writes what is written once."""
         return self.worker_index == 0

@@ -192,6 +192,7 @@ class DataConfig(ImageConfig):
       test: what measures the result, below root.
       train_targets: for "pairs": the targets' folder, below root.
       test_targets: likewise.
+      first_label: for "tfrecord": the number of the first class, 1 in classic ImageNet shards.
     """
 
     root: str | None = None
@@ -200,11 +201,13 @@ class DataConfig(ImageConfig):
     test: str = "testing"
     train_targets: str | None = None
     test_targets: str | None = None
+    first_label: int = 0
 
     def __post_init__(self):
         """Checks every field."""
         super().__post_init__()
         check_choice("source", self.source, SOURCES)
+        check_int("first_label", self.first_label, at_least=0)
         for name in ("train_targets", "test_targets"):
             if (getattr(self, name) is None) == (self.source == "pairs"):
                 expected = "the targets' folder" if self.source == "pairs" else "None"
@@ -253,10 +256,19 @@ class ModelConfig:
     """Which architecture.
 
     Attributes:
-      name: "mnist_cnn", or any architecture of `keras.applications`, in any case ("resnet50").
+      name: "mnist_cnn", "cifar_resnet", "restoration_cnn", or any architecture of
+        `keras.applications`, in any case ("resnet50").
+      num_outputs: classes or channels that the model gives; None for the number of classes, or the
+        channels of the targets. Masks need it: how many values they have.
     """
 
     name: str = "mnist_cnn"
+    num_outputs: int | None = None
+
+    def __post_init__(self):
+        """Checks every field."""
+        if self.num_outputs is not None:
+            check_int("num_outputs", self.num_outputs, at_least=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -346,8 +358,10 @@ def default_config() -> ml_collections.ConfigDict:
     # A field whose default is None takes its type from here; `object` takes text and numbers.
     for name in ("root", "train_targets", "test_targets"):
         config.data[name] = config_dict.placeholder(str)
-    for name in ("mean", "std"):  # a number, or a number per channel
-        config.data[name] = config_dict.FieldReference(config.data[name], field_type=object)
+    for name in ("mean", "std"):  # one number, whatever the channels, or one for each
+        default = getattr(ImageConfig, name)
+        config.data[name] = config_dict.FieldReference(default, field_type=object)
+    config.model.num_outputs = config_dict.placeholder(int)
     config.data.stored_size = config_dict.placeholder(object)
     for field in dataclasses.fields(DaliConfig):
         if field.default is None:

@@ -30,6 +30,10 @@ usage: tfaccel COMMAND [flags]
             tfaccel train --config=configs/digits.py
             tfaccel train --config=configs/mnist.py --config.data.root=/data/mnist_png
 
+  audit   look through an experiment's images, and prove what its loader gives each replica
+            tfaccel audit --config=configs/digits.py
+            tfaccel audit --config=configs/digits.py --contact-sheet=digits.png
+
   selftest   check that this machine's replicas train as one device does
             tfaccel selftest
             tfaccel selftest --precision=mixed_float16 --xla=on --output=selftest.json
@@ -50,6 +54,24 @@ TRAIN_HELP = """usage: tfaccel train --config=FILE [--workdir=DIR] [--config.SEC
 Every field of an experiment, as {source}:
 """
 
+
+AUDIT_HELP = """usage: tfaccel audit --config=FILE [--report=FILE] [--contact-sheet=FILE.png]
+                     [--config.SECTION.FIELD=VALUE]
+
+  Decodes every image once, in parallel, and lists those that cannot be trained on: missing,
+  unreadable, empty, cut short, no image, animated and more. A second audit looks at changed files
+  alone. Then runs two dry epochs through the real loader on this machine's replicas: whether each
+  image comes once, in a new order, and whether replicas draw different random numbers. Trains
+  nothing. Exit code 1 if there is a bad file (unless bad_files=skip leaves it out) or the loader is
+  at fault.
+
+  --config=FILE              an experiment, as for `tfaccel train`
+  --report=FILE              a new text file for the list: severity, kind, path, cause; in the cache
+                             folder by default
+  --contact-sheet=FILE.png   a new picture of augmented training images with their labels
+
+  tfaccel audit --config=configs/cifar10.py --config.data.root=/data/cifar10 --report=bad.txt
+"""
 
 SELFTEST_HELP = """usage: tfaccel selftest [flags]
 
@@ -96,8 +118,8 @@ def train(arguments: list[str]) -> int:
     if HELP_FLAGS & set(arguments):
         print(_train_help([each for each in arguments if each.startswith("--config=")]), end="")
         return 0
-    config, name, workdir = _parse_train_flags(arguments)
-    config = parse(config)
+    values, name = _parse_config_flags("train", arguments, paths=("workdir",))
+    config, workdir = parse(values.config), values.workdir
     time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     workdir = check_free(pathlib.Path(workdir or f"runs/{name}-{time}"))
     # TensorFlow reads this when it is imported, and then says less at its start.
@@ -106,6 +128,32 @@ def train(arguments: list[str]) -> int:
 
     print(json.dumps(train_room.run(config, workdir=workdir)))
     return 0
+
+
+def audit(arguments: list[str]) -> int:
+    """Audits the data that the flags name and returns 1 if something is wrong."""
+    if HELP_FLAGS & set(arguments):
+        print(AUDIT_HELP, end="")
+        return 0
+    values, _ = _parse_config_flags("audit", arguments, paths=("report", "contact-sheet"))
+    config = parse(values.config)
+    report, sheet = (_new_file(name, values[name].value) for name in ("report", "contact-sheet"))
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    from tfaccel.audit.run import run
+
+    return 0 if run(config, report=report, sheet=sheet) else 1
+
+
+def _new_file(name: str, given: str | None) -> pathlib.Path | None:
+    """Returns the absolute path of a file that can be written, or None for none.
+
+    Raises:
+      UserError: it exists, or its folder does not.
+    """
+    path = pathlib.Path(given).expanduser().absolute() if given else None
+    if path and (path.exists() or not path.parent.is_dir()):
+        raise UserError(f"{name} {path} exists, or its folder does not; give a new file")
+    return path
 
 
 def selftest(arguments: list[str]) -> int:
@@ -145,9 +193,7 @@ def selftest(arguments: list[str]) -> int:
     if not values.precision:
         raise UserError("--precision names none; give at least one, e.g. --precision=float32")
     precisions = tuple(RuntimeConfig(precision=each).precision for each in values.precision)
-    output = pathlib.Path(values.output) if values.output else None
-    if output and (output.exists() or not output.parent.is_dir()):
-        raise UserError(f"output {output} exists, or its folder does not; give a new file")
+    output = _new_file("output", values.output)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from tfaccel import selftest as selftest_room
 
@@ -155,15 +201,22 @@ def selftest(arguments: list[str]) -> int:
     return selftest_room.report(config, precisions=precisions, xla=xla, output=output)
 
 
-COMMANDS = {"train": train, "selftest": selftest}
+COMMANDS = {"train": train, "audit": audit, "selftest": selftest}
 
 
-def _parse_train_flags(arguments: list[str]):
-    """Returns the config with its overrides, the config file's name, and the workdir."""
+def _parse_config_flags(command: str, arguments: list[str], *, paths: tuple[str, ...]):
+    """Returns the flags, `config` with its overrides among them, and the config file's name.
+
+    Args:
+      command: whose flags these are.
+      arguments: the command line after it.
+      paths: the command's own flags, each of a path.
+    """
     values = flags.FlagValues()
-    argv = ["tfaccel train", *arguments]
+    argv = [f"tfaccel {command}", *arguments]
     config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=argv, lock_config=True)
-    flags.DEFINE_string("workdir", None, "A new folder.", flag_values=values)
+    for path in paths:
+        flags.DEFINE_string(path, None, "A new one.", flag_values=values)
     # What config_flags would answer with a traceback is looked at first.
     file = _config_file(arguments)
     _check_overrides(arguments)
@@ -183,7 +236,7 @@ def _parse_train_flags(arguments: list[str]):
         raise UserError(f"{file}: {type(error).__name__}: {error}") from error
     if unparsed:
         raise UserError(f"'{unparsed[0]}' is no flag; expected --config.SECTION.FIELD=VALUE")
-    return values.config, file.stem, values.workdir
+    return values, file.stem
 
 
 def _config_file(arguments: list[str]) -> pathlib.Path:
@@ -216,7 +269,9 @@ def _check_overrides(arguments: list[str]) -> None:
 
 def _train_help(config_flag: list[str]) -> str:
     """Returns the help, with the values of the config file that is given, if one is."""
-    values = _parse_train_flags(config_flag)[0] if config_flag else default_config()
+    values = default_config()
+    if config_flag:
+        values = _parse_config_flags("train", config_flag, paths=())[0].config
     source = config_flag[0].partition("=")[2] + " says" if config_flag else "it is by default"
     lines = [TRAIN_HELP.format(source=source)]
     for section in dataclasses.fields(Config):

@@ -9,6 +9,7 @@ the replicas and the loss scale, and answer for lost workers.
 import functools
 import inspect
 import types
+import warnings
 from collections.abc import Callable
 
 import keras
@@ -18,6 +19,7 @@ from tfaccel.callbacks.replica_audit import ReplicaAudit
 from tfaccel.config import StepConfig
 from tfaccel.data.distribute import Loader, check_same_classes
 from tfaccel.errors import UserError
+from tfaccel.step import padding
 
 
 def extend(model: keras.Model, config: StepConfig, *, guard: Callable) -> None:
@@ -28,13 +30,36 @@ def extend(model: keras.Model, config: StepConfig, *, guard: Callable) -> None:
       config: floor of the loss scale, and steps between audits.
       guard: makes the context of every call that other workers take part in.
     """
-    for name in ("fit", "evaluate", "predict"):
+    ours = {
+        "fit": lambda fit: _watched(_for_loaders(fit, counts=model), model, config),
+        "evaluate": lambda evaluate: _for_loaders(evaluate, counts=model),
+        "predict": lambda predict: _for_loaders(_without_padding(predict)),
+        "train_on_batch": lambda train: _with_keras_logs(train, model),
+        "test_on_batch": lambda test: test,
+        "predict_on_batch": lambda predict: predict,
+    }
+    for name, wrap in ours.items():
         method = types.MethodType(getattr(type(model), name), model)
-        setattr(model, name, _guarded(_for_loaders(method), guard))
-    for name in ("train_on_batch", "test_on_batch", "predict_on_batch"):
-        setattr(model, name, _guarded(types.MethodType(getattr(type(model), name), model), guard))
-    model.fit = _watched(model.fit, model, config)
-    model.train_on_batch = _with_keras_logs(model.train_on_batch, model)
+        setattr(model, name, _guarded(wrap(method), guard))
+
+
+def _without_padding(predict: Callable) -> Callable:
+    """Returns `predict`, which gives a Loader's rows less their padding."""
+    signature = inspect.signature(predict)
+
+    @functools.wraps(predict)
+    def wrapper(*args, **kwargs):
+        call = signature.bind(*args, **kwargs)
+        loader, steps = call.arguments["x"], call.arguments.get("steps")
+        if not isinstance(loader, Loader) or not loader.pads:
+            return predict(*args, **kwargs)
+        first = loader.next_position
+        left = loader.num_batches - first % loader.num_batches
+        outputs = predict(*args, **kwargs)
+        real = loader.real_rows(first=first, num_batches=min(steps or left, left))
+        return keras.tree.map_structure(lambda each: each[real], outputs)
+
+    return wrapper
 
 
 def _with_keras_logs(train_on_batch: Callable, model) -> Callable:
@@ -85,10 +110,14 @@ def _watched(fit: Callable, model, config: StepConfig) -> Callable:
     return wrapper
 
 
-def _for_loaders(method: Callable) -> Callable:
+def _for_loaders(method: Callable, *, counts: keras.Model | None = None) -> Callable:
     """Returns a method that takes class_weight for a Loader, and refuses what a Loader brings.
 
     Keras drops targets and weights, without a word, beside a data adapter passed ready-made.
+
+    Args:
+      method: of a model.
+      counts: the model, where the method counts loss and metrics, of which padding is no part.
     """
     signature = inspect.signature(method)
 
@@ -103,7 +132,14 @@ def _for_loaders(method: Callable) -> Callable:
                 raise UserError(f"{name} beside a loader, which brings its own; leave it out")
         if isinstance(test, Loader):
             check_same_classes(loader, test)
-        with loader.class_weights(call.arguments.pop("class_weight", None)):
+        if counts and (loader.pads or getattr(test, "pads", False)):
+            padding.check(counts)
+        with (
+            loader.class_weights(call.arguments.pop("class_weight", None)),
+            warnings.catch_warnings(),
+        ):
+            # Keras knows no epoch that begins at a later step, as after `loader.start_at`.
+            warnings.filterwarnings("ignore", "Your input ran out of data")
             return method(*call.args, **call.kwargs)
 
     return wrapper

@@ -4,6 +4,7 @@ preset("imagenet", crop_area=(0.25, 1.0))    # an AugmentConfig
 """
 
 import dataclasses
+from typing import Any
 
 from tfaccel.config import AugmentConfig, check_choice, check_names
 
@@ -35,3 +36,14 @@ def preset(name: str, **changes) -> AugmentConfig:
     check_choice("augment", name, PRESETS)
     check_names("augment", changes, [field.name for field in dataclasses.fields(AugmentConfig)])
     return dataclasses.replace(PRESETS[name], **changes)
+
+
+def preset_fields(name: str, **changes) -> dict[str, Any]:
+    """Returns `preset` as plain values, for a config file.
+
+    config.train_images.update(preset_fields("imagenet", crop_area=(0.25, 1.0)))
+
+    Raises:
+      UserError: as `preset`.
+    """
+    return dataclasses.asdict(preset(name, **changes))

@@ -11,6 +11,8 @@ run.export(model, "exported/1")
 """
 
 import contextlib
+import dataclasses
+import logging
 import os
 import pathlib
 from collections.abc import Sequence
@@ -20,12 +22,25 @@ import keras
 from tfaccel import cluster as cluster_lib
 from tfaccel import methods
 from tfaccel import runtime as runtime_lib
-from tfaccel.config import ImageConfig, RuntimeConfig, StepConfig, check_flag
-from tfaccel.data import image_folder
+from tfaccel.config import (
+    AugmentConfig,
+    DaliConfig,
+    ImageConfig,
+    RuntimeConfig,
+    StepConfig,
+    check_flag,
+    check_names,
+)
+from tfaccel.data import sources, user_examples, user_pipeline
 from tfaccel.data.distribute import Loader
+from tfaccel.data.images import open_images
+from tfaccel.data.source import ArraySource, ImageSource
 from tfaccel.export import export_model
+from tfaccel.presets import preset
 from tfaccel.step import compile_model
 from tfaccel.watchdog import Watchdog
+
+log = logging.getLogger("tfaccel")
 
 
 def setup(
@@ -82,7 +97,11 @@ class Run:
         """Prepares the process. `tfaccel.setup` is the shorter way."""
         self.cluster = cluster_lib.from_environment(os.environ)
         # It chooses devices and sets the seed but starts no device: a cluster can still be joined.
-        self.runtime = runtime_lib.configure(config, num_workers=self.cluster.num_workers)
+        self.runtime = runtime_lib.configure(
+            config,
+            num_workers=self.cluster.num_workers,
+            num_workers_here=self.cluster.num_workers_here,
+        )
         self.strategy = cluster_lib.make_strategy(
             self.cluster,
             tuple(device.name for device in self.runtime.devices),
@@ -94,47 +113,158 @@ class Run:
         """Returns the context to build the model in."""
         return self.strategy.scope()
 
-    def image_folder(
+    def loader(
         self,
-        root: str | os.PathLike,
+        source: ImageSource | ArraySource,
         *,
-        image_size: Sequence[int],
-        channels: int,
-        global_batch_size: int,
         shuffle: bool = False,
-        rotation_degrees: float = 0.0,
-        horizontal_flip: bool = False,
+        augment: AugmentConfig | str = "none",
+        dali: DaliConfig | None = None,
+        **images,
     ) -> Loader:
-        """Returns a loader over `root/<class>/<image>`, ready for `fit`, `evaluate`, `predict`.
+        """Returns a loader over images, ready for `fit`, `evaluate`, `predict`.
+
+        A batch is (image, label, weight): image [rows, height, width, channels] float16 where the
+        model computes in it, else float32; label [rows] int32; weight [rows] float32, 0 for
+        padding. Of paired images it is (input, target, weight).
+
+        Args:
+          source: from `tfaccel.sources`: class_folders, image_list, tfrecord, webdataset, arrays,
+            npy_folders or image_pairs.
+          shuffle: whether every epoch has a new order, a function of seed and epoch alone.
+          augment: a preset's name, `tfaccel.preset(name, ...)` with changes, or an AugmentConfig.
+          dali: DALI's settings.
+          **images: fields of `tfaccel.ImageConfig`: image_size, channels, mean, std,
+            global_batch_size, last_batch, loader, stored_size, bad_files, targets.
+
+        Raises:
+          UserError: a setting is not what it may be, or the images cannot be used.
+        """
+        check_flag("shuffle", shuffle)
+        check_names("loader", images, [field.name for field in dataclasses.fields(ImageConfig)])
+        dali = dali or DaliConfig()
+        augment = preset(augment) if isinstance(augment, str) else augment
+        data = open_images(
+            source,
+            ImageConfig(**images),
+            augment,
+            shuffle=shuffle,
+            num_replicas=self.strategy.num_replicas_in_sync,
+            runtime=self.runtime,
+            num_threads=self._threads(dali.threads),
+            dali=dali,
+        )
+        return self._loader(data, dali.threads)
+
+    def image_folder(self, root: str | os.PathLike, **settings) -> Loader:
+        """Returns a loader over `root/<class>/<image>`: `loader` of `sources.class_folders(root)`.
 
         Args:
           root: the folder of class folders.
-          image_size: (height, width) in pixels; every image is resized to it.
-          channels: 1 for grey, 3 for RGB.
-          global_batch_size: images per step over all replicas.
-          shuffle: whether every epoch has a new order.
-          rotation_degrees: turns each image by a uniform angle in [-this, this]; for training.
-          horizontal_flip: mirrors each image with probability 1/2; for training.
+          **settings: as for `loader`.
 
         Raises:
-          UserError: the folder is not as it should be, or a setting is not what it may be.
+          UserError: the folder is not as it should be, or as `loader`.
         """
-        check_flag("shuffle", shuffle)
-        images = ImageConfig(
-            image_size=image_size,
-            channels=channels,
+        return self.loader(sources.class_folders(root), **settings)
+
+    def examples(
+        self,
+        source,
+        *,
+        global_batch_size: int,
+        shuffle: bool = False,
+        last_batch: str = "pad",
+        steps_per_epoch: int | None = None,
+    ) -> Loader:
+        """Returns a loader over what your own Python gives, as it gives it.
+
+        Args:
+          source: an object with `__len__` and `__getitem__(index)`, or a callable of an index
+            without end; either returns arrays of fixed shapes: see `tfaccel.data.user_examples`.
+          global_batch_size: examples per step over all replicas.
+          shuffle: whether every epoch has a new order.
+          last_batch: "pad", "drop" or "repeat", as for `tfaccel.ImageConfig`.
+          steps_per_epoch: of a callable, which has no end; None for an object with a length.
+
+        Raises:
+          UserError: a setting is not what it may be, or the source fails at its first example.
+        """
+        data = user_examples.open_examples(
+            source,
             global_batch_size=global_batch_size,
-            rotation_degrees=rotation_degrees,
-            horizontal_flip=horizontal_flip,
-        )
-        return Loader(
-            image_folder.scan(root),
-            images,
-            runtime=self.runtime,
-            cluster=self.cluster,
-            strategy=self.strategy,
+            num_replicas=self.strategy.num_replicas_in_sync,
+            seed=self.runtime.seed,
             shuffle=shuffle,
+            last_batch=last_batch,
+            steps_per_epoch=steps_per_epoch,
         )
+        return self._loader(data, None)
+
+    def pipeline(
+        self,
+        function,
+        *,
+        global_batch_size: int,
+        last_batch: str = "pad",
+        steps_per_epoch: int | None = None,
+        dali: DaliConfig | None = None,
+        **arguments,
+    ) -> Loader:
+        """Returns a loader over a DALI pipeline of your own: one runs on each replica.
+
+        Args:
+          function: decorated with `nvidia.dali.pipeline_def`. Those of its parameters that are
+            called shard_id, num_shards, replica_index or device are given by name.
+          global_batch_size: examples per step over all replicas.
+          last_batch: "pad", "drop" or "repeat", as for `tfaccel.ImageConfig`.
+          steps_per_epoch: of a pipeline without a reader, which has no end.
+          dali: threads and prefetching; what concerns decoding is the pipeline's own affair.
+          **arguments: the function's other parameters.
+
+        Raises:
+          UserError: the pipeline cannot be built or run, or its reader is not sharded.
+        """
+        dali = dali or DaliConfig()
+        data = user_pipeline.open_pipeline(
+            function,
+            arguments,
+            global_batch_size=global_batch_size,
+            num_replicas=self.strategy.num_replicas_in_sync,
+            last_batch=last_batch,
+            steps_per_epoch=steps_per_epoch,
+            device=self.runtime.devices[0],
+            num_threads=self._threads(dali.threads),
+            prefetch_batches=dali.prefetch_batches,
+        )
+        return self._loader(data, dali.threads)
+
+    def _loader(self, data, threads: int | None) -> Loader:
+        return Loader(
+            data,
+            devices=self.runtime.devices,
+            seed=self.runtime.seed,
+            num_threads=self._threads(threads),
+            first_replica=self.cluster.worker_index * len(self.runtime.devices),
+            strategy=self.strategy,
+        )
+
+    def _threads(self, asked: int | None) -> int:
+        """Returns the CPU threads of each replica's loader; warns of more than there are cores."""
+        if asked is None:
+            return self.runtime.loader_threads
+        replicas = len(self.runtime.devices) * self.cluster.num_workers_here
+        cores = len(os.sched_getaffinity(0))
+        if asked * replicas > cores:
+            log.warning(
+                "loader: %d threads for each of %d replicas here, but %d cores; they will wait for "
+                "each other: %d or fewer",
+                asked,
+                replicas,
+                cores,
+                max(1, cores // replicas),
+            )
+        return asked
 
     def compile(
         self,

@@ -54,22 +54,23 @@ class Runtime:
       precision: Keras dtype policy now in force.
       xla: whether steps are compiled with XLA.
       seed: the one seed.
-      dali_threads: CPU threads for each replica's DALI pipeline.
+      loader_threads: CPU threads for each replica's loader.
     """
 
     devices: tuple[Device, ...]
     precision: str
     xla: bool
     seed: int
-    dali_threads: int
+    loader_threads: int
 
 
-def configure(config: RuntimeConfig, *, num_workers: int = 1) -> Runtime:
+def configure(config: RuntimeConfig, *, num_workers: int = 1, num_workers_here: int = 1) -> Runtime:
     """Changes the process as `config` says and returns what it became.
 
     Args:
       config: what is asked for.
       num_workers: processes in the job.
+      num_workers_here: those of them on this machine, which share its cores.
 
     Raises:
       UserError: a GPU that was asked for is not there, or TensorFlow's devices were already
@@ -100,11 +101,11 @@ def configure(config: RuntimeConfig, *, num_workers: int = 1) -> Runtime:
         _compile_alike()
     keras.utils.set_random_seed(config.seed)
 
-    num_replicas = max(1, len(gpu_ids))
+    num_replicas = max(1, len(gpu_ids)) * num_workers_here
     cores = len(os.sched_getaffinity(0))
-    dali_threads = max(1, cores // num_replicas)
+    loader_threads = max(1, cores // num_replicas)
     log.info(
-        "dali: %d threads for each replica, %d cores over %d", dali_threads, cores, num_replicas
+        "loader: %d threads for each replica, %d cores over %d", loader_threads, cores, num_replicas
     )
     return Runtime(
         devices=tuple(Device(f"/gpu:{index}", gpu_id) for index, gpu_id in enumerate(gpu_ids))
@@ -112,7 +113,7 @@ def configure(config: RuntimeConfig, *, num_workers: int = 1) -> Runtime:
         precision=config.precision,
         xla=config.xla,
         seed=config.seed,
-        dali_threads=dali_threads,
+        loader_threads=loader_threads,
     )
 
 

@@ -7,8 +7,8 @@ there were no strategy, and to see what it would have changed. tfaccel/step/ mak
         with recorded(model, replica) as recording:     # gradients are kept, not applied
             logs = model.train_step(batch)
 
-Private names relied on, here, in step/ and in audit.py (tests/test_seam.py is the canary: it
-fails by name when one changes):
+Private names relied on, here, in step/ and in replica_checksums.py (tests/test_seam.py is the
+canary: it fails by name when one changes):
   Keras 3.15: Variable._value, Variable._initialize, Variable._direct_assign, Optimizer.apply,
     Optimizer._iterations, Optimizer._distribution_strategy,
     LossScaleOptimizer.dynamic_scale, SeedGenerator.next, BatchNormalization.call and ._moments,
@@ -153,6 +153,18 @@ def state_of(model) -> list:
     """
     own = {id(each) for each in model.metrics_variables}
     return [each for each in variables_of(model) if id(each) not in own]
+
+
+def losses_of(model) -> list:
+    """Returns the losses that the model was compiled with."""
+    return tf.nest.flatten(model._compile_loss._user_loss) if model._compile_loss else []
+
+
+def metrics_of(model) -> list:
+    """Returns the metrics that the model was compiled with: objects, functions or names."""
+    metrics = model._compile_metrics
+    user = (metrics._user_metrics, metrics._user_weighted_metrics) if metrics else ()
+    return tf.nest.flatten(user)
 
 
 def is_distributed(variable) -> bool:
@@ -397,9 +409,28 @@ def _reduced_without_padding(reduce_weighted_values: Callable, real: tf.Tensor) 
             _check_rows(values, real)
             own = _with_rank(real, values if mask is None else mask)
             mask = own if mask is None else own & tf.cast(mask, tf.bool)
-        return keras_own(values, sample_weight, mask, reduction, dtype)
+        return keras_own(values, _by_row(sample_weight, values), mask, reduction, dtype)
 
     return reduce
+
+
+def _weighing_by_row(reduce_weighted_values: Callable) -> Callable:
+    """Returns Keras's reduction of a loss, in which a weight per row weighs all of a row's values.
+
+    Keras lines up weights [rows] with the last axis of values [rows, height, width]: an error, or a
+    wrong loss where there are as many rows as columns.
+    """
+
+    @functools.wraps(reduce_weighted_values)
+    def reduce(values, sample_weight=None, *args, **settings):
+        return reduce_weighted_values(values, _by_row(sample_weight, values), *args, **settings)
+
+    return reduce
+
+
+def _by_row(sample_weight, values):
+    is_per_row = sample_weight is not None and len(sample_weight.shape) == 1
+    return _with_rank(sample_weight, values) if is_per_row else sample_weight
 
 
 def _check_rows(values, real: tf.Tensor) -> None:
@@ -466,7 +497,10 @@ def local_batches(strategy: tf.distribute.Strategy, batch, num_replicas: int) ->
     """
     leaves = tf.nest.flatten(batch)
     if any(isinstance(each, tf.distribute.DistributedValues) for each in leaves):
-        parts = [strategy.experimental_local_results(each) for each in leaves]
+        parts = [
+            [None] * num_replicas if each is None else strategy.experimental_local_results(each)
+            for each in leaves
+        ]
     elif num_replicas == 1:
         parts = [(each,) for each in leaves]
     else:
@@ -501,12 +535,22 @@ def build_from_specs(model) -> Callable:
 
     def build(iterator=None, data_batch=None):
         if iterator is None:
-            return by_batch(data_batch=data_batch)
+            by_batch(data_batch=data_batch)
+            return adopt_metrics()
         specs = tf.nest.map_structure(_of_one_replica, iterator._distributed_dataset.element_spec)
         if not all(_is_dense(each) for each in tf.nest.flatten(specs)):
             specs = _first_batch(model, iterator)
-        with model.distribute_strategy.scope():
+        by_row = _weighing_by_row(keras_loss.reduce_weighted_values)
+        patch = _patched(keras_loss, "reduce_weighted_values", by_row)
+        with model.distribute_strategy.scope(), patch:
             model._symbolic_build(data_batch=specs)
+        return adopt_metrics()
+
+    def adopt_metrics():
+        # `run.compile(model, metrics=[keras.metrics.AUC()])` makes one outside the scope.
+        for variable in model.metrics_variables:
+            if not is_distributed(variable):
+                adopt(variable, model.distribute_strategy)
 
     return build
 

@@ -29,7 +29,7 @@ import tensorflow as tf
 from keras import layers
 
 from tfaccel import seam
-from tfaccel.audit import Audit, ReplicasDifferError
+from tfaccel.replica_checksums import Audit, ReplicasDifferError
 from tfaccel.cluster import Cluster, make_strategy
 from tfaccel.config import RuntimeConfig, StepConfig
 from tfaccel.methods import extend

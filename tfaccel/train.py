@@ -9,13 +9,11 @@ import dataclasses
 import logging
 import pathlib
 
-import keras
-
-from tfaccel import models, runtime, step
+from tfaccel import models, runtime, step, tasks
 from tfaccel import workdir as workdir_lib
 from tfaccel.config import Config
-from tfaccel.data.digits import ensure_digits
 from tfaccel.data.distribute import check_same_classes
+from tfaccel.data.from_config import open_loader
 from tfaccel.fit import fit
 from tfaccel.run import Run
 
@@ -39,47 +37,34 @@ def run(config: Config, *, workdir: pathlib.Path) -> dict:
     # ----- Process: GPUs, memory, precision and seed, before TensorFlow starts its devices.
     this_run = Run(config.runtime)
 
-    # ----- Data: one DALI pipeline for each replica, on its device. Only training is random.
-    data = config.data
-    root = pathlib.Path(data.root) if data.root else ensure_digits()
-    images = {
-        "image_size": data.image_size,
-        "channels": data.channels,
-        "global_batch_size": data.global_batch_size,
-    }
-    train = this_run.image_folder(
-        root / data.train_folder,
-        **images,
-        shuffle=True,
-        rotation_degrees=data.rotation_degrees,
-        horizontal_flip=data.horizontal_flip,
-    )
-    test = this_run.image_folder(root / data.test_folder, **images)
+    # ----- Data: one stream of batches for each replica, on its device. Only training is shuffled.
+    train = open_loader(this_run, config, "train")
+    test = open_loader(this_run, config, "test")
     check_same_classes(train, test)
     log.info(
-        "data: %d training and %d test images of %d classes, %d steps of %d per epoch",
+        "data: %d training and %d test images, %d steps of %d per epoch",
         train.num_examples,
         test.num_examples,
-        len(train.class_names),
         train.num_batches,
         train.global_batch_size,
     )
 
     # ----- Model: built in the strategy's scope, so that every replica has its variables.
+    task = tasks.task_of(train.data, config.model)
     with this_run.scope():
         model = models.build(
             config.model.name,
-            image_shape=(*data.image_size, data.channels),
-            num_classes=len(train.class_names),
+            image_shape=(*config.data.image_size, config.data.channels),
+            num_outputs=task.num_outputs,
         )
     log.info("model: %s, %d parameters", model.name, model.count_params())
 
-    # ----- Step: loss on float32 logits; one XLA function for a whole step.
+    # ----- Step: loss on float32 outputs; one XLA function for a whole step.
     this_run.compile(
         model,
         step.make_optimizer(config.train.optimizer, learning_rate=config.train.learning_rate),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
+        task.loss,
+        metrics=task.metrics,
         step=config.step,
     )
 
@@ -99,7 +84,7 @@ def run(config: Config, *, workdir: pathlib.Path) -> dict:
         return result
 
     # ----- Export: written, loaded back and compared on test images before it counts.
-    test_images, _ = next(iter(test))
+    test_images = next(iter(test))[0]
     first_replicas = this_run.strategy.experimental_local_results(test_images)[0]
     export = this_run.export(model, workdir / "export" / "1", images=first_replicas)
 

@@ -2,14 +2,14 @@ import numpy as np
 import PIL.Image
 from sklearn.datasets import load_digits
 
-from tfaccel.data import image_folder
 from tfaccel.data.digits import ensure_digits
+from tfaccel.data.sources import class_folders
 
 
 def test_writes_every_digit_once(tmp_path):
     root = ensure_digits(tmp_path)
-    train, test = image_folder.scan(root / "training"), image_folder.scan(root / "testing")
-    assert (len(train.files), len(test.files)) == (1437, 360)
+    train, test = class_folders(root / "training"), class_folders(root / "testing")
+    assert (len(train), len(test)) == (1437, 360)
     assert train.class_names == test.class_names == tuple("0123456789")
 
 

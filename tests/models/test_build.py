@@ -19,18 +19,43 @@ def policy():
         ("mnist_cnn", (8, 8, 1)),
         ("MobileNetV3Small", (32, 32, 3)),
         ("resnet50", (32, 32, 3)),
+        ("cifar_resnet", (32, 32, 3)),
+        ("cifar_resnet", (9, 8, 1)),
     ],
 )
 def test_models_give_float32_logits_under_a_float16_policy(name, shape):
-    model = models.build(name, image_shape=shape, num_classes=7)
+    model = models.build(name, image_shape=shape, num_outputs=7)
     logits = model(np.zeros((2, *shape), np.float32))
     assert logits.shape == (2, 7)
     assert logits.dtype == "float32"
     assert {weight.dtype for weight in model.weights} == {"float32"}
 
 
+@pytest.mark.parametrize(("num_outputs", "channels"), [(3, 3), (1, 1), (7, 3)])
+def test_the_restoration_cnn_gives_float32_for_every_pixel(num_outputs, channels):
+    shape = (20, 12, channels)
+    model = models.build("restoration_cnn", image_shape=shape, num_outputs=num_outputs)
+    output = model(np.zeros((2, *shape), np.float32))
+    assert output.shape == (2, 20, 12, num_outputs)
+    assert output.dtype == "float32"
+    assert {weight.dtype for weight in model.weights} == {"float32"}
+
+
+def test_the_untrained_restoration_cnn_gives_its_input_to_the_last_bit():
+    model = models.build("restoration_cnn", image_shape=(8, 8, 3), num_outputs=3)
+    images = np.random.default_rng(0).random((2, 8, 8, 3), np.float32)
+    np.testing.assert_array_equal(model(images), images)
+
+
+def test_the_cifar_resnet_has_the_size_of_its_description():
+    model = models.build("cifar_resnet", image_shape=(32, 32, 3), num_outputs=10)
+    assert 6.5e6 < model.count_params() < 6.7e6
+    channels = {each.filters for each in model.layers if isinstance(each, keras.layers.Conv2D)}
+    assert channels == {64, 128, 256, 512}
+
+
 def test_no_model_rescales_what_the_loader_already_has_in_0_to_1():
-    model = models.build("efficientnetv2b0", image_shape=(32, 32, 3), num_classes=2)
+    model = models.build("efficientnetv2b0", image_shape=(32, 32, 3), num_outputs=2)
     assert not [each for each in model.layers if isinstance(each, keras.layers.Rescaling)]
 
 
@@ -47,9 +72,11 @@ def test_every_keras_application_is_known_by_its_name():
         ("minst_cnn", (28, 28, 1), "did you mean 'mnist_cnn'"),
         ("resnet50", (28, 28, 3), "resnet50 does not take images of 28x28 with 3 channel"),
         ("mnist_cnn", (3, 3, 1), "mnist_cnn does not take images of 3x3"),
+        ("cifar_resnet", (32, 7, 3), "with 3 channel(s): images must be at least 8x8"),
+        ("restoration", (64, 64, 3), "did you mean 'restoration_cnn'"),
     ],
 )
 def test_each_mistake_is_one_sentence(name, shape, words):
     with pytest.raises(UserError) as error:
-        models.build(name, image_shape=shape, num_classes=2)
+        models.build(name, image_shape=shape, num_outputs=2)
     assert words in str(error.value)

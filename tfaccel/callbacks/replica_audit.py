@@ -4,7 +4,7 @@ import functools
 
 import keras
 
-from tfaccel.audit import Audit
+from tfaccel.replica_checksums import Audit
 
 
 class ReplicaAudit(keras.callbacks.Callback):

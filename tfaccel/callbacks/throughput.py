@@ -17,14 +17,15 @@ class Throughput(keras.callbacks.Callback):
         self,
         *,
         global_batch_size: int,
-        num_examples: int,
+        num_examples: int | None,
         clock: Callable[[], float] = time.perf_counter,
     ):
         """Takes the loader's numbers.
 
         Args:
           global_batch_size: images per step over all replicas.
-          num_examples: images per epoch; a partial last batch counts as what it is.
+          num_examples: images per epoch, of which a partial last batch counts as what it is; None for
+            endless data.
           clock: seconds, monotonic.
         """
         super().__init__()
@@ -51,7 +52,9 @@ class Throughput(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         """Counts the batches up to number `batch`: several with `steps_per_execution`."""
-        seen = min((batch + 1) * self._global_batch_size, self._num_examples)
+        seen = (batch + 1) * self._global_batch_size
+        if self._num_examples is not None:
+            seen = min(seen, self._num_examples)
         now = self._clock()
         compiles = len(self._epochs) == 1 and self._seen == 0
         if not compiles:

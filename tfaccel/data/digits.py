@@ -6,18 +6,12 @@ grey. Source: UCI ML "Optical Recognition of Handwritten Digits", which scikit-l
     root = ensure_digits()
 """
 
-import logging
-import os
 import pathlib
-import shutil
-import tempfile
 
 import PIL.Image
 from sklearn.datasets import load_digits
 
-from tfaccel.errors import UserError
-
-log = logging.getLogger("tfaccel")
+from tfaccel.data.embedded import write_once
 
 
 def ensure_digits(cache: pathlib.Path | None = None) -> pathlib.Path:
@@ -29,30 +23,7 @@ def ensure_digits(cache: pathlib.Path | None = None) -> pathlib.Path:
     Raises:
       UserError: they cannot be written there.
     """
-    cache = cache or pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    root = cache / "tfaccel" / "digits"
-    if root.is_dir():
-        log.info("data: the embedded digits, in %s", root)
-        return root
-    log.info("data: writing the embedded digits to %s", root)
-    # Written aside and renamed: a killed process leaves no half data set, and of two processes
-    # that write at once the later one finds the folder there and keeps it.
-    try:
-        root.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = pathlib.Path(tempfile.mkdtemp(prefix="digits.", dir=root.parent))
-        _write(unfinished)
-    except OSError as error:
-        raise UserError(
-            f"the embedded digits cannot be written to {root.parent} ({error.strerror}); set "
-            "XDG_CACHE_HOME to a folder that can be written, or give --config.data.root"
-        ) from error
-    try:
-        unfinished.rename(root)
-    except OSError:
-        shutil.rmtree(unfinished)
-        if not root.is_dir():
-            raise
-    return root
+    return write_once("digits", _write, cache=cache)
 
 
 def _write(root: pathlib.Path) -> None:

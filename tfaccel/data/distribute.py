@@ -1,92 +1,83 @@
 """Each replica's stream to what `model.fit` takes.
 
-Takes the files, the strategy and the replicas' devices; gives a `Loader`, which Keras trains on as
-on any data set: it knows its length, and every epoch of it is whole.
+Takes data that makes a stream for each replica, and the strategy; gives a `Loader`, which Keras
+trains on as on any data set: it knows its length, and every epoch of it is whole.
 
-    loader = Loader(folder, images, strategy=strategy, runtime=runtime, cluster=cluster, ...)
+    loader = Loader(data, strategy=strategy, devices=runtime.devices, first_replica=0, ...)
     model.fit(loader, validation_data=test_loader)
 
 Private Keras name relied on: `DataAdapter`, the base class of what `fit` accepts as it is.
 """
 
 import contextlib
-import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import keras
 import numpy as np
 import tensorflow as tf
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
-from tfaccel.cluster import Cluster
-from tfaccel.config import ImageConfig
-from tfaccel.data import dali, image_folder, shards
-from tfaccel.data.image_folder import ImageFolder
+from tfaccel.data.placement import Placement
+from tfaccel.data.source import UnreadableExamples
 from tfaccel.errors import UserError
-from tfaccel.runtime import Runtime
+from tfaccel.runtime import Device
 
 log = logging.getLogger("tfaccel")
 
 
 class Loader(DataAdapter, tf.distribute.DistributedDataset):
-    """Batches of labelled images for every replica of this worker, one epoch after another.
+    """Batches for every replica of this worker, one epoch after another.
 
-    A batch is (image, label) or, with class weights, (image, label, weight): image [batch, height,
-    width, channels] float16 or float32 in 0..1, label [batch] int32, weight [batch] float32. With
-    several replicas each is a `tf.distribute` per-replica value. The last batch of an epoch is
-    partial where the examples do not divide, and spread evenly: a replica may have one row fewer
-    than another, or none.
+    A batch is (x, y, weight) where its data pads, (x, y) otherwise; with several replicas each is a
+    `tf.distribute` per-replica value. All batches have the same shape. `weight`, [rows] float32, is
+    0 for padding and 1, or its class's weight, for a row that counts.
 
-    The pipelines live as long as the loader: a second epoch or a second `fit` goes on with them.
-    Only an epoch that is left half way starts new ones. To take one batch and begin again, as Keras
-    does before `fit`, costs nothing; but where one batch is the whole epoch, it is an epoch.
+    The streams live as long as the loader: a second epoch or a second `fit` goes on with them. Only
+    an epoch that is left half way, and `start_at`, start new ones.
 
     Attributes:
-      class_names: of the labels, in order.
-      num_examples: in an epoch.
-      num_batches: in an epoch.
+      data: what is read: an ImageData, ExamplesData or PipelineData.
+      class_names: of the labels, in order; empty where there are none.
+      num_examples: in an epoch; None for endless data.
+      num_batches: steps in an epoch.
       global_batch_size: examples per step over all replicas.
+      pads: whether some batches may have padding.
     """
 
     def __init__(
         self,
-        folder: ImageFolder,
-        images: ImageConfig,
+        data,
         *,
-        runtime: Runtime,
-        cluster: Cluster,
+        devices: Sequence[Device],
+        seed: int,
+        num_threads: int,
+        first_replica: int,
         strategy: tf.distribute.Strategy,
-        shuffle: bool,
     ):
-        """Checks that the batches come out even. The pipelines are built at the first batch.
+        """Builds no pipeline yet: that is done at the first batch.
 
         Args:
-          folder: the files.
-          images: size, channels, batch size and augmentation.
-          runtime: devices, threads, seed and precision.
-          cluster: gives the replicas their global index.
+          data: what is read.
+          devices: of this worker's replicas.
+          seed: of a user's own pipeline, in which we draw nothing.
+          num_threads: CPU threads of each replica's stream.
+          first_replica: this worker's first replica, counted over all workers.
           strategy: whose replicas take the batches.
-          shuffle: whether every epoch has a new order.
-
-        Raises:
-          UserError: the global batch size does not divide by the replicas.
         """
-        self.class_names = folder.class_names
-        self.num_examples = len(folder.files)
-        self.global_batch_size = images.global_batch_size
-        self._num_replicas = strategy.num_replicas_in_sync
-        _check_even(images.global_batch_size, self._num_replicas)
-        image_folder.log_resize(folder, images.image_size)
-
-        self._folder, self._images, self._runtime = folder, images, runtime
-        self._first_replica = cluster.worker_index * len(runtime.devices)
-        self._strategy, self._shuffle = strategy, shuffle
+        self.data = data
+        self.class_names = data.class_names
+        self.num_examples = data.plan.num_examples
+        self.global_batch_size = data.plan.global_batch_size
+        self.pads = data.plan.last_batch == "pad"
+        self._devices, self._seed, self._num_threads = tuple(devices), seed, num_threads
+        self._first_replica, self._strategy = first_replica, strategy
         self._class_weight = None
         self._drawing = None  # the _Epoch that may draw
-        self._epoch, self._step = 0, 0  # of the batch that comes next
-        self._first_batch = None  # kept while it is the only one of its epoch to have been drawn
+        self._position = 0  # of the batch that comes next, counted from the start of epoch 0
+        self._lost = frozenset()
         self._streams = None
+        self._all_real = [None] * len(devices)
 
     # What Keras asks for.
 
@@ -97,19 +88,21 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
     @property
     def num_batches(self) -> int:
         """The steps of an epoch."""
-        return shards.num_steps(self.num_examples, global_batch_size=self.global_batch_size)
+        return self.data.plan.num_steps
 
     @property
     def element_spec(self):
         """The `tf.TensorSpec` of a batch on one replica."""
-        image = tf.TensorSpec((None, *self._images.image_size, self._images.channels), self._dtype)
-        return image, tf.TensorSpec((None,), tf.int32)
+        if not self.pads:
+            return self.data.spec
+        weight = tf.TensorSpec((self.data.plan.rows_per_replica,), tf.float32)
+        return _weighted(self.data.spec, weight)
 
     def __len__(self):
         """Returns the steps of an epoch."""
         return self.num_batches
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator:
         """Returns an iterator over one epoch. From its first batch on it replaces any earlier."""
         return _Epoch(self)
 
@@ -124,6 +117,8 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         before = self._class_weight  # of the `fit` that this test on the same loader is part of
         self._class_weight = None
         if class_weight is not None:
+            if not self.class_names:
+                raise UserError("class_weight for data without classes; leave it out")
             labels = range(len(self.class_names))
             self._class_weight = tf.constant([float(class_weight.get(each, 1)) for each in labels])
         try:
@@ -131,20 +126,66 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         finally:
             self._class_weight = before
 
-    # How an epoch is drawn.
+    # Where it stands.
+
+    def start_at(self, *, epoch: int, step: int = 0) -> None:
+        """Makes the next iterator begin at a step of an epoch, as an uninterrupted run would.
+
+        The examples, their order and the augmentation are those that the same (seed, epoch, step)
+        has in any run, on any number of replicas with the same global batch size. (A user's own
+        DALI pipeline draws by itself: of that, the examples alone.)
+
+        Args:
+          epoch: from 0.
+          step: of the epoch, from 0.
+
+        Raises:
+          UserError: the epoch has no such step.
+        """
+        if not 0 <= step < self.num_batches or epoch < 0:
+            raise UserError(
+                f"start_at(epoch={epoch}, step={step}); expected an epoch of at least 0 and a step "
+                f"below {self.num_batches}"
+            )
+        self._drawing = None
+        self._restart(epoch * self.num_batches + step)
 
     @property
-    def _dtype(self) -> str:
-        """Of the images: float16 where the model computes in it; DALI has no bfloat16."""
-        compute_dtype = keras.DTypePolicy(self._runtime.precision).compute_dtype
-        return "float16" if compute_dtype == "float16" else "float32"
+    def next_position(self) -> int:
+        """The batch that the next iterator begins with, counted from the start of epoch 0."""
+        step = self._position % self.num_batches
+        left_half_way = step > 0 and self._drawing is not None
+        return self._position - step + self.num_batches if left_half_way else self._position
 
-    def _begin(self, epoch: "_Epoch") -> None:
-        """Makes `epoch` the one that batches are drawn for."""
+    def real_rows(self, *, first: int, num_batches: int) -> np.ndarray:
+        """Returns which rows of some batches are not padding.
+
+        Args:
+          first: batch, counted from the start of epoch 0.
+          num_batches: how many.
+
+        Returns:
+          [num_batches * rows of all replicas] bool, batch by batch, replica by replica.
+        """
+        replicas = range(self._strategy.num_replicas_in_sync)
+        return np.concatenate(
+            [
+                self._real(position, replica)
+                for position in range(first, first + num_batches)
+                for replica in replicas
+            ]
+        )
+
+    # How an epoch is drawn.
+
+    def _begin(self, epoch: "_Epoch") -> int:
+        """Makes `epoch` the one that batches are drawn for and returns how many it has."""
+        if self.next_position != self._position:
+            step = self._position % self.num_batches
+            log.info("data: a new pipeline, because an epoch was left at step %d", step)
+            self._restart(self.next_position)
         self._drawing = epoch
-        if self._step > 1:
-            log.info("data: a new pipeline, because an epoch was left at step %d", self._step)
-            self._restart(self._epoch + 1)
+        return self.num_batches - self._position % self.num_batches
 
     def _next(self, epoch: "_Epoch"):
         if epoch is not self._drawing:
@@ -152,112 +193,113 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
                 "this iterator has failed, or a newer one draws from the same loader; begin anew "
                 "with iter(loader), and give each of two readers a loader of its own"
             )
-        if self._step == 1 and epoch.num_given == 0:
-            # Keras looks at one batch's shapes before `fit` and `evaluate`, and starts again.
-            return self._weighted(self._first_batch)
         try:
-            batch = self._draw()
+            batches = self._draw()
         except BaseException:
             # The pipeline is over or out of step: the next iterator begins this epoch anew.
             self._drawing = None
-            self._restart(self._epoch)
+            self._restart(self._position // self.num_batches * self.num_batches)
             raise
-        self._step += 1
-        self._first_batch = batch if self._step == 1 else None
-        if self._step == self.num_batches:
-            self._epoch, self._step, self._first_batch = self._epoch + 1, 0, None
-        return self._weighted(batch)
-
-    def _restart(self, epoch: int) -> None:
-        self._epoch, self._step, self._first_batch, self._streams = epoch, 0, None, None
-
-    def _draw(self):
-        if self._streams is None:
-            self._streams = [self._stream(index) for index in range(len(self._runtime.devices))]
-        batches = [next(stream) for stream in self._streams]
-        rows_left = self.num_examples - self._step * self.global_batch_size
-        if rows_left >= self._num_replicas:
-            return batches
-        # DALI makes no empty batch: a replica that has no rows left was given one, see _stream.
-        for index, batch in enumerate(batches):
-            own = shards.part(
-                rows_left,
-                num_replicas=self._num_replicas,
-                replica_index=self._first_replica + index,
-            )
-            batches[index] = tuple(each[: own.stop - own.start] for each in batch)
-        return batches
-
-    def _weighted(self, batches):
-        """Returns the replicas' batches as Keras takes them, with weights if there are any."""
-        if self._class_weight is not None:
+        if self.pads or self._class_weight is not None:
             batches = [
-                (image, label, tf.gather(self._class_weight, label)) for image, label in batches
+                _weighted(batch, self._weight(index, batch)) for index, batch in enumerate(batches)
             ]
+        self._position += 1
+        return self._distributed(batches)
+
+    def _restart(self, position: int) -> None:
+        self._position, self._streams = position, None
+
+    def _draw(self) -> list:
+        """Returns each local replica's batch."""
+        while True:
+            try:
+                if self._streams is None:
+                    self._streams = [self._stream(index) for index in range(len(self._devices))]
+                return [next(stream) for stream in self._streams]
+            except UnreadableExamples as error:
+                if not self.data.skips_bad:
+                    raise
+                # They were there when all were looked through. Without them, from here on.
+                log.warning("data: %s; left out from here on", error)
+                self._lost |= set(error.ids)
+                self._streams = None
+
+    def _stream(self, local_index: int):
+        replica_index = self._first_replica + local_index
+        words = [self._seed, replica_index]
+        placement = Placement(
+            device=self._devices[local_index],
+            num_threads=self._num_threads,
+            seed=int(np.random.SeedSequence(words).generate_state(1)[0]),
+        )
+        return self.data.stream(
+            placement, self.data.feed(replica_index, first=self._position, lost=self._lost)
+        )
+
+    def _real(self, position: int, replica_index: int) -> np.ndarray:
+        feed = self.data.feed(replica_index, first=position, lost=self._lost)
+        return feed.rows(0).real
+
+    def _weight(self, local_index: int, batch) -> tf.Tensor:
+        """Returns each row's weight: nothing for padding, its class's for another."""
+        real = self._real(self._position, self._first_replica + local_index)
+        with tf.device(self._devices[local_index].name):
+            if not real.all():
+                weight = tf.constant(real, tf.float32)
+            else:  # nearly always: the same tensor again, already on the device
+                if self._all_real[local_index] is None:
+                    self._all_real[local_index] = tf.ones(len(real))
+                weight = self._all_real[local_index]
+            if self._class_weight is not None:
+                weight = weight * tf.gather(self._class_weight, batch[1])
+            return weight
+
+    def _distributed(self, batches: list):
+        """Returns the replicas' batches as Keras takes them."""
         if len(batches) == 1:
             return batches[0]
-        return tuple(self._per_replica(parts) for parts in zip(*batches, strict=True))
+        return tf.nest.map_structure(lambda *parts: self._per_replica(parts), *batches)
 
     def _per_replica(self, parts):
+        if parts[0] is None:
+            return None
         return self._strategy.experimental_distribute_values_from_function(
             lambda context: parts[context.replica_id_in_sync_group - self._first_replica]
         )
 
-    def _stream(self, local_index: int) -> dali.DaliStream:
-        replica_index = self._first_replica + local_index
-        start, num_examples, shuffle = self._epoch, self.num_examples, self._shuffle
-        seed, num_replicas = self._runtime.seed, self._num_replicas
-        global_batch_size, num_steps = self.global_batch_size, self.num_batches
-
-        @functools.lru_cache(maxsize=2)  # paths and labels may stand on two sides of an epoch's end
-        def order(epoch: int):
-            return shards.epoch_order(num_examples, seed=seed, epoch=epoch, shuffle=shuffle)
-
-        def rows_of(number: int):  # holds no reference to this loader: see DaliStream
-            epoch, step = divmod(number, num_steps)
-            rows = shards.replica_batch(
-                order(start + epoch),
-                step=step,
-                global_batch_size=global_batch_size,
-                num_replicas=num_replicas,
-                replica_index=replica_index,
-            )
-            return rows if len(rows) else order(start + epoch)[:1]
-
-        # Another first epoch is another run of the pipeline: it does not repeat its random draws.
-        words = [seed, replica_index, start]
-        return dali.DaliStream(
-            self._folder,
-            self._images,
-            placement=dali.Placement(
-                device=self._runtime.devices[local_index],
-                num_threads=self._runtime.dali_threads,
-                seed=int(np.random.SeedSequence(words).generate_state(1)[0]),
-            ),
-            dtype=self._dtype,
-            batch_size=min(global_batch_size // num_replicas, num_examples),
-            rows_of=rows_of,
-        )
-
 
 class _Epoch:
-    """One pass over a loader."""
+    """One pass over a loader, from where it stands to the epoch's end.
+
+    Attributes:
+      pads: whether rows of weight 0 are padding: tfaccel's step asks.
+    """
 
     def __init__(self, loader: Loader):
         self._loader = loader
-        self.num_given = 0
+        self._left = None  # not begun
+        self.pads = loader.pads
 
     def __iter__(self):
         return self
 
     def __next__(self):
-        if self.num_given == len(self._loader):
+        if self._left is None:
+            self._left = self._loader._begin(self)
+        if self._left == 0:
             raise StopIteration
-        if self.num_given == 0:
-            self._loader._begin(self)
         batch = self._loader._next(self)
-        self.num_given += 1
+        self._left -= 1
         return batch
+
+
+def _weighted(batch: tuple, weight):
+    """Returns (x, y, weight) of a batch with or without y, or with weights of its own."""
+    x, y, own = keras.utils.unpack_x_y_sample_weight(batch)
+    if own is not None and not isinstance(own, tf.TensorSpec):
+        weight = weight * tf.cast(tf.reshape(own, [-1]), tf.float32)
+    return x, y, weight
 
 
 def check_same_classes(train: Loader, test: Loader) -> None:
@@ -269,13 +311,3 @@ def check_same_classes(train: Loader, test: Loader) -> None:
                 f"the {which} images have no class '{missing[0]}', which the others have; expected "
                 "the same class folders in both"
             )
-
-
-def _check_even(global_batch_size: int, num_replicas: int) -> None:
-    below = global_batch_size // num_replicas * num_replicas
-    if below != global_batch_size:
-        fix = f"{below} or {below + num_replicas}" if below else f"{num_replicas}"
-        raise UserError(
-            f"global_batch_size={global_batch_size} is not divisible by {num_replicas} replicas; "
-            f"use {fix}"
-        )

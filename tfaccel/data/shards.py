@@ -31,6 +31,17 @@ def part(num_rows: int, *, num_replicas: int, replica_index: int) -> slice:
     return slice(start, stop)
 
 
+def check_even(global_batch_size: int, *, num_replicas: int) -> None:
+    """Raises UserError unless every replica gets as many rows of a batch as the others."""
+    below = global_batch_size // num_replicas * num_replicas
+    if below != global_batch_size:
+        fix = f"{below} or {below + num_replicas}" if below else f"{num_replicas}"
+        raise UserError(
+            f"global_batch_size={global_batch_size} is not divisible by {num_replicas} replicas; "
+            f"use {fix}"
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class Rows:
     """One replica's rows of one step.
@@ -68,13 +79,7 @@ class Plan:
 
     def __post_init__(self):
         """Checks that batches come out even, and that there is one."""
-        below = self.global_batch_size // self.num_replicas * self.num_replicas
-        if below != self.global_batch_size:
-            fix = f"{below} or {below + self.num_replicas}" if below else f"{self.num_replicas}"
-            raise UserError(
-                f"global_batch_size={self.global_batch_size} is not divisible by "
-                f"{self.num_replicas} replicas; use {fix}"
-            )
+        check_even(self.global_batch_size, num_replicas=self.num_replicas)
         if self.num_steps == 0:
             raise UserError(
                 f"global_batch_size={self.global_batch_size} is more than the {self.num_examples} "

@@ -10,6 +10,21 @@ import os
 
 import numpy as np
 
+from tfaccel.errors import UserError
+
+
+class UnreadableExamples(UserError):
+    """Some examples cannot be used.
+
+    Attributes:
+      ids: which, counted in the source.
+    """
+
+    def __init__(self, message: str, ids: tuple[int, ...]):
+        """Takes the sentence and the examples."""
+        super().__init__(message)
+        self.ids = ids
+
 
 @dataclasses.dataclass(frozen=True)
 class Blobs:

@@ -1,27 +1,32 @@
 """Architectures by name: the toolkit's own, one per file, and all of `keras.applications`.
 
-model = build("resnet50", image_shape=(224, 224, 3), num_classes=1000)    # in run.scope()
+model = build("resnet50", image_shape=(224, 224, 3), num_outputs=1000)    # in run.scope()
 """
 
 import keras
 
 from tfaccel.errors import UserError, did_you_mean
-from tfaccel.models import applications, mnist_cnn
+from tfaccel.models import applications, cifar_resnet, mnist_cnn, restoration_cnn
 
-OWN = {"mnist_cnn": mnist_cnn.build}
+OWN = {
+    "cifar_resnet": cifar_resnet.build,
+    "mnist_cnn": mnist_cnn.build,
+    "restoration_cnn": restoration_cnn.build,
+}
 
 
-def build(name: str, *, image_shape: tuple[int, int, int], num_classes: int) -> keras.Model:
+def build(name: str, *, image_shape: tuple[int, int, int], num_outputs: int) -> keras.Model:
     """Returns the model of that name, with random weights: pretrained ones would be a download.
 
     Args:
-      name: "mnist_cnn", or an architecture of `keras.applications`; in any case.
+      name: one of OWN, or an architecture of `keras.applications`; in any case.
       image_shape: (height, width, channels).
-      num_classes: outputs.
+      num_outputs: classes; of "restoration_cnn", values per pixel.
 
     Returns:
-      Input: [batch, height, width, channels] float, 0..1. Output: [batch, num_classes] logits,
-      float32 whatever the policy.
+      Input: [batch, height, width, channels] float, normalised as the loader does. Output, float32
+      whatever the policy: [batch, num_outputs] logits; of "restoration_cnn",
+      [batch, height, width, num_outputs].
 
     Raises:
       UserError: no such architecture, or it does not take images of this shape.
@@ -30,7 +35,7 @@ def build(name: str, *, image_shape: tuple[int, int, int], num_classes: int) -> 
     if name.lower() not in known:
         raise UserError(f"there is no model '{name}'{did_you_mean(name, known)}")
     try:
-        return known[name.lower()](image_shape=image_shape, num_classes=num_classes)
+        return known[name.lower()](image_shape=image_shape, num_outputs=num_outputs)
     except ValueError as error:
         height, width, channels = image_shape
         raise UserError(

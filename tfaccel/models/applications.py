@@ -8,7 +8,7 @@ import keras
 
 
 def architectures() -> dict[str, Callable]:
-    """Returns a `build(image_shape=..., num_classes=...)` for each, by its name in lower case."""
+    """Returns a `build(image_shape=..., num_outputs=...)` for each, by its name in lower case."""
     return {
         name.lower(): functools.partial(_build, constructor)
         for name, constructor in vars(keras.applications).items()
@@ -17,7 +17,7 @@ def architectures() -> dict[str, Callable]:
 
 
 def _build(
-    constructor: Callable, *, image_shape: tuple[int, int, int], num_classes: int
+    constructor: Callable, *, image_shape: tuple[int, int, int], num_outputs: int
 ) -> keras.Model:
     """Returns the architecture's body, averaged over space, and a dense layer to logits.
 
@@ -34,5 +34,5 @@ def _build(
     if "include_preprocessing" in inspect.signature(constructor).parameters:
         arguments["include_preprocessing"] = False
     body = constructor(**arguments)
-    logits = keras.layers.Dense(num_classes, dtype="float32", name="logits")(body.output)
+    logits = keras.layers.Dense(num_outputs, dtype="float32", name="logits")(body.output)
     return keras.Model(body.input, logits, name=body.name)

@@ -4,10 +4,10 @@ import keras
 from keras import layers
 
 
-def build(*, image_shape: tuple[int, int, int], num_classes: int) -> keras.Model:
+def build(*, image_shape: tuple[int, int, int], num_outputs: int) -> keras.Model:
     """Returns two convolutions and two dense layers: 1.4 M parameters at 28 x 28.
 
-    Input: [batch, height, width, channels] float, 0..1. Output: [batch, num_classes] float32
+    Input: [batch, height, width, channels] float, 0..1. Output: [batch, num_outputs] float32
     logits; in float16 they would overflow at 65,504 and lose the loss's small differences.
 
     Raises:
@@ -25,7 +25,7 @@ def build(*, image_shape: tuple[int, int, int], num_classes: int) -> keras.Model
             layers.Flatten(),
             layers.Dense(128, activation="relu"),
             layers.Dropout(0.5),
-            layers.Dense(num_classes, dtype="float32", name="logits"),
+            layers.Dense(num_outputs, dtype="float32", name="logits"),
         ],
         name="mnist_cnn",
     )

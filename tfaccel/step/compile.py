@@ -6,9 +6,7 @@ functions set. `fit`, `evaluate` and `predict` stay Keras's own.
     compile_model(model, strategy, StepConfig(), xla=True, optimizer="adamw", loss=...)
 """
 
-import inspect
 import logging
-from collections.abc import Callable
 
 import keras
 import tensorflow as tf
@@ -16,6 +14,7 @@ import tensorflow as tf
 from tfaccel import batch_norm, seam
 from tfaccel.config import StepConfig
 from tfaccel.errors import UserError, did_you_mean
+from tfaccel.step import padding
 from tfaccel.step.functions import set_functions
 
 log = logging.getLogger("tfaccel")
@@ -62,7 +61,7 @@ def compile_model(
     if num_replicas > 1:
         _refuse_what_would_be_wrong(model, config, num_replicas)
     if config.zero_weight_is_padding:
-        _refuse_what_counts_padding(model)
+        padding.check(model)
     model._maybe_symbolic_build = seam.build_from_specs(model)
     if compile_args.get("run_eagerly"):
         if config.accumulation_steps > 1:
@@ -156,7 +155,7 @@ def _refuse_what_would_be_wrong(model, config: StepConfig, num_replicas: int) ->
             f"accumulation_steps={config.accumulation_steps} with synchronized batch norm: its "
             "statistics would be of a part of the rows after all; use one of the two"
         )
-    for loss in _losses(model):
+    for loss in seam.losses_of(model):
         reduction = getattr(loss, "reduction", "sum_over_batch_size")
         if reduction not in ("sum_over_batch_size", "mean"):
             raise UserError(
@@ -169,32 +168,3 @@ def _refuse_what_would_be_wrong(model, config: StepConfig, num_replicas: int) ->
             f"the variable {outside[0].path} was created outside the scope; build every layer in "
             "`with run.scope():`"
         )
-
-
-def _refuse_what_counts_padding(model) -> None:
-    """Raises for what cannot leave out padding rows."""
-    if model.run_eagerly:
-        raise UserError("run_eagerly is stock Keras's step: use it without zero_weight_is_padding")
-    for loss in _losses(model):
-        if getattr(loss, "reduction", "mean") in (None, "none"):
-            raise UserError(
-                f"the loss {loss.name} has reduction=None; with zero_weight_is_padding use "
-                "'sum_over_batch_size'"
-            )
-    metrics = model._compile_metrics
-    user = (metrics._user_metrics, metrics._user_weighted_metrics) if metrics else ()
-    for metric in tf.nest.flatten(user):
-        if isinstance(metric, keras.metrics.Metric) and not _takes_weights(metric.update_state):
-            raise UserError(
-                f"update_state of the metric {metric.name} has no parameter sample_weight; with "
-                "zero_weight_is_padding it needs one, to leave out padding"
-            )
-
-
-def _takes_weights(update_state: Callable) -> bool:
-    parameters = inspect.signature(update_state).parameters.values()
-    return any(each.name == "sample_weight" or each.kind == each.VAR_KEYWORD for each in parameters)
-
-
-def _losses(model) -> list:
-    return tf.nest.flatten(model._compile_loss._user_loss) if model._compile_loss else []

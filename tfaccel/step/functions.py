@@ -32,6 +32,7 @@ import tensorflow as tf
 from tfaccel import seam
 from tfaccel.config import StepConfig
 from tfaccel.seam import Replica
+from tfaccel.step import padding
 from tfaccel.step import totals as totals_lib
 from tfaccel.step.totals import ROWS_UNIT, Layout, Totals
 
@@ -62,6 +63,7 @@ def set_functions(model, strategy, config: StepConfig, *, xla: bool) -> None:
     )
 
     def run_steps(step: Callable, iterator: Iterator):
+        step = functools.partial(step, padded=getattr(iterator, "pads", False))
         logs = None
         skipped = 0
         for batch in itertools.islice(iterator, model.steps_per_execution):
@@ -80,57 +82,45 @@ class _Step:
     """A training or test step over this process's replicas, as a function of a batch."""
 
     def __init__(self, model, strategy, config, step, replicas, *, xla: bool, trains: bool):
-        self._model, self._strategy, self._replicas = model, strategy, replicas
-        parts = config.accumulation_steps if trains else 1
-        if config.zero_weight_is_padding:
-            step = functools.partial(_without_padding, model, step)
-        weigh = functools.partial(totals_lib.weight_of, padding=config.zero_weight_is_padding)
-        pass_ = functools.partial(
-            totals_lib.make_totals, model, step, weigh=weigh, parts=parts, xla=xla
-        )
-        if strategy.num_replicas_in_sync > 1:
-            wire = "float16" if config.float16_allreduce else None
-            halves = [_Halves(model, pass_, each, wire, xla=xla) for each in replicas]
-            self._run = tf.function(functools.partial(_split_step, halves))
-        elif parts > 1:
-            self._run = tf.function(
-                functools.partial(_accumulating_step, model, pass_, replicas[0]), jit_compile=xla
-            )
-        else:
-            self._run = tf.function(
-                functools.partial(_whole_step, model, step, replicas[0], xla=xla, trains=trains),
-                jit_compile=xla,
-            )
+        self._strategy, self._replicas = strategy, replicas
+        self._always_padded = config.zero_weight_is_padding
+        make = functools.partial(_make, model, strategy, config, step, replicas)
+        self._make = functools.partial(make, xla=xla, trains=trains)
+        self._made = {}  # a function for padded batches and one for others: most need one alone
 
-    def __call__(self, batch) -> dict:
-        _adopt_metrics(self._model, self._strategy)
+    def __call__(self, batch, *, padded: bool) -> dict:
+        padded = padded or self._always_padded
+        if padded not in self._made:
+            self._made[padded] = self._make(padded=padded)
         batches = seam.local_batches(self._strategy, batch, len(self._replicas))
-        return self._run(batches if self._strategy.num_replicas_in_sync > 1 else batches[0])
+        several = self._strategy.num_replicas_in_sync > 1
+        return self._made[padded](batches if several else batches[0])
 
 
-def _adopt_metrics(model, strategy) -> None:
-    """Makes metrics belong to the strategy that were made outside its scope.
-
-    `run.compile(model, metrics=[keras.metrics.AUC()])` makes one outside.
-    """
-    for variable in model.metrics_variables:
-        if not seam.is_distributed(variable):
-            seam.adopt(variable, strategy)
+def _make(model, strategy, config, step, replicas, *, padded: bool, xla: bool, trains: bool):
+    """Returns the step as one function of every local replica's batch, or of the only one's."""
+    parts = config.accumulation_steps if trains else 1
+    if padded:
+        step = padding.leave_out_padding(model, step)
+    weigh = functools.partial(totals_lib.weight_of, padding=padded)
+    pass_ = functools.partial(
+        totals_lib.make_totals, model, step, weigh=weigh, parts=parts, xla=xla
+    )
+    if strategy.num_replicas_in_sync > 1:
+        wire = "float16" if config.float16_allreduce else None
+        halves = [_Halves(model, pass_, each, wire, xla=xla) for each in replicas]
+        return tf.function(functools.partial(_split_step, halves))
+    if parts > 1:
+        whole = functools.partial(_accumulating_step, model, pass_, replicas[0])
+    else:
+        whole = functools.partial(_whole_step, model, step, replicas[0], xla=xla, trains=trains)
+    return tf.function(whole, jit_compile=xla)
 
 
 def _whole_step(model, step, replica: Replica, batch, *, xla: bool, trains: bool) -> dict:
     """One replica, nothing to sum: the model's own step, as it is."""
     with seam.as_replica(model, replica), seam.batch_norm_path(fused=not xla, all_reduce=None):
         return _with_scale_logs(model, lambda: step(batch), trains=trains)
-
-
-def _without_padding(model, step, batch) -> dict:
-    """Runs `step` on a batch of which loss and metrics count the real rows."""
-    real = totals_lib.real_rows(batch)
-    if real is None:
-        return step(batch)
-    with seam.without_padding(model, real):
-        return step(batch)
 
 
 def _accumulating_step(model, pass_, replica: Replica, batch) -> dict:

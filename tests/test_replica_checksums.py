@@ -7,7 +7,7 @@ from conftest import compiled
 from keras import layers
 
 from tfaccel import seam
-from tfaccel.audit import Audit, ReplicasDifferError
+from tfaccel.replica_checksums import Audit, ReplicasDifferError
 from tfaccel.config import StepConfig
 
 X = np.ones((12, 2), "float32")
@@ -138,6 +138,21 @@ def test_make_equal_gives_replica_0s_values(trained, caplog):
     audit.check(when="now")
     audit.make_equal()
     assert len([each for each in caplog.records if "differs" in each.message]) == 1
+
+
+def test_make_equal_keeps_every_bit(trained):
+    model, audit = trained
+    kernel, counter = (variable_of(model, path) for path in ("dense/kernel", "iteration"))
+    before = kernel.numpy(), counter.numpy()
+    kernel.assign([[-0.0, np.nan], [np.inf, 0.1]])
+    counter.assign(2**53 + 1)  # more than float64 counts
+    wanted = kernel.numpy().tobytes()
+    plant(kernel, on=2, value=np.ones((2, 2)))
+    audit.make_equal()
+    assert [each.numpy().tobytes() for each in seam.components(kernel)] == [wanted] * 3
+    assert [int(each.numpy()) for each in seam.components(counter)] == [2**53 + 1] * 3
+    kernel.assign(before[0])
+    counter.assign(before[1])
 
 
 # While a model is trained.

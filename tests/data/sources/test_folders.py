@@ -4,13 +4,17 @@ import pathlib
 import pytest
 
 from tfaccel import UserError
-from tfaccel.data import image_folder
+from tfaccel.data.sources import class_folders
 
 
 def test_lists_files_by_class_then_name(folder):
-    listed = image_folder.scan(folder)
+    listed = class_folders(folder)
     assert listed.class_names == ("a", "b", "c")
-    assert [pathlib.Path(file).name for file in listed.files[:3]] == ["00.png", "03.png", "06.png"]
+    assert [pathlib.Path(file).name for file in listed.images.files[:3]] == [
+        "00.png",
+        "03.png",
+        "06.png",
+    ]
     assert listed.labels.dtype == "int32"
     assert listed.labels.tolist() == [0] * 13 + [1] * 12 + [2] * 12
 
@@ -19,7 +23,7 @@ def test_numbers_classes_by_their_names_as_text(tmp_path):
     for name in ("10", "2", "1"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "x.PNG").touch()
-    assert image_folder.scan(tmp_path).class_names == ("1", "10", "2")
+    assert class_folders(tmp_path).class_names == ("1", "10", "2")
 
 
 def test_passes_over_names_that_start_with_a_dot(folder, tmp_path):
@@ -27,7 +31,7 @@ def test_passes_over_names_that_start_with_a_dot(folder, tmp_path):
     (tmp_path / "a" / "x.png").touch()
     (tmp_path / "a" / ".DS_Store").touch()
     (tmp_path / ".ipynb_checkpoints").mkdir()
-    assert len(image_folder.scan(tmp_path).files) == 1
+    assert len(class_folders(tmp_path)) == 1
 
 
 def wrong_folders(root: pathlib.Path):
@@ -61,7 +65,7 @@ def wrong_folders(root: pathlib.Path):
 def test_each_wrong_folder_is_named_with_its_cure(tmp_path):
     for what, wrong, words in wrong_folders(tmp_path):
         with pytest.raises(UserError) as error:
-            image_folder.scan(wrong)
+            class_folders(wrong)
         assert words in str(error.value), what
         assert "\n" not in str(error.value), what
 
@@ -70,22 +74,4 @@ def test_each_wrong_folder_is_named_with_its_cure(tmp_path):
 def test_names_a_folder_it_may_not_list(tmp_path):
     tmp_path.joinpath("closed").mkdir(mode=0)
     with pytest.raises(UserError, match="Permission denied"):
-        image_folder.scan(tmp_path / "closed")
-
-
-def test_undecodable_names_file_and_cause(folder, tmp_path):
-    good = str(next((folder / "a").iterdir()))
-    text, empty, cut = (str(tmp_path / name) for name in ("text.png", "empty.png", "cut.png"))
-    pathlib.Path(text).write_text("not an image")
-    pathlib.Path(empty).touch()
-    pathlib.Path(cut).write_bytes(pathlib.Path(good).read_bytes()[:60])
-    gone = str(tmp_path / "gone.png")
-    bad = image_folder.undecodable([good, text, empty, cut, gone])
-    assert [each.split(" (")[0] for each in bad] == [text, empty, cut, gone]
-
-
-def test_image_size_is_height_then_width(folder, tmp_path):
-    assert image_folder.image_size(str(next((folder / "a").iterdir()))) == (12, 10)
-    (tmp_path / "x.png").write_text("not an image")
-    with pytest.raises(UserError, match="cannot be read as an image"):
-        image_folder.image_size(str(tmp_path / "x.png"))
+        class_folders(tmp_path / "closed")

@@ -1,0 +1,34 @@
+"""Image restoration: a blurred photograph made sharp again, on any machine.
+
+    uv run tfaccel train --config=configs/restoration.py
+
+The pairs are made here, from scikit-learn's two sample photographs: tfaccel/data/blurred.py. Your
+own: `--config.data.root=DIR`, with equal paths below `train/blurry` and `train/sharp`, and likewise
+below `test`.
+"""
+
+import ml_collections
+
+from tfaccel.config import default_config, is_smoke
+from tfaccel.data.blurred import ensure_blurred
+from tfaccel.presets import preset_fields
+
+
+def get_config(size: str = "") -> ml_collections.ConfigDict:
+    """Returns the experiment; `:smoke` for a single epoch."""
+    config = default_config()
+    config.data.root = str(ensure_blurred())
+    config.data.source = "pairs"
+    config.data.train = "train/blurry"
+    config.data.train_targets = "train/sharp"
+    config.data.test = "test/blurry"
+    config.data.test_targets = "test/sharp"
+    config.data.image_size = (64, 64)
+    config.data.global_batch_size = 16
+    config.train_images.update(preset_fields("restoration"))
+    config.test_images.update(preset_fields("restoration_eval"))
+    config.model.name = "restoration_cnn"
+    config.train.epochs = 1 if is_smoke(size) else 10
+    config.train.optimizer = "adamw"
+    config.train.learning_rate = 1e-3
+    return config

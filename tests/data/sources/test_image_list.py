@@ -1,0 +1,81 @@
+import pytest
+
+from tfaccel import UserError
+from tfaccel.data.sources import image_list
+
+
+@pytest.fixture
+def listed(tmp_path):
+    """Writes a list beside three images, and reads it."""
+    for name in ("0.png", "1 b.png", "2.png"):
+        (tmp_path / "c").mkdir(exist_ok=True)
+        (tmp_path / "c" / name).touch()
+
+    def read(text, **settings):
+        (tmp_path / "list.txt").write_bytes(text.encode())
+        return image_list(tmp_path / "list.txt", **settings)
+
+    return read
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "path,label\nc/0.png,0\nc/1 b.png,2\nc/2.png,0\n",
+        "\ufeffpath,label\r\nc/0.png,0\r\nc/1 b.png,2\r\nc/2.png,0",  # as Excel writes it
+        "id;Class;Image\n7;0;c/0.png\n8;2;c/1 b.png\n9;0;c/2.png\n",
+        'filename\tlabel\nc/0.png\t0\n"c/1 b.png"\t2\nc/2.png\t0\n\n',
+        "c/0.png 0\nc/1 b.png 2\nc/2.png\t0\n",
+    ],
+)
+def test_reads_paths_and_numbers(listed, tmp_path, text):
+    source = listed(text)
+    assert source.images.files == tuple(
+        str(tmp_path / "c" / name) for name in ("0.png", "1 b.png", "2.png")
+    )
+    assert source.images.are_files
+    assert source.labels.dtype == "int32"
+    assert source.labels.tolist() == [0, 2, 0]
+    assert source.class_names == ("0", "1", "2")
+
+
+def test_names_are_sorted_as_text(listed):
+    source = listed("path,class\nc/0.png,dog\nc/1 b.png,10\nc/2.png,9\n")
+    assert source.class_names == ("10", "9", "dog")
+    assert source.labels.tolist() == [2, 0, 1]
+
+
+def test_paths_start_from_root_unless_they_are_absolute(listed, tmp_path):
+    source = listed(f"0.png 0\n{tmp_path}/c/2.png 1\n", root=tmp_path / "c")
+    assert source.images.files == (str(tmp_path / "c" / "0.png"), str(tmp_path / "c" / "2.png"))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is empty; expected a path and a label"),
+        ("path,label\n", "holds a header alone"),
+        ("path,labels\nc/0.png,0\n", "line 1 has the columns path, labels; expected one of path"),
+        ("c/0.png,0\n", "line 1 is 'c/0.png,0'; expected a path, blanks and a whole number"),
+        ("c/0.png 0\nc/2.png\n", "line 2 is 'c/2.png'"),
+        ("path,label\nc/0.png,0\nc/2.png\n", "line 3 is 'c/2.png'; expected a path in column 1"),
+        ("path,label\nc/0.png,0\n\nc/2.png,1\n", "line 3 is ''"),
+        ("path,label\nc/0.png,0\nc/2.png,\n", "line 3 is 'c/2.png,'"),
+        ("path,label\nc/0.png,0\nc/2.png,1.0\n", "line 3: the label is '1.0'; expected a whole"),
+        ("path,label\nc/0.png,0.0\n", "line 2: the label is '0.0'; expected a whole number or a"),
+        ("c/0.png 0\nc/2.png -1\n", "line 2: the label is -1; expected the number of a class"),
+        ("c/0.png 0\nc/2.png 99999999999999999999\n", "line 2 is 'c/2.png 99999999999999999999'"),
+        ("c/9.png 0\n", "c/9.png does not exist; relative paths start from"),
+    ],
+)
+def test_names_the_line_at_fault(listed, text, words):
+    with pytest.raises(UserError) as error:
+        listed(text)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_list_has_neighbours(tmp_path):
+    (tmp_path / "train.csv").touch()
+    with pytest.raises(UserError, match=r"does not exist; did you mean 'train.csv'"):
+        image_list(tmp_path / "trian.csv")

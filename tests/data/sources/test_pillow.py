@@ -1,0 +1,44 @@
+import pathlib
+
+import numpy as np
+import pytest
+
+from tfaccel import UserError
+from tfaccel.data.source import Blobs
+from tfaccel.data.sources import pillow
+
+
+@pytest.fixture
+def packed(folder, tmp_path):
+    """A good image, a text and a cut image, one behind the other in one file."""
+    good = next((folder / "a").iterdir()).read_bytes()
+    parts = [good, b"not an image", good[:60]]
+    (tmp_path / "packed").write_bytes(b"".join(parts))
+    sizes = np.array([len(part) for part in parts])
+    return Blobs((str(tmp_path / "packed"),), np.zeros(3, np.int32), sizes.cumsum() - sizes, sizes)
+
+
+def test_undecodable_names_file_and_cause(folder, tmp_path):
+    good = str(next((folder / "a").iterdir()))
+    text, empty, cut = (str(tmp_path / name) for name in ("text.png", "empty.png", "cut.png"))
+    pathlib.Path(text).write_text("not an image")
+    pathlib.Path(empty).touch()
+    pathlib.Path(cut).write_bytes(pathlib.Path(good).read_bytes()[:60])
+    gone = str(tmp_path / "gone.png")
+    bad = pillow.undecodable(Blobs((good, text, empty, cut, gone)), range(5))
+    assert [each.split(" (")[0] for each in bad] == [text, empty, cut, gone]
+    assert bad[0] == f"{text} (not an image)"
+    assert bad[3] == f"{gone} (No such file or directory)"
+
+
+def test_undecodable_decodes_ranges_of_bytes(packed):
+    bad = pillow.undecodable(packed, [0, 1, 2])
+    assert [each.split(" (")[0] for each in bad] == [packed.name(1), packed.name(2)]
+
+
+def test_image_size_is_height_then_width(folder, packed):
+    file = str(next((folder / "a").iterdir()))
+    assert pillow.image_size(Blobs((file,)), 0) == (12, 10)
+    assert pillow.image_size(packed, 0) == (12, 10)
+    with pytest.raises(UserError, match=r"packed\[bytes .* cannot be read as an image"):
+        pillow.image_size(packed, 1)

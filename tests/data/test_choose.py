@@ -1,0 +1,91 @@
+import numpy as np
+import PIL.Image
+import pytest
+
+from tfaccel import UserError
+from tfaccel.config import ImageConfig
+from tfaccel.data import choose
+from tfaccel.data.choose import choose_loader
+from tfaccel.data.source import ArraySource, Blobs, ImageSource
+from tfaccel.presets import preset
+from tfaccel.runtime import Device
+
+CPU, GPU = Device("/cpu:0", None), Device("/gpu:0", 0)
+MIB = 2**20
+
+
+@pytest.fixture
+def source(tmp_path):
+    """Makes a source of images, all of the given size or of two sizes, of one format."""
+
+    def make(*sizes, suffix=".png"):
+        files = []
+        for index in range(6):
+            path = tmp_path / f"{index}{suffix}"
+            PIL.Image.new("RGB", sizes[index % len(sizes)]).save(path)
+            files.append(str(path))
+        return ImageSource(Blobs(tuple(files)), np.zeros(6, np.int32), ("a",))
+
+    return make
+
+
+@pytest.fixture
+def free(monkeypatch):
+    """Says how much memory is free."""
+    return lambda num_bytes: monkeypatch.setattr(choose, "_free_bytes", lambda device: num_bytes)
+
+
+def chosen(source, device, *, augment="none", **images):
+    images = ImageConfig(**{"image_size": (8, 8), **images})
+    return choose_loader(source, images, preset(augment), device=device)
+
+
+@pytest.mark.parametrize("device", [CPU, GPU])
+def test_what_fits_and_loses_nothing_is_kept_in_memory(source, free, device):
+    free(100 * MIB)
+    loader, reason = chosen(source((16, 12), (9, 7)), device)
+    assert loader == "memory"
+    assert "always resized to the same pixels; all 6 take 0 MiB of 100 MiB free" in reason
+    loader, reason = chosen(source((16, 12)), device, augment="imagenet")
+    assert loader == "memory"
+    assert "one size, 12x16" in reason
+
+
+@pytest.mark.parametrize(("device", "loader"), [(CPU, "tf_data"), (GPU, "dali_gpu")])
+def test_windows_out_of_many_sizes_are_decoded_anew(source, free, device, loader):
+    free(100 * MIB)
+    found, reason = chosen(source((16, 12), (9, 7)), device, augment="imagenet")
+    assert found == loader
+    assert "cut out of images of many sizes" in reason
+
+
+@pytest.mark.parametrize(("device", "loader"), [(CPU, "tf_data"), (GPU, "dali_gpu")])
+def test_what_does_not_fit_is_decoded_anew(source, free, device, loader):
+    free(3 * 6 * 8 * 8 * 3)  # a quarter of it is less than the images need
+    found, reason = chosen(source((16, 12)), device)
+    assert found == loader
+    assert "would take" in reason
+
+
+def test_dali_decodes_on_the_cpu_what_tensorflow_does_not(source, free):
+    free(0)
+    loader, reason = chosen(source((16, 12), suffix=".webp"), CPU)
+    assert loader == "dali_cpu"
+    assert "TensorFlow does not decode .webp" in reason
+
+
+def test_what_was_asked_for_is_taken(source):
+    for loader in ("dali_cpu", "tf_data", "memory", "cache"):
+        assert chosen(source((16, 12)), CPU, loader=loader) == (loader, "it was asked for")
+    with pytest.raises(UserError, match="'dali_gpu' on the CPU"):
+        chosen(source((16, 12)), CPU, loader="dali_gpu")
+
+
+def test_arrays_stay_mapped_where_they_do_not_fit(free):
+    arrays = ArraySource(np.zeros((10, 64, 64, 3), np.uint8), np.zeros(10, np.int32), ("a",))
+    free(MIB)
+    assert chosen(arrays, GPU)[0] == "memory"
+    free(1000)
+    assert chosen(arrays, GPU)[0] == "cache"
+    with pytest.raises(UserError, match="decodes files, but the source is decoded arrays"):
+        chosen(arrays, GPU, loader="tf_data")

@@ -1,0 +1,191 @@
+"""What is learned from labels, target images and masks."""
+
+import types
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import compiled
+
+from tfaccel import UserError, models, tasks
+from tfaccel.config import ImageConfig, ModelConfig, StepConfig
+from tfaccel.metrics import PSNR
+
+
+def data_of(*, class_names=(), pairs=False, **images):
+    """What a loader's `.data` says."""
+    return types.SimpleNamespace(
+        class_names=class_names,
+        source=types.SimpleNamespace(targets=("target.png",) if pairs else None),
+        images=ImageConfig(image_size=(8, 6), **images),
+    )
+
+
+LABELS = data_of(class_names=("a", "b", "c"))
+IMAGES = data_of(pairs=True, std=(0.5, 0.25, 0.2))
+MASKS = data_of(pairs=True, targets="mask")
+
+
+def test_labels_make_a_classification():
+    task = tasks.task_of(LABELS, ModelConfig())
+    assert (task.output_shape, task.num_outputs, task.metrics) == ((3,), 3, ["accuracy"])
+    logits = np.array([[5.0, 0, 0], [0, 0, 0]], np.float32)
+    expected = (np.log(1 + 2 * np.exp(-5)) + np.log(3)) / 2
+    assert float(task.loss(np.array([0, 2]), logits)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_more_outputs_than_classes_can_be_asked_for():
+    assert tasks.task_of(LABELS, ModelConfig(num_outputs=8)).num_outputs == 8
+
+
+def test_target_images_make_a_restoration():
+    task = tasks.task_of(IMAGES, ModelConfig())
+    assert (task.output_shape, task.num_outputs) == ((8, 6, 3), 3)
+    assert isinstance(task.loss, keras.losses.MeanAbsoluteError)
+    assert [each.name for each in task.metrics] == ["psnr"]
+
+
+def test_masks_make_a_segmentation():
+    task = tasks.task_of(MASKS, ModelConfig(num_outputs=4))
+    assert (task.output_shape, task.metrics) == ((8, 6, 4), ["accuracy"])
+    mask = np.random.default_rng(0).integers(0, 4, (2, 8, 6, 1))
+    right = 100 * np.eye(4, dtype=np.float32)[mask[..., 0]]
+    assert float(task.loss(mask, right)) == 0
+
+
+# Data, outputs asked for, and words of the one sentence that says what is wrong.
+WRONG = [
+    (LABELS, 2, "num_outputs=2, but the data have 3 classes; give at least as many"),
+    (IMAGES, 1, "num_outputs=1, but target images have 3 channel(s); leave it out"),
+    (MASKS, None, "num_outputs=None with targets='mask'; say how many values"),
+]
+
+
+@pytest.mark.parametrize(("data", "num_outputs", "words"), WRONG, ids=[each[2] for each in WRONG])
+def test_each_mistake_is_one_sentence(data, num_outputs, words):
+    with pytest.raises(UserError) as error:
+        tasks.task_of(data, ModelConfig(num_outputs=num_outputs))
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "words"),
+    [
+        ("mnist_cnn", IMAGES, "gives (3,) for an image; expected (8, 6, 3), as the targets"),
+        ("restoration_cnn", LABELS, "expected (3,), as the targets of these data are: use a model"),
+    ],
+)
+def test_a_model_that_gives_something_else_is_refused(name, data, words):
+    task = tasks.task_of(data, ModelConfig())
+    model = models.build(name, image_shape=(8, 6, 3), num_outputs=task.num_outputs)
+    with pytest.raises(UserError) as error:
+        tasks.check_model(model, task)
+    assert words in str(error.value)
+
+
+def test_the_right_model_is_not():
+    for name, data in (("mnist_cnn", LABELS), ("restoration_cnn", IMAGES)):
+        task = tasks.task_of(data, ModelConfig())
+        model = models.build(name, image_shape=(8, 6, 3), num_outputs=task.num_outputs)
+        tasks.check_model(model, task)
+
+
+# PSNR.
+
+
+def images(num_rows):
+    """Targets, and noisy outputs of them, normalised by IMAGES' std; and each row's ratio."""
+    random = np.random.default_rng(0)
+    target = random.random((num_rows, 8, 6, 3))
+    noise = random.normal(0, np.linspace(0.01, 0.3, num_rows)[:, None, None, None], target.shape)
+    ratios = [tf.image.psnr(a, b, max_val=1.0) for a, b in zip(target, target + noise, strict=True)]
+    std = np.array(IMAGES.images.std)
+    return (target - 0.3) / std, (target + noise - 0.3) / std, np.array(ratios)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_psnr_is_the_mean_over_images_of_pixels_in_0_to_1(dtype):
+    target, output, ratios = images(7)
+    psnr = PSNR(IMAGES.images.std)
+    psnr.update_state(target[:4].astype(dtype), output[:4].astype(dtype))
+    psnr.update_state(target[4:].astype(dtype), output[4:].astype(dtype))
+    # float16 keeps 11 bits of a normalised pixel: noise of 70 dB below the images'.
+    assert float(psnr.result()) == pytest.approx(
+        ratios.mean(), abs=1e-3 if dtype == "float32" else 0.02
+    )
+
+
+def test_psnr_leaves_out_padding_that_is_perfect():
+    target, output, ratios = images(4)
+    output[3] = target[3]
+    psnr = PSNR(IMAGES.images.std)
+    psnr.update_state(target, output, sample_weight=np.array([1, 1, 1, 0], np.float32))
+    assert float(psnr.result()) == pytest.approx(ratios[:3].mean(), abs=1e-3)
+
+
+def test_psnr_of_a_perfect_image_is_finite():
+    psnr = PSNR()
+    psnr.update_state(np.ones((1, 4, 4, 1)), np.ones((1, 4, 4, 1)))
+    assert float(psnr.result()) == 100
+
+
+def test_psnr_is_written_with_a_model_and_read_again(tmp_path):
+    model = models.build("restoration_cnn", image_shape=(8, 6, 3), num_outputs=3)
+    model.compile(loss="mae", metrics=[PSNR((0.5, 0.25, 0.2))])
+    target, output, ratios = images(3)
+    model.evaluate(output, target, verbose=0)
+    model.save(tmp_path / "model.keras")
+    read = keras.models.load_model(tmp_path / "model.keras")
+    result = read.evaluate(output, target, verbose=0, return_dict=True)
+    assert result["psnr"] == pytest.approx(ratios.mean(), abs=1e-3)
+
+
+# Steps, on padded batches. Stock Keras's losses multiply values of [rows, height, width] by weights
+# of [rows]: an error, or, where there are as many rows as pixels across, a wrong loss.
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize("width", [6, 4])
+def test_loss_and_psnr_count_the_images_that_are_not_padding(num_replicas, width):
+    target, output, _ = images(8)
+    target, output = (each[:, :, :width].astype(np.float32) for each in (target, output))
+    weight = np.array([1, 1, 1, 1, 1, 1, 0, 0], np.float32)
+    task = tasks.task_of(IMAGES, ModelConfig())
+    model = compiled(
+        lambda: models.build("restoration_cnn", image_shape=(8, width, 3), num_outputs=3),
+        num_replicas,
+        optimizer="sgd",
+        xla=False,
+        config=StepConfig(zero_weight_is_padding=True),
+        loss=task.loss,
+        metrics=task.metrics,
+    )
+    batches = tf.data.Dataset.from_tensor_slices((output, target, weight)).batch(4 * num_replicas)
+    result = model.evaluate(batches, verbose=0, return_dict=True)
+    expected = PSNR(IMAGES.images.std)
+    expected.update_state(target[:6], output[:6])
+    # The untrained model gives its input.
+    assert result["loss"] == pytest.approx(np.abs(target[:6] - output[:6]).mean(), rel=1e-5)
+    assert result["psnr"] == pytest.approx(float(expected.result()), rel=1e-5)
+    assert np.isfinite(model.fit(batches, verbose=0).history["loss"][0])
+
+
+def test_masks_are_learned():
+    random = np.random.default_rng(0)
+    mask = np.repeat(random.integers(0, 3, (8, 2, 2, 1)), 4, axis=1).repeat(3, axis=2)
+    task = tasks.task_of(MASKS, ModelConfig(num_outputs=3))
+    model = compiled(
+        lambda: models.build("restoration_cnn", image_shape=(8, 6, 1), num_outputs=3),
+        1,
+        optimizer=keras.optimizers.Adam(1e-2),
+        config=StepConfig(zero_weight_is_padding=True),
+        loss=task.loss,
+        metrics=task.metrics,
+    )
+    weight = np.array([1] * 7 + [0], np.float32)
+    batch = tf.data.Dataset.from_tensors(
+        ((mask / 2).astype(np.float32), mask.astype(np.int32), weight)
+    )
+    history = model.fit(batch, epochs=40, verbose=0).history
+    assert history["accuracy"][-1] > 0.95

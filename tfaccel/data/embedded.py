@@ -1,0 +1,54 @@
+"""Small data sets that come with an installed package: written as image files, once, to the cache.
+
+root = write_once("digits", write)
+"""
+
+import logging
+import os
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Callable
+
+from tfaccel.errors import UserError
+
+log = logging.getLogger("tfaccel")
+
+
+def write_once(
+    name: str, write: Callable[[pathlib.Path], None], *, cache: pathlib.Path | None = None
+) -> pathlib.Path:
+    """Has a data set written on first use and returns its folder.
+
+    Args:
+      name: of the data set.
+      write: puts its files into the empty folder that it is given.
+      cache: where to keep it; XDG_CACHE_HOME, or ~/.cache, by default.
+
+    Raises:
+      UserError: it cannot be written there.
+    """
+    cache = cache or pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    root = cache / "tfaccel" / name
+    if root.is_dir():
+        log.info("data: the embedded %s, in %s", name, root)
+        return root
+    log.info("data: writing the embedded %s to %s", name, root)
+    # Written aside and renamed: a killed process leaves no half data set, and of two processes
+    # that write at once the later one finds the folder there and keeps it.
+    try:
+        root.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = pathlib.Path(tempfile.mkdtemp(prefix=f"{name}.", dir=root.parent))
+        write(unfinished)
+    except OSError as error:
+        raise UserError(
+            f"the embedded {name} cannot be written to {root.parent} ({error.strerror}); set "
+            "XDG_CACHE_HOME to a folder that can be written, or give --config.data.root"
+        ) from error
+    try:
+        unfinished.rename(root)
+    except OSError:
+        shutil.rmtree(unfinished)
+        if not root.is_dir():
+            raise
+    return root

@@ -1,0 +1,64 @@
+"""The source and the loader that a config asks for.
+
+train = open_loader(run, config, "train")
+"""
+
+import dataclasses
+import pathlib
+
+from tfaccel.config import Config, DataConfig, ImageConfig
+from tfaccel.data import sources
+from tfaccel.data.digits import ensure_digits
+from tfaccel.data.distribute import Loader
+from tfaccel.data.source import ArraySource, ImageSource
+
+_BY_NAME = {
+    "folders": sources.class_folders,
+    "csv": sources.image_list,
+    "webdataset": sources.webdataset,
+    "arrays": sources.arrays,
+}
+
+
+def open_source(data: DataConfig, split: str) -> ImageSource | ArraySource:
+    """Returns the source of "train" or "test".
+
+    Args:
+      data: where the images are.
+      split: "train" or "test".
+
+    Raises:
+      UserError: it is not there, or not as it should be.
+    """
+    root = pathlib.Path(data.root) if data.root else ensure_digits()
+    where = root / getattr(data, split)
+    if data.source == "pairs":
+        return sources.image_pairs(where, root / getattr(data, f"{split}_targets"))
+    if data.source == "tfrecord":
+        return sources.tfrecord(where, first_label=data.first_label)
+    return _BY_NAME[data.source](where)
+
+
+def open_loader(run, config: Config, split: str, *, source=None, **changes) -> Loader:
+    """Returns the loader of "train", shuffled and augmented, or of "test".
+
+    Args:
+      run: the `tfaccel.Run`.
+      config: the experiment.
+      split: "train" or "test".
+      source: instead of the config's own.
+      **changes: fields of ImageConfig that differ from the config's.
+
+    Raises:
+      UserError: the data are not as they should be.
+    """
+    images = {
+        each.name: getattr(config.data, each.name) for each in dataclasses.fields(ImageConfig)
+    }
+    return run.loader(
+        open_source(config.data, split) if source is None else source,
+        shuffle=split == "train",
+        augment=config.train_images if split == "train" else config.test_images,
+        dali=config.dali,
+        **{**images, **changes},
+    )

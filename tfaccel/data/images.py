@@ -1,0 +1,175 @@
+"""Images as what a Loader reads: one stream per replica, from whichever loader was chosen.
+
+Takes a source, the settings and the machine; gives an `ImageData`, which makes streams.
+
+    data = open_images(source, images, augment, shuffle=True, num_replicas=2, runtime=runtime)
+    stream = data.stream(placement, data.feed(replica_index=0))
+"""
+
+import dataclasses
+import logging
+from collections.abc import Iterator
+
+import keras
+import tensorflow as tf
+
+from tfaccel.audit import files
+from tfaccel.config import AugmentConfig, DaliConfig, ImageConfig
+from tfaccel.data.cache import cached
+from tfaccel.data.choose import choose_loader, storable_size
+from tfaccel.data.dali import DaliStream
+from tfaccel.data.feed import Feed
+from tfaccel.data.memory import MemoryStream, decode_all
+from tfaccel.data.placement import Placement
+from tfaccel.data.shards import Plan
+from tfaccel.data.source import ArraySource, ImageSource
+from tfaccel.data.sources.pillow import image_size
+from tfaccel.data.tf_data import TfDataStream
+from tfaccel.errors import UserError
+from tfaccel.runtime import Runtime
+
+log = logging.getLogger("tfaccel")
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageData:
+    """A source, how its images become batches, and by which loader.
+
+    Attributes:
+      source: encoded images; arrays for the loaders "memory" and "cache".
+      images: size, batch and the rest.
+      augment: what is drawn.
+      plan: how epochs are cut into steps and rows.
+      loader: one of config.LOADERS, but for "auto".
+      dtype: of the images: float16 where the model computes in it, or float32.
+      dali: DALI's settings.
+    """
+
+    source: ImageSource | ArraySource
+    images: ImageConfig
+    augment: AugmentConfig
+    plan: Plan
+    loader: str
+    dtype: str
+    dali: DaliConfig
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Of the labels, in order; empty for paired images."""
+        return self.source.class_names
+
+    @property
+    def spec(self) -> tuple[tf.TensorSpec, tf.TensorSpec]:
+        """The `tf.TensorSpec` of one replica's batch."""
+        rows, size = self.plan.rows_per_replica, self.images.image_size
+        image = tf.TensorSpec((rows, *size, self.images.channels), self.dtype)
+        if self.source.targets is None:
+            return image, tf.TensorSpec((rows,), tf.int32)
+        is_mask = self.images.targets == "mask"
+        return image, tf.TensorSpec((rows, *size, 1), tf.int32) if is_mask else image
+
+    @property
+    def skips_bad(self) -> bool:
+        """Whether a file that cannot be read is left out."""
+        return self.images.bad_files == "skip"
+
+    def feed(self, replica_index: int, *, first: int = 0, lost: frozenset = frozenset()) -> Feed:
+        """Returns what a replica reads from batch `first` on, counted from epoch 0."""
+        return Feed(self.plan, self.augment, self.images.image_size, replica_index, first, lost)
+
+    def stream(self, placement: Placement, feed: Feed) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
+        """Returns one replica's batches without end."""
+        settings = {"feed": feed, "placement": placement, "dtype": self.dtype}
+        if self.loader == "tf_data":
+            return TfDataStream(self.source, self.images, **settings)
+        if self.loader in ("memory", "cache"):
+            on_device = self.loader == "memory"
+            return MemoryStream(self.source, self.images, on_device=on_device, **settings)
+        on_gpu = self.loader == "dali_gpu"
+        return DaliStream(
+            self.source, self.images, dali=self.dali, decode_on_gpu=on_gpu, **settings
+        )
+
+
+def open_images(
+    source: ImageSource | ArraySource,
+    images: ImageConfig,
+    augment: AugmentConfig,
+    *,
+    shuffle: bool,
+    num_replicas: int,
+    runtime: Runtime,
+    num_threads: int,
+    dali: DaliConfig,
+) -> ImageData:
+    """Chooses the loader and, for "memory" and "cache", decodes the images.
+
+    Args:
+      source: the images.
+      images: size, batch and the rest.
+      augment: what is drawn.
+      shuffle: whether every epoch has a new order.
+      num_replicas: over all workers.
+      runtime: devices, seed and precision.
+      num_threads: to look through and to decode images with.
+      dali: DALI's settings.
+
+    Raises:
+      UserError: settings that contradict each other, or a file that cannot be used.
+    """
+    _check_channels(images, augment)
+    if images.bad_files == "skip" and isinstance(source, ImageSource):
+        report = files.scan_files(source, num_workers=num_threads, progress=True)
+        source = files.usable(source, report)
+    plan = Plan(
+        num_examples=len(source),
+        global_batch_size=images.global_batch_size,
+        num_replicas=num_replicas,
+        seed=runtime.seed,
+        shuffle=shuffle,
+        last_batch=images.last_batch,
+    )
+    loader, reason = choose_loader(source, images, augment, device=runtime.devices[0])
+    log.info("loader: %s, because %s", loader, reason)
+    _log_resize(source, images, augment)
+    if loader in ("memory", "cache") and isinstance(source, ImageSource):
+        source = _decoded(source, images, augment, loader, num_threads=num_threads)
+    compute_dtype = keras.DTypePolicy(runtime.precision).compute_dtype
+    return ImageData(
+        source=source,
+        images=images,
+        augment=augment,
+        plan=plan,
+        loader=loader,
+        dtype="float16" if compute_dtype == "float16" else "float32",  # DALI has no bfloat16
+        dali=dali,
+    )
+
+
+def _check_channels(images: ImageConfig, augment: AugmentConfig) -> None:
+    if images.channels == 1 and (augment.saturation or augment.hue_degrees):
+        raise UserError("saturation or hue_degrees with channels=1; grey images have no hue: use 0")
+
+
+def _decoded(source, images, augment, loader, *, num_threads) -> ArraySource:
+    size, why = storable_size(source, images, augment)
+    if size is None:
+        raise UserError(
+            f"loader={loader!r} keeps images of one size, but {why}; give stored_size, e.g. "
+            "(256, 256), or another loader"
+        )
+    if size != images.image_size:
+        log.info("loader: images are stored as %dx%d; windows are cut out of that", *size)
+    settings = {"stored_size": size, "channels": images.channels, "targets": images.targets}
+    store = cached if loader == "cache" else decode_all
+    return store(source, num_threads=num_threads, **settings)
+
+
+def _log_resize(source, images: ImageConfig, augment: AugmentConfig) -> None:
+    """Says whether images are resized, going by the first one."""
+    found = source.images.shape[1:3] if isinstance(source, ArraySource) else None
+    found = found or image_size(source.images, 0)
+    if augment.window == "stretch" and found != images.image_size:
+        log.info(
+            "data: images are resized to %dx%d; the first is %dx%d", *images.image_size, *found
+        )

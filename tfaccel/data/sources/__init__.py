@@ -1,0 +1,30 @@
+"""Where images come from: each function takes a place on disk and gives one kind of source.
+
+  class_folders("training")               root/<class>/<image>
+  image_list("train.csv")                 a CSV file, or lines of "path label"
+  tfrecord("train-*")                     TFRecord shards of tf.train.Example
+  webdataset("train-*.tar")               tar shards of 000000.jpg, 000000.cls
+  image_pairs("blurry", "sharp")          inputs and targets in matching sub-folders
+  arrays("images.npy", "labels.npy")      decoded images, in memory or mapped
+  npy_folders("training")                 root/<class>/<one image>.npy, loaded into memory
+
+The first five give an `ImageSource`: ranges of bytes in files. The last two an `ArraySource`.
+Needs no TensorFlow.
+"""
+
+from tfaccel.data.sources.arrays import arrays, npy_folders
+from tfaccel.data.sources.folders import class_folders
+from tfaccel.data.sources.image_list import image_list
+from tfaccel.data.sources.pairs import image_pairs
+from tfaccel.data.sources.tfrecord import tfrecord
+from tfaccel.data.sources.webdataset import webdataset
+
+__all__ = [
+    "arrays",
+    "class_folders",
+    "image_list",
+    "image_pairs",
+    "npy_folders",
+    "tfrecord",
+    "webdataset",
+]

@@ -1,0 +1,160 @@
+"""Decoded images as NumPy arrays, in memory or in .npy files that are mapped.
+
+Takes arrays, paths of .npy files, or a folder of them; gives them checked. A mapped file is read
+page by page as examples are taken: it may be larger than memory.
+
+    arrays(images, labels), arrays("cifar/images.npy", "cifar/labels.npy"), arrays("cifar")
+    npy_folders("cifar_npy/training")
+"""
+
+import os
+import pathlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from tfaccel.data.source import ArraySource
+from tfaccel.data.sources.folders import list_classes
+from tfaccel.data.sources.labels import numbered
+from tfaccel.data.sources.paths import absolute, nearest
+from tfaccel.errors import UserError
+
+Array = np.ndarray | str | os.PathLike
+
+
+def arrays(
+    images: Array,
+    labels: Array | None = None,
+    *,
+    targets: Array | None = None,
+    class_names: Sequence[str] = (),
+) -> ArraySource:
+    """Takes arrays, or maps .npy files. Nothing is copied.
+
+    Gives images [num_examples, height, width, channels] uint8, with labels [num_examples] int32 or
+    targets like the images.
+
+    Args:
+      images: [num_examples, height, width, channels] or [num_examples, height, width] uint8, of 1
+        or 3 channels; or a .npy file of that; or a folder that holds images.npy, and labels.npy or
+        targets.npy.
+      labels: [num_examples] or [num_examples, 1] of any integers, an index into `class_names` for
+        each; or a .npy file of that.
+      targets: instead of labels, for pairs: as images, of the same number, height and width.
+      class_names: of the labels, in order; "0", "1", ... up to the largest where none are given.
+
+    Raises:
+      UserError: a file is missing, or an array is not as said.
+    """
+    if isinstance(images, str | os.PathLike) and absolute(images).is_dir():
+        images, labels, targets = _in_folder(absolute(images), labels, targets)
+    images = _images("images", images)
+    if (labels is None) == (targets is None):
+        given = "neither labels nor targets" if labels is None else "both labels and targets"
+        raise UserError(f"arrays were given {given}; expected one of the two")
+    if targets is not None:
+        targets = _images("targets", targets)
+        if targets.shape[:3] != images.shape[:3]:
+            raise UserError(
+                f"targets are {targets.shape} and images {images.shape}; expected the same number, "
+                "height and width"
+            )
+        return ArraySource(images, labels=None, targets=targets)
+    labels, numbers = _labels(labels, len(images))
+    if class_names and len(numbers) > len(class_names):
+        raise UserError(
+            f"labels go up to {len(numbers) - 1}, but there are {len(class_names)} class_names; "
+            "expected a name for each label from 0"
+        )
+    return ArraySource(images, labels, tuple(class_names) or numbers)
+
+
+def npy_folders(root: str | os.PathLike) -> ArraySource:
+    """Loads class folders of one .npy file per image, `root/<class>/<any name>.npy`, into memory.
+
+    Gives images [num_examples, height, width, channels] uint8, sorted by class, then by name;
+    labels [num_examples] int32, an index into the sorted names of the class folders.
+
+    Args:
+      root: the folder of class folders. Each file: [height, width, channels] or [height, width]
+        uint8, all of one shape.
+
+    Raises:
+      UserError: the folders are not as `class_folders` would have them, or a file is not as said.
+    """
+    files, labels, class_names = list_classes(root, (".npy",))
+    first = _load(files[0])
+    images = np.empty((len(files), *first.shape), np.uint8)
+    for row, file in zip(images, files, strict=True):
+        image = _load(file)
+        if image.shape != first.shape or image.dtype != np.uint8:
+            raise UserError(
+                f"{file} is {image.dtype.name} {image.shape}; expected uint8 and one shape for "
+                f"all: the first, {files[0]}, has {first.shape}"
+            )
+        row[...] = image
+    return ArraySource(_images(f"images below {root}", images), labels, class_names)
+
+
+def _in_folder(folder: pathlib.Path, labels, targets) -> tuple:
+    """Returns the folder's files, in place of what was not given."""
+    there = {name: folder / f"{name}.npy" for name in ("images", "labels", "targets")}
+    if not there["images"].is_file():
+        raise UserError(f"{folder} holds no images.npy; expected that, and labels.npy beside it")
+    if labels is None and targets is None:
+        labels, targets = (
+            there[name] if there[name].is_file() else None for name in ("labels", "targets")
+        )
+    return there["images"], labels, targets
+
+
+def _load(array: Array) -> np.ndarray:
+    """Returns an array as it is, or maps the file."""
+    if not isinstance(array, str | os.PathLike):
+        return np.asarray(array)
+    file = absolute(array)
+    if not file.exists():
+        cure = nearest(file, kind="file", wanted="a .npy file")
+        raise UserError(f"{file} does not exist{cure}")
+    if file.suffix == ".npz":
+        raise UserError(
+            f"{file} is an archive, which cannot be mapped; save each of its arrays with np.save"
+        )
+    try:
+        return np.load(file, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(
+            f"{file} cannot be read ({error}); expected an array of numbers, written whole by "
+            "np.save"
+        ) from error
+
+
+def _images(what: str, images: Array) -> np.ndarray:
+    images = _load(images)
+    if images.dtype != np.uint8:
+        kind = "round them and use .astype('uint8')"
+        if images.dtype.kind == "f":
+            kind = "where they are in 0..1, (255 * images).round().astype('uint8')"
+        raise UserError(f"{what} are {images.dtype.name}; expected uint8 in 0..255: {kind}")
+    if images.ndim == 3:
+        images = images[..., None]
+    if images.ndim != 4 or images.shape[-1] not in (1, 3) or 0 in images.shape:
+        raise UserError(
+            f"{what} have the shape {images.shape}; expected [num_examples, height, width, "
+            "channels] with 1 or 3 channels, and at least one example"
+        )
+    return images
+
+
+def _labels(labels: Array, num_images: int) -> tuple[np.ndarray, tuple[str, ...]]:
+    labels = _load(labels)
+    if labels.shape == (num_images, 1):
+        labels = labels[:, 0]  # as keras.datasets.cifar10 has them
+    if labels.shape != (num_images,):
+        hint = "; labels.argmax(axis=1) gives indices" if labels.ndim == 2 else ""
+        raise UserError(f"labels have the shape {labels.shape}; expected ({num_images},){hint}")
+    if labels.dtype.kind not in "iu":
+        raise UserError(
+            f"labels are {labels.dtype.name}; expected whole numbers: use .astype('int32')"
+        )
+    return numbered(labels, name_of=lambda index: f"labels[{index}]")

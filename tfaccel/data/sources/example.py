@@ -1,0 +1,95 @@
+"""Where the features of a serialized `tf.train.Example` are, read without TensorFlow.
+
+Takes `data(start, end)`, which gives a range of a file's bytes, and the range of the Example; gives
+the range of each feature, and of its value. So images need not be read to be found.
+
+    Example {Features features = 1}        Features {map<string, Feature> feature = 1}
+    Feature {BytesList = 1 | FloatList = 2 | Int64List = 3}, each a list {repeated value = 1}
+
+    found = features(data, 12, 5012)    # {b"image/encoded": (20, 4900), ...}
+    value(data, *found[b"image/class/label"])
+"""
+
+from collections.abc import Callable, Iterator
+
+Data = Callable[[int, int], bytes]
+
+
+class FeatureError(Exception):
+    """A feature that is not there, or not as it should be."""
+
+
+def features(data: Data, start: int, end: int) -> dict[bytes, tuple[int, int]]:
+    """Returns the range (start, end) of each feature of an Example, by key, for `value`.
+
+    Raises:
+      ValueError: the bytes are no message.
+    """
+    found = {}
+    for features_range in _only(1, data, start, end):
+        for entry in _only(1, data, *features_range):
+            # An entry of a map is a message: {key = 1, value = 2}.
+            for key_range in _only(1, data, *entry):
+                found[data(*key_range)] = entry
+                break  # what follows is looked at for the wanted features alone
+    return found
+
+
+def value(data: Data, start: int, end: int) -> int | tuple[int, int]:
+    """Returns a feature's one value: a number, or the range (start, end) of its bytes.
+
+    Raises:
+      FeatureError: it is a float, or there are several or none.
+      ValueError: the bytes are no message.
+    """
+    values = []
+    for feature in _only(2, data, start, end):
+        for kind, *list_range in _fields(data, *feature):
+            if kind == 2:
+                raise FeatureError("is float; expected bytes, or whole numbers for labels")
+            for value_range in _only(1, data, *list_range):
+                values += [value_range] if kind == 1 else _int64s(data, *value_range)
+    if len(values) != 1:
+        raise FeatureError(f"has {len(values)} values; expected one")
+    return values[0]
+
+
+def _only(wanted, data, start, end) -> Iterator[tuple[int, int]]:
+    return ((start, end) for number, start, end in _fields(data, start, end) if number == wanted)
+
+
+def _fields(data, position, end) -> Iterator[tuple[int, int, int]]:
+    """Yields (number, start, end) of each field of a message; an integer's range is its bytes."""
+    while position < end:
+        tag, position = _varint(data, position)
+        wire_type = tag & 7
+        if wire_type == 2:
+            size, position = _varint(data, position)
+        elif wire_type == 0:
+            size = _varint(data, position)[1] - position
+        elif wire_type in (1, 5):
+            size = 8 if wire_type == 1 else 4
+        else:
+            raise ValueError("there is no such field")
+        if position + size > end:
+            raise ValueError("a field ends outside its message")
+        yield tag >> 3, position, position + size
+        position += size
+
+
+def _varint(data, position) -> tuple[int, int]:
+    """Returns an integer and where it ends: seven bits in each byte, the lowest first."""
+    value = 0
+    for index, byte in enumerate(data(position, position + 10)):
+        value |= (byte & 0x7F) << 7 * index
+        if byte < 0x80:
+            return value, position + index + 1
+    raise ValueError("an integer has no end")
+
+
+def _int64s(data, position, end) -> list[int]:
+    values = []
+    while position < end:
+        value, position = _varint(data, position)
+        values.append(value - 2**64 if value >= 2**63 else value)
+    return values

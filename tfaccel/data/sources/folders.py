@@ -1,0 +1,102 @@
+"""A folder of class folders, checked and listed.
+
+    root/<class name>/<any name>.png
+
+Takes the folder; gives the files, their labels and the class names. Classes are numbered by the
+sorted order of their names as text ("10" before "2"), as Keras and DALI number them.
+
+    source = class_folders("mnist_png/training")
+    source.images.files[0], source.labels[0], source.class_names
+"""
+
+import os
+import pathlib
+
+import numpy as np
+
+from tfaccel.data.source import Blobs, ImageSource
+from tfaccel.data.sources.paths import absolute, nearest
+from tfaccel.data.sources.pillow import IMAGE_SUFFIXES
+from tfaccel.errors import UserError
+
+
+def class_folders(root: str | os.PathLike) -> ImageSource:
+    """Lists the class folders below `root`. Names that start with a dot are passed over.
+
+    Gives whole files, sorted by class, then by name; labels [num_examples] int32, an index into
+    the sorted names of the class folders. The images may be of any size and of 1 or 3 channels.
+
+    Raises:
+      UserError: the folder is missing or empty, holds images beside the class folders, or a class
+        folder is empty or holds something that is not named like an image.
+    """
+    files, labels, class_names = list_classes(root, IMAGE_SUFFIXES)
+    return ImageSource(Blobs(files), labels, class_names)
+
+
+def list_classes(
+    root: str | os.PathLike, suffixes: tuple[str, ...]
+) -> tuple[tuple[str, ...], np.ndarray, tuple[str, ...]]:
+    """Returns absolute files, their labels [num_examples] int32, and the class names.
+
+    Args:
+      root: the folder of class folders.
+      suffixes: what a file's name may end in, in lowercase.
+
+    Raises:
+      UserError: as `class_folders`.
+    """
+    root = absolute(root)
+    classes = _list(root)
+    stray = next((entry for entry in classes if not entry.is_dir()), None)
+    if stray:
+        raise UserError(
+            f"image folder {root} holds the file '{stray.name}'; expected one folder per class "
+            "and nothing else: move the file away, or put images into class folders"
+        )
+    if not classes:
+        raise UserError(f"image folder {root} is empty; expected one folder of images per class")
+    per_class = [_images(folder, root, suffixes) for folder in classes]
+    counts = [len(each) for each in per_class]
+    return (
+        tuple(file for files in per_class for file in files),
+        np.repeat(np.arange(len(classes), dtype=np.int32), counts),
+        tuple(folder.name for folder in classes),
+    )
+
+
+def _list(folder: pathlib.Path) -> list[os.DirEntry]:
+    """Returns the folder's entries by name, without those whose name starts with a dot."""
+    wanted = "a folder with one folder per class"
+    try:
+        with os.scandir(folder) as entries:
+            shown = [entry for entry in entries if not entry.name.startswith(".")]
+    except FileNotFoundError:
+        cure = nearest(folder, kind="folder", wanted=wanted)
+        raise UserError(f"image folder {folder} does not exist{cure}") from None
+    except (NotADirectoryError, PermissionError) as error:
+        raise UserError(
+            f"image folder {folder} cannot be listed ({error.strerror}); expected a folder that "
+            "holds one folder of images per class"
+        ) from None
+    return sorted(shown, key=lambda entry: entry.name)
+
+
+def _images(folder: os.DirEntry, root: pathlib.Path, suffixes: tuple[str, ...]) -> list[str]:
+    entries = _list(pathlib.Path(folder.path))
+    if not entries:
+        raise UserError(
+            f"class folder {folder.path} is empty; put images into it, or remove it from {root}"
+        )
+    for entry in entries:
+        if entry.is_dir():
+            kind, cure = "a folder", f"did you mean {folder.path} as the image folder?"
+        elif not entry.name.lower().endswith(suffixes):
+            kind, cure = "not an image", "move it away or convert it"
+        else:
+            continue
+        raise UserError(
+            f"class folder {folder.path} holds '{entry.name}', {kind}; expected only images "
+            f"({' '.join(suffixes)}): {cure}"
+        )
+    return [entry.path for entry in entries]

@@ -1,0 +1,225 @@
+"""Shards, and files that remember where the examples of each one are.
+
+Takes paths or patterns of shards, and the function that looks through one; gives columns of
+numbers, one row for each example. They are kept in files beside the shard, so that a shard is
+looked through once: 1.3 million TFRecords of 15 features take two minutes then (80 us of CPU each),
+and seconds afterwards (1.3 ms a shard; 2-core CPU, 2026-11-21).
+
+    shards = list_shards("train-*")
+    columns = examples(shards, key="...", index_dir=None, find=find)
+    blobs(shards, columns, "image")
+"""
+
+import collections
+import concurrent.futures
+import contextlib
+import glob
+import hashlib
+import io
+import logging
+import os
+import pathlib
+import uuid
+import zipfile
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfaccel.data.source import Blobs
+from tfaccel.data.sources.paths import absolute, nearest
+from tfaccel.errors import UserError
+
+VERSION = 1  # of the columns' files: others are made anew
+OURS = (".idx", ".npz")  # lie beside the shards, so that a pattern may match them
+NUM_THREADS = 8  # to hide the latency of a network drive
+
+log = logging.getLogger("tfaccel")
+
+Columns = dict[str, np.ndarray]
+Pattern = str | os.PathLike | Sequence[str | os.PathLike]
+
+
+def list_shards(pattern: Pattern) -> tuple[str, ...]:
+    """Returns the absolute paths of shards, sorted, each once.
+
+    Args:
+      pattern: a path, a pattern with * ? or [], or a sequence of those.
+
+    Raises:
+      UserError: no file is there, or one is empty.
+    """
+    patterns = [pattern] if isinstance(pattern, str | os.PathLike) else pattern
+    shards = sorted({shard for each in patterns for shard in _matches(absolute(each))})
+    if not shards:
+        raise UserError(f"no shards were given: {pattern!r}; expected a path or a pattern")
+    for shard in shards:
+        if os.path.getsize(shard) == 0:
+            raise UserError(f"shard {shard} is empty; write it again, or remove it")
+    return tuple(shards)
+
+
+def _matches(pattern: pathlib.Path) -> list[str]:
+    if pattern.is_dir():
+        raise UserError(f"{pattern} is a folder; expected a pattern of its shards: {pattern}/*")
+    if pattern.exists():
+        return [str(pattern)]
+    if not glob.has_magic(str(pattern)):
+        hint = "; write a range of shards with *, not {}" if "{" in pattern.name else ""
+        cure = hint or nearest(pattern, kind="file", wanted="the shards")
+        raise UserError(f"shard {pattern} does not exist{cure}")
+    found = [each for each in glob.glob(str(pattern), recursive=True) if not each.endswith(OURS)]
+    if not any(os.path.isfile(each) for each in found):
+        cure = nearest(pattern, kind="file", wanted="the shards")
+        raise UserError(f"no shard matches {pattern}{cure}")
+    return [each for each in found if os.path.isfile(each)]
+
+
+class Keeper:
+    """Keeps what was found in a shard in a file, which later processes find.
+
+    Attributes:
+      index_dir: the folder of such files; None for the shards' own. Where it cannot be written,
+        they are in the user's cache folder: XDG_CACHE_HOME, or ~/.cache.
+      written_to: the folders into which this keeper has written.
+    """
+
+    def __init__(self, index_dir: str | os.PathLike | None):
+        """Takes the folder. Nothing is written yet."""
+        self.index_dir = None if index_dir is None else absolute(index_dir)
+        self.written_to: set[str] = set()
+
+    def read(self, shard: str, suffix: str, parse: Callable[[pathlib.Path], Any]) -> Any:
+        """Returns what `parse` gives for a file that was kept of the shard, or None.
+
+        Args:
+          shard: its path.
+          suffix: of the file: what its name has instead of the shard's `.tar`, or beyond its name.
+          parse: returns None for a file that is missing, broken or does not fit.
+        """
+        parsed = (parse(place) for place in self._places(shard, suffix))
+        return next((each for each in parsed if each is not None), None)
+
+    def write(self, shard: str, suffix: str, data: bytes) -> None:
+        """Keeps a file of the shard: written aside, then renamed.
+
+        So a reader finds a whole file or none, and of two processes at once the later one wins.
+        """
+        for place in self._places(shard, suffix):
+            # Not seen by patterns, for its dot. Two machines may share the folder: no process id.
+            unfinished = place.with_name(f".{place.name}.{uuid.uuid4().hex}")
+            try:
+                place.parent.mkdir(parents=True, exist_ok=True)
+                unfinished.write_bytes(data)
+                os.replace(unfinished, place)
+            except OSError as error:
+                failure = error
+                with contextlib.suppress(OSError):
+                    unfinished.unlink()  # the disk is full
+            else:
+                self.written_to.add(str(place.parent))
+                return
+        log.warning(
+            "data: %s cannot be kept (%s): the next run makes it again", place, failure.strerror
+        )
+
+    def _places(self, shard: str, suffix: str) -> tuple[pathlib.Path, pathlib.Path]:
+        beside = pathlib.Path(shard)
+        name = beside.name.removesuffix(".tar") + suffix
+        cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        # Shards of different folders have equal names.
+        prefix = hashlib.sha256(os.fsencode(beside.parent)).hexdigest()[:16]
+        return (
+            (self.index_dir or beside.parent) / name,
+            cache / "tfaccel" / "index" / f"{prefix}-{name}",
+        )
+
+
+def examples(
+    shards: Sequence[str],
+    *,
+    key: str,
+    index_dir: str | os.PathLike | None,
+    find: Callable[[str, Keeper], Columns],
+) -> Columns:
+    """Returns where each example is: columns of one row for each, over all shards.
+
+    Args:
+      shards: their paths.
+      key: all that the columns depend on beside the shard.
+      index_dir: see Keeper.
+      find: returns a shard's columns, from the shard.
+
+    Returns:
+      What `find` returned, and "shard" [num_examples] int32.
+    """
+    keeper = Keeper(index_dir)
+    suffix = f".{hashlib.sha256(key.encode()).hexdigest()[:8]}.npz"
+
+    def load(shard):
+        return keeper.read(shard, suffix, lambda place: _load(place, _stamp(shard, key)))
+
+    def make(shard):
+        stamp = _stamp(shard, key)  # before: if the shard changes meanwhile, it is looked at again
+        columns = find(shard, keeper)
+        keeper.write(shard, suffix, _dump(columns, stamp))
+        return columns
+
+    with concurrent.futures.ThreadPoolExecutor(NUM_THREADS) as pool:
+        found = dict(zip(shards, pool.map(load, shards), strict=True))
+        new = [shard for shard, columns in found.items() if columns is None]
+        if new:
+            log.info(
+                "data: looking through %d of %d shards, once; first %s",
+                len(new),
+                len(shards),
+                new[0],
+            )
+            found.update(zip(new, pool.map(make, new), strict=True))
+    if keeper.written_to:
+        log.info("data: wrote the shards' indexes to %s", ", ".join(sorted(keeper.written_to)))
+    found = list(found.values())
+    for name in found[0]:
+        if len({each[name].dtype.kind for each in found}) > 1:
+            raise UserError(f"some of {shards[0]}, ... have a number as {name} and others a name")
+    columns = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
+    counts = [len(next(iter(each.values()))) for each in found]
+    return {"shard": np.repeat(np.arange(len(shards), dtype=np.int32), counts), **columns}
+
+
+def as_columns(rows: Iterable[dict]) -> Columns:
+    """Returns rows of equal keys, at least one, as an array for each key."""
+    columns = collections.defaultdict(list)
+    for row in rows:
+        for name, cell in row.items():
+            columns[name].append(cell)
+    return {name: np.array(cells) for name, cells in columns.items()}
+
+
+def blobs(shards: Sequence[str], columns: Columns, name: str) -> Blobs:
+    """Returns the ranges of bytes that the columns `<name>_offset` and `<name>_size` tell."""
+    return Blobs(
+        tuple(shards), columns["shard"], columns[f"{name}_offset"], columns[f"{name}_size"]
+    )
+
+
+def _stamp(shard: str, key: str) -> str:
+    """Returns what changes when the columns must be made anew."""
+    status = os.stat(shard)
+    return f"{VERSION} {status.st_size} {status.st_mtime_ns} {key}"
+
+
+def _load(place: pathlib.Path, stamp: str) -> Columns | None:
+    try:
+        with np.load(place, allow_pickle=False) as file:
+            if str(file["stamp"]) != stamp:
+                return None
+            return {name: file[name] for name in file.files if name != "stamp"}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None
+
+
+def _dump(columns: Columns, stamp: str) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, stamp=np.array(stamp), **columns)
+    return file.getvalue()

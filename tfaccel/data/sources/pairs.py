@@ -1,0 +1,101 @@
+"""Two folders of images that match by path: inputs and their targets.
+
+    inputs_root/any/depth/x.png        targets_root/any/depth/x.jpg
+
+Takes the two folders; gives the pairs, sorted by path.
+
+    source = image_pairs("train/blurry", "train/sharp")
+    source.images.files[0], source.targets.files[0]
+"""
+
+import os
+import pathlib
+
+from tfaccel.data.source import Blobs, ImageSource
+from tfaccel.data.sources.paths import absolute, nearest
+from tfaccel.data.sources.pillow import IMAGE_SUFFIXES
+from tfaccel.errors import UserError
+
+
+def image_pairs(inputs_root: str | os.PathLike, targets_root: str | os.PathLike) -> ImageSource:
+    """Pairs every image below `inputs_root` with the one below `targets_root` of the same path.
+
+    Suffixes may differ. Files that are not named like images are passed over, and so are names that
+    start with a dot.
+
+    Gives whole files, sorted by path, in `images` and `targets`; `labels` is None. Images may be of
+    any size, but input and target of a pair must have the same one.
+
+    Args:
+      inputs_root: folder of the inputs, in sub-folders of any depth.
+      targets_root: folder of the targets, in the same sub-folders.
+
+    Raises:
+      UserError: a folder is missing or holds no image, an image has no partner, or two images of a
+        folder differ only in their suffix.
+    """
+    roots = absolute(inputs_root), absolute(targets_root)
+    if roots[0] == roots[1]:
+        raise UserError(f"inputs and targets are both in {roots[0]}; expected two folders")
+    inputs, targets = (_by_path(root) for root in roots)
+    problems = [_unmatched(inputs, targets, roots), _unmatched(targets, inputs, roots[::-1])]
+    if any(problems):
+        raise UserError(
+            f"{'; and '.join(filter(None, problems))}: expected the same paths below both, but for "
+            "the suffix"
+        )
+    keys = sorted(inputs)
+    return ImageSource(
+        images=Blobs(tuple(inputs[key] for key in keys)),
+        labels=None,
+        targets=Blobs(tuple(targets[key] for key in keys)),
+    )
+
+
+def _by_path(root: pathlib.Path) -> dict[str, str]:
+    """Returns the images below a folder, by their path from there, without suffix."""
+    found = {}
+    for folder, subfolders, names in os.walk(root, followlinks=True, onerror=_refuse):
+        subfolders[:] = (each for each in subfolders if not each.startswith("."))
+        inner = os.path.relpath(folder, root)
+        for name in names:
+            stem, suffix = os.path.splitext(name)
+            if name.startswith(".") or suffix.lower() not in IMAGE_SUFFIXES:
+                continue
+            key = os.path.normpath(os.path.join(inner, stem))
+            file = os.path.join(folder, name)
+            if key in found:
+                raise UserError(
+                    f"{found[key]} and {file} differ only in their suffix; expected one image of "
+                    "each name: remove one"
+                )
+            found[key] = file
+    if not found:
+        raise UserError(
+            f"image folder {root} holds no image at any depth; expected files named "
+            f"{' '.join(IMAGE_SUFFIXES)}"
+        )
+    return found
+
+
+def _refuse(error: OSError):
+    """`os.walk` would pass over what it cannot list."""
+    path = pathlib.Path(error.filename)
+    if isinstance(error, FileNotFoundError):
+        cure = nearest(path, kind="folder", wanted="a folder of images")
+        raise UserError(f"image folder {path} does not exist{cure}") from None
+    raise UserError(
+        f"image folder {path} cannot be listed ({error.strerror}); expected a folder of images"
+    ) from None
+
+
+def _unmatched(inputs: dict, targets: dict, roots: tuple) -> str:
+    """Returns "" where every input has a target."""
+    alone = sorted(inputs.keys() - targets.keys())
+    if not alone:
+        return ""
+    first = ", ".join(os.path.relpath(inputs[key], roots[0]) for key in alone[:3])
+    return (
+        f"{len(alone)} of {len(inputs)} images below {roots[0]} have no partner below {roots[1]}, "
+        f"first {first}"
+    )

@@ -1,0 +1,123 @@
+"""The records of a TFRecord shard, and their index as DALI's `tfrecord2idx` writes it.
+
+with open("train-00000-of-01024", "rb", buffering=0) as file:
+    records = index(file, keeper)          # [num_records, 2] int64: offset and length
+    start, end = payload(*records[7])      # of what was given to the writer
+"""
+
+import os
+import pathlib
+import struct
+from typing import BinaryIO
+
+import numpy as np
+
+from tfaccel.data.sources.index import Keeper
+from tfaccel.errors import UserError
+
+# A record: uint64 length, uint32 CRC of the length, the data, uint32 CRC of the data.
+HEADER, FOOTER = struct.Struct("<QI"), 4
+
+PIECE = 4096  # bytes read at once around what is looked at: images are skipped
+
+
+def index(file: BinaryIO, keeper: Keeper) -> np.ndarray:
+    """Returns [num_records, 2] int64, offset and length of each, header and footer included.
+
+    They are read from the shard's index, a line "offset length" for each, or found and kept there.
+
+    Raises:
+      UserError: the shard is compressed, cut short, damaged, or no TFRecord file.
+    """
+    size = os.fstat(file.fileno()).st_size
+    records = keeper.read(file.name, ".idx", lambda place: _read_index(place, size))
+    if records is None:
+        records = _scan(file.name, Pieces(file), size)
+        lines = (f"{offset} {length}\n" for offset, length in records.tolist())
+        keeper.write(file.name, ".idx", "".join(lines).encode())
+    return records
+
+
+def payload(offset: int, length: int) -> tuple[int, int]:
+    """Returns the range (start, end) of a record's data."""
+    return offset + HEADER.size, offset + length - FOOTER
+
+
+class Pieces:
+    """A file's bytes, read in pieces: `data(start, end)`."""
+
+    def __init__(self, file: BinaryIO):
+        """Takes an open file, whose position does not matter."""
+        self._descriptor = file.fileno()
+        self._piece, self._start = b"", 0
+
+    def __call__(self, start: int, end: int) -> bytes:
+        """Returns a range of bytes: fewer at the file's end."""
+        if not self._start <= start <= end <= self._start + len(self._piece):
+            size = max(PIECE, end - start)
+            self._piece, self._start = os.pread(self._descriptor, size, start), start
+        return self._piece[start - self._start : end - self._start]
+
+
+def _read_index(place: pathlib.Path, shard_size: int) -> np.ndarray | None:
+    """Returns [num_records, 2] int64, offset and length, if the records fill the shard."""
+    try:
+        numbers = np.array(place.read_text().split(), dtype=np.int64)
+    except (OSError, ValueError):
+        return None
+    if len(numbers) == 0 or len(numbers) % 2:
+        return None
+    records = numbers.reshape(-1, 2)
+    ends = records.sum(axis=1)
+    follow = np.array_equal(records[:, 0], np.append(0, ends[:-1]))
+    hold_data = records[:, 1].min() >= HEADER.size + FOOTER
+    return records if follow and hold_data and ends[-1] == shard_size else None
+
+
+def _scan(shard: str, data: Pieces, shard_size: int) -> np.ndarray:
+    """Returns [num_records, 2] int64, offset and length, from the shard."""
+    if data(0, 2) == b"\x1f\x8b":
+        raise UserError(
+            f"shard {shard} is compressed with GZIP, so that no record can be read by itself; "
+            "write it again without, since encoded images hardly shrink"
+        )
+    records, offset = [], 0
+    while offset < shard_size:
+        header = data(offset, offset + HEADER.size)
+        length, crc = HEADER.unpack(header.ljust(HEADER.size, b"\0"))
+        end = offset + HEADER.size + length + FOOTER
+        whole = len(header) == HEADER.size
+        if whole and crc != _masked_crc32c(header[:8]):
+            what = "is not a TFRecord file" if offset == 0 else f"is damaged at byte {offset}"
+            raise UserError(
+                f"shard {shard} {what}; expected records as tf.io.TFRecordWriter writes"
+            )
+        if not whole or end > shard_size:
+            raise UserError(
+                f"shard {shard} is cut short: it ends at byte {shard_size} in record "
+                f"{len(records)}; copy or write it again"
+            )
+        records.append((offset, end - offset))
+        offset = end
+    return np.array(records, np.int64)
+
+
+def _crc_table() -> list[int]:
+    table = []
+    for value in range(256):
+        for _ in range(8):
+            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)  # Castagnoli's polynomial
+        table.append(value)
+    return table
+
+
+_CRC_TABLE = _crc_table()
+
+
+def _masked_crc32c(data: bytes) -> int:
+    """Returns the checksum that TFRecords have; the mask is TensorFlow's."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = crc >> 8 ^ _CRC_TABLE[(crc ^ byte) & 0xFF]
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF

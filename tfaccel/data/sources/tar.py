@@ -1,0 +1,135 @@
+"""The samples of a tar shard, and their index as DALI's `wds2idx` writes it.
+
+with open("x.tar", "rb", buffering=0) as file:
+    samples = index(file, keeper)    # [[("jpg", 512, 11020, "a/0.jpg"), ("cls", ...)], ...]
+"""
+
+import os
+import pathlib
+import re
+import tarfile
+from typing import BinaryIO
+
+from tfaccel.data.sources.index import Keeper
+from tfaccel.errors import UserError
+
+INDEX_VERSION = "v1.2"
+BLOCK = tarfile.BLOCKSIZE
+COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+
+# A sample is its files: (extension, offset, size, name) of each.
+Sample = list[tuple[str, int, int, str]]
+
+
+def index(file: BinaryIO, keeper: Keeper) -> list[Sample]:
+    """Returns the samples: files that follow one another, of one name up to the first dot.
+
+    They are read from the shard's index, or found and kept there. It has the line "v1.2 <samples>",
+    and for each sample a line of "extension offset size name" for all its files.
+
+    Raises:
+      UserError: the shard is compressed, cut short, damaged, no tar file, or has no samples.
+    """
+    descriptor = file.fileno()
+    samples = keeper.read(file.name, ".idx", lambda place: _read_index(place, descriptor))
+    if samples is None:
+        samples = _scan(file.name, descriptor)
+        keeper.write(file.name, ".idx", _dump_index(samples))
+    return samples
+
+
+def _scan(shard: str, descriptor: int) -> list[Sample]:
+    """Returns the samples, from the shard."""
+    start = os.pread(descriptor, 8, 0)
+    for magic, name in COMPRESSED.items():
+        if start.startswith(magic):
+            raise UserError(
+                f"shard {shard} is compressed with {name}, so that no image can be read by itself; "
+                "unpack it to a plain tar file, since encoded images hardly shrink"
+            )
+    samples, last = [], None
+    try:
+        with tarfile.open(shard, "r:") as tar:
+            for member in tar:
+                stem, extension = _split(member.name)
+                if not member.isreg() or not extension:
+                    continue
+                if stem != last:
+                    samples.append([])
+                samples[-1].append((extension, member.offset_data, member.size, member.name))
+                last = stem
+            end = tar.offset
+    except tarfile.TarError as error:
+        raise UserError(
+            f"shard {shard} is not a tar file, or is cut short ({error}); copy or write it again"
+        ) from None
+    if not _closes(descriptor, end):
+        raise UserError(
+            f"shard {shard} is cut short or damaged at byte {end}: expected the block of zeros "
+            "that ends a tar file; copy or write it again"
+        )
+    if not samples:
+        raise UserError(f"shard {shard} holds no files with an extension; expected samples")
+    return samples
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Returns a file's name up to the first dot of its last part, and the rest, "" for hidden."""
+    dot = name.find(".", name.rfind("/") + 1)
+    hidden = dot == name.rfind("/") + 1
+    return (name, "") if dot < 0 or hidden else (name[:dot], name[dot + 1 :])
+
+
+def _closes(descriptor: int, position: int) -> bool:
+    return os.pread(descriptor, BLOCK, position) == bytes(BLOCK)
+
+
+def _dump_index(samples: list[Sample]) -> bytes:
+    # A blank would be taken for the end of the name, which serves for messages alone.
+    lines = [
+        " ".join(re.sub(r"\s", "_", str(each)) for file in sample for each in file)
+        for sample in samples
+    ]
+    return "\n".join([f"{INDEX_VERSION} {len(samples)}", *lines, ""]).encode(
+        errors="surrogateescape"
+    )
+
+
+def _read_index(place: pathlib.Path, descriptor: int) -> list[Sample] | None:
+    """Returns an index's samples, None unless each file and the end of the shard are where it says.
+
+    A stale index would give wrong bytes; and so does a fresh one of `wds2idx` (DALI 2.4) where
+    names are longer than 100 characters.
+    """
+    try:
+        first, *lines = place.read_text(errors="surrogateescape").splitlines()
+        if first.split() != [INDEX_VERSION, str(len(lines))] or not lines:
+            return None
+        samples = [_parse(line.split()) for line in lines]
+    except (OSError, ValueError):
+        return None
+    files = [file for sample in samples for file in sample]
+    if not all(_is_file(descriptor, offset, size) for _, offset, size, _ in files):
+        return None
+    _, offset, size, _ = files[-1]
+    end = offset + -(-size // BLOCK) * BLOCK
+    if not _closes(descriptor, end):
+        return None
+    named = [[file for file in sample if _split(file[3])[1]] for sample in samples]
+    return [sample for sample in named if sample]
+
+
+def _parse(fields: list[str]) -> Sample:
+    if not fields or len(fields) % 4:
+        raise ValueError("a file has four fields")
+    quads = zip(*(fields[start::4] for start in range(4)), strict=True)
+    return [(extension, int(offset), int(size), name) for extension, offset, size, name in quads]
+
+
+def _is_file(descriptor: int, offset: int, size: int) -> bool:
+    """Returns whether a file of that size starts there: after its header, a block."""
+    header = os.pread(descriptor, BLOCK, offset - BLOCK) if offset >= BLOCK else b""
+    try:
+        return header[156:157] in (b"0", b"\0") and tarfile.nti(header[124:136]) == size
+    except tarfile.HeaderError:
+        return False

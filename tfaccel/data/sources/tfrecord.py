@@ -1,0 +1,154 @@
+"""TFRecord shards of `tf.train.Example`, read without TensorFlow: where their images are.
+
+Takes shards and the names of features; gives ranges of bytes, and labels. Beside each shard lies
+its index as DALI's `tfrecord2idx` writes it, `train-00000-of-01024.idx`: a line "offset length" for
+each record. It is read where it is there, and made where not.
+
+    source = tfrecord("imagenet/train-*", first_label=1)
+"""
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+
+import numpy as np
+
+from tfaccel.config import check_int
+from tfaccel.data.source import ImageSource
+from tfaccel.data.sources.example import FeatureError, features, value
+from tfaccel.data.sources.index import (
+    Columns,
+    Keeper,
+    Pattern,
+    as_columns,
+    blobs,
+    examples,
+    list_shards,
+)
+from tfaccel.data.sources.labels import named, numbered
+from tfaccel.data.sources.records import Pieces, index, payload
+from tfaccel.errors import UserError, did_you_mean
+
+LONGEST_NAME = 1000  # of a class, in bytes: longer ones are something else
+
+log = logging.getLogger("tfaccel")
+
+
+def tfrecord(
+    pattern: Pattern,
+    *,
+    image_key: str = "image/encoded",
+    label_key: str = "image/class/label",
+    first_label: int = 0,
+    index_dir: str | os.PathLike | None = None,
+    target_key: str | None = None,
+) -> ImageSource:
+    """Finds the images in TFRecord shards, in the order of the shards' names, then of the records.
+
+    Gives ranges of bytes, and labels [num_examples] int32: numbers, less `first_label`, with the
+    class names "0", "1", ... up to the largest; or names, sorted as text. With `target_key` it
+    gives pairs, whose `labels` is None. The images may be of any size and of 1 or 3 channels.
+
+    Args:
+      pattern: the shards: a path, a pattern with * ? or [], or a sequence of those. Each holds
+        records of `tf.train.Example`, not compressed.
+      image_key: a feature of one value, an encoded image.
+      label_key: a feature of one value, a whole number or a name. Not read for pairs.
+      first_label: the number of the first class: 1 for the ImageNet shards of the TensorFlow
+        models' scripts, which count from 1.
+      index_dir: where the shards' indexes are; None for beside the shards.
+      target_key: for pairs: a feature of one value, an encoded image.
+
+    Raises:
+      UserError: a shard is missing, cut short, compressed or no TFRecord, a record is no Example or
+        lacks a feature, or a label is below `first_label`.
+    """
+    check_int("first_label", first_label, at_least=0)
+    shards = list_shards(pattern)
+    keys = {"image": image_key} | (
+        {"target": target_key} if target_key is not None else {"label": label_key}
+    )
+    columns = examples(
+        shards,
+        key=f"tfrecord {keys}",
+        index_dir=index_dir,
+        find=lambda shard, keeper: _find(shard, keeper, keys),
+    )
+    images = blobs(shards, columns, "image")
+    if target_key is not None:
+        return ImageSource(images, labels=None, targets=blobs(shards, columns, "target"))
+    labels, class_names = _labels(columns["label"], first_label, name_of=images.name)
+    return ImageSource(images, labels, class_names)
+
+
+def _labels(labels: np.ndarray, first_label: int, *, name_of) -> tuple[np.ndarray, tuple[str, ...]]:
+    if labels.dtype.kind == "S":
+        return named(np.char.decode(labels, "utf-8").tolist())
+    if labels.min() < first_label:
+        raise UserError(
+            f"{name_of(int(labels.argmin()))}: the label is {labels.min()}; expected at least "
+            f"first_label={first_label}"
+        )
+    if labels.min() == 1 and first_label == 0:
+        log.warning("data: no label is 0, the least is 1; if classes count from 1, first_label=1")
+    return numbered(labels - first_label, name_of=name_of)
+
+
+def _find(shard: str, keeper: Keeper, keys: dict[str, str]) -> Columns:
+    """Returns the columns "image_offset", "image_size" and those of the target or the label."""
+    try:
+        with open(shard, "rb", buffering=0) as file:
+            records = index(file, keeper)
+            return as_columns(_rows(shard, Pieces(file), records, keys))
+    except OSError as error:
+        raise UserError(f"shard {shard} cannot be read ({error.strerror})") from error
+
+
+def _rows(shard: str, data: Pieces, records: np.ndarray, keys: dict[str, str]) -> Iterator[dict]:
+    """Yields for each record what the columns have of it."""
+    kind = None
+    for number, record in enumerate(records.tolist()):
+        try:
+            row = _row(data, features(data, *payload(*record)), keys)
+            kind = kind or type(row.get("label"))
+            if not isinstance(row.get("label"), kind):
+                raise FeatureError("its label is a number and others are names, or the reverse")
+            yield row
+        except FeatureError as error:
+            raise UserError(f"shard {shard}, record {number}: {error}") from None
+        except ValueError as error:
+            raise UserError(
+                f"shard {shard}, record {number} is not a tf.train.Example; expected one in each "
+                "record"
+            ) from error
+
+
+def _row(data, found, keys) -> dict:
+    row = {}
+    for column, key in keys.items():
+        if key.encode() not in found:
+            there = [each.decode(errors="replace") for each in found]
+            raise FeatureError(f"there is no {column}_key='{key}'{did_you_mean(key, there)}")
+        try:
+            row |= _cells(data, column, value(data, *found[key.encode()]))
+        except FeatureError as error:
+            raise FeatureError(f"{column}_key='{key}' {error}") from None
+    return row
+
+
+def _cells(data, column, found) -> dict:
+    """Returns what one feature's value adds to the row."""
+    if column == "label":
+        return {column: found if isinstance(found, int) else _name(data, *found)}
+    if isinstance(found, int):
+        raise FeatureError("is a number; expected an encoded image")
+    return {f"{column}_offset": found[0], f"{column}_size": found[1] - found[0]}
+
+
+def _name(data, start, end) -> bytes:
+    """Returns the name of a class, in UTF-8."""
+    if end - start <= LONGEST_NAME:
+        with contextlib.suppress(UnicodeDecodeError):
+            return data(start, end).decode().encode()
+    raise FeatureError(f"has {end - start} bytes that are no name of a class")

@@ -1,0 +1,119 @@
+"""WebDataset tar shards: where their images are.
+
+    000000.jpg 000000.cls 000001.jpg 000001.cls ...
+
+Takes shards and the extensions of what they hold; gives ranges of bytes, and labels. Beside each
+shard `x.tar` lies its index as DALI's `wds2idx` writes it, `x.idx`. It is read where it is there
+and fits, and made where not.
+
+    source = webdataset("imagenet/train-*.tar")
+"""
+
+import json
+import os
+from typing import BinaryIO
+
+from tfaccel.data.source import ImageSource
+from tfaccel.data.sources.index import (
+    Columns,
+    Keeper,
+    Pattern,
+    as_columns,
+    blobs,
+    examples,
+    list_shards,
+)
+from tfaccel.data.sources.labels import numbered
+from tfaccel.data.sources.tar import Sample, index
+from tfaccel.errors import UserError
+
+
+def webdataset(
+    pattern: Pattern,
+    *,
+    image_ext: str = "jpg;jpeg;png;webp",
+    label_ext: str = "cls",
+    target_ext: str | None = None,
+    index_dir: str | os.PathLike | None = None,
+) -> ImageSource:
+    """Finds the images in tar shards, in the order of the shards' names, then of the files.
+
+    The files of a sample follow one another and have one name up to the first dot; what comes after
+    it is the extension. Names that start with a dot, or have none, are passed over.
+
+    Gives ranges of bytes, and labels [num_examples] int32, with the class names "0", "1", ... up to
+    the largest. With `target_ext` it gives pairs, whose `labels` is None. The images may be of any
+    size and of 1 or 3 channels.
+
+    Args:
+      pattern: the shards: a path, a pattern with * ? or [], or a sequence of those. Not compressed.
+      image_ext: extensions of the image, in any case, apart by semicolons; the first file counts
+        that has one of them.
+      label_ext: likewise, of the label: a file of digits, or "json" for one that holds
+        {"label": n}. Not read for pairs.
+      target_ext: likewise, of the target image of pairs.
+      index_dir: where the shards' indexes are; None for beside the shards.
+
+    Raises:
+      UserError: a shard is missing, cut short, compressed or no tar file, or a sample lacks a file
+        or has a label that is no number.
+    """
+    shards = list_shards(pattern)
+    extensions = {"image": image_ext} | (
+        {"target": target_ext} if target_ext is not None else {"label": label_ext}
+    )
+    columns = examples(
+        shards,
+        key=f"webdataset {extensions}",
+        index_dir=index_dir,
+        find=lambda shard, keeper: _find(shard, keeper, extensions),
+    )
+    images = blobs(shards, columns, "image")
+    if target_ext is not None:
+        return ImageSource(images, labels=None, targets=blobs(shards, columns, "target"))
+    labels, class_names = numbered(columns["label"], name_of=images.name)
+    return ImageSource(images, labels, class_names)
+
+
+def _find(shard: str, keeper: Keeper, extensions: dict[str, str]) -> Columns:
+    """Returns the columns "image_offset", "image_size" and those of the target or the label."""
+    try:
+        with open(shard, "rb", buffering=0) as file:
+            samples = index(file, keeper)
+            return as_columns(_row(file, sample, extensions) for sample in samples)
+    except OSError as error:
+        raise UserError(f"shard {shard} cannot be read ({error.strerror})") from error
+
+
+def _row(file: BinaryIO, sample: Sample, extensions: dict[str, str]) -> dict:
+    row = {}
+    for column, wanted in extensions.items():
+        wanted = wanted.lower().split(";")
+        there = [each for each in sample if each[0].lower() in wanted]
+        if not there:
+            name = sample[0][3].removesuffix("." + sample[0][0])
+            raise UserError(
+                f"shard {file.name}: sample '{name}' has no file {' or '.join(wanted)}, only "
+                f"{', '.join(each[0] for each in sample)}; expected {column}_ext to name one that "
+                "follows the others of its sample"
+            )
+        extension, offset, size, name = there[0]
+        if column == "label":
+            row[column] = _label(file, name, extension, os.pread(file.fileno(), size, offset))
+        else:
+            row[f"{column}_offset"], row[f"{column}_size"] = offset, size
+    return row
+
+
+def _label(file: BinaryIO, name: str, extension: str, data: bytes) -> int:
+    try:
+        if extension.lower() == "json":
+            label = json.loads(data)["label"]
+            return label if type(label) is int else int(str(label))
+        return int(data.decode("ascii"))
+    except (ValueError, KeyError, TypeError):
+        expected = '{"label": n}' if extension.lower() == "json" else "digits alone"
+        raise UserError(
+            f"shard {file.name}: '{name}' holds {data[:40]!r}; expected the number of a class, "
+            f"{expected}"
+        ) from None

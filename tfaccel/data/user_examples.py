@@ -1,0 +1,348 @@
+"""Examples that the user's own Python gives: one at a time, as arrays of fixed shapes.
+
+Takes an object with `__len__` and `__getitem__(index)`, or a callable of an index without end;
+gives an `ExamplesData`, which makes streams. Values are stacked and passed on as they are: nothing
+is resized, normalised or augmented, and uint8 images arrive as uint8.
+
+    data = open_examples(Mine(), global_batch_size=64, num_replicas=2, seed=0, shuffle=True, ...)
+    x, y = next(data.stream(placement, data.feed(replica_index=0)))
+"""
+
+import collections
+import dataclasses
+import functools
+import logging
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfaccel.config import LAST_BATCHES, AugmentConfig, check_choice, check_int
+from tfaccel.data.feed import Feed
+from tfaccel.data.placement import Placement
+from tfaccel.data.shards import Plan, Rows, check_even, part
+from tfaccel.errors import UserError
+
+log = logging.getLogger("tfaccel")
+
+PREFETCH_BATCHES = 2  # made ahead of the step, as DALI's default
+
+
+@dataclasses.dataclass(frozen=True)
+class EndlessPlan:
+    """How the indices 0, 1, 2, ... of an endless source are cut into steps and replicas' rows.
+
+    Attributes:
+      global_batch_size: examples per step over all replicas; a multiple of `num_replicas`.
+      num_replicas: over all workers.
+      num_steps: what is called an epoch.
+      num_examples: None; a `shards.Plan` knows it.
+      last_batch: no batch is ever padded.
+    """
+
+    global_batch_size: int
+    num_replicas: int
+    num_steps: int
+    num_examples: None = None
+    last_batch: str = "drop"
+
+    def __post_init__(self):
+        """Checks that batches come out even."""
+        check_even(self.global_batch_size, num_replicas=self.num_replicas)
+        check_int("steps_per_epoch", self.num_steps, at_least=1)
+
+    @property
+    def rows_per_replica(self) -> int:
+        """The rows of every batch."""
+        return self.global_batch_size // self.num_replicas
+
+    def rows(self, *, epoch: int, step: int, replica_index: int) -> Rows:
+        """Returns one replica's rows of one step: see `shards.Plan.rows`."""
+        own = part(
+            self.global_batch_size, num_replicas=self.num_replicas, replica_index=replica_index
+        )
+        positions = np.arange(own.start, own.stop)
+        first = (epoch * self.num_steps + step) * self.global_batch_size
+        return Rows(first + positions, positions, np.ones(len(positions), bool))
+
+
+@dataclasses.dataclass(frozen=True)
+class Examples:
+    """A source, and what its first example looks like. Safe to read from several threads if it is.
+
+    Attributes:
+      read: returns the example at an index.
+      num_examples: None where there is no end.
+      names: the first example's structure, with a name in the place of each array.
+      specs: the (shape, dtype) of each array, by name.
+    """
+
+    read: Callable[[int], Any]
+    num_examples: int | None
+    names: tuple
+    specs: dict[str, tuple[tuple[int, ...], np.dtype]]
+
+    def arrays(self, index: int) -> dict[str, np.ndarray]:
+        """Returns an example's arrays by name.
+
+        Raises:
+          UserError: the source fails, or the arrays are not like the first example's.
+        """
+        _, arrays = _arrays(self.read, index, endless=self.num_examples is None)
+        if arrays.keys() != self.specs.keys():
+            raise UserError(
+                f"example {index} has {_listed(arrays)}, expected {_listed(self.specs)} as example "
+                "0 has; give all examples one structure"
+            )
+        for name, array in arrays.items():
+            if (array.shape, array.dtype) != self.specs[name]:
+                raise UserError(
+                    f"example {index}: {name} is {_described(array.shape, array.dtype)}, expected "
+                    f"{_described(*self.specs[name])} as in example 0; give all examples one shape "
+                    "and dtype"
+                )
+        return arrays
+
+
+@dataclasses.dataclass(frozen=True)
+class ExamplesData:
+    """A source and its plan, as a Loader reads them.
+
+    Attributes:
+      examples: the source.
+      plan: how epochs are cut into steps and rows.
+      class_names: none are known.
+      skips_bad: an example that fails ends the run.
+    """
+
+    examples: Examples
+    plan: Plan | EndlessPlan
+    class_names: tuple[str, ...] = ()
+    skips_bad: bool = False
+
+    @property
+    def spec(self) -> tuple:
+        """The `tf.TensorSpec`s of one replica's batch: the first example's structure."""
+        specs, rows = self.examples.specs, self.plan.rows_per_replica
+
+        def of_batch(name):
+            shape, dtype = specs[name]
+            return tf.TensorSpec((rows, *shape), dtype)
+
+        return tf.nest.map_structure(of_batch, self.examples.names)
+
+    def feed(self, replica_index: int, *, first: int = 0, lost: frozenset = frozenset()) -> Feed:
+        """Returns what a replica reads from batch `first` on, counted from epoch 0."""
+        return Feed(self.plan, AugmentConfig(), (1, 1), replica_index, first, lost)  # draws nothing
+
+    def stream(self, placement: Placement, feed: Feed) -> "ExamplesStream":
+        """Returns one replica's batches without end."""
+        return ExamplesStream(self.examples, feed=feed, placement=placement)
+
+
+class ExamplesStream(Iterator):
+    """An endless iterator over one replica's batches.
+
+    Yields the structure of an example, always a tuple ((x,) where an example is x alone), each
+    array stacked to a tensor [rows, ...] on the replica's device. (TensorFlow itself keeps int32
+    in host memory there.)
+
+    Not through tf.data: TensorFlow would keep the Python function, and with it the source, for
+    good, and would make text of the user's exceptions.
+
+    Raises:
+      UserError: from `next`, when the source fails or gives an example unlike the first.
+    """
+
+    def __init__(self, examples: Examples, *, feed: Feed, placement: Placement):
+        """Starts to read the first batches.
+
+        Args:
+          examples: the source.
+          feed: which examples each batch holds.
+          placement: where batches are given, and how many threads read.
+        """
+        readers = ThreadPoolExecutor(placement.num_threads, "tfaccel-examples")
+        batches = ThreadPoolExecutor(1, "tfaccel-batches")
+        # None of these holds the stream. When it goes, what is queued does too.
+        self._make = functools.partial(_batch, examples, feed, placement, readers)
+        self._submit = batches.submit
+        for each in (batches, readers):
+            weakref.finalize(self, each.shutdown, wait=False, cancel_futures=True)
+        self._number = 0
+        self._ahead = collections.deque()
+        for _ in range(PREFETCH_BATCHES):
+            self._read_ahead()
+
+    def __next__(self):
+        """Returns the next batch."""
+        batch = self._ahead.popleft()
+        self._read_ahead()
+        return batch.result()
+
+    def _read_ahead(self) -> None:
+        self._ahead.append(self._submit(self._make, self._number))
+        self._number += 1
+
+
+def open_examples(
+    source,
+    *,
+    global_batch_size: int,
+    num_replicas: int,
+    seed: int,
+    shuffle: bool,
+    last_batch: str,
+    steps_per_epoch: int | None,
+) -> ExamplesData:
+    """Reads the first example and plans the epochs.
+
+    An example is a tuple (x,), (x, y) or (x, y, sample_weight), or x alone; each is an array or
+    number, or a tuple or dict of them, nested at will. Lists are arrays. float64, which Python's
+    numbers are, becomes float32, as in Keras; every other dtype stays as it is. All examples have
+    the structure, shapes and dtypes of the first.
+
+    Args:
+      source: an object with `__len__` and `__getitem__(index)`; or a callable, `source(index)`, of
+        an example without end: index counts the examples of all replicas from the start of the
+        run, so step s of `global_batch_size` B takes s * B to s * B + B - 1 on any number of
+        replicas, and also after a resume. Either is called from several threads at a time, ahead
+        of need; the same index must always give the same example.
+      global_batch_size: examples per step over all replicas.
+      num_replicas: over all workers.
+      seed: of the order.
+      shuffle: whether every epoch has a new order.
+      last_batch: "pad", "drop" or "repeat", as ImageConfig says.
+      steps_per_epoch: of a callable; None for an object with a length.
+
+    Raises:
+      UserError: the source is neither, its first example cannot be used, or a setting does not
+        suit it.
+    """
+    check_int("global_batch_size", global_batch_size, at_least=1)
+    check_choice("last_batch", last_batch, LAST_BATCHES)
+    _check_source(source)
+    read, num_examples = _reader(source)
+    names, arrays = _arrays(read, 0, endless=num_examples is None)
+    specs = {name: (array.shape, array.dtype) for name, array in arrays.items()}
+    log.info("examples: %s", ", ".join(f"{name} {_described(*specs[name])}" for name in specs))
+    examples = Examples(read, num_examples, names, specs)
+    if num_examples is None:
+        if steps_per_epoch is None:
+            raise UserError("a callable has no end; give steps_per_epoch, e.g. 1000")
+        if shuffle:
+            raise UserError(
+                "shuffle=True for a callable, which has no end; let it choose at random"
+            )
+        return ExamplesData(examples, EndlessPlan(global_batch_size, num_replicas, steps_per_epoch))
+    if steps_per_epoch is not None:
+        raise UserError(
+            f"steps_per_epoch={steps_per_epoch} for {num_examples} examples, whose epoch ends by "
+            "itself; leave it out"
+        )
+    plan = Plan(
+        num_examples=num_examples,
+        global_batch_size=global_batch_size,
+        num_replicas=num_replicas,
+        seed=seed,
+        shuffle=shuffle,
+        last_batch=last_batch,
+    )
+    return ExamplesData(examples, plan)
+
+
+def _check_source(source) -> None:
+    expected = "expected an object with __len__ and __getitem__(index), or a callable of an index"
+    if isinstance(source, type):
+        raise UserError(f"{source.__name__} is a class; give an object of it: {source.__name__}()")
+    if isinstance(source, keras.utils.PyDataset):
+        raise UserError(
+            f"{type(source).__name__} is a keras PyDataset, whose items are batches; {expected} "
+            "that gives one example"
+        )
+    if isinstance(source, tuple | Mapping):
+        raise UserError(f"a {type(source).__name__} of arrays is not a source; {expected}")
+    if not (_is_indexable(source) or callable(source)):
+        raise UserError(f"{type(source).__name__} cannot be read at an index; {expected}")
+
+
+def _is_indexable(source) -> bool:
+    return hasattr(source, "__len__") and hasattr(source, "__getitem__")
+
+
+def _reader(source) -> tuple[Callable[[int], Any], int | None]:
+    if not _is_indexable(source):
+        return source, None
+    if len(source) == 0:
+        raise UserError(f"{type(source).__name__} has no examples; expected one or more")
+    return source.__getitem__, len(source)
+
+
+def _arrays(read: Callable, index: int, *, endless: bool) -> tuple[tuple, dict[str, np.ndarray]]:
+    """Reads an example: its structure with names for arrays, and the arrays by name."""
+    try:
+        example = read(index)
+        example = example if isinstance(example, tuple) else (example,)
+        arrays = {}
+        _map(lambda name, value: arrays.update({name: _array(value)}), example)
+    except Exception as error:
+        end = endless and isinstance(error, IndexError | StopIteration)
+        fix = "; a callable has no end, so give an object with __len__ and __getitem__" * end
+        raise UserError(
+            f"reading example {index} failed: {type(error).__name__}: {error}{fix}"
+        ) from error
+    for name, array in arrays.items():
+        if array.dtype.kind not in "biuf":
+            raise UserError(
+                f"example {index}: {name} is of dtype {array.dtype}; expected numbers, or an array "
+                "of them"
+            )
+    return _map(lambda name, _: name, example), arrays
+
+
+def _map(function: Callable[[str, Any], Any], example, name: str = ""):
+    """Returns the structure of an example with `function(name, value)` in the place of values."""
+    if isinstance(example, tuple):
+        return tuple(_map(function, each, f"{name}[{i}]") for i, each in enumerate(example))
+    if isinstance(example, dict):
+        return {key: _map(function, each, f"{name}[{key!r}]") for key, each in example.items()}
+    return function(name, example)
+
+
+def _array(value) -> np.ndarray:
+    array = np.asarray(value)
+    return array.astype(np.float32) if array.dtype == np.float64 else array
+
+
+def _batch(
+    examples: Examples, feed: Feed, placement: Placement, readers: ThreadPoolExecutor, number: int
+):
+    """Returns a batch on the replica's device, read by all of `readers` together."""
+    ids = feed.rows(number).ids
+    batch = {
+        name: np.empty((len(ids), *shape), dtype) for name, (shape, dtype) in examples.specs.items()
+    }
+
+    def fill(rows):
+        for row in rows:
+            for name, array in examples.arrays(int(ids[row])).items():
+                batch[name][row] = array
+
+    # A run of rows for each thread, not a task for each row: a task costs more than some examples.
+    for _ in readers.map(fill, np.array_split(np.arange(len(ids)), placement.num_threads)):
+        pass  # raises what a thread raised, the first rows' error first
+    with tf.device(placement.device.name):
+        tensors = {name: tf.convert_to_tensor(array) for name, array in batch.items()}
+    return tf.nest.map_structure(tensors.__getitem__, examples.names)
+
+
+def _listed(names) -> str:
+    return ", ".join(names) or "nothing"
+
+
+def _described(shape: tuple[int, ...], dtype: np.dtype) -> str:
+    return f"{dtype}[{', '.join(map(str, shape))}]"

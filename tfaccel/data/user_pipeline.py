@@ -1,0 +1,303 @@
+"""The user's own DALI pipeline: any function decorated with `nvidia.dali.pipeline_def`.
+
+Takes the function; runs it once in Python, where a fault is an exception (inside TensorFlow it
+would end the process); gives a `PipelineData`, which makes streams of the pipeline's outputs.
+
+    data = open_pipeline(pipe, {"root": "train"}, global_batch_size=256, num_replicas=2, ...)
+    image, label = next(data.stream(placement, data.feed(replica_index=0)))
+"""
+
+import contextlib
+import dataclasses
+import inspect
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+import tensorflow as tf
+from nvidia.dali import Pipeline, types
+from nvidia.dali.plugin import tf as dali_tf
+
+from tfaccel.config import LAST_BATCHES, check_choice, check_int
+from tfaccel.data.pipeline_plan import PipelineFeed, PipelinePlan, plan_by
+from tfaccel.data.placement import Placement
+from tfaccel.data.shards import check_even
+from tfaccel.errors import UserError, did_you_mean
+from tfaccel.runtime import Device
+
+log = logging.getLogger("tfaccel")
+
+# What the run decides. Those of DALI's pipelines are always given, the shard's where asked for.
+PIPELINE_ARGUMENTS = ("batch_size", "num_threads", "device_id", "seed", "prefetch_queue_depth")
+SHARD_ARGUMENTS = ("shard_id", "num_shards", "replica_index")
+
+
+@dataclasses.dataclass(frozen=True)
+class PipelineData:
+    """A user's pipeline and its plan, as a Loader reads them.
+
+    Attributes:
+      function: decorated with `pipeline_def`.
+      arguments: the user's, by name.
+      plan: how long an epoch is.
+      spec: of the outputs of one replica's batch.
+      prefetch_batches: made ahead of the step.
+      class_names: none are known.
+      skips_bad: a file that cannot be read ends the run.
+    """
+
+    function: Callable
+    arguments: Mapping
+    plan: PipelinePlan
+    spec: tuple[tf.TensorSpec, ...]
+    prefetch_batches: int
+    class_names: tuple[str, ...] = ()
+    skips_bad: bool = False
+
+    def feed(
+        self, replica_index: int, *, first: int = 0, lost: frozenset = frozenset()
+    ) -> PipelineFeed:
+        """Returns what a replica reads from batch `first` on, counted from epoch 0."""
+        return PipelineFeed(self.plan, replica_index, first)
+
+    def stream(self, placement: Placement, feed: PipelineFeed) -> "PipelineStream":
+        """Returns one replica's batches without end."""
+        return PipelineStream(self, feed=feed, placement=placement)
+
+
+class PipelineStream(Iterator):
+    """An endless iterator over the outputs of one replica's pipeline.
+
+    Yields a tuple of tensors, each [rows, ...] on the replica's device, with the dtypes that the
+    pipeline gives.
+
+    Raises:
+      UserError: from `next`, when the pipeline fails. The stream is over then.
+    """
+
+    def __init__(self, data: PipelineData, *, feed: PipelineFeed, placement: Placement):
+        """Builds the pipeline.
+
+        DALI's readers cannot begin in the middle. A feed that does is reached by making the batches
+        before and dropping them; so the examples and the random draws are those of an uninterrupted
+        run, if the seed is the same.
+
+        Args:
+          data: the pipeline.
+          feed: which batch comes first.
+          placement: device, threads and seed: another for each replica, or all draw the same.
+
+        Raises:
+          UserError: the pipeline cannot be built.
+        """
+        self._data, self._number, self._made = data, feed.first, 0
+        skipped = self._place(feed.first)
+        if skipped:
+            log.info("pipeline: %d batches are made and dropped to start there", skipped)
+        given = _given(data.function, feed, placement, prefetch_batches=data.prefetch_batches)
+        with _faults_named(data.function), tf.device(placement.device.name):
+            dataset = dali_tf.experimental.DALIDatasetWithInputs(
+                pipeline=data.function(**{**given, **data.arguments}),
+                output_shapes=tuple(each.shape for each in data.spec),
+                output_dtypes=tuple(each.dtype for each in data.spec),
+                # The data set's own values win over the pipeline's, silently: say them again.
+                **{name: given[name] for name in PIPELINE_ARGUMENTS if name != "seed"},
+            )
+            self._iterator = iter(dataset)
+
+    def __next__(self):
+        """Returns the next batch."""
+        with _faults_named(self._data.function):
+            while self._made < self._place(self._number):
+                next(self._iterator)
+                self._made += 1
+            batch = next(self._iterator)
+        self._made, self._number = self._made + 1, self._number + 1
+        return batch
+
+    def _place(self, number: int) -> int:
+        """Returns which of the pipeline's batches is the run's batch of that number."""
+        epoch, step = divmod(number, self._data.plan.num_steps)
+        return epoch * self._data.plan.batches_per_epoch + step
+
+
+def open_pipeline(
+    function: Callable,
+    arguments: Mapping,
+    *,
+    global_batch_size: int,
+    num_replicas: int,
+    last_batch: str,
+    steps_per_epoch: int | None,
+    device: Device,
+    num_threads: int,
+    prefetch_batches: int,
+) -> PipelineData:
+    """Runs one batch of the pipeline and plans the epochs by its readers.
+
+    One pipeline runs on each replica. It gets DALI's batch_size (rows per replica), num_threads,
+    device_id, seed (another on each replica) and prefetch_queue_depth; and, where the function has
+    such parameters, by name: shard_id and num_shards over all workers, replica_index (the same as
+    shard_id) and device ("gpu" or "cpu"; another may be given).
+
+    Batches are the pipeline's outputs as they are: a tuple, each output of one shape for all
+    samples. The second, if it is of integers and each sample's shape is (1,), as readers give
+    labels, comes as [rows] instead of [rows, 1]. Outputs on the CPU are copied to the GPU.
+
+    Args:
+      function: decorated with `nvidia.dali.pipeline_def`.
+      arguments: the user's, by name.
+      global_batch_size: examples per step over all replicas.
+      num_replicas: over all workers.
+      last_batch: of an epoch, as ImageConfig says. "pad" needs readers with pad_last_batch=True.
+        "repeat" and, without it, "drop" let readers run on: what an epoch leaves over begins the
+        next.
+      steps_per_epoch: of a pipeline without a reader; None where a reader ends the epoch.
+      device: of this worker's first replica; the pipeline is tried there.
+      num_threads: CPU threads of each pipeline.
+      prefetch_batches: made ahead of the step.
+
+    Raises:
+      UserError: the pipeline cannot be built or run, its outputs are no batches, its readers are
+        not sharded, or a setting does not suit them.
+    """
+    check_int("global_batch_size", global_batch_size, at_least=1)
+    check_even(global_batch_size, num_replicas=num_replicas)
+    check_choice("last_batch", last_batch, LAST_BATCHES)
+    _check_function(function, arguments)
+    endless = PipelinePlan(None, global_batch_size, num_replicas, steps_per_epoch, "drop")
+    spec, readers = _try(function, arguments, endless, Placement(device, num_threads, seed=0))
+    if (steps_per_epoch is None) != bool(readers):
+        fix = (
+            "whose reader ends the epoch by itself; leave it out"
+            if readers
+            else "which has no reader to end the epoch; give a number, e.g. 1000"
+        )
+        raise UserError(f"steps_per_epoch={steps_per_epoch} for {_name(function)}, {fix}")
+    if readers:
+        plan = plan_by(
+            readers,
+            global_batch_size=global_batch_size,
+            num_replicas=num_replicas,
+            last_batch=last_batch,
+        )
+    else:
+        check_int("steps_per_epoch", steps_per_epoch, at_least=1)
+        plan = endless
+    return PipelineData(function, dict(arguments), plan, spec, prefetch_batches)
+
+
+def _try(function, arguments: Mapping, plan: PipelinePlan, placement: Placement):
+    """Runs one batch: the `tf.TensorSpec`s of the outputs, and what DALI says of the readers."""
+    # As the last replica, because a reader that was not told reads the first shard.
+    feed = PipelineFeed(plan, replica_index=plan.num_replicas - 1)
+    with _faults_named(function):
+        # With nothing made ahead, a user's source is asked for this batch alone.
+        given = _given(function, feed, placement, prefetch_batches=1)
+        pipeline = function(**{**given, **arguments})
+        pipeline.build()
+        return _spec(function, pipeline.run(), plan.rows_per_replica), pipeline.reader_meta()
+
+
+def _check_function(function, arguments: Mapping) -> None:
+    if not getattr(function, "_is_pipeline_def", False):
+        raise UserError(
+            f"{_name(function)} is no DALI pipeline function; decorate it with "
+            "@nvidia.dali.pipeline_def and give the function, uncalled"
+        )
+    parameters = inspect.signature(function).parameters
+    ours = (*PIPELINE_ARGUMENTS, *SHARD_ARGUMENTS)
+    others = {*parameters, *inspect.signature(Pipeline).parameters}.difference(ours)
+    for name in PIPELINE_ARGUMENTS:
+        if name in parameters:
+            raise UserError(
+                f"the parameter '{name}' of {_name(function)} hides DALI's own; remove it: "
+                f"nvidia.dali.Pipeline.current() knows it"
+            )
+    for name in arguments:
+        if name in ours:
+            raise UserError(f"'{name}' for {_name(function)} is given by the run; leave it out")
+        if name not in others:
+            raise UserError(
+                f"{_name(function)} has no parameter '{name}'"
+                f"{did_you_mean(name, set(parameters).difference(ours))}"
+            )
+    for name, parameter in parameters.items():
+        known = name in SHARD_ARGUMENTS or name == "device" or name in arguments
+        if not known and parameter.default is parameter.empty:
+            raise UserError(f"{_name(function)} needs '{name}'; give {name}=...")
+
+
+def _given(
+    function, feed: PipelineFeed, placement: Placement, *, prefetch_batches: int
+) -> dict[str, object]:
+    """Returns the arguments that the run gives."""
+    device_id = placement.device.cuda_ordinal
+    by_name = {
+        "shard_id": feed.replica_index,
+        "num_shards": feed.plan.num_replicas,
+        "replica_index": feed.replica_index,
+        "device": "cpu" if device_id is None else "gpu",
+    }
+    parameters = inspect.signature(function).parameters
+    return {
+        "batch_size": feed.plan.rows_per_replica,
+        "num_threads": placement.num_threads,
+        "device_id": device_id,
+        "seed": placement.seed,
+        "prefetch_queue_depth": prefetch_batches,
+        **{name: value for name, value in by_name.items() if name in parameters},
+    }
+
+
+def _spec(function, outputs, rows: int) -> tuple[tf.TensorSpec, ...]:
+    """Returns what batches like these outputs of DALI are in TensorFlow."""
+    specs = []
+    for index, output in enumerate(outputs):
+        if len(output) != rows:
+            raise UserError(
+                f"output {index} of {_name(function)} has {len(output)} samples, expected the "
+                f"{rows} of a batch; its source must give as many"
+            )
+        shapes = list(dict.fromkeys(output.shape()))
+        if len(shapes) > 1:
+            raise UserError(
+                f"output {index} of {_name(function)} has samples of different shapes, e.g. "
+                f"{shapes[0]} and {shapes[1]}; give all one size, e.g. by fn.resize or fn.crop"
+            )
+        shape, dtype = shapes[0], tf.as_dtype(types.to_numpy_type(output.dtype))
+        if index == 1 and shape == (1,) and dtype.is_integer:
+            shape = ()  # DALI's data set drops the dimension, if it is asked for the shape without
+            log.info("pipeline: output 1, %s [rows, 1], is given as labels [rows]", dtype.name)
+        specs.append(tf.TensorSpec((rows, *shape), dtype))
+    return tuple(specs)
+
+
+@contextlib.contextmanager
+def _faults_named(function):
+    """Turns what a pipeline raises into one sentence with its cause."""
+    try:
+        yield
+    except (UserError, tf.errors.ResourceExhaustedError):
+        raise
+    except StopIteration as error:
+        raise UserError(
+            f"an external source of {_name(function)} has ended; give one without end, e.g. a "
+            "callable, or cycle=True"
+        ) from error
+    except Exception as error:
+        raise UserError(f"{_name(function)} failed: {_cause(error)}") from error
+
+
+def _cause(error: Exception) -> str:
+    """Returns what happened, and where, from between DALI's and TensorFlow's traces."""
+    text = re.sub(r"\{\{.*?\}\}\s*|\[Op:.*", "", str(error))
+    found = re.search(r"operator `(.+?)`.*encountered:\s*(.+?)\n", text, re.DOTALL)
+    if found:
+        return f"{found[1]}: {found[2]}"
+    lines = [line for line in text.splitlines() if line and not line.startswith("Critical error")]
+    return f"{type(error).__name__}: {next(iter(lines), '').strip()}"
+
+
+def _name(function) -> str:
+    return f"{getattr(function, '__name__', type(function).__name__)}()"

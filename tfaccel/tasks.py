@@ -1,0 +1,99 @@
+"""What is learned from what the data gives: outputs, loss and metrics.
+
+Takes a loader's data and which model; gives a `Task`. Labels make a classification, target images a
+restoration, masks a segmentation.
+
+    task = task_of(train.data, config.model)
+    run.compile(model, optimizer, task.loss, metrics=task.metrics)
+"""
+
+import dataclasses
+
+import keras
+
+from tfaccel.config import ModelConfig
+from tfaccel.data.images import ImageData
+from tfaccel.errors import UserError
+from tfaccel.metrics import PSNR
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What a model is trained to give.
+
+    Attributes:
+      output_shape: of the model, without the batch: (classes,), or (height, width, channels).
+      loss: on the outputs as the model gives them: logits, or normalised pixels.
+      metrics: to measure, beside the loss.
+    """
+
+    output_shape: tuple[int, ...]
+    loss: keras.losses.Loss
+    metrics: list
+
+    @property
+    def num_outputs(self) -> int:
+        """Classes, or values per pixel."""
+        return self.output_shape[-1]
+
+
+def task_of(data: ImageData, model: ModelConfig) -> Task:
+    """Returns the task that the data sets.
+
+    Args:
+      data: what a loader reads: labelled images, or pairs of images.
+      model: which model, and how many outputs it should have, if they are not those of the data.
+
+    Raises:
+      UserError: `num_outputs` does not suit the data, or is missing for masks.
+    """
+    if data.source.targets is None:
+        return _classification(len(data.class_names), model.num_outputs)
+    if data.images.targets == "mask":
+        return _segmentation(data.images.image_size, model.num_outputs)
+    return _restoration(data.images, model.num_outputs)
+
+
+def check_model(model: keras.Model, task: Task) -> None:
+    """Raises UserError unless the model gives what the task asks for.
+
+    Keras would stretch one to the other where it can, and train on that.
+    """
+    if model.output_shape[1:] != task.output_shape:
+        raise UserError(
+            f"model {model.name} gives {model.output_shape[1:]} for an image; expected "
+            f"{task.output_shape}, as the targets of these data are: use a model that gives "
+            + ("an image" if len(task.output_shape) == 3 else "classes")
+        )
+
+
+def _classification(num_classes: int, asked: int | None) -> Task:
+    if asked is not None and asked < num_classes:
+        raise UserError(
+            f"num_outputs={asked}, but the data have {num_classes} classes; give at least as many, "
+            "or leave it out"
+        )
+    return Task((asked or num_classes,), _cross_entropy(), ["accuracy"])
+
+
+def _segmentation(image_size: tuple[int, int], asked: int | None) -> Task:
+    if asked is None:
+        raise UserError(
+            "num_outputs=None with targets='mask'; say how many values a mask's pixels have (the "
+            "largest, plus one), e.g. --config.model.num_outputs=21"
+        )
+    return Task((*image_size, asked), _cross_entropy(), ["accuracy"])
+
+
+def _restoration(images, asked: int | None) -> Task:
+    if asked not in (None, images.channels):
+        raise UserError(
+            f"num_outputs={asked}, but target images have {images.channels} channel(s); leave it "
+            "out"
+        )
+    loss = keras.losses.MeanAbsoluteError()  # sharper than squares, and as good in PSNR
+    return Task((*images.image_size, images.channels), loss, [PSNR(images.std)])
+
+
+def _cross_entropy() -> keras.losses.Loss:
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
