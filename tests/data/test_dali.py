@@ -20,6 +20,7 @@ from tfaccel.data.feed import Feed
 from tfaccel.data.placement import Placement
 from tfaccel.data.shards import Plan
 from tfaccel.data.source import Blobs, ImageSource, UnreadableExamples
+from tfaccel.data.sources.pillow import IMAGE_SUFFIXES
 from tfaccel.errors import UserError
 from tfaccel.runtime import Device
 
@@ -255,6 +256,20 @@ def test_grey_and_transparent_files_among_colour_ones(pixels, tmp_path, device):
     np.testing.assert_allclose(image, expected(decoded, images, AugmentConfig()), atol=HALF_LEVEL)
 
 
+def test_every_format_is_cut_by_its_header(pixels, tmp_path, device):
+    smooth = [PIL.Image.fromarray(each).resize((5, 4)).resize((50, 40)) for each in pixels]
+    files = [str(tmp_path / f"{index}{each}") for index, each in enumerate(IMAGE_SUFFIXES)]
+    for image, file in zip(smooth, files, strict=False):
+        image.save(file)
+    decoded = [np.asarray(PIL.Image.open(file)) for file in files]
+    source = ImageSource(Blobs(tuple(files)), np.zeros(len(files), np.int32))
+    augment = AugmentConfig(window="random_resized_crop")
+    images = ImageConfig(image_size=(20, 16))
+    image, _ = first_batch(source, augment, images, device=device)
+    tolerance = HALF_LEVEL if device is CPU else 10 / 255  # another decoder of JPEG
+    np.testing.assert_allclose(image, expected(decoded, images, augment), atol=tolerance)
+
+
 def batches(stream, number):
     return [tuple(each.numpy() for each in next(stream)) for _ in range(number)]
 
@@ -336,6 +351,19 @@ def test_every_batch_has_the_same_rows(folder, device):
     assert label_spec == tf.TensorSpec((8,), tf.int32)
 
 
+def test_batches_of_the_cpu_are_copied_to_the_replica(source):
+    # A second CPU device stands for the GPU.
+    images, other = ImageConfig(image_size=(20, 16)), Device("/cpu:1", 0)
+    feed = feed_of(source, EVERY_DRAW, images, rows=5, shuffle=True)
+    copied = stream_of(source, images, feed, device=other, decode_on_gpu=False)
+    for same in batches(stream_of(source, images, feed), 9):
+        image, label = next(copied)
+        assert image.device.endswith("CPU:1")
+        assert label.device.endswith("CPU:1")
+        np.testing.assert_array_equal(image, same[0])
+        np.testing.assert_array_equal(label, same[1])
+
+
 @pytest.mark.parametrize("decode_on_gpu", [True, False])
 @pytest.mark.gpu
 def test_batches_are_on_the_gpu(source, decode_on_gpu):
@@ -365,6 +393,23 @@ def test_a_stream_that_starts_in_the_middle_goes_on_alike(source, device):
     for one, other in zip(batches(whole, 10)[6:], batches(late, 4), strict=True):
         for value, wanted in zip(one, other, strict=True):
             np.testing.assert_array_equal(value, wanted)
+
+
+def test_two_replicas_make_the_batch_of_one(source, device):
+    images = ImageConfig(image_size=(20, 16))
+    one, *two = (
+        stream_of(
+            source,
+            images,
+            Feed(Plan(17, 6, replicas, 3, True), EVERY_DRAW, images.image_size, index),
+            device=device,
+        )
+        for replicas, index in ((1, 0), (2, 0), (2, 1))
+    )
+    for _ in range(2):
+        whole, parts = next(one), zip(*(next(each) for each in two), strict=True)
+        for wanted, part in zip(whole, parts, strict=True):
+            np.testing.assert_array_equal(tf.concat(part, 0), wanted)
 
 
 def test_settings_reach_the_data_set_itself(source, device, monkeypatch):
@@ -424,6 +469,16 @@ def test_a_bad_file_is_named(copy, device, kind, index):
         read_all(copy, device)
     assert caught.value.ids == (index,)
     assert re.match(rf"1 of .* first {copy.images.files[index]} \(", str(caught.value))
+
+
+def test_a_bad_file_is_named_where_batches_are_copied(copy):
+    spoiled("truncated", pathlib.Path(copy.images.files[16]))
+    images = ImageConfig(image_size=(20, 16))
+    feed = feed_of(copy, AugmentConfig(), images, rows=2)
+    stream = stream_of(copy, images, feed, device=Device("/cpu:1", 0), decode_on_gpu=False)
+    with pytest.raises(UnreadableExamples) as caught:
+        batches(stream, 9)
+    assert caught.value.ids == (16,)
 
 
 def test_several_bad_files_are_told_at_once(copy, device):
@@ -490,7 +545,7 @@ def test_a_stream_that_is_dropped_leaves_nothing(source, tmp_path, device, of_ra
     for _ in range(3):
         stream = stream_of(source, images, feed_of(source, EVERY_DRAW, images), device=device)
         next(stream)
-        dropped = [weakref.ref(stream), *map(weakref.ref, stream._inputs.values())]
+        dropped = [weakref.ref(stream), *map(weakref.ref, stream._readers.values())]
         del stream
         gc.collect()
         assert [each() for each in dropped] == [None] * len(dropped)

@@ -1,0 +1,205 @@
+import pathlib
+import shutil
+
+import keras
+import numpy as np
+import PIL.Image
+import pytest
+from conftest import strategy_of
+
+from tfaccel import DaliConfig, ImageConfig, UserError, preset
+from tfaccel.data import shards, sources
+from tfaccel.data.distribute import Loader
+from tfaccel.data.images import open_images
+from tfaccel.runtime import Device, Runtime
+
+NUM_IMAGES = 37
+LOADERS = ("dali_cpu", "tf_data", "memory", "cache")
+SETTINGS = {"image_size": (12, 10), "channels": 1, "global_batch_size": 12}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+def make_loader(source, *, num_replicas=1, augment="none", shuffle=True, **images):
+    devices = tuple(Device(f"/cpu:{index}", None) for index in range(num_replicas))
+    data = open_images(
+        source,
+        ImageConfig(**{**SETTINGS, **images}),
+        preset(augment) if isinstance(augment, str) else augment,
+        shuffle=shuffle,
+        num_replicas=num_replicas,
+        runtime=Runtime(devices, "float32", xla=False, seed=0, loader_threads=1),
+        num_threads=1,
+        dali=DaliConfig(),
+    )
+    return Loader(
+        data,
+        devices=devices,
+        seed=0,
+        num_threads=1,
+        first_replica=0,
+        strategy=strategy_of(num_replicas),
+    )
+
+
+def rows_of(loader, num_replicas=1):
+    """An epoch's real images and labels, in order."""
+    local = strategy_of(num_replicas).experimental_local_results
+    batches = [[np.concatenate(local(each)) for each in batch] for batch in loader]
+    image, label, weight = (np.concatenate(each) for each in zip(*batches, strict=True))
+    return image[weight > 0], label[weight > 0]
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_every_loader_gives_the_files_own_pixels_once_in_the_plans_order(
+    folder, in_file_order, loader
+):
+    # Pillow's decode is the reference. PNG is exact; 1e-6 is float32's division by 255.
+    images, labels = in_file_order
+    loader = make_loader(sources.class_folders(folder), loader=loader)
+    assert len(loader) == 4
+    for epoch in range(3):
+        image, label = rows_of(loader)
+        order = shards.epoch_order(NUM_IMAGES, seed=0, epoch=epoch, shuffle=True)
+        np.testing.assert_array_equal(label, labels[order])
+        np.testing.assert_allclose(image[..., 0], images[order] / np.float32(255), atol=1e-6)
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_replicas_and_a_resume_see_the_augmented_images_of_one(folder, loader):
+    source = sources.class_folders(folder)
+    augment = preset("mnist", shift_pixels=1, horizontal_flip=True, contrast=0.3)
+    settings = {"augment": augment, "loader": loader}
+    one = make_loader(source, **settings)
+    epochs = [rows_of(one) for _ in range(2)]
+    several = make_loader(source, num_replicas=3, **settings)
+    for wanted in epochs:
+        for ours, each in zip(rows_of(several, 3), wanted, strict=True):
+            np.testing.assert_allclose(ours, each, atol=1e-6)
+    two = make_loader(source, num_replicas=2, **settings)
+    two.start_at(epoch=1, step=2)
+    for ours, each in zip(rows_of(two, 2), epochs[1], strict=True):
+        np.testing.assert_allclose(ours, each[24:], atol=1e-6)
+
+
+@pytest.mark.parametrize("augment", ["imagenet_color", "imagenet_eval", "cifar"])
+def test_loaders_agree_on_augmented_images(folder, augment):
+    # The same draws in each. Resizing is antialiased in DALI, and not in the others where a window
+    # is random, and they round to whole pixel values at other places: 0.02 is 5 of 255 in the mean.
+    source = sources.class_folders(folder)
+    found = {
+        loader: rows_of(
+            make_loader(source, augment=augment, loader=loader, channels=3, image_size=(10, 10))
+        )[0]
+        for loader in LOADERS
+    }
+    for loader, images in found.items():
+        assert np.abs(images - found["dali_cpu"]).mean() < 0.02, loader
+
+
+def test_float16_images_for_a_float16_policy(setup, folder):
+    for precision, dtype in (("mixed_float16", "float16"), ("mixed_bfloat16", "float32")):
+        loader = setup(precision=precision).image_folder(folder, **SETTINGS)
+        image = next(iter(loader))[0]
+        assert image.dtype.name == loader.element_spec[0].dtype.name == dtype
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_two_epochs_of_fit_evaluate_and_predict_build_one_pipeline(folder, loader, caplog):
+    caplog.set_level("INFO")
+    source = sources.class_folders(folder)
+    train, test = make_loader(source, loader=loader), make_loader(source, loader=loader)
+    keras.utils.set_random_seed(0)
+    layers = [keras.Input((12, 10, 1)), keras.layers.Flatten(), keras.layers.Dense(3)]
+    from conftest import compiled
+
+    model = compiled(
+        lambda: keras.Sequential(layers),
+        1,
+        optimizer="sgd",
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    made = []
+    for each in (train, test):
+        each._stream = lambda index, make=each._stream: made.append(index) or make(index)
+    for _ in range(2):
+        model.fit(train, validation_data=test, epochs=2, verbose=0)
+    model.evaluate(test, verbose=0)
+    assert model.predict(test, verbose=0).shape == (NUM_IMAGES, 3)
+    assert made == [0, 0]
+
+
+BAD = ("a/00.png", "b/16.png", "c/05.png")
+
+
+@pytest.fixture
+def damaged(folder, tmp_path):
+    """The images, three of them cut short."""
+    root = pathlib.Path(shutil.copytree(folder, tmp_path / "copy"))
+    for name in BAD:
+        (root / name).write_bytes((root / name).read_bytes()[:70])
+    return root
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_a_bad_file_is_an_error_that_names_it(damaged, loader):
+    with pytest.raises(UserError, match=r"a/00\.png|b/16\.png|c/05\.png"):
+        rows_of(make_loader(sources.class_folders(damaged), loader=loader))
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_bad_files_are_left_out_and_the_epoch_is_as_long_as_the_rest(
+    damaged, loader, in_file_order, caplog
+):
+    caplog.set_level("INFO")
+    loader = make_loader(sources.class_folders(damaged), loader=loader, bad_files="skip")
+    assert loader.num_examples == NUM_IMAGES - 3
+    assert len(loader) == 3
+    for _ in range(2):
+        image, label = rows_of(loader)
+        assert np.bincount(label).tolist() == [12, 11, 11]
+        assert len(np.unique(image.reshape(len(image), -1), axis=0)) == NUM_IMAGES - 3
+    assert "3 of 37" in caplog.text or "3 truncated" in caplog.text
+
+
+@pytest.mark.parametrize("loader", ["dali_cpu", "tf_data"])
+def test_a_file_that_vanishes_in_the_run_costs_itself_alone(folder, tmp_path, loader):
+    root = pathlib.Path(shutil.copytree(folder, tmp_path / "copy"))
+    source = sources.class_folders(root)
+    loader = make_loader(source, loader=loader, bad_files="skip")
+    assert len(rows_of(loader)[0]) == NUM_IMAGES
+    (root / "a" / "03.png").unlink()
+    for epoch in range(2):
+        # What was read ahead when it vanished may still have it.
+        assert len(rows_of(loader)[0]) in ((NUM_IMAGES, NUM_IMAGES - 1)[epoch:])
+
+
+def test_names_that_are_not_utf8_are_read(folder, tmp_path):
+    import os
+
+    root = pathlib.Path(shutil.copytree(folder, tmp_path / "copy"))
+    os.rename(root / "a", os.fsencode(root) + b"/\xe9 \xff")
+    for loader in LOADERS:
+        found = make_loader(sources.class_folders(root), loader=loader)
+        assert len(rows_of(found)[0]) == NUM_IMAGES
+
+
+def test_hues_of_grey_images_are_refused(folder):
+    with pytest.raises(UserError, match="grey images have no hue"):
+        make_loader(sources.class_folders(folder), augment=preset("none", hue_degrees=5.0))
+
+
+def test_images_of_many_sizes_are_stored_only_at_a_size_that_was_given(tmp_path):
+    (tmp_path / "a").mkdir()
+    for index in range(4):
+        PIL.Image.new("L", (20 + index, 16)).save(tmp_path / "a" / f"{index}.png")
+    source = sources.class_folders(tmp_path)
+    settings = {"augment": "imagenet", "loader": "memory", "global_batch_size": 2}
+    with pytest.raises(UserError, match="keeps images of one size, but .* give stored_size"):
+        make_loader(source, **settings)
+    loader = make_loader(source, **settings, stored_size=(16, 16))
+    assert rows_of(loader)[0].shape == (4, 12, 10, 1)

@@ -1,0 +1,82 @@
+"""What a scan found: faults, how many of each kind, and the list as a text file.
+
+report.bad_ids, report.summary("train")
+report.write("bad_files.txt")
+"""
+
+import collections
+import dataclasses
+import os
+import pathlib
+
+import numpy as np
+
+from tfaccel.audit.examine import BAD, NOTE
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Fault:
+    """Something wrong with one image.
+
+    Attributes:
+      severity: "bad" (it cannot be trained on with every loader) or "note".
+      kind: one of examine.KINDS.
+      name: path of the image, or its place in a shard.
+      cause: in words.
+      id: of the example, in the source.
+    """
+
+    severity: str
+    kind: str
+    name: str
+    cause: str
+    id: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What a scan found.
+
+    Attributes:
+      faults: sorted by severity, kind and name; an image may have several.
+      num_examples: in the source.
+      num_reused: images, of pairs two for each example, that an earlier scan had looked at.
+      list_path: of the text file that lists the faults.
+    """
+
+    faults: tuple[Fault, ...]
+    num_examples: int
+    num_reused: int
+    list_path: pathlib.Path
+
+    @property
+    def bad_ids(self) -> np.ndarray:
+        """The examples that cannot be trained on: [n] int64, in order."""
+        bad = {each.id for each in self.faults if each.severity == BAD}
+        return np.array(sorted(bad), np.int64)
+
+    def counts(self, severity: str) -> str:
+        """Returns how many images have each kind of fault: "2 empty, 1 truncated"."""
+        kinds = collections.Counter(each.kind for each in self.faults if each.severity == severity)
+        return ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))
+
+    def summary(self, name: str) -> str:
+        """Returns one line for people.
+
+        Args:
+          name: of the source, for example "train".
+        """
+        bad, notes = (self.counts(each) or "none" for each in (BAD, NOTE))
+        said = f"{name}: {self.num_examples:,} examples; bad: {bad}; notes: {notes}"
+        return f"{said}; listed in {self.list_path}" if self.faults else said
+
+    def write(self, path: str | os.PathLike) -> None:
+        """Writes a line for each fault: severity, kind, path and cause, with tabs between them."""
+        with open(path, "w", encoding="utf-8", errors="surrogateescape") as file:
+            for each in self.faults:
+                words = (each.severity, each.kind, each.name, each.cause)
+                file.write("\t".join(_escaped(word) for word in words) + "\n")
+
+
+def _escaped(word: str) -> str:
+    return word.replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n")

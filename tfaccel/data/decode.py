@@ -1,0 +1,124 @@
+"""Encoded images to uint8 arrays of one size: once, in parallel, by Pillow.
+
+Takes a source and the arrays to fill; fills them, and says how far it is.
+
+    arrays = {"images": np.empty(shape, np.uint8)}
+    decode_into(arrays, source, targets="image", num_threads=8)
+"""
+
+import concurrent.futures
+import functools
+import io
+import logging
+import time
+
+import numpy as np
+import PIL.Image
+
+from tfaccel.data.source import Blobs, ImageSource, UnreadableExamples
+from tfaccel.data.sources.pillow import cause
+from tfaccel.errors import UserError
+
+BLOCK = 64  # images that a thread takes at once
+LOG_SECONDS = 30
+
+log = logging.getLogger("tfaccel")
+
+
+def shapes(
+    source: ImageSource, *, stored_size: tuple[int, int], channels: int, targets: str
+) -> dict[str, tuple[int, int, int, int]]:
+    """Returns the shapes of the arrays that hold the source, by name: "images" and, for pairs,
+    "targets".
+
+    Args:
+      source: the encoded images.
+      stored_size: (height, width) that each is resized to.
+      channels: of the inputs: 1 or 3.
+      targets: "image", for as many channels as the inputs have, or "mask", for one.
+    """
+    found = {"images": (len(source), *stored_size, channels)}
+    if source.targets is not None:
+        found["targets"] = (len(source), *stored_size, 1 if targets == "mask" else channels)
+    return found
+
+
+def decode_into(
+    arrays: dict[str, np.ndarray], source: ImageSource, *, targets: str, num_threads: int
+) -> None:
+    """Decodes every image, and resizes it as the window "stretch" does.
+
+    Args:
+      arrays: to be filled, as `shapes` says, uint8. A mask's pixels are taken as they are.
+      source: the encoded images.
+      targets: "image" or "mask".
+      num_threads: that decode; Pillow lets them run at once.
+
+    Raises:
+      UnreadableExamples: images that cannot be read or decoded, all of them.
+      UserError: a pair of two sizes.
+    """
+    block = functools.partial(_decode_block, arrays, source, targets)
+    starts, bad, said = range(0, len(source), BLOCK), {}, time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor(num_threads) as pool:
+        try:
+            for start, faults in zip(starts, pool.map(block, starts), strict=True):
+                bad |= faults
+                if time.monotonic() - said > LOG_SECONDS:
+                    said = time.monotonic()
+                    log.info("data: %d of %d images are decoded", start, len(source))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    if bad:
+        raise UnreadableExamples(
+            f"{len(bad)} of {len(source)} images cannot be decoded, first "
+            f"{next(iter(bad.values()))}; replace or remove such files",
+            ids=tuple(bad),
+        )
+
+
+def _decode_block(arrays, source, targets, start: int) -> dict[int, str]:
+    """Decodes BLOCK examples; returns "name (cause)" of those that cannot be."""
+    bad = {}
+    for index in range(start, min(start + BLOCK, len(source))):
+        parts = [("images", source.images, False)]
+        if source.targets is not None:
+            parts.append(("targets", source.targets, targets == "mask"))
+        sizes = []
+        for name, blobs, is_mask in parts:
+            try:
+                sizes.append(_decode(arrays[name][index], blobs.read(index), nearest=is_mask))
+            except MemoryError:  # not the file's fault
+                raise
+            except Exception as error:  # Pillow raises nearly anything for a damaged file
+                bad[index] = f"{blobs.name(index)} ({cause(error)})"
+                break
+        if len(set(sizes)) > 1:
+            raise UserError(_two_sizes(source.images, source.targets, index, sizes))
+    return bad
+
+
+def _decode(out: np.ndarray, data: bytes, *, nearest: bool) -> tuple[int, int]:
+    """Fills [height, width, channels] with an image, and returns the size that it had."""
+    height, width, channels = out.shape
+    with PIL.Image.open(io.BytesIO(data)) as opened:
+        image = opened.convert("L" if channels == 1 else "RGB")
+    if nearest:
+        rows, columns = (
+            (2 * np.arange(new) + 1) * old // (2 * new)
+            for new, old in zip((height, width), (image.height, image.width), strict=True)
+        )
+        out[..., 0] = np.asarray(image)[rows][:, columns]
+    else:
+        resized = image.resize((width, height), PIL.Image.Resampling.BILINEAR)  # antialiased
+        out[:] = np.asarray(resized).reshape(out.shape)
+    return image.height, image.width
+
+
+def _two_sizes(images: Blobs, targets: Blobs, index: int, sizes) -> str:
+    one, other = (f"{height}x{width} pixels" for height, width in sizes)
+    return (
+        f"{images.name(index)} has {one} and its target {targets.name(index)} {other}; expected a "
+        "pair of one size"
+    )

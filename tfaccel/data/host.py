@@ -1,0 +1,108 @@
+"""A stream whose batches Python begins, tf.data goes on with, and the replica's device finishes.
+
+Takes what to do at each of the three places; gives the endless iterator that every loader is.
+
+    stream = HostStream(begin, finish, placement=placement)
+    image, label = next(stream)
+"""
+
+import types
+import weakref
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from tfaccel.data.placement import Placement
+
+PREFETCH_BATCHES = 2  # made ahead of the step
+CPU = "/cpu:0"  # where tf.data runs, whichever logical device the replica has
+
+
+class HostStream:
+    """An endless iterator over one replica's batches, which are made ahead on the CPU.
+
+    Yields what `finish` returns, on the replica's device.
+    """
+
+    def __init__(
+        self,
+        begin: Callable[[int], dict[str, np.ndarray]],
+        finish: Callable,
+        *,
+        placement: Placement,
+        each_row: Callable | None = None,
+        resident: Mapping[str, tf.Tensor] = types.MappingProxyType({}),
+    ):
+        """Makes the first batch in Python, for its shapes, and starts the threads.
+
+        Args:
+          begin: returns the arrays, by name, of batch number 0, 1, 2, ...: of fixed shapes and
+            dtypes, with a row for each example; dtype object for bytes. Called in several threads.
+          finish: turns the tensors of those arrays, by name, into a batch. TensorFlow keeps it for
+            good: it must not hold what should be freed.
+          placement: the replica's device, and how many threads.
+          each_row: turns the tensors of one row into other tensors, in parallel; None to leave
+            batches as they begin. Kept for good as well.
+          resident: what is on the replica's GPU already; `finish` is given it with each batch.
+
+        Raises:
+          Whatever `begin` raises at its first batch.
+        """
+        self._device, self._resident, self._finish = placement.device, resident, None
+        finish = tf.function(finish, autograph=False)
+        like = begin(0)
+        with tf.device(CPU):
+            dataset = _numbered(weakref.ref(begin), like)
+            if each_row is not None:
+                rows = len(next(iter(like.values())))
+                each_row = tf.function(each_row, autograph=False)
+                dataset = dataset.unbatch()
+                dataset = dataset.map(each_row, num_parallel_calls=placement.num_threads)
+                dataset = dataset.batch(rows, drop_remainder=True)
+            if self._device.cuda_ordinal is None:
+                dataset = dataset.map(finish).prefetch(PREFETCH_BATCHES)
+            dataset = dataset.with_options(_options(placement.num_threads))
+        if self._device.cuda_ordinal is not None:
+            # As bytes, a quarter of what float32 would be; the step's own kernels run meanwhile.
+            to_device = tf.data.experimental.prefetch_to_device(self._device.name, PREFETCH_BATCHES)
+            dataset, self._finish = dataset.apply(to_device), finish
+        self._iterator = iter(dataset)
+        # After the iterator, so that it is freed before it. TensorFlow keeps the functions of a
+        # data set for good: they hold no reference to this, or the images would be kept with it.
+        self._begin = begin
+
+    def __iter__(self):
+        """Returns itself."""
+        return self
+
+    def __next__(self):
+        """Returns the next batch."""
+        batch = next(self._iterator)
+        with tf.device(self._device.name):
+            if self._finish is None:
+                return tf.nest.map_structure(tf.identity, batch)  # to the logical device
+            return self._finish({**batch, **self._resident})
+
+
+def _numbered(begin: weakref.ref, like: dict[str, np.ndarray]) -> tf.data.Dataset:
+    """Returns the data set of begin(0), begin(1), ..., whose arrays are `like` the first ones."""
+    dtypes = [tf.string if each.dtype == object else each.dtype for each in like.values()]
+
+    def arrays(number):
+        return tuple(begin()(number).values())
+
+    def one(number):
+        batch = tf.numpy_function(arrays, [number], dtypes)
+        shaped = zip(batch, like.items(), strict=True)
+        return {name: tf.ensure_shape(each, array.shape) for each, (name, array) in shaped}
+
+    # Not from_generator, which complains when Python ends before it.
+    return tf.data.Dataset.counter().map(one, num_parallel_calls=2)
+
+
+def _options(num_threads: int) -> tf.data.Options:
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = num_threads
+    options.autotune.enabled = False  # nothing here is left to it
+    return options

@@ -1,0 +1,181 @@
+"""Decoded images in memory to batches.
+
+Takes uint8 images of one size, in memory or mapped from a file, and a Feed, which says what each
+batch holds; gives tensors on the replica's device. Windows and augmentation are the device's work.
+
+    source = decode_all(source, stored_size=(32, 32), channels=3, targets="image", num_threads=8)
+    stream = MemoryStream(source, images, feed=feed, placement=placement, dtype="float16",
+                          on_device=True)
+    image, label = next(stream)
+"""
+
+import dataclasses
+import functools
+import logging
+import time
+import weakref
+
+import numpy as np
+import tensorflow as tf
+
+from tfaccel.config import AugmentConfig, ImageConfig
+from tfaccel.data import pixels
+from tfaccel.data.decode import decode_into, shapes
+from tfaccel.data.feed import Feed
+from tfaccel.data.host import HostStream
+from tfaccel.data.placement import Placement
+from tfaccel.data.source import ArraySource, ImageSource
+from tfaccel.errors import UserError
+from tfaccel.runtime import Device
+
+log = logging.getLogger("tfaccel")
+
+
+class MemoryStream:
+    """An endless iterator over one replica's batches.
+
+    Yields (image, label) or, for pairs, (image, target), on the replica's device; rows is the
+    plan's `rows_per_replica`, always:
+      image: [rows, height, width, channels] `dtype`, (pixel / 255 - mean) / std.
+      label: [rows] int32.
+      target: like image; where images.targets is "mask", [rows, height, width, 1] int32.
+    """
+
+    def __init__(
+        self,
+        source: ArraySource,
+        images: ImageConfig,
+        *,
+        feed: Feed,
+        placement: Placement,
+        dtype: str,
+        on_device: bool,
+    ):
+        """Copies the images to the device, if they are to be there, and starts the threads.
+
+        Args:
+          source: the decoded images.
+          images: size, channels and normalisation.
+          feed: which of them each batch holds, with which draws.
+          placement: the replica's device, and how many threads.
+          dtype: "float16" or "float32", of the images.
+          on_device: whether all images are kept in the replica's GPU; else each batch of them is
+            gathered on the CPU, ahead of the step. Nothing to choose where the replica is a CPU.
+
+        Raises:
+          UserError: the images do not suit `images` or the augmentation.
+        """
+        _check(source, images, feed.augment)
+        second = source.labels if source.targets is None else source.targets
+        arrays = {"pixels": source.images, "second": second}
+        self._residents = {}
+        if on_device and placement.device.cuda_ordinal is not None:
+            self._residents = {
+                name: _on_device(each, placement.device)
+                for name, each in arrays.items()
+                if each.ndim == 4  # not labels, which are small
+            }
+        resident = {name: each.tensor for name, each in self._residents.items()}
+
+        def begin(number):
+            ids = feed.rows(number).ids
+            gathered = {
+                name: np.asarray(each[ids]) for name, each in arrays.items() if name not in resident
+            }
+            return gathered | ({"ids": ids} if resident else {}) | feed.draws(number)
+
+        settings = {"images": images, "augment": feed.augment, "dtype": dtype}
+        finish = functools.partial(_finish, **settings)
+        self._stream = HostStream(begin, finish, placement=placement, resident=resident)
+
+    def __iter__(self):
+        """Returns itself."""
+        return self
+
+    def __next__(self):
+        """Returns the next batch."""
+        return next(self._stream)
+
+
+def decode_all(
+    source: ImageSource,
+    *,
+    stored_size: tuple[int, int],
+    channels: int,
+    targets: str,
+    num_threads: int,
+) -> ArraySource:
+    """Decodes every image once, into memory.
+
+    Args:
+      source: the encoded images.
+      stored_size: (height, width) that each is resized to, as the window "stretch" does.
+      channels: of the inputs: 1 or 3.
+      targets: of pairs: "image" or "mask".
+      num_threads: that decode.
+
+    Raises:
+      UnreadableExamples: images that cannot be read or decoded, all of them.
+      UserError: a pair of two sizes.
+    """
+    began = time.monotonic()
+    shape_of = shapes(source, stored_size=stored_size, channels=channels, targets=targets)
+    arrays = {name: np.empty(shape, np.uint8) for name, shape in shape_of.items()}
+    decode_into(arrays, source, targets=targets, num_threads=num_threads)
+    log.info(
+        "data: decoded %d images into %.0f MiB of memory in %.1f s",
+        len(source),
+        sum(each.nbytes for each in arrays.values()) / 2**20,
+        time.monotonic() - began,
+    )
+    return ArraySource(labels=source.labels, class_names=source.class_names, **arrays)
+
+
+def _check(source: ArraySource, images: ImageConfig, augment: AugmentConfig) -> None:
+    height, width, channels = source.images.shape[1:]
+    if channels != images.channels:
+        raise UserError(
+            f"channels={images.channels}, but the arrays have {channels}; use channels={channels}"
+        )
+    small = height < images.image_size[0] or width < images.image_size[1]
+    if small and augment.window in ("center_crop", "random_crop"):
+        raise UserError(
+            f"the stored images have {height}x{width} pixels, less than the "
+            f"{images.image_size[0]}x{images.image_size[1]} that window={augment.window!r} cuts "
+            "out; use a smaller image_size, a larger stored_size, or another window"
+        )
+
+
+def _finish(batch: dict, *, images: ImageConfig, augment: AugmentConfig, dtype: str):
+    """Returns a batch, from what `begin` gives and, by "ids", from what is on the device."""
+    draws = dict(batch)
+    taken, second, ids = draws.pop("pixels"), draws.pop("second"), draws.pop("ids", None)
+    if ids is not None:
+        taken = _gathered(taken, ids)
+        second = second if second.shape.rank == 1 else _gathered(second, ids)
+    return pixels.examples(taken, second, draws, images=images, augment=augment, dtype=dtype)
+
+
+# XLA's counts to more than 2**31 pixels.
+_gathered = tf.function(tf.gather, jit_compile=True, autograph=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Resident:
+    """An array's copy on a device. It holds the array, so that no other takes its `id`."""
+
+    array: np.ndarray
+    tensor: tf.Tensor
+
+
+# What streams hold now: two of the same images, as when an epoch is begun anew, share one copy.
+_residents: weakref.WeakValueDictionary[tuple, _Resident] = weakref.WeakValueDictionary()
+
+
+def _on_device(array: np.ndarray, device: Device) -> _Resident:
+    found = _residents.get((id(array), device))
+    if found is None:
+        with tf.device(device.name):
+            found = _Resident(array, tf.constant(array))
+        _residents[id(array), device] = found
+    return found
