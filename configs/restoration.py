@@ -24,11 +24,13 @@ def get_config(size: str = "") -> ml_collections.ConfigDict:
     config.data.test = "test/blurry"
     config.data.test_targets = "test/sharp"
     config.data.image_size = (64, 64)
-    config.data.global_batch_size = 16
+    config.data.mean = 0.5
+    config.data.std = 0.5  # pixels in -1..1
+    config.data.global_batch_size = 4
     config.train_images.update(preset_fields("restoration"))
     config.test_images.update(preset_fields("restoration_eval"))
     config.model.name = "restoration_cnn"
-    config.train.epochs = 1 if is_smoke(size) else 10
+    config.train.epochs = 1 if is_smoke(size) else 16
     config.train.optimizer = "adamw"
     config.train.learning_rate = 1e-3
     return config

@@ -7,8 +7,8 @@ from conftest import compiled
 from keras import layers
 
 from tfaccel import seam
-from tfaccel.replica_checksums import Audit, ReplicasDifferError
 from tfaccel.config import StepConfig
+from tfaccel.replica_checksums import Audit, ReplicasDifferError
 
 X = np.ones((12, 2), "float32")
 

@@ -109,6 +109,11 @@ class Run:
         )
         self.watchdog = Watchdog(self.cluster, peer_timeout_s=config.peer_timeout_s)
 
+    @property
+    def first_replica(self) -> int:
+        """This worker's first replica, counted over all workers."""
+        return self.cluster.worker_index * len(self.runtime.devices)
+
     def scope(self) -> contextlib.AbstractContextManager:
         """Returns the context to build the model in."""
         return self.strategy.scope()
@@ -245,7 +250,7 @@ class Run:
             devices=self.runtime.devices,
             seed=self.runtime.seed,
             num_threads=self._threads(threads),
-            first_replica=self.cluster.worker_index * len(self.runtime.devices),
+            first_replica=self.first_replica,
             strategy=self.strategy,
         )
 

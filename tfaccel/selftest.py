@@ -29,10 +29,10 @@ import tensorflow as tf
 from keras import layers
 
 from tfaccel import seam
-from tfaccel.replica_checksums import Audit, ReplicasDifferError
 from tfaccel.cluster import Cluster, make_strategy
 from tfaccel.config import RuntimeConfig, StepConfig
 from tfaccel.methods import extend
+from tfaccel.replica_checksums import Audit, ReplicasDifferError
 from tfaccel.runtime import configure, describe_environment, load_cuda_libraries
 from tfaccel.step import compile_model
 from tfaccel.workdir import write_json

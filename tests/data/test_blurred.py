@@ -32,7 +32,7 @@ def test_every_blurry_crop_has_its_sharp_one(tmp_path):
 def test_crops_are_of_the_photograph_and_of_it_blurred_as_a_whole(tmp_path):
     root = ensure_blurred(tmp_path)
     photo = load_sample_images().images[0]
-    whole = PIL.Image.fromarray(photo).filter(PIL.ImageFilter.GaussianBlur(2))
+    whole = PIL.Image.fromarray(photo).filter(PIL.ImageFilter.GaussianBlur(blurred.BLUR_RADIUS))
     for file in sorted(root.glob("*/sharp/china/*.png"))[::50]:
         top, left = place(file)
         rows, columns = slice(top, top + 96), slice(left, left + 96)

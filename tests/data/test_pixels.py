@@ -2,9 +2,9 @@ import dataclasses
 
 import numpy as np
 import pytest
+import reference
 import tensorflow as tf
 
-from tests.data import reference
 from tfaccel.config import AugmentConfig, ImageConfig
 from tfaccel.data import pixels
 from tfaccel.data.draws import draw

@@ -37,8 +37,8 @@ CHUNK = 64  # images that a thread takes at a time: 50 ms of photographs
 def scan_files(source: ImageSource, *, num_workers: int, progress: bool) -> Report:
     """Looks at every image, inputs and targets, unless an earlier scan did.
 
-    Pillow decodes outside Python's lock, so threads do: 2,000 photographs of 110 KB a second on 2
-    cores (2026-11-21), where processes were no faster.
+    Pillow decodes outside Python's lock, so threads do: 1,300 photographs of 110 KB a second on 2
+    busy cores (2026-11-21); processes were no faster.
 
     Args:
       source: whole files, or ranges of bytes in them.

@@ -8,6 +8,7 @@ import collections
 import dataclasses
 import os
 import pathlib
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -71,11 +72,16 @@ class Report:
         return f"{said}; listed in {self.list_path}" if self.faults else said
 
     def write(self, path: str | os.PathLike) -> None:
-        """Writes a line for each fault: severity, kind, path and cause, with tabs between them."""
-        with open(path, "w", encoding="utf-8", errors="surrogateescape") as file:
-            for each in self.faults:
-                words = (each.severity, each.kind, each.name, each.cause)
-                file.write("\t".join(_escaped(word) for word in words) + "\n")
+        """Writes the faults as `write_list` does."""
+        write_list(path, self.faults)
+
+
+def write_list(path: str | os.PathLike, faults: Iterable[Fault]) -> None:
+    """Writes a line for each fault: severity, kind, path and cause, with tabs between them."""
+    with open(path, "w", encoding="utf-8", errors="surrogateescape") as file:
+        for each in faults:
+            words = (each.severity, each.kind, each.name, each.cause)
+            file.write("\t".join(_escaped(word) for word in words) + "\n")
 
 
 def _escaped(word: str) -> str:

@@ -1,22 +1,22 @@
 """The whole audit of an experiment's data, in order: files, dry epochs, contact sheet.
 
-ok = run(parse(get_config()), report=pathlib.Path("bad_files.txt"), sheet=None)
+all_well = run(parse(get_config()), report=None, sheet=pathlib.Path("sheet.png"))
 """
 
 import dataclasses
-import logging
 import pathlib
 from collections.abc import Iterator
 
 import numpy as np
 
 from tfaccel.audit import contact_sheet, files, proof
+from tfaccel.audit.report import write_list
 from tfaccel.config import Config
+from tfaccel.data.distribute import Loader
 from tfaccel.data.from_config import open_loader, open_source
 from tfaccel.data.source import ArraySource, ImageSource
+from tfaccel.errors import UserError
 from tfaccel.run import Run
-
-log = logging.getLogger("tfaccel")
 
 NUM_EPOCHS = 2  # to see whether the order changes
 NUM_SHOWN = 64  # images on the contact sheet
@@ -29,30 +29,37 @@ def run(config: Config, *, report: pathlib.Path | None, sheet: pathlib.Path | No
 
     Args:
       config: the experiment.
-      report: where to write the list of bad files; None for the cache folder.
+      report: where to write the list of bad files; None for the cache folder alone.
       sheet: where to write a PNG of augmented training images; None for none.
 
     Raises:
       UserError: the data are not there, or a path cannot be written.
     """
-    # ----- Process: the same devices as training, for the same shards.
+    # ----- Process: the same devices as in training, for the same shards.
     this_run = Run(config.runtime)
 
-    all_well = True
+    if this_run.cluster.num_workers > 1:
+        raise UserError("the audit is of one process and all its GPUs; unset TF_CONFIG for it")
+
+    all_well, faults = True, []
     for split in ("train", "test"):
-        # ----- Files: every one is decoded once; a second audit looks at those that changed.
+        # ----- Files: each is decoded once; a second audit looks at those that have changed.
         source = open_source(config.data, split)
         if isinstance(source, ImageSource):
-            found = files.scan_files(source, num_workers=this_run.threads, progress=True)
+            found = files.scan_files(
+                source, num_workers=this_run.runtime.loader_threads, progress=True
+            )
             print(found.summary(split))
             all_well &= len(found.bad_ids) == 0 or config.data.bad_files == "skip"
+            faults += found.faults
             source = files.usable(source, found)
 
-        # ----- Epochs: what each replica is given, read off what its real pipeline gives.
-        loader = _loader_of_ids(this_run, config, split, source)
-        epochs = proof.record(_trace(loader, NUM_EPOCHS), loader.num_batches)
+        # ----- Epochs: what the real pipeline of each replica gives, with ids in labels' place.
+        numbered = _numbered(source)
+        loader = open_loader(this_run, config, split, source=numbered, bad_files="error")
+        trace = _trace(loader, this_run, NUM_EPOCHS)
         verdict = proof.verdict(
-            epochs,
+            proof.record(trace, loader.num_batches),
             num_examples=len(source),
             shuffle=split == "train",
             last_batch=config.data.last_batch,
@@ -62,6 +69,57 @@ def run(config: Config, *, report: pathlib.Path | None, sheet: pathlib.Path | No
 
         # ----- Contact sheet: for people to look at.
         if sheet and split == "train":
-            loader = open_loader(this_run, config, split, source=source)
-            print(f"contact sheet: {contact_sheet.write(sheet, *_shown(loader))}")
+            loader = open_loader(this_run, config, split, source=source, bad_files="error")
+            images, captions, targets = _shown(loader, this_run)
+            print(f"contact sheet: {contact_sheet.write(sheet, images, captions, targets=targets)}")
+    if report:
+        write_list(report, faults)
     return all_well
+
+
+def _numbered(source: ImageSource | ArraySource) -> ImageSource | ArraySource:
+    """Returns the source with each example's index as its label, and without targets."""
+    ids = np.arange(len(source), dtype=np.int32)
+    return dataclasses.replace(source, labels=ids, class_names=(), targets=None)
+
+
+def _trace(loader: Loader, this_run: Run, num_epochs: int) -> Iterator[list[tuple]]:
+    """Yields, for each step, each local replica's (ids, real, fingerprints of its draws)."""
+    local = this_run.strategy.experimental_local_results
+    feeds = [
+        loader.data.feed(this_run.first_replica + index)
+        for index in range(len(this_run.runtime.devices))
+    ]
+    for epoch in range(num_epochs):
+        for step, (_, label, *weight) in enumerate(loader):
+            ids = [each.numpy() for each in local(label)]
+            weights = (
+                [each.numpy() for each in local(weight[0])] if weight else map(np.ones_like, ids)
+            )
+            draws = [feed.draws(epoch * loader.num_batches + step) for feed in feeds]
+            yield [
+                (each, real > 0, proof.fingerprints(drawn))
+                for each, real, drawn in zip(ids, weights, draws, strict=True)
+            ]
+
+
+def _shown(loader: Loader, this_run: Run):
+    """Returns some augmented images in 0..1, their captions, and their targets if there are any."""
+    local = this_run.strategy.experimental_local_results
+    settings = loader.data.images
+    shown = []
+    for batch in loader:
+        shown += zip(*(np.concatenate(local(each)) for each in batch[:2]), strict=True)
+        if len(shown) >= NUM_SHOWN:
+            break
+    images, second = (np.stack(each) for each in zip(*shown[:NUM_SHOWN], strict=True))
+    if second.ndim == 1:
+        captions = [loader.class_names[label] for label in second]
+        return _in_unit_range(images, settings), captions, None
+    targets = second if settings.targets == "mask" else _in_unit_range(second, settings)
+    return _in_unit_range(images, settings), [str(index) for index in range(len(images))], targets
+
+
+def _in_unit_range(images: np.ndarray, settings) -> np.ndarray:
+    """Returns pixels in 0..1 of normalised ones."""
+    return images.astype(np.float32) * settings.std + settings.mean

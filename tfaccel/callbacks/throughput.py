@@ -24,8 +24,8 @@ class Throughput(keras.callbacks.Callback):
 
         Args:
           global_batch_size: images per step over all replicas.
-          num_examples: images per epoch, of which a partial last batch counts as what it is; None for
-            endless data.
+          num_examples: images per epoch, of which a partial last batch counts as what it is; None
+            for endless data.
           clock: seconds, monotonic.
         """
         super().__init__()

@@ -16,7 +16,7 @@ from sklearn.datasets import load_sample_images
 
 from tfaccel.data.embedded import write_once
 
-BLUR_RADIUS = 2.0  # standard deviation of the blur, in pixels
+BLUR_RADIUS = 1.0  # standard deviation of the blur, in pixels
 SIZE = 96  # of a crop's sides
 # Where crops begin in a photograph of 427 x 640: those to test on lie below row 287, and those to
 # train on end 16 rows above, out of the blur's reach.

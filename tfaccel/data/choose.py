@@ -22,7 +22,7 @@ from tfaccel.runtime import Device
 # other programs need the rest; training and test images share it.
 MEMORY_SHARE = 0.25
 
-TENSORFLOW_SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png"}
+TENSORFLOW_SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp"}
 NUM_SAMPLED = 64  # images whose headers are read to see whether all have one size
 
 

@@ -15,7 +15,7 @@ import time
 import numpy as np
 import PIL.Image
 
-from tfaccel.data.source import Blobs, ImageSource, UnreadableExamples
+from tfaccel.data.source import ImageSource, UnreadableExamples
 from tfaccel.data.sources.pillow import cause
 from tfaccel.errors import UserError
 
@@ -95,7 +95,7 @@ def _decode_block(arrays, source, targets, start: int) -> dict[int, str]:
                 bad[index] = f"{blobs.name(index)} ({cause(error)})"
                 break
         if len(set(sizes)) > 1:
-            raise UserError(_two_sizes(source.images, source.targets, index, sizes))
+            raise UserError(two_sizes(source, index, *sizes))
     return bad
 
 
@@ -116,9 +116,10 @@ def _decode(out: np.ndarray, data: bytes, *, nearest: bool) -> tuple[int, int]:
     return image.height, image.width
 
 
-def _two_sizes(images: Blobs, targets: Blobs, index: int, sizes) -> str:
-    one, other = (f"{height}x{width} pixels" for height, width in sizes)
+def two_sizes(source: ImageSource, index: int, size, target_size) -> str:
+    """Returns the sentence about a pair whose (height, width) differ."""
+    one, other = (f"{height}x{width}" for height, width in (size, target_size))
     return (
-        f"{images.name(index)} has {one} and its target {targets.name(index)} {other}; expected a "
-        "pair of one size"
+        f"{source.images.name(index)} has {one} pixels and its target "
+        f"{source.targets.name(index)} {other} pixels; expected a pair of one size"
     )

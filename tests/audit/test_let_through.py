@@ -1,0 +1,60 @@
+"""What a scan lets through is decoded by every loader alike."""
+
+import os
+
+import numpy as np
+import planted
+import pytest
+
+from tfaccel.audit import files
+from tfaccel.config import AugmentConfig, DaliConfig, ImageConfig
+from tfaccel.data.dali import DaliStream
+from tfaccel.data.feed import Feed
+from tfaccel.data.memory import decode_all
+from tfaccel.data.placement import Placement
+from tfaccel.data.shards import Plan
+from tfaccel.data.source import Blobs, ImageSource
+from tfaccel.data.tf_data import TfDataStream
+from tfaccel.runtime import Device
+
+PLACEMENT = Placement(Device("/cpu:0", None), num_threads=2, seed=0)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """All planted files, good and bad, less those that a scan finds bad, and DALI's own."""
+    root = tmp_path_factory.mktemp("planted")
+    contents = planted.GOOD | planted.FAULTY
+    for name, data in contents.items():
+        (root / name).write_bytes(data)
+    paths = tuple(str(root / name) for name in contents if not name.endswith("tif"))
+    source = ImageSource(Blobs(paths), np.arange(len(paths), dtype=np.int32))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
+        return files.usable(source, files.scan_files(source, num_workers=2, progress=False))
+
+
+def names(source):
+    return [os.path.basename(each) for each in source.images.files]
+
+
+@pytest.mark.parametrize("window", ["random_resized_crop", "resized_center_crop"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_all_loaders_decode_it(source, channels, window):
+    images, augment = ImageConfig(image_size=(16, 16), channels=channels), AugmentConfig(window)
+    feed = Feed(Plan(len(source), len(source), 1), augment, (16, 16), 0)
+    settings = {"feed": feed, "placement": PLACEMENT, "dtype": "float32"}
+    by_dali = DaliStream(source, images, dali=DaliConfig(), decode_on_gpu=False, **settings)
+    (one, labels), (other, _) = next(by_dali), next(TfDataStream(source, images, **settings))
+    np.testing.assert_array_equal(labels, source.labels)
+    smooth = [not name.startswith(("one_bit", "palette")) for name in names(source)]
+    # Each resizes in its own way, which shows in what is dithered: see their tests.
+    assert np.abs(one.numpy() - other.numpy()).mean(axis=(1, 2, 3))[smooth].max() < 8 / 255
+
+
+def test_it_can_be_kept_decoded(source):
+    settings = {"stored_size": (24, 32), "channels": 3, "targets": "image", "num_threads": 2}
+    pixels = decode_all(source, **settings).images.astype(int)
+    colored = [not name.startswith(("grey", "one_bit", "palette")) for name in names(source)]
+    difference = np.abs(pixels - planted.PIXELS).mean(axis=(1, 2, 3))[colored]
+    assert difference.max() < 8

@@ -1,0 +1,325 @@
+"""TfDataStream against tests/data/reference.py, on the CPU and, with -m gpu, on a GPU."""
+
+import gc
+import pathlib
+import re
+import shutil
+import weakref
+
+import numpy as np
+import PIL.Image
+import pytest
+import reference
+import tensorflow as tf
+
+from tfaccel.config import AugmentConfig, ImageConfig
+from tfaccel.data.feed import Feed
+from tfaccel.data.placement import Placement
+from tfaccel.data.shards import Plan
+from tfaccel.data.source import Blobs, ImageSource, UnreadableExamples
+from tfaccel.data.tf_data import TfDataStream
+from tfaccel.errors import UserError
+from tfaccel.presets import preset
+from tfaccel.runtime import Device
+
+CPU = Device("/cpu:0", None)
+IMAGES = ImageConfig(image_size=(20, 16), mean=0.5, std=0.5)
+EVERY_DRAW = preset(
+    "imagenet_color", crop_area=(0.3, 1.0), rotation_degrees=30.0, shift_pixels=3, hue_degrees=30.0
+)
+# Windows are kept as whole grey levels. The images are normalised by a half.
+HALF_LEVEL = 0.51 / 127.5
+
+
+@pytest.fixture(params=["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
+def device(request):
+    return CPU if request.param == "cpu" else Device("/gpu:0", 0)
+
+
+@pytest.fixture(scope="module")
+def pixels():
+    """17 smooth images of 24 to 90 pixels, some of them long and narrow."""
+    random = np.random.default_rng(0)
+    sizes = [tuple(each) for each in random.integers(24, 90, (13, 2)).tolist()]
+    return [
+        np.asarray(
+            PIL.Image.fromarray(random.integers(0, 256, (4, 4, 3), dtype=np.uint8)).resize(
+                (width, height), PIL.Image.Resampling.BICUBIC
+            )
+        )
+        for height, width in [*sizes, (20, 90), (90, 20), (20, 20), (21, 25)]
+    ]
+
+
+@pytest.fixture(scope="module")
+def source(pixels, tmp_path_factory):
+    """Them as PNG files."""
+    return files_of(pixels, tmp_path_factory.mktemp("png"))
+
+
+def files_of(pixels, root, suffix="png", **settings):
+    root.mkdir(exist_ok=True)
+    names = []
+    for index, image in enumerate(pixels):
+        names.append(str(root / f"{index:02d}.{suffix}"))
+        PIL.Image.fromarray(image).save(names[-1], **settings)
+    return ImageSource(Blobs(tuple(names)), np.arange(len(pixels), dtype=np.int32) % 3)
+
+
+def pairs_of(inputs, targets, root):
+    images, targets = (
+        files_of(each, root / name).images for each, name in ((inputs, "in"), (targets, "out"))
+    )
+    return ImageSource(images, None, targets=targets)
+
+
+def stream_of(source, images, augment, *, rows=None, device=CPU, dtype="float32", **settings):
+    plan = Plan(len(source), rows or len(source), num_replicas=1, seed=3, shuffle=rows is not None)
+    feed = Feed(plan, augment, images.image_size, replica_index=0, **settings)
+    placement = Placement(device, num_threads=2, seed=0)
+    return TfDataStream(source, images, feed=feed, placement=placement, dtype=dtype)
+
+
+def first_batch(source, augment, images=IMAGES, **settings):
+    return tuple(each.numpy() for each in next(stream_of(source, images, augment, **settings)))
+
+
+def batches(stream, number):
+    return [tuple(each.numpy() for each in next(stream)) for _ in range(number)]
+
+
+def expected(pixels, augment, images=IMAGES, targets=None):
+    """What the reference makes of the first batch of all images, in their order."""
+    draws = Feed(
+        Plan(len(pixels), len(pixels), 1, seed=3), augment, images.image_size, replica_index=0
+    ).draws(0)
+    rows = [
+        reference.example(
+            each,
+            images,
+            augment,
+            {kind: values[row] for kind, values in draws.items()},
+            None if targets is None else targets[row],
+        )
+        for row, each in enumerate(pixels)
+    ]
+    return np.stack(rows) if targets is None else [np.stack(each) for each in zip(*rows)]  # noqa: B905
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg"])
+@pytest.mark.parametrize("window", ["stretch", "resized_center_crop", "center_crop", "random_crop"])
+def test_windows_are_exact(pixels, tmp_path, device, window, suffix):
+    turned = PIL.Image.Exif()
+    turned[0x0112] = 6  # what cameras say of a portrait: images are used as they are stored
+    source = files_of(pixels, tmp_path, suffix, exif=turned)
+    decoded = [np.asarray(PIL.Image.open(file)) for file in source.images.files]
+    augment = AugmentConfig(window=window)
+    image, label = first_batch(source, augment, device=device)
+    np.testing.assert_allclose(image, expected(decoded, augment), atol=HALF_LEVEL)
+    np.testing.assert_array_equal(label, np.arange(17) % 3)
+
+
+# Where a random window shrinks to more than half it is resized without averaging, and JPEGs are
+# decoded fast: colours are not interpolated, and at an eighth it is off by four of its pixels.
+FAST = {"png": (1.2 / 127.5, 0.3 / 127.5), "jpg": (12 / 127.5, 1.5 / 127.5)}  # at most, mean
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg"])
+@pytest.mark.parametrize("size", [(20, 16), (60, 60), (170, 150), (320, 400)])
+def test_random_resized_windows(tmp_path, size, suffix):
+    # JPEGs are decoded at an eighth for the first size, for the last one as they are.
+    random = np.random.default_rng(0)
+    coarse = [random.integers(0, 256, (3, 3, 3), dtype=np.uint8) for _ in range(6)]
+    smooth = [
+        np.asarray(PIL.Image.fromarray(each).resize((400, 300 + index), 3))
+        for index, each in enumerate(coarse)
+    ]
+    source = files_of(smooth, tmp_path, suffix, quality=95)
+    decoded = [np.asarray(PIL.Image.open(file)) for file in source.images.files]
+    augment, images = preset("imagenet"), ImageConfig(image_size=size, mean=0.5, std=0.5)
+    image, _ = first_batch(source, augment, images)
+    difference = np.abs(image - expected(decoded, augment, images))
+    most, mean = FAST[suffix]
+    assert difference.max() < most
+    assert difference.mean() < mean
+
+
+def test_everything_at_once(pixels, source, device):
+    image, _ = first_batch(source, EVERY_DRAW, device=device)
+    difference = np.abs(image - expected(pixels, EVERY_DRAW))
+    assert difference.max() < 16 / 127.5  # what plain resizing differs by, in steep colours
+    assert difference.mean() < 1 / 127.5
+    half, _ = first_batch(source, EVERY_DRAW, device=device, dtype="float16")
+    assert half.dtype == np.float16
+    np.testing.assert_array_equal(half, image.astype(np.float16))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_formats_and_modes_are_mixed(pixels, tmp_path, channels):
+    names = ["a.jpg", "b.png", "c.bmp", "d.gif", "e.webp", "f.png", "g.png", "h.png", "i.bmp"]
+    names += ["j.jpg", "k.png", "l.txt"]  # by content
+    modes = {"f.png": "L", "g.png": "RGBA", "h.png": "P", "i.bmp": "L", "j.jpg": "L", "k.png": "LA"}
+    decoded = []
+    for name, image in zip(names, pixels, strict=False):
+        image = PIL.Image.fromarray(image).convert(modes.get(name, "RGB"))
+        settings = {"lossless": True} if name == "e.webp" else {"quality": 95}
+        file_format = "PNG" if name == "l.txt" else None
+        image.save(tmp_path / name, format=file_format, **settings)
+        grey = PIL.Image.open(tmp_path / name).convert("L" if channels == 1 else "RGB")
+        decoded.append(np.asarray(grey).reshape(*image.size[::-1], channels))
+    files = tuple(str(tmp_path / name) for name in names)
+    source = ImageSource(Blobs(files), np.zeros(len(names), np.int32))
+    images = ImageConfig(image_size=(20, 16), channels=channels, mean=0.5, std=0.5)
+    image, _ = first_batch(source, AugmentConfig(), images)
+    wanted = expected(decoded, AugmentConfig(), images)
+    # A grey JPEG's own lightness is finer than that of its colours, once rounded.
+    tolerance = [(2 if name == "a.jpg" else 1) * HALF_LEVEL for name in names]
+    for row, name in enumerate(names):
+        np.testing.assert_allclose(image[row], wanted[row], atol=tolerance[row], err_msg=name)
+
+
+def test_pairs_stay_aligned_over_three_epochs(pixels, tmp_path, device):
+    source = pairs_of(pixels, pixels, tmp_path)
+    augment = preset("imagenet", vertical_flip=True, rotation_degrees=30.0)
+    stream = stream_of(source, IMAGES, augment, rows=5, device=device)
+    for image, target in batches(stream, 3 * 4):
+        assert image.std() > 0.1
+        np.testing.assert_array_equal(image, target)
+
+
+@pytest.mark.parametrize("window", ["stretch", "random_crop", "random_resized_crop"])
+def test_masks_share_all_draws_but_color(pixels, tmp_path, window):
+    masks = [np.arange(each[..., 0].size).reshape(each.shape[:2]) % 251 for each in pixels]
+    masks = [each.astype(np.uint8) for each in masks]
+    source = pairs_of(pixels, masks, tmp_path)
+    augment = AugmentConfig(**{**vars(EVERY_DRAW), "window": window})
+    images = ImageConfig(image_size=(20, 16), targets="mask", mean=0.5, std=0.5)
+    image, mask = first_batch(source, augment, images)
+    wanted, wanted_mask = expected(
+        pixels, augment, images, targets=[each[..., None] for each in masks]
+    )
+    # Pairs are decoded and resized exactly; a half level is then warped and coloured.
+    np.testing.assert_allclose(image, wanted, atol=4 * HALF_LEVEL)
+    assert mask.dtype == np.int32
+    # In float32, a point just between two pixels falls to either.
+    assert (mask != wanted_mask).mean() < 1e-2
+
+
+@pytest.mark.parametrize("of_pairs", [False, True])
+def test_ranges_of_bytes_give_what_files_give(source, tmp_path, of_pairs):
+    data = [pathlib.Path(file).read_bytes() for file in source.images.files]
+    (tmp_path / "all").write_bytes(b"".join(b"between" + each for each in data))
+    sizes = np.array([len(each) for each in data])
+    blobs = Blobs(
+        (str(tmp_path / "all"),),
+        np.zeros(len(data), np.int32),
+        np.cumsum(sizes + 7) - sizes,
+        sizes,
+    )
+    ranges = ImageSource(blobs, source.labels)
+    if of_pairs:
+        source = ImageSource(source.images, None, targets=source.images)
+        ranges = ImageSource(blobs, None, targets=blobs)
+    one, other = (
+        batches(stream_of(each, IMAGES, EVERY_DRAW, rows=5), 6) for each in (source, ranges)
+    )
+    for batch, same in zip(one, other, strict=True):
+        for value, wanted in zip(batch, same, strict=True):
+            np.testing.assert_array_equal(value, wanted)
+
+
+def test_a_stream_that_starts_in_the_middle_goes_on_alike(source, device):
+    whole, late = (
+        stream_of(source, IMAGES, EVERY_DRAW, rows=5, first=first, device=device)
+        for first in (0, 6)
+    )
+    for one, other in zip(batches(whole, 10)[6:], batches(late, 4), strict=True):
+        for value, wanted in zip(one, other, strict=True):
+            np.testing.assert_array_equal(value, wanted)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Device("/cpu:1", None),
+        Device("/cpu:1", 0),  # stands for a GPU, on which batches are finished
+        pytest.param(Device("/gpu:0", 0), marks=pytest.mark.gpu),
+    ],
+)
+def test_batches_are_on_the_replicas_device(source, other):
+    stream = stream_of(source, IMAGES, EVERY_DRAW, rows=5, device=other)
+    same = batches(stream_of(source, IMAGES, EVERY_DRAW, rows=5), 9)
+    for wanted in same:
+        image, label = next(stream)
+        assert image.device.endswith(other.name[1:].upper())
+        assert label.device.endswith(other.name[1:].upper())
+        np.testing.assert_allclose(image, wanted[0], atol=1e-3)
+        np.testing.assert_array_equal(label, wanted[1])
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:200])
+
+
+def scribble(path):
+    path.write_text("not an image")
+
+
+@pytest.mark.parametrize("spoil", [cut, scribble, pathlib.Path.unlink])
+@pytest.mark.parametrize("which", ["in", "out"])
+def test_bad_files_are_named_with_their_ids(pixels, tmp_path, spoil, which):
+    source = pairs_of(pixels, pixels, tmp_path)
+    names = [tmp_path / which / f"{index:02d}.png" for index in (5, 11)]
+    for path in names:
+        spoil(path)
+    message = f"2 of 17 images just read cannot be decoded, first {re.escape(str(names[0]))} \\("
+    with pytest.raises(UnreadableExamples, match=message) as raised:
+        first_batch(source, AugmentConfig())
+    assert raised.value.ids == (5, 11)
+
+
+def test_ranges_that_cannot_be_read_are_named(source, tmp_path):
+    shutil.copy(source.images.files[0], tmp_path / "all")
+    size = (tmp_path / "all").stat().st_size
+    blobs = Blobs(
+        (str(tmp_path / "all"),),
+        np.zeros(2, np.int32),
+        np.array([0, 0]),
+        np.array([size, size + 1]),  # more than there is
+    )
+    with pytest.raises(UnreadableExamples, match="1 of 2 images") as raised:
+        stream_of(ImageSource(blobs, np.zeros(2, np.int32)), IMAGES, AugmentConfig())
+    assert raised.value.ids == (1,)
+
+
+def test_formats_that_tensorflow_has_not_are_named(pixels, tmp_path):
+    files = files_of(pixels, tmp_path).images.files
+    PIL.Image.fromarray(pixels[3]).save(tmp_path / "03.png", format="TIFF")
+    source = ImageSource(Blobs(files), np.zeros(len(files), np.int32))
+    with pytest.raises(
+        UnreadableExamples, match=r"TensorFlow cannot decode 1 of 17 .*03\.png .*another loader"
+    ) as raised:
+        first_batch(source, AugmentConfig())
+    assert raised.value.ids == (3,)
+
+
+def test_a_pair_of_two_sizes_and_a_small_image_are_named(pixels, tmp_path):
+    source = pairs_of(pixels, [*pixels[:-1], pixels[-1][:-1]], tmp_path)
+    with pytest.raises(UserError, match=r"in/16.png has 21x25 .*out/16.png 20x25 .*one size"):
+        first_batch(source, AugmentConfig())
+    source = ImageSource(source.images, np.zeros(17, np.int32))
+    images = ImageConfig(image_size=(21, 20))
+    for window in ("center_crop", "random_crop"):
+        with pytest.raises(UserError, match=r"13.png has 20x90 .*less than the 21x20 "):
+            first_batch(source, AugmentConfig(window=window), images)
+
+
+def test_what_is_dropped_is_freed(source, device):
+    mine = ImageSource(Blobs(tuple(source.images.files)), source.labels.copy())
+    stream = stream_of(mine, IMAGES, EVERY_DRAW, rows=5, device=device)
+    next(stream)
+    freed = weakref.ref(stream), weakref.ref(stream._stream._begin), weakref.ref(mine)
+    del stream, mine
+    gc.collect()
+    assert [each() for each in freed] == [None] * 3
+    tf.zeros([])  # the runtime is well

@@ -1,0 +1,209 @@
+"""Decoded images on disk: made once, then mapped by every run that asks for the same.
+
+Takes encoded images and the size to keep them in; gives arrays that are read from disk page by page
+as examples are taken, so that they may be larger than memory.
+
+    source = cached(source, stored_size=(256, 256), channels=3, targets="image", num_threads=8)
+    source.images[7]                   # [256, 256, 3] uint8, read-only
+
+    $XDG_CACHE_HOME/tfaccel/pixels/<key>/{images,targets}.npy, manifest.json
+
+The key stands for the files (paths, sizes, times of change, ranges of bytes) and the settings.
+Labels are not in it: they are the source's own, at each run.
+"""
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import json
+import logging
+import os
+import pathlib
+import shutil
+import time
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from tfaccel.data.decode import decode_into, shapes
+from tfaccel.data.source import ArraySource, Blobs, ImageSource
+from tfaccel.errors import UserError
+
+VERSION = 1  # changed whenever the same key would stand for other bytes
+BLOCK_BYTES = 2**24  # that a checksum is of
+SPARE_BYTES = 2**26  # of disk, left free: for the manifest, and for others
+
+log = logging.getLogger("tfaccel")
+
+
+def cached(
+    source: ImageSource,
+    *,
+    stored_size: tuple[int, int],
+    channels: int,
+    targets: str,
+    num_threads: int,
+    folder: str | os.PathLike | None = None,
+) -> ArraySource:
+    """Returns the decoded images, from the cache; they are decoded into it first where need be.
+
+    Of several processes that find nothing one decodes, and the others wait for it. The first time
+    in a process all bytes are checked: XXX GB a second on 2 cores (CRC-32, 2026-11-21), or as fast as the
+    disk is.
+
+    Args:
+      source: the encoded images.
+      stored_size: (height, width) that each is resized to, as the window "stretch" does.
+      channels: of the inputs: 1 or 3.
+      targets: of pairs: "image" or "mask".
+      num_threads: that decode and check.
+      folder: of all caches; None for tfaccel/pixels in XDG_CACHE_HOME, or in ~/.cache.
+
+    Raises:
+      UnreadableExamples: images that cannot be read or decoded, all of them.
+      UserError: a pair of two sizes; a folder that cannot be written to, or a full disk.
+    """
+    shape_of = shapes(source, stored_size=stored_size, channels=channels, targets=targets)
+    folder = pathlib.Path(folder or _default_folder()).expanduser().absolute()
+    try:
+        home = folder / _key(source, shape_of, targets, num_threads)
+        arrays = _open(home, num_threads)
+        if arrays is None:
+            folder.mkdir(parents=True, exist_ok=True)
+            with _alone(home.with_suffix(".lock")):
+                arrays = _open(home, num_threads)  # another process may have made it meanwhile
+                if arrays is None:
+                    _build(home, shape_of, source, targets=targets, num_threads=num_threads)
+                    arrays = _mapped(home)
+    except OSError as error:
+        raise UserError(
+            f"decoded images cannot be kept in {folder} ({error.strerror or error}); set "
+            "XDG_CACHE_HOME to a folder that can be written to, or use another loader"
+        ) from error
+    return ArraySource(labels=source.labels, class_names=source.class_names, **arrays)
+
+
+def _default_folder() -> pathlib.Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    return pathlib.Path(cache) / "tfaccel" / "pixels"
+
+
+def _key(source: ImageSource, shape_of: dict, targets: str, num_threads: int) -> str:
+    digest = hashlib.blake2b(repr((VERSION, shape_of, targets)).encode(), digest_size=16)
+    for blobs in filter(None, (source.images, source.targets)):
+        with ThreadPoolExecutor(num_threads) as pool:
+            for line in pool.map(_identity, blobs.files, chunksize=1024):
+                digest.update(line)
+        if not blobs.are_files:
+            for each in (blobs.file_of, blobs.offsets, blobs.sizes):
+                digest.update(np.ascontiguousarray(each, np.int64))
+    return digest.hexdigest()
+
+
+def _identity(file: str) -> bytes:
+    try:
+        stat = os.stat(file)
+    except OSError:
+        return os.fsencode(file)  # decoding it says what is wrong
+    return b"%s\0%d %d\0" % (os.fsencode(file), stat.st_size, stat.st_mtime_ns)
+
+
+@contextlib.contextmanager
+def _alone(lock: pathlib.Path) -> Iterator[None]:
+    """Within the context no other process has this lock. It ends with the process that holds it."""
+    with open(lock, "w") as file:  # stays: to remove it would let two hold it
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info("cache: waiting for another process that fills %s", lock.with_suffix(""))
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _build(home: pathlib.Path, shape_of: dict, source, *, targets: str, num_threads: int) -> None:
+    """Fills the cache under another name, and gives it its own when it is whole."""
+    part, began = home.with_suffix(".part"), time.monotonic()
+    for leftover in (part, home):  # of a process that died; or damaged
+        if leftover.exists():
+            shutil.rmtree(leftover)
+    part.mkdir()
+    try:
+        files = {name: part / f"{name}.npy" for name in shape_of}
+        arrays = {name: _reserved(files[name], shape) for name, shape in shape_of.items()}
+        decode_into(arrays, source, targets=targets, num_threads=num_threads)
+        for each in arrays.values():
+            each.flush()
+        checksums = {name: _checksums(files[name], num_threads) for name in files}
+        (part / "manifest.json").write_text(json.dumps({"checksums": checksums}))
+        part.rename(home)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    log.info(
+        "cache: decoded %d images into %s, %.0f MiB, in %.1f s",
+        len(source),
+        home,
+        sum(map(np.prod, shape_of.values())) / 2**20,
+        time.monotonic() - began,
+    )
+
+
+def _reserved(file: pathlib.Path, shape: tuple[int, ...]) -> np.memmap:
+    """Returns a new mapped array whose disk space is taken: a full disk would end the process.
+
+    Raises:
+      OSError: there is not enough.
+    """
+    free, needed = shutil.disk_usage(file.parent).free, int(np.prod(shape)) + SPARE_BYTES
+    if free < needed:
+        raise OSError(f"they need {needed / 2**20:.0f} MiB and {free / 2**20:.0f} are free")
+    array = np.lib.format.open_memmap(file, mode="w+", dtype=np.uint8, shape=shape)
+    with open(file, "r+b") as opened:
+        os.posix_fallocate(opened.fileno(), 0, file.stat().st_size)
+    return array
+
+
+def _open(home: pathlib.Path, num_threads: int) -> dict[str, np.ndarray] | None:
+    """Returns the arrays; None where there are none, or where they are damaged, which is said."""
+    if not home.exists():
+        return None
+    began, manifest = time.monotonic(), home / "manifest.json"
+    try:
+        version = str(manifest), manifest.stat().st_mtime_ns
+        if version not in _checked:
+            _check(home, json.loads(manifest.read_text()), num_threads)
+            _checked.add(version)
+            log.info("cache: %s is used; checked in %.1f s", home, time.monotonic() - began)
+        return _mapped(home)
+    except (OSError, ValueError, KeyError) as error:
+        log.warning("cache: %s is damaged (%s) and is made anew", home, error)
+        return None
+
+
+_checked: set[tuple[str, int]] = set()  # once in a process: each takes a while
+
+
+def _check(home: pathlib.Path, manifest: dict, num_threads: int) -> None:
+    """Raises ValueError, or OSError, unless all arrays are there as they were written."""
+    for name, expected in manifest["checksums"].items():
+        if _checksums(home / f"{name}.npy", num_threads) != expected:
+            raise ValueError(f"{name}.npy is not what was written")
+
+
+def _mapped(home: pathlib.Path) -> dict[str, np.ndarray]:
+    return {file.stem: np.load(file, mmap_mode="r") for file in sorted(home.glob("*.npy"))}
+
+
+def _checksums(file: pathlib.Path, num_threads: int) -> list[int]:
+    """Returns the CRC-32 of each block of a file."""
+    starts = range(0, file.stat().st_size, BLOCK_BYTES)
+    with ThreadPoolExecutor(num_threads) as pool:
+        return list(pool.map(functools.partial(_checksum, file), starts))
+
+
+def _checksum(file: pathlib.Path, start: int) -> int:
+    with open(file, "rb", buffering=0) as opened:
+        return zlib.crc32(os.pread(opened.fileno(), BLOCK_BYTES, start))

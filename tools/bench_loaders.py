@@ -1,0 +1,362 @@
+"""Images per CPU second of each loader, beside hand-written tf.data and torch pipelines.
+
+    uv run python tools/bench_loaders.py --jpegs=/data/imagenet/train --pngs=/data/mnist_png
+    uv run python tools/bench_loaders.py        # on images that it makes
+
+Two tables. JPEG files to a random window of 224x224, mirrored by chance: a pipeline as the
+community writes it (decode_and_crop_jpeg of a distorted bounding box), each loader of tfaccel, and
+torchvision's where torch is installed. 28x28 PNG files, as they are and turned by chance: tf.data
+one by one, and likewise. All give normalised float32 batches on the CPU. CPU seconds are of the
+whole process with its threads, so another program's load matters little; runs of all arms take
+turns, and the median counts. What is made once (the cache, the images in memory) is not counted.
+
+The last line of standard output is JSON. Exit codes: 0 done, 2 a mistake in the call.
+"""
+
+import argparse
+import json
+import math
+import os
+import pathlib
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+
+os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # loaders on the CPU are compared
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import numpy as np
+import PIL.Image
+import tensorflow as tf
+
+from tfaccel.config import AugmentConfig, DaliConfig, ImageConfig
+from tfaccel.data.cache import cached
+from tfaccel.data.choose import choose_loader
+from tfaccel.data.dali import DaliStream
+from tfaccel.data.feed import Feed
+from tfaccel.data.memory import MemoryStream, decode_all
+from tfaccel.data.placement import Placement
+from tfaccel.data.shards import Plan
+from tfaccel.data.source import Blobs, ImageSource
+from tfaccel.data.tf_data import TfDataStream
+from tfaccel.presets import preset
+from tfaccel.runtime import Device
+
+CPU = Device("/cpu:0", None)
+MEAN, STD = 0.5, 0.25
+STORED_SIZE = (256, 256)  # of the JPEGs' cache
+
+Arms = dict[str, Callable[[], Iterator]]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measures, prints both tables, and returns the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--jpegs", type=pathlib.Path, help="a folder of JPEGs, at any depth")
+    parser.add_argument("--pngs", type=pathlib.Path, help="a folder of 28x28 PNGs, at any depth")
+    parser.add_argument("--seconds", type=float, default=3, help="of each run of an arm")
+    parser.add_argument("--runs", type=int, default=5, help="of each arm")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--batch-size", type=int, default=64, help="of the JPEGs; 4 times for PNGs")
+    flags = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as scratch:
+        scratch = pathlib.Path(scratch)
+        try:
+            jpegs = flags.jpegs or make_images(scratch / "jpegs", "jpg", 200, (375, 500, 3))
+            pngs = flags.pngs or make_images(scratch / "pngs", "png", 2000, (28, 28))
+            jpegs, pngs = files_below(jpegs, (".jpg", ".jpeg")), files_below(pngs, (".png",))
+        except ValueError as error:
+            print(f"bench_loaders: error: {error}", file=sys.stderr)
+            return 2
+        run = {"seconds": flags.seconds, "num_runs": flags.runs}
+        settings = {"batch_size": flags.batch_size, "num_threads": flags.threads}
+        tables = {"jpeg": measure(jpeg_arms(jpegs, scratch, **settings), flags.batch_size, **run)}
+        settings["batch_size"] *= 4
+        for name, augment in (("png", preset("none")), ("png_rotated", preset("mnist"))):
+            arms = png_arms(pngs, augment, scratch, **settings)
+            tables[name] = measure(arms, settings["batch_size"], **run)
+    for name, table in tables.items():
+        print_table(name, table)
+    machine = {"threads": flags.threads, "jpegs": len(jpegs), "pngs": len(pngs)}
+    print(json.dumps({"images_per_cpu_second": tables, **machine}))
+    return 0
+
+
+def jpeg_arms(
+    files: tuple[str, ...], scratch: pathlib.Path, *, batch_size: int, num_threads: int
+) -> Arms:
+    """Returns what makes each pipeline of JPEGs, by name; the first is what others are held to."""
+    source = ImageSource(Blobs(files), np.zeros(len(files), np.int32))
+    images = ImageConfig(image_size=(224, 224), mean=MEAN, std=STD)
+    arms = our_arms(
+        ("tf_data", "dali_cpu", "cache", "auto"),
+        source,
+        images,
+        preset("imagenet"),
+        stored_size=STORED_SIZE,
+        folder=scratch,
+        batch_size=batch_size,
+        num_threads=num_threads,
+    )
+    rival = {"tf.data": lambda: tf_data_of_jpegs(files, batch_size=batch_size)}
+    return rival | arms | torch_arm(files, 3, rotation=None, batch_size=batch_size)
+
+
+def png_arms(
+    files: tuple[str, ...],
+    augment: AugmentConfig,
+    scratch: pathlib.Path,
+    *,
+    batch_size: int,
+    num_threads: int,
+) -> Arms:
+    """Returns what makes each pipeline of 28x28 PNGs, by name."""
+    source = ImageSource(Blobs(files), np.zeros(len(files), np.int32))
+    images = ImageConfig(image_size=(28, 28), channels=1, mean=MEAN, std=STD)
+    arms = our_arms(
+        ("memory", "tf_data", "dali_cpu"),
+        source,
+        images,
+        augment,
+        stored_size=(28, 28),
+        folder=scratch,
+        batch_size=batch_size,
+        num_threads=num_threads,
+    )
+    degrees = augment.rotation_degrees
+    rival = {"tf.data": lambda: tf_data_of_pngs(files, degrees, batch_size=batch_size)}
+    return rival | arms | torch_arm(files, 1, rotation=degrees, batch_size=batch_size)
+
+
+def our_arms(names, source, images, augment, *, batch_size, **settings) -> Arms:
+    """Returns what makes each of tfaccel's streams."""
+    plan = Plan(len(source), batch_size, num_replicas=1, shuffle=True)
+    feed = Feed(plan, augment, images.image_size, replica_index=0)
+    return {
+        name: lambda name=name: make_stream(name, source, images, feed=feed, **settings)
+        for name in names
+    }
+
+
+def make_stream(
+    name: str,
+    source: ImageSource,
+    images: ImageConfig,
+    *,
+    feed: Feed,
+    num_threads: int,
+    stored_size: tuple[int, int],
+    folder: pathlib.Path,
+) -> Iterator:
+    """Returns one of tfaccel's streams on the CPU.
+
+    Args:
+      name: one of config.LOADERS.
+      source: the encoded images.
+      images: how they become batches.
+      feed: which batches.
+      num_threads: of the stream.
+      stored_size: that "memory" and "cache" keep.
+      folder: of the cache.
+    """
+    if name == "auto":
+        name, reason = choose_loader(source, images, feed.augment, device=CPU)
+        print(f"auto: {name}, because {reason}", file=sys.stderr)
+    placement = Placement(CPU, num_threads, seed=0)
+    settings = {"feed": feed, "placement": placement, "dtype": "float32"}
+    if name == "tf_data":
+        return TfDataStream(source, images, **settings)
+    if name == "dali_cpu":
+        return DaliStream(source, images, dali=DaliConfig(), decode_on_gpu=False, **settings)
+    stored = {
+        "stored_size": stored_size,
+        "channels": images.channels,
+        "targets": images.targets,
+        "num_threads": num_threads,
+    }
+    if name == "cache":
+        arrays = cached(source, folder=folder, **stored)
+    else:
+        arrays = decode_all(source, **stored)
+    return MemoryStream(arrays, images, on_device=name == "memory", **settings)
+
+
+# Pipelines as their communities write them.
+
+
+def tf_data_of_jpegs(files: tuple[str, ...], *, batch_size: int) -> Iterator:
+    """A tf.data pipeline as in TensorFlow's ResNet recipes."""
+
+    def decode(path, label):
+        data = tf.io.read_file(path)
+        start, size, _ = tf.image.sample_distorted_bounding_box(
+            tf.io.extract_jpeg_shape(data),
+            tf.zeros([1, 0, 4]),
+            aspect_ratio_range=(3 / 4, 4 / 3),
+            area_range=(0.08, 1.0),
+            max_attempts=10,
+            use_image_if_no_bounding_boxes=True,
+        )
+        window = tf.concat([start[:2], size[:2]], 0)
+        image = tf.io.decode_and_crop_jpeg(data, window, channels=3, dct_method="INTEGER_FAST")
+        image = tf.image.random_flip_left_right(tf.image.resize(image, (224, 224)))
+        return (image / 255 - MEAN) / STD, label
+
+    dataset = tf.data.Dataset.from_tensor_slices((list(files), np.zeros(len(files), np.int32)))
+    dataset = dataset.shuffle(len(files)).repeat().map(decode, num_parallel_calls=tf.data.AUTOTUNE)
+    return iter(dataset.batch(batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE))
+
+
+def tf_data_of_pngs(files: tuple[str, ...], degrees: float, *, batch_size: int) -> Iterator:
+    """A tf.data pipeline that decodes, and turns, images one by one."""
+
+    def decode(path, label):
+        image = tf.cast(tf.io.decode_png(tf.io.read_file(path), channels=1), tf.float32)
+        image = tf.ensure_shape(image, (28, 28, 1))
+        if degrees:
+            image = turned(image)
+        return (image / 255 - MEAN) / STD, label
+
+    def turned(image):
+        angle = tf.random.uniform([], -degrees, degrees) * math.pi / 180
+        cosine, sine, center = tf.cos(angle), tf.sin(angle), 13.5
+        matrix = [
+            *(cosine, -sine, center - center * cosine + center * sine),
+            *(sine, cosine, center - center * sine - center * cosine),
+            *(0.0, 0.0),
+        ]
+        return tf.raw_ops.ImageProjectiveTransformV3(
+            images=image[None],
+            transforms=tf.stack(matrix)[None],
+            output_shape=(28, 28),
+            fill_value=0.0,
+            interpolation="BILINEAR",
+        )[0]
+
+    dataset = tf.data.Dataset.from_tensor_slices((list(files), np.zeros(len(files), np.int32)))
+    dataset = dataset.shuffle(len(files)).repeat().map(decode, num_parallel_calls=tf.data.AUTOTUNE)
+    return iter(dataset.batch(batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE))
+
+
+def torch_arm(
+    files: tuple[str, ...], channels: int, *, rotation: float | None, batch_size: int
+) -> Arms:
+    """Returns torchvision's pipeline, where torch is installed, else nothing.
+
+    In this process, without workers: they would be other processes' CPU seconds, and cost more.
+
+    Args:
+      files: of the images.
+      channels: 1 or 3.
+      rotation: the largest, in degrees, of images as they are; None for random windows of 224x224.
+      batch_size: of the batches.
+    """
+    try:
+        import torch.utils.data
+        from torchvision import transforms
+    except ImportError:
+        return {}
+    steps = [transforms.RandomRotation(rotation)] if rotation else []
+    if rotation is None:
+        steps = [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip()]
+    steps += [transforms.ToTensor(), transforms.Normalize([MEAN] * channels, [STD] * channels)]
+    transform = transforms.Compose(steps)
+
+    class Images(torch.utils.data.Dataset):
+        def __len__(self):
+            return len(files)
+
+        def __getitem__(self, index):
+            with PIL.Image.open(files[index]) as image:
+                return transform(image.convert("L" if channels == 1 else "RGB")), 0
+
+    def batches():
+        while True:
+            yield from torch.utils.data.DataLoader(
+                Images(), batch_size=batch_size, shuffle=True, drop_last=True
+            )
+
+    return {"torch": batches}
+
+
+# Measuring.
+
+
+def measure(
+    arms: Arms, batch_size: int, *, seconds: float, num_runs: int
+) -> dict[str, list[float]]:
+    """Returns the images per CPU second of every run of each arm; runs of all take turns."""
+    streams = {name: make() for name, make in arms.items()}
+    results = {name: [] for name in arms}
+    for run in range(num_runs + 1):
+        for name, stream in streams.items():
+            found = images_per_cpu_second(stream, batch_size, seconds=seconds)
+            if run > 0:  # the first warms up
+                results[name].append(found)
+    return results
+
+
+def images_per_cpu_second(stream: Iterator, batch_size: int, *, seconds: float) -> float:
+    """Takes batches for a while; counts all CPU time until what was made ahead is made again."""
+    wait_until_idle()
+    cpu, ends, num_batches = time.process_time(), time.monotonic() + seconds, 0
+    while time.monotonic() < ends:
+        next(stream)
+        num_batches += 1
+    wait_until_idle()
+    return num_batches * batch_size / (time.process_time() - cpu)
+
+
+def wait_until_idle() -> None:
+    """Returns when this process has hardly used the CPU for a fifth of a second."""
+    while True:
+        before = time.process_time()
+        time.sleep(0.2)
+        if time.process_time() - before < 0.01:
+            return
+
+
+def print_table(name: str, table: dict[str, list[float]]) -> None:
+    """Prints each arm's median, its ratio to the first arm's, and its runs."""
+    base = statistics.median(next(iter(table.values())))
+    print(f"\n{name:12} images/CPU s   ratio   runs")
+    for arm, runs in table.items():
+        median = statistics.median(runs)
+        listed = " ".join(f"{each:,.0f}" for each in runs)
+        print(f"{arm:12} {median:12,.0f} {median / base:7.2f}   {listed}")
+
+
+def files_below(folder: pathlib.Path, suffixes: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the files of these suffixes, at any depth, sorted.
+
+    Raises:
+      ValueError: there are none.
+    """
+    found = (each for each in folder.rglob("*") if each.suffix.lower() in suffixes)
+    files = tuple(sorted(str(each.absolute()) for each in found))
+    if not files:
+        raise ValueError(f"{folder} has no files named {' or '.join(suffixes)} at any depth")
+    return files
+
+
+def make_images(
+    folder: pathlib.Path, suffix: str, number: int, shape: tuple[int, ...]
+) -> pathlib.Path:
+    """Makes images of colours that run into each other, with some noise, and returns the folder."""
+    random = np.random.default_rng(0)
+    folder.mkdir()
+    for index in range(number):
+        coarse = random.integers(0, 256, (8, 8, *shape[2:]), dtype=np.uint8)
+        smooth = PIL.Image.fromarray(coarse).resize(shape[1::-1], PIL.Image.Resampling.BICUBIC)
+        noisy = np.asarray(smooth) + random.normal(0, 12, shape)
+        image = PIL.Image.fromarray(np.clip(noisy, 0, 255).astype(np.uint8))
+        image.save(folder / f"{index}.{suffix}", quality=92)
+    return folder
+
+
+if __name__ == "__main__":
+    sys.exit(main())
