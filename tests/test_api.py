@@ -86,7 +86,7 @@ for gpu in range(2):
 def test_the_same_on_a_gpu(folder, in_file_order, tmp_path):
     run = tfaccel.setup(gpu_ids=[0], precision="mixed_float16", memory="growth")
     model, test, *rest = train(run, folder, tmp_path)
-    image, label = next(iter(test))
+    image, label, _ = next(iter(test))
     assert "GPU:0" in image.device
     assert "GPU:0" in label.device
     # PNG decodes exactly on any device; 1e-3 is float16's rounding.

@@ -145,8 +145,7 @@ def test_psnr_is_written_with_a_model_and_read_again(tmp_path):
 # of [rows]: an error, or, where there are as many rows as pixels across, a wrong loss.
 
 
-@pytest.mark.parametrize("num_replicas", [1, 2])
-@pytest.mark.parametrize("width", [6, 4])
+@pytest.mark.parametrize(("num_replicas", "width"), [(1, 6), (1, 4), (2, 4)])
 def test_loss_and_psnr_count_the_images_that_are_not_padding(num_replicas, width):
     target, output, _ = images(8)
     target, output = (each[:, :, :width].astype(np.float32) for each in (target, output))
@@ -179,6 +178,7 @@ def test_masks_are_learned():
         lambda: models.build("restoration_cnn", image_shape=(8, 6, 1), num_outputs=3),
         1,
         optimizer=keras.optimizers.Adam(1e-2),
+        xla=False,
         config=StepConfig(zero_weight_is_padding=True),
         loss=task.loss,
         metrics=task.metrics,
@@ -187,5 +187,5 @@ def test_masks_are_learned():
     batch = tf.data.Dataset.from_tensors(
         ((mask / 2).astype(np.float32), mask.astype(np.int32), weight)
     )
-    history = model.fit(batch, epochs=40, verbose=0).history
-    assert history["accuracy"][-1] > 0.95
+    model.fit(batch.repeat(40), verbose=0)
+    assert model.evaluate(batch, verbose=0, return_dict=True)["accuracy"] > 0.95

@@ -14,18 +14,23 @@ The last line of standard output is JSON. Exit codes: 0 done, 2 a mistake in the
 """
 
 import argparse
+import functools
+import importlib.util
 import json
 import math
 import os
 import pathlib
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Iterator
 
-os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # loaders on the CPU are compared
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+if __name__ == "__main__":  # before TensorFlow starts
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # loaders on the CPU are compared
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 import PIL.Image
@@ -48,7 +53,8 @@ CPU = Device("/cpu:0", None)
 MEAN, STD = 0.5, 0.25
 STORED_SIZE = (256, 256)  # of the JPEGs' cache
 
-Arms = dict[str, Callable[[], Iterator]]
+Run = Callable[[float], float]  # takes batches for some seconds; returns images per CPU second
+Arms = dict[str, Callable[[], Run]]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -74,11 +80,10 @@ def main(arguments: list[str] | None = None) -> int:
             return 2
         run = {"seconds": flags.seconds, "num_runs": flags.runs}
         settings = {"batch_size": flags.batch_size, "num_threads": flags.threads}
-        tables = {"jpeg": measure(jpeg_arms(jpegs, scratch, **settings), flags.batch_size, **run)}
+        tables = {"jpeg": measure(jpeg_arms(jpegs, scratch, **settings), **run)}
         settings["batch_size"] *= 4
         for name, augment in (("png", preset("none")), ("png_rotated", preset("mnist"))):
-            arms = png_arms(pngs, augment, scratch, **settings)
-            tables[name] = measure(arms, settings["batch_size"], **run)
+            tables[name] = measure(png_arms(pngs, augment, scratch, **settings), **run)
     for name, table in tables.items():
         print_table(name, table)
     machine = {"threads": flags.threads, "jpegs": len(jpegs), "pngs": len(pngs)}
@@ -102,8 +107,8 @@ def jpeg_arms(
         batch_size=batch_size,
         num_threads=num_threads,
     )
-    rival = {"tf.data": lambda: tf_data_of_jpegs(files, batch_size=batch_size)}
-    return rival | arms | torch_arm(files, 3, rotation=None, batch_size=batch_size)
+    rival = {"tf.data": lambda: timed(tf_data_of_jpegs(files, batch_size), batch_size)}
+    return rival | arms | torch_arm(files, 3, None, batch_size=batch_size)
 
 
 def png_arms(
@@ -128,8 +133,8 @@ def png_arms(
         num_threads=num_threads,
     )
     degrees = augment.rotation_degrees
-    rival = {"tf.data": lambda: tf_data_of_pngs(files, degrees, batch_size=batch_size)}
-    return rival | arms | torch_arm(files, 1, rotation=degrees, batch_size=batch_size)
+    rival = {"tf.data": lambda: timed(tf_data_of_pngs(files, degrees, batch_size), batch_size)}
+    return rival | arms | torch_arm(files, 1, degrees, batch_size=batch_size)
 
 
 def our_arms(names, source, images, augment, *, batch_size, **settings) -> Arms:
@@ -137,7 +142,9 @@ def our_arms(names, source, images, augment, *, batch_size, **settings) -> Arms:
     plan = Plan(len(source), batch_size, num_replicas=1, shuffle=True)
     feed = Feed(plan, augment, images.image_size, replica_index=0)
     return {
-        name: lambda name=name: make_stream(name, source, images, feed=feed, **settings)
+        name: lambda name=name: timed(
+            make_stream(name, source, images, feed=feed, **settings), batch_size
+        )
         for name in names
     }
 
@@ -185,10 +192,13 @@ def make_stream(
     return MemoryStream(arrays, images, on_device=name == "memory", **settings)
 
 
-# Pipelines as their communities write them.
+# Pipelines as their communities write them; but for prefetch(AUTOTUNE), whose growing buffer would
+# be filled in one run for the next.
+
+PREFETCH_BATCHES = 2
 
 
-def tf_data_of_jpegs(files: tuple[str, ...], *, batch_size: int) -> Iterator:
+def tf_data_of_jpegs(files: tuple[str, ...], batch_size: int) -> Iterator:
     """A tf.data pipeline as in TensorFlow's ResNet recipes."""
 
     def decode(path, label):
@@ -208,10 +218,10 @@ def tf_data_of_jpegs(files: tuple[str, ...], *, batch_size: int) -> Iterator:
 
     dataset = tf.data.Dataset.from_tensor_slices((list(files), np.zeros(len(files), np.int32)))
     dataset = dataset.shuffle(len(files)).repeat().map(decode, num_parallel_calls=tf.data.AUTOTUNE)
-    return iter(dataset.batch(batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE))
+    return iter(dataset.batch(batch_size, drop_remainder=True).prefetch(PREFETCH_BATCHES))
 
 
-def tf_data_of_pngs(files: tuple[str, ...], degrees: float, *, batch_size: int) -> Iterator:
+def tf_data_of_pngs(files: tuple[str, ...], degrees: float, batch_size: int) -> Iterator:
     """A tf.data pipeline that decodes, and turns, images one by one."""
 
     def decode(path, label):
@@ -239,68 +249,76 @@ def tf_data_of_pngs(files: tuple[str, ...], degrees: float, *, batch_size: int) 
 
     dataset = tf.data.Dataset.from_tensor_slices((list(files), np.zeros(len(files), np.int32)))
     dataset = dataset.shuffle(len(files)).repeat().map(decode, num_parallel_calls=tf.data.AUTOTUNE)
-    return iter(dataset.batch(batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE))
+    return iter(dataset.batch(batch_size, drop_remainder=True).prefetch(PREFETCH_BATCHES))
 
 
 def torch_arm(
-    files: tuple[str, ...], channels: int, *, rotation: float | None, batch_size: int
+    files: tuple[str, ...],
+    channels: int,
+    degrees: float | None,
+    *,
+    batch_size: int,
 ) -> Arms:
     """Returns torchvision's pipeline, where torch is installed, else nothing.
-
-    In this process, without workers: they would be other processes' CPU seconds, and cost more.
 
     Args:
       files: of the images.
       channels: 1 or 3.
-      rotation: the largest, in degrees, of images as they are; None for random windows of 224x224.
+      degrees: that images are turned by at most; None for random windows of 224x224.
       batch_size: of the batches.
     """
-    try:
-        import torch.utils.data
-        from torchvision import transforms
-    except ImportError:
+    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("torchvision") is None:
         return {}
-    steps = [transforms.RandomRotation(rotation)] if rotation else []
-    if rotation is None:
-        steps = [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip()]
-    steps += [transforms.ToTensor(), transforms.Normalize([MEAN] * channels, [STD] * channels)]
-    transform = transforms.Compose(steps)
+    settings = {
+        "files": files,
+        "channels": channels,
+        "degrees": degrees,
+        "mean": MEAN,
+        "std": STD,
+        "batch_size": batch_size,
+    }
 
-    class Images(torch.utils.data.Dataset):
-        def __len__(self):
-            return len(files)
+    def make():
+        program = pathlib.Path(__file__).with_name("bench_torch.py")
+        process = subprocess.Popen(
+            [sys.executable, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
-        def __getitem__(self, index):
-            with PIL.Image.open(files[index]) as image:
-                return transform(image.convert("L" if channels == 1 else "RGB")), 0
+        def ask(line):
+            print(json.dumps(line), file=process.stdin, flush=True)
 
-    def batches():
-        while True:
-            yield from torch.utils.data.DataLoader(
-                Images(), batch_size=batch_size, shuffle=True, drop_last=True
-            )
+        def run(seconds):
+            ask(seconds)
+            return float(process.stdout.readline())
 
-    return {"torch": batches}
+        ask(settings)
+        weakref.finalize(run, process.kill)
+        return run
+
+    return {"torch": make}
 
 
 # Measuring.
 
 
-def measure(
-    arms: Arms, batch_size: int, *, seconds: float, num_runs: int
-) -> dict[str, list[float]]:
+def measure(arms: Arms, *, seconds: float, num_runs: int) -> dict[str, list[float]]:
     """Returns the images per CPU second of every run of each arm; runs of all take turns."""
-    streams = {name: make() for name, make in arms.items()}
+    ready = {name: make() for name, make in arms.items()}
     results = {name: [] for name in arms}
-    for run in range(num_runs + 1):
-        for name, stream in streams.items():
-            found = images_per_cpu_second(stream, batch_size, seconds=seconds)
-            if run > 0:  # the first warms up
+    for number in range(num_runs + 1):
+        for name, run in ready.items():
+            found = run(seconds)
+            if number > 0:  # the first warms up
                 results[name].append(found)
     return results
 
 
-def images_per_cpu_second(stream: Iterator, batch_size: int, *, seconds: float) -> float:
+def timed(stream: Iterator, batch_size: int) -> Run:
+    """Returns what runs a stream."""
+    return functools.partial(images_per_cpu_second, stream, batch_size)
+
+
+def images_per_cpu_second(stream: Iterator, batch_size: int, seconds: float) -> float:
     """Takes batches for a while; counts all CPU time until what was made ahead is made again."""
     wait_until_idle()
     cpu, ends, num_batches = time.process_time(), time.monotonic() + seconds, 0
@@ -312,11 +330,11 @@ def images_per_cpu_second(stream: Iterator, batch_size: int, *, seconds: float) 
 
 
 def wait_until_idle() -> None:
-    """Returns when this process has hardly used the CPU for a fifth of a second."""
+    """Returns when this process has hardly used the CPU for a twentieth of a second."""
     while True:
         before = time.process_time()
-        time.sleep(0.2)
-        if time.process_time() - before < 0.01:
+        time.sleep(0.05)
+        if time.process_time() - before < 0.003:
             return
 
 

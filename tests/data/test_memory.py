@@ -117,6 +117,18 @@ def test_pairs(source, targets, device):
             np.testing.assert_allclose(found, wanted, atol=CLOSE)
 
 
+@pytest.mark.parametrize("device", [CPU, LIKE_A_GPU])
+@pytest.mark.parametrize("window", ["center_crop", "random_crop"])
+def test_crops_of_pairs(source, window, device):
+    pairs = ArraySource(source.images, None, targets=source.images[..., :1] // 2)
+    images = ImageConfig(image_size=(8, 7), mean=0.5, std=0.5, targets="mask")
+    feed = feed_of(pairs, images, AugmentConfig(window=window, horizontal_flip=True))
+    stream = stream_of(pairs, images, feed, device=device)
+    for number in range(5):
+        for found, wanted in zip(next(stream), expected(pairs, images, feed, number), strict=True):
+            np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
 def test_float16(source):
     feed = feed_of(source, IMAGES, AugmentConfig())
     [(half, _)] = batches(stream_of(source, IMAGES, feed, dtype="float16"), 1)

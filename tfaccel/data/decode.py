@@ -28,8 +28,7 @@ log = logging.getLogger("tfaccel")
 def shapes(
     source: ImageSource, *, stored_size: tuple[int, int], channels: int, targets: str
 ) -> dict[str, tuple[int, int, int, int]]:
-    """Returns the shapes of the arrays that hold the source, by name: "images" and, for pairs,
-    "targets".
+    """Returns the shapes of the arrays that hold a source: "images" and, for pairs, "targets".
 
     Args:
       source: the encoded images.

@@ -94,7 +94,8 @@ def _warp(augment, image_size, uniform):
     center = np.array([width / 2, height / 2])
     # About the centre: input = linear (output - centre) + centre + shift.
     offset = center + shift - np.einsum("rij,j->ri", linear, center)
-    return np.concatenate([linear, offset[:, :, None]], axis=2).astype(np.float32)
+    # Plus zero: no -0.0, which a fingerprint would take for another number.
+    return np.concatenate([linear, offset[:, :, None]], axis=2).astype(np.float32) + 0
 
 
 def _color(augment, image_size, uniform):

@@ -28,6 +28,8 @@ from tfaccel.data.source import ArraySource, ImageSource
 from tfaccel.errors import UserError
 from tfaccel.runtime import Device
 
+CROPS = ("center_crop", "random_crop")  # windows that are not resized
+
 log = logging.getLogger("tfaccel")
 
 
@@ -77,14 +79,23 @@ class MemoryStream:
             }
         resident = {name: each.tensor for name, each in self._residents.items()}
 
-        def begin(number):
-            ids = feed.rows(number).ids
-            gathered = {
-                name: np.asarray(each[ids]) for name, each in arrays.items() if name not in resident
-            }
-            return gathered | ({"ids": ids} if resident else {}) | feed.draws(number)
+        gathered = {name: each for name, each in arrays.items() if name not in resident}
+        augment, cuts = feed.augment, feed.augment.window in CROPS and not resident
+        if cuts:  # here: then no more is read, or copied to the device, than what is used
+            augment = dataclasses.replace(augment, window="stretch")
 
-        settings = {"images": images, "augment": feed.augment, "dtype": dtype}
+        def begin(number):
+            ids, draws = feed.rows(number).ids, feed.draws(number)
+            corners = None
+            if cuts:
+                corners = _corners(source.images, ids, images.image_size, draws.pop("window", None))
+            taken = {
+                name: _taken(each, ids, corners, images.image_size)
+                for name, each in gathered.items()
+            }
+            return taken | ({"ids": ids} if resident else {}) | draws
+
+        settings = {"images": images, "augment": augment, "dtype": dtype}
         finish = functools.partial(_finish, **settings)
         self._stream = HostStream(begin, finish, placement=placement, resident=resident)
 
@@ -138,12 +149,32 @@ def _check(source: ArraySource, images: ImageConfig, augment: AugmentConfig) -> 
             f"channels={images.channels}, but the arrays have {channels}; use channels={channels}"
         )
     small = height < images.image_size[0] or width < images.image_size[1]
-    if small and augment.window in ("center_crop", "random_crop"):
+    if small and augment.window in CROPS:
         raise UserError(
             f"the stored images have {height}x{width} pixels, less than the "
             f"{images.image_size[0]}x{images.image_size[1]} that window={augment.window!r} cuts "
             "out; use a smaller image_size, a larger stored_size, or another window"
         )
+
+
+def _corners(pixels, ids, size, draws) -> np.ndarray:
+    """Returns the (top, left) of each row's window: [rows, 2]; `draws` are None in the centre."""
+    free = np.array(pixels.shape[1:3]) - size
+    if draws is None:
+        return np.tile(free // 2, (len(ids), 1))
+    # A draw just below 1 may be 1 in float32: not past what is free.
+    return np.minimum(np.floor(draws.astype(np.float64) * (free + 1)), free).astype(int)
+
+
+def _taken(array: np.ndarray, ids, corners, size) -> np.ndarray:
+    """Returns labels or images of a batch, or their windows."""
+    if corners is None or array.ndim == 1:
+        return np.asarray(array[ids])
+    windows = (
+        array[index, top : top + size[0], left : left + size[1]]
+        for index, (top, left) in zip(ids, corners, strict=True)
+    )
+    return np.stack(list(windows))
 
 
 def _finish(batch: dict, *, images: ImageConfig, augment: AugmentConfig, dtype: str):

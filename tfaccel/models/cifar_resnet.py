@@ -37,7 +37,7 @@ def build(*, image_shape: tuple[int, int, int], num_outputs: int) -> keras.Model
 def _convolution(x, channels: int):
     # Batch norm has a bias of its own.
     x = layers.Conv2D(channels, 3, padding="same", use_bias=False)(x)
-    return layers.ReLU()(layers.BatchNormalization()(x))
+    return layers.ReLU()(layers.BatchNormalization(momentum=0.9)(x))
 
 
 def _residual(x, channels: int):

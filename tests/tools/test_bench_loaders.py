@@ -1,0 +1,64 @@
+import importlib.util
+import itertools
+import json
+import pathlib
+import time
+
+import numpy as np
+import PIL.Image
+import pytest
+
+TOOLS = pathlib.Path(__file__).parents[2] / "tools"
+
+
+@pytest.fixture(scope="module")
+def bench_loaders():
+    spec = importlib.util.spec_from_file_location("tool", TOOLS / "bench_loaders.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def small(bench_loaders, tmp_path):
+    jpegs = bench_loaders.make_images(tmp_path / "jpegs", "jpg", 6, (60, 80, 3))
+    return jpegs, bench_loaders.make_images(tmp_path / "pngs", "png", 20, (28, 28))
+
+
+def test_every_arm_is_measured(bench_loaders, small, capsys):
+    flags = ["--seconds=0.01", "--runs=1", "--threads=1", "--batch-size=4"]
+    assert bench_loaders.main([f"--jpegs={small[0]}", f"--pngs={small[1]}", *flags]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    tables = json.loads(printed[-1])["images_per_cpu_second"]
+    with_torch = {"torch"} & set(tables["jpeg"])
+    assert {name: set(table) for name, table in tables.items()} == {
+        "jpeg": {"tf.data", "tf_data", "dali_cpu", "cache", "auto"} | with_torch,
+        "png": {"tf.data", "memory", "tf_data", "dali_cpu"} | with_torch,
+        "png_rotated": {"tf.data", "memory", "tf_data", "dali_cpu"} | with_torch,
+    }
+    assert all(runs[0] > 0 for table in tables.values() for runs in table.values())
+    assert any(line.startswith("jpeg ") and "ratio" in line for line in printed)
+
+
+def test_what_is_made_ahead_is_counted(bench_loaders):
+    def work(seconds):
+        ends = time.process_time() + seconds
+        while time.process_time() < ends:
+            pass
+
+    stream = (work(0.02) for _ in itertools.count())
+    found = bench_loaders.images_per_cpu_second(stream, 10, 0.1)
+    assert found == pytest.approx(10 / 0.02, rel=0.3)
+
+
+def test_images_are_what_the_tables_say(small):
+    with PIL.Image.open(next(small[0].iterdir())) as image:
+        assert (image.format, image.size, image.mode) == ("JPEG", (80, 60), "RGB")
+    with PIL.Image.open(next(small[1].iterdir())) as image:
+        assert (image.format, image.size, image.mode) == ("PNG", (28, 28), "L")
+        assert np.asarray(image).std() > 10
+
+
+def test_a_folder_without_images_is_a_mistake_in_the_call(bench_loaders, small, tmp_path, capsys):
+    assert bench_loaders.main([f"--jpegs={small[1]}"]) == 2
+    assert f"{small[1]} has no files named .jpg or .jpeg" in capsys.readouterr().err
