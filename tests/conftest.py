@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -26,7 +27,10 @@ from tfaccel.step import compile_model
 
 
 def pytest_configure(config):
-    """Settles the devices, once for all tests of this process."""
+    """Settles the devices and the cache, once for all tests of this process."""
+    cache = tempfile.TemporaryDirectory()
+    config.add_cleanup(cache.cleanup)
+    os.environ["XDG_CACHE_HOME"] = cache.name
     if "gpu" not in config.option.markexpr:
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # tests without a mark are of the CPU
     # As the product does it, before TensorFlow looks for GPUs; and three CPU devices to stand for

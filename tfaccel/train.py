@@ -57,6 +57,7 @@ def run(config: Config, *, workdir: pathlib.Path) -> dict:
             image_shape=(*config.data.image_size, config.data.channels),
             num_outputs=task.num_outputs,
         )
+    tasks.check_model(model, task)
     log.info("model: %s, %d parameters", model.name, model.count_params())
 
     # ----- Step: loss on float32 outputs; one XLA function for a whole step.

@@ -13,7 +13,7 @@ import pytest
 from tfaccel.data import cache
 from tfaccel.data.cache import cached
 from tfaccel.data.memory import decode_all
-from tfaccel.data.source import Blobs, ImageSource, UnreadableExamples
+from tfaccel.data.source import Blobs, ImageSource, UnreadableError
 from tfaccel.errors import UserError
 
 SETTINGS = {"stored_size": (9, 7), "channels": 3, "targets": "image", "num_threads": 2}
@@ -224,7 +224,7 @@ def test_what_a_dead_process_left_is_no_hindrance(source, folder):
 def test_bad_files_leave_nothing_behind(source, folder):
     pathlib.Path(source.images.files[4]).write_text("no image")
     pathlib.Path(source.images.files[7]).unlink()
-    with pytest.raises(UnreadableExamples, match=r"2 of 11 .*first .*04\.png \(") as raised:
+    with pytest.raises(UnreadableError, match=r"2 of 11 .*first .*04\.png \(") as raised:
         cached(source, folder=folder, **SETTINGS)
     assert raised.value.ids == (4, 7)
     assert caches(folder) == []

@@ -19,7 +19,7 @@ from tfaccel.data.dali import DaliStream
 from tfaccel.data.feed import Feed
 from tfaccel.data.placement import Placement
 from tfaccel.data.shards import Plan
-from tfaccel.data.source import Blobs, ImageSource, UnreadableExamples
+from tfaccel.data.source import Blobs, ImageSource, UnreadableError
 from tfaccel.data.sources.pillow import IMAGE_SUFFIXES
 from tfaccel.errors import UserError
 from tfaccel.runtime import Device
@@ -466,7 +466,7 @@ def read_all(source, device, window="stretch"):
 @pytest.mark.parametrize("index", [1, 16])  # in the first batch, and in the last
 def test_a_bad_file_is_named(copy, device, kind, index):
     spoiled(kind, pathlib.Path(copy.images.files[index]))
-    with pytest.raises(UnreadableExamples) as caught:
+    with pytest.raises(UnreadableError) as caught:
         read_all(copy, device)
     assert caught.value.ids == (index,)
     assert re.match(rf"1 of .* first {copy.images.files[index]} \(", str(caught.value))
@@ -477,7 +477,7 @@ def test_a_bad_file_is_named_where_batches_are_copied(copy):
     images = ImageConfig(image_size=(20, 16))
     feed = feed_of(copy, AugmentConfig(), images, rows=2)
     stream = stream_of(copy, images, feed, device=Device("/cpu:1", 0), decode_on_gpu=False)
-    with pytest.raises(UnreadableExamples) as caught:
+    with pytest.raises(UnreadableError) as caught:
         batches(stream, 9)
     assert caught.value.ids == (16,)
 
@@ -485,7 +485,7 @@ def test_a_bad_file_is_named_where_batches_are_copied(copy):
 def test_several_bad_files_are_told_at_once(copy, device):
     for index in (6, 8):
         spoiled("truncated", pathlib.Path(copy.images.files[index]))
-    with pytest.raises(UnreadableExamples, match=r"^2 of .* first .*06\.png") as caught:
+    with pytest.raises(UnreadableError, match=r"^2 of .* first .*06\.png") as caught:
         read_all(copy, device)
     assert caught.value.ids == (6, 8)
 
@@ -493,16 +493,14 @@ def test_several_bad_files_are_told_at_once(copy, device):
 def test_a_bad_range_of_bytes_is_named(copy, tmp_path, device):
     ranges = as_ranges(copy.images, tmp_path / "all")
     (tmp_path / "all").write_bytes((tmp_path / "all").read_bytes()[:-100])
-    with pytest.raises(UnreadableExamples, match=r"all\[bytes \d+\+\d+\]") as caught:
+    with pytest.raises(UnreadableError, match=r"all\[bytes \d+\+\d+\]") as caught:
         read_all(ImageSource(ranges, copy.labels), device)
     assert caught.value.ids == (16,)
 
 
 def test_what_only_dali_cannot_decode_is_named(copy, device):
     PIL.Image.open(copy.images.files[9]).save(copy.images.files[9], "GIF")
-    with pytest.raises(
-        UnreadableExamples, match=r"DALI cannot decode 1 of .*/09\.png \(nv"
-    ) as caught:
+    with pytest.raises(UnreadableError, match=r"DALI cannot decode 1 of .*/09\.png \(nv") as caught:
         read_all(copy, device)
     assert caught.value.ids == (9,)
 
@@ -510,7 +508,7 @@ def test_what_only_dali_cannot_decode_is_named(copy, device):
 def test_a_bad_target_is_named(copy, source, device):
     spoiled("truncated", pathlib.Path(copy.images.files[9]))
     pairs = ImageSource(source.images, None, targets=copy.images)
-    with pytest.raises(UnreadableExamples, match=copy.images.files[9]) as caught:
+    with pytest.raises(UnreadableError, match=copy.images.files[9]) as caught:
         read_all(pairs, device)
     assert caught.value.ids == (9,)
 

@@ -11,7 +11,7 @@ from tfaccel.config import AugmentConfig
 from tfaccel.data.distribute import Loader, check_same_classes
 from tfaccel.data.feed import Feed
 from tfaccel.data.shards import Plan
-from tfaccel.data.source import UnreadableExamples
+from tfaccel.data.source import UnreadableError
 from tfaccel.runtime import Device
 
 FEATURES = np.random.default_rng(0).normal(size=(37, 5)).astype(np.float32)
@@ -45,7 +45,7 @@ class Numbers:
             ids = feed.rows(number).ids
             bad = self.unreadable & set(ids.tolist())
             if bad:
-                raise UnreadableExamples(f"{sorted(bad)} cannot be read", tuple(sorted(bad)))
+                raise UnreadableError(f"{sorted(bad)} cannot be read", tuple(sorted(bad)))
             with tf.device(placement.device.name):
                 batch = tf.constant(FEATURES[ids]), tf.constant(LABELS[ids])
             yield batch[: self.num_outputs]
@@ -137,7 +137,7 @@ def test_start_at_gives_what_an_uninterrupted_run_gives(num_replicas):
 def test_a_failed_epoch_begins_anew():
     loader = make_loader(unreadable=frozenset({30}))
     for _ in range(2):  # it fails again as long as it is there
-        with pytest.raises(UnreadableExamples):
+        with pytest.raises(UnreadableError):
             rows_of(loader)
     loader.data.unreadable = frozenset()
     np.testing.assert_array_equal(

@@ -1,3 +1,4 @@
+import os
 import pathlib
 import shutil
 
@@ -5,7 +6,7 @@ import keras
 import numpy as np
 import PIL.Image
 import pytest
-from conftest import strategy_of
+from conftest import compiled, strategy_of
 
 from tfaccel import DaliConfig, ImageConfig, UserError, preset
 from tfaccel.data import shards, sources
@@ -114,8 +115,6 @@ def test_two_epochs_of_fit_evaluate_and_predict_build_one_pipeline(folder, loade
     train, test = make_loader(source, loader=loader), make_loader(source, loader=loader)
     keras.utils.set_random_seed(0)
     layers = [keras.Input((12, 10, 1)), keras.layers.Flatten(), keras.layers.Dense(3)]
-    from conftest import compiled
-
     model = compiled(
         lambda: keras.Sequential(layers),
         1,
@@ -179,8 +178,6 @@ def test_a_file_that_vanishes_in_the_run_costs_itself_alone(folder, tmp_path, lo
 
 
 def test_names_that_are_not_utf8_are_read(folder, tmp_path):
-    import os
-
     root = pathlib.Path(shutil.copytree(folder, tmp_path / "copy"))
     os.rename(root / "a", os.fsencode(root) + b"/\xe9 \xff")
     for loader in LOADERS:
@@ -193,13 +190,23 @@ def test_hues_of_grey_images_are_refused(folder):
         make_loader(sources.class_folders(folder), augment=preset("none", hue_degrees=5.0))
 
 
+def test_masks_with_a_palette_are_refused(tmp_path):
+    # Every decoder would give the palette's colours as grey, not the classes.
+    for side, image in (("in", PIL.Image.new("RGB", (8, 8))), ("out", PIL.Image.new("P", (8, 8)))):
+        (tmp_path / side).mkdir()
+        image.save(tmp_path / side / "one.png")
+    source = sources.image_pairs(tmp_path / "in", tmp_path / "out")
+    with pytest.raises(UserError, match=r"out/one.png is of Pillow's mode P; .* masks"):
+        make_loader(source, targets="mask", channels=3, image_size=(8, 8))
+
+
 def test_images_of_many_sizes_are_stored_only_at_a_size_that_was_given(tmp_path):
     (tmp_path / "a").mkdir()
     for index in range(4):
         PIL.Image.new("L", (20 + index, 16)).save(tmp_path / "a" / f"{index}.png")
     source = sources.class_folders(tmp_path)
     settings = {"augment": "imagenet", "loader": "memory", "global_batch_size": 2}
-    with pytest.raises(UserError, match="keeps images of one size, but .* give stored_size"):
+    with pytest.raises(UserError, match=r"keeps images of one size, but .* give stored_size"):
         make_loader(source, **settings)
     loader = make_loader(source, **settings, stored_size=(16, 16))
     assert rows_of(loader)[0].shape == (4, 12, 10, 1)

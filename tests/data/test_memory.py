@@ -17,7 +17,7 @@ from tfaccel.data.feed import Feed
 from tfaccel.data.memory import MemoryStream, decode_all
 from tfaccel.data.placement import Placement
 from tfaccel.data.shards import Plan
-from tfaccel.data.source import ArraySource, Blobs, ImageSource, UnreadableExamples
+from tfaccel.data.source import ArraySource, Blobs, ImageSource, UnreadableError
 from tfaccel.errors import UserError
 from tfaccel.presets import preset
 from tfaccel.runtime import Device
@@ -263,7 +263,7 @@ def test_every_bad_file_is_counted(files):
     pathlib.Path(files.images.files[70]).write_text("not an image")
     pathlib.Path(files.images.files[141]).unlink()
     message = rf"2 of 150 images cannot be decoded, first {files.images.files[70]} \(not an image"
-    with pytest.raises(UnreadableExamples, match=message) as raised:
+    with pytest.raises(UnreadableError, match=message) as raised:
         decode_all(files, **SETTINGS)
     assert raised.value.ids == (70, 141)
 

@@ -16,7 +16,7 @@ from tfaccel.config import AugmentConfig, ImageConfig
 from tfaccel.data.feed import Feed
 from tfaccel.data.placement import Placement
 from tfaccel.data.shards import Plan
-from tfaccel.data.source import Blobs, ImageSource, UnreadableExamples
+from tfaccel.data.source import Blobs, ImageSource, UnreadableError
 from tfaccel.data.tf_data import TfDataStream
 from tfaccel.errors import UserError
 from tfaccel.presets import preset
@@ -273,7 +273,7 @@ def test_bad_files_are_named_with_their_ids(pixels, tmp_path, spoil, which):
     for path in names:
         spoil(path)
     message = f"2 of 17 images just read cannot be decoded, first {re.escape(str(names[0]))} \\("
-    with pytest.raises(UnreadableExamples, match=message) as raised:
+    with pytest.raises(UnreadableError, match=message) as raised:
         first_batch(source, AugmentConfig())
     assert raised.value.ids == (5, 11)
 
@@ -287,7 +287,7 @@ def test_ranges_that_cannot_be_read_are_named(source, tmp_path):
         np.array([0, 0]),
         np.array([size, size + 1]),  # more than there is
     )
-    with pytest.raises(UnreadableExamples, match="1 of 2 images") as raised:
+    with pytest.raises(UnreadableError, match="1 of 2 images") as raised:
         stream_of(ImageSource(blobs, np.zeros(2, np.int32)), IMAGES, AugmentConfig())
     assert raised.value.ids == (1,)
 
@@ -297,7 +297,7 @@ def test_formats_that_tensorflow_has_not_are_named(pixels, tmp_path):
     PIL.Image.fromarray(pixels[3]).save(tmp_path / "03.png", format="TIFF")
     source = ImageSource(Blobs(files), np.zeros(len(files), np.int32))
     with pytest.raises(
-        UnreadableExamples, match=r"TensorFlow cannot decode 1 of 17 .*03\.png .*another loader"
+        UnreadableError, match=r"TensorFlow cannot decode 1 of 17 .*03\.png .*another loader"
     ) as raised:
         first_batch(source, AugmentConfig())
     assert raised.value.ids == (3,)

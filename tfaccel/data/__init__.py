@@ -1,5 +1,7 @@
-"""From image files to each replica's batches.
+"""From where images lie to each replica's batches.
 
-`image_folder` finds the files, `shards` decides which replica reads which of them when, `dali`
-turns them into tensors, `distribute` gives them to Keras; `digits` is the embedded data set.
+`sources` find the examples; `shards`, `draws` and `feed` decide, in pure arithmetic, which of them
+each replica reads when and with which random numbers; a loader (`dali`, `tf_data`, `memory`,
+`cache`), which `choose` picks and `images` opens, makes tensors of them; `distribute` gives these
+to Keras. `user_examples` and `user_pipeline` stand in the loaders' place.
 """

@@ -63,7 +63,7 @@ def cached(
       folder: of all caches; None for tfaccel/pixels in XDG_CACHE_HOME, or in ~/.cache.
 
     Raises:
-      UnreadableExamples: images that cannot be read or decoded, all of them.
+      UnreadableError: images that cannot be read or decoded, all of them.
       UserError: a pair of two sizes; a folder that cannot be written to, or a full disk.
     """
     shape_of = shapes(source, stored_size=stored_size, channels=channels, targets=targets)

@@ -22,8 +22,9 @@ from nvidia.dali.plugin import tf as dali_tf
 
 from tfaccel.config import DaliConfig, ImageConfig
 from tfaccel.data import dali_graph
-from tfaccel.data.dali_faults import explained
+from tfaccel.data.dali_faults import refused
 from tfaccel.data.dali_inputs import READ_AHEAD, make_input, make_readers
+from tfaccel.data.faults import explained
 from tfaccel.data.feed import Feed
 from tfaccel.data.placement import Placement
 from tfaccel.data.source import ImageSource
@@ -55,7 +56,7 @@ class DaliStream:
         values as they are.
 
     Raises:
-      UnreadableExamples: from `next`, when files cannot be decoded. The stream is over then.
+      UnreadableError: from `next`, when files cannot be decoded. The stream is over then.
       UserError: likewise, when an image is smaller than its crop, or a pair has two sizes.
     """
 
@@ -139,7 +140,15 @@ class DaliStream:
             yield
         except (OSError, RuntimeError, tf.errors.OpError) as error:
             ids = np.unique(np.concatenate(list(self._fed))).tolist()
-            cause = explained(error, self._source, self._images, self._augment, ids=ids)
+            cause = explained(
+                error,
+                self._source,
+                self._images,
+                self._augment,
+                ids=ids,
+                refused=refused,
+                decoder="DALI",
+            )
             if cause is error:
                 raise
             raise cause from error

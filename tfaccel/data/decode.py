@@ -15,7 +15,7 @@ import time
 import numpy as np
 import PIL.Image
 
-from tfaccel.data.source import ImageSource, UnreadableExamples
+from tfaccel.data.source import ImageSource, UnreadableError
 from tfaccel.data.sources.pillow import cause
 from tfaccel.errors import UserError
 
@@ -54,7 +54,7 @@ def decode_into(
       num_threads: that decode; Pillow lets them run at once.
 
     Raises:
-      UnreadableExamples: images that cannot be read or decoded, all of them.
+      UnreadableError: images that cannot be read or decoded, all of them.
       UserError: a pair of two sizes.
     """
     block = functools.partial(_decode_block, arrays, source, targets)
@@ -70,7 +70,7 @@ def decode_into(
             pool.shutdown(cancel_futures=True)
             raise
     if bad:
-        raise UnreadableExamples(
+        raise UnreadableError(
             f"{len(bad)} of {len(source)} images cannot be decoded, first "
             f"{next(iter(bad.values()))}; replace or remove such files",
             ids=tuple(bad),

@@ -19,7 +19,7 @@ import tensorflow as tf
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
 from tfaccel.data.placement import Placement
-from tfaccel.data.source import UnreadableExamples
+from tfaccel.data.source import UnreadableError
 from tfaccel.errors import UserError
 from tfaccel.runtime import Device
 
@@ -217,7 +217,7 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
                 if self._streams is None:
                     self._streams = [self._stream(index) for index in range(len(self._devices))]
                 return [next(stream) for stream in self._streams]
-            except UnreadableExamples as error:
+            except UnreadableError as error:
                 if not self.data.skips_bad:
                     raise
                 # They were there when all were looked through. Without them, from here on.

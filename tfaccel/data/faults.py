@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfaccel.config import AugmentConfig, ImageConfig
 from tfaccel.data.decode import two_sizes
-from tfaccel.data.source import Blobs, ImageSource, UnreadableExamples
+from tfaccel.data.source import Blobs, ImageSource, UnreadableError
 from tfaccel.data.sources.pillow import image_size, undecodable
 from tfaccel.errors import UserError
 
@@ -39,12 +39,12 @@ def explained(
       decoder: that library's name.
 
     Returns:
-      UnreadableExamples, for files that cannot be decoded; UserError, for a pair of two sizes, or
+      UnreadableError, for files that cannot be decoded; UserError, for a pair of two sizes, or
       an image that is smaller than its crop.
     """
     bad = _named(undecodable, source, ids)
     if bad:
-        return UnreadableExamples(
+        return UnreadableError(
             f"{len(bad)} of {len(ids)} images just read cannot be decoded, first "
             f"{next(iter(bad.values()))}; replace or remove such files",
             ids=tuple(bad),
@@ -56,7 +56,7 @@ def explained(
         return error  # the device or its memory
     bad = _named(refused, source, ids)
     if bad:
-        return UnreadableExamples(
+        return UnreadableError(
             f"{decoder} cannot decode {len(bad)} of {len(ids)} images just read, first "
             f"{next(iter(bad.values()))}; convert such files to RGB or grey PNG or JPEG, or use "
             "another loader",

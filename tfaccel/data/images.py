@@ -23,7 +23,7 @@ from tfaccel.data.memory import MemoryStream, decode_all
 from tfaccel.data.placement import Placement
 from tfaccel.data.shards import Plan
 from tfaccel.data.source import ArraySource, ImageSource
-from tfaccel.data.sources.pillow import image_size
+from tfaccel.data.sources.pillow import check_mask, image_size
 from tfaccel.data.tf_data import TfDataStream
 from tfaccel.errors import UserError
 from tfaccel.runtime import Runtime
@@ -132,6 +132,8 @@ def open_images(
     loader, reason = choose_loader(source, images, augment, device=runtime.devices[0])
     log.info("loader: %s, because %s", loader, reason)
     _log_resize(source, images, augment)
+    if isinstance(source, ImageSource) and source.targets and images.targets == "mask":
+        check_mask(source.targets, 0)  # one for all: they come from one tool
     if loader in ("memory", "cache") and isinstance(source, ImageSource):
         source = _decoded(source, images, augment, loader, num_threads=num_threads)
     compute_dtype = keras.DTypePolicy(runtime.precision).compute_dtype

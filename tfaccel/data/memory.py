@@ -126,7 +126,7 @@ def decode_all(
       num_threads: that decode.
 
     Raises:
-      UnreadableExamples: images that cannot be read or decoded, all of them.
+      UnreadableError: images that cannot be read or decoded, all of them.
       UserError: a pair of two sizes.
     """
     began = time.monotonic()

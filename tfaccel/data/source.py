@@ -13,7 +13,7 @@ import numpy as np
 from tfaccel.errors import UserError
 
 
-class UnreadableExamples(UserError):
+class UnreadableError(UserError):
     """Some examples cannot be used.
 
     Attributes:

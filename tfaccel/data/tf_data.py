@@ -49,7 +49,7 @@ class TfDataStream:
         values as they are.
 
     Raises:
-      UnreadableExamples: from `next`, when files cannot be decoded. The stream is over then.
+      UnreadableError: from `next`, when files cannot be decoded. The stream is over then.
       UserError: likewise, when an image is smaller than its crop, or a pair has two sizes.
     """
 
@@ -72,7 +72,7 @@ class TfDataStream:
           dtype: "float16" or "float32", of the images.
 
         Raises:
-          UnreadableExamples: a file of the first batch cannot be read.
+          UnreadableError: a file of the first batch cannot be read.
         """
         self._source, self._images, self._augment = source, images, feed.augment
         self._fed = fed = collections.deque(maxlen=IN_FLIGHT)

@@ -46,6 +46,17 @@ def image_size(blobs: Blobs, index: int) -> tuple[int, int]:
         ) from error
 
 
+def check_mask(blobs: Blobs, index: int) -> None:
+    """Raises UserError unless an image's values are its grey levels, as those of a mask are."""
+    with _open(blobs, index) as image:
+        if image.mode not in ("1", "L"):
+            raise UserError(
+                f"{blobs.name(index)} is of Pillow's mode {image.mode}; expected masks of mode L, "
+                "whose grey level is the class (a palette's indices are lost in decoding): convert "
+                "them"
+            )
+
+
 def cause(error: Exception) -> str:
     """Returns what is wrong, without the path or the object that the name stands for."""
     if isinstance(error, PIL.UnidentifiedImageError):
