@@ -11,6 +11,7 @@ import tensorflow as tf
 from nvidia.dali import fn, pipeline_def, types
 
 from tfaccel import UserError
+from tfaccel.data import user_pipeline
 from tfaccel.data.placement import Placement
 from tfaccel.data.user_pipeline import open_pipeline
 from tfaccel.runtime import Device
@@ -440,6 +441,16 @@ def test_a_dropped_stream_takes_its_threads_along(files):
     while running() > before and time.monotonic() < deadline:
         pass  # they end by themselves, in a moment
     assert running() <= before
+
+
+def test_what_is_on_the_cpu_is_copied_to_a_gpu(files):
+    # The graph alone: it is not built, so it needs no GPU.
+    given = {"batch_size": 2, "num_threads": 1, "device_id": 0, "seed": 0}
+    arguments = {"files": files, "shard_id": 0, "num_shards": 1, "device": "gpu"}
+    outputs = user_pipeline._make(pipe, given, arguments)._graph_out
+    assert [each.device for each in outputs] == ["gpu", "gpu"]
+    outputs = user_pipeline._make(pipe, given | {"device_id": None}, arguments | {"device": "cpu"})
+    assert [each.device for each in outputs._graph_out] == ["cpu", "cpu"]
 
 
 @pytest.mark.gpu

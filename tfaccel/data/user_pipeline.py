@@ -5,6 +5,8 @@ would end the process); gives a `PipelineData`, which makes streams of the pipel
 
     data = open_pipeline(pipe, {"root": "train"}, global_batch_size=256, num_replicas=2, ...)
     image, label = next(data.stream(placement, data.feed(replica_index=0)))
+
+Private name relied on: DALI 2.4's Pipeline._graph_out.
 """
 
 import contextlib
@@ -97,7 +99,7 @@ class PipelineStream(Iterator):
         given = _given(data.function, feed, placement, prefetch_batches=data.prefetch_batches)
         with _faults_named(data.function), tf.device(placement.device.name):
             dataset = dali_tf.experimental.DALIDatasetWithInputs(
-                pipeline=data.function(**{**given, **data.arguments}),
+                pipeline=_make(data.function, given, data.arguments),
                 output_shapes=tuple(each.shape for each in data.spec),
                 output_dtypes=tuple(each.dtype for each in data.spec),
                 # The data set's own values win over the pipeline's, silently: say them again.
@@ -194,9 +196,22 @@ def _try(function, arguments: Mapping, plan: PipelinePlan, placement: Placement)
     with _faults_named(function):
         # With nothing made ahead, a user's source is asked for this batch alone.
         given = _given(function, feed, placement, prefetch_batches=1)
-        pipeline = function(**{**given, **arguments})
+        pipeline = _make(function, given, arguments)
         pipeline.build()
         return _spec(function, pipeline.run(), plan.rows_per_replica), pipeline.reader_meta()
+
+
+def _make(function, given: Mapping, arguments: Mapping) -> Pipeline:
+    """Returns the pipeline, whose outputs are all on its device.
+
+    On a GPU, DALI's data set takes outputs from there alone: what is on the CPU (readers' labels,
+    say) is copied in the pipeline, so that the function needs no `.gpu()` for it.
+    """
+    pipeline = function(**{**given, **arguments})
+    if given["device_id"] is not None:
+        with pipeline:
+            pipeline.set_outputs(*(each.gpu() for each in pipeline._graph_out))
+    return pipeline
 
 
 def _check_function(function, arguments: Mapping) -> None:
