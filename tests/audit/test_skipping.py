@@ -1,0 +1,51 @@
+"""Training with bad_files="skip" on images of which every kind of fault has 1%."""
+
+import keras
+import numpy as np
+import planted
+import pytest
+
+from tfaccel.audit.examine import BAD, KINDS
+from tfaccel.data.sources.pillow import IMAGE_SUFFIXES
+
+NUM_IMAGES = 1000
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """1,000 images of two classes; of each kind of fault ten, where a class folder may hold it."""
+    root = tmp_path_factory.mktemp("planted")
+    for name in "ab":
+        (root / name).mkdir()
+    kinds = {}
+    for name in planted.FAULTY:
+        if name.endswith(IMAGE_SUFFIXES):
+            kinds.setdefault(planted.kind_of(name), name)
+    faulty = [name for name in kinds.values() for _ in range(10)]
+    for index in range(NUM_IMAGES):
+        name = faulty[index] if index < len(faulty) else None
+        suffix = name.rpartition(".")[2] if name else "jpg"
+        content = planted.FAULTY[name] if name else planted.JPEG
+        (root / "ab"[index % 2] / f"{index:04d}.{suffix}").write_bytes(content)
+    num_bad = sum(10 for kind in kinds if KINDS[kind] == BAD)
+    return root, num_bad, kinds
+
+
+@pytest.mark.parametrize("loader", ["auto", "tf_data", "dali_cpu"])
+def test_it_trains_to_the_end_on_all_others(setup, folder, loader, caplog):
+    root, num_bad, kinds = folder
+    assert len(kinds) >= 8
+    run = setup()
+    loader = run.image_folder(
+        root, image_size=(16, 16), global_batch_size=64, loader=loader, bad_files="skip"
+    )
+    assert loader.num_examples == NUM_IMAGES - num_bad
+    with run.scope():
+        model = keras.Sequential(
+            [keras.Input((16, 16, 3)), keras.layers.Flatten(), keras.layers.Dense(2)]
+        )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    run.compile(model, "sgd", loss)
+    assert np.isfinite(model.fit(loader, epochs=2, verbose=0).history["loss"]).all()
+    assert len(model.predict(loader, verbose=0)) == NUM_IMAGES - num_bad
+    assert f"{num_bad} of {NUM_IMAGES} examples are left out" in caplog.text
