@@ -48,6 +48,12 @@ def test_a_config_may_leave_out_what_it_does_not_change():
             {"data": {"mean": (0.1, 0.2)}},
             "mean=(0.1, 0.2); expected one number, or one for each of 3",
         ),
+        ({"data": {"first_label": 1}}, "first_label=1 with source='folders'; it is for source='tf"),
+        ({"data": {"targets": "mask"}}, "targets='mask' with source='folders'; it is for source="),
+        (
+            {"data": {"stored_size": (8, 8), "loader": "tf_data"}},
+            "stored_size with loader='tf_data', which stores nothing",
+        ),
         ({"data": {"std": "a,b"}}, "std='a,b'; expected numbers, e.g."),
         ({"data": {"std": 0.0}}, "std=(0.0, 0.0, 0.0); expected numbers above 0"),
         ({"data": {"stored_size": 8}}, "stored_size=8; expected (height, width)"),

@@ -174,6 +174,11 @@ class ImageConfig:
         check_choice("loader", self.loader, LOADERS)
         if self.stored_size is not None:
             object.__setattr__(self, "stored_size", _image_size("stored_size", self.stored_size))
+            if self.loader not in ("auto", "memory", "cache"):
+                raise UserError(
+                    f"stored_size with loader={self.loader!r}, which stores nothing; leave it out, "
+                    "or use 'memory' or 'cache'"
+                )
         check_choice("bad_files", self.bad_files, ("error", "skip"))
         check_choice("targets", self.targets, ("image", "mask"))
 
@@ -207,6 +212,15 @@ class DataConfig(ImageConfig):
         """Checks every field."""
         super().__post_init__()
         check_choice("source", self.source, SOURCES)
+        for name, value, needed in (
+            ("first_label", self.first_label, "tfrecord"),
+            ("targets", self.targets == "mask", "pairs"),
+        ):
+            if value and self.source != needed:
+                raise UserError(
+                    f"{name}={getattr(self, name)!r} with source={self.source!r}; it is for "
+                    f"source={needed!r} alone: leave it out"
+                )
         check_int("first_label", self.first_label, at_least=0)
         for name in ("train_targets", "test_targets"):
             if (getattr(self, name) is None) == (self.source == "pairs"):

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable
 
 import keras
+import numpy as np
 
 from tfaccel.callbacks.loss_scale import LossScale
 from tfaccel.callbacks.replica_audit import ReplicaAudit
@@ -50,13 +51,12 @@ def _without_padding(predict: Callable) -> Callable:
     @functools.wraps(predict)
     def wrapper(*args, **kwargs):
         call = signature.bind(*args, **kwargs)
-        loader, steps = call.arguments["x"], call.arguments.get("steps")
+        loader = call.arguments["x"]
         if not isinstance(loader, Loader) or not loader.pads:
             return predict(*args, **kwargs)
-        first = loader.next_position
-        left = loader.num_batches - first % loader.num_batches
-        outputs = predict(*args, **kwargs)
-        real = loader.real_rows(first=first, num_batches=min(steps or left, left))
+        with loader.recorded_real() as real:
+            outputs = predict(*args, **kwargs)
+        real = np.concatenate(real)
         return keras.tree.map_structure(lambda each: each[real], outputs)
 
     return wrapper
@@ -138,8 +138,9 @@ def _for_loaders(method: Callable, *, counts: keras.Model | None = None) -> Call
             loader.class_weights(call.arguments.pop("class_weight", None)),
             warnings.catch_warnings(),
         ):
-            # Keras knows no epoch that begins at a later step, as after `loader.start_at`.
-            warnings.filterwarnings("ignore", "Your input ran out of data")
+            if loader.next_position % loader.num_batches:
+                # Keras knows no epoch that begins at a later step, as after `loader.start_at`.
+                warnings.filterwarnings("ignore", "Your input ran out of data")
             return method(*call.args, **call.kwargs)
 
     return wrapper

@@ -35,6 +35,7 @@ from tfaccel.data import sources, user_examples, user_pipeline
 from tfaccel.data.distribute import Loader
 from tfaccel.data.images import open_images
 from tfaccel.data.source import ArraySource, ImageSource
+from tfaccel.errors import UserError
 from tfaccel.export import export_model
 from tfaccel.presets import preset
 from tfaccel.step import compile_model
@@ -148,6 +149,20 @@ class Run:
         check_flag("shuffle", shuffle)
         check_names("loader", images, [field.name for field in dataclasses.fields(ImageConfig)])
         dali = dali or DaliConfig()
+        if not isinstance(source, ImageSource | ArraySource):
+            raise UserError(
+                f"source={source!r}; expected one of tfaccel.sources, e.g. "
+                "sources.class_folders('train'); or use run.examples or run.pipeline"
+            )
+        for name, value, kinds in (
+            ("augment", augment, AugmentConfig | str),
+            ("dali", dali, DaliConfig),
+        ):
+            if not isinstance(value, kinds):
+                raise UserError(
+                    f"{name}={value!r}; expected a preset's name, tfaccel.AugmentConfig(...) or "
+                    "tfaccel.DaliConfig(...)"
+                )
         augment = preset(augment) if isinstance(augment, str) else augment
         data = open_images(
             source,

@@ -74,6 +74,22 @@ def test_dali_decodes_on_the_cpu_what_tensorflow_does_not(source, free):
     assert "TensorFlow does not decode .tiff" in reason
 
 
+def test_one_image_of_another_size_is_seen(source, free, tmp_path):
+    free(100 * MIB)
+    same = source((16, 12))
+    PIL.Image.new("RGB", (12, 16)).save(tmp_path / "3.png")
+    many = ImageSource(Blobs(same.images.files * 20), np.zeros(120, np.int32), ("a",))
+    assert chosen(many, CPU, augment="imagenet")[0] == "tf_data"
+
+
+@pytest.mark.parametrize(
+    ("visible", "name"),
+    [(None, 1), ("", 1), ("3,2", 2), ("GPU-a, GPU-b", "GPU-b"), ("0,MIG-x", "MIG-x")],
+)
+def test_what_nvml_calls_a_gpu(visible, name):
+    assert choose.nvml_name(1, visible) == name
+
+
 def test_what_was_asked_for_is_taken(source):
     for loader in ("dali_cpu", "tf_data", "memory", "cache"):
         assert chosen(source((16, 12)), CPU, loader=loader) == (loader, "it was asked for")

@@ -265,6 +265,69 @@ def test_class_weights_ride_along_without_padding():
     np.testing.assert_array_equal(weight, np.where(label.numpy() == 0, 2.0, 1.0))
 
 
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_a_weight_of_zero_is_no_padding(num_replicas):
+    # The reference: plain Keras, plain arrays. Accuracy is not weighted, so all rows count in it.
+    weights = {0: 0.0, 1: 2.0}
+    model, stock = model_on(num_replicas), linear()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    stock.compile("sgd", loss, metrics=["accuracy"])
+    loader = make_loader(num_replicas, num_examples=36, shuffle=False)
+    ours = model.fit(loader, class_weight=weights, verbose=0).history
+    wanted = stock.fit(
+        FEATURES[:36],
+        LABELS[:36],
+        batch_size=12,
+        shuffle=False,
+        class_weight=weights | {2: 1.0},
+        verbose=0,
+    ).history
+    for name in ("loss", "accuracy"):
+        np.testing.assert_allclose(ours[name], wanted[name], rtol=1e-5)
+
+
+def test_a_predict_that_stops_early_or_takes_several_steps_at_once():
+    class Stop(keras.callbacks.Callback):
+        def on_predict_batch_end(self, batch, logs=None):
+            self.model.stop_predicting = True
+
+    model = model_on(1)
+    loader = make_loader(shuffle=False)
+    assert model.predict(loader, callbacks=[Stop()], verbose=0).shape == (12, 3)
+    model.steps_per_execution = 2
+    assert model.predict(loader, steps=3, verbose=0).shape == (37, 3)
+
+
+def test_an_interrupt_between_drawing_and_giving_loses_no_example(monkeypatch):
+    loader, other = make_loader(), make_loader()
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patches:
+        patches.setattr(loader, "_distributed", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            next(iter(loader))
+    np.testing.assert_array_equal(np.concatenate(rows_of(loader)), np.concatenate(rows_of(other)))
+
+
+@pytest.mark.parametrize("last_batch", ["drop", "repeat"])
+def test_what_vanishes_counts_as_nothing_without_padding_too(last_batch):
+    loader = make_loader(
+        skips_bad=True, unreadable=frozenset({3, 30}), plan={"last_batch": last_batch}
+    )
+    rows = np.concatenate(rows_of(loader))
+    assert not (rows[:, None] == FEATURES[[3, 30]]).all(axis=-1).any()
+    firsts = (rows == FEATURES[0]).all(axis=1).sum()
+    assert firsts <= (2 if last_batch == "repeat" else 1)
+
+
+def test_a_folder_that_is_gone_is_an_error():
+    loader = make_loader(skips_bad=True, unreadable=frozenset(range(30)))
+    with pytest.raises(UserError, match="is the disk or the folder gone"):
+        rows_of(loader)
+
+
 def test_a_metric_that_cannot_leave_out_padding_is_refused():
     class Rows(keras.metrics.Mean):
         def update_state(self, y_true, y_pred):
@@ -279,3 +342,13 @@ def test_classes_must_be_numbered_alike():
     one, other = make_loader(), make_loader(class_names=("a", "b"))
     with pytest.raises(UserError, match="the test images have no class 'c'"):
         check_same_classes(one, other)
+    with pytest.raises(UserError, match=r"number their classes a, b, c, .*, the test images c, b"):
+        check_same_classes(one, make_loader(class_names=("c", "b", "a")))
+    check_same_classes(one, make_loader(class_names=()))
+
+
+def test_a_test_set_may_lack_the_last_numbered_classes():
+    train, test = make_loader(class_names=("0", "1", "2")), make_loader(class_names=("0", "1"))
+    check_same_classes(train, test)
+    with pytest.raises(UserError, match="the training images have no class '2'"):
+        check_same_classes(test, train)

@@ -200,6 +200,15 @@ def test_names_that_are_not_utf8_are_read(folder, tmp_path):
         assert len(rows_of(found)[0]) == NUM_IMAGES
 
 
+@pytest.mark.parametrize("loader", ["memory", "cache"])
+def test_sixteen_bit_images_are_not_made_white(tmp_path, loader):
+    (tmp_path / "a").mkdir()
+    deep = np.arange(64, dtype=np.uint16).reshape(8, 8) * 1000
+    PIL.Image.fromarray(deep).save(tmp_path / "a" / "deep.png")
+    with pytest.raises(UserError, match=r"deep.png \(16-bit or float samples"):
+        make_loader(sources.class_folders(tmp_path), loader=loader)
+
+
 def test_hues_of_grey_images_are_refused(folder):
     with pytest.raises(UserError, match="grey images have no hue"):
         make_loader(sources.class_folders(folder), augment=preset("none", hue_degrees=5.0))

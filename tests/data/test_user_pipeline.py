@@ -194,6 +194,48 @@ def test_a_late_start_gives_what_an_uninterrupted_run_has(files, last_batch, cap
             np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize("last_batch", ["pad", "drop"])
+def test_a_live_stream_skips_to_a_later_batch(files, last_batch):
+    data = opened(pipe, files=files, rows=8, last_batch=last_batch)
+    labels = [batch[1].numpy().tolist() for batch in draw(stream_of(data), 12)]
+    stream = stream_of(data)
+    draw(stream, 2)
+    for first in (2, data.plan.num_steps, 2 * data.plan.num_steps + 1):
+        assert stream.skip_to(first)
+        assert next(stream)[1].numpy().tolist() == labels[first]
+        assert not stream.skip_to(first)
+
+
+def test_a_skip_makes_each_batch_once():
+    made = []
+
+    def source(number):
+        made.append(number)
+        return np.full((3, 2), number, np.float32)
+
+    @pipeline_def
+    def function():
+        return fn.external_source(source=source)
+
+    data = opened(function, rows=3, steps=5)
+    made.clear()
+    stream = stream_of(data)
+    for epoch in range(6):
+        assert stream.skip_to(5 * epoch)
+        assert [batch[0].numpy()[0, 0] for batch in draw(stream, 2)] == [5 * epoch, 5 * epoch + 1]
+    assert made == list(range(len(made)))
+    assert len(made) <= 5 * 5 + 2 + 3  # and what is made ahead
+
+
+def test_a_stream_that_has_failed_skips_nowhere(files, tmp_path):
+    bad = tmp_path / "bad.png"
+    bad.write_text("no image")
+    stream = stream_of(opened(pipe, files=[*files[:8], str(bad)], rows=8))
+    with pytest.raises(UserError):
+        draw(stream, 2)
+    assert not any(stream.skip_to(first) for first in (0, 1, 2, 4))
+
+
 def test_drop_leaves_out_each_epochs_padded_batch(files):
     data = opened(pipe, files=files, rows=8, last_batch="drop")
     assert (data.plan.num_steps, data.plan.batches_per_epoch) == (4, 5)
@@ -307,6 +349,24 @@ def test_functions_that_are_not_pipelines_are_refused(files):
 def test_arguments_must_fit(arguments, message):
     with pytest.raises(UserError, match=message):
         opened(pipe, **arguments)
+
+
+def test_variadic_parameters():
+    @pipeline_def
+    def positional(*args, shape=(1,)):
+        assert args == ()
+        return fn.random.uniform(shape=shape)
+
+    @pipeline_def
+    def by_name(**others):
+        return fn.random.uniform()
+
+    assert opened(positional, steps=1, shape=(3,)).spec[0].shape == (8, 3)
+    for arguments in ({}, {"shape": (3,)}):
+        with pytest.raises(
+            UserError, match=r"by_name\(\) takes \*\*others, which DALI allows in no"
+        ):
+            opened(by_name, steps=1, **arguments)
 
 
 def test_a_parameter_must_not_hide_dalis_own():

@@ -7,6 +7,7 @@ import time
 import numpy as np
 import PIL.Image
 import pytest
+import tensorflow as tf
 
 TOOLS = pathlib.Path(__file__).parents[2] / "tools"
 
@@ -32,7 +33,7 @@ def test_every_arm_is_measured(bench_loaders, small, capsys):
     tables = json.loads(printed[-1])["images_per_cpu_second"]
     with_torch = {"torch"} & set(tables["jpeg"])
     assert {name: set(table) for name, table in tables.items()} == {
-        "jpeg": {"tf.data", "tf_data", "dali_cpu", "cache", "auto"} | with_torch,
+        "jpeg": {"tf.data", "tf.data sdbb", "tf_data", "dali_cpu", "cache", "auto"} | with_torch,
         "png": {"tf.data", "memory", "tf_data", "dali_cpu"} | with_torch,
         "png_rotated": {"tf.data", "memory", "tf_data", "dali_cpu"} | with_torch,
     }
@@ -49,6 +50,15 @@ def test_what_is_made_ahead_is_counted(bench_loaders):
     stream = (work(0.02) for _ in itertools.count())
     found = bench_loaders.images_per_cpu_second(stream, 10, 0.1)
     assert found == pytest.approx(10 / 0.02, rel=0.3)
+
+
+@pytest.mark.parametrize(("name", "mean"), [("uniform_window", 0.43), ("distorted_window", 0.38)])
+def test_windows_of_the_rivals_are_as_large_as_said(bench_loaders, name, mean):
+    draw = tf.function(getattr(bench_loaders, name))
+    windows = np.array([draw(tf.constant([375, 500, 3])) for _ in range(2000)])
+    assert (windows[:, :2] >= 0).all()
+    assert (windows[:, :2] + windows[:, 2:] <= [375, 500]).all()
+    assert windows[:, 2:].prod(1).mean() / (375 * 500) == pytest.approx(mean, abs=0.025)
 
 
 def test_images_are_what_the_tables_say(small):

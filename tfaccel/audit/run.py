@@ -109,7 +109,9 @@ def _shown(loader: Loader, this_run: Run):
     settings = loader.data.images
     shown = []
     for batch in loader:
-        shown += zip(*(np.concatenate(local(each)) for each in batch[:2]), strict=True)
+        x, y, *weight = (np.concatenate(local(each)) for each in batch)
+        real = weight[0] > 0 if weight else np.ones(len(x), bool)
+        shown += zip(x[real], y[real], strict=True)
         if len(shown) >= NUM_SHOWN:
             break
     images, second = (np.stack(each) for each in zip(*shown[:NUM_SHOWN], strict=True))

@@ -102,6 +102,8 @@ def _decode(out: np.ndarray, data: bytes, *, nearest: bool) -> tuple[int, int]:
     """Fills [height, width, channels] with an image, and returns the size that it had."""
     height, width, channels = out.shape
     with PIL.Image.open(io.BytesIO(data)) as opened:
+        if opened.mode.startswith(("I", "F")):  # Pillow's conversion would clip them at 255
+            raise ValueError("16-bit or float samples, which decoders shorten in different ways")
         image = opened.convert("L" if channels == 1 else "RGB")
     if nearest:
         rows, columns = (

@@ -25,6 +25,11 @@ from tfaccel.runtime import Device
 
 log = logging.getLogger("tfaccel")
 
+# What a row weighs that has a weight of 0 and is no padding: nothing, next to any other.
+NEARLY_ZERO = 1e-30
+# Examples that may become unreadable in a run that leaves bad files out: more are another fault.
+MAX_LOST, MAX_LOST_SHARE = 10, 0.1
+
 
 class Loader(DataAdapter, tf.distribute.DistributedDataset):
     """Batches for every replica of this worker, one epoch after another.
@@ -69,7 +74,8 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         self.class_names = data.class_names
         self.num_examples = data.plan.num_examples
         self.global_batch_size = data.plan.global_batch_size
-        self.pads = data.plan.last_batch == "pad"
+        # Of bad files that are left out in the middle of a run, the rows become padding too.
+        self.pads = data.plan.last_batch == "pad" or data.skips_bad
         self._devices, self._seed, self._num_threads = tuple(devices), seed, num_threads
         self._first_replica, self._strategy = first_replica, strategy
         self._class_weight = None
@@ -78,6 +84,7 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         self._lost = frozenset()
         self._streams = None
         self._all_real = [None] * len(devices)
+        self._recording = None  # the masks of drawn batches, while `recorded_real` asks for them
 
     # What Keras asks for.
 
@@ -95,8 +102,10 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         """The `tf.TensorSpec` of a batch on one replica."""
         if not self.pads:
             return self.data.spec
-        weight = tf.TensorSpec((self.data.plan.rows_per_replica,), tf.float32)
-        return _weighted(self.data.spec, weight)
+        x, y, own = keras.utils.unpack_x_y_sample_weight(self.data.spec)
+        if own is None:
+            return x, y, tf.TensorSpec((self.data.plan.rows_per_replica,), tf.float32)
+        return x, y, tf.nest.map_structure(lambda each: tf.TensorSpec(each.shape, "float32"), own)
 
     def __len__(self):
         """Returns the steps of an epoch."""
@@ -142,7 +151,8 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         Raises:
           UserError: the epoch has no such step.
         """
-        if not 0 <= step < self.num_batches or epoch < 0:
+        whole = isinstance(epoch, int) and isinstance(step, int)
+        if not whole or not 0 <= step < self.num_batches or epoch < 0:
             raise UserError(
                 f"start_at(epoch={epoch}, step={step}); expected an epoch of at least 0 and a step "
                 f"below {self.num_batches}"
@@ -157,24 +167,18 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         left_half_way = step > 0 and self._drawing is not None
         return self._position - step + self.num_batches if left_half_way else self._position
 
-    def real_rows(self, *, first: int, num_batches: int) -> np.ndarray:
-        """Returns which rows of some batches are not padding.
+    @contextlib.contextmanager
+    def recorded_real(self):
+        """Within the context, notes which rows of each batch that is drawn are not padding.
 
-        Args:
-          first: batch, counted from the start of epoch 0.
-          num_batches: how many.
-
-        Returns:
-          [num_batches * rows of all replicas] bool, batch by batch, replica by replica.
+        Yields:
+          A list, to which each batch adds, for each replica of all workers, [rows] bool.
         """
-        replicas = range(self._strategy.num_replicas_in_sync)
-        return np.concatenate(
-            [
-                self._real(position, replica)
-                for position in range(first, first + num_batches)
-                for replica in replicas
-            ]
-        )
+        self._recording = []
+        try:
+            yield self._recording
+        finally:
+            self._recording = None
 
     # How an epoch is drawn.
 
@@ -195,17 +199,19 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
             )
         try:
             batches = self._draw()
+            if self.pads or self._class_weight is not None:
+                batches = [self._weighted(index, batch) for index, batch in enumerate(batches)]
+            batch = self._distributed(batches)
         except BaseException:
             # The pipeline is over or out of step: the next iterator begins this epoch anew.
             self._drawing = None
             self._restart(self._position // self.num_batches * self.num_batches)
             raise
-        if self.pads or self._class_weight is not None:
-            batches = [
-                _weighted(batch, self._weight(index, batch)) for index, batch in enumerate(batches)
-            ]
+        if self._recording is not None:
+            replicas = range(self._strategy.num_replicas_in_sync)
+            self._recording += [self._real(self._position, each) for each in replicas]
         self._position += 1
-        return self._distributed(batches)
+        return batch
 
     def _restart(self, position: int) -> None:
         self._position, self._streams = position, None
@@ -224,6 +230,11 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
                 log.warning("data: %s; left out from here on", error)
                 self._lost |= set(error.ids)
                 self._streams = None
+                if len(self._lost) > max(MAX_LOST, MAX_LOST_SHARE * self.num_examples):
+                    raise UserError(
+                        f"{len(self._lost)} of {self.num_examples} examples could be read at the "
+                        "start and cannot now; is the disk or the folder gone?"
+                    ) from error
 
     def _stream(self, local_index: int):
         replica_index = self._first_replica + local_index
@@ -241,19 +252,28 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         feed = self.data.feed(replica_index, first=position, lost=self._lost)
         return feed.rows(0).real
 
-    def _weight(self, local_index: int, batch) -> tf.Tensor:
-        """Returns each row's weight: nothing for padding, its class's for another."""
-        real = self._real(self._position, self._first_replica + local_index)
+    def _weighted(self, local_index: int, batch: tuple) -> tuple:
+        """Returns (x, y, weight) of a batch, with or without y, or with weights of its own."""
+        x, y, own = keras.utils.unpack_x_y_sample_weight(batch)
         with tf.device(self._devices[local_index].name):
-            if not real.all():
-                weight = tf.constant(real, tf.float32)
-            else:  # nearly always: the same tensor again, already on the device
-                if self._all_real[local_index] is None:
-                    self._all_real[local_index] = tf.ones(len(real))
-                weight = self._all_real[local_index]
             if self._class_weight is not None:
-                weight = weight * tf.gather(self._class_weight, batch[1])
-            return weight
+                classes = tf.gather(self._class_weight, y)
+                own = classes if own is None else own * _with_rank(classes, own)
+            if not self.pads:
+                return x, y, own
+            real = self._mask(local_index)
+            if own is None:
+                return x, y, tf.cast(real, tf.float32)
+            return x, y, tf.nest.map_structure(lambda each: _masked(each, real), own)
+
+    def _mask(self, local_index: int) -> tf.Tensor:
+        """Returns which rows of the present batch are not padding: [rows] float32, 1 or 0."""
+        real = self._real(self._position, self._first_replica + local_index)
+        if not real.all():
+            return tf.constant(real, tf.float32)
+        if self._all_real[local_index] is None:  # nearly always the same, already on the device
+            self._all_real[local_index] = tf.ones(len(real))
+        return self._all_real[local_index]
 
     def _distributed(self, batches: list):
         """Returns the replicas' batches as Keras takes them."""
@@ -294,20 +314,33 @@ class _Epoch:
         return batch
 
 
-def _weighted(batch: tuple, weight):
-    """Returns (x, y, weight) of a batch with or without y, or with weights of its own."""
-    x, y, own = keras.utils.unpack_x_y_sample_weight(batch)
-    if own is not None and not isinstance(own, tf.TensorSpec):
-        weight = weight * tf.cast(tf.reshape(own, [-1]), tf.float32)
-    return x, y, weight
+def _masked(weight: tf.Tensor, real: tf.Tensor) -> tf.Tensor:
+    """Returns weights that are 0 for padding, and for padding alone."""
+    weight = tf.cast(weight, tf.float32)
+    own = tf.where(weight == 0, tf.constant(NEARLY_ZERO), weight)
+    return own * _with_rank(real, weight)
+
+
+def _with_rank(rows: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    return tf.reshape(rows, [-1] + [1] * (like.shape.rank - 1))
 
 
 def check_same_classes(train: Loader, test: Loader) -> None:
-    """Raises UserError unless both number the same classes alike."""
-    for one, other, which in ((train, test, "test"), (test, train, "training")):
-        missing = sorted(set(one.class_names) - set(other.class_names))
+    """Raises UserError unless both number the same classes alike, where they have any."""
+    ours, theirs = train.class_names, test.class_names
+    if not ours or not theirs or ours == theirs:
+        return
+    numbered = all(each.isdigit() for each in (*ours, *theirs))
+    if numbered and theirs == ours[: len(theirs)]:
+        return  # a small test set need not have the last classes
+    for one, other, which in ((ours, theirs, "test"), (theirs, ours, "training")):
+        missing = sorted(set(one) - set(other))
         if missing:
             raise UserError(
                 f"the {which} images have no class '{missing[0]}', which the others have; expected "
-                "the same class folders in both"
+                "the same classes in both"
             )
+    raise UserError(
+        f"the training images number their classes {', '.join(ours[:3])}, ..., the test images "
+        f"{', '.join(theirs[:3])}, ...; give both the same order"
+    )

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterator
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfaccel.audit import files
@@ -22,7 +23,7 @@ from tfaccel.data.feed import Feed
 from tfaccel.data.memory import MemoryStream, decode_all
 from tfaccel.data.placement import Placement
 from tfaccel.data.shards import Plan
-from tfaccel.data.source import ArraySource, ImageSource
+from tfaccel.data.source import ArraySource, ImageSource, UnreadableError
 from tfaccel.data.sources.pillow import check_mask, image_size
 from tfaccel.data.tf_data import TfDataStream
 from tfaccel.errors import UserError
@@ -121,6 +122,15 @@ def open_images(
     if images.bad_files == "skip" and isinstance(source, ImageSource):
         report = files.scan_files(source, num_workers=num_threads, progress=True)
         source = files.usable(source, report)
+    loader, reason = choose_loader(
+        source, images, augment, device=runtime.devices[0], num_threads=num_threads
+    )
+    log.info("loader: %s, because %s", loader, reason)
+    _log_resize(source, images, augment)
+    if isinstance(source, ImageSource) and source.targets and images.targets == "mask":
+        check_mask(source.targets, 0)  # one for all: they come from one tool
+    if loader in ("memory", "cache") and isinstance(source, ImageSource):
+        source = _decoded(source, images, augment, loader, num_threads=num_threads)
     plan = Plan(
         num_examples=len(source),
         global_batch_size=images.global_batch_size,
@@ -129,13 +139,6 @@ def open_images(
         shuffle=shuffle,
         last_batch=images.last_batch,
     )
-    loader, reason = choose_loader(source, images, augment, device=runtime.devices[0])
-    log.info("loader: %s, because %s", loader, reason)
-    _log_resize(source, images, augment)
-    if isinstance(source, ImageSource) and source.targets and images.targets == "mask":
-        check_mask(source.targets, 0)  # one for all: they come from one tool
-    if loader in ("memory", "cache") and isinstance(source, ImageSource):
-        source = _decoded(source, images, augment, loader, num_threads=num_threads)
     compute_dtype = keras.DTypePolicy(runtime.precision).compute_dtype
     return ImageData(
         source=source,
@@ -154,7 +157,7 @@ def _check_channels(images: ImageConfig, augment: AugmentConfig) -> None:
 
 
 def _decoded(source, images, augment, loader, *, num_threads) -> ArraySource:
-    size, why = storable_size(source, images, augment)
+    size, why = storable_size(source, images, augment, num_threads=num_threads)
     if size is None:
         raise UserError(
             f"loader={loader!r} keeps images of one size, but {why}; give stored_size, e.g. "
@@ -164,7 +167,15 @@ def _decoded(source, images, augment, loader, *, num_threads) -> ArraySource:
         log.info("loader: images are stored as %dx%d; windows are cut out of that", *size)
     settings = {"stored_size": size, "channels": images.channels, "targets": images.targets}
     store = cached if loader == "cache" else decode_all
-    return store(source, num_threads=num_threads, **settings)
+    try:
+        return store(source, num_threads=num_threads, **settings)
+    except UnreadableError as error:
+        if images.bad_files != "skip":
+            raise
+        # They were there when all were looked through.
+        log.warning("data: %s; left out", error)
+        left = source.without(np.array(error.ids))
+        return store(left, num_threads=num_threads, **settings)
 
 
 def _log_resize(source, images: ImageConfig, augment: AugmentConfig) -> None:

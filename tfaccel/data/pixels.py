@@ -101,14 +101,14 @@ def window(source_size, image_size, augment: AugmentConfig, draws=None):
 
 def _random_resized(source, augment, draws):
     """The first attempt that fits, anywhere; else all of the image, cut to the nearest shape."""
-    area, ratio = draws[..., :ATTEMPTS] * source[0] * source[1], draws[..., ATTEMPTS:-2]
-    sizes = tf.stack([_round(tf.sqrt(area / ratio)), _round(tf.sqrt(area * ratio))], axis=-1)
+    area, ratio = draws[..., :ATTEMPTS] * tf.reduce_prod(source), draws[..., ATTEMPTS:-2]
+    sizes = _round(tf.sqrt(tf.stack([area / ratio, area * ratio], axis=-1)))
     fits = tf.reduce_all((sizes >= 1) & (sizes <= source), axis=-1)
     first = tf.argmax(tf.cast(fits, tf.int32), axis=-1)
     found = tf.reduce_any(fits, axis=-1, keepdims=True)
     drawn = tf.gather(sizes, first, axis=-2, batch_dims=first.shape.rank)
     least, largest = augment.crop_ratio
-    nearest = tf.stack([_round(source[1] / least), _round(source[0] * largest)])
+    nearest = _round(tf.reverse(source, [0]) * [1 / least, largest])
     size = tf.where(found, drawn, tf.clip_by_value(nearest, 1, source))
     return tf.where(found, _anywhere(source, size, draws), _centred(source, size)), size
 

@@ -75,7 +75,7 @@ class TfDataStream:
           UnreadableError: a file of the first batch cannot be read.
         """
         self._source, self._images, self._augment = source, images, feed.augment
-        self._fed = fed = collections.deque(maxlen=IN_FLIGHT)
+        self._fed = fed = collections.deque(maxlen=_in_flight(feed, placement))
         pool = concurrent.futures.ThreadPoolExecutor(placement.num_threads)
         encoded = _encoded("image", source.images, pool)
         if source.targets is not None:
@@ -125,6 +125,12 @@ class TfDataStream:
             raise cause from error
 
 
+def _in_flight(feed: Feed, placement: Placement) -> int:
+    """Returns how many batches a fault may be in: rows are decoded ahead, too, by each thread."""
+    rows = feed.plan.rows_per_replica
+    return IN_FLIGHT + -(-2 * placement.num_threads // rows)
+
+
 def _encoded(name: str, blobs: Blobs, pool) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
     """Returns the function from examples to what they are read from, by name."""
     if blobs.are_files:
@@ -145,7 +151,8 @@ def _row(row: dict, *, images: ImageConfig, augment: AugmentConfig) -> dict:
     data, target = _read(row, "image"), _read(row, "target")
     settings = {"images": images, "augment": augment}
     if target is None:
-        row["pixels"], _ = _resized(data, draws, fast=True, **settings)
+        fast = augment.window == "random_resized_crop"
+        row["pixels"], _ = _resized(data, draws, fast=fast, **settings)
         return row
     row["pixels"], size = _resized(data, draws, **settings)
     row["second"], target_size = _resized(target, draws, kind=images.targets, **settings)
@@ -170,64 +177,84 @@ def _resized(data, draws, *, images, augment, kind="image", fast=False):
       images: size and channels.
       augment: which window.
       kind: "image" or "mask".
-      fast: whether a random window that is resized may be decoded and resized less exactly.
+      fast: whether it may be decoded and resized less exactly.
     """
     channels = 1 if kind == "mask" else images.channels
-    fast = fast and augment.window == "random_resized_crop"
     find = None  # all of it
     if augment.window != "stretch":
         find = functools.partial(
             pixels.window, image_size=images.image_size, augment=augment, draws=draws
         )
-    crop, size = tf.cond(
-        tf.io.is_jpeg(data),
-        lambda: _jpeg_window(data, find, images.image_size, channels, fast=fast),
-        lambda: _other_window(data, find, channels),
-    )
-    if augment.window not in ("center_crop", "random_crop"):  # which have the size already
-        crop = _to_size(crop, images.image_size, nearest=kind == "mask", fast=fast)
-    return tf.ensure_shape(crop, [*images.image_size, channels]), size
+    is_crop = augment.window in ("center_crop", "random_crop")
+    to_size = _fast if fast else _nearest if kind == "mask" else _averaged
+
+    def from_jpeg():
+        size = tf.io.extract_jpeg_shape(data)[:2]
+        if fast:
+            return _fast_jpeg(data, *find(size), images.image_size, channels), size
+        image = _exact_jpeg(data, size, find, channels)
+        return (image if is_crop else to_size(image, images.image_size)), size
+
+    def from_other():
+        image = _decoded(data, channels)
+        size = tf.shape(image)[:2]
+        image = _cut(image, *find(size), channels) if find else image
+        return (image if is_crop else to_size(image, images.image_size)), size
+
+    image, size = tf.cond(tf.io.is_jpeg(data), from_jpeg, from_other)
+    return tf.ensure_shape(image, [*images.image_size, channels]), size
 
 
-def _jpeg_window(data, find, image_size, channels: int, *, fast: bool):
-    """Returns the window that `find` gives, if fast at down to an eighth, and the image's size."""
-    size = tf.io.extract_jpeg_shape(data)[:2]
+def _exact_jpeg(data, size, find, channels: int):
+    """Returns the window that `find` gives; all, if it is None."""
     if find is None:
-        return tf.io.decode_jpeg(data, channels=channels, dct_method="INTEGER_ACCURATE"), size
+        return tf.io.decode_jpeg(data, channels=channels, dct_method="INTEGER_ACCURATE")
     corner, extent = find(size)
-    decode = functools.partial(tf.io.decode_and_crop_jpeg, data, channels=channels)
-    if not fast:
-        # Colours are interpolated from what lies beside them: decode that too, and cut it off.
-        start, stop = tf.maximum(corner - MARGIN, 0), tf.minimum(corner + extent + MARGIN, size)
-        image = decode(tf.concat([start, stop - start], 0), dct_method="INTEGER_ACCURATE")
-        return _cut(image, corner - start, extent, channels), size
+    # Colours are interpolated from what lies beside them: decode that too, and cut it off.
+    start, stop = tf.maximum(corner - MARGIN, 0), tf.minimum(corner + extent + MARGIN, size)
+    image = tf.io.decode_and_crop_jpeg(
+        data,
+        tf.concat([start, stop - start], 0),
+        channels=channels,
+        dct_method="INTEGER_ACCURATE",
+    )
+    return _cut(image, corner - start, extent, channels)
 
-    def scaled(scale):
+
+def _fast_jpeg(data, corner, extent, new_size, channels: int):
+    """Returns a window, decoded as small as it may be and resized."""
+
+    def branch(scale, to_size):
         # To whole pixels of the smaller image: its window is off by half of one at most.
         start, stop = ((each + scale // 2) // scale for each in (corner, corner + extent))
-        faster = {"dct_method": "INTEGER_FAST", "fancy_upscaling": False}
-        return decode(tf.concat([start, stop - start], 0), ratio=scale, **faster)
+        image = tf.io.decode_and_crop_jpeg(
+            data,
+            tf.concat([start, stop - start], 0),
+            channels=channels,
+            ratio=scale,
+            dct_method="INTEGER_FAST",
+            fancy_upscaling=False,
+        )
+        return _rounded(to_size(image, new_size))
 
-    room = tf.reduce_min(extent // image_size)
-    which = sum(tf.cast(room >= scale, tf.int32) for scale in JPEG_SCALES[1:])
-    branches = [functools.partial(scaled, scale) for scale in JPEG_SCALES]
-    return tf.switch_case(which, branches), size
+    # One switch for both choices: what TensorFlow does not take costs time as well.
+    branches = [functools.partial(branch, scale, tf.image.resize) for scale in JPEG_SCALES]
+    averaged = functools.partial(tf.image.resize, antialias=True)
+    branches.append(functools.partial(branch, JPEG_SCALES[-1], averaged))
+    room = tf.reduce_min(extent // new_size)
+    limits = [*JPEG_SCALES[1:], 2 * JPEG_SCALES[-1]]  # from the last on, see pixels.is_shrunk
+    return tf.switch_case(tf.raw_ops.Bucketize(input=room, boundaries=limits), branches)
 
 
-def _other_window(data, find, channels: int):
-    """Returns the window that `find` gives, and the size of the image."""
+def _decoded(data, channels: int):
+    """Returns all of an image that is not a JPEG."""
     image = tf.io.decode_image(data, expand_animations=False)
     grey = tf.shape(image)[-1] < 3  # and perhaps opacity, which is left out as everywhere
     if channels == 1:
         image = tf.cond(grey, lambda: image[..., :1], lambda: _to_grey(image[..., :3]))
     else:
         image = tf.cond(grey, lambda: tf.repeat(image[..., :1], 3, axis=-1), lambda: image[..., :3])
-    size = tf.shape(image)[:2]
-    return (_cut(image, *find(size), channels) if find else image), size
-
-
-def _cut(image, corner, extent, channels: int):
-    return tf.slice(image, tf.concat([corner, [0]], 0), tf.concat([extent, [channels]], 0))
+    return tf.ensure_shape(image, [None, None, channels])
 
 
 def _to_grey(image):
@@ -235,25 +262,44 @@ def _to_grey(image):
     return tf.cast((weighted + 2**15) // 2**16, tf.uint8)
 
 
-def _to_size(image, new_size, *, nearest: bool, fast: bool):
-    """Returns the image resized, uint8: antialiased, or nearest."""
-    if nearest:
-        size = tf.shape(image)
-        for axis in (0, 1):
-            index = pixels.nearest_index(size[axis], new_size[axis])
-            image = tf.gather(image, index, axis=axis)
-        return image
-    size = tf.shape(image)[:2]
-    resize = functools.partial(tf.image.resize, image, new_size)
-    averaged = functools.partial(resize, antialias=True)
+def _cut(image, corner, extent, channels: int):
+    return tf.slice(image, tf.concat([corner, [0]], 0), tf.concat([extent, [channels]], 0))
+
+
+def _nearest(image, new_size):
+    """Returns the image resized to the nearest pixels."""
+    size = tf.shape(image)
+    for axis in (0, 1):
+        image = tf.gather(image, pixels.nearest_index(size[axis], new_size[axis]), axis=axis)
+    return image
+
+
+def _averaged(image, new_size):
+    """Returns the image resized, antialiased.
+
+    Which takes time: 1,100 us of 320x290 to 224x224 pixels, where plain interpolation takes 230;
+    and 170 us of 28x28 pixels that stay as they are (2 CPU cores, 2026-11-21).
+    """
 
     def resized():
-        found = tf.cond(pixels.is_shrunk(size, new_size), averaged, resize) if fast else averaged()
-        return tf.cast(found + 0.5, tf.uint8)
+        return _rounded(tf.image.resize(image, new_size, antialias=True))
 
-    # Averaging takes time: 1,100 us of 320x290 to 224x224 pixels, where plain interpolation takes
-    # 230; and 170 us of 28x28 pixels that stay as they are (2 CPU cores, 2026-11-21).
-    return tf.cond(tf.reduce_all(size == new_size), lambda: image, resized)
+    return tf.cond(tf.reduce_all(tf.shape(image)[:2] == new_size), lambda: image, resized)
+
+
+def _fast(image, new_size):
+    """Returns the image resized, antialiased if it must be."""
+    resize = functools.partial(tf.image.resize, image, new_size)
+    averaged = functools.partial(resize, antialias=True)
+    shrunk = pixels.is_shrunk(tf.shape(image)[:2], new_size)
+    return _rounded(tf.cond(shrunk, averaged, resize))
+
+
+def _rounded(image):
+    return tf.cast(image + 0.5, tf.uint8)
+
+
+# All rows.
 
 
 def _finish(batch: dict, *, images: ImageConfig, augment: AugmentConfig, dtype: str):

@@ -93,6 +93,7 @@ class PipelineStream(Iterator):
           UserError: the pipeline cannot be built.
         """
         self._data, self._number, self._made = data, feed.first, 0
+        self._is_over = False
         skipped = self._place(feed.first)
         if skipped:
             log.info("pipeline: %d batches are made and dropped to start there", skipped)
@@ -109,13 +110,32 @@ class PipelineStream(Iterator):
 
     def __next__(self):
         """Returns the next batch."""
+        self._is_over = True  # unless all below comes to its end: else some batch may be lost
         with _faults_named(self._data.function):
             while self._made < self._place(self._number):
                 next(self._iterator)
                 self._made += 1
             batch = next(self._iterator)
         self._made, self._number = self._made + 1, self._number + 1
+        self._is_over = False
         return batch
+
+    def skip_to(self, first: int) -> bool:
+        """Draws and drops from the live pipeline up to a batch, which `next` gives then.
+
+        So an epoch that is left half way costs its remaining batches; a new stream would make all
+        of the run's again. They are drawn in the next call of `next`.
+
+        Args:
+          first: batch, counted from the start of epoch 0.
+
+        Returns:
+          Whether it can: False where the stream stands after that batch already, or has failed.
+        """
+        if self._is_over or first < self._number:
+            return False
+        self._number = first
+        return True
 
     def _place(self, number: int) -> int:
         """Returns which of the pipeline's batches is the run's batch of that number."""
@@ -223,6 +243,12 @@ def _check_function(function, arguments: Mapping) -> None:
     parameters = inspect.signature(function).parameters
     ours = (*PIPELINE_ARGUMENTS, *SHARD_ARGUMENTS)
     others = {*parameters, *inspect.signature(Pipeline).parameters}.difference(ours)
+    for name, parameter in parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            raise UserError(
+                f"{_name(function)} takes **{name}, which DALI allows in no pipeline function; "
+                "write its parameters out by name"
+            )
     for name in PIPELINE_ARGUMENTS:
         if name in parameters:
             raise UserError(
@@ -238,6 +264,8 @@ def _check_function(function, arguments: Mapping) -> None:
                 f"{did_you_mean(name, set(parameters).difference(ours))}"
             )
     for name, parameter in parameters.items():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            continue  # stays empty
         known = name in SHARD_ARGUMENTS or name == "device" or name in arguments
         if not known and parameter.default is parameter.empty:
             raise UserError(f"{_name(function)} needs '{name}'; give {name}=...")

@@ -75,3 +75,15 @@ def test_names_a_folder_it_may_not_list(tmp_path):
     tmp_path.joinpath("closed").mkdir(mode=0)
     with pytest.raises(UserError, match="Permission denied"):
         class_folders(tmp_path / "closed")
+
+
+def test_counts_all_that_are_no_images(tmp_path):
+    for name in ("a/0.png", "a/1.gif", "b/0.png", "b/1.gif", "b/2.txt", "c/0.gif", "d/0.jpg"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    with pytest.raises(UserError) as error:
+        class_folders(tmp_path)
+    assert f"class folder {tmp_path / 'a'} holds '1.gif', not an image" in str(error.value)
+    others = f"nor are 3 others, first {tmp_path / 'b' / '1.gif'}, {tmp_path / 'b' / '2.txt'};"
+    assert others in str(error.value)
+    assert "\n" not in str(error.value)

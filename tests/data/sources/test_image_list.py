@@ -65,6 +65,20 @@ def test_paths_start_from_root_unless_they_are_absolute(listed, tmp_path):
         ("path,label\nc/0.png,0.0\n", "line 2: the label is '0.0'; expected a whole number or a"),
         ("c/0.png 0\nc/2.png -1\n", "line 2: the label is -1; expected the number of a class"),
         ("c/0.png 0\nc/2.png 99999999999999999999\n", "line 2 is 'c/2.png 99999999999999999999'"),
+        (
+            'path,label\nc/0.png,0\n"c/2.png,1\nc/0.png,1\n',
+            "line 3 cannot be read as CSV (unexpect",
+        ),
+        (
+            'path,label\nc/0.png,"0\n',
+            "line 2 cannot be read as CSV (unexpected end of data); close",
+        ),
+        ('path,label\n"c/0.png,0\nc/2.png",1\n', "line 2 is '\"c/0.png,0'; expected a path in"),
+        (
+            'path,label\nc/0.png,0\n"c/2.png,1\n' + "c/0.png,1\n" * 20_000,
+            "list.txt line 3 cannot be read as CSV (field larger than field limit",
+        ),
+        ("{" * 200_000, "line 1 is '{{{"),
         ("c/9.png 0\n", "c/9.png does not exist; relative paths start from"),
     ],
 )
@@ -73,6 +87,13 @@ def test_names_the_line_at_fault(listed, text, words):
         listed(text)
     assert words in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_other_columns_may_have_several_lines(listed):
+    text = 'text,path,label\n"one,\ntwo ""quoted""\n",c/0.png,1\nthree,c/2.png,0\n'
+    assert listed(text).labels.tolist() == [1, 0]
+    with pytest.raises(UserError, match=r"line 5 is 'four'"):
+        listed(text.replace("three,c/2.png,0", "four"))
 
 
 def test_a_missing_list_has_neighbours(tmp_path):

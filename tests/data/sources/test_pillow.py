@@ -1,6 +1,7 @@
 import pathlib
 
 import numpy as np
+import PIL.Image
 import pytest
 
 from tfaccel import UserError
@@ -42,3 +43,23 @@ def test_image_size_is_height_then_width(folder, packed):
     assert pillow.image_size(packed, 0) == (12, 10)
     with pytest.raises(UserError, match=r"packed\[bytes .* cannot be read as an image"):
         pillow.image_size(packed, 1)
+
+
+def test_a_mask_is_of_grey_levels(tmp_path, packed):
+    files = []
+    for mode in ("L", "1", "P", "RGB"):
+        files.append(str(tmp_path / f"{mode}.png"))
+        PIL.Image.new(mode, (4, 4)).save(files[-1])
+    pillow.check_mask(Blobs(tuple(files)), 0)
+    for index in (1, 2, 3):
+        with pytest.raises(
+            UserError, match=r"png is of Pillow's mode .*; expected masks of mode L"
+        ):
+            pillow.check_mask(Blobs(tuple(files)), index)
+
+
+def test_a_mask_that_is_no_image_is_named(tmp_path, packed):
+    with pytest.raises(UserError, match=r"packed\[bytes .* cannot be read .* \(not an image\)"):
+        pillow.check_mask(packed, 1)
+    with pytest.raises(UserError, match=r"gone.png cannot be read .* \(No such file"):
+        pillow.check_mask(Blobs((str(tmp_path / "gone.png"),)), 0)

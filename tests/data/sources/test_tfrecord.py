@@ -166,6 +166,17 @@ def test_an_index_that_is_there_is_read(shards, tmp_path):
     assert len(places[1].read_text().splitlines()) == 4
 
 
+def test_an_index_of_other_records_of_the_same_size_in_all_is_made_anew(shards):
+    first = sorted(shards.iterdir())[0]
+    tfrecord(first)
+    records = [serialized(image__encoded=each[0], image__class__label=each[1]) for each in EXAMPLES]
+    write(first, records)
+    tfrecord(first)
+    write(first, reversed(records))
+    source = tfrecord(first)
+    assert contents(source.images) == [each[0] for each in reversed(EXAMPLES)]
+
+
 def test_where_no_index_can_be_written_the_cache_has_it(shards, tmp_path, caplog):
     (tmp_path / "file").touch()
     settings = {"index_dir": tmp_path / "file" / "below"}

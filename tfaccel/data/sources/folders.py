@@ -56,7 +56,8 @@ def list_classes(
         )
     if not classes:
         raise UserError(f"image folder {root} is empty; expected one folder of images per class")
-    per_class = [_images(folder, root, suffixes) for folder in classes]
+    per_class = [_files(folder, root) for folder in classes]
+    _check_suffixes([file for files in per_class for file in files], suffixes)
     counts = [len(each) for each in per_class]
     return (
         tuple(file for files in per_class for file in files),
@@ -82,7 +83,7 @@ def _list(folder: pathlib.Path) -> list[os.DirEntry]:
     return sorted(shown, key=lambda entry: entry.name)
 
 
-def _images(folder: os.DirEntry, root: pathlib.Path, suffixes: tuple[str, ...]) -> list[str]:
+def _files(folder: os.DirEntry, root: pathlib.Path) -> list[str]:
     entries = _list(pathlib.Path(folder.path))
     if not entries:
         raise UserError(
@@ -90,13 +91,22 @@ def _images(folder: os.DirEntry, root: pathlib.Path, suffixes: tuple[str, ...]) 
         )
     for entry in entries:
         if entry.is_dir():
-            kind, cure = "a folder", f"did you mean {folder.path} as the image folder?"
-        elif not entry.name.lower().endswith(suffixes):
-            kind, cure = "not an image", "move it away or convert it"
-        else:
-            continue
+            raise UserError(
+                f"class folder {folder.path} holds '{entry.name}', a folder; expected only images: "
+                f"did you mean {folder.path} as the image folder?"
+            )
+    return [entry.path for entry in entries]
+
+
+def _check_suffixes(files: list[str], suffixes: tuple[str, ...]) -> None:
+    """Raises UserError for all files at once that are not named like images."""
+    strays = [file for file in files if not file.lower().endswith(suffixes)]
+    if strays:
+        (folder, name), others = os.path.split(strays[0]), strays[1:]
+        verb = "is 1 other" if len(others) == 1 else f"are {len(others)} others"
+        cure = "move them away or convert them" if others else "move it away or convert it"
+        also = f", nor {verb}, first {', '.join(others[:2])}" if others else ""
         raise UserError(
-            f"class folder {folder.path} holds '{entry.name}', {kind}; expected only images "
+            f"class folder {folder} holds '{name}', not an image{also}; expected only images "
             f"({' '.join(suffixes)}): {cure}"
         )
-    return [entry.path for entry in entries]

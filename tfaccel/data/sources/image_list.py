@@ -10,9 +10,11 @@ Takes the file; gives its images in its order.
 """
 
 import csv
+import itertools
 import os
 import pathlib
 import re
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -84,7 +86,10 @@ def _lines(file: pathlib.Path) -> list[str]:
 def _header(file: pathlib.Path, line: str) -> tuple[str, int, int] | None:
     """Returns (delimiter, path's column, label's column), or None where it is no header."""
     for delimiter in DELIMITERS:
-        columns = [each.strip() for each in next(csv.reader([line], delimiter=delimiter))]
+        try:
+            columns = [each.strip() for each in next(csv.reader([line], delimiter=delimiter))]
+        except csv.Error:  # longer than any header
+            return None
         lower = [each.lower() for each in columns]
         found = [
             next((lower.index(name) for name in names if name in lower), None)
@@ -102,25 +107,43 @@ def _header(file: pathlib.Path, line: str) -> tuple[str, int, int] | None:
 
 
 def _csv_rows(file, lines, delimiter, path_column, label_column) -> list[tuple[str, str]]:
-    rows = list(csv.reader(lines, delimiter=delimiter))[1:]
-    if not rows:
-        raise UserError(f"image list {file} holds a header alone; expected images below it")
-    least = max(path_column, label_column) + 1
-    for number, row in enumerate(rows, start=2):
-        if len(row) < least or not row[path_column] or not row[label_column]:
+    rows, least = [], max(path_column, label_column) + 1
+    for number, row in itertools.islice(_numbered(file, lines, delimiter), 1, None):
+        pair = (row[path_column], row[label_column].strip()) if len(row) >= least else ("", "")
+        # A line's end in a path is that of a quote which was left open.
+        if not all(pair) or "\n" in "".join(pair):
             raise UserError(
                 f"{file} line {number} is {lines[number - 1]!r}; expected a path in column "
                 f"{path_column + 1} and a label in column {label_column + 1}, as the header says"
             )
-    return [(row[path_column], row[label_column].strip()) for row in rows]
+        rows.append(pair)
+    if not rows:
+        raise UserError(f"image list {file} holds a header alone; expected images below it")
+    return rows
+
+
+def _numbered(file, lines, delimiter) -> Iterator[tuple[int, list[str]]]:
+    """Yields each row after the number of the line on which it begins."""
+    reader = csv.reader((f"{line}\n" for line in lines), delimiter=delimiter, strict=True)
+    while True:
+        number = reader.line_num + 1
+        try:
+            yield number, next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise UserError(
+                f"{file} line {number} cannot be read as CSV ({error}); close the quote that it "
+                'opens, or write "" for a quote within quotes'
+            ) from None
 
 
 def _plain_row(file, number, line) -> tuple[str, str]:
     fields = line.rsplit(maxsplit=1)
     if len(fields) < 2 or not WHOLE_NUMBER.fullmatch(fields[1]):
         raise UserError(
-            f"{file} line {number} is {line!r}; expected a path, blanks and a whole number, or on "
-            "line 1 a header that names the columns path and label"
+            f"{file} line {number} is {line!r:.200}; expected a path, blanks and a whole number, "
+            "or on line 1 a header that names the columns path and label"
         )
     return fields[0], fields[1]
 

@@ -36,25 +36,19 @@ def image_size(blobs: Blobs, index: int) -> tuple[int, int]:
     Raises:
       UserError: it cannot be read, or is not an image.
     """
-    try:
-        with _open(blobs, index) as image:
-            return image.height, image.width
-    except UNREADABLE as error:
-        raise UserError(
-            f"{blobs.name(index)} cannot be read as an image ({cause(error)}); replace it or move "
-            "it away"
-        ) from error
+    image = _header(blobs, index)
+    return image.height, image.width
 
 
 def check_mask(blobs: Blobs, index: int) -> None:
     """Raises UserError unless an image's values are its grey levels, as those of a mask are."""
-    with _open(blobs, index) as image:
-        if image.mode not in ("1", "L"):
-            raise UserError(
-                f"{blobs.name(index)} is of Pillow's mode {image.mode}; expected masks of mode L, "
-                "whose grey level is the class (a palette's indices are lost in decoding): convert "
-                "them"
-            )
+    mode = _header(blobs, index).mode
+    if mode != "L":
+        raise UserError(
+            f"{blobs.name(index)} is of Pillow's mode {mode}; expected masks of mode L, whose grey "
+            "level is the class (decoding loses a palette's indices, and makes 0 and 255 of mode "
+            "1): convert them"
+        )
 
 
 def cause(error: Exception) -> str:
@@ -62,6 +56,18 @@ def cause(error: Exception) -> str:
     if isinstance(error, PIL.UnidentifiedImageError):
         return "not an image"
     return getattr(error, "strerror", None) or str(error)
+
+
+def _header(blobs: Blobs, index: int) -> PIL.Image.Image:
+    """Returns an image that is not decoded, and closed."""
+    try:
+        with _open(blobs, index) as image:
+            return image
+    except UNREADABLE as error:
+        raise UserError(
+            f"{blobs.name(index)} cannot be read as an image ({cause(error)}); replace it or move "
+            "it away"
+        ) from error
 
 
 def _open(blobs: Blobs, index: int) -> PIL.Image.Image:

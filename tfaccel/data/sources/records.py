@@ -29,10 +29,9 @@ def index(file: BinaryIO, keeper: Keeper) -> np.ndarray:
     Raises:
       UserError: the shard is compressed, cut short, damaged, or no TFRecord file.
     """
-    size = os.fstat(file.fileno()).st_size
-    records = keeper.read(file.name, ".idx", lambda place: _read_index(place, size))
+    records = keeper.read(file.name, ".idx", lambda place: _read_index(place, file))
     if records is None:
-        records = _scan(file.name, Pieces(file), size)
+        records = _scan(file.name, Pieces(file), _size(file))
         lines = (f"{offset} {length}\n" for offset, length in records.tolist())
         keeper.write(file.name, ".idx", "".join(lines).encode())
     return records
@@ -59,8 +58,12 @@ class Pieces:
         return self._piece[start - self._start : end - self._start]
 
 
-def _read_index(place: pathlib.Path, shard_size: int) -> np.ndarray | None:
-    """Returns [num_records, 2] int64, offset and length, if the records fill the shard."""
+def _size(file: BinaryIO) -> int:
+    return os.fstat(file.fileno()).st_size
+
+
+def _read_index(place: pathlib.Path, file: BinaryIO) -> np.ndarray | None:
+    """Returns [num_records, 2] int64, offset and length, if the shard has just these records."""
     try:
         numbers = np.array(place.read_text().split(), dtype=np.int64)
     except (OSError, ValueError):
@@ -71,7 +74,18 @@ def _read_index(place: pathlib.Path, shard_size: int) -> np.ndarray | None:
     ends = records.sum(axis=1)
     follow = np.array_equal(records[:, 0], np.append(0, ends[:-1]))
     hold_data = records[:, 1].min() >= HEADER.size + FOOTER
-    return records if follow and hold_data and ends[-1] == shard_size else None
+    fit = follow and hold_data and ends[-1] == _size(file)
+    return records if fit and _have_headers(file, records) else None
+
+
+def _have_headers(file: BinaryIO, records: np.ndarray) -> bool:
+    """Returns whether each record's header has the length that the index says.
+
+    An index of the same records in another order fills the shard, too.
+    """
+    lengths = records[:, 1] - HEADER.size - FOOTER
+    headers = (os.pread(file.fileno(), 8, offset) for offset in records[:, 0].tolist())
+    return b"".join(headers) == lengths.astype("<i8").tobytes()
 
 
 def _scan(shard: str, data: Pieces, shard_size: int) -> np.ndarray:
