@@ -120,6 +120,29 @@ def test_an_epoch_left_half_way_is_not_finished_by_the_next():
         next(abandoned)
 
 
+def test_a_stream_that_can_skip_is_kept():
+    class Skipping:
+        def __init__(self, loader):
+            self._feed, self._number = loader.data.feed(0), 0
+
+        def skip_to(self, first):
+            self._number = first
+            return True
+
+        def __next__(self):
+            ids = self._feed.rows(self._number).ids
+            self._number += 1
+            return tf.constant(FEATURES[ids]), tf.constant(LABELS[ids])
+
+    loader, other = make_loader(), make_loader()
+    streams = []
+    loader._stream = lambda index: streams.append(Skipping(loader)) or streams[-1]
+    next(iter(loader))
+    rows_of(other)
+    np.testing.assert_array_equal(np.concatenate(rows_of(loader)), np.concatenate(rows_of(other)))
+    assert len(streams) == 1
+
+
 @pytest.mark.parametrize("num_replicas", [1, 2])
 def test_start_at_gives_what_an_uninterrupted_run_gives(num_replicas):
     whole, resumed = make_loader(), make_loader(num_replicas)

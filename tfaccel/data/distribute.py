@@ -186,8 +186,11 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         """Makes `epoch` the one that batches are drawn for and returns how many it has."""
         if self.next_position != self._position:
             step = self._position % self.num_batches
-            log.info("data: a new pipeline, because an epoch was left at step %d", step)
-            self._restart(self.next_position)
+            if self._skip_to(self.next_position):
+                log.info("data: the rest of an epoch that was left at step %d is dropped", step)
+            else:
+                log.info("data: a new pipeline, because an epoch was left at step %d", step)
+                self._restart(self.next_position)
         self._drawing = epoch
         return self.num_batches - self._position % self.num_batches
 
@@ -215,6 +218,17 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
 
     def _restart(self, position: int) -> None:
         self._position, self._streams = position, None
+
+    def _skip_to(self, position: int) -> bool:
+        """Goes on with streams that can only be reached by drawing what comes before."""
+        streams = self._streams or []
+        if not streams or not all(hasattr(each, "skip_to") for each in streams):
+            return False
+        skipped = [each.skip_to(position) for each in streams]  # all, or they part
+        if not all(skipped):
+            return False
+        self._position = position
+        return True
 
     def _draw(self) -> list:
         """Returns each local replica's batch."""
