@@ -274,6 +274,21 @@ def test_a_callable_that_ends_is_an_error(error):
         next(stream)
 
 
+def test_a_stream_that_is_collected_in_its_own_thread_ends():
+    # The collector runs wherever an object is made: also in a reader, while a pool is locked.
+    stream = stream_of(opened(Numbered()))
+    next(stream)
+    pool = stream._make.args[-1]
+    stream.itself = stream  # a cycle: only the collector frees it
+    stream = weakref.ref(stream)
+    with pool._shutdown_lock:
+        collected = threading.Thread(target=gc.collect, daemon=True)
+        collected.start()
+        collected.join(20)
+        assert not collected.is_alive()
+    assert stream() is None
+
+
 def test_settings_must_suit_the_source():
     with pytest.raises(UserError, match="a callable has no end; give steps_per_epoch"):
         opened(lambda index: index)

@@ -12,6 +12,8 @@ import collections
 import dataclasses
 import functools
 import logging
+import queue
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -172,7 +174,8 @@ class ExamplesStream(Iterator):
         self._make = functools.partial(_batch, examples, feed, placement, readers)
         self._submit = batches.submit
         for each in (batches, readers):
-            weakref.finalize(self, each.shutdown, wait=False, cancel_futures=True)
+            # Not its `shutdown`: the garbage collector may run in a thread that holds a lock of it.
+            weakref.finalize(self, _closer().put, each)
         self._number = 0
         self._ahead = collections.deque()
         for _ in range(PREFETCH_BATCHES):
@@ -187,6 +190,19 @@ class ExamplesStream(Iterator):
     def _read_ahead(self) -> None:
         self._ahead.append(self._submit(self._make, self._number))
         self._number += 1
+
+
+@functools.cache
+def _closer() -> queue.SimpleQueue:
+    """Returns the queue of thread pools to end: its `put` waits for no lock."""
+    pools = queue.SimpleQueue()
+
+    def close():
+        while True:
+            pools.get().shutdown(wait=False, cancel_futures=True)
+
+    threading.Thread(target=close, name="pool-closer", daemon=True).start()
+    return pools
 
 
 def open_examples(
