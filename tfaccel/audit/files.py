@@ -24,7 +24,7 @@ import rich.console
 import rich.progress
 
 from tfaccel.audit.examine import BAD, KINDS, examine, strict
-from tfaccel.audit.manifest import Manifest, cache_folder, folder_of, label
+from tfaccel.audit.manifest import Manifest, folder_of, label, results_folder
 from tfaccel.audit.report import Fault, Report
 from tfaccel.data.source import Blobs, ImageSource
 from tfaccel.errors import UserError
@@ -49,7 +49,7 @@ def scan_files(source: ImageSource, *, num_workers: int, progress: bool) -> Repo
     Raises:
       UserError: the cache folder cannot be written to.
     """
-    cache, start = cache_folder(), time.monotonic()
+    cache, start = results_folder(), time.monotonic()
     streams = [each for each in (source.images, source.targets) if each is not None]
     faults, num_reused = [], 0
     with strict(), _bar(sum(map(len, streams)), shown=progress) as advance:

@@ -3,7 +3,7 @@
 Takes images; gives, for each that has kept its size and times since, what was found. Some ten
 bytes an image: 10 MB for 1.3 million.
 
-    manifest = Manifest(cache_folder(), blobs)
+    manifest = Manifest(results_folder(), blobs)
     key = manifest.key(index)
     if manifest.found(key) is None:
         manifest.add(key, examine(...))
@@ -23,6 +23,7 @@ from collections.abc import Iterable
 import numpy as np
 import PIL
 
+from tfaccel.cache_folder import cache_folder
 from tfaccel.data.source import Blobs
 from tfaccel.errors import UserError
 
@@ -32,14 +33,13 @@ log = logging.getLogger("tfaccel")
 _VERSION = f"1 pillow {PIL.__version__}"
 
 
-def cache_folder() -> pathlib.Path:
+def results_folder() -> pathlib.Path:
     """Returns the folder of manifests and lists, and makes it.
 
     Raises:
       UserError: it cannot be written to.
     """
-    cache = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    folder = pathlib.Path(cache) / "tfaccel" / "audit"
+    folder = cache_folder("audit")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()

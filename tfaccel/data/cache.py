@@ -28,6 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from tfaccel.cache_folder import cache_folder
 from tfaccel.data.decode import decode_into, shapes
 from tfaccel.data.source import ArraySource, ImageSource
 from tfaccel.errors import UserError
@@ -67,7 +68,7 @@ def cached(
       UserError: a pair of two sizes; a folder that cannot be written to, or a full disk.
     """
     shape_of = shapes(source, stored_size=stored_size, channels=channels, targets=targets)
-    folder = pathlib.Path(folder or _default_folder()).expanduser().absolute()
+    folder = pathlib.Path(folder or cache_folder("pixels")).expanduser().absolute()
     try:
         home = folder / _key(source, shape_of, targets, num_threads)
         arrays = _open(home, num_threads)
@@ -84,11 +85,6 @@ def cached(
             "XDG_CACHE_HOME to a folder that can be written to, or use another loader"
         ) from error
     return ArraySource(labels=source.labels, class_names=source.class_names, **arrays)
-
-
-def _default_folder() -> pathlib.Path:
-    cache = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    return pathlib.Path(cache) / "tfaccel" / "pixels"
 
 
 def _key(source: ImageSource, shape_of: dict, targets: str, num_threads: int) -> str:

@@ -4,12 +4,12 @@ root = write_once("digits", write)
 """
 
 import logging
-import os
 import pathlib
 import shutil
 import tempfile
 from collections.abc import Callable
 
+from tfaccel.cache_folder import cache_folder
 from tfaccel.errors import UserError
 
 log = logging.getLogger("tfaccel")
@@ -23,13 +23,12 @@ def write_once(
     Args:
       name: of the data set.
       write: puts its files into the empty folder that it is given.
-      cache: where to keep it; XDG_CACHE_HOME, or ~/.cache, by default.
+      cache: where to keep it; the user's cache folder by default.
 
     Raises:
       UserError: it cannot be written there.
     """
-    cache = cache or pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    root = cache / "tfaccel" / name
+    root = cache / name if cache else cache_folder(name)
     if root.is_dir():
         log.info("data: the embedded %s, in %s", name, root)
         return root

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from tfaccel.cache_folder import cache_folder
 from tfaccel.data.source import Blobs
 from tfaccel.data.sources.paths import absolute, nearest
 from tfaccel.errors import UserError
@@ -126,12 +127,11 @@ class Keeper:
     def _places(self, shard: str, suffix: str) -> tuple[pathlib.Path, pathlib.Path]:
         beside = pathlib.Path(shard)
         name = beside.name.removesuffix(".tar") + suffix
-        cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
         # Shards of different folders have equal names.
         prefix = hashlib.sha256(os.fsencode(beside.parent)).hexdigest()[:16]
         return (
             (self.index_dir or beside.parent) / name,
-            cache / "tfaccel" / "index" / f"{prefix}-{name}",
+            cache_folder("index") / f"{prefix}-{name}",
         )
 
 
