@@ -9,11 +9,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tfaccel.audit import contact_sheet, files, proof
-from tfaccel.audit.report import write_list
+from tfaccel.audit import contact_sheet, proof
 from tfaccel.config import Config
 from tfaccel.data.distribute import Loader
 from tfaccel.data.from_config import open_loader, open_source
+from tfaccel.data.scan import files
+from tfaccel.data.scan.report import write_list
 from tfaccel.data.source import ArraySource, ImageSource
 from tfaccel.errors import UserError
 from tfaccel.run import Run

@@ -14,7 +14,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.audit import files
 from tfaccel.config import AugmentConfig, DaliConfig, ImageConfig
 from tfaccel.data.cache import cached
 from tfaccel.data.choose import choose_loader, storable_size
@@ -22,6 +21,7 @@ from tfaccel.data.dali import DaliStream
 from tfaccel.data.feed import Feed
 from tfaccel.data.memory import MemoryStream, decode_all
 from tfaccel.data.placement import Placement
+from tfaccel.data.scan import files
 from tfaccel.data.shards import Plan
 from tfaccel.data.source import ArraySource, ImageSource, UnreadableError
 from tfaccel.data.sources.pillow import check_mask, image_size

@@ -23,9 +23,9 @@ from typing import NamedTuple
 import rich.console
 import rich.progress
 
-from tfaccel.audit.examine import BAD, KINDS, examine, strict
-from tfaccel.audit.manifest import Manifest, folder_of, label, results_folder
-from tfaccel.audit.report import Fault, Report
+from tfaccel.data.scan.examine import BAD, KINDS, examine, strict
+from tfaccel.data.scan.manifest import Manifest, folder_of, label, results_folder
+from tfaccel.data.scan.report import Fault, Report
 from tfaccel.data.source import Blobs, ImageSource
 from tfaccel.errors import UserError
 

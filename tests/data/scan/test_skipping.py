@@ -5,7 +5,7 @@ import numpy as np
 import planted
 import pytest
 
-from tfaccel.audit.examine import BAD, KINDS
+from tfaccel.data.scan.examine import BAD, KINDS
 from tfaccel.data.sources.pillow import IMAGE_SUFFIXES
 
 NUM_IMAGES = 1000

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from nvidia.dali import fn, pipeline_def, types
 
-from tfaccel.audit.examine import examine, strict
+from tfaccel.data.scan.examine import examine, strict
 
 GREY, RGB = 1, 3
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from tfaccel.audit.examine import BAD, NOTE
+from tfaccel.data.scan.examine import BAD, NOTE
 
 
 @dataclasses.dataclass(frozen=True, order=True)

@@ -6,12 +6,12 @@ import numpy as np
 import planted
 import pytest
 
-from tfaccel.audit import files
 from tfaccel.config import AugmentConfig, DaliConfig, ImageConfig
 from tfaccel.data.dali import DaliStream
 from tfaccel.data.feed import Feed
 from tfaccel.data.memory import decode_all
 from tfaccel.data.placement import Placement
+from tfaccel.data.scan import files
 from tfaccel.data.shards import Plan
 from tfaccel.data.source import Blobs, ImageSource
 from tfaccel.data.tf_data import TfDataStream

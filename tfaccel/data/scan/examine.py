@@ -5,7 +5,8 @@ Takes an image's bytes and the suffix of its name; gives the kinds of fault foun
     examine(data, suffix=".jpg")    # [("truncated", "image file is truncated")]
 
 Measured on planted files with the decoders of DALI 2.4 (CPU) and TensorFlow 2.21 (decode_image),
-2026-11-21 (tests/audit/test_decoders.py); kinds that end or spoil a run in one of them are "bad":
+2026-11-21 (tests/data/scan/test_decoders.py); kinds that end or spoil a run in one of them are
+"bad":
 
 - JPEG, PNG, BMP, WebP: both decode them, by content, whatever the name says. An MPO (several
   pictures in one JPEG, as phones write) counts as the JPEG that it begins with.

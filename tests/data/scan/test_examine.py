@@ -3,7 +3,7 @@ import PIL.ImageFile
 import planted
 import pytest
 
-from tfaccel.audit.examine import KINDS, examine, strict
+from tfaccel.data.scan.examine import KINDS, examine, strict
 
 
 def kinds(data, suffix=""):

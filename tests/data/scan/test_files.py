@@ -11,9 +11,9 @@ import numpy as np
 import planted
 import pytest
 
-from tfaccel.audit import files
-from tfaccel.audit.examine import KINDS
-from tfaccel.audit.manifest import Manifest
+from tfaccel.data.scan import files
+from tfaccel.data.scan.examine import KINDS
+from tfaccel.data.scan.manifest import Manifest
 from tfaccel.data.source import Blobs, ImageSource
 from tfaccel.errors import UserError
 
@@ -205,7 +205,7 @@ def test_files_without_permission_are_unreadable():
     """As another user, since for root there is no such file."""
     program = """
 import os, pathlib, tempfile
-from tfaccel.audit.files import scan_files
+from tfaccel.data.scan.files import scan_files
 from tfaccel.data.source import Blobs, ImageSource
 import PIL.Image
 def scan():
@@ -359,7 +359,7 @@ def test_a_bar_is_drawn_on_a_terminal(tmp_path):
     """In a process whose standard error is one."""
     written(tmp_path / "images", {"a.jpg": planted.JPEG})
     program = (
-        "from tfaccel.audit.files import scan_files\n"
+        "from tfaccel.data.scan.files import scan_files\n"
         "from tfaccel.data.source import Blobs, ImageSource\n"
         f"source = ImageSource(Blobs(({str(tmp_path / 'images' / 'a.jpg')!r},)), None)\n"
         "scan_files(source, num_workers=1, progress=True)\n"
