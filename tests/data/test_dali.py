@@ -549,4 +549,4 @@ def test_a_stream_that_is_dropped_leaves_nothing(source, tmp_path, device, of_ra
         gc.collect()
         assert [each() for each in dropped] == [None] * len(dropped)
         threads.append(psutil.Process().num_threads())
-    assert threads[-1] == threads[0]
+    assert threads[-1] <= threads[0]  # fewer, where those of an earlier test end meanwhile
