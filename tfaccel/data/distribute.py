@@ -277,7 +277,7 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
                 return x, y, own
             real = self._mask(local_index)
             if own is None:
-                return x, y, tf.cast(real, tf.float32)
+                return x, y, real
             return x, y, tf.nest.map_structure(lambda each: _masked(each, real), own)
 
     def _mask(self, local_index: int) -> tf.Tensor:

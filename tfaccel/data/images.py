@@ -22,7 +22,7 @@ from tfaccel.data.feed import Feed
 from tfaccel.data.memory import MemoryStream, decode_all
 from tfaccel.data.placement import Placement
 from tfaccel.data.scan import files
-from tfaccel.data.shards import Plan
+from tfaccel.data.shards import Plan, check_even
 from tfaccel.data.source import ArraySource, ImageSource, UnreadableError
 from tfaccel.data.sources.pillow import check_mask, image_size
 from tfaccel.data.tf_data import TfDataStream
@@ -119,6 +119,7 @@ def open_images(
       UserError: settings that contradict each other, or a file that cannot be used.
     """
     _check_channels(images, augment)
+    check_even(images.global_batch_size, num_replicas=num_replicas)  # before minutes of decoding
     if images.bad_files == "skip" and isinstance(source, ImageSource):
         report = files.scan_files(source, num_workers=num_threads, progress=True)
         source = files.usable(source, report)
