@@ -145,7 +145,7 @@ def test_a_damaged_cache_is_named_and_made_anew(source, folder, caplog, monkeypa
     monkeypatch.setattr(cache, "_checked", set())
     caplog.clear()
     cached(source, folder=folder, **SETTINGS)
-    assert "damaged" not in caplog.text
+    assert "is damaged (" not in caplog.text  # the folder has the test's name in it
 
 
 def test_blocks_are_checked_each(source, folder, caplog, monkeypatch):
