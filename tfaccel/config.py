@@ -11,12 +11,12 @@ changed it; gives a frozen `Config`. Needs no TensorFlow, so a mistake is answer
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import ml_collections
 from ml_collections import config_dict
 
-from tfaccel.errors import UserError, did_you_mean
+from tfaccel.checks import check_choice, check_flag, check_int, check_names, check_number, is_int
+from tfaccel.errors import UserError
 
 # Apex's levels, which people know by name, as Keras dtype policies. O1 (patch each op) and O2
 # (half model, float32 batch norm and master weights) are one policy in Keras: variables float32,
@@ -24,9 +24,15 @@ from tfaccel.errors import UserError, did_you_mean
 OPT_LEVELS = {"O0": "float32", "O1": "mixed_float16", "O2": "mixed_float16", "O3": "float16"}
 PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16", "float16")
 WINDOWS = ("stretch", "resized_center_crop", "center_crop", "random_crop", "random_resized_crop")
+CROPS = ("center_crop", "random_crop")  # of these, what is not resized
 LAST_BATCHES = ("pad", "drop", "repeat")
 LOADERS = ("auto", "dali_gpu", "dali_cpu", "tf_data", "memory", "cache")
 SOURCES = ("folders", "csv", "tfrecord", "webdataset", "arrays", "pairs")
+# What a config says to one source alone.
+SOURCE_ARGUMENTS = {
+    "tfrecord": ("image_key", "label_key", "first_label"),
+    "webdataset": ("image_ext", "label_ext"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,7 +203,11 @@ class DataConfig(ImageConfig):
       test: what measures the result, below root.
       train_targets: for "pairs": the targets' folder, below root.
       test_targets: likewise.
+      image_key: for "tfrecord": the feature that holds the encoded image.
+      label_key: for "tfrecord": the feature that holds the number or the name of the class.
       first_label: for "tfrecord": the number of the first class, 1 in classic ImageNet shards.
+      image_ext: for "webdataset": extensions of the image, apart by semicolons.
+      label_ext: for "webdataset": extensions of the label: a file of digits, or "json".
     """
 
     root: str | None = None
@@ -206,22 +216,26 @@ class DataConfig(ImageConfig):
     test: str = "testing"
     train_targets: str | None = None
     test_targets: str | None = None
+    image_key: str = "image/encoded"
+    label_key: str = "image/class/label"
     first_label: int = 0
+    image_ext: str = "jpg;jpeg;png;webp"
+    label_ext: str = "cls"
 
     def __post_init__(self):
         """Checks every field."""
         super().__post_init__()
         check_choice("source", self.source, SOURCES)
-        for name, value, needed in (
-            ("first_label", self.first_label, "tfrecord"),
-            ("targets", self.targets == "mask", "pairs"),
-        ):
-            if value and self.source != needed:
-                raise UserError(
-                    f"{name}={getattr(self, name)!r} with source={self.source!r}; it is for "
-                    f"source={needed!r} alone: leave it out"
-                )
         check_int("first_label", self.first_label, at_least=0)
+        fields = {field.name: field for field in dataclasses.fields(self)}
+        for needed, names in (*SOURCE_ARGUMENTS.items(), ("pairs", ("targets",))):
+            for name in names:
+                value = getattr(self, name)
+                if value != fields[name].default and self.source != needed:
+                    raise UserError(
+                        f"{name}={value!r} with source={self.source!r}; it is for "
+                        f"source={needed!r} alone: leave it out"
+                    )
         for name in ("train_targets", "test_targets"):
             if (getattr(self, name) is None) == (self.source == "pairs"):
                 expected = "the targets' folder" if self.source == "pairs" else "None"
@@ -418,53 +432,6 @@ def _section(name: str, kind: type, config: ml_collections.ConfigDict):
     return kind(**dict(values))
 
 
-def check_names(prefix: str, received, valid) -> None:
-    """Raises UserError for the first name that is not valid."""
-    for name in received:
-        if name not in valid:
-            raise UserError(f"{prefix} has no field '{name}'{did_you_mean(name, valid)}")
-
-
-def check_int(name: str, value: Any, *, at_least: int, at_most: int | None = None) -> None:
-    """Raises UserError unless `value` is a whole number within the bounds."""
-    if not _is_int(value, at_least=at_least) or (at_most is not None and value > at_most):
-        bound = f" and at most {at_most}" if at_most is not None else ""
-        raise UserError(f"{name}={value!r}; expected a whole number of at least {at_least}{bound}")
-
-
-def check_number(
-    name: str,
-    value: Any,
-    *,
-    at_least: float | None = None,
-    above: float | None = None,
-    at_most: float | None = None,
-) -> None:
-    """Raises UserError unless `value` is a finite number within the bounds given."""
-    ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    ok = ok and (at_least is None or value >= at_least) and (above is None or value > above)
-    if not (ok and (at_most is None or value <= at_most)):
-        bounds = (("at least", at_least), ("above", above), ("at most", at_most))
-        expected = " and ".join(f"{word} {bound}" for word, bound in bounds if bound is not None)
-        raise UserError(f"{name}={value!r}; expected a number {expected}".rstrip())
-
-
-def check_flag(name: str, value: Any) -> None:
-    """Raises UserError unless `value` is True or False."""
-    if not isinstance(value, bool):
-        raise UserError(f"{name}={value!r}; expected True or False")
-
-
-def check_choice(name: str, value: Any, choices) -> None:
-    """Raises UserError unless `value` is one of the choices."""
-    if value not in choices:
-        raise UserError(f"{name}={value!r}{did_you_mean(str(value), choices)}")
-
-
-def _is_int(value: Any, *, at_least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= at_least
-
-
 def _gpu_ids(value) -> tuple[int, ...] | None:
     if value is None:
         return None
@@ -472,7 +439,7 @@ def _gpu_ids(value) -> tuple[int, ...] | None:
     if isinstance(ids, str):
         # From the command line: --config.runtime.gpu_ids=0,1
         ids = [int(each) if each.strip().isdigit() else each for each in ids.split(",") if each]
-    if not isinstance(ids, Sequence) or not all(_is_int(each, at_least=0) for each in ids):
+    if not isinstance(ids, Sequence) or not all(is_int(each, at_least=0) for each in ids):
         raise UserError(f"gpu_ids={value!r}; expected GPU indices, e.g. 0,1; empty for the CPU")
     if len(set(ids)) != len(ids):
         raise UserError(f"gpu_ids={value!r} names a GPU twice; name each once")
@@ -493,7 +460,7 @@ def _precision(value) -> str:
 def _memory(value) -> str | int:
     if isinstance(value, str) and value.isdigit():
         value = int(value)
-    if value != "growth" and not _is_int(value, at_least=1):
+    if value != "growth" and not is_int(value, at_least=1):
         raise UserError(f"memory={value!r}; expected 'growth' or a limit per GPU in MiB, e.g. 8192")
     return value
 
@@ -514,7 +481,7 @@ def _image_size(name: str, value) -> tuple[int, int]:
     if isinstance(value, str):  # from the command line, where the default is None
         value = [int(each) if each.strip().isdigit() else each for each in value.split(",")]
     pair = isinstance(value, Sequence) and len(value) == 2
-    if not pair or not all(_is_int(each, at_least=1) for each in value):
+    if not pair or not all(is_int(each, at_least=1) for each in value):
         raise UserError(f"{name}={value!r}; expected (height, width) in pixels, e.g. (28, 28)")
     return tuple(value)
 

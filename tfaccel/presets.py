@@ -6,7 +6,8 @@ preset("imagenet", crop_area=(0.25, 1.0))    # an AugmentConfig
 import dataclasses
 from typing import Any
 
-from tfaccel.config import AugmentConfig, check_choice, check_names
+from tfaccel.checks import check_choice, check_names
+from tfaccel.config import AugmentConfig
 
 # For training, unless they say eval.
 PRESETS = {

@@ -22,16 +22,16 @@ import keras
 from tfaccel import cluster as cluster_lib
 from tfaccel import methods
 from tfaccel import runtime as runtime_lib
+from tfaccel.checks import check_flag, check_names
 from tfaccel.config import (
     AugmentConfig,
     DaliConfig,
     ImageConfig,
     RuntimeConfig,
     StepConfig,
-    check_flag,
-    check_names,
 )
 from tfaccel.data import sources, user_examples, user_pipeline
+from tfaccel.data.agreement import check_same
 from tfaccel.data.distribute import Loader
 from tfaccel.data.images import open_images
 from tfaccel.data.source import ArraySource, ImageSource
@@ -154,16 +154,13 @@ class Run:
                 f"source={source!r}; expected one of tfaccel.sources, e.g. "
                 "sources.class_folders('train'); or use run.examples or run.pipeline"
             )
-        for name, value, kinds in (
-            ("augment", augment, AugmentConfig | str),
-            ("dali", dali, DaliConfig),
-        ):
-            if not isinstance(value, kinds):
-                raise UserError(
-                    f"{name}={value!r}; expected a preset's name, tfaccel.AugmentConfig(...) or "
-                    "tfaccel.DaliConfig(...)"
-                )
         augment = preset(augment) if isinstance(augment, str) else augment
+        if not isinstance(augment, AugmentConfig):
+            raise UserError(
+                f"augment={augment!r}; expected a preset's name or tfaccel.AugmentConfig(...)"
+            )
+        if not isinstance(dali, DaliConfig):
+            raise UserError(f"dali={dali!r}; expected tfaccel.DaliConfig(...)")
         data = open_images(
             source,
             ImageConfig(**images),
@@ -260,6 +257,9 @@ class Run:
         return self._loader(data, dali.threads)
 
     def _loader(self, data, threads: int | None) -> Loader:
+        if self.cluster.num_workers > 1:
+            with self.watchdog.guard():
+                check_same(data.facts(), self.strategy)
         return Loader(
             data,
             devices=self.runtime.devices,

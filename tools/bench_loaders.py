@@ -38,15 +38,15 @@ import PIL.Image
 import tensorflow as tf
 
 from tfaccel.config import AugmentConfig, DaliConfig, ImageConfig
-from tfaccel.data.cache import cached
 from tfaccel.data.choose import choose_loader
-from tfaccel.data.dali import DaliStream
 from tfaccel.data.feed import Feed
-from tfaccel.data.memory import MemoryStream, decode_all
+from tfaccel.data.loaders.cache import cached
+from tfaccel.data.loaders.dali import DaliStream
+from tfaccel.data.loaders.memory import MemoryStream, decode_all
+from tfaccel.data.loaders.tf_data import TfDataStream
 from tfaccel.data.placement import Placement
 from tfaccel.data.shards import Plan
 from tfaccel.data.source import Blobs, ImageSource
-from tfaccel.data.tf_data import TfDataStream
 from tfaccel.presets import preset
 from tfaccel.runtime import Device
 
@@ -175,7 +175,7 @@ def make_stream(
       folder: of the cache.
     """
     if name == "auto":
-        name, reason = choose_loader(source, images, feed.augment, device=CPU)
+        name, reason, _ = choose_loader(source, images, feed.augment, device=CPU)
         print(f"auto: {name}, because {reason}", file=sys.stderr)
     placement = Placement(CPU, num_threads, seed=0)
     settings = {"feed": feed, "placement": placement, "dtype": "float32"}

@@ -32,7 +32,7 @@ def source(tmp_path):
 @pytest.fixture
 def free(monkeypatch):
     """Says how much memory is free."""
-    return lambda num_bytes: monkeypatch.setattr(choose, "_free_bytes", lambda device: num_bytes)
+    return lambda num_bytes: monkeypatch.setattr(choose, "free_bytes", lambda device: num_bytes)
 
 
 def chosen(source, device, *, augment="none", **images):
@@ -43,18 +43,20 @@ def chosen(source, device, *, augment="none", **images):
 @pytest.mark.parametrize("device", [CPU, GPU])
 def test_what_fits_and_loses_nothing_is_kept_in_memory(source, free, device):
     free(100 * MIB)
-    loader, reason = chosen(source((16, 12), (9, 7)), device)
+    loader, reason, stored = chosen(source((16, 12), (9, 7)), device)
     assert loader == "memory"
     assert "always resized to the same pixels; all 6 take 0 MiB of 100 MiB free" in reason
-    loader, reason = chosen(source((16, 12)), device, augment="imagenet")
+    assert stored == (8, 8)
+    loader, reason, stored = chosen(source((16, 12)), device, augment="imagenet")
     assert loader == "memory"
     assert "one size, 12x16" in reason
+    assert stored == (12, 16)
 
 
 @pytest.mark.parametrize(("device", "loader"), [(CPU, "tf_data"), (GPU, "dali_gpu")])
 def test_windows_out_of_many_sizes_are_decoded_anew(source, free, device, loader):
     free(100 * MIB)
-    found, reason = chosen(source((16, 12), (9, 7)), device, augment="imagenet")
+    found, reason, _ = chosen(source((16, 12), (9, 7)), device, augment="imagenet")
     assert found == loader
     assert "cut out of images of many sizes" in reason
 
@@ -62,14 +64,14 @@ def test_windows_out_of_many_sizes_are_decoded_anew(source, free, device, loader
 @pytest.mark.parametrize(("device", "loader"), [(CPU, "tf_data"), (GPU, "dali_gpu")])
 def test_what_does_not_fit_is_decoded_anew(source, free, device, loader):
     free(3 * 6 * 8 * 8 * 3)  # a quarter of it is less than the images need
-    found, reason = chosen(source((16, 12)), device)
+    found, reason, _ = chosen(source((16, 12)), device)
     assert found == loader
     assert "would take" in reason
 
 
 def test_dali_decodes_on_the_cpu_what_tensorflow_does_not(source, free):
     free(0)
-    loader, reason = chosen(source((16, 12), suffix=".tiff"), CPU)
+    loader, reason, _ = chosen(source((16, 12), suffix=".tiff"), CPU)
     assert loader == "dali_cpu"
     assert "TensorFlow does not decode .tiff" in reason
 
@@ -82,17 +84,15 @@ def test_one_image_of_another_size_is_seen(source, free, tmp_path):
     assert chosen(many, CPU, augment="imagenet")[0] == "tf_data"
 
 
-@pytest.mark.parametrize(
-    ("visible", "name"),
-    [(None, 1), ("", 1), ("3,2", 2), ("GPU-a, GPU-b", "GPU-b"), ("0,MIG-x", "MIG-x")],
-)
-def test_what_nvml_calls_a_gpu(visible, name):
-    assert choose.nvml_name(1, visible) == name
-
-
 def test_what_was_asked_for_is_taken(source):
-    for loader in ("dali_cpu", "tf_data", "memory", "cache"):
-        assert chosen(source((16, 12)), CPU, loader=loader) == (loader, "it was asked for")
+    for loader in ("dali_cpu", "tf_data"):
+        assert chosen(source((16, 12)), CPU, loader=loader) == (loader, "it was asked for", None)
+    for loader in ("memory", "cache"):
+        assert chosen(source((16, 12)), CPU, loader=loader)[::2] == (loader, (8, 8))
+        images = {"loader": loader, "augment": "imagenet"}
+        assert chosen(source((16, 12)), CPU, **images).stored_size == (12, 16)
+        with pytest.raises(UserError, match=f"'{loader}' keeps images of one size, but window="):
+            chosen(source((16, 12), (9, 7)), CPU, **images)
     with pytest.raises(UserError, match="'dali_gpu' on the CPU"):
         chosen(source((16, 12)), CPU, loader="dali_gpu")
 

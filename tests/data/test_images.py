@@ -143,8 +143,9 @@ def test_a_second_epoch_begins_at_once(folder, loader):
         waits.append(time.perf_counter() - start)
         for _ in epoch:
             pass
-    # The best of four: another program may hold up one of them.
-    assert min(waits[1:]) <= 0.02 * waits[0]
+    # The best of four: another program may hold up one of them. A pipeline of images as small as
+    # these starts in 70 ms, and 2% of that is what Python alone may take: 3 ms are granted.
+    assert min(waits[1:]) <= max(0.02 * waits[0], 0.003)
 
 
 BAD = ("a/00.png", "b/16.png", "c/05.png")

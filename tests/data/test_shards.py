@@ -100,3 +100,9 @@ def test_parts_are_consecutive_and_differ_by_one_row_at_most():
     parts = [part(11, num_replicas=4, replica_index=index) for index in range(4)]
     assert [each.stop - each.start for each in parts] == [2, 3, 3, 3]
     assert [each.start for each in parts[1:]] == [each.stop for each in parts[:-1]]
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 4])
+def test_repeat_gives_the_same_batch_on_any_number_of_replicas(num_replicas):
+    plan = Plan(5, 8, num_replicas, last_batch="repeat")
+    assert np.concatenate(epoch_of(plan)).tolist() == [0, 1, 2, 3, 4, 0, 1, 2]

@@ -6,7 +6,7 @@ train = open_loader(run, config, "train")
 import dataclasses
 import pathlib
 
-from tfaccel.config import Config, DataConfig, ImageConfig
+from tfaccel.config import SOURCE_ARGUMENTS, Config, DataConfig, ImageConfig
 from tfaccel.data import sources
 from tfaccel.data.digits import ensure_digits
 from tfaccel.data.distribute import Loader
@@ -15,6 +15,7 @@ from tfaccel.data.source import ArraySource, ImageSource
 _BY_NAME = {
     "folders": sources.class_folders,
     "csv": sources.image_list,
+    "tfrecord": sources.tfrecord,
     "webdataset": sources.webdataset,
     "arrays": sources.arrays,
 }
@@ -34,9 +35,8 @@ def open_source(data: DataConfig, split: str) -> ImageSource | ArraySource:
     where = root / getattr(data, split)
     if data.source == "pairs":
         return sources.image_pairs(where, root / getattr(data, f"{split}_targets"))
-    if data.source == "tfrecord":
-        return sources.tfrecord(where, first_label=data.first_label)
-    return _BY_NAME[data.source](where)
+    arguments = {name: getattr(data, name) for name in SOURCE_ARGUMENTS.get(data.source, ())}
+    return _BY_NAME[data.source](where, **arguments)
 
 
 def open_loader(run, config: Config, split: str, *, source=None, **changes) -> Loader:

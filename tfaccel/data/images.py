@@ -14,18 +14,18 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.config import AugmentConfig, DaliConfig, ImageConfig
-from tfaccel.data.cache import cached
-from tfaccel.data.choose import choose_loader, storable_size
-from tfaccel.data.dali import DaliStream
+from tfaccel.config import CROPS, AugmentConfig, DaliConfig, ImageConfig
+from tfaccel.data.choose import Choice, choose_loader
 from tfaccel.data.feed import Feed
-from tfaccel.data.memory import MemoryStream, decode_all
+from tfaccel.data.loaders.cache import cached
+from tfaccel.data.loaders.dali import DaliStream
+from tfaccel.data.loaders.memory import MemoryStream, decode_all
+from tfaccel.data.loaders.tf_data import TfDataStream
 from tfaccel.data.placement import Placement
 from tfaccel.data.scan import files
 from tfaccel.data.shards import Plan, check_even
 from tfaccel.data.source import ArraySource, ImageSource, UnreadableError
 from tfaccel.data.sources.pillow import check_mask, image_size
-from tfaccel.data.tf_data import TfDataStream
 from tfaccel.errors import UserError
 from tfaccel.runtime import Runtime
 
@@ -44,6 +44,7 @@ class ImageData:
       loader: one of config.LOADERS, but for "auto".
       dtype: of the images: float16 where the model computes in it, or float32.
       dali: DALI's settings.
+      found: the source before it was decoded.
     """
 
     source: ImageSource | ArraySource
@@ -53,6 +54,7 @@ class ImageData:
     loader: str
     dtype: str
     dali: DaliConfig
+    found: ImageSource | ArraySource
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -73,6 +75,10 @@ class ImageData:
     def skips_bad(self) -> bool:
         """Whether a file that cannot be read is left out."""
         return self.images.bad_files == "skip"
+
+    def facts(self) -> dict[str, object]:
+        """Returns what must be the same for all workers, by name: see `agreement`."""
+        return self.found.facts() | {"plan": self.plan, "augmentation": self.augment}
 
     def feed(self, replica_index: int, *, first: int = 0, lost: frozenset = frozenset()) -> Feed:
         """Returns what a replica reads from batch `first` on, counted from epoch 0."""
@@ -121,17 +127,19 @@ def open_images(
     _check_channels(images, augment)
     check_even(images.global_batch_size, num_replicas=num_replicas)  # before minutes of decoding
     if images.bad_files == "skip" and isinstance(source, ImageSource):
-        report = files.scan_files(source, num_workers=num_threads, progress=True)
+        smallest = images.image_size if augment.window in CROPS else None
+        report = files.scan_files(source, num_workers=num_threads, progress=True, smallest=smallest)
         source = files.usable(source, report)
-    loader, reason = choose_loader(
+    choice = choose_loader(
         source, images, augment, device=runtime.devices[0], num_threads=num_threads
     )
-    log.info("loader: %s, because %s", loader, reason)
+    log.info("loader: %s, because %s", choice.loader, choice.reason)
     _log_resize(source, images, augment)
     if isinstance(source, ImageSource) and source.targets and images.targets == "mask":
         check_mask(source.targets, 0)  # one for all: they come from one tool
-    if loader in ("memory", "cache") and isinstance(source, ImageSource):
-        source = _decoded(source, images, augment, loader, num_threads=num_threads)
+    found = source
+    if choice.stored_size is not None:
+        source = _decoded(source, images, choice, num_threads=num_threads)
     plan = Plan(
         num_examples=len(source),
         global_batch_size=images.global_batch_size,
@@ -146,9 +154,10 @@ def open_images(
         images=images,
         augment=augment,
         plan=plan,
-        loader=loader,
+        loader=choice.loader,
         dtype="float16" if compute_dtype == "float16" else "float32",  # DALI has no bfloat16
         dali=dali,
+        found=found,
     )
 
 
@@ -157,17 +166,12 @@ def _check_channels(images: ImageConfig, augment: AugmentConfig) -> None:
         raise UserError("saturation or hue_degrees with channels=1; grey images have no hue: use 0")
 
 
-def _decoded(source, images, augment, loader, *, num_threads) -> ArraySource:
-    size, why = storable_size(source, images, augment, num_threads=num_threads)
-    if size is None:
-        raise UserError(
-            f"loader={loader!r} keeps images of one size, but {why}; give stored_size, e.g. "
-            "(256, 256), or another loader"
-        )
+def _decoded(source: ImageSource, images, choice: Choice, *, num_threads) -> ArraySource:
+    size = choice.stored_size
     if size != images.image_size:
         log.info("loader: images are stored as %dx%d; windows are cut out of that", *size)
     settings = {"stored_size": size, "channels": images.channels, "targets": images.targets}
-    store = cached if loader == "cache" else decode_all
+    store = cached if choice.loader == "cache" else decode_all
     try:
         return store(source, num_threads=num_threads, **settings)
     except UnreadableError as error:

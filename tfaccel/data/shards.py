@@ -88,9 +88,11 @@ class Plan:
 
     @property
     def rows_per_replica(self) -> int:
-        """The rows of every batch: no more than a replica's share of the examples."""
-        share = math.ceil(self.num_examples / self.num_replicas)
-        return min(self.global_batch_size // self.num_replicas, share)
+        """The rows of every batch: where it is padded, no more than a replica's examples."""
+        rows = self.global_batch_size // self.num_replicas
+        if self.last_batch == "repeat":
+            return rows  # a whole batch, on any number of replicas
+        return min(rows, math.ceil(self.num_examples / self.num_replicas))
 
     @property
     def num_steps(self) -> int:

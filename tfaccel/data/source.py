@@ -6,6 +6,7 @@ so that any example can be read at any time, and the order is the toolkit's own.
 """
 
 import dataclasses
+import hashlib
 import os
 
 import numpy as np
@@ -58,6 +59,18 @@ class Blobs:
         file = self.files[self.file_of[index]]
         return f"{file}[bytes {self.offsets[index]}+{self.sizes[index]}]"
 
+    def digest(self) -> str:
+        """Returns what tells these from others, wherever the folder that holds all of them is."""
+        first, last = (os.path.dirname(file) for file in (min(self.files), max(self.files)))
+        folder = os.path.commonpath([first, last])  # what these two share, all share
+        digest = hashlib.blake2b(digest_size=16)
+        for file in self.files:
+            digest.update(os.fsencode(os.path.relpath(file, folder)) + b"\0")
+        for each in (self.file_of, self.offsets, self.sizes):
+            if each is not None:
+                digest.update(np.ascontiguousarray(each, np.int64))
+        return digest.hexdigest()
+
     def read(self, index: int) -> bytes:
         """Returns an example's bytes. Safe to call from several threads.
 
@@ -103,6 +116,11 @@ class ImageSource:
         """Returns the number of examples."""
         return len(self.images)
 
+    def facts(self) -> dict[str, object]:
+        """Returns what must be the same for all workers, by name: see `agreement`."""
+        parts = [each.digest() for each in (self.images, self.targets) if each is not None]
+        return {"number of examples": len(self), "files": parts, "labels": _digest(self.labels)}
+
     def without(self, bad: np.ndarray) -> "ImageSource":
         """Returns this less the examples at the indices `bad`. Class numbers stay."""
         return dataclasses.replace(
@@ -122,13 +140,27 @@ class ArraySource:
       labels: [num_examples] int32.
       class_names: of the labels, in order.
       targets: of paired images, [num_examples, height, width, channels] uint8; else None.
+      copies: of images and targets in GPUs' memory, by (name, device); the loader "memory" makes
+        them. All loaders of this source share them, and they go when it goes.
     """
 
     images: np.ndarray
     labels: np.ndarray | None
     class_names: tuple[str, ...] = ()
     targets: np.ndarray | None = None
+    copies: dict = dataclasses.field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __len__(self):
         """Returns the number of examples."""
         return len(self.images)
+
+    def facts(self) -> dict[str, object]:
+        """Returns what must be the same for all workers, by name. (Not pixels: they take long.)"""
+        shapes = [each.shape for each in (self.images, self.targets) if each is not None]
+        return {"number of examples": len(self), "shape": shapes, "labels": _digest(self.labels)}
+
+
+def _digest(labels: np.ndarray | None) -> str | None:
+    if labels is None:
+        return None
+    return hashlib.blake2b(np.ascontiguousarray(labels, np.int64), digest_size=16).hexdigest()

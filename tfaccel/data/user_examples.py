@@ -23,7 +23,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.config import LAST_BATCHES, AugmentConfig, check_choice, check_int
+from tfaccel.checks import check_choice, check_int
+from tfaccel.config import LAST_BATCHES, AugmentConfig
 from tfaccel.data.feed import Feed
 from tfaccel.data.placement import Placement
 from tfaccel.data.shards import Plan, Rows, check_even, part
@@ -136,6 +137,15 @@ class ExamplesData:
             return tf.TensorSpec((rows, *shape), dtype)
 
         return tf.nest.map_structure(of_batch, self.examples.names)
+
+    def facts(self) -> dict[str, object]:
+        """Returns what must be the same for all workers, by name: see `agreement`."""
+        examples = self.examples
+        return {
+            "number of examples": examples.num_examples,
+            "shapes": examples.specs,
+            "plan": self.plan,
+        }
 
     def feed(self, replica_index: int, *, first: int = 0, lost: frozenset = frozenset()) -> Feed:
         """Returns what a replica reads from batch `first` on, counted from epoch 0."""

@@ -20,7 +20,8 @@ import tensorflow as tf
 from nvidia.dali import Pipeline, types
 from nvidia.dali.plugin import tf as dali_tf
 
-from tfaccel.config import LAST_BATCHES, check_choice, check_int
+from tfaccel.checks import check_choice, check_int
+from tfaccel.config import LAST_BATCHES
 from tfaccel.data.pipeline_plan import PipelineFeed, PipelinePlan, plan_by
 from tfaccel.data.placement import Placement
 from tfaccel.data.shards import check_even
@@ -55,6 +56,10 @@ class PipelineData:
     prefetch_batches: int
     class_names: tuple[str, ...] = ()
     skips_bad: bool = False
+
+    def facts(self) -> dict[str, object]:
+        """Returns what must be the same for all workers, by name: see `agreement`."""
+        return {"plan": self.plan, "shapes": self.spec}
 
     def feed(
         self, replica_index: int, *, first: int = 0, lost: frozenset = frozenset()

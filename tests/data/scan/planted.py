@@ -126,3 +126,7 @@ FAULTY = {
 
 def kind_of(name):
     return name.split(".")[0].split("-")[0]
+
+
+# Kinds that no bytes have by themselves.
+NOT_OF_BYTES = {"missing", "unreadable", "two_sizes", "small"}

@@ -8,6 +8,7 @@ import sys
 import tarfile
 
 import numpy as np
+import PIL.Image
 import planted
 import pytest
 
@@ -44,8 +45,8 @@ def written(folder, contents):
     return sorted(folder / name for name in contents)
 
 
-def scan(source):
-    return files.scan_files(source, num_workers=2, progress=False)
+def scan(source, **settings):
+    return files.scan_files(source, num_workers=2, progress=False, **settings)
 
 
 def plant(folder, num_images):
@@ -55,7 +56,7 @@ def plant(folder, num_images):
     for index in range(num_images):
         name, data = good[index % len(good)]
         contents[f"{index:04d}.{name.split('.')[-1]}"] = data
-    for place, kind in enumerate(sorted(set(KINDS) - {"missing", "unreadable"})):
+    for place, kind in enumerate(sorted(set(KINDS) - planted.NOT_OF_BYTES)):
         for number in range(num_images // 100):
             name = ONE_OF_EACH[kind]
             path = f"{place * 37 + number * 5:04d}-{name}"
@@ -77,6 +78,30 @@ def test_the_list_of_a_thousand_images_is_exact(tmp_path):
     left = files.usable(source_of(paths), report)
     assert len(left) == len(paths) - len(bad)
     assert scan(left).bad_ids.size == 0
+
+
+def test_a_pair_of_two_sizes_and_an_image_less_than_its_crop(tmp_path):
+    def png(height, width):
+        return planted.encoded(PIL.Image.new("RGB", (width, height)), "PNG")
+
+    sizes = {"a": (9, 8), "b": (9, 8), "c": (7, 8), "d": (9, 8), "e": (6, 7)}
+    inputs = written(tmp_path / "in", {f"{name}.png": png(*size) for name, size in sizes.items()})
+    (tmp_path / "in/d.png").write_bytes(b"")  # its size is not asked for
+    targets = written(tmp_path / "out", {f"{name}.png": png(9, 8) for name in sizes})
+    source = source_of(inputs, targets)
+    report = scan(source, smallest=(7, 8))
+    assert [(each.kind, each.cause, each.id) for each in report.faults] == [
+        ("empty", "no bytes", 3),
+        ("small", "6 x 7 pixels; 7 x 8 pixels are cut out", 4),
+        ("two_sizes", "7 x 8 pixels, its target 9 x 8 pixels", 2),
+        ("two_sizes", "6 x 7 pixels, its target 9 x 8 pixels", 4),
+    ]
+    assert files.usable(source, report).images.files == tuple(map(str, inputs[:2]))
+    assert {each.kind for each in scan(source_of(inputs), smallest=(7, 8)).faults} == {
+        "empty",
+        "small",
+    }
+    assert {each.kind for each in scan(source_of(inputs)).faults} == {"empty"}
 
 
 def test_the_written_list(tmp_path):

@@ -7,14 +7,14 @@ import planted
 import pytest
 
 from tfaccel.config import AugmentConfig, DaliConfig, ImageConfig
-from tfaccel.data.dali import DaliStream
 from tfaccel.data.feed import Feed
-from tfaccel.data.memory import decode_all
+from tfaccel.data.loaders.dali import DaliStream
+from tfaccel.data.loaders.memory import decode_all
+from tfaccel.data.loaders.tf_data import TfDataStream
 from tfaccel.data.placement import Placement
 from tfaccel.data.scan import files
 from tfaccel.data.shards import Plan
 from tfaccel.data.source import Blobs, ImageSource
-from tfaccel.data.tf_data import TfDataStream
 from tfaccel.runtime import Device
 
 PLACEMENT = Placement(Device("/cpu:0", None), num_threads=2, seed=0)

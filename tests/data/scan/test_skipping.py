@@ -2,9 +2,11 @@
 
 import keras
 import numpy as np
+import PIL.Image
 import planted
 import pytest
 
+from tfaccel import preset, sources
 from tfaccel.data.scan.examine import BAD, KINDS
 from tfaccel.data.sources.pillow import IMAGE_SUFFIXES
 
@@ -49,3 +51,24 @@ def test_it_trains_to_the_end_on_all_others(setup, folder, loader, caplog):
     assert np.isfinite(model.fit(loader, epochs=2, verbose=0).history["loss"]).all()
     assert len(model.predict(loader, verbose=0)) == NUM_IMAGES - num_bad
     assert f"{num_bad} of {NUM_IMAGES} examples are left out" in caplog.text
+
+
+@pytest.mark.parametrize("loader", ["tf_data", "dali_cpu"])
+def test_pairs_of_two_sizes_and_what_is_less_than_its_crop_are_left_out_too(
+    setup, tmp_path, loader
+):
+    sizes = [(9, 8), (9, 8), (7, 8), (9, 8), (6, 7)]
+    for index, (height, width) in enumerate(sizes):
+        for folder, size in (("in", (width, height)), ("out", (8, 9 if index < 4 else 6))):
+            (tmp_path / folder).mkdir(exist_ok=True)
+            PIL.Image.new("RGB", size).save(tmp_path / folder / f"{index}.png")
+    loader = setup().loader(
+        sources.image_pairs(tmp_path / "in", tmp_path / "out"),
+        augment=preset("restoration"),
+        image_size=(7, 8),
+        global_batch_size=2,
+        loader=loader,
+        bad_files="skip",
+    )
+    assert loader.num_examples == 3
+    assert [batch[0].shape for batch in loader] == [(2, 7, 8, 3)] * 2

@@ -1,3 +1,4 @@
+import io
 import pathlib
 
 import numpy as np
@@ -63,3 +64,17 @@ def test_a_mask_that_is_no_image_is_named(tmp_path, packed):
         pillow.check_mask(packed, 1)
     with pytest.raises(UserError, match=r"gone.png cannot be read .* \(No such file"):
         pillow.check_mask(Blobs((str(tmp_path / "gone.png"),)), 0)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("suffix", [".tiff", ".jpg", ".png"])
+def test_pixels_and_size_are_those_that_are_stored(tmp_path, orientation, suffix):
+    pixels = np.repeat(np.repeat(np.arange(1, 7, dtype=np.uint8).reshape(2, 3) * 40, 16, 0), 16, 1)
+    exif = PIL.Image.Exif()
+    exif[0x112] = orientation
+    file = tmp_path / f"turned{suffix}"
+    PIL.Image.fromarray(pixels).save(file, exif=exif)
+    assert pillow.image_size(Blobs((str(file),)), 0) == (32, 48)
+    with PIL.Image.open(io.BytesIO(file.read_bytes())) as image:
+        # JPEG's own loss.
+        np.testing.assert_allclose(np.asarray(pillow.decoded(image, "L")), pixels, atol=3)

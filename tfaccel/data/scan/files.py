@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+import numpy as np
 import rich.console
 import rich.progress
 
@@ -27,6 +28,7 @@ from tfaccel.data.scan.examine import BAD, KINDS, examine, strict
 from tfaccel.data.scan.manifest import Manifest, folder_of, label, results_folder
 from tfaccel.data.scan.report import Fault, Report
 from tfaccel.data.source import Blobs, ImageSource
+from tfaccel.data.sources.pillow import image_sizes
 from tfaccel.errors import UserError
 
 log = logging.getLogger("tfaccel")
@@ -34,7 +36,13 @@ log = logging.getLogger("tfaccel")
 CHUNK = 64  # images that a thread takes at a time: 50 ms of photographs
 
 
-def scan_files(source: ImageSource, *, num_workers: int, progress: bool) -> Report:
+def scan_files(
+    source: ImageSource,
+    *,
+    num_workers: int,
+    progress: bool,
+    smallest: tuple[int, int] | None = None,
+) -> Report:
     """Looks at every image, inputs and targets, unless an earlier scan did.
 
     Pillow decodes outside Python's lock, so threads do: 1,300 photographs of 110 KB a second on 2
@@ -45,6 +53,7 @@ def scan_files(source: ImageSource, *, num_workers: int, progress: bool) -> Repo
       num_workers: threads.
       progress: whether a bar is drawn on standard error while it is a terminal; else a line is
         logged.
+      smallest: (height, width) of the window that is cut out of each; None where it is resized.
 
     Raises:
       UserError: the cache folder cannot be written to.
@@ -57,6 +66,9 @@ def scan_files(source: ImageSource, *, num_workers: int, progress: bool) -> Repo
             found, reused = _scan(blobs, Manifest(cache, blobs), num_workers, advance)
             faults += found
             num_reused += reused
+    faults += _by_size(
+        source, {each.id for each in faults if each.severity == BAD}, smallest, num_workers
+    )
     name = label(folder_of(source.images), (file for each in streams for file in each.files))
     report = Report(tuple(sorted(faults)), len(source), num_reused, cache / f"{name}.txt")
     report.write(report.list_path)
@@ -151,6 +163,29 @@ def _unread(blobs: Blobs, index: int, error: OSError) -> tuple[str, str]:
     if error.errno is None:  # a shard that is shorter than its index says
         return "truncated", str(error)
     return "unreadable", error.strerror
+
+
+def _by_size(source: ImageSource, bad: set[int], smallest, num_workers: int) -> list[Fault]:
+    """Returns the faults of examples that are not `bad`, by the sizes in their headers."""
+    if source.targets is None and smallest is None:
+        return []
+    ids = np.setdiff1d(np.arange(len(source)), list(bad))
+    sizes = image_sizes(source.images, ids, num_threads=num_workers)
+    faults = []
+    if source.targets is not None:
+        others = image_sizes(source.targets, ids, num_threads=num_workers)
+        for place in np.flatnonzero((sizes != others).any(axis=1)).tolist():
+            cause = f"{_pixels(sizes[place])}, its target {_pixels(others[place])}"
+            faults.append(_fault(source.images, int(ids[place]), "two_sizes", cause))
+    if smallest is not None:
+        for place in np.flatnonzero((sizes < smallest).any(axis=1)).tolist():
+            cause = f"{_pixels(sizes[place])}; {_pixels(smallest)} are cut out"
+            faults.append(_fault(source.images, int(ids[place]), "small", cause))
+    return faults
+
+
+def _pixels(size) -> str:
+    return f"{size[0]} x {size[1]} pixels"
 
 
 def _fault(blobs: Blobs, index: int, kind: str, cause: str) -> Fault:

@@ -3,9 +3,11 @@
 undecodable(source.images, [3, 14])    # ["cats/x.jpg (image file is truncated)"]
 """
 
+import concurrent.futures
 import io
 from collections.abc import Iterable
 
+import numpy as np
 import PIL.Image
 
 from tfaccel.data.source import Blobs
@@ -13,6 +15,19 @@ from tfaccel.errors import UserError
 
 # What both DALI and Pillow decode, so that a file that fails in one can be named by the other.
 IMAGE_SUFFIXES = (".bmp", ".jp2", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
+
+# Pillow turns a TIFF by its EXIF orientation when it is decoded, which no other decoder here does:
+# the way back, by orientation. (1 is upright.)
+_BACK = {
+    2: PIL.Image.Transpose.FLIP_LEFT_RIGHT,
+    3: PIL.Image.Transpose.ROTATE_180,
+    4: PIL.Image.Transpose.FLIP_TOP_BOTTOM,
+    5: PIL.Image.Transpose.TRANSPOSE,
+    6: PIL.Image.Transpose.ROTATE_90,
+    7: PIL.Image.Transpose.TRANSVERSE,
+    8: PIL.Image.Transpose.ROTATE_270,
+}
+_ORIENTATION = 0x112  # the TIFF tag
 
 # What Pillow raises for files that are no image, cut short, or too large to be honest.
 UNREADABLE = (OSError, SyntaxError, PIL.Image.DecompressionBombError)
@@ -31,13 +46,42 @@ def undecodable(blobs: Blobs, ids: Iterable[int]) -> list[str]:
 
 
 def image_size(blobs: Blobs, index: int) -> tuple[int, int]:
-    """Returns an image's (height, width) in pixels, as its header has them.
+    """Returns an image's (height, width) in pixels, as they are stored.
 
     Raises:
       UserError: it cannot be read, or is not an image.
     """
     image = _header(blobs, index)
-    return image.height, image.width
+    size = image.height, image.width
+    return size[::-1] if (tiff_orientation(image) or 1) >= 5 else size
+
+
+def image_sizes(blobs: Blobs, ids: np.ndarray, *, num_threads: int) -> np.ndarray:
+    """Returns images' heights and widths, as `image_size` does: [num_ids, 2] int64.
+
+    60 us an image and thread where files are in memory (2 cores, 2026-11-21).
+    """
+
+    def of(part):
+        return [image_size(blobs, index) for index in part.tolist()]
+
+    # Not a task for each image: those of a million would take a GB.
+    parts = np.array_split(ids, -(-len(ids) // 256) or 1)
+    with concurrent.futures.ThreadPoolExecutor(num_threads) as pool:
+        sizes = [size for part in pool.map(of, parts) for size in part]
+    return np.array(sizes, np.int64).reshape(-1, 2)
+
+
+def tiff_orientation(image: PIL.Image.Image) -> int | None:
+    """Returns the EXIF orientation of a TIFF that is not decoded yet: Pillow then forgets it."""
+    return image.tag_v2.get(_ORIENTATION) if image.format == "TIFF" else None
+
+
+def decoded(image: PIL.Image.Image, mode: str) -> PIL.Image.Image:
+    """Returns an opened image's pixels as they are stored, in one of Pillow's modes."""
+    orientation = tiff_orientation(image)
+    pixels = image.convert(mode)
+    return pixels.transpose(_BACK[orientation]) if orientation in _BACK else pixels
 
 
 def check_mask(blobs: Blobs, index: int) -> None:

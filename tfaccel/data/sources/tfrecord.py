@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tfaccel.config import check_int
+from tfaccel.checks import check_int
 from tfaccel.data.source import ImageSource
 from tfaccel.data.sources.example import FeatureError, features, value
 from tfaccel.data.sources.index import (

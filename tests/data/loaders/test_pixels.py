@@ -6,8 +6,8 @@ import reference
 import tensorflow as tf
 
 from tfaccel.config import AugmentConfig, ImageConfig
-from tfaccel.data import pixels
 from tfaccel.data.draws import draw
+from tfaccel.data.loaders import pixels
 from tfaccel.presets import preset
 
 # In grey levels of 255. Float32, but for what is between the two axes of a resize: float16.

@@ -16,7 +16,7 @@ import numpy as np
 import PIL.Image
 
 from tfaccel.data.source import ImageSource, UnreadableError
-from tfaccel.data.sources.pillow import cause
+from tfaccel.data.sources.pillow import cause, decoded
 from tfaccel.errors import UserError
 
 BLOCK = 64  # images that a thread takes at once
@@ -104,7 +104,7 @@ def _decode(out: np.ndarray, data: bytes, *, nearest: bool) -> tuple[int, int]:
     with PIL.Image.open(io.BytesIO(data)) as opened:
         if opened.mode.startswith(("I", "F")):  # Pillow's conversion would clip them at 255
             raise ValueError("16-bit or float samples, which decoders shorten in different ways")
-        image = opened.convert("L" if channels == 1 else "RGB")
+        image = decoded(opened, "L" if channels == 1 else "RGB")
     if nearest:
         rows, columns = (
             (2 * np.arange(new) + 1) * old // (2 * new)

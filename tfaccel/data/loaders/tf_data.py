@@ -12,7 +12,6 @@ JPEG, PNG, BMP, GIF and WebP, by content, whatever a file's name says.
 
 import collections
 import concurrent.futures
-import contextlib
 import dataclasses
 import functools
 import os
@@ -22,11 +21,10 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.config import AugmentConfig, ImageConfig
-from tfaccel.data import pixels
-from tfaccel.data.faults import explained
+from tfaccel.config import CROPS, AugmentConfig, ImageConfig
 from tfaccel.data.feed import Feed
-from tfaccel.data.host import HostStream
+from tfaccel.data.loaders import faults, pixels
+from tfaccel.data.loaders.host import HostStream
 from tfaccel.data.placement import Placement
 from tfaccel.data.source import Blobs, ImageSource
 
@@ -39,14 +37,7 @@ GREY = (19595, 38470, 7471)
 
 
 class TfDataStream:
-    """An endless iterator over one replica's batches.
-
-    Yields (image, label) or, for pairs, (image, target), on the replica's device; rows is the
-    plan's `rows_per_replica`, always:
-      image: [rows, height, width, channels] `dtype`, (pixel / 255 - mean) / std.
-      label: [rows] int32.
-      target: like image; where images.targets is "mask", [rows, height, width, 1] int32, grey
-        values as they are.
+    """An endless iterator over one replica's batches: see `loaders`.
 
     Raises:
       UnreadableError: from `next`, when files cannot be decoded. The stream is over then.
@@ -74,8 +65,16 @@ class TfDataStream:
         Raises:
           UnreadableError: a file of the first batch cannot be read.
         """
-        self._source, self._images, self._augment = source, images, feed.augment
-        self._fed = fed = collections.deque(maxlen=_in_flight(feed, placement))
+        fed = collections.deque(maxlen=_in_flight(feed, placement))
+        self._faults_named = functools.partial(
+            faults.named,
+            source,
+            images,
+            feed.augment,
+            fed=fed,
+            refused=_refused,
+            decoder="TensorFlow",
+        )
         pool = concurrent.futures.ThreadPoolExecutor(placement.num_threads)
         encoded = _encoded("image", source.images, pool)
         if source.targets is not None:
@@ -104,25 +103,6 @@ class TfDataStream:
         """Returns the next batch."""
         with self._faults_named():
             return next(self._stream)
-
-    @contextlib.contextmanager
-    def _faults_named(self):
-        try:
-            yield
-        except (OSError, tf.errors.OpError) as error:
-            ids = np.unique(np.concatenate(list(self._fed))).tolist()
-            cause = explained(
-                error,
-                self._source,
-                self._images,
-                self._augment,
-                ids=ids,
-                refused=_refused,
-                decoder="TensorFlow",
-            )
-            if cause is error:
-                raise
-            raise cause from error
 
 
 def _in_flight(feed: Feed, placement: Placement) -> int:
@@ -185,7 +165,7 @@ def _resized(data, draws, *, images, augment, kind="image", fast=False):
         find = functools.partial(
             pixels.window, image_size=images.image_size, augment=augment, draws=draws
         )
-    is_crop = augment.window in ("center_crop", "random_crop")
+    is_crop = augment.window in CROPS
     to_size = _fast if fast else _nearest if kind == "mask" else _averaged
 
     def from_jpeg():

@@ -3,46 +3,67 @@
 Takes the loader's error and the examples that it was at; gives one sentence that names the files,
 which the libraries that decode often do not.
 
-    raise explained(error, source, images, augment, ids=[3, 14], refused=..., decoder="DALI")
+    with named(source, images, augment, fed=[[3, 14]], refused=..., decoder="DALI"):
+        batch = next(iterator)
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
+import numpy as np
 import tensorflow as tf
 
-from tfaccel.config import AugmentConfig, ImageConfig
-from tfaccel.data.decode import two_sizes
+from tfaccel.config import CROPS, AugmentConfig, ImageConfig
+from tfaccel.data.loaders.decode import two_sizes
 from tfaccel.data.source import Blobs, ImageSource, UnreadableError
 from tfaccel.data.sources.pillow import image_size, undecodable
 from tfaccel.errors import UserError
 
 
-def explained(
-    error: Exception,
+@contextlib.contextmanager
+def named(
     source: ImageSource,
     images: ImageConfig,
     augment: AugmentConfig,
     *,
-    ids: Sequence[int],
+    fed: Iterable[Sequence[int]],
     refused: Callable[[Blobs, Sequence[int]], list[str]],
     decoder: str,
-) -> Exception:
-    """Returns what to raise: `error` itself where the images are not its cause.
+) -> Iterator[None]:
+    """Within the context, a loader's error that images are the cause of becomes one that says so.
 
     Args:
-      error: the loader's, or TensorFlow's from it.
       source: the images.
       images: what they were to become.
       augment: likewise.
-      ids: which of them the loader was at.
+      fed: the examples of each batch that the loader may be at.
       refused: returns "name (cause)" for each image that the loader's library cannot decode.
       decoder: that library's name.
 
-    Returns:
-      UnreadableError, for files that cannot be decoded; UserError, for a pair of two sizes, or
-      an image that is smaller than its crop.
+    Raises:
+      UnreadableError: files that cannot be decoded.
+      UserError: a pair of two sizes, or an image that is smaller than its crop; or what a reader
+        raised as one.
     """
-    bad = _named(undecodable, source, ids)
+    try:
+        yield
+    except (OSError, RuntimeError, tf.errors.OpError) as error:
+        said = re.search(rf"^.*\b{UserError.__name__}: (.+)$", str(error), re.MULTILINE)
+        if said:  # of an exception in Python, TensorFlow keeps the text
+            raise UserError(said[1]) from error
+        ids = np.unique(np.concatenate(list(fed))).tolist()
+        cause = _explained(
+            error, source, images, augment, ids=ids, refused=refused, decoder=decoder
+        )
+        if cause is error:
+            raise
+        raise cause from error
+
+
+def _explained(error, source, images, augment, *, ids, refused, decoder) -> Exception:
+    """Returns what to raise: `error` itself where the images are not its cause."""
+    bad = _of_each(undecodable, source, ids)
     if bad:
         return UnreadableError(
             f"{len(bad)} of {len(ids)} images just read cannot be decoded, first "
@@ -54,7 +75,7 @@ def explained(
         return UserError(wrong)
     if isinstance(error, tf.errors.ResourceExhaustedError) or "CUDA" in str(error):
         return error  # the device or its memory
-    bad = _named(refused, source, ids)
+    bad = _of_each(refused, source, ids)
     if bad:
         return UnreadableError(
             f"{decoder} cannot decode {len(bad)} of {len(ids)} images just read, first "
@@ -65,7 +86,7 @@ def explained(
     return error
 
 
-def _named(faults_of, source: ImageSource, ids) -> dict[int, str]:
+def _of_each(faults_of, source: ImageSource, ids) -> dict[int, str]:
     """Returns the first fault of each example that has one, in its image or in its target."""
     parts = [each for each in (source.images, source.targets) if each is not None]
     faults = {
@@ -83,8 +104,9 @@ def _wrong_size(
             other = image_size(source.targets, index)
             if other != size:
                 return two_sizes(source, index, size, other)
-        is_crop = augment.window in ("center_crop", "random_crop")
-        if is_crop and any(old < new for old, new in zip(size, images.image_size, strict=True)):
+        if augment.window in CROPS and any(
+            old < new for old, new in zip(size, images.image_size, strict=True)
+        ):
             return (
                 f"{name} has {_pixels(size)}, less than the {_pixels(images.image_size)} that "
                 f"window={augment.window!r} cuts out; use a smaller image_size, or another window"

@@ -23,13 +23,13 @@ import pathlib
 import shutil
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from tfaccel.cache_folder import cache_folder
-from tfaccel.data.decode import decode_into, shapes
+from tfaccel.data.loaders.decode import decode_into, shapes
 from tfaccel.data.source import ArraySource, ImageSource
 from tfaccel.errors import UserError
 
@@ -91,12 +91,18 @@ def _key(source: ImageSource, shape_of: dict, targets: str, num_threads: int) ->
     digest = hashlib.blake2b(repr((VERSION, shape_of, targets)).encode(), digest_size=16)
     for blobs in filter(None, (source.images, source.targets)):
         with ThreadPoolExecutor(num_threads) as pool:
-            for line in pool.map(_identity, blobs.files, chunksize=1024):
-                digest.update(line)
+            starts = range(0, len(blobs.files), 1024)
+            parts = (blobs.files[start : start + 1024] for start in starts)
+            for lines in pool.map(_identities, parts):
+                digest.update(lines)
         if not blobs.are_files:
             for each in (blobs.file_of, blobs.offsets, blobs.sizes):
                 digest.update(np.ascontiguousarray(each, np.int64))
     return digest.hexdigest()
+
+
+def _identities(files: Sequence[str]) -> bytes:
+    return b"".join(map(_identity, files))
 
 
 def _identity(file: str) -> bytes:

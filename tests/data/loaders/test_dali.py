@@ -1,4 +1,4 @@
-"""DaliStream against tests/data/reference.py, on the CPU and, with -m gpu, on a GPU."""
+"""DaliStream against reference.py, on the CPU and, with -m gpu, on a GPU."""
 
 import gc
 import pathlib
@@ -16,8 +16,8 @@ import tensorflow as tf
 from nvidia.dali.plugin import tf as dali_tf
 
 from tfaccel.config import AugmentConfig, DaliConfig, ImageConfig
-from tfaccel.data.dali import DaliStream
 from tfaccel.data.feed import Feed
+from tfaccel.data.loaders.dali import DaliStream
 from tfaccel.data.placement import Placement
 from tfaccel.data.shards import Plan
 from tfaccel.data.source import Blobs, ImageSource, UnreadableError

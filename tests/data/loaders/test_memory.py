@@ -1,4 +1,4 @@
-"""MemoryStream and decode_all against tests/data/reference.py."""
+"""MemoryStream and decode_all against reference.py."""
 
 import gc
 import logging
@@ -12,9 +12,9 @@ import pytest
 import reference
 
 from tfaccel.config import AugmentConfig, ImageConfig
-from tfaccel.data import decode, memory
 from tfaccel.data.feed import Feed
-from tfaccel.data.memory import MemoryStream, decode_all
+from tfaccel.data.loaders import decode
+from tfaccel.data.loaders.memory import MemoryStream, decode_all
 from tfaccel.data.placement import Placement
 from tfaccel.data.shards import Plan
 from tfaccel.data.source import ArraySource, Blobs, ImageSource, UnreadableError
@@ -168,25 +168,24 @@ def test_two_replicas_make_the_batch_of_one(source):
     "device", [CPU, LIKE_A_GPU, pytest.param(Device("/gpu:0", 0), marks=pytest.mark.gpu)]
 )
 def test_what_is_dropped_is_freed(source, device):
+    source = ArraySource(source.images.copy(), source.labels)
     stream = stream_of(source, IMAGES, feed_of(source, IMAGES, EVERY_DRAW), device=device)
     next(stream)
-    freed = weakref.ref(stream), weakref.ref(source.images)
+    freed = [weakref.ref(each) for each in (stream, source, source.images)]
+    assert len(source.copies) == (device.cuda_ordinal is not None)
     del stream, source
     gc.collect()
-    assert freed[0]() is None
-    # pytest holds the fixture's value; nothing of ours holds another copy.
-    assert not [each for each in memory._residents if each[1] == device]
+    assert [each() for each in freed] == [None] * 3
 
 
-def test_streams_of_the_same_images_share_the_devices_copy(source):
-    one, other = (
-        stream_of(source, IMAGES, feed_of(source, IMAGES, EVERY_DRAW), device=LIKE_A_GPU)
-        for _ in range(2)
-    )
-    assert one._residents["pixels"] is other._residents["pixels"]
-    same = ArraySource(source.images.copy(), source.labels)
-    third = stream_of(same, IMAGES, feed_of(same, IMAGES, EVERY_DRAW), device=LIKE_A_GPU)
-    assert third._residents["pixels"] is not one._residents["pixels"]
+def test_streams_of_a_source_share_the_devices_copy_also_one_after_the_other(source):
+    copies = []
+    for _ in range(2):
+        stream = stream_of(source, IMAGES, feed_of(source, IMAGES, EVERY_DRAW), device=LIKE_A_GPU)
+        next(stream)
+        del stream
+        copies.append(source.copies["pixels", LIKE_A_GPU])
+    assert copies[0] is copies[1]
 
 
 @pytest.mark.gpu

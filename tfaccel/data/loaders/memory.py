@@ -13,35 +13,25 @@ import dataclasses
 import functools
 import logging
 import time
-import weakref
 
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.config import AugmentConfig, ImageConfig
-from tfaccel.data import pixels
-from tfaccel.data.decode import decode_into, shapes
+from tfaccel.config import CROPS, AugmentConfig, ImageConfig
 from tfaccel.data.feed import Feed
-from tfaccel.data.host import HostStream
+from tfaccel.data.loaders import pixels
+from tfaccel.data.loaders.decode import decode_into, shapes
+from tfaccel.data.loaders.host import HostStream
 from tfaccel.data.placement import Placement
 from tfaccel.data.source import ArraySource, ImageSource
 from tfaccel.errors import UserError
 from tfaccel.runtime import Device
 
-CROPS = ("center_crop", "random_crop")  # windows that are not resized
-
 log = logging.getLogger("tfaccel")
 
 
 class MemoryStream:
-    """An endless iterator over one replica's batches.
-
-    Yields (image, label) or, for pairs, (image, target), on the replica's device; rows is the
-    plan's `rows_per_replica`, always:
-      image: [rows, height, width, channels] `dtype`, (pixel / 255 - mean) / std.
-      label: [rows] int32.
-      target: like image; where images.targets is "mask", [rows, height, width, 1] int32.
-    """
+    """An endless iterator over one replica's batches: see `loaders`."""
 
     def __init__(
         self,
@@ -70,15 +60,13 @@ class MemoryStream:
         _check(source, images, feed.augment)
         second = source.labels if source.targets is None else source.targets
         arrays = {"pixels": source.images, "second": second}
-        self._residents = {}
+        resident = {}
         if on_device and placement.device.cuda_ordinal is not None:
-            self._residents = {
-                name: _on_device(each, placement.device)
+            resident = {
+                name: _copy(source, name, each, placement.device)
                 for name, each in arrays.items()
                 if each.ndim == 4  # not labels, which are small
             }
-        resident = {name: each.tensor for name, each in self._residents.items()}
-
         gathered = {name: each for name, each in arrays.items() if name not in resident}
         augment, cuts = feed.augment, feed.augment.window in CROPS and not resident
         if cuts:  # here: then no more is read, or copied to the device, than what is used
@@ -191,22 +179,9 @@ def _finish(batch: dict, *, images: ImageConfig, augment: AugmentConfig, dtype: 
 _gathered = tf.function(tf.gather, jit_compile=True, autograph=False)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Resident:
-    """An array's copy on a device. It holds the array, so that no other takes its `id`."""
-
-    array: np.ndarray
-    tensor: tf.Tensor
-
-
-# What streams hold now: two of the same images, as when an epoch is begun anew, share one copy.
-_residents: weakref.WeakValueDictionary[tuple, _Resident] = weakref.WeakValueDictionary()
-
-
-def _on_device(array: np.ndarray, device: Device) -> _Resident:
-    found = _residents.get((id(array), device))
-    if found is None:
+def _copy(source: ArraySource, name: str, array: np.ndarray, device: Device) -> tf.Tensor:
+    """Returns the array's copy on the device, which all streams of the source share."""
+    if (name, device) not in source.copies:
         with tf.device(device.name):
-            found = _Resident(array, tf.constant(array))
-        _residents[id(array), device] = found
-    return found
+            source.copies[name, device] = tf.constant(array)
+    return source.copies[name, device]

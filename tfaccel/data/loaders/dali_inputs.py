@@ -24,6 +24,7 @@ from nvidia.dali.plugin import tf as dali_tf
 
 from tfaccel.data.feed import Feed
 from tfaccel.data.source import Blobs, ImageSource
+from tfaccel.errors import UserError
 from tfaccel.runtime import Device
 
 READ_AHEAD = 1  # batches, beside those that the pipeline holds
@@ -87,7 +88,15 @@ def _copies(blobs: Blobs, ids_of: Callable, *, num_threads: int, keep: int) -> C
     written = {}
 
     def copy(index, file):
-        pathlib.Path(file).write_bytes(blobs.read(index))
+        data = blobs.read(index)
+        try:
+            pathlib.Path(file).write_bytes(data)
+        except OSError as error:
+            raise UserError(
+                f"DALI reads images of shards from copies in {folder}, which cannot be written "
+                f"({error.strerror}); set TMPDIR to a folder with room for some batches, e.g. "
+                "/dev/shm"
+            ) from error
 
     def paths(number):
         ids = ids_of(number).tolist()

@@ -1,4 +1,4 @@
-"""TfDataStream against tests/data/reference.py, on the CPU and, with -m gpu, on a GPU."""
+"""TfDataStream against reference.py, on the CPU and, with -m gpu, on a GPU."""
 
 import gc
 import pathlib
@@ -14,10 +14,10 @@ import tensorflow as tf
 
 from tfaccel.config import AugmentConfig, ImageConfig
 from tfaccel.data.feed import Feed
+from tfaccel.data.loaders.tf_data import TfDataStream
 from tfaccel.data.placement import Placement
 from tfaccel.data.shards import Plan
 from tfaccel.data.source import Blobs, ImageSource, UnreadableError
-from tfaccel.data.tf_data import TfDataStream
 from tfaccel.errors import UserError
 from tfaccel.presets import preset
 from tfaccel.runtime import Device

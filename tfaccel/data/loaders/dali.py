@@ -11,21 +11,18 @@ GPU; the rest is decoded on the CPU and augmented on the GPU.
 """
 
 import collections
-import contextlib
 import functools
 
-import numpy as np
 import tensorflow as tf
 from nvidia.dali import fn, pipeline_def
 from nvidia.dali import types as dali_types
 from nvidia.dali.plugin import tf as dali_tf
 
 from tfaccel.config import DaliConfig, ImageConfig
-from tfaccel.data import dali_graph
-from tfaccel.data.dali_faults import refused
-from tfaccel.data.dali_inputs import READ_AHEAD, make_input, make_readers
-from tfaccel.data.faults import explained
 from tfaccel.data.feed import Feed
+from tfaccel.data.loaders import dali_graph, faults
+from tfaccel.data.loaders.dali_faults import refused
+from tfaccel.data.loaders.dali_inputs import READ_AHEAD, make_input, make_readers
 from tfaccel.data.placement import Placement
 from tfaccel.data.source import ImageSource
 from tfaccel.runtime import Device
@@ -46,14 +43,7 @@ DALI_TYPES = {
 
 
 class DaliStream:
-    """An endless iterator over one replica's batches, from one pipeline.
-
-    Yields (image, label) or, for pairs, (image, target), on the replica's device; rows is the
-    plan's `rows_per_replica`, always:
-      image: [rows, height, width, channels] `dtype`, (pixel / 255 - mean) / std.
-      label: [rows] int32.
-      target: like image; where images.targets is "mask", [rows, height, width, 1] int32, grey
-        values as they are.
+    """An endless iterator over one replica's batches (see `loaders`), from one pipeline.
 
     Raises:
       UnreadableError: from `next`, when files cannot be decoded. The stream is over then.
@@ -86,11 +76,13 @@ class DaliStream:
         Raises:
           UserError: the first batch cannot be made, as from `next`.
         """
-        self._source, self._images, self._augment = source, images, feed.augment
         # What was fed last holds the file at fault when the pipeline fails: what it holds, what
         # waits on both sides of it, and what goes in before the error comes out.
-        self._fed = collections.deque(maxlen=dali.prefetch_batches + 2 * READ_AHEAD + 3)
-        readers = make_readers(source, feed, num_threads=placement.num_threads, fed=self._fed)
+        fed = collections.deque(maxlen=dali.prefetch_batches + 2 * READ_AHEAD + 3)
+        self._faults_named = functools.partial(
+            faults.named, source, images, feed.augment, fed=fed, refused=refused, decoder="DALI"
+        )
+        readers = make_readers(source, feed, num_threads=placement.num_threads, fed=fed)
         is_copied = placement.device.cuda_ordinal is not None and not decode_on_gpu
         device = Device("/cpu:0", None) if is_copied else placement.device
         settings = {
@@ -133,25 +125,6 @@ class DaliStream:
         """Returns the next batch."""
         with self._faults_named():
             return next(self._iterator)
-
-    @contextlib.contextmanager
-    def _faults_named(self):
-        try:
-            yield
-        except (OSError, RuntimeError, tf.errors.OpError) as error:
-            ids = np.unique(np.concatenate(list(self._fed))).tolist()
-            cause = explained(
-                error,
-                self._source,
-                self._images,
-                self._augment,
-                ids=ids,
-                refused=refused,
-                decoder="DALI",
-            )
-            if cause is error:
-                raise
-            raise cause from error
 
 
 @pipeline_def

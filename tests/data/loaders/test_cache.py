@@ -10,9 +10,9 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from tfaccel.data import cache
-from tfaccel.data.cache import cached
-from tfaccel.data.memory import decode_all
+from tfaccel.data.loaders import cache
+from tfaccel.data.loaders.cache import cached
+from tfaccel.data.loaders.memory import decode_all
 from tfaccel.data.source import Blobs, ImageSource, UnreadableError
 from tfaccel.errors import UserError
 
@@ -163,7 +163,7 @@ def test_blocks_are_checked_each(source, folder, caplog, monkeypatch):
 PROGRAM = """
 import logging, sys
 import numpy as np
-from tfaccel.data.cache import cached
+from tfaccel.data.loaders.cache import cached
 from tfaccel.data.source import Blobs, ImageSource
 logging.basicConfig(level=logging.INFO)
 files = tuple(sys.argv[2:])

@@ -1,0 +1,62 @@
+"""Two workers, as processes, whose data differ: both say so, and neither waits for ever."""
+
+import json
+import shutil
+
+import pytest
+from conftest import in_workers
+
+PROGRAM = """
+import pathlib
+import numpy as np
+import tfaccel
+from tfaccel import sources
+run = tfaccel.setup(gpu_ids=())
+index = run.cluster.worker_index
+files = {{"image_size": (12, 10), "channels": 1, "global_batch_size": 12, "loader": "tf_data"}}
+
+def outcome(make):
+    try:
+        return len(make())
+    except tfaccel.UserError as error:
+        return str(error)
+
+def folder(name):
+    return lambda: run.image_folder(pathlib.Path({root!r}) / name, **files)
+
+arrays = sources.arrays(np.zeros((20 + index, 12, 10, 1), np.uint8), np.zeros(20 + index, np.int32))
+print(json.dumps([
+    outcome(folder(["all", "copy"][index])),
+    outcome(folder(["all", "fewer"][index])),
+    outcome(folder(["all", "renamed"][index])),
+    outcome(lambda: run.image_folder(pathlib.Path({root!r}) / "all", shuffle=index > 0, **files)),
+    outcome(lambda: run.loader(arrays, **files | {{"loader": "auto"}})),
+    outcome(lambda: run.examples(np.zeros((20, 3 + index)), global_batch_size=4)),
+    outcome(folder("all")),
+]))
+"""
+
+
+@pytest.fixture
+def root(folder, tmp_path):
+    """The same images in four folders; one lacks a file, and of one a file has another name."""
+    for name in ("all", "copy", "fewer", "renamed"):
+        shutil.copytree(folder, tmp_path / name)
+    (tmp_path / "fewer/a/00.png").unlink()
+    (tmp_path / "renamed/a/00.png").rename(tmp_path / "renamed/a/01.png")
+    return tmp_path
+
+
+def test_workers_whose_data_differ_say_in_what(root):
+    outcomes = [json.loads(each) for each in in_workers(PROGRAM.format(root=str(root)), 2)]
+    for number, (same, fewer, renamed, settings, arrays, examples, again) in zip(
+        (37, 36), outcomes, strict=True
+    ):
+        assert same == again == 4
+        assert fewer.startswith(
+            f"workers differ in the number of examples of their data: here {number};"
+        )
+        assert renamed.startswith("workers differ in the files of their data")
+        assert settings.startswith("workers differ in the plan of their data: here Plan(num_exam")
+        assert arrays.startswith("workers differ in the number of examples")
+        assert examples.startswith("workers differ in the shapes")

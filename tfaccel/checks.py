@@ -1,0 +1,57 @@
+"""Checks that several settings share: each raises one sentence, or returns nothing.
+
+check_int("seed", seed, at_least=0)
+"""
+
+import math
+from typing import Any
+
+from tfaccel.errors import UserError, did_you_mean
+
+
+def check_names(prefix: str, received, valid) -> None:
+    """Raises UserError for the first name that is not valid."""
+    for name in received:
+        if name not in valid:
+            raise UserError(f"{prefix} has no field '{name}'{did_you_mean(name, valid)}")
+
+
+def check_int(name: str, value: Any, *, at_least: int, at_most: int | None = None) -> None:
+    """Raises UserError unless `value` is a whole number within the bounds."""
+    if not is_int(value, at_least=at_least) or (at_most is not None and value > at_most):
+        bound = f" and at most {at_most}" if at_most is not None else ""
+        raise UserError(f"{name}={value!r}; expected a whole number of at least {at_least}{bound}")
+
+
+def check_number(
+    name: str,
+    value: Any,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+) -> None:
+    """Raises UserError unless `value` is a finite number within the bounds given."""
+    ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    ok = ok and (at_least is None or value >= at_least) and (above is None or value > above)
+    if not (ok and (at_most is None or value <= at_most)):
+        bounds = (("at least", at_least), ("above", above), ("at most", at_most))
+        expected = " and ".join(f"{word} {bound}" for word, bound in bounds if bound is not None)
+        raise UserError(f"{name}={value!r}; expected a number {expected}".rstrip())
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Raises UserError unless `value` is True or False."""
+    if not isinstance(value, bool):
+        raise UserError(f"{name}={value!r}; expected True or False")
+
+
+def check_choice(name: str, value: Any, choices) -> None:
+    """Raises UserError unless `value` is one of the choices."""
+    if value not in choices:
+        raise UserError(f"{name}={value!r}{did_you_mean(str(value), choices)}")
+
+
+def is_int(value: Any, *, at_least: int) -> bool:
+    """Returns whether `value` is a whole number of at least this much."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= at_least
