@@ -93,3 +93,16 @@ def test_the_same_on_a_gpu(folder, in_file_order, tmp_path):
     np.testing.assert_allclose(image.numpy()[..., 0], in_file_order[0][:8] / 255, atol=1e-3)
     check(model, test, *rest, in_file_order)
     keras.config.set_dtype_policy("float32")
+
+
+def test_a_batch_is_said_in_one_way(setup, folder):
+    run, images = setup(), {"image_size": (12, 10), "channels": 1}
+    assert run.image_folder(folder, **images).global_batch_size == 256
+    assert run.image_folder(folder, **images, batch_per_replica=8).global_batch_size == 8
+    rows = np.zeros((16, 3))
+    assert len(run.examples(rows, batch_per_replica=8)) == 2
+    for wrong in ({}, {"global_batch_size": 8, "batch_per_replica": 8}):
+        with pytest.raises(tfaccel.UserError, match="expected one of the two, and None for the"):
+            run.examples(rows, **wrong)
+    with pytest.raises(tfaccel.UserError, match="batch_per_replica=0; expected a whole number"):
+        run.examples(rows, batch_per_replica=0)

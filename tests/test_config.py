@@ -33,6 +33,11 @@ def test_a_config_may_leave_out_what_it_does_not_change():
         ({"train": {"learning_rate": float("nan")}}, "learning_rate=nan"),
         ({"data": {"global_batch_size": 0}}, "global_batch_size=0; expected a whole number"),
         ({"data": {"global_batch_size": 2.5}}, "global_batch_size=2.5"),
+        ({"data": {"batch_per_replica": "x"}}, "batch_per_replica='x'; expected a whole number"),
+        (
+            {"data": {"global_batch_size": 8, "batch_per_replica": 4}},
+            "global_batch_size=8 and batch_per_replica=4; expected one of the two, and None for",
+        ),
         ({"data": {"image_size": (28,)}}, "image_size=(28,); expected (height, width)"),
         ({"data": {"image_size": (0, 28)}}, "image_size=(0, 28)"),
         ({"data": {"channels": 2}}, "channels=2; expected 1 (grey) or 3 (RGB)"),

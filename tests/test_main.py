@@ -58,7 +58,7 @@ def test_help_lists_commands_with_an_example_each(command):
 def test_help_of_train_lists_every_field(command):
     code, out, _ = command("train", "--help")
     assert code == 0
-    assert "--config.data.global_batch_size=256" in out
+    assert "--config.dali.prefetch_batches=2" in out
     assert max(map(len, out.splitlines())) <= 100
 
 

@@ -23,6 +23,19 @@ def check_int(name: str, value: Any, *, at_least: int, at_most: int | None = Non
         raise UserError(f"{name}={value!r}; expected a whole number of at least {at_least}{bound}")
 
 
+def check_batch(global_batch_size: int | None, batch_per_replica: int | None) -> None:
+    """Raises UserError unless a step's examples are said in one way: over all replicas, or each."""
+    given = {"global_batch_size": global_batch_size, "batch_per_replica": batch_per_replica}
+    given = {name: value for name, value in given.items() if value is not None}
+    for name, value in given.items():
+        check_int(name, value, at_least=1)
+    if len(given) != 1:
+        raise UserError(
+            f"global_batch_size={global_batch_size} and batch_per_replica={batch_per_replica}; "
+            "expected one of the two, and None for the other"
+        )
+
+
 def check_number(
     name: str,
     value: Any,

@@ -15,7 +15,15 @@ from collections.abc import Sequence
 import ml_collections
 from ml_collections import config_dict
 
-from tfaccel.checks import check_choice, check_flag, check_int, check_names, check_number, is_int
+from tfaccel.checks import (
+    check_batch,
+    check_choice,
+    check_flag,
+    check_int,
+    check_names,
+    check_number,
+    is_int,
+)
 from tfaccel.errors import UserError
 
 # Apex's levels, which people know by name, as Keras dtype policies. O1 (patch each op) and O2
@@ -25,6 +33,7 @@ OPT_LEVELS = {"O0": "float32", "O1": "mixed_float16", "O2": "mixed_float16", "O3
 PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16", "float16")
 WINDOWS = ("stretch", "resized_center_crop", "center_crop", "random_crop", "random_resized_crop")
 CROPS = ("center_crop", "random_crop")  # of these, what is not resized
+DEFAULT_BATCH = 256  # of Goyal et al. 2017, arXiv:1706.02677
 LAST_BATCHES = ("pad", "drop", "repeat")
 LOADERS = ("auto", "dali_gpu", "dali_cpu", "tf_data", "memory", "cache")
 SOURCES = ("folders", "csv", "tfrecord", "webdataset", "arrays", "pairs")
@@ -138,7 +147,9 @@ class ImageConfig:
       channels: 1 for grey, 3 for RGB.
       mean: of each channel (or one number for all), of pixels in 0..1; it is subtracted.
       std: likewise; the difference is divided by it. Mean and std of 0.5 give pixels in -1..1.
-      global_batch_size: images per step over all replicas.
+      global_batch_size: images per step over all replicas; None for batch_per_replica on each, or
+        256 where neither is given.
+      batch_per_replica: images per step on each replica; None for global_batch_size over all.
       last_batch: of an epoch that the batch size does not divide. "pad": filled up with other
         images, whose sample weight is 0, so that every image counts once; "drop": left out;
         "repeat": filled up with the epoch's first images, which count again.
@@ -158,7 +169,8 @@ class ImageConfig:
     channels: int = 3
     mean: float | Sequence[float] = 0.0
     std: float | Sequence[float] = 1.0
-    global_batch_size: int = 256
+    global_batch_size: int | None = None
+    batch_per_replica: int | None = None
     last_batch: str = "pad"
     loader: str = "auto"
     stored_size: Sequence[int] | None = None
@@ -175,7 +187,9 @@ class ImageConfig:
         object.__setattr__(self, "std", _per_channel("std", self.std, self.channels))
         if min(self.std) <= 0:
             raise UserError(f"std={self.std!r}; expected numbers above 0")
-        check_int("global_batch_size", self.global_batch_size, at_least=1)
+        if self.global_batch_size is None and self.batch_per_replica is None:
+            object.__setattr__(self, "global_batch_size", DEFAULT_BATCH)
+        check_batch(self.global_batch_size, self.batch_per_replica)
         check_choice("last_batch", self.last_batch, LAST_BATCHES)
         check_choice("loader", self.loader, LOADERS)
         if self.stored_size is not None:
@@ -390,7 +404,8 @@ def default_config() -> ml_collections.ConfigDict:
         default = getattr(ImageConfig, name)
         config.data[name] = config_dict.FieldReference(default, field_type=object)
     config.model.num_outputs = config_dict.placeholder(int)
-    config.data.stored_size = config_dict.placeholder(object)
+    for name in ("global_batch_size", "batch_per_replica", "stored_size"):
+        config.data[name] = config_dict.placeholder(object)
     for field in dataclasses.fields(DaliConfig):
         if field.default is None:
             config.dali[field.name] = config_dict.placeholder(int)

@@ -22,7 +22,7 @@ import keras
 from tfaccel import cluster as cluster_lib
 from tfaccel import methods
 from tfaccel import runtime as runtime_lib
-from tfaccel.checks import check_flag, check_names
+from tfaccel.checks import check_batch, check_flag, check_names
 from tfaccel.config import (
     AugmentConfig,
     DaliConfig,
@@ -141,7 +141,8 @@ class Run:
           augment: a preset's name, `tfaccel.preset(name, ...)` with changes, or an AugmentConfig.
           dali: DALI's settings.
           **images: fields of `tfaccel.ImageConfig`: image_size, channels, mean, std,
-            global_batch_size, last_batch, loader, stored_size, bad_files, targets.
+            global_batch_size or batch_per_replica, last_batch, loader, stored_size, bad_files,
+            targets.
 
         Raises:
           UserError: a setting is not what it may be, or the images cannot be used.
@@ -189,7 +190,8 @@ class Run:
         self,
         source,
         *,
-        global_batch_size: int,
+        global_batch_size: int | None = None,
+        batch_per_replica: int | None = None,
         shuffle: bool = False,
         last_batch: str = "pad",
         steps_per_epoch: int | None = None,
@@ -200,6 +202,7 @@ class Run:
           source: an object with `__len__` and `__getitem__(index)`, or a callable of an index
             without end; either returns arrays of fixed shapes: see `tfaccel.data.user_examples`.
           global_batch_size: examples per step over all replicas.
+          batch_per_replica: examples per step on each replica, instead.
           shuffle: whether every epoch has a new order.
           last_batch: "pad", "drop" or "repeat", as for `tfaccel.ImageConfig`.
           steps_per_epoch: of a callable, which has no end; None for an object with a length.
@@ -209,7 +212,7 @@ class Run:
         """
         data = user_examples.open_examples(
             source,
-            global_batch_size=global_batch_size,
+            global_batch_size=self._whole_batch(global_batch_size, batch_per_replica),
             num_replicas=self.strategy.num_replicas_in_sync,
             seed=self.runtime.seed,
             shuffle=shuffle,
@@ -222,7 +225,8 @@ class Run:
         self,
         function,
         *,
-        global_batch_size: int,
+        global_batch_size: int | None = None,
+        batch_per_replica: int | None = None,
         last_batch: str = "pad",
         steps_per_epoch: int | None = None,
         dali: DaliConfig | None = None,
@@ -234,6 +238,7 @@ class Run:
           function: decorated with `nvidia.dali.pipeline_def`. Those of its parameters that are
             called shard_id, num_shards, replica_index or device are given by name.
           global_batch_size: examples per step over all replicas.
+          batch_per_replica: examples per step on each replica, instead.
           last_batch: "pad", "drop" or "repeat", as for `tfaccel.ImageConfig`.
           steps_per_epoch: of a pipeline without a reader, which has no end.
           dali: threads and prefetching; what concerns decoding is the pipeline's own affair.
@@ -246,7 +251,7 @@ class Run:
         data = user_pipeline.open_pipeline(
             function,
             arguments,
-            global_batch_size=global_batch_size,
+            global_batch_size=self._whole_batch(global_batch_size, batch_per_replica),
             num_replicas=self.strategy.num_replicas_in_sync,
             last_batch=last_batch,
             steps_per_epoch=steps_per_epoch,
@@ -256,10 +261,23 @@ class Run:
         )
         return self._loader(data, dali.threads)
 
+    def _whole_batch(self, global_batch_size: int | None, batch_per_replica: int | None) -> int:
+        check_batch(global_batch_size, batch_per_replica)
+        return global_batch_size or batch_per_replica * self.strategy.num_replicas_in_sync
+
     def _loader(self, data, threads: int | None) -> Loader:
         if self.cluster.num_workers > 1:
             with self.watchdog.guard():
                 check_same(data.facts(), self.strategy)
+        plan = data.plan
+        log.info(
+            "data: %s examples, %d steps of %d an epoch, %d rows on each of %d replicas",
+            "endless" if plan.num_examples is None else plan.num_examples,
+            plan.num_steps,
+            plan.global_batch_size,
+            plan.rows_per_replica,
+            plan.num_replicas,
+        )
         return Loader(
             data,
             devices=self.runtime.devices,

@@ -41,13 +41,6 @@ def run(config: Config, *, workdir: pathlib.Path) -> dict:
     train = open_loader(this_run, config, "train")
     test = open_loader(this_run, config, "test")
     check_same_classes(train, test)
-    log.info(
-        "data: %d training and %d test images, %d steps of %d per epoch",
-        train.num_examples,
-        test.num_examples,
-        train.num_batches,
-        train.global_batch_size,
-    )
 
     # ----- Model: built in the strategy's scope, so that every replica has its variables.
     task = tasks.task_of(train.data, config.model)

@@ -87,6 +87,12 @@ def test_replicas_and_a_resume_see_the_augmented_images_of_one(folder, loader):
         np.testing.assert_allclose(ours, each[24:], atol=1e-6)
 
 
+def test_a_batch_said_for_each_replica(folder):
+    settings = {"global_batch_size": None, "batch_per_replica": 4}
+    loader = make_loader(sources.class_folders(folder), num_replicas=3, **settings)
+    assert (loader.global_batch_size, len(loader)) == (12, 4)
+
+
 @pytest.mark.parametrize("augment", ["imagenet_color", "imagenet_eval", "cifar"])
 def test_loaders_agree_on_augmented_images(folder, augment):
     # The same draws in each. Resizing is antialiased in DALI, and not in the others where a window

@@ -125,7 +125,8 @@ def open_images(
       UserError: settings that contradict each other, or a file that cannot be used.
     """
     _check_channels(images, augment)
-    check_even(images.global_batch_size, num_replicas=num_replicas)  # before minutes of decoding
+    global_batch_size = images.global_batch_size or images.batch_per_replica * num_replicas
+    check_even(global_batch_size, num_replicas=num_replicas)  # before minutes of decoding
     if images.bad_files == "skip" and isinstance(source, ImageSource):
         smallest = images.image_size if augment.window in CROPS else None
         report = files.scan_files(source, num_workers=num_threads, progress=True, smallest=smallest)
@@ -142,7 +143,7 @@ def open_images(
         source = _decoded(source, images, choice, num_threads=num_threads)
     plan = Plan(
         num_examples=len(source),
-        global_batch_size=images.global_batch_size,
+        global_batch_size=global_batch_size,
         num_replicas=num_replicas,
         seed=runtime.seed,
         shuffle=shuffle,

@@ -249,7 +249,6 @@ def open_examples(
       UserError: the source is neither, its first example cannot be used, or a setting does not
         suit it.
     """
-    check_int("global_batch_size", global_batch_size, at_least=1)
     check_choice("last_batch", last_batch, LAST_BATCHES)
     _check_source(source)
     read, num_examples = _reader(source)

@@ -188,7 +188,6 @@ def open_pipeline(
       UserError: the pipeline cannot be built or run, its outputs are no batches, its readers are
         not sharded, or a setting does not suit them.
     """
-    check_int("global_batch_size", global_batch_size, at_least=1)
     check_even(global_batch_size, num_replicas=num_replicas)
     check_choice("last_batch", last_batch, LAST_BATCHES)
     _check_function(function, arguments)

@@ -19,7 +19,7 @@ import functools
 import numpy as np
 from nvidia.dali import fn, math, types
 
-from tfaccel.config import AugmentConfig, ImageConfig
+from tfaccel.config import CROPS, AugmentConfig, ImageConfig
 from tfaccel.data.draws import ATTEMPTS
 
 DTYPES = {"float16": types.FLOAT16, "float32": types.FLOAT}
@@ -76,7 +76,7 @@ def _geometry(encoded, window, images, augment, inputs, decode, *, grey, nearest
         # to 380 ImageNet JPEGs per CPU second with a random window (2 cores, 2026-11-21).
         absolute = {"normalized_anchor": False, "normalized_shape": False}
         image = fn.decoders.image_slice(encoded, *window, axes=[0, 1], **absolute, **decode)
-    if augment.window not in ("center_crop", "random_crop"):  # which have the size already
+    if augment.window not in CROPS:  # which have the size already
         image = fn.resize(image, size=images.image_size, **interpolation)
     if "warp" in inputs:
         image = fn.warp_affine(image, matrix=inputs["warp"], fill_value=0, **interpolation)
