@@ -1,18 +1,18 @@
 """Shards, and files that remember where the examples of each one are.
 
-Takes paths or patterns of shards, and the function that looks through one; gives columns of
-numbers, one row for each example. They are kept in files beside the shard, so that a shard is
-looked through once: 1.3 million TFRecords of 15 features take two minutes then (80 us of CPU each),
+Takes paths or patterns of shards, and the function that looks through one; gives ranges of bytes
+and labels, one for each example. They are kept in files beside the shard, so that a shard is looked
+through once: 1.3 million TFRecords of 15 features take two minutes then (80 us of CPU each),
 and seconds afterwards (1.3 ms a shard; 2-core CPU, 2026-11-21).
 
-    shards = list_shards("train-*")
-    columns = examples(shards, key="...", index_dir=None, find=find)
-    blobs(shards, columns, "image")
+    found = examples(list_shards("train-*"), key="...", index_dir=None, rows=rows)
+    found.images, found.labels
 """
 
 import collections
 import concurrent.futures
 import contextlib
+import dataclasses
 import glob
 import hashlib
 import io
@@ -22,7 +22,7 @@ import pathlib
 import uuid
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -135,23 +135,39 @@ class Keeper:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """The examples of all shards, in the order of the shards, then of the file.
+
+    Attributes:
+      images: ranges of bytes.
+      labels: [num_examples] int64, or names as bytes; None for pairs.
+      targets: of pairs, ranges of bytes; None for labelled images.
+    """
+
+    images: Blobs
+    labels: np.ndarray | None
+    targets: Blobs | None
+
+
 def examples(
     shards: Sequence[str],
     *,
     key: str,
     index_dir: str | os.PathLike | None,
-    find: Callable[[str, Keeper], Columns],
-) -> Columns:
-    """Returns where each example is: columns of one row for each, over all shards.
+    rows: Callable[[BinaryIO, Keeper], Iterable[dict]],
+) -> Found:
+    """Returns where each example is, from what was kept or by looking through the shards.
 
     Args:
       shards: their paths.
-      key: all that the columns depend on beside the shard.
+      key: all that the rows depend on beside the shard.
       index_dir: see Keeper.
-      find: returns a shard's columns, from the shard.
+      rows: yields, from an open shard, each example's "image_offset" and "image_size", and its
+        "label" or its "target_offset" and "target_size".
 
-    Returns:
-      What `find` returned, and "shard" [num_examples] int32.
+    Raises:
+      UserError: a shard cannot be read, or some have numbers as labels and others names.
     """
     keeper = Keeper(index_dir)
     suffix = f".{hashlib.sha256(key.encode()).hexdigest()[:8]}.npz"
@@ -161,7 +177,11 @@ def examples(
 
     def make(shard):
         stamp = _stamp(shard, key)  # before: if the shard changes meanwhile, it is looked at again
-        columns = find(shard, keeper)
+        try:
+            with open(shard, "rb", buffering=0) as file:
+                columns = _as_columns(rows(file, keeper))
+        except OSError as error:
+            raise UserError(f"shard {shard} cannot be read ({error.strerror})") from error
         keeper.write(shard, suffix, _dump(columns, stamp))
         return columns
 
@@ -183,24 +203,23 @@ def examples(
         if len({each[name].dtype.kind for each in found}) > 1:
             raise UserError(f"some of {shards[0]}, ... have a number as {name} and others a name")
     columns = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
-    counts = [len(next(iter(each.values()))) for each in found]
-    return {"shard": np.repeat(np.arange(len(shards), dtype=np.int32), counts), **columns}
+    counts = [len(each["image_size"]) for each in found]
+    shard = np.repeat(np.arange(len(shards), dtype=np.int32), counts)
+
+    def blobs(name):
+        return Blobs(tuple(shards), shard, columns[f"{name}_offset"], columns[f"{name}_size"])
+
+    labels = columns.get("label")
+    return Found(blobs("image"), labels, blobs("target") if labels is None else None)
 
 
-def as_columns(rows: Iterable[dict]) -> Columns:
+def _as_columns(rows: Iterable[dict]) -> Columns:
     """Returns rows of equal keys, at least one, as an array for each key."""
     columns = collections.defaultdict(list)
     for row in rows:
         for name, cell in row.items():
             columns[name].append(cell)
     return {name: np.array(cells) for name, cells in columns.items()}
-
-
-def blobs(shards: Sequence[str], columns: Columns, name: str) -> Blobs:
-    """Returns the ranges of bytes that the columns `<name>_offset` and `<name>_size` tell."""
-    return Blobs(
-        tuple(shards), columns["shard"], columns[f"{name}_offset"], columns[f"{name}_size"]
-    )
 
 
 def _stamp(shard: str, key: str) -> str:

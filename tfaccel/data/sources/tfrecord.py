@@ -8,24 +8,18 @@ each record. It is read where it is there, and made where not.
 """
 
 import contextlib
+import functools
 import logging
 import os
 from collections.abc import Iterator
+from typing import BinaryIO
 
 import numpy as np
 
 from tfaccel.checks import check_int
 from tfaccel.data.source import ImageSource
 from tfaccel.data.sources.example import FeatureError, features, value
-from tfaccel.data.sources.index import (
-    Columns,
-    Keeper,
-    Pattern,
-    as_columns,
-    blobs,
-    examples,
-    list_shards,
-)
+from tfaccel.data.sources.index import Keeper, Pattern, examples, list_shards
 from tfaccel.data.sources.labels import named, numbered
 from tfaccel.data.sources.records import Pieces, index, payload
 from tfaccel.errors import UserError, did_you_mean
@@ -65,21 +59,19 @@ def tfrecord(
         lacks a feature, or a label is below `first_label`.
     """
     check_int("first_label", first_label, at_least=0)
-    shards = list_shards(pattern)
     keys = {"image": image_key} | (
         {"target": target_key} if target_key is not None else {"label": label_key}
     )
-    columns = examples(
-        shards,
+    found = examples(
+        list_shards(pattern),
         key=f"tfrecord {keys}",
         index_dir=index_dir,
-        find=lambda shard, keeper: _find(shard, keeper, keys),
+        rows=functools.partial(_rows, keys=keys),
     )
-    images = blobs(shards, columns, "image")
-    if target_key is not None:
-        return ImageSource(images, labels=None, targets=blobs(shards, columns, "target"))
-    labels, class_names = _labels(columns["label"], first_label, name_of=images.name)
-    return ImageSource(images, labels, class_names)
+    if found.labels is None:
+        return ImageSource(found.images, labels=None, targets=found.targets)
+    labels, class_names = _labels(found.labels, first_label, name_of=found.images.name)
+    return ImageSource(found.images, labels, class_names)
 
 
 def _labels(labels: np.ndarray, first_label: int, *, name_of) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -95,20 +87,10 @@ def _labels(labels: np.ndarray, first_label: int, *, name_of) -> tuple[np.ndarra
     return numbered(labels - first_label, name_of=name_of)
 
 
-def _find(shard: str, keeper: Keeper, keys: dict[str, str]) -> Columns:
-    """Returns the columns "image_offset", "image_size" and those of the target or the label."""
-    try:
-        with open(shard, "rb", buffering=0) as file:
-            records = index(file, keeper)
-            return as_columns(_rows(shard, Pieces(file), records, keys))
-    except OSError as error:
-        raise UserError(f"shard {shard} cannot be read ({error.strerror})") from error
-
-
-def _rows(shard: str, data: Pieces, records: np.ndarray, keys: dict[str, str]) -> Iterator[dict]:
-    """Yields for each record what the columns have of it."""
-    kind = None
-    for number, record in enumerate(records.tolist()):
+def _rows(file: BinaryIO, keeper: Keeper, keys: dict[str, str]) -> Iterator[dict]:
+    """Yields where each record's image is, and its label or where its target is."""
+    shard, data, kind = file.name, Pieces(file), None
+    for number, record in enumerate(index(file, keeper).tolist()):
         try:
             row = _row(data, features(data, *payload(*record)), keys)
             kind = kind or type(row.get("label"))

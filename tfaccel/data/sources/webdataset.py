@@ -9,20 +9,14 @@ and fits, and made where not.
     source = webdataset("imagenet/train-*.tar")
 """
 
+import functools
 import json
 import os
+from collections.abc import Iterator
 from typing import BinaryIO
 
 from tfaccel.data.source import ImageSource
-from tfaccel.data.sources.index import (
-    Columns,
-    Keeper,
-    Pattern,
-    as_columns,
-    blobs,
-    examples,
-    list_shards,
-)
+from tfaccel.data.sources.index import Keeper, Pattern, examples, list_shards
 from tfaccel.data.sources.labels import numbered
 from tfaccel.data.sources.tar import Sample, index
 from tfaccel.errors import UserError
@@ -58,31 +52,25 @@ def webdataset(
       UserError: a shard is missing, cut short, compressed or no tar file, or a sample lacks a file
         or has a label that is no number.
     """
-    shards = list_shards(pattern)
     extensions = {"image": image_ext} | (
         {"target": target_ext} if target_ext is not None else {"label": label_ext}
     )
-    columns = examples(
-        shards,
+    found = examples(
+        list_shards(pattern),
         key=f"webdataset {extensions}",
         index_dir=index_dir,
-        find=lambda shard, keeper: _find(shard, keeper, extensions),
+        rows=functools.partial(_rows, extensions=extensions),
     )
-    images = blobs(shards, columns, "image")
-    if target_ext is not None:
-        return ImageSource(images, labels=None, targets=blobs(shards, columns, "target"))
-    labels, class_names = numbered(columns["label"], name_of=images.name)
-    return ImageSource(images, labels, class_names)
+    if found.labels is None:
+        return ImageSource(found.images, labels=None, targets=found.targets)
+    labels, class_names = numbered(found.labels, name_of=found.images.name)
+    return ImageSource(found.images, labels, class_names)
 
 
-def _find(shard: str, keeper: Keeper, extensions: dict[str, str]) -> Columns:
-    """Returns the columns "image_offset", "image_size" and those of the target or the label."""
-    try:
-        with open(shard, "rb", buffering=0) as file:
-            samples = index(file, keeper)
-            return as_columns(_row(file, sample, extensions) for sample in samples)
-    except OSError as error:
-        raise UserError(f"shard {shard} cannot be read ({error.strerror})") from error
+def _rows(file: BinaryIO, keeper: Keeper, extensions: dict[str, str]) -> Iterator[dict]:
+    """Yields where each sample's image is, and its label or where its target is."""
+    for sample in index(file, keeper):
+        yield _row(file, sample, extensions)
 
 
 def _row(file: BinaryIO, sample: Sample, extensions: dict[str, str]) -> dict:
