@@ -1,6 +1,8 @@
 """DaliStream against reference.py, on the CPU and, with -m gpu, on a GPU."""
 
+import errno
 import gc
+import os
 import pathlib
 import re
 import shutil
@@ -481,6 +483,23 @@ def test_a_bad_file_is_named_where_batches_are_copied(copy):
     with pytest.raises(UnreadableError) as caught:
         batches(stream, 9)
     assert caught.value.ids == (16,)
+
+
+@pytest.mark.parametrize("num_written", [0, 20])
+def test_a_full_tmpdir_is_said_at_once_and_on_the_way(source, tmp_path, monkeypatch, num_written):
+    source = ImageSource(as_ranges(source.images, tmp_path / "all"), source.labels)
+    images, left = ImageConfig(image_size=(20, 16)), [num_written]
+    write_bytes = pathlib.Path.write_bytes
+
+    def full(path, data):
+        if left[0] == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        left[0] -= 1
+        return write_bytes(path, data)
+
+    monkeypatch.setattr(pathlib.Path, "write_bytes", full)
+    with pytest.raises(UserError, match=r"^DALI reads .* \(No space left on device\); set TMPDIR"):
+        batches(stream_of(source, images, feed_of(source, AugmentConfig(), images, rows=2)), 40)
 
 
 def test_several_bad_files_are_told_at_once(copy, device):
