@@ -103,12 +103,13 @@ class Audit:
             own = [seam.components(each)[replica.local_index] for each in variables]
             return tf.stack([_checksum(each) for each in own])[tf.newaxis]
 
-        @tf.function
+        @tf.function(autograph=False)
         def checksums():
             gathered = []
             for replica in self._replicas:
+                of_this = functools.partial(of_replica, replica)
                 with tf.device(replica.device):
-                    own = tf.function(functools.partial(of_replica, replica), jit_compile=True)()
+                    own = tf.function(of_this, autograph=False, jit_compile=True)()
                     gathered.append(replica.all_gather(own))
             return gathered[0]
 

@@ -109,12 +109,12 @@ def _make(model, strategy, config, step, replicas, *, padded: bool, xla: bool, t
     if strategy.num_replicas_in_sync > 1:
         wire = "float16" if config.float16_allreduce else None
         halves = [_Halves(model, pass_, each, wire, xla=xla) for each in replicas]
-        return tf.function(functools.partial(_split_step, halves))
+        return tf.function(functools.partial(_split_step, halves), autograph=False)
     if parts > 1:
         whole = functools.partial(_accumulating_step, model, pass_, replicas[0])
     else:
         whole = functools.partial(_whole_step, model, step, replicas[0], xla=xla, trains=trains)
-    return tf.function(whole, jit_compile=xla)
+    return tf.function(whole, autograph=False, jit_compile=xla)
 
 
 def _whole_step(model, step, replica: Replica, batch, *, xla: bool, trains: bool) -> dict:
@@ -159,7 +159,9 @@ class _Halves:
                 return _update(model, self._layout.unpack(buffers))
 
         # Without XLA both are traced into the caller's graph, where batch norm's own sums may be.
-        compiled = tf.function(jit_compile=True) if xla else lambda function: function
+        compiled = lambda function: function  # noqa: E731
+        if xla:
+            compiled = functools.partial(tf.function, autograph=False, jit_compile=True)
         self.forward_backward, self.update = compiled(forward_backward), compiled(update)
 
 
@@ -220,10 +222,11 @@ class _Predict:
                 return model.predict_step(batch)
 
         compiled = [
-            tf.function(functools.partial(predict, each), jit_compile=xla) for each in replicas
+            tf.function(functools.partial(predict, each), autograph=False, jit_compile=xla)
+            for each in replicas
         ]
 
-        @tf.function
+        @tf.function(autograph=False)
         def run(batches):
             outputs = []
             for replica, function, batch in zip(replicas, compiled, batches, strict=True):
