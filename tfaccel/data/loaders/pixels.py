@@ -246,8 +246,8 @@ def _weighted(pixels, index, weight, axis: int, dtype: str):
 def _warped(pixels, matrix, nearest: bool):
     """Returns each pixel from where an affine map of output to input (x, y) says; 0 from outside.
 
-    By gathers: in XLA half the time of ImageProjectiveTransformV3 (830 against 1,770 us for 224x224
-    pixels, 2 CPU cores, 2026-11-21), which XLA has not.
+    By gathers: in XLA a quarter of the time of ImageProjectiveTransformV3 (440 against 1,770 us for
+    224x224 pixels, 2 CPU cores, 2026-11-21), which XLA has not.
 
     Args:
       pixels: [rows, height, width, channels].
@@ -258,20 +258,24 @@ def _warped(pixels, matrix, nearest: bool):
     x, y = tf.meshgrid(*(tf.range(side, dtype=tf.float32) + 0.5 for side in (width, height)))
     matrix = matrix[..., None, None]
     x, y = (each[:, 0] * x + each[:, 1] * y + each[:, 2] for each in (matrix[:, 0], matrix[:, 1]))
-    flat = tf.reshape(pixels, (rows * height * width, channels))
-    first = tf.range(rows)[:, None, None] * (height * width)
-
-    def at(row, column):
+    if nearest:
+        row, column = tf.floor(y), tf.floor(x)
         inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
         row, column = (tf.cast(tf.where(inside, each, 0), tf.int32) for each in (row, column))
-        found = tf.gather(flat, first + row * width + column)
+        place = tf.range(rows)[:, None, None] * (height * width) + row * width + column
+        found = tf.gather(tf.reshape(pixels, (-1, channels)), place)
         return tf.where(inside[..., None], found, tf.zeros_like(found))
-
-    if nearest:
-        return at(tf.floor(y), tf.floor(x))
+    # Of four corners it is faster to have black around the image than to ask whether each is inside
+    # (440 against 1,240 us); of one it is not. Two pixels, so that a clipped corner and its
+    # neighbours are all outside.
     top, left = tf.floor(y - 0.5), tf.floor(x - 0.5)
     down, right = (y - 0.5 - top)[..., None], (x - 0.5 - left)[..., None]
-    corners = [[at(top + i, left + j) for j in (0, 1)] for i in (0, 1)]
+    flat = tf.reshape(tf.pad(pixels, [(0, 0), (2, 2), (2, 2), (0, 0)]), (-1, channels))
+    row, column = tf.clip_by_value(top, -2, height) + 2, tf.clip_by_value(left, -2, width) + 2
+    row, column = (tf.cast(each, tf.int32) for each in (row, column))
+    first = tf.range(rows)[:, None, None] * ((height + 4) * (width + 4))
+    place = first + row * (width + 4) + column
+    corners = [[tf.gather(flat, place + i * (width + 4) + j) for j in (0, 1)] for i in (0, 1)]
     upper, lower = (
         tf.cast(a, tf.float32) * (1 - right) + tf.cast(b, tf.float32) * right for a, b in corners
     )
