@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import PIL.Image
 import pytest
+import tensorflow as tf
 from conftest import compiled, strategy_of
 
 from tfaccel import DaliConfig, ImageConfig, UserError, preset
@@ -152,6 +153,20 @@ def test_a_second_epoch_begins_at_once(folder, loader):
     # The best of four: another program may hold up one of them. A pipeline of images as small as
     # these starts in 70 ms, and 2% of that is what Python alone may take: 3 ms are granted.
     assert min(waits[1:]) <= max(0.02 * waits[0], 0.003)
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_no_stream_waits_for_tensorflows_tuner_at_its_end(folder, loader, monkeypatch):
+    loader, tuned = make_loader(sources.class_folders(folder), loader=loader), []
+    begin = tf.data.Dataset.__iter__
+
+    def noted(dataset):
+        tuned.append(dataset.options().autotune.enabled)
+        return begin(dataset)
+
+    monkeypatch.setattr(tf.data.Dataset, "__iter__", noted)
+    next(iter(loader))
+    assert tuned == [False]
 
 
 BAD = ("a/00.png", "b/16.png", "c/05.png")

@@ -23,7 +23,7 @@ from nvidia.dali.plugin import tf as dali_tf
 from tfaccel.checks import check_choice, check_int
 from tfaccel.config import LAST_BATCHES
 from tfaccel.data.pipeline_plan import PipelineFeed, PipelinePlan, plan_by
-from tfaccel.data.placement import Placement
+from tfaccel.data.placement import Placement, untuned
 from tfaccel.data.shards import check_even
 from tfaccel.errors import UserError, did_you_mean
 from tfaccel.runtime import Device
@@ -111,7 +111,7 @@ class PipelineStream(Iterator):
                 # The data set's own values win over the pipeline's, silently: say them again.
                 **{name: given[name] for name in PIPELINE_ARGUMENTS if name != "seed"},
             )
-            self._iterator = iter(dataset)
+            self._iterator = iter(untuned(dataset))
 
     def __next__(self):
         """Returns the next batch."""

@@ -23,7 +23,7 @@ from tfaccel.data.feed import Feed
 from tfaccel.data.loaders import dali_graph, faults
 from tfaccel.data.loaders.dali_faults import refused
 from tfaccel.data.loaders.dali_inputs import READ_AHEAD, make_input, make_readers
-from tfaccel.data.placement import Placement
+from tfaccel.data.placement import Placement, untuned
 from tfaccel.data.source import ImageSource
 from tfaccel.runtime import Device
 
@@ -109,10 +109,11 @@ class DaliStream:
                 # The dataset's own values win over the pipeline's, silently: say them again.
                 **settings,
             )
+            dataset = untuned(dataset)
         if is_copied:
             # Not copy_to_device alone: the next batch is copied while the step computes on this.
             to_replica = tf.data.experimental.prefetch_to_device(placement.device.name, READ_AHEAD)
-            dataset = dataset.apply(to_replica)
+            dataset = untuned(dataset.apply(to_replica))
         with tf.device(placement.device.name), self._faults_named():
             self._iterator = iter(dataset)
         self._readers = readers  # kept while there is an iterator: it goes first, as set first

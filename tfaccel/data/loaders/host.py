@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.data.placement import Placement
+from tfaccel.data.placement import Placement, untuned
 
 PREFETCH_BATCHES = 2  # made ahead of the step
 CPU = "/cpu:0"  # where tf.data runs, whichever logical device the replica has
@@ -62,11 +62,11 @@ class HostStream:
                 dataset = dataset.batch(rows, drop_remainder=True)
             if self._device.cuda_ordinal is None:
                 dataset = dataset.map(finish).prefetch(PREFETCH_BATCHES)
-            dataset = dataset.with_options(_options(placement.num_threads))
+            dataset = untuned(dataset.with_options(_threads(placement.num_threads)))
         if self._device.cuda_ordinal is not None:
             # As bytes, a quarter of what float32 would be; the step's own kernels run meanwhile.
             to_device = tf.data.experimental.prefetch_to_device(self._device.name, PREFETCH_BATCHES)
-            dataset, self._finish = dataset.apply(to_device), finish
+            dataset, self._finish = untuned(dataset.apply(to_device)), finish
         self._iterator = iter(dataset)
         # After the iterator, so that it is freed before it. TensorFlow keeps the functions of a
         # data set for good: they hold no reference to this, or the images would be kept with it.
@@ -101,8 +101,7 @@ def _numbered(begin: weakref.ref, like: dict[str, np.ndarray]) -> tf.data.Datase
     return tf.data.Dataset.counter().map(one, num_parallel_calls=2)
 
 
-def _options(num_threads: int) -> tf.data.Options:
+def _threads(num_threads: int) -> tf.data.Options:
     options = tf.data.Options()
     options.threading.private_threadpool_size = num_threads
-    options.autotune.enabled = False  # nothing here is left to it
     return options
