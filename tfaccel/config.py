@@ -160,7 +160,8 @@ class ImageConfig:
       stored_size: for "memory" and "cache": (height, width) that images are resized to before they
         are stored; None for image_size, or as they are where all files have one size.
       bad_files: "error" for a sentence that names a file that cannot be used; "skip" to look
-        through all files first (as `tfaccel audit` does) and to train without the bad ones.
+        through all files first (as `tfaccel audit` does) and to train without the bad ones: those
+        that cannot be decoded, pairs of two sizes, and images smaller than the crop.
       targets: of paired images: "image" (interpolated and normalised like the inputs) or "mask"
         (nearest pixel, values as they are).
     """
@@ -187,9 +188,8 @@ class ImageConfig:
         object.__setattr__(self, "std", _per_channel("std", self.std, self.channels))
         if min(self.std) <= 0:
             raise UserError(f"std={self.std!r}; expected numbers above 0")
-        if self.global_batch_size is None and self.batch_per_replica is None:
-            object.__setattr__(self, "global_batch_size", DEFAULT_BATCH)
-        check_batch(self.global_batch_size, self.batch_per_replica)
+        if self.global_batch_size is not None or self.batch_per_replica is not None:
+            check_batch(self.global_batch_size, self.batch_per_replica)
         check_choice("last_batch", self.last_batch, LAST_BATCHES)
         check_choice("loader", self.loader, LOADERS)
         if self.stored_size is not None:
@@ -201,6 +201,12 @@ class ImageConfig:
                 )
         check_choice("bad_files", self.bad_files, ("error", "skip"))
         check_choice("targets", self.targets, ("image", "mask"))
+
+    def whole_batch(self, num_replicas: int) -> int:
+        """Returns the images per step over all replicas."""
+        if self.batch_per_replica is not None:
+            return self.batch_per_replica * num_replicas
+        return DEFAULT_BATCH if self.global_batch_size is None else self.global_batch_size
 
 
 @dataclasses.dataclass(frozen=True)

@@ -130,7 +130,9 @@ def _for_loaders(method: Callable, *, counts: keras.Model | None = None) -> Call
         for name in ("y", "sample_weight"):
             if call.arguments.get(name) is not None:
                 raise UserError(f"{name} beside a loader, which brings its own; leave it out")
+        loader.check_workers()
         if isinstance(test, Loader):
+            test.check_workers()
             check_same_classes(loader, test)
         if counts and (loader.pads or getattr(test, "pads", False)):
             padding.check(counts)

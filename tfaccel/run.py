@@ -31,7 +31,6 @@ from tfaccel.config import (
     StepConfig,
 )
 from tfaccel.data import sources, user_examples, user_pipeline
-from tfaccel.data.agreement import check_same
 from tfaccel.data.distribute import Loader
 from tfaccel.data.images import open_images
 from tfaccel.data.source import ArraySource, ImageSource
@@ -169,6 +168,7 @@ class Run:
             shuffle=shuffle,
             num_replicas=self.strategy.num_replicas_in_sync,
             runtime=self.runtime,
+            num_workers_here=self.cluster.num_workers_here,
             num_threads=self._threads(dali.threads),
             dali=dali,
         )
@@ -266,9 +266,6 @@ class Run:
         return global_batch_size or batch_per_replica * self.strategy.num_replicas_in_sync
 
     def _loader(self, data, threads: int | None) -> Loader:
-        if self.cluster.num_workers > 1:
-            with self.watchdog.guard():
-                check_same(data.facts(), self.strategy)
         plan = data.plan
         log.info(
             "data: %s examples, %d steps of %d an epoch, %d rows on each of %d replicas",

@@ -32,7 +32,7 @@ def source(tmp_path):
 @pytest.fixture
 def free(monkeypatch):
     """Says how much memory is free."""
-    return lambda num_bytes: monkeypatch.setattr(choose, "free_bytes", lambda device: num_bytes)
+    return lambda num_bytes: monkeypatch.setattr(choose, "free_bytes", lambda *_: num_bytes)
 
 
 def chosen(source, device, *, augment="none", **images):

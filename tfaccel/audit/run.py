@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tfaccel.audit import contact_sheet, proof
-from tfaccel.config import CROPS, Config
+from tfaccel.config import Config
 from tfaccel.data.distribute import Loader
 from tfaccel.data.from_config import open_loader, open_source
 from tfaccel.data.scan import files
@@ -47,12 +47,12 @@ def run(config: Config, *, report: pathlib.Path | None, sheet: pathlib.Path | No
         # ----- Files: each is decoded once; a second audit looks at those that have changed.
         source = open_source(config.data, split)
         if isinstance(source, ImageSource):
-            window = getattr(config, f"{split}_images").window
+            augment = config.train_images if split == "train" else config.test_images
             found = files.scan_files(
                 source,
                 num_workers=this_run.runtime.loader_threads,
                 progress=True,
-                smallest=config.data.image_size if window in CROPS else None,
+                smallest=files.smallest_window(config.data, augment),
             )
             print(found.summary(split))
             all_well &= len(found.bad_ids) == 0 or config.data.bad_files == "skip"

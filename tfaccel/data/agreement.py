@@ -1,4 +1,4 @@
-"""Whether all workers read the same data: asked before the first step, in which they would part.
+"""Whether all workers read the same data: asked when they begin to fit, evaluate or predict.
 
 Takes what each worker found; raises where they differ. A worker that sees one file fewer than the
 others would have shorter epochs, and they would wait for it for ever; one that sees other names
@@ -10,10 +10,13 @@ would read some examples twice.
 import hashlib
 from collections.abc import Mapping
 
+import numpy as np
 import tensorflow as tf
 
 from tfaccel import collectives
 from tfaccel.errors import UserError
+
+MOST_FACTS = 8  # a collective needs one length
 
 
 def check_same(facts: Mapping[str, object], strategy: tf.distribute.Strategy) -> None:
@@ -23,11 +26,15 @@ def check_same(facts: Mapping[str, object], strategy: tf.distribute.Strategy) ->
       facts: what was found, by what to call it: anything that `repr` tells apart.
       strategy: over all workers.
     """
-    digests = [hashlib.blake2b(repr(each).encode(), digest_size=8) for each in facts.values()]
-    numbers = [int.from_bytes(each.digest(), signed=True) for each in digests]
+    # Of other kinds of data there are other facts, so their names are one of them.
+    facts = {"kind": tuple(facts), **facts}
+    numbers = np.zeros((1, MOST_FACTS), np.int64)
+    for place, each in enumerate(facts.values()):
+        digest = hashlib.blake2b(repr(each).encode(), digest_size=8).digest()
+        numbers[0, place] = int.from_bytes(digest, signed=True)
     with strategy.scope():
-        found = collectives.all_gather(tf.constant([numbers], tf.int64)).numpy()
-    for (name, own), column in zip(facts.items(), found.T, strict=True):
+        found = collectives.all_gather(tf.constant(numbers)).numpy()
+    for (name, own), column in zip(facts.items(), found.T, strict=False):
         if len(set(column.tolist())) > 1:
             raise UserError(
                 f"workers differ in the {name} of their data: here {own}; expected the same in "

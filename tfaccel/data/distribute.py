@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
+from tfaccel.data.agreement import check_same
 from tfaccel.data.placement import Placement
 from tfaccel.data.source import UnreadableError
 from tfaccel.errors import UserError
@@ -78,7 +79,7 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         self.pads = data.plan.last_batch == "pad" or data.skips_bad
         self._devices, self._seed, self._num_threads = tuple(devices), seed, num_threads
         self._first_replica, self._strategy = first_replica, strategy
-        self._class_weight = None
+        self._class_weight, self._is_agreed = None, False
         self._drawing = None  # the _Epoch that may draw
         self._position = 0  # of the batch that comes next, counted from the start of epoch 0
         self._lost = frozenset()
@@ -179,6 +180,16 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
             yield self._recording
         finally:
             self._recording = None
+
+    def check_workers(self) -> None:
+        """Raises UserError unless all workers read the same; asked once, of all of them at a time.
+
+        Call it where every worker does: before `fit`, `evaluate` and `predict`.
+        """
+        several = self._strategy.num_replicas_in_sync > len(self._devices)
+        if several and not self._is_agreed:
+            check_same(self.data.facts(), self._strategy)
+            self._is_agreed = True
 
     # How an epoch is drawn.
 

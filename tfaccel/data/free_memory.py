@@ -13,9 +13,14 @@ import tensorflow as tf
 from tfaccel.runtime import Device
 
 
-def free_bytes(device: Device) -> int:
-    """Returns the bytes that may be taken for images: on the host, and on the replica's GPU."""
-    on_host = min([psutil.virtual_memory().available, *cgroup_rooms()])
+def free_bytes(device: Device, num_workers_here: int = 1) -> int:
+    """Returns the bytes that may be taken for images: on the host, and on the replica's GPU.
+
+    Args:
+      device: of the replica.
+      num_workers_here: processes that share the host's.
+    """
+    on_host = min([psutil.virtual_memory().available, *cgroup_rooms()]) // num_workers_here
     if device.cuda_ordinal is None:
         return on_host
     pynvml.nvmlInit()
@@ -35,8 +40,9 @@ def cgroup_rooms(
 ) -> list[int]:
     """Returns the bytes left below each memory limit that a container or a scheduler set.
 
-    Of what a group uses, pages of files make way: they count as free. The names are those of the
-    Linux kernel's admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
+    Of what a group uses, pages of files make way and count as free, but for those of /dev/shm and
+    other tmpfs. The names are those of the Linux kernel's admin-guide/cgroup-v2.rst and
+    cgroup-v1/memory.rst.
 
     Args:
       groups: the file that names this process's groups: "0::/path" in version 2, "4:memory:/path"
@@ -46,10 +52,10 @@ def cgroup_rooms(
     rooms = []
     for line in groups.read_text().splitlines() if groups.exists() else ():
         _, kind, path = line.split(":", 2)
-        if kind not in ("", "memory"):
+        if kind and "memory" not in kind.split(","):
             continue
-        names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache")
-        names = names if kind else ("memory.max", "memory.current", "file")
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache", "total_shmem")
+        names = names if kind else ("memory.max", "memory.current", "file", "shmem")
         own = pathlib.PurePath(path.lstrip("/"))
         for folder in dict.fromkeys(root / kind / each for each in (own, *own.parents, "")):
             room = _room(folder, *names)
@@ -57,14 +63,14 @@ def cgroup_rooms(
     return rooms
 
 
-def _room(folder: pathlib.Path, limit_name: str, used_name: str, cache_name: str) -> int | None:
+def _room(folder: pathlib.Path, limit: str, used: str, cache: str, shared: str) -> int | None:
     try:
-        limit = (folder / limit_name).read_text().strip()
-        used = int((folder / used_name).read_text())
+        allowed, taken = ((folder / name).read_text().strip() for name in (limit, used))
         stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
     except OSError:  # no such group here, or the kernel's root, which has no limit
         return None
-    return None if limit == "max" else max(0, int(limit) - used + int(stat[cache_name]))
+    pages = int(stat.get(cache, 0)) - int(stat.get(shared, 0))
+    return None if allowed == "max" else max(0, int(allowed) - int(taken) + pages)
 
 
 def nvml_name(cuda_ordinal: int, cuda_visible_devices: str | None) -> int | str:

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.config import CROPS, AugmentConfig, DaliConfig, ImageConfig
+from tfaccel.config import AugmentConfig, DaliConfig, ImageConfig
 from tfaccel.data.choose import Choice, choose_loader
 from tfaccel.data.feed import Feed
 from tfaccel.data.loaders.cache import cached
@@ -78,7 +78,14 @@ class ImageData:
 
     def facts(self) -> dict[str, object]:
         """Returns what must be the same for all workers, by name: see `agreement`."""
-        return self.found.facts() | {"plan": self.plan, "augmentation": self.augment}
+        images = self.images
+        pixels = images.image_size, images.channels, images.mean, images.std, images.targets
+        settings = {
+            "plan": self.plan,
+            "augmentation": self.augment,
+            "images": (*pixels, self.dtype),
+        }
+        return self.found.facts() | settings
 
     def feed(self, replica_index: int, *, first: int = 0, lost: frozenset = frozenset()) -> Feed:
         """Returns what a replica reads from batch `first` on, counted from epoch 0."""
@@ -106,6 +113,7 @@ def open_images(
     shuffle: bool,
     num_replicas: int,
     runtime: Runtime,
+    num_workers_here: int,
     num_threads: int,
     dali: DaliConfig,
 ) -> ImageData:
@@ -118,6 +126,7 @@ def open_images(
       shuffle: whether every epoch has a new order.
       num_replicas: over all workers.
       runtime: devices, seed and precision.
+      num_workers_here: processes of this job on this machine, which share its memory.
       num_threads: to look through and to decode images with.
       dali: DALI's settings.
 
@@ -125,14 +134,19 @@ def open_images(
       UserError: settings that contradict each other, or a file that cannot be used.
     """
     _check_channels(images, augment)
-    global_batch_size = images.global_batch_size or images.batch_per_replica * num_replicas
+    global_batch_size = images.whole_batch(num_replicas)
     check_even(global_batch_size, num_replicas=num_replicas)  # before minutes of decoding
     if images.bad_files == "skip" and isinstance(source, ImageSource):
-        smallest = images.image_size if augment.window in CROPS else None
+        smallest = files.smallest_window(images, augment)
         report = files.scan_files(source, num_workers=num_threads, progress=True, smallest=smallest)
         source = files.usable(source, report)
     choice = choose_loader(
-        source, images, augment, device=runtime.devices[0], num_threads=num_threads
+        source,
+        images,
+        augment,
+        device=runtime.devices[0],
+        num_workers_here=num_workers_here,
+        num_threads=num_threads,
     )
     log.info("loader: %s, because %s", choice.loader, choice.reason)
     _log_resize(source, images, augment)

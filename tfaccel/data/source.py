@@ -52,6 +52,13 @@ class Blobs:
         """Whether each example is a whole file."""
         return self.file_of is None
 
+    @property
+    def folder(self) -> str:
+        """The folder that all files lie in."""
+        # What the first and the last in order share, all share.
+        first, last = (os.path.dirname(file) for file in (min(self.files), max(self.files)))
+        return os.path.commonpath([first, last])
+
     def name(self, index: int) -> str:
         """Returns what to call an example: its path, or "shard.tar[bytes 512+1024]"."""
         if self.are_files:
@@ -61,11 +68,9 @@ class Blobs:
 
     def digest(self) -> str:
         """Returns what tells these from others, wherever the folder that holds all of them is."""
-        first, last = (os.path.dirname(file) for file in (min(self.files), max(self.files)))
-        folder = os.path.commonpath([first, last])  # what these two share, all share
-        digest = hashlib.blake2b(digest_size=16)
+        digest, start = hashlib.blake2b(digest_size=16), len(self.folder)
         for file in self.files:
-            digest.update(os.fsencode(os.path.relpath(file, folder)) + b"\0")
+            digest.update(os.fsencode(file[start:]) + b"\0")
         for each in (self.file_of, self.offsets, self.sizes):
             if each is not None:
                 digest.update(np.ascontiguousarray(each, np.int64))

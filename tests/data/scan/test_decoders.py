@@ -38,7 +38,7 @@ def by_tensorflow(data, channels=RGB):
 
 def found_in(name, data):
     with strict():
-        return [kind for kind, _ in examine(data, suffix="." + name.split(".")[-1])]
+        return [kind for kind, _ in examine(data, suffix="." + name.split(".")[-1])[0]]
 
 
 def assert_is_the_picture(pixels):

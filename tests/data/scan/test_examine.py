@@ -8,7 +8,7 @@ from tfaccel.data.scan.examine import KINDS, examine, strict
 
 def kinds(data, suffix=""):
     with strict():
-        return [kind for kind, _ in examine(data, suffix=suffix)]
+        return [kind for kind, _ in examine(data, suffix=suffix)[0]]
 
 
 @pytest.mark.parametrize("name", planted.FAULTY)
@@ -39,7 +39,7 @@ def test_causes_are_one_line_and_do_not_change():
         for data in planted.FAULTY.values():
             first, again = (examine(data, suffix="") for _ in range(2))
             assert first == again
-            assert not any("\n" in cause or "0x7" in cause for _, cause in first)
+            assert not any("\n" in cause or "0x7" in cause for _, cause in first[0])
 
 
 def test_nothing_that_the_program_has_set_hides_a_fault(monkeypatch):

@@ -80,7 +80,7 @@ def test_the_list_of_a_thousand_images_is_exact(tmp_path):
     assert scan(left).bad_ids.size == 0
 
 
-def test_a_pair_of_two_sizes_and_an_image_less_than_its_crop(tmp_path):
+def test_a_pair_of_two_sizes_and_an_image_less_than_its_crop(tmp_path, monkeypatch):
     def png(height, width):
         return planted.encoded(PIL.Image.new("RGB", (width, height)), "PNG")
 
@@ -102,6 +102,10 @@ def test_a_pair_of_two_sizes_and_an_image_less_than_its_crop(tmp_path):
         "small",
     }
     assert {each.kind for each in scan(source_of(inputs)).faults} == {"empty"}
+    # Sizes are kept: nothing is read again.
+    monkeypatch.setattr(Blobs, "read", lambda blobs, index: pytest.fail("read again"))
+    again = scan(source, smallest=(7, 8))
+    assert (again.faults, again.num_reused) == (report.faults, 10)
 
 
 def test_the_written_list(tmp_path):
@@ -176,7 +180,7 @@ def test_a_damaged_manifest_is_named_and_ignored(damage, tmp_path, cache, caplog
         damage = whole[: len(whole) // 2]
     elif damage == "flipped":
         damage = bytearray(whole)
-        damage[len(whole) // 4] ^= 1
+        damage[whole.index(b"NUMPY") + 130] ^= 1  # in the first array's numbers
     manifest.write_bytes(damage)
     again = scan(source_of(paths))
     assert f"{manifest} is damaged" in caplog.text
@@ -189,11 +193,11 @@ def test_two_processes_write_at_once(tmp_path, cache):
     blobs = source_of(paths).images
     cache.mkdir(parents=True)
     one, other = Manifest(cache, blobs), Manifest(cache, blobs)
-    one.add(one.key(0), [("cmyk", "x")])
-    other.add(other.key(1), [])
+    one.add(one.key(0), [("cmyk", "x")], (5, 6))
+    other.add(other.key(1), [], (2**31 - 1, 2**31 - 1))
     one.save()
     other.save()
-    assert Manifest(cache, blobs).found(one.key(1)) == []
+    assert Manifest(cache, blobs).found(one.key(1)) == ([], (2**31 - 1, 2**31 - 1))
     assert [each.suffix for each in cache.iterdir()] == [".npz"]  # nothing unfinished is left
 
 
@@ -205,7 +209,7 @@ def test_what_was_done_is_kept_when_a_scan_is_interrupted(tmp_path, monkeypatch)
     def interrupted(data, **names):
         if data == b"the rest":
             raise KeyboardInterrupt
-        return []
+        return [], (1, 1)
 
     with monkeypatch.context() as patch:
         patch.setattr(files, "examine", interrupted)

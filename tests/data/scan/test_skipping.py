@@ -72,3 +72,16 @@ def test_pairs_of_two_sizes_and_what_is_less_than_its_crop_are_left_out_too(
     )
     assert loader.num_examples == 3
     assert [batch[0].shape for batch in loader] == [(2, 7, 8, 3)] * 2
+
+
+@pytest.mark.parametrize(("stored_size", "num_left"), [((40, 40), 8), (None, 5)])
+def test_what_is_stored_larger_than_its_crop_is_not_too_small(
+    setup, tmp_path, stored_size, num_left
+):
+    (tmp_path / "a").mkdir()
+    for index in range(8):
+        side = 20 if index < 3 else 40
+        PIL.Image.new("L", (side, side)).save(tmp_path / "a" / f"{index}.png")
+    settings = {"image_size": (32, 32), "augment": preset("restoration_eval")}
+    settings |= {"bad_files": "skip", "loader": "memory", "stored_size": stored_size}
+    assert setup().image_folder(tmp_path, **settings).num_examples == num_left

@@ -1,8 +1,9 @@
 """What is wrong with one encoded image, as far as Pillow and a look at its bytes can tell.
 
-Takes an image's bytes and the suffix of its name; gives the kinds of fault found, with causes.
+Takes an image's bytes and the suffix of its name; gives the kinds of fault found, with causes, and
+its size.
 
-    examine(data, suffix=".jpg")    # [("truncated", "image file is truncated")]
+    examine(data, suffix=".jpg")    # [("truncated", "image file is truncated")], (480, 640)
 
 Measured on planted files with the decoders of DALI 2.4 (CPU) and TensorFlow 2.21 (decode_image),
 2026-11-21 (tests/data/scan/test_decoders.py); kinds that end or spoil a run in one of them are
@@ -33,7 +34,7 @@ import zlib
 import PIL.Image
 import PIL.ImageFile
 
-from tfaccel.data.sources.pillow import tiff_orientation
+from tfaccel.data.sources.pillow import stored_size, tiff_orientation
 
 BAD, NOTE = "bad", "note"
 
@@ -82,28 +83,33 @@ def strict():
         PIL.ImageFile.LOAD_TRUNCATED_IMAGES, PIL.Image.MAX_IMAGE_PIXELS = before
 
 
-def examine(data: bytes, *, suffix: str) -> list[tuple[str, str]]:
-    """Returns the (kind, cause) of every fault; none for a good image. Call it within `strict`.
+def examine(data: bytes, *, suffix: str) -> tuple[list[tuple[str, str]], tuple[int, int]]:
+    """Returns the (kind, cause) of every fault, none for a good image, and (height, width).
+
+    The size is that of the pixels as they are stored; (0, 0) where it is not known. Call it within
+    `strict`.
 
     Args:
       data: the encoded image.
       suffix: of its name, with the dot; empty where it has no name of its own.
     """
+    size = (0, 0)
     if not data:
-        return [("empty", "no bytes")]
+        return [("empty", "no bytes")], size
     try:
         with PIL.Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+            size = stored_size(image)
             if image.width * image.height > HUGE_PIXELS:
-                return [("huge", f"{image.width} x {image.height} pixels")]
+                return [("huge", f"{image.width} x {image.height} pixels")], size
             found = _by_header(image, data, suffix.lower())
             found += _by_pixels(image, data)
-        return found
+        return found, size
     except PIL.UnidentifiedImageError:
-        return [_unidentified(data)]
+        return [_unidentified(data)], size
     except MemoryError:  # not the file's fault
         raise
     except Exception as error:  # Pillow raises nearly anything for a damaged file
-        return [("truncated", _one_line(error))]
+        return [("truncated", _one_line(error))], size
 
 
 def _by_header(image: PIL.Image.Image, data: bytes, suffix: str) -> list[tuple[str, str]]:

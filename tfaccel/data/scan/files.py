@@ -16,7 +16,7 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -24,11 +24,11 @@ import numpy as np
 import rich.console
 import rich.progress
 
+from tfaccel.config import CROPS, AugmentConfig, ImageConfig
 from tfaccel.data.scan.examine import BAD, KINDS, examine, strict
-from tfaccel.data.scan.manifest import Manifest, folder_of, label, results_folder
+from tfaccel.data.scan.manifest import Manifest, label, results_folder
 from tfaccel.data.scan.report import Fault, Report
 from tfaccel.data.source import Blobs, ImageSource
-from tfaccel.data.sources.pillow import image_sizes
 from tfaccel.errors import UserError
 
 log = logging.getLogger("tfaccel")
@@ -60,16 +60,16 @@ def scan_files(
     """
     cache, start = results_folder(), time.monotonic()
     streams = [each for each in (source.images, source.targets) if each is not None]
-    faults, num_reused = [], 0
+    faults, sizes, num_reused = [], [], 0
     with strict(), _bar(sum(map(len, streams)), shown=progress) as advance:
         for blobs in streams:
-            found, reused = _scan(blobs, Manifest(cache, blobs), num_workers, advance)
+            found, size, reused = _scan(blobs, Manifest(cache, blobs), num_workers, advance)
             faults += found
+            sizes.append(size)
             num_reused += reused
-    faults += _by_size(
-        source, {each.id for each in faults if each.severity == BAD}, smallest, num_workers
-    )
-    name = label(folder_of(source.images), (file for each in streams for file in each.files))
+    bad = {each.id for each in faults if each.severity == BAD}
+    faults += _by_size(source, sizes, bad, smallest)
+    name = label(source.images.folder, (file for each in streams for file in each.files))
     report = Report(tuple(sorted(faults)), len(source), num_reused, cache / f"{name}.txt")
     report.write(report.list_path)
     log.info(
@@ -79,6 +79,14 @@ def scan_files(
         num_reused,
     )
     return report
+
+
+def smallest_window(images: ImageConfig, augment: AugmentConfig) -> tuple[int, int] | None:
+    """Returns the (height, width) of the window that is cut out of files as they are.
+
+    None where windows are resized, or cut out of images that were stored at another size.
+    """
+    return images.image_size if augment.window in CROPS and images.stored_size is None else None
 
 
 def usable(source: ImageSource, report: Report) -> ImageSource:
@@ -108,25 +116,26 @@ def usable(source: ImageSource, report: Report) -> ImageSource:
 
 def _scan(
     blobs: Blobs, manifest: Manifest, num_workers: int, advance: Callable[[int], None]
-) -> tuple[list[Fault], int]:
-    """Returns the faults, and how many images the manifest knew."""
-    faults, num_reused = [], 0
+) -> tuple[list[Fault], np.ndarray, int]:
+    """Returns the faults, each image's size, [n, 2], and how many the manifest knew."""
+    faults, num_reused, sizes = [], 0, np.zeros((len(blobs), 2), np.int64)
     starts = range(0, len(blobs), CHUNK)
     chunks = (range(start, min(start + CHUNK, len(blobs))) for start in starts)
     pool = ThreadPoolExecutor(num_workers)
     try:
         for looked in pool.map(functools.partial(_look_at, blobs, manifest), chunks):
-            for index, key, found, is_known in looked:
+            for index, key, found, size, is_known in looked:
                 faults += [_fault(blobs, index, *each) for each in found]
+                sizes[index] = size
                 num_reused += is_known
                 if not (is_known or key is None):
-                    manifest.add(key, found)
+                    manifest.add(key, found, size)
             advance(len(looked))
     finally:
         pool.shutdown(cancel_futures=True)
         if num_reused < len(blobs):  # also when interrupted: the next scan goes on from there
             manifest.save()
-    return faults, num_reused
+    return faults, sizes, num_reused
 
 
 class _Looked(NamedTuple):
@@ -135,6 +144,7 @@ class _Looked(NamedTuple):
     index: int
     key: int | None
     found: list[tuple[str, str]]
+    size: tuple[int, int]
     is_known: bool
 
 
@@ -147,12 +157,12 @@ def _look_at_one(blobs: Blobs, manifest: Manifest, index: int) -> _Looked:
         key = manifest.key(index)
         known = manifest.found(key)
         if known is not None:
-            return _Looked(index, key, known, True)
+            return _Looked(index, key, *known, True)
         data = blobs.read(index)
     except OSError as error:
-        return _Looked(index, None, [_unread(blobs, index, error)], False)
+        return _Looked(index, None, [_unread(blobs, index, error)], (0, 0), False)
     suffix = pathlib.PurePath(blobs.files[index]).suffix if blobs.are_files else ""
-    return _Looked(index, key, examine(data, suffix=suffix), False)
+    return _Looked(index, key, *examine(data, suffix=suffix), False)
 
 
 def _unread(blobs: Blobs, index: int, error: OSError) -> tuple[str, str]:
@@ -165,22 +175,20 @@ def _unread(blobs: Blobs, index: int, error: OSError) -> tuple[str, str]:
     return "unreadable", error.strerror
 
 
-def _by_size(source: ImageSource, bad: set[int], smallest, num_workers: int) -> list[Fault]:
-    """Returns the faults of examples that are not `bad`, by the sizes in their headers."""
-    if source.targets is None and smallest is None:
-        return []
-    ids = np.setdiff1d(np.arange(len(source)), list(bad))
-    sizes = image_sizes(source.images, ids, num_threads=num_workers)
+def _by_size(source: ImageSource, sizes: Sequence[np.ndarray], bad: set[int], smallest) -> list:
+    """Returns the faults of examples that are not `bad` yet, by the sizes of their images."""
+    others = np.ones(len(source), bool)
+    others[list(bad)] = False
     faults = []
     if source.targets is not None:
-        others = image_sizes(source.targets, ids, num_threads=num_workers)
-        for place in np.flatnonzero((sizes != others).any(axis=1)).tolist():
-            cause = f"{_pixels(sizes[place])}, its target {_pixels(others[place])}"
-            faults.append(_fault(source.images, int(ids[place]), "two_sizes", cause))
+        own, target = sizes
+        for index in np.flatnonzero(others & (own != target).any(axis=1)).tolist():
+            cause = f"{_pixels(own[index])}, its target {_pixels(target[index])}"
+            faults.append(_fault(source.images, index, "two_sizes", cause))
     if smallest is not None:
-        for place in np.flatnonzero((sizes < smallest).any(axis=1)).tolist():
-            cause = f"{_pixels(sizes[place])}; {_pixels(smallest)} are cut out"
-            faults.append(_fault(source.images, int(ids[place]), "small", cause))
+        for index in np.flatnonzero(others & (sizes[0] < smallest).any(axis=1)).tolist():
+            cause = f"{_pixels(sizes[0][index])}; {_pixels(smallest)} are cut out"
+            faults.append(_fault(source.images, index, "small", cause))
     return faults
 
 

@@ -1,12 +1,12 @@
 """What earlier scans of a folder found, so that the next one looks at changed files alone.
 
-Takes images; gives, for each that has kept its size and times since, what was found. Some ten
-bytes an image: 10 MB for 1.3 million.
+Takes images; gives, for each whose file has kept its size and times since, what was found. Some
+20 bytes an image: 25 MB for 1.3 million.
 
     manifest = Manifest(results_folder(), blobs)
     key = manifest.key(index)
     if manifest.found(key) is None:
-        manifest.add(key, examine(...))
+        manifest.add(key, *examine(...))
     manifest.save()
 """
 
@@ -30,7 +30,9 @@ from tfaccel.errors import UserError
 log = logging.getLogger("tfaccel")
 
 # Changed whenever examine.py would say something else of the same image.
-_VERSION = f"1 pillow {PIL.__version__}"
+_VERSION = f"2 pillow {PIL.__version__}"
+
+_WIDTHS = 2**31  # a size is kept as one number, height * _WIDTHS + width: half of a pair's memory
 
 
 def results_folder() -> pathlib.Path:
@@ -59,13 +61,6 @@ def label(folder: str, names: Iterable[str] = ()) -> str:
     return f"{os.path.basename(folder) or 'root'}-{digest.hexdigest()}"
 
 
-def folder_of(blobs: Blobs) -> str:
-    """Returns the folder that all files lie in."""
-    # What the first and the last in order share, all share.
-    first, last = (os.path.dirname(file) for file in (min(blobs.files), max(blobs.files)))
-    return os.path.commonpath([first, last])
-
-
 class Manifest:
     """What was found in the images of a folder. Several threads may ask while one adds."""
 
@@ -76,14 +71,14 @@ class Manifest:
           cache: the folder that it is kept in.
           blobs: the images.
         """
-        self._path = cache / f"{label(folder_of(blobs))}.npz"
+        self._path = cache / f"{label(blobs.folder)}.npz"
         self._blobs = blobs
         # One shard holds many images; a file holds one, and is not to be kept in mind.
         self._state = _state if blobs.are_files else functools.cache(_state)
-        self._known, self._faults = set(), {}
+        self._sizes, self._faults = {}, {}
         if self._path.exists():
             try:
-                self._known, self._faults = _read(self._path)
+                self._sizes, self._faults = _read(self._path)
             except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
                 log.warning(
                     "audit: %s is damaged (%s); every image is looked at again", self._path, error
@@ -104,13 +99,14 @@ class Manifest:
         # 64 bits: beside 1.3 million known images, a changed one passes for known once in 1e13.
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest())
 
-    def found(self, key: int) -> list[tuple[str, str]] | None:
-        """Returns the (kind, cause) of each fault; None for an image not looked at before."""
-        return self._faults.get(key, []) if key in self._known else None
+    def found(self, key: int) -> tuple[list[tuple[str, str]], tuple[int, int]] | None:
+        """Returns what `examine` said; None for an image not looked at before."""
+        size = self._sizes.get(key)
+        return None if size is None else (self._faults.get(key, []), divmod(size, _WIDTHS))
 
-    def add(self, key: int, faults: list[tuple[str, str]]) -> None:
-        """Takes in what was found in an image."""
-        self._known.add(key)
+    def add(self, key: int, faults: list[tuple[str, str]], size: tuple[int, int]) -> None:
+        """Takes in what `examine` said of an image."""
+        self._sizes[key] = size[0] * _WIDTHS + size[1]
         if faults:
             self._faults[key] = faults
 
@@ -121,7 +117,8 @@ class Manifest:
             with open(handle, "wb") as file:
                 np.savez(
                     file,
-                    known=np.fromiter(self._known, np.uint64, len(self._known)),
+                    known=np.fromiter(self._sizes, np.uint64, len(self._sizes)),
+                    sizes=np.fromiter(self._sizes.values(), np.int64, len(self._sizes)),
                     faults=np.frombuffer(json.dumps(list(self._faults.items())).encode(), np.uint8),
                 )
             os.replace(unfinished, self._path)
@@ -138,8 +135,8 @@ def _state(file: str) -> bytes:
     return os.fsencode(file) + state.encode()
 
 
-def _read(path: pathlib.Path) -> tuple[set[int], dict[int, list[tuple[str, str]]]]:
+def _read(path: pathlib.Path) -> tuple[dict[int, int], dict[int, list[tuple[str, str]]]]:
     with np.load(path, allow_pickle=False) as arrays:
         faults = json.loads(arrays["faults"].tobytes())
-        known = set(arrays["known"].tolist())
-    return known, {key: [tuple(each) for each in found] for key, found in faults}
+        sizes = dict(zip(arrays["known"].tolist(), arrays["sizes"].tolist(), strict=True))
+    return sizes, {key: [tuple(each) for each in found] for key, found in faults}

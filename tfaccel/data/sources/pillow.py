@@ -51,9 +51,7 @@ def image_size(blobs: Blobs, index: int) -> tuple[int, int]:
     Raises:
       UserError: it cannot be read, or is not an image.
     """
-    image = _header(blobs, index)
-    size = image.height, image.width
-    return size[::-1] if (tiff_orientation(image) or 1) >= 5 else size
+    return stored_size(_header(blobs, index))
 
 
 def image_sizes(blobs: Blobs, ids: np.ndarray, *, num_threads: int) -> np.ndarray:
@@ -70,6 +68,12 @@ def image_sizes(blobs: Blobs, ids: np.ndarray, *, num_threads: int) -> np.ndarra
     with concurrent.futures.ThreadPoolExecutor(num_threads) as pool:
         sizes = [size for part in pool.map(of, parts) for size in part]
     return np.array(sizes, np.int64).reshape(-1, 2)
+
+
+def stored_size(image: PIL.Image.Image) -> tuple[int, int]:
+    """Returns the (height, width) of an image that is not decoded yet, as its pixels are stored."""
+    size = image.height, image.width
+    return size[::-1] if (tiff_orientation(image) or 1) >= 5 else size
 
 
 def tiff_orientation(image: PIL.Image.Image) -> int | None:
@@ -105,7 +109,9 @@ def cause(error: Exception) -> str:
 def _header(blobs: Blobs, index: int) -> PIL.Image.Image:
     """Returns an image that is not decoded, and closed."""
     try:
-        with _open(blobs, index) as image:
+        # Of a file, no more is read than the header.
+        file = blobs.files[index] if blobs.are_files else io.BytesIO(blobs.read(index))
+        with PIL.Image.open(file) as image:
             return image
     except UNREADABLE as error:
         raise UserError(
