@@ -189,13 +189,17 @@ def test_each_shape_is_traced_once(setup):
 
 
 @pytest.mark.parametrize(
-    "steps_per_execution",
-    [2, 7, *(pytest.param(each, marks=pytest.mark.slow) for each in (5, 100))],
+    ("steps_per_execution", "xla"),
+    [
+        (2, True),
+        (7, False),
+        *(pytest.param(each, True, marks=pytest.mark.slow) for each in (5, 100)),
+    ],
 )
-def test_any_steps_per_execution_trains_alike(setup, steps_per_execution):
-    args = {"steps_per_execution": steps_per_execution}
-    ours = trained_here(setup(xla=False), "sgd", compile_args=args, **UNEVEN)
-    assert_same(ours, trained_by_keras("sgd", xla=False, **UNEVEN), rtol=1e-3)
+def test_any_steps_per_execution_trains_alike(setup, steps_per_execution, xla):
+    args, fit = {"steps_per_execution": steps_per_execution}, {"make": without_dropout, **UNEVEN}
+    ours = trained_here(setup(xla=xla), "sgd", compile_args=args, **fit)
+    assert_same(ours, trained_by_keras("sgd", xla=False, **fit), rtol=1e-3)
 
 
 def test_predict_returns_rows_in_order(setup):
@@ -283,11 +287,11 @@ def test_weights_of_samples_and_classes_count(setup, weights):
         fitted = model.fit(X, Y, batch_size=16, shuffle=False, epochs=2, verbose=0, **weights)
         return fitted.history["loss"]
 
-    run = setup(xla=False)
+    run = setup(xla="sample_weight" in weights)
     with run.scope():
-        model = build()
+        model = without_dropout()
     run.compile(model, "sgd", loss())
-    reference = build()
+    reference = without_dropout()
     reference.compile("sgd", loss(), jit_compile=False)
     np.testing.assert_allclose(losses(model), losses(reference), rtol=1e-3)
 
@@ -371,7 +375,7 @@ def test_a_train_step_of_the_users_own_runs(setup):
 
 def test_keras_callbacks_change_the_learning_rate(setup):
     schedule = keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (epoch + 1))
-    model, history = trained_here(setup(xla=False), "sgd", callbacks=[schedule])
+    model, history = trained_here(setup(), "sgd", make=small, callbacks=[schedule])
     np.testing.assert_allclose(history["learning_rate"], [0.1, 0.05], rtol=1e-6)
     np.testing.assert_allclose(keras.ops.convert_to_numpy(model.optimizer.learning_rate), 0.05)
 

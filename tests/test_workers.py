@@ -148,6 +148,7 @@ with strategy.scope():
     model.compile(keras.optimizers.SGD(1.0), lambda _, out: tf.cast(out[:, 0], tf.float32),
                   jit_compile=False)
 x = np.float32([[1], [{planted}]])
+write("begun", "F2")
 model.fit(x, np.zeros(2), batch_size=2, shuffle=False, verbose=0)
 write("F2", str(float(layer.kernel.numpy()[0, 0])))
 print("done")
@@ -161,7 +162,7 @@ def stock_workers(folder, **settings):
         in_workers(STOCK.format(folder=str(folder), **settings), 2, timeout_s=30)
     return {
         finding: [path.read_text() for path in sorted(folder.glob(f"{finding} *"))]
-        for finding in ("F5", "F2")
+        for finding in ("F5", "begun", "F2")
     }
 
 
@@ -169,6 +170,11 @@ def stock_workers(folder, **settings):
 def stock(tmp_path_factory):
     """What workers of stock Keras write where rows of one overflow in float16."""
     return stock_workers(tmp_path_factory.mktemp("stock"), planted=65504)
+
+
+def test_stock_keras_fails_for_the_reasons_below_and_no_other(stock):
+    assert ["PerReplica" in each for each in stock["F5"]] == [True, True]
+    assert stock["begun"] == ["F2", "F2"]
 
 
 @pytest.mark.slow
