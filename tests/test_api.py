@@ -106,3 +106,47 @@ def test_a_batch_is_said_in_one_way(setup, folder):
             run.examples(rows, **wrong)
     with pytest.raises(tfaccel.UserError, match="batch_per_replica=0; expected a whole number"):
         run.examples(rows, batch_per_replica=0)
+
+
+def test_stock_keras_is_not_let_count_padding(setup, folder, tmp_path):
+    run, images = setup(), {"image_size": (12, 10), "channels": 1, "global_batch_size": 8}
+    loader = run.image_folder(folder, **images)
+    with run.scope():
+        model = keras.Sequential([keras.Input((12, 10, 1)), keras.layers.Flatten()])
+        model.add(keras.layers.Dense(3))
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    for use in (model.evaluate, model.predict, model.fit):
+        with pytest.raises(tfaccel.UserError, match=r"compile it by run\.compile\(model"):
+            use(loader, verbose=0)
+    assert len(model.predict(run.image_folder(folder, **images, last_batch="drop"))) == 32
+    run.compile(model, "sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    assert len(model.predict(loader, verbose=0)) == 37
+    keras.Sequential(model.layers).predict(np.zeros((2, 12, 10, 1)), verbose=0)
+
+
+@pytest.mark.parametrize("wrong", [{"a": 2.0}, {3: 2.0}, [1.0, 2.0, 3.0]])
+def test_class_weights_that_no_class_has_are_refused(setup, folder, wrong):
+    run = setup()
+    loader = run.image_folder(folder, image_size=(12, 10), channels=1, global_batch_size=8)
+    with run.scope():
+        model = keras.Sequential([keras.Input((12, 10, 1)), keras.layers.Flatten()])
+        model.add(keras.layers.Dense(3))
+    run.compile(model, "sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    with pytest.raises(tfaccel.UserError, match="expected a dict from class numbers, 0 to 2"):
+        model.fit(loader, class_weight=wrong, verbose=0)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    ["sparse_categorical_crossentropy", keras.losses.SparseCategoricalCrossentropy()],
+    ids=["by name", "object"],
+)
+def test_fewer_outputs_than_classes_are_refused(setup, folder, loss):
+    run = setup()
+    loader = run.image_folder(folder, image_size=(12, 10), channels=1, global_batch_size=8)
+    with run.scope():
+        model = keras.Sequential([keras.Input((12, 10, 1)), keras.layers.Flatten()])
+        model.add(keras.layers.Dense(2, activation="softmax"))
+    run.compile(model, "sgd", loss)
+    with pytest.raises(tfaccel.UserError, match="gives 2 outputs, but the data have 3 classes"):
+        model.fit(loader, verbose=0)

@@ -61,6 +61,7 @@ def test_a_config_may_leave_out_what_it_does_not_change():
         ),
         ({"data": {"std": "a,b"}}, "std='a,b'; expected numbers, e.g."),
         ({"data": {"std": 0.0}}, "std=(0.0, 0.0, 0.0); expected numbers above 0"),
+        ({"data": {"mean": 127.5}}, "mean=(127.5, 127.5, 127.5); expected parts of 1"),
         ({"data": {"stored_size": 8}}, "stored_size=8; expected (height, width)"),
         ({"data": {"bad_files": "ignore"}}, "bad_files='ignore'; expected one of: error, skip"),
         ({"dali": {"prefetch_batches": 0}}, "prefetch_batches=0; expected a whole number of at"),

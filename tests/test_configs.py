@@ -100,6 +100,8 @@ def test_it_can_be_changed_on_the_command_line(name):
         "--config.data.stored_size=40,48",
         "--config.data.global_batch_size=None",
         "--config.data.batch_per_replica=32",
+        "--config.model.num_outputs=None",
+        "--config.dali.threads=None",
     ]
     values = flags.FlagValues()
     config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=argv, lock_config=True)

@@ -127,8 +127,8 @@ CALLS = [
     (["selftest", "--precision=fp16"], "precision='fp16'; expected one of float32"),
     (["selftest", "--precision=float32,fp8"], "precision='fp8'; expected one of float32"),
     (["selftest", "--gpu_ids=first"], "gpu_ids='first'; expected GPU indices"),
-    (["selftest", "--output=/no/where/x.json"], "output /no/where/x.json exists, or its folder"),
-    (["selftest", "--output=."], "exists, or its folder does not; give a new file"),
+    (["selftest", "--output=/no/where/x.json"], "output /no/where/x.json cannot be written (No"),
+    (["selftest", "--output=."], "exists; give a new file"),
 ]
 
 
@@ -173,8 +173,8 @@ def plant_cut_image(root):
 
 
 def plant_vanished_class(root):
-    shutil.rmtree(root / "testing" / "c")
-    return "the test images have no class 'c'"
+    shutil.rmtree(root / "training" / "c")
+    return "testing has the class 'c', which is not among the 2 class_names, a, b"
 
 
 @pytest.mark.parametrize(

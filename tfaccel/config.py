@@ -161,7 +161,8 @@ class ImageConfig:
         are stored; None for image_size, or as they are where all files have one size.
       bad_files: "error" for a sentence that names a file that cannot be used; "skip" to look
         through all files first (as `tfaccel audit` does) and to train without the bad ones: those
-        that cannot be decoded, pairs of two sizes, and images smaller than the crop.
+        that cannot be decoded, pairs of two sizes, and images smaller than the crop. (A file whose
+        name is no image's is an error either way.)
       targets: of paired images: "image" (interpolated and normalised like the inputs) or "mask"
         (nearest pixel, values as they are).
     """
@@ -186,6 +187,11 @@ class ImageConfig:
             raise UserError(f"channels={self.channels}; expected 1 (grey) or 3 (RGB)")
         object.__setattr__(self, "mean", _per_channel("mean", self.mean, self.channels))
         object.__setattr__(self, "std", _per_channel("std", self.std, self.channels))
+        if max(self.mean) > 1:
+            raise UserError(
+                f"mean={self.mean!r}; expected parts of 1, as pixels are in 0..1: divide mean and "
+                "std by 255"
+            )
         if min(self.std) <= 0:
             raise UserError(f"std={self.std!r}; expected numbers above 0")
         if self.global_batch_size is not None or self.batch_per_replica is not None:
@@ -409,12 +415,12 @@ def default_config() -> ml_collections.ConfigDict:
     for name in ("mean", "std"):  # one number, whatever the channels, or one for each
         default = getattr(ImageConfig, name)
         config.data[name] = config_dict.FieldReference(default, field_type=object)
-    config.model.num_outputs = config_dict.placeholder(int)
+    config.model.num_outputs = config_dict.placeholder(object)  # `int` would not take None back
     for name in ("global_batch_size", "batch_per_replica", "stored_size"):
         config.data[name] = config_dict.placeholder(object)
     for field in dataclasses.fields(DaliConfig):
         if field.default is None:
-            config.dali[field.name] = config_dict.placeholder(int)
+            config.dali[field.name] = config_dict.placeholder(object)
     config.runtime.gpu_ids = config_dict.placeholder(object)
     config.runtime.memory = config_dict.FieldReference("growth", field_type=object)
     config.step.loss_scale = config_dict.FieldReference("dynamic", field_type=object)

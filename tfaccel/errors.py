@@ -22,7 +22,8 @@ def did_you_mean(name: str, valid: Iterable[str]) -> str:
     """Returns `"; did you mean 'x'?"` for the nearest valid name, else the list of valid names."""
     valid = sorted(valid)
     by_lowercase = {each.lower(): each for each in valid}
-    near = difflib.get_close_matches(name.lower(), by_lowercase, n=1, cutoff=0.5)
+    near = [each for each in by_lowercase if name and each.startswith(name.lower())]
+    near = near or difflib.get_close_matches(name.lower(), by_lowercase, n=1, cutoff=0.5)
     if near:
         return f"; did you mean '{by_lowercase[near[0]]}'?"
     return f"; expected one of: {', '.join(valid)}" if valid else ""

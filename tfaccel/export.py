@@ -58,11 +58,11 @@ def export_model(model: keras.Model, path: str | os.PathLike, *, images=None) ->
         images = _random_inputs(model)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = pathlib.Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     except OSError as error:
         raise UserError(
             f"export path {path} cannot be made ({error.strerror}); give another"
         ) from error
-    unfinished = pathlib.Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
         _write(model, unfinished)
         difference, tolerance = _compare(model, unfinished, images), _tolerance(model)

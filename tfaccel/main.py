@@ -12,6 +12,7 @@ import os
 import pathlib
 import re
 import sys
+import tempfile
 import textwrap
 
 from absl import flags
@@ -148,11 +149,18 @@ def _new_file(name: str, given: str | None) -> pathlib.Path | None:
     """Returns the absolute path of a file that can be written, or None for none.
 
     Raises:
-      UserError: it exists, or its folder does not.
+      UserError: it exists, or its folder does not or cannot be written to.
     """
     path = pathlib.Path(given).expanduser().absolute() if given else None
-    if path and (path.exists() or not path.parent.is_dir()):
-        raise UserError(f"{name} {path} exists, or its folder does not; give a new file")
+    if path and path.exists():
+        raise UserError(f"{name} {path} exists; give a new file")
+    if path:
+        try:
+            tempfile.TemporaryFile(dir=path.parent).close()
+        except OSError as error:
+            raise UserError(
+                f"{name} {path} cannot be written ({error.strerror}); give another folder"
+            ) from error
     return path
 
 
@@ -279,7 +287,7 @@ def _train_help(config_flag: list[str]) -> str:
         for field in dataclasses.fields(section.default_factory):
             value = values[section.name][field.name]
             shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
-            lines.append(f"  --config.{section.name}.{field.name}={'' if value is None else shown}")
+            lines.append(f"  --config.{section.name}.{field.name}={shown}")
             lines.append(textwrap.indent(textwrap.fill(meanings[field.name], 80), " " * 8))
     return "\n".join(lines) + "\n"
 

@@ -6,6 +6,7 @@ the replicas and the loss scale, and answer for lost workers.
     extend(model, StepConfig(), guard=watchdog.guard)
 """
 
+import contextlib
 import functools
 import inspect
 import types
@@ -130,19 +131,39 @@ def _for_loaders(method: Callable, *, counts: keras.Model | None = None) -> Call
         for name in ("y", "sample_weight"):
             if call.arguments.get(name) is not None:
                 raise UserError(f"{name} beside a loader, which brings its own; leave it out")
-        loader.check_workers()
-        if isinstance(test, Loader):
-            test.check_workers()
-            check_same_classes(loader, test)
-        if counts and (loader.pads or getattr(test, "pads", False)):
+        tests = [test] if isinstance(test, Loader) else []
+        for each in (loader, *tests):
+            each.check_workers()
+            if counts:
+                _check_outputs(counts, each)
+        for each in tests:
+            check_same_classes(loader, each)
+        if counts and any(each.pads for each in (loader, *tests)):
             padding.check(counts)
         with (
+            contextlib.ExitStack() as known,
             loader.class_weights(call.arguments.pop("class_weight", None)),
             warnings.catch_warnings(),
         ):
+            for each in (loader, *tests):
+                known.enter_context(each.padding_left_out())
             if loader.next_position % loader.num_batches:
                 # Keras knows no epoch that begins at a later step, as after `loader.start_at`.
                 warnings.filterwarnings("ignore", "Your input ran out of data")
             return method(*call.args, **call.kwargs)
 
     return wrapper
+
+
+def _check_outputs(model: keras.Model, loader: Loader) -> None:
+    """Raises UserError where labels are above what the model gives: the loss would be NaN."""
+    named = model.loss == "sparse_categorical_crossentropy"
+    sparse = named or isinstance(model.loss, keras.losses.SparseCategoricalCrossentropy)
+    if not (sparse and loader.class_names and model.built and len(model.outputs or ()) == 1):
+        return
+    num_outputs = model.outputs[0].shape[-1]
+    if num_outputs is not None and num_outputs < len(loader.class_names):
+        raise UserError(
+            f"model {model.name} gives {num_outputs} outputs, but the data have "
+            f"{len(loader.class_names)} classes; give its last layer as many"
+        )

@@ -200,7 +200,9 @@ class Run:
 
         Args:
           source: an object with `__len__` and `__getitem__(index)`, or a callable of an index
-            without end; either returns arrays of fixed shapes: see `tfaccel.data.user_examples`.
+            without end; either returns an example: a tuple (x,), (x, y) or (x, y, weight), or x
+            alone, where each is an array or number, or a tuple or dict of them, all of fixed
+            shapes. A dict alone is x. Read from several threads.
           global_batch_size: examples per step over all replicas.
           batch_per_replica: examples per step on each replica, instead.
           shuffle: whether every epoch has a new order.

@@ -39,7 +39,7 @@ def run(config: Config, *, workdir: pathlib.Path) -> dict:
 
     # ----- Data: one stream of batches for each replica, on its device. Only training is shuffled.
     train = open_loader(this_run, config, "train")
-    test = open_loader(this_run, config, "test")
+    test = open_loader(this_run, config, "test", class_names=train.class_names)
     check_same_classes(train, test)
 
     # ----- Model: built in the strategy's scope, so that every replica has its variables.

@@ -257,3 +257,8 @@ def test_images_of_many_sizes_are_stored_only_at_a_size_that_was_given(tmp_path)
         make_loader(source, **settings)
     loader = make_loader(source, **settings, stored_size=(16, 16))
     assert rows_of(loader)[0].shape == (4, 12, 10, 1)
+
+
+def test_a_mask_is_of_pairs_alone(folder):
+    with pytest.raises(UserError, match=r"targets='mask' for images with labels; .* leave it out"):
+        make_loader(sources.class_folders(folder), targets="mask")

@@ -79,7 +79,7 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         self.pads = data.plan.last_batch == "pad" or data.skips_bad
         self._devices, self._seed, self._num_threads = tuple(devices), seed, num_threads
         self._first_replica, self._strategy = first_replica, strategy
-        self._class_weight, self._is_agreed = None, False
+        self._class_weight, self._is_agreed, self._padding_is_known = None, False, False
         self._drawing = None  # the _Epoch that may draw
         self._position = 0  # of the batch that comes next, counted from the start of epoch 0
         self._lost = frozenset()
@@ -90,8 +90,26 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
     # What Keras asks for.
 
     def get_tf_dataset(self):
-        """Returns itself: an epoch's batches are drawn from it."""
+        """Returns itself: an epoch's batches are drawn from it.
+
+        Raises:
+          UserError: there may be padding, which stock Keras's step would count.
+        """
+        if self.pads and not self._padding_is_known:
+            raise UserError(
+                "this model's step counts padding as examples; compile it by run.compile(model, "
+                "...), or give the loader last_batch='drop'"
+            )
         return self
+
+    @contextlib.contextmanager
+    def padding_left_out(self):
+        """Within the context, what reads this loader by Keras's methods knows padding."""
+        before, self._padding_is_known = self._padding_is_known, True
+        try:
+            yield
+        finally:
+            self._padding_is_known = before
 
     @property
     def num_batches(self) -> int:
@@ -130,6 +148,11 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
             if not self.class_names:
                 raise UserError("class_weight for data without classes; leave it out")
             labels = range(len(self.class_names))
+            if not isinstance(class_weight, Mapping) or not set(class_weight) <= set(labels):
+                raise UserError(
+                    f"class_weight={class_weight!r}; expected a dict from class numbers, 0 to "
+                    f"{len(labels) - 1} in the order of loader.class_names, to weights"
+                )
             self._class_weight = tf.constant([float(class_weight.get(each, 1)) for each in labels])
         try:
             yield
@@ -155,8 +178,8 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         whole = isinstance(epoch, int) and isinstance(step, int)
         if not whole or not 0 <= step < self.num_batches or epoch < 0:
             raise UserError(
-                f"start_at(epoch={epoch}, step={step}); expected an epoch of at least 0 and a step "
-                f"below {self.num_batches}"
+                f"start_at(epoch={epoch!r}, step={step!r}); expected an epoch of at least 0 and a "
+                f"step below {self.num_batches}"
             )
         self._drawing = None
         self._restart(epoch * self.num_batches + step)

@@ -5,6 +5,7 @@ train = open_loader(run, config, "train")
 
 import dataclasses
 import pathlib
+from collections.abc import Sequence
 
 from tfaccel.config import SOURCE_ARGUMENTS, Config, DataConfig, ImageConfig
 from tfaccel.data import sources
@@ -13,7 +14,6 @@ from tfaccel.data.distribute import Loader
 from tfaccel.data.source import ArraySource, ImageSource
 
 _BY_NAME = {
-    "folders": sources.class_folders,
     "csv": sources.image_list,
     "tfrecord": sources.tfrecord,
     "webdataset": sources.webdataset,
@@ -21,12 +21,15 @@ _BY_NAME = {
 }
 
 
-def open_source(data: DataConfig, split: str) -> ImageSource | ArraySource:
+def open_source(
+    data: DataConfig, split: str, class_names: Sequence[str] | None = None
+) -> ImageSource | ArraySource:
     """Returns the source of "train" or "test".
 
     Args:
       data: where the images are.
       split: "train" or "test".
+      class_names: of class folders, some of which may be missing; None for those that are there.
 
     Raises:
       UserError: it is not there, or not as it should be.
@@ -35,11 +38,15 @@ def open_source(data: DataConfig, split: str) -> ImageSource | ArraySource:
     where = root / getattr(data, split)
     if data.source == "pairs":
         return sources.image_pairs(where, root / getattr(data, f"{split}_targets"))
+    if data.source == "folders":
+        return sources.class_folders(where, class_names=class_names)
     arguments = {name: getattr(data, name) for name in SOURCE_ARGUMENTS.get(data.source, ())}
     return _BY_NAME[data.source](where, **arguments)
 
 
-def open_loader(run, config: Config, split: str, *, source=None, **changes) -> Loader:
+def open_loader(
+    run, config: Config, split: str, *, source=None, class_names=None, **changes
+) -> Loader:
     """Returns the loader of "train", shuffled and augmented, or of "test".
 
     Args:
@@ -47,6 +54,7 @@ def open_loader(run, config: Config, split: str, *, source=None, **changes) -> L
       config: the experiment.
       split: "train" or "test".
       source: instead of the config's own.
+      class_names: as for `open_source`.
       **changes: fields of ImageConfig that differ from the config's.
 
     Raises:
@@ -56,7 +64,7 @@ def open_loader(run, config: Config, split: str, *, source=None, **changes) -> L
         each.name: getattr(config.data, each.name) for each in dataclasses.fields(ImageConfig)
     }
     return run.loader(
-        open_source(config.data, split) if source is None else source,
+        open_source(config.data, split, class_names) if source is None else source,
         shuffle=split == "train",
         augment=config.train_images if split == "train" else config.test_images,
         dali=config.dali,

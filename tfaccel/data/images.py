@@ -134,6 +134,10 @@ def open_images(
       UserError: settings that contradict each other, or a file that cannot be used.
     """
     _check_channels(images, augment)
+    if images.targets == "mask" and source.targets is None:
+        raise UserError(
+            "targets='mask' for images with labels; it is for pairs alone: leave it out"
+        )
     global_batch_size = images.whole_batch(num_replicas)
     check_even(global_batch_size, num_replicas=num_replicas)  # before minutes of decoding
     if images.bad_files == "skip" and isinstance(source, ImageSource):

@@ -9,8 +9,10 @@ sorted order of their names as text ("10" before "2"), as Keras and DALI number 
     source.images.files[0], source.labels[0], source.class_names
 """
 
+import logging
 import os
 import pathlib
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -19,29 +21,42 @@ from tfaccel.data.sources.paths import absolute, nearest
 from tfaccel.data.sources.pillow import IMAGE_SUFFIXES
 from tfaccel.errors import UserError
 
+log = logging.getLogger("tfaccel")
 
-def class_folders(root: str | os.PathLike) -> ImageSource:
+
+def class_folders(
+    root: str | os.PathLike, *, class_names: Sequence[str] | None = None
+) -> ImageSource:
     """Lists the class folders below `root`. Names that start with a dot are passed over.
 
     Gives whole files, sorted by class, then by name; labels [num_examples] int32, an index into
-    the sorted names of the class folders. The images may be of any size and of 1 or 3 channels.
+    `class_names`. The images may be of any size and of 1 or 3 channels.
+
+    Args:
+      root: the folder of class folders.
+      class_names: all classes in order, as for a test set that lacks some: `train.class_names`.
+        None for the sorted names of the folders.
 
     Raises:
-      UserError: the folder is missing or empty, holds images beside the class folders, or a class
-        folder is empty or holds something that is not named like an image.
+      UserError: the folder is missing or empty, holds images beside the class folders or a class
+        that `class_names` lacks, or a class folder is empty or holds something that is not named
+        like an image.
     """
-    files, labels, class_names = list_classes(root, IMAGE_SUFFIXES)
+    files, labels, class_names = list_classes(root, IMAGE_SUFFIXES, class_names)
     return ImageSource(Blobs(files), labels, class_names)
 
 
 def list_classes(
-    root: str | os.PathLike, suffixes: tuple[str, ...]
+    root: str | os.PathLike,
+    suffixes: tuple[str, ...],
+    class_names: Sequence[str] | None = None,
 ) -> tuple[tuple[str, ...], np.ndarray, tuple[str, ...]]:
     """Returns absolute files, their labels [num_examples] int32, and the class names.
 
     Args:
       root: the folder of class folders.
       suffixes: what a file's name may end in, in lowercase.
+      class_names: as for `class_folders`.
 
     Raises:
       UserError: as `class_folders`.
@@ -56,13 +71,24 @@ def list_classes(
         )
     if not classes:
         raise UserError(f"image folder {root} is empty; expected one folder of images per class")
+    found = [folder.name for folder in classes]
+    class_names = tuple(found if class_names is None else class_names)
+    unknown = sorted(set(found) - set(class_names))
+    if unknown:
+        raise UserError(
+            f"image folder {root} has the class '{unknown[0]}', which is not among the "
+            f"{len(class_names)} class_names, {', '.join(class_names[:3])}, ...; expected no other"
+        )
+    missing = [each for each in class_names if each not in found]
+    if missing:
+        log.warning("data: %s has no images of the class %s", root, ", ".join(missing))
     per_class = [_files(folder, root) for folder in classes]
     _check_suffixes([file for files in per_class for file in files], suffixes)
     counts = [len(each) for each in per_class]
     return (
         tuple(file for files in per_class for file in files),
-        np.repeat(np.arange(len(classes), dtype=np.int32), counts),
-        tuple(folder.name for folder in classes),
+        np.repeat(np.array([class_names.index(each) for each in found], np.int32), counts),
+        class_names,
     )
 
 

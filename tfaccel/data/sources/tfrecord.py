@@ -46,7 +46,7 @@ def tfrecord(
 
     Args:
       pattern: the shards: a path, a pattern with * ? or [], or a sequence of those. Each holds
-        records of `tf.train.Example`, not compressed.
+        records of `tf.train.Example`, not compressed. Their checksums are not verified.
       image_key: a feature of one value, an encoded image.
       label_key: a feature of one value, a whole number or a name. Not read for pairs.
       first_label: the number of the first class: 1 for the ImageNet shards of the TensorFlow
