@@ -155,7 +155,7 @@ def test_an_index_that_is_there_is_read(shards, tmp_path):
     tfrecord([first, second], index_dir=tmp_path / "idx")
     assert sorted(shards.iterdir()) == [first, second]
     places = [tmp_path / "idx" / f"{each.name}.idx" for each in (first, second)]
-    for columns in (tmp_path / "idx").glob("*.npz"):
+    for columns in (tmp_path / "idx").glob(".*.npz"):
         columns.unlink()
     before = [place.stat().st_mtime_ns for place in places]
     places[1].write_text("0 99\n")  # one that does not fit is made anew

@@ -127,6 +127,8 @@ class Keeper:
     def _places(self, shard: str, suffix: str) -> tuple[pathlib.Path, pathlib.Path]:
         beside = pathlib.Path(shard)
         name = beside.name.removesuffix(".tar") + suffix
+        if suffix.endswith(".npz"):  # but for DALI's: hidden from a user's own pattern of shards
+            name = f".{name}"
         # Shards of different folders have equal names.
         prefix = hashlib.sha256(os.fsencode(beside.parent)).hexdigest()[:16]
         return (
