@@ -23,6 +23,7 @@ import tensorflow as tf
 import tfaccel
 from tfaccel import methods, runtime
 from tfaccel.config import StepConfig
+from tfaccel.data.placement import untuned
 from tfaccel.step import compile_model
 
 
@@ -38,6 +39,14 @@ def pytest_configure(config):
     runtime.load_cuda_libraries()
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 3)
+    # What tests give to `fit` is not ours to change, but its iterators may take a minute to end.
+    distribute = tf.distribute.Strategy.experimental_distribute_dataset
+
+    def untuned_too(strategy, dataset, options=None):
+        dataset = untuned(dataset) if isinstance(dataset, tf.data.Dataset) else dataset
+        return distribute(strategy, dataset, options)
+
+    tf.distribute.Strategy.experimental_distribute_dataset = untuned_too
 
 
 def pytest_collection_modifyitems(config, items):
