@@ -79,7 +79,6 @@ def test_trains_measures_and_exports_at_its_smoke_size(name, tmp_path):
     config = get_config(name, "smoke")
     if make_data:
         config.data.root = str(make_data(tmp_path / "data"))
-    config.runtime.xla = name != "imagenet_resnet50"  # which compiles for 40 s on a CPU
     result = train.run(parse(config), workdir=tmp_path / "run")
     assert result["steps"] == steps
     assert set(result["metrics"]) >= {"loss", metric, "val_loss", f"val_{metric}"}

@@ -253,11 +253,10 @@ class DataConfig(ImageConfig):
         super().__post_init__()
         check_choice("source", self.source, SOURCES)
         check_int("first_label", self.first_label, at_least=0)
-        fields = {field.name: field for field in dataclasses.fields(self)}
         for needed, names in (*SOURCE_ARGUMENTS.items(), ("pairs", ("targets",))):
             for name in names:
                 value = getattr(self, name)
-                if value != fields[name].default and self.source != needed:
+                if value != getattr(DataConfig, name) and self.source != needed:
                     raise UserError(
                         f"{name}={value!r} with source={self.source!r}; it is for "
                         f"source={needed!r} alone: leave it out"

@@ -136,7 +136,6 @@ def _for_loaders(method: Callable, *, counts: keras.Model | None = None) -> Call
             each.check_workers()
             if counts:
                 _check_outputs(counts, each)
-        for each in tests:
             check_same_classes(loader, each)
         if counts and any(each.pads for each in (loader, *tests)):
             padding.check(counts)

@@ -20,6 +20,7 @@ from tfaccel.data.feed import Feed
 from tfaccel.data.loaders.cache import cached
 from tfaccel.data.loaders.dali import DaliStream
 from tfaccel.data.loaders.memory import MemoryStream, decode_all
+from tfaccel.data.loaders.pixels import batch_spec
 from tfaccel.data.loaders.tf_data import TfDataStream
 from tfaccel.data.placement import Placement
 from tfaccel.data.scan import files
@@ -64,12 +65,8 @@ class ImageData:
     @property
     def spec(self) -> tuple[tf.TensorSpec, tf.TensorSpec]:
         """The `tf.TensorSpec` of one replica's batch."""
-        rows, size = self.plan.rows_per_replica, self.images.image_size
-        image = tf.TensorSpec((rows, *size, self.images.channels), self.dtype)
-        if self.source.targets is None:
-            return image, tf.TensorSpec((rows,), tf.int32)
-        is_mask = self.images.targets == "mask"
-        return image, tf.TensorSpec((rows, *size, 1), tf.int32) if is_mask else image
+        rows = self.plan.rows_per_replica
+        return batch_spec(self.source, self.images, rows=rows, dtype=self.dtype)
 
     @property
     def skips_bad(self) -> bool:
@@ -133,11 +130,7 @@ def open_images(
     Raises:
       UserError: settings that contradict each other, or a file that cannot be used.
     """
-    _check_channels(images, augment)
-    if images.targets == "mask" and source.targets is None:
-        raise UserError(
-            "targets='mask' for images with labels; it is for pairs alone: leave it out"
-        )
+    _check(source, images, augment)
     global_batch_size = images.whole_batch(num_replicas)
     check_even(global_batch_size, num_replicas=num_replicas)  # before minutes of decoding
     if images.bad_files == "skip" and isinstance(source, ImageSource):
@@ -180,9 +173,13 @@ def open_images(
     )
 
 
-def _check_channels(images: ImageConfig, augment: AugmentConfig) -> None:
+def _check(source, images: ImageConfig, augment: AugmentConfig) -> None:
     if images.channels == 1 and (augment.saturation or augment.hue_degrees):
         raise UserError("saturation or hue_degrees with channels=1; grey images have no hue: use 0")
+    if images.targets == "mask" and source.targets is None:
+        raise UserError(
+            "targets='mask' for images with labels; it is for pairs alone: leave it out"
+        )
 
 
 def _decoded(source: ImageSource, images, choice: Choice, *, num_threads) -> ArraySource:

@@ -33,7 +33,7 @@ from tfaccel.data.loaders.decode import decode_into, shapes
 from tfaccel.data.source import ArraySource, ImageSource
 from tfaccel.errors import UserError
 
-VERSION = 1  # changed whenever the same key would stand for other bytes
+VERSION = 2  # changed whenever the same key would stand for other bytes
 BLOCK_BYTES = 2**24  # that a checksum is of
 SPARE_BYTES = 2**26  # of disk, left free: for the manifest, and for others
 

@@ -23,6 +23,7 @@ from tfaccel.data.feed import Feed
 from tfaccel.data.loaders import dali_graph, faults
 from tfaccel.data.loaders.dali_faults import refused
 from tfaccel.data.loaders.dali_inputs import READ_AHEAD, make_input, make_readers
+from tfaccel.data.loaders.pixels import batch_spec
 from tfaccel.data.placement import Placement, untuned
 from tfaccel.data.source import ImageSource
 from tfaccel.runtime import Device
@@ -97,15 +98,15 @@ class DaliStream:
         with self._faults_named():
             first = {name: read(0) for name, read in readers.items()}
             _check(make_pipeline(first), first)
-        shapes, dtypes = _outputs(source, images, settings["batch_size"], dtype)
+        spec = batch_spec(source, images, rows=settings["batch_size"], dtype=dtype)
         with tf.device(device.name):
             dataset = dali_tf.experimental.DALIDatasetWithInputs(
                 pipeline=make_pipeline(first),
                 input_datasets={
                     name: make_input(read, first[name], device) for name, read in readers.items()
                 },
-                output_shapes=shapes,
-                output_dtypes=dtypes,
+                output_shapes=tuple(each.shape for each in spec),
+                output_dtypes=tuple(each.dtype for each in spec),
                 # The dataset's own values win over the pipeline's, silently: say them again.
                 **settings,
             )
@@ -160,14 +161,3 @@ def _check(pipeline, first: dict) -> None:
     for name, values in first.items():
         pipeline.feed_input(name, values)
     pipeline.run()
-
-
-def _outputs(source: ImageSource, images: ImageConfig, rows: int, dtype: str):
-    """Returns the shapes and the dtypes of a batch."""
-    image = (rows, *images.image_size, images.channels), tf.dtypes.as_dtype(dtype)
-    second = image
-    if source.targets is None:
-        second = (rows,), tf.int32
-    elif images.targets == "mask":
-        second = (rows, *images.image_size, 1), tf.int32
-    return tuple(zip(image, second, strict=True))

@@ -17,12 +17,31 @@ import tensorflow as tf
 
 from tfaccel.config import AugmentConfig, ImageConfig
 from tfaccel.data.draws import ATTEMPTS
+from tfaccel.data.source import ArraySource, ImageSource
 
 # RGB to lightness and two axes of colour, as DALI's color_twist has it; back by the exact inverse.
 RGB_TO_YIQ = np.array([[0.299, 0.587, 0.114], [0.596, -0.274, -0.321], [0.211, -0.523, 0.311]])
 MIDDLE_GREY = 128.0  # what contrast spreads from, as in DALI
 
 _compiled = functools.partial(tf.function, jit_compile=True, autograph=False)
+
+
+def batch_spec(
+    source: ImageSource | ArraySource, images: ImageConfig, *, rows: int, dtype: str
+) -> tuple[tf.TensorSpec, tf.TensorSpec]:
+    """Returns the `tf.TensorSpec`s of one replica's batch.
+
+    Args:
+      source: labelled or paired.
+      images: size, channels, and what targets are.
+      rows: of the batch.
+      dtype: of the images.
+    """
+    image = tf.TensorSpec((rows, *images.image_size, images.channels), dtype)
+    if source.targets is None:
+        return image, tf.TensorSpec((rows,), tf.int32)
+    is_mask = images.targets == "mask"
+    return image, tf.TensorSpec((rows, *images.image_size, 1), tf.int32) if is_mask else image
 
 
 def examples(pixels, second, draws, *, images: ImageConfig, augment: AugmentConfig, dtype: str):

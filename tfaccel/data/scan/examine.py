@@ -34,7 +34,7 @@ import zlib
 import PIL.Image
 import PIL.ImageFile
 
-from tfaccel.data.sources.pillow import stored_size, tiff_orientation
+from tfaccel.data.sources.pillow import ORIENTATION, stored_size, tiff_orientation
 
 BAD, NOTE = "bad", "note"
 
@@ -64,7 +64,7 @@ _EVERY_LOADERS = {"BMP", "JPEG", "PNG", "WEBP"}
 _DALIS = {"JPEG2000", "PPM", "TIFF"}
 _FORMATS = tuple(sorted(_EVERY_LOADERS | _DALIS | {"GIF"}))
 _BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"II*\0", b"MM\0*")
-_ORIENTATION, _BITS_PER_SAMPLE = 0x112, 0x102  # TIFF tags
+_BITS_PER_SAMPLE = 0x102  # a TIFF tag
 
 
 @contextlib.contextmanager
@@ -148,7 +148,7 @@ def _by_pixels(image: PIL.Image.Image, data: bytes) -> list[tuple[str, str]]:
     if image.format in ("JPEG", "MPO"):
         _check_jpeg(data)
     with contextlib.suppress(Exception):  # no decoder minds damaged EXIF data
-        orientation = orientation or image.getexif().get(_ORIENTATION)
+        orientation = orientation or image.getexif().get(ORIENTATION)
     if orientation in range(2, 9):
         return [("exif_rotated", f"orientation {orientation}; it is used as stored")]
     return []

@@ -27,7 +27,7 @@ _BACK = {
     7: PIL.Image.Transpose.TRANSVERSE,
     8: PIL.Image.Transpose.ROTATE_270,
 }
-_ORIENTATION = 0x112  # the TIFF tag
+ORIENTATION = 0x112  # the tag, of TIFF and of EXIF data
 
 # What Pillow raises for files that are no image, cut short, or too large to be honest.
 UNREADABLE = (OSError, SyntaxError, PIL.Image.DecompressionBombError)
@@ -78,7 +78,7 @@ def stored_size(image: PIL.Image.Image) -> tuple[int, int]:
 
 def tiff_orientation(image: PIL.Image.Image) -> int | None:
     """Returns the EXIF orientation of a TIFF that is not decoded yet: Pillow then forgets it."""
-    return image.tag_v2.get(_ORIENTATION) if image.format == "TIFF" else None
+    return image.tag_v2.get(ORIENTATION) if image.format == "TIFF" else None
 
 
 def decoded(image: PIL.Image.Image, mode: str) -> PIL.Image.Image:
