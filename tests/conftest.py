@@ -39,6 +39,8 @@ def pytest_configure(config):
     runtime.load_cuda_libraries()
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 3)
+    for gpu in tf.config.list_physical_devices("GPU"):
+        tf.config.experimental.set_memory_growth(gpu, True)  # as every setup() here asks
     # What tests give to `fit` is not ours to change, but its iterators may take a minute to end.
     distribute = tf.distribute.Strategy.experimental_distribute_dataset
 

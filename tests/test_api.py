@@ -60,6 +60,11 @@ def test_the_gpus_that_are_chosen_train_alike(folder, gpu_ids):
     # In processes of their own: which GPUs are visible is settled once.
     program = f"""
 import keras, numpy as np, pynvml, tfaccel
+pynvml.nvmlInit()
+def users(gpu):
+    handle = pynvml.nvmlDeviceGetHandleByIndex(gpu)
+    return len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+before = [users(gpu) for gpu in range(2)]
 run = tfaccel.setup(gpu_ids={gpu_ids})
 loader = run.image_folder({str(folder)!r}, image_size=(12, 10), channels=1, global_batch_size=12)
 with run.scope():
@@ -67,10 +72,8 @@ with run.scope():
     model.add(keras.layers.Dense(3))
 run.compile(model, "sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
 print(*model.fit(loader, epochs=3, verbose=0).history["loss"])
-pynvml.nvmlInit()
 for gpu in range(2):
-    handle = pynvml.nvmlDeviceGetHandleByIndex(gpu)
-    for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+    if users(gpu) > before[gpu]:
         print("on", gpu)
 """
     losses, *seen = in_new_process(program).splitlines()
