@@ -36,6 +36,7 @@ CROPS = ("center_crop", "random_crop")  # of these, what is not resized
 DEFAULT_BATCH = 256  # of Goyal et al. 2017, arXiv:1706.02677
 LAST_BATCHES = ("pad", "drop", "repeat")
 LOADERS = ("auto", "dali_gpu", "dali_cpu", "tf_data", "memory", "cache")
+DECAYS = ("constant", "step", "cosine", "linear")
 SOURCES = ("folders", "csv", "tfrecord", "webdataset", "arrays", "pairs")
 # What a config says to one source alone.
 SOURCE_ARGUMENTS = {
@@ -58,6 +59,8 @@ class RuntimeConfig:
         mantissa) on GPUs that have it.
       xla: whether the training, test and predict steps are compiled with XLA.
       seed: the one seed; weights, dropout, data order and augmentation all derive from it.
+      deterministic: whether two runs alike give the same bits, by TensorFlow's deterministic
+        kernels, which may be slower.
       peer_timeout_s: with several workers, how long one may be silent (dead, frozen or cut off;
         being busy is not silence) until the others stop with an error that names it.
     """
@@ -68,6 +71,7 @@ class RuntimeConfig:
     tf32: bool = True
     xla: bool = True
     seed: int = 0
+    deterministic: bool = False
     peer_timeout_s: int = 60
 
     def __post_init__(self):
@@ -78,6 +82,7 @@ class RuntimeConfig:
         check_flag("tf32", self.tf32)
         check_flag("xla", self.xla)
         check_int("seed", self.seed, at_least=0, at_most=2**32 - 1)  # what NumPy takes
+        check_flag("deterministic", self.deterministic)
         check_int("peer_timeout_s", self.peer_timeout_s, at_least=1)
 
 
@@ -330,18 +335,94 @@ class TrainConfig:
 
     Attributes:
       epochs: passes over the training images.
-      optimizer: a Keras optimizer by name, in any case ("adamw", "sgd").
-      learning_rate: of every step.
+      optimizer: a Keras optimizer by name, in any case ("adamw", "sgd", "lamb").
+      learning_rate: the largest, which warm-up leads to and decay leads away from.
+      base_batch_size: the global batch that learning_rate is of: it is multiplied by
+        global_batch_size / this (256 in Goyal et al. 2017, arXiv:1706.02677); None to take it as it
+        is.
+      warmup_epochs: in which the rate rises linearly, step by step, from the first step's to
+        learning_rate.
+      decay: of the rate after warm-up: "constant", "step" (times decay_factor at each of
+        decay_epochs), "cosine" or "linear" (down to 0 at the last step, step by step).
+      decay_epochs: for "step": after how many epochs, warm-up included.
+      decay_factor: for "step".
+      momentum: of optimizers that have one, as "sgd" and "rmsprop"; None for Keras's default.
+      nesterov: whether "sgd" looks ahead.
+      weight_decay: part of each weight that a step of learning rate 1 takes away, as Keras defines
+        it, apart from the gradient: PyTorch's SGD adds it to the gradient instead, so that its 1e-4
+        with momentum 0.9 is 1e-3 here. None for the optimizer's default. Never of biases or of
+        batch norm's scale and offset.
+      ema_momentum: of the exponential moving average of the weights, e.g. 0.999, which is then
+        measured after each epoch and exported; None for the weights themselves.
+      monitor: by which checkpoints are best and training stops early: a metric as the logs call it;
+        losses should fall, all others rise.
+      early_stopping_epochs: training ends after so many epochs without a better monitor, and the
+        best epoch's weights are exported; None to train all epochs.
     """
 
     epochs: int = 1
     optimizer: str = "adamw"
     learning_rate: float = 1e-3
+    base_batch_size: int | None = None
+    warmup_epochs: float = 0.0
+    decay: str = "constant"
+    decay_epochs: Sequence[float] = (30, 60, 80)  # He et al. 2016 and Goyal et al. 2017
+    decay_factor: float = 0.1
+    momentum: float | None = None
+    nesterov: bool = False
+    weight_decay: float | None = None
+    ema_momentum: float | None = None
+    monitor: str = "val_loss"
+    early_stopping_epochs: int | None = None
 
     def __post_init__(self):
         """Checks every field."""
         check_int("epochs", self.epochs, at_least=1)
         check_number("learning_rate", self.learning_rate, above=0)
+        if self.base_batch_size is not None:
+            check_int("base_batch_size", self.base_batch_size, at_least=1)
+        check_number("warmup_epochs", self.warmup_epochs, at_least=0, at_most=self.epochs)
+        check_choice("decay", self.decay, DECAYS)
+        object.__setattr__(self, "decay_epochs", _rising("decay_epochs", self.decay_epochs))
+        check_number("decay_factor", self.decay_factor, above=0, at_most=1)
+        for name, most in (("momentum", 1), ("weight_decay", None), ("ema_momentum", 1)):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), at_least=0, at_most=most)
+        check_flag("nesterov", self.nesterov)
+        if not isinstance(self.monitor, str) or not self.monitor:
+            raise UserError(f"monitor={self.monitor!r}; expected a metric's name, e.g. 'val_loss'")
+        if self.early_stopping_epochs is not None:
+            check_int("early_stopping_epochs", self.early_stopping_epochs, at_least=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+    """When the state of training is kept, and what becomes of it.
+
+    Attributes:
+      every_steps: steps between checkpoints, counted over epochs, beside the one after each epoch;
+        None for those alone.
+      keep_last: how many of the newest are kept.
+      keep_best: how many of those with the best `train.monitor` are kept beside them.
+      on_error: when one cannot be written, as on a full disk: "stop" ends training, "continue"
+        trains on with a warning and tries again at the next. Earlier ones stay in either case.
+      exit_code: of the command, once SIGTERM, SIGUSR1 or SIGINT has made it save and stop.
+    """
+
+    every_steps: int | None = None
+    keep_last: int = 3
+    keep_best: int = 1
+    on_error: str = "stop"
+    exit_code: int = 143  # 128 + SIGTERM, as shells say it
+
+    def __post_init__(self):
+        """Checks every field."""
+        if self.every_steps is not None:
+            check_int("every_steps", self.every_steps, at_least=1)
+        check_int("keep_last", self.keep_last, at_least=1)
+        check_int("keep_best", self.keep_best, at_least=0)
+        check_choice("on_error", self.on_error, ("stop", "continue"))
+        check_int("exit_code", self.exit_code, at_least=1, at_most=255)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -366,6 +447,20 @@ class StepConfig:
         loss and metrics then count the other rows alone, as if they were not in the batch. Layers
         do not know: batch normalization in training, and what a layer adds to the loss by itself,
         still see them, so they need values that give finite losses.
+      label_smoothing: part of each training label that is spread evenly over all classes (Szegedy
+        et al. 2016, arXiv:1512.00567). With this, mixup or cutmix, whole-number labels become
+        probabilities in the step, [rows, classes] float32: compile with CategoricalCrossentropy.
+      mixup_alpha: training images and labels are blended with the next row's, by Beta(this, this)
+        (Zhang et al. 2018, arXiv:1710.09412); 0 for none.
+      cutmix_alpha: a rectangle of the next row's image is pasted, of an area by Beta(this, this),
+        and the labels blended by it (Yun et al. 2019, arXiv:1905.04899); 0 for none. With mixup
+        too, each step takes one of the two by chance.
+      nonfinite: what follows gradients, or changes of other variables, that are infinite or NaN.
+        They are never applied. "stop" ends training and names step and layer; "skip" warns and goes
+        on; "rollback" goes back to the last checkpoint and on with the data after that step. Where
+        a dynamic loss scale overflows, that is no fault. Weights that are not finite always stop
+        training, or roll it back.
+      max_rollbacks: how often in a run; then it stops.
     """
 
     sync_batchnorm: bool = False
@@ -377,6 +472,11 @@ class StepConfig:
     loss_scale_floor: float = 1e-4  # as fairseq's --min-loss-scale
     audit_steps: int = 1000
     zero_weight_is_padding: bool = False
+    label_smoothing: float = 0.0
+    mixup_alpha: float = 0.0
+    cutmix_alpha: float = 0.0
+    nonfinite: str = "stop"
+    max_rollbacks: int = 3
 
     def __post_init__(self):
         """Checks every field."""
@@ -389,6 +489,16 @@ class StepConfig:
         check_number("loss_scale_floor", self.loss_scale_floor, above=0)
         check_int("audit_steps", self.audit_steps, at_least=0)
         check_flag("zero_weight_is_padding", self.zero_weight_is_padding)
+        check_number("label_smoothing", self.label_smoothing, at_least=0, at_most=1)
+        check_number("mixup_alpha", self.mixup_alpha, at_least=0)
+        check_number("cutmix_alpha", self.cutmix_alpha, at_least=0)
+        check_choice("nonfinite", self.nonfinite, ("stop", "skip", "rollback"))
+        check_int("max_rollbacks", self.max_rollbacks, at_least=1)
+
+    @property
+    def mixes_labels(self) -> bool:
+        """Whether training labels become probabilities over the classes."""
+        return any((self.label_smoothing, self.mixup_alpha, self.cutmix_alpha))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -403,6 +513,7 @@ class Config:
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
     step: StepConfig = dataclasses.field(default_factory=StepConfig)
+    checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
 
 
 def default_config() -> ml_collections.ConfigDict:
@@ -423,6 +534,10 @@ def default_config() -> ml_collections.ConfigDict:
     config.runtime.gpu_ids = config_dict.placeholder(object)
     config.runtime.memory = config_dict.FieldReference("growth", field_type=object)
     config.step.loss_scale = config_dict.FieldReference("dynamic", field_type=object)
+    for section, kind in (("train", TrainConfig), ("checkpoint", CheckpointConfig)):
+        for field in dataclasses.fields(kind):
+            if field.default is None:
+                config[section][field.name] = config_dict.placeholder(object)
     return config
 
 
@@ -509,6 +624,16 @@ def _image_size(name: str, value) -> tuple[int, int]:
     pair = isinstance(value, Sequence) and len(value) == 2
     if not pair or not all(is_int(each, at_least=1) for each in value):
         raise UserError(f"{name}={value!r}; expected (height, width) in pixels, e.g. (28, 28)")
+    return tuple(value)
+
+
+def _rising(name: str, value) -> tuple[float, ...]:
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise UserError(f"{name}={value!r}; expected epochs in rising order, e.g. (30, 60, 80)")
+    for each in value:
+        check_number(name, each, above=0)
+    if sorted(set(value)) != list(value):
+        raise UserError(f"{name}={value!r}; expected epochs in rising order, each once")
     return tuple(value)
 
 
