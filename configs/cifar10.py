@@ -5,9 +5,20 @@
 
 The root holds `train/<class>/*.jpg` (50,000 images) and `test/<class>/*.jpg` (10,000).
 
-85.3% test accuracy after 50 s of training, compilation included, on one H200 with 16 CPU cores
-(2026-11-21); 57,000 images/s after the first epoch. It swings by 2% from epoch to epoch, as the
-learning rate does not fall.
+TO BE MEASURED: test accuracy, seconds of training and of compilation, images/s, on one H200.
+
+The recipe is that of David Page, "How to Train Your ResNet" (myrtle.ai, 2018), in Keras's terms:
+
+- Rate. His loss is the sum over a batch of 512, and his rate is divided by 512: that is the mean,
+  and the rate as it is, 0.4. It rises for 5 of 24 epochs and falls linearly to 0.
+- Weight decay. He adds 5e-4 * 512 times the weight to the gradient of the sum: 5e-4 to that of the
+  mean. Momentum 0.9 makes 1 / (1 - 0.9) = 10 times as much of it in the end. Keras takes it off the
+  weights, past the momentum: 10 * 5e-4 = 5e-3, times the rate, in each step. His is of batch norm's
+  scale and offset too; here they do not decay.
+- Nesterov momentum 0.9. Keras's velocity has the rate in it, PyTorch's has not: while the rate
+  changes by 1/490 of its peak a step or less, they differ by 10 steps of that.
+- Images are shifted by up to 4 pixels and mirrored, as his. He then blacks out a square of 8 x 8
+  pixels; here labels are smoothed by 0.2, as in his last post ("Bag of tricks", 2019).
 """
 
 import ml_collections
@@ -29,7 +40,14 @@ def get_config(size: str = "") -> ml_collections.ConfigDict:
     config.data.global_batch_size = 16 if is_smoke(size) else 512
     config.train_images.update(preset_fields("cifar"))
     config.model.name = "cifar_resnet"
-    config.train.epochs = 1 if is_smoke(size) else 30
-    config.train.optimizer = "adamw"
-    config.train.learning_rate = 1e-3  # constant
+    config.train.epochs = 1 if is_smoke(size) else 24
+    config.train.optimizer = "sgd"
+    config.train.learning_rate = 0.4
+    config.train.base_batch_size = 512
+    config.train.warmup_epochs = config.train.epochs * 5 / 24
+    config.train.decay = "linear"
+    config.train.momentum = 0.9
+    config.train.nesterov = True
+    config.train.weight_decay = 10 * 5e-4
+    config.step.label_smoothing = 0.2
     return config

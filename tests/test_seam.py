@@ -18,6 +18,7 @@ from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.losses import loss as keras_loss
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.trainers.compile_utils import MetricsList
+from keras.src.utils.rng_utils import get_random_seed
 from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceStrategy
 
@@ -296,6 +297,24 @@ def _(monkeypatch):
 def _():
     masked = layers.Masking()(tf.constant([[[1.0], [0.0]]]))
     return get_keras_mask(masked).numpy().tolist() == [[True, False]]
+
+
+@canary("utils.rng_utils.get_random_seed", "gives what set_random_seed was given")
+def _():
+    keras.utils.set_random_seed(5)
+    given = get_random_seed()
+    keras.utils.set_random_seed(0)
+    return given == 5
+
+
+@canary("Optimizer._trainable_variables", "and ._model_variables_moving_average go in pairs")
+def _():
+    weights = [keras.Variable([1.0]), keras.Variable([2.0])]
+    optimizer = keras.optimizers.SGD(use_ema=True)
+    optimizer.apply([tf.constant([0.0])] * 2, weights)
+    averages = [each.numpy() for each in optimizer._model_variables_moving_average]
+    own = [id(each) for each in optimizer._trainable_variables]
+    return own == [id(each) for each in weights] and averages == [1, 2]
 
 
 def epoch_iterator():

@@ -12,7 +12,6 @@ import tensorflow as tf
 from keras import layers
 
 from tfaccel import UserError
-from tfaccel.step import make_optimizer
 
 RNG = np.random.default_rng(0)
 X = RNG.random((104, 8, 8, 1), dtype=np.float32)
@@ -470,11 +469,3 @@ def test_loaders_of_other_classes_do_not_validate(setup, folder, tmp_path):
     run.compile(model, "sgd", loss())
     with pytest.raises(UserError, match="the test images have no class 'a'"):
         model.fit(train, validation_data=test, verbose=0)
-
-
-def test_optimizers_by_name():
-    optimizer = make_optimizer("AdamW", learning_rate=0.5)
-    assert isinstance(optimizer, keras.optimizers.AdamW)
-    assert float(optimizer.learning_rate) == 0.5
-    with pytest.raises(UserError, match="no optimizer 'admw'; did you mean 'adam"):
-        make_optimizer("admw", learning_rate=0.5)

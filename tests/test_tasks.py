@@ -28,7 +28,7 @@ MASKS = data_of(pairs=True, targets="mask")
 
 
 def test_labels_make_a_classification():
-    task = tasks.task_of(LABELS, ModelConfig())
+    task = tasks.task_of(LABELS, ModelConfig(), StepConfig())
     assert (task.output_shape, task.num_outputs, task.metrics) == ((3,), 3, ["accuracy"])
     logits = np.array([[5.0, 0, 0], [0, 0, 0]], np.float32)
     expected = (np.log(1 + 2 * np.exp(-5)) + np.log(3)) / 2
@@ -36,18 +36,49 @@ def test_labels_make_a_classification():
 
 
 def test_more_outputs_than_classes_can_be_asked_for():
-    assert tasks.task_of(LABELS, ModelConfig(num_outputs=8)).num_outputs == 8
+    assert tasks.task_of(LABELS, ModelConfig(num_outputs=8), StepConfig()).num_outputs == 8
+
+
+def test_labels_that_are_mixed_have_a_loss_of_probabilities():
+    task = tasks.task_of(LABELS, ModelConfig(), StepConfig(label_smoothing=0.1))
+    assert (task.output_shape, task.metrics) == ((3,), ["accuracy"])
+    logits = np.array([[5.0, 0, 0], [0, 0, 0]], np.float32)
+    expected = (np.log(1 + 2 * np.exp(-5)) + np.log(3)) / 2
+    assert float(task.loss(np.eye(3)[[0, 2]], logits)) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("xla", [False, True])
+def test_of_more_than_five_classes_the_top_five_are_measured(xla, smoothing):
+    data, step = data_of(class_names=tuple("abcdefg")), StepConfig(label_smoothing=smoothing)
+    task = tasks.task_of(data, ModelConfig(), step)
+    image = keras.Input((7,))
+    model = compiled(
+        lambda: keras.Model(image, keras.layers.Identity()(image)),
+        1,
+        optimizer="sgd",
+        xla=xla,
+        config=step,
+        loss=task.loss,
+        metrics=task.metrics,
+    )
+    logits = np.random.default_rng(0).normal(size=(64, 7)).astype(np.float32)
+    labels = np.arange(64) % 7
+    ranks = (logits > logits[np.arange(64), labels][:, None]).sum(axis=1)
+    result = model.evaluate(logits, labels, batch_size=64, verbose=0, return_dict=True)
+    assert result["accuracy"] == pytest.approx((ranks == 0).mean())
+    assert result["top5"] == pytest.approx((ranks < 5).mean())
 
 
 def test_target_images_make_a_restoration():
-    task = tasks.task_of(IMAGES, ModelConfig())
+    task = tasks.task_of(IMAGES, ModelConfig(), StepConfig())
     assert (task.output_shape, task.num_outputs) == ((8, 6, 3), 3)
     assert isinstance(task.loss, keras.losses.MeanAbsoluteError)
     assert [each.name for each in task.metrics] == ["psnr"]
 
 
 def test_masks_make_a_segmentation():
-    task = tasks.task_of(MASKS, ModelConfig(num_outputs=4))
+    task = tasks.task_of(MASKS, ModelConfig(num_outputs=4), StepConfig())
     assert (task.output_shape, task.metrics) == ((8, 6, 4), ["accuracy"])
     mask = np.random.default_rng(0).integers(0, 4, (2, 8, 6, 1))
     right = 100 * np.eye(4, dtype=np.float32)[mask[..., 0]]
@@ -65,8 +96,14 @@ WRONG = [
 @pytest.mark.parametrize(("data", "num_outputs", "words"), WRONG, ids=[each[2] for each in WRONG])
 def test_each_mistake_is_one_sentence(data, num_outputs, words):
     with pytest.raises(UserError) as error:
-        tasks.task_of(data, ModelConfig(num_outputs=num_outputs))
+        tasks.task_of(data, ModelConfig(num_outputs=num_outputs), StepConfig())
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize("data", [IMAGES, MASKS], ids=["images", "masks"])
+def test_target_images_are_not_smoothed(data):
+    with pytest.raises(UserError, match="mixup or cutmix with target images; they are for classes"):
+        tasks.task_of(data, ModelConfig(num_outputs=3), StepConfig(label_smoothing=0.1))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +114,7 @@ def test_each_mistake_is_one_sentence(data, num_outputs, words):
     ],
 )
 def test_a_model_that_gives_something_else_is_refused(name, data, words):
-    task = tasks.task_of(data, ModelConfig())
+    task = tasks.task_of(data, ModelConfig(), StepConfig())
     model = models.build(name, image_shape=(8, 6, 3), num_outputs=task.num_outputs)
     with pytest.raises(UserError) as error:
         tasks.check_model(model, task)
@@ -86,7 +123,7 @@ def test_a_model_that_gives_something_else_is_refused(name, data, words):
 
 def test_the_right_model_is_not():
     for name, data in (("mnist_cnn", LABELS), ("restoration_cnn", IMAGES)):
-        task = tasks.task_of(data, ModelConfig())
+        task = tasks.task_of(data, ModelConfig(), StepConfig())
         model = models.build(name, image_shape=(8, 6, 3), num_outputs=task.num_outputs)
         tasks.check_model(model, task)
 
@@ -150,7 +187,7 @@ def test_loss_and_psnr_count_the_images_that_are_not_padding(num_replicas, width
     target, output, _ = images(8)
     target, output = (each[:, :, :width].astype(np.float32) for each in (target, output))
     weight = np.array([1, 1, 1, 1, 1, 1, 0, 0], np.float32)
-    task = tasks.task_of(IMAGES, ModelConfig())
+    task = tasks.task_of(IMAGES, ModelConfig(), StepConfig())
     model = compiled(
         lambda: models.build("restoration_cnn", image_shape=(8, width, 3), num_outputs=3),
         num_replicas,
@@ -173,7 +210,7 @@ def test_loss_and_psnr_count_the_images_that_are_not_padding(num_replicas, width
 def test_masks_are_learned():
     random = np.random.default_rng(0)
     mask = np.repeat(random.integers(0, 3, (8, 2, 2, 1)), 4, axis=1).repeat(3, axis=2)
-    task = tasks.task_of(MASKS, ModelConfig(num_outputs=3))
+    task = tasks.task_of(MASKS, ModelConfig(num_outputs=3), StepConfig())
     model = compiled(
         lambda: models.build("restoration_cnn", image_shape=(8, 6, 1), num_outputs=3),
         1,

@@ -11,24 +11,34 @@ TensorFlow is imported when `setup` is first touched, not before: `tfaccel --hel
 import importlib
 from typing import TYPE_CHECKING
 
-from tfaccel.config import AugmentConfig, DaliConfig, ImageConfig, StepConfig
+from tfaccel.config import (
+    AugmentConfig,
+    CheckpointConfig,
+    DaliConfig,
+    ImageConfig,
+    StepConfig,
+)
 from tfaccel.errors import UserError
 from tfaccel.presets import preset
 
 if TYPE_CHECKING:
     from tfaccel.data import sources
+    from tfaccel.isolate import IsolatedError, run_isolated
     from tfaccel.run import Run, setup
 
 __version__ = "0.1.0"
 __all__ = [
     "AugmentConfig",
+    "CheckpointConfig",
     "DaliConfig",
     "ImageConfig",
+    "IsolatedError",
     "Run",
     "StepConfig",
     "UserError",
     "__version__",
     "preset",
+    "run_isolated",
     "setup",
     "sources",
 ]
@@ -37,6 +47,8 @@ __all__ = [
 def __getattr__(name: str):
     if name in ("Run", "setup"):
         return getattr(importlib.import_module("tfaccel.run"), name)
+    if name in ("IsolatedError", "run_isolated"):
+        return getattr(importlib.import_module("tfaccel.isolate"), name)
     if name == "sources":
         return importlib.import_module("tfaccel.data.sources")
     raise AttributeError(f"module 'tfaccel' has no attribute '{name}'")

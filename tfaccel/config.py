@@ -343,7 +343,7 @@ class TrainConfig:
       warmup_epochs: in which the rate rises linearly, step by step, from the first step's to
         learning_rate.
       decay: of the rate after warm-up: "constant", "step" (times decay_factor at each of
-        decay_epochs), "cosine" or "linear" (down to 0 at the last step, step by step).
+        decay_epochs), "cosine" or "linear" (step by step, down to 0 after the last).
       decay_epochs: for "step": after how many epochs, warm-up included.
       decay_factor: for "step".
       momentum: of optimizers that have one, as "sgd" and "rmsprop"; None for Keras's default.
@@ -356,8 +356,11 @@ class TrainConfig:
         measured after each epoch and exported; None for the weights themselves.
       monitor: by which checkpoints are best and training stops early: a metric as the logs call it;
         losses should fall, all others rise.
+      steps_per_execution: steps between two looks at what they came to: callbacks, logs, signals,
+        checkpoints come once for so many, and the GPU does not wait for them in between.
       early_stopping_epochs: training ends after so many epochs without a better monitor, and the
-        best epoch's weights are exported; None to train all epochs.
+        best epoch's weights are exported (with ema_momentum, the last average); None to train all
+        epochs.
     """
 
     epochs: int = 1
@@ -373,6 +376,7 @@ class TrainConfig:
     weight_decay: float | None = None
     ema_momentum: float | None = None
     monitor: str = "val_loss"
+    steps_per_execution: int = 1
     early_stopping_epochs: int | None = None
 
     def __post_init__(self):
@@ -391,6 +395,7 @@ class TrainConfig:
         check_flag("nesterov", self.nesterov)
         if not isinstance(self.monitor, str) or not self.monitor:
             raise UserError(f"monitor={self.monitor!r}; expected a metric's name, e.g. 'val_loss'")
+        check_int("steps_per_execution", self.steps_per_execution, at_least=1)
         if self.early_stopping_epochs is not None:
             check_int("early_stopping_epochs", self.early_stopping_epochs, at_least=1)
 
@@ -400,8 +405,9 @@ class CheckpointConfig:
     """When the state of training is kept, and what becomes of it.
 
     Attributes:
-      every_steps: steps between checkpoints, counted over epochs, beside the one after each epoch;
-        None for those alone.
+      every_steps: steps between checkpoints, counted over epochs, beside those after epochs; None
+        for those alone.
+      every_epochs: epochs between checkpoints; there is one after the last in any case.
       keep_last: how many of the newest are kept.
       keep_best: how many of those with the best `train.monitor` are kept beside them.
       on_error: when one cannot be written, as on a full disk: "stop" ends training, "continue"
@@ -410,6 +416,7 @@ class CheckpointConfig:
     """
 
     every_steps: int | None = None
+    every_epochs: int = 1
     keep_last: int = 3
     keep_best: int = 1
     on_error: str = "stop"
@@ -419,6 +426,7 @@ class CheckpointConfig:
         """Checks every field."""
         if self.every_steps is not None:
             check_int("every_steps", self.every_steps, at_least=1)
+        check_int("every_epochs", self.every_epochs, at_least=1)
         check_int("keep_last", self.keep_last, at_least=1)
         check_int("keep_best", self.keep_best, at_least=0)
         check_choice("on_error", self.on_error, ("stop", "continue"))
@@ -539,6 +547,27 @@ def default_config() -> ml_collections.ConfigDict:
             if field.default is None:
                 config[section][field.name] = config_dict.placeholder(object)
     return config
+
+
+def deciding(config: Config) -> dict[str, object]:
+    """Returns the settings that a resumed run must share with the one it goes on with, by name.
+
+    What the data are is compared as it was found, and on how many replicas, or how fast, they are
+    trained on is free. So is the number of epochs, where no learning rate goes by it.
+    """
+    free = {
+        "runtime": {"gpu_ids", "memory", "peer_timeout_s"},
+        "step": {"audit_steps", "nonfinite", "max_rollbacks"},
+        "train": {"steps_per_execution"},
+    }
+    if config.train.decay in ("constant", "step"):
+        free["train"].add("epochs")
+    return {
+        f"{section}.{name}": list(value) if isinstance(value, tuple) else value
+        for section in ("runtime", "model", "train", "step")
+        for name, value in dataclasses.asdict(getattr(config, section)).items()
+        if name not in free.get(section, ())
+    }
 
 
 def is_smoke(size: str) -> bool:

@@ -94,7 +94,14 @@ def _write(model, folder: pathlib.Path) -> None:
     # The first endpoint also becomes `serving_default`.
     archive.add_endpoint("serve", serve, input_signature=signature)
     archive.write_out(folder, verbose=False)
-    model.save(folder / "model.keras")
+    _without_training_state(model).save(folder / "model.keras")
+
+
+def _without_training_state(model) -> keras.Model:
+    """Returns a copy that plain Keras can load: not compiled, so of no optimizer or loss of ours."""
+    copy = keras.models.clone_model(model)
+    copy.set_weights(model.get_weights())
+    return copy
 
 
 def _compare(model, folder: pathlib.Path, images) -> float:

@@ -1,22 +1,29 @@
 """The epochs: Keras's own `fit`, with the callbacks of a run.
 
-Takes a compiled model and its loaders; gives the metrics and how long it took.
+Takes a compiled model, its loaders and the recipe; gives the metrics and how long it took.
 
-    outcome = fit(model, train, test, epochs=5, writes_to=workdir)
+    outcome = fit(model, train, test, config.train, checkpoints=..., writes_to=workdir, devices=...)
 """
 
+import contextlib
 import dataclasses
 import logging
 import math
 import pathlib
-import sys
-import time
+from collections.abc import Sequence
 
 import keras
 
+from tfaccel.callbacks.checkpoints import Checkpoints
+from tfaccel.callbacks.ema import EMA
+from tfaccel.callbacks.logs import Logs
 from tfaccel.callbacks.throughput import Throughput
+from tfaccel.config import TrainConfig
 from tfaccel.data.distribute import Loader
 from tfaccel.errors import UserError
+from tfaccel.gpu_usage import GpuUsage
+from tfaccel.logs import make_writers
+from tfaccel.runtime import Device
 
 log = logging.getLogger("tfaccel")
 
@@ -27,9 +34,11 @@ class Outcome:
 
     Attributes:
       metrics: the last epoch's, by Keras's names; `val_` is the test images'.
-      images_per_second: over all replicas; validation and compilation left out.
-      steps: optimizer updates asked for.
-      seconds: wall time of `fit`, compilation and validation included.
+      images_per_second: over all replicas, since this process began; validation and compilation
+        left out.
+      steps: optimizer updates asked for, those before a resume included.
+      seconds: wall time, compilation and validation included, and of earlier processes what their
+        checkpoints kept.
     """
 
     metrics: dict[str, float]
@@ -39,41 +48,45 @@ class Outcome:
 
 
 def fit(
-    model: keras.Model, train: Loader, test: Loader, *, epochs: int, writes_to: pathlib.Path | None
+    model: keras.Model,
+    train: Loader,
+    test: Loader,
+    recipe: TrainConfig,
+    *,
+    checkpoints: Checkpoints,
+    writes_to: pathlib.Path | None,
+    devices: Sequence[Device],
 ) -> Outcome:
-    """Trains for `epochs` and measures on `test` after each.
+    """Trains for as many epochs as the recipe says, and measures on `test` after each.
 
     Args:
       model: compiled.
       train: what to train on.
       test: what to measure on.
-      epochs: passes over `train`.
-      writes_to: the workdir, for metrics.csv and tensorboard/; None for a worker that writes none.
+      recipe: epochs, averaged weights, and when to stop early.
+      checkpoints: where it goes on from, and saves to.
+      writes_to: the workdir, for the logs; None for a worker that writes none.
+      devices: of this worker's replicas, whose use is logged.
 
     Raises:
       UserError: the loss is no number at the end: there is nothing to export.
     """
-    throughput = Throughput(
-        global_batch_size=train.global_batch_size, num_examples=train.num_examples
-    )
-    callbacks = [
-        throughput,  # first, so that those below see what it adds to the logs
-    ]
+    throughput = Throughput(train)
+    writers = make_writers(writes_to, loader=train, num_epochs=recipe.epochs) if writes_to else []
+    logs = Logs(writers, loader=train, throughput=throughput, gpus=GpuUsage(devices))
     if writes_to:
-        callbacks.append(keras.callbacks.CSVLogger(writes_to / "metrics.csv"))
-        callbacks.append(keras.callbacks.TensorBoard(writes_to / "tensorboard", write_graph=False))
         log.info("watch: uv run tensorboard --logdir %s", writes_to / "tensorboard")
-    start = time.perf_counter()
-    history = model.fit(
-        train,
-        validation_data=test,
-        epochs=epochs,
-        callbacks=callbacks,
-        # A bar redraws itself; in a file or pipe that is noise, so a line per epoch there.
-        verbose=1 if sys.stdout.isatty() else 2,
-    )
+    with contextlib.closing(logs):
+        history = model.fit(
+            train,
+            validation_data=test,
+            epochs=recipe.epochs,
+            # Each sees what those before it add to the logs.
+            callbacks=[throughput, *_of_recipe(recipe), logs, checkpoints],
+            verbose=0,
+        )
     metrics = {name: float(values[-1]) for name, values in history.history.items()}
-    del metrics["images_per_second"]  # the last epoch's; that of the run stands beside
+    metrics.pop("images_per_second", None)  # the last epoch's; that of the run stands beside
     if not all(map(math.isfinite, metrics.values())):
         raise UserError(
             f"training diverged: loss={metrics['loss']}, val_loss={metrics['val_loss']} after the "
@@ -82,6 +95,25 @@ def fit(
     return Outcome(
         metrics=metrics,
         images_per_second=throughput.images_per_second,
-        steps=epochs * train.num_batches,
-        seconds=time.perf_counter() - start,
+        steps=train.position,
+        seconds=logs.seconds,
     )
+
+
+def _of_recipe(recipe: TrainConfig) -> list[keras.callbacks.Callback]:
+    """Returns the callbacks that the recipe asks for."""
+    callbacks = []
+    if recipe.ema_momentum is not None:
+        callbacks.append(EMA())
+    if recipe.early_stopping_epochs is not None:
+        callbacks.append(
+            keras.callbacks.EarlyStopping(
+                recipe.monitor,
+                patience=recipe.early_stopping_epochs,
+                mode="min" if recipe.monitor.endswith("loss") else "max",
+                # Of averaged weights, those of the end: the best epoch's are not kept apart.
+                restore_best_weights=recipe.ema_momentum is None,
+                verbose=1,
+            )
+        )
+    return callbacks

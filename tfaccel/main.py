@@ -1,6 +1,7 @@
 """The `tfaccel` command: flags to config and workdir, then `train.run`; nothing else.
 
-Exit codes: 0 done or help, 1 the run failed, 2 a mistake in the call, 130 interrupted.
+Exit codes: 0 done or help, 1 the run failed, 2 a mistake in the call, 130 interrupted, and of a
+training run that a signal made save and stop what its config says: 143.
 """
 
 import dataclasses
@@ -21,7 +22,8 @@ from ml_collections import config_flags
 from tfaccel import __version__
 from tfaccel.config import Config, RuntimeConfig, default_config, parse
 from tfaccel.errors import RunError, UserError, did_you_mean
-from tfaccel.workdir import check_free
+from tfaccel.redact import without_userinfo
+from tfaccel.workdir import RESUMES, check_usable, finished
 
 HELP = f"""tfaccel {__version__}: train Keras models from image files and keep NVIDIA GPUs busy.
 
@@ -30,10 +32,17 @@ usage: tfaccel COMMAND [flags]
   train   train, measure and export what a config file says
             tfaccel train --config=configs/digits.py
             tfaccel train --config=configs/mnist.py --config.data.root=/data/mnist_png
+            tfaccel train --config=configs/digits.py --workdir=runs/a   # again: goes on from there
 
   audit   look through an experiment's images, and prove what its loader gives each replica
             tfaccel audit --config=configs/digits.py
             tfaccel audit --config=configs/digits.py --contact-sheet=digits.png
+
+  plot   draw loss, metrics and throughput of one or more runs
+            tfaccel plot runs/a runs/b --output=curves.html
+
+  autobatch   find the largest batch that fits in the GPUs' memory
+            tfaccel autobatch --config=configs/mnist.py --config.data.root=/data/mnist_png
 
   selftest   check that this machine's replicas train as one device does
             tfaccel selftest
@@ -45,9 +54,16 @@ usage: tfaccel COMMAND [flags]
 
 TRAIN_HELP = """usage: tfaccel train --config=FILE [--workdir=DIR] [--config.SECTION.FIELD=VALUE]
 
-  --config=FILE    an experiment: a Python file with get_config(), as in configs/;
-                   FILE:smoke runs its smallest size
-  --workdir=DIR    a new folder for what the run leaves; runs/NAME-TIME by default
+  --config=FILE      an experiment: a Python file with get_config(), as in configs/;
+                     FILE:smoke runs its smallest size
+  --workdir=DIR      a folder for what the run leaves; runs/NAME-TIME by default. Where it holds a
+                     run that was stopped, the same command goes on from its newest checkpoint
+  --resume=auto      or "required" (an error if there is no checkpoint) or "never" (if there is a
+                     run)
+  --accept_changes   go on from a checkpoint although the config or the data have changed since
+
+  SIGTERM, SIGUSR1 and Ctrl-C let it save and stop, with exit code checkpoint.exit_code; a second
+  one ends it at once.
 
   tfaccel train --config=configs/digits.py --config.train.epochs=3
   tfaccel train --config=configs/mnist.py --config.runtime.gpu_ids=0 --config.runtime.precision=O2
@@ -81,6 +97,27 @@ SELFTEST_HELP = """usage: tfaccel selftest [flags]
   and load, XLA. Prints a row for each; exit code 1 if any failed. Minutes, most of it compilation.
 """
 
+PLOT_HELP = """usage: tfaccel plot WORKDIR... [--output=FILE]
+
+  Draws loss, metrics and images per second of one or more runs over their epochs, finished or not.
+  Each run has a colour; test images are the full line, training the dashed one.
+
+  --output=FILE   a new .png, or .html: one page with the picture and a table, that needs no other
+                  file; plot.png by default
+
+  tfaccel plot runs/digits-20261121-094702
+  tfaccel plot runs/a runs/b --output=curves.html
+"""
+
+AUTOBATCH_HELP = """usage: tfaccel autobatch --config=FILE [--config.SECTION.FIELD=VALUE]
+
+  Finds the largest global batch, a multiple of 8, that fits in the GPUs' memory: trains a few steps
+  on one size after another, each in a process of its own, DALI's memory and 5% to spare counted.
+  Prints it, and the flag to use, as JSON. A try takes about as long as a run to its first steps.
+
+  tfaccel autobatch --config=configs/imagenet_resnet50.py --config.data.root=/data/imagenet
+"""
+
 HELP_FLAGS = {"--help", "-h", "--helpfull", "--helpshort"}
 
 
@@ -89,7 +126,8 @@ def cli() -> None:
     try:
         sys.exit(main(sys.argv[1:]))
     except (UserError, RunError) as error:
-        print(f"tfaccel: error: {' '.join(str(error).split())}", file=sys.stderr)
+        message = without_userinfo(" ".join(str(error).split()))
+        print(f"tfaccel: error: {message}", file=sys.stderr)
         sys.exit(2 if isinstance(error, UserError) else 1)
     except KeyboardInterrupt:
         print("tfaccel: interrupted", file=sys.stderr)
@@ -119,15 +157,24 @@ def train(arguments: list[str]) -> int:
     if HELP_FLAGS & set(arguments):
         print(_train_help([each for each in arguments if each.startswith("--config=")]), end="")
         return 0
-    values, name = _parse_config_flags("train", arguments, paths=("workdir",))
+    values, name = _parse_config_flags("train", arguments, paths=("workdir",), resumes=True)
     config, workdir = parse(values.config), values.workdir
+    if values.resume == "required" and not workdir:
+        raise UserError("--resume=required without --workdir; say which run to go on with")
     time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    workdir = check_free(pathlib.Path(workdir or f"runs/{name}-{time}"))
+    workdir = check_usable(pathlib.Path(workdir or f"runs/{name}-{time}"), resume=values.resume)
+    if result := finished(workdir, dataclasses.asdict(config)):
+        print(f"tfaccel: {workdir} holds the end of this run; nothing to do", file=sys.stderr)
+        print(json.dumps(result))
+        return 0
     # TensorFlow reads this when it is imported, and then says less at its start.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from tfaccel import train as train_room
 
-    print(json.dumps(train_room.run(config, workdir=workdir)))
+    result = train_room.run(
+        config, workdir=workdir, resume=values.resume, accept_changes=values.accept_changes
+    )
+    print(json.dumps(result))
     return 0
 
 
@@ -209,22 +256,74 @@ def selftest(arguments: list[str]) -> int:
     return selftest_room.report(config, precisions=precisions, xla=xla, output=output)
 
 
-COMMANDS = {"train": train, "audit": audit, "selftest": selftest}
+def plot(arguments: list[str]) -> int:
+    """Draws the runs whose workdirs are given, and prints the picture's path."""
+    if HELP_FLAGS & set(arguments):
+        print(PLOT_HELP, end="")
+        return 0
+    values = flags.FlagValues()
+    values.set_gnu_getopt(True)  # flags may follow the workdirs
+    flags.DEFINE_string("output", "plot.png", "A new PNG or HTML file.", flag_values=values)
+    try:
+        workdirs = values(["tfaccel plot", *arguments])[1:]
+    except flags.Error as error:
+        raise UserError(str(error)) from error
+    if not workdirs:
+        raise UserError("no workdir; name one or more, e.g. `tfaccel plot runs/a runs/b`")
+    output = pathlib.Path(values.output).expanduser()
+    from tfaccel import plot as plot_room
+
+    plot_room.plot([pathlib.Path(each).expanduser() for each in workdirs], output)
+    print(output)
+    return 0
 
 
-def _parse_config_flags(command: str, arguments: list[str], *, paths: tuple[str, ...]):
+def autobatch(arguments: list[str]) -> int:
+    """Finds the largest batch that fits and prints it, with its flag, as one JSON line."""
+    if HELP_FLAGS & set(arguments):
+        print(AUTOBATCH_HELP, end="")
+        return 0
+    values, _ = _parse_config_flags("autobatch", arguments, paths=())
+    config = parse(values.config)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    from tfaccel.auto_batch import auto_batch
+
+    batch = auto_batch(config)
+    flag = f"--config.data.global_batch_size={batch}"
+    if config.data.batch_per_replica is not None:
+        flag += " --config.data.batch_per_replica=None"
+    print(json.dumps({"global_batch_size": batch, "flag": flag}))
+    return 0
+
+
+COMMANDS = {
+    "train": train,
+    "plot": plot,
+    "audit": audit,
+    "autobatch": autobatch,
+    "selftest": selftest,
+}
+
+
+def _parse_config_flags(
+    command: str, arguments: list[str], *, paths: tuple[str, ...], resumes: bool = False
+):
     """Returns the flags, `config` with its overrides among them, and the config file's name.
 
     Args:
       command: whose flags these are.
       arguments: the command line after it.
       paths: the command's own flags, each of a path.
+      resumes: whether the command has the flags of resuming.
     """
     values = flags.FlagValues()
     argv = [f"tfaccel {command}", *arguments]
     config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=argv, lock_config=True)
     for path in paths:
         flags.DEFINE_string(path, None, "A new one.", flag_values=values)
+    if resumes:
+        flags.DEFINE_enum("resume", "auto", RESUMES, "Where to begin.", flag_values=values)
+        flags.DEFINE_bool("accept_changes", False, "Of a resumed run.", flag_values=values)
     # What config_flags would answer with a traceback is looked at first.
     file = _config_file(arguments)
     _check_overrides(arguments)

@@ -16,11 +16,14 @@ from collections.abc import Callable
 import keras
 import numpy as np
 
+from tfaccel.callbacks.finite import Finite
 from tfaccel.callbacks.loss_scale import LossScale
 from tfaccel.callbacks.replica_audit import ReplicaAudit
 from tfaccel.config import StepConfig
 from tfaccel.data.distribute import Loader, check_same_classes
 from tfaccel.errors import UserError
+from tfaccel.memory_plan import explained
+from tfaccel.resume import from_checkpoint
 from tfaccel.step import padding
 
 
@@ -32,9 +35,14 @@ def extend(model: keras.Model, config: StepConfig, *, guard: Callable) -> None:
       config: floor of the loss scale, and steps between audits.
       guard: makes the context of every call that other workers take part in.
     """
+    counting = functools.partial(_for_loaders, counts=model, mixed=config.mixes_labels)
     ours = {
-        "fit": lambda fit: _watched(_for_loaders(fit, counts=model), model, config),
-        "evaluate": lambda evaluate: _for_loaders(evaluate, counts=model),
+        "fit": lambda fit: _watched(
+            from_checkpoint(counting(fit), model, config),
+            model,
+            config,
+        ),
+        "evaluate": counting,
         "predict": lambda predict: _for_loaders(_without_padding(predict)),
         "train_on_batch": lambda train: _with_keras_logs(train, model),
         "test_on_batch": lambda test: test,
@@ -42,7 +50,8 @@ def extend(model: keras.Model, config: StepConfig, *, guard: Callable) -> None:
     }
     for name, wrap in ours.items():
         method = types.MethodType(getattr(type(model), name), model)
-        setattr(model, name, _guarded(wrap(method), guard))
+        # Within the guard, or it would look for a lost worker where memory is full.
+        setattr(model, name, _guarded(explained(wrap(method), model, config), guard))
 
 
 def _without_padding(predict: Callable) -> Callable:
@@ -91,14 +100,16 @@ def _guarded(method: Callable, guard: Callable) -> Callable:
 def _watched(fit: Callable, model, config: StepConfig) -> Callable:
     """Returns `fit` with the callbacks that the replicas and the loss scale need."""
     signature = inspect.signature(fit)
-    ours = [LossScale(config.loss_scale_floor)]
+    finite = Finite(config.nonfinite)
+    ours = [LossScale(config.loss_scale_floor), finite]
     if model.distribute_strategy.num_replicas_in_sync > 1:
         ours.append(ReplicaAudit(config.audit_steps))
 
     @functools.wraps(fit)
     def wrapper(*args, **kwargs):
         call = signature.bind(*args, **kwargs)
-        given = call.arguments.get("callbacks")
+        given, x = call.arguments.get("callbacks"), call.arguments.get("x")
+        finite.loader = x if isinstance(x, Loader) else None
         if isinstance(given, keras.callbacks.CallbackList):
             given.callbacks[:] = [*ours, *(each for each in given.callbacks if each not in ours)]
             for each in ours:
@@ -111,7 +122,9 @@ def _watched(fit: Callable, model, config: StepConfig) -> Callable:
     return wrapper
 
 
-def _for_loaders(method: Callable, *, counts: keras.Model | None = None) -> Callable:
+def _for_loaders(
+    method: Callable, *, counts: keras.Model | None = None, mixed: bool = False
+) -> Callable:
     """Returns a method that takes class_weight for a Loader, and refuses what a Loader brings.
 
     Keras drops targets and weights, without a word, beside a data adapter passed ready-made.
@@ -119,6 +132,7 @@ def _for_loaders(method: Callable, *, counts: keras.Model | None = None) -> Call
     Args:
       method: of a model.
       counts: the model, where the method counts loss and metrics, of which padding is no part.
+      mixed: whether the step makes probabilities of labels.
     """
     signature = inspect.signature(method)
 
@@ -135,7 +149,7 @@ def _for_loaders(method: Callable, *, counts: keras.Model | None = None) -> Call
         for each in (loader, *tests):
             each.check_workers()
             if counts:
-                _check_outputs(counts, each)
+                _check_outputs(counts, each, mixed=mixed)
             check_same_classes(loader, each)
         if counts and any(each.pads for each in (loader, *tests)):
             padding.check(counts)
@@ -146,7 +160,7 @@ def _for_loaders(method: Callable, *, counts: keras.Model | None = None) -> Call
         ):
             for each in (loader, *tests):
                 known.enter_context(each.padding_left_out())
-            if loader.next_position % loader.num_batches:
+            if loader.begins_late:
                 # Keras knows no epoch that begins at a later step, as after `loader.start_at`.
                 warnings.filterwarnings("ignore", "Your input ran out of data")
             return method(*call.args, **call.kwargs)
@@ -154,11 +168,13 @@ def _for_loaders(method: Callable, *, counts: keras.Model | None = None) -> Call
     return wrapper
 
 
-def _check_outputs(model: keras.Model, loader: Loader) -> None:
+def _check_outputs(model: keras.Model, loader: Loader, *, mixed: bool) -> None:
     """Raises UserError where labels are above what the model gives: the loss would be NaN."""
     named = model.loss == "sparse_categorical_crossentropy"
     sparse = named or isinstance(model.loss, keras.losses.SparseCategoricalCrossentropy)
-    if not (sparse and loader.class_names and model.built and len(model.outputs or ()) == 1):
+    if not (
+        (sparse or mixed) and loader.class_names and model.built and len(model.outputs or ()) == 1
+    ):
         return
     num_outputs = model.outputs[0].shape[-1]
     if num_outputs is not None and num_outputs < len(loader.class_names):

@@ -15,16 +15,18 @@ import dataclasses
 import logging
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import keras
 
 from tfaccel import cluster as cluster_lib
 from tfaccel import methods
 from tfaccel import runtime as runtime_lib
-from tfaccel.checks import check_batch, check_flag, check_names
+from tfaccel.callbacks.checkpoints import Checkpoints
+from tfaccel.checks import check_batch, check_choice, check_flag, check_names
 from tfaccel.config import (
     AugmentConfig,
+    CheckpointConfig,
     DaliConfig,
     ImageConfig,
     RuntimeConfig,
@@ -39,6 +41,7 @@ from tfaccel.export import export_model
 from tfaccel.presets import preset
 from tfaccel.step import compile_model
 from tfaccel.watchdog import Watchdog
+from tfaccel.workdir import RESUMES
 
 log = logging.getLogger("tfaccel")
 
@@ -51,6 +54,7 @@ def setup(
     tf32: bool = True,
     xla: bool = True,
     seed: int = 0,
+    deterministic: bool = False,
     peer_timeout_s: int = 60,
 ) -> "Run":
     """Prepares the process and returns the run. Call it once, before any other use of TensorFlow.
@@ -64,6 +68,7 @@ def setup(
       tf32: whether float32 products may use TensorFloat-32.
       xla: whether steps are compiled with XLA.
       seed: weights, dropout, data order and augmentation all derive from it.
+      deterministic: whether two runs alike give the same bits, by kernels that may be slower.
       peer_timeout_s: with several workers, how long one may be silent until the others stop; a
         worker that is busy in Python, however long, is not silent.
 
@@ -78,6 +83,7 @@ def setup(
             tf32=tf32,
             xla=xla,
             seed=seed,
+            deterministic=deterministic,
             peer_timeout_s=peer_timeout_s,
         )
     )
@@ -335,6 +341,50 @@ class Run:
             **compile_args,
         )
         methods.extend(model, step, guard=self.watchdog.guard)
+
+    def checkpoints(
+        self,
+        folder: str | os.PathLike,
+        config: CheckpointConfig | None = None,
+        *,
+        monitor: str = "val_loss",
+        resume: str = "auto",
+        accept_changes: bool = False,
+        facts: Mapping[str, object] | None = None,
+    ) -> Checkpoints:
+        """Returns a callback for `fit`, which saves the state of training and resumes from it.
+
+        `fit` then goes on from the newest checkpoint in the folder, in the middle of an epoch too:
+        weights, optimizer, loss scale, random seeds, the place in the data, callbacks and History
+        are as they were. On SIGTERM, SIGUSR1 or SIGINT it saves and raises SystemExit.
+
+        Args:
+          folder: for the checkpoints of this training alone; made if it is not there. With several
+            workers, one that all of them see.
+          config: `tfaccel.CheckpointConfig(...)`: when they are made, and how many are kept.
+          monitor: the log by which the best is kept; losses should fall, all others rise.
+          resume: "auto" to go on where there is a checkpoint, "required" for an error where there
+            is none, "never" for an error where there is one.
+          accept_changes: whether a checkpoint that was made with other data, settings or `facts`
+            may be gone on with.
+          facts: of your own program, what a resumed run must share with the one before, by name:
+            numbers and text.
+
+        Raises:
+          UserError: a setting is not what it may be. What `fit` finds in the folder, it says.
+        """
+        check_choice("resume", resume, RESUMES)
+        check_flag("accept_changes", accept_changes)
+        own = {"seed": self.runtime.seed, "precision": self.runtime.precision}
+        return Checkpoints(
+            pathlib.Path(folder).expanduser().absolute(),
+            config or CheckpointConfig(),
+            monitor=monitor,
+            is_chief=self.cluster.is_chief,
+            resume=resume,
+            accept_changes=accept_changes,
+            facts={**own, **(facts or {})},
+        )
 
     def export(self, model: keras.Model, path: str | os.PathLike, *, images=None) -> pathlib.Path:
         """Writes a SavedModel and `model.keras` into the new folder `path`.

@@ -26,6 +26,7 @@ import tensorflow as tf
 import tfaccel
 from tfaccel.config import RuntimeConfig
 from tfaccel.errors import UserError
+from tfaccel.redact import Redacted
 
 log = logging.getLogger("tfaccel")
 
@@ -100,6 +101,9 @@ def configure(config: RuntimeConfig, *, num_workers: int = 1, num_workers_here: 
     if config.xla and gpu_ids and len(gpu_ids) * num_workers > 1:
         _compile_alike()
     keras.utils.set_random_seed(config.seed)
+    if config.deterministic:
+        tf.config.experimental.enable_op_determinism()
+        log.info("deterministic: kernels that give the same bits in every run")
 
     num_replicas = max(1, len(gpu_ids)) * num_workers_here
     cores = len(os.sched_getaffinity(0))
@@ -141,7 +145,7 @@ def show_log() -> None:
         log.setLevel(logging.INFO)
     if not log.handlers and not logging.getLogger().handlers:
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("tfaccel: %(message)s"))
+        handler.setFormatter(Redacted("tfaccel: %(message)s"))
         log.addHandler(handler)
         log.propagate = False
 

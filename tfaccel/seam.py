@@ -7,8 +7,8 @@ there were no strategy, and to see what it would have changed. tfaccel/step/ mak
         with recorded(model, replica) as recording:     # gradients are kept, not applied
             logs = model.train_step(batch)
 
-Private names relied on, here, in step/ and in replica_checksums.py (tests/test_seam.py is the
-canary: it fails by name when one changes):
+Private names relied on, here, in step/, callbacks/ and replica_checksums.py (tests/test_seam.py is
+the canary: it fails by name when one changes):
   Keras 3.15: Variable._value, Variable._initialize, Variable._direct_assign, Optimizer.apply,
     Optimizer._iterations, Optimizer._distribution_strategy,
     LossScaleOptimizer.dynamic_scale, SeedGenerator.next, BatchNormalization.call and ._moments,
@@ -16,7 +16,8 @@ canary: it fails by name when one changes):
     Model._symbolic_build, Model._compile_loss._user_loss, Model._compile_metrics._user_metrics and
     ._user_weighted_metrics, TFEpochIterator._distributed_dataset. For padding: Model._loss_tracker,
     CompileLoss.metrics, MetricsList.update_state and .metrics, losses.loss.reduce_weighted_values,
-    backend.get_keras_mask.
+    backend.get_keras_mask. For mixing: utils.rng_utils.get_random_seed. For averages:
+    Optimizer._trainable_variables and ._model_variables_moving_average.
   TensorFlow 2.21: distribute_lib._push_per_thread_mode, _pop_per_thread_mode,
     _get_default_replica_mode; StrategyExtended._collective_ops, _cross_device_ops,
     _id_in_cluster; CollectiveAllReduce._launchers; PerReplicaSpec._value_specs.
@@ -333,6 +334,27 @@ def recorded(model, replica: Replica):
         yield recording
 
 
+@contextlib.contextmanager
+def noted(variables: list) -> Iterator[Recording]:
+    """Within `as_replica`: the values that these variables have before they are assigned are kept.
+
+    Yields:
+      The Recording, without gradients.
+    """
+    recording, wanted = Recording(), {id(each) for each in variables}
+    direct_assign = TensorFlowVariable._direct_assign
+    graph = tf.compat.v1.get_default_graph()
+
+    def note_and_assign(variable, value):
+        if id(variable) in wanted:
+            with graph.as_default():  # a layer may assign inside a tf.cond, and that is another
+                recording.before(variable)
+        return direct_assign(variable, value)
+
+    with _patched(TensorFlowVariable, "_direct_assign", note_and_assign):
+        yield recording
+
+
 def _refusing_masks(reduce_weighted_values: Callable) -> Callable:
     """Returns Keras's reduction of a loss, which divides by rows, and by nothing else."""
 
@@ -525,17 +547,21 @@ def _cut(value, num_parts: int) -> list:
     ]
 
 
-def build_from_specs(model) -> Callable:
+def build_from_specs(model, *, change: Callable) -> Callable:
     """Returns what stands for the model's `_maybe_symbolic_build`: it draws no batch.
 
     Keras's draws one from an iterator that it throws away, which starts a pipeline for nothing, and
     cannot take the per-replica values of several workers (keras issue 20585).
+
+    Args:
+      model: compiled.
+      change: from the specs of a batch (or the batch) to those of what the step makes of it.
     """
     by_batch = types.MethodType(type(model)._maybe_symbolic_build, model)
 
     def build(iterator=None, data_batch=None):
         if iterator is None:
-            by_batch(data_batch=data_batch)
+            by_batch(data_batch=change(data_batch))
             return adopt_metrics()
         specs = tf.nest.map_structure(_of_one_replica, iterator._distributed_dataset.element_spec)
         if not all(_is_dense(each) for each in tf.nest.flatten(specs)):
@@ -543,7 +569,7 @@ def build_from_specs(model) -> Callable:
         by_row = _weighing_by_row(keras_loss.reduce_weighted_values)
         patch = _patched(keras_loss, "reduce_weighted_values", by_row)
         with model.distribute_strategy.scope(), patch:
-            model._symbolic_build(data_batch=specs)
+            model._symbolic_build(data_batch=change(specs))
         return adopt_metrics()
 
     def adopt_metrics():

@@ -3,7 +3,7 @@
 Takes a loader's data and which model; gives a `Task`. Labels make a classification, target images a
 restoration, masks a segmentation.
 
-    task = task_of(train.data, config.model)
+    task = task_of(train.data, config.model, config.step)
     run.compile(model, optimizer, task.loss, metrics=task.metrics)
 """
 
@@ -11,7 +11,7 @@ import dataclasses
 
 import keras
 
-from tfaccel.config import ModelConfig
+from tfaccel.config import ModelConfig, StepConfig
 from tfaccel.data.images import ImageData
 from tfaccel.errors import UserError
 from tfaccel.metrics import PSNR
@@ -37,18 +37,26 @@ class Task:
         return self.output_shape[-1]
 
 
-def task_of(data: ImageData, model: ModelConfig) -> Task:
+def task_of(data: ImageData, model: ModelConfig, step: StepConfig) -> Task:
     """Returns the task that the data sets.
 
     Args:
       data: what a loader reads: labelled images, or pairs of images.
       model: which model, and how many outputs it should have, if they are not those of the data.
+      step: whether labels become probabilities over the classes.
 
     Raises:
-      UserError: `num_outputs` does not suit the data, or is missing for masks.
+      UserError: `num_outputs` does not suit the data, or is missing for masks; or label smoothing,
+        mixup or cutmix is asked of data without labels.
     """
     if data.source.targets is None:
-        return _classification(len(data.class_names), model.num_outputs)
+        classification = _classification_of_mixed if step.mixes_labels else _classification
+        return classification(_num_outputs(len(data.class_names), model.num_outputs))
+    if step.mixes_labels:
+        raise UserError(
+            "label_smoothing, mixup or cutmix with target images; they are for classes: leave them "
+            "out"
+        )
     if data.images.targets == "mask":
         return _segmentation(data.images.image_size, model.num_outputs)
     return _restoration(data.images, model.num_outputs)
@@ -67,13 +75,30 @@ def check_model(model: keras.Model, task: Task) -> None:
         )
 
 
-def _classification(num_classes: int, asked: int | None) -> Task:
+def _num_outputs(num_classes: int, asked: int | None) -> int:
     if asked is not None and asked < num_classes:
         raise UserError(
             f"num_outputs={asked}, but the data have {num_classes} classes; give at least as many, "
             "or leave it out"
         )
-    return Task((asked or num_classes,), _cross_entropy(), ["accuracy"])
+    return asked or num_classes
+
+
+def _classification(num_outputs: int) -> Task:
+    top_k = keras.metrics.SparseTopKCategoricalAccuracy
+    return Task((num_outputs,), _cross_entropy(), _accuracies(num_outputs, top_k))
+
+
+def _classification_of_mixed(num_outputs: int) -> Task:
+    """Returns the same where the step makes probabilities of the labels."""
+    loss = keras.losses.CategoricalCrossentropy(from_logits=True)
+    top_k = keras.metrics.TopKCategoricalAccuracy
+    return Task((num_outputs,), loss, _accuracies(num_outputs, top_k))
+
+
+def _accuracies(num_outputs: int, top_k: type) -> list:
+    """Returns top-1, by the name from which Keras chooses what suits the labels, and top-5."""
+    return ["accuracy", top_k(5, name="top5")] if num_outputs > 5 else ["accuracy"]
 
 
 def _segmentation(image_size: tuple[int, int], asked: int | None) -> Task:

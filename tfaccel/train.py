@@ -5,14 +5,17 @@
 The Python API (tfaccel/run.py) is the same steps without the config and the folder.
 """
 
+import contextlib
 import dataclasses
 import logging
 import pathlib
 
-from tfaccel import models, runtime, step, tasks
+import keras
+
+from tfaccel import models, recipe, runtime, tasks
 from tfaccel import workdir as workdir_lib
-from tfaccel.config import Config
-from tfaccel.data.distribute import check_same_classes
+from tfaccel.config import Config, deciding
+from tfaccel.data.distribute import Loader, check_same_classes
 from tfaccel.data.from_config import open_loader
 from tfaccel.fit import fit
 from tfaccel.run import Run
@@ -20,30 +23,94 @@ from tfaccel.run import Run
 log = logging.getLogger("tfaccel")
 
 
-def run(config: Config, *, workdir: pathlib.Path) -> dict:
-    """Trains, measures and exports what `config` says.
+def run(
+    config: Config,
+    *,
+    workdir: pathlib.Path,
+    resume: str = "auto",
+    accept_changes: bool = False,
+) -> dict:
+    """Trains, measures and exports what `config` says, or goes on with what was begun.
 
     Args:
       config: what a file in configs/ says, checked; every field is in tfaccel/config.py.
-      workdir: a new folder for what the run leaves; tfaccel/workdir.py lists it. With several
-        workers the chief writes it.
+      workdir: a folder for what the run leaves; tfaccel/workdir.py lists it. With several workers
+        the chief writes it, and all see it.
+      resume: "auto", "required" or "never": see `tfaccel.workdir.check_usable`.
+      accept_changes: whether to go on with a checkpoint of another config or other data.
 
     Returns:
       JSON-ready: metrics, images_per_second, steps, seconds, and, of the chief, export.
 
     Raises:
       UserError: a mistake that the user can mend, said in one sentence.
+      SystemExit: a signal asked to stop, and the state is saved.
     """
     # ----- Process: GPUs, memory, precision and seed, before TensorFlow starts its devices.
     this_run = Run(config.runtime)
 
+    # ----- Data, model and step: see below.
+    train, test, model = prepare(this_run, config)
+
+    # ----- Workdir: the chief's alone; a run that could not begin leaves nothing behind.
+    is_chief = this_run.cluster.is_chief
+    with contextlib.ExitStack() as stack:
+        if is_chief:
+            workdir = stack.enter_context(workdir_lib.held(workdir))
+            workdir_lib.write_config(workdir, dataclasses.asdict(config))
+            workdir_lib.write_json(workdir / "environment.json", runtime.describe_environment())
+            log.info("workdir: %s", workdir)
+
+        # ----- Training: Keras's fit, from the newest checkpoint on, with a test after each epoch.
+        checkpoints = this_run.checkpoints(
+            workdir / "checkpoints",
+            config.checkpoint,
+            monitor=config.train.monitor,
+            resume=resume,
+            accept_changes=accept_changes,
+            facts=deciding(config),
+        )
+        outcome = fit(
+            model,
+            train,
+            test,
+            config.train,
+            checkpoints=checkpoints,
+            writes_to=workdir if is_chief else None,
+            devices=this_run.runtime.devices,
+        )
+        result = dataclasses.asdict(outcome)
+        if not is_chief:
+            return result
+
+        # ----- Export: written, loaded back and compared on test images before it counts.
+        test_images = next(iter(test))[0]
+        first_replicas = this_run.strategy.experimental_local_results(test_images)[0]
+        export = this_run.export(
+            model, workdir_lib.next_version(workdir / "export"), images=first_replicas
+        )
+        result["export"] = str(export)
+        workdir_lib.write_json(workdir / "result.json", result)
+        return result
+
+
+def prepare(this_run: Run, config: Config) -> tuple[Loader, Loader, keras.Model]:
+    """Returns the loaders for training and test, and the compiled model.
+
+    Args:
+      this_run: the process, prepared.
+      config: what data, which model, which recipe.
+
+    Raises:
+      UserError: the data cannot be used, or do not suit the model or the recipe.
+    """
     # ----- Data: one stream of batches for each replica, on its device. Only training is shuffled.
     train = open_loader(this_run, config, "train")
     test = open_loader(this_run, config, "test", class_names=train.class_names)
     check_same_classes(train, test)
 
     # ----- Model: built in the strategy's scope, so that every replica has its variables.
-    task = tasks.task_of(train.data, config.model)
+    task = tasks.task_of(train.data, config.model, config.step)
     with this_run.scope():
         model = models.build(
             config.model.name,
@@ -54,34 +121,15 @@ def run(config: Config, *, workdir: pathlib.Path) -> dict:
     log.info("model: %s, %d parameters", model.name, model.count_params())
 
     # ----- Step: loss on float32 outputs; one XLA function for a whole step.
+    epoch = {"global_batch_size": train.global_batch_size, "num_steps": train.num_batches}
+    schedule = recipe.make_schedule(config.train, **epoch)
+    log.info("%s", recipe.describe(config.train, schedule, **epoch))
     this_run.compile(
         model,
-        step.make_optimizer(config.train.optimizer, learning_rate=config.train.learning_rate),
+        recipe.make_optimizer(config.train, schedule),
         task.loss,
         metrics=task.metrics,
+        steps_per_execution=config.train.steps_per_execution,
         step=config.step,
     )
-
-    # ----- Workdir: the chief's alone; a run that could not begin leaves nothing behind.
-    is_chief = this_run.cluster.is_chief
-    if is_chief:
-        workdir = workdir_lib.create(workdir)
-        workdir_lib.write_json(workdir / "config.json", dataclasses.asdict(config))
-        workdir_lib.write_json(workdir / "environment.json", runtime.describe_environment())
-        log.info("workdir: %s", workdir)
-
-    # ----- Training: Keras's fit, with a measurement on the test images after each epoch.
-    writes_to = workdir if is_chief else None
-    outcome = fit(model, train, test, epochs=config.train.epochs, writes_to=writes_to)
-    result = dataclasses.asdict(outcome)
-    if not is_chief:
-        return result
-
-    # ----- Export: written, loaded back and compared on test images before it counts.
-    test_images = next(iter(test))[0]
-    first_replicas = this_run.strategy.experimental_local_results(test_images)[0]
-    export = this_run.export(model, workdir / "export" / "1", images=first_replicas)
-
-    result["export"] = str(export)
-    workdir_lib.write_json(workdir / "result.json", result)
-    return result
+    return train, test, model

@@ -1,32 +1,55 @@
-"""The folder in which a run leaves what it did.
+"""The folder in which a run leaves what it did, and the lock that keeps a second run out of it.
 
-Takes the path; gives the folder, made once it is sure to hold no other run:
+Takes the path; gives the folder, made or found again once it is sure that no other run is in it:
 
-    DIR/config.json        the resolved config
+    DIR/config.json        the resolved config, without secrets
     DIR/environment.json   versions and hardware
+    DIR/checkpoints/       the state of training: see tfaccel/checkpoint/
     DIR/metrics.csv        a line per epoch
+    DIR/metrics.jsonl      the same, and every so many steps
     DIR/tensorboard/       the same for TensorBoard
+    DIR/first_batch.png    the first augmented images, with their labels
     DIR/export/1/          SavedModel and model.keras
     DIR/result.json        what the command's last line says
+    DIR/run.lock           held by the process that writes here
 """
 
+import contextlib
+import fcntl
 import json
 import os
 import pathlib
+import socket
+from collections.abc import Iterator
 from typing import Any
 
 from tfaccel.errors import UserError
+from tfaccel.redact import redacted
+
+RESUMES = ("auto", "required", "never")
 
 
-def check_free(path: pathlib.Path) -> pathlib.Path:
-    """Returns the absolute path of a workdir that may be written. Writes nothing.
+def check_usable(path: pathlib.Path, *, resume: str) -> pathlib.Path:
+    """Returns the absolute path of a workdir that this run may write or go on with. Writes nothing.
+
+    Args:
+      path: the workdir.
+      resume: "auto" to go on from the newest checkpoint where there is one, "required" for an error
+        where there is none, "never" for an error where there is a run.
 
     Raises:
-      UserError: it already holds a run, whose files would be lost, or is not to be written.
+      UserError: the path and `resume` do not agree, or it cannot be written.
     """
     path = path.expanduser().absolute()
-    if (path / "config.json").exists():
+    if resume not in RESUMES:
+        raise UserError(f"resume={resume!r}; expected one of {', '.join(RESUMES)}")
+    if resume == "never" and (path / "config.json").exists():
         raise UserError(f"workdir {path} already holds a run; give another --workdir, or remove it")
+    if resume == "required" and not (path / "checkpoints").is_dir():
+        raise UserError(
+            f"workdir {path} has no checkpoints to resume from; check the path, or leave out "
+            "--resume=required to begin anew"
+        )
     there = next(each for each in (path, *path.parents) if each.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise UserError(
@@ -35,22 +58,93 @@ def check_free(path: pathlib.Path) -> pathlib.Path:
     return path
 
 
-def create(path: pathlib.Path) -> pathlib.Path:
-    """Makes the folder and returns its absolute path.
+@contextlib.contextmanager
+def held(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Makes the folder if need be; within the context, no other process can hold it.
+
+    However this process ends, the system lets go. (Of NFS, version 3 needs its lock service.)
+
+    Yields:
+      The absolute path.
 
     Raises:
-      UserError: as `check_free`, or it cannot be made.
+      UserError: it cannot be made or written, or a live run holds it.
     """
-    path = check_free(path)
+    path = path.expanduser().absolute()
     try:
         path.mkdir(parents=True, exist_ok=True)
+        file = os.open(path / "run.lock", os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}); give another") from error
+    try:
+        _lock(file, path)
+        yield path
+    finally:
+        os.close(file)
+
+
+def _lock(file: int, path: pathlib.Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(file, 200).decode(errors="replace").strip() or "another process"
         raise UserError(
-            f"workdir {path} cannot be written ({error.strerror}); give another --workdir"
-        ) from error
-    return path
+            f"{path} is held by a live run ({holder}); wait for it, stop it, or give another "
+            "--workdir"
+        ) from None
+    os.ftruncate(file, 0)
+    os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+
+
+def finished(path: pathlib.Path, config: dict) -> dict | None:
+    """Returns the result of a run of this config that ended there; None where there is none."""
+    if _read(path / "config.json") == _as_written(config):
+        return _read(path / "result.json")
+    return None
+
+
+def write_config(path: pathlib.Path, config: dict) -> None:
+    """Writes config.json, without secrets.
+
+    Raises:
+      UserError: there is that of another run, which has no checkpoint that would tell what changed.
+    """
+    before, now = _read(path / "config.json"), _as_written(config)
+    if before not in (None, now) and not (path / "checkpoints").is_dir():
+        raise UserError(f"workdir {path} already holds another run; give another, or remove it")
+    write_json(path / "config.json", now)
+    (path / "result.json").unlink(missing_ok=True)
+
+
+def next_version(folder: pathlib.Path) -> pathlib.Path:
+    """Returns the folder's next version: a number above all that are there, from 1."""
+    numbers = [int(each.name) for each in folder.glob("*") if each.name.isdigit()]
+    return folder / str(max(numbers, default=0) + 1)
+
+
+def _as_written(config: dict) -> dict:
+    return json.loads(json.dumps(redacted(config)))
+
+
+def _read(path: pathlib.Path) -> dict | None:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:
-    """Writes `value` as indented JSON."""
-    path.write_text(json.dumps(value, indent=2) + "\n")
+    """Writes `value` as indented JSON, whole or not at all.
+
+    Raises:
+      UserError: it cannot be written, as on a full disk.
+    """
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        unfinished.write_text(json.dumps(value, indent=2) + "\n")
+        unfinished.replace(path)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise UserError(
+            f"{path} cannot be written ({error.strerror}); make room, or give another --workdir"
+        ) from error

@@ -6,7 +6,8 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from tfaccel.audit.contact_sheet import CAPTION_HEIGHT, GAP, MARGIN, write
+from tfaccel.audit.contact_sheet import CAPTION_HEIGHT, GAP, MARGIN, write, write_batch
+from tfaccel.config import ImageConfig
 
 
 def read(path):
@@ -80,3 +81,20 @@ def test_a_sheet_is_wider_than_high(num_images, tmp_path):
     images = np.zeros((num_images, 28, 28, 1), np.float32)
     height, width, _ = read(write(tmp_path / "sheet.png", images, ["7"] * num_images)).shape
     assert 0.8 < width / height < 2.5
+
+
+@pytest.mark.parametrize("targets", ["image", "mask"])
+def test_a_loaders_batch_loses_its_normalisation(targets, tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 128, 128, 3), dtype=np.uint8)
+    settings = ImageConfig(mean=(0.4, 0.5, 0.6), std=(0.2, 0.25, 0.3), targets=targets)
+    x = ((pixels / 255 - settings.mean) / settings.std).astype(np.float32)
+    y = x[:, :, ::-1] if targets == "image" else np.zeros((2, 128, 128, 1), np.int32)
+    for labels in (np.array([1, 0], np.int32), y):
+        path = tmp_path / f"{labels.ndim}.png"
+        sheet = read(write_batch(path, x, labels, settings=settings, class_names=["a", "b"]))
+        np.testing.assert_array_equal(
+            sheet[MARGIN : MARGIN + 128, MARGIN : MARGIN + 128], pixels[0]
+        )
+    right = MARGIN + 128 + GAP
+    shown = sheet[MARGIN : MARGIN + 128, right : right + 128]
+    np.testing.assert_array_equal(shown, pixels[0, :, ::-1] if targets == "image" else 0 * shown)

@@ -153,8 +153,15 @@ def test_start_at_gives_what_an_uninterrupted_run_gives(num_replicas):
         (rows_of(resumed, num_replicas), epochs[2]),
     ):
         np.testing.assert_array_equal(np.concatenate(ours), np.concatenate(wanted))
-    with pytest.raises(UserError, match="a step below 4"):
-        resumed.start_at(epoch=0, step=4)
+    # At an epoch's end there is nothing left of it, and the next one follows.
+    resumed.start_at(epoch=1, step=4)
+    assert resumed.begins_late
+    assert list(resumed) == []
+    assert not resumed.begins_late
+    ours = rows_of(resumed, num_replicas)
+    np.testing.assert_array_equal(np.concatenate(ours), np.concatenate(epochs[2]))
+    with pytest.raises(UserError, match="a step of at most 4"):
+        resumed.start_at(epoch=0, step=5)
 
 
 def test_a_failed_epoch_begins_anew():

@@ -4,6 +4,8 @@ Takes pixels after augmentation, without the normalisation; gives a PNG file.
 
     write("sheet.png", images, ["cat", "dog", ...])
     write("sheet.png", inputs, names, targets=targets)    # side by side
+
+Of a loader's batch, which is normalised, `write_batch` makes such pixels first.
 """
 
 import colorsys
@@ -16,6 +18,8 @@ import numpy as np
 import PIL.Image
 import PIL.ImageDraw
 import PIL.ImageFont
+
+from tfaccel.config import ImageConfig
 
 SMALLEST, LARGEST = 128, 320  # pixels of a shown image's longer side
 GAP, MARGIN = 4, 12  # pixels, between a pair's images and around each example
@@ -64,6 +68,35 @@ def write(
         draw.text(middle, _cut(caption, font, cell.width), INK, font, anchor="mm")
     sheet.save(path, "PNG")
     return pathlib.Path(path)
+
+
+def write_batch(
+    path: str | os.PathLike,
+    x: np.ndarray,
+    y: np.ndarray,
+    *,
+    settings: ImageConfig,
+    class_names: Sequence[str],
+) -> pathlib.Path:
+    """Writes rows of a loader's batches and returns the file's path.
+
+    Args:
+      path: of the PNG.
+      x: [n, height, width, 1 or 3] of a float dtype, normalised.
+      y: [n] int32 labels; or [n, height, width, channels] targets, normalised, or masks.
+      settings: with which they were made.
+      class_names: of the labels, in order.
+    """
+    images = _in_unit_range(x, settings)
+    if y.ndim == 1:
+        return write(path, images, [class_names[label] for label in y])
+    targets = y if settings.targets == "mask" else _in_unit_range(y, settings)
+    return write(path, images, [str(index) for index in range(len(images))], targets=targets)
+
+
+def _in_unit_range(images: np.ndarray, settings: ImageConfig) -> np.ndarray:
+    """Returns pixels in 0..1 of normalised ones."""
+    return images.astype(np.float32) * settings.std + settings.mean
 
 
 def _shown(pixels: np.ndarray) -> PIL.Image.Image:

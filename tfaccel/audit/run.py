@@ -75,8 +75,11 @@ def run(config: Config, *, report: pathlib.Path | None, sheet: pathlib.Path | No
         # ----- Contact sheet: for people to look at.
         if sheet and split == "train":
             loader = open_loader(this_run, config, split, source=source, bad_files="error")
-            images, captions, targets = _shown(loader, this_run)
-            print(f"contact sheet: {contact_sheet.write(sheet, images, captions, targets=targets)}")
+            x, y = _shown(loader, this_run)
+            contact_sheet.write_batch(
+                sheet, x, y, settings=loader.data.images, class_names=loader.class_names
+            )
+            print(f"contact sheet: {sheet}")
     if report:
         write_list(report, faults)
     return all_well
@@ -108,10 +111,9 @@ def _trace(loader: Loader, this_run: Run, num_epochs: int) -> Iterator[list[tupl
             ]
 
 
-def _shown(loader: Loader, this_run: Run):
-    """Returns some augmented images in 0..1, their captions, and their targets if there are any."""
+def _shown(loader: Loader, this_run: Run) -> tuple[np.ndarray, np.ndarray]:
+    """Returns some augmented images, and their labels or targets, as the loader gives them."""
     local = this_run.strategy.experimental_local_results
-    settings = loader.data.images
     shown = []
     for batch in loader:
         x, y, *weight = (np.concatenate(local(each)) for each in batch)
@@ -119,14 +121,5 @@ def _shown(loader: Loader, this_run: Run):
         shown += zip(x[real], y[real], strict=True)
         if len(shown) >= NUM_SHOWN:
             break
-    images, second = (np.stack(each) for each in zip(*shown[:NUM_SHOWN], strict=True))
-    if second.ndim == 1:
-        captions = [loader.class_names[label] for label in second]
-        return _in_unit_range(images, settings), captions, None
-    targets = second if settings.targets == "mask" else _in_unit_range(second, settings)
-    return _in_unit_range(images, settings), [str(index) for index in range(len(images))], targets
-
-
-def _in_unit_range(images: np.ndarray, settings) -> np.ndarray:
-    """Returns pixels in 0..1 of normalised ones."""
-    return images.astype(np.float32) * settings.std + settings.mean
+    x, y = (np.stack(each) for each in zip(*shown[:NUM_SHOWN], strict=True))
+    return x, y

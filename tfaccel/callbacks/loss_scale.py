@@ -19,6 +19,15 @@ class LossScale(keras.callbacks.Callback):
         """Takes the smallest scale that training goes on with."""
         super().__init__()
         self._floor = floor
+        self._skipped = 0
+
+    def get_state(self) -> dict:
+        """Returns what a resumed epoch goes on from."""
+        return {"skipped": self._skipped}
+
+    def set_state(self, state: dict) -> None:
+        """Goes on from it."""
+        self._skipped = state["skipped"]
 
     def on_epoch_begin(self, epoch, logs=None):
         """Counts anew."""

@@ -1,9 +1,51 @@
-"""Images per second of training, in the logs, so that bar, History and every logger show it."""
+"""Images per second of training, in the logs, so that History and every logger show it.
 
+Takes the loader; gives `images_per_second`, and what was timed for those who look at parts of it.
+
+    throughput = Throughput(loader)
+    model.fit(loader, callbacks=[throughput])
+    throughput.images_per_second
+"""
+
+import dataclasses
 import time
 from collections.abc import Callable
 
 import keras
+
+from tfaccel.data.distribute import Loader
+
+
+@dataclasses.dataclass(frozen=True)
+class Timed:
+    """A stretch of training.
+
+    Attributes:
+      images: trained on, over all replicas.
+      seconds: that it took.
+      waited_s: seconds of those in which the steps waited for their batches.
+    """
+
+    images: int = 0
+    seconds: float = 0.0
+    waited_s: float = 0.0
+
+    def __add__(self, other: "Timed") -> "Timed":
+        """Returns both together."""
+        return Timed(
+            self.images + other.images,
+            self.seconds + other.seconds,
+            self.waited_s + other.waited_s,
+        )
+
+    def __sub__(self, other: "Timed") -> "Timed":
+        """Returns this without its beginning."""
+        return self + Timed(-other.images, -other.seconds, -other.waited_s)
+
+    @property
+    def images_per_second(self) -> float:
+        """The rate; 0 where nothing was timed."""
+        return self.images / self.seconds if self.seconds > 0 else 0.0
 
 
 class Throughput(keras.callbacks.Callback):
@@ -11,31 +53,34 @@ class Throughput(keras.callbacks.Callback):
 
     The time is that of the steps alone, without validation and without the first step of a `fit`,
     which compiles. Keras reads every batch's metrics, so its work is done when the batch ends.
+
+    Attributes:
+      epoch: what was timed of the present epoch so far.
     """
 
-    def __init__(
-        self,
-        *,
-        global_batch_size: int,
-        num_examples: int | None,
-        clock: Callable[[], float] = time.perf_counter,
-    ):
-        """Takes the loader's numbers.
+    def __init__(self, loader: Loader, *, clock: Callable[[], float] = time.perf_counter):
+        """Takes the loader that `fit` trains on.
 
         Args:
-          global_batch_size: images per step over all replicas.
-          num_examples: images per epoch, of which a partial last batch counts as what it is; None
-            for endless data.
+          loader: knows its place, the images up to there, and how long steps waited.
           clock: seconds, monotonic.
         """
         super().__init__()
-        self._global_batch_size, self._num_examples = global_batch_size, num_examples
-        self._clock = clock
-        self._epochs = []  # (images, seconds) of each
+        self._loader, self._clock = loader, clock
+        self.epoch = Timed()
+        self._epochs = []  # those that are over
+
+    def get_state(self) -> dict:
+        """Returns nothing: what another process timed says nothing about this one's speed."""
+        return {}
+
+    def set_state(self, state: dict) -> None:
+        """Takes nothing back."""
 
     def on_train_begin(self, logs=None):
         """Starts anew: every `fit` traces and compiles."""
         self._epochs = []
+        self._has_compiled = False
 
     @property
     def images_per_second(self) -> float:
@@ -43,36 +88,46 @@ class Throughput(keras.callbacks.Callback):
 
         The first epoch's own where there is no other; 0 where nothing was timed.
         """
-        return _rate(self._epochs[1:] or self._epochs)
+        return sum(self._epochs[1:] or self._epochs, Timed()).images_per_second
 
     def on_epoch_begin(self, epoch, logs=None):
         """Starts the clock anew: what lies between epochs is not training."""
-        self._epochs.append((0, 0.0))
-        self._seen, self._last = 0, self._clock()
+        self.epoch = Timed()
+        self._last = self._now(self._loader.next_position)
 
     def on_train_batch_end(self, batch, logs=None):
-        """Counts the batches up to number `batch`: several with `steps_per_execution`."""
-        seen = (batch + 1) * self._global_batch_size
-        if self._num_examples is not None:
-            seen = min(seen, self._num_examples)
-        now = self._clock()
-        compiles = len(self._epochs) == 1 and self._seen == 0
-        if not compiles:
-            images, seconds = self._epochs[-1]
-            self._epochs[-1] = (images + seen - self._seen, seconds + now - self._last)
-        self._seen, self._last = seen, now
+        """Counts the images since the execution before: of several steps, or of one."""
+        now = self._now(self._loader.position)
+        if self._has_compiled:
+            self.epoch += now - self._last
+        self._has_compiled = True
+        self._last = now
         self._log(logs)
 
     def on_epoch_end(self, epoch, logs=None):
         """Adds the epoch's mean to its logs."""
+        self._epochs.append(self.epoch)
         self._log(logs)
 
+    def _now(self, position: int) -> Timed:
+        images = images_until(self._loader, position)
+        return Timed(images, self._clock(), self._loader.waited_s)
+
     def _log(self, logs):
-        if logs is not None:
-            logs["images_per_second"] = _rate(self._epochs[-1:])
+        # A resume at an epoch's end has a rate of the steps before, and times none itself.
+        if logs is not None and (self.epoch.seconds or "images_per_second" not in logs):
+            logs["images_per_second"] = self.epoch.images_per_second
 
 
-def _rate(epochs: list[tuple[int, float]]) -> float:
-    images = sum(each for each, _ in epochs)
-    seconds = sum(each for _, each in epochs)
-    return images / seconds if seconds else 0.0
+def images_until(loader: Loader, position: int) -> int:
+    """Returns the images of the first `position` steps, counted over epochs.
+
+    A partial last batch of an epoch counts as what it is.
+    """
+    epochs, steps = divmod(position, loader.num_batches)
+    return epochs * _images_in(loader, loader.num_batches) + _images_in(loader, steps)
+
+
+def _images_in(loader: Loader, num_steps: int) -> int:
+    images = num_steps * loader.global_batch_size
+    return images if loader.num_examples is None else min(images, loader.num_examples)

@@ -11,6 +11,7 @@ Private Keras name relied on: `DataAdapter`, the base class of what `fit` accept
 
 import contextlib
 import logging
+import time
 from collections.abc import Iterator, Mapping, Sequence
 
 import keras
@@ -18,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
-from tfaccel.data.agreement import check_same
+from tfaccel.agreement import check_same
 from tfaccel.data.placement import Placement
 from tfaccel.data.source import UnreadableError
 from tfaccel.errors import UserError
@@ -49,6 +50,8 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
       num_batches: steps in an epoch.
       global_batch_size: examples per step over all replicas.
       pads: whether some batches may have padding.
+      waited_s: seconds that readers have waited for their batches, in this process.
+      kept: what `keep_next` asked for, (x, y) or (x, y, weight) in NumPy; None until it is there.
     """
 
     def __init__(
@@ -82,10 +85,13 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         self._class_weight, self._is_agreed, self._padding_is_known = None, False, False
         self._drawing = None  # the _Epoch that may draw
         self._position = 0  # of the batch that comes next, counted from the start of epoch 0
+        self._is_epochs_end = False  # whether an epoch without a step comes next
         self._lost = frozenset()
         self._streams = None
         self._all_real = [None] * len(devices)
         self._recording = None  # the masks of drawn batches, while `recorded_real` asks for them
+        self.waited_s = 0.0
+        self.kept, self._num_to_keep = None, 0
 
     # What Keras asks for.
 
@@ -170,19 +176,31 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
 
         Args:
           epoch: from 0.
-          step: of the epoch, from 0.
+          step: of the epoch, from 0; the number of its steps for its end, where the next iterator
+            gives no batch.
 
         Raises:
           UserError: the epoch has no such step.
         """
         whole = isinstance(epoch, int) and isinstance(step, int)
-        if not whole or not 0 <= step < self.num_batches or epoch < 0:
+        if not whole or not 0 <= step <= self.num_batches or epoch < 0:
             raise UserError(
                 f"start_at(epoch={epoch!r}, step={step!r}); expected an epoch of at least 0 and a "
-                f"step below {self.num_batches}"
+                f"step of at most {self.num_batches}"
             )
         self._drawing = None
         self._restart(epoch * self.num_batches + step)
+        self._is_epochs_end = step == self.num_batches
+
+    @property
+    def position(self) -> int:
+        """The batches given so far, counted from the start of epoch 0."""
+        return self._position
+
+    @property
+    def begins_late(self) -> bool:
+        """Whether the next iterator begins after its epoch's first step, as after `start_at`."""
+        return self._is_epochs_end or self.next_position % self.num_batches > 0
 
     @property
     def next_position(self) -> int:
@@ -204,6 +222,10 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         finally:
             self._recording = None
 
+    def keep_next(self, num_rows: int) -> None:
+        """Makes `kept` a copy of the first rows, of this worker, of the batch that comes next."""
+        self._num_to_keep = num_rows
+
     def check_workers(self) -> None:
         """Raises UserError unless all workers read the same; asked once, of all of them at a time.
 
@@ -211,7 +233,7 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         """
         several = self._strategy.num_replicas_in_sync > len(self._devices)
         if several and not self._is_agreed:
-            check_same(self.data.facts(), self._strategy)
+            check_same(self.data.facts(), self._strategy, of="their data")
             self._is_agreed = True
 
     # How an epoch is drawn.
@@ -226,6 +248,9 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
                 log.info("data: a new pipeline, because an epoch was left at step %d", step)
                 self._restart(self.next_position)
         self._drawing = epoch
+        if self._is_epochs_end:
+            self._is_epochs_end = False
+            return 0
         return self.num_batches - self._position % self.num_batches
 
     def _next(self, epoch: "_Epoch"):
@@ -234,6 +259,7 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
                 "this iterator has failed, or a newer one draws from the same loader; begin anew "
                 "with iter(loader), and give each of two readers a loader of its own"
             )
+        began = time.perf_counter()
         try:
             batches = self._draw()
             if self.pads or self._class_weight is not None:
@@ -248,6 +274,9 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
             replicas = range(self._strategy.num_replicas_in_sync)
             self._recording += [self._real(self._position, each) for each in replicas]
         self._position += 1
+        self.waited_s += time.perf_counter() - began
+        if self._num_to_keep:
+            self.kept, self._num_to_keep = _first_rows(batches, self._num_to_keep), 0
         return batch
 
     def _restart(self, position: int) -> None:
@@ -360,6 +389,12 @@ class _Epoch:
         batch = self._loader._next(self)
         self._left -= 1
         return batch
+
+
+def _first_rows(batches: list[tuple], num_rows: int) -> tuple:
+    """Returns NumPy copies of some rows of the replicas' batches, in their order."""
+    copies = [tf.nest.map_structure(lambda each: each[:num_rows].numpy(), b) for b in batches]
+    return tf.nest.map_structure(lambda *parts: np.concatenate(parts)[:num_rows], *copies)
 
 
 def _masked(weight: tf.Tensor, real: tf.Tensor) -> tf.Tensor:

@@ -1,5 +1,5 @@
 """One training, test and predict step, compiled, on any number of replicas."""
 
-from tfaccel.step.compile import compile_model, make_optimizer
+from tfaccel.step.compile import compile_model
 
-__all__ = ["compile_model", "make_optimizer"]
+__all__ = ["compile_model"]

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from tfaccel import batch_norm, seam
 from tfaccel.config import StepConfig
-from tfaccel.errors import UserError, did_you_mean
-from tfaccel.step import padding
+from tfaccel.errors import UserError
+from tfaccel.step import mixing, padding
 from tfaccel.step.functions import set_functions
 
 log = logging.getLogger("tfaccel")
@@ -62,29 +62,22 @@ def compile_model(
         _refuse_what_would_be_wrong(model, config, num_replicas)
     if config.zero_weight_is_padding:
         padding.check(model)
-    model._maybe_symbolic_build = seam.build_from_specs(model)
+    change = lambda batch: batch  # noqa: E731
+    if config.mixes_labels:
+        mixing.check(model, config)
+        change = mixing.specs_as_probabilities(model)
+    model._maybe_symbolic_build = seam.build_from_specs(model, change=change)
     if compile_args.get("run_eagerly"):
         if config.accumulation_steps > 1:
             raise UserError("run_eagerly is stock Keras's step: use it with accumulation_steps=1")
+        if config.mixes_labels:
+            raise UserError(
+                "run_eagerly is stock Keras's step, without label_smoothing, mixup or cutmix: "
+                "leave them out, or use CategoricalCrossentropy(label_smoothing=...)"
+            )
         log.info("step: stock Keras, without XLA, because run_eagerly asks for it")
     else:
         set_functions(model, strategy, config, xla=xla)
-
-
-def make_optimizer(name: str, *, learning_rate: float) -> keras.optimizers.Optimizer:
-    """Returns a Keras optimizer by its name, in any case.
-
-    Raises:
-      UserError: Keras has no optimizer of that name.
-    """
-    known = {
-        each.lower(): value
-        for each, value in vars(keras.optimizers).items()
-        if isinstance(value, type) and each not in ("Optimizer", "LossScaleOptimizer")
-    }
-    if name.lower() not in known:
-        raise UserError(f"there is no optimizer '{name}'{did_you_mean(name, known)}")
-    return known[name.lower()](learning_rate=learning_rate)
 
 
 # What the model is compiled with.

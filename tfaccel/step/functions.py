@@ -14,6 +14,9 @@ clipping and update. On several, the order is what makes N replicas equal one de
   3. each replica, one XLA function, on the same sums and so with the same result: division by the
      rows of all, finite check, unscaling, clipping, update or skip, change of the loss scale.
 
+What is not finite is applied on no number of replicas (tfaccel/step/finite.py says what);
+`model.train_function.nonfinite` has what was found.
+
 Gradients of an Embedding, which are slices, are made dense before the sum. (Where a batch has an id
 twice, stock Keras's Adam squares each slice; the square of their sum is what a dense layer gets.)
 
@@ -27,12 +30,13 @@ import logging
 from collections.abc import Callable, Iterator
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfaccel import seam
 from tfaccel.config import StepConfig
 from tfaccel.seam import Replica
-from tfaccel.step import padding
+from tfaccel.step import finite, mixing, padding
 from tfaccel.step import totals as totals_lib
 from tfaccel.step.totals import ROWS_UNIT, Layout, Totals
 
@@ -62,20 +66,42 @@ def set_functions(model, strategy, config: StepConfig, *, xla: bool) -> None:
         f", in {config.accumulation_steps} parts" if config.accumulation_steps > 1 else "",
     )
 
-    def run_steps(step: Callable, iterator: Iterator):
-        step = functools.partial(step, padded=getattr(iterator, "pads", False))
-        logs = None
-        skipped = 0
-        for batch in itertools.islice(iterator, model.steps_per_execution):
-            logs = step(batch)
+    model.train_function = Execution(model, train)
+    model.test_function = Execution(model, test)
+    model.predict_function = predict
+
+
+class Execution:
+    """The steps of one execution, as a function of an iterator over batches."""
+
+    def __init__(self, model, step: Callable):
+        """Takes what makes one step of a batch, and the model, which says how many are made."""
+        self._model, self._step = model, step
+        self._found = []
+
+    def __call__(self, iterator: Iterator) -> dict:
+        """Returns the logs of the last step, and `skipped_steps` of all.
+
+        Raises:
+          StopIteration: there is no batch.
+        """
+        padded = getattr(iterator, "pads", False)
+        self._found, logs, skipped = [], None, 0
+        for batch in itertools.islice(iterator, self._model.steps_per_execution):
+            logs = self._step(batch, padded=padded)
+            self._found.append(logs.pop(finite.LOG, None))
             skipped += logs.get("skipped_steps", 0)
         if logs is None:
             raise StopIteration
         return logs | {"skipped_steps": skipped} if "skipped_steps" in logs else logs
 
-    model.train_function = functools.partial(run_steps, train)
-    model.test_function = functools.partial(run_steps, test)
-    model.predict_function = predict
+    @property
+    def nonfinite(self) -> np.ndarray:
+        """What the last execution's steps of training found: [steps], a `Watch.code` for each.
+
+        Reading it waits for the device, and copies one small array from it.
+        """
+        return tf.stack(self._found).numpy() if self._found else np.zeros(0, np.int64)
 
 
 class _Step:
@@ -106,9 +132,12 @@ def _make(model, strategy, config, step, replicas, *, padded: bool, xla: bool, t
     pass_ = functools.partial(
         totals_lib.make_totals, model, step, weigh=weigh, parts=parts, xla=xla
     )
+    if config.mixes_labels:
+        change = mixing.mixed(model, config) if trains else mixing.as_probabilities(model)
+        step, pass_ = _on_changed(change, step, pass_, replicas[0])
     if strategy.num_replicas_in_sync > 1:
         wire = "float16" if config.float16_allreduce else None
-        halves = [_Halves(model, pass_, each, wire, xla=xla) for each in replicas]
+        halves = [_Halves(model, pass_, each, wire, xla=xla, trains=trains) for each in replicas]
         return tf.function(functools.partial(_split_step, halves), autograph=False)
     if parts > 1:
         whole = functools.partial(_accumulating_step, model, pass_, replicas[0])
@@ -117,17 +146,27 @@ def _make(model, strategy, config, step, replicas, *, padded: bool, xla: bool, t
     return tf.function(whole, autograph=False, jit_compile=xla)
 
 
+def _on_changed(change: Callable, step: Callable, pass_: Callable, replica: Replica) -> tuple:
+    """Returns both, on batches that `change` has changed: whole ones, not yet cut in parts."""
+    return (
+        lambda batch: step(change(replica, batch)),
+        lambda each, batch: pass_(each, change(each, batch)),
+    )
+
+
 def _whole_step(model, step, replica: Replica, batch, *, xla: bool, trains: bool) -> dict:
     """One replica, nothing to sum: the model's own step, as it is."""
     with seam.as_replica(model, replica), seam.batch_norm_path(fused=not xla, all_reduce=None):
-        return _with_scale_logs(model, lambda: step(batch), trains=trains)
+        if not trains:
+            return step(batch)
+        return _with_scale_logs(model, lambda: finite.watched(model, step, batch), trains=True)
 
 
 def _accumulating_step(model, pass_, replica: Replica, batch) -> dict:
     """One replica, its batch in parts: their sum, then one update."""
     with seam.as_replica(model, replica):
         totals = pass_(replica, batch)
-        return _update(model, totals)
+        return _update(model, totals, totals.metrics_before, trains=True)
 
 
 def _split_step(halves: list["_Halves"], batches: list) -> dict:
@@ -135,16 +174,18 @@ def _split_step(halves: list["_Halves"], batches: list) -> dict:
     logs = []
     for half, batch in zip(halves, batches, strict=True):
         with tf.device(half.replica.device):
-            buffers = half.forward_backward(batch)
+            buffers, metrics_before = half.forward_backward(batch)
             summed = [half.replica.all_reduce(each) for each in buffers]
-            logs.append(half.update(summed))
+            logs.append(half.update(summed, metrics_before))
     return logs[0]  # all are alike
 
 
 class _Halves:
     """One replica's two functions: up to the sum over replicas, and after it."""
 
-    def __init__(self, model, pass_, replica: Replica, gradients_as: str | None, *, xla: bool):
+    def __init__(
+        self, model, pass_, replica: Replica, gradients_as: str | None, *, xla: bool, trains: bool
+    ):
         self.replica = replica
         self._layout = None  # known once the first half is traced
 
@@ -152,11 +193,12 @@ class _Halves:
             with seam.as_replica(model, replica):
                 totals = pass_(replica, batch)
             self._layout = Layout(totals, gradients_as=gradients_as)
-            return self._layout.pack(totals)
+            return self._layout.pack(totals), totals.metrics_before
 
-        def update(buffers):
+        def update(buffers, metrics_before):
             with seam.as_replica(model, replica):
-                return _update(model, self._layout.unpack(buffers))
+                totals = self._layout.unpack(buffers)
+                return _update(model, totals, metrics_before, trains=trains)
 
         # Without XLA both are traced into the caller's graph, where batch norm's own sums may be.
         compiled = lambda function: function  # noqa: E731
@@ -165,28 +207,56 @@ class _Halves:
         self.forward_backward, self.update = compiled(forward_backward), compiled(update)
 
 
-def _update(model, totals: Totals) -> dict:
-    """Applies the sums over all replicas to this one's variables, and returns the step's logs."""
+def _update(model, totals: Totals, metrics_before: list[tf.Tensor], *, trains: bool) -> dict:
+    """Applies the sums over all replicas to this one's variables, and returns the step's logs.
+
+    Args:
+      model: within `seam.as_replica`.
+      totals: the sums.
+      metrics_before: this replica's own metrics before the step.
+      trains: whether what is not finite is left out: in a test it is for all to see.
+    """
     # Where all rows are padding, there are none, and the sums are 0: no NaN shall come of them.
     rows = tf.maximum(totals.rows, 1 / ROWS_UNIT)
-    for variable, change in zip(totals.changes_of, totals.changes, strict=True):
-        if change.dtype.is_floating and variable.aggregation != "sum":
-            change /= tf.cast(rows, change.dtype)
-        value = totals_lib.as_number(variable._value) + change
-        variable.assign(tf.cast(value, variable._value.dtype))
+    watch = finite.Watch(model)
 
     def apply():
         if totals.gradients:
-            model.optimizer.apply(
-                [each / tf.cast(rows, each.dtype) for each in totals.gradients],
-                totals.gradients_of,
-            )
-        with seam.metrics_as(model, totals.metrics):
-            results = model.get_metrics_result()
-        # A log that no metric is of is the step's own value: its mean over rows.
-        return {name: results.get(name, value / rows) for name, value in totals.logs.items()}
+            with watch.updates():
+                model.optimizer.apply(
+                    [each / tf.cast(rows, each.dtype) for each in totals.gradients],
+                    totals.gradients_of,
+                )
+        return {}
 
-    return _with_scale_logs(model, apply, trains=bool(totals.gradients))
+    logs = _with_scale_logs(model, apply, trains=bool(totals.gradients))
+    changes = _changed(totals, rows)
+    metrics = totals.metrics
+    if trains:
+        watch.put_back(changes)
+        spoilt = watch.spoilt(model.metrics_variables, totals.metrics_before, metrics)
+        finite.put_back_where(spoilt, model.metrics_variables, metrics_before)
+        pairs = zip(totals.metrics_before, metrics, strict=True)
+        metrics = [tf.where(spoilt, old, new) for old, new in pairs]
+        logs[finite.LOG] = watch.code()
+    with seam.metrics_as(model, metrics):
+        results = model.get_metrics_result()
+    # A log that no metric is of is the step's own value: its mean over rows.
+    own = {name: results.get(name, value / rows) for name, value in totals.logs.items()}
+    return own | logs
+
+
+def _changed(totals: Totals, rows: tf.Tensor) -> list[tuple]:
+    """Changes the variables that are not trained; returns (variable, value before) of floats."""
+    before = []
+    for variable, change in zip(totals.changes_of, totals.changes, strict=True):
+        value = tf.identity(variable._value)
+        if change.dtype.is_floating:
+            before.append((variable, value))
+            if variable.aggregation != "sum":
+                change /= tf.cast(rows, change.dtype)
+        variable.assign(tf.cast(totals_lib.as_number(value) + change, value.dtype))
+    return before
 
 
 def _with_scale_logs(model, update: Callable[[], dict], *, trains: bool) -> dict:

@@ -24,6 +24,8 @@ from tfaccel.seam import Replica
 # that float16 can hold it); a power of two, so that the unit costs no precision.
 ROWS_UNIT = 256.0
 
+_SUMMED = ("rows", "gradients", "changes", "logs", "metrics", "metrics_before")
+
 
 @dataclasses.dataclass
 class Totals:
@@ -37,6 +39,7 @@ class Totals:
         aggregation="sum", as they are.
       logs: what the step returned, times `rows`.
       metrics: the metrics' variables.
+      metrics_before: the same before the step.
       gradients_of: the Keras variables of `gradients`.
       changes_of: the Keras variables of `changes`.
     """
@@ -46,17 +49,17 @@ class Totals:
     changes: list[tf.Tensor]
     logs: dict[str, tf.Tensor]
     metrics: list[tf.Tensor]
+    metrics_before: list[tf.Tensor]
     gradients_of: list
     changes_of: list
 
     def tensors(self) -> list:
         """Returns what is summed over replicas, as one nest."""
-        return [self.rows, self.gradients, self.changes, self.logs, self.metrics]
+        return [getattr(self, name) for name in _SUMMED]
 
     def with_tensors(self, tensors: list) -> "Totals":
         """Returns totals of the same variables with other values."""
-        names = ("rows", "gradients", "changes", "logs", "metrics")
-        return dataclasses.replace(self, **dict(zip(names, tensors, strict=True)))
+        return dataclasses.replace(self, **dict(zip(_SUMMED, tensors, strict=True)))
 
 
 def make_totals(
@@ -67,7 +70,7 @@ def make_totals(
     if rows == 0:
         # A partial batch that ends before this replica: a row of zeros stands in, weighing nothing.
         batch = tf.nest.map_structure(one_zero_row, batch)
-    metrics_before = [tf.identity(each._value) for each in model.metrics_variables]
+    metrics_before = {id(each): tf.identity(each._value) for each in model.metrics_variables}
     all_reduce = functools.partial(replica.all_reduce_in_forward, weight=weight)
     with (
         seam.recorded(model, replica) as recording,
@@ -84,15 +87,18 @@ def make_totals(
     for variable, before in assigned:
         variable.assign(before)
     if rows == 0:
-        for variable, before in zip(model.metrics_variables, metrics_before, strict=True):
-            variable.assign(before)
+        for variable in model.metrics_variables:
+            variable.assign(metrics_before[id(variable)])
         gradients, logs = tf.nest.map_structure(tf.zeros_like, (gradients, logs))
+    metrics = [(id(each), tf.identity(each._value)) for each in model.metrics_variables]
     return Totals(
         rows=tf.convert_to_tensor(weight, tf.float32),
         gradients=gradients,
         changes=changes,
         logs=logs,
-        metrics=[tf.identity(each._value) for each in model.metrics_variables],
+        metrics=[value for _, value in metrics],
+        # One that the step itself made, while traced, has no value before.
+        metrics_before=[metrics_before.get(key, value) for key, value in metrics],
         gradients_of=recording.trained,
         changes_of=[variable for variable, _ in assigned],
     )

@@ -1,0 +1,95 @@
+"""Writing in the background: one at a time, waited for, and no error lost."""
+
+import logging
+import pathlib
+import threading
+
+import pytest
+from conftest import in_new_process
+from snapshots import assert_same, make_store, snapshot, warnings
+
+from tfaccel.checkpoint.store import CheckpointError
+from tfaccel.checkpoint.writer import Writer
+
+HERE = pathlib.Path(__file__).parent
+
+
+class SlowStore:
+    """A store that writes when it is told to."""
+
+    def __init__(self):
+        self.may_write, self.written, self.at_once, self.most = threading.Event(), [], 0, 0
+
+    def write(self, snapshot, *, fails=False):
+        self.at_once += 1
+        self.most = max(self.most, self.at_once)
+        assert self.may_write.wait(30)
+        self.at_once -= 1
+        if fails:
+            raise CheckpointError(f"step {snapshot.step} does not fit")
+        self.written.append(snapshot.step)
+
+
+def test_training_goes_on_while_one_is_written_and_waits_for_it_at_the_next():
+    store = SlowStore()
+    writer = Writer(store)
+    assert writer.write(snapshot(1)) < 0.1
+    assert store.written == []
+    threading.Timer(0.2, store.may_write.set).start()
+    waited_s = writer.write(snapshot(2))
+    assert store.written[0] == 1
+    assert 0.1 < waited_s < 10
+    assert writer.waited_s == pytest.approx(waited_s, abs=0.1)
+    writer.wait()
+    assert (store.written, store.most) == ([1, 2], 1)
+    assert writer.wait() == pytest.approx(0, abs=0.1)  # there is nothing left
+
+
+def test_a_failed_write_is_raised_once_at_the_next_which_is_begun_all_the_same(caplog):
+    store = SlowStore()
+    store.may_write.set()
+    writer = Writer(store)
+    writer.write(snapshot(1), fails=True)
+    with pytest.raises(CheckpointError, match="step 1 does not fit"):
+        writer.write(snapshot(2))
+    writer.wait()
+    assert store.written == [2]
+    writer.write(snapshot(3), fails=True)
+    with pytest.raises(CheckpointError, match="step 3 does not fit"):
+        writer.wait()
+    writer.wait()
+    assert warnings(caplog) == [
+        f"checkpoint: step {step} is not written: step {step} does not fit" for step in (1, 3)
+    ]
+
+
+def test_an_error_of_any_kind_is_raised(tmp_path):
+    writer = Writer(make_store(tmp_path))
+    unready = snapshot(1)
+    unready.state["object"] = object()
+    writer.write(unready)
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        writer.wait()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_it_says_once_what_a_checkpoint_takes(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "tfaccel")
+    writer = Writer(make_store(tmp_path / "checkpoints"))
+    for step in (1, 2):
+        writer.write(snapshot(step, num_bytes=2**20), score=0.5)
+    writer.wait()
+    assert_same(make_store(tmp_path / "checkpoints").newest(), snapshot(2, num_bytes=2**20))
+    (line,) = (each.getMessage() for each in caplog.records)
+    assert line.startswith("checkpoint: step 1, 1 MiB in ")
+    assert line.endswith("training waited 0.00 s")
+
+
+def test_a_program_that_ends_has_written_what_it_began(tmp_path):
+    in_new_process(
+        f"import sys; sys.path.insert(0, {str(HERE)!r})\n"
+        "from snapshots import make_store, snapshot\n"
+        "from tfaccel.checkpoint.writer import Writer\n"
+        f"Writer(make_store({str(tmp_path)!r})).write(snapshot(7, num_bytes=2**25))\n"
+    )
+    assert_same(make_store(tmp_path).newest(), snapshot(7, num_bytes=2**25))

@@ -1,0 +1,129 @@
+"""`tfaccel train` killed with SIGKILL, and started again by the same command."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from tfaccel.checkpoint.store import Store
+
+EVERY = [
+    "--config=configs/digits.py",
+    "--config.runtime.gpu_ids=",
+    "--config.runtime.deterministic=True",
+    "--config.runtime.xla=False",
+    "--config.data.loader=tf_data",
+    "--config.train.epochs=3",
+    "--config.train.decay=cosine",
+    "--config.train.warmup_epochs=1",
+    "--config.train.early_stopping_epochs=2",
+    "--config.checkpoint.every_steps=4",
+]
+LAST = 3 * 23  # 1,437 images in batches of 64
+
+
+def start(workdir, *more):
+    command = [sys.executable, "-m", "tfaccel", "train", *EVERY, f"--workdir={workdir}", *more]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def finish(workdir, *more):
+    run = start(workdir, *more)
+    out, err = run.communicate(timeout=200)
+    assert run.returncode == 0, err
+    return json.loads(out.splitlines()[-1]), err
+
+
+def newest(workdir):
+    return Store(workdir / "checkpoints", keep_last=1, keep_best=0, largest_is_best=True).newest()
+
+
+def last_step(workdir):
+    found = (re.fullmatch(r"step-(\d+)", each.name) for each in workdir.glob("checkpoints/step-*"))
+    return max((int(each[1]) for each in found if each), default=0)
+
+
+def wait_until(condition, run):
+    ends = time.monotonic() + 120
+    while not condition():
+        assert run.poll() is None, run.communicate()
+        assert time.monotonic() < ends
+        time.sleep(0.005)
+
+
+def in_tables(workdir):
+    """The steps that metrics.jsonl has, in order."""
+    lines = (workdir / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["step"] for line in lines]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("whole") / "run"
+    result, _ = finish(workdir)
+    return newest(workdir), result
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.slow)])
+def test_p1_p2_any_kill_leaves_a_run_that_ends_as_if_there_was_none(whole, kills, tmp_path):
+    draw = random.Random(kills)
+    workdir = tmp_path / "run"
+    for number in range(kills):
+        run = start(workdir)
+        before = last_step(workdir)
+        target = min(LAST - 5, before + draw.randrange(1, 12)) if number else 27
+        wait_until(lambda: last_step(workdir) >= target, run)  # noqa: B023
+        time.sleep(draw.random() * 0.1)
+        os.killpg(run.pid, signal.SIGKILL)
+        run.communicate()
+        assert newest(workdir).step >= target
+    result, err = finish(workdir)
+    assert "resumed from step" in err
+    reference, expected = whole
+    found = newest(workdir)
+    assert found.arrays.keys() == reference.arrays.keys()
+    for name, array in reference.arrays.items():
+        np.testing.assert_array_equal(found.arrays[name], array, err_msg=name)
+    assert result["metrics"] == expected["metrics"]
+    steps = in_tables(workdir)
+    assert steps == sorted(steps)
+    rows = (workdir / "metrics.csv").read_text().splitlines()
+    assert len(rows) == 1 + 3  # a header, and each epoch once
+
+    # The command once more has nothing to do, and says what came of it.
+    again, err = finish(workdir)
+    assert again == result
+    assert "nothing to do" in err
+
+
+def test_a_live_run_holds_its_workdir_and_a_signal_stops_it(tmp_path):
+    run = start(tmp_path)
+    wait_until(lambda: last_step(tmp_path) >= 4, run)
+    second = start(tmp_path)
+    _, err = second.communicate(timeout=100)
+    assert second.returncode == 2
+    assert f"is held by a live run (process {run.pid} on " in err
+    run.terminate()
+    sent = time.monotonic()
+    _, err = run.communicate(timeout=60)
+    assert time.monotonic() - sent < 30
+    assert run.returncode == 143
+    stopped = int(re.search(r"stopped by SIGTERM after step (\d+), which is saved", err)[1])
+    assert last_step(tmp_path) == stopped
+
+    # What decides the training may not change unseen; the clock may.
+    for each in (tmp_path / "checkpoints").glob("step-*"):
+        os.utime(each, (0, 2**31))
+    changed = start(tmp_path, "--config.train.learning_rate=0.1")
+    _, err = changed.communicate(timeout=100)
+    assert changed.returncode == 2
+    assert "train.learning_rate 0.002 -> 0.1" in err

@@ -1,0 +1,307 @@
+"""A run that was cut short and started again is the run that was not: bit for bit on the CPU."""
+
+import dataclasses
+import json
+import os
+import signal
+
+import keras
+import numpy as np
+import pytest
+from conftest import strategy_of
+
+import tfaccel
+from tfaccel import recipe
+from tfaccel.callbacks.checkpoints import Stopped
+from tfaccel.config import CheckpointConfig, StepConfig, TrainConfig
+from tfaccel.runtime import Device
+
+STEPS = 5  # of an epoch: 37 images in batches of 8
+IMAGES = {"image_size": (12, 10), "channels": 1, "global_batch_size": 8, "loader": "tf_data"}
+TRAIN = TrainConfig(
+    epochs=4, optimizer="sgd", learning_rate=0.05, momentum=0.9, decay="cosine", warmup_epochs=1
+)
+
+
+class CutError(Exception):
+    """What stands for a SIGKILL, so that one process can be killed often."""
+
+
+class Cutter(keras.callbacks.Callback):
+    """Cuts at a step, or in the tests of an epoch; notes which images the others see."""
+
+    def __init__(self, loader, *, step=None, test_of=None, signals=()):
+        super().__init__()
+        self.loader, self.step, self.test_of, self.signals = loader, step, test_of, signals
+        self.seen = []
+
+    def get_state(self):
+        return {}
+
+    def set_state(self, state):
+        pass
+
+    def _cut(self):
+        if not self.signals:
+            raise CutError
+        for each in self.signals:
+            os.kill(os.getpid(), each)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        position = self.loader.position
+        self.seen.append((position, self.loader.data.feed(0).rows(position - 1).ids.tolist()))
+        if position == self.step:
+            self._cut()
+
+    def on_test_batch_end(self, batch, logs=None):
+        if self.epoch == self.test_of and batch == 1:
+            self._cut()
+
+
+def build():
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input((12, 10, 1)),
+            layers.Conv2D(4, 3),
+            layers.BatchNormalization(),
+            layers.ReLU(),
+            layers.Flatten(),
+            layers.Dropout(0.5),
+            layers.Dense(3, dtype="float32"),
+        ]
+    )
+
+
+@pytest.fixture
+def train(setup, folder, tmp_path):
+    """Trains from the newest checkpoint on; returns the model, its history and the images seen."""
+
+    def train(
+        name,
+        *,
+        num_replicas=1,
+        precision="float32",
+        xla=False,
+        every_steps=None,
+        recipe_=TRAIN,
+        **settings,
+    ):
+        run = setup(precision=precision, deterministic=True, xla=xla)
+        if num_replicas > 1:
+            run.strategy = strategy_of(num_replicas)
+            devices = tuple(Device(f"/cpu:{index}", None) for index in range(num_replicas))
+            run.runtime = dataclasses.replace(run.runtime, devices=devices)
+        loader = run.image_folder(folder, **IMAGES, shuffle=True, augment="mnist")
+        test = run.image_folder(folder, **IMAGES)
+        with run.scope():
+            model = build()
+        schedule = recipe.make_schedule(recipe_, global_batch_size=8, num_steps=len(loader))
+        run.compile(
+            model,
+            recipe.make_optimizer(recipe_, schedule),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+            step=settings.pop("step_config", StepConfig()),
+        )
+        cuts = {key: settings.pop(key) for key in ("step", "test_of", "signals") if key in settings}
+        cutter = Cutter(loader, **cuts)
+        stopper = keras.callbacks.EarlyStopping(
+            patience=settings.pop("patience", 9), restore_best_weights=True
+        )
+        extra = settings.pop("callbacks", [])
+        config = CheckpointConfig(every_steps=every_steps, **settings.pop("config", {}))
+        checkpoints = run.checkpoints(tmp_path / name, config, **settings)
+        history = model.fit(
+            loader,
+            validation_data=test,
+            epochs=recipe_.epochs,
+            callbacks=[checkpoints, cutter, stopper, *extra],
+            verbose=0,
+        )
+        return model, history.history, cutter.seen
+
+    return train
+
+
+_WHOLE = {}
+
+
+def whole(train, **settings):
+    """The run that nothing interrupts; of the same settings it is trained once."""
+    key = repr(settings)
+    if key not in _WHOLE:
+        _WHOLE[key] = train("whole", **settings)
+    return _WHOLE[key]
+
+
+def assert_alike(one, other, *, rtol=0.0):
+    """Both models have the same bits, optimizer and all, and the same history."""
+    for ours, theirs in zip(one[0].variables, other[0].variables, strict=True):
+        np.testing.assert_array_equal(ours.numpy(), theirs.numpy(), err_msg=ours.path)
+    optimizers = (each[0].optimizer.variables for each in (one, other))
+    for ours, theirs in zip(*optimizers, strict=True):
+        np.testing.assert_array_equal(ours.numpy(), theirs.numpy(), err_msg=ours.path)
+    assert one[1].keys() == other[1].keys()
+    for name, values in one[1].items():
+        np.testing.assert_allclose(values, other[1][name], rtol=rtol, err_msg=name)
+
+
+CUTS = {
+    "mid-epoch": {"step": 2 * STEPS + 3},
+    "first step": {"step": 1},
+    "last step of an epoch": {"step": 2 * STEPS},
+    "in the tests": {"test_of": 1},
+}
+
+
+@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
+def test_p2_resumed_is_uninterrupted(train, cut):
+    reference = whole(train)
+    with pytest.raises(CutError):
+        train("cut", every_steps=2, **cut)
+    resumed = train("cut", every_steps=2)
+    assert_alike(resumed, reference)
+    assert resumed[2] == reference[2][-len(resumed[2]) :]
+    assert len(resumed[2]) < len(reference[2]) or cut == CUTS["first step"]
+
+
+@pytest.mark.parametrize(
+    ("precision", "num_replicas"),
+    [
+        pytest.param("mixed_float16", 1, marks=pytest.mark.slow),
+        pytest.param("float32", 2, marks=pytest.mark.slow),
+        ("mixed_float16", 2),
+    ],
+)
+def test_p2_loss_scale_and_replicas(train, precision, num_replicas):
+    settings = {"precision": precision, "num_replicas": num_replicas}
+    settings["step_config"] = StepConfig(loss_scale_growth_steps=3)
+    reference = whole(train, **settings)
+    with pytest.raises(CutError):
+        train("cut", **settings, every_steps=3, step=STEPS + 4)
+    # Sums of metrics over replicas come back as one: another order of float32 additions.
+    assert_alike(train("cut", **settings, every_steps=3), reference, rtol=1e-6)
+
+
+def test_p2_early_stopping_goes_on_counting(train):
+    # Its second and third epoch are no better: the rate is much too high.
+    recipe_ = dataclasses.replace(TRAIN, learning_rate=5.0, decay="constant", epochs=8)
+    reference = whole(train, recipe_=recipe_, patience=2)
+    assert 3 <= len(reference[1]["loss"]) < 8
+    with pytest.raises(CutError):
+        train("cut", recipe_=recipe_, patience=2, step=2 * STEPS + 2)
+    resumed = train("cut", recipe_=recipe_, patience=2)
+    assert_alike(resumed, reference)
+    # It has ended: the same once more trains nothing, and ends with the same.
+    again = train("cut", recipe_=recipe_, patience=2)
+    assert again[2] == []
+    assert_alike(again, reference)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_p5_a_signal_saves_within_a_step_and_exits(train, number, tmp_path):
+    with pytest.raises(Stopped) as stopped:
+        train("cut", step=STEPS + 2, signals=[number])
+    assert stopped.value.code == 143
+    (_, newest) = sorted((tmp_path / "cut").glob("step-*"))
+    assert int(newest.name[5:]) in (STEPS + 2, STEPS + 3)
+    assert_alike(train("cut"), whole(train))
+
+
+def test_p5_a_signal_in_the_tests_saves_what_is_trained(train, tmp_path):
+    with pytest.raises(Stopped) as stopped:
+        train("cut", test_of=1, signals=[signal.SIGTERM], config={"exit_code": 75})
+    assert stopped.value.code == 75
+    assert (tmp_path / "cut" / f"step-{2 * STEPS:08d}-untested").is_dir()
+    resumed, reference = train("cut"), whole(train)
+    assert_alike(resumed, reference)
+    assert resumed[2] == reference[2][2 * STEPS :]
+
+
+def test_p5_on_two_replicas(train):
+    with pytest.raises(Stopped):
+        train("cut", num_replicas=2, step=STEPS + 2, signals=[signal.SIGTERM])
+    assert_alike(train("cut", num_replicas=2), whole(train, num_replicas=2), rtol=1e-6)
+
+
+def test_another_number_of_replicas_sees_the_same_images(train, caplog):
+    with pytest.raises(Stopped):
+        train("cut", num_replicas=2, step=STEPS + 2, signals=[signal.SIGTERM])
+    with caplog.at_level("WARNING", logger="tfaccel"):
+        resumed = train("cut", num_replicas=1)
+    assert "made on 2 replicas, resumed on 1: images, order and augmentation stay" in caplog.text
+    assert resumed[2] == whole(train)[2][-len(resumed[2]) :]
+
+
+def test_p8_roll_back_goes_on_after_the_bad_step(train, monkeypatch, caplog):
+    config = StepConfig(nonfinite="rollback", max_rollbacks=1)
+    spoil = keras.callbacks.LambdaCallback()
+    weights_at = {}
+
+    def on_train_batch_end(batch, logs=None):
+        position = spoil.loader_position()
+        weights_at.setdefault(position, spoil.model.get_weights())
+        if position == STEPS + 3 and not spoil.spoiled:
+            spoil.spoiled = True
+            kernel = spoil.model.trainable_variables[0]
+            kernel.assign(kernel * np.nan)
+
+    spoil.spoiled = False
+    spoil.on_train_batch_end = on_train_batch_end
+    spoil.loader_position = lambda: int(spoil.counted)
+    counted = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: setattr(spoil, "counted", epoch * STEPS),
+        on_train_batch_begin=lambda batch, logs: setattr(spoil, "counted", spoil.counted + 1),
+    )
+    with caplog.at_level("WARNING", logger="tfaccel"):
+        model, history, seen = train(
+            "rolled", every_steps=2, step_config=config, callbacks=[counted, spoil]
+        )
+    positions = [position for position, _ in seen]
+    # The weights were spoiled after step 8: step 9 finds it, and 10 follows.
+    assert positions == sorted(set(positions))
+    assert "back to step 7" in caplog.text
+    assert all(np.isfinite(each).all() for each in model.get_weights())
+    assert len(history["loss"]) == TRAIN.epochs
+
+
+def test_p4_a_damaged_newest_checkpoint_is_passed_over(train, tmp_path, caplog):
+    with pytest.raises(CutError):
+        train("cut", every_steps=2, step=STEPS + 4)
+    newest = sorted((tmp_path / "cut").glob("step-*"))[-1]
+    data = newest / "arrays.data-00000-of-00001"
+    data.write_bytes(data.read_bytes()[:-7])
+    with caplog.at_level("WARNING", logger="tfaccel"):
+        resumed = train("cut", every_steps=2)
+    assert f"{newest} is passed over" in caplog.text
+    assert_alike(resumed, whole(train))
+
+
+def test_what_does_not_fit_is_refused_in_a_sentence(train, tmp_path):
+    with pytest.raises(tfaccel.UserError, match="has no checkpoint to resume from"):
+        train("cut", resume="required")
+    with pytest.raises(CutError):
+        train("cut", step=STEPS + 1, facts={"model": "small"})
+    with pytest.raises(tfaccel.UserError, match="has a checkpoint of step 5; give another folder"):
+        train("cut", resume="never")
+    with pytest.raises(tfaccel.UserError, match="model 'small' -> 'large'"):
+        train("cut", facts={"model": "large"})
+    with pytest.raises(
+        tfaccel.UserError, match=r"with the callbacks .*Cutter, EarlyStopping; rece"
+    ):
+        train("cut", facts={"model": "small"}, callbacks=[keras.callbacks.EarlyStopping()])
+    train("cut", facts={"model": "large"}, accept_changes=True)
+
+
+def test_all_of_the_state_is_plain_json_and_arrays(train, tmp_path):
+    train("run", every_steps=3)
+    newest = sorted((tmp_path / "run").glob("step-*"))[-1]
+    state = json.loads((newest / "state.json").read_text())["state"]
+    assert state["step"] == TRAIN.epochs * STEPS
+    assert state["epoch"] == TRAIN.epochs
+    assert len(state["history"]["val_loss"]) == TRAIN.epochs
+    assert {each["class"] for each in state["callbacks"]} >= {"EarlyStopping", "Cutter"}

@@ -1,0 +1,97 @@
+"""What all workers must agree on: asked of all at a time, answered alike.
+
+Takes what each worker found; raises where they differ, or gives what holds for all. A worker that
+sees one file fewer than the others would have shorter epochs, and they would wait for it for ever;
+one that resumed from another step would train another model.
+
+    check_same({"number of examples": 60000, "files": "5f0c..."}, strategy, of="their data")
+    stop = AnyWorker(strategy)
+    if stop.says(own_flag): ...          # in the same step on every worker
+"""
+
+import functools
+import hashlib
+import math
+import time
+from collections.abc import Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from tfaccel import collectives
+from tfaccel.errors import UserError
+
+MOST_FACTS = 8  # a collective needs one length
+# A signal may wait for so long before others hear of it; asking takes about 1 ms.
+ASK_EVERY_S = 1.0
+
+
+def check_same(facts: Mapping[str, object], strategy: tf.distribute.Strategy, *, of: str) -> None:
+    """Raises UserError unless every worker calls this with equal facts. Returns when all have.
+
+    Args:
+      facts: what was found, by what to call it: anything that `repr` tells apart.
+      strategy: over all workers.
+      of: what the facts are of, for the message.
+    """
+    # Of other kinds of data there are other facts, so their names are one of them.
+    facts = {"kind": tuple(facts), **facts}
+    numbers = np.zeros(MOST_FACTS, np.int64)
+    for place, each in enumerate(facts.values()):
+        digest = hashlib.blake2b(repr(each).encode(), digest_size=8).digest()
+        numbers[place] = int.from_bytes(digest, signed=True)
+    found = of_workers(numbers, strategy)
+    for (name, own), column in zip(facts.items(), found.T, strict=False):
+        if len(set(column.tolist())) > 1:
+            raise UserError(
+                f"workers differ in the {name} of {of}: here {own}; expected the same in all, so "
+                "give each the same files, settings and seed"
+            )
+
+
+def of_workers(vector: np.ndarray, strategy: tf.distribute.Strategy) -> np.ndarray:
+    """Returns every worker's vector, [workers, n] from [n]; each worker must call it."""
+    num_local = len(strategy.extended.worker_devices)
+    if num_local == strategy.num_replicas_in_sync:
+        return vector[np.newaxis]
+    gathered = _gather(strategy)(tf.constant(vector[np.newaxis]))
+    return gathered.numpy()[::num_local]  # each worker's comes once for each of its replicas
+
+
+@functools.cache
+def _gather(strategy: tf.distribute.Strategy):
+    """Returns the collective, which takes 0.1 s to trace and is called often."""
+
+    @tf.function(autograph=False, reduce_retracing=True)
+    def gather(value):
+        with strategy.scope():
+            return collectives.all_gather(value)
+
+    return gather
+
+
+class AnyWorker:
+    """Whether any worker's flag is set, answered alike and in the same step on all of them."""
+
+    def __init__(self, strategy: tf.distribute.Strategy):
+        """Takes the strategy over all workers; of one worker its own flag is the answer."""
+        self._strategy = strategy
+        self._alone = len(strategy.extended.worker_devices) == strategy.num_replicas_in_sync
+        self._calls, self._ask_at, self._since = 0, 1, time.monotonic()
+
+    def says(self, own: bool) -> bool:
+        """Returns the answer; False between two of the calls, about a second apart, that ask.
+
+        Every worker must call it in every step.
+        """
+        if self._alone:
+            return own
+        self._calls += 1
+        if self._calls < self._ask_at:
+            return False
+        seconds = max(1e-6, time.monotonic() - self._since)
+        calls = max(1, math.floor(self._calls * ASK_EVERY_S / seconds))
+        found = of_workers(np.array([own, calls], np.int64), self._strategy)
+        # The slowest worker's wish, so that all ask in the same step again.
+        self._calls, self._ask_at, self._since = 0, int(found[:, 1].min()), time.monotonic()
+        return bool(found[:, 0].any())

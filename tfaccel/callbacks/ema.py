@@ -1,0 +1,78 @@
+"""Measures the moving average of the weights, and leaves the weights as they were, bit for bit.
+
+Takes an optimizer with `use_ema`, as `config.train.ema_momentum` makes it.
+
+    model.fit(train, validation_data=test, callbacks=[EMA()])    # val_loss is the average's
+
+At the end of `fit` Keras itself puts the average in the weights' place, for whatever comes after.
+The average is of the updates that were made, not of those that loss scaling skipped; batch norm's
+statistics are not averaged: they are a moving average already.
+"""
+
+import keras
+
+from tfaccel import seam
+from tfaccel.errors import UserError
+
+
+class EMA(keras.callbacks.Callback):
+    """Puts the average in the weights' place while `fit` or `evaluate` measures.
+
+    Keras's own SwapEMAWeights swaps by adding and subtracting, which rounds the weights.
+    """
+
+    def __init__(self):
+        """Starts with the weights in their place."""
+        super().__init__()
+        self._is_swapped = False
+
+    def on_train_begin(self, logs=None):
+        """Lets the average begin with the weights, should the first updates all be skipped.
+
+        Raises:
+          UserError: the optimizer keeps no average.
+        """
+        self.on_test_end()  # of a measurement that an error ended
+        if self._num_updates() == 0:
+            for weight, average in self._pairs():
+                average.assign(weight)
+
+    def on_test_begin(self, logs=None):
+        """Swaps weights and averages."""
+        if not self._is_swapped and self._num_updates() > 0:
+            self._swap()
+
+    def on_test_end(self, logs=None):
+        """Swaps them back."""
+        if self._is_swapped:
+            self._swap()
+
+    def _num_updates(self) -> int:
+        return int(self.model.optimizer.iterations.numpy())
+
+    def _swap(self) -> None:
+        for weight, average in self._pairs():
+            before = weight.read_value()
+            weight.assign(average)
+            average.assign(before)
+        self._is_swapped = not self._is_swapped
+
+    def _pairs(self) -> list[tuple]:
+        """Returns (weight, average) of every replica of this process, `tf.Variable`s."""
+        averaging = [each for each in seam.optimizers_of(self.model.optimizer) if each.use_ema]
+        if not averaging:
+            raise UserError(
+                f"the optimizer {self.model.optimizer.name} keeps no average of the weights; give "
+                "ema_momentum, e.g. 0.999 (of a Keras optimizer: use_ema=True)"
+            )
+        return [
+            pair
+            for optimizer in averaging
+            for weight, average in zip(
+                optimizer._trainable_variables,
+                optimizer._model_variables_moving_average,
+                strict=True,
+            )
+            if average is not None
+            for pair in zip(seam.components(weight), seam.components(average), strict=True)
+        ]

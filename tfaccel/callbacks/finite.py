@@ -1,0 +1,121 @@
+"""What follows a step whose gradients, statistics or metrics are infinite or NaN."""
+
+import logging
+
+import keras
+import numpy as np
+
+from tfaccel import seam
+from tfaccel.errors import RunError
+from tfaccel.step.finite import FINE, WEIGHTS
+
+log = logging.getLogger("tfaccel")
+
+
+class NonFiniteError(RunError):
+    """A step found what is infinite or NaN; the weights are as they were before that step."""
+
+
+class RollBackError(NonFiniteError):
+    """The same, where training goes on from the last checkpoint."""
+
+
+class Finite(keras.callbacks.Callback):
+    """Ends training, or says what was left out of it, when a step found what is not finite.
+
+    Attributes:
+      loader: that `fit` trains on, whose position says which step it is; None to count from the
+        start of `fit`.
+    """
+
+    def __init__(self, policy: str):
+        """Takes what follows: "stop", "skip" or "rollback"."""
+        super().__init__()
+        self._policy = policy
+        self.loader = None
+        self._done = self._left_out = 0
+
+    def get_state(self) -> dict:
+        """Returns what a checkpoint keeps: the steps of this epoch that were left out."""
+        return {"left_out": self._left_out}
+
+    def set_state(self, state: dict) -> None:
+        """Takes what `get_state` returned."""
+        self._left_out = state["left_out"]
+
+    def on_train_begin(self, logs=None):
+        """Counts steps anew."""
+        self._done = 0
+        if self.model.run_eagerly:
+            log.warning("step: run_eagerly is stock Keras's step, which applies NaN and infinity")
+
+    def on_epoch_begin(self, epoch, logs=None):
+        """Counts anew what is left out."""
+        self._left_out = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Reads what the steps of this execution found.
+
+        Raises:
+          RollBackError: it is not finite, and the policy is "rollback".
+          NonFiniteError: it is not finite, and the policy is "stop"; or the weights are not.
+        """
+        if self.model.run_eagerly:
+            return
+        codes = self.model.train_function.nonfinite
+        self._done = self.loader.position if self.loader else self._done + len(codes)
+        faults = np.flatnonzero(codes != FINE)
+        if not len(faults):
+            return
+        lost = np.flatnonzero(codes == WEIGHTS)
+        first = int((lost if len(lost) else faults)[0])
+        step = self._done - len(codes) + 1 + first
+        what = self._weights(step) if len(lost) else self._fault(int(codes[first]), step)
+        if self._policy == "rollback":
+            raise RollBackError(what)
+        if len(lost) or self._policy == "stop":
+            raise NonFiniteError(what)
+        if not self._left_out:
+            log.warning("step: %s", what)
+        self._left_out += len(faults)
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Says how many steps were left out."""
+        if self._left_out > 1:
+            log.warning("step: %d steps of epoch %d were not finite", self._left_out, epoch + 1)
+
+    def _fault(self, code: int, step: int) -> str:
+        known = seam.variables_of(self.model)
+        variable = known[code - 1] if code <= len(known) else None
+        if any(variable is each for each in self.model.metrics_variables):
+            return (
+                f"the loss or metric {variable.path} is not finite at step {step}, and leaves that "
+                "step out; look for NaN or infinity in its images and labels"
+            )
+        changed = variable is not None and not variable.trainable
+        return (
+            f"the {'value' if changed else 'gradient'} of {self._name(variable)} is not finite at "
+            f"step {step}, and was not applied; look for NaN or infinity in its images and labels, "
+            "or lower the learning rate"
+        )
+
+    def _weights(self, step: int) -> str:
+        lost = [
+            each
+            for each in self.model.trainable_variables
+            if not np.isfinite(keras.ops.convert_to_numpy(each)).all()
+        ]
+        return (
+            f"the weights {self._name(lost[0] if lost else None)} are not finite after step {step}"
+            "; lower the learning rate, or go back to weights that are finite"
+        )
+
+    def _name(self, variable) -> str:
+        """Returns the variable's path in the model, and its layer."""
+        if variable is None:
+            return "a variable that is not the model's"
+        path = variable.path.removeprefix(f"{self.model.name}/")
+        for layer in reversed(list(self.model._flatten_layers(include_self=False))):
+            if any(variable is each for each in layer.variables):
+                return f"{path} (layer {layer.name}, {type(layer).__name__})"
+        return path

@@ -1,0 +1,82 @@
+"""A `fit` that begins where its newest checkpoint ends, hears signals and rolls back.
+
+Takes a model's `fit`; gives one that looks for a Checkpoints among its callbacks, and is the same
+without.
+
+    fit = from_checkpoint(model.fit, model, StepConfig())
+    fit(train, epochs=90, callbacks=[run.checkpoints("runs/a/checkpoints")])
+"""
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable
+
+import keras
+
+from tfaccel.callbacks.checkpoints import Checkpoints
+from tfaccel.callbacks.finite import RollBackError
+from tfaccel.config import StepConfig
+from tfaccel.data.distribute import Loader
+from tfaccel.errors import UserError
+from tfaccel.signals import StopSignals
+from tfaccel.workdir import held
+
+
+def from_checkpoint(fit: Callable, model: keras.Model, config: StepConfig) -> Callable:
+    """Returns `fit` with what a Checkpoints among its callbacks asks for."""
+    signature = inspect.signature(fit)
+
+    @functools.wraps(fit)
+    def wrapper(*args, **kwargs):
+        call = signature.bind(*args, **kwargs)
+        found = _checkpoints_in(call.arguments.get("callbacks"))
+        if found is None:
+            return fit(*args, **kwargs)
+        loader = call.arguments["x"]
+        _check(loader, call.arguments, found)
+        others = [each for each in _flat(call.arguments["callbacks"]) if each is not found]
+        with contextlib.ExitStack() as stack:
+            if found.is_chief:
+                stack.enter_context(held(found.folder))
+            stop = stack.enter_context(StopSignals())
+            stack.callback(found.finish)
+            epoch = found.begin(model, loader, others, stop)
+            while True:
+                # First it makes the model what it was, last it saves what the others came to.
+                call.arguments["callbacks"] = [found.first, *others, found]
+                call.arguments["initial_epoch"] = epoch
+                try:
+                    return fit(*call.args, **call.kwargs)
+                except RollBackError as error:
+                    epoch = found.roll_back(error, loader.position, limit=config.max_rollbacks)
+
+    return wrapper
+
+
+def _checkpoints_in(callbacks) -> Checkpoints | None:
+    found = [each for each in _flat(callbacks) if isinstance(each, Checkpoints)]
+    if len(found) > 1:
+        raise UserError(f"{len(found)} callbacks for checkpoints; give `fit` one of them")
+    return found[0] if found else None
+
+
+def _flat(callbacks) -> list:
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return list(callbacks.callbacks)
+    return keras.tree.flatten(callbacks or [])
+
+
+def _check(loader, arguments: dict, found: Checkpoints) -> None:
+    if not isinstance(loader, Loader):
+        raise UserError(
+            f"checkpoints with x={type(loader).__name__}; expected a loader, which can begin at "
+            "any step: make one by run.image_folder, run.loader, run.examples or run.pipeline"
+        )
+    if arguments.get("initial_epoch"):
+        raise UserError(
+            f"initial_epoch={arguments['initial_epoch']} beside checkpoints in {found.folder}, "
+            "which say where training begins; leave it out"
+        )
+    if isinstance(arguments.get("callbacks"), keras.callbacks.CallbackList):
+        raise UserError("a CallbackList with checkpoints; give `fit` a plain list of callbacks")

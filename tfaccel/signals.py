@@ -1,0 +1,86 @@
+"""SIGTERM, SIGUSR1 and SIGINT as a request to stop between two steps.
+
+Takes nothing; gives, within a context, whether this process was asked to stop. A second signal ends
+the process at once. The handlers that were there before are called too, and come back afterwards.
+
+    with StopSignals() as stop:      # after the strategy: TensorFlow's own takes SIGTERM away
+        ... stop.requested           # None, or the signal's name
+
+Python runs its handlers between two lines of the main thread, of which there is none while XLA
+compiles or a collective waits; a thread reads the signals as the system delivers them instead.
+"""
+
+import logging
+import os
+import signal
+import socket
+import threading
+
+log = logging.getLogger("tfaccel")
+
+HEARD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+
+class StopSignals:
+    """Hears signals within its context; elsewhere, and in other threads than the main one, none.
+
+    Attributes:
+      requested: the name of the first signal that asked to stop; None while there was none.
+    """
+
+    def __init__(self):
+        """Hears nothing yet."""
+        self.requested = None
+        self._before = {}
+
+    def __enter__(self) -> "StopSignals":
+        """Installs the handlers."""
+        if threading.current_thread() is not threading.main_thread():
+            log.info("signals: not heard, because training runs beside the main thread")
+            return self
+        self.requested = None
+        self._ours, self._delivered = socket.socketpair()
+        self._delivered.setblocking(False)
+        self._wakeup_before = signal.set_wakeup_fd(
+            self._delivered.fileno(), warn_on_full_buffer=False
+        )
+        self._before = {each: signal.signal(each, self._call_users) for each in HEARD}
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        """Puts back what was there."""
+        if not self._before:
+            return
+        for number, handler in self._before.items():
+            # None stands for one that was not installed from Python.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._before = {}
+        signal.set_wakeup_fd(self._wakeup_before)
+        self._delivered.close()  # the thread's end
+        self._thread.join()
+        self._ours.close()
+
+    def _listen(self) -> None:
+        while numbers := self._ours.recv(16):
+            for number in numbers:
+                if number in HEARD:
+                    self._heard(signal.Signals(number))
+
+    def _heard(self, received: signal.Signals) -> None:
+        if self.requested:
+            log.warning("signals: %s, the second one: this process ends now", received.name)
+            os._exit(128 + received)
+        self.requested = received.name
+        log.warning(
+            "signals: %s: this step is finished, the state saved, then training stops; a second "
+            "signal ends it at once",
+            received.name,
+        )
+
+    def _call_users(self, number: int, frame) -> None:
+        """Calls the handler that a program had of its own, in the main thread as it expects."""
+        handler = self._before.get(number)
+        if callable(handler) and handler is not signal.default_int_handler:
+            handler(number, frame)

@@ -1,0 +1,110 @@
+"""How much stays of each row that is blended with the next: by mixup, or by cutmix.
+
+Takes what `config.step` says and a replica's images; gives weights of pixels and of labels.
+
+    pixels, label = own_part(config, image, replica, model.optimizer)
+    image = pixels * image + (1 - pixels) * next_image
+"""
+
+import functools
+
+import keras
+import numpy as np
+import scipy.special
+import tensorflow as tf
+from keras.src.utils.rng_utils import get_random_seed
+
+from tfaccel.config import StepConfig
+from tfaccel.seam import Replica
+
+# TensorFlow draws no beta numbers under XLA: uniform ones go through a table of quantiles. Between
+# knots it is a straight line, so that the distribution function is off by 1/1024 at most.
+NUM_KNOTS = 1025
+_MAX_REPLICAS = 2**20
+
+
+def own_part(
+    config: StepConfig, image: tf.Tensor, replica: Replica, optimizer: keras.optimizers.Optimizer
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns what stays of each row, in 0..1: of its pixels, and of its label.
+
+    Args:
+      config: mixup_alpha and cutmix_alpha, one of them above 0.
+      image: [rows, height, width, channels] for cutmix, [rows, ...] for mixup alone.
+      replica: whose rows they are.
+      optimizer: that counts the updates.
+
+    Returns:
+      [rows, 1 or height, 1 or width, 1] float32, and [rows, 1] float32.
+    """
+    draw = functools.partial(_uniform, count=_count(optimizer), replica=replica)
+    rows = tf.shape(image)[0]
+    if not config.cutmix_alpha:
+        return _mixup(config.mixup_alpha, draw((rows, 1)), image.shape.rank)
+    in_box = _cutmix(config.cutmix_alpha, draw((rows, 3)), image.shape[1:3])
+    if not config.mixup_alpha:
+        return in_box
+    throughout = _mixup(config.mixup_alpha, draw((rows, 1)), image.shape.rank)
+    # One of the two for all rows of all replicas.
+    is_mixup = draw((), replica=None) < 0.5
+    return tuple(tf.where(is_mixup, *each) for each in zip(throughout, in_box, strict=True))
+
+
+def _mixup(alpha: float, drawn: tf.Tensor, rank: int) -> tuple:
+    own = _beta(alpha, drawn[:, :1])
+    return tf.reshape(own, [-1] + [1] * (rank - 1)), own
+
+
+def _cutmix(alpha: float, drawn: tf.Tensor, size) -> tuple:
+    """As Yun et al. do: a box of the image's shape about a uniform pixel, cut at the borders."""
+    side = tf.sqrt(1 - _beta(alpha, drawn[:, 0]))
+    inside = tf.ones([1, 1, 1], tf.bool)
+    for axis, length in enumerate(size):
+        half = tf.floor(side * length) // 2
+        center = tf.floor(drawn[:, 1 + axis] * length)
+        pixel = tf.range(length, dtype=tf.float32)
+        within = (pixel >= (center - half)[:, None]) & (pixel < (center + half)[:, None])
+        inside &= tf.expand_dims(within, 2 - axis)
+    own = 1 - tf.cast(inside, tf.float32)[..., None]
+    return own, tf.reduce_mean(own, [1, 2])
+
+
+# Random numbers.
+
+
+def _beta(alpha: float, drawn: tf.Tensor) -> tf.Tensor:
+    """Returns Beta(alpha, alpha) numbers, made of uniform ones."""
+    knots = tf.constant(_quantiles(alpha))
+    position = drawn * (NUM_KNOTS - 1)
+    below = tf.cast(position, tf.int32)
+    low, high = tf.gather(knots, below), tf.gather(knots, below + 1)
+    return low + (position - tf.cast(below, tf.float32)) * (high - low)
+
+
+@functools.cache
+def _quantiles(alpha: float) -> np.ndarray:
+    return scipy.special.betaincinv(alpha, alpha, np.linspace(0, 1, NUM_KNOTS)).astype(np.float32)
+
+
+def _uniform(shape, *, count: tf.Tensor, replica: Replica | None) -> tf.Tensor:
+    """Returns numbers in [0, 1), the same on every device, with XLA and without.
+
+    (`stateless_uniform` turns the same bits into other floats under XLA: TensorFlow 2.21.)
+
+    Args:
+      shape: of the result.
+      count: of updates before this one.
+      replica: whose they are; None for one that all replicas draw alike.
+    """
+    index = _MAX_REPLICAS - 1 if replica is None else replica.index
+    seed = [tf.constant(get_random_seed() or 0, tf.int64), count * _MAX_REPLICAS + index]
+    bits = tf.random.stateless_uniform(
+        shape, tf.stack(seed), minval=None, maxval=None, dtype=tf.uint32, alg="philox"
+    )
+    return tf.cast(tf.bitwise.right_shift(bits, tf.constant(8, tf.uint32)), tf.float32) * 2.0**-24
+
+
+def _count(optimizer) -> tf.Tensor:
+    """Returns the number of updates made. No counter of Keras advances on a skipped step."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return tf.cast(inner._iterations._value, tf.int64)
