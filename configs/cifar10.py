@@ -50,4 +50,7 @@ def get_config(size: str = "") -> ml_collections.ConfigDict:
     config.train.nesterov = True
     config.train.weight_decay = 10 * 5e-4
     config.step.label_smoothing = 0.2
+    if not is_smoke(size):
+        config.train.steps_per_execution = 98  # an epoch
+        config.checkpoint.every_epochs = 8
     return config

@@ -160,7 +160,7 @@ def test_p8_slices_of_an_embedding_are_watched():
     assert_alike(ours, reference)
 
 
-@ONE_AND_TWO
+@pytest.mark.parametrize(("num_replicas", "xla"), [(1, True), (2, False)])
 def test_p8_stop_names_step_and_layer(num_replicas, xla):
     model = model_of(hiding, num_replicas, "stop", xla=xla)
     with pytest.raises(NonFiniteError) as error:
@@ -239,7 +239,7 @@ def counting():
     return keras.Sequential([keras.Input((6,)), *parts])
 
 
-@ONE_AND_TWO
+@pytest.mark.parametrize(("num_replicas", "xla"), [(1, False), (1, True), (2, True)])
 def test_p8_a_statistic_alone_is_left_as_it_was(num_replicas, xla):
     x = spoilt(X, value=0.0)  # 1 / 0, which only the layer's mean sees
     model = model_of(counting, num_replicas, "stop", xla=xla)
@@ -266,7 +266,7 @@ def float16():
 def test_p8_an_overflow_of_float16_is_no_fault(num_replicas, xla):
     step = {"loss_scale_initial": 1024.0}
     model = model_of(with_statistics, num_replicas, "stop", xla=xla, step=step)
-    history = fit(model, spoilt(X, row=LAST, value=60000.0), Y)
+    history = fit(model, spoilt(X, row=LAST, value=1e6), Y)  # in float16, infinity
     assert history["skipped_steps"] == [1]
     assert history["loss_scale"] == [512.0]
     assert np.isfinite(history["loss"]).all()
@@ -274,10 +274,37 @@ def test_p8_an_overflow_of_float16_is_no_fault(num_replicas, xla):
 
 
 @pytest.mark.usefixtures("float16")
+def test_p8_statistics_of_a_step_that_overflows_by_its_scale_alone_are_kept():
+    step = {"loss_scale_initial": 2.0**60}
+    model = model_of(with_statistics, 1, "stop", xla=False, step=step)
+    norm, kernel = model.get_layer("norm"), model.get_layer("first").kernel
+    before = kernel.numpy()
+    history = fit(model, X[:BATCH], Y[:BATCH])
+    assert history["skipped_steps"] == [1]
+    assert history["loss"][0] > 0
+    np.testing.assert_array_equal(kernel.numpy(), before)
+    assert np.abs(norm.moving_mean.numpy()).min() > 0
+
+
+@pytest.mark.usefixtures("float16")
 def test_p8_with_a_fixed_loss_scale_an_overflow_is_a_fault():
     model = model_of(linear, 1, "stop", xla=False, step={"loss_scale": 64.0})
     with pytest.raises(NonFiniteError, match=r"gradient of last/kernel .* at step 3,"):
         fit(model, spoilt(X, value=60000.0), Y)
+
+
+def test_p8_a_batch_by_hand_stops_too():
+    model = model_of(hiding, 1, "stop", xla=False)
+    model.train_on_batch(X, Y)
+    with pytest.raises(NonFiniteError, match="at step 2,"):
+        model.train_on_batch(spoilt(X), Y)
+
+
+def test_p8_it_is_said_where_nothing_is_watched(caplog):
+    model = model_of(hiding, 1, "stop", xla=False)
+    model.compile("sgd", "mse", jit_compile=False)  # not by `run.compile`
+    fit(model, spoilt(X), Y)
+    assert "it is stock Keras's, which applies NaN" in caplog.text
 
 
 def test_p8_skip_warns_once_an_epoch_and_counts(caplog):

@@ -139,6 +139,15 @@ def _():
     return isinstance(optimizer.dynamic_scale, keras.Variable) and optimizer.dynamic_scale == 4
 
 
+@canary("LossScaleOptimizer.check_finite", "is an instance's attribute that says whether to update")
+def _():
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(), initial_scale=8.0)
+    variable = keras.Variable([1.0])
+    optimizer.__dict__["check_finite"] = lambda _: tf.constant(False)
+    optimizer.apply([tf.constant([1.0])], [variable])
+    return variable.numpy() == 1 and optimizer.dynamic_scale == 4
+
+
 @canary("SeedGenerator.next", "gives Dropout its seeds: [2], of which the first may be moved")
 def _(monkeypatch):
     seen, own = [], keras.random.SeedGenerator.__dict__["next"]

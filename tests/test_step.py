@@ -469,3 +469,21 @@ def test_loaders_of_other_classes_do_not_validate(setup, folder, tmp_path):
     run.compile(model, "sgd", loss())
     with pytest.raises(UserError, match="the test images have no class 'a'"):
         model.fit(train, validation_data=test, verbose=0)
+
+
+def test_what_cannot_be_deterministic_is_said_in_a_sentence(monkeypatch):
+    model = compiled(
+        lambda: keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]),
+        1,
+        optimizer="sgd",
+        loss="mse",
+    )
+
+    def fail(*_):
+        raise tf.errors.UnimplementedError(
+            None, None, "GPU MaxPool gradient ops do not yet have a deterministic XLA\nmore"
+        )
+
+    model.train_function = fail
+    with pytest.raises(tfaccel.UserError, match="no deterministic form here .GPU MaxPool gradient"):
+        model.fit(np.zeros((4, 2)), np.zeros((4, 1)), verbose=0)

@@ -98,7 +98,7 @@ def _write(model, folder: pathlib.Path) -> None:
 
 
 def _without_training_state(model) -> keras.Model:
-    """Returns a copy that plain Keras can load: not compiled, so of no optimizer or loss of ours."""
+    """Returns a copy that plain Keras loads: not compiled, so without optimizer or loss of ours."""
     copy = keras.models.clone_model(model)
     copy.set_weights(model.get_weights())
     return copy

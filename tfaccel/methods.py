@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tfaccel.callbacks.finite import Finite
 from tfaccel.callbacks.loss_scale import LossScale
@@ -44,7 +45,7 @@ def extend(model: keras.Model, config: StepConfig, *, guard: Callable) -> None:
         ),
         "evaluate": counting,
         "predict": lambda predict: _for_loaders(_without_padding(predict)),
-        "train_on_batch": lambda train: _with_keras_logs(train, model),
+        "train_on_batch": lambda train: _with_keras_logs(train, model, config),
         "test_on_batch": lambda test: test,
         "predict_on_batch": lambda predict: predict,
     }
@@ -72,9 +73,11 @@ def _without_padding(predict: Callable) -> Callable:
     return wrapper
 
 
-def _with_keras_logs(train_on_batch: Callable, model) -> Callable:
+def _with_keras_logs(train_on_batch: Callable, model, config: StepConfig) -> Callable:
     """Returns `train_on_batch` with Keras's own values alone: in its list the place tells which."""
     signature = inspect.signature(train_on_batch)
+    finite = Finite(config.nonfinite)
+    finite.set_model(model)
 
     @functools.wraps(train_on_batch)
     def wrapper(*args, **kwargs):
@@ -82,6 +85,7 @@ def _with_keras_logs(train_on_batch: Callable, model) -> Callable:
         as_dict = call.arguments.get("return_dict", False)
         call.arguments["return_dict"] = True
         logs = train_on_batch(*call.args, **call.kwargs)
+        finite.on_train_batch_end(0)
         logs = {name: logs[name] for name in logs if name not in ("loss_scale", "skipped_steps")}
         return logs if as_dict else model._flatten_metrics_in_order(logs)
 
@@ -92,7 +96,17 @@ def _guarded(method: Callable, guard: Callable) -> Callable:
     @functools.wraps(method)
     def wrapper(*args, **kwargs):
         with guard():
-            return method(*args, **kwargs)
+            try:
+                return method(*args, **kwargs)
+            except tf.errors.UnimplementedError as error:
+                # On an H200 that is so of max pooling's gradient with XLA (2026-11-21).
+                if "deterministic" not in error.message:
+                    raise
+                raise UserError(
+                    "deterministic=True, but an operation of this model has no deterministic form "
+                    f"here ({error.message.splitlines()[0]}); use xla=False, or leave deterministic "
+                    "out"
+                ) from error
 
     return wrapper
 

@@ -11,9 +11,10 @@ Private names relied on, here, in step/, callbacks/ and replica_checksums.py (te
 the canary: it fails by name when one changes):
   Keras 3.15: Variable._value, Variable._initialize, Variable._direct_assign, Optimizer.apply,
     Optimizer._iterations, Optimizer._distribution_strategy,
-    LossScaleOptimizer.dynamic_scale, SeedGenerator.next, BatchNormalization.call and ._moments,
-    Model._distribute_strategy, Model._flatten_layers, Model._maybe_symbolic_build,
-    Model._symbolic_build, Model._compile_loss._user_loss, Model._compile_metrics._user_metrics and
+    LossScaleOptimizer.dynamic_scale and .check_finite, SeedGenerator.next,
+    BatchNormalization.call and ._moments, Model._distribute_strategy, Model._flatten_layers,
+    Model._maybe_symbolic_build, Model._symbolic_build, Model._compile_loss._user_loss,
+    Model._compile_metrics._user_metrics and
     ._user_weighted_metrics, TFEpochIterator._distributed_dataset. For padding: Model._loss_tracker,
     CompileLoss.metrics, MetricsList.update_state and .metrics, losses.loss.reduce_weighted_values,
     backend.get_keras_mask. For mixing: utils.rng_utils.get_random_seed. For averages:

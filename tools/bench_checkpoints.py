@@ -14,9 +14,6 @@ import tempfile
 
 from absl import app, flags
 
-import tfaccel
-from tfaccel import sources
-
 OUTPUT = flags.DEFINE_string("output", None, "A new JSON file; none by default.")
 MODEL = flags.DEFINE_string("model", "resnet50", "Of keras.applications, or tfaccel's own.")
 SIZE = flags.DEFINE_integer("image_size", 224, "Pixels, height and width.")
@@ -29,10 +26,14 @@ DIR = flags.DEFINE_string("dir", None, "For the checkpoints; a temporary folder 
 
 
 def main(_):
+    """Measures, and prints what came of it."""
+    # Not above: TensorFlow has absl look for GPUs where it was imported before `app.run`, which is
+    # too early for it to see any.
     import keras
     import numpy as np
 
-    from tfaccel import models, runtime
+    import tfaccel
+    from tfaccel import models, runtime, sources
     from tfaccel.callbacks.throughput import Throughput
 
     run = tfaccel.setup(precision=PRECISION.value)

@@ -46,8 +46,8 @@ class Finite(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         """Counts steps anew."""
         self._done = 0
-        if self.model.run_eagerly:
-            log.warning("step: run_eagerly is stock Keras's step, which applies NaN and infinity")
+        if not self._is_watched:
+            log.warning("step: it is stock Keras's, which applies NaN and infinity without a word")
 
     def on_epoch_begin(self, epoch, logs=None):
         """Counts anew what is left out."""
@@ -60,7 +60,7 @@ class Finite(keras.callbacks.Callback):
           RollBackError: it is not finite, and the policy is "rollback".
           NonFiniteError: it is not finite, and the policy is "stop"; or the weights are not.
         """
-        if self.model.run_eagerly:
+        if not self._is_watched:
             return
         codes = self.model.train_function.nonfinite
         self._done = self.loader.position if self.loader else self._done + len(codes)
@@ -83,6 +83,11 @@ class Finite(keras.callbacks.Callback):
         """Says how many steps were left out."""
         if self._left_out > 1:
             log.warning("step: %d steps of epoch %d were not finite", self._left_out, epoch + 1)
+
+    @property
+    def _is_watched(self) -> bool:
+        # It is not with run_eagerly, nor once `model.compile` was called past `run.compile`.
+        return hasattr(type(self.model.train_function), "nonfinite")
 
     def _fault(self, code: int, step: int) -> str:
         known = seam.variables_of(self.model)

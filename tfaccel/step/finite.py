@@ -2,7 +2,7 @@
 
 Takes a replica's model while its step is traced; gives the first such variable as a number.
 
-    logs = watched(model, model.train_step, batch)
+    logs = watched(model, model.train_step, batch, xla=True)
     code = logs.pop(LOG)        # FINE, WEIGHTS or 1 + the index of a variable
 
 All is found in sums over the replicas, so that each replica finds the same. A check costs one read
@@ -12,11 +12,9 @@ ReLU hid from it.
 
 import contextlib
 import functools
-import itertools
 from collections.abc import Callable, Iterator
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfaccel import seam
@@ -24,20 +22,24 @@ from tfaccel import seam
 # Any other code is 1 + the index of a variable in `seam.variables_of`.
 FINE, WEIGHTS, OTHER = 0, -1, 2**40  # OTHER: the gradient of what is not the model's
 _NONE = OTHER + 1  # nothing was found, as a number above all that may be
-
-_LARGE = 2**18  # elements; 1 MiB of float32 is as soon read where it lies as copied
 LOG = "nonfinite"  # where a step's logs have the code, until Keras sees them
 
 
-def watched(model, step: Callable, batch) -> dict:
+def watched(model, step: Callable, batch, *, xla: bool) -> dict:
     """Runs the model's own step on its only replica, and leaves out what is not finite.
+
+    Args:
+      model: within `seam.as_replica`.
+      step: of the model, as a function of a batch.
+      batch: of the replica.
+      xla: whether XLA compiles what is traced.
 
     Returns:
       Its logs, and the code.
     """
     metrics = model.metrics_variables
     before = [tf.identity(each._value) for each in metrics]
-    watch = Watch(model)
+    watch = Watch(model, xla=xla)
     with watch.updates(), seam.noted(_floating_state(model)) as noted:
         logs = step(batch)
     watch.put_back(noted.assigned())
@@ -78,12 +80,11 @@ def _with_results(model, logs: dict, spoilt: tf.Tensor) -> dict:
 class Watch:
     """What one step does to one replica's model, as far as it is finite."""
 
-    def __init__(self, model):
-        """Takes the model, within `seam.as_replica`."""
-        self._model = model
+    def __init__(self, model, *, xla: bool):
+        """Takes the model, within `seam.as_replica`, and whether XLA compiles what is traced."""
+        self._model, self._xla = model, xla
         self._graph = tf.compat.v1.get_default_graph()
-        known = seam.variables_of(model)
-        self._codes = {id(each): 1 + index for index, each in enumerate(known)}
+        self._codes = {id(each): 1 + i for i, each in enumerate(seam.variables_of(model))}
         self._found = []  # codes, or _NONE
         self._refused = self._overflowed = tf.constant(False)
 
@@ -103,16 +104,20 @@ class Watch:
         variables = list(trainable_variables or self._model.trainable_variables)
         dense = [each.values if isinstance(each, tf.IndexedSlices) else each for each in grads]
         given = [pair for pair in zip(variables, dense, strict=True) if pair[1] is not None]
-        refused = ~_all_finite([each for _, each in given])
+        code = self._first([each for each, _ in given], [each for _, each in given])
+        refused = tf.not_equal(code, _NONE)
         apply = functools.partial(type(optimizer).apply, optimizer, grads, trainable_variables)
-        outermost = tf.compat.v1.get_default_graph() is self._graph
-        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        if scales:
             with _set(optimizer, check_finite=lambda _: ~refused):  # once is enough
                 apply()
-            self._overflowed |= refused if outermost else False
-            return
-        code = tf.cond(refused, lambda: self._first_of(given), lambda: _after(apply()))
-        if outermost:  # or it is for the tf.cond alone, in which a `train_step` may update
+        else:
+            tf.cond(refused, lambda: None, apply)
+        if tf.compat.v1.get_default_graph() is not self._graph:
+            return  # a `train_step` that updates inside its own tf.cond keeps it to itself
+        if scales:
+            self._overflowed |= refused
+        else:
             self._refused |= refused
             self._found.append(code)
 
@@ -134,19 +139,11 @@ class Watch:
           before: their values before the step.
           after: their values after it.
         """
-        each = zip(variables, before, after, strict=True)
-        floats = [(variable, *pair) for variable, *pair in each if pair[0].dtype.is_floating]
-        if not floats:
-            return tf.constant(False)
-        variables, before, after = zip(*floats, strict=True)
-        spoilt = tf.math.is_finite(_packed(before)) & ~tf.math.is_finite(_packed(after))
-        size = spoilt.shape[0]
-        first = tf.reduce_min(tf.where(spoilt, tf.range(size), size))
-        ends = np.cumsum([each.shape.num_elements() for each in before])
-        codes = tf.constant([*map(self._code, variables), _NONE], tf.int64)
-        index = tf.reduce_sum(tf.cast(first >= ends, tf.int32))
-        self._found.append(codes[index])
-        return first < size
+        each = zip(variables, after, before, strict=True)
+        floats = [values for values in each if values[1].dtype.is_floating]
+        code = self._first(*zip(*floats, strict=True)) if floats else tf.cast(_NONE, tf.int64)
+        self._found.append(code)
+        return tf.not_equal(code, _NONE)
 
     def code(self) -> tf.Tensor:
         """Returns what was found: of several, that of the first layer; a scalar, int64.
@@ -157,32 +154,47 @@ class Watch:
         # Not int32, which functions return by way of the CPU: each step would wait for the GPU.
         first = tf.reduce_min(tf.stack([tf.constant(_NONE, tf.int64), *self._found]))
         fine = tf.equal(first, _NONE) | self._overflowed
-        weights = _all_finite([each._value for each in self._model.trainable_variables])
         first = tf.where(fine, tf.constant(FINE, tf.int64), first)
-        return tf.where(weights, first, tf.constant(WEIGHTS, tf.int64))
+        trained = self._model.trainable_variables
+        weights = self._first(trained, [each._value for each in trained])
+        return tf.where(tf.equal(weights, _NONE), first, tf.constant(WEIGHTS, tf.int64))
 
-    def _code(self, variable) -> int:
-        return self._codes.get(id(variable), OTHER)
-
-    def _first_of(self, gradients: list[tuple]) -> tf.Tensor:
-        codes = tf.constant([self._code(variable) for variable, _ in gradients], tf.int64)
-        finite = tf.stack([tf.reduce_all(tf.math.is_finite(each)) for _, each in gradients])
-        return tf.reduce_min(tf.where(finite, tf.constant(_NONE, tf.int64), codes))
-
-
-def _after(_) -> tf.Tensor:
-    return tf.constant(_NONE, tf.int64)
+    def _first(self, variables, after, before=None) -> tf.Tensor:
+        """Returns the code of the first variable with a bad value, or _NONE."""
+        after = [tf.convert_to_tensor(each) for each in after]
+        if not after:
+            return tf.cast(_NONE, tf.int64)
+        codes = [self._codes.get(id(each), OTHER) for each in variables]
+        index = (_index_in_each if self._xla else _index_in_all)(after, before)
+        return tf.gather(tf.constant([*codes, _NONE], tf.int64), index)
 
 
-def _all_finite(values: list) -> tf.Tensor:
-    """Returns whether all are. Small tensors are packed: each would be a kernel of its own."""
-    values = [tf.convert_to_tensor(each) for each in values]
-    # Of slices, the rows are not known: no number of elements.
-    small = [(each.shape.num_elements() or _LARGE) < _LARGE for each in values]
-    packed = list(itertools.compress(values, small))
-    parts = [each for each, is_small in zip(values, small, strict=True) if not is_small]
-    parts += [_packed(packed)] if packed else []
-    return tf.reduce_all([True, *(tf.reduce_all(tf.math.is_finite(each)) for each in parts)])
+def _index_in_each(after, before) -> tf.Tensor:
+    """Returns which tensor is the first with a bad value, or their number: XLA fuses reductions.
+
+    Packed, as below, XLA took over 10 minutes for a model of 4 dense layers (CPU, 2026-11-21): it
+    computes each update again inside the packing.
+    """
+    bad = [tf.reduce_any(each) for each in map(_bad, after, before or [None] * len(after))]
+    return tf.reduce_min(tf.where(tf.stack(bad), tf.range(len(bad)), len(bad)))
+
+
+def _index_in_all(after, before) -> tf.Tensor:
+    """Returns the same without XLA, where two kernels for each tensor would take their time."""
+    bad = _bad(_packed(after), None if before is None else _packed(before))
+
+    def find():
+        first = tf.reduce_min(tf.where(bad, tf.range(tf.size(bad)), tf.size(bad)))
+        ends = tf.cumsum(tf.stack([tf.size(each) for each in after]))
+        return tf.reduce_sum(tf.cast(first >= ends, tf.int32))
+
+    return tf.cond(tf.reduce_any(bad), find, lambda: len(after))
+
+
+def _bad(after, before) -> tf.Tensor:
+    """Returns where values are not finite, or are so no more."""
+    bad = ~tf.math.is_finite(after)
+    return bad if before is None else bad & tf.math.is_finite(before)
 
 
 def _packed(values) -> tf.Tensor:

@@ -140,7 +140,7 @@ def _make(model, strategy, config, step, replicas, *, padded: bool, xla: bool, t
         halves = [_Halves(model, pass_, each, wire, xla=xla, trains=trains) for each in replicas]
         return tf.function(functools.partial(_split_step, halves), autograph=False)
     if parts > 1:
-        whole = functools.partial(_accumulating_step, model, pass_, replicas[0])
+        whole = functools.partial(_accumulating_step, model, pass_, replicas[0], xla=xla)
     else:
         whole = functools.partial(_whole_step, model, step, replicas[0], xla=xla, trains=trains)
     return tf.function(whole, autograph=False, jit_compile=xla)
@@ -159,14 +159,16 @@ def _whole_step(model, step, replica: Replica, batch, *, xla: bool, trains: bool
     with seam.as_replica(model, replica), seam.batch_norm_path(fused=not xla, all_reduce=None):
         if not trains:
             return step(batch)
-        return _with_scale_logs(model, lambda: finite.watched(model, step, batch), trains=True)
+        return _with_scale_logs(
+            model, lambda: finite.watched(model, step, batch, xla=xla), trains=True
+        )
 
 
-def _accumulating_step(model, pass_, replica: Replica, batch) -> dict:
+def _accumulating_step(model, pass_, replica: Replica, batch, *, xla: bool) -> dict:
     """One replica, its batch in parts: their sum, then one update."""
     with seam.as_replica(model, replica):
         totals = pass_(replica, batch)
-        return _update(model, totals, totals.metrics_before, trains=True)
+        return _update(model, totals, totals.metrics_before, trains=True, xla=xla)
 
 
 def _split_step(halves: list["_Halves"], batches: list) -> dict:
@@ -198,7 +200,7 @@ class _Halves:
         def update(buffers, metrics_before):
             with seam.as_replica(model, replica):
                 totals = self._layout.unpack(buffers)
-                return _update(model, totals, metrics_before, trains=trains)
+                return _update(model, totals, metrics_before, trains=trains, xla=xla)
 
         # Without XLA both are traced into the caller's graph, where batch norm's own sums may be.
         compiled = lambda function: function  # noqa: E731
@@ -207,7 +209,9 @@ class _Halves:
         self.forward_backward, self.update = compiled(forward_backward), compiled(update)
 
 
-def _update(model, totals: Totals, metrics_before: list[tf.Tensor], *, trains: bool) -> dict:
+def _update(
+    model, totals: Totals, metrics_before: list[tf.Tensor], *, trains: bool, xla: bool
+) -> dict:
     """Applies the sums over all replicas to this one's variables, and returns the step's logs.
 
     Args:
@@ -215,10 +219,11 @@ def _update(model, totals: Totals, metrics_before: list[tf.Tensor], *, trains: b
       totals: the sums.
       metrics_before: this replica's own metrics before the step.
       trains: whether what is not finite is left out: in a test it is for all to see.
+      xla: whether XLA compiles what is traced.
     """
     # Where all rows are padding, there are none, and the sums are 0: no NaN shall come of them.
     rows = tf.maximum(totals.rows, 1 / ROWS_UNIT)
-    watch = finite.Watch(model)
+    watch = finite.Watch(model, xla=xla)
 
     def apply():
         if totals.gradients:
