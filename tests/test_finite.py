@@ -118,6 +118,14 @@ def test_p8_a_left_out_step_is_as_if_it_had_not_been(num_replicas, xla):
     assert_alike(ours, reference)
 
 
+@pytest.mark.parametrize(("num_replicas", "xla"), [(1, True), (2, False)])
+def test_p8_finite_statistics_of_a_left_out_step_are_left_out_too(num_replicas, xla):
+    ours, reference = (model_of(with_statistics, num_replicas, xla=xla) for _ in range(2))
+    fit(ours, X, spoilt(Y, row=LAST, value=np.inf))
+    fit(reference, without_bad(X), without_bad(Y))
+    assert_alike(ours, reference)
+
+
 @ONE_AND_TWO
 def test_p8_a_nan_that_a_relu_hides_from_the_loss_is_left_out(num_replicas, xla):
     ours, reference = (model_of(hiding, num_replicas, xla=xla) for _ in range(2))

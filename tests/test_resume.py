@@ -1,6 +1,8 @@
 """A run that was cut short and started again is the run that was not: bit for bit on the CPU."""
 
+import contextlib
 import dataclasses
+import errno
 import json
 import os
 import signal
@@ -13,6 +15,8 @@ from conftest import strategy_of
 import tfaccel
 from tfaccel import recipe
 from tfaccel.callbacks.checkpoints import Stopped
+from tfaccel.checkpoint import folder as folder_lib
+from tfaccel.checkpoint.store import CheckpointError
 from tfaccel.config import CheckpointConfig, StepConfig, TrainConfig
 from tfaccel.runtime import Device
 
@@ -267,6 +271,26 @@ def test_p8_roll_back_goes_on_after_the_bad_step(train, monkeypatch, caplog):
     assert "back to step 7" in caplog.text
     assert all(np.isfinite(each).all() for each in model.get_weights())
     assert len(history["loss"]) == TRAIN.epochs
+
+
+@pytest.mark.parametrize("on_error", ["stop", "continue"])
+def test_p3_a_full_disk_leaves_the_older_ones(train, tmp_path, monkeypatch, caplog, on_error):
+    fill = folder_lib.fill
+
+    def full(unfinished, write):
+        if int(unfinished.name[5:13]) > STEPS + 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fill(unfinished, write)
+
+    monkeypatch.setattr(folder_lib, "fill", full)
+    context = pytest.raises(CheckpointError, match=r"No space left .* are free there; make room")
+    with context if on_error == "stop" else contextlib.nullcontext():
+        train("cut", every_steps=2, config={"on_error": on_error})
+    names = sorted(each.name for each in (tmp_path / "cut").glob("step-*"))
+    assert names == ["step-00000004", "step-00000005", "step-00000007"]
+    assert ("training goes on" in caplog.text) == (on_error == "continue")
+    monkeypatch.undo()
+    assert_alike(train("cut", every_steps=2), whole(train))
 
 
 def test_p4_a_damaged_newest_checkpoint_is_passed_over(train, tmp_path, caplog):

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import compiled
 from keras import layers
 
 from tfaccel import UserError
@@ -485,5 +486,5 @@ def test_what_cannot_be_deterministic_is_said_in_a_sentence(monkeypatch):
         )
 
     model.train_function = fail
-    with pytest.raises(tfaccel.UserError, match="no deterministic form here .GPU MaxPool gradient"):
+    with pytest.raises(UserError, match=r"no deterministic form here .GPU MaxPool gradient"):
         model.fit(np.zeros((4, 2)), np.zeros((4, 1)), verbose=0)

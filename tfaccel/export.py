@@ -42,7 +42,7 @@ def export_model(model: keras.Model, path: str | os.PathLike, *, images=None) ->
       The path, absolute.
 
     Raises:
-      UserError: the path exists or cannot be made, or the model's inputs are unknown.
+      UserError: the path exists, cannot be made or written, or the model's inputs are unknown.
       RuntimeError: the loaded model's outputs differ by more than the precision explains. What was
         written stays beside `path`, as `<name>.<random>.rejected`.
     """
@@ -75,6 +75,10 @@ def export_model(model: keras.Model, path: str | os.PathLike, *, images=None) ->
                 f"kept in {rejected}"
             )
         unfinished.rename(path)
+    except (OSError, tf.errors.ResourceExhaustedError) as error:
+        raise UserError(
+            f"export path {path} cannot be written ({error}); make room, or give another"
+        ) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)  # it is there only after a failure
     log.info("export: %s, loaded back, outputs differ by at most %.1e", path, difference)

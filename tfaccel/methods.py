@@ -104,8 +104,7 @@ def _guarded(method: Callable, guard: Callable) -> Callable:
                     raise
                 raise UserError(
                     "deterministic=True, but an operation of this model has no deterministic form "
-                    f"here ({error.message.splitlines()[0]}); use xla=False, or leave deterministic "
-                    "out"
+                    f"here ({error.message.splitlines()[0]}); use xla=False, or leave it out"
                 ) from error
 
     return wrapper

@@ -8,10 +8,12 @@ its callbacks (tfaccel/resume.py) and lets begin where the newest checkpoint end
 The chief writes, in a thread; every worker saves at the same step, because all count alike.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
 import pathlib
+from collections.abc import Iterator
 
 import keras
 import numpy as np
@@ -100,6 +102,7 @@ class Checkpoints(keras.callbacks.Callback):
         state_lib.warn_of_forgetful(callbacks)
         if self.is_chief:
             self._store.remove_unfinished()
+        of_workers(np.zeros(1), self._strategy)  # nobody reads before that is done
         self._snapshot = self._newest()
         if self._snapshot is None:
             return 0
@@ -140,7 +143,7 @@ class Checkpoints(keras.callbacks.Callback):
 
     def _all_written(self) -> None:
         """Returns once the chief's checkpoint is on the disk, for all workers."""
-        self._writer.wait()
+        self.finish()
         of_workers(np.zeros(1), self._strategy)
 
     def _newest(self) -> Snapshot | None:
@@ -219,7 +222,8 @@ class Checkpoints(keras.callbacks.Callback):
 
     def finish(self) -> None:
         """Waits until what was begun is on the disk. After an error, too: it may be the newest."""
-        self._writer.wait()
+        with self._allowed_to_fail():
+            self._writer.wait()
 
     # In `fit`.
 
@@ -304,7 +308,7 @@ class Checkpoints(keras.callbacks.Callback):
         """Waits until all is on the disk."""
         if self._snapshot:  # not an epoch was left to train
             self._put_history()
-        self._writer.wait()
+        self.finish()
         if self.is_chief:
             log.info("checkpoint: training waited %.2f s for all of them", self._writer.waited_s)
 
@@ -338,8 +342,14 @@ class Checkpoints(keras.callbacks.Callback):
         }
         arrays = arrays | callback_arrays | state_lib.variables(self.model)
         snapshot = Snapshot(arrays, json.loads(json.dumps(state)))
-        try:
+        with self._allowed_to_fail():
             self._writer.write(snapshot, score=score, tested=tested)
+
+    @contextlib.contextmanager
+    def _allowed_to_fail(self) -> Iterator[None]:
+        """Within the context, an error of the writer is a warning, if the config says so."""
+        try:
+            yield
         except CheckpointError as error:
             if self._config.on_error == "stop":
                 raise

@@ -63,7 +63,7 @@ class Finite(keras.callbacks.Callback):
         if not self._is_watched:
             return
         codes = self.model.train_function.nonfinite
-        self._done = self.loader.position if self.loader else self._done + len(codes)
+        self._done = self.loader.position if self.loader is not None else self._done + len(codes)
         faults = np.flatnonzero(codes != FINE)
         if not len(faults):
             return
