@@ -47,9 +47,12 @@ def from_checkpoint(fit: Callable, model: keras.Model, config: StepConfig) -> Ca
                 call.arguments["callbacks"] = [found.first, *others, found]
                 call.arguments["initial_epoch"] = epoch
                 try:
-                    return fit(*call.args, **call.kwargs)
+                    history = fit(*call.args, **call.kwargs)
+                    break
                 except RollBackError as error:
                     epoch = found.roll_back(error, loader.position, limit=config.max_rollbacks)
+            found.stop_if_asked()
+            return history
 
     return wrapper
 
@@ -73,10 +76,11 @@ def _check(loader, arguments: dict, found: Checkpoints) -> None:
             f"checkpoints with x={type(loader).__name__}; expected a loader, which can begin at "
             "any step: make one by run.image_folder, run.loader, run.examples or run.pipeline"
         )
-    if arguments.get("initial_epoch"):
-        raise UserError(
-            f"initial_epoch={arguments['initial_epoch']} beside checkpoints in {found.folder}, "
-            "which say where training begins; leave it out"
-        )
+    for name in ("initial_epoch", "steps_per_epoch"):
+        if arguments.get(name):
+            raise UserError(
+                f"{name}={arguments[name]} beside checkpoints in {found.folder}, which count whole "
+                "epochs and say where training begins; leave it out"
+            )
     if isinstance(arguments.get("callbacks"), keras.callbacks.CallbackList):
         raise UserError("a CallbackList with checkpoints; give `fit` a plain list of callbacks")

@@ -7,6 +7,7 @@ The Python API (tfaccel/run.py) is the same steps without the config and the fol
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import pathlib
 
@@ -57,8 +58,6 @@ def run(
     with contextlib.ExitStack() as stack:
         if is_chief:
             workdir = stack.enter_context(workdir_lib.held(workdir))
-            workdir_lib.write_config(workdir, dataclasses.asdict(config))
-            workdir_lib.write_json(workdir / "environment.json", runtime.describe_environment())
             log.info("workdir: %s", workdir)
 
         # ----- Training: Keras's fit, from the newest checkpoint on, with a test after each epoch.
@@ -70,6 +69,8 @@ def run(
             accept_changes=accept_changes,
             facts=deciding(config),
         )
+        # A run that is refused there leaves what the one before said of itself.
+        checkpoints.when_begun = functools.partial(_describe, workdir, config)
         outcome = fit(
             model,
             train,
@@ -92,6 +93,11 @@ def run(
         result["export"] = str(export)
         workdir_lib.write_json(workdir / "result.json", result)
         return result
+
+
+def _describe(workdir: pathlib.Path, config: Config) -> None:
+    workdir_lib.write_config(workdir, dataclasses.asdict(config))
+    workdir_lib.write_json(workdir / "environment.json", runtime.describe_environment())
 
 
 def prepare(this_run: Run, config: Config) -> tuple[Loader, Loader, keras.Model]:

@@ -17,6 +17,7 @@ Takes the path; gives the folder, made or found again once it is sure that no ot
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import pathlib
 import socket
@@ -25,6 +26,8 @@ from typing import Any
 
 from tfaccel.errors import UserError
 from tfaccel.redact import redacted
+
+log = logging.getLogger("tfaccel")
 
 RESUMES = ("auto", "required", "never")
 
@@ -86,7 +89,14 @@ def held(path: pathlib.Path) -> Iterator[pathlib.Path]:
 def _lock(file: int, path: pathlib.Path) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError as error:
+        if not isinstance(error, BlockingIOError):
+            log.warning(
+                "workdir: %s cannot be locked (%s); be sure that no other run writes there",
+                path,
+                error.strerror,
+            )
+            return
         holder = os.read(file, 200).decode(errors="replace").strip() or "another process"
         raise UserError(
             f"{path} is held by a live run ({holder}); wait for it, stop it, or give another "
@@ -110,7 +120,7 @@ def write_config(path: pathlib.Path, config: dict) -> None:
       UserError: there is that of another run, which has no checkpoint that would tell what changed.
     """
     before, now = _read(path / "config.json"), _as_written(config)
-    if before not in (None, now) and not (path / "checkpoints").is_dir():
+    if before not in (None, now) and not any(path.glob("checkpoints/step-*")):
         raise UserError(f"workdir {path} already holds another run; give another, or remove it")
     write_json(path / "config.json", now)
     (path / "result.json").unlink(missing_ok=True)

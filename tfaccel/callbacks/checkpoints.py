@@ -9,10 +9,12 @@ The chief writes, in a thread; every worker saves at the same step, because all 
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import logging
 import pathlib
+import time
 from collections.abc import Iterator
 
 import keras
@@ -42,6 +44,7 @@ class Checkpoints(keras.callbacks.Callback):
       folder: that holds a folder for each checkpoint.
       is_chief: whether this worker writes.
       first: what must come before all other callbacks of the same `fit`.
+      when_begun: called on the chief once it is settled where training begins; None for nothing.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class Checkpoints(keras.callbacks.Callback):
         self._config, self._monitor, self.is_chief = config, monitor, is_chief
         self._resume, self._accept_changes, self._facts = resume, accept_changes, facts or {}
         self._warned = False
+        self.when_begun = None
         self._store = Store(
             self.folder,
             keep_last=config.keep_last,
@@ -98,18 +102,26 @@ class Checkpoints(keras.callbacks.Callback):
         self._any_worker = AnyWorker(self._strategy)
         self._writer = Writer(self._store)
         self._history, self._rollbacks, self._logs_so_far = {}, 0, {}
-        self._facts_now = self._facts | _data_facts(loader)
+        self._facts_now = self._facts | _data_facts(loader) | _optimizer_facts(model)
+        self._same_here = {**dataclasses.asdict(self._config), "monitor": self._monitor}
+        self._same_here["steps_per_execution"] = model.steps_per_execution
+        self._offset, self._goes_on_in, self._has_changed, self._saving_s = 0, None, False, 0.0
         state_lib.warn_of_forgetful(callbacks)
         if self.is_chief:
             self._store.remove_unfinished()
         of_workers(np.zeros(1), self._strategy)  # nobody reads before that is done
         self._snapshot = self._newest()
+        epoch = 0
         if self._snapshot is None:
-            return 0
-        state = self._snapshot.state
-        self._check_facts(state)
-        self._say_what_changes(state)
-        return self._go_to(state["epoch"], state["step_in_epoch"], state)
+            loader.start_at(epoch=0)  # it may have given batches before
+        else:
+            state = self._snapshot.state
+            self._check_facts(state)
+            self._say_what_changes(state)
+            epoch = self._go_to(state["epoch"], state["step_in_epoch"], state)
+        if self.is_chief and self.when_begun:
+            self.when_begun()
+        return epoch
 
     def roll_back(self, error: NonFiniteError, position: int, *, limit: int) -> int:
         """Puts back the newest checkpoint, but goes on with the data from a later position.
@@ -125,8 +137,9 @@ class Checkpoints(keras.callbacks.Callback):
         Raises:
           NonFiniteError: there is no checkpoint, or there were too many rollbacks.
         """
-        self._all_written()
-        self._snapshot = self._store.newest()
+        self.finish()
+        of_workers(np.zeros(1), self._strategy)  # nobody reads before the chief has written
+        self._snapshot = self._newest()
         if self._snapshot is None or self._rollbacks >= limit:
             why = f"it has {limit} times" if self._snapshot else "there is no checkpoint yet"
             raise NonFiniteError(f"{error}; nonfinite='rollback' cannot go back: {why}") from error
@@ -138,13 +151,9 @@ class Checkpoints(keras.callbacks.Callback):
             state["step"],
             position,
         )
-        epoch, step = divmod(position, self._loader.num_batches)
-        return self._go_to(epoch, step, state)
-
-    def _all_written(self) -> None:
-        """Returns once the chief's checkpoint is on the disk, for all workers."""
-        self.finish()
-        of_workers(np.zeros(1), self._strategy)
+        # After an epoch's last step there is its validation still to come.
+        epoch, step = divmod(position - 1, self._loader.num_batches)
+        return self._go_to(epoch, step + 1, state)
 
     def _newest(self) -> Snapshot | None:
         snapshot = self._store.newest()
@@ -155,7 +164,11 @@ class Checkpoints(keras.callbacks.Callback):
                 "content of checkpoint": _digest(snapshot),
             }
         check_same(
-            {**found, "config": json.dumps(self._facts_now, sort_keys=True)},
+            {
+                **found,
+                "config": json.dumps(self._facts_now, sort_keys=True),
+                "checkpoint settings": json.dumps(self._same_here, sort_keys=True),
+            },
             self._strategy,
             of=f"their run, in {self.folder}",
         )
@@ -186,6 +199,7 @@ class Checkpoints(keras.callbacks.Callback):
                 f"{'; '.join(changed)}; change that back, give another folder, or go on all the "
                 "same by accept_changes"
             )
+        self._has_changed = True
         log.warning("checkpoint: resumed with changes: %s", "; ".join(changed))
 
     def _say_what_changes(self, state: dict) -> None:
@@ -200,10 +214,18 @@ class Checkpoints(keras.callbacks.Callback):
         if state["num_replicas"] != now:
             log.warning(
                 "checkpoint: made on %d replicas, resumed on %d: images, order and augmentation "
-                "stay; dropout draws otherwise, batch norm normalizes other parts of a batch, and "
-                "sums round otherwise",
+                "stay; dropout and mixup draw otherwise, batch norm normalizes other parts of a "
+                "batch, and sums round otherwise",
                 state["num_replicas"],
                 now,
+            )
+        before, loader = state.get("loader"), _loader_name(self._loader)
+        if before != loader:
+            log.warning(
+                "checkpoint: made with the loader %s, resumed with %s, whose pixels may differ a "
+                "little; for the same set data.loader",
+                before,
+                loader,
             )
 
     def _go_to(self, epoch: int, step: int, state: dict) -> int:
@@ -215,9 +237,13 @@ class Checkpoints(keras.callbacks.Callback):
                 epoch + 1,
             )
             step = 0
-        if state["stop_training"]:
-            return _NEVER
         self._loader.start_at(epoch=epoch, step=step)
+        self._goes_on_in = epoch if step and state["epoch"] == epoch else None
+        # Names rise, also where epochs have fewer steps than they had.
+        self._offset = max(state.get("offset", 0), state["step"] - self._loader.position)
+        if state["stop_training"]:
+            log.info("checkpoint: training ended early, after epoch %d, and is over", epoch)
+            return _NEVER
         return epoch
 
     def finish(self) -> None:
@@ -250,7 +276,7 @@ class Checkpoints(keras.callbacks.Callback):
         self._asked, self._logs_so_far, self._counted = False, {}, {}
         if self._snapshot:
             state = self._snapshot.state
-            if state["step_in_epoch"]:
+            if self._goes_on_in == epoch:
                 self._put_callbacks()
                 self._logs_so_far, self._counted = state["logs"], self._snapshot.arrays
             self._put_history()
@@ -299,10 +325,12 @@ class Checkpoints(keras.callbacks.Callback):
             self._history.setdefault(name, []).append(float(value))
         asked = self._any_worker.says(bool(self._stop.requested)) or self._asked
         last = epoch + 1 == self.params["epochs"] or self.model.stop_training
-        if asked or last or (epoch + 1) % self._config.every_epochs == 0:
-            self._save(self._loader.position, score=self._score(logs or {}))
-        if asked and not last:
-            self._stop_now(self._loader.position)
+        every, position = self._config.every_steps, self._loader.position
+        due = every and position - self._last_saved >= every
+        if asked or last or due or (epoch + 1) % self._config.every_epochs == 0:
+            self._save(position, score=self._score(logs or {}))
+        if asked:
+            self._stop_now(position)
 
     def on_train_end(self, logs=None):
         """Waits until all is on the disk."""
@@ -310,25 +338,34 @@ class Checkpoints(keras.callbacks.Callback):
             self._put_history()
         self.finish()
         if self.is_chief:
-            log.info("checkpoint: training waited %.2f s for all of them", self._writer.waited_s)
+            log.info("checkpoint: training waited %.2f s for all of them", self._saving_s)
 
     # What is saved.
 
     def _save(self, position: int, *, score: float | None = None, tested: bool = True) -> None:
+        begun = time.monotonic()
+        self._save_now(position, score=score, tested=tested)
+        self._saving_s += time.monotonic() - begun
+
+    def _save_now(self, position: int, *, score: float | None, tested: bool) -> None:
         self._last_saved = position
         num_steps = self._loader.num_batches
         epoch, step = divmod(position, num_steps)
         arrays = {}
         if not tested:
             epoch, step = epoch - 1, num_steps
-            arrays = {name: each for name, each in self._counted.items() if "metric/" in name}
+            arrays = {
+                name: each for name, each in self._counted.items() if name.startswith("metric/")
+            }
         elif step:
             arrays = state_lib.metrics(self.model)
         if not self.is_chief:
             return
         callbacks, callback_arrays = state_lib.of_callbacks(self._callbacks)
         state = {
-            "step": position,
+            "step": position + self._offset,
+            "offset": self._offset,
+            "loader": _loader_name(self._loader),
             "epoch": epoch,
             "step_in_epoch": step,
             "num_steps": num_steps,
@@ -367,12 +404,30 @@ class Checkpoints(keras.callbacks.Callback):
             )
         return None
 
+    def stop_if_asked(self) -> None:
+        """Ends the process after `fit`, where a signal came when all steps were done.
+
+        Raises:
+          Stopped: it did.
+        """
+        if of_workers(np.array([bool(self._stop.requested)]), self._strategy).any():
+            self._stop_now(self._loader.position)
+
     def _stop_now(self, position: int) -> None:
-        self._writer.wait()
+        """Ends all workers once the chief has written; else a launcher may kill it before."""
+        error = None
+        try:
+            self._writer.wait()
+        except CheckpointError as failed:
+            error = failed
+        if of_workers(np.array([error is not None]), self._strategy).any():
+            raise error or CheckpointError(
+                "the chief could not save before it stopped; see its log"
+            )
         log.warning(
             "checkpoint: stopped by %s after step %d, which is saved; the same command goes on",
             self._stop.requested or "another worker's signal",
-            position,
+            position + self._offset,
         )
         raise Stopped(self._config.exit_code)
 
@@ -397,15 +452,16 @@ class _First(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         snapshot = self._checkpoints._snapshot
         if snapshot:
-            state_lib.put_variables(self.model, snapshot.arrays)
+            # Of what was changed, the rate would be put back with the optimizer.
+            keep = "learning_rate" if self._checkpoints._has_changed else None
+            state_lib.put_variables(self.model, snapshot.arrays, keep=keep)
 
     def on_epoch_begin(self, epoch, logs=None):
         snapshot, self._logs = self._checkpoints._snapshot, None
-        state = snapshot.state if snapshot else {}
-        if state.get("step_in_epoch") and state["epoch"] == epoch:
+        if snapshot and self._checkpoints._goes_on_in == epoch:
             is_chief = self._checkpoints.is_chief
             state_lib.put_metrics(self.model, snapshot.arrays, is_chief=is_chief)
-            self._logs = state["logs"]
+            self._logs = snapshot.state["logs"]
 
     def on_train_batch_end(self, batch, logs=None):
         self._logs = None
@@ -423,6 +479,23 @@ def _data_facts(loader: Loader) -> dict:
     facts = loader.data.facts()
     plan = {name: each for name, each in vars(facts.pop("plan")).items() if name != "num_replicas"}
     return {name: repr(each) for name, each in {**facts, **plan}.items()}
+
+
+def _optimizer_facts(model) -> dict:
+    """Returns the optimizer as it was compiled, JSON-ready, but for the names of its parts."""
+
+    def bare(config):
+        if isinstance(config, dict):
+            return {key: bare(each) for key, each in config.items() if key != "name"}
+        return config if isinstance(config, int | float | str | None) else repr(config)
+
+    optimizer = model.optimizer
+    return {"optimizer": [type(optimizer).__name__, bare(optimizer.get_config())]}
+
+
+def _loader_name(loader: Loader) -> str | None:
+    """Returns which loader reads images; None for data of another kind."""
+    return getattr(loader.data, "loader", None)
 
 
 def _digest(snapshot: Snapshot) -> str:

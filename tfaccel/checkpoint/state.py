@@ -45,8 +45,13 @@ def variables(model: keras.Model) -> Arrays:
     }
 
 
-def put_variables(model: keras.Model, arrays: Arrays) -> None:
+def put_variables(model: keras.Model, arrays: Arrays, *, keep: str | None = None) -> None:
     """Assigns them on every local replica.
+
+    Args:
+      model: built and compiled as it was.
+      arrays: from `variables`.
+      keep: the name of a variable that stays as it is; None for none.
 
     Raises:
       UserError: the arrays are of another model or optimizer.
@@ -60,6 +65,8 @@ def put_variables(model: keras.Model, arrays: Arrays) -> None:
     for variable, (name, array) in zip(ours, theirs.items(), strict=True):
         _check_alike(variable, name, array)
     for variable, array in zip(ours, theirs.values(), strict=True):
+        if variable.name == keep:
+            continue
         for component in _components(variable):
             component.assign(array)
 
