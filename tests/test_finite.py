@@ -23,7 +23,13 @@ LAST = BATCH - 1  # a row of the last replica
 BAD = 2  # the batch that is not finite; its step is called 3
 
 ONE_AND_TWO = pytest.mark.parametrize(
-    ("num_replicas", "xla"), [(1, False), (1, True), (2, False), (2, True)]
+    ("num_replicas", "xla"),
+    [
+        pytest.param(1, False, marks=pytest.mark.slow),
+        (1, True),
+        (2, False),
+        pytest.param(2, True, marks=pytest.mark.slow),
+    ],
 )
 
 
@@ -146,7 +152,7 @@ def test_p8_random_seeds_go_on_past_a_left_out_step(num_replicas):
         np.testing.assert_array_equal(mine.numpy(), wanted.numpy())
 
 
-@pytest.mark.parametrize("parts", [2, 3])
+@pytest.mark.parametrize("parts", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_p8_accumulation_leaves_the_step_out_too(parts):
     step = {"accumulation_steps": parts}
     ours, reference = (model_of(with_statistics, 1, xla=True, step=step) for _ in range(2))
@@ -247,7 +253,7 @@ def counting():
     return keras.Sequential([keras.Input((6,)), *parts])
 
 
-@pytest.mark.parametrize(("num_replicas", "xla"), [(1, False), (1, True), (2, True)])
+@pytest.mark.parametrize(("num_replicas", "xla"), [(1, True), (2, False)])
 def test_p8_a_statistic_alone_is_left_as_it_was(num_replicas, xla):
     x = spoilt(X, value=0.0)  # 1 / 0, which only the layer's mean sees
     model = model_of(counting, num_replicas, "stop", xla=xla)

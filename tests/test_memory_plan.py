@@ -120,6 +120,7 @@ def make_greedy():
     return keras.Sequential([keras.Input((8,)), Greedy()])
 
 
+@pytest.mark.slow  # TensorFlow waits for 10 s before it gives up
 def test_tensorflows_own_error_is_explained():
     model = compiled(make_greedy, 1, optimizer="sgd", loss="mse")
     x = np.ones((64, 8), np.float32)

@@ -282,7 +282,7 @@ def test_a_step_trains_on_the_changed_batch(num_replicas, num_parts, policy, xla
     assert logs["accuracy"] == pytest.approx((y_mixed.argmax(axis=1) == 0).mean())
 
 
-@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize("num_replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_testing_is_on_the_labels_as_they_are(num_replicas):
     model = compiled(
         classifier,

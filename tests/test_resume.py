@@ -99,16 +99,21 @@ def train(setup, folder, tmp_path):
             run.strategy = strategy_of(num_replicas)
             devices = tuple(Device(f"/cpu:{index}", None) for index in range(num_replicas))
             run.runtime = dataclasses.replace(run.runtime, devices=devices)
-        loader = run.image_folder(folder, **IMAGES, shuffle=True, augment="mnist")
+        batch = settings.pop("batch", 8)
+        images = IMAGES | {"global_batch_size": batch}
+        loader = run.image_folder(folder, **images, shuffle=True, augment="mnist")
+        if settings.pop("peek", False):
+            next(iter(loader))
         test = run.image_folder(folder, **IMAGES)
         with run.scope():
             model = build()
-        schedule = recipe.make_schedule(recipe_, global_batch_size=8, num_steps=len(loader))
+        schedule = recipe.make_schedule(recipe_, global_batch_size=batch, num_steps=len(loader))
         run.compile(
             model,
             recipe.make_optimizer(recipe_, schedule),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
+            steps_per_execution=settings.pop("steps_per_execution", 1),
             step=settings.pop("step_config", StepConfig()),
         )
         cuts = {key: settings.pop(key) for key in ("step", "test_of", "signals") if key in settings}
@@ -226,6 +231,7 @@ def test_p5_a_signal_in_the_tests_saves_what_is_trained(train, tmp_path):
     assert resumed[2] == reference[2][2 * STEPS :]
 
 
+@pytest.mark.slow
 def test_p5_on_two_replicas(train):
     with pytest.raises(Stopped):
         train("cut", num_replicas=2, step=STEPS + 2, signals=[signal.SIGTERM])
@@ -319,6 +325,36 @@ def test_what_does_not_fit_is_refused_in_a_sentence(train, tmp_path):
     ):
         train("cut", facts={"model": "small"}, callbacks=[keras.callbacks.EarlyStopping()])
     train("cut", facts={"model": "large"}, accept_changes=True)
+
+
+def test_a_fresh_run_begins_at_the_start_whatever_the_loader_gave_before(train, tmp_path):
+    train("run", peek=True)
+    newest = sorted((tmp_path / "run").glob("step-*"))[-1]
+    assert newest.name == f"step-{TRAIN.epochs * STEPS:08d}"
+
+
+def test_changes_that_are_accepted_hold_and_names_of_checkpoints_rise(train, tmp_path, caplog):
+    first = dataclasses.replace(TRAIN, decay="constant", warmup_epochs=0)
+    with pytest.raises(CutError):
+        train("cut", recipe_=first, every_steps=2, step=STEPS + 4)
+    changed = dataclasses.replace(first, learning_rate=0.02)
+    with pytest.raises(tfaccel.UserError, match=r"optimizer .* -> "):
+        train("cut", recipe_=changed)
+    with caplog.at_level("WARNING", logger="tfaccel"):
+        model, history, seen = train("cut", recipe_=changed, accept_changes=True, batch=20)
+    assert "epoch 2 begins anew" in caplog.text
+    assert [position for position, _ in seen] == [3, 4, 5, 6, 7, 8]  # of 2 steps an epoch
+    assert len(history["loss"]) == TRAIN.epochs
+    names = sorted(each.name for each in (tmp_path / "cut").glob("step-*"))
+    assert names[-1] == "step-00000013"  # 7, and 6 more
+    assert float(model.optimizer.learning_rate.numpy()) == pytest.approx(0.02)
+
+
+def test_every_steps_counts_where_an_execution_is_an_epoch(train, tmp_path):
+    config = {"every_epochs": 100, "keep_last": 9}
+    train("run", every_steps=STEPS, config=config, steps_per_execution=STEPS)
+    names = sorted(each.name for each in (tmp_path / "run").glob("step-*"))
+    assert names == [f"step-{STEPS * epoch:08d}" for epoch in range(1, TRAIN.epochs + 1)]
 
 
 def test_all_of_the_state_is_plain_json_and_arrays(train, tmp_path):

@@ -110,7 +110,7 @@ def test_keras_own_swap_changes_the_bits():
     assert changed == {EMA: False, keras.callbacks.SwapEMAWeights: True}
 
 
-@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize("num_replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_evaluating_twice_measures_the_average_twice(num_replicas):
     model = model_of(num_replicas)
     model.fit(data(), epochs=1, verbose=0)
