@@ -19,6 +19,7 @@ import numpy as np
 import PIL.Image
 import pytest
 import tensorflow as tf
+from tensorflow.python.data.ops import multi_device_iterator_ops
 
 import tfaccel
 from tfaccel import methods, runtime
@@ -49,6 +50,9 @@ def pytest_configure(config):
         return distribute(strategy, dataset, options)
 
     tf.distribute.Strategy.experimental_distribute_dataset = untuned_too
+    # Each device's iterator has a tuner of its own.
+    create = multi_device_iterator_ops._create_device_dataset
+    multi_device_iterator_ops._create_device_dataset = lambda *args: untuned(create(*args))
 
 
 def pytest_collection_modifyitems(config, items):

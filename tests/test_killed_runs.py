@@ -106,9 +106,10 @@ def test_p1_p2_any_kill_leaves_a_run_that_ends_as_if_there_was_none(whole, kills
 
 
 def test_a_live_run_holds_its_workdir_and_a_signal_stops_it(tmp_path):
-    run = start(tmp_path)
+    long = ["--config.train.epochs=1000", "--config.train.early_stopping_epochs=None"]
+    run = start(tmp_path, *long)
     wait_until(lambda: last_step(tmp_path) >= 4, run)
-    second = start(tmp_path)
+    second = start(tmp_path, *long)
     _, err = second.communicate(timeout=100)
     assert second.returncode == 2
     assert f"is held by a live run (process {run.pid} on " in err
@@ -123,7 +124,7 @@ def test_a_live_run_holds_its_workdir_and_a_signal_stops_it(tmp_path):
     # What decides the training may not change unseen; the clock may.
     for each in (tmp_path / "checkpoints").glob("step-*"):
         os.utime(each, (0, 2**31))
-    changed = start(tmp_path, "--config.train.learning_rate=0.1")
+    changed = start(tmp_path, *long, "--config.train.learning_rate=0.1")
     _, err = changed.communicate(timeout=100)
     assert changed.returncode == 2
     assert "train.learning_rate 0.002 -> 0.1" in err

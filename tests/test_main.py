@@ -205,6 +205,13 @@ def test_wrong_data_is_one_line_and_code_2(command, splits, plant, seed):
     assert words in line
 
 
+def test_several_workers_need_a_workdir_that_they_share(command, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", "{}")
+    code, _, err = command("train", DIGITS)
+    assert code == 2
+    assert "no --workdir with TF_CONFIG; give all workers the same" in err
+
+
 def test_a_workdir_is_not_written_over(command, tmp_path):
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "config.json").write_text('"precious"')
@@ -348,6 +355,5 @@ def test_a_terminal_sees_where_it_is(tmp_path):
     except OSError:
         pass  # how Linux says that the other end is closed
     assert child.wait() == 0
-    assert b"\r" in seen
-    assert b"ETA" in seen
+    assert b"\r\x1b[K" in seen  # a line that is drawn anew
     assert b"images_per_second" in seen

@@ -57,7 +57,8 @@ TRAIN_HELP = """usage: tfaccel train --config=FILE [--workdir=DIR] [--config.SEC
   --config=FILE      an experiment: a Python file with get_config(), as in configs/;
                      FILE:smoke runs its smallest size
   --workdir=DIR      a folder for what the run leaves; runs/NAME-TIME by default. Where it holds a
-                     run that was stopped, the same command goes on from its newest checkpoint
+                     run that was stopped, the same command goes on from its newest checkpoint.
+                     Several workers need one that they share
   --resume=auto      or "required" (an error if there is no checkpoint) or "never" (if there is a
                      run)
   --accept_changes   go on from a checkpoint although the config or the data have changed since
@@ -161,6 +162,8 @@ def train(arguments: list[str]) -> int:
     config, workdir = parse(values.config), values.workdir
     if values.resume == "required" and not workdir:
         raise UserError("--resume=required without --workdir; say which run to go on with")
+    if not workdir and os.environ.get("TF_CONFIG"):
+        raise UserError("no --workdir with TF_CONFIG; give all workers the same, which they share")
     time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     workdir = check_usable(pathlib.Path(workdir or f"runs/{name}-{time}"), resume=values.resume)
     if result := finished(workdir, dataclasses.asdict(config)):
