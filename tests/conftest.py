@@ -20,6 +20,7 @@ import PIL.Image
 import pytest
 import tensorflow as tf
 from tensorflow.python.data.ops import multi_device_iterator_ops
+from tensorflow.python.framework import config as tf_config
 
 import tfaccel
 from tfaccel import methods, runtime
@@ -147,6 +148,7 @@ def setup():
     """tfaccel.setup on the CPU, unless said otherwise; the dtype policy is put back afterwards."""
     yield lambda **settings: tfaccel.setup(**{"gpu_ids": (), **settings})
     keras.config.set_dtype_policy("float32")
+    tf_config.disable_op_determinism()
 
 
 @pytest.fixture(scope="session")

@@ -86,6 +86,8 @@ def test_p1_p2_any_kill_leaves_a_run_that_ends_as_if_there_was_none(whole, kills
         os.killpg(run.pid, signal.SIGKILL)
         run.communicate()
         assert newest(workdir).step >= target
+    for each in (workdir / "checkpoints").glob("step-*"):
+        os.utime(each, (0, 2**31))  # a clock may jump
     result, err = finish(workdir)
     assert "resumed from step" in err
     reference, expected = whole
@@ -120,11 +122,3 @@ def test_a_live_run_holds_its_workdir_and_a_signal_stops_it(tmp_path):
     assert run.returncode == 143
     stopped = int(re.search(r"stopped by SIGTERM after step (\d+), which is saved", err)[1])
     assert last_step(tmp_path) == stopped
-
-    # What decides the training may not change unseen; the clock may.
-    for each in (tmp_path / "checkpoints").glob("step-*"):
-        os.utime(each, (0, 2**31))
-    changed = start(tmp_path, *long, "--config.train.learning_rate=0.1")
-    _, err = changed.communicate(timeout=100)
-    assert changed.returncode == 2
-    assert "train.learning_rate 0.002 -> 0.1" in err

@@ -99,7 +99,7 @@ def _guarded(method: Callable, guard: Callable) -> Callable:
             try:
                 return method(*args, **kwargs)
             except tf.errors.UnimplementedError as error:
-                # On an H200 that is so of max pooling's gradient with XLA (2026-11-21).
+                # With XLA that is so of max pooling's gradient, on CPU and GPU (2026-11-21).
                 if "deterministic" not in error.message:
                     raise
                 raise UserError(
