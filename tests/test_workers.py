@@ -172,7 +172,6 @@ def stock(tmp_path_factory):
     return stock_workers(tmp_path_factory.mktemp("stock"), planted=65504)
 
 
-@pytest.mark.slow  # 30 s of waiting, which is what is wrong with it
 def test_stock_keras_fails_for_the_reasons_below_and_no_other(stock):
     assert ["PerReplica" in each for each in stock["F5"]] == [True, True]
     assert stock["begun"] == ["F2", "F2"]
