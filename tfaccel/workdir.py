@@ -24,6 +24,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
+from tfaccel.checks import check_choice
 from tfaccel.errors import UserError
 from tfaccel.redact import redacted
 
@@ -44,8 +45,7 @@ def check_usable(path: pathlib.Path, *, resume: str) -> pathlib.Path:
       UserError: the path and `resume` do not agree, or it cannot be written.
     """
     path = path.expanduser().absolute()
-    if resume not in RESUMES:
-        raise UserError(f"resume={resume!r}; expected one of {', '.join(RESUMES)}")
+    check_choice("resume", resume, RESUMES)
     if resume == "never" and (path / "config.json").exists():
         raise UserError(f"workdir {path} already holds a run; give another --workdir, or remove it")
     if resume == "required" and not (path / "checkpoints").is_dir():

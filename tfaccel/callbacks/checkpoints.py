@@ -3,7 +3,8 @@
 Takes the folder and when to save; gives the callback, which `fit` of a compiled model finds among
 its callbacks (tfaccel/resume.py) and lets begin where the newest checkpoint ends.
 
-    model.fit(train, epochs=90, callbacks=[run.checkpoints("runs/a/checkpoints", every_steps=500)])
+    checkpoints = run.checkpoints("runs/a/checkpoints", CheckpointConfig(every_steps=500))
+    model.fit(train, epochs=90, callbacks=[checkpoints])
 
 The chief writes, in a thread; every worker saves at the same step, because all count alike.
 """
@@ -264,12 +265,8 @@ class Checkpoints(keras.callbacks.Callback):
             )
             self._put_callbacks()
         if self.is_chief:
-            arrays = state_lib.variables(self.model)
-            check_space(
-                self.folder,
-                sum(each.nbytes for each in arrays.values()),
-                keep=self._config.keep_last + self._config.keep_best,
-            )
+            keep = self._config.keep_last + self._config.keep_best
+            check_space(self.folder, state_lib.num_bytes(self.model), keep=keep)
 
     def on_epoch_begin(self, epoch, logs=None):
         """Gives them to the callbacks that begin anew with an epoch, and to Keras's History."""
@@ -278,7 +275,8 @@ class Checkpoints(keras.callbacks.Callback):
             state = self._snapshot.state
             if self._goes_on_in == epoch:
                 self._put_callbacks()
-                self._logs_so_far, self._counted = state["logs"], self._snapshot.arrays
+                self._logs_so_far = state["logs"]
+                self._counted = state_lib.metrics_in(self._snapshot.arrays)
             self._put_history()
             self._snapshot = None
 
@@ -297,8 +295,7 @@ class Checkpoints(keras.callbacks.Callback):
         if asked and not ends_epoch:
             self._save(position)
             self._stop_now(position)
-        every = self._config.every_steps
-        if every and position - self._last_saved >= every and not ends_epoch:
+        if self._is_due(position) and not ends_epoch:
             self._save(position)
         self._asked = asked
 
@@ -325,9 +322,8 @@ class Checkpoints(keras.callbacks.Callback):
             self._history.setdefault(name, []).append(float(value))
         asked = self._any_worker.says(bool(self._stop.requested)) or self._asked
         last = epoch + 1 == self.params["epochs"] or self.model.stop_training
-        every, position = self._config.every_steps, self._loader.position
-        due = every and position - self._last_saved >= every
-        if asked or last or due or (epoch + 1) % self._config.every_epochs == 0:
+        position = self._loader.position
+        if asked or last or self._is_due(position) or (epoch + 1) % self._config.every_epochs == 0:
             self._save(position, score=self._score(logs or {}))
         if asked:
             self._stop_now(position)
@@ -342,6 +338,10 @@ class Checkpoints(keras.callbacks.Callback):
 
     # What is saved.
 
+    def _is_due(self, position: int) -> bool:
+        every = self._config.every_steps
+        return every is not None and position - self._last_saved >= every
+
     def _save(self, position: int, *, score: float | None = None, tested: bool = True) -> None:
         begun = time.monotonic()
         self._save_now(position, score=score, tested=tested)
@@ -353,10 +353,7 @@ class Checkpoints(keras.callbacks.Callback):
         epoch, step = divmod(position, num_steps)
         arrays = {}
         if not tested:
-            epoch, step = epoch - 1, num_steps
-            arrays = {
-                name: each for name, each in self._counted.items() if name.startswith("metric/")
-            }
+            epoch, step, arrays = epoch - 1, num_steps, self._counted
         elif step:
             arrays = state_lib.metrics(self.model)
         if not self.is_chief:

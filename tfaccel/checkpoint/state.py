@@ -45,6 +45,12 @@ def variables(model: keras.Model) -> Arrays:
     }
 
 
+def num_bytes(model: keras.Model) -> int:
+    """Returns how many bytes those are, without a copy of them."""
+    own = map(_of_first_replica, seam.state_of(model))
+    return sum(each.shape.num_elements() * each.dtype.size for each in own)
+
+
 def put_variables(model: keras.Model, arrays: Arrays, *, keep: str | None = None) -> None:
     """Assigns them on every local replica.
 
@@ -87,6 +93,11 @@ def metrics(model: keras.Model) -> Arrays:
             zip(model.metrics_variables, counted, parts, strict=True)
         )
     }
+
+
+def metrics_in(arrays: Arrays) -> Arrays:
+    """Returns the arrays that are of metrics."""
+    return _of("metric", arrays)
 
 
 def put_metrics(model: keras.Model, arrays: Arrays, *, is_chief: bool) -> None:
