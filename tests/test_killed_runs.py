@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 
+from tfaccel.checkpoint.folder import parse
 from tfaccel.checkpoint.store import Store
 
 EVERY = [
@@ -48,8 +49,8 @@ def newest(workdir):
 
 
 def last_step(workdir):
-    found = (re.fullmatch(r"step-(\d+)", each.name) for each in workdir.glob("checkpoints/step-*"))
-    return max((int(each[1]) for each in found if each), default=0)
+    named = (parse(each) for each in workdir.glob("checkpoints/step-*"))
+    return max((each.step for each in named if each and not each.unfinished), default=0)
 
 
 def wait_until(condition, run):
