@@ -35,7 +35,7 @@ DTYPES = {
 SIZES = (2, 0, 3)  # along the axis to gather, by rank
 
 
-@pytest.mark.parametrize("num_replicas", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_replicas", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_replicas_of_one_process(num_replicas):
     run_together(f"check_replicas({num_replicas})")
 

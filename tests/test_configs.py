@@ -79,6 +79,7 @@ def test_trains_measures_and_exports_at_its_smoke_size(name, tmp_path):
     config = get_config(name, "smoke")
     if make_data:
         config.data.root = str(make_data(tmp_path / "data"))
+    config.runtime.xla = name != "imagenet_resnet50"  # of so large a network it takes a minute
     result = train.run(parse(config), workdir=tmp_path / "run")
     assert result["steps"] == steps
     assert set(result["metrics"]) >= {"loss", metric, "val_loss", f"val_{metric}"}
@@ -113,6 +114,19 @@ def test_it_can_be_changed_on_the_command_line(name):
     assert config.data.mean == (0.5,) * config.data.channels
     assert config.data.stored_size == (40, 48)
     assert (config.data.global_batch_size, config.data.batch_per_replica) == (None, 32)
+
+
+@pytest.mark.parametrize(
+    ("given", "warmup_epochs"),
+    [(["epochs=40"], 4), (["warmup_epochs=2.5"], 2.5), (["warmup_epochs=1", "epochs=40"], 1)],
+)
+def test_cifar10_warms_up_for_a_tenth_of_however_many_epochs(given, warmup_epochs):
+    argv = ["tfaccel", f"--config={CONFIGS / 'cifar10'}.py"]
+    argv += [f"--config.train.{each}" for each in given]
+    values = flags.FlagValues()
+    config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=argv, lock_config=True)
+    values(argv)
+    assert parse(values.config).train.warmup_epochs == warmup_epochs
 
 
 @pytest.mark.slow

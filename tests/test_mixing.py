@@ -1,4 +1,4 @@
-"""Label smoothing, mixup and cutmix in the step, against the same in NumPy."""
+"""Label smoothing, mixup, cutmix and cutout in the step, against the same in NumPy."""
 
 import functools
 import types
@@ -14,7 +14,7 @@ from keras.src.utils.rng_utils import get_random_seed
 
 from tfaccel import UserError
 from tfaccel.config import StepConfig
-from tfaccel.step import blend, mixing
+from tfaccel.step import blend, cutout, draws, mixing
 
 SIZE = (16, 12)
 CLASSES = 5
@@ -73,6 +73,7 @@ ALL = {
     "cutmix": {"cutmix_alpha": 1.0},
     "either": {"mixup_alpha": 0.4, "cutmix_alpha": 1.0, "label_smoothing": 0.1},
 }
+CUT = {**ALL, "cutout": {"cutout_pixels": 6}, "all": {**ALL["either"], "cutout_pixels": 6}}
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint8, np.float32])
@@ -171,6 +172,56 @@ def test_cutmix_boxes_are_those_of_yun_et_al():
         assert float(share[row, 0]) == pytest.approx(expected.mean(), abs=1e-6)
 
 
+@pytest.mark.parametrize("side", [1, 5, 8])
+def test_cutout_squares_are_those_of_devries_and_taylor(side):
+    drawn = np.random.default_rng(0).random((200, 2)).astype(np.float32)
+    drawn[0], drawn[1] = 0, 1 - 2**-24  # a corner; the one across
+    hole = cutout._hole(tf.constant(drawn), side, tf.constant(SIZE))
+    for row, (y, x) in enumerate(drawn):
+        expected = np.zeros(SIZE, bool)
+        top, left = int(y * SIZE[0]) - side // 2, int(x * SIZE[1]) - side // 2
+        expected[max(top, 0) : top + side, max(left, 0) : left + side] = True
+        np.testing.assert_array_equal(hole[row, ..., 0], expected)
+
+
+@pytest.mark.parametrize("xla", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.uint8])
+def test_cutout_leaves_the_labels_and_all_other_pixels(dtype, xla):
+    rows = 64
+    y = np.arange(rows).astype(np.int32)
+    x = np.random.default_rng(0).integers(1, 256, (rows, *SIZE, 3)).astype(dtype)
+    weight = tf.ones(rows)
+    cut, labels, weights = changed(
+        (tf.constant(x), tf.constant(y), weight), xla=xla, cutout_pixels=6
+    )
+    hole = cut == 0
+    assert (cut.dtype, labels.dtype) == (dtype, np.int32)
+    np.testing.assert_array_equal(cut, np.where(hole, 0, x))
+    np.testing.assert_array_equal(labels, y)
+    np.testing.assert_array_equal(weights, weight)
+    assert (hole.all(axis=3) == hole.any(axis=3)).all()  # in all channels
+    area = hole[..., 0].sum(axis=(1, 2))
+    assert 9 <= area.min() < area.max() == 36  # the borders cut some
+    assert len({each.tobytes() for each in hole}) > 50  # each row has its own
+
+
+def test_cutout_comes_after_what_is_blended():
+    both, cut = (changed(batch_of(8), **each) for each in (CUT["all"], CUT["either"]))
+    hole = changed((tf.ones((8, *SIZE, 1)), batch_of(8)[1]), cutout_pixels=6)[0] == 0
+    np.testing.assert_array_equal(both[0], np.where(hole, 0, cut[0]))
+    np.testing.assert_array_equal(both[1], cut[1])
+
+
+def test_squares_have_nothing_to_do_with_cutmix_boxes():
+    rows, count = 20_000, tf.constant(3, tf.int64)
+    one, other = (
+        draws.uniform((rows, 3), count=count, replica=None, purpose=each).numpy()
+        for each in (draws.BLEND, draws.CUTOUT)
+    )
+    correlation = np.corrcoef(one.T, other.T)[:3, 3:]
+    assert np.abs(correlation).max() < 4 / rows**0.5
+
+
 def test_with_both_each_step_takes_one_for_all_rows():
     kinds = []
     for count in range(40):
@@ -184,14 +235,12 @@ def test_with_both_each_step_takes_one_for_all_rows():
 
 def test_xla_gives_the_same():
     for count in (0, 1, 2, 1_000_000):
-        both = [
-            changed(batch_of(8), xla=xla, count=count, **ALL["either"]) for xla in (False, True)
-        ]
+        both = [changed(batch_of(8), xla=xla, count=count, **CUT["all"]) for xla in (False, True)]
         for one, other in zip(*both, strict=True):
             np.testing.assert_allclose(one, other, atol=1e-6)
 
 
-@pytest.mark.parametrize("settings", ALL.values(), ids=ALL)
+@pytest.mark.parametrize("settings", CUT.values(), ids=CUT)
 def test_draws_are_a_function_of_seed_update_and_replica(settings):
     draw = functools.partial(changed, batch_of(8), **settings)
     first, again = draw(count=7), draw(count=7)
@@ -204,7 +253,7 @@ def test_draws_are_a_function_of_seed_update_and_replica(settings):
 @pytest.mark.gpu
 def test_a_gpu_draws_what_a_cpu_draws():
     def draw(device, xla):
-        uniform = functools.partial(blend._uniform, (64, 3), replica=types.SimpleNamespace(index=1))
+        uniform = functools.partial(draws.uniform, (64, 3), replica=types.SimpleNamespace(index=1))
         function = tf.function(lambda count: uniform(count=count), jit_compile=xla)
         with tf.device(device):
             return function(tf.constant(7, tf.int64)).numpy()
@@ -219,17 +268,18 @@ def test_no_row_is_mixed_with_padding(settings):
     weight = [1, 1, 0, 1, 0, 0, 2, 1]
     batch = batch_of(8, weight=weight)
     x, y, after = changed(batch, **settings)
-    plain = changed(batch, label_smoothing=settings.get("label_smoothing", 0))[1]
+    smoothing = settings.get("label_smoothing", 0)
+    plain = one_hot(batch) * (1 - smoothing) + smoothing / CLASSES
     np.testing.assert_array_equal(after, weight)
     for row, partner in enumerate(next_row(np.array(weight))):
         if partner == 0:
             np.testing.assert_array_equal(x[row], batch[0][row])
-            np.testing.assert_array_equal(y[row], plain[row])
+            np.testing.assert_allclose(y[row], plain[row], rtol=1e-6)
     assert not np.array_equal(x[0], batch[0][0])
 
 
 def test_a_replica_without_rows_is_no_error():
-    x, y = changed(tuple(each[:0] for each in batch_of(2)), **ALL["either"])
+    x, y = changed(tuple(each[:0] for each in batch_of(2)), **CUT["all"])
     assert (len(x), y.shape) == (0, (0, CLASSES))
 
 
@@ -250,7 +300,7 @@ def loss():
     ],
 )
 def test_a_step_trains_on_the_changed_batch(num_replicas, num_parts, policy, xla):
-    rows, both = 8, ALL["either"]
+    rows, both = 8, CUT["all"]
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy(policy)
     try:
@@ -280,6 +330,45 @@ def test_a_step_trains_on_the_changed_batch(num_replicas, num_parts, policy, xla
     assert logs["loss"] == pytest.approx(np.log(CLASSES), rel=1e-4)
     # Of equal scores, Keras takes the first class for the model's answer.
     assert logs["accuracy"] == pytest.approx((y_mixed.argmax(axis=1) == 0).mean())
+
+
+@pytest.mark.parametrize(("num_replicas", "num_parts", "xla"), [(1, 1, True), (2, 2, False)])
+def test_a_step_with_cutout_alone_keeps_whole_number_labels(num_replicas, num_parts, xla):
+    rows, cut = 8, CUT["cutout"]
+    keras.utils.set_random_seed(0)
+    model = compiled(
+        classifier,
+        num_replicas,
+        optimizer=keras.optimizers.SGD(1.0),
+        xla=xla,
+        config=StepConfig(**cut, accumulation_steps=num_parts),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    x, y = batch_of(rows * num_replicas)
+    x = (x + 1) / rows
+    for count in range(2):
+        before, bias = model.get_weights()
+        model.train_on_batch(x, y)
+        parts = [
+            changed((x[start : start + rows], y[:rows]), count=count, replica=index, **cut)[0]
+            for index, start in enumerate(range(0, rows * num_replicas, rows))
+        ]
+        flat = np.concatenate(parts).reshape(len(x), -1)
+        error = tf.nn.softmax(flat @ before + bias) - np.eye(CLASSES)[y]
+        gradient = flat.T @ error / len(x)
+        np.testing.assert_allclose(model.layers[-1].kernel, before - gradient, atol=1e-6)
+    # In testing nothing is cut: the loss is that of the whole images.
+    logits = model.predict(x, verbose=0)
+    expected = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(y, logits)
+    assert model.evaluate(x, y, verbose=0)[0] == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_target_images_stay_whole():
+    x = tf.ones((4, *SIZE, 1))
+    cut, target = changed((x, 2 * x), cutout_pixels=6)
+    assert (cut == 0).any()
+    np.testing.assert_array_equal(target, 2 * x)
 
 
 @pytest.mark.parametrize("num_replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -336,14 +425,34 @@ WRONG = [
         "labels become probabilities in the step; use CategoricalCrossentropy",
     ),
     (flat, {}, {"run_eagerly": True}, "run_eagerly is stock Keras's step, without label_smoothing"),
+    (
+        classifier,
+        {"label_smoothing": 0.0, "cutout_pixels": 6},
+        {"run_eagerly": True},
+        "without label_smoothing, mixup, cutmix or cutout",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("make", "settings", "args", "words"), WRONG, ids=[e[-1] for e in WRONG])
 def test_each_mistake_is_one_sentence(make, settings, args, words):
-    config = StepConfig(label_smoothing=0.1, **settings)
+    config = StepConfig(**{"label_smoothing": 0.1, **settings})
     with pytest.raises(UserError) as error:
         compiled(make, 1, optimizer="sgd", config=config, **{"loss": loss(), **args})
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("x", "side", "words"),
+    [
+        (np.zeros((2, 5)), 6, "cutout_pixels=6 with inputs of (5,) for a row; expected one, (heig"),
+        ((np.zeros((2, *SIZE, 1)),) * 2, 6, "with inputs of (16, 12, 1), (16, 12, 1) for a row"),
+        (np.zeros((2, *SIZE, 1)), 12, "cutout_pixels=12 with images of 16x12; expected a side"),
+    ],
+)
+def test_cutout_is_of_images(x, side, words):
+    with pytest.raises(UserError) as error:
+        changed((tf.nest.map_structure(tf.constant, x), tf.zeros(2)), cutout_pixels=side)
     assert words in str(error.value)
 
 

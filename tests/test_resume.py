@@ -14,6 +14,7 @@ from conftest import strategy_of
 
 import tfaccel
 from tfaccel import recipe
+from tfaccel.callbacks import restore
 from tfaccel.callbacks.checkpoints import Stopped
 from tfaccel.checkpoint import folder as folder_lib
 from tfaccel.checkpoint.store import CheckpointError
@@ -295,6 +296,7 @@ def test_p3_a_full_disk_leaves_the_older_ones(train, tmp_path, monkeypatch, capl
     names = sorted(each.name for each in (tmp_path / "cut").glob("step-*"))
     assert names == ["step-00000004", "step-00000005", "step-00000007"]
     assert ("training goes on" in caplog.text) == (on_error == "continue")
+    assert caplog.text.count("step-00000009 cannot be written") == (on_error == "continue")
     monkeypatch.undo()
     assert_alike(train("cut", every_steps=2), whole(train))
 
@@ -325,6 +327,29 @@ def test_what_does_not_fit_is_refused_in_a_sentence(train, tmp_path):
     ):
         train("cut", facts={"model": "small"}, callbacks=[keras.callbacks.EarlyStopping()])
     train("cut", facts={"model": "large"}, accept_changes=True)
+
+
+def test_settings_of_the_step_that_decide_are_compared(train, caplog):
+    with pytest.raises(CutError):
+        train("cut", step=STEPS + 1)
+    changed = StepConfig(accumulation_steps=2)
+    with pytest.raises(tfaccel.UserError, match=r"another run: step.accumulation_steps 1 -> 2; c"):
+        train("cut", step_config=changed)
+    free = StepConfig(nonfinite="skip", audit_steps=7)
+    with pytest.raises(CutError):
+        train("cut", step=2 * STEPS + 1, step_config=free)
+    train("cut", step_config=changed, accept_changes=True)
+    assert "resumed with changes: step.accumulation_steps 1 -> 2" in caplog.text
+
+
+def test_a_setting_that_a_checkpoint_does_not_know_was_at_its_default(train, monkeypatch):
+    monkeypatch.setattr(restore, "_step_facts", lambda config: {})  # as before they were kept
+    with pytest.raises(CutError):
+        train("cut", step=STEPS + 1)
+    monkeypatch.undo()
+    with pytest.raises(tfaccel.UserError, match=r"another run: step.accumulation_steps 1 -> 2; c"):
+        train("cut", step_config=StepConfig(accumulation_steps=2))
+    assert_alike(train("cut"), whole(train))
 
 
 def test_a_fresh_run_begins_at_the_start_whatever_the_loader_gave_before(train, tmp_path):

@@ -7,12 +7,14 @@ import pytest
 from conftest import in_workers
 
 from tfaccel.checkpoint.store import Snapshot, Store
+from tfaccel.workdir import held
 
 PROGRAM = """
 import os, pathlib, signal
 import keras
 import tfaccel
 from tfaccel.config import CheckpointConfig
+from tfaccel.checkpoint import folder as folder_lib
 run = tfaccel.setup(gpu_ids=(), xla=False, deterministic=True)
 index = run.cluster.worker_index
 loader = run.image_folder({folder!r}, image_size=(12, 10), channels=1, global_batch_size=12,
@@ -24,6 +26,16 @@ class Signals(keras.callbacks.Callback):
         seen.append(loader.position)
         if loader.position == {signal_at} and index == 1:
             os.kill(os.getpid(), signal.SIGTERM)
+
+fill = folder_lib.fill
+
+def fill_disk(unfinished, write):
+    if int(unfinished.name[5:13]) >= {full_at}:
+        raise OSError(28, "No space left on device")
+    fill(unfinished, write)
+
+if {full_at}:
+    folder_lib.fill = fill_disk
 
 with run.scope():
     model = keras.Sequential([keras.Input((12, 10, 1)), keras.layers.Flatten()])
@@ -37,7 +49,7 @@ try:
     outcome = 0
 except SystemExit as stopped:
     outcome = stopped.code
-except tfaccel.UserError as error:
+except (ValueError, RuntimeError) as error:
     outcome = str(error)
 weights = [each.tolist() for each in model.get_weights()]
 print(json.dumps([outcome, seen, weights]))
@@ -46,9 +58,14 @@ print(json.dumps([outcome, seen, weights]))
 
 @pytest.fixture
 def train(folder, tmp_path):
-    def train(name='"shared"', *, epochs=40, signal_at=0):
+    def train(name='"shared"', *, epochs=40, signal_at=0, full_at=0):
         program = PROGRAM.format(
-            folder=str(folder), root=str(tmp_path), name=name, epochs=epochs, signal_at=signal_at
+            folder=str(folder),
+            root=str(tmp_path),
+            name=name,
+            epochs=epochs,
+            signal_at=signal_at,
+            full_at=full_at,
         )
         return [json.loads(each) for each in in_workers(program, 2)]
 
@@ -76,3 +93,22 @@ def test_p10_a_worker_with_another_checkpoint_is_refused_by_all(train, tmp_path)
     for outcome, seen, _ in train(name='f"of-{index}"'):
         assert outcome.startswith("workers differ in the step of checkpoint of their run"), outcome
         assert seen == []
+
+
+def test_p3_both_end_at_one_step_when_the_chief_cannot_write(train, tmp_path):
+    (chief, seen, _), (other, others, _) = train(epochs=2000, full_at=9)
+    assert "step-00000011 cannot be written (No space left on device)" in chief
+    assert other == (
+        "another worker could not save a checkpoint, so this one stops too; see its log"
+    )
+    assert seen == others
+    assert 11 <= seen[-1] < 4 * 2000
+
+
+@pytest.mark.slow
+def test_p3_both_end_where_the_chief_may_not_begin(train, tmp_path):
+    with held(tmp_path / "shared"):
+        (chief, seen, _), (other, others, _) = train()
+    assert f"{tmp_path / 'shared'} is held by a live run" in chief
+    assert other.startswith("another worker could not take the checkpoints' folder")
+    assert seen == others == []

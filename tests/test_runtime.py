@@ -2,9 +2,11 @@ import logging
 import os
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import in_new_process
+from tensorflow.python.framework import config as tf_config
 
 import tfaccel
 from tfaccel import UserError, runtime
@@ -78,6 +80,42 @@ def test_one_seed_decides_the_weights(setup):
     first, again, other = kernel(1), kernel(1), kernel(2)
     assert (first == again).all()
     assert (first != other).any()
+
+
+def test_setup_again_gives_a_run_that_trains_as_the_first_did(setup):
+    def trained():
+        run = setup(seed=3)
+        with run.scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        run.compile(model, optimizer="sgd", loss="mse")
+        model.train_on_batch(np.ones((4, 4)), np.ones((4, 2)))
+        return run, model.get_weights()
+
+    (first, weights), (again, weights_again) = trained(), trained()
+    assert first is not again
+    assert first.strategy is again.strategy
+    for one, other in zip(weights, weights_again, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_setup_again_with_other_settings_is_obeyed(setup):
+    setup(deterministic=True, precision="mixed_float16", tf32=False)
+    assert tf_config.is_op_determinism_enabled()
+    setup()
+    assert not tf_config.is_op_determinism_enabled()
+    assert keras.config.dtype_policy().name == "float32"
+    assert tf.config.experimental.tensor_float_32_execution_enabled()
+
+
+@pytest.mark.gpu
+def test_setup_again_on_a_gpu_is_refused_if_its_memory_would_be_another():
+    program = (
+        "import tfaccel, tensorflow as tf\n"
+        "for memory in ('growth', 'growth', 8192):\n"
+        "    try: tfaccel.setup(gpu_ids=[0], memory=memory); tf.zeros(1)\n"
+        "    except tfaccel.UserError as error: print('restart the kernel' in str(error))"
+    )
+    assert in_new_process(program) == "True\n"
 
 
 def test_pure_float16_is_warned_of(setup, caplog):

@@ -71,3 +71,46 @@ def test_beside_the_main_thread_nothing_is_installed(caplog):
         thread.start()
         thread.join()
     assert "not heard" in caplog.text
+
+
+INTERACTIVE = """
+import os, signal, sys
+from tfaccel.signals import StopSignals
+sys.ps1 = ">>> "   # as Python's prompt, IPython and a notebook's kernel set it
+for _ in range(2):
+    with StopSignals() as stop:
+        os.kill(os.getpid(), signal.{first})
+        while not stop.requested: pass
+        print(stop.requested)
+        try:
+            for _ in range({more}):
+                os.kill(os.getpid(), signal.SIGINT)
+            print("not interrupted")
+        except KeyboardInterrupt:
+            print("interrupted")
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "more", "said"),
+    [
+        ("SIGINT", 1, "interrupted"),
+        ("SIGTERM", 1, "interrupted"),
+        ("SIGINT", 0, "not interrupted"),
+    ],
+)
+def test_in_a_notebook_a_second_ctrl_c_interrupts_and_the_kernel_lives(first, more, said):
+    program = INTERACTIVE.format(first=first, more=more)
+    child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert child.returncode == 0, child.stderr
+    assert child.stdout.split("\n") == [first, said, first, said, ""]
+    assert "a second signal ends it at once" in child.stderr
+
+
+def test_in_a_notebook_sigterm_ends_the_kernel_as_ever():
+    program = INTERACTIVE.format(first="SIGINT", more=0).replace(
+        "        try:",
+        "        os.kill(os.getpid(), signal.SIGTERM)\n        while True: pass\n        try:",
+    )
+    child = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+    assert child.returncode == 128 + signal.SIGTERM

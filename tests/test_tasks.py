@@ -4,27 +4,39 @@ import types
 
 import keras
 import numpy as np
+import PIL.Image
 import pytest
 import tensorflow as tf
 from conftest import compiled
 
 from tfaccel import UserError, models, tasks
 from tfaccel.config import ImageConfig, ModelConfig, StepConfig
+from tfaccel.data.source import Blobs
 from tfaccel.metrics import PSNR
 
 
-def data_of(*, class_names=(), pairs=False, **images):
+def data_of(*, class_names=(), targets=None, **images):
     """What a loader's `.data` says."""
+    source = types.SimpleNamespace(targets=targets)
     return types.SimpleNamespace(
         class_names=class_names,
-        source=types.SimpleNamespace(targets=("target.png",) if pairs else None),
+        source=source,
+        found=source,
         images=ImageConfig(image_size=(8, 6), **images),
     )
 
 
 LABELS = data_of(class_names=("a", "b", "c"))
-IMAGES = data_of(pairs=True, std=(0.5, 0.25, 0.2))
-MASKS = data_of(pairs=True, targets="mask")
+IMAGES = data_of(targets=np.full((5, 8, 6, 3), 255, np.uint8), std=(0.5, 0.25, 0.2))
+
+
+def masks_of(targets):
+    data = data_of(targets=targets)
+    data.images = ImageConfig(image_size=(8, 6), targets="mask")
+    return data
+
+
+MASKS = masks_of(np.arange(5 * 8 * 6, dtype=np.uint8).reshape(5, 8, 6, 1) % 3)
 
 
 def test_labels_make_a_classification():
@@ -83,6 +95,24 @@ def test_masks_make_a_segmentation():
     mask = np.random.default_rng(0).integers(0, 4, (2, 8, 6, 1))
     right = 100 * np.eye(4, dtype=np.float32)[mask[..., 0]]
     assert float(task.loss(mask, right)) == 0
+
+
+def test_a_mask_of_a_value_beyond_the_outputs_is_named(tmp_path):
+    masks = np.random.default_rng(0).integers(0, 4, (300, 8, 6)).astype(np.uint8)
+    paths = [tmp_path / f"{index:03d}.png" for index in range(len(masks))]
+    for path, mask in zip(paths, masks, strict=True):
+        PIL.Image.fromarray(mask).save(path)
+    paths[0].write_bytes(b"no image")  # the loader answers for it
+    files = Blobs(tuple(map(str, paths)))
+    for data in (masks_of(files), masks_of(masks[..., None])):
+        assert tasks.task_of(data, ModelConfig(num_outputs=4), StepConfig()).num_outputs == 4
+        with pytest.raises(
+            UserError, match=r"mask .* has the value 3; expected 0 to 2, as num_out"
+        ):
+            tasks.task_of(data, ModelConfig(num_outputs=3), StepConfig())
+    PIL.Image.fromarray(masks[-1] | 255).save(paths[-1])  # a value to ignore, as VOC has
+    with pytest.raises(UserError, match=r"299.png has the value 255; .*num_outputs=256 or more"):
+        tasks.task_of(masks_of(files), ModelConfig(num_outputs=4), StepConfig())
 
 
 # Data, outputs asked for, and words of the one sentence that says what is wrong.

@@ -172,6 +172,8 @@ def stock(tmp_path_factory):
     return stock_workers(tmp_path_factory.mktemp("stock"), planted=65504)
 
 
+# Stock Keras's workers wait for each other until they are killed.
+@pytest.mark.slow
 def test_stock_keras_fails_for_the_reasons_below_and_no_other(stock):
     assert ["PerReplica" in each for each in stock["F5"]] == [True, True]
     assert stock["begun"] == ["F2", "F2"]
@@ -182,11 +184,13 @@ def test_f2_stock_keras_goes_on_where_nothing_overflows(tmp_path):
     assert stock_workers(tmp_path, planted=1)["F2"] == ["-1.0", "-1.0"]
 
 
+@pytest.mark.slow
 @pytest.mark.xfail(strict=True, reason="one worker updates, the other does not: they wait for ever")
 def test_f2_stock_keras_where_one_worker_overflows(stock):
     assert stock["F2"] == ["0.0", "0.0"]
 
 
+@pytest.mark.slow
 @pytest.mark.xfail(strict=True, reason="it cannot build the model from the workers' batches")
 def test_f5_stock_keras(stock):
     assert stock["F5"] == ["done", "done"]

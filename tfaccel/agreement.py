@@ -5,21 +5,23 @@ sees one file fewer than the others would have shorter epochs, and they would wa
 one that resumed from another step would train another model.
 
     check_same({"number of examples": 60000, "files": "5f0c..."}, strategy, of="their data")
-    stop = AnyWorker(strategy)
-    if stop.says(own_flag): ...          # in the same step on every worker
+    any_worker = AnyWorker(strategy)
+    (stop,) = any_worker.says(own_flag)  # in the same step on every worker
+    with together(strategy, "could not write"): ...     # an error of one is an error of all
 """
 
+import contextlib
 import functools
 import hashlib
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import tensorflow as tf
 
 from tfaccel import collectives
-from tfaccel.errors import UserError
+from tfaccel.errors import RunError, UserError
 
 MOST_FACTS = 8  # a collective needs one length
 # A signal may wait for so long before others hear of it; asking takes about 1 ms.
@@ -58,6 +60,26 @@ def of_workers(vector: np.ndarray, strategy: tf.distribute.Strategy) -> np.ndarr
     return gathered.numpy()[::num_local]  # each worker's comes once for each of its replicas
 
 
+@contextlib.contextmanager
+def together(strategy: tf.distribute.Strategy, failure: str) -> Iterator[None]:
+    """Within the context an error of one worker is one of all: none is left to wait for it.
+
+    Args:
+      strategy: over all workers, each of which must enter the context.
+      failure: what the others say that another worker did.
+
+    Raises:
+      RunError: another worker failed. What this one raises, it raises itself.
+    """
+    error = None
+    try:
+        yield
+    except Exception as own:
+        error = own
+    if of_workers(np.array([error is not None]), strategy).any():
+        raise error or RunError(f"another worker {failure}, so this one stops too; see its log")
+
+
 @functools.cache
 def _gather(strategy: tf.distribute.Strategy):
     """Returns the collective, which takes 0.1 s to trace and is called often."""
@@ -71,16 +93,16 @@ def _gather(strategy: tf.distribute.Strategy):
 
 
 class AnyWorker:
-    """Whether any worker's flag is set, answered alike and in the same step on all of them."""
+    """Whether any worker's flags are set, answered alike and in the same step on all of them."""
 
     def __init__(self, strategy: tf.distribute.Strategy):
-        """Takes the strategy over all workers; of one worker its own flag is the answer."""
+        """Takes the strategy over all workers; of one worker its own flags are the answer."""
         self._strategy = strategy
         self._alone = len(strategy.extended.worker_devices) == strategy.num_replicas_in_sync
         self._calls, self._ask_at, self._since = 0, 1, time.monotonic()
 
-    def says(self, own: bool) -> bool:
-        """Returns the answer; False between two of the calls, about a second apart, that ask.
+    def says(self, *own: bool) -> tuple[bool, ...]:
+        """Returns the answer for each; False between two calls, about a second apart, that ask.
 
         Every worker must call it in every step.
         """
@@ -88,10 +110,10 @@ class AnyWorker:
             return own
         self._calls += 1
         if self._calls < self._ask_at:
-            return False
+            return (False,) * len(own)
         seconds = max(1e-6, time.monotonic() - self._since)
         calls = max(1, math.floor(self._calls * ASK_EVERY_S / seconds))
-        found = of_workers(np.array([own, calls], np.int64), self._strategy)
+        found = of_workers(np.array([calls, *own], np.int64), self._strategy)
         # The slowest worker's wish, so that all ask in the same step again.
-        self._calls, self._ask_at, self._since = 0, int(found[:, 1].min()), time.monotonic()
-        return bool(found[:, 0].any())
+        self._calls, self._ask_at, self._since = 0, int(found[:, 0].min()), time.monotonic()
+        return tuple(found[:, 1:].any(axis=0).tolist())

@@ -357,7 +357,8 @@ class TrainConfig:
       monitor: by which checkpoints are best and training stops early: a metric as the logs call it;
         losses should fall, all others rise.
       steps_per_execution: steps between two looks at what they came to: callbacks, logs, signals,
-        checkpoints come once for so many, and the GPU does not wait for them in between.
+        checkpoints come once for so many, and the GPU does not wait for them in between. On one GPU
+        whose memory has the images (loader="memory") they are one launch, which makes its batches.
       early_stopping_epochs: training ends after so many epochs without a better monitor, and the
         best epoch's weights are exported (with ema_momentum, the last average); None to train all
         epochs.
@@ -463,6 +464,10 @@ class StepConfig:
       cutmix_alpha: a rectangle of the next row's image is pasted, of an area by Beta(this, this),
         and the labels blended by it (Yun et al. 2019, arXiv:1905.04899); 0 for none. With mixup
         too, each step takes one of the two by chance.
+      cutout_pixels: side of a square, about a uniformly drawn pixel of each training image and cut
+        at the borders, that is set to 0, the mean of normalised images (DeVries and Taylor 2017,
+        arXiv:1708.04552); 0 for none. After mixup and cutmix. Labels, masks and target images stay
+        whole: a restoration learns to fill the square in.
       nonfinite: what follows gradients, or changes of other variables, that are infinite or NaN.
         They are never applied. "stop" ends training and names step and layer; "skip" warns and goes
         on; "rollback" goes back to the last checkpoint and on with the data after that step. Where
@@ -483,6 +488,7 @@ class StepConfig:
     label_smoothing: float = 0.0
     mixup_alpha: float = 0.0
     cutmix_alpha: float = 0.0
+    cutout_pixels: int = 0
     nonfinite: str = "stop"
     max_rollbacks: int = 3
 
@@ -500,6 +506,7 @@ class StepConfig:
         check_number("label_smoothing", self.label_smoothing, at_least=0, at_most=1)
         check_number("mixup_alpha", self.mixup_alpha, at_least=0)
         check_number("cutmix_alpha", self.cutmix_alpha, at_least=0)
+        check_int("cutout_pixels", self.cutout_pixels, at_least=0)
         check_choice("nonfinite", self.nonfinite, ("stop", "skip", "rollback"))
         check_int("max_rollbacks", self.max_rollbacks, at_least=1)
 

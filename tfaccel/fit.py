@@ -39,12 +39,15 @@ class Outcome:
       steps: optimizer updates asked for, those before a resume included.
       seconds: wall time, compilation and validation included, and of earlier processes what their
         checkpoints kept.
+      first_execution_seconds: of those, what the first step (or the first of several steps in one
+        execution) of this process took: nearly all of it is compilation.
     """
 
     metrics: dict[str, float]
     images_per_second: float
     steps: int
     seconds: float
+    first_execution_seconds: float
 
 
 def fit(
@@ -97,6 +100,7 @@ def fit(
         images_per_second=throughput.images_per_second,
         steps=train.position,
         seconds=logs.seconds,
+        first_execution_seconds=throughput.first_execution_s,
     )
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import keras
 
+from tfaccel.agreement import together
 from tfaccel.callbacks.checkpoints import Checkpoints
 from tfaccel.callbacks.finite import RollBackError
 from tfaccel.config import StepConfig
@@ -37,21 +38,24 @@ def from_checkpoint(fit: Callable, model: keras.Model, config: StepConfig) -> Ca
         _check(loader, call.arguments, found)
         others = [each for each in _flat(call.arguments["callbacks"]) if each is not found]
         with contextlib.ExitStack() as stack:
-            if found.is_chief:
-                stack.enter_context(held(found.folder))
+            with together(model.distribute_strategy, "could not take the checkpoints' folder"):
+                if found.is_chief:  # nobody reads before that is done
+                    stack.enter_context(held(found.store.folder))
+                    found.store.remove_unfinished()
             stop = stack.enter_context(StopSignals())
+            beginning = found.begin(model, loader, others, stop, config)
             stack.callback(found.finish)
-            epoch = found.begin(model, loader, others, stop)
             while True:
-                # First it makes the model what it was, last it saves what the others came to.
-                call.arguments["callbacks"] = [found.first, *others, found]
-                call.arguments["initial_epoch"] = epoch
+                # What was saved is put back around the others; it saves what they came to.
+                around = beginning.around(others, is_chief=found.is_chief)
+                call.arguments["callbacks"] = [*around, found]
+                call.arguments["initial_epoch"] = beginning.epoch
                 try:
                     history = fit(*call.args, **call.kwargs)
                     break
                 except RollBackError as error:
-                    epoch = found.roll_back(error, loader.position, limit=config.max_rollbacks)
-            found.stop_if_asked()
+                    beginning = found.roll_back(error)
+            found.end()
             return history
 
     return wrapper
@@ -79,8 +83,8 @@ def _check(loader, arguments: dict, found: Checkpoints) -> None:
     for name in ("initial_epoch", "steps_per_epoch"):
         if arguments.get(name):
             raise UserError(
-                f"{name}={arguments[name]} beside checkpoints in {found.folder}, which count whole "
-                "epochs and say where training begins; leave it out"
+                f"{name}={arguments[name]} beside checkpoints in {found.store.folder}, which count "
+                "whole epochs and say where training begins; leave it out"
             )
     if isinstance(arguments.get("callbacks"), keras.callbacks.CallbackList):
         raise UserError("a CallbackList with checkpoints; give `fit` a plain list of callbacks")

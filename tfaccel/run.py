@@ -57,7 +57,9 @@ def setup(
     deterministic: bool = False,
     peer_timeout_s: int = 60,
 ) -> "Run":
-    """Prepares the process and returns the run. Call it once, before any other use of TensorFlow.
+    """Prepares the process and returns the run. Call it before any other use of TensorFlow.
+
+    In a notebook a cell may call it again: the last call holds. GPUs and memory are then fixed.
 
     Args:
       gpu_ids: indices among the GPUs that CUDA_VISIBLE_DEVICES leaves, one replica on each; () for

@@ -5,6 +5,12 @@ chooses GPUs, sets memory, TF32, the Keras dtype policy and the seed.
 
     runtime = configure(RuntimeConfig(gpu_ids=[0], precision="mixed_float16"))
     runtime.devices     # (Device(name="/gpu:0", cuda_ordinal=0),)
+
+It may be called again, as where a notebook's cell is run twice: the last call holds, and what
+TensorFlow has fixed by then, GPUs and their memory, must be as they are.
+
+Private names relied on:
+  TensorFlow 2.21: framework.config.is_op_determinism_enabled, disable_op_determinism.
 """
 
 import ctypes
@@ -22,6 +28,7 @@ import keras
 import psutil
 import pynvml
 import tensorflow as tf
+from tensorflow.python.framework import config as tf_config
 
 import tfaccel
 from tfaccel.config import RuntimeConfig
@@ -104,6 +111,9 @@ def configure(config: RuntimeConfig, *, num_workers: int = 1, num_workers_here: 
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()
         log.info("deterministic: kernels that give the same bits in every run")
+    elif tf_config.is_op_determinism_enabled():  # by an earlier call
+        tf_config.disable_op_determinism()
+        log.info("deterministic: off again")
 
     num_replicas = max(1, len(gpu_ids)) * num_workers_here
     cores = len(os.sched_getaffinity(0))

@@ -1,7 +1,8 @@
 """SIGTERM, SIGUSR1 and SIGINT as a request to stop between two steps.
 
 Takes nothing; gives, within a context, whether this process was asked to stop. A second signal ends
-the process at once. The handlers that were there before are called too, and come back afterwards.
+the process at once; where Python has a prompt, a second Ctrl-C is a KeyboardInterrupt instead. The
+handlers that were there before are called too, and come back afterwards.
 
     with StopSignals() as stop:      # after the strategy: TensorFlow's own takes SIGTERM away
         ... stop.requested           # None, or the signal's name
@@ -14,6 +15,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 
 log = logging.getLogger("tfaccel")
@@ -31,14 +33,14 @@ class StopSignals:
     def __init__(self):
         """Hears nothing yet."""
         self.requested = None
-        self._before = {}
+        self._before, self._num_called = {}, 0
 
     def __enter__(self) -> "StopSignals":
         """Installs the handlers."""
         if threading.current_thread() is not threading.main_thread():
             log.info("signals: not heard, because training runs beside the main thread")
             return self
-        self.requested = None
+        self.requested, self._num_called = None, 0
         self._ours, self._delivered = socket.socketpair()
         self._delivered.setblocking(False)
         self._wakeup_before = signal.set_wakeup_fd(
@@ -69,6 +71,8 @@ class StopSignals:
                     self._heard(signal.Signals(number))
 
     def _heard(self, received: signal.Signals) -> None:
+        if self.requested and _interrupts(received):
+            return
         if self.requested:
             log.warning("signals: %s, the second one: this process ends now", received.name)
             os._exit(128 + received)
@@ -80,7 +84,19 @@ class StopSignals:
         )
 
     def _call_users(self, number: int, frame) -> None:
-        """Calls the handler that a program had of its own, in the main thread as it expects."""
+        """Calls the handler that a program had of its own, in the main thread as it expects.
+
+        Raises:
+          KeyboardInterrupt: this is the second signal, and one of a person at a prompt.
+        """
+        self._num_called += 1
+        if self._num_called > 1 and _interrupts(number):
+            raise KeyboardInterrupt
         handler = self._before.get(number)
         if callable(handler) and handler is not signal.default_int_handler:
             handler(number, frame)
+
+
+def _interrupts(number: int) -> bool:
+    """Returns whether a second signal leaves the process alive, as a notebook's kernel."""
+    return number == signal.SIGINT and hasattr(sys, "ps1")  # IPython and Jupyter set it too

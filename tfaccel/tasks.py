@@ -7,14 +7,20 @@ restoration, masks a segmentation.
     run.compile(model, optimizer, task.loss, metrics=task.metrics)
 """
 
+import contextlib
 import dataclasses
 
 import keras
+import numpy as np
 
 from tfaccel.config import ModelConfig, StepConfig
 from tfaccel.data.images import ImageData
+from tfaccel.data.source import Blobs
+from tfaccel.data.sources.pillow import UNREADABLE, largest_value
 from tfaccel.errors import UserError
 from tfaccel.metrics import PSNR
+
+NUM_MASKS = 64  # that are looked at, from the first to the last: 0.1 s where they are photographs'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +52,9 @@ def task_of(data: ImageData, model: ModelConfig, step: StepConfig) -> Task:
       step: whether labels become probabilities over the classes.
 
     Raises:
-      UserError: `num_outputs` does not suit the data, or is missing for masks; or label smoothing,
-        mixup or cutmix is asked of data without labels.
+      UserError: `num_outputs` does not suit the data, or is missing for masks, or one of those that
+        are looked at has a higher value; or label smoothing, mixup or cutmix is asked of data
+        without labels.
     """
     if data.source.targets is None:
         classification = _classification_of_mixed if step.mixes_labels else _classification
@@ -58,7 +65,7 @@ def task_of(data: ImageData, model: ModelConfig, step: StepConfig) -> Task:
             "out"
         )
     if data.images.targets == "mask":
-        return _segmentation(data.images.image_size, model.num_outputs)
+        return _segmentation(data, model.num_outputs)
     return _restoration(data.images, model.num_outputs)
 
 
@@ -101,13 +108,32 @@ def _accuracies(num_outputs: int, top_k: type) -> list:
     return ["accuracy", top_k(5, name="top5")] if num_outputs > 5 else ["accuracy"]
 
 
-def _segmentation(image_size: tuple[int, int], asked: int | None) -> Task:
+def _segmentation(data: ImageData, asked: int | None) -> Task:
     if asked is None:
         raise UserError(
             "num_outputs=None with targets='mask'; say how many values a mask's pixels have (the "
             "largest, plus one), e.g. --config.model.num_outputs=21"
         )
-    return Task((*image_size, asked), _cross_entropy(), ["accuracy"])
+    _check_values(data.found.targets, asked)
+    return Task((*data.images.image_size, asked), _cross_entropy(), ["accuracy"])
+
+
+def _check_values(masks: Blobs | np.ndarray, num_outputs: int) -> None:
+    """Raises UserError for a value that no output is of: the loss would be NaN, and not say why."""
+    for index in np.unique(np.linspace(0, len(masks) - 1, NUM_MASKS).astype(int)).tolist():
+        name, largest = f"mask {index}", 0
+        if not isinstance(masks, Blobs):
+            largest = int(masks[index].max())
+        else:
+            name = f"the mask {masks.name(index)}"
+            with contextlib.suppress(*UNREADABLE):  # the loader names it, or leaves it out
+                largest = largest_value(masks, index)
+        if largest >= num_outputs:
+            raise UserError(
+                f"{name} has the value {largest}; expected 0 to {num_outputs - 1}, as "
+                f"num_outputs={num_outputs} says: give --config.model.num_outputs={largest + 1} or "
+                "more, or number the classes from 0 on (no value is left out of the loss)"
+            )
 
 
 def _restoration(images, asked: int | None) -> Task:

@@ -15,6 +15,7 @@ import keras
 
 from tfaccel import models, recipe, runtime, tasks
 from tfaccel import workdir as workdir_lib
+from tfaccel.agreement import together
 from tfaccel.config import Config, deciding
 from tfaccel.data.distribute import Loader, check_same_classes
 from tfaccel.data.from_config import open_loader
@@ -56,9 +57,10 @@ def run(
     # ----- Workdir: the chief's alone; a run that could not begin leaves nothing behind.
     is_chief = this_run.cluster.is_chief
     with contextlib.ExitStack() as stack:
-        if is_chief:
-            workdir = stack.enter_context(workdir_lib.held(workdir))
-            log.info("workdir: %s", workdir)
+        with together(this_run.strategy, "could not take the workdir"):
+            if is_chief:
+                workdir = stack.enter_context(workdir_lib.held(workdir))
+                log.info("workdir: %s", workdir)
 
         # ----- Training: Keras's fit, from the newest checkpoint on, with a test after each epoch.
         checkpoints = this_run.checkpoints(

@@ -64,6 +64,7 @@ def test_counts_steps_without_the_one_that_compiles_and_without_validation(clock
     assert epoch(throughput, loader, clock, [1, 1, 1, 1]) == 8.0
     # Over the whole of it: the first epoch, with its compilations, is left out.
     assert throughput.images_per_second == 8.0
+    assert throughput.first_execution_s == 60
 
 
 def test_a_partial_batch_counts_its_own_rows(clock):

@@ -3,6 +3,7 @@
 import logging
 import pathlib
 import threading
+import time
 
 import pytest
 from conftest import in_new_process
@@ -32,39 +33,54 @@ class SlowStore:
 
 def test_training_goes_on_while_one_is_written_and_waits_for_it_at_the_next():
     store = SlowStore()
-    writer = Writer(store)
-    assert writer.write(snapshot(1)) < 0.1
+    writer = Writer(store, on_error="stop")
+    begun = time.monotonic()
+    writer.write(snapshot(1))
+    assert time.monotonic() - begun < 0.1
     assert store.written == []
     threading.Timer(0.2, store.may_write.set).start()
-    waited_s = writer.write(snapshot(2))
+    writer.write(snapshot(2))
+    assert time.monotonic() - begun > 0.1
     assert store.written[0] == 1
-    assert 0.1 < waited_s < 10
-    assert writer.waited_s == pytest.approx(waited_s, abs=0.1)
     writer.wait()
     assert (store.written, store.most) == ([1, 2], 1)
-    assert writer.wait() == pytest.approx(0, abs=0.1)  # there is nothing left
+    writer.wait()  # there is nothing left
 
 
-def test_a_failed_write_is_raised_once_at_the_next_which_is_begun_all_the_same(caplog):
+def test_a_failed_write_is_raised_once_and_the_next_is_begun_all_the_same(caplog):
     store = SlowStore()
-    store.may_write.set()
-    writer = Writer(store)
+    writer = Writer(store, on_error="stop")
     writer.write(snapshot(1), fails=True)
+    assert not writer.has_failed  # not yet
+    store.may_write.set()
+    writer.write(snapshot(2))
+    assert writer.has_failed
+    writer.write(snapshot(3), fails=True)
     with pytest.raises(CheckpointError, match="step 1 does not fit"):
-        writer.write(snapshot(2))
+        writer.wait()
+    assert not writer.has_failed
     writer.wait()
     assert store.written == [2]
-    writer.write(snapshot(3), fails=True)
-    with pytest.raises(CheckpointError, match="step 3 does not fit"):
-        writer.wait()
+    assert warnings(caplog) == []
+
+
+def test_a_failed_write_is_said_at_once_where_training_goes_on(caplog):
+    store = SlowStore()
+    store.may_write.set()
+    writer = Writer(store, on_error="continue")
+    for step in (1, 2, 3):
+        writer.write(snapshot(step), fails=step != 2)
     writer.wait()
+    assert not writer.has_failed
+    assert store.written == [2]
     assert warnings(caplog) == [
-        f"checkpoint: step {step} is not written: step {step} does not fit" for step in (1, 3)
+        f"checkpoint: step {step} does not fit; training goes on" for step in (1, 3)
     ]
 
 
-def test_an_error_of_any_kind_is_raised(tmp_path):
-    writer = Writer(make_store(tmp_path))
+@pytest.mark.parametrize("on_error", ["stop", "continue"])
+def test_an_error_of_any_other_kind_is_raised(tmp_path, on_error):
+    writer = Writer(make_store(tmp_path), on_error=on_error)
     unready = snapshot(1)
     unready.state["object"] = object()
     writer.write(unready)
@@ -75,7 +91,7 @@ def test_an_error_of_any_kind_is_raised(tmp_path):
 
 def test_it_says_once_what_a_checkpoint_takes(tmp_path, caplog):
     caplog.set_level(logging.INFO, "tfaccel")
-    writer = Writer(make_store(tmp_path / "checkpoints"))
+    writer = Writer(make_store(tmp_path / "checkpoints"), on_error="stop")
     for step in (1, 2):
         writer.write(snapshot(step, num_bytes=2**20), score=0.5)
     writer.wait()
@@ -90,6 +106,7 @@ def test_a_program_that_ends_has_written_what_it_began(tmp_path):
         f"import sys; sys.path.insert(0, {str(HERE)!r})\n"
         "from snapshots import make_store, snapshot\n"
         "from tfaccel.checkpoint.writer import Writer\n"
-        f"Writer(make_store({str(tmp_path)!r})).write(snapshot(7, num_bytes=2**25))\n"
+        f"writer = Writer(make_store({str(tmp_path)!r}), on_error='stop')\n"
+        "writer.write(snapshot(7, num_bytes=2**25))\n"
     )
     assert_same(make_store(tmp_path).newest(), snapshot(7, num_bytes=2**25))

@@ -1,3 +1,4 @@
+import contextlib
 import resource
 import signal
 
@@ -6,25 +7,29 @@ import pytest
 from tfaccel.logs.appended import Appended, replace
 
 
-@pytest.fixture
-def room():
-    """Sets how large a file may be, in bytes: as a full disk, it takes a part and then no more."""
+@contextlib.contextmanager
+def room(size):
+    """Within the context a file may have so many bytes: as a full disk, it takes a part alone.
+
+    That is so for pytest's own output too, if it goes to a file: no test must end within.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    signal.signal(signal.SIGXFSZ, handler)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
-def test_a_record_that_does_not_fit_leaves_none_of_itself(tmp_path, room):
+def test_a_record_that_does_not_fit_leaves_none_of_itself(tmp_path):
     path = tmp_path / "folder" / "file"
     file = Appended(path)
     file.append(b"first\n")
-    room(10)
-    with pytest.raises(OSError, match="large"):
+    with room(10), pytest.raises(OSError, match="large"):
         file.append(b"second\n")
     assert path.read_bytes() == b"first\n"
-    room(100)
     file.append(b"third\n")
     assert path.read_bytes() == b"first\nthird\n"
 
@@ -38,11 +43,10 @@ def test_begins_anew_or_goes_on(tmp_path):
     assert path.read_bytes() == b"anew\n"
 
 
-def test_what_cannot_be_replaced_stays(tmp_path, room):
+def test_what_cannot_be_replaced_stays(tmp_path):
     path = tmp_path / "file"
     replace(path, b"before")
-    room(3)
-    with pytest.raises(OSError, match="large"):
+    with room(3), pytest.raises(OSError, match="large"):
         replace(path, b"after all")
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
     assert path.read_bytes() == b"before"

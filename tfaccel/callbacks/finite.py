@@ -17,7 +17,16 @@ class NonFiniteError(RunError):
 
 
 class RollBackError(NonFiniteError):
-    """The same, where training goes on from the last checkpoint."""
+    """The same, where training goes on from the last checkpoint.
+
+    Attributes:
+      logs: of the epoch so far, without the steps that were not finite.
+    """
+
+    def __init__(self, what: str, logs: dict[str, float]):
+        """Takes the sentence, and Keras's logs."""
+        super().__init__(what)
+        self.logs = {name: float(value) for name, value in logs.items()}
 
 
 class Finite(keras.callbacks.Callback):
@@ -72,7 +81,7 @@ class Finite(keras.callbacks.Callback):
         step = self._done - len(codes) + 1 + first
         what = self._weights(step) if len(lost) else self._fault(int(codes[first]), step)
         if self._policy == "rollback":
-            raise RollBackError(what)
+            raise RollBackError(what, logs or {})
         if len(lost) or self._policy == "stop":
             raise NonFiniteError(what)
         if not self._left_out:

@@ -56,6 +56,7 @@ class Throughput(keras.callbacks.Callback):
 
     Attributes:
       epoch: what was timed of the present epoch so far.
+      first_execution_s: seconds of the first steps of the last `fit`, which compile; 0 without any.
     """
 
     def __init__(self, loader: Loader, *, clock: Callable[[], float] = time.perf_counter):
@@ -68,6 +69,7 @@ class Throughput(keras.callbacks.Callback):
         super().__init__()
         self._loader, self._clock = loader, clock
         self.epoch = Timed()
+        self.first_execution_s = 0.0
         self._epochs = []  # those that are over
 
     def get_state(self) -> dict:
@@ -80,7 +82,7 @@ class Throughput(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         """Starts anew: every `fit` traces and compiles."""
         self._epochs = []
-        self._has_compiled = False
+        self._has_compiled, self.first_execution_s = False, 0.0
 
     @property
     def images_per_second(self) -> float:
@@ -100,6 +102,8 @@ class Throughput(keras.callbacks.Callback):
         now = self._now(self._loader.position)
         if self._has_compiled:
             self.epoch += now - self._last
+        else:
+            self.first_execution_s = (now - self._last).seconds
         self._has_compiled = True
         self._last = now
         self._log(logs)

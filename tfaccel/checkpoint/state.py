@@ -100,6 +100,11 @@ def metrics_in(arrays: Arrays) -> Arrays:
     return _of("metric", arrays)
 
 
+def with_metrics(arrays: Arrays, counted: Arrays) -> Arrays:
+    """Returns the arrays with these metrics in place of theirs."""
+    return {name: arrays[name] for name in arrays if not name.startswith("metric/")} | counted
+
+
 def put_metrics(model: keras.Model, arrays: Arrays, *, is_chief: bool) -> None:
     """Gives the sums to replica 0 of all workers, and nothing to the others."""
     for variable, array in zip(

@@ -13,6 +13,7 @@ first arrays are written or read.
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import logging
 import os
@@ -53,9 +54,21 @@ class Snapshot:
         """The bytes of all arrays; their files have a few kB more."""
         return sum(np.asarray(each).nbytes for each in self.arrays.values())
 
+    @property
+    def digest(self) -> str:
+        """What tells it from another of the same step."""
+        digest = hashlib.blake2b(json.dumps(self.state, sort_keys=True).encode(), digest_size=8)
+        for name, array in sorted(self.arrays.items()):
+            digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()
+
 
 class Store:
-    """The folder of a run's checkpoints."""
+    """The folder of a run's checkpoints.
+
+    Attributes:
+      folder: of this run alone.
+    """
 
     def __init__(
         self, folder: pathlib.Path, *, keep_last: int, keep_best: int, largest_is_best: bool
@@ -68,7 +81,7 @@ class Store:
           keep_best: how many of those with the best score stay beside them.
           largest_is_best: whether the best score is the largest, or the smallest.
         """
-        self._folder = pathlib.Path(folder)
+        self.folder = pathlib.Path(folder)
         self._keep_last = keep_last
         self._keep_best = keep_best
         self._largest_is_best = largest_is_best
@@ -94,10 +107,10 @@ class Store:
         # The state is apart from what is ours, so that it comes back exactly as it was.
         ours = {"format_version": FORMAT_VERSION, "step": snapshot.step, "score": score}
         text = json.dumps(ours | {"state": snapshot.state}, indent=2) + "\n"
-        final = self._folder / str(name)
+        final = self.folder / str(name)
         unfinished = folders.unfinished_path(final)
         try:
-            folders.make_root(self._folder)
+            folders.make_root(self.folder)
             folders.remove_unfinished(unfinished)  # of an earlier process with this one's number
             folders.fill(unfinished, lambda path: _write_files(path, snapshot.arrays, text))
             folders.put_in_place(unfinished, final)
@@ -106,7 +119,7 @@ class Store:
                 folders.remove_unfinished(unfinished)
             raise CheckpointError(
                 f"checkpoint {final} cannot be written ({error.strerror or error}): it needs "
-                f"{_mib(snapshot.num_bytes + len(text))}, and {_mib(_free_bytes(self._folder))} "
+                f"{_mib(snapshot.num_bytes + len(text))}, and {_mib(_free_bytes(self.folder))} "
                 "are free there; make room, or give another workdir"
             ) from error
         self._damaged.discard(name)
@@ -120,12 +133,12 @@ class Store:
           CheckpointError: the folder is not to be read: that is no reason to start anew.
         """
         try:
-            inside = [each for each in self._folder.iterdir() if each.is_dir()]
+            inside = [each for each in self.folder.iterdir() if each.is_dir()]
         except FileNotFoundError:
             return []
         except OSError as error:
             raise CheckpointError(
-                f"checkpoints in {self._folder} cannot be read ({error.strerror}); allow it, or "
+                f"checkpoints in {self.folder} cannot be read ({error.strerror}); allow it, or "
                 "give another workdir"
             ) from error
         named = [(name, each) for each in inside if (name := folders.parse(each))]
@@ -149,7 +162,7 @@ class Store:
                 damaged.append(f"{folder.name} ({error})")
         if damaged:
             raise CheckpointError(
-                f"none of the checkpoints in {self._folder} can be used: {'; '.join(damaged)}; "
+                f"none of the checkpoints in {self.folder} can be used: {'; '.join(damaged)}; "
                 "put one back from a copy, or remove them to start from the beginning"
             )
         return None
@@ -163,7 +176,7 @@ class Store:
           CheckpointError: the disk does not allow it.
         """
         try:
-            for folder in sorted(self._folder.iterdir()) if self._folder.is_dir() else ():
+            for folder in sorted(self.folder.iterdir()) if self.folder.is_dir() else ():
                 name = folders.parse(folder)
                 if name and name.unfinished:
                     folders.remove_unfinished(folder)
@@ -171,7 +184,7 @@ class Store:
                     _settle(folder, folder.with_name(str(name)))
         except OSError as error:
             raise CheckpointError(
-                f"what an unfinished checkpoint left in {self._folder} cannot be removed "
+                f"what an unfinished checkpoint left in {self.folder} cannot be removed "
                 f"({error.strerror}); allow it, or give another workdir"
             ) from error
 

@@ -1,10 +1,11 @@
 """Checkpoints written in the background, one at a time, while training goes on.
 
-Takes a `Store` and snapshots; gives the seconds that training had to wait.
+Takes a `Store` and snapshots; gives what became of them, once.
 
-    writer = Writer(store)
-    waited_s = writer.write(snapshot, score=0.76)    # returns at once, unless one is being written
-    writer.wait()                                    # all of it is on the disk, or CheckpointError
+    writer = Writer(store, on_error="stop")
+    writer.write(snapshot, score=0.76)      # returns at once, unless one is being written
+    writer.has_failed                       # asked at each step
+    writer.wait()                           # all of it is on the disk, or CheckpointError
 """
 
 import logging
@@ -13,75 +14,72 @@ import time
 
 # Here for its TensorFlow, which cannot be imported in a thread while the program ends.
 import tfaccel.checkpoint.arrays  # noqa: F401
-from tfaccel.checkpoint.store import Snapshot, Store
+from tfaccel.checkpoint.store import CheckpointError, Snapshot, Store
 
 log = logging.getLogger("tfaccel")
 
 
 class Writer:
-    """One thread at a time that writes a snapshot. Called from one thread.
+    """One thread at a time that writes a snapshot. Called from one thread."""
 
-    Attributes:
-      waited_s: seconds for which callers have waited so far.
-    """
+    def __init__(self, store: Store, *, on_error: str):
+        """Starts nothing yet.
 
-    def __init__(self, store: Store):
-        """Starts nothing yet."""
-        self.waited_s = 0.0
-        self._store = store
-        self._thread = None
-        self._error = None
+        Args:
+          store: that is written to.
+          on_error: what follows a CheckpointError: "stop" to raise it in `wait`, "continue" to say
+            it in the log, at once.
+        """
+        self._store, self._goes_on = store, on_error == "continue"
+        self._thread = self._error = None
         self._said = False
 
-    def write(self, snapshot: Snapshot, **how) -> float:
-        """Starts to write, once the one before is written. Returns the seconds waited for that.
+    @property
+    def has_failed(self) -> bool:
+        """Whether `wait` has an error to raise: asking for it does not wait."""
+        return self._error is not None
+
+    def write(self, snapshot: Snapshot, **how) -> None:
+        """Starts to write, once the one before is written or has failed.
 
         Args:
           snapshot: whose arrays nobody changes from now on: copies, not views of variables.
           **how: as `Store.write` takes it.
-
-        Raises:
-          CheckpointError: the one before was not written. This one is begun all the same, so that
-            whoever trains on after an error has lost no other.
         """
-        waited_s, error = self._join()
+        begun = time.monotonic()
+        self._join()
+        waited_s = time.monotonic() - begun
         # Python waits for it where the program ends, as it does for all that are not daemons.
         self._thread = threading.Thread(
             target=self._write, args=(snapshot, waited_s, how), name="tfaccel checkpoint"
         )
         self._thread.start()
-        if error is not None:
-            raise error
-        return waited_s
 
-    def wait(self) -> float:
-        """Returns the seconds until what was begun is on the disk itself.
+    def wait(self) -> None:
+        """Returns when all that was begun is on the disk itself.
 
         Raises:
-          CheckpointError: it was not written. It is said once.
+          CheckpointError: one was not written, the first of them. It is raised once.
         """
-        waited_s, error = self._join()
+        self._join()
+        error, self._error = self._error, None
         if error is not None:
             raise error
-        return waited_s
 
-    def _join(self) -> tuple[float, BaseException | None]:
-        begun = time.monotonic()
+    def _join(self) -> None:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        waited_s = time.monotonic() - begun
-        self.waited_s += waited_s
-        error, self._error = self._error, None
-        return waited_s, error
 
     def _write(self, snapshot: Snapshot, waited_s: float, how: dict) -> None:
         begun = time.monotonic()
         try:
             self._store.write(snapshot, **how)
-        except BaseException as error:
-            self._error = error
-            log.warning("checkpoint: step %d is not written: %s", snapshot.step, error)  # at once
+        except Exception as error:
+            if self._goes_on and isinstance(error, CheckpointError):
+                log.warning("checkpoint: %s; training goes on", error)
+            else:
+                self._error = self._error or error
             return
         log.log(
             logging.DEBUG if self._said else logging.INFO,

@@ -20,15 +20,15 @@ import tensorflow as tf
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
 from tfaccel.agreement import check_same
+from tfaccel.data.deferred import Deferred
 from tfaccel.data.placement import Placement
 from tfaccel.data.source import UnreadableError
+from tfaccel.data.weights import Weighing, weighted
 from tfaccel.errors import UserError
 from tfaccel.runtime import Device
 
 log = logging.getLogger("tfaccel")
 
-# What a row weighs that has a weight of 0 and is no padding: nothing, next to any other.
-NEARLY_ZERO = 1e-30
 # Examples that may become unreadable in a run that leaves bad files out: more are another fault.
 MAX_LOST, MAX_LOST_SHARE = 10, 0.1
 
@@ -88,6 +88,7 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         self._is_epochs_end = False  # whether an epoch without a step comes next
         self._lost = frozenset()
         self._streams = None
+        self._deferred, self._most = None, None  # a stream of them, and how many at a time
         self._all_real = [None] * len(devices)
         self._recording = None  # the masks of drawn batches, while `recorded_real` asks for them
         self.waited_s = 0.0
@@ -259,28 +260,62 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
                 "this iterator has failed, or a newer one draws from the same loader; begin anew "
                 "with iter(loader), and give each of two readers a loader of its own"
             )
-        began = time.perf_counter()
-        try:
+        with self._reading():
             batches = self._draw()
             if self.pads or self._class_weight is not None:
                 batches = [self._weighted(index, batch) for index, batch in enumerate(batches)]
             batch = self._distributed(batches)
+        self._given(1)
+        if self._num_to_keep:
+            self.kept, self._num_to_keep = _first_rows(batches, self._num_to_keep), 0
+        return batch
+
+    def _take(self, epoch: "_Epoch", most: int) -> Deferred | None:
+        if epoch is not self._drawing or self._strategy.num_replicas_in_sync > 1:
+            return None
+        with self._reading():
+            stream = self._deferring(most)
+            if stream is None:
+                return None
+            deferred = self._weighing(next(stream))
+        self._given(len(deferred))
+        if self._num_to_keep:
+            self.kept, self._num_to_keep = _first_rows([deferred.first()], self._num_to_keep), 0
+        return deferred
+
+    def _deferring(self, most: int) -> Iterator[Deferred] | None:
+        """Returns the stream of batches that are left to the step, where these data can be."""
+        if self._deferred is not None and self._most == most:
+            return self._deferred
+        feed = self.data.feed(self._first_replica, first=self._position, lost=self._lost)
+        found = getattr(self.data, "deferred", lambda *_: None)(self._placement(0), feed, most)
+        if found is not None:
+            self._deferred, self._most, self._streams = found, most, None
+        return found
+
+    @contextlib.contextmanager
+    def _reading(self):
+        """Within the context, time counts as waiting, and a failure leaves this epoch undone."""
+        began = time.perf_counter()
+        try:
+            yield
         except BaseException:
             # The pipeline is over or out of step: the next iterator begins this epoch anew.
             self._drawing = None
             self._restart(self._position // self.num_batches * self.num_batches)
             raise
+        self.waited_s += time.perf_counter() - began
+
+    def _given(self, num_batches: int) -> None:
+        """Counts batches that were given."""
         if self._recording is not None:
             replicas = range(self._strategy.num_replicas_in_sync)
-            self._recording += [self._real(self._position, each) for each in replicas]
-        self._position += 1
-        self.waited_s += time.perf_counter() - began
-        if self._num_to_keep:
-            self.kept, self._num_to_keep = _first_rows(batches, self._num_to_keep), 0
-        return batch
+            for position in range(self._position, self._position + num_batches):
+                self._recording += [self._real(position, each) for each in replicas]
+        self._position += num_batches
 
     def _restart(self, position: int) -> None:
-        self._position, self._streams = position, None
+        self._position, self._streams, self._deferred = position, None, None
 
     def _skip_to(self, position: int) -> bool:
         """Goes on with streams that can only be reached by drawing what comes before."""
@@ -298,6 +333,7 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         while True:
             try:
                 if self._streams is None:
+                    self._deferred = None  # it stands elsewhere
                     self._streams = [self._stream(index) for index in range(len(self._devices))]
                 return [next(stream) for stream in self._streams]
             except UnreadableError as error:
@@ -315,14 +351,15 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
 
     def _stream(self, local_index: int):
         replica_index = self._first_replica + local_index
-        words = [self._seed, replica_index]
-        placement = Placement(
+        feed = self.data.feed(replica_index, first=self._position, lost=self._lost)
+        return self.data.stream(self._placement(local_index), feed)
+
+    def _placement(self, local_index: int) -> Placement:
+        words = [self._seed, self._first_replica + local_index]
+        return Placement(
             device=self._devices[local_index],
             num_threads=self._num_threads,
             seed=int(np.random.SeedSequence(words).generate_state(1)[0]),
-        )
-        return self.data.stream(
-            placement, self.data.feed(replica_index, first=self._position, lost=self._lost)
         )
 
     def _real(self, position: int, replica_index: int) -> np.ndarray:
@@ -330,18 +367,21 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         return feed.rows(0).real
 
     def _weighted(self, local_index: int, batch: tuple) -> tuple:
-        """Returns (x, y, weight) of a batch, with or without y, or with weights of its own."""
-        x, y, own = keras.utils.unpack_x_y_sample_weight(batch)
         with tf.device(self._devices[local_index].name):
+            real = self._mask(local_index) if self.pads else None
+            return weighted(batch, real, self._class_weight)
+
+    def _weighing(self, deferred: Deferred) -> Deferred:
+        """Returns the same, whose batches are (x, y, weight) where they have weights."""
+        inputs, shared = dict(deferred.inputs), dict(deferred.shared)
+        with tf.device(self._devices[0].name):
+            if self.pads:
+                positions = range(self._position, self._position + len(deferred))
+                real = [self._real(each, self._first_replica) for each in positions]
+                inputs["real"] = tf.constant(np.stack(real), tf.float32)
             if self._class_weight is not None:
-                classes = tf.gather(self._class_weight, y)
-                own = classes if own is None else own * _with_rank(classes, own)
-            if not self.pads:
-                return x, y, own
-            real = self._mask(local_index)
-            if own is None:
-                return x, y, real
-            return x, y, tf.nest.map_structure(lambda each: _masked(each, real), own)
+                shared["class_weight"] = tf.identity(self._class_weight)
+        return Deferred(inputs, shared, Weighing(deferred.make))
 
     def _mask(self, local_index: int) -> tf.Tensor:
         """Returns which rows of the present batch are not padding: [rows] float32, 1 or 0."""
@@ -382,30 +422,32 @@ class _Epoch:
         return self
 
     def __next__(self):
-        if self._left is None:
-            self._left = self._loader._begin(self)
-        if self._left == 0:
+        if self._num_left() == 0:
             raise StopIteration
         batch = self._loader._next(self)
         self._left -= 1
         return batch
+
+    def take(self, most: int) -> Deferred | None:
+        """Returns the next batches, at most so many, for the step to make.
+
+        None at the epoch's end, and where batches come one by one.
+        """
+        deferred = self._loader._take(self, most) if self._num_left() else None
+        if deferred is not None:
+            self._left -= len(deferred)
+        return deferred
+
+    def _num_left(self) -> int:
+        if self._left is None:
+            self._left = self._loader._begin(self)
+        return self._left
 
 
 def _first_rows(batches: list[tuple], num_rows: int) -> tuple:
     """Returns NumPy copies of some rows of the replicas' batches, in their order."""
     copies = [tf.nest.map_structure(lambda each: each[:num_rows].numpy(), b) for b in batches]
     return tf.nest.map_structure(lambda *parts: np.concatenate(parts)[:num_rows], *copies)
-
-
-def _masked(weight: tf.Tensor, real: tf.Tensor) -> tf.Tensor:
-    """Returns weights that are 0 for padding, and for padding alone."""
-    weight = tf.cast(weight, tf.float32)
-    own = tf.where(weight == 0, tf.constant(NEARLY_ZERO), weight)
-    return own * _with_rank(real, weight)
-
-
-def _with_rank(rows: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    return tf.reshape(rows, [-1] + [1] * (like.shape.rank - 1))
 
 
 def check_same_classes(train: Loader, test: Loader) -> None:

@@ -19,7 +19,7 @@ from tfaccel.data.choose import Choice, choose_loader
 from tfaccel.data.feed import Feed
 from tfaccel.data.loaders.cache import cached
 from tfaccel.data.loaders.dali import DaliStream
-from tfaccel.data.loaders.memory import MemoryStream, decode_all
+from tfaccel.data.loaders.memory import DeferredStream, MemoryStream, decode_all
 from tfaccel.data.loaders.pixels import batch_spec
 from tfaccel.data.loaders.tf_data import TfDataStream
 from tfaccel.data.placement import Placement
@@ -100,6 +100,16 @@ class ImageData:
         return DaliStream(
             self.source, self.images, dali=self.dali, decode_on_gpu=on_gpu, **settings
         )
+
+    def deferred(self, placement: Placement, feed: Feed, most: int) -> DeferredStream | None:
+        """Returns one replica's batches, at most so many at a time, for the step to make.
+
+        None where it cannot: it needs the images to be in the GPU's memory.
+        """
+        if self.loader != "memory" or placement.device.cuda_ordinal is None:
+            return None
+        settings = {"feed": feed, "placement": placement, "dtype": self.dtype}
+        return DeferredStream(self.source, self.images, most=most, **settings)
 
 
 def open_images(

@@ -12,15 +12,14 @@ import keras
 import numpy as np
 import scipy.special
 import tensorflow as tf
-from keras.src.utils.rng_utils import get_random_seed
 
 from tfaccel.config import StepConfig
 from tfaccel.seam import Replica
+from tfaccel.step import draws
 
 # TensorFlow draws no beta numbers under XLA: uniform ones go through a table of quantiles. Between
 # knots it is a straight line, so that the distribution function is off by 1/1024 at most.
 NUM_KNOTS = 1025
-_MAX_REPLICAS = 2**20
 
 
 def own_part(
@@ -37,7 +36,7 @@ def own_part(
     Returns:
       [rows, 1 or height, 1 or width, 1] float32, and [rows, 1] float32.
     """
-    draw = functools.partial(_uniform, count=_count(optimizer), replica=replica)
+    draw = functools.partial(draws.uniform, count=draws.num_updates(optimizer), replica=replica)
     rows = tf.shape(image)[0]
     if not config.cutmix_alpha:
         return _mixup(config.mixup_alpha, draw((rows, 1)), image.shape.rank)
@@ -69,9 +68,6 @@ def _cutmix(alpha: float, drawn: tf.Tensor, size) -> tuple:
     return own, tf.reduce_mean(own, [1, 2])
 
 
-# Random numbers.
-
-
 def _beta(alpha: float, drawn: tf.Tensor) -> tf.Tensor:
     """Returns Beta(alpha, alpha) numbers, made of uniform ones."""
     knots = tf.constant(_quantiles(alpha))
@@ -84,27 +80,3 @@ def _beta(alpha: float, drawn: tf.Tensor) -> tf.Tensor:
 @functools.cache
 def _quantiles(alpha: float) -> np.ndarray:
     return scipy.special.betaincinv(alpha, alpha, np.linspace(0, 1, NUM_KNOTS)).astype(np.float32)
-
-
-def _uniform(shape, *, count: tf.Tensor, replica: Replica | None) -> tf.Tensor:
-    """Returns numbers in [0, 1), the same on every device, with XLA and without.
-
-    (`stateless_uniform` turns the same bits into other floats under XLA: TensorFlow 2.21.)
-
-    Args:
-      shape: of the result.
-      count: of updates before this one.
-      replica: whose they are; None for one that all replicas draw alike.
-    """
-    index = _MAX_REPLICAS - 1 if replica is None else replica.index
-    seed = [tf.constant(get_random_seed() or 0, tf.int64), count * _MAX_REPLICAS + index]
-    bits = tf.random.stateless_uniform(
-        shape, tf.stack(seed), minval=None, maxval=None, dtype=tf.uint32, alg="philox"
-    )
-    return tf.cast(tf.bitwise.right_shift(bits, tf.constant(8, tf.uint32)), tf.float32) * 2.0**-24
-
-
-def _count(optimizer) -> tf.Tensor:
-    """Returns the number of updates made. No counter of Keras advances on a skipped step."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return tf.cast(inner._iterations._value, tf.int64)

@@ -70,10 +70,10 @@ def compile_model(
     if compile_args.get("run_eagerly"):
         if config.accumulation_steps > 1:
             raise UserError("run_eagerly is stock Keras's step: use it with accumulation_steps=1")
-        if config.mixes_labels:
+        if config.mixes_labels or config.cutout_pixels:
             raise UserError(
-                "run_eagerly is stock Keras's step, without label_smoothing, mixup or cutmix: "
-                "leave them out, or use CategoricalCrossentropy(label_smoothing=...)"
+                "run_eagerly is stock Keras's step, without label_smoothing, mixup, cutmix or "
+                "cutout: leave them out, or use CategoricalCrossentropy(label_smoothing=...)"
             )
         log.info("step: stock Keras, without XLA, because run_eagerly asks for it")
     else:

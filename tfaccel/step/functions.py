@@ -35,6 +35,7 @@ import tensorflow as tf
 
 from tfaccel import seam
 from tfaccel.config import StepConfig
+from tfaccel.data.deferred import Deferred
 from tfaccel.seam import Replica
 from tfaccel.step import finite, mixing, padding
 from tfaccel.step import totals as totals_lib
@@ -85,14 +86,20 @@ class Execution:
         Raises:
           StopIteration: there is no batch.
         """
-        padded = getattr(iterator, "pads", False)
-        self._found, logs, skipped = [], None, 0
-        for batch in itertools.islice(iterator, self._model.steps_per_execution):
+        padded, num_steps = getattr(iterator, "pads", False), self._model.steps_per_execution
+        deferred = iterator.take(num_steps) if num_steps > 1 and hasattr(iterator, "take") else None
+        if deferred is not None:
+            logs = self._step.in_a_row(deferred, padded=padded)
+            self._found = logs.pop(finite.LOG, None)
+            return logs
+        found, logs, skipped = [], None, 0
+        for batch in itertools.islice(iterator, num_steps):
             logs = self._step(batch, padded=padded)
-            self._found.append(logs.pop(finite.LOG, None))
+            found.append(logs.pop(finite.LOG, None))
             skipped += logs.get("skipped_steps", 0)
         if logs is None:
             raise StopIteration
+        self._found = found
         return logs | {"skipped_steps": skipped} if "skipped_steps" in logs else logs
 
     @property
@@ -101,7 +108,7 @@ class Execution:
 
         Reading it waits for the device, and copies one small array from it.
         """
-        return tf.stack(self._found).numpy() if self._found else np.zeros(0, np.int64)
+        return tf.stack(self._found).numpy() if len(self._found) else np.zeros(0, np.int64)
 
 
 class _Step:
@@ -109,22 +116,41 @@ class _Step:
 
     def __init__(self, model, strategy, config, step, replicas, *, xla: bool, trains: bool):
         self._strategy, self._replicas = strategy, replicas
+        self._several = strategy.num_replicas_in_sync > 1
         self._always_padded = config.zero_weight_is_padding
         make = functools.partial(_make, model, strategy, config, step, replicas)
         self._make = functools.partial(make, xla=xla, trains=trains)
+        self._compile = functools.partial(
+            tf.function, autograph=False, jit_compile=xla and not self._several
+        )
         self._made = {}  # a function for padded batches and one for others: most need one alone
 
     def __call__(self, batch, *, padded: bool) -> dict:
-        padded = padded or self._always_padded
-        if padded not in self._made:
-            self._made[padded] = self._make(padded=padded)
         batches = seam.local_batches(self._strategy, batch, len(self._replicas))
-        several = self._strategy.num_replicas_in_sync > 1
-        return self._made[padded](batches if several else batches[0])
+        step = self._function(padded, None)
+        return step(batches if self._several else batches[0])
+
+    def in_a_row(self, deferred: Deferred, *, padded: bool) -> dict:
+        """Makes the only replica's batches, and steps on each, in one function.
+
+        Returns:
+          The logs of the last step, `skipped_steps` of all, and each one's code, [steps].
+        """
+        step = self._function(padded, deferred.make)
+        return step(dict(deferred.inputs), dict(deferred.shared))
+
+    def _function(self, padded: bool, make_batch: Callable | None) -> Callable:
+        padded = padded or self._always_padded
+        if (padded, make_batch) not in self._made:
+            step = self._make(padded=padded)
+            if make_batch is not None:
+                step = functools.partial(_in_a_row, step, make_batch)
+            self._made[padded, make_batch] = self._compile(step)
+        return self._made[padded, make_batch]
 
 
 def _make(model, strategy, config, step, replicas, *, padded: bool, xla: bool, trains: bool):
-    """Returns the step as one function of every local replica's batch, or of the only one's."""
+    """Returns the step as a function of every local replica's batch, or of the only one's."""
     parts = config.accumulation_steps if trains else 1
     if padded:
         step = padding.leave_out_padding(model, step)
@@ -132,18 +158,45 @@ def _make(model, strategy, config, step, replicas, *, padded: bool, xla: bool, t
     pass_ = functools.partial(
         totals_lib.make_totals, model, step, weigh=weigh, parts=parts, xla=xla
     )
-    if config.mixes_labels:
+    if config.mixes_labels or (trains and config.cutout_pixels):
         change = mixing.mixed(model, config) if trains else mixing.as_probabilities(model)
         step, pass_ = _on_changed(change, step, pass_, replicas[0])
     if strategy.num_replicas_in_sync > 1:
         wire = "float16" if config.float16_allreduce else None
         halves = [_Halves(model, pass_, each, wire, xla=xla, trains=trains) for each in replicas]
-        return tf.function(functools.partial(_split_step, halves), autograph=False)
+        return functools.partial(_split_step, halves)
     if parts > 1:
-        whole = functools.partial(_accumulating_step, model, pass_, replicas[0], xla=xla)
-    else:
-        whole = functools.partial(_whole_step, model, step, replicas[0], xla=xla, trains=trains)
-    return tf.function(whole, autograph=False, jit_compile=xla)
+        return functools.partial(_accumulating_step, model, pass_, replicas[0], xla=xla)
+    return functools.partial(_whole_step, model, step, replicas[0], xla=xla, trains=trains)
+
+
+def _in_a_row(step: Callable, make_batch: Callable, inputs: dict, shared: dict) -> dict:
+    """Steps on batches that are made here: see `_Step.in_a_row`."""
+    num_steps = next(iter(inputs.values())).shape[0]
+
+    # Traced once, for its logs, before the loop that it is part of.
+    @functools.partial(tf.function, autograph=False)
+    def step_of(index):
+        own = {name: each[index] for name, each in inputs.items()}
+        logs = dict(step(make_batch({**own, **shared})))
+        return logs, logs.pop(finite.LOG, tf.constant(finite.FINE, tf.int64))
+
+    index = tf.constant(0)
+    specs, _ = step_of.get_concrete_function(index).structured_outputs
+    nothing = {name: tf.zeros(each.shape, each.dtype) for name, each in specs.items()}
+    codes = tf.TensorArray(tf.int64, num_steps, element_shape=())
+
+    def go_on(index, codes, before):
+        logs, code = step_of(index)
+        if "skipped_steps" in logs:
+            logs["skipped_steps"] += before["skipped_steps"]
+        return index + 1, codes.write(index, code), logs
+
+    # A loop whose length XLA knows: else a GPU would ask the host, at each step, whether to go on.
+    _, codes, logs = tf.while_loop(
+        lambda index, *_: index < num_steps, go_on, (index, codes, nothing)
+    )
+    return logs | {finite.LOG: codes.stack()}
 
 
 def _on_changed(change: Callable, step: Callable, pass_: Callable, replica: Replica) -> tuple:

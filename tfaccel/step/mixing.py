@@ -1,16 +1,16 @@
-"""Label smoothing, mixup and cutmix: a batch changed on its device, inside the compiled step.
+"""Label smoothing, mixup, cutmix, cutout: a batch changed on its device, in the compiled step.
 
 Takes a model and what `config.step` says; gives a function from a replica's batch to the batch that
-the model's own step is given: labels are probabilities over the classes, [rows, classes] float32.
+the model's own step is given. With the first three, labels are probabilities over the classes,
+[rows, classes] float32; cutout leaves them, or whatever the targets are, as they are.
 
     change = mixed(model, config)           # for training
     batch = change(replica, batch)
-    change = as_probabilities(model)        # for testing: neither smoothed nor mixed
+    change = as_probabilities(model)        # for testing: neither smoothed, mixed nor cut
 
-Each row has a draw of its own, and is mixed with the next row of its replica, by a pure function of
-the seed, the optimizer's count of updates and the replica: a resumed run draws the same. (A step
-that was skipped is followed by one of the same draws, on other images.) Sample weights stay those
-of the row. A row of weight 0 may be padding: no other row is mixed with it.
+Each row has draws of its own (tfaccel/step/draws.py), and is mixed with the next row of its
+replica. Sample weights stay those of the row. A row of weight 0 may be padding: no other row is
+mixed with it.
 """
 
 from collections.abc import Callable
@@ -22,25 +22,28 @@ import tensorflow as tf
 from tfaccel.config import StepConfig
 from tfaccel.errors import UserError
 from tfaccel.seam import Replica
-from tfaccel.step import blend, totals
+from tfaccel.step import blend, cutout, totals
 
 
 def mixed(model: keras.Model, config: StepConfig) -> Callable:
-    """Returns the change of a training batch: smoothed, then blended with the next row's.
+    """Returns the change of a training batch: smoothed, blended with the next row's, then cut.
 
     Args:
-      model: that `check` has passed.
-      config: label_smoothing, mixup_alpha and cutmix_alpha.
+      model: that `check` has passed, if labels are mixed.
+      config: label_smoothing, mixup_alpha, cutmix_alpha and cutout_pixels.
     """
 
     def change(replica: Replica, batch):
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
-        y = _smoothed(_probabilities(model, y), config.label_smoothing)
+        if config.mixes_labels:
+            y = _smoothed(_probabilities(model, y), config.label_smoothing)
         if config.mixup_alpha or config.cutmix_alpha:
             own = blend.own_part(config, _image(x), replica, model.optimizer)
             own = [_unless_padding(each, totals.real_rows(batch)) for each in own]
             x = tf.nest.map_structure(lambda each: _blended(each, own[0]), x)
             y = _blended(y, own[1])
+        if config.cutout_pixels:
+            x = cutout.cut_out(x, config.cutout_pixels, replica, model.optimizer)
         return keras.utils.pack_x_y_sample_weight(x, y, weight)
 
     return change

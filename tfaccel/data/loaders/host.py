@@ -28,9 +28,10 @@ class HostStream:
     def __init__(
         self,
         begin: Callable[[int], dict[str, np.ndarray]],
-        finish: Callable,
+        finish: Callable | None,
         *,
         placement: Placement,
+        num_rows_varies: bool = False,
         each_row: Callable | None = None,
         resident: Mapping[str, tf.Tensor] = types.MappingProxyType({}),
     ):
@@ -39,9 +40,10 @@ class HostStream:
         Args:
           begin: returns the arrays, by name, of batch number 0, 1, 2, ...: of fixed shapes and
             dtypes, with a row for each example; dtype object for bytes. Called in several threads.
-          finish: turns the tensors of those arrays, by name, into a batch. TensorFlow keeps it for
-            good: it must not hold what should be freed.
+          finish: turns the tensors of those arrays, by name, into a batch; None to leave them as
+            they are. TensorFlow keeps it for good: it must not hold what should be freed.
           placement: the replica's device, and how many threads.
+          num_rows_varies: whether batches differ in their first axis.
           each_row: turns the tensors of one row into other tensors, in parallel; None to leave
             batches as they begin. Kept for good as well.
           resident: what is on the replica's GPU already; `finish` is given it with each batch.
@@ -50,10 +52,10 @@ class HostStream:
           Whatever `begin` raises at its first batch.
         """
         self._device, self._resident, self._finish = placement.device, resident, None
-        finish = tf.function(finish, autograph=False)
+        finish = finish and tf.function(finish, autograph=False)
         like = begin(0)
         with tf.device(CPU):
-            dataset = _numbered(weakref.ref(begin), like)
+            dataset = _numbered(weakref.ref(begin), like, num_rows_varies)
             if each_row is not None:
                 rows = len(next(iter(like.values())))
                 each_row = tf.function(each_row, autograph=False)
@@ -61,7 +63,8 @@ class HostStream:
                 dataset = dataset.map(each_row, num_parallel_calls=placement.num_threads)
                 dataset = dataset.batch(rows, drop_remainder=True)
             if self._device.cuda_ordinal is None:
-                dataset = dataset.map(finish).prefetch(PREFETCH_BATCHES)
+                dataset = dataset.map(finish) if finish else dataset
+                dataset = dataset.prefetch(PREFETCH_BATCHES)
             dataset = untuned(dataset.with_options(_threads(placement.num_threads)))
         if self._device.cuda_ordinal is not None:
             # As bytes, a quarter of what float32 would be; the step's own kernels run meanwhile.
@@ -85,17 +88,22 @@ class HostStream:
             return self._finish({**batch, **self._resident})
 
 
-def _numbered(begin: weakref.ref, like: dict[str, np.ndarray]) -> tf.data.Dataset:
+def _numbered(
+    begin: weakref.ref, like: dict[str, np.ndarray], num_rows_varies: bool
+) -> tf.data.Dataset:
     """Returns the data set of begin(0), begin(1), ..., whose arrays are `like` the first ones."""
     dtypes = [tf.string if each.dtype == object else each.dtype for each in like.values()]
+    shapes = [each.shape for each in like.values()]
+    if num_rows_varies:
+        shapes = [(None, *each[1:]) for each in shapes]
 
     def arrays(number):
         return tuple(begin()(number).values())
 
     def one(number):
         batch = tf.numpy_function(arrays, [number], dtypes)
-        shaped = zip(batch, like.items(), strict=True)
-        return {name: tf.ensure_shape(each, array.shape) for each, (name, array) in shaped}
+        named = zip(like, batch, shapes, strict=True)
+        return {name: tf.ensure_shape(each, shape) for name, each, shape in named}
 
     # Not from_generator, which complains when Python ends before it.
     return tf.data.Dataset.counter().map(one, num_parallel_calls=2)

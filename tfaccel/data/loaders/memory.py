@@ -7,10 +7,11 @@ batch holds; gives tensors on the replica's device. Windows and augmentation are
     stream = MemoryStream(source, images, feed=feed, placement=placement, dtype="float16",
                           on_device=True)
     image, label = next(stream)
+
+A DeferredStream of the same leaves it to the step to make them.
 """
 
 import dataclasses
-import functools
 import logging
 import time
 
@@ -18,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.config import CROPS, AugmentConfig, ImageConfig
+from tfaccel.data.deferred import Deferred, span, stacked
 from tfaccel.data.feed import Feed
 from tfaccel.data.loaders import pixels
 from tfaccel.data.loaders.decode import decode_into, shapes
@@ -58,33 +60,12 @@ class MemoryStream:
           UserError: the images do not suit `images` or the augmentation.
         """
         _check(source, images, feed.augment)
-        second = source.labels if source.targets is None else source.targets
-        arrays = {"pixels": source.images, "second": second}
-        resident = {}
-        if on_device and placement.device.cuda_ordinal is not None:
-            resident = {
-                name: _copy(source, name, each, placement.device)
-                for name, each in arrays.items()
-                if each.ndim == 4  # not labels, which are small
-            }
-        gathered = {name: each for name, each in arrays.items() if name not in resident}
-        augment, cuts = feed.augment, feed.augment.window in CROPS and not resident
-        if cuts:  # here: then no more is read, or copied to the device, than what is used
-            augment = dataclasses.replace(augment, window="stretch")
-
-        def begin(number):
-            ids, draws = feed.rows(number).ids, feed.draws(number)
-            corners = None
-            if cuts:
-                corners = _corners(source.images, ids, images.image_size, draws.pop("window", None))
-            taken = {
-                name: _taken(each, ids, corners, images.image_size)
-                for name, each in gathered.items()
-            }
-            return taken | ({"ids": ids} if resident else {}) | draws
-
-        settings = {"images": images, "augment": augment, "dtype": dtype}
-        finish = functools.partial(_finish, **settings)
+        on_device &= placement.device.cuda_ordinal is not None
+        resident = _resident(source, placement.device) if on_device else {}
+        cuts = feed.augment.window in CROPS and not on_device
+        begin = _beginning(source, images, feed, on_device=on_device, cuts=cuts)
+        augment = dataclasses.replace(feed.augment, window="stretch") if cuts else feed.augment
+        finish = _Finish(images, augment, dtype)
         self._stream = HostStream(begin, finish, placement=placement, resident=resident)
 
     def __iter__(self):
@@ -94,6 +75,51 @@ class MemoryStream:
     def __next__(self):
         """Returns the next batch."""
         return next(self._stream)
+
+
+class DeferredStream:
+    """An endless iterator over `Deferred` batches of one replica, which has all images."""
+
+    def __init__(
+        self,
+        source: ArraySource,
+        images: ImageConfig,
+        *,
+        feed: Feed,
+        placement: Placement,
+        dtype: str,
+        most: int,
+    ):
+        """Copies the images to the device and starts the threads.
+
+        Args:
+          source: the decoded images.
+          images: size, channels and normalisation.
+          feed: which of them each batch holds, with which draws.
+          placement: the replica's device, and how many threads.
+          dtype: "float16" or "float32", of the images.
+          most: batches at a time; those of an epoch's end may be fewer.
+
+        Raises:
+          UserError: the images do not suit `images` or the augmentation.
+        """
+        _check(source, images, feed.augment)
+        self._resident = _resident(source, placement.device)
+        self._finish = _Finish(images, feed.augment, dtype)
+        begin_one = _beginning(source, images, feed, on_device=True, cuts=False)
+
+        def begin(number):
+            return stacked([begin_one(each) for each in span(feed, number, most=most)])
+
+        self._stream = HostStream(begin, None, placement=placement, num_rows_varies=True)
+
+    def __iter__(self):
+        """Returns itself."""
+        return self
+
+    def __next__(self):
+        """Returns the next ones."""
+        return Deferred(next(self._stream), self._resident, self._finish)
 
 
 def decode_all(
@@ -145,6 +171,48 @@ def _check(source: ArraySource, images: ImageConfig, augment: AugmentConfig) -> 
         )
 
 
+def _resident(source: ArraySource, device: Device) -> dict[str, tf.Tensor]:
+    """Returns what is kept on the device, by name: all but labels, which are small."""
+    return {
+        name: _copy(source, name, each, device)
+        for name, each in _arrays(source).items()
+        if each.ndim == 4
+    }
+
+
+def _arrays(source: ArraySource) -> dict[str, np.ndarray]:
+    second = source.labels if source.targets is None else source.targets
+    return {"pixels": source.images, "second": second}
+
+
+def _beginning(source: ArraySource, images: ImageConfig, feed: Feed, *, on_device, cuts):
+    """Returns what the host gives of batch number 0, 1, 2, ...: ids and draws, or pixels.
+
+    Args:
+      source: the decoded images.
+      images: whose image_size a window has.
+      feed: which of them each batch holds, with which draws.
+      on_device: whether the images are on the device, which gathers them by their ids.
+      cuts: whether windows are cut out here: no more is then read, or copied to the device, than
+        what is used.
+    """
+    gathered = {
+        name: each for name, each in _arrays(source).items() if not (on_device and each.ndim == 4)
+    }
+
+    def begin(number):
+        ids, draws = feed.rows(number).ids, feed.draws(number)
+        corners = None
+        if cuts:
+            corners = _corners(source.images, ids, images.image_size, draws.pop("window", None))
+        taken = {
+            name: _taken(each, ids, corners, images.image_size) for name, each in gathered.items()
+        }
+        return taken | ({"ids": ids} if on_device else {}) | draws
+
+    return begin
+
+
 def _corners(pixels, ids, size, draws) -> np.ndarray:
     """Returns the (top, left) of each row's window: [rows, 2]; `draws` are None in the centre."""
     free = np.array(pixels.shape[1:3]) - size
@@ -165,14 +233,21 @@ def _taken(array: np.ndarray, ids, corners, size) -> np.ndarray:
     return np.stack(list(windows))
 
 
-def _finish(batch: dict, *, images: ImageConfig, augment: AugmentConfig, dtype: str):
-    """Returns a batch, from what `begin` gives and, by "ids", from what is on the device."""
-    draws = dict(batch)
-    taken, second, ids = draws.pop("pixels"), draws.pop("second"), draws.pop("ids", None)
-    if ids is not None:
-        taken = _gathered(taken, ids)
-        second = second if second.shape.rank == 1 else _gathered(second, ids)
-    return pixels.examples(taken, second, draws, images=images, augment=augment, dtype=dtype)
+@dataclasses.dataclass(frozen=True)
+class _Finish:
+    """Makes a batch, from what `begin` gives and, by "ids", from what is on the device."""
+
+    images: ImageConfig
+    augment: AugmentConfig
+    dtype: str
+
+    def __call__(self, batch: dict[str, tf.Tensor]) -> tuple:
+        draws = dict(batch)
+        taken, second, ids = draws.pop("pixels"), draws.pop("second"), draws.pop("ids", None)
+        if ids is not None:
+            taken = _gathered(taken, ids)
+            second = second if second.shape.rank == 1 else _gathered(second, ids)
+        return pixels.examples(taken, second, draws, **vars(self))
 
 
 # XLA's counts to more than 2**31 pixels.

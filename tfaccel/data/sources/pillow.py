@@ -99,6 +99,16 @@ def check_mask(blobs: Blobs, index: int) -> None:
         )
 
 
+def largest_value(blobs: Blobs, index: int) -> int:
+    """Returns the largest grey level of a mask.
+
+    Raises:
+      OSError, SyntaxError, PIL.Image.DecompressionBombError: it cannot be read or decoded.
+    """
+    with _open(blobs, index) as image:
+        return image.convert("L").getextrema()[1]
+
+
 def cause(error: Exception) -> str:
     """Returns what is wrong, without the path or the object that the name stands for."""
     if isinstance(error, PIL.UnidentifiedImageError):

@@ -46,7 +46,10 @@ def tfrecord(
 
     Args:
       pattern: the shards: a path, a pattern with * ? or [], or a sequence of those. Each holds
-        records of `tf.train.Example`, not compressed. Their checksums are not verified.
+        records of `tf.train.Example`, not compressed. The lengths' checksums are verified where
+        an index is made; the data's are not: all would be read, of which only the headers are now
+        (of 110 KB, 70 us a record instead of 4 us, in memory; CPU, 2026-11-22). `tfaccel audit`
+        decodes each image.
       image_key: a feature of one value, an encoded image.
       label_key: a feature of one value, a whole number or a name. Not read for pairs.
       first_label: the number of the first class: 1 for the ImageNet shards of the TensorFlow

@@ -1,0 +1,95 @@
+"""A checkpoint that cannot be written, in the background: said once, and in time."""
+
+import errno
+import threading
+
+import keras
+import numpy as np
+import pytest
+
+from tfaccel.checkpoint import folder as folder_lib
+from tfaccel.checkpoint.store import CheckpointError
+from tfaccel.config import CheckpointConfig
+
+STEPS = 10  # of an epoch
+FIRST_THAT_FAILS = 4
+
+
+class Settled(keras.callbacks.Callback):
+    """Lets each step end once all that was begun before is written, or has failed."""
+
+    def __init__(self, loader, *, fails_at=None):
+        super().__init__()
+        self.loader, self.fails_at, self.seen = loader, fails_at, []
+
+    def on_train_batch_end(self, batch, logs=None):
+        for each in threading.enumerate():
+            if each.name == "tfaccel checkpoint":
+                each.join()
+        self.seen.append(self.loader.position)
+        if self.loader.position == self.fails_at:
+            raise ZeroDivisionError("of the user's own")
+
+
+@pytest.fixture
+def train(setup, tmp_path, monkeypatch):
+    """Trains while the disk takes no more; returns what there is of the run when it ends."""
+    fill = folder_lib.fill
+
+    def full(unfinished, write):
+        if int(unfinished.name[5:13]) >= FIRST_THAT_FAILS:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fill(unfinished, write)
+
+    monkeypatch.setattr(folder_lib, "fill", full)
+
+    def train(*, fails_at=None, epochs=1, **config):
+        run = setup(xla=False)
+        rows = [(np.ones(3, np.float32), np.ones(1, np.float32))] * STEPS
+        loader = run.examples(rows, global_batch_size=1)
+        with run.scope():
+            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        run.compile(model, "sgd", "mse")
+        settled = Settled(loader, fails_at=fails_at)
+        checkpoints = run.checkpoints(tmp_path, CheckpointConfig(**config), monitor="loss")
+        error = None
+        try:
+            model.fit(loader, epochs=epochs, callbacks=[settled, checkpoints], verbose=0)
+        except Exception as raised:
+            error = raised
+        return error, settled.seen
+
+    return train
+
+
+def said(caplog):
+    return [each for each in caplog.messages if "No space left" in each]
+
+
+def test_p3_a_failed_write_ends_training_at_the_next_step_and_is_said_once(train, caplog):
+    error, seen = train(every_steps=2)
+    assert isinstance(error, CheckpointError)
+    assert "step-00000004 cannot be written (No space left on device)" in str(error)
+    assert seen == list(range(1, FIRST_THAT_FAILS + 2))
+    assert said(caplog) == []  # the error says it
+
+
+def test_p3_the_last_of_all_that_fails_is_an_error_too(train, caplog):
+    error, seen = train(every_steps=100)
+    assert isinstance(error, CheckpointError)
+    assert seen == list(range(1, STEPS + 1))
+    assert said(caplog) == []
+
+
+def test_p3_where_training_goes_on_each_is_said_once_and_at_once(train, caplog):
+    error, seen = train(every_steps=3, on_error="continue")
+    assert error is None
+    assert seen == list(range(1, STEPS + 1))
+    assert [int(each.partition("step-")[2][:8]) for each in said(caplog)] == [6, 9, 10]
+    assert all(each.endswith("; training goes on") for each in said(caplog))
+
+
+def test_p3_beside_another_error_it_is_a_warning(train, caplog):
+    error, _ = train(every_steps=2, fails_at=FIRST_THAT_FAILS + 1)
+    assert isinstance(error, ZeroDivisionError)
+    assert len(said(caplog)) == 1

@@ -1,0 +1,196 @@
+"""Steps that make their own batches, several in one function, against the same ones one by one."""
+
+import keras
+import numpy as np
+import pytest
+from conftest import compiled, strategy_of
+from keras import layers
+
+from tfaccel.callbacks.finite import NonFiniteError
+from tfaccel.config import DaliConfig, ImageConfig, StepConfig
+from tfaccel.data.deferred import span
+from tfaccel.data.distribute import Loader
+from tfaccel.data.feed import Feed
+from tfaccel.data.images import ImageData
+from tfaccel.data.shards import Plan
+from tfaccel.data.source import ArraySource
+from tfaccel.presets import preset
+from tfaccel.runtime import Device
+
+LIKE_A_GPU = Device("/cpu:0", 0)  # a CPU device stands for it
+AUGMENT = preset("cifar", shift_pixels=2)
+RNG = np.random.default_rng(0)
+PIXELS = RNG.integers(0, 256, (37, 8, 8, 3), dtype=np.uint8)
+LABELS = (np.arange(37) % 3).astype(np.int32)
+NUM_STEPS = 4  # of 12 rows; the last has one row and padding
+
+
+def make_loader(*, last_batch="pad", shuffle=True, augment=AUGMENT, pixels=PIXELS):
+    source = ArraySource(pixels, LABELS, class_names=("a", "b", "c"))
+    plan = Plan(37, 12, 1, seed=4, shuffle=shuffle, last_batch=last_batch)
+    images = ImageConfig(image_size=(8, 8), mean=0.5, std=0.25)
+    data = ImageData(source, images, augment, plan, "memory", "float32", DaliConfig(), source)
+    settings = {"seed": 4, "num_threads": 1, "first_replica": 0, "strategy": strategy_of(1)}
+    return Loader(data, devices=[LIKE_A_GPU], **settings)
+
+
+def build():
+    keras.utils.set_random_seed(0)
+    return keras.Sequential(
+        [
+            keras.Input((8, 8, 3)),
+            layers.Conv2D(4, 3, use_bias=False),
+            layers.BatchNormalization(),
+            layers.ReLU(),
+            layers.Flatten(),
+            layers.Dropout(0.2),
+            layers.Dense(3, dtype="float32"),
+        ]
+    )
+
+
+def model_of(steps_per_execution, *, xla=True, config=None):
+    return compiled(
+        build,
+        1,
+        optimizer=lambda: keras.optimizers.SGD(0.05, momentum=0.9),
+        xla=xla,
+        config=config,
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+        steps_per_execution=steps_per_execution,
+    )
+
+
+def trained(steps_per_execution, *, start=0, last_batch="pad", tested=False, **settings):
+    """A trained model, its history and its loader."""
+    fit = {"class_weight": settings.pop("class_weight", None)}
+    fit["validation_data"] = make_loader(shuffle=False) if tested else None
+    model, loader = model_of(steps_per_execution, **settings), make_loader(last_batch=last_batch)
+    loader.start_at(epoch=0, step=start)
+    history = model.fit(loader, epochs=2, verbose=0, **fit).history
+    return model, history, loader
+
+
+def assert_alike(ours, one_by_one):
+    # Inside a loop XLA may fuse otherwise, and so round otherwise.
+    (model, history, loader), (reference, expected, read) = ours, one_by_one
+    assert history.keys() == expected.keys()
+    for name, values in history.items():
+        np.testing.assert_allclose(values, expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
+    for weight, wanted in zip(model.get_weights(), reference.get_weights(), strict=True):
+        np.testing.assert_allclose(weight, wanted, rtol=1e-4, atol=1e-6)
+    assert loader.position == read.position
+
+
+@pytest.fixture
+def policy(request):
+    keras.config.set_dtype_policy(request.param)
+    yield
+    keras.config.set_dtype_policy("float32")
+
+
+@pytest.mark.parametrize(("first", "most"), [(0, 4), (0, 3), (2, 3), (7, 1), (5, 9), (8, 2)])
+def test_spans_cover_every_epoch_in_order(first, most):
+    feed = Feed(Plan(37, 12, 1), AUGMENT, (8, 8), 0, first=first)
+    spans = [span(feed, number, most=most) for number in range(12)]
+    assert [each for found in spans for each in found] == list(range(spans[-1].stop))
+    for each in spans:
+        assert 1 <= len(each) <= most
+        epochs = {(first + number) // NUM_STEPS for number in each}
+        assert len(epochs) == 1
+        ends_epoch = (first + each.stop) % NUM_STEPS == 0
+        assert len(each) == most or ends_epoch
+
+
+@pytest.mark.parametrize("last_batch", ["pad", "drop"])
+def test_what_is_taken_are_the_batches_that_come_one_by_one(last_batch):
+    loader, one_by_one = make_loader(last_batch=last_batch), make_loader(last_batch=last_batch)
+    for _ in range(2):
+        batches, iterator = [], iter(loader)
+        while (deferred := iterator.take(3)) is not None:
+            for index in range(len(deferred)):
+                own = {name: each[index] for name, each in deferred.inputs.items()}
+                batches.append(deferred.make({**own, **deferred.shared}))
+        for ours, wanted in zip(batches, one_by_one, strict=True):
+            for part, expected in zip(ours, wanted, strict=True):
+                np.testing.assert_array_equal(part, expected)
+        assert next(iterator, None) is None
+    assert loader.position == one_by_one.position
+    assert loader.waited_s > 0
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16"], indirect=True)
+def test_an_execution_trains_and_tests_as_its_steps_do(policy):
+    assert_alike(trained(3, tested=True), trained(1, tested=True))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"class_weight": {0: 3.0, 1: 0.5}},
+        {"class_weight": {0: 3.0}, "last_batch": "drop", "xla": False},
+        {"start": 2, "xla": False},
+        pytest.param({"config": StepConfig(accumulation_steps=3)}, marks=pytest.mark.slow),
+    ],
+)
+def test_whatever_else_is_asked_for(settings):
+    assert_alike(trained(9, **settings), trained(1, **settings))
+
+
+def test_it_is_compiled_once_for_each_number_of_steps():
+    model, loader = model_of(3), make_loader()
+    model.fit(loader, epochs=3, verbose=0)
+    loader.start_at(epoch=1)  # a new stream, which does the same
+    model.fit(loader, epochs=2, verbose=0)
+    (function,) = model.train_function._step._made.values()
+    assert function.experimental_get_tracing_count() == 2  # of 3 steps, and of the epoch's last
+
+
+def test_a_batch_between_two_executions_is_the_next_one():
+    loader, one_by_one = make_loader(), list(make_loader())
+    iterator = iter(loader)
+    iterator.take(2)
+    np.testing.assert_array_equal(next(iterator)[0], one_by_one[2][0])
+    left = iterator.take(2)
+    assert len(left) == 1
+    np.testing.assert_array_equal(left.first()[0], one_by_one[3][0])
+
+
+def test_the_first_batch_is_kept_where_it_is_asked_for():
+    loader = make_loader()
+    loader.keep_next(5)
+    iter(loader).take(3)
+    image, label, weight = loader.kept
+    wanted = next(iter(make_loader()))
+    for part, expected in zip((image, label, weight), wanted, strict=True):
+        np.testing.assert_array_equal(part, expected[:5])
+
+
+def test_a_fault_is_named_by_its_step():
+    model, loader = model_of(4), make_loader()
+    model.fit(loader, epochs=1, verbose=0)
+    loader.data.source.labels[:] = 7  # no class: the loss is NaN
+    loader.start_at(epoch=1)
+    with pytest.raises(NonFiniteError, match="at step 5,"):
+        model.fit(loader, initial_epoch=1, epochs=2, verbose=0)
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16"], indirect=True)
+def test_skipped_steps_of_an_execution_are_counted(policy):
+    seen = []
+
+    class See(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append((int(logs["skipped_steps"]), float(logs["loss_scale"])))
+
+    config = StepConfig(loss_scale_initial=2.0**40)  # so large that gradients overflow
+    model_of(4, config=config).fit(make_loader(), epochs=1, verbose=0, callbacks=[See()])
+    assert seen == [(4, 2.0**36)]
+
+
+def test_predictions_and_tests_count_every_image_once():
+    model, test = model_of(3), make_loader(shuffle=False)
+    wanted = model_of(1).evaluate(make_loader(shuffle=False), verbose=0)
+    np.testing.assert_allclose(model.evaluate(test, verbose=0), wanted, rtol=1e-6)
+    assert model.predict(test, verbose=0).shape == (37, 3)
