@@ -55,6 +55,7 @@ def root(folder, tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_workers_whose_data_differ_say_in_what(root):
     outcomes = [json.loads(each) for each in in_workers(PROGRAM.format(root=str(root)), 2)]
     for number, (same, *wrong, again) in zip((37, 36), outcomes, strict=True):

@@ -40,7 +40,8 @@ def test_replicas_of_one_process(num_replicas):
     run_together(f"check_replicas({num_replicas})")
 
 
-@pytest.mark.parametrize("num_workers", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow  # half a minute; that workers sum and gather, tests/test_workers.py sees too
+@pytest.mark.parametrize("num_workers", [2, 3])
 def test_workers(num_workers):
     workers = [f"localhost:{port}" for port in free_ports(num_workers)]
     run_together(*(f"check_worker({workers}, {index})" for index in range(num_workers)))

@@ -67,19 +67,23 @@ EXPERIMENTS = {
     "imagenet_resnet50": (imagenet, 3, "accuracy"),
     "restoration": (None, 51, "psnr"),
 }
+SLOW = {"imagenet_resnet50": pytest.mark.slow}  # half a minute, most of it for tracing
 
 
 def test_every_config_is_tried_here():
     assert {each.stem for each in CONFIGS.glob("*.py")} == {"digits", *EXPERIMENTS}
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(each, marks=SLOW.get(each, ())) for each in EXPERIMENTS],
+)
 def test_trains_measures_and_exports_at_its_smoke_size(name, tmp_path):
     make_data, steps, metric = EXPERIMENTS[name]
     config = get_config(name, "smoke")
     if make_data:
         config.data.root = str(make_data(tmp_path / "data"))
-    config.runtime.xla = name != "imagenet_resnet50"  # of so large a network it takes a minute
+    config.runtime.xla = name not in SLOW
     result = train.run(parse(config), workdir=tmp_path / "run")
     assert result["steps"] == steps
     assert set(result["metrics"]) >= {"loss", metric, "val_loss", f"val_{metric}"}

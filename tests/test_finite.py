@@ -404,6 +404,7 @@ except RuntimeError as error:
 """
 
 
+@pytest.mark.slow
 def test_p8_workers_stop_alike_where_the_rows_of_one_are_not_finite():
     first, second = in_workers(WORKER, 2)
     assert first == second

@@ -10,6 +10,7 @@ import sys
 import time
 
 import numpy as np
+import PIL.Image
 import pytest
 
 from tfaccel.checkpoint.folder import parse
@@ -30,15 +31,15 @@ EVERY = [
 LAST = 3 * 23  # 1,437 images in batches of 64
 
 
-def start(workdir, *more):
-    command = [sys.executable, "-m", "tfaccel", "train", *EVERY, f"--workdir={workdir}", *more]
+def start(workdir, *more, every=EVERY):
+    command = [sys.executable, "-m", "tfaccel", "train", *every, f"--workdir={workdir}", *more]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
 
 
-def finish(workdir, *more):
-    run = start(workdir, *more)
+def finish(workdir, *more, every=EVERY):
+    run = start(workdir, *more, every=every)
     out, err = run.communicate(timeout=200)
     assert run.returncode == 0, err
     return json.loads(out.splitlines()[-1]), err
@@ -123,3 +124,46 @@ def test_a_live_run_holds_its_workdir_and_a_signal_stops_it(tmp_path):
     assert run.returncode == 143
     stopped = int(re.search(r"stopped by SIGTERM after step (\d+), which is saved", err)[1])
     assert last_step(tmp_path) == stopped
+
+
+ON_THE_GPU = [
+    "--config=configs/cifar10.py",
+    "--config.data.loader=dali_gpu",
+    "--config.data.global_batch_size=32",
+    "--config.train.steps_per_execution=1",
+    "--config.train.learning_rate=0.02",
+    "--config.train.epochs=4",
+    "--config.checkpoint.every_epochs=1",
+    "--config.checkpoint.every_steps=3",
+]
+
+
+def losses(workdir):
+    """Of training and of test, a row for each epoch."""
+    header, *rows = [line.split(",") for line in (workdir / "metrics.csv").read_text().splitlines()]
+    return [[float(row[header.index(name)]) for name in ("loss", "val_loss")] for row in rows]
+
+
+@pytest.mark.gpu
+def test_p2_a_float16_run_with_dali_on_the_gpu_goes_on_as_if_it_had_not_been_killed(tmp_path):
+    # No bits are promised on a GPU: XLA times its kernels in each process, and may choose others.
+    random = np.random.default_rng(0)
+    for index in range(400):
+        path = tmp_path / "data" / ("test" if index < 80 else "train") / "abcd"[index % 4]
+        path.mkdir(parents=True, exist_ok=True)
+        pixels = random.integers(0, 128, (32, 32, 3)) + 32 * np.eye(3)[index % 3] * (index % 4)
+        PIL.Image.fromarray(pixels.astype(np.uint8)).save(path / f"{index}.jpg")
+    every = [*ON_THE_GPU, f"--config.data.root={tmp_path / 'data'}"]
+    result, err = finish(tmp_path / "whole", every=every)
+    assert "loader: dali_gpu" in err
+    assert "loss scale: dynamic" in err
+    run = start(tmp_path / "killed", every=every)
+    wait_until(lambda: last_step(tmp_path / "killed") >= 13, run)  # of 10 in each epoch
+    os.killpg(run.pid, signal.SIGKILL)
+    run.communicate()
+    resumed, err = finish(tmp_path / "killed", every=every)
+    assert "resumed from step" in err
+    assert resumed["steps"] == result["steps"] == 40
+    np.testing.assert_allclose(
+        losses(tmp_path / "killed"), losses(tmp_path / "whole"), rtol=0.02, err_msg=err
+    )

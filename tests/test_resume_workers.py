@@ -95,6 +95,7 @@ def test_p10_a_worker_with_another_checkpoint_is_refused_by_all(train, tmp_path)
         assert seen == []
 
 
+@pytest.mark.slow
 def test_p3_both_end_at_one_step_when_the_chief_cannot_write(train, tmp_path):
     (chief, seen, _), (other, others, _) = train(epochs=2000, full_at=9)
     assert "step-00000011 cannot be written (No space left on device)" in chief

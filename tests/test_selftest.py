@@ -51,7 +51,7 @@ def only_the_first(monkeypatch):
     return leave
 
 
-@pytest.mark.parametrize("num_checks", [6, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_checks", [3, pytest.param(100, marks=pytest.mark.slow)])
 def test_replicas_that_train_as_one_device_pass(command, only_the_first, tmp_path, num_checks):
     only_the_first(num_checks)
     code, out = command(*NARROW, "--output=figures.json")

@@ -191,9 +191,8 @@ def test_each_shape_is_traced_once(setup):
 @pytest.mark.parametrize(
     ("steps_per_execution", "xla"),
     [
-        (2, True),
         (7, False),
-        *(pytest.param(each, True, marks=pytest.mark.slow) for each in (5, 100)),
+        *(pytest.param(each, True, marks=pytest.mark.slow) for each in (2, 5, 100)),
     ],
 )
 def test_any_steps_per_execution_trains_alike(setup, steps_per_execution, xla):

@@ -128,7 +128,7 @@ def test_an_execution_trains_and_tests_as_its_steps_do(policy):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"class_weight": {0: 3.0, 1: 0.5}},
+        pytest.param({"class_weight": {0: 3.0, 1: 0.5}}, marks=pytest.mark.slow),
         {"class_weight": {0: 3.0}, "last_batch": "drop", "xla": False},
         {"start": 2, "xla": False},
         pytest.param({"config": StepConfig(accumulation_steps=3)}, marks=pytest.mark.slow),

@@ -72,7 +72,10 @@ def test_a_model_is_read_again_from_its_file(name, shape, tmp_path):
     np.testing.assert_array_equal(read(images), model(images))
 
 
-@pytest.mark.parametrize(("name", "shape"), OWN_CLASSIFIERS)
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [OWN_CLASSIFIERS[0], pytest.param(*OWN_CLASSIFIERS[1], marks=pytest.mark.slow)],
+)
 def test_two_deterministic_runs_under_xla_give_the_same_bits(name, shape, setup):
     def trained():
         run = setup(deterministic=True)

@@ -26,6 +26,7 @@ def small(bench_loaders, tmp_path):
     return jpegs, bench_loaders.make_images(tmp_path / "pngs", "png", 20, (28, 28))
 
 
+@pytest.mark.slow
 def test_every_arm_is_measured(bench_loaders, small, capsys):
     flags = ["--seconds=0.01", "--runs=1", "--threads=1", "--batch-size=4"]
     assert bench_loaders.main([f"--jpegs={small[0]}", f"--pngs={small[1]}", *flags]) == 0
