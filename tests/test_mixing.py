@@ -176,7 +176,7 @@ def test_cutmix_boxes_are_those_of_yun_et_al():
 def test_cutout_squares_are_those_of_devries_and_taylor(side):
     drawn = np.random.default_rng(0).random((200, 2)).astype(np.float32)
     drawn[0], drawn[1] = 0, 1 - 2**-24  # a corner; the one across
-    hole = cutout._hole(tf.constant(drawn), side, tf.constant(SIZE))
+    hole = cutout._hole(tf.constant(drawn), side, tf.constant(SIZE, tf.float32))
     for row, (y, x) in enumerate(drawn):
         expected = np.zeros(SIZE, bool)
         top, left = int(y * SIZE[0]) - side // 2, int(x * SIZE[1]) - side // 2

@@ -309,6 +309,16 @@ def test_p3_a_full_disk_leaves_the_older_ones(train, tmp_path, monkeypatch, capl
     assert_alike(train("cut", every_steps=2), whole(train))
 
 
+def test_p5_what_cannot_be_saved_is_not_said_to_be(train, monkeypatch, caplog):
+    def full(unfinished, write):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(folder_lib, "fill", full)
+    with pytest.raises(CheckpointError, match="No space left"):
+        train("cut", step=STEPS + 2, signals=[signal.SIGTERM], config={"on_error": "continue"})
+    assert "is saved" not in caplog.text
+
+
 def test_p4_a_damaged_newest_checkpoint_is_passed_over(train, tmp_path, caplog):
     with pytest.raises(CutError):
         train("cut", every_steps=2, step=STEPS + 4)

@@ -74,7 +74,8 @@ def test_beside_the_main_thread_nothing_is_installed(caplog):
 
 
 INTERACTIVE = """
-import os, signal, sys
+import os, signal, sys, threading, time
+import numpy as np
 from tfaccel.signals import StopSignals
 sys.ps1 = ">>> "   # as Python's prompt, IPython and a notebook's kernel set it
 for _ in range(2):
@@ -85,6 +86,8 @@ for _ in range(2):
         try:
             for _ in range({more}):
                 os.kill(os.getpid(), signal.SIGINT)
+            for _ in range(30):
+                time.sleep(0.01)
             print("not interrupted")
         except KeyboardInterrupt:
             print("interrupted")
@@ -105,6 +108,25 @@ def test_in_a_notebook_a_second_ctrl_c_interrupts_and_the_kernel_lives(first, mo
     assert child.returncode == 0, child.stderr
     assert child.stdout.split("\n") == [first, said, first, said, ""]
     assert "a second signal ends it at once" in child.stderr
+
+
+def test_in_a_notebook_two_while_the_main_thread_is_in_c_are_two():
+    head, _, _ = INTERACTIVE.partition("for _ in range(2)")
+    program = f"""{head}
+def press():
+    for _ in range(2):
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+with StopSignals() as stop:
+    threading.Thread(target=press).start()
+    try:
+        np.sort(np.random.default_rng(0).random(2 * 10**7))
+        time.sleep(1)
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+    child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert child.stdout == "interrupted\n", child.stderr
 
 
 def test_in_a_notebook_sigterm_ends_the_kernel_as_ever():

@@ -358,7 +358,10 @@ class TrainConfig:
         losses should fall, all others rise.
       steps_per_execution: steps between two looks at what they came to: callbacks, logs, signals,
         checkpoints come once for so many, and the GPU does not wait for them in between. On one GPU
-        whose memory has the images (loader="memory") they are one launch, which makes its batches.
+        whose memory has the images (loader="memory"), which are not resized, they are one launch,
+        which makes its batches: let it divide the steps of an epoch, or the step is compiled once
+        more for what is left over. The first execution, which compiles, counts in no
+        images_per_second.
       early_stopping_epochs: training ends after so many epochs without a better monitor, and the
         best epoch's weights are exported (with ema_momentum, the last average); None to train all
         epochs.

@@ -11,6 +11,7 @@ Python runs its handlers between two lines of the main thread, of which there is
 compiles or a collective waits; a thread reads the signals as the system delivers them instead.
 """
 
+import _thread
 import logging
 import os
 import signal
@@ -33,14 +34,14 @@ class StopSignals:
     def __init__(self):
         """Hears nothing yet."""
         self.requested = None
-        self._before, self._num_called = {}, 0
+        self._before, self._interrupts, self._is_echo = {}, False, False
 
     def __enter__(self) -> "StopSignals":
         """Installs the handlers."""
         if threading.current_thread() is not threading.main_thread():
             log.info("signals: not heard, because training runs beside the main thread")
             return self
-        self.requested, self._num_called = None, 0
+        self.requested, self._interrupts, self._is_echo = None, False, False
         self._ours, self._delivered = socket.socketpair()
         self._delivered.setblocking(False)
         self._wakeup_before = signal.set_wakeup_fd(
@@ -55,14 +56,16 @@ class StopSignals:
         """Puts back what was there."""
         if not self._before:
             return
-        for number, handler in self._before.items():
-            # None stands for one that was not installed from Python.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        self._before = {}
-        signal.set_wakeup_fd(self._wakeup_before)
-        self._delivered.close()  # the thread's end
-        self._thread.join()
-        self._ours.close()
+        try:
+            signal.set_wakeup_fd(self._wakeup_before)
+            self._delivered.close()  # the thread's end, which may have sent a signal once more
+            self._thread.join()
+        finally:
+            for number, handler in self._before.items():
+                # None stands for one that was not installed from Python.
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            self._before = {}
+            self._ours.close()
 
     def _listen(self) -> None:
         while numbers := self._ours.recv(16):
@@ -71,7 +74,13 @@ class StopSignals:
                     self._heard(signal.Signals(number))
 
     def _heard(self, received: signal.Signals) -> None:
-        if self.requested and _interrupts(received):
+        if self.requested and received == signal.SIGINT and hasattr(sys, "ps1"):
+            # A person at a prompt, as IPython's and Jupyter's too. Python makes one of two signals
+            # that come while the main thread is in C: so it is sent once more, and heard here too.
+            self._is_echo = not self._is_echo
+            if self._is_echo:
+                self._interrupts = True
+                _thread.interrupt_main()
             return
         if self.requested:
             log.warning("signals: %s, the second one: this process ends now", received.name)
@@ -87,16 +96,11 @@ class StopSignals:
         """Calls the handler that a program had of its own, in the main thread as it expects.
 
         Raises:
-          KeyboardInterrupt: this is the second signal, and one of a person at a prompt.
+          KeyboardInterrupt: a person at a prompt has asked twice.
         """
-        self._num_called += 1
-        if self._num_called > 1 and _interrupts(number):
+        if self._interrupts:
+            self._interrupts = False
             raise KeyboardInterrupt
         handler = self._before.get(number)
         if callable(handler) and handler is not signal.default_int_handler:
             handler(number, frame)
-
-
-def _interrupts(number: int) -> bool:
-    """Returns whether a second signal leaves the process alive, as a notebook's kernel."""
-    return number == signal.SIGINT and hasattr(sys, "ps1")  # IPython and Jupyter set it too

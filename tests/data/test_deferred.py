@@ -3,9 +3,11 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from conftest import compiled, strategy_of
 from keras import layers
 
+from tfaccel import sources
 from tfaccel.callbacks.finite import NonFiniteError
 from tfaccel.config import DaliConfig, ImageConfig, StepConfig
 from tfaccel.data.deferred import span
@@ -26,7 +28,7 @@ NUM_STEPS = 4  # of 12 rows; the last has one row and padding
 
 
 def make_loader(*, last_batch="pad", shuffle=True, augment=AUGMENT, pixels=PIXELS):
-    source = ArraySource(pixels, LABELS, class_names=("a", "b", "c"))
+    source = ArraySource(pixels, LABELS.copy(), class_names=("a", "b", "c"))
     plan = Plan(37, 12, 1, seed=4, shuffle=shuffle, last_batch=last_batch)
     images = ImageConfig(image_size=(8, 8), mean=0.5, std=0.25)
     data = ImageData(source, images, augment, plan, "memory", "float32", DaliConfig(), source)
@@ -194,3 +196,59 @@ def test_predictions_and_tests_count_every_image_once():
     wanted = model_of(1).evaluate(make_loader(shuffle=False), verbose=0)
     np.testing.assert_allclose(model.evaluate(test, verbose=0), wanted, rtol=1e-6)
     assert model.predict(test, verbose=0).shape == (37, 3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("precision", "rtol"), [("float32", 1e-3), ("mixed_float16", 3e-2)])
+def test_on_a_gpu_an_execution_trains_as_its_steps_do(setup, precision, rtol):
+    def history_of(steps_per_execution):
+        run = setup(gpu_ids=[0], precision=precision, tf32=False)
+        images = {"image_size": (8, 8), "mean": 0.5, "std": 0.25, "loader": "memory"}
+        source = sources.arrays(PIXELS, LABELS)
+        loader = run.loader(source, augment=AUGMENT, shuffle=True, global_batch_size=12, **images)
+        with run.scope():
+            model = build()
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        args = {"metrics": ["accuracy"], "steps_per_execution": steps_per_execution}
+        run.compile(model, keras.optimizers.SGD(0.05, momentum=0.9), loss, **args)
+        history = model.fit(loader, validation_data=loader, epochs=3, verbose=0).history
+        took = {bool(make) for _, make in model.train_function._step._made}
+        assert took == {steps_per_execution > 1}
+        return history
+
+    together, one_by_one = history_of(NUM_STEPS), history_of(1)
+    for name in ("loss", "val_loss"):
+        np.testing.assert_allclose(together[name], one_by_one[name], rtol=rtol, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("window", "comes"),
+    [
+        ("random_crop", True),
+        ("center_crop", True),
+        ("random_resized_crop", False),
+        ("stretch", False),
+    ],
+)
+def test_images_that_are_resized_come_one_by_one(window, comes, caplog):
+    augment = preset("none", window=window)
+    pixels = np.repeat(np.repeat(PIXELS, 2, axis=1), 2, axis=2)
+    iterator = iter(make_loader(augment=augment, pixels=pixels))
+    with caplog.at_level("INFO", logger="tfaccel"):
+        assert (iterator.take(2) is not None) == comes
+        next(iterator)
+        assert (iterator.take(2) is not None) == comes
+    assert caplog.text.count("batches come one by one") == (not comes)
+
+
+class Nested(keras.Sequential):
+    def train_step(self, data):
+        return super().train_step(data) | {"own": {"a": tf.constant(1.5)}}
+
+
+def test_logs_may_nest(monkeypatch):
+    seen = []
+    monkeypatch.setattr(keras, "Sequential", Nested)
+    read = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(logs))
+    model_of(4, xla=False).fit(make_loader(), epochs=1, verbose=0, callbacks=[read])
+    assert any(float(value) == 1.5 for value in tf.nest.flatten(seen[0]))

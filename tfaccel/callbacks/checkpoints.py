@@ -37,8 +37,9 @@ class Stopped(SystemExit):
 class Checkpoints(keras.callbacks.Callback):
     """Saves the state of training. It comes after all callbacks whose state it saves too.
 
-    In `fit` it raises Stopped, once saved, where a signal asked to stop, and CheckpointError where
-    the chief could not write and `on_error` is "stop": in all workers at the same step.
+    In `fit` it raises Stopped, once saved, where a signal asked to stop. Where the chief could not
+    write, and `on_error` is "stop" or a signal asked to stop, it raises CheckpointError, and the
+    other workers RunError at the same step.
 
     Attributes:
       store: the checkpoints.
@@ -159,7 +160,7 @@ class Checkpoints(keras.callbacks.Callback):
         return every is not None and self._loader.position - self._last_saved >= every
 
     def _is_asked(self) -> bool:
-        """Returns whether a signal asked a worker to stop: no later than the epoch's end."""
+        """Returns whether a signal asked a worker to stop; of several, about a second ago."""
         asked, failed = self._any_worker.says(bool(self._stop.requested), self._writer.has_failed)
         if failed:
             self._wait_together()
@@ -173,6 +174,8 @@ class Checkpoints(keras.callbacks.Callback):
 
     def _stop_now(self) -> None:
         self._wait_together()
+        with together(self._strategy, "could not save before it stopped"):
+            self._writer.check_last()
         log.warning(
             "checkpoint: stopped by %s after step %d, which is saved; the same command goes on",
             self._stop.requested or "another worker's signal",

@@ -15,7 +15,7 @@ import logging
 
 import keras
 
-from tfaccel.agreement import check_same
+from tfaccel.agreement import check_same, together
 from tfaccel.callbacks.finite import NonFiniteError, RollBackError
 from tfaccel.checkpoint import state as state_lib
 from tfaccel.checkpoint.store import Snapshot, Store
@@ -133,7 +133,9 @@ class Origin:
         return beginning
 
     def _read(self) -> Snapshot | None:
-        snapshot = self._store.newest()
+        strategy = self._model.distribute_strategy
+        with together(strategy, "could not read the checkpoints"):
+            snapshot = self._store.newest()
         check_same(
             {
                 "step of checkpoint": snapshot and snapshot.step,
@@ -141,7 +143,7 @@ class Origin:
                 "config": json.dumps(self.run["facts"], sort_keys=True),
                 "checkpoint settings": json.dumps(self._settings, sort_keys=True),
             },
-            self._model.distribute_strategy,
+            strategy,
             of=f"their run, in {self._store.folder}",
         )
         return snapshot

@@ -56,7 +56,7 @@ class Throughput(keras.callbacks.Callback):
 
     Attributes:
       epoch: what was timed of the present epoch so far.
-      first_execution_s: seconds of the first steps of the last `fit`, which compile; 0 without any.
+      first_execution_s: seconds of the very first steps, which compile; 0 before there are any.
     """
 
     def __init__(self, loader: Loader, *, clock: Callable[[], float] = time.perf_counter):
@@ -82,7 +82,7 @@ class Throughput(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         """Starts anew: every `fit` traces and compiles."""
         self._epochs = []
-        self._has_compiled, self.first_execution_s = False, 0.0
+        self._has_compiled = False
 
     @property
     def images_per_second(self) -> float:
@@ -102,7 +102,7 @@ class Throughput(keras.callbacks.Callback):
         now = self._now(self._loader.position)
         if self._has_compiled:
             self.epoch += now - self._last
-        else:
+        elif not self.first_execution_s:  # or it is of a `fit` that goes on after a rollback
             self.first_execution_s = (now - self._last).seconds
         self._has_compiled = True
         self._last = now

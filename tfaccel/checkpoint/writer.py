@@ -31,13 +31,19 @@ class Writer:
             it in the log, at once.
         """
         self._store, self._goes_on = store, on_error == "continue"
-        self._thread = self._error = None
+        self._thread = self._error = self._last_error = None
         self._said = False
 
     @property
     def has_failed(self) -> bool:
         """Whether `wait` has an error to raise: asking for it does not wait."""
         return self._error is not None
+
+    def check_last(self) -> None:
+        """Raises, whatever `on_error` says, what kept the last one from being written, if it is."""
+        self._join()
+        if self._last_error is not None:
+            raise self._last_error
 
     def write(self, snapshot: Snapshot, **how) -> None:
         """Starts to write, once the one before is written or has failed.
@@ -73,9 +79,11 @@ class Writer:
 
     def _write(self, snapshot: Snapshot, waited_s: float, how: dict) -> None:
         begun = time.monotonic()
+        self._last_error = None
         try:
             self._store.write(snapshot, **how)
         except Exception as error:
+            self._last_error = error
             if self._goes_on and isinstance(error, CheckpointError):
                 log.warning("checkpoint: %s; training goes on", error)
             else:

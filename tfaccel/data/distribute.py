@@ -89,6 +89,7 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         self._lost = frozenset()
         self._streams = None
         self._deferred, self._most = None, None  # a stream of them, and how many at a time
+        self._has_said = False
         self._all_real = [None] * len(devices)
         self._recording = None  # the masks of drawn batches, while `recorded_real` asks for them
         self.waited_s = 0.0
@@ -291,6 +292,12 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         found = getattr(self.data, "deferred", lambda *_: None)(self._placement(0), feed, most)
         if found is not None:
             self._deferred, self._most, self._streams = found, most, None
+        elif not self._has_said:
+            self._has_said = True
+            log.info(
+                "data: batches come one by one, because only images in one GPU's memory, which are "
+                "not resized, are made into batches in the step"
+            )
         return found
 
     @contextlib.contextmanager

@@ -33,19 +33,20 @@ def cut_out(x, side: int, replica: Replica, optimizer: keras.optimizers.Optimize
         replica=replica,
         purpose=draws.CUTOUT,
     )
-    hole = _hole(drawn, side, tf.shape(image)[1:3])
+    hole = _hole(drawn, side, tf.cast(tf.shape(image)[1:3], tf.float32))
     return tf.nest.map_structure(lambda each: tf.where(hole, tf.zeros_like(each), each), x)
 
 
 def _hole(drawn: tf.Tensor, side: int, size: tf.Tensor) -> tf.Tensor:
-    """Returns whether a pixel is cut out, [rows, height, width, 1], of [rows, 2] in [0, 1)."""
-    length = tf.cast(size, tf.float32)
-    # Of an even side, the pixel is the first after the middle.
-    first = tf.cast(drawn * length, tf.int32) - side // 2
+    """Returns whether a pixel is cut out, [rows, height, width, 1], of [rows, 2] in [0, 1).
+
+    In floats: without XLA, TensorFlow computes with int32 on the host.
+    """
     within = []
     for axis in (0, 1):
         pixel = tf.range(size[axis])
-        start = first[:, axis, None]
+        # Of an even side, the drawn pixel is the first after the middle.
+        start = tf.floor(drawn[:, axis, None] * size[axis]) - side // 2
         within.append((pixel >= start) & (pixel < start + side))
     return (within[0][:, :, None] & within[1][:, None, :])[..., None]
 

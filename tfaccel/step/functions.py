@@ -183,7 +183,7 @@ def _in_a_row(step: Callable, make_batch: Callable, inputs: dict, shared: dict) 
 
     index = tf.constant(0)
     specs, _ = step_of.get_concrete_function(index).structured_outputs
-    nothing = {name: tf.zeros(each.shape, each.dtype) for name, each in specs.items()}
+    nothing = tf.nest.map_structure(lambda each: tf.zeros(each.shape, each.dtype), specs)
     codes = tf.TensorArray(tf.int64, num_steps, element_shape=())
 
     def go_on(index, codes, before):
@@ -192,7 +192,8 @@ def _in_a_row(step: Callable, make_batch: Callable, inputs: dict, shared: dict) 
             logs["skipped_steps"] += before["skipped_steps"]
         return index + 1, codes.write(index, code), logs
 
-    # A loop whose length XLA knows: else a GPU would ask the host, at each step, whether to go on.
+    # XLA knows the loop's length: a GPU need not ask the host whether to go on. (It may ask whether
+    # to update, where XLA leaves that a branch.)
     _, codes, logs = tf.while_loop(
         lambda index, *_: index < num_steps, go_on, (index, codes, nothing)
     )

@@ -83,9 +83,9 @@ class HostStream:
         """Returns the next batch."""
         batch = next(self._iterator)
         with tf.device(self._device.name):
-            if self._finish is None:
+            if self._device.cuda_ordinal is None:
                 return tf.nest.map_structure(tf.identity, batch)  # to the logical device
-            return self._finish({**batch, **self._resident})
+            return self._finish({**batch, **self._resident}) if self._finish else batch
 
 
 def _numbered(

@@ -145,6 +145,13 @@ def _round(value):
     return tf.floor(value + 0.5)
 
 
+def resizes(source_size, image_size, augment: AugmentConfig) -> bool:
+    """Returns whether windows are interpolated, and not taken as they are."""
+    if augment.window.startswith("random"):
+        return augment.window == "random_resized_crop"
+    return fixed_window(source_size, image_size, augment)[2:] != list(image_size)
+
+
 # Resizing, one axis after the other: each new pixel is a weighted sum of a few old ones. Compiled
 # in parts: of both axes and the weights' arithmetic XLA would make one loop, and go through all of
 # it for every pixel. Between parts go no int32, which TensorFlow would keep in the host's memory.
