@@ -89,7 +89,7 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         self._lost = frozenset()
         self._streams = None
         self._deferred, self._most = None, None  # a stream of them, and how many at a time
-        self._has_said = False
+        self._is_one_by_one = False  # as it was found once that batches cannot be deferred
         self._all_real = [None] * len(devices)
         self._recording = None  # the masks of drawn batches, while `recorded_real` asks for them
         self.waited_s = 0.0
@@ -272,7 +272,8 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         return batch
 
     def _take(self, epoch: "_Epoch", most: int) -> Deferred | None:
-        if epoch is not self._drawing or self._strategy.num_replicas_in_sync > 1:
+        several = self._strategy.num_replicas_in_sync > 1
+        if epoch is not self._drawing or several or self._is_one_by_one:
             return None
         with self._reading():
             stream = self._deferring(most)
@@ -292,8 +293,8 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         found = getattr(self.data, "deferred", lambda *_: None)(self._placement(0), feed, most)
         if found is not None:
             self._deferred, self._most, self._streams = found, most, None
-        elif not self._has_said:
-            self._has_said = True
+        else:
+            self._is_one_by_one = True
             log.info(
                 "data: batches come one by one, because only images in one GPU's memory, which are "
                 "not resized, are made into batches in the step"

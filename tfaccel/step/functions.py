@@ -90,7 +90,7 @@ class Execution:
         deferred = iterator.take(num_steps) if num_steps > 1 and hasattr(iterator, "take") else None
         if deferred is not None:
             logs = self._step.in_a_row(deferred, padded=padded)
-            self._found = logs.pop(finite.LOG, None)
+            self._found = logs.pop(finite.LOG)
             return logs
         found, logs, skipped = [], None, 0
         for batch in itertools.islice(iterator, num_steps):
@@ -123,7 +123,8 @@ class _Step:
         self._compile = functools.partial(
             tf.function, autograph=False, jit_compile=xla and not self._several
         )
-        self._made = {}  # a function for padded batches and one for others: most need one alone
+        # For padded batches and for others, one by one and in a row: most models need one alone.
+        self._made = {}
 
     def __call__(self, batch, *, padded: bool) -> dict:
         batches = seam.local_batches(self._strategy, batch, len(self._replicas))

@@ -15,7 +15,7 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.config import AugmentConfig, ImageConfig
+from tfaccel.config import CROPS, AugmentConfig, ImageConfig
 from tfaccel.data.draws import ATTEMPTS
 from tfaccel.data.source import ArraySource, ImageSource
 
@@ -147,9 +147,10 @@ def _round(value):
 
 def resizes(source_size, image_size, augment: AugmentConfig) -> bool:
     """Returns whether windows are interpolated, and not taken as they are."""
-    if augment.window.startswith("random"):
-        return augment.window == "random_resized_crop"
-    return fixed_window(source_size, image_size, augment)[2:] != list(image_size)
+    if augment.window in CROPS:
+        return False
+    is_random = augment.window == "random_resized_crop"
+    return is_random or fixed_window(source_size, image_size, augment)[2:] != list(image_size)
 
 
 # Resizing, one axis after the other: each new pixel is a weighted sum of a few old ones. Compiled
