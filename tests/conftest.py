@@ -28,6 +28,9 @@ from tfaccel.config import StepConfig
 from tfaccel.data.placement import untuned
 from tfaccel.step import compile_model
 
+# As the driver counts, TensorFlow's first one.
+FIRST_GPU = int((os.environ.get("CUDA_VISIBLE_DEVICES") or "0").split(",")[0])
+
 
 def pytest_configure(config):
     """Settles the devices and the cache, once for all tests of this process."""

@@ -119,7 +119,7 @@ def test_a_batch_per_replica_is_replaced():
 def test_several_workers_are_refused(monkeypatch):
     workers = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'
     monkeypatch.setenv("TF_CONFIG", workers)
-    with pytest.raises(UserError, match="several workers in TF_CONFIG; run it on one machine"):
+    with pytest.raises(UserError, match=r"several workers \(TF_CONFIG\); run it as one process"):
         room.describe(CONFIG)
 
 

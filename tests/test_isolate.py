@@ -10,6 +10,7 @@ import threading
 import time
 
 import pytest
+from conftest import FIRST_GPU
 
 import tfaccel
 from tfaccel import isolate
@@ -323,7 +324,7 @@ def test_gpu_memory_is_given_back():
     import pynvml
 
     pynvml.nvmlInit()
-    gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
+    gpu = pynvml.nvmlDeviceGetHandleByIndex(FIRST_GPU)
 
     def used():
         return pynvml.nvmlDeviceGetMemoryInfo(gpu).used >> 20
@@ -337,7 +338,7 @@ def test_gpu_memory_is_given_back():
         tfaccel.setup(gpu_ids=[0])
         kept = tf.zeros((4096, 2**20 // 4))  # 4096 MiB
         pynvml.nvmlInit()
-        gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
+        gpu = pynvml.nvmlDeviceGetHandleByIndex(FIRST_GPU)
         during = pynvml.nvmlDeviceGetMemoryInfo(gpu).used >> 20
         return float(tf.reduce_sum(kept)), during
 
@@ -353,7 +354,7 @@ def test_out_of_memory_on_the_gpu_is_an_exception_and_gives_it_back():
     import pynvml
 
     pynvml.nvmlInit()
-    gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
+    gpu = pynvml.nvmlDeviceGetHandleByIndex(FIRST_GPU)
 
     def train():
         import tensorflow as tf

@@ -120,6 +120,9 @@ CALLS = [
     (["train", DIGITS, "--config.model.name=resnet5"], "no model 'resnet5'; did you mean"),
     (["train", DIGITS, "--config.train.optimizer=adm"], "no optimizer 'adm'; did you mean"),
     (["train", MNIST, "--config.data.root=/no/where"], "image folder /no/where/training does not"),
+    (["train", DIGITS, "--workers=a:1,b:1", "--worker-index=0"], "no --workdir with 2 workers ("),
+    (["train", DIGITS, "--workers=a:1,b:1"], "worker_index=None with 2 workers; expected the"),
+    (["train", DIGITS, "--worker-index=1"], "worker_index=1 without workers; give host:port"),
     (["selftes"], "there is no command 'selftes'; did you mean 'selftest'?"),
     (["selftest", "here"], "'here' is no flag of selftest; see `tfaccel selftest --help`"),
     (["selftest", "--outptu=x"], "Unknown command line flag 'outptu'"),
@@ -206,10 +209,11 @@ def test_wrong_data_is_one_line_and_code_2(command, splits, plant, seed):
 
 
 def test_several_workers_need_a_workdir_that_they_share(command, monkeypatch):
-    monkeypatch.setenv("TF_CONFIG", "{}")
+    task = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(task))
     code, _, err = command("train", DIGITS)
     assert code == 2
-    assert "no --workdir with TF_CONFIG; give all workers the same" in err
+    assert "no --workdir with 2 workers (TF_CONFIG); give all the same, which they share" in err
 
 
 def test_a_workdir_is_not_written_over(command, tmp_path):

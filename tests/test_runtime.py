@@ -5,11 +5,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import in_new_process
+from conftest import FIRST_GPU, in_new_process
 from tensorflow.python.framework import config as tf_config
 
 import tfaccel
 from tfaccel import UserError, runtime
+from tfaccel.cluster import Cluster
 from tfaccel.runtime import choose_gpus
 
 # (gpu_ids, GPUs TensorFlow sees, GPUs installed, CUDA_VISIBLE_DEVICES) -> (indices, reason)
@@ -37,11 +38,13 @@ REFUSALS = [
 
 
 def choose(gpu_ids, num_visible, num_installed, cuda_visible_devices):
+    visible_is_set = cuda_visible_devices is not None
     return choose_gpus(
         gpu_ids,
         num_visible=num_visible,
         num_installed=num_installed,
-        cuda_visible_devices=cuda_visible_devices,
+        environment={"CUDA_VISIBLE_DEVICES": cuda_visible_devices} if visible_is_set else {},
+        cluster=Cluster(),
     )
 
 
@@ -50,6 +53,13 @@ def test_chooses_gpus_and_says_why(case, ids, reason):
     chosen, why = choose(*case)
     assert chosen == ids
     assert reason in why
+
+
+def test_workers_of_one_host_share_its_gpus_unless_gpu_ids_says_which():
+    second = Cluster(("a:1", "a:2"), 1, local_index=1, num_local=2)
+    given = {"num_visible": 4, "num_installed": 4, "environment": {}, "cluster": second}
+    assert choose_gpus(None, **given)[0] == (2, 3)
+    assert choose_gpus((0, 1), **given)[0] == (0, 1)
 
 
 @pytest.mark.parametrize(("case", "words"), REFUSALS)
@@ -197,7 +207,7 @@ def test_memory_grows_by_what_is_used():
     program = (
         "import tfaccel; tfaccel.setup(gpu_ids=[0])\n"
         "import pynvml, tensorflow as tf\n"
-        "pynvml.nvmlInit(); gpu = pynvml.nvmlDeviceGetHandleByIndex(0)\n"
+        f"pynvml.nvmlInit(); gpu = pynvml.nvmlDeviceGetHandleByIndex({FIRST_GPU})\n"
         "used = lambda: pynvml.nvmlDeviceGetMemoryInfo(gpu).used >> 20\n"
         "start = used(); kept = tf.zeros((2048, 2**20 // 4)); print(used() - start)"
     )

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import tensorflow as tf
 
-from tfaccel import collectives
+from tfaccel import collectives, progress
 from tfaccel.errors import RunError, UserError
 
 MOST_FACTS = 8  # a collective needs one length
@@ -77,6 +77,8 @@ def together(strategy: tf.distribute.Strategy, failure: str) -> Iterator[None]:
     except Exception as own:
         error = own
     if of_workers(np.array([error is not None]), strategy).any():
+        if error is None:
+            progress.lost()
         raise error or RunError(f"another worker {failure}, so this one stops too; see its log")
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfaccel import cluster
+from tfaccel.cluster import find
 from tfaccel.config import Config
 from tfaccel.data.from_config import open_source
 from tfaccel.errors import UserError
@@ -142,10 +142,11 @@ def describe(config: Config) -> dict[str, int]:
     Raises:
       UserError: there is no GPU, or there are several workers.
     """
-    if cluster.from_environment(os.environ).num_workers > 1:
+    cluster = find(os.environ)
+    if cluster.num_workers > 1:
         raise UserError(
-            "autobatch with several workers in TF_CONFIG; run it on one machine without TF_CONFIG, "
-            "and multiply its batch by the workers"
+            f"autobatch with several workers ({cluster.source}); run it as one process, without "
+            "TF_CONFIG, and multiply its batch by the workers"
         )
     run = Run(config.runtime)
     if run.runtime.devices[0].cuda_ordinal is None:

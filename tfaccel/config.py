@@ -63,6 +63,8 @@ class RuntimeConfig:
         kernels, which may be slower.
       peer_timeout_s: with several workers, how long one may be silent (dead, frozen or cut off;
         being busy is not silence) until the others stop with an error that names it.
+      allow_public_network: whether workers may have public addresses. TensorFlow's ports have no
+        password, and who reaches one can run code there: say so only where a firewall closes them.
     """
 
     gpu_ids: Sequence[int] | None = None
@@ -73,6 +75,7 @@ class RuntimeConfig:
     seed: int = 0
     deterministic: bool = False
     peer_timeout_s: int = 60
+    allow_public_network: bool = False
 
     def __post_init__(self):
         """Checks every field and stores it in its one normal form."""
@@ -84,6 +87,7 @@ class RuntimeConfig:
         check_int("seed", self.seed, at_least=0, at_most=2**32 - 1)  # what NumPy takes
         check_flag("deterministic", self.deterministic)
         check_int("peer_timeout_s", self.peer_timeout_s, at_least=1)
+        check_flag("allow_public_network", self.allow_public_network)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -566,7 +570,7 @@ def deciding(config: Config) -> dict[str, object]:
     trained on is free. So is the number of epochs, where no learning rate goes by it.
     """
     free = {
-        "runtime": {"gpu_ids", "memory", "peer_timeout_s"},
+        "runtime": {"gpu_ids", "memory", "peer_timeout_s", "allow_public_network"},
         "step": {"audit_steps", "nonfinite", "max_rollbacks"},
         "train": {"steps_per_execution"},
     }

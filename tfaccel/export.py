@@ -16,6 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfaccel import progress
 from tfaccel.errors import UserError
 
 log = logging.getLogger("tfaccel")
@@ -27,6 +28,7 @@ TOLERANCE = {"float32": 1e-4, "tf32": 1e-2, "float16": 1e-2, "bfloat16": 5e-2}
 NUM_COMPARED = 32  # rows of random input, where no images are given
 
 
+@progress.within("export")
 def export_model(model: keras.Model, path: str | os.PathLike, *, images=None) -> pathlib.Path:
     """Writes `path` whole or not at all, and compares before it appears.
 

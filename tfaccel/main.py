@@ -20,6 +20,8 @@ from absl import flags
 from ml_collections import config_flags
 
 from tfaccel import __version__
+from tfaccel.cluster import Cluster, find
+from tfaccel.cluster.ray import undo_legacy_keras
 from tfaccel.config import Config, RuntimeConfig, default_config, parse
 from tfaccel.errors import RunError, UserError, did_you_mean
 from tfaccel.redact import without_userinfo
@@ -33,6 +35,10 @@ usage: tfaccel COMMAND [flags]
             tfaccel train --config=configs/digits.py
             tfaccel train --config=configs/mnist.py --config.data.root=/data/mnist_png
             tfaccel train --config=configs/digits.py --workdir=runs/a   # again: goes on from there
+            tfaccel train --config=configs/digits.py --dry-run   # two steps, and who does what
+
+  launch   run many processes of one job, on one machine or several, and watch them
+            tfaccel launch --nproc-per-node=2 train --config=configs/digits.py --workdir=runs/a
 
   audit   look through an experiment's images, and prove what its loader gives each replica
             tfaccel audit --config=configs/digits.py
@@ -52,7 +58,8 @@ usage: tfaccel COMMAND [flags]
   tfaccel --version        the version
 """
 
-TRAIN_HELP = """usage: tfaccel train --config=FILE [--workdir=DIR] [--config.SECTION.FIELD=VALUE]
+TRAIN_HELP = """usage: tfaccel train --config=FILE [--workdir=DIR] [--dry-run]
+                     [--config.SECTION.FIELD=VALUE]
 
   --config=FILE      an experiment: a Python file with get_config(), as in configs/;
                      FILE:smoke runs its smallest size
@@ -62,6 +69,12 @@ TRAIN_HELP = """usage: tfaccel train --config=FILE [--workdir=DIR] [--config.SEC
   --resume=auto      or "required" (an error if there is no checkpoint) or "never" (if there is a
                      run)
   --accept_changes   go on from a checkpoint although the config or the data have changed since
+  --dry-run          train two steps and print, in every process, which worker it is, its GPUs and
+                     replicas, and its share of a batch; write nothing
+  --workers=HOST:PORT,...
+                     the addresses of all workers, the chief's first. Without it TF_CONFIG says, or
+                     Slurm or Open MPI, which started this process, or it is one of its own
+  --worker-index=N   which of them this process is, from 0, unless Slurm or Open MPI says
 
   SIGTERM, SIGUSR1 and Ctrl-C let it save and stop, with exit code checkpoint.exit_code; a second
   one ends it at once.
@@ -119,6 +132,54 @@ AUTOBATCH_HELP = """usage: tfaccel autobatch --config=FILE [--config.SECTION.FIE
   tfaccel autobatch --config=configs/imagenet_resnet50.py --config.data.root=/data/imagenet
 """
 
+LAUNCH_HELP = """usage: tfaccel launch [flags] train --config=FILE --workdir=DIR [flags of train]
+       tfaccel launch [flags] SCRIPT.py [arguments]
+
+  Starts the ranks of one job, each a process that trains on its share of every batch, and watches
+  them. Where one fails, never starts or makes no progress, all are ended, with the reason and the
+  last lines of the one at fault; with --max-restarts they start again from the last checkpoint. On
+  several machines, start it once on each, with the same flags but --node-rank; inside a step of
+  Slurm with one task for each node, nodes and addresses are known.
+
+  --nproc-per-node=1   ranks on each machine
+  --nnodes=1           machines
+  --node-rank=0        which of them this is
+  --master-addr=HOST   of node 0, as the others reach it
+  --master-port={port}  on which it listens for them
+  --max-restarts=0     how often all may start again, in all. Never after a mistake in the call
+                       (exit code 2), nor once two restarts came no further
+  --start-timeout=1800 seconds until the first step has ended, compilation included, and for all
+                       machines to come
+  --step-timeout=300, --evaluation-timeout=600, --save-timeout=600
+                       seconds without progress in training, in an evaluation, and in a checkpoint
+                       or export; what one execution of several steps takes is without progress
+  --node-timeout=30    seconds for which a machine's launcher may be silent
+  --grace=30           seconds from SIGTERM to SIGKILL
+  --log-dir=DIR        for each rank's output, DIR/attempt-0/rank-0.log; WORKDIR/launch by default
+  --engine=local       or slurm, ray or k8s: what starts the launchers
+  --print              print the engine's script and submit nothing
+
+  SIGTERM, SIGUSR1 and Ctrl-C are passed on: the ranks save and stop, and the exit code is theirs,
+  143. A second one ends them at once. Exit codes else: 0 done, 2 a mistake in the call, 128 + n
+  where signal n ended a rank, 1 where a rank or a machine fell silent.
+
+  A script is watched by its calls of tfaccel: one that never calls `tfaccel.setup` and `fit` counts
+  as one that never starts.
+
+  WARNING: TensorFlow's ports between ranks have no password, and on each machine they listen on all
+  interfaces, of one machine's ranks too. Whoever reaches one can read and write files as you. Run
+  several ranks on a private network alone, or close the ports, {first} to {last}, to all but
+  the job's machines, here 10.0.0.0/24:
+    nft add table inet tfaccel
+    nft add chain inet tfaccel in '{{ type filter hook input priority 0; }}'
+    nft add rule inet tfaccel in iif lo accept
+    nft add rule inet tfaccel in ip saddr 10.0.0.0/24 accept
+    nft add rule inet tfaccel in tcp dport {first}-{last} drop
+  Ranks of one machine need no network at all: `unshare --net --map-root-user sh -c
+  'ip link set lo up; exec tfaccel launch ...'`. Who may join as a node is settled by a secret in
+  TFACCEL_LAUNCH_TOKEN, the same on all machines.
+"""
+
 HELP_FLAGS = {"--help", "-h", "--helpfull", "--helpshort"}
 
 
@@ -158,14 +219,22 @@ def train(arguments: list[str]) -> int:
     if HELP_FLAGS & set(arguments):
         print(_train_help([each for each in arguments if each.startswith("--config=")]), end="")
         return 0
-    values, name = _parse_config_flags("train", arguments, paths=("workdir",), resumes=True)
+    values, name = _parse_config_flags("train", arguments, paths=("workdir",), trains=True)
     config, workdir = parse(values.config), values.workdir
     if values.resume == "required" and not workdir:
         raise UserError("--resume=required without --workdir; say which run to go on with")
-    if not workdir and os.environ.get("TF_CONFIG"):
-        raise UserError("no --workdir with TF_CONFIG; give all workers the same, which they share")
+    undo_legacy_keras(os.environ)
+    dry, index = values["dry-run"].value, values["worker-index"].value
+    cluster = find(os.environ, workers=values.workers, worker_index=index)
+    if not workdir and cluster.num_workers > 1:
+        raise UserError(
+            f"no --workdir with {cluster.num_workers} workers ({cluster.source}); give all the "
+            "same, which they share"
+        )
     time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     workdir = check_usable(pathlib.Path(workdir or f"runs/{name}-{time}"), resume=values.resume)
+    if dry:
+        return _train_dry(config, workdir, cluster)
     if result := finished(workdir, dataclasses.asdict(config)):
         print(f"tfaccel: {workdir} holds the end of this run; nothing to do", file=sys.stderr)
         print(json.dumps(result))
@@ -175,9 +244,22 @@ def train(arguments: list[str]) -> int:
     from tfaccel import train as train_room
 
     result = train_room.run(
-        config, workdir=workdir, resume=values.resume, accept_changes=values.accept_changes
+        config,
+        workdir=workdir,
+        cluster=cluster,
+        resume=values.resume,
+        accept_changes=values.accept_changes,
     )
     print(json.dumps(result))
+    return 0
+
+
+def _train_dry(config: Config, workdir: pathlib.Path, cluster: Cluster) -> int:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    from tfaccel.dry_run import dry_run
+
+    # In one piece: other workers may write to the same terminal.
+    print(dry_run(config, workdir=workdir, cluster=cluster), end="", flush=True)
     return 0
 
 
@@ -299,8 +381,30 @@ def autobatch(arguments: list[str]) -> int:
     return 0
 
 
+def launch(arguments: list[str]) -> int:
+    """Runs a command in many processes and returns the job's exit code."""
+    from tfaccel import launch as launch_room
+    from tfaccel.cluster import addresses
+    from tfaccel.launch import options as options_lib
+
+    # What follows the command is the command's own affair.
+    own = list(itertools.takewhile(lambda each: each.startswith("-"), arguments))
+    if HELP_FLAGS & set(own):
+        print(
+            LAUNCH_HELP.format(
+                port=options_lib.MASTER_PORT,
+                first=addresses.FIRST_PORT,
+                last=addresses.LAST_PORT,
+            ),
+            end="",
+        )
+        return 0
+    return launch_room.launch(*options_lib.parse(arguments, os.environ))
+
+
 COMMANDS = {
     "train": train,
+    "launch": launch,
     "plot": plot,
     "audit": audit,
     "autobatch": autobatch,
@@ -309,7 +413,7 @@ COMMANDS = {
 
 
 def _parse_config_flags(
-    command: str, arguments: list[str], *, paths: tuple[str, ...], resumes: bool = False
+    command: str, arguments: list[str], *, paths: tuple[str, ...], trains: bool = False
 ):
     """Returns the flags, `config` with its overrides among them, and the config file's name.
 
@@ -317,16 +421,19 @@ def _parse_config_flags(
       command: whose flags these are.
       arguments: the command line after it.
       paths: the command's own flags, each of a path.
-      resumes: whether the command has the flags of resuming.
+      trains: whether the command has the flags of training: resuming and workers.
     """
     values = flags.FlagValues()
     argv = [f"tfaccel {command}", *arguments]
     config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=argv, lock_config=True)
     for path in paths:
         flags.DEFINE_string(path, None, "A new one.", flag_values=values)
-    if resumes:
+    if trains:
         flags.DEFINE_enum("resume", "auto", RESUMES, "Where to begin.", flag_values=values)
         flags.DEFINE_bool("accept_changes", False, "Of a resumed run.", flag_values=values)
+        flags.DEFINE_bool("dry-run", False, "Two steps alone.", flag_values=values)
+        flags.DEFINE_list("workers", None, "host:port of each.", flag_values=values)
+        flags.DEFINE_integer("worker-index", None, "This one's.", flag_values=values)
     # What config_flags would answer with a traceback is looked at first.
     file = _config_file(arguments)
     _check_overrides(arguments)

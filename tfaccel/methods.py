@@ -17,6 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfaccel.callbacks.beats import Beats
 from tfaccel.callbacks.finite import Finite
 from tfaccel.callbacks.loss_scale import LossScale
 from tfaccel.callbacks.replica_audit import ReplicaAudit
@@ -43,8 +44,8 @@ def extend(model: keras.Model, config: StepConfig, *, guard: Callable) -> None:
             model,
             config,
         ),
-        "evaluate": counting,
-        "predict": lambda predict: _for_loaders(_without_padding(predict)),
+        "evaluate": lambda evaluate: counting(_beating(evaluate)),
+        "predict": lambda predict: _for_loaders(_beating(_without_padding(predict))),
         "train_on_batch": lambda train: _with_keras_logs(train, model, config),
         "test_on_batch": lambda test: test,
         "predict_on_batch": lambda predict: predict,
@@ -78,12 +79,14 @@ def _with_keras_logs(train_on_batch: Callable, model, config: StepConfig) -> Cal
     signature = inspect.signature(train_on_batch)
     finite = Finite(config.nonfinite)
     finite.set_model(model)
+    beats = Beats()
 
     @functools.wraps(train_on_batch)
     def wrapper(*args, **kwargs):
         call = signature.bind(*args, **kwargs)
         as_dict = call.arguments.get("return_dict", False)
         call.arguments["return_dict"] = True
+        beats.on_train_batch_begin(0)
         logs = train_on_batch(*call.args, **call.kwargs)
         finite.on_train_batch_end(0)
         logs = {name: logs[name] for name in logs if name not in ("loss_scale", "skipped_steps")}
@@ -114,7 +117,8 @@ def _watched(fit: Callable, model, config: StepConfig) -> Callable:
     """Returns `fit` with the callbacks that the replicas and the loss scale need."""
     signature = inspect.signature(fit)
     finite = Finite(config.nonfinite)
-    ours = [LossScale(config.loss_scale_floor), finite]
+    beats = Beats()
+    ours = [LossScale(config.loss_scale_floor), finite, beats]
     if model.distribute_strategy.num_replicas_in_sync > 1:
         ours.append(ReplicaAudit(config.audit_steps))
 
@@ -122,7 +126,7 @@ def _watched(fit: Callable, model, config: StepConfig) -> Callable:
     def wrapper(*args, **kwargs):
         call = signature.bind(*args, **kwargs)
         given, x = call.arguments.get("callbacks"), call.arguments.get("x")
-        finite.loader = x if isinstance(x, Loader) else None
+        finite.loader = beats.loader = x if isinstance(x, Loader) else None
         if isinstance(given, keras.callbacks.CallbackList):
             given.callbacks[:] = [*ours, *(each for each in given.callbacks if each not in ours)]
             for each in ours:
@@ -131,6 +135,21 @@ def _watched(fit: Callable, model, config: StepConfig) -> Callable:
             # Ours come first: what they write to the logs is for all others to see.
             call.arguments["callbacks"] = [*ours, *keras.tree.flatten(given or [])]
         return fit(*call.args, **call.kwargs)
+
+    return wrapper
+
+
+def _beating(method: Callable) -> Callable:
+    """Returns `evaluate` or `predict`, each of whose batches is a beat for the launcher."""
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    def wrapper(*args, **kwargs):
+        call = signature.bind(*args, **kwargs)
+        given = call.arguments.get("callbacks")
+        if not isinstance(given, keras.callbacks.CallbackList):  # of `fit`, which has them
+            call.arguments["callbacks"] = [Beats(), *keras.tree.flatten(given or [])]
+        return method(*call.args, **call.kwargs)
 
     return wrapper
 

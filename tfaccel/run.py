@@ -19,11 +19,14 @@ from collections.abc import Mapping, Sequence
 
 import keras
 
-from tfaccel import cluster as cluster_lib
-from tfaccel import methods
+from tfaccel import methods, progress
 from tfaccel import runtime as runtime_lib
 from tfaccel.callbacks.checkpoints import Checkpoints
 from tfaccel.checks import check_batch, check_choice, check_flag, check_names
+from tfaccel.cluster import Cluster, find
+from tfaccel.cluster.addresses import check_private
+from tfaccel.cluster.ray import undo_legacy_keras
+from tfaccel.cluster.share import num_cores
 from tfaccel.config import (
     AugmentConfig,
     CheckpointConfig,
@@ -40,6 +43,7 @@ from tfaccel.errors import UserError
 from tfaccel.export import export_model
 from tfaccel.presets import preset
 from tfaccel.step import compile_model
+from tfaccel.strategy import make_strategy
 from tfaccel.watchdog import Watchdog
 from tfaccel.workdir import RESUMES
 
@@ -56,6 +60,9 @@ def setup(
     seed: int = 0,
     deterministic: bool = False,
     peer_timeout_s: int = 60,
+    allow_public_network: bool = False,
+    workers: Sequence[str] | None = None,
+    worker_index: int | None = None,
 ) -> "Run":
     """Prepares the process and returns the run. Call it before any other use of TensorFlow.
 
@@ -73,6 +80,11 @@ def setup(
       deterministic: whether two runs alike give the same bits, by kernels that may be slower.
       peer_timeout_s: with several workers, how long one may be silent until the others stop; a
         worker that is busy in Python, however long, is not silent.
+      allow_public_network: whether workers may have public addresses, where a firewall closes
+        their ports: TensorFlow's have no password.
+      workers: host:port of each worker, the chief's first; None for what TF_CONFIG, Slurm or Open
+        MPI say, or a process on its own.
+      worker_index: which of `workers` this process is; None for what they say.
 
     Raises:
       UserError: a setting is not what it may be, a GPU is not there, or TensorFlow has started.
@@ -87,7 +99,9 @@ def setup(
             seed=seed,
             deterministic=deterministic,
             peer_timeout_s=peer_timeout_s,
-        )
+            allow_public_network=allow_public_network,
+        ),
+        find(os.environ, workers=workers, worker_index=worker_index),
     )
 
 
@@ -101,20 +115,27 @@ class Run:
       watchdog: its `guard()` goes around calls that wait for the other workers.
     """
 
-    def __init__(self, config: RuntimeConfig):
-        """Prepares the process. `tfaccel.setup` is the shorter way."""
-        self.cluster = cluster_lib.from_environment(os.environ)
+    def __init__(self, config: RuntimeConfig, cluster: Cluster | None = None):
+        """Prepares the process. `tfaccel.setup` is the shorter way.
+
+        Args:
+          config: what is asked for.
+          cluster: which worker of the job this process is; None for what the environment says.
+        """
+        progress.beat("start")
+        undo_legacy_keras(os.environ)
+        self.cluster = cluster or find(os.environ)
         # It chooses devices and sets the seed but starts no device: a cluster can still be joined.
-        self.runtime = runtime_lib.configure(
-            config,
-            num_workers=self.cluster.num_workers,
-            num_workers_here=self.cluster.num_workers_here,
-        )
-        self.strategy = cluster_lib.make_strategy(
+        self.runtime = runtime_lib.configure(config, self.cluster)
+        log.info("cluster: %d worker(s): %s", self.cluster.num_workers, self.cluster.source)
+        if not config.allow_public_network:
+            check_private(self.cluster.addresses)
+        self.strategy = make_strategy(
             self.cluster,
             tuple(device.name for device in self.runtime.devices),
             peer_timeout_s=config.peer_timeout_s,
         )
+        progress.beat("start")  # all workers are here
         self.watchdog = Watchdog(self.cluster, peer_timeout_s=config.peer_timeout_s)
 
     @property
@@ -176,7 +197,7 @@ class Run:
             shuffle=shuffle,
             num_replicas=self.strategy.num_replicas_in_sync,
             runtime=self.runtime,
-            num_workers_here=self.cluster.num_workers_here,
+            num_local=self.cluster.num_local,
             num_threads=self._threads(dali.threads),
             dali=dali,
         )
@@ -298,11 +319,10 @@ class Run:
         """Returns the CPU threads of each replica's loader; warns of more than there are cores."""
         if asked is None:
             return self.runtime.loader_threads
-        replicas = len(self.runtime.devices) * self.cluster.num_workers_here
-        cores = len(os.sched_getaffinity(0))
+        replicas, cores = len(self.runtime.devices), num_cores(os.environ, self.cluster)
         if asked * replicas > cores:
             log.warning(
-                "loader: %d threads for each of %d replicas here, but %d cores; they will wait for "
+                "loader: %d threads for each of %d replicas, but %d cores; they will wait for "
                 "each other: %d or fewer",
                 asked,
                 replicas,

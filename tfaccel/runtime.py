@@ -22,7 +22,7 @@ import os
 import pathlib
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import keras
 import psutil
@@ -31,12 +31,15 @@ import tensorflow as tf
 from tensorflow.python.framework import config as tf_config
 
 import tfaccel
+from tfaccel.cluster import Cluster
+from tfaccel.cluster.share import num_cores, share_gpus
 from tfaccel.config import RuntimeConfig
 from tfaccel.errors import UserError
 from tfaccel.redact import Redacted
 
 log = logging.getLogger("tfaccel")
 
+ALONE = Cluster()
 FUSION_AUTOTUNER = "xla_gpu_experimental_enable_fusion_autotuner"
 
 
@@ -72,17 +75,16 @@ class Runtime:
     loader_threads: int
 
 
-def configure(config: RuntimeConfig, *, num_workers: int = 1, num_workers_here: int = 1) -> Runtime:
+def configure(config: RuntimeConfig, cluster: Cluster = ALONE) -> Runtime:
     """Changes the process as `config` says and returns what it became.
 
     Args:
       config: what is asked for.
-      num_workers: processes in the job.
-      num_workers_here: those of them on this machine, which share its cores.
+      cluster: the job's processes; those on this host share its GPUs and cores.
 
     Raises:
-      UserError: a GPU that was asked for is not there, or TensorFlow's devices were already
-        started otherwise.
+      UserError: a GPU that was asked for is not there, GPUs cannot be shared equally, or
+        TensorFlow's devices were already started otherwise.
     """
     show_log()
     load_cuda_libraries()
@@ -91,7 +93,8 @@ def configure(config: RuntimeConfig, *, num_workers: int = 1, num_workers_here: 
         config.gpu_ids,
         num_visible=len(visible),
         num_installed=len(describe_gpus()),
-        cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        environment=os.environ,
+        cluster=cluster,
     )
     log.info("device: %s", reason)
     _start_devices([visible[index] for index in gpu_ids], config.memory)
@@ -105,7 +108,7 @@ def configure(config: RuntimeConfig, *, num_workers: int = 1, num_workers_here: 
         )
     tf.config.experimental.enable_tensor_float_32_execution(config.tf32)
     log.info("tf32: %s, xla: %s, seed: %d", _on(config.tf32), _on(config.xla), config.seed)
-    if config.xla and gpu_ids and len(gpu_ids) * num_workers > 1:
+    if config.xla and gpu_ids and len(gpu_ids) * cluster.num_workers > 1:
         _compile_alike()
     keras.utils.set_random_seed(config.seed)
     if config.deterministic:
@@ -115,11 +118,13 @@ def configure(config: RuntimeConfig, *, num_workers: int = 1, num_workers_here: 
         tf_config.disable_op_determinism()
         log.info("deterministic: off again")
 
-    num_replicas = max(1, len(gpu_ids)) * num_workers_here
-    cores = len(os.sched_getaffinity(0))
+    cores, num_replicas = num_cores(os.environ, cluster), max(1, len(gpu_ids))
     loader_threads = max(1, cores // num_replicas)
     log.info(
-        "loader: %d threads for each replica, %d cores over %d", loader_threads, cores, num_replicas
+        "loader: %d threads for each of %d replicas, %d of the host's cores",
+        loader_threads,
+        num_replicas,
+        cores,
     )
     return Runtime(
         devices=tuple(Device(f"/gpu:{index}", gpu_id) for index, gpu_id in enumerate(gpu_ids))
@@ -191,7 +196,8 @@ def choose_gpus(
     *,
     num_visible: int,
     num_installed: int,
-    cuda_visible_devices: str | None,
+    environment: Mapping[str, str],
+    cluster: Cluster,
 ) -> tuple[tuple[int, ...], str]:
     """Returns the indices of the GPUs to use (none for the CPU) and the reason, in words.
 
@@ -199,11 +205,14 @@ def choose_gpus(
       gpu_ids: what the user asked for; None for the default.
       num_visible: GPUs that TensorFlow sees.
       num_installed: GPUs that the driver reports, whatever CUDA_VISIBLE_DEVICES says.
-      cuda_visible_devices: that variable, None where it is not set.
+      environment: of this process, for CUDA_VISIBLE_DEVICES and what a scheduler says.
+      cluster: the job's processes; without gpu_ids, those on one host share its GPUs.
 
     Raises:
-      UserError: an index is out of range, or the driver has GPUs that TensorFlow cannot use.
+      UserError: an index is out of range, the driver has GPUs that TensorFlow cannot use, or they
+        cannot be shared equally.
     """
+    cuda_visible_devices = environment.get("CUDA_VISIBLE_DEVICES")
     hidden = cuda_visible_devices is not None and cuda_visible_devices.strip() in ("", "-1")
     if gpu_ids == ():
         return (), "CPU, as gpu_ids asks"
@@ -211,15 +220,15 @@ def choose_gpus(
         raise UserError(
             f"the driver reports {num_installed} GPU(s) but TensorFlow sees none; install the CUDA "
             "libraries (`uv run --extra gpu ...`), call tfaccel.setup() before any other use of "
-            "TensorFlow, check CUDA_VISIBLE_DEVICES, or ask for the CPU with gpu_ids=()"
+            "TensorFlow (which absl's app.run makes too), check CUDA_VISIBLE_DEVICES, or ask for "
+            "the CPU with gpu_ids=()"
         )
     if gpu_ids is None:
         if num_visible == 0:
             why = "CUDA_VISIBLE_DEVICES hides them" if hidden else "the machine has none"
             return (), f"CPU, because there is no GPU to use ({why})"
-        return tuple(
-            range(num_visible)
-        ), f"all {num_visible} GPU(s), the default; or choose gpu_ids"
+        shared, reason = share_gpus(environment, cluster, num_visible)
+        return tuple(shared), reason
     missing = [index for index in gpu_ids if index >= num_visible]
     if missing:
         seen = f"only GPUs 0 to {num_visible - 1}" if num_visible > 1 else "only GPU 0"

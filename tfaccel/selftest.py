@@ -29,12 +29,13 @@ import tensorflow as tf
 from keras import layers
 
 from tfaccel import seam
-from tfaccel.cluster import Cluster, make_strategy
+from tfaccel.cluster import Cluster
 from tfaccel.config import RuntimeConfig, StepConfig
 from tfaccel.methods import extend
 from tfaccel.replica_checksums import Audit, ReplicasDifferError
 from tfaccel.runtime import configure, describe_environment, load_cuda_libraries
 from tfaccel.step import compile_model
+from tfaccel.strategy import make_strategy
 from tfaccel.workdir import write_json
 
 log = logging.getLogger("tfaccel")

@@ -19,6 +19,8 @@ import socket
 import sys
 import threading
 
+from tfaccel import progress
+
 log = logging.getLogger("tfaccel")
 
 HEARD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
@@ -86,6 +88,7 @@ class StopSignals:
             log.warning("signals: %s, the second one: this process ends now", received.name)
             os._exit(128 + received)
         self.requested = received.name
+        progress.asked()
         log.warning(
             "signals: %s: this step is finished, the state saved, then training stops; a second "
             "signal ends it at once",

@@ -16,6 +16,7 @@ import keras
 from tfaccel import models, recipe, runtime, tasks
 from tfaccel import workdir as workdir_lib
 from tfaccel.agreement import together
+from tfaccel.cluster import Cluster
 from tfaccel.config import Config, deciding
 from tfaccel.data.distribute import Loader, check_same_classes
 from tfaccel.data.from_config import open_loader
@@ -29,6 +30,7 @@ def run(
     config: Config,
     *,
     workdir: pathlib.Path,
+    cluster: Cluster | None = None,
     resume: str = "auto",
     accept_changes: bool = False,
 ) -> dict:
@@ -38,6 +40,7 @@ def run(
       config: what a file in configs/ says, checked; every field is in tfaccel/config.py.
       workdir: a folder for what the run leaves; tfaccel/workdir.py lists it. With several workers
         the chief writes it, and all see it.
+      cluster: which worker of the job this process is; None for what the environment says.
       resume: "auto", "required" or "never": see `tfaccel.workdir.check_usable`.
       accept_changes: whether to go on with a checkpoint of another config or other data.
 
@@ -49,7 +52,7 @@ def run(
       SystemExit: a signal asked to stop, and the state is saved.
     """
     # ----- Process: GPUs, memory, precision and seed, before TensorFlow starts its devices.
-    this_run = Run(config.runtime)
+    this_run = Run(config.runtime, cluster)
 
     # ----- Data, model and step: see below.
     train, test, model = prepare(this_run, config)

@@ -27,6 +27,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from tfaccel import progress
 from tfaccel.cluster import Cluster
 from tfaccel.errors import RunError
 
@@ -93,6 +94,7 @@ class Watchdog:
             lost = [peer for peer in self._peers if self._trouble(peer)]
             if not lost:
                 raise
+            progress.lost(lost[0])
             raise WorkerLostError(self._describe(lost)) from error
         finally:
             # No thread may be inside TensorFlow while the interpreter ends.

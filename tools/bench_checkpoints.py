@@ -6,13 +6,14 @@ The images are random and lie in the GPU's memory, so that nothing but the step 
 takes time. The last line is JSON.
 """
 
+import datetime
 import json
 import pathlib
 import statistics
 import sys
 import tempfile
 
-from absl import app, flags
+from absl import flags
 
 OUTPUT = flags.DEFINE_string("output", None, "A new JSON file; none by default.")
 MODEL = flags.DEFINE_string("model", "resnet50", "Of keras.applications, or tfaccel's own.")
@@ -25,10 +26,8 @@ ROUNDS = flags.DEFINE_integer("rounds", 3, "Stretches with, and as many without.
 DIR = flags.DEFINE_string("dir", None, "For the checkpoints; a temporary folder by default.")
 
 
-def main(_):
+def main():
     """Measures, and prints what came of it."""
-    # Not above: TensorFlow has absl look for GPUs where it was imported before `app.run`, which is
-    # too early for it to see any.
     import keras
     import numpy as np
 
@@ -71,6 +70,7 @@ def main(_):
     medians = {name: statistics.median(values) for name, values in rates.items()}
     result = {
         "command": " ".join(["python", "tools/bench_checkpoints.py", *sys.argv[1:]]),
+        "date": datetime.date.today().isoformat(),
         "environment": runtime.describe_environment(),
         "state_mib": round(sum(each.value.numpy().nbytes for each in model.variables) / 2**20),
         "images_per_second": rates,
@@ -82,4 +82,6 @@ def main(_):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    # Not by absl's `app.run`, after which TensorFlow looks for GPUs as it is imported: too early.
+    flags.FLAGS(sys.argv)
+    main()

@@ -33,7 +33,7 @@ def make_loader(folder, num_replicas=1, **settings):
         shuffle=True,
         num_replicas=num_replicas,
         runtime=runtime,
-        num_workers_here=1,
+        num_local=1,
         num_threads=1,
         dali=None,
     )

@@ -35,7 +35,7 @@ def make_loader(source, *, num_replicas=1, augment="none", shuffle=True, **image
         shuffle=shuffle,
         num_replicas=num_replicas,
         runtime=Runtime(devices, "float32", xla=False, seed=0, loader_threads=1),
-        num_workers_here=1,
+        num_local=1,
         num_threads=1,
         dali=DaliConfig(),
     )

@@ -4,12 +4,14 @@ all_well = run(parse(get_config()), report=None, sheet=pathlib.Path("sheet.png")
 """
 
 import dataclasses
+import os
 import pathlib
 from collections.abc import Iterator
 
 import numpy as np
 
 from tfaccel.audit import contact_sheet, proof
+from tfaccel.cluster import find
 from tfaccel.config import Config
 from tfaccel.data.distribute import Loader
 from tfaccel.data.from_config import open_loader, open_source
@@ -37,10 +39,13 @@ def run(config: Config, *, report: pathlib.Path | None, sheet: pathlib.Path | No
       UserError: the data are not there, or a path cannot be written.
     """
     # ----- Process: the same devices as in training, for the same shards.
-    this_run = Run(config.runtime)
-
-    if this_run.cluster.num_workers > 1:
-        raise UserError("the audit is of one process and all its GPUs; unset TF_CONFIG for it")
+    cluster = find(os.environ)
+    if cluster.num_workers > 1:
+        raise UserError(
+            f"the audit is of one process and all its GPUs, not of {cluster.num_workers} workers "
+            f"({cluster.source}); start it once, without TF_CONFIG"
+        )
+    this_run = Run(config.runtime, cluster)
 
     all_well, faults = True, []
     for split in ("train", "test"):

@@ -17,6 +17,7 @@ import time
 
 import keras
 
+from tfaccel import progress
 from tfaccel.agreement import AnyWorker, together
 from tfaccel.callbacks.finite import RollBackError
 from tfaccel.callbacks.restore import Beginning, Origin
@@ -169,7 +170,7 @@ class Checkpoints(keras.callbacks.Callback):
 
     def _wait_together(self) -> None:
         """Returns once the chief has written; or a launcher may kill it before the others end."""
-        with together(self._strategy, "could not save a checkpoint"):
+        with progress.within("save"), together(self._strategy, "could not save a checkpoint"):
             self._writer.wait()
 
     def _stop_now(self) -> None:
@@ -181,6 +182,7 @@ class Checkpoints(keras.callbacks.Callback):
             self._stop.requested or "another worker's signal",
             self._loader.position + self._begun.state["offset"],
         )
+        progress.beat("end")
         raise Stopped(self._config.exit_code)
 
     def _save(self, *, score: float | None = None, tested: bool = True) -> None:
@@ -190,7 +192,8 @@ class Checkpoints(keras.callbacks.Callback):
         if not tested:
             epoch, step, metrics = epoch - 1, self._loader.num_batches, self._counted
         if self.is_chief:
-            self._writer.write(self._snapshot(epoch, step, metrics), score=score, tested=tested)
+            with progress.within("save"):  # of the one before, if it is not done yet
+                self._writer.write(self._snapshot(epoch, step, metrics), score=score, tested=tested)
         self._saving_s += time.monotonic() - begun
 
     def _snapshot(self, epoch: int, step: int, metrics: state_lib.Arrays) -> Snapshot:

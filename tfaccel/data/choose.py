@@ -46,7 +46,7 @@ def choose_loader(
     augment: AugmentConfig,
     *,
     device: Device,
-    num_workers_here: int = 1,
+    num_local: int = 1,
     num_threads: int = 1,
 ) -> Choice:
     """Returns the loader to use.
@@ -59,7 +59,7 @@ def choose_loader(
       images: what they are to become.
       augment: likewise.
       device: of the replicas.
-      num_workers_here: processes of this job on this machine, each of which takes its share.
+      num_local: processes of this job on this machine, each of which takes its share.
       num_threads: that read headers.
 
     Raises:
@@ -69,7 +69,7 @@ def choose_loader(
     if images.loader == "dali_gpu" and not on_gpu:
         raise UserError("loader='dali_gpu' on the CPU; use 'dali_cpu', 'auto', or a GPU")
     if isinstance(source, ArraySource):
-        return _for_arrays(source, images, device, num_workers_here)
+        return _for_arrays(source, images, device, num_local)
     if images.loader in ("dali_gpu", "dali_cpu", "tf_data"):
         return Choice(images.loader, "it was asked for")
     stored, why = _storable_size(source, images, augment, num_threads=num_threads)
@@ -82,7 +82,7 @@ def choose_loader(
         return Choice(images.loader, "it was asked for", stored)
     if stored is not None:
         needed = _bytes(source, stored, images)
-        free = free_bytes(device, num_workers_here)
+        free = free_bytes(device, num_local)
         place = "the GPU" if on_gpu else "this machine"
         if needed <= MEMORY_SHARE * free:
             reason = f"{why}; all {len(source)} take {_mib(needed)} of {_mib(free)} free on {place}"
@@ -118,7 +118,7 @@ def _storable_size(
     return (height, width), f"images have one size, {height}x{width}"
 
 
-def _for_arrays(source, images, device, num_workers_here: int) -> Choice:
+def _for_arrays(source, images, device, num_local: int) -> Choice:
     if images.loader in ("dali_gpu", "dali_cpu", "tf_data"):
         raise UserError(
             f"loader={images.loader!r} decodes files, but the source is decoded arrays; use "
@@ -127,7 +127,7 @@ def _for_arrays(source, images, device, num_workers_here: int) -> Choice:
     if images.loader != "auto":
         return Choice(images.loader, "it was asked for")
     arrays = [each for each in (source.images, source.targets) if each is not None]
-    needed, free = sum(each.nbytes for each in arrays), free_bytes(device, num_workers_here)
+    needed, free = sum(each.nbytes for each in arrays), free_bytes(device, num_local)
     if needed <= MEMORY_SHARE * free:
         return Choice("memory", f"the arrays take {_mib(needed)} of {_mib(free)} free")
     would = f"the arrays would take {_mib(needed)} of {_mib(free)} free: they stay mapped"

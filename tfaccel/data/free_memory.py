@@ -13,14 +13,14 @@ import tensorflow as tf
 from tfaccel.runtime import Device
 
 
-def free_bytes(device: Device, num_workers_here: int = 1) -> int:
+def free_bytes(device: Device, num_local: int = 1) -> int:
     """Returns the bytes that may be taken for images: on the host, and on the replica's GPU.
 
     Args:
       device: of the replica.
-      num_workers_here: processes that share the host's.
+      num_local: processes that share the host's.
     """
-    on_host = min([psutil.virtual_memory().available, *cgroup_rooms()]) // num_workers_here
+    on_host = min([psutil.virtual_memory().available, *cgroup_rooms()]) // num_local
     if device.cuda_ordinal is None:
         return on_host
     pynvml.nvmlInit()

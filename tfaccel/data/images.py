@@ -126,7 +126,7 @@ def open_images(
     shuffle: bool,
     num_replicas: int,
     runtime: Runtime,
-    num_workers_here: int,
+    num_local: int,
     num_threads: int,
     dali: DaliConfig,
 ) -> ImageData:
@@ -139,7 +139,7 @@ def open_images(
       shuffle: whether every epoch has a new order.
       num_replicas: over all workers.
       runtime: devices, seed and precision.
-      num_workers_here: processes of this job on this machine, which share its memory.
+      num_local: processes of this job on this machine, which share its memory.
       num_threads: to look through and to decode images with.
       dali: DALI's settings.
 
@@ -158,7 +158,7 @@ def open_images(
         images,
         augment,
         device=runtime.devices[0],
-        num_workers_here=num_workers_here,
+        num_local=num_local,
         num_threads=num_threads,
     )
     log.info("loader: %s, because %s", choice.loader, choice.reason)

@@ -1,10 +1,10 @@
 import json
 
 import pytest
-import tensorflow as tf
 
-from tfaccel import UserError, cluster
-from tfaccel.cluster import Cluster, from_environment, make_strategy
+from tfaccel import UserError
+from tfaccel.cluster import find
+from tfaccel.cluster.tf_config import claim
 
 
 def tf_config(jobs, kind="worker", index=0):
@@ -23,8 +23,8 @@ def tf_config(jobs, kind="worker", index=0):
     ],
 )
 def test_one_process_is_a_job_of_its_own(environment):
-    alone = from_environment(environment)
-    assert alone == Cluster()
+    alone = find(environment)
+    assert alone.addresses == ()
     assert (alone.num_workers, alone.worker_index, alone.is_chief) == (1, 0, True)
 
 
@@ -42,7 +42,7 @@ PLACES = [
 
 @pytest.mark.parametrize(("given", "worker_index", "tasks"), [(p[0], p[1], p[2:]) for p in PLACES])
 def test_a_place_among_several(given, worker_index, tasks):
-    found = from_environment(tf_config(*given))
+    found = find(tf_config(*given))
     assert found.addresses == ("a:1", "b:1", "c:1")
     assert (found.num_workers, found.worker_index) == (3, worker_index)
     assert found.is_chief == (worker_index == 0)
@@ -71,17 +71,9 @@ def test_a_place_among_several(given, worker_index, tasks):
 )
 def test_what_tf_config_may_not_say(environment, words):
     with pytest.raises(UserError, match=words):
-        from_environment(environment)
+        claim(environment)
 
 
-def test_a_replica_on_each_device():
-    two = make_strategy(Cluster(), ("/cpu:0", "/cpu:1"))
-    assert two.num_replicas_in_sync == 2
-    assert make_strategy(Cluster(), ("/cpu:0", "/cpu:1"), peer_timeout_s=5) is two
-
-
-def test_a_cluster_is_joined_before_tensorflow_starts(monkeypatch):
-    tf.constant(1)
-    monkeypatch.setattr(cluster, "_set_heartbeat", lambda *_: None)  # it would outlast the test
-    with pytest.raises(UserError, match="TensorFlow was used before it could join its cluster"):
-        make_strategy(Cluster(("localhost:1", "localhost:2")), ("/cpu:0",))
+def test_workers_of_one_host_are_counted():
+    found = find(tf_config({"worker": ["a:1", "b:1", "a:2", "a:3"]}, index=2))
+    assert (found.local_index, found.num_local) == (1, 3)

@@ -1,0 +1,188 @@
+"""What node 0 decides for two nodes of two ranks, by a clock of the test's own."""
+
+import pytest
+
+from tfaccel.launch.coordinator import Coordinator
+from tfaccel.launch.gang import RankState
+from tfaccel.launch.messages import Arrival, Report
+from tfaccel.launch.options import Options
+
+
+class Job:
+    """A coordinator, the clock that it goes by, and what its nodes say."""
+
+    def __init__(self, **options):
+        self.now = 1000.0
+        given = {"num_nodes": 2, "num_ranks_per_node": 2, "master_addr": "n9", "max_restarts": 2}
+        self.options = Options(**{**given, **options})
+        self.coordinator = Coordinator(self.options, "digest", clock=lambda: self.now)
+        self.coordinator.reached_at("10.0.0.9")
+
+    def join(self, node, *, digest="digest", ports=(21000, 21001), stop_signal=0):
+        host = f"10.0.0.{9 + node}" if node else "127.0.0.1"
+        return self.coordinator.join(Arrival(node, host, ports, digest, stop_signal))
+
+    def report(self, node, first, second=None, *, attempt=0, stop_signal=0):
+        states = {2 * node: first, 2 * node + 1: second or first}
+        return self.coordinator.report(Report(node, attempt, states, stop_signal))
+
+    def begin(self):
+        self.join(0)
+        self.join(1)
+        return self.join(0)
+
+
+def at(step, **more):
+    return RankState(beats=step, phase="train", step=step, **more)
+
+
+FAILED = RankState(beats=5, phase="train", step=5, exit_code=3, tail=("Error: x", "last"))
+DONE = RankState(beats=9, phase="train", step=9, exit_code=0)
+
+
+def test_an_attempt_begins_when_all_nodes_are_there():
+    job = Job()
+    assert job.join(0).action == "wait"
+    assert job.join(0).action == "wait"
+    begun = job.join(1)
+    assert begun.action == "start"
+    # Node 0 by the address that others reach it by; the ranks node by node.
+    assert begun.addresses == (
+        "10.0.0.9:21000",
+        "10.0.0.9:21001",
+        "10.0.0.10:21000",
+        "10.0.0.10:21001",
+    )
+    assert job.join(0) == begun
+    assert job.join(1) == begun  # an answer that was lost on its way
+    assert job.report(0, at(1)).action == "go"
+
+
+def test_all_end_well_when_every_rank_is_done():
+    job = Job()
+    job.begin()
+    assert job.report(0, DONE).action == "go"
+    end = job.report(1, DONE)
+    assert (end.is_final, end.exit_code, end.reason) == (True, 0, "all ranks are done")
+    assert not job.coordinator.all_told
+    assert job.report(0, DONE) == end
+    assert job.coordinator.all_told
+
+
+def test_p6_a_rank_that_fails_ends_all_nodes_and_all_start_again():
+    job = Job()
+    job.begin()
+    job.report(0, at(5))
+    end = job.report(1, at(5), FAILED)
+    assert (end.action, end.is_final, end.rank) == ("end", False, 3)
+    assert end.reason == (
+        "rank 3 ended with exit code 3; restart 1 of 2 from the last checkpoint in 1 s"
+    )
+    assert end.tail == ("Error: x", "last")
+    assert job.report(0, at(6)) == end
+    # Both wait for each other, and for the pause.
+    assert job.join(0).action == job.join(1).action == "wait"
+    job.now += 1
+    assert job.join(0).action == "start"
+    assert job.join(1).attempt == 1
+
+
+def test_the_number_of_restarts_is_bounded():
+    job = Job(max_restarts=1)
+    for attempt in range(2):
+        job.now += 100
+        job.begin()
+        end = job.report(1, FAILED, attempt=attempt)
+    assert end.is_final
+    assert end.exit_code == 3
+    assert "1 restarts of --max-restarts=1 are used up" in end.reason
+
+
+def test_two_restarts_that_come_no_further_are_the_last():
+    job = Job(max_restarts=9)
+    for attempt in range(3):
+        job.now += 100
+        job.begin()
+        end = job.report(1, FAILED, attempt=attempt)
+    assert end.is_final
+    assert "two restarts in a row came no further than step 5" in end.reason
+
+
+def test_p6_a_node_that_falls_silent_is_lost_and_named():
+    job = Job()
+    job.begin()
+    job.report(1, at(3))
+    for _ in range(29):
+        job.now += 1
+        assert job.report(0, at(3)).action == "go"
+    job.now += 2
+    end = job.report(0, at(3))
+    assert end.reason.startswith("node 1 (10.0.0.10) is lost: no word for 31 s; restart 1 of 2")
+    # It was cut off, and has ended its ranks meanwhile.
+    job.now += 10
+    job.join(0)
+    assert job.join(1).action == "start"
+
+
+def test_a_node_that_comes_again_has_lost_its_ranks():
+    job = Job()
+    job.begin()
+    job.report(0, at(3))
+    job.report(1, at(3))
+    assert job.join(1).action == "wait"
+    assert "node 1 (10.0.0.10) has left its ranks" in job.report(0, at(3)).reason
+
+
+def test_a_node_that_never_comes_is_named():
+    job = Job(start_timeout_s=100)
+    assert job.join(0).action == "wait"
+    job.now += 101
+    end = job.join(0)
+    assert end.is_final
+    assert end.exit_code == 1
+    assert "node 1 did not come within 100 s" in end.reason
+
+
+def test_p7_the_age_of_a_report_counts():
+    job = Job(step_timeout_s=20)
+    job.begin()
+    job.report(1, at(3, age_s=15.0))
+    job.now += 6
+    end = job.report(0, at(4))
+    assert "each of" not in end.reason
+    assert "made no progress in training for 21 s (limit 20 s), step 3" in end.reason
+
+
+def test_a_job_that_is_told_to_stop_is_not_started_again():
+    job = Job()
+    job.begin()
+    stopped = RankState(phase="end", step=7, exit_code=143)
+    job.report(0, stopped, stop_signal=15)
+    end = job.report(1, stopped)
+    assert end.is_final
+    assert end.exit_code == 143
+    assert end.reason.endswith("not started again: it was told to stop")
+
+
+def test_a_job_that_is_told_to_stop_before_it_has_ranks_ends():
+    job = Job()
+    end = job.join(0, stop_signal=15)
+    assert end.is_final
+    assert end.exit_code == 143
+
+
+@pytest.mark.parametrize(
+    ("node", "changed", "reason"),
+    [
+        (2, {}, "node 2 in a job of --nnodes=2"),
+        (1, {"digest": "another"}, "node 1 launches another command than node 0"),
+        (1, {"ports": (21000,)}, "node 1 has --nproc-per-node=1, node 0 2"),
+    ],
+)
+def test_a_node_of_another_job_is_sent_away_and_harms_nobody(node, changed, reason):
+    job = Job()
+    sent_away = job.join(node, **changed)
+    assert sent_away.is_final
+    assert sent_away.exit_code == 2
+    assert sent_away.reason.startswith(reason)
+    assert job.begin().action == "start"

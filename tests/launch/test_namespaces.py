@@ -1,0 +1,149 @@
+"""Two hosts, each a network namespace of this machine: `tfaccel launch` on both, and a link cut."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from tfaccel.checkpoint.folder import parse
+from tfaccel.checkpoint.store import Store
+
+HOSTS = ("tfaccel-a", "tfaccel-b")
+LINKS = ("tfaccel-va", "tfaccel-vb")
+ADDRESSES = ("10.77.0.1", "10.77.0.2")
+
+TRAIN = [
+    "train",
+    "--config=configs/digits.py",
+    "--config.runtime.gpu_ids=",
+    "--config.runtime.deterministic=True",
+    "--config.runtime.xla=False",
+    "--config.runtime.peer_timeout_s=4",
+    "--config.data.loader=tf_data",
+    "--config.train.epochs=6",
+    "--config.checkpoint.every_steps=4",
+]
+
+
+def ip(*arguments, check=True):
+    subprocess.run(["ip", *arguments], check=check, capture_output=True)
+
+
+@pytest.fixture
+def hosts():
+    if os.geteuid() or not shutil.which("ip"):
+        pytest.skip("needs root and `ip` to make network namespaces")
+    try:
+        for host in HOSTS:
+            ip("netns", "add", host)
+        ip("link", "add", LINKS[0], "type", "veth", "peer", "name", LINKS[1])
+        for host, link, address in zip(HOSTS, LINKS, ADDRESSES, strict=True):
+            ip("link", "set", link, "netns", host)
+            ip("-n", host, "addr", "add", f"{address}/24", "dev", link)
+            ip("-n", host, "link", "set", link, "up")
+            ip("-n", host, "link", "set", "lo", "up")
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"cannot make network namespaces here: {error.stderr.decode().strip()}")
+    else:
+        yield
+    finally:
+        for host in HOSTS:
+            ip("netns", "del", host, check=False)
+
+
+@pytest.fixture
+def launch(hosts, tmp_path):
+    started = []
+
+    def launch(num_ranks, *flags):
+        """One launcher on each host; their output in tmp_path/host-0 and host-1."""
+        for node, host in enumerate(HOSTS):
+            with (tmp_path / f"host-{node}").open("w") as output:
+                command = [
+                    *("ip", "netns", "exec", host, sys.executable, "-m", "tfaccel", "launch"),
+                    *("--nnodes=2", f"--node-rank={node}", f"--nproc-per-node={num_ranks}"),
+                    *(f"--master-addr={ADDRESSES[0]}", "--grace=3", *flags),
+                    *(*TRAIN, f"--workdir={tmp_path / 'run'}"),
+                ]
+                started.append(subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT))
+        return started
+
+    yield launch
+    for each in started:
+        each.kill()
+        each.wait()
+
+
+def said(tmp_path):
+    return [(tmp_path / f"host-{node}").read_text() for node in range(2)]
+
+
+def last_step(workdir):
+    named = (parse(each) for each in workdir.glob("checkpoints/step-*"))
+    return max((each.step for each in named if each and not each.unfinished), default=0)
+
+
+def wait_until(condition, tmp_path):
+    ends = time.monotonic() + 100
+    while not condition():
+        assert time.monotonic() < ends, said(tmp_path)
+        time.sleep(0.02)
+
+
+def newest(workdir):
+    store = Store(workdir / "checkpoints", keep_last=1, keep_best=0, largest_is_best=True)
+    return store.newest()
+
+
+def uninterrupted(num_ranks, workdir):
+    """The newest checkpoint of as many ranks on this machine, which nobody disturbs."""
+    launcher = [sys.executable, "-m", "tfaccel", "launch", f"--nproc-per-node={num_ranks}"]
+    command = [*launcher, *TRAIN, f"--workdir={workdir}"]
+    subprocess.run(command, check=True, capture_output=True)
+    return newest(workdir)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_link_that_is_cut_and_comes_back_changes_nothing(launch, num_ranks, tmp_path):
+    jobs = launch(num_ranks, "--node-timeout=12", "--max-restarts=2")
+    wait_until(lambda: last_step(tmp_path / "run") >= 28, tmp_path)
+    ip("-n", HOSTS[0], "link", "set", LINKS[0], "down")
+    cut = time.monotonic()
+    lost = f"node 0's launcher at {ADDRESSES[0]}:29400 is lost"
+    wait_until(lambda: lost in said(tmp_path)[1], tmp_path)
+    wait_until(lambda: "restart 1 of 2 from the last checkpoint" in said(tmp_path)[0], tmp_path)
+    assert time.monotonic() - cut < 12 + 10
+    # Those that waited for a rank of the other host have named it, and are no more.
+    first, second = said(tmp_path)
+    lost_rank = "runs, but does not answer: rank"  # where a rank's end was heard of before
+    assert f"node 1 ({ADDRESSES[1]}) is lost: no word for 1" in first or lost_rank in first
+    for text, other in ((first, ADDRESSES[1]), (second, ADDRESSES[0])):
+        assert re.search(rf"worker \d \({other}:\d+\) is lost: no answer for", text)
+    ip("-n", HOSTS[0], "link", "set", LINKS[0], "up")
+    for each in jobs:
+        assert each.wait(timeout=100) == 0, said(tmp_path)
+    assert "resumed from step" in said(tmp_path)[0]
+    found = newest(tmp_path / "run")
+    expected = uninterrupted(2 * num_ranks, tmp_path / "uninterrupted")
+    assert found.step == expected.step == 6 * 23
+    for name, array in expected.arrays.items():
+        np.testing.assert_array_equal(found.arrays[name], array, err_msg=name)
+
+
+@pytest.mark.slow
+def test_p6_without_restarts_a_cut_link_ends_every_process(launch, tmp_path):
+    jobs = launch(1, "--node-timeout=5")
+    wait_until(lambda: last_step(tmp_path / "run") >= 8, tmp_path)
+    ip("-n", HOSTS[0], "link", "set", LINKS[0], "down")
+    cut = time.monotonic()
+    assert [each.wait(timeout=60) for each in jobs] == [1, 1], said(tmp_path)
+    assert time.monotonic() - cut < 5 + 3 + 8
+    first, second = said(tmp_path)
+    assert f"node 1 ({ADDRESSES[1]}) is lost: no word for" in first or "worker 1" in first
+    assert f"node 0's launcher at {ADDRESSES[0]}:29400 is lost" in second

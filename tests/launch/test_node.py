@@ -1,0 +1,349 @@
+"""`tfaccel launch` with ranks that only pretend to train: who is ended, when, and what is left."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+# Two steps; then the rank at fault does what `mode` says, and the others wait for it in the third.
+PROGRAM = """
+import json, os, pathlib, signal, subprocess, sys, time
+from tfaccel import progress
+mode, at_fault, folder = sys.argv[1], int(sys.argv[2]), pathlib.Path(sys.argv[3])
+rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+begun = len(list(folder.glob(f"rank-{rank}-*")))
+(folder / f"rank-{rank}-{begun}").write_text(json.dumps([os.getpid(), dict(os.environ)]))
+is_mine = rank == at_fault
+if mode == "never starts" and is_mine:
+    time.sleep(1000)
+
+def stop(number, frame):
+    progress.asked()
+    print("saving", flush=True)
+    time.sleep(0.5)
+    progress.beat("end")
+    sys.exit(143)
+
+if mode == "saves":
+    signal.signal(signal.SIGTERM, stop)
+if mode == "ignores":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+progress.beat("start")
+print("rank", rank, "begins", flush=True)
+for step in (1, 2):
+    progress.beat("train", step=step)
+(folder / f"there-{rank}-{begun}").touch()
+if is_mine:
+    if mode == "raises":
+        raise ValueError("row 7 is broken")
+    if mode == "exits":
+        sys.exit(3)
+    if mode == "exits once" and not begun:
+        sys.exit(3)
+    if mode == "mistake":
+        sys.exit(2)
+    if mode == "is killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if mode == "is stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if mode == "sleeps":
+        time.sleep(1000)
+    if mode == "saves slowly":
+        with progress.within("save"):
+            time.sleep(2.5)
+    if mode == "has a child":
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)", str(folder)])
+        sys.exit(3)
+    if mode == "is done":
+        sys.exit(0)
+progress.beat("train", step=3)
+if mode in ("ends", "exits once", "saves slowly"):
+    if mode == "saves slowly" and not is_mine:
+        time.sleep(3)
+    sys.exit(0)
+time.sleep(1000)
+"""
+
+
+class Launched:
+    """A launcher in a process of its own."""
+
+    def __init__(self, folder, mode, at_fault=1, flags=(), environment=None):
+        self.folder = folder
+        program = folder / "program.py"
+        program.write_text(PROGRAM)
+        self.begun = time.monotonic()
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "tfaccel", "launch", "--nproc-per-node=2", "--grace=1"),
+                *(f"--log-dir={folder / 'logs'}", *flags),
+                *(str(program), mode, str(at_fault), str(folder)),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **(environment or {})},
+        )
+
+    def wait_for(self, *names):
+        ends = time.monotonic() + 30
+        while not all((self.folder / name).exists() for name in names):
+            assert time.monotonic() < ends
+            assert self.process.poll() is None, self.process.communicate()
+            time.sleep(0.01)
+
+    def end(self, timeout_s=30):
+        """Returns the exit code, what was printed, and how long it took."""
+        out, err = self.process.communicate(timeout=timeout_s)
+        return self.process.returncode, out, err, time.monotonic() - self.begun
+
+    def left(self):
+        """What still runs of the job, by its command line."""
+        found = []
+        for each in psutil.process_iter(["cmdline", "status"]):
+            ours = str(self.folder) in (each.info["cmdline"] or ())
+            if ours and each.info["status"] != psutil.STATUS_ZOMBIE:
+                found.append(each)
+        return found
+
+
+@pytest.fixture
+def launch(tmp_path):
+    started = []
+
+    def launch(mode, at_fault=1, *flags, **more):
+        started.append(Launched(tmp_path, mode, at_fault, flags, **more))
+        return started[-1]
+
+    yield launch
+    for each in started:
+        each.process.kill()
+        each.process.wait()
+        for orphan in each.left():
+            orphan.kill()
+
+
+@pytest.mark.parametrize(
+    ("mode", "code", "words"),
+    [
+        ("is killed", 137, "was ended by SIGKILL, exit code 137"),
+        ("raises", 1, "ended with exit code 1"),
+        ("exits", 3, "ended with exit code 3"),
+        ("has a child", 3, "ended with exit code 3"),
+    ],
+)
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_p6_a_rank_that_fails_ends_all_with_its_code(launch, rank, mode, code, words):
+    job = launch(mode, rank)
+    received, _, err, seconds = job.end()
+    assert received == code
+    assert f"[launch] launch: rank {rank} {words}" in err
+    assert seconds < 8
+    assert not job.left()
+    if mode == "raises":
+        assert "[launch] launch: its first error: ValueError: row 7 is broken" in err
+        assert '    raise ValueError("row 7 is broken")' in err
+
+
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("mode", "flag", "words"),
+    [
+        pytest.param(
+            *("is stopped", "--step-timeout=1", "made no progress in training for"),
+            marks=pytest.mark.slow,
+        ),
+        ("sleeps", "--step-timeout=1", "made no progress in training for"),
+        ("never starts", "--start-timeout=2", "made no progress before its first step ended"),
+        ("saves slowly", "--save-timeout=1", "made no progress in saving for"),
+    ],
+)
+def test_p7_a_rank_that_hangs_is_found_within_its_limit(launch, rank, mode, flag, words):
+    job = launch(mode, rank, flag)
+    code, _, err, seconds = job.end()
+    assert code == 1
+    assert f"[launch] launch: rank {rank} {words}" in err
+    assert seconds < 8
+    assert not job.left()
+
+
+def test_p7_a_peer_that_is_slow_in_saving_is_no_false_alarm(launch):
+    code, _, err, _ = launch("saves slowly", 0, "--step-timeout=1", "--save-timeout=10").end()
+    assert code == 0, err
+
+
+@pytest.mark.slow
+def test_ranks_that_do_not_hear_sigterm_are_killed_after_the_grace(launch):
+    job = launch("ignores", 0, "--step-timeout=1")
+    code, _, _, seconds = job.end()
+    assert code == 1
+    assert 2 <= seconds < 8
+    assert not job.left()
+
+
+def test_all_is_shown_with_its_rank_and_kept_in_files(launch, tmp_path):
+    code, out, err, _ = launch("ends").end()
+    assert code == 0
+    assert sorted(out.splitlines()) == ["[rank 0] rank 0 begins", "[rank 1] rank 1 begins"]
+    assert err.splitlines()[-1] == "[launch] launch: all ranks are done"
+    for rank in range(2):
+        log = tmp_path / "logs" / "attempt-0" / f"rank-{rank}.log"
+        assert log.read_text() == f"rank {rank} begins\n"
+
+
+def test_a_rank_knows_its_job_from_tf_config_alone(launch, tmp_path):
+    foreign = {"SLURM_PROCID": "5", "OMPI_COMM_WORLD_RANK": "5", "TFACCEL_LAUNCH_TOKEN": "secret"}
+    launch("ends", environment=foreign).end()
+    received = json.loads((tmp_path / "rank-1-0").read_text())[1]
+    assert not foreign.keys() & received.keys()
+    cluster = json.loads(received["TF_CONFIG"])
+    assert cluster["task"] == {"type": "worker", "index": 1}
+    ports = [int(each.removeprefix("127.0.0.1:")) for each in cluster["cluster"]["worker"]]
+    assert len(set(ports)) == 2
+    assert all(20000 <= each < 32000 for each in ports)
+
+
+def test_all_start_again_where_one_has_failed(launch, tmp_path):
+    code, _, err, _ = launch("exits once", 1, "--max-restarts=2").end()
+    assert code == 0, err
+    assert "rank 1 ended with exit code 3; restart 1 of 2 from the last checkpoint in 1 s" in err
+    assert (tmp_path / "logs" / "attempt-1" / "rank-0.log").exists()
+    assert len(list(tmp_path.glob("rank-1-*"))) == 2
+
+
+def test_a_mistake_in_the_call_is_not_tried_again(launch):
+    code, _, err, _ = launch("mistake", 1, "--max-restarts=2").end()
+    assert code == 2
+    assert "not started again: exit code 2 is a mistake in the call" in err
+
+
+def test_a_signal_is_passed_on_and_ranks_have_time_to_save(launch):
+    job = launch("saves", 1, "--max-restarts=2")
+    job.wait_for("there-0-0", "there-1-0")
+    job.process.send_signal(signal.SIGTERM)
+    code, out, err, _ = job.end()
+    assert code == 143
+    assert out.count("saving") == 2
+    assert "not started again: it was told to stop" in err
+    assert not job.left()
+
+
+def test_a_signal_that_a_scheduler_sends_to_all_comes_to_each_rank_once(launch, tmp_path):
+    job = launch("saves")
+    job.wait_for("there-0-0", "there-1-0")
+    for rank in range(2):
+        os.kill(json.loads((tmp_path / f"rank-{rank}-0").read_text())[0], signal.SIGTERM)
+    job.process.send_signal(signal.SIGTERM)
+    code, out, _, _ = job.end()
+    assert code == 143
+    assert out.count("saving") == 2
+
+
+def test_a_second_signal_ends_all_at_once(launch):
+    job = launch("ignores", 1, "--grace=60")
+    job.wait_for("there-0-0", "there-1-0")
+    job.process.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    job.process.send_signal(signal.SIGINT)
+    sent = time.monotonic()
+    code, _, _, _ = job.end()
+    assert code == 137
+    assert time.monotonic() - sent < 5
+    assert not job.left()
+
+
+def test_ranks_die_with_their_launcher(launch):
+    job = launch("sleeps")
+    job.wait_for("there-0-0", "there-1-0")
+    job.process.kill()
+    job.process.wait()
+    ends = time.monotonic() + 5
+    while job.left():
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+
+
+# Two launchers on one machine, as if they were on two.
+
+
+@pytest.fixture
+def nodes(launch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+    def nodes(mode, at_fault, *flags, tokens=("", "")):
+        every = ["--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={port}", *flags]
+        return [
+            launch(
+                mode,
+                at_fault,
+                *every,
+                f"--node-rank={node}",
+                environment={"TFACCEL_LAUNCH_TOKEN": token},
+            )
+            for node, token in enumerate(tokens)
+        ]
+
+    return nodes
+
+
+def test_two_nodes_of_two_ranks_run_a_job(nodes, tmp_path):
+    for job in nodes("ends", 1, tokens=("secret", "secret")):
+        code, _, err, _ = job.end()
+        assert code == 0, err
+    workers = [
+        json.loads(json.loads((tmp_path / f"rank-{rank}-0").read_text())[1]["TF_CONFIG"])
+        for rank in range(4)
+    ]
+    assert [each["task"]["index"] for each in workers] == [0, 1, 2, 3]
+    assert all(each["cluster"] == workers[0]["cluster"] for each in workers)
+
+
+@pytest.mark.slow
+def test_p6_a_rank_that_fails_on_one_node_ends_both_and_both_start_again(nodes):
+    first, second = nodes("exits once", 2, "--max-restarts=1")
+    for job in (first, second):
+        code, _, err, _ = job.end()
+        assert code == 0, err
+        assert "rank 2 ended with exit code 3; restart 1 of 1" in err
+
+
+def test_p6_both_nodes_name_the_rank_at_fault_and_its_error(nodes):
+    for job in nodes("raises", 3):
+        code, _, err, _ = job.end()
+        assert code == 1
+        assert "launch: rank 3 ended with exit code 1; not started again" in err
+        assert "its first error: ValueError: row 7 is broken" in err
+        assert not job.left()
+
+
+@pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_p6_a_node_that_is_lost_is_named_by_the_other(nodes, lost):
+    jobs = nodes("sleeps", 3, "--node-timeout=2")
+    for job in jobs:
+        job.wait_for("there-0-0", "there-3-0")
+    jobs[lost].process.kill()
+    killed = time.monotonic()
+    jobs[lost].process.wait()
+    code, _, err, _ = jobs[1 - lost].end()
+    assert code == 1
+    assert ("node 1 (127.0.0.1) is lost" if lost else "node 0's launcher at 127.0.0.1:") in err
+    assert time.monotonic() - killed < 10
+    assert not jobs[1].left()
+
+
+@pytest.mark.slow
+def test_a_launcher_without_the_token_is_refused(nodes):
+    first, second = nodes("ends", 1, "--start-timeout=4", tokens=("secret", "other"))
+    code, _, err, _ = second.end()
+    assert code == 2
+    assert "refuses the token of TFACCEL_LAUNCH_TOKEN" in err
+    code, _, err, _ = first.end()
+    assert code == 1
+    assert "node 1 did not come within 4 s" in err

@@ -1,0 +1,65 @@
+"""The flags of `tfaccel launch`, and what is wrong with them."""
+
+import pathlib
+import sys
+
+import pytest
+
+from tfaccel.errors import UserError
+from tfaccel.launch.options import Options, argv_of, digest_of, parse
+
+TRAIN = ("train", "--config=configs/digits.py", "--workdir=runs/a")
+
+
+def test_what_is_not_said_has_a_default():
+    options, command = parse(TRAIN, {})
+    assert command == TRAIN
+    assert options == Options(log_dir=pathlib.Path.cwd() / "runs" / "a" / "launch")
+
+
+def test_flags_stand_before_the_command_and_its_own_are_left_alone():
+    flags = ["--nproc-per-node=2", "--nnodes", "3", "--node-rank=1", "--master-addr=n9"]
+    command = (*TRAIN, "--nnodes=7", "--resume=auto")
+    options, received = parse([*flags, "--step-timeout=1.5", "--log-dir=/logs", *command], {})
+    assert received == command
+    assert (options.num_ranks_per_node, options.num_nodes, options.node_rank) == (2, 3, 1)
+    assert (options.num_ranks, options.master_addr, options.step_timeout_s) == (6, "n9", 1.5)
+    assert options.log_dir == pathlib.Path("/logs")
+
+
+def test_a_rank_runs_train_or_a_script_by_this_python(tmp_path):
+    assert argv_of(TRAIN) == [sys.executable, "-m", "tfaccel", *TRAIN]
+    script = tmp_path / "a b.py"
+    script.touch()
+    assert argv_of([str(script), "--x"]) == [sys.executable, str(script), "--x"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "no command to launch"),
+        (["trian"], "cannot launch 'trian'; did you mean 'train'"),
+        (["script.py"], "script script.py does not exist"),
+        (["train", "--config=a.py"], "train without --workdir=DIR"),
+        (["--nproc-per-nod=2", *TRAIN], "Unknown command line flag 'nproc-per-nod'"),
+        (["--nproc-per-node=0", *TRAIN], "nproc-per-node=0"),
+        (["--max-restarts=-1", *TRAIN], "max-restarts=-1"),
+        (["--step-timeout=0", *TRAIN], "step-timeout=0"),
+        (["--nnodes=2", "--node-rank=2", *TRAIN], "--node-rank=2 of --nnodes=2; expected 0 to 1"),
+        (["--nnodes=2", *TRAIN], "--nnodes=2 without --master-addr"),
+        (["--print", *TRAIN], "--print with --engine=local"),
+    ],
+)
+def test_a_mistake_in_the_call_is_a_sentence(arguments, sentence, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=sentence.replace("(", r"\(")):
+        parse(arguments, {})
+
+
+def test_a_tf_config_that_is_there_already_is_refused():
+    with pytest.raises(UserError, match="TF_CONFIG is set"):
+        parse(TRAIN, {"TF_CONFIG": "{}"})
+
+
+def test_a_digest_tells_commands_apart():
+    assert digest_of(["train", "a b"]) != digest_of(["train", "a", "b"])

@@ -1,0 +1,42 @@
+"""The workers as the caller names them: by flags, or as arguments of `tfaccel.setup`.
+
+Takes the addresses and the place; gives what they say, which goes before all else.
+
+    claim = explicit.claim(["10.0.0.1:2222", "10.0.0.2:2222"], 1, others=())
+"""
+
+from collections.abc import Sequence
+
+from tfaccel.cluster.addresses import check_addresses, neighbours
+from tfaccel.cluster.place import Claim, Cluster
+from tfaccel.errors import UserError
+
+
+def claim(workers: Sequence[str], worker_index: int | None, *, others: Sequence[Claim]) -> Claim:
+    """Returns what the caller says.
+
+    Args:
+      workers: host:port of each worker, the chief's first.
+      worker_index: which of them this is; None where another system says so, as `mpirun` does.
+      others: what other systems say.
+
+    Raises:
+      UserError: an address is none, or nobody says which worker this is.
+    """
+    addresses = tuple(workers)
+    check_addresses(addresses, of="workers")
+    index = worker_index
+    if index is None:
+        index = others[0].worker_index if others else None
+    if index is None or not 0 <= index < len(addresses):
+        raise UserError(
+            f"worker_index={index} with {len(addresses)} workers; expected the place of this "
+            f"process among them, 0 to {len(addresses) - 1}"
+        )
+    if len(addresses) == 1:
+        cluster = Cluster(source="workers has one address")
+    else:
+        local = neighbours(addresses, index)
+        cluster = Cluster(addresses, index, False, *local, source="the flags or arguments")
+    words = f"workers={','.join(addresses)}, worker_index={worker_index}"
+    return Claim("the caller", len(addresses), index, words, lambda: cluster)

@@ -1,0 +1,196 @@
+"""Slurm: which task of its step this process is, and where the others are.
+
+Takes the environment that `srun` gives each task; gives what it says, None outside of a step of
+several tasks.
+
+    srun --nodes=2 --ntasks-per-node=1 tfaccel train --config=... --workdir=...
+    claim = slurm.claim(os.environ)
+    claim.make().addresses      # ("n9:25817", "n10:25818")
+
+TensorFlow's SlurmClusterResolver sorts hosts as text (n10 before n9) and fails without GPUs.
+"""
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Mapping
+
+from tfaccel.cluster.addresses import base_port
+from tfaccel.cluster.place import Claim, Cluster
+from tfaccel.errors import UserError
+
+NAMES = (
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_PROCID",
+    "SLURM_NODEID",
+    "SLURM_LOCALID",
+    "SLURM_STEP_TASKS_PER_NODE",
+    "SLURM_STEP_NODELIST",
+    "SLURM_DISTRIBUTION",
+)
+
+
+def claim(environment: Mapping[str, str]) -> Claim | None:
+    """Reads a step's variables; a step of one task says nothing: it may be a shell.
+
+    Raises:
+      UserError: a variable is missing, or no number.
+    """
+    if environment.get("SLURM_STEP_NUM_TASKS", "1") == "1":
+        return None
+    num_tasks, rank = (_number(environment, name) for name in NAMES[:2])
+    words = f"SLURM_STEP_NUM_TASKS={num_tasks}, SLURM_PROCID={rank}"
+    return Claim(_source(environment), num_tasks, rank, words, lambda: _cluster(environment))
+
+
+def why_alone(environment: Mapping[str, str]) -> str | None:
+    """Returns why a process that Slurm runs is one of its own; None where Slurm does not run it."""
+    if "SLURM_STEP_NUM_TASKS" in environment:
+        return f"{_source(environment)} has one task"
+    if environment.get("SLURM_NTASKS", "1") != "1":
+        return (
+            f"Slurm has {environment['SLURM_NTASKS']} tasks for this job, but srun did not start "
+            "this process; for all of them: `srun tfaccel ...`"
+        )
+    return None
+
+
+def nodes(environment: Mapping[str, str]) -> list[str]:
+    """Returns the names of the step's nodes, in the order in which Slurm counts them.
+
+    Raises:
+      UserError: there is no list of them, or it cannot be read.
+    """
+    return expand(_text(environment, "SLURM_STEP_NODELIST"))
+
+
+def expand(nodelist: str) -> list[str]:
+    """Returns the names in a node list: of "n[9-10,12],gpu-a" n9, n10, n12 and gpu-a.
+
+    Raises:
+      UserError: it is not what Slurm writes.
+    """
+    names = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", nodelist)
+    if ",".join(names) != nodelist or not names:
+        raise UserError(f"Slurm's node list {nodelist!r} cannot be read; expected e.g. n[9-10,12]")
+    found = []
+    for name in names:
+        # By turns what stands outside of brackets and inside.
+        parts = re.split(r"\[([^\]]*)\]", name)
+        choices = [_range(each) if place % 2 else [each] for place, each in enumerate(parts)]
+        found += map("".join, itertools.product(*choices))
+    return found
+
+
+def _range(text: str) -> list[str]:
+    """Returns the numbers of "08-10,12" as text, as wide as they are written."""
+    numbers = []
+    for each in text.split(","):
+        span = re.fullmatch(r"(\d+)(?:-(\d+))?", each)
+        if not span:
+            raise UserError(f"Slurm's node list has [{text}]; expected numbers, e.g. [08-10,12]")
+        first, last = span[1], span[2] or span[1]
+        numbers += [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
+    return numbers
+
+
+def tasks_per_node(text: str) -> list[int]:
+    """Returns the tasks of each node: of "2(x3),1" 2, 2, 2, 1.
+
+    Raises:
+      UserError: it is not what Slurm writes.
+    """
+    counts = []
+    for each in text.split(","):
+        part = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", each)
+        if not part:
+            raise UserError(f"SLURM_STEP_TASKS_PER_NODE={text!r}; expected e.g. 2(x3),1")
+        counts += [int(part[1])] * int(part[2] or 1)
+    return counts
+
+
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """A step, and this task's place in it."""
+
+    num_tasks: int
+    rank: int
+    local_index: int
+    node_index: int
+    nodes: list[str]
+    counts: list[int]  # tasks of each node
+    distribution: str
+
+    def is_in_blocks(self) -> bool:
+        """Whether the tasks are numbered node by node, and this one's numbers agree."""
+        if len(self.nodes) != len(self.counts) or self.node_index >= len(self.nodes):
+            return False
+        # Every task must see it, those too whose number is the same in another order.
+        same_in_any = len(self.nodes) == 1 or max(self.counts) == 1
+        return (
+            (same_in_any or self.distribution in ("", "block"))
+            and sum(self.counts) == self.num_tasks
+            and self.local_index < self.counts[self.node_index]
+            and self.rank == sum(self.counts[: self.node_index]) + self.local_index
+        )
+
+
+def _step(environment: Mapping[str, str]) -> _Step:
+    return _Step(
+        num_tasks=_number(environment, "SLURM_STEP_NUM_TASKS"),
+        rank=_number(environment, "SLURM_PROCID"),
+        local_index=_number(environment, "SLURM_LOCALID"),
+        node_index=_number(environment, "SLURM_NODEID"),
+        nodes=nodes(environment),
+        counts=tasks_per_node(_text(environment, "SLURM_STEP_TASKS_PER_NODE")),
+        distribution=re.split("[:,]", environment.get("SLURM_DISTRIBUTION", ""))[0],
+    )
+
+
+def _cluster(environment: Mapping[str, str]) -> Cluster:
+    step = _step(environment)
+    if not step.is_in_blocks():
+        names = [each for each in NAMES if each in environment]
+        shown = ", ".join(f"{each}={environment[each]}" for each in names)
+        raise UserError(
+            f"Slurm's tasks are not numbered node by node ({shown}); expected srun "
+            "--distribution=block"
+        )
+    hosts = [
+        node for node, count in zip(step.nodes, step.counts, strict=True) for _ in range(count)
+    ]
+    # Each has a port of its own, on every host: two of Slurm's nodes may be one machine.
+    first = base_port(*_job(environment), num_workers=step.num_tasks)
+    return Cluster(
+        tuple(f"{host}:{first + rank}" for rank, host in enumerate(hosts)),
+        step.rank,
+        local_index=step.local_index,
+        num_local=step.counts[step.node_index],
+        source=_source(environment),
+    )
+
+
+def _job(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns what the tasks of this step share and no other has: job, step and restart."""
+    restarts = environment.get("SLURM_RESTART_COUNT", "0")
+    return _text(environment, "SLURM_JOB_ID"), _text(environment, "SLURM_STEP_ID"), restarts
+
+
+def _source(environment: Mapping[str, str]) -> str:
+    return f"Slurm step {environment.get('SLURM_JOB_ID')}.{environment.get('SLURM_STEP_ID')}"
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    text = _text(environment, name)
+    if not text.isdigit():
+        raise UserError(f"{name}={text!r}; expected a number, as srun sets it")
+    return int(text)
+
+
+def _text(environment: Mapping[str, str], name: str) -> str:
+    if not environment.get(name):
+        raise UserError(
+            f"SLURM_STEP_NUM_TASKS={environment.get('SLURM_STEP_NUM_TASKS')} without {name}; srun "
+            "sets both: do not unset it"
+        )
+    return environment[name]

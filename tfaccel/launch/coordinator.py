@@ -1,0 +1,214 @@
+"""What node 0 decides for all nodes: when an attempt begins, when it is over, and what then.
+
+Takes what nodes say of themselves, in any order and from several threads; gives each an Answer.
+
+    coordinator = Coordinator(options, digest)
+    answer = coordinator.join(Arrival(node=0, host="n9", ports=(21034, 25110), digest=digest))
+    answer.action           # "wait" until all nodes are there, then "start" with all addresses
+    answer = coordinator.report(Report(node=0, attempt=0, states={0: ..., 1: ...}))
+    answer.action           # "go", or "end" with the reason; `is_final` where it is the last
+
+An attempt is over at the first verdict on any rank or node; then all nodes end their ranks and join
+again, unless the verdict is final.
+"""
+
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from tfaccel.launch import gang
+from tfaccel.launch.gang import Limits, RankState, Verdict
+from tfaccel.launch.messages import Answer, Arrival, Report
+from tfaccel.launch.options import Options
+
+log = logging.getLogger("tfaccel")
+
+
+class Coordinator:
+    """The job's state. Each method may be called from any thread."""
+
+    def __init__(
+        self, options: Options, digest: str, *, clock: Callable[[], float] = time.monotonic
+    ):
+        """Waits for nodes.
+
+        Args:
+          options: of the job.
+          digest: of its command.
+          clock: seconds, monotonic.
+        """
+        self._options, self._digest, self._clock = options, digest, clock
+        self._limits, self._lock = Limits.of(options), threading.RLock()
+        self._attempt, self._running = 0, False
+        self._arrivals: dict[int, Arrival] = {}
+        self._begun: set[int] = set()  # nodes that have reported of this attempt
+        self._heard: dict[int, float] = {}
+        self._states: dict[int, tuple[RankState, float]] = {}
+        self._furthest: list[int] = []
+        self._not_before = self._gathering_since = clock()
+        self._stop_signal, self._stopping_since = 0, None
+        self._end: Answer | None = None  # of the attempt before, or of all
+        self._told: set[int] = set()
+        self._host = ""  # of node 0
+
+    @property
+    def all_told(self) -> bool:
+        """Whether every node that came and is not lost knows that the job is over."""
+        with self._lock:
+            return self._told.issuperset(self._heard)
+
+    def join(self, arrival: Arrival) -> Answer:
+        """Takes a node that waits for an attempt; it asks again until that begins."""
+        with self._lock:
+            if refusal := self._refusal(arrival):
+                return refusal
+            self._note(arrival.node, arrival.stop_signal)
+            known = self._arrivals.get(arrival.node)
+            if self._running and (arrival.node in self._begun or known.ports != arrival.ports):
+                self._over(Verdict(1, f"node {arrival.node} ({arrival.host}) has left its ranks"))
+            if not self._running:
+                self._arrivals[arrival.node] = arrival
+            self._look()
+            if self._is_over:
+                return self._final(arrival.node)
+            if self._running:
+                return Answer("start", self._attempt, self._addresses())
+            return Answer("wait", self._attempt)
+
+    def report(self, report: Report) -> Answer:
+        """Takes how a node's ranks stand, and judges all ranks by it."""
+        with self._lock:
+            self._note(report.node, report.stop_signal)
+            if self._running and report.attempt == self._attempt:
+                self._begun.add(report.node)
+                now = self._clock()
+                self._states |= {rank: (state, now) for rank, state in report.states.items()}
+            self._look()
+            if self._is_over:
+                return self._final(report.node)
+            if self._running and report.attempt == self._attempt:
+                return Answer("go", self._attempt)
+            return self._end or Answer("end", report.attempt, reason="node 0 was started anew")
+
+    def reached_at(self, host: str) -> None:
+        """Takes the address by which another node has reached this one: so do its ranks."""
+        with self._lock:
+            self._host = self._host or host
+
+    def _refusal(self, arrival: Arrival) -> Answer | None:
+        options = self._options
+        if not 0 <= arrival.node < options.num_nodes:
+            reason = f"node {arrival.node} in a job of --nnodes={options.num_nodes}"
+        elif len(arrival.ports) != options.num_ranks_per_node:
+            reason = (
+                f"node {arrival.node} has --nproc-per-node={len(arrival.ports)}, node 0 "
+                f"{options.num_ranks_per_node}"
+            )
+        elif arrival.digest != self._digest:
+            reason = f"node {arrival.node} launches another command than node 0"
+        else:
+            return None
+        reason += "; give all nodes the same flags and command"
+        log.warning("launch: %s: it is sent away", reason)
+        return Answer("end", reason=reason, is_final=True, exit_code=2)
+
+    def _note(self, node: int, stop_signal: int) -> None:
+        self._heard[node] = self._clock()
+        if stop_signal and not self._stop_signal:
+            self._stop_signal, self._stopping_since = stop_signal, self._clock()
+
+    def _addresses(self) -> tuple[str, ...]:
+        nodes = [self._arrivals[node] for node in range(self._options.num_nodes)]
+        nodes[0] = dataclasses.replace(nodes[0], host=self._host or nodes[0].host)
+        return tuple(f"{_in_url(each.host)}:{port}" for each in nodes for port in each.ports)
+
+    @property
+    def _is_over(self) -> bool:
+        return self._end is not None and self._end.is_final
+
+    def _final(self, node: int) -> Answer:
+        self._told.add(node)
+        return self._end
+
+    def _look(self) -> None:
+        """Begins the attempt, or ends it, or all, if it is time."""
+        if self._is_over:
+            return
+        verdict = self._verdict() if self._running else self._gather()
+        if verdict:
+            self._over(verdict)
+
+    def _verdict(self) -> Verdict | None:
+        now = self._clock()
+        for node, arrival in sorted(self._arrivals.items()):
+            silent_s = now - self._heard[node]
+            if silent_s > self._options.node_timeout_s:
+                self._told.add(node)  # or nobody would be left to wait for
+                return Verdict(
+                    1, f"node {node} ({arrival.host}) is lost: no word for {silent_s:.0f} s"
+                )
+        states = {
+            rank: dataclasses.replace(state, age_s=state.age_s + now - at)
+            for rank, (state, at) in sorted(self._states.items())
+        }
+        stopping_s = None if self._stopping_since is None else now - self._stopping_since
+        return gang.judge(states, self._limits, stopping_s=stopping_s)
+
+    def _gather(self) -> Verdict | None:
+        """Begins the attempt once all nodes are there; returns why it never will, if so."""
+        now, options = self._clock(), self._options
+        if self._stop_signal:
+            return Verdict(128 + self._stop_signal, "no rank was running")
+        missing = [
+            node
+            for node in range(options.num_nodes)
+            if node not in self._arrivals or now - self._heard[node] > options.node_timeout_s
+        ]
+        if not missing and now >= self._not_before:
+            self._running, self._begun, self._told = True, set(), set()
+            self._states = {rank: (RankState(), now) for rank in range(options.num_ranks)}
+            return None
+        if missing and now - self._gathering_since > options.start_timeout_s:
+            names = ", ".join(map(str, missing))
+            return Verdict(1, f"node {names} did not come within {options.start_timeout_s:g} s")
+        return None
+
+    def _over(self, verdict: Verdict) -> None:
+        """Ends the attempt and prepares the next, or ends all."""
+        why_not = "not all nodes were there" if not self._running else None
+        if self._running:
+            self._furthest.append(max(state.step for state, _ in self._states.values()))
+        why_not = (
+            gang.why_not_again(
+                verdict,
+                restarts=self._attempt,
+                options=self._options,
+                furthest=self._furthest,
+                was_told_to_stop=bool(self._stop_signal),
+            )
+            or why_not
+        )
+        wait_s = gang.backoff_s(self._attempt)
+        self._end = Answer(
+            "end",
+            self._attempt,
+            reason=verdict.reason + self._then(verdict, why_not, wait_s),
+            rank=verdict.rank,
+            tail=self._states[verdict.rank][0].tail if verdict.rank is not None else (),
+            is_final=why_not is not None,
+            exit_code=verdict.exit_code,
+        )
+        self._attempt, self._running, self._arrivals = self._attempt + 1, False, {}
+        self._not_before = self._gathering_since = self._clock() + wait_s
+
+    def _then(self, verdict: Verdict, why_not: str | None, wait_s: float) -> str:
+        if why_not is None:
+            again = f"restart {self._attempt + 1} of {self._options.max_restarts}"
+            return f"; {again} from the last checkpoint in {wait_s:g} s"
+        return f"; not started again: {why_not}" if verdict.exit_code else ""
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,236 @@
+"""When a gang of ranks is over, whose fault it is, whether it starts again. Arithmetic alone.
+
+Takes how each rank stands; gives a verdict, in words, or none while the job goes well.
+
+    verdict = judge({0: RankState(...), 1: RankState(...)}, Limits.of(options))
+    verdict.rank, verdict.exit_code, verdict.reason     # 1, 137, "rank 1 was ended by SIGKILL"
+    reason = why_not_again(verdict, restarts=1, options=options, furthest=[57, 57])
+
+Every rank of a job takes the same steps, so that the one that is least far is the one that all
+others wait for, whatever they do meanwhile; and only its own phase's limit counts.
+"""
+
+import dataclasses
+import math
+import signal
+from collections.abc import Mapping, Sequence
+
+from tfaccel.launch.options import Options
+
+# Whoever ended first may have ended for another's sake, which is heard of a little later: a node
+# reports each second, TensorFlow's workers hear of a death within 2 s (2 processes, 2026-11).
+SETTLE_S = 5.0
+NEVER_AGAIN = {
+    0: "it is done",
+    2: "exit code 2 is a mistake in the call, which would come again",
+    130: "it was interrupted",
+}
+LONGEST_BACKOFF_S = 60.0
+IN_WORDS = {
+    "start": "before its first step ended",
+    "train": "in training",
+    "evaluation": "in an evaluation",
+    "save": "in saving",
+    "export": "in the export",
+    "end": "after its end",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class RankState:
+    """How a rank stands.
+
+    Attributes:
+      beats: places it has come to, the same in all ranks; see tfaccel/progress.py.
+      phase: what it is busy with.
+      step: the newest that it has begun.
+      age_s: since it came there; of one that has ended, since its end.
+      exit_code: 128 + n for one that signal n ended; None while it runs.
+      lost: the rank for whose sake it ends, -1 for an unknown one, None for none.
+      asked: whether it has heard a signal to stop.
+      tail: of one that ended ill, its first error and last lines.
+    """
+
+    beats: int = 0
+    phase: str = "start"
+    step: int = 0
+    age_s: float = 0.0
+    exit_code: int | None = None
+    lost: int | None = None
+    asked: bool = False
+    tail: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What ends the gang.
+
+    Attributes:
+      exit_code: of the launcher, if it is not started again.
+      reason: in words.
+      rank: at fault, if one is.
+    """
+
+    exit_code: int
+    reason: str
+    rank: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """Seconds without progress, by phase; `ended_s` is how long others may take to follow one."""
+
+    by_phase: Mapping[str, float]
+    ended_s: float
+
+    @classmethod
+    def of(cls, options: Options) -> "Limits":
+        """Returns the limits that the flags set."""
+        by_phase = {
+            "start": options.start_timeout_s,
+            "train": options.step_timeout_s,
+            "evaluation": options.evaluation_timeout_s,
+            "save": options.save_timeout_s,
+            "export": options.save_timeout_s,
+            "end": options.grace_s,
+        }
+        return cls(by_phase, options.grace_s)
+
+
+def judge(
+    states: Mapping[int, RankState], limits: Limits, *, stopping_s: float | None = None
+) -> Verdict | None:
+    """Returns what ends the gang, or None while it goes on.
+
+    Args:
+      states: of all ranks, by rank.
+      limits: see there.
+      stopping_s: since this launcher was told to stop; None if it was not.
+    """
+    codes = [each.exit_code for each in states.values()]
+    if all(code == 0 for code in codes):
+        return Verdict(0, "all ranks are done")
+    ended = {rank: each for rank, each in states.items() if each.exit_code}
+    if ended:
+        return _of_ended(states, ended, limits)
+    return _of_slow(states, limits, stopping_s)
+
+
+def _of_ended(states, ended: Mapping[int, RankState], limits: Limits) -> Verdict | None:
+    """Returns who ended ill by itself, once that can be told."""
+    by_itself = [rank for rank, each in ended.items() if each.lost is None and not _in_order(each)]
+    if by_itself:
+        return _ended(states, max(by_itself, key=lambda rank: ended[rank].age_s))
+    first = max(ended, key=lambda rank: ended[rank].age_s)
+    in_order = [rank for rank, each in ended.items() if _in_order(each)]
+    if in_order:
+        # A signal let it save and stop; so do the others, which must have time for it.
+        followed = all(each.exit_code is not None for each in states.values())
+        late = ended[first].age_s > limits.ended_s
+        return _ended(states, in_order[0]) if followed or late else None
+    if ended[first].age_s < SETTLE_S:
+        return None
+    accused = ended[first].lost
+    if accused in states and states[accused].lost is None:
+        return Verdict(ended[first].exit_code, _lost(states, first, accused), accused)
+    return _ended(states, first)
+
+
+def _in_order(state: RankState) -> bool:
+    """Returns whether a rank ended as a signal asked it to, with its state saved."""
+    return state.phase == "end"
+
+
+def _ended(states, rank: int) -> Verdict:
+    code = states[rank].exit_code
+    return Verdict(code, f"rank {rank} {how_it_ended(code)}", rank)
+
+
+def how_it_ended(code: int) -> str:
+    """Returns an exit code in words."""
+    if code > 128:
+        try:
+            name = signal.Signals(code - 128).name
+        except ValueError:
+            return f"ended with exit code {code}"
+        hint = " (perhaps the machine was out of memory)" if name == "SIGKILL" else ""
+        return f"was ended by {name}, exit code {code}{hint}"
+    return f"ended with exit code {code}"
+
+
+def _lost(states, first: int, accused: int) -> str:
+    state = states[accused]
+    how = "runs, but does not answer" if state.exit_code is None else how_it_ended(state.exit_code)
+    return f"rank {accused} {how}: rank {first} ended because it lost it"
+
+
+def _of_slow(states, limits: Limits, stopping_s: float | None) -> Verdict | None:
+    """Returns which rank all others wait for, if for too long."""
+    running = {rank: each for rank, each in states.items() if each.exit_code is None}
+    least = min(each.beats for each in running.values())
+    last = {rank: each for rank, each in running.items() if each.beats == least}
+    # It may have waited for one that is done, and goes on since then.
+    since_s = min((each.age_s for each in states.values() if each.exit_code == 0), default=math.inf)
+    overdue = {
+        rank: each
+        for rank, each in last.items()
+        if min(each.age_s, since_s) > limits.by_phase[each.phase]
+    }
+    # Where all stand at one place, one may be there for a good reason, as the chief that saves.
+    if overdue and len(overdue) == len(last):
+        return _overdue(overdue, limits, num_ranks=len(states))
+    # TensorFlow takes SIGTERM away from a program that saves nothing.
+    deaf = not any(each.asked for each in running.values())
+    if stopping_s is not None and stopping_s > limits.ended_s and deaf:
+        reason = f"no rank heard the signal to stop within {limits.ended_s:g} s (--grace)"
+        return Verdict(143, reason)
+    return None
+
+
+def _overdue(overdue: Mapping[int, RankState], limits: Limits, *, num_ranks: int) -> Verdict:
+    # Of ranks at one place, those that are busy with something of their own have the longer limit.
+    limit = max(limits.by_phase[each.phase] for each in overdue.values())
+    awaited = [rank for rank, each in overdue.items() if limits.by_phase[each.phase] == limit]
+    rank = max(awaited, key=lambda each: overdue[each].age_s)
+    state = overdue[rank]
+    who = f"rank {rank}"
+    if 1 < len(awaited) == num_ranks:
+        who = f"each of ranks {', '.join(map(str, awaited))}"
+    reason = (
+        f"{who} made no progress {IN_WORDS[state.phase]} for {state.age_s:.0f} s (limit "
+        f"{limit:g} s), step {state.step}"
+    )
+    return Verdict(1, reason, rank)
+
+
+def why_not_again(
+    verdict: Verdict,
+    *,
+    restarts: int,
+    options: Options,
+    furthest: Sequence[int],
+    was_told_to_stop: bool = False,
+) -> str | None:
+    """Returns why the gang may not start again; None if it may.
+
+    Args:
+      verdict: that ended it.
+      restarts: so far.
+      options: whose `max_restarts` holds.
+      furthest: the newest step that each attempt began, this one's last.
+      was_told_to_stop: whether a launcher has had a signal.
+    """
+    if verdict.exit_code in NEVER_AGAIN:
+        return NEVER_AGAIN[verdict.exit_code]
+    if was_told_to_stop:
+        return "it was told to stop"
+    if restarts >= options.max_restarts:
+        return f"{restarts} restarts of --max-restarts={options.max_restarts} are used up"
+    if len(furthest) > 2 and max(furthest[-2:]) <= max(furthest[:-2]):
+        return f"two restarts in a row came no further than step {max(furthest)}"
+    return None
+
+
+def backoff_s(restarts: int) -> float:
+    """Returns how long to wait before the next start: 1, 2, 4 s..., at most a minute."""
+    return min(LONGEST_BACKOFF_S, 2.0**restarts)

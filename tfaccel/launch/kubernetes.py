@@ -1,0 +1,194 @@
+"""A job for Kubernetes: a manifest of a JobSet, with a pod for each worker.
+
+Takes what `tfaccel launch --engine=k8s --print` was asked for; gives the manifest. Nothing is
+submitted, and it has been checked against the published schemas, not run on a cluster.
+
+    print(manifest(options, command))   # kubectl apply -f -
+
+No launcher runs in the pods: the JobSet starts all of them again when one fails, which the other
+workers do when one is lost. What it does not notice is a worker that hangs in its own Python.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+
+from tfaccel.cluster.addresses import FIRST_PORT
+from tfaccel.errors import UserError
+from tfaccel.launch.options import Options, argv_of
+
+MANIFEST = """\
+# Written by `tfaccel launch --engine=k8s --print`. Checked against the schemas that Kubernetes and
+# JobSet publish; not run on a cluster. Needs JobSet (jobset.sigs.k8s.io) in the cluster, and a
+# volume claim of this name, ReadWriteMany, which all workers share. What you may have to change:
+# the number of GPUs of a pod, and where your data are.
+apiVersion: jobset.x-k8s.io/v1alpha2
+kind: JobSet
+metadata:
+  name: {name}
+spec:
+  network:
+    enableDNSHostnames: true # a pod is {name}-worker-0-INDEX.{name}
+    publishNotReadyAddresses: true # workers wait for each other before any is ready
+  failurePolicy:
+    maxRestarts: {max_restarts} # of all pods, from the last checkpoint
+    rules:
+      - name: mistakeInTheCall
+        action: FailJobSet
+        onJobFailureReasons: [PodFailurePolicy]
+  replicatedJobs:
+    - name: worker
+      template:
+        spec:
+          completionMode: Indexed
+          completions: {num_nodes}
+          parallelism: {num_nodes}
+          backoffLimit: 0 # a worker alone cannot come back
+          podFailurePolicy:
+            rules:
+              - action: FailJob
+                onExitCodes:
+                  containerName: worker
+                  operator: In
+                  values: [2]
+          template:
+            spec:
+              restartPolicy: Never
+              automountServiceAccountToken: false
+              terminationGracePeriodSeconds: {grace_s:.0f} # to save after SIGTERM
+              securityContext:
+                runAsNonRoot: true
+                runAsUser: 1000
+                fsGroup: 1000
+                seccompProfile:
+                  type: RuntimeDefault
+              containers:
+                - name: worker
+                  image: {image}
+                  command: {command}
+                  env:
+                    - name: WORKER_INDEX
+                      valueFrom:
+                        fieldRef:
+                          fieldPath: metadata.annotations['{index_annotation}']
+                    - name: HOME # for caches; user 1000 has none
+                      value: /tmp
+                    - name: TF_CONFIG # Kubernetes puts the index in
+                      value: >-
+                        {tf_config}
+                  securityContext:
+                    allowPrivilegeEscalation: false
+                    capabilities:
+                      drop: [ALL]
+                  resources:
+                    limits:
+                      nvidia.com/gpu: 1
+                  volumeMounts:
+                    - name: shared
+                      mountPath: {workdir}
+              volumes:
+                - name: shared
+                  persistentVolumeClaim:
+                    claimName: {name}
+---
+# TensorFlow's ports have no password: whoever reaches one can run code in the pod. This closes
+# them to all but this job's own pods, where the cluster's network heeds such policies.
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata:
+  name: {name}
+spec:
+  podSelector:
+    matchLabels:
+      jobset.sigs.k8s.io/jobset-name: {name}
+  policyTypes: [Ingress]
+  ingress:
+    - from:
+        - podSelector:
+            matchLabels:
+              jobset.sigs.k8s.io/jobset-name: {name}
+"""
+
+# A pod's name, NAME-worker-0-INDEX-xxxxx, may have 63 characters.
+LONGEST_NAME = 40
+
+
+def run(options: Options, command: Sequence[str]) -> int:
+    """Prints the manifest and returns the exit code.
+
+    Args:
+      options: what the flags say.
+      command: what each worker runs.
+
+    Raises:
+      UserError: a flag is missing, or cannot be written into a manifest.
+    """
+    if not options.prints:
+        raise UserError(
+            "--engine=k8s submits nothing; add --print, look the manifest through, and give it to "
+            "`kubectl apply -f FILE`"
+        )
+    print(manifest(options, command), end="")
+    return 0
+
+
+def manifest(options: Options, command: Sequence[str]) -> str:
+    """Returns the manifest, as YAML.
+
+    Args:
+      options: what the flags say.
+      command: what each worker runs.
+
+    Raises:
+      UserError: a flag is missing, or cannot be written into it.
+    """
+    workdir = _workdir(command)
+    _check(options, workdir)
+    # A pod has an address of its own, so that all workers may have one port.
+    addresses = [
+        f"{options.name}-worker-0-{index}.{options.name}:{FIRST_PORT}"
+        for index in range(options.num_nodes)
+    ]
+    # Of what is quoted here, JSON is YAML. Kubernetes makes a number of the index.
+    task = '{"type": "worker", "index": $(WORKER_INDEX)}'
+    # The program of the image; and what looks like a variable of Kubernetes is to stay as it is.
+    argv = ["python", *(each.replace("$(", "$$(") for each in argv_of(command)[1:])]
+    return MANIFEST.format(
+        name=options.name,
+        max_restarts=options.max_restarts,
+        num_nodes=options.num_nodes,
+        index_annotation="batch.kubernetes.io/job-completion-index",
+        grace_s=options.grace_s,
+        image=json.dumps(options.image),
+        command=json.dumps(argv),
+        tf_config=f'{{"cluster": {{"worker": {json.dumps(addresses)}}}, "task": {task}}}',
+        workdir=json.dumps(workdir),
+    )
+
+
+def _workdir(command: Sequence[str]) -> str:
+    """Returns the last --workdir of the command."""
+    named = [each.partition("=")[2] for each in command if each.startswith("--workdir=")]
+    return named[-1] if named else ""
+
+
+def _check(options: Options, workdir: str) -> None:
+    if not re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", options.name) or (
+        len(options.name) > LONGEST_NAME
+    ):
+        raise UserError(
+            f"--name={options.name!r}; expected small letters, digits and '-', at most "
+            f"{LONGEST_NAME} of them, as Kubernetes has them"
+        )
+    if not options.image:
+        raise UserError("--engine=k8s without --image; give a container image with tfaccel in it")
+    if options.num_ranks_per_node > 1:
+        raise UserError(
+            f"--nproc-per-node={options.num_ranks_per_node} with --engine=k8s, where a pod is one "
+            "process with all its GPUs; give more pods by --nnodes"
+        )
+    if not workdir.startswith("/") or workdir == "/":
+        raise UserError(
+            f"--workdir={workdir!r} with --engine=k8s; give an absolute folder, where all pods "
+            "see the shared volume"
+        )

@@ -1,0 +1,65 @@
+"""What the launchers of a job say to each other; all of it is JSON-ready.
+
+Arrival(node=1, host="10.0.0.2", ports=(21034, 25110), digest="5f0c...")
+Report(node=1, attempt=0, states={2: RankState(...), 3: RankState(...)})
+Answer("end", reason="rank 3 was ended by SIGKILL, exit code 137; ...", rank=3)
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+from tfaccel.launch.gang import RankState
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrival:
+    """A node that has no ranks and waits for an attempt.
+
+    Attributes:
+      node: which.
+      host: by which the others reach it; of node 0 the address that they have reached.
+      ports: free there, one for each rank.
+      digest: of the command, which is the same on all.
+      stop_signal: that told its launcher to stop; 0 for none.
+    """
+
+    node: int
+    host: str
+    ports: tuple[int, ...]
+    digest: str
+    stop_signal: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """How a node's ranks stand in an attempt."""
+
+    node: int
+    attempt: int
+    states: Mapping[int, RankState]
+    stop_signal: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What a node does next.
+
+    Attributes:
+      action: "wait", "start", "go" or "end".
+      attempt: that it is about.
+      addresses: of all ranks, to start.
+      reason: of an end.
+      rank: at fault, if one is.
+      tail: what that rank printed: its first error, then its last lines.
+      is_final: whether the launcher ends too, with `exit_code`.
+      exit_code: of the job.
+    """
+
+    action: str
+    attempt: int = 0
+    addresses: tuple[str, ...] = ()
+    reason: str = ""
+    rank: int | None = None
+    tail: tuple[str, ...] = ()
+    is_final: bool = False
+    exit_code: int = 0

@@ -1,0 +1,203 @@
+"""One machine's launcher: starts its ranks, reports how they stand, ends them, as node 0 decides.
+
+Takes the options and the command; gives the job's exit code. On one machine it is node 0 itself.
+
+    exit_code = run(options, ["train", "--config=configs/digits.py", "--workdir=runs/a"])
+"""
+
+import contextlib
+import dataclasses
+import logging
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from tfaccel.errors import RunError
+from tfaccel.launch.coordinator import Coordinator
+from tfaccel.launch.messages import Answer, Arrival, Report
+from tfaccel.launch.options import Options, argv_of, digest_of
+from tfaccel.launch.rank_environment import environment, free_ports
+from tfaccel.launch.ranks import Ranks
+from tfaccel.launch.rendezvous import TOKEN_VARIABLE, Client, serving
+from tfaccel.launch.stop import Stop
+from tfaccel.redact import Redacted
+
+log = logging.getLogger("tfaccel")
+
+POLL_S = 0.1
+REPORT_S = 1.0  # to another node; at once where a rank has ended
+# A scheduler may send its signal to ranks as well as to us, and two of them would end a rank at
+# once: so that we see first who has heard it.
+PASS_ON_AFTER_S = 1.0
+
+
+def run(options: Options, command: Sequence[str]) -> int:
+    """Runs the command's ranks of this node until the job is over, and returns its exit code.
+
+    Raises:
+      UserError: the command cannot run as it is.
+      RunError: node 0 was lost, or never came.
+    """
+    argv, digest = argv_of(command), digest_of(command)
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_shown_log(options))
+        stop = stack.enter_context(Stop())
+        if options.node_rank == 0:
+            link = Coordinator(options, digest)
+            if options.num_nodes > 1:
+                stack.enter_context(serving(link, options, token=token))
+        else:
+            link = Client(options.master_addr, options.master_port, token=token)
+        return _Node(options, argv, digest, link, stop).run()
+
+
+class _Node:
+    """The launcher's course: join, run an attempt, join again, until an answer is the last."""
+
+    def __init__(self, options: Options, argv: Sequence[str], digest: str, link, stop: Stop):
+        self._options, self._argv, self._digest = options, argv, digest
+        self._link, self._stop, self._is_local = link, stop, isinstance(link, Coordinator)
+        self._silent_since, self._trouble, self._has_joined = None, None, False
+
+    def run(self) -> int:
+        while True:
+            with free_ports(self._options.num_ranks_per_node) as ports:
+                answer = self._join(ports)
+            if answer.action == "start":
+                answer = self._attempt(answer)
+            _show(answer)
+            if answer.is_final:
+                return answer.exit_code
+
+    def _join(self, ports: tuple[int, ...]) -> Answer:
+        """Returns once the next attempt begins, or never will.
+
+        Raises:
+          RunError: node 0 was not there for so long that it will not come.
+        """
+        arrival = Arrival(self._options.node_rank, "127.0.0.1", ports, self._digest)
+        while True:
+            arrival = dataclasses.replace(arrival, stop_signal=self._stop.signal)
+            answer = self._ask(self._link.join, arrival)
+            if answer and answer.action != "wait":
+                self._has_joined = True
+                return answer
+            if not answer:
+                self._check_silence()
+            time.sleep(POLL_S if self._is_local else REPORT_S / 2)
+
+    def _check_silence(self) -> None:
+        """Raises where node 0 will not come, or this one was told to stop before it has."""
+        if self._stop.signal:
+            raise SystemExit(128 + self._stop.signal)
+        # Its machine answers, but nobody is there any more; before, it may be yet to start.
+        gone = self._has_joined and isinstance(self._trouble, ConnectionRefusedError)
+        limit_s = self._options.node_timeout_s if gone else self._options.start_timeout_s
+        if self._silent_s > limit_s:
+            raise RunError(f"{self._lost()}; look into its log")
+
+    def _attempt(self, begun: Answer) -> Answer:
+        """Runs the ranks of this node until node 0 ends the attempt, or is lost."""
+        options = self._options
+        first_rank = options.node_rank * options.num_ranks_per_node
+        with Ranks(
+            self._argv,
+            [
+                environment(begun.addresses, first_rank + index)
+                for index in range(options.num_ranks_per_node)
+            ],
+            first_rank=first_rank,
+            log_dir=options.log_dir / f"attempt-{begun.attempt}",
+            grace_s=options.grace_s,
+            hurries=lambda: self._stop.count > 1,
+        ) as ranks:
+            return self._follow(ranks, begun.attempt)
+
+    def _follow(self, ranks: Ranks, attempt: int) -> Answer:
+        passed_on, reported_at, reported = 0, -math.inf, None
+        while True:
+            passed_on = self._pass_on(ranks, passed_on)
+            states, now = ranks.states(), time.monotonic()
+            ended = [each.exit_code for each in states.values()]
+            if self._is_local or ended != reported or now - reported_at >= REPORT_S:
+                reported_at, reported = now, ended
+                report = Report(self._options.node_rank, attempt, states, self._stop.signal)
+                answer = self._ask(self._link.report, report)
+                if answer and answer.action != "go":
+                    return answer
+                if self._silent_s > self._options.node_timeout_s:
+                    is_final = self._options.max_restarts == 0
+                    return Answer(
+                        "end", attempt, reason=self._lost(), is_final=is_final, exit_code=1
+                    )
+            time.sleep(POLL_S)
+
+    def _pass_on(self, ranks: Ranks, passed_on: int) -> int:
+        """Passes signals on to the ranks; returns how many of them were."""
+        if self._stop.count > 1 > passed_on - 1:
+            ranks.send(signal.SIGKILL)
+            return 2
+        if self._stop.count and not passed_on and self._stop.age_s > PASS_ON_AFTER_S:
+            ranks.send(self._stop.signal, unless_asked=True)
+            return 1
+        return passed_on
+
+    def _ask(self, call: Callable, what: Arrival | Report) -> Answer | None:
+        """Returns node 0's answer; None while it is silent."""
+        try:
+            answer = call(what)
+        except OSError as error:
+            if self._silent_since is None:
+                self._silent_since = time.monotonic()
+                log.warning("launch: no answer yet from node 0 at %s (%s)", self._node_0, error)
+            self._trouble = error
+            return None
+        self._silent_since = None
+        return answer
+
+    @property
+    def _silent_s(self) -> float:
+        return 0.0 if self._silent_since is None else time.monotonic() - self._silent_since
+
+    @property
+    def _node_0(self) -> str:
+        return f"{self._options.master_addr}:{self._options.master_port}"
+
+    def _lost(self) -> str:
+        return (
+            f"node 0's launcher at {self._node_0} is lost: no answer for {self._silent_s:.0f} s "
+            f"({self._trouble})"
+        )
+
+
+@contextlib.contextmanager
+def _shown_log(options: Options) -> Iterator[None]:
+    """Shows what the launcher says, until the end."""
+    name = f"node {options.node_rank}" if options.num_nodes > 1 else "launch"
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(Redacted(f"[{name}] %(message)s"))
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+
+
+def _show(answer: Answer) -> None:
+    """Says why an attempt is over, and what the rank at fault said last."""
+    if not answer.exit_code:
+        log.info("launch: %s", answer.reason)
+        return
+    log.error("launch: %s", answer.reason)
+    if answer.tail:
+        first_error, *last = answer.tail
+        if first_error:
+            log.error("launch: its first error: %s", first_error)
+        log.error("launch: its last lines:\n%s", "\n".join(f"    {each}" for each in last))

@@ -1,0 +1,53 @@
+"""What tells a rank who it is: free ports of this machine, and its environment.
+
+with free_ports(2) as ports:
+    ...     # (21034, 25110), until they are all given out
+environment(["10.0.0.1:21034", "10.0.0.2:25110"], rank=1)["TF_CONFIG"]
+"""
+
+import contextlib
+import json
+import os
+import random
+import socket
+from collections.abc import Iterator, Sequence
+
+from tfaccel.cluster.addresses import FIRST_PORT, LAST_PORT
+from tfaccel.errors import RunError
+from tfaccel.launch.rendezvous import TOKEN_VARIABLE
+
+# What would tell a rank of a job that is not the launcher's, and contradict its TF_CONFIG.
+FOREIGN = ("SLURM_", "OMPI_", "PMIX_", "PMI_", "PRTE_")
+
+
+@contextlib.contextmanager
+def free_ports(count: int) -> Iterator[tuple[int, ...]]:
+    """Yields ports of this machine, which nobody else can take within the context."""
+    with contextlib.ExitStack() as stack:
+        ports = []
+        candidates = random.SystemRandom().sample(range(FIRST_PORT, LAST_PORT + 1), 100 + 2 * count)
+        for port in candidates:
+            bound = stack.enter_context(socket.socket())
+            try:
+                bound.bind(("", port))
+            except OSError:
+                continue
+            ports.append(port)
+            if len(ports) == count:
+                break
+        else:
+            raise RunError(f"no {count} ports are free in {FIRST_PORT}..{LAST_PORT}")
+        yield tuple(ports)
+
+
+def environment(addresses: Sequence[str], rank: int) -> dict[str, str]:
+    """Returns a rank's environment: ours, and who it is instead of whose job the launcher is."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(FOREIGN) and name != TOKEN_VARIABLE
+    }
+    if len(addresses) == 1:
+        return kept
+    task = {"type": "worker", "index": rank}
+    return kept | {"TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": task})}

@@ -1,0 +1,152 @@
+"""A job on a Ray cluster: one launcher on each node, which Ray starts again elsewhere if need be.
+
+Takes what `tfaccel launch --engine=ray` was asked for; gives the job's exit code. Needs the extra
+`ray`, the package and the workdir on all nodes, and a cluster that runs:
+
+    ray start --head                            # and `ray start --address=HOST:PORT` on others
+    tfaccel launch --engine=ray --nnodes=2 --max-restarts=3 train ...
+
+Ray's TensorflowTrainer finds the nodes, and begins the launchers again after a fault. They meet
+where its TF_CONFIG has worker 0. It sets TF_USE_LEGACY_KERAS too, with which Keras 3 does not
+start: that is taken out again.
+"""
+
+import json
+import logging
+import os
+import pathlib
+import re
+import secrets
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from tfaccel.errors import RunError, UserError
+from tfaccel.launch.options import Options, flags_of
+from tfaccel.launch.ranks import DIES_WITH
+from tfaccel.launch.rendezvous import TOKEN_VARIABLE
+
+log = logging.getLogger("tfaccel")
+
+# Done, a mistake in the call, Ctrl-C: which would come again.
+NEVER_AGAIN = (0, 2, 130)
+
+
+def run(options: Options, command: Sequence[str]) -> int:
+    """Runs the job on the cluster that is there, and returns its exit code.
+
+    Args:
+      options: what the flags say; a node of Ray's gives all its cores and GPUs to a launcher.
+      command: what each rank runs.
+
+    Raises:
+      UserError: Ray is not installed, or there is no cluster.
+      RunError: Ray gave the job up for a reason of its own.
+    """
+    _connect()
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.tensorflow import TensorflowTrainer
+
+    resources = _of_a_node()
+    log.info("launch: Ray: %d nodes with %s each", options.num_nodes, resources)
+    trainer = TensorflowTrainer(
+        _launch,
+        train_loop_config={
+            "flags": [*flags_of(options), f"--log-dir={options.log_dir}"],
+            "command": list(command),
+            "folder": str(pathlib.Path.cwd()),
+            "token": secrets.token_hex(16),
+        },
+        scaling_config=ScalingConfig(
+            num_workers=options.num_nodes,
+            use_gpu="GPU" in resources,
+            resources_per_worker=resources,
+            placement_strategy="STRICT_SPREAD" if options.num_nodes > 1 else "PACK",
+        ),
+        run_config=RunConfig(
+            name="ray",
+            storage_path=str(options.log_dir),
+            failure_config=FailureConfig(max_failures=options.max_restarts),
+        ),
+    )
+    return _exit_code(trainer)
+
+
+def _connect() -> None:
+    try:
+        import ray
+    except ImportError as error:
+        raise UserError(
+            "--engine=ray without Ray; install the extra: pip install 'tfaccel[ray]'"
+        ) from error
+    try:
+        ray.init(address=os.environ.get("RAY_ADDRESS", "auto"))
+    except ConnectionError as error:
+        raise UserError(
+            "there is no Ray cluster here; begin one with `ray start --head`, or name one in "
+            "RAY_ADDRESS"
+        ) from error
+
+
+def _of_a_node() -> dict[str, float]:
+    """Returns what every node has of cores and GPUs; those without GPUs do not count beside others.
+
+    Raises:
+      UserError: no node is alive.
+    """
+    import ray
+
+    nodes = [each["Resources"] for each in ray.nodes() if each["Alive"]]
+    nodes = [each for each in nodes if each.get("GPU")] or nodes
+    if not nodes:
+        raise UserError("no node of the Ray cluster is alive; see `ray status`")
+    return {
+        name: min(each.get(name, 0) for each in nodes)
+        for name in ("CPU", "GPU")
+        if nodes[0].get(name)
+    }
+
+
+def _exit_code(trainer) -> int:
+    """Runs the trainer to its end, and returns the launchers' exit code.
+
+    Raises:
+      RunError: no launcher gave one.
+    """
+    from ray.train import TrainingFailedError
+
+    try:
+        return trainer.fit().return_value
+    except TrainingFailedError as error:
+        codes = re.findall(r"launcher ended with exit code (\d+)", str(error))
+        if not codes:
+            raise RunError(f"Ray gave up: {error}") from error
+        return int(codes[0])
+
+
+def _launch(job: dict) -> int:
+    """Runs one node's launcher, in a worker of Ray's, and returns its exit code.
+
+    Raises:
+      RunError: the job is to begin again.
+    """
+    environment = dict(os.environ)
+    # The trainer's, for Keras 2.
+    environment.pop("TF_USE_LEGACY_KERAS", None)
+    tf_config = json.loads(environment.pop("TF_CONFIG"))
+    host, _, port = tf_config["cluster"]["worker"][0].rpartition(":")
+    place = [
+        f"--node-rank={tf_config['task']['index']}",
+        f"--master-addr={host.strip('[]')}",
+        f"--master-port={port}",
+    ]
+    launcher = [sys.executable, "-m", "tfaccel", "launch", *job["flags"], *place, *job["command"]]
+    # It dies with this thread, and its ranks with it.
+    done = subprocess.run(
+        [sys.executable, "-ISc", DIES_WITH, str(os.getpid()), *launcher],
+        env=environment | {TOKEN_VARIABLE: job["token"]},
+        cwd=job["folder"],
+    )
+    if done.returncode not in NEVER_AGAIN:
+        raise RunError(f"launcher ended with exit code {done.returncode}")
+    return done.returncode

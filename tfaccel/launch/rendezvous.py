@@ -1,0 +1,180 @@
+"""How the launchers of other nodes reach that of node 0: JSON over HTTP, one request at a time.
+
+Takes a Coordinator on node 0, and its address on the others; gives both the same two methods.
+
+    with serving(coordinator, options, token=""): ...
+    link = Client("n9", 29400, token="")
+    link.join(arrival); link.report(report)     # an Answer, or ConnectionError
+
+It is reached by whoever reaches the port. With a token, in TFACCEL_LAUNCH_TOKEN on every node, only
+who has it is answered. Nothing but these values is read, and no program ever comes by this way.
+"""
+
+import contextlib
+import dataclasses
+import hmac
+import http.client
+import http.server
+import json
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+from tfaccel.errors import UserError
+from tfaccel.launch.coordinator import Coordinator
+from tfaccel.launch.gang import RankState
+from tfaccel.launch.messages import Answer, Arrival, Report
+from tfaccel.launch.options import Options
+
+log = logging.getLogger("tfaccel")
+
+TOKEN_VARIABLE = "TFACCEL_LAUNCH_TOKEN"
+REQUEST_TIMEOUT_S = 5.0
+LARGEST_BODY = 2**22  # bytes: 16 lines of 500 characters for each of many ranks
+POLL_S = 0.1
+
+
+class Client:
+    """A node's side."""
+
+    def __init__(self, host: str, port: int, *, token: str):
+        """Connects to nobody yet."""
+        self._host, self._port = host, port
+        self._headers = {"Content-Type": "application/json"}
+        if token:
+            self._headers["Authorization"] = f"Bearer {token}"
+
+    def join(self, arrival: Arrival) -> Answer:
+        """As Coordinator.join; the arrival's host becomes the address that reaches node 0.
+
+        Raises:
+          OSError: node 0 cannot be reached.
+          UserError: it does not take this node's word.
+        """
+        return self._ask("/join", arrival)
+
+    def report(self, report: Report) -> Answer:
+        """As Coordinator.report; raises as `join`."""
+        return self._ask("/report", report)
+
+    def _ask(self, path: str, what: Arrival | Report) -> Answer:
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=REQUEST_TIMEOUT_S)
+        with contextlib.closing(connection):
+            connection.connect()
+            body = dataclasses.asdict(what)
+            if path == "/join":
+                body["host"] = connection.sock.getsockname()[0]
+            try:
+                connection.request("POST", path, json.dumps(body), self._headers)
+                response = connection.getresponse()
+                text = response.read(LARGEST_BODY)
+            except http.client.HTTPException as error:
+                raise ConnectionError(f"no answer in HTTP: {error!r}") from error
+        if response.status == http.HTTPStatus.UNAUTHORIZED:
+            raise UserError(
+                f"node 0 at {self._host}:{self._port} refuses the token of {TOKEN_VARIABLE}; set "
+                "the same on all nodes"
+            )
+        if response.status != http.HTTPStatus.OK:
+            raise ConnectionError(f"HTTP status {response.status}")
+        return _answer(json.loads(text))
+
+
+@contextlib.contextmanager
+def serving(coordinator: Coordinator, options: Options, *, token: str) -> Iterator[None]:
+    """Within the context other nodes are answered; at its end, until all know that it is over.
+
+    Raises:
+      UserError: the address is none of this machine, or its port is taken.
+    """
+    family, address = _listening_address(options)
+    handler = type("Handler", (_Handler,), {"coordinator": coordinator, "token": token})
+    server_class = type("Server", (http.server.ThreadingHTTPServer,), {"address_family": family})
+    try:
+        server = server_class((address, options.master_port), handler)
+    except OSError as error:
+        raise UserError(
+            f"cannot listen on {address}:{options.master_port} ({error.strerror}); give this "
+            "machine's address as --master-addr, and a free --master-port"
+        ) from error
+    log.info("launch: node 0 listens on %s:%d", address or "all addresses", options.master_port)
+    with server:
+        thread = threading.Thread(target=server.serve_forever, args=(POLL_S,), daemon=True)
+        thread.start()
+        try:
+            yield
+            ends = time.monotonic() + options.node_timeout_s
+            while not coordinator.all_told and time.monotonic() < ends:
+                time.sleep(POLL_S)
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def _listening_address(options: Options) -> tuple[int, str]:
+    """Returns the family and the address that node 0 listens on: the one that the others use."""
+    try:
+        found = socket.getaddrinfo(
+            options.master_addr, options.master_port, type=socket.SOCK_STREAM
+        )
+    except OSError as error:
+        raise UserError(
+            f"--master-addr={options.master_addr} is not known here ({error.strerror}); give node "
+            "0's address"
+        ) from error
+    family, *_, (address, *_) = found[0]
+    loops = address.startswith("127.") or address == "::1"
+    if loops and options.master_addr not in ("localhost", address):
+        # Debian gives a machine's own name to 127.0.1.1, where no other machine comes in.
+        log.info("launch: %s is %s here: listening on all", options.master_addr, address)
+        return family, ""
+    return family, address
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    """One request of a node."""
+
+    coordinator: Coordinator
+    token: str
+    timeout = REQUEST_TIMEOUT_S
+
+    def do_POST(self):
+        """Answers a node."""
+        given = self.headers.get("Authorization", "")
+        if self.token and not hmac.compare_digest(given, f"Bearer {self.token}"):
+            self.send_error(http.HTTPStatus.UNAUTHORIZED)
+            return
+        try:
+            answer = self._answer(self._body())
+        except (KeyError, TypeError, ValueError) as error:
+            self.send_error(http.HTTPStatus.BAD_REQUEST, type(error).__name__)
+            return
+        text = json.dumps(dataclasses.asdict(answer)).encode()
+        self.send_response(http.HTTPStatus.OK)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def _body(self) -> dict:
+        length = int(self.headers["Content-Length"])
+        if not 0 < length <= LARGEST_BODY:
+            raise ValueError("length")
+        return json.loads(self.rfile.read(length))
+
+    def _answer(self, body: dict) -> Answer:
+        if self.path == "/join":
+            arrival = Arrival(**body | {"ports": tuple(map(int, body["ports"]))})
+            # Where this node has come in, others come in too.
+            self.coordinator.reached_at(self.connection.getsockname()[0])
+            return self.coordinator.join(arrival)
+        states = {int(rank): RankState(**each) for rank, each in body["states"].items()}
+        return self.coordinator.report(Report(**body | {"states": states}))
+
+    def log_message(self, *_):
+        """Says nothing of each request."""
+
+
+def _answer(body: dict) -> Answer:
+    return Answer(**body | {name: tuple(body[name]) for name in ("addresses", "tail")})

@@ -1,0 +1,63 @@
+"""What a step of Slurm, or mpirun, says of the nodes that `tfaccel launch` runs on.
+
+Takes the environment and the flags; gives both together.
+
+    srun --ntasks-per-node=1 tfaccel launch --nproc-per-node=4 train ...
+    nodes(os.environ, {"num_ranks_per_node": 4})
+    # {"num_nodes": 2, "node_rank": 1, "master_addr": "n9", "master_port": 21034, ...}
+"""
+
+from collections.abc import Mapping
+
+from tfaccel.cluster import open_mpi, slurm
+from tfaccel.cluster.addresses import base_port
+from tfaccel.cluster.place import Claim
+from tfaccel.errors import UserError
+
+# What a step's tasks share and no other step has.
+JOB_OF_SLURM = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+
+
+def nodes(environment: Mapping[str, str], given: Mapping) -> dict:
+    """Returns what the flags say, and what they leave to the scheduler.
+
+    Args:
+      environment: of this process.
+      given: fields of Options that flags set.
+
+    Raises:
+      UserError: the scheduler has not one task on each node, or a flag contradicts it.
+    """
+    found = _found(environment)
+    for flag, field in (("nnodes", "num_nodes"), ("node-rank", "node_rank")):
+        both = field in given and field in found
+        if both and given[field] != found[field]:
+            raise UserError(
+                f"--{flag}={given[field]}, but the scheduler's step says {found[field]}; leave the "
+                "flag out"
+            )
+    return {**found, **given}
+
+
+def _found(environment: Mapping[str, str]) -> dict:
+    if claim := slurm.claim(environment):
+        hosts = slurm.nodes(environment)
+        _check_one_per_node(claim, len(hosts), "srun --ntasks-per-node=1")
+        port = base_port(*(environment.get(each, "0") for each in JOB_OF_SLURM), num_workers=1)
+        place = {"master_addr": hosts[0], "master_port": port}
+    elif claim := open_mpi.claim(environment):
+        num_local = int(environment.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
+        _check_one_per_node(claim, claim.num_workers // num_local, "mpirun --map-by ppr:1:node")
+        place = {}  # it does not say where the nodes are
+    else:
+        return {}
+    return {"num_nodes": claim.num_workers, "node_rank": claim.worker_index, **place}
+
+
+def _check_one_per_node(claim: Claim, num_nodes: int, cure: str) -> None:
+    if claim.num_workers != num_nodes:
+        raise UserError(
+            f"{claim.source} has {claim.num_workers} tasks on {num_nodes} node(s); expected one "
+            f"launcher on each, which starts the ranks itself: `{cure} tfaccel launch "
+            "--nproc-per-node=...`"
+        )
