@@ -6,7 +6,6 @@ training run that a signal made save and stop what its config says: 143.
 
 import dataclasses
 import datetime
-import inspect
 import itertools
 import json
 import os
@@ -14,171 +13,17 @@ import pathlib
 import re
 import sys
 import tempfile
-import textwrap
 
 from absl import flags
 from ml_collections import config_flags
 
-from tfaccel import __version__
+from tfaccel import __version__, help_texts
 from tfaccel.cluster import Cluster, find
 from tfaccel.cluster.ray import undo_legacy_keras
 from tfaccel.config import Config, RuntimeConfig, default_config, parse
 from tfaccel.errors import RunError, UserError, did_you_mean
 from tfaccel.redact import without_userinfo
 from tfaccel.workdir import RESUMES, check_usable, finished
-
-HELP = f"""tfaccel {__version__}: train Keras models from image files and keep NVIDIA GPUs busy.
-
-usage: tfaccel COMMAND [flags]
-
-  train   train, measure and export what a config file says
-            tfaccel train --config=configs/digits.py
-            tfaccel train --config=configs/mnist.py --config.data.root=/data/mnist_png
-            tfaccel train --config=configs/digits.py --workdir=runs/a   # again: goes on from there
-            tfaccel train --config=configs/digits.py --dry-run   # two steps, and who does what
-
-  launch   run many processes of one job, on one machine or several, and watch them
-            tfaccel launch --nproc-per-node=2 train --config=configs/digits.py --workdir=runs/a
-
-  audit   look through an experiment's images, and prove what its loader gives each replica
-            tfaccel audit --config=configs/digits.py
-            tfaccel audit --config=configs/digits.py --contact-sheet=digits.png
-
-  plot   draw loss, metrics and throughput of one or more runs
-            tfaccel plot runs/a runs/b --output=curves.html
-
-  autobatch   find the largest batch that fits in the GPUs' memory
-            tfaccel autobatch --config=configs/mnist.py --config.data.root=/data/mnist_png
-
-  selftest   check that this machine's replicas train as one device does
-            tfaccel selftest
-            tfaccel selftest --precision=mixed_float16 --xla=on --output=selftest.json
-
-  tfaccel COMMAND --help   a command's flags
-  tfaccel --version        the version
-"""
-
-TRAIN_HELP = """usage: tfaccel train --config=FILE [--workdir=DIR] [--dry-run]
-                     [--config.SECTION.FIELD=VALUE]
-
-  --config=FILE      an experiment: a Python file with get_config(), as in configs/;
-                     FILE:smoke runs its smallest size
-  --workdir=DIR      a folder for what the run leaves; runs/NAME-TIME by default. Where it holds a
-                     run that was stopped, the same command goes on from its newest checkpoint.
-                     Several workers need one that they share
-  --resume=auto      or "required" (an error if there is no checkpoint) or "never" (if there is a
-                     run)
-  --accept_changes   go on from a checkpoint although the config or the data have changed since
-  --dry-run          train two steps and print, in every process, which worker it is, its GPUs and
-                     replicas, and its share of a batch; write nothing
-  --workers=HOST:PORT,...
-                     the addresses of all workers, the chief's first. Without it TF_CONFIG says, or
-                     Slurm or Open MPI, which started this process, or it is one of its own
-  --worker-index=N   which of them this process is, from 0, unless Slurm or Open MPI says
-
-  SIGTERM, SIGUSR1 and Ctrl-C let it save and stop, with exit code checkpoint.exit_code; a second
-  one ends it at once.
-
-  tfaccel train --config=configs/digits.py --config.train.epochs=3
-  tfaccel train --config=configs/mnist.py --config.runtime.gpu_ids=0 --config.runtime.precision=O2
-
-Every field of an experiment, as {source}:
-"""
-
-
-AUDIT_HELP = """usage: tfaccel audit --config=FILE [--report=FILE] [--contact-sheet=FILE.png]
-                     [--config.SECTION.FIELD=VALUE]
-
-  Decodes every image once, in parallel, and lists those that cannot be trained on: missing,
-  unreadable, empty, cut short, no image, animated and more. A second audit looks at changed files
-  alone. Then runs two dry epochs through the real loader on this machine's replicas: whether each
-  image comes once, in a new order, and whether replicas draw different random numbers. Trains
-  nothing. Exit code 1 if there is a bad file (unless bad_files=skip leaves it out) or the loader is
-  at fault.
-
-  --config=FILE              an experiment, as for `tfaccel train`
-  --report=FILE              a new text file for the list: severity, kind, path, cause; in the cache
-                             folder by default
-  --contact-sheet=FILE.png   a new picture of augmented training images with their labels
-
-  tfaccel audit --config=configs/cifar10.py --config.data.root=/data/cifar10 --report=bad.txt
-"""
-
-SELFTEST_HELP = """usage: tfaccel selftest [flags]
-
-  Trains small models on this machine's replicas and, by plain Keras, on one device, and compares:
-  loss, weights, clipping, accumulation, batch norm, a partial batch, overflow on each replica, save
-  and load, XLA. Prints a row for each; exit code 1 if any failed. Minutes, most of it compilation.
-"""
-
-PLOT_HELP = """usage: tfaccel plot WORKDIR... [--output=FILE]
-
-  Draws loss, metrics and images per second of one or more runs over their epochs, finished or not.
-  Each run has a colour; test images are the full line, training the dashed one.
-
-  --output=FILE   a new .png, or .html: one page with the picture and a table, that needs no other
-                  file; plot.png by default
-
-  tfaccel plot runs/digits-20261121-094702
-  tfaccel plot runs/a runs/b --output=curves.html
-"""
-
-AUTOBATCH_HELP = """usage: tfaccel autobatch --config=FILE [--config.SECTION.FIELD=VALUE]
-
-  Finds the largest global batch, a multiple of 8, that fits in the GPUs' memory: trains a few steps
-  on one size after another, each in a process of its own, DALI's memory and 5% to spare counted.
-  Prints it, and the flag to use, as JSON. A try takes about as long as a run to its first steps.
-
-  tfaccel autobatch --config=configs/imagenet_resnet50.py --config.data.root=/data/imagenet
-"""
-
-LAUNCH_HELP = """usage: tfaccel launch [flags] train --config=FILE --workdir=DIR [flags of train]
-       tfaccel launch [flags] SCRIPT.py [arguments]
-
-  Starts the ranks of one job, each a process that trains on its share of every batch, and watches
-  them. Where one fails, never starts or makes no progress, all are ended, with the reason and the
-  last lines of the one at fault; with --max-restarts they start again from the last checkpoint. On
-  several machines, start it once on each, with the same flags but --node-rank; inside a step of
-  Slurm with one task for each node, nodes and addresses are known.
-
-  --nproc-per-node=1   ranks on each machine
-  --nnodes=1           machines
-  --node-rank=0        which of them this is
-  --master-addr=HOST   of node 0, as the others reach it
-  --master-port={port}  on which it listens for them
-  --max-restarts=0     how often all may start again, in all. Never after a mistake in the call
-                       (exit code 2), nor once two restarts came no further
-  --start-timeout=1800 seconds until the first step has ended, compilation included, and for all
-                       machines to come
-  --step-timeout=300, --evaluation-timeout=600, --save-timeout=600
-                       seconds without progress in training, in an evaluation, and in a checkpoint
-                       or export; what one execution of several steps takes is without progress
-  --node-timeout=30    seconds for which a machine's launcher may be silent
-  --grace=30           seconds from SIGTERM to SIGKILL
-  --log-dir=DIR        for each rank's output, DIR/attempt-0/rank-0.log; WORKDIR/launch by default
-  --engine=local       or slurm, ray or k8s: what starts the launchers
-  --print              print the engine's script and submit nothing
-
-  SIGTERM, SIGUSR1 and Ctrl-C are passed on: the ranks save and stop, and the exit code is theirs,
-  143. A second one ends them at once. Exit codes else: 0 done, 2 a mistake in the call, 128 + n
-  where signal n ended a rank, 1 where a rank or a machine fell silent.
-
-  A script is watched by its calls of tfaccel: one that never calls `tfaccel.setup` and `fit` counts
-  as one that never starts.
-
-  WARNING: TensorFlow's ports between ranks have no password, and on each machine they listen on all
-  interfaces, of one machine's ranks too. Whoever reaches one can read and write files as you. Run
-  several ranks on a private network alone, or close the ports, {first} to {last}, to all but
-  the job's machines, here 10.0.0.0/24:
-    nft add table inet tfaccel
-    nft add chain inet tfaccel in '{{ type filter hook input priority 0; }}'
-    nft add rule inet tfaccel in iif lo accept
-    nft add rule inet tfaccel in ip saddr 10.0.0.0/24 accept
-    nft add rule inet tfaccel in tcp dport {first}-{last} drop
-  Ranks of one machine need no network at all: `unshare --net --map-root-user sh -c
-  'ip link set lo up; exec tfaccel launch ...'`. Who may join as a node is settled by a secret in
-  TFACCEL_LAUNCH_TOKEN, the same on all machines.
-"""
 
 HELP_FLAGS = {"--help", "-h", "--helpfull", "--helpshort"}
 
@@ -204,7 +49,7 @@ def main(arguments: list[str]) -> int:
     """
     command, *rest = arguments or ["--help"]
     if command in ("--help", "-h", "help"):
-        print(HELP, end="")
+        print(help_texts.ALL, end="")
         return 0
     if command == "--version":
         print(__version__)
@@ -266,7 +111,7 @@ def _train_dry(config: Config, workdir: pathlib.Path, cluster: Cluster) -> int:
 def audit(arguments: list[str]) -> int:
     """Audits the data that the flags name and returns 1 if something is wrong."""
     if HELP_FLAGS & set(arguments):
-        print(AUDIT_HELP, end="")
+        print(help_texts.AUDIT, end="")
         return 0
     values, _ = _parse_config_flags("audit", arguments, paths=("report", "contact-sheet"))
     config = parse(values.config)
@@ -321,7 +166,7 @@ def selftest(arguments: list[str]) -> int:
     flags.DEFINE_string("output", None, "A new JSON file for the figures.", flag_values=values)
     if set(arguments) & HELP_FLAGS:
         described = values.get_help(include_special_flags=False).splitlines()
-        print("\n".join([SELFTEST_HELP, *described[2:]]))  # without the module's name
+        print("\n".join([help_texts.SELFTEST, *described[2:]]))  # without the module's name
         return 0
     try:
         unparsed = values(["tfaccel selftest", *arguments])[1:]
@@ -344,7 +189,7 @@ def selftest(arguments: list[str]) -> int:
 def plot(arguments: list[str]) -> int:
     """Draws the runs whose workdirs are given, and prints the picture's path."""
     if HELP_FLAGS & set(arguments):
-        print(PLOT_HELP, end="")
+        print(help_texts.PLOT, end="")
         return 0
     values = flags.FlagValues()
     values.set_gnu_getopt(True)  # flags may follow the workdirs
@@ -366,7 +211,7 @@ def plot(arguments: list[str]) -> int:
 def autobatch(arguments: list[str]) -> int:
     """Finds the largest batch that fits and prints it, with its flag, as one JSON line."""
     if HELP_FLAGS & set(arguments):
-        print(AUTOBATCH_HELP, end="")
+        print(help_texts.AUTOBATCH, end="")
         return 0
     values, _ = _parse_config_flags("autobatch", arguments, paths=())
     config = parse(values.config)
@@ -384,22 +229,14 @@ def autobatch(arguments: list[str]) -> int:
 def launch(arguments: list[str]) -> int:
     """Runs a command in many processes and returns the job's exit code."""
     from tfaccel import launch as launch_room
-    from tfaccel.cluster import addresses
-    from tfaccel.launch import options as options_lib
+    from tfaccel.launch import options
 
     # What follows the command is the command's own affair.
     own = list(itertools.takewhile(lambda each: each.startswith("-"), arguments))
     if HELP_FLAGS & set(own):
-        print(
-            LAUNCH_HELP.format(
-                port=options_lib.MASTER_PORT,
-                first=addresses.FIRST_PORT,
-                last=addresses.LAST_PORT,
-            ),
-            end="",
-        )
+        print(help_texts.of_launch(), end="")
         return 0
-    return launch_room.launch(*options_lib.parse(arguments, os.environ))
+    return launch_room.launch(*options.parse(arguments, os.environ))
 
 
 COMMANDS = {
@@ -486,25 +323,7 @@ def _check_overrides(arguments: list[str]) -> None:
 
 def _train_help(config_flag: list[str]) -> str:
     """Returns the help, with the values of the config file that is given, if one is."""
-    values = default_config()
-    if config_flag:
-        values = _parse_config_flags("train", config_flag, paths=())[0].config
-    source = config_flag[0].partition("=")[2] + " says" if config_flag else "it is by default"
-    lines = [TRAIN_HELP.format(source=source)]
-    for section in dataclasses.fields(Config):
-        meanings = _meanings(section.default_factory)
-        for field in dataclasses.fields(section.default_factory):
-            value = values[section.name][field.name]
-            shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
-            lines.append(f"  --config.{section.name}.{field.name}={shown}")
-            lines.append(textwrap.indent(textwrap.fill(meanings[field.name], 80), " " * 8))
-    return "\n".join(lines) + "\n"
-
-
-def _meanings(kind: type) -> dict[str, str]:
-    """Returns what the class's docstring, and those it inherits from, say of each field."""
-    meanings = {}
-    for each in reversed(kind.__mro__[:-1]):
-        attributes = inspect.getdoc(each).partition("Attributes:")[2]
-        meanings |= dict(re.findall(r"^  (\w+): (.+?)(?=^  \w|\Z)", attributes, re.M | re.S))
-    return {name: " ".join(meaning.split()) for name, meaning in meanings.items()}
+    if not config_flag:
+        return help_texts.of_train(default_config(), "it is by default")
+    values = _parse_config_flags("train", config_flag, paths=())[0].config
+    return help_texts.of_train(values, config_flag[0].partition("=")[2] + " says")

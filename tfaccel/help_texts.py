@@ -1,0 +1,208 @@
+"""What `tfaccel COMMAND --help` prints, beside what the flags say of themselves.
+
+print(help_texts.AUDIT)
+print(help_texts.of_train(default_config(), "it is by default"))
+"""
+
+import dataclasses
+import inspect
+import re
+import textwrap
+
+import ml_collections
+
+from tfaccel import __version__
+from tfaccel.cluster.addresses import FIRST_PORT, LAST_PORT
+from tfaccel.config import Config
+from tfaccel.launch.options import MASTER_PORT
+
+ALL = f"""tfaccel {__version__}: train Keras models from image files and keep NVIDIA GPUs busy.
+
+usage: tfaccel COMMAND [flags]
+
+  train   train, measure and export what a config file says
+            tfaccel train --config=configs/digits.py
+            tfaccel train --config=configs/mnist.py --config.data.root=/data/mnist_png
+            tfaccel train --config=configs/digits.py --workdir=runs/a   # again: goes on from there
+            tfaccel train --config=configs/digits.py --dry-run   # two steps, and who does what
+
+  launch   run many processes of one job, on one machine or several, and watch them
+            tfaccel launch --nproc-per-node=2 train --config=configs/digits.py --workdir=runs/a
+
+  audit   look through an experiment's images, and prove what its loader gives each replica
+            tfaccel audit --config=configs/digits.py
+            tfaccel audit --config=configs/digits.py --contact-sheet=digits.png
+
+  plot   draw loss, metrics and throughput of one or more runs
+            tfaccel plot runs/a runs/b --output=curves.html
+
+  autobatch   find the largest batch that fits in the GPUs' memory
+            tfaccel autobatch --config=configs/mnist.py --config.data.root=/data/mnist_png
+
+  selftest   check that this machine's replicas train as one device does
+            tfaccel selftest
+            tfaccel selftest --precision=mixed_float16 --xla=on --output=selftest.json
+
+  tfaccel COMMAND --help   a command's flags
+  tfaccel --version        the version
+"""
+
+TRAIN = """usage: tfaccel train --config=FILE [--workdir=DIR] [--dry-run]
+                     [--config.SECTION.FIELD=VALUE]
+
+  --config=FILE      an experiment: a Python file with get_config(), as in configs/;
+                     FILE:smoke runs its smallest size
+  --workdir=DIR      a folder for what the run leaves; runs/NAME-TIME by default. Where it holds a
+                     run that was stopped, the same command goes on from its newest checkpoint.
+                     Several workers need one that they share
+  --resume=auto      or "required" (an error if there is no checkpoint) or "never" (if there is a
+                     run)
+  --accept_changes   go on from a checkpoint although the config or the data have changed since
+  --dry-run          train two steps and print, in every process, which worker it is, its GPUs and
+                     replicas, and its share of a batch; write nothing
+  --workers=HOST:PORT,...
+                     the addresses of all workers, the chief's first. Without it TF_CONFIG says, or
+                     Slurm or Open MPI, which started this process, or it is one of its own
+  --worker-index=N   which of them this process is, from 0, unless Slurm or Open MPI says
+
+  SIGTERM, SIGUSR1 and Ctrl-C let it save and stop, with exit code checkpoint.exit_code; a second
+  one ends it at once.
+
+  tfaccel train --config=configs/digits.py --config.train.epochs=3
+  tfaccel train --config=configs/mnist.py --config.runtime.gpu_ids=0 --config.runtime.precision=O2
+
+Every field of an experiment, as {source}:
+"""
+
+
+AUDIT = """usage: tfaccel audit --config=FILE [--report=FILE] [--contact-sheet=FILE.png]
+                     [--config.SECTION.FIELD=VALUE]
+
+  Decodes every image once, in parallel, and lists those that cannot be trained on: missing,
+  unreadable, empty, cut short, no image, animated and more. A second audit looks at changed files
+  alone. Then runs two dry epochs through the real loader on this machine's replicas: whether each
+  image comes once, in a new order, and whether replicas draw different random numbers. Trains
+  nothing. Exit code 1 if there is a bad file (unless bad_files=skip leaves it out) or the loader is
+  at fault.
+
+  --config=FILE              an experiment, as for `tfaccel train`
+  --report=FILE              a new text file for the list: severity, kind, path, cause; in the cache
+                             folder by default
+  --contact-sheet=FILE.png   a new picture of augmented training images with their labels
+
+  tfaccel audit --config=configs/cifar10.py --config.data.root=/data/cifar10 --report=bad.txt
+"""
+
+SELFTEST = """usage: tfaccel selftest [flags]
+
+  Trains small models on this machine's replicas and, by plain Keras, on one device, and compares:
+  loss, weights, clipping, accumulation, batch norm, a partial batch, overflow on each replica, save
+  and load, XLA. Prints a row for each; exit code 1 if any failed. Minutes, most of it compilation.
+"""
+
+PLOT = """usage: tfaccel plot WORKDIR... [--output=FILE]
+
+  Draws loss, metrics and images per second of one or more runs over their epochs, finished or not.
+  Each run has a colour; test images are the full line, training the dashed one.
+
+  --output=FILE   a new .png, or .html: one page with the picture and a table, that needs no other
+                  file; plot.png by default
+
+  tfaccel plot runs/digits-20261121-094702
+  tfaccel plot runs/a runs/b --output=curves.html
+"""
+
+AUTOBATCH = """usage: tfaccel autobatch --config=FILE [--config.SECTION.FIELD=VALUE]
+
+  Finds the largest global batch, a multiple of 8, that fits in the GPUs' memory: trains a few steps
+  on one size after another, each in a process of its own, DALI's memory and 5% to spare counted.
+  Prints it, and the flag to use, as JSON. A try takes about as long as a run to its first steps.
+
+  tfaccel autobatch --config=configs/imagenet_resnet50.py --config.data.root=/data/imagenet
+"""
+
+LAUNCH = """usage: tfaccel launch [flags] train --config=FILE --workdir=DIR [flags of train]
+       tfaccel launch [flags] SCRIPT.py [arguments]
+
+  Starts the ranks of one job, each a process that trains on its share of every batch, and watches
+  them. Where one fails, never starts or makes no progress, all are ended, with the reason and the
+  last lines of the one at fault; with --max-restarts they start again from the last checkpoint. On
+  several machines, start it once on each, with the same flags but --node-rank; inside a step of
+  Slurm with one task for each node, nodes and addresses are known.
+
+  --nproc-per-node=1   ranks on each machine
+  --nnodes=1           machines
+  --node-rank=0        which of them this is
+  --master-addr=HOST   of node 0, as the others reach it
+  --master-port={port}  on which it listens for them
+  --max-restarts=0     how often all may start again, in all. Never after a mistake in the call
+                       (exit code 2), nor once two restarts came no further
+  --start-timeout=1800 seconds until the first step has ended, compilation included, and for all
+                       machines to come
+  --step-timeout=300, --evaluation-timeout=600, --save-timeout=600
+                       seconds without progress in training, in an evaluation, and in a checkpoint
+                       or export; what one execution of several steps takes is without progress
+  --node-timeout=30    seconds for which a machine's launcher may be silent
+  --grace=30           seconds from SIGTERM to SIGKILL
+  --log-dir=DIR        for each rank's output, DIR/attempt-0/rank-0.log; WORKDIR/launch by default
+  --engine=local       or what else starts the launchers:
+                         slurm: writes a batch script and submits it
+                         ray:   on the Ray cluster that is there (the extra `ray`)
+                         k8s:   with --print alone, a manifest of a JobSet
+  --print              print the script of Slurm, or the manifest, and submit nothing
+  --name=tfaccel       of the job, for slurm and k8s
+  --sbatch=OPTIONS     of slurm, e.g. '--partition=gpu --gpus-per-node=4 --time=8:00:00'
+  --image=IMAGE        of k8s: a container image with tfaccel in it
+
+  SIGTERM, SIGUSR1 and Ctrl-C are passed on: the ranks save and stop, and the exit code is theirs,
+  143. A second one ends them at once. Exit codes else: 0 done, 2 a mistake in the call, 128 + n
+  where signal n ended a rank, 1 where a rank or a machine fell silent.
+
+  A script is watched by its calls of tfaccel: one that never calls `tfaccel.setup` and `fit` counts
+  as one that never starts.
+
+  WARNING: TensorFlow's ports between ranks have no password, and on each machine they listen on all
+  interfaces, of one machine's ranks too. Whoever reaches one can read and write files as you. Run
+  several ranks on a private network alone, or close the ports, {first} to {last}, to all but
+  the job's machines, here 10.0.0.0/24:
+    nft add table inet tfaccel
+    nft add chain inet tfaccel in '{{ type filter hook input priority 0; }}'
+    nft add rule inet tfaccel in iif lo accept
+    nft add rule inet tfaccel in ip saddr 10.0.0.0/24 accept
+    nft add rule inet tfaccel in tcp dport {first}-{last} drop
+  Ranks of one machine need no network at all: `unshare --net --map-root-user sh -c
+  'ip link set lo up; exec tfaccel launch ...'`. Who may join as a node is settled by a secret in
+  TFACCEL_LAUNCH_TOKEN, the same on all machines.
+"""
+
+
+def of_train(values: ml_collections.ConfigDict, source: str) -> str:
+    """Returns the help of `tfaccel train`, every field of an experiment with it.
+
+    Args:
+      values: what to show of each.
+      source: in words, where they come from.
+    """
+    lines = [TRAIN.format(source=source)]
+    for section in dataclasses.fields(Config):
+        meanings = _meanings(section.default_factory)
+        for field in dataclasses.fields(section.default_factory):
+            value = values[section.name][field.name]
+            shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
+            lines.append(f"  --config.{section.name}.{field.name}={shown}")
+            lines.append(textwrap.indent(textwrap.fill(meanings[field.name], 80), " " * 8))
+    return "\n".join(lines) + "\n"
+
+
+def _meanings(kind: type) -> dict[str, str]:
+    """Returns what the class's docstring, and those it inherits from, say of each field."""
+    meanings = {}
+    for each in reversed(kind.__mro__[:-1]):
+        attributes = inspect.getdoc(each).partition("Attributes:")[2]
+        meanings |= dict(re.findall(r"^  (\w+): (.+?)(?=^  \w|\Z)", attributes, re.M | re.S))
+    return {name: " ".join(meaning.split()) for name, meaning in meanings.items()}
+
+
+def of_launch() -> str:
+    """Returns the help of `tfaccel launch`."""
+    return LAUNCH.format(port=MASTER_PORT, first=FIRST_PORT, last=LAST_PORT)
