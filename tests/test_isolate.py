@@ -10,7 +10,6 @@ import threading
 import time
 
 import pytest
-from conftest import FIRST_GPU
 
 import tfaccel
 from tfaccel import isolate
@@ -322,6 +321,7 @@ def test_a_crash_after_the_result_is_a_warning(caplog):
 @pytest.mark.gpu
 def test_gpu_memory_is_given_back():
     import pynvml
+    from conftest import FIRST_GPU  # not above: the child would import it, and TensorFlow
 
     pynvml.nvmlInit()
     gpu = pynvml.nvmlDeviceGetHandleByIndex(FIRST_GPU)
@@ -352,6 +352,7 @@ def test_gpu_memory_is_given_back():
 @pytest.mark.gpu
 def test_out_of_memory_on_the_gpu_is_an_exception_and_gives_it_back():
     import pynvml
+    from conftest import FIRST_GPU  # not above: the child would import it, and TensorFlow
 
     pynvml.nvmlInit()
     gpu = pynvml.nvmlDeviceGetHandleByIndex(FIRST_GPU)

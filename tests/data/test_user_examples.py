@@ -14,6 +14,9 @@ from tfaccel.data.user_examples import open_examples
 from tfaccel.runtime import Device
 
 CPU = Device("/cpu:0", None)
+# While the collector is at work in one thread, it does nothing in others; and there it may wait for
+# the end of an iterator of TensorFlow's that another test has left, for up to a minute.
+COLLECTS_S = 80
 
 
 class Numbered:
@@ -281,10 +284,16 @@ def test_a_stream_that_is_collected_in_its_own_thread_ends():
     pool = stream._make.args[-1]
     stream.itself = stream  # a cycle: only the collector frees it
     stream = weakref.ref(stream)
+
+    def collect():
+        while stream() and time.monotonic() < deadline:
+            gc.collect()
+
+    deadline = time.monotonic() + COLLECTS_S
     with pool._shutdown_lock:
-        collected = threading.Thread(target=gc.collect, daemon=True)
+        collected = threading.Thread(target=collect, daemon=True)
         collected.start()
-        collected.join(20)
+        collected.join(COLLECTS_S + 5)
         assert not collected.is_alive()
     assert stream() is None
 
@@ -321,7 +330,7 @@ def test_a_dropped_stream_takes_its_threads_and_the_source_along():
     assert ours()
     alive = weakref.ref(source)
     del stream, streams, data, source
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + COLLECTS_S
     while (ours() or alive()) and time.monotonic() < deadline:
         pass  # they end by themselves, in a moment
     assert not ours()

@@ -11,6 +11,7 @@ late for the job, which has ended then. So the script asks for it, by the exit c
 
 import json
 import logging
+import math
 import pathlib
 import re
 import shlex
@@ -25,6 +26,9 @@ log = logging.getLogger("tfaccel")
 
 # How long before the time limit all ranks are asked to save and stop.
 SAVE_S = 120
+
+# For a launcher to hear that another has ended, beside what its flags allow.
+MARGIN_S = 5
 
 SCRIPT = """#!/bin/bash
 # Written by `tfaccel launch --engine=slurm`. To run it once more: sbatch {file}
@@ -42,8 +46,9 @@ fi
 TFACCEL_LAUNCH_TOKEN=$(od -An -N16 -tx8 /dev/urandom | tr -d ' ')
 export TFACCEL_LAUNCH_TOKEN
 
-# One launcher on each node, with all its cores. If one fails, Slurm ends the others.
-srun --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=1 \\
+# One launcher on each node, with all its cores. When one ends, the others end with its exit code;
+# if they do not, Slurm ends them. (--kill-on-bad-exit=1 would not wait, and make 143 of a 2.)
+srun --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=0 --wait={wait_s} \\
   {launcher} \\
   --log-dir={log_dir}/"$SLURM_JOB_ID-$restarts" \\
   {command}
@@ -112,6 +117,7 @@ def script(options: Options, command: Sequence[str]) -> str:
         file=_file(options),
         directives="\n".join(f"#SBATCH {each}" for each in _directives(options)),
         max_restarts=options.max_restarts,
+        wait_s=math.ceil(options.node_timeout_s + options.grace_s) + MARGIN_S,
         launcher=shlex.join([sys.executable, "-m", "tfaccel", "launch", *flags_of(options)]),
         log_dir=options.log_dir,
         command=shlex.join(command),
