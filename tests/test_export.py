@@ -8,6 +8,7 @@ import tensorflow as tf
 from keras import layers
 
 from tfaccel import UserError, export
+from tfaccel.errors import RunError
 
 
 def build(run, dtype="float32"):
@@ -134,7 +135,7 @@ def test_a_failed_export_leaves_nothing(setup, tmp_path, monkeypatch):
 
     monkeypatch.setattr(keras.Sequential, "save", fail)
     run = setup()
-    with pytest.raises(UserError, match=r"cannot be written .no space left on device.; make room"):
+    with pytest.raises(RunError, match=r"cannot be written .no space left on device.; make room"):
         run.export(build(run), tmp_path / "1")
     assert list(tmp_path.iterdir()) == []
 

@@ -115,7 +115,7 @@ def test_a_live_run_holds_its_workdir_and_a_signal_stops_it(tmp_path):
     wait_until(lambda: last_step(tmp_path) >= 4, run)
     second = start(tmp_path, *long)
     _, err = second.communicate(timeout=100)
-    assert second.returncode == 2
+    assert second.returncode == 1
     assert f"is held by a live run (process {run.pid} on " in err
     run.terminate()
     sent = time.monotonic()

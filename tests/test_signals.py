@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from tfaccel import progress
 from tfaccel.signals import HEARD, StopSignals
 
 
@@ -56,6 +57,27 @@ with StopSignals() as stop:
     assert child.stdout.readline() == "ready\n"
     child.terminate()
     assert child.wait(timeout=10) == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize(("apart_s", "code"), [(10, 0), (0.1, 128 + signal.SIGTERM)])
+def test_under_a_launcher_a_scheduler_may_ask_once_through_two(tmp_path, apart_s, code):
+    """A second SIGTERM ends the rank only where it comes later than `apart_s`."""
+    progress.write(tmp_path / "heartbeat", progress.Progress())
+    program = f"""
+import os, signal, time
+from tfaccel import signals
+signals.SAME_REQUEST_S = {apart_s}
+with signals.StopSignals() as stop:
+    os.kill(os.getpid(), signal.SIGTERM)
+    while not stop.requested: pass
+    time.sleep(0.3)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.3)
+"""
+    environment = {**os.environ, progress.VARIABLE: str(tmp_path / "heartbeat")}
+    child = subprocess.run([sys.executable, "-c", program], env=environment, timeout=60)
+    assert child.returncode == code
+    assert progress.read(tmp_path / "heartbeat").asked
 
 
 def test_beside_the_main_thread_nothing_is_installed(caplog):

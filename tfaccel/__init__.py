@@ -18,8 +18,10 @@ from tfaccel.config import (
     ImageConfig,
     StepConfig,
 )
-from tfaccel.errors import UserError
+from tfaccel.errors import UserError, exit_as_the_command
 from tfaccel.presets import preset
+from tfaccel.progress import beat_of_loop as beat
+from tfaccel.progress import is_launched
 
 if TYPE_CHECKING:
     from tfaccel.data import sources
@@ -37,11 +39,15 @@ __all__ = [
     "StepConfig",
     "UserError",
     "__version__",
+    "beat",
     "preset",
     "run_isolated",
     "setup",
     "sources",
 ]
+
+if is_launched():
+    exit_as_the_command()
 
 
 def __getattr__(name: str):

@@ -1,11 +1,15 @@
 """Mistakes a user can mend, what ends a run in its course, and the search for a name they meant.
 
 `UserError` reaches a Python caller as an ordinary `ValueError`, and `RunError` as a `RuntimeError`;
-the `tfaccel` command prints either as one line and exits with status 2 or 1.
+the `tfaccel` command prints either as one line and exits with status 2 or 1, and so does a script
+that `tfaccel launch` starts: a launcher starts nothing again after a mistake in the call.
 """
 
 import difflib
+import sys
 from collections.abc import Iterable
+
+from tfaccel.redact import without_userinfo
 
 
 class UserError(ValueError):
@@ -16,6 +20,25 @@ class UserError(ValueError):
 
 class RunError(RuntimeError):
     """One sentence: what ended a run that the call was right for, and what to do about it."""
+
+
+def tell(error: UserError | RunError) -> int:
+    """Prints the sentence on standard error, and returns the exit code for it."""
+    message = without_userinfo(" ".join(str(error).split()))
+    print(f"tfaccel: error: {message}", file=sys.stderr)
+    return 2 if isinstance(error, UserError) else 1
+
+
+def exit_as_the_command() -> None:
+    """Lets a script that one of these errors ends exit as `tfaccel` does; of others as before."""
+    before = sys.excepthook
+
+    def hook(kind, error, traceback):
+        if not isinstance(error, UserError | RunError):
+            return before(kind, error, traceback)
+        sys.exit(tell(error))  # as an uncaught exception, the code would be 1
+
+    sys.excepthook = hook
 
 
 def did_you_mean(name: str, valid: Iterable[str]) -> str:

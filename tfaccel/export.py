@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel import progress
-from tfaccel.errors import UserError
+from tfaccel.errors import RunError, UserError
 
 log = logging.getLogger("tfaccel")
 
@@ -44,7 +44,8 @@ def export_model(model: keras.Model, path: str | os.PathLike, *, images=None) ->
       The path, absolute.
 
     Raises:
-      UserError: the path exists, cannot be made or written, or the model's inputs are unknown.
+      UserError: the path exists or cannot be made, or the model's inputs are unknown.
+      RunError: it cannot be written, as on a full disk.
       RuntimeError: the loaded model's outputs differ by more than the precision explains. What was
         written stays beside `path`, as `<name>.<random>.rejected`.
     """
@@ -78,7 +79,7 @@ def export_model(model: keras.Model, path: str | os.PathLike, *, images=None) ->
             )
         unfinished.rename(path)
     except (OSError, tf.errors.ResourceExhaustedError) as error:
-        raise UserError(
+        raise RunError(
             f"export path {path} cannot be written ({error}); make room, or give another"
         ) from error
     finally:

@@ -137,13 +137,15 @@ LAUNCH = """usage: tfaccel launch [flags] train --config=FILE --workdir=DIR [fla
   --master-port={port}  on which it listens for them
   --max-restarts=0     how often all may start again, in all. Never after a mistake in the call
                        (exit code 2), nor once two restarts came no further
-  --start-timeout=1800 seconds until the first step has ended, compilation included, and for all
-                       machines to come
+  --start-timeout=1800 seconds until the first step has ended, compilation included, for all
+                       machines to come, and for what a script does after fit or evaluate
   --step-timeout=300, --evaluation-timeout=600, --save-timeout=600
                        seconds without progress in training, in an evaluation, and in a checkpoint
-                       or export; what one execution of several steps takes is without progress
+                       or export; what one execution of several steps takes is without progress.
+                       0, here and for --start-timeout, is no limit
   --node-timeout=30    seconds for which a machine's launcher may be silent
-  --grace=30           seconds from SIGTERM to SIGKILL
+  --grace=30           seconds from SIGTERM to SIGKILL, and for all that a script does once `fit`
+                       has saved and stopped at a signal
   --log-dir=DIR        for each rank's output, DIR/attempt-0/rank-0.log; WORKDIR/launch by default
   --engine=local       or what else starts the launchers:
                          slurm: writes a batch script and submits it
@@ -154,12 +156,13 @@ LAUNCH = """usage: tfaccel launch [flags] train --config=FILE --workdir=DIR [fla
   --sbatch=OPTIONS     of slurm, e.g. '--partition=gpu --gpus-per-node=4 --time=8:00:00'
   --image=IMAGE        of k8s: a container image with tfaccel in it
 
-  SIGTERM, SIGUSR1 and Ctrl-C are passed on: the ranks save and stop, and the exit code is theirs,
-  143. A second one ends them at once. Exit codes else: 0 done, 2 a mistake in the call, 128 + n
-  where signal n ended a rank, 1 where a rank or a machine fell silent.
+  SIGTERM, SIGUSR1, Ctrl-C and a lost terminal (SIGHUP, as SIGTERM) are passed on: the ranks save
+  and stop, and the exit code is theirs, 143. A second one ends them at once. Exit codes else: 0
+  done, 2 a mistake in the call, 128 + n where signal n ended a rank, 1 where a rank or a machine
+  fell silent.
 
   A script is watched by its calls of tfaccel: one that never calls `tfaccel.setup` and `fit` counts
-  as one that never starts.
+  as one that never starts. A loop of your own calls `tfaccel.beat(step=...)` before each step.
 
   WARNING: TensorFlow's ports between ranks have no password, and on each machine they listen on all
   interfaces, of one machine's ranks too. Whoever reaches one can read and write files as you. Run

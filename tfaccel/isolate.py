@@ -32,6 +32,7 @@ from typing import Any, BinaryIO
 
 import cloudpickle
 
+from tfaccel import progress
 from tfaccel.checks import check_number
 from tfaccel.errors import RunError, UserError
 from tfaccel.out_of_memory import is_out_of_memory
@@ -148,6 +149,7 @@ def _run(task: bytes, result: BinaryIO, log: BinaryIO, timeout_s: float | None) 
     """Runs the task in a child and returns its outcome and the last that it printed."""
     options = ["-P", "-u", "-X", "faulthandler"]
     arguments = [json.dumps(sys.path), str(result.fileno()), str(os.getpid())]
+    progress.let_go()  # the child speaks for a rank that waits for it
     process = subprocess.Popen(
         [sys.executable, *options, "-c", CHILD, *arguments],
         stdin=subprocess.PIPE,

@@ -4,7 +4,6 @@ Exit codes: 0 done or help, 1 the run failed, 2 a mistake in the call, 130 inter
 training run that a signal made save and stop what its config says: 143.
 """
 
-import dataclasses
 import datetime
 import itertools
 import json
@@ -21,9 +20,8 @@ from tfaccel import __version__, help_texts
 from tfaccel.cluster import Cluster, find
 from tfaccel.cluster.ray import undo_legacy_keras
 from tfaccel.config import Config, RuntimeConfig, default_config, parse
-from tfaccel.errors import RunError, UserError, did_you_mean
-from tfaccel.redact import without_userinfo
-from tfaccel.workdir import RESUMES, check_usable, finished
+from tfaccel.errors import RunError, UserError, did_you_mean, tell
+from tfaccel.workdir import RESUMES, check_usable
 
 HELP_FLAGS = {"--help", "-h", "--helpfull", "--helpshort"}
 
@@ -33,9 +31,7 @@ def cli() -> None:
     try:
         sys.exit(main(sys.argv[1:]))
     except (UserError, RunError) as error:
-        message = without_userinfo(" ".join(str(error).split()))
-        print(f"tfaccel: error: {message}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, UserError) else 1)
+        sys.exit(tell(error))
     except KeyboardInterrupt:
         print("tfaccel: interrupted", file=sys.stderr)
         sys.exit(130)
@@ -80,10 +76,6 @@ def train(arguments: list[str]) -> int:
     workdir = check_usable(pathlib.Path(workdir or f"runs/{name}-{time}"), resume=values.resume)
     if dry:
         return _train_dry(config, workdir, cluster)
-    if result := finished(workdir, dataclasses.asdict(config)):
-        print(f"tfaccel: {workdir} holds the end of this run; nothing to do", file=sys.stderr)
-        print(json.dumps(result))
-        return 0
     # TensorFlow reads this when it is imported, and then says less at its start.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from tfaccel import train as train_room

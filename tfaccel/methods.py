@@ -17,6 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfaccel import progress
 from tfaccel.callbacks.beats import Beats
 from tfaccel.callbacks.finite import Finite
 from tfaccel.callbacks.loss_scale import LossScale
@@ -38,17 +39,21 @@ def extend(model: keras.Model, config: StepConfig, *, guard: Callable) -> None:
       guard: makes the context of every call that other workers take part in.
     """
     counting = functools.partial(_for_loaders, counts=model, mixed=config.mixes_labels)
+    # Each knows what has been compiled.
+    beats, by_batch = Beats(), Beats()
     ours = {
-        "fit": lambda fit: _watched(
-            from_checkpoint(counting(fit), model, config),
-            model,
-            config,
+        "fit": lambda fit: _as_call(
+            _watched(from_checkpoint(counting(fit), model, config), model, config, beats)
         ),
-        "evaluate": lambda evaluate: counting(_beating(evaluate)),
-        "predict": lambda predict: _for_loaders(_beating(_without_padding(predict))),
-        "train_on_batch": lambda train: _with_keras_logs(train, model, config),
-        "test_on_batch": lambda test: test,
-        "predict_on_batch": lambda predict: predict,
+        "evaluate": lambda evaluate: _as_call(counting(_beating(evaluate, beats))),
+        "predict": lambda predict: _as_call(
+            _for_loaders(_beating(_without_padding(predict), beats))
+        ),
+        "train_on_batch": lambda train: _after(
+            by_batch.on_train_batch_begin, _with_keras_logs(train, model, config)
+        ),
+        "test_on_batch": functools.partial(_after, by_batch.on_test_batch_begin),
+        "predict_on_batch": functools.partial(_after, by_batch.on_predict_batch_begin),
     }
     for name, wrap in ours.items():
         method = types.MethodType(getattr(type(model), name), model)
@@ -79,18 +84,38 @@ def _with_keras_logs(train_on_batch: Callable, model, config: StepConfig) -> Cal
     signature = inspect.signature(train_on_batch)
     finite = Finite(config.nonfinite)
     finite.set_model(model)
-    beats = Beats()
 
     @functools.wraps(train_on_batch)
     def wrapper(*args, **kwargs):
         call = signature.bind(*args, **kwargs)
         as_dict = call.arguments.get("return_dict", False)
         call.arguments["return_dict"] = True
-        beats.on_train_batch_begin(0)
         logs = train_on_batch(*call.args, **call.kwargs)
         finite.on_train_batch_end(0)
         logs = {name: logs[name] for name in logs if name not in ("loss_scale", "skipped_steps")}
         return logs if as_dict else model._flatten_metrics_in_order(logs)
+
+    return wrapper
+
+
+def _after(begins: Callable[[int], None], on_batch: Callable) -> Callable:
+    """Returns a method of one batch, which begins with a beat."""
+
+    @functools.wraps(on_batch)
+    def wrapper(*args, **kwargs):
+        begins(0)
+        return on_batch(*args, **kwargs)
+
+    return wrapper
+
+
+def _as_call(method: Callable) -> Callable:
+    """Returns a method whose end is told to the launcher: what follows is the script's own."""
+
+    @functools.wraps(method)
+    def wrapper(*args, **kwargs):
+        with progress.call():
+            return method(*args, **kwargs)
 
     return wrapper
 
@@ -113,11 +138,10 @@ def _guarded(method: Callable, guard: Callable) -> Callable:
     return wrapper
 
 
-def _watched(fit: Callable, model, config: StepConfig) -> Callable:
+def _watched(fit: Callable, model, config: StepConfig, beats: Beats) -> Callable:
     """Returns `fit` with the callbacks that the replicas and the loss scale need."""
     signature = inspect.signature(fit)
     finite = Finite(config.nonfinite)
-    beats = Beats()
     ours = [LossScale(config.loss_scale_floor), finite, beats]
     if model.distribute_strategy.num_replicas_in_sync > 1:
         ours.append(ReplicaAudit(config.audit_steps))
@@ -139,7 +163,7 @@ def _watched(fit: Callable, model, config: StepConfig) -> Callable:
     return wrapper
 
 
-def _beating(method: Callable) -> Callable:
+def _beating(method: Callable, beats: Beats) -> Callable:
     """Returns `evaluate` or `predict`, each of whose batches is a beat for the launcher."""
     signature = inspect.signature(method)
 
@@ -148,7 +172,7 @@ def _beating(method: Callable) -> Callable:
         call = signature.bind(*args, **kwargs)
         given = call.arguments.get("callbacks")
         if not isinstance(given, keras.callbacks.CallbackList):  # of `fit`, which has them
-            call.arguments["callbacks"] = [Beats(), *keras.tree.flatten(given or [])]
+            call.arguments["callbacks"] = [beats, *keras.tree.flatten(given or [])]
         return method(*call.args, **call.kwargs)
 
     return wrapper

@@ -8,19 +8,28 @@ Takes what the rooms of a run say of themselves; gives a `Progress` to whoever r
 
 The file is memory that both processes map, so that a beat costs 2 us (2 cores, 2026-11-22) and is
 there although this process hangs a moment later. Its clock is the machine's, one for all processes.
+A rank's children know of the file too: whoever speaks first has it, until it ends or lets go.
 """
 
 import contextlib
 import dataclasses
+import fcntl
+import logging
 import mmap
 import os
 import pathlib
 import struct
+import threading
 import time
 from collections.abc import Iterator
 
+from tfaccel.checks import check_choice
+from tfaccel.errors import UserError
+
+log = logging.getLogger("tfaccel")
+
 VARIABLE = "TFACCEL_HEARTBEAT"  # the file's path
-PHASES = ("start", "train", "evaluation", "save", "export", "end")
+PHASES = ("start", "train", "evaluation", "save", "export", "own", "end")
 _LAYOUT = struct.Struct("<5qd")
 
 
@@ -30,7 +39,8 @@ class Progress:
 
     Attributes:
       beats: how many there were: the same, at the same place, in all workers of a job.
-      phase: one of PHASES; "start" until the first step has ended, which compiles.
+      phase: one of PHASES; "start" until the first step has ended, which compiles; "own" for what
+        a script does after `fit`, `evaluate` or `predict`; "end" once it was told to stop, and has.
       step: the newest that was begun, from 1; 0 before there is one.
       lost: the worker for whose sake this one ends, -1 for one that it does not know; else None.
       asked: whether it has heard a signal that asks to stop.
@@ -55,6 +65,10 @@ def read(path: pathlib.Path) -> Progress:
     before, now = None, path.read_bytes()
     while now != before:
         before, now = now, path.read_bytes()
+    return _unpacked(now)
+
+
+def _unpacked(now: bytes) -> Progress:
     beats, phase, step, lost, asked, since = _LAYOUT.unpack(now)
     return Progress(beats, PHASES[phase], step, None if lost == -2 else lost, bool(asked), since)
 
@@ -74,32 +88,75 @@ class _Reporter:
     """Keeps the file of this process up to date, if it has one."""
 
     def __init__(self, path: str | None):
-        self._memory, self._now = None, Progress()
-        if path:
-            with open(path, "r+b") as file:
-                self._memory = mmap.mmap(file.fileno(), _LAYOUT.size)
-            self._now = read(pathlib.Path(path))  # of a child of the rank: it counts on
-
-    def change(self, *, beats: int = 0, **changes) -> None:
-        if self._memory is None:
-            return
-        now = self._now
-        self._now = Progress(
-            now.beats + beats,
-            changes.get("phase", now.phase),
-            changes.get("step", now.step),
-            changes.get("lost", now.lost),
-            changes.get("asked", now.asked),
-            time.monotonic(),
-        )
-        self._memory[:] = _packed(self._now)
+        self._path, self._fd, self._memory, self._now = path, None, None, Progress()
+        # Of the main thread and the one that hears signals; a signal's handler may speak as well.
+        self._lock = threading.RLock()
+        self.calls, self.compiled = 0, set()
 
     @property
     def phase(self) -> str:
         return self._now.phase
 
+    @property
+    def is_launched(self) -> bool:
+        return self._path is not None
 
-_own = _Reporter(os.environ.get(VARIABLE))
+    def change(self, *, beats: int = 0, **changes) -> str:
+        """Writes the changes and returns the phase before."""
+        if self._path is None:
+            return self._now.phase
+        with self._lock:
+            if self._memory is None and not self._opens():
+                return self._now.phase
+            now = self._now
+            self._now = Progress(
+                now.beats + beats,
+                changes.get("phase", now.phase),
+                changes.get("step", now.step),
+                changes.get("lost", now.lost),
+                changes.get("asked", now.asked),
+                time.monotonic(),
+            )
+            self._memory[:] = _packed(self._now)
+            return now.phase
+
+    def _opens(self) -> bool:
+        """Returns whether the file is this process's; it counts on from what is written there."""
+        try:
+            self._fd = os.open(self._path, os.O_RDWR)
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._memory = mmap.mmap(self._fd, _LAYOUT.size)
+        except BlockingIOError:  # another process of this rank has it
+            os.close(self._fd)
+            return False
+        except (OSError, ValueError) as error:
+            log.warning("progress: nothing is said to a launcher, which has gone (%s)", error)
+            self._path = None
+            return False
+        self._now = _unpacked(self._memory[:])
+        return True
+
+    def let_go(self) -> None:
+        with self._lock:
+            if self._memory is not None:
+                self._memory.close()
+                fcntl.flock(self._fd, fcntl.LOCK_UN)  # or a forked child would keep it locked
+                os.close(self._fd)
+                self._memory = None
+
+
+def _renew() -> None:
+    global _own
+    _own = _Reporter(os.environ.get(VARIABLE))
+
+
+_renew()
+os.register_at_fork(after_in_child=_renew)  # which has its parent's memory, and would write there
+
+
+def is_launched() -> bool:
+    """Returns whether a launcher watches this process, or one that started it."""
+    return _own.is_launched
 
 
 def beat(phase: str, **step: int) -> None:
@@ -112,15 +169,66 @@ def beat(phase: str, **step: int) -> None:
     _own.change(beats=1, phase=phase, **step)
 
 
+def beat_of_loop(step: int | None = None, *, phase: str = "train") -> None:
+    """Says to `tfaccel launch` that a loop of your own begins a step: this is `tfaccel.beat`.
+
+    Call it in every rank, before each step. `fit`, `evaluate` and `predict` of a model that
+    `run.compile` has compiled do so themselves. Without a launcher it does nothing.
+
+    Args:
+      step: the one that begins, counted from 1; None leaves it out.
+      phase: "train" or "evaluation", whose limits are --step-timeout and --evaluation-timeout;
+        the first of each compiles and has --start-timeout, as has "own", what is neither.
+
+    Raises:
+      UserError: an argument is not what it may be.
+    """
+    check_choice("phase", phase, ("train", "evaluation", "own"))
+    try:
+        step = {} if step is None else {"step": int(step)}
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"step={step!r}; expected a whole number, outside of a tf.function"
+        ) from error
+    is_first = phase != "own" and phase not in _own.compiled
+    _own.compiled.add(phase)
+    beat("start" if is_first else phase, **step)
+
+
 @contextlib.contextmanager
 def within(phase: str) -> Iterator[None]:
     """Says that this process, and perhaps no other, is busy so within the context."""
-    before = _own.phase
-    _own.change(phase=phase)
+    before = _own.change(phase=phase)
     try:
         yield
     finally:
         _own.change(phase=before)
+
+
+@contextlib.contextmanager
+def call() -> Iterator[None]:
+    """Around a `fit`, `evaluate` or `predict`: what follows the outermost is the script's own."""
+    _own.calls += 1
+    has_returned = False
+    try:
+        yield
+        has_returned = True
+    finally:
+        _own.calls -= 1
+        _leave(has_returned)
+
+
+def _leave(has_returned: bool) -> None:
+    if has_returned:
+        beat("train" if _own.calls else "own")
+    elif not _own.calls and _own.phase != "end":
+        # No place where all workers come.
+        _own.change(phase="own")
+
+
+def let_go() -> None:
+    """Lets a child speak for this process, which counts on from there when it speaks again."""
+    _own.let_go()
 
 
 def lost(worker_index: int = -1) -> None:

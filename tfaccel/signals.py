@@ -1,7 +1,8 @@
 """SIGTERM, SIGUSR1 and SIGINT as a request to stop between two steps.
 
 Takes nothing; gives, within a context, whether this process was asked to stop. A second signal ends
-the process at once; where Python has a prompt, a second Ctrl-C is a KeyboardInterrupt instead. The
+the process at once; where Python has a prompt, a second Ctrl-C is a KeyboardInterrupt instead, and
+under a launcher one that follows soon is no other request, but the same from elsewhere. The
 handlers that were there before are called too, and come back afterwards.
 
     with StopSignals() as stop:      # after the strategy: TensorFlow's own takes SIGTERM away
@@ -18,12 +19,17 @@ import signal
 import socket
 import sys
 import threading
+import time
 
 from tfaccel import progress
 
 log = logging.getLogger("tfaccel")
 
 HEARD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+# A scheduler may signal the ranks and their launcher, which passes it on to a rank that has not
+# said within a second that it heard: one that holds Python's lock meanwhile. For "at once" a
+# launcher has SIGKILL.
+SAME_REQUEST_S = 10.0
 
 
 class StopSignals:
@@ -35,7 +41,7 @@ class StopSignals:
 
     def __init__(self):
         """Hears nothing yet."""
-        self.requested = None
+        self.requested, self._since = None, 0.0
         self._before, self._interrupts, self._is_echo = {}, False, False
 
     def __enter__(self) -> "StopSignals":
@@ -84,16 +90,23 @@ class StopSignals:
                 self._interrupts = True
                 _thread.interrupt_main()
             return
+        if self.requested and progress.is_launched() and self._age_s < SAME_REQUEST_S:
+            log.info("signals: %s, the same request once more", received.name)
+            return
         if self.requested:
             log.warning("signals: %s, the second one: this process ends now", received.name)
             os._exit(128 + received)
-        self.requested = received.name
+        self._since, self.requested = time.monotonic(), received.name
         progress.asked()
         log.warning(
             "signals: %s: this step is finished, the state saved, then training stops; a second "
             "signal ends it at once",
             received.name,
         )
+
+    @property
+    def _age_s(self) -> float:
+        return time.monotonic() - self._since
 
     def _call_users(self, number: int, frame) -> None:
         """Calls the handler that a program had of its own, in the main thread as it expects.

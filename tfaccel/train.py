@@ -12,14 +12,16 @@ import logging
 import pathlib
 
 import keras
+import numpy as np
 
 from tfaccel import models, recipe, runtime, tasks
 from tfaccel import workdir as workdir_lib
-from tfaccel.agreement import together
+from tfaccel.agreement import of_workers, together
 from tfaccel.cluster import Cluster
 from tfaccel.config import Config, deciding
 from tfaccel.data.distribute import Loader, check_same_classes
 from tfaccel.data.from_config import open_loader
+from tfaccel.errors import RunError
 from tfaccel.fit import fit
 from tfaccel.run import Run
 
@@ -53,6 +55,9 @@ def run(
     """
     # ----- Process: GPUs, memory, precision and seed, before TensorFlow starts its devices.
     this_run = Run(config.runtime, cluster)
+    if result := _finished(this_run, workdir, config):
+        log.info("workdir: %s holds the end of this run; nothing to do", workdir)
+        return result
 
     # ----- Data, model and step: see below.
     train, test, model = prepare(this_run, config)
@@ -98,6 +103,22 @@ def run(
         result["export"] = str(export)
         workdir_lib.write_json(workdir / "result.json", result)
         return result
+
+
+def _finished(this_run: Run, workdir: pathlib.Path, config: Config) -> dict | None:
+    """Returns the result of this very run, if it has ended in the workdir before.
+
+    Raises:
+      RunError: some workers see its end there and others do not, and would wait for them.
+    """
+    result = workdir_lib.finished(workdir, dataclasses.asdict(config))
+    seen = of_workers(np.array([result is not None]), this_run.strategy)
+    if seen.any() and not seen.all():
+        raise RunError(
+            f"some workers see the end of this run in {workdir}, and others do not; give all one "
+            "that they share, or wait until its file system shows it to all"
+        )
+    return result
 
 
 def _describe(workdir: pathlib.Path, config: Config) -> None:

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tfaccel.checks import check_choice
-from tfaccel.errors import UserError
+from tfaccel.errors import RunError, UserError
 from tfaccel.redact import redacted
 
 log = logging.getLogger("tfaccel")
@@ -71,7 +71,8 @@ def held(path: pathlib.Path) -> Iterator[pathlib.Path]:
       The absolute path.
 
     Raises:
-      UserError: it cannot be made or written, or a live run holds it.
+      UserError: it cannot be made or written.
+      RunError: a live run holds it. (Of a lost machine, a file system may think so for a while.)
     """
     path = path.expanduser().absolute()
     try:
@@ -98,7 +99,7 @@ def _lock(file: int, path: pathlib.Path) -> None:
             )
             return
         holder = os.read(file, 200).decode(errors="replace").strip() or "another process"
-        raise UserError(
+        raise RunError(
             f"{path} is held by a live run ({holder}); wait for it, stop it, or give another "
             "--workdir"
         ) from None
@@ -147,7 +148,7 @@ def write_json(path: pathlib.Path, value: Any) -> None:
     """Writes `value` as indented JSON, whole or not at all.
 
     Raises:
-      UserError: it cannot be written, as on a full disk.
+      RunError: it cannot be written, as on a full disk.
     """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -155,6 +156,6 @@ def write_json(path: pathlib.Path, value: Any) -> None:
         unfinished.replace(path)
     except OSError as error:
         unfinished.unlink(missing_ok=True)
-        raise UserError(
+        raise RunError(
             f"{path} cannot be written ({error.strerror}); make room, or give another --workdir"
         ) from error

@@ -71,8 +71,13 @@ def ranks():
     for process in psutil.process_iter():
         try:
             if SCRIPT in process.cmdline()[:2]:
-                tf_config = json.loads(process.environ().get("TF_CONFIG", "{}"))
-                found[tf_config["task"]["index"]] = process
-        except (psutil.Error, KeyError):
+                found[_worker_index(process.environ())] = process
+        except psutil.Error:  # it has ended meanwhile
             continue
     return found
+
+
+def _worker_index(environment):
+    if "TF_CONFIG" in environment:
+        return json.loads(environment["TF_CONFIG"])["task"]["index"]
+    return int(environment.get("OMPI_COMM_WORLD_RANK", 0))

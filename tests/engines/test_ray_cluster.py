@@ -58,12 +58,12 @@ def launch(cluster, tmp_path):
 
 
 def wait_for_step(workdir, step, process):
-    job.wait_until(lambda: job.last_step(workdir) >= step or process.poll() is not None, 120)
+    job.wait_until(lambda: job.last_step(workdir) >= step or process.poll() is not None, 300)
     assert process.poll() is None
 
 
 def test_a_job_of_two_nodes_ends_as_one_process(launch, reference, tmp_path):
-    assert launch().wait(timeout=200) == 0, (tmp_path / "output").read_text()
+    assert launch().wait(timeout=300) == 0, (tmp_path / "output").read_text()
     assert job.difference(tmp_path / "run", reference) < job.TOLERANCE
     assert len(list((tmp_path / "run").rglob("rank-*.log"))) == 2
 
@@ -72,7 +72,7 @@ def test_p6_a_job_whose_rank_is_killed_begins_again_and_ends_as_if_not(launch, r
     process = launch("--max-restarts=1")
     wait_for_step(tmp_path / "run", 12, process)
     job.ranks()[1].kill()
-    assert process.wait(timeout=200) == 0, (tmp_path / "output").read_text()
+    assert process.wait(timeout=300) == 0, (tmp_path / "output").read_text()
     output = (tmp_path / "output").read_text()
     assert "rank 1 was ended by SIGKILL, exit code 137" in output
     assert "resumed from step" in output
@@ -97,13 +97,13 @@ def test_restarts_have_an_end(launch, tmp_path):
     process = launch()
     wait_for_step(tmp_path / "run", 12, process)
     job.ranks()[0].kill()
-    assert process.wait(timeout=100) == 137
+    assert process.wait(timeout=300) == 137
     job.wait_until(lambda: not job.ranks(), 30)
 
 
 def test_a_mistake_in_the_call_is_not_made_twice(launch, tmp_path):
     process = launch("--max-restarts=3", arguments=["--no-such-flag"])
-    assert process.wait(timeout=100) == 2
+    assert process.wait(timeout=300) == 2
     assert (tmp_path / "output").read_text().count("not started again: exit code 2") == 2  # nodes
 
 

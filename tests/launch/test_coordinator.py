@@ -1,5 +1,7 @@
 """What node 0 decides for two nodes of two ranks, by a clock of the test's own."""
 
+import dataclasses
+
 import pytest
 
 from tfaccel.launch.coordinator import Coordinator
@@ -16,15 +18,22 @@ class Job:
         given = {"num_nodes": 2, "num_ranks_per_node": 2, "master_addr": "n9", "max_restarts": 2}
         self.options = Options(**{**given, **options})
         self.coordinator = Coordinator(self.options, "digest", clock=lambda: self.now)
-        self.coordinator.reached_at("10.0.0.9")
 
-    def join(self, node, *, digest="digest", ports=(21000, 21001), stop_signal=0):
-        host = f"10.0.0.{9 + node}" if node else "127.0.0.1"
-        return self.coordinator.join(Arrival(node, host, ports, digest, stop_signal))
+    def join(self, node, **changed):
+        arrival = Arrival(
+            node,
+            host=f"10.0.0.{9 + node}" if node else "127.0.0.1",
+            ports=(21000, 21001),
+            digest="digest",
+            launcher=f"launcher {node}",
+            reached_at="10.0.0.9" if node else "",
+        )
+        return self.coordinator.join(dataclasses.replace(arrival, **changed))
 
-    def report(self, node, first, second=None, *, attempt=0, stop_signal=0):
+    def report(self, node, first, second=None, *, attempt=0, stop_signal=0, launcher=None):
         states = {2 * node: first, 2 * node + 1: second or first}
-        return self.coordinator.report(Report(node, attempt, states, stop_signal))
+        launcher = launcher or f"launcher {node}"
+        return self.coordinator.report(Report(node, attempt, states, launcher, stop_signal))
 
     def begin(self):
         self.join(0)
@@ -186,3 +195,91 @@ def test_a_node_of_another_job_is_sent_away_and_harms_nobody(node, changed, reas
     assert sent_away.exit_code == 2
     assert sent_away.reason.startswith(reason)
     assert job.begin().action == "start"
+
+
+def hosts(answer):
+    return [each.rpartition(":")[0] for each in answer.addresses[::2]]
+
+
+def test_who_is_sent_away_settles_no_address():
+    job = Job()
+    job.join(1, digest="another", reached_at="127.0.0.1")
+    assert hosts(job.begin()) == ["10.0.0.9", "10.0.0.10"]
+
+
+def test_a_launcher_on_node_0s_machine_has_its_ranks_there_too():
+    job = Job(num_nodes=3)
+    job.join(0)
+    job.join(1, host="127.0.0.1", reached_at="127.0.0.1")
+    assert hosts(job.join(2)) == ["10.0.0.9", "10.0.0.9", "10.0.0.11"]
+
+
+def test_launchers_of_one_machine_need_no_other_address():
+    job = Job()
+    job.join(0)
+    assert hosts(job.join(1, host="::1", reached_at="::1")) == ["[::1]", "[::1]"]
+
+
+def test_each_attempt_has_the_addresses_of_its_own_arrivals():
+    job = Job()
+    job.begin()
+    job.report(1, FAILED)
+    job.now += 1
+    job.join(0)
+    moved = job.join(1, host="10.0.7.10", reached_at="10.0.7.9")
+    assert hosts(moved) == ["10.0.7.9", "10.0.7.10"]
+
+
+def test_two_launchers_of_one_number_are_told_apart_and_the_second_harms_nobody():
+    job = Job()
+    job.join(1)
+    for begins in (lambda: None, job.begin):
+        begins()
+        refused = job.join(1, host="10.0.0.77", launcher="a second one", stop_signal=15)
+        assert (refused.action, refused.is_final, refused.exit_code) == ("end", True, 2)
+        assert refused.reason.startswith(
+            "two launchers say that they are node 1, the first one at 10.0.0.10; give every "
+            "machine a --node-rank of its own"
+        )
+    assert job.report(1, FAILED, launcher="a second one", stop_signal=15) == refused
+    assert job.report(0, at(3)).action == job.report(1, at(3)).action == "go"
+    assert "10.0.0.77" not in "".join(job.join(0).addresses)
+
+
+def test_a_launcher_that_was_started_anew_is_taken_once_the_first_one_is_silent():
+    job = Job()
+    job.begin()
+    job.report(1, at(3))
+    job.now += 31
+    assert "node 1 (10.0.0.10) is lost" in job.report(0, at(3)).reason
+    job.join(0)
+    job.join(1, launcher="a second one")
+    job.now += 1
+    job.join(0)
+    assert job.join(1, launcher="a second one").action == "start"
+    # The first one was cut off.
+    assert job.report(1, at(3)).exit_code == 2
+    assert job.report(0, at(3), attempt=1).action == "go"
+
+
+def test_a_report_of_a_node_that_cannot_be_harms_nobody():
+    job = Job()
+    job.begin()
+    assert job.report(7, FAILED).exit_code == 2
+    assert job.report(0, at(3)).action == "go"
+    job.report(0, DONE)
+    job.report(1, DONE)
+    job.report(0, DONE)
+    assert job.coordinator.all_told
+
+
+def test_p6_a_mistake_on_node_0_is_every_nodes_exit_code_before_node_0_ends():
+    job = Job()
+    job.begin()
+    mistaken = RankState(exit_code=2)
+    assert job.report(0, mistaken).exit_code == 2
+    assert not job.coordinator.all_told
+    # Slurm has signalled node 1 meanwhile.
+    end = job.report(1, RankState(exit_code=143, phase="end"), stop_signal=15)
+    assert (end.is_final, end.exit_code) == (True, 2)
+    assert job.coordinator.all_told

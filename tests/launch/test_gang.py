@@ -1,5 +1,8 @@
 """Whose fault an end is, and whether to start again: tables."""
 
+import dataclasses
+import math
+
 import pytest
 
 from tfaccel.launch.gang import Limits, RankState, Verdict, backoff_s, judge, why_not_again
@@ -50,6 +53,9 @@ LONG_DONE = RankState(exit_code=0, age_s=1000)
         ([training(6, 21, "evaluation"), training(7, 1)], 0),
         ([training(6, 25, "export"), LONG_DONE], None),
         ([training(6, 31, "export"), LONG_DONE], 0),
+        # What a script does between two calls, e.g. draws curves, has the start's.
+        ([training(6, 99, "own"), training(7, 500)], None),
+        ([training(6, 101, "own"), training(7, 500)], 0),
         # It waited for the one that is done now, and goes on.
         ([training(6, 500), DONE], None),
         # The first step compiles; one that never starts has no beat at all.
@@ -100,6 +106,14 @@ def test_p6_who_ended_by_itself_is_at_fault(states, expected):
     assert (verdict and (verdict.exit_code, verdict.rank)) == expected
 
 
+def test_ranks_that_stop_as_asked_are_no_error():
+    verdict = judged(ended(143, 1, "end"), ended(143, 2, "end"))
+    assert (verdict.reason, verdict.in_order) == ("stopped as asked, its state saved", True)
+    verdict = judged(ended(143, 6, "end"), training(9, 1))
+    assert not verdict.in_order
+    assert verdict.reason == "rank 0 stopped as asked, but not in time rank 1"
+
+
 def test_a_rank_that_another_lost_is_named_with_who_lost_it():
     assert judged(ended(1, 6, lost=1), training(9, 66)).reason == (
         "rank 1 runs, but does not answer: rank 0 ended because it lost it"
@@ -119,11 +133,18 @@ def test_an_exit_code_in_words(code, words):
     assert judged(ended(code), training(9, 0)).reason == f"rank 0 {words}"
 
 
+def test_a_phase_may_be_without_limit():
+    options = dataclasses.replace(OPTIONS, step_timeout_s=math.inf)
+    stuck = {0: training(5, 1e9), 1: training(6, 1e9)}
+    assert judge(stuck, Limits.of(options)) is None
+    assert judge({**stuck, 0: training(5, 31, "save")}, Limits.of(options)).rank == 0
+
+
 def test_ranks_that_hear_no_signal_have_the_grace():
     deaf, heard = training(5, 1), training(5, 1, asked=True)
-    assert judged(deaf, deaf, stopping_s=4) is None
-    assert judged(deaf, deaf, stopping_s=6).exit_code == 143
-    assert judged(deaf, heard, stopping_s=6) is None  # they save, all of them
+    assert judged(deaf, deaf, stopping_s=7) is None
+    assert judged(deaf, deaf, stopping_s=9).exit_code == 143
+    assert judged(deaf, heard, stopping_s=9) is None  # they save, all of them
 
 
 @pytest.mark.parametrize(

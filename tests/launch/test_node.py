@@ -30,9 +30,14 @@ def stop(number, frame):
     progress.beat("end")
     sys.exit(143)
 
+if mode.startswith("talks"):
+    for line in range(20000):
+        print("line", line, "of many")
+if mode == "keeps a child":
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)", str(folder)])
 if mode == "saves":
     signal.signal(signal.SIGTERM, stop)
-if mode == "ignores":
+if mode in ("ignores", "mistake of one that others outlive"):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 progress.beat("start")
 print("rank", rank, "begins", flush=True)
@@ -46,7 +51,7 @@ if is_mine:
         sys.exit(3)
     if mode == "exits once" and not begun:
         sys.exit(3)
-    if mode == "mistake":
+    if mode.startswith("mistake"):
         sys.exit(2)
     if mode == "is killed":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -63,7 +68,7 @@ if is_mine:
     if mode == "is done":
         sys.exit(0)
 progress.beat("train", step=3)
-if mode in ("ends", "exits once", "saves slowly"):
+if mode in ("ends", "exits once", "saves slowly", "talks and ends"):
     if mode == "saves slowly" and not is_mine:
         time.sleep(3)
     sys.exit(0)
@@ -74,8 +79,8 @@ time.sleep(1000)
 class Launched:
     """A launcher in a process of its own."""
 
-    def __init__(self, folder, mode, at_fault=1, flags=(), environment=None):
-        self.folder = folder
+    def __init__(self, folder, mode, at_fault=1, flags=(), environment=None, **pipes):
+        self.folder, self.arguments = folder, (mode, at_fault, *flags)
         program = folder / "program.py"
         program.write_text(PROGRAM)
         self.begun = time.monotonic()
@@ -85,8 +90,7 @@ class Launched:
                 *(f"--log-dir={folder / 'logs'}", *flags),
                 *(str(program), mode, str(at_fault), str(folder)),
             ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **pipes},
             text=True,
             env={**os.environ, **(environment or {})},
         )
@@ -194,7 +198,10 @@ def test_all_is_shown_with_its_rank_and_kept_in_files(launch, tmp_path):
     assert err.splitlines()[-1] == "[launch] launch: all ranks are done"
     for rank in range(2):
         log = tmp_path / "logs" / "attempt-0" / f"rank-{rank}.log"
-        assert log.read_text() == f"rank {rank} begins\n"
+        header, *lines = log.read_text().splitlines()
+        assert header.startswith("--- launched 2")
+        assert header.endswith(f"program.py ends 1 {tmp_path}")
+        assert lines == [f"rank {rank} begins"]
 
 
 def test_a_rank_knows_its_job_from_tf_config_alone(launch, tmp_path):
@@ -230,7 +237,8 @@ def test_a_signal_is_passed_on_and_ranks_have_time_to_save(launch):
     code, out, err, _ = job.end()
     assert code == 143
     assert out.count("saving") == 2
-    assert "not started again: it was told to stop" in err
+    assert "launch: stopped as asked, its state saved; not started again: it was told to" in err
+    assert "lines" not in err
     assert not job.left()
 
 
@@ -258,8 +266,66 @@ def test_a_second_signal_ends_all_at_once(launch):
     assert not job.left()
 
 
-def test_ranks_die_with_their_launcher(launch):
-    job = launch("sleeps")
+def test_a_lost_terminal_lets_ranks_save(launch):
+    job = launch("saves", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL))
+    job.wait_for("there-0-0", "there-1-0")
+    job.process.send_signal(signal.SIGHUP)
+    time.sleep(0.1)
+    job.process.send_signal(signal.SIGHUP)
+    code, out, _, _ = job.end()
+    assert code == 143
+    assert out.count("saving") == 2
+
+
+def test_a_stdout_that_nobody_reads_stops_nothing(launch, tmp_path):
+    job = launch("talks", 1, "--step-timeout=1")
+    job.wait_for("there-0-0", "there-1-0")
+    assert job.process.wait(15) == 1
+    assert "made no progress in training" in job.process.stderr.read()
+    assert not job.left()
+    for rank in range(2):
+        text = (tmp_path / "logs" / "attempt-0" / f"rank-{rank}.log").read_text()
+        assert text.count("of many") == 20000
+
+
+def test_two_signals_end_all_although_nobody_reads(launch):
+    job = launch("talks", 1, stderr=subprocess.STDOUT)
+    job.wait_for("there-0-0", "there-1-0")
+    for _ in range(2):
+        job.process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+    assert job.process.wait(10) == 137
+    assert not job.left()
+
+
+@pytest.mark.parametrize("output", ["full", "closed", "log"])
+def test_ranks_do_not_die_of_an_output_that_cannot_be_written(launch, tmp_path, output):
+    pipes = {}
+    if output == "full":
+        pipes["stdout"] = os.open("/dev/full", os.O_WRONLY)
+    if output == "closed":
+        pipes["preexec_fn"] = lambda: os.close(1)
+    if output == "log":
+        (tmp_path / "logs" / "attempt-0").mkdir(parents=True)
+        (tmp_path / "logs" / "attempt-0" / "rank-1.log").symlink_to("/dev/full")
+    code, _, err, _ = launch("talks and ends", **pipes).end()
+    assert code == 0, err
+    name = f"{tmp_path}/logs/attempt-0/rank-1.log" if output == "log" else "to stdout"
+    assert err.count(f"[launch] launch: cannot write {name} (") == 1
+
+
+def test_a_log_dir_that_cannot_be_written_is_a_mistake_in_the_call(launch, tmp_path):
+    (tmp_path / "file").touch()
+    code, _, err, _ = launch("ends", 1, f"--log-dir={tmp_path}/file/logs").end()
+    assert code == 2
+    assert "cannot keep the ranks' output in" in err
+    assert "give a folder that can be written by --log-dir=DIR" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("mode", ["sleeps", "keeps a child"])
+def test_ranks_die_with_their_launcher(launch, mode):
+    job = launch(mode)
     job.wait_for("there-0-0", "there-1-0")
     job.process.kill()
     job.process.wait()
@@ -336,6 +402,35 @@ def test_p6_a_node_that_is_lost_is_named_by_the_other(nodes, lost):
     assert ("node 1 (127.0.0.1) is lost" if lost else "node 0's launcher at 127.0.0.1:") in err
     assert time.monotonic() - killed < 10
     assert not jobs[1].left()
+
+
+def test_p6_a_mistake_is_every_nodes_exit_code_though_a_scheduler_ends_them_then(nodes):
+    first, second = nodes("mistake of one that others outlive", 0, "--grace=3")
+    first.wait_for("there-3-0")
+    # Slurm's srun -K1 ends the other launchers once the first has ended ill.
+    code, _, err, _ = first.end()
+    assert code == 2, err
+    assert second.process.poll() is None
+    while second.process.poll() is None:  # in its last milliseconds too
+        second.process.send_signal(signal.SIGTERM)
+        time.sleep(0.002)
+    code, _, err, _ = second.end()
+    assert code == 2, err
+    assert not second.left()
+
+
+@pytest.mark.slow
+def test_the_second_of_two_launchers_of_one_node_is_sent_away(nodes, launch):
+    first, second = nodes("saves slowly", 0)
+    for job in (first, second):
+        job.wait_for("there-0-0", "there-3-0")
+    again = launch(*second.arguments)
+    code, _, err, _ = again.end()
+    assert code == 2, err
+    assert "two launchers say that they are node 1, the first one at 127.0.0.1; give" in err
+    for job in (first, second):
+        code, _, err, _ = job.end()
+        assert code == 0, err
 
 
 @pytest.mark.slow

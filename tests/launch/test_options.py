@@ -1,12 +1,14 @@
 """The flags of `tfaccel launch`, and what is wrong with them."""
 
+import math
 import pathlib
 import sys
+import tempfile
 
 import pytest
 
 from tfaccel.errors import UserError
-from tfaccel.launch.options import Options, argv_of, digest_of, parse
+from tfaccel.launch.options import Options, argv_of, digest_of, flags_of, parse
 
 TRAIN = ("train", "--config=configs/digits.py", "--workdir=runs/a")
 
@@ -27,6 +29,22 @@ def test_flags_stand_before_the_command_and_its_own_are_left_alone():
     assert options.log_dir == pathlib.Path("/logs")
 
 
+@pytest.mark.parametrize("engine", ["local", "slurm"])
+def test_a_dry_run_leaves_nothing_in_its_workdir(engine, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    options, _ = parse([f"--engine={engine}", *TRAIN, "--dry-run"], {})
+    assert pathlib.Path.cwd() / "runs" not in options.log_dir.parents
+    assert (options.log_dir.parent == tmp_path) == (engine == "local")
+    options, _ = parse(["--log-dir=/logs", *TRAIN, "--dry-run"], {})
+    assert options.log_dir == pathlib.Path("/logs")
+
+
+def test_an_ipv6_address_may_stand_in_brackets():
+    for host in ("::1", "[::1]"):
+        options, _ = parse(["--nnodes=2", f"--master-addr={host}", *TRAIN], {})
+        assert options.master_addr == "::1"
+
+
 def test_a_rank_runs_train_or_a_script_by_this_python(tmp_path):
     assert argv_of(TRAIN) == [sys.executable, "-m", "tfaccel", *TRAIN]
     script = tmp_path / "a b.py"
@@ -44,9 +62,11 @@ def test_a_rank_runs_train_or_a_script_by_this_python(tmp_path):
         (["--nproc-per-nod=2", *TRAIN], "Unknown command line flag 'nproc-per-nod'"),
         (["--nproc-per-node=0", *TRAIN], "nproc-per-node=0"),
         (["--max-restarts=-1", *TRAIN], "max-restarts=-1"),
-        (["--step-timeout=0", *TRAIN], "step-timeout=0"),
+        (["--step-timeout=-1", *TRAIN], "step-timeout=-1"),
+        (["--grace=0", *TRAIN], "grace=0"),
         (["--nnodes=2", "--node-rank=2", *TRAIN], "--node-rank=2 of --nnodes=2; expected 0 to 1"),
         (["--nnodes=2", *TRAIN], "--nnodes=2 without --master-addr"),
+        (["--node-timeout=1.5", *TRAIN], "node-timeout=1.5"),
         (["--print", *TRAIN], "--print with --engine=local"),
     ],
 )
@@ -59,6 +79,13 @@ def test_a_mistake_in_the_call_is_a_sentence(arguments, sentence, tmp_path, monk
 def test_a_tf_config_that_is_there_already_is_refused():
     with pytest.raises(UserError, match="TF_CONFIG is set"):
         parse(TRAIN, {"TF_CONFIG": "{}"})
+
+
+def test_no_seconds_are_no_limit_which_an_engine_passes_on():
+    options, _ = parse(["--step-timeout=0", "--start-timeout=0", *TRAIN], {})
+    assert (options.step_timeout_s, options.start_timeout_s) == (math.inf, math.inf)
+    assert flags_of(options) == ["--start-timeout=0", "--step-timeout=0"]
+    assert parse([*flags_of(options), *TRAIN], {})[0] == options
 
 
 def test_a_digest_tells_commands_apart():

@@ -1,22 +1,33 @@
 """Node 0's port: who is answered, and who is not."""
 
+import dataclasses
 import http.client
+import logging
 import socket
+import time
 
 import pytest
 
-from tfaccel.errors import UserError
+from tfaccel.errors import RunError, UserError
 from tfaccel.launch.coordinator import Coordinator
 from tfaccel.launch.gang import RankState
 from tfaccel.launch.messages import Arrival, Report
 from tfaccel.launch.options import Options
-from tfaccel.launch.rendezvous import Client, serving
+from tfaccel.launch.rendezvous import Client, check_reach, serving
 
 
 def options_with_port(**more):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     return Options(num_nodes=2, master_addr="127.0.0.1", master_port=port, **more)
+
+
+def link_to(port, *, token="", host="127.0.0.1"):
+    return Client(Options(num_nodes=2, master_addr=host, master_port=port), token=token)
+
+
+def arrival_of(node, ports=(21000,)):
+    return Arrival(node, "127.0.0.1", ports, "digest", f"launcher {node}")
 
 
 @pytest.fixture
@@ -29,21 +40,75 @@ def served():
 
 def test_all_values_travel_both_ways(served):
     coordinator, port = served
-    coordinator.join(Arrival(0, "127.0.0.1", (21000,), "digest"))
-    link = Client("127.0.0.1", port, token="secret")
-    begun = link.join(Arrival(1, "", (21001,), "digest"))
+    coordinator.join(arrival_of(0))
+    link = link_to(port, token="secret")
+    begun = link.join(arrival_of(1, (21001,)))
     assert begun.action == "start"
     assert begun.addresses == ("127.0.0.1:21000", "127.0.0.1:21001")
     failed = RankState(exit_code=3, step=7, tail=("Error: é", "last"))
-    end = link.report(Report(1, 0, {1: failed}))
+    end = link.report(Report(1, 0, {1: failed}, "launcher 1"))
     assert end.is_final
     assert (end.rank, end.exit_code, end.tail) == (1, 3, ("Error: é", "last"))
 
 
-def test_who_has_not_the_token_is_refused(served):
+@pytest.mark.parametrize("token", ["", "Secret", "schlüssel", "鍵"])
+def test_who_has_not_the_token_is_refused(served, token):
     _, port = served
     with pytest.raises(UserError, match="refuses the token"):
-        Client("127.0.0.1", port, token="").join(Arrival(1, "", (21001,), "digest"))
+        link_to(port, token=token).join(arrival_of(1))
+
+
+def test_a_token_may_be_of_any_letters():
+    options = options_with_port(node_timeout_s=0.2)
+    coordinator = Coordinator(options, "digest")
+    with serving(coordinator, options, token="schlüssel 鍵"):
+        link = link_to(options.master_port, token="schlüssel 鍵")
+        assert link.join(arrival_of(1)).action == "wait"
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
+def test_nodes_meet_by_ipv6():
+    options = options_with_port(node_timeout_s=0.2)
+    options = dataclasses.replace(options, master_addr="::1")
+    coordinator = Coordinator(options, "digest")
+    with serving(coordinator, options, token=""):
+        coordinator.join(arrival_of(0))
+        begun = link_to(options.master_port, host="::1").join(arrival_of(1))
+    assert begun.addresses == ("[::1]:21000", "[::1]:21000")
+
+
+def test_a_request_takes_a_part_of_what_a_node_may_be_silent():
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        port = mute.getsockname()[1]
+        options = Options(num_nodes=2, master_addr="127.0.0.1", master_port=port, node_timeout_s=2)
+        begun = time.monotonic()
+        with pytest.raises(TimeoutError):
+            Client(options, token="").join(arrival_of(1))
+    assert time.monotonic() - begun < 1
+
+
+@pytest.mark.parametrize("host", ["8.8.8.8", "2600::1"])
+def test_a_public_address_needs_a_token(host):
+    options = Options(num_nodes=2, master_addr=host)
+    with pytest.raises(UserError, match=r"is public.*TFACCEL_LAUNCH_TOKEN"):
+        check_reach(options, token="")
+    check_reach(options, token="secret")
+
+
+@pytest.mark.parametrize(
+    ("host", "token", "warns"),
+    [
+        ("10.0.0.1", "", True),
+        ("10.0.0.1", "secret", False),
+        ("127.0.0.1", "", False),
+        ("::1", "", False),
+        ("no-such-host.invalid", "", False),  # it may get its address later
+    ],
+)
+def test_a_network_without_a_token_is_said(host, token, warns, caplog):
+    with caplog.at_level(logging.WARNING, "tfaccel"):
+        check_reach(Options(num_nodes=2, master_addr=host), token=token)
+    assert ("TFACCEL_LAUNCH_TOKEN" in caplog.text) == warns
 
 
 @pytest.mark.parametrize(
@@ -65,20 +130,30 @@ def test_what_is_no_message_does_no_harm(served, body, length, status):
         connection.request("POST", path, body, headers)
         assert connection.getresponse().status == status
         connection.close()
-    assert coordinator.join(Arrival(0, "127.0.0.1", (21000,), "digest")).action == "wait"
+    assert coordinator.join(arrival_of(0)).action == "wait"
 
 
 def test_nobody_there_is_an_os_error():
     options = options_with_port()
     with pytest.raises(OSError, match="refused"):
-        Client("127.0.0.1", options.master_port, token="").join(Arrival(1, "", (1,), "digest"))
+        link_to(options.master_port).join(arrival_of(1))
 
 
-def test_a_port_that_is_taken_is_a_sentence():
+@pytest.mark.parametrize(
+    ("chosen_by", "error", "cure"),
+    [
+        ("", UserError, "a free --master-port"),
+        ("Slurm step 12.0", RunError, "Slurm step 12.0 chose.*start the job again"),
+    ],
+)
+def test_a_port_that_is_taken_is_a_sentence(chosen_by, error, cure):
     with socket.create_server(("127.0.0.1", 0)) as server:
-        options = Options(num_nodes=2, master_addr="127.0.0.1", master_port=server.getsockname()[1])
+        port = server.getsockname()[1]
+        options = Options(
+            num_nodes=2, master_addr="127.0.0.1", master_port=port, port_chosen_by=chosen_by
+        )
         with (
-            pytest.raises(UserError, match=r"cannot listen on 127\.0\.0\.1:"),
+            pytest.raises(error, match=rf"cannot listen on 127\.0\.0\.1:.*{cure}"),
             serving(Coordinator(options, ""), options, token=""),
         ):
             pass

@@ -3,7 +3,7 @@
 import pytest
 
 from tfaccel.errors import UserError
-from tfaccel.launch.scheduler import nodes
+from tfaccel.launch.scheduler import PORT_VARIABLE, nodes
 
 # As srun --nodes=2 --ntasks-per-node=1 sets them for the second task (Slurm 22.05).
 SLURM = {
@@ -32,11 +32,18 @@ def test_a_step_of_slurm_says_all():
         "node_rank": 1,
         "master_addr": "n9",
         "num_ranks_per_node": 4,
+        "port_chosen_by": "Slurm step 12.0",
     }
     assert 20000 <= port < 32000
     again = nodes({**SLURM, "SLURM_RESTART_COUNT": "1"}, {})["master_port"]
     other_task = nodes({**SLURM, "SLURM_PROCID": "0", "SLURM_NODEID": "0"}, {})["master_port"]
     assert port == other_task != again
+
+
+def test_a_port_is_a_schedulers_unless_a_flag_gives_one():
+    assert nodes(SLURM, {"master_port": 29400})["port_chosen_by"] == ""
+    given = {"num_nodes": 2, "master_addr": "n9", "master_port": 29400}
+    assert nodes({PORT_VARIABLE: "Ray"}, given) == {**given, "port_chosen_by": "Ray"}
 
 
 def test_mpirun_says_no_address():

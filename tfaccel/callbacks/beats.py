@@ -4,9 +4,12 @@ Takes the loader that `fit` trains on, or none; gives beats: see tfaccel/progres
 
     model.fit(loader, callbacks=[Beats(loader)])
 
-The first batch of each kind compiles, so that it belongs to the start. Only beginnings are told:
-Keras waits for the device before the end of a batch, which would slow `evaluate` and `predict`.
+The first execution of each kind and length compiles, so that it belongs to the start. Of batches
+only beginnings are told: Keras waits for the device before their end, which would slow `evaluate`
+and `predict`. The end of all is told by `progress.call`.
 """
+
+import math
 
 import keras
 
@@ -25,36 +28,41 @@ class Beats(keras.callbacks.Callback):
         """Counts from the start."""
         super().__init__()
         self.loader, self._num_begun, self._compiled = loader, 0, set()
+        self._num_batches = None
 
     def on_train_begin(self, logs=None):
         """Starts anew: every `fit` traces and compiles."""
         self._compiled.clear()
+        # Not later: an `evaluate` meanwhile has parameters of its own.
+        self._num_batches = self.params.get("steps")
         progress.beat("start")
 
     def on_train_batch_begin(self, batch, logs=None):
         """Names the step."""
-        self._num_begun += 1
-        step = self.loader.position + 1 if self.loader is not None else self._num_begun
-        progress.beat(self._phase("train"), step=step)
+        length = self._length(batch)
+        begun = self._num_begun if self.loader is None else self.loader.position
+        self._num_begun += length
+        progress.beat(self._phase("train", length), step=begun + 1)
 
     def on_test_batch_begin(self, batch, logs=None):
         """Counts a batch."""
         progress.beat(self._phase("evaluation"))
 
-    def on_test_end(self, logs=None):
-        """Goes back to training, of which validation is a part."""
-        progress.beat("train")
-
     def on_predict_batch_begin(self, batch, logs=None):
         """Counts a batch."""
-        progress.beat(self._phase("evaluation"))
+        progress.beat(self._phase("evaluation", "predict"))
 
-    def on_predict_end(self, logs=None):
-        """Leaves the phase."""
-        progress.beat("train")
+    def _length(self, batch: int) -> int:
+        """Returns how many steps the execution that begins has: less at the end of an epoch."""
+        if self.loader is not None:
+            left = self.loader.num_batches - self.loader.position % self.loader.num_batches
+        else:
+            left = (self._num_batches or math.inf) - batch
+        most = self.model.steps_per_execution if self.model is not None else 1
+        return min(most, left)
 
-    def _phase(self, phase: str) -> str:
-        if phase in self._compiled:
+    def _phase(self, phase: str, kind: int | str | None = None) -> str:
+        if (phase, kind) in self._compiled:
             return phase
-        self._compiled.add(phase)
+        self._compiled.add((phase, kind))
         return "start"

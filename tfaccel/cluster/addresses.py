@@ -16,7 +16,7 @@ import logging
 import re
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tfaccel.errors import RunError, UserError
 
@@ -62,6 +62,31 @@ def port_of(address: str) -> int:
     return int(address.rpartition(":")[2])
 
 
+def in_url(host: str) -> str:
+    """Returns a host as it stands before a port."""
+    return f"[{host}]" if ":" in host else host
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether this is an IP address that no other machine reaches."""
+    return host.startswith("127.") or host == "::1"
+
+
+def public(found: Iterable[str]) -> list[str]:
+    """Returns which of these IP addresses the whole internet may reach."""
+    return [each for each in found if ipaddress.ip_address(each).is_global]
+
+
+def look_up(host: str) -> set[str]:
+    """Returns a host's IP addresses.
+
+    Raises:
+      OSError: it has none.
+    """
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return {each[4][0].partition("%")[0] for each in found}
+
+
 def neighbours(addresses: Sequence[str], worker_index: int) -> tuple[int, int]:
     """Returns which of the workers on its host a worker is, from 0, and how many they are."""
     hosts = list(map(host_of, addresses))
@@ -89,9 +114,9 @@ def check_private(addresses: Sequence[str]) -> None:
     """
     for worker_index, address in enumerate(addresses):
         host = host_of(address)
-        public = [each for each in _look_up(host) if ipaddress.ip_address(each).is_global]
-        if public:
-            where = host if host == public[0] else f"{host}, {public[0]}"
+        open_to_all = public(_wait_for(host))
+        if open_to_all:
+            where = host if host == open_to_all[0] else f"{host}, {open_to_all[0]}"
             raise UserError(
                 f"worker {worker_index} ({address}) has a public address ({where}), and "
                 "TensorFlow's ports have no password: who reaches one can run code there; give "
@@ -100,13 +125,12 @@ def check_private(addresses: Sequence[str]) -> None:
             )
 
 
-def _look_up(host: str) -> set[str]:
+def _wait_for(host: str) -> set[str]:
     """Returns the host's addresses, once it has some."""
     ends = None
     while True:
         try:
-            found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-            return {each[4][0].partition("%")[0] for each in found}
+            return look_up(host)
         except OSError as error:
             if ends is None:
                 log.warning("cluster: %s has no address (%s); waiting for it", host, error)

@@ -13,6 +13,7 @@ again.
 import os
 from collections.abc import Mapping
 
+from tfaccel import progress
 from tfaccel.cluster.place import Cluster
 from tfaccel.errors import UserError
 
@@ -59,7 +60,7 @@ def _bound(environment: Mapping[str, str], cluster: Cluster, num_visible: int) -
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     # `tfaccel launch` and mpirun give all processes on a host one environment; a program between
     # mpirun and this one may have changed it.
-    is_shared = "TFACCEL_HEARTBEAT" in environment or (
+    is_shared = progress.VARIABLE in environment or (
         "OMPI_COMM_WORLD_SIZE" in environment and num_visible >= cluster.num_local
     )
     if visible is None or is_shared:

@@ -160,7 +160,7 @@ def _cluster(environment: Mapping[str, str]) -> Cluster:
         node for node, count in zip(step.nodes, step.counts, strict=True) for _ in range(count)
     ]
     # Each has a port of its own, on every host: two of Slurm's nodes may be one machine.
-    first = base_port(*_job(environment), num_workers=step.num_tasks)
+    first = base_port(*job(environment), num_workers=step.num_tasks)
     return Cluster(
         tuple(f"{host}:{first + rank}" for rank, host in enumerate(hosts)),
         step.rank,
@@ -170,8 +170,12 @@ def _cluster(environment: Mapping[str, str]) -> Cluster:
     )
 
 
-def _job(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns what the tasks of this step share and no other has: job, step and restart."""
+def job(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns what the tasks of this step share and no other has: job, step and restart.
+
+    Raises:
+      UserError: a variable is missing.
+    """
     restarts = environment.get("SLURM_RESTART_COUNT", "0")
     return _text(environment, "SLURM_JOB_ID"), _text(environment, "SLURM_STEP_ID"), restarts
 

@@ -13,22 +13,16 @@ Takes the command line; gives the exit code of the job. Imports no TensorFlow.
     rendezvous.py    how the other nodes reach node 0
     messages.py      what they say to each other
     ranks.py         processes, their groups and heartbeats
+    guard.py         ends them where the launcher is gone
     rank_environment.py, stop.py, output.py: their ports, signals, and what they print
+    terminal.py      where that is shown
     slurm.py, kubernetes.py, ray.py: what starts the launchers, on an engine
 """
 
 import importlib
 from collections.abc import Sequence
 
-from tfaccel.launch.options import Options
-
-# Each has run(options, command) -> exit code, and is imported when it is used.
-ENGINES = {
-    "local": "tfaccel.launch.node",
-    "slurm": "tfaccel.launch.slurm",
-    "ray": "tfaccel.launch.ray",
-    "k8s": "tfaccel.launch.kubernetes",
-}
+from tfaccel.launch.options import ENGINES, Options
 
 
 def launch(options: Options, command: Sequence[str]) -> int:
@@ -42,4 +36,6 @@ def launch(options: Options, command: Sequence[str]) -> int:
       UserError: a mistake in the call.
       RunError: the job could not begin, or a node was lost.
     """
-    return importlib.import_module(ENGINES[options.engine]).run(options, command)
+    # Each engine has run(options, command) -> exit code, and is imported when it is used.
+    room = importlib.import_module(f"tfaccel.launch.{ENGINES[options.engine]}")
+    return room.run(options, command)

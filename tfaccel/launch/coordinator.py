@@ -3,9 +3,9 @@
 Takes what nodes say of themselves, in any order and from several threads; gives each an Answer.
 
     coordinator = Coordinator(options, digest)
-    answer = coordinator.join(Arrival(node=0, host="n9", ports=(21034, 25110), digest=digest))
+    answer = coordinator.join(Arrival(node=0, ports=(21034, 25110), digest=digest, ...))
     answer.action           # "wait" until all nodes are there, then "start" with all addresses
-    answer = coordinator.report(Report(node=0, attempt=0, states={0: ..., 1: ...}))
+    answer = coordinator.report(Report(node=0, attempt=0, states={0: ..., 1: ...}, ...))
     answer.action           # "go", or "end" with the reason; `is_final` where it is the last
 
 An attempt is over at the first verdict on any rank or node; then all nodes end their ranks and join
@@ -18,12 +18,15 @@ import threading
 import time
 from collections.abc import Callable
 
+from tfaccel.cluster.addresses import in_url, is_loopback
 from tfaccel.launch import gang
 from tfaccel.launch.gang import Limits, RankState, Verdict
 from tfaccel.launch.messages import Answer, Arrival, Report
 from tfaccel.launch.options import Options
 
 log = logging.getLogger("tfaccel")
+
+SAME = "give all nodes the same flags and command"
 
 
 class Coordinator:
@@ -45,13 +48,13 @@ class Coordinator:
         self._arrivals: dict[int, Arrival] = {}
         self._begun: set[int] = set()  # nodes that have reported of this attempt
         self._heard: dict[int, float] = {}
+        self._launchers: dict[int, str] = {}  # that were heard
         self._states: dict[int, tuple[RankState, float]] = {}
         self._furthest: list[int] = []
         self._not_before = self._gathering_since = clock()
         self._stop_signal, self._stopping_since = 0, None
         self._end: Answer | None = None  # of the attempt before, or of all
         self._told: set[int] = set()
-        self._host = ""  # of node 0
 
     @property
     def all_told(self) -> bool:
@@ -62,9 +65,9 @@ class Coordinator:
     def join(self, arrival: Arrival) -> Answer:
         """Takes a node that waits for an attempt; it asks again until that begins."""
         with self._lock:
-            if refusal := self._refusal(arrival):
-                return refusal
-            self._note(arrival.node, arrival.stop_signal)
+            if reason := self._stranger(arrival) or self._misfit(arrival):
+                return _sent_away(reason)
+            self._note(arrival)
             known = self._arrivals.get(arrival.node)
             if self._running and (arrival.node in self._begun or known.ports != arrival.ports):
                 self._over(Verdict(1, f"node {arrival.node} ({arrival.host}) has left its ranks"))
@@ -80,7 +83,9 @@ class Coordinator:
     def report(self, report: Report) -> Answer:
         """Takes how a node's ranks stand, and judges all ranks by it."""
         with self._lock:
-            self._note(report.node, report.stop_signal)
+            if reason := self._stranger(report):
+                return _sent_away(reason)
+            self._note(report)
             if self._running and report.attempt == self._attempt:
                 self._begun.add(report.node)
                 now = self._clock()
@@ -92,37 +97,49 @@ class Coordinator:
                 return Answer("go", self._attempt)
             return self._end or Answer("end", report.attempt, reason="node 0 was started anew")
 
-    def reached_at(self, host: str) -> None:
-        """Takes the address by which another node has reached this one: so do its ranks."""
-        with self._lock:
-            self._host = self._host or host
-
-    def _refusal(self, arrival: Arrival) -> Answer | None:
-        options = self._options
-        if not 0 <= arrival.node < options.num_nodes:
-            reason = f"node {arrival.node} in a job of --nnodes={options.num_nodes}"
-        elif len(arrival.ports) != options.num_ranks_per_node:
-            reason = (
-                f"node {arrival.node} has --nproc-per-node={len(arrival.ports)}, node 0 "
-                f"{options.num_ranks_per_node}"
-            )
-        elif arrival.digest != self._digest:
-            reason = f"node {arrival.node} launches another command than node 0"
-        else:
+    def _stranger(self, what: Arrival | Report) -> str | None:
+        """Returns why whoever says this is no launcher of the job's; None if it is."""
+        node, timeout_s = what.node, self._options.node_timeout_s
+        if not 0 <= node < self._options.num_nodes:
+            return f"node {node} in a job of --nnodes={self._options.num_nodes}; {SAME}"
+        if self._launchers.get(node, what.launcher) == what.launcher:
             return None
-        reason += "; give all nodes the same flags and command"
-        log.warning("launch: %s: it is sent away", reason)
-        return Answer("end", reason=reason, is_final=True, exit_code=2)
+        if self._clock() - self._heard[node] > timeout_s:
+            return None  # started anew, after the other was lost
+        first = self._arrivals.get(node)
+        where = f", the first one at {first.host}" if first else ""
+        return (
+            f"two launchers say that they are node {node}{where}; give every machine a --node-rank "
+            f"of its own, or start one anew {timeout_s:g} s after its end"
+        )
 
-    def _note(self, node: int, stop_signal: int) -> None:
-        self._heard[node] = self._clock()
-        if stop_signal and not self._stop_signal:
-            self._stop_signal, self._stopping_since = stop_signal, self._clock()
+    def _misfit(self, arrival: Arrival) -> str | None:
+        """Returns why a launcher that arrives was started otherwise than node 0's."""
+        expected = self._options.num_ranks_per_node
+        if len(arrival.ports) != expected:
+            received = f"--nproc-per-node={len(arrival.ports)}"
+            return f"node {arrival.node} has {received}, node 0 {expected}; {SAME}"
+        if arrival.digest != self._digest:
+            return f"node {arrival.node} launches another command than node 0; {SAME}"
+        return None
+
+    def _note(self, what: Arrival | Report) -> None:
+        self._heard[what.node], self._launchers[what.node] = self._clock(), what.launcher
+        if what.stop_signal and not self._stop_signal:
+            self._stop_signal, self._stopping_since = what.stop_signal, self._clock()
 
     def _addresses(self) -> tuple[str, ...]:
+        """Returns those of all ranks; on node 0's machine by what others have reached it at."""
         nodes = [self._arrivals[node] for node in range(self._options.num_nodes)]
-        nodes[0] = dataclasses.replace(nodes[0], host=self._host or nodes[0].host)
-        return tuple(f"{_in_url(each.host)}:{port}" for each in nodes for port in each.ports)
+        reached = [each.reached_at for each in nodes if each.reached_at]
+        seen_from_afar = [each for each in reached if not is_loopback(each)]
+        node_0 = [*seen_from_afar, *reached, nodes[0].host][0]
+        hosts = [node_0 if is_loopback(each.host) else each.host for each in nodes]
+        return tuple(
+            f"{in_url(host)}:{port}"
+            for host, each in zip(hosts, nodes, strict=True)
+            for port in each.ports
+        )
 
     @property
     def _is_over(self) -> bool:
@@ -199,6 +216,7 @@ class Coordinator:
             tail=self._states[verdict.rank][0].tail if verdict.rank is not None else (),
             is_final=why_not is not None,
             exit_code=verdict.exit_code,
+            in_order=verdict.in_order,
         )
         self._attempt, self._running, self._arrivals = self._attempt + 1, False, {}
         self._not_before = self._gathering_since = self._clock() + wait_s
@@ -210,5 +228,7 @@ class Coordinator:
         return f"; not started again: {why_not}" if verdict.exit_code else ""
 
 
-def _in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+def _sent_away(reason: str) -> Answer:
+    """Returns the end of a launcher that is none of the job's, and nobody else's."""
+    log.warning("launch: %s: it is sent away", reason)
+    return Answer("end", reason=reason, is_final=True, exit_code=2)

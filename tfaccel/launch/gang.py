@@ -20,6 +20,8 @@ from tfaccel.launch.options import Options
 # Whoever ended first may have ended for another's sake, which is heard of a little later: a node
 # reports each second, TensorFlow's workers hear of a death within 2 s (2 processes, 2026-11).
 SETTLE_S = 5.0
+# Ranks have a signal by then: a second after their launcher, which node 0 hears of a second later.
+PASSED_ON_S = 3.0
 NEVER_AGAIN = {
     0: "it is done",
     2: "exit code 2 is a mistake in the call, which would come again",
@@ -32,6 +34,7 @@ IN_WORDS = {
     "evaluation": "in an evaluation",
     "save": "in saving",
     "export": "in the export",
+    "own": "in the script's own work",
     "end": "after its end",
 }
 
@@ -69,11 +72,13 @@ class Verdict:
       exit_code: of the launcher, if it is not started again.
       reason: in words.
       rank: at fault, if one is.
+      in_order: whether all stopped as a signal asked them to.
     """
 
     exit_code: int
     reason: str
     rank: int | None = None
+    in_order: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,13 +90,14 @@ class Limits:
 
     @classmethod
     def of(cls, options: Options) -> "Limits":
-        """Returns the limits that the flags set."""
+        """Returns the limits that the flags set; none is infinite."""
         by_phase = {
             "start": options.start_timeout_s,
             "train": options.step_timeout_s,
             "evaluation": options.evaluation_timeout_s,
             "save": options.save_timeout_s,
             "export": options.save_timeout_s,
+            "own": options.start_timeout_s,
             "end": options.grace_s,
         }
         return cls(by_phase, options.grace_s)
@@ -125,15 +131,23 @@ def _of_ended(states, ended: Mapping[int, RankState], limits: Limits) -> Verdict
     in_order = [rank for rank, each in ended.items() if _in_order(each)]
     if in_order:
         # A signal let it save and stop; so do the others, which must have time for it.
-        followed = all(each.exit_code is not None for each in states.values())
         late = ended[first].age_s > limits.ended_s
-        return _ended(states, in_order[0]) if followed or late else None
+        return _stopped(states, in_order[0], late=late)
     if ended[first].age_s < SETTLE_S:
         return None
     accused = ended[first].lost
     if accused in states and states[accused].lost is None:
         return Verdict(ended[first].exit_code, _lost(states, first, accused), accused)
     return _ended(states, first)
+
+
+def _stopped(states, first: int, *, late: bool) -> Verdict | None:
+    code = states[first].exit_code
+    left = [str(rank) for rank, each in states.items() if each.exit_code is None]
+    if not left:
+        return Verdict(code, "stopped as asked, its state saved", first, in_order=True)
+    reason = f"rank {first} stopped as asked, but not in time rank {', '.join(left)}"
+    return Verdict(code, reason, first) if late else None
 
 
 def _in_order(state: RankState) -> bool:
@@ -181,7 +195,7 @@ def _of_slow(states, limits: Limits, stopping_s: float | None) -> Verdict | None
         return _overdue(overdue, limits, num_ranks=len(states))
     # TensorFlow takes SIGTERM away from a program that saves nothing.
     deaf = not any(each.asked for each in running.values())
-    if stopping_s is not None and stopping_s > limits.ended_s and deaf:
+    if stopping_s is not None and stopping_s > PASSED_ON_S + limits.ended_s and deaf:
         reason = f"no rank heard the signal to stop within {limits.ended_s:g} s (--grace)"
         return Verdict(143, reason)
     return None

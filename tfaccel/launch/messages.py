@@ -1,7 +1,7 @@
 """What the launchers of a job say to each other; all of it is JSON-ready.
 
-Arrival(node=1, host="10.0.0.2", ports=(21034, 25110), digest="5f0c...")
-Report(node=1, attempt=0, states={2: RankState(...), 3: RankState(...)})
+Arrival(node=1, host="10.0.0.2", ports=(21034, 25110), digest="5f0c...", launcher="9e1b...")
+Report(node=1, attempt=0, states={2: RankState(...), 3: RankState(...)}, launcher="9e1b...")
 Answer("end", reason="rank 3 was ended by SIGKILL, exit code 137; ...", rank=3)
 """
 
@@ -17,17 +17,21 @@ class Arrival:
 
     Attributes:
       node: which.
-      host: by which the others reach it; of node 0 the address that they have reached.
+      host: by which the others reach it; a loopback address on node 0's own machine.
       ports: free there, one for each rank.
       digest: of the command, which is the same on all.
+      launcher: which no other one is, though it may say that it is the same node.
       stop_signal: that told its launcher to stop; 0 for none.
+      reached_at: the address at which it has reached node 0; node 0's port writes it.
     """
 
     node: int
     host: str
     ports: tuple[int, ...]
     digest: str
+    launcher: str
     stop_signal: int = 0
+    reached_at: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +41,7 @@ class Report:
     node: int
     attempt: int
     states: Mapping[int, RankState]
+    launcher: str
     stop_signal: int = 0
 
 
@@ -53,6 +58,7 @@ class Answer:
       tail: what that rank printed: its first error, then its last lines.
       is_final: whether the launcher ends too, with `exit_code`.
       exit_code: of the job.
+      in_order: whether the ranks stopped as a signal asked them to, although that is not 0.
     """
 
     action: str
@@ -63,3 +69,4 @@ class Answer:
     tail: tuple[str, ...] = ()
     is_final: bool = False
     exit_code: int = 0
+    in_order: bool = False

@@ -10,19 +10,23 @@ import dataclasses
 import logging
 import math
 import os
+import pathlib
+import secrets
 import signal
-import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from tfaccel.errors import RunError
+from tfaccel.cluster.addresses import in_url
+from tfaccel.errors import RunError, UserError
 from tfaccel.launch.coordinator import Coordinator
 from tfaccel.launch.messages import Answer, Arrival, Report
 from tfaccel.launch.options import Options, argv_of, digest_of
 from tfaccel.launch.rank_environment import environment, free_ports
 from tfaccel.launch.ranks import Ranks
-from tfaccel.launch.rendezvous import TOKEN_VARIABLE, Client, serving
-from tfaccel.launch.stop import Stop
+from tfaccel.launch.rendezvous import TOKEN_VARIABLE, Client, check_reach, serving
+from tfaccel.launch.stop import Stop, hear_no_more
+from tfaccel.launch.terminal import Terminal, Terminals
 from tfaccel.redact import Redacted
 
 log = logging.getLogger("tfaccel")
@@ -43,24 +47,46 @@ def run(options: Options, command: Sequence[str]) -> int:
     """
     argv, digest = argv_of(command), digest_of(command)
     token = os.environ.get(TOKEN_VARIABLE, "")
+    _make(options.log_dir)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_shown_log(options))
+        terminals = stack.enter_context(Terminals())
+        stack.enter_context(_shown_log(options, terminals.err))
+        log.info("launch: what the ranks print is kept in %s", options.log_dir)
+        stack.push(_hear_no_more_of_a_code)
         stop = stack.enter_context(Stop())
+        if options.num_nodes > 1:
+            check_reach(options, token=token)
         if options.node_rank == 0:
             link = Coordinator(options, digest)
             if options.num_nodes > 1:
                 stack.enter_context(serving(link, options, token=token))
         else:
-            link = Client(options.master_addr, options.master_port, token=token)
-        return _Node(options, argv, digest, link, stop).run()
+            link = Client(options, token=token)
+        return _Node(options, argv, digest, link, stop, terminals).run()
+
+
+def _hear_no_more_of_a_code(error: type | None, *_) -> None:
+    """Keeps the job's exit code from a late signal; an error still has to be said, and may hang."""
+    if error is None:
+        hear_no_more()
 
 
 class _Node:
     """The launcher's course: join, run an attempt, join again, until an answer is the last."""
 
-    def __init__(self, options: Options, argv: Sequence[str], digest: str, link, stop: Stop):
+    def __init__(
+        self,
+        options: Options,
+        argv: Sequence[str],
+        digest: str,
+        link: Coordinator | Client,
+        stop: Stop,
+        terminals: Terminals,
+    ):
         self._options, self._argv, self._digest = options, argv, digest
+        self._terminals = terminals
         self._link, self._stop, self._is_local = link, stop, isinstance(link, Coordinator)
+        self._launcher = secrets.token_hex(8)
         self._silent_since, self._trouble, self._has_joined = None, None, False
 
     def run(self) -> int:
@@ -79,7 +105,7 @@ class _Node:
         Raises:
           RunError: node 0 was not there for so long that it will not come.
         """
-        arrival = Arrival(self._options.node_rank, "127.0.0.1", ports, self._digest)
+        arrival = Arrival(self._options.node_rank, "127.0.0.1", ports, self._digest, self._launcher)
         while True:
             arrival = dataclasses.replace(arrival, stop_signal=self._stop.signal)
             answer = self._ask(self._link.join, arrival)
@@ -113,6 +139,7 @@ class _Node:
             first_rank=first_rank,
             log_dir=options.log_dir / f"attempt-{begun.attempt}",
             grace_s=options.grace_s,
+            terminals=self._terminals,
             hurries=lambda: self._stop.count > 1,
         ) as ranks:
             return self._follow(ranks, begun.attempt)
@@ -125,7 +152,9 @@ class _Node:
             ended = [each.exit_code for each in states.values()]
             if self._is_local or ended != reported or now - reported_at >= REPORT_S:
                 reported_at, reported = now, ended
-                report = Report(self._options.node_rank, attempt, states, self._stop.signal)
+                report = Report(
+                    self._options.node_rank, attempt, states, self._launcher, self._stop.signal
+                )
                 answer = self._ask(self._link.report, report)
                 if answer and answer.action != "go":
                     return answer
@@ -165,7 +194,7 @@ class _Node:
 
     @property
     def _node_0(self) -> str:
-        return f"{self._options.master_addr}:{self._options.master_port}"
+        return f"{in_url(self._options.master_addr)}:{self._options.master_port}"
 
     def _lost(self) -> str:
         return (
@@ -175,10 +204,10 @@ class _Node:
 
 
 @contextlib.contextmanager
-def _shown_log(options: Options) -> Iterator[None]:
+def _shown_log(options: Options, terminal: Terminal) -> Iterator[None]:
     """Shows what the launcher says, until the end."""
     name = f"node {options.node_rank}" if options.num_nodes > 1 else "launch"
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _Handler(terminal)
     handler.setFormatter(Redacted(f"[{name}] %(message)s"))
     level = log.level
     log.addHandler(handler)
@@ -190,9 +219,35 @@ def _shown_log(options: Options) -> Iterator[None]:
         log.setLevel(level)
 
 
+class _Handler(logging.Handler):
+    def __init__(self, terminal: Terminal):
+        super().__init__()
+        self._terminal = terminal
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._terminal.say(f"{self.format(record)}\n".encode(errors="replace"))
+
+
+def _make(log_dir: pathlib.Path) -> None:
+    """Makes the folder for the ranks' output, before there is a rank.
+
+    Raises:
+      UserError: it cannot be written.
+    """
+    try:
+        log_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=log_dir):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"cannot keep the ranks' output in {log_dir} ({error.strerror}); give a folder that "
+            "can be written by --log-dir=DIR"
+        ) from error
+
+
 def _show(answer: Answer) -> None:
     """Says why an attempt is over, and what the rank at fault said last."""
-    if not answer.exit_code:
+    if not answer.exit_code or answer.in_order:
         log.info("launch: %s", answer.reason)
         return
     log.error("launch: %s", answer.reason)

@@ -10,8 +10,10 @@ import dataclasses
 import datetime
 import hashlib
 import logging
+import math
 import pathlib
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 
 from absl import flags
@@ -21,9 +23,11 @@ from tfaccel.launch import scheduler
 
 log = logging.getLogger("tfaccel")
 
-ENGINES = ("local", "slurm", "ray", "k8s")
+# What starts the launchers, and the room that does; see launch/__init__.py.
+ENGINES = {"local": "node", "slurm": "slurm", "ray": "ray", "k8s": "kubernetes"}
 MASTER_PORT = 29400
 MOST_RANKS = 4096
+SHORTEST_NODE_TIMEOUT_S = 2.0  # a launcher reports each second
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +41,10 @@ class Options:
       num_ranks_per_node: processes that each starts.
       master_addr: host of the launcher of node 0, as the others reach it; None on one machine.
       master_port: on which it listens for them.
+      port_chosen_by: the scheduler that chose it, in words; "" where a flag or its default did.
       max_restarts: how often all ranks may be started again, in all.
-      start_timeout_s: until a rank's first step has ended, and for nodes to come.
+      start_timeout_s: until a rank's first step has ended, for nodes to come, and for what a
+        script does of its own; infinite for no limit, as may be the three that follow.
       step_timeout_s: without progress in training.
       save_timeout_s: the same in a checkpoint or an export.
       evaluation_timeout_s: the same between two test batches.
@@ -57,6 +63,7 @@ class Options:
     num_ranks_per_node: int = 1
     master_addr: str | None = None
     master_port: int = MASTER_PORT
+    port_chosen_by: str = ""
     max_restarts: int = 0
     start_timeout_s: float = 1800
     step_timeout_s: float = 300
@@ -95,9 +102,12 @@ def parse(
         raise UserError(str(error)) from error
     argv_of(command)  # or a UserError
     given = {field: values[flag].value for flag, field in FIELDS.items() if values[flag].present}
-    given["log_dir"] = _log_dir(values["log-dir"].value, command)
+    given["log_dir"] = _log_dir(values["log-dir"].value, command, given.get("engine", "local"))
     if given.get("engine", "local") == "local":
         given = scheduler.nodes(environment, given)
+    if given.get("master_addr"):
+        given["master_addr"] = given["master_addr"].strip("[]")  # as IPv6 stands before a port
+    given |= {field: math.inf for field in MAY_LAST if given.get(field) == 0}
     options = Options(**given)
     _check(options, environment)
     return options, command
@@ -123,6 +133,8 @@ FIELDS = {
     "sbatch": "sbatch",
     "image": "image",
 }
+# Seconds that may be 0, for no limit.
+MAY_LAST = ("start_timeout_s", "step_timeout_s", "save_timeout_s", "evaluation_timeout_s")
 
 
 def make_flags() -> flags.FlagValues:
@@ -130,7 +142,7 @@ def make_flags() -> flags.FlagValues:
     values = flags.FlagValues()
     values.set_gnu_getopt(False)  # what follows the command is the command's
     own = {"flag_values": values}
-    flags.DEFINE_enum("engine", "local", ENGINES, "What starts the processes.", **own)
+    flags.DEFINE_enum("engine", "local", list(ENGINES), "What starts the processes.", **own)
     whole = {"nnodes": 1, "nproc-per-node": 1, "node-rank": 0, "max-restarts": 0}
     for name in whole:
         lowest = 1 if name.startswith("n") and name != "node-rank" else 0
@@ -140,7 +152,9 @@ def make_flags() -> flags.FlagValues:
     flags.DEFINE_integer("master-port", MASTER_PORT, "", lower_bound=1, upper_bound=65535, **own)
     for flag, field in FIELDS.items():
         if _is_seconds(field):
-            flags.DEFINE_float(flag, getattr(Options, field), "s", lower_bound=0.1, **own)
+            lowest = 0.0 if field in MAY_LAST else 0.1
+            lowest = SHORTEST_NODE_TIMEOUT_S if field == "node_timeout_s" else lowest
+            flags.DEFINE_float(flag, getattr(Options, field), "s", lower_bound=lowest, **own)
     for name in ("master-addr", "log-dir", "name", "sbatch", "image"):
         flags.DEFINE_string(name, None, "", **own)
     flags.DEFINE_bool("print", False, "Print the engine's script alone.", **own)
@@ -170,17 +184,28 @@ def argv_of(command: Sequence[str]) -> list[str]:
     return [sys.executable, *command]
 
 
-def _log_dir(given: str | None, command: Sequence[str]) -> pathlib.Path:
-    """Returns the folder for the ranks' output: in the workdir, if the command names one."""
+def _log_dir(given: str | None, command: Sequence[str], engine: str) -> pathlib.Path:
+    """Returns the folder for the ranks' output: in the workdir, if the command names one.
+
+    A dry run leaves nothing there: its folder is a temporary one, or for another engine, whose
+    launchers run elsewhere, one in the current folder.
+    """
     named = [each.partition("=")[2] for each in command if each.startswith("--workdir=")]
     if command[0] == "train" and not (named and named[-1]):
         raise UserError(
             "train without --workdir=DIR; give one that all ranks share, and that a restart goes "
             "on from"
         )
-    time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    default = pathlib.Path(named[-1]) / "launch" if named else pathlib.Path(f"launch-{time}")
-    return pathlib.Path(given or default).expanduser().absolute()
+    is_dry = command[0] == "train" and "--dry-run" in command
+    if given:
+        folder = given
+    elif is_dry and engine == "local":
+        folder = tempfile.mkdtemp(prefix="tfaccel-launch-")
+    elif named and not is_dry:
+        folder = f"{named[-1]}/launch"
+    else:
+        folder = f"launch-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    return pathlib.Path(folder).expanduser().absolute()
 
 
 def _check(options: Options, environment: Mapping[str, str]) -> None:
@@ -208,10 +233,11 @@ def _check(options: Options, environment: Mapping[str, str]) -> None:
 def flags_of(options: Options) -> list[str]:
     """Returns the flags that an engine gives to the launcher of each node, beside its place."""
     passed_on = ("num_nodes", "num_ranks_per_node", *filter(_is_seconds, FIELDS.values()))
+    values = {flag: getattr(options, field) for flag, field in FIELDS.items() if field in passed_on}
     return [
-        f"--{flag}={getattr(options, field):g}"
-        for flag, field in FIELDS.items()
-        if field in passed_on and getattr(options, field) != getattr(Options, field)
+        f"--{flag}={0 if value == math.inf else value:g}"
+        for flag, value in values.items()
+        if value != getattr(Options, FIELDS[flag])
     ]
 
 

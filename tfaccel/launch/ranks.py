@@ -2,14 +2,17 @@
 
 Takes a program and each rank's environment; gives how each stands.
 
-    with Ranks(argv, environments, first_rank=2, log_dir=...) as ranks:     # ended on the way out
+    with Ranks(argv, environments, first_rank=2, ...) as ranks:     # ended on the way out
         ranks.states()          # {2: RankState(...), 3: RankState(...)}
         ranks.send(signal.SIGTERM)
 """
 
 import contextlib
+import datetime
+import logging
 import os
 import pathlib
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,19 +22,30 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tfaccel import progress
 from tfaccel.launch.gang import RankState
+from tfaccel.launch.guard import Guard
 from tfaccel.launch.output import Output
+from tfaccel.launch.terminal import Terminals
+from tfaccel.redact import redacted
 
-# The kernel ends a rank whose launcher has died: PR_SET_PDEATHSIG outlives the exec.
+log = logging.getLogger("tfaccel")
+
+# The kernel ends a rank whose launcher has died: PR_SET_PDEATHSIG outlives the exec. What the rank
+# has started is the guard's.
 DIES_WITH = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); "
     "os.getppid() == int(sys.argv[1]) or os._exit(1); os.execv(sys.argv[2], sys.argv[2:])"
 )
 POLL_S = 0.05
 DRAIN_S = 1.0  # for the last lines of a rank that has ended
+KILLED_S = 10.0  # from SIGKILL to the end, of all
+CLOSE_S = 5.0  # for pipes that something else than the ranks' groups holds open, of all
 
 
 class Ranks:
-    """Processes of one attempt. Start them in a thread that outlives them: they die with it."""
+    """Processes of one attempt. Start them in a thread that outlives them: they die with it.
+
+    So does what they have started, unless it has left its rank's process group (setsid).
+    """
 
     def __init__(
         self,
@@ -40,6 +54,7 @@ class Ranks:
         *,
         first_rank: int,
         log_dir: pathlib.Path,
+        terminals: Terminals,
         grace_s: float,
         hurries: Callable[[], bool] = bool,
     ):
@@ -50,17 +65,19 @@ class Ranks:
           environments: one for each rank.
           first_rank: the first one's rank.
           log_dir: of this attempt, for each rank's output; made if it is not there.
+          terminals: where it is shown too.
           grace_s: from SIGTERM to SIGKILL.
           hurries: whether SIGKILL is to come at once.
         """
         self._grace_s, self._hurries, self._ranks = grace_s, hurries, {}
         self._heartbeats = tempfile.TemporaryDirectory(prefix="tfaccel-launch-")
-        log_dir.mkdir(parents=True, exist_ok=True)
+        self._guard = Guard()
         try:
             for rank, environment in enumerate(environments, first_rank):
-                path = pathlib.Path(self._heartbeats.name, str(rank))
-                log = log_dir / f"rank-{rank}.log"
-                self._ranks[rank] = _Rank(rank, argv, environment, heartbeat=path, log=log)
+                heartbeat = pathlib.Path(self._heartbeats.name, str(rank))
+                each = self._ranks[rank] = _Rank(argv, environment, heartbeat)
+                self._guard.watch(each.pid)
+                each.show(f"[rank {rank}] ", log_dir / f"rank-{rank}.log", terminals)
         except BaseException:
             self.end()
             raise
@@ -93,19 +110,36 @@ class Ranks:
         self.send(signal.SIGTERM, unless_asked=True)
         ends = time.monotonic() + self._grace_s
         while time.monotonic() < ends and not self._hurries():
-            if not any(each.is_running for each in self._ranks.values()):
+            if all(each.exit_code() is not None for each in self._ranks.values()):
                 break
             time.sleep(POLL_S)
+        self.send(signal.SIGKILL)  # to groups whose leader has ended as well: others may be left
+        self._wait()
+        ends = time.monotonic() + CLOSE_S
         for each in self._ranks.values():
-            each.kill()
+            each.close(ends)
+        self._guard.close()
         self._heartbeats.cleanup()
+
+    def _wait(self) -> None:
+        ends = time.monotonic() + KILLED_S
+        for rank, each in self._ranks.items():
+            if not each.wait(ends):
+                log.error(
+                    "launch: rank %d cannot be ended: process %d still runs %g s after SIGKILL, "
+                    "perhaps in a driver or on a lost disk; look at it with ps",
+                    *(rank, each.pid, KILLED_S),
+                )
 
 
 class _Rank:
     """One process, and its group."""
 
-    def __init__(self, rank, argv, environment, *, heartbeat: pathlib.Path, log: pathlib.Path):
-        self._heartbeat, self._ended_at = heartbeat, None
+    def __init__(
+        self, argv: Sequence[str], environment: Mapping[str, str], heartbeat: pathlib.Path
+    ):
+        self._heartbeat, self._exit_code, self._ended_at = heartbeat, None, None
+        self._argv, self._output = argv, None
         progress.write(heartbeat, progress.Progress(since=time.monotonic()))
         self._process = subprocess.Popen(
             [sys.executable, "-ISc", DIES_WITH, str(os.getpid()), *argv],
@@ -115,36 +149,70 @@ class _Rank:
             stderr=subprocess.PIPE,
             process_group=0,
         )
-        self._output = Output(self._process, prefix=f"[rank {rank}] ", log=log)
 
     @property
-    def is_running(self) -> bool:
-        return self._process.poll() is None
+    def pid(self) -> int:
+        return self._process.pid
+
+    def show(self, prefix: str, log: pathlib.Path, terminals: Terminals) -> None:
+        now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+        header = f"--- launched {now}: {_in_words(self._argv)}"
+        self._output = Output(
+            self._process, prefix=prefix, log=log, header=header, terminals=terminals
+        )
+
+    def exit_code(self) -> int | None:
+        """Returns it, 128 + n for signal n; None while it runs.
+
+        The process stays a zombie until `wait`, so that the number of its group can become nobody
+        else's, and a signal to the group reaches what is left of it, or no one.
+        """
+        if self._exit_code is None:
+            flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            ended = os.waitid(os.P_PID, self.pid, flags)
+            if ended:
+                self._ended_at = time.monotonic()
+                by_signal = ended.si_code != os.CLD_EXITED
+                self._exit_code = ended.si_status + 128 * by_signal
+        return self._exit_code
 
     def state(self) -> RankState:
-        code = self._process.poll()
-        if code is not None and self._ended_at is None:
-            self._ended_at = time.monotonic()
-            self._output.wait(DRAIN_S)
+        code = self.exit_code()
+        # Ended only once its last lines are there: whoever asks never waits for them.
+        if code is not None and not self._output.is_done:
+            code = None if time.monotonic() - self._ended_at < DRAIN_S else code
         now = progress.read(self._heartbeat)
-        failed = bool(code)
         return RankState(
             beats=now.beats,
             phase=now.phase,
             step=now.step,
             age_s=time.monotonic() - (now.since if code is None else self._ended_at),
-            exit_code=128 - code if failed and code < 0 else code,
+            exit_code=code,
             lost=now.lost,
             asked=now.asked,
-            tail=self._output.tail() if failed else (),
+            tail=self._output.tail() if code else (),
         )
 
     def send(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
+        if self._process.returncode is None:  # or the group may be anybody's
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
 
-    def kill(self) -> None:
-        """Ends the group: its leader may have ended before what it started."""
-        self.send(signal.SIGKILL)
-        self._process.wait()
-        self._output.close()
+    def wait(self, ends: float) -> bool:
+        """Returns whether it has ended, once it has or the time is over."""
+        try:
+            self._process.wait(max(0.0, ends - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def close(self, ends: float) -> None:
+        if self._output:
+            self._output.close(max(0.0, ends - time.monotonic()))
+
+
+def _in_words(argv: Sequence[str]) -> str:
+    """Returns a command in one line, without secrets."""
+    pairs = [each.partition("=") for each in argv]
+    said = [name + sign + redacted(value, name) for name, sign, value in pairs]
+    return redacted(shlex.join(said)).replace("\n", " ")

@@ -8,28 +8,29 @@ Takes what `tfaccel launch --engine=ray` was asked for; gives the job's exit cod
 
 Ray's TensorflowTrainer finds the nodes, and begins the launchers again after a fault. They meet
 where its TF_CONFIG has worker 0. It sets TF_USE_LEGACY_KERAS too, with which Keras 3 does not
-start: that is taken out again.
+start: that is taken out again. Ctrl-C ends all ranks at once, unsaved since the last checkpoint.
 """
 
 import json
 import logging
 import os
 import pathlib
+import queue
 import re
 import secrets
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 
 from tfaccel.errors import RunError, UserError
+from tfaccel.launch.gang import NEVER_AGAIN
 from tfaccel.launch.options import Options, flags_of
 from tfaccel.launch.ranks import DIES_WITH
 from tfaccel.launch.rendezvous import TOKEN_VARIABLE
+from tfaccel.launch.scheduler import PORT_VARIABLE
 
 log = logging.getLogger("tfaccel")
-
-# Done, a mistake in the call, Ctrl-C: which would come again.
-NEVER_AGAIN = (0, 2, 130)
 
 
 def run(options: Options, command: Sequence[str]) -> int:
@@ -69,7 +70,7 @@ def run(options: Options, command: Sequence[str]) -> int:
             failure_config=FailureConfig(max_failures=options.max_restarts),
         ),
     )
-    return _exit_code(trainer)
+    return _in_thread(lambda: _exit_code(trainer))
 
 
 def _connect() -> None:
@@ -105,6 +106,23 @@ def _of_a_node() -> dict[str, float]:
         for name in ("CPU", "GPU")
         if nodes[0].get(name)
     }
+
+
+def _in_thread(call: Callable[[], int]) -> int:
+    """Returns what `call` does. In the main thread Ray would take Ctrl-C, and exit with code 1."""
+    outcomes = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            outcomes.put((call(), None))
+        except Exception as error:
+            outcomes.put((None, error))
+
+    threading.Thread(target=run, daemon=True).start()
+    result, error = outcomes.get()
+    if error:
+        raise error
+    return result
 
 
 def _exit_code(trainer) -> int:
@@ -144,7 +162,7 @@ def _launch(job: dict) -> int:
     # It dies with this thread, and its ranks with it.
     done = subprocess.run(
         [sys.executable, "-ISc", DIES_WITH, str(os.getpid()), *launcher],
-        env=environment | {TOKEN_VARIABLE: job["token"]},
+        env=environment | {TOKEN_VARIABLE: job["token"], PORT_VARIABLE: "Ray"},
         cwd=job["folder"],
     )
     if done.returncode not in NEVER_AGAIN:

@@ -2,8 +2,9 @@
 
 Takes a Coordinator on node 0, and its address on the others; gives both the same two methods.
 
+    check_reach(options, token="")          # UserError for a public address
     with serving(coordinator, options, token=""): ...
-    link = Client("n9", 29400, token="")
+    link = Client(options, token="")
     link.join(arrival); link.report(report)     # an Answer, or ConnectionError
 
 It is reached by whoever reaches the port. With a token, in TFACCEL_LAUNCH_TOKEN on every node, only
@@ -12,6 +13,7 @@ who has it is answered. Nothing but these values is read, and no program ever co
 
 import contextlib
 import dataclasses
+import errno
 import hmac
 import http.client
 import http.server
@@ -22,7 +24,8 @@ import threading
 import time
 from collections.abc import Iterator
 
-from tfaccel.errors import UserError
+from tfaccel.cluster.addresses import in_url, is_loopback, look_up, public
+from tfaccel.errors import RunError, UserError
 from tfaccel.launch.coordinator import Coordinator
 from tfaccel.launch.gang import RankState
 from tfaccel.launch.messages import Answer, Arrival, Report
@@ -39,12 +42,14 @@ POLL_S = 0.1
 class Client:
     """A node's side."""
 
-    def __init__(self, host: str, port: int, *, token: str):
+    def __init__(self, options: Options, *, token: str):
         """Connects to nobody yet."""
-        self._host, self._port = host, port
+        self._host, self._port = options.master_addr, options.master_port
+        # A request that fails is not all of the time for which a node may be silent.
+        self._timeout_s = min(REQUEST_TIMEOUT_S, options.node_timeout_s / 4)
         self._headers = {"Content-Type": "application/json"}
         if token:
-            self._headers["Authorization"] = f"Bearer {token}"
+            self._headers["Authorization"] = _bearer(token)
 
     def join(self, arrival: Arrival) -> Answer:
         """As Coordinator.join; the arrival's host becomes the address that reaches node 0.
@@ -60,7 +65,7 @@ class Client:
         return self._ask("/report", report)
 
     def _ask(self, path: str, what: Arrival | Report) -> Answer:
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=REQUEST_TIMEOUT_S)
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
         with contextlib.closing(connection):
             connection.connect()
             body = dataclasses.asdict(what)
@@ -74,12 +79,40 @@ class Client:
                 raise ConnectionError(f"no answer in HTTP: {error!r}") from error
         if response.status == http.HTTPStatus.UNAUTHORIZED:
             raise UserError(
-                f"node 0 at {self._host}:{self._port} refuses the token of {TOKEN_VARIABLE}; set "
-                "the same on all nodes"
+                f"node 0 at {in_url(self._host)}:{self._port} refuses the token of "
+                f"{TOKEN_VARIABLE}; set the same on all nodes"
             )
         if response.status != http.HTTPStatus.OK:
             raise ConnectionError(f"HTTP status {response.status}")
         return _answer(json.loads(text))
+
+
+def check_reach(options: Options, *, token: str) -> None:
+    """Looks at who reaches node 0's port; a host that has no address yet is none to speak of.
+
+    Raises:
+      UserError: everybody does, and there is no token.
+    """
+    if token:
+        return
+    try:
+        found = look_up(options.master_addr)
+    except OSError:
+        return
+    where = f"{in_url(options.master_addr)}:{options.master_port}"
+    if open_to_all := public(found):
+        raise UserError(
+            f"node 0's port {where} is public ({open_to_all[0]}), and without a token whoever "
+            f"reaches it can end the job; set the same secret as {TOKEN_VARIABLE} on all nodes, or "
+            "give a private address as --master-addr"
+        )
+    if not all(map(is_loopback, found)):
+        log.warning(
+            "launch: whoever reaches node 0's port %s can end the job; to close it, set the same "
+            "secret as %s on all nodes",
+            where,
+            TOKEN_VARIABLE,
+        )
 
 
 @contextlib.contextmanager
@@ -87,7 +120,8 @@ def serving(coordinator: Coordinator, options: Options, *, token: str) -> Iterat
     """Within the context other nodes are answered; at its end, until all know that it is over.
 
     Raises:
-      UserError: the address is none of this machine, or its port is taken.
+      UserError: the address is none of this machine, or the port that a flag gives is taken.
+      RunError: a port that a scheduler chose is taken: another start has another.
     """
     family, address = _listening_address(options)
     handler = type("Handler", (_Handler,), {"coordinator": coordinator, "token": token})
@@ -95,10 +129,7 @@ def serving(coordinator: Coordinator, options: Options, *, token: str) -> Iterat
     try:
         server = server_class((address, options.master_port), handler)
     except OSError as error:
-        raise UserError(
-            f"cannot listen on {address}:{options.master_port} ({error.strerror}); give this "
-            "machine's address as --master-addr, and a free --master-port"
-        ) from error
+        raise _cannot_listen(address, options, error) from error
     log.info("launch: node 0 listens on %s:%d", address or "all addresses", options.master_port)
     with server:
         thread = threading.Thread(target=server.serve_forever, args=(POLL_S,), daemon=True)
@@ -113,6 +144,21 @@ def serving(coordinator: Coordinator, options: Options, *, token: str) -> Iterat
             thread.join()
 
 
+def _cannot_listen(address: str, options: Options, error: OSError) -> UserError | RunError:
+    where = f"cannot listen on {in_url(address)}:{options.master_port} ({error.strerror})"
+    if error.errno == errno.EADDRINUSE and options.port_chosen_by:
+        return RunError(
+            f"{where}, a port that {options.port_chosen_by} chose; start the job again, for another"
+        )
+    return UserError(
+        f"{where}; give this machine's address as --master-addr, and a free --master-port"
+    )
+
+
+def _bearer(token: str) -> bytes:
+    return f"Bearer {token}".encode()
+
+
 def _listening_address(options: Options) -> tuple[int, str]:
     """Returns the family and the address that node 0 listens on: the one that the others use."""
     try:
@@ -125,8 +171,7 @@ def _listening_address(options: Options) -> tuple[int, str]:
             "0's address"
         ) from error
     family, *_, (address, *_) = found[0]
-    loops = address.startswith("127.") or address == "::1"
-    if loops and options.master_addr not in ("localhost", address):
+    if is_loopback(address) and options.master_addr not in ("localhost", address):
         # Debian gives a machine's own name to 127.0.1.1, where no other machine comes in.
         log.info("launch: %s is %s here: listening on all", options.master_addr, address)
         return family, ""
@@ -142,8 +187,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self):
         """Answers a node."""
-        given = self.headers.get("Authorization", "")
-        if self.token and not hmac.compare_digest(given, f"Bearer {self.token}"):
+        # As text they may not be compared: whoever comes may write any bytes.
+        given = self.headers.get("Authorization", "").encode("latin-1")
+        if self.token and not hmac.compare_digest(given, _bearer(self.token)):
             self.send_error(http.HTTPStatus.UNAUTHORIZED)
             return
         try:
@@ -165,9 +211,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _answer(self, body: dict) -> Answer:
         if self.path == "/join":
-            arrival = Arrival(**body | {"ports": tuple(map(int, body["ports"]))})
-            # Where this node has come in, others come in too.
-            self.coordinator.reached_at(self.connection.getsockname()[0])
+            reached_at = self.connection.getsockname()[0]
+            ports = tuple(map(int, body["ports"]))
+            arrival = Arrival(**body | {"ports": ports, "reached_at": reached_at})
             return self.coordinator.join(arrival)
         states = {int(rank): RankState(**each) for rank, each in body["states"].items()}
         return self.coordinator.report(Report(**body | {"states": states}))

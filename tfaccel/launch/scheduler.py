@@ -14,8 +14,8 @@ from tfaccel.cluster.addresses import base_port
 from tfaccel.cluster.place import Claim
 from tfaccel.errors import UserError
 
-# What a step's tasks share and no other step has.
-JOB_OF_SLURM = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+# By which an engine that chooses the port itself, and gives it as a flag, says its own name.
+PORT_VARIABLE = "TFACCEL_LAUNCH_PORT_CHOSEN_BY"
 
 
 def nodes(environment: Mapping[str, str], given: Mapping) -> dict:
@@ -36,6 +36,8 @@ def nodes(environment: Mapping[str, str], given: Mapping) -> dict:
                 f"--{flag}={given[field]}, but the scheduler's step says {found[field]}; leave the "
                 "flag out"
             )
+    if "master_port" in given:
+        found["port_chosen_by"] = environment.get(PORT_VARIABLE, "")
     return {**found, **given}
 
 
@@ -43,8 +45,11 @@ def _found(environment: Mapping[str, str]) -> dict:
     if claim := slurm.claim(environment):
         hosts = slurm.nodes(environment)
         _check_one_per_node(claim, len(hosts), "srun --ntasks-per-node=1")
-        port = base_port(*(environment.get(each, "0") for each in JOB_OF_SLURM), num_workers=1)
-        place = {"master_addr": hosts[0], "master_port": port}
+        place = {
+            "master_addr": hosts[0],
+            "master_port": base_port(*slurm.job(environment), num_workers=1),
+            "port_chosen_by": claim.source,
+        }
     elif claim := open_mpi.claim(environment):
         num_local = int(environment.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
         _check_one_per_node(claim, claim.num_workers // num_local, "mpirun --map-by ppr:1:node")

@@ -5,8 +5,9 @@ Takes what `tfaccel launch --engine=slurm` was asked for; gives the script, and 
     print(script(options, command))     # --print
     run(options, command)               # writes it into the log folder, then sbatch
 
-Where a node is lost, the launchers of the others end first, and Slurm's own --requeue comes too
-late for the job, which has ended then. So the script asks for it, by the exit code.
+Where a node is lost, the launchers of the others end, and the job may end with them before Slurm's
+own --requeue knows of the loss. So the script asks for it, by the exit code; whichever comes first
+counts as one of --max-restarts.
 """
 
 import json

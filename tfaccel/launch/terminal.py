@@ -1,0 +1,140 @@
+"""The launcher's own stdout and stderr, which perhaps nobody reads: no one waits for that.
+
+Takes lines; gives them to each stream in a thread of its own, as long as it takes them.
+
+    with Terminals() as terminals:
+        terminals.out.show(b"[rank 0] loss 0.5\n")      # or left out, where too much waits already
+        terminals.err.say(b"[launch] all ranks are done\n")
+"""
+
+import logging
+import os
+import select
+import sys
+import threading
+import time
+from typing import TextIO
+
+log = logging.getLogger("tfaccel")
+
+MOST_WAITING = 2**20  # bytes, in each stream
+# For a reader that is only slow: two ranks print 160000 lines/s, more than Python copies (2026-11).
+SLOW_READER_S = 1.0
+CLOSE_S = 2.0
+
+
+class Terminal:
+    """A stream of the launcher."""
+
+    def __init__(self, stream: TextIO | None, name: str):
+        """Waits for lines.
+
+        Args:
+          stream: None for one that is closed.
+          name: in words.
+        """
+        # Not the stream itself: Python waits at exit for its lock, which a thread may hold then.
+        self._fd, self._name = -1 if stream is None else stream.fileno(), name
+        self._waiting, self._size = [], 0
+        self._num_left_out, self._is_closing, self._has_complained = 0, False, False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._write_all, daemon=True)
+        self._thread.start()
+
+    def show(self, line: bytes) -> None:
+        """Takes a line of a rank, which may be left out: the rank's file has it."""
+        with self._changed:
+            # Once some are left out, so are more until all that waits is written: one gap, said
+            # once, and one pause, and not one for each line that is read.
+            self._changed.wait_for(
+                lambda: self._num_left_out or self._size <= MOST_WAITING, SLOW_READER_S
+            )
+            if self._num_left_out or self._size > MOST_WAITING:
+                self._num_left_out += 1
+            else:
+                self._add(line)
+
+    def say(self, line: bytes) -> None:
+        """Takes a line of the launcher, which no file has."""
+        with self._changed:
+            self._add(line)
+
+    def close(self, timeout_s: float) -> None:
+        """Returns when all is written, or the time is over."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        self._thread.join(timeout_s)
+
+    def _add(self, line: bytes) -> None:
+        self._waiting.append(line)
+        self._size += len(line)
+        self._changed.notify_all()
+
+    def _write_all(self) -> None:
+        while lines := self._next():
+            self._write(lines)
+
+    def _next(self) -> bytes:
+        """Returns what is to be written, once there is something; nothing at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._num_left_out or self._is_closing)
+            if self._waiting:
+                lines = b"".join(self._waiting)
+                self._waiting, self._size = [], 0
+                self._changed.notify_all()
+                return lines
+            count, self._num_left_out = self._num_left_out, 0
+        if not count:
+            return b""
+        why = "they were not read in time; the ranks' files have all"
+        return f"[launch] {count} lines are left out here: {why}\n".encode()
+
+    def _write(self, data: bytes) -> None:
+        try:
+            while data:
+                data = data[self._write_some(data) :]
+        except OSError as error:
+            if not self._has_complained:
+                self._has_complained = True
+                log.warning(
+                    "launch: cannot write to %s (%s); the ranks' files have all",
+                    self._name,
+                    error.strerror,
+                )
+
+    def _write_some(self, data: bytes) -> int:
+        try:
+            return os.write(self._fd, data)
+        except BlockingIOError:  # whoever else has the terminal open may have set it so
+            select.select((), (self._fd,), ())
+            return 0
+
+
+class Terminals:
+    """Both streams.
+
+    Attributes:
+      out: stdout.
+      err: stderr; the same where both are one file, so that their lines keep their order.
+    """
+
+    def __init__(self):
+        """Waits for lines."""
+        self.out = Terminal(sys.stdout, "stdout")
+        self.err = self.out if _are_one() else Terminal(sys.stderr, "stderr")
+
+    def __enter__(self) -> "Terminals":
+        """Returns both."""
+        return self
+
+    def __exit__(self, *_):
+        """Writes what waits, for at most CLOSE_S."""
+        ends = time.monotonic() + CLOSE_S
+        for each in (self.out, self.err):
+            each.close(max(0.0, ends - time.monotonic()))
+
+
+def _are_one() -> bool:
+    both = (sys.stdout, sys.stderr)
+    return None not in both and os.path.sameopenfile(*(each.fileno() for each in both))

@@ -1,0 +1,44 @@
+"""Unpacks Slurm and Open MPI from Debian's packages into a folder, and installs nothing.
+
+    python tools/unpack_engines.py --out=/tmp/engines       # needs apt-get, dpkg and what they read
+    TFACCEL_ENGINES=/tmp/engines uv run pytest -m slow tests/engines
+
+For machines where they are not installed, and need not be for the tests that run real ones.
+"""
+
+import argparse
+import pathlib
+import subprocess
+import tempfile
+
+# ssh is what mpirun looks for, on one host too.
+PACKAGES = ["slurmctld", "slurmd", "slurm-client", "munge", "openmpi-bin", "openssh-client"]
+
+
+def main() -> None:
+    """Unpacks into the folder that the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=pathlib.Path, required=True, help="a folder")
+    out = parser.parse_args().out
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(["apt-get", "download", "-q", *needed()], cwd=folder, check=True)
+        for package in sorted(pathlib.Path(folder).glob("*.deb")):
+            subprocess.run(["dpkg", "-x", str(package), str(out)], check=True)
+    print(f"TFACCEL_ENGINES={out.absolute()}")
+
+
+def needed() -> list[str]:
+    """Returns the packages, and those that they need and this machine lacks."""
+    simulated = subprocess.run(
+        ["apt-get", "install", "--simulate", "--no-install-recommends", *PACKAGES],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = (line.split() for line in simulated.stdout.splitlines())
+    return [words[1] for words in lines if words[:1] == ["Inst"]]
+
+
+if __name__ == "__main__":
+    main()
