@@ -33,8 +33,8 @@ class Beats(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         """Starts anew: every `fit` traces and compiles."""
         self._compiled.clear()
-        # Not later: an `evaluate` meanwhile has parameters of its own.
-        self._num_batches = self.params.get("steps")
+        # Not later: an `evaluate` meanwhile has parameters of its own. A CallbackList may have none.
+        self._num_batches = (self.params or {}).get("steps")
         progress.beat("start")
 
     def on_train_batch_begin(self, batch, logs=None):
