@@ -33,7 +33,7 @@ class Beats(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         """Starts anew: every `fit` traces and compiles."""
         self._compiled.clear()
-        # Not later: an `evaluate` meanwhile has parameters of its own. A CallbackList may have none.
+        # Not later: an `evaluate` meanwhile has its own. Those of a user's CallbackList may be None.
         self._num_batches = (self.params or {}).get("steps")
         progress.beat("start")
 
