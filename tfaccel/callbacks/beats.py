@@ -33,7 +33,7 @@ class Beats(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         """Starts anew: every `fit` traces and compiles."""
         self._compiled.clear()
-        # Not later: an `evaluate` meanwhile has its own. Those of a user's CallbackList may be None.
+        # Not later: an `evaluate` meanwhile has its own. A user's CallbackList may have none.
         self._num_batches = (self.params or {}).get("steps")
         progress.beat("start")
 
