@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from tfaccel.cluster.addresses import FIRST_PORT
 from tfaccel.errors import UserError
-from tfaccel.launch.options import Options, argv_of
+from tfaccel.launch.options import Options, argv_of, workdir_of
 
 MANIFEST = """\
 # Written by `tfaccel launch --engine=k8s --print`. Checked against the schemas that Kubernetes and
@@ -142,7 +142,7 @@ def manifest(options: Options, command: Sequence[str]) -> str:
     Raises:
       UserError: a flag is missing, or cannot be written into it.
     """
-    workdir = _workdir(command)
+    workdir = workdir_of(command)
     _check(options, workdir)
     # A pod has an address of its own, so that all workers may have one port.
     addresses = [
@@ -164,12 +164,6 @@ def manifest(options: Options, command: Sequence[str]) -> str:
         tf_config=f'{{"cluster": {{"worker": {json.dumps(addresses)}}}, "task": {task}}}',
         workdir=json.dumps(workdir),
     )
-
-
-def _workdir(command: Sequence[str]) -> str:
-    """Returns the last --workdir of the command."""
-    named = [each.partition("=")[2] for each in command if each.startswith("--workdir=")]
-    return named[-1] if named else ""
 
 
 def _check(options: Options, workdir: str) -> None:

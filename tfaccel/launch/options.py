@@ -143,12 +143,10 @@ def make_flags() -> flags.FlagValues:
     values.set_gnu_getopt(False)  # what follows the command is the command's
     own = {"flag_values": values}
     flags.DEFINE_enum("engine", "local", list(ENGINES), "What starts the processes.", **own)
-    whole = {"nnodes": 1, "nproc-per-node": 1, "node-rank": 0, "max-restarts": 0}
-    for name in whole:
-        lowest = 1 if name.startswith("n") and name != "node-rank" else 0
-        flags.DEFINE_integer(
-            name, whole[name], "", lower_bound=lowest, upper_bound=MOST_RANKS, **own
-        )
+    lowest_of = {"nnodes": 1, "nproc-per-node": 1, "node-rank": 0, "max-restarts": 0}
+    for name, lowest in lowest_of.items():
+        default = getattr(Options, FIELDS[name])
+        flags.DEFINE_integer(name, default, "", lower_bound=lowest, upper_bound=MOST_RANKS, **own)
     flags.DEFINE_integer("master-port", MASTER_PORT, "", lower_bound=1, upper_bound=65535, **own)
     for flag, field in FIELDS.items():
         if _is_seconds(field):
@@ -184,14 +182,20 @@ def argv_of(command: Sequence[str]) -> list[str]:
     return [sys.executable, *command]
 
 
+def workdir_of(command: Sequence[str]) -> str:
+    """Returns the last `--workdir=` of the command, or an empty text."""
+    named = [each.partition("=")[2] for each in command if each.startswith("--workdir=")]
+    return named[-1] if named else ""
+
+
 def _log_dir(given: str | None, command: Sequence[str], engine: str) -> pathlib.Path:
     """Returns the folder for the ranks' output: in the workdir, if the command names one.
 
     A dry run leaves nothing there: its folder is a temporary one, or for another engine, whose
     launchers run elsewhere, one in the current folder.
     """
-    named = [each.partition("=")[2] for each in command if each.startswith("--workdir=")]
-    if command[0] == "train" and not (named and named[-1]):
+    workdir = workdir_of(command)
+    if command[0] == "train" and not workdir:
         raise UserError(
             "train without --workdir=DIR; give one that all ranks share, and that a restart goes "
             "on from"
@@ -201,8 +205,8 @@ def _log_dir(given: str | None, command: Sequence[str], engine: str) -> pathlib.
         folder = given
     elif is_dry and engine == "local":
         folder = tempfile.mkdtemp(prefix="tfaccel-launch-")
-    elif named and not is_dry:
-        folder = f"{named[-1]}/launch"
+    elif workdir and not is_dry:
+        folder = f"{workdir}/launch"
     else:
         folder = f"launch-{datetime.datetime.now():%Y%m%d-%H%M%S}"
     return pathlib.Path(folder).expanduser().absolute()
