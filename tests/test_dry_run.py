@@ -69,8 +69,7 @@ def test_two_workers_that_flags_name(start, tmp_path):
 
 
 @pytest.mark.multi_gpu
-def test_two_workers_share_the_gpus_of_their_host(start, monkeypatch):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+def test_two_workers_share_the_gpus_of_their_host(start):
     num_gpus = len(tf.config.list_physical_devices("GPU")) // 2 * 2
     gpus = [f"GPU {index}" for index in range(num_gpus)]
     first, second = map(lines, start_two(start)[1])

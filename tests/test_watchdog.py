@@ -13,7 +13,9 @@ import time
 import pytest
 import tensorflow as tf
 
+from tfaccel import watchdog
 from tfaccel.cluster import Cluster
+from tfaccel.errors import RunError
 from tfaccel.watchdog import Watchdog, WorkerLostError
 
 # An endless training: every step waits for every worker.
@@ -126,10 +128,42 @@ def test_a_frozen_chief_is_named_and_ends_when_it_thaws(tmp_path):
 )
 def test_an_error_of_tensorflow_is_a_lost_worker_if_one_is_lost(monkeypatch, trouble, words):
     monkeypatch.setattr(Watchdog, "_trouble", lambda *_: trouble)
-    watchdog = Watchdog(Cluster(("a:1", "b:1"), worker_index=1))
+    watching = Watchdog(Cluster(("a:1", "b:1"), worker_index=1))
     error = tf.errors.UnavailableError(None, None, "Socket closed")
-    with pytest.raises(WorkerLostError if trouble else type(error), match=words), watchdog.guard():
+    with pytest.raises(WorkerLostError if trouble else type(error), match=words), watching.guard():
         raise error
+
+
+def test_what_comes_of_a_sum_that_was_broken_off_is_a_lost_worker(monkeypatch):
+    broken_off = threading.Event()
+
+    class Context:
+        def abort_collective_ops(self, code, message):
+            broken_off.set()
+
+    silent = tf.errors.UnavailableError(None, None, "")
+    monkeypatch.setattr(Watchdog, "_trouble", lambda *_: silent)
+    monkeypatch.setattr(watchdog.context, "context", Context)
+    monkeypatch.setattr(watchdog, "GONE_AFTER_S", 0.1)
+    watching = Watchdog(Cluster(("a:1", "b:1"), worker_index=1))
+
+    @watching.guard()
+    def train():
+        assert broken_off.wait(20)
+        raise RunError("the gradient of dense/kernel is not finite")
+
+    with pytest.raises(WorkerLostError, match=r"worker 0 \(a:1\) is lost"):
+        train()
+
+
+def test_an_error_of_this_worker_stays_as_it_is(monkeypatch):
+    # The others end for the same reason, perhaps before this one.
+    monkeypatch.setattr(Watchdog, "_trouble", lambda *_: tf.errors.UnavailableError(None, None, ""))
+    with (
+        pytest.raises(RunError, match="not finite"),
+        Watchdog(Cluster(("a:1", "b:1"), worker_index=1)).guard(),
+    ):
+        raise RunError("the gradient of dense/kernel is not finite")
 
 
 def test_one_worker_watches_nobody():

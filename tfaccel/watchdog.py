@@ -75,14 +75,14 @@ class Watchdog:
         self._peers = [
             each for each in range(len(cluster.addresses)) if each != cluster.worker_index
         ]
-        self._answered_at = {}
+        self._answered_at, self._given_up = {}, []
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
         """Within the context, a call that waits for a lost worker ends with WorkerLostError.
 
         Raises:
-          WorkerLostError: from TensorFlow's error. This process can reduce no more: end it.
+          WorkerLostError: from the error that came of it. This process can reduce no more: end it.
         """
         self._answered_at = dict.fromkeys(self._peers, time.monotonic())
         ended = threading.Event()
@@ -90,8 +90,10 @@ class Watchdog:
         thread.start()
         try:
             yield
-        except LOSSES as error:
-            lost = [peer for peer in self._peers if self._trouble(peer)]
+        except Exception as error:
+            lost = self._given_up
+            if isinstance(error, LOSSES):
+                lost = [peer for peer in self._peers if self._trouble(peer)] or lost
             if not lost:
                 raise
             progress.lost(lost[0])
@@ -107,6 +109,9 @@ class Watchdog:
             if ended.wait(ROUND_S / len(self._peers)):
                 return
             if self._is_lost(peer, ended):
+                # NCCL takes a sum that is broken off for one that is done: whatever is wrong from
+                # here on, as a gradient that is not finite, comes of that.
+                self._given_up = [peer]
                 context.context().abort_collective_ops(
                     tf.errors.UNAVAILABLE, self._describe([peer])
                 )

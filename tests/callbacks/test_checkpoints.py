@@ -6,7 +6,9 @@ import threading
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from tfaccel.callbacks import checkpoints
 from tfaccel.checkpoint import folder as folder_lib
 from tfaccel.checkpoint.store import CheckpointError
 from tfaccel.config import CheckpointConfig
@@ -60,6 +62,26 @@ def train(setup, tmp_path, monkeypatch):
         return error, settled.seen
 
     return train
+
+
+def test_p7_nothing_is_saved_once_the_workers_cannot_answer_each_other(
+    train, tmp_path, monkeypatch
+):
+    # As after a sum that NCCL broke off: what is in the weights then is anything.
+    together, saves = checkpoints.together, []
+
+    def broken_off(strategy, failure):
+        if failure == "could not copy its state":
+            saves.append(failure)
+            if len(saves) == 2:
+                raise tf.errors.UnavailableError(None, None, "worker 1 is lost")
+        return together(strategy, failure)
+
+    monkeypatch.setattr(checkpoints, "together", broken_off)
+    error, seen = train(every_steps=1)
+    assert isinstance(error, tf.errors.UnavailableError)
+    assert seen == [1, 2]
+    assert [each.name for each in tmp_path.glob("step-*")] == ["step-00000001"]
 
 
 def said(caplog):
