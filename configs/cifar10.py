@@ -48,9 +48,9 @@ def get_config(size: str = "") -> ml_collections.ConfigDict:
     config.data.mean = (0.4914, 0.4822, 0.4465)  # of the training images
     config.data.std = (0.2470, 0.2435, 0.2616)
     config.data.global_batch_size = 16 if is_smoke(size) else 1024
-    config.train_images.update(preset_fields("cifar"))
+    config.train_images.update(preset_fields("cifar", brightness=0.3, contrast=0.3, saturation=0.3))
     config.model.name = "cifar_resnet"
-    config.train.epochs = 1 if is_smoke(size) else 90
+    config.train.epochs = 1 if is_smoke(size) else 130
     config.train.optimizer = "sgd"
     config.train.learning_rate = 9 / (1 + 1 / (1 - MOMENTUM))
     config.train.base_batch_size = 1024
@@ -61,7 +61,7 @@ def get_config(size: str = "") -> ml_collections.ConfigDict:
     config.train.nesterov = True
     config.train.weight_decay = 0.006
     config.step.label_smoothing = 0.1
-    config.step.cutmix_alpha = 0.3
+    config.step.cutmix_alpha = 0.4
     if not is_smoke(size):
         config.train.steps_per_execution = 49  # an epoch
         config.checkpoint.every_epochs = 20

@@ -63,6 +63,21 @@ def test_the_cifar_resnet_has_the_size_of_its_description():
     assert sum(products) == pytest.approx(1.42e9, rel=0.01)
 
 
+def test_the_cifar_resnet_averages_an_image_and_its_mirror_outside_training():
+    keras.config.set_dtype_policy("float32")
+    model = models.build("cifar_resnet", image_shape=(8, 8, 3), num_outputs=7)
+    network = keras.Model(model.input, model.get_layer("logits").output)
+    # Untrained logits are small, and grow as the images do.
+    images = 1e4 * np.random.default_rng(0).standard_normal((5, 8, 8, 3), np.float32)
+    alone, mirrored = np.split(network(images), 2)
+    np.testing.assert_allclose(model(images), (alone + mirrored) / 2, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(model(images[:, :, ::-1]), model(images), rtol=0, atol=1e-4)
+    assert np.abs(alone - mirrored).max() > 0.1
+    in_training = model(images, training=True)
+    assert in_training.shape == (5, 7)
+    np.testing.assert_array_equal(in_training, network(images, training=True))
+
+
 @pytest.mark.parametrize(("name", "shape"), OWN_CLASSIFIERS)
 def test_a_model_is_read_again_from_its_file(name, shape, tmp_path):
     model = models.build(name, image_shape=shape, num_outputs=7)

@@ -5,13 +5,14 @@ CIFAR-10 in 3.29 Seconds on a Single GPU", 2024, arXiv:2404.00498; its descent i
 ResNet-9, myrtle.ai, 2018). Here it is 1.5 times as wide and has a residual block more, of the
 whole image: files whose JPEG compression blurs colours need both. Its first layer whitens 2 x 2
 pixels by what the training images are, here a convolution learns to; and batch norm learns its
-scale, too. The residual blocks are those of He et al., "Deep Residual Learning for Image
-Recognition" (2016).
+scale, too. Outside training the logits are the mean of an image's and its mirror's, as there. The
+residual blocks are those of He et al., "Deep Residual Learning for Image Recognition" (2016).
 """
 
 import keras
 from keras import layers
 
+from tfaccel.models.mirrored import MeanWithMirror, WithMirror
 from tfaccel.models.pooling import pooled
 
 
@@ -29,7 +30,7 @@ def build(*, image_shape: tuple[int, int, int], num_outputs: int) -> keras.Model
     if min(image_shape[:2]) < 8:
         raise ValueError("images must be at least 8x8")
     image = keras.Input(image_shape, name="image")
-    x = _with_residual(_activated(_convolution(image, 64)))
+    x = _with_residual(_activated(_convolution(WithMirror()(image), 64)))
     for channels in (192, 576, 768):
         # Pooled before batch norm, which is then of a quarter of the pixels.
         x = _with_residual(_activated(pooled(_convolution(x, channels))))
@@ -37,7 +38,7 @@ def build(*, image_shape: tuple[int, int, int], num_outputs: int) -> keras.Model
     # As airbench96: else the first logits are large, and so are the first gradients.
     x = layers.Rescaling(1 / 9, dtype="float32")(x)
     logits = layers.Dense(num_outputs, dtype="float32", name="logits")(x)
-    return keras.Model(image, logits, name="cifar_resnet")
+    return keras.Model(image, MeanWithMirror(dtype="float32")(logits), name="cifar_resnet")
 
 
 def _with_residual(x):
