@@ -5,14 +5,16 @@
 
 The root holds `train/<class>/*.jpg` (50,000 images) and `test/<class>/*.jpg` (10,000).
 
-93.5% test accuracy (90.0% of the mixed training images; test loss 0.290) after 147 s of training,
-of which 36 s to the end of the first epoch, nearly all of it compilation, and 47,500 images/s after
-it; to decode the files took 15 s before (one H200, 16 CPU cores, 2026-11-22).
+94.5% test accuracy (90.3% of the mixed training images; test loss 0.270) after 208 s of training,
+of which 54 s to the end of the first epoch, nearly all of it compilation, and 48,500 images/s after
+it; to decode the files took 21 s before (one H200, 16 CPU cores, 2026-11-22).
 
 The files are JPEGs of quality 75 with halved chroma, of which less can be learned than of the
 original pixels: Page's ResNet-9, 94% there, came to 90.6%, airbench96's network and recipe, 96%
 there, to 92.0% in 40 epochs (20 s after the first), with cutmix in 100 epochs to 92.8%, and
-WRN-16-8 in 60 to 92.6%. More epochs, more width and cutmix, more of each, are what has helped.
+WRN-16-8 in 60 to 92.6%. What has helped: more epochs and width with cutmix (93.5% in 90), and the
+mirror of each test image, 0.4 to 0.8 points in four runs of 150 and 220 epochs, which came to 93.9%
+to 94.4%. Twice airbench96's width and cutmix_alpha 0.6 and 1 did no better than this does.
 
 The recipe is that of airbench96 (github.com/KellerJordan/cifar10-airbench, legacy/), in Keras's
 terms:
@@ -25,8 +27,9 @@ terms:
 - Images are shifted by up to 4 pixels (what comes in is black here, mirrored there) and flipped (at
   random here, by turns there). A window of another image is put in (cutmix, mostly a small one or
   nearly the whole), where it cuts out a square of 12 pixels. Labels are smoothed by 0.1 (0.2).
-- Left out: batch norm's biases at 64 times the rate, the whitening first layer, Lookahead, and the
-  six views of each test image.
+- Added: brightness, contrast and saturation vary.
+- Left out: batch norm's biases at 64 times the rate, the whitening first layer, Lookahead, and four
+  of the six views of each test image, which gave 0.03 to 0.2 points.
 """
 
 import ml_collections
