@@ -58,6 +58,8 @@ class RuntimeConfig:
       tf32: whether float32 matrix products and convolutions may use TensorFloat-32 (10 bits of
         mantissa) on GPUs that have it.
       xla: whether the training, test and predict steps are compiled with XLA.
+      compile_cache: whether what XLA compiles for a GPU is kept for the next process, in
+        tfaccel/xla of the cache folder (XDG_CACHE_HOME, or ~/.cache), at most 4 GiB.
       seed: the one seed; weights, dropout, data order and augmentation all derive from it.
       deterministic: whether two runs alike give the same bits, by TensorFlow's deterministic
         kernels, which may be slower.
@@ -72,6 +74,7 @@ class RuntimeConfig:
     memory: str | int = "growth"
     tf32: bool = True
     xla: bool = True
+    compile_cache: bool = True
     seed: int = 0
     deterministic: bool = False
     peer_timeout_s: int = 60
@@ -84,6 +87,7 @@ class RuntimeConfig:
         object.__setattr__(self, "memory", _memory(self.memory))
         check_flag("tf32", self.tf32)
         check_flag("xla", self.xla)
+        check_flag("compile_cache", self.compile_cache)
         check_int("seed", self.seed, at_least=0, at_most=2**32 - 1)  # what NumPy takes
         check_flag("deterministic", self.deterministic)
         check_int("peer_timeout_s", self.peer_timeout_s, at_least=1)
@@ -570,7 +574,13 @@ def deciding(config: Config) -> dict[str, object]:
     trained on is free. So is the number of epochs, where no learning rate goes by it.
     """
     free = {
-        "runtime": {"gpu_ids", "memory", "peer_timeout_s", "allow_public_network"},
+        "runtime": {
+            "gpu_ids",
+            "memory",
+            "compile_cache",
+            "peer_timeout_s",
+            "allow_public_network",
+        },
         "step": {"audit_steps", "nonfinite", "max_rollbacks"},
         "train": {"steps_per_execution"},
     }

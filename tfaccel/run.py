@@ -57,6 +57,7 @@ def setup(
     memory: str | int = "growth",
     tf32: bool = True,
     xla: bool = True,
+    compile_cache: bool = True,
     seed: int = 0,
     deterministic: bool = False,
     peer_timeout_s: int = 60,
@@ -76,6 +77,7 @@ def setup(
       memory: "growth" to take GPU memory as it is needed, or a limit per GPU in MiB.
       tf32: whether float32 products may use TensorFloat-32.
       xla: whether steps are compiled with XLA.
+      compile_cache: whether what XLA compiles for a GPU is kept for the next process.
       seed: weights, dropout, data order and augmentation all derive from it.
       deterministic: whether two runs alike give the same bits, by kernels that may be slower.
       peer_timeout_s: with several workers, how long one may be silent until the others stop; a
@@ -96,6 +98,7 @@ def setup(
             memory=memory,
             tf32=tf32,
             xla=xla,
+            compile_cache=compile_cache,
             seed=seed,
             deterministic=deterministic,
             peer_timeout_s=peer_timeout_s,

@@ -17,6 +17,7 @@ import ctypes
 import dataclasses
 import importlib.metadata
 import importlib.util
+import json
 import logging
 import os
 import pathlib
@@ -31,6 +32,7 @@ import tensorflow as tf
 from tensorflow.python.framework import config as tf_config
 
 import tfaccel
+from tfaccel import compile_cache
 from tfaccel.cluster import Cluster
 from tfaccel.cluster.share import num_cores, share_gpus
 from tfaccel.config import RuntimeConfig
@@ -118,6 +120,8 @@ def configure(config: RuntimeConfig, cluster: Cluster = ALONE) -> Runtime:
         tf_config.disable_op_determinism()
         log.info("deterministic: off again")
 
+    _keep_programs(config, gpu_ids)
+
     cores, num_replicas = num_cores(os.environ, cluster), max(1, len(gpu_ids))
     loader_threads = max(1, cores // num_replicas)
     log.info(
@@ -148,6 +152,31 @@ def _compile_alike() -> None:
         return
     os.environ["XLA_FLAGS"] = f"{flags} --{FUSION_AUTOTUNER}=false".strip()
     log.info("xla: fusions are chosen without timing them, so that all replicas round alike")
+
+
+def _keep_programs(config: RuntimeConfig, gpu_ids: Sequence[int]) -> None:
+    """Sets the cache of what XLA compiles, by all that decides how it does."""
+    if not config.xla or not gpu_ids:
+        return
+    if not config.compile_cache:
+        return compile_cache.leave_out("compile_cache=False asks for that")
+    names = ("tensorflow", "nvidia-cudnn-cu12", "nvidia-cublas-cu12", "nvidia-cuda-nvcc-cu12")
+    return compile_cache.use(
+        {
+            "packages": {name: _version(name) for name in names},
+            "gpus": sorted({json.dumps(each) for each in describe_gpus()}),
+            "tf32": config.tf32,
+            "deterministic": config.deterministic,
+            "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        }
+    )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None  # CUDA's libraries are not Python packages everywhere
 
 
 def _on(flag: bool) -> str:

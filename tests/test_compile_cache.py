@@ -1,0 +1,156 @@
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tfaccel import compile_cache
+
+# Fields 1 to 3, of bytes: "ab", 200 times "c", "d".
+ENTRY = b"\x0a\x02ab" + b"\x12\xc8\x01" + b"c" * 200 + b"\x1a\x01d"
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TF_XLA_FLAGS", "--tf_xla_clustering_debug")
+    compile_cache._link.cache_clear()
+    return tmp_path / "tfaccel" / "xla"
+
+
+def place():
+    """Where TensorFlow would look."""
+    flags = os.environ["TF_XLA_FLAGS"]
+    assert flags.startswith("--tf_xla_clustering_debug ")
+    assert flags.count(compile_cache.FLAG) == flags.count("_device_types=GPU") == 1
+    return os.path.realpath(re.search(rf"{compile_cache.FLAG}=(\S+)", flags)[1])
+
+
+def test_each_set_of_settings_has_a_folder_and_keeps_it(own_cache):
+    folders = []
+    for tf32 in (True, False, True):
+        compile_cache.use({"tf32": tf32})
+        folders.append(place())
+        assert json.loads((own_cache / folders[-1] / "settings.json").read_text()) == {"tf32": tf32}
+    assert folders[0] == folders[2] != folders[1]
+    assert {each.name for each in own_cache.iterdir()} == set(map(os.path.basename, folders))
+
+
+def test_once_it_is_left_out_nothing_more_comes_there(own_cache, caplog):
+    caplog.set_level("INFO", "tfaccel")
+    compile_cache.use({})
+    used = place()
+    compile_cache.leave_out("of a reason")
+    assert place() != used
+    assert "compile cache: none, because of a reason" in caplog.messages
+
+
+def test_a_child_takes_its_own_link_and_a_user_s_choice_stays(monkeypatch, caplog):
+    caplog.set_level("INFO", "tfaccel")
+    compile_cache.use({})
+    of_parent = os.environ["TF_XLA_FLAGS"]
+    compile_cache._link.cache_clear()
+    compile_cache.use({})
+    assert os.environ["TF_XLA_FLAGS"] != of_parent
+    place()
+    monkeypatch.setenv("TF_XLA_FLAGS", f"{compile_cache.FLAG}=/elsewhere")
+    compile_cache.use({})
+    assert os.environ["TF_XLA_FLAGS"] == f"{compile_cache.FLAG}=/elsewhere"
+    assert caplog.messages[-1] == "compile cache: as TF_XLA_FLAGS says"
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        *(pytest.param(ENTRY[:size], id=f"{size} bytes") for size in (0, 1, 3, 5, 50, 206, 209)),
+        pytest.param(bytes(len(ENTRY)), id="zeros"),
+        pytest.param(ENTRY + b"\0", id="longer"),
+    ],
+)
+def test_a_damaged_entry_is_named_and_removed(own_cache, caplog, damaged):
+    compile_cache.use({})
+    (folder,) = own_cache.iterdir()
+    whole, cut_off = folder / "a.pb", folder / "b.pb"
+    whole.write_bytes(ENTRY)
+    cut_off.write_bytes(damaged)
+    compile_cache.use({})
+    assert whole.exists()
+    assert not cut_off.exists()
+    assert f"compile cache: {cut_off} is damaged, and removed" in caplog.messages
+
+
+def test_what_was_not_read_for_longest_makes_room(own_cache, monkeypatch):
+    monkeypatch.setattr(compile_cache, "MOST_BYTES", 2 * len(ENTRY))
+    compile_cache.use({"of": "others"})
+    (folder,) = own_cache.iterdir()
+    for age_s, name in enumerate("dabc"):
+        path = folder / f"{name}.pb"
+        path.write_bytes(ENTRY)
+        os.utime(path, (time.time() - 100 * age_s, time.time() - 10000))
+    compile_cache.use({})
+    assert sorted(each.name for each in folder.glob("*.pb")) == ["a.pb", "d.pb"]
+
+
+def test_a_place_that_cannot_be_written_is_said(own_cache, caplog):
+    caplog.set_level("INFO", "tfaccel")
+    own_cache.parent.mkdir()
+    own_cache.write_text("a file")
+    compile_cache.use({})
+    assert "cannot be used (Not a directory)" in caplog.messages[-1]
+    assert compile_cache.FLAG not in os.environ["TF_XLA_FLAGS"]
+
+
+def test_too_little_room_is_said(monkeypatch, caplog):
+    caplog.set_level("INFO", "tfaccel")
+    monkeypatch.setattr(compile_cache, "LEAST_FREE_BYTES", 1 << 60)
+    compile_cache.use({})
+    assert "MiB are free in" in caplog.messages[-1]
+
+
+PROGRAM = """
+import sys
+from tfaccel import compile_cache, runtime
+on_cpu = sys.argv[1] == "cpu"
+if on_cpu:      # which the product leaves out: as if it were a GPU
+    runtime.show_log()
+    compile_cache.DEVICE_TYPE = "CPU"
+    compile_cache.use({})
+import time
+import keras, numpy as np, tfaccel
+run = tfaccel.setup(gpu_ids=() if on_cpu else [0], deterministic=True)
+rows = [(np.full(3, index, np.float32), np.ones(1, np.float32)) for index in range(8)]
+with run.scope():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(1)])
+run.compile(model, "sgd", "mse")
+begun = time.monotonic()
+model.fit(run.examples(rows, global_batch_size=4), verbose=0)
+print([each.tolist() for each in model.get_weights()])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
+def test_the_next_process_finds_what_was_compiled_and_mends_what_was_damaged(own_cache, device):
+    def trained():
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, device], capture_output=True, text=True, check=True
+        )
+        (folder,) = own_cache.iterdir()
+        entries = {each: each.stat().st_mtime_ns for each in folder.glob("*.pb")}
+        assert entries
+        return done.stdout, done.stderr, entries
+
+    first, log, entries = trained()
+    assert ", 0 programs" in log
+    second, log, again = trained()
+    assert again == entries  # written once
+    assert f", {len(entries)} programs" in log
+    for each in entries:
+        os.truncate(each, 1000)
+    third, log, anew = trained()
+    assert log.count("is damaged, and removed") == len(entries)
+    assert anew.keys() == entries.keys()
+    assert first == second == third
