@@ -182,6 +182,19 @@ def _(monkeypatch):
     return seen == [layer]
 
 
+@canary("MaxPooling2D.call", "is what a layer runs, and reads its sizes of the layer")
+def _(monkeypatch):
+    seen = []
+
+    def note(layer, inputs):
+        seen.append((layer.pool_size, layer.strides, layer.padding, layer.data_format))
+        return inputs
+
+    monkeypatch.setattr(layers.MaxPooling2D, "call", note, raising=False)
+    layers.MaxPooling2D(3, strides=2)(tf.ones((1, 4, 4, 1)))
+    return seen == [((3, 3), (2, 2), "valid", "channels_last")]
+
+
 @canary("Model._distribute_strategy", "is the strategy in whose scope a model was made")
 def _():
     return model_of(dense)._distribute_strategy is strategy_of(2)

@@ -127,7 +127,8 @@ def _guarded(method: Callable, guard: Callable) -> Callable:
             try:
                 return method(*args, **kwargs)
             except tf.errors.UnimplementedError as error:
-                # With XLA that is so of max pooling's gradient, on CPU and GPU (2026-11-21).
+                # With XLA that is so of max pooling's gradient (2026-11-21), where it is left to
+                # Keras: in three dimensions, and in large windows.
                 if "deterministic" not in error.message:
                     raise
                 raise UserError(

@@ -12,9 +12,9 @@ the canary: it fails by name when one changes):
   Keras 3.15: Variable._value, Variable._initialize, Variable._direct_assign, Optimizer.apply,
     Optimizer._iterations, Optimizer._distribution_strategy,
     LossScaleOptimizer.dynamic_scale and .check_finite, SeedGenerator.next,
-    BatchNormalization.call and ._moments, Model._distribute_strategy, Model._flatten_layers,
-    Model._maybe_symbolic_build, Model._symbolic_build, Model._compile_loss._user_loss,
-    Model._compile_metrics._user_metrics and
+    BatchNormalization.call and ._moments, MaxPooling2D.call, Model._distribute_strategy,
+    Model._flatten_layers, Model._maybe_symbolic_build, Model._symbolic_build,
+    Model._compile_loss._user_loss, Model._compile_metrics._user_metrics and
     ._user_weighted_metrics, TFEpochIterator._distributed_dataset. For padding: Model._loss_tracker,
     CompileLoss.metrics, MetricsList.update_state and .metrics, losses.loss.reduce_weighted_values,
     backend.get_keras_mask. For mixing: utils.rng_utils.get_random_seed. For averages:
@@ -40,7 +40,7 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.trainers.compile_utils import MetricsList
 from tensorflow.python.distribute import distribute_lib
 
-from tfaccel import batch_norm
+from tfaccel import batch_norm, max_pooling
 from tfaccel.data import shards
 from tfaccel.errors import UserError
 
@@ -373,16 +373,19 @@ def _refusing_masks(reduce_weighted_values: Callable) -> Callable:
 
 
 @contextlib.contextmanager
-def batch_norm_path(*, fused: bool, all_reduce: Callable | None):
-    """Within the context, Keras's batch normalization takes tfaccel's paths.
+def layer_paths(*, xla: bool, all_reduce: Callable | None):
+    """Within the context, Keras's batch normalization and max pooling take tfaccel's paths.
 
     Args:
-      fused: one fused operation where XLA does not fuse.
+      xla: whether XLA compiles what is traced. It has no quick gradient of max pooling, and fuses
+        batch norm itself.
       all_reduce: sums over replicas, for synchronized layers; None on one replica.
     """
-    layer = keras.layers.BatchNormalization
+    layer, pooling = keras.layers.BatchNormalization, keras.layers.MaxPooling2D
     with contextlib.ExitStack() as patches:
-        if fused:
+        if xla:
+            patches.enter_context(_patched(pooling, "call", max_pooling.indexed(pooling.call)))
+        else:
             patches.enter_context(_patched(layer, "call", batch_norm.fused(layer.call)))
         if all_reduce is not None:
             moments = batch_norm.synchronized(layer._moments, all_reduce)
@@ -502,12 +505,15 @@ def _with_rank(real: tf.Tensor, like) -> tf.Tensor:
 
 @contextlib.contextmanager
 def _patched(owner, name: str, value):
-    original = owner.__dict__[name]
+    is_own, original = name in owner.__dict__, owner.__dict__.get(name)
     setattr(owner, name, value)
     try:
         yield
     finally:
-        setattr(owner, name, original)
+        if is_own:
+            setattr(owner, name, original)
+        else:  # of a base class
+            delattr(owner, name)
 
 
 # Batches.

@@ -13,7 +13,6 @@ import keras
 from keras import layers
 
 from tfaccel.models.mirrored import MeanWithMirror, WithMirror
-from tfaccel.models.pooling import pooled
 
 
 def build(*, image_shape: tuple[int, int, int], num_outputs: int) -> keras.Model:
@@ -33,7 +32,7 @@ def build(*, image_shape: tuple[int, int, int], num_outputs: int) -> keras.Model
     x = _with_residual(_activated(_convolution(WithMirror()(image), 64)))
     for channels in (192, 576, 768):
         # Pooled before batch norm, which is then of a quarter of the pixels.
-        x = _with_residual(_activated(pooled(_convolution(x, channels))))
+        x = _with_residual(_activated(layers.MaxPooling2D()(_convolution(x, channels))))
     x = layers.GlobalMaxPooling2D()(x)
     # As airbench96: else the first logits are large, and so are the first gradients.
     x = layers.Rescaling(1 / 9, dtype="float32")(x)

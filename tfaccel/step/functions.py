@@ -211,7 +211,7 @@ def _on_changed(change: Callable, step: Callable, pass_: Callable, replica: Repl
 
 def _whole_step(model, step, replica: Replica, batch, *, xla: bool, trains: bool) -> dict:
     """One replica, nothing to sum: the model's own step, as it is."""
-    with seam.as_replica(model, replica), seam.batch_norm_path(fused=not xla, all_reduce=None):
+    with seam.as_replica(model, replica), seam.layer_paths(xla=xla, all_reduce=None):
         if not trains:
             return step(batch)
         return _with_scale_logs(
@@ -347,7 +347,7 @@ class _Predict:
         def predict(replica: Replica, batch):
             with (
                 seam.as_replica(model, replica),
-                seam.batch_norm_path(fused=not xla, all_reduce=None),
+                seam.layer_paths(xla=xla, all_reduce=None),
             ):
                 return model.predict_step(batch)
 

@@ -74,9 +74,7 @@ def make_totals(
     all_reduce = functools.partial(replica.all_reduce_in_forward, weight=weight)
     with (
         seam.recorded(model, replica) as recording,
-        seam.batch_norm_path(
-            fused=not xla, all_reduce=all_reduce if replica.num_replicas > 1 else None
-        ),
+        seam.layer_paths(xla=xla, all_reduce=all_reduce if replica.num_replicas > 1 else None),
     ):
         run_part = functools.partial(_part, step, recording, weigh)
         gradients, logs = (_compiled_parts if xla else _traced_parts)(run_part, batch, parts)

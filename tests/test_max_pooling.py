@@ -1,0 +1,109 @@
+"""Max pooling by kept indices against Keras's own layer, on the same inputs."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfaccel import max_pooling
+
+LAYER = keras.layers.MaxPooling2D
+KERAS_CALL = LAYER.call
+
+
+def value_and_gradient(layer, inputs, *, xla):
+    """The outputs, and the gradient of their weighted squares."""
+
+    @tf.function(jit_compile=xla)
+    def run(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = layer(x)
+            weights = tf.cast(np.random.default_rng(1).uniform(1, 2, y.shape), y.dtype)
+            loss = tf.reduce_sum(weights * y**2)
+        return y, tape.gradient(loss, x)
+
+    return run(inputs)
+
+
+@pytest.fixture
+def use_indexed(monkeypatch):
+    """Keras's layer keeps indices; returns the list that calls of Keras's own go to."""
+    own = []
+
+    def call(self, inputs):
+        own.append(self)
+        return KERAS_CALL(self, inputs)
+
+    def use():
+        monkeypatch.setattr(LAYER, "call", max_pooling.indexed(call))
+        return own
+
+    return use
+
+
+@pytest.mark.parametrize("padding", ["valid", "same"])
+@pytest.mark.parametrize("window", [(2, 2), (3, 3), (1, 4), (5, 5)])
+@pytest.mark.parametrize("strides", [None, 2, (3, 4)])
+@pytest.mark.parametrize("few_values", [False, True])
+def test_it_is_max_pooling_and_so_is_its_gradient(
+    use_indexed, padding, window, strides, few_values
+):
+    random = np.random.default_rng(0)
+    shape = (2, 9, 8, 3)
+    # Of few values many are equal, and then the first has all of the gradient.
+    x = random.integers(-1, 2, shape) if few_values else random.normal(size=shape)
+    x = tf.constant(x, tf.float32)
+    layer = LAYER(window, strides=strides, padding=padding)
+    expected = value_and_gradient(layer, x, xla=False)
+    own = use_indexed()
+    received = value_and_gradient(layer, x, xla=True)
+    assert own == []
+    np.testing.assert_array_equal(received[0], expected[0])
+    # Up to 25 windows are summed, in another order.
+    np.testing.assert_allclose(received[1], expected[1], rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_types_stay(use_indexed, dtype):
+    x = tf.cast(np.random.default_rng(0).normal(size=(2, 7, 6, 2)), dtype)
+    layer = LAYER(3, strides=2, dtype=dtype)
+    expected = value_and_gradient(layer, x, xla=False)
+    assert use_indexed() == []
+    for ours, theirs in zip(value_and_gradient(layer, x, xla=True), expected, strict=True):
+        assert ours.dtype == theirs.dtype == dtype
+        np.testing.assert_allclose(
+            tf.cast(ours, "float32"), tf.cast(theirs, "float32"), rtol=1e-2, atol=1e-2
+        )
+
+
+@pytest.mark.parametrize("place", [0, 4, 8])
+def test_nan_and_infinity_come_through(use_indexed, place):
+    for value in (np.nan, np.inf):
+        x = np.random.default_rng(0).normal(size=(1, 3, 3, 1)).astype(np.float32)
+        x.flat[place] = value
+        use_indexed()
+        y = LAYER(3)(tf.constant(x)).numpy()
+        np.testing.assert_array_equal(y.flat, [value])
+
+
+@pytest.mark.parametrize(
+    ("settings", "spec"),
+    [
+        ({"pool_size": 6}, tf.TensorSpec([2, 9, 9, 3])),
+        ({"data_format": "channels_first"}, tf.TensorSpec([2, 3, 8, 8])),
+        ({"dtype": "int32"}, tf.TensorSpec([2, 8, 8, 3], tf.int32)),
+        ({}, tf.TensorSpec([2, None, 8, 3])),
+        ({"pool_size": 3}, tf.TensorSpec([2, 2, 2, 3])),  # whose error is Keras's
+    ],
+    ids=str,
+)
+def test_all_else_goes_to_keras(monkeypatch, settings, spec):
+    kept = object()
+    monkeypatch.setattr(LAYER, "call", max_pooling.indexed(lambda self, inputs: kept))
+    layer = LAYER(**settings)
+    seen = []
+    tf.function(
+        lambda x: seen.append(layer.call(x)), input_signature=[spec]
+    ).get_concrete_function()
+    assert seen == [kept]
