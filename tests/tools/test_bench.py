@@ -1,0 +1,396 @@
+import dataclasses
+import importlib.util
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import PIL.Image
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+TOOLS = ROOT / "tools"
+
+# An arm without TensorFlow, which does as its settings say, and notes its turns.
+FAKE = """
+import os, sys, time
+from bench_arms import protocol
+
+def begin(settings):
+    if "notes" in settings:
+        protocol.write(protocol.pathlib.Path(settings["notes"]), {"id": os.getpid()})
+    if settings.get("dies") == "at once":
+        sys.exit("something about a GPU")
+    time.sleep(settings.get("sleeps", 0))
+    values = iter(settings["values"])
+
+    def stretch():
+        with open(settings["turns"], "a") as file:
+            print(settings["name"], file=file)
+        if settings.get("dies") == "later":
+            sys.exit(3)
+        return {settings.get("measure", "images_per_second"): next(values)} | more(settings)
+
+    ready = {"settings": settings, "environment": {"python": "3"}, "seconds_to_first_step": 7.0}
+    return protocol.Arm(ready, stretch)
+
+def more(settings):
+    return {"step_seconds": settings["steps"]} if "steps" in settings else {}
+
+protocol.serve(begin)
+"""
+
+
+@pytest.fixture(scope="module")
+def bench():
+    sys.path.insert(0, str(TOOLS))
+    try:
+        spec = importlib.util.spec_from_file_location("bench", TOOLS / "bench.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        yield module
+    finally:
+        sys.path.remove(str(TOOLS))
+
+
+@pytest.fixture
+def fake(tmp_path, bench):
+    """Returns what starts an arm of a program of its own, and the file of turns."""
+    program = tmp_path / "fake.py"
+    program.write_text(FAKE)
+
+    def start(name, settings, environment):
+        own = {"name": name, "turns": str(tmp_path / "turns")}
+        return bench.ArmProcess(
+            name,
+            [sys.executable, str(program)],
+            settings | own,
+            environment=os.environ | {"PYTHONPATH": str(TOOLS)} | environment,
+        )
+
+    return start
+
+
+@pytest.fixture
+def a_row(bench):
+    """Returns a row; by default of one arm each, which give numbers."""
+
+    def make(ours=None, rivals=None, **fields):
+        ours = ours or {"a": {"values": [3.0, 9.0, 4.0]}}
+        rivals = rivals or {"b": {"values": [2.0, 2.0, 2.0]}}
+        return bench.Row("S1", "a / b", 1.5, ours, rivals, **fields)
+
+    return make
+
+
+def row_of(bench, name, gpus=1):
+    return next(each for each in bench.make_rows(batch=8) if (each.name, each.gpus) == (name, gpus))
+
+
+def test_arms_take_turns_and_their_medians_count(bench, fake, a_row, tmp_path):
+    found = bench.measure_row(a_row(), fake, repeats=3, limit_s=60)
+    assert (tmp_path / "turns").read_text().split() == ["a", "b"] * 3
+    assert found["ratio"] == 2.0
+    assert found["is_met"]
+    assert [each["images_per_second"] for each in found["arms"]["a"]["stretches"]] == [3, 9, 4]
+    assert found["environment"] == {"python": "3"}
+    assert found["arms"]["a"]["settings"]["values"] == [3, 9, 4]
+    assert "driver" not in found["arms"]["a"]["settings"]
+
+
+def test_the_best_arm_of_each_side_counts(bench, fake, a_row):
+    row = a_row(
+        {"a": {"values": [3.0]}, "c": {"values": [6.0]}},
+        {"b": {"values": [2.0]}, "d": {"values": [5.0]}},
+    )
+    found = bench.measure_row(row, fake, repeats=1, limit_s=60)
+    assert (found["ours"], found["best rival"], found["ratio"]) == ("c", "d", 1.2)
+    assert found["ratio to each rival"] == {"b": 3.0, "d": 1.2}
+    assert not found["is_met"]
+
+
+def test_of_memory_less_is_better(bench, fake, a_row):
+    values = {"measure": "peak_memory_mib"}
+    row = a_row(
+        {"a": {"values": [3.0], **values}, "c": {"values": [6.0], **values}},
+        {"b": {"values": [2.0], **values}, "d": {"values": [5.0], **values}},
+        measure="peak_memory_mib",
+    )
+    found = bench.measure_row(row, fake, repeats=1, limit_s=60)
+    assert (found["ours"], found["best rival"], found["ratio"]) == ("a", "b", 1.5)
+    assert found["is_met"]
+
+
+def test_step_times_become_percentiles(bench, fake, a_row):
+    steps = [0.01] * 98 + [0.02] * 3
+    row = a_row({"a": {"values": [3.0], "steps": steps}}, step_goal=1.5)
+    found = bench.measure_row(row, fake, repeats=1, limit_s=60)
+    (stretch,) = found["arms"]["a"]["stretches"]
+    assert stretch == {"images_per_second": 3.0, "step_p50_s": 0.01, "step_p99_s": 0.02}
+    assert found["p99/p50"] == 2
+    assert not found["is_met"]  # for that alone
+
+
+def test_starts_are_cold_then_warm_by_the_same_folder(bench, fake, a_row):
+    folders = []
+
+    def start(name, settings, environment):
+        folders.append((name, environment["XDG_CACHE_HOME"]))
+        return fake(name, settings, environment)
+
+    row = dataclasses.replace(a_row(measure="seconds_to_first_step"), rivals={})
+    found = bench.measure_row(row, start, repeats=2, limit_s=60)
+    assert [name for name, _ in folders] == ["a, cold", "a, warm"] * 2
+    assert folders[0][1] == folders[1][1] != folders[2][1] == folders[3][1]
+    assert (found["ours"], found["best rival"], found["ratio"]) == ("warm", "cold", 1)
+    assert found["arms"]["warm"]["starts"] == [7.0, 7.0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "limit_s", "sentence"),
+    [
+        ({"dies": "at once"}, 60, "arm 'b' ended with exit code 1; its last lines:\n  something"),
+        ({"dies": "later"}, 60, "arm 'b' ended with exit code 3"),
+        ({"sleeps": 60}, 1, "arm 'b' said nothing for 1 s"),
+    ],
+)
+def test_a_dead_or_silent_arm_is_named(bench, fake, a_row, settings, limit_s, sentence):
+    running = []
+
+    def start(*arguments):
+        running.append(fake(*arguments))
+        return running[-1]
+
+    row = a_row(rivals={"b": {"values": [2.0], **settings}})
+    with pytest.raises(bench.ArmError) as error:
+        bench.measure_row(row, start, repeats=1, limit_s=limit_s)
+    assert sentence in str(error.value)
+    assert all(each._process.poll() is not None for each in running)
+
+
+def test_an_arm_whose_driver_is_gone_ends(tmp_path):
+    (tmp_path / "fake.py").write_text(FAKE)
+    settings = {"driver": 2**22 + 1, "values": []}  # past Linux's largest process id
+    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    environment = os.environ | {"PYTHONPATH": str(TOOLS)}
+    program = [sys.executable, tmp_path / "fake.py", tmp_path]
+    assert subprocess.run(program, env=environment, timeout=60).returncode == 0
+    assert (tmp_path / "ready.json").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_interrupted_driver_leaves_no_arm(tmp_path, number):
+    program, notes = tmp_path / "fake.py", tmp_path / "notes.json"
+    program.write_text(FAKE)
+    arm = {"program": str(program), "notes": str(notes), "sleeps": 99}
+    driver = f"""
+import signal, sys
+sys.path.insert(0, {str(TOOLS)!r})
+import bench
+signal.signal(signal.SIGINT, signal.default_int_handler)  # as where this runs in a terminal
+bench.make_rows = lambda batch: [bench.Row("S1", "a / b", 1, {{"a": {arm!r}}})]
+sys.exit(bench.main(["--rows=S1"]))
+"""
+    process = subprocess.Popen([sys.executable, "-c", driver])
+    ends = time.monotonic() + 60
+    while not notes.exists() and time.monotonic() < ends:
+        time.sleep(0.02)
+    process.send_signal(number)
+    assert process.wait(60) == 128 + number
+    with pytest.raises(ProcessLookupError):
+        os.kill(json.loads(notes.read_text())["id"], 0)
+
+
+def test_an_unknown_row_is_a_mistake_in_the_call(bench, capsys):
+    assert bench.main(["--rows=S1,X"]) == 2
+    assert "--rows=X: there is no such row; give of S1, S2, S3" in capsys.readouterr().err
+
+
+def test_rows_are_chosen_by_how_they_begin(bench):
+    rows = bench.make_rows(batch=8)
+    assert [each.name for each in bench.chosen(["T1", "S2", "E2"], rows)] == [
+        *("S2", "E2", "E2", "T1a", "T1b")
+    ]
+    assert bench.chosen(None, rows) == list(rows)
+
+
+def test_rows_that_lack_something_are_not_run_and_the_reason_is_kept(
+    bench, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(bench, "gpu_names", lambda: ["NVIDIA H200"])
+    measured = {"ratio": 1.0}
+    monkeypatch.setattr(bench, "measure_with", lambda *_: measured)
+    flags = [f"--output={tmp_path}", "--torch-python=/no/python"]
+    assert bench.main(["--rows=S,E,D1", *flags]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert "S3 on 1xH200: not run: /no/python has no torch and torchvision" in printed[2]
+    assert "D1 on 2xH200: not run: needs 2 GPUs, 1 to be used here" in printed
+    assert set(json.loads(printed[-1])) == {"S1 on 1xH200", "S2 on 1xH200", "S4 on 1xH200"}
+    files = {each.name for each in tmp_path.iterdir()}
+    assert files == {f"speed-{name}-1xH200.json" for name in ("S1", "S2", "S3", "S4", "E1")}
+    found = json.loads((tmp_path / "speed-E1-1xH200.json").read_text())
+    assert found["not run"] == "needs --jpegs=DIR"
+    bench.main(["--rows=E1", *flags, f"--jpegs={tmp_path}"])
+    bench.main(["--rows=E1", *flags])
+    found = json.loads((tmp_path / "speed-E1-1xH200.json").read_text())
+    assert found["ratio"] == 1.0  # a reason takes the place of no figure
+
+
+def test_a_failed_row_does_not_stop_the_others(bench, tmp_path, capsys, monkeypatch):
+    def measure(row, *_):
+        if row.name == "S1":
+            raise bench.ArmError("arm 'a' ended with exit code 1")
+        return {"ratio": 2.0}
+
+    monkeypatch.setattr(bench, "gpu_names", list)
+    monkeypatch.setattr(bench, "measure_with", measure)
+    assert bench.main(["--rows=S1,S4", f"--output={tmp_path}"]) == 1
+    printed = capsys.readouterr()
+    assert "arm 'a' ended with exit code 1" in printed.err
+    assert list(json.loads(printed.out.splitlines()[-1]).values()) == [2.0]
+    (file,) = tmp_path.iterdir()
+    found = json.loads(file.read_text())
+    assert (found["row"], found["goal"], found["gpus"], found["ratio"]) == ("S4", 2.5, 1, 2.0)
+    assert found["command"] == f"python tools/bench.py --rows=S1,S4 --output={tmp_path}"
+    assert found["date"]
+
+
+def test_more_gpus_than_there_are_is_a_mistake_in_the_call(bench, capsys, monkeypatch):
+    monkeypatch.setattr(bench, "gpu_names", lambda: ["NVIDIA H200"])
+    assert bench.main(["--gpus=2"]) == 2
+    assert "--gpus=2, but 1 are here" in capsys.readouterr().err
+
+
+def test_settings_of_an_arm_come_from_the_flags_and_ours_from_the_command_line(bench):
+    arguments = ["--batch=7", "--jpegs=/x", '--ours={"steps_per_execution": 10}']
+    options = bench.parse(arguments)
+    row = bench.with_work(row_of(bench, "E1"), options)
+    (ours,), (rival,) = row.ours.values(), row.rivals.values()
+    assert (ours["batch"], ours["jpegs"], ours["loader"]) == (7, "/x", "dali_gpu")
+    assert (ours["steps_per_execution"], rival["steps_per_execution"]) == (10, "epoch")
+    assert "jpegs" not in bench.with_work(row_of(bench, "S1"), options).ours["mixed_float16"]
+
+
+def test_every_arm_has_a_program_and_a_command(bench):
+    for row in bench.make_rows(batch=8):
+        for settings in (*row.ours.values(), *row.rivals.values()):
+            command = bench.command_of(settings, torch_python="torch's", scratch="/tmp/x")
+            assert pathlib.Path(command[-1]).is_file()
+            assert (command[0] == "torch's") == ("torch" in command[-1])
+            assert ("--nproc-per-node=2" in command) == (settings.get("processes") == 2)
+
+
+def test_an_arm_sees_so_many_gpus(bench, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6,7")
+    assert bench.environment_of(2)["CUDA_VISIBLE_DEVICES"] == "4,6"
+    assert bench.environment_of(0)["CUDA_VISIBLE_DEVICES"] == "-1"
+    assert bench.hardware(["NVIDIA H100 80GB HBM3"], num_used=2) == "2xH100-80GB-HBM3"
+
+
+def test_the_table_has_a_line_for_each_row_and_machine(bench, tmp_path):
+    facts = {"date": "2026-11-22", "goal": 9, "gpus": 1, "row": "S1"}
+    for name, ratio in (("1xH100", 8.123), ("1xH200", 9.0)):
+        result = {**facts, "hardware": name, "ratio": ratio}
+        (tmp_path / f"speed-S1-{name}.json").write_text(json.dumps(result))
+    result = {**facts, "row": "E2", "gpus": 4, "hardware": "4xH200", "ratio": 0.95, "p99/p50": 1.25}
+    (tmp_path / "speed-E2-4xH200.json").write_text(json.dumps(result))
+    reason = {**facts, "row": "S3", "hardware": "1xH200", "not run": "no torch here"}
+    (tmp_path / "speed-S3-1xH200.json").write_text(json.dumps(reason))
+    lines = bench.speed_table(bench.make_rows(batch=256), tmp_path).splitlines()
+    cells = [[each.strip() for each in line.split("|")[1:-1]] for line in lines[2:]]
+    assert [each[0] for each in cells[:4]] == ["S1", "S1", "S2", "S3"]
+    assert cells[0][2:] == ["8.12", "9 or more", "1xH100, 2026-11-22"]
+    assert cells[1][2:] == ["9", "9 or more", "1xH200, 2026-11-22"]
+    assert cells[2][2:] == ["not run", "1.25 or more", ""]
+    assert cells[3][2] == "not run: no torch here"
+    e2 = [each for each in cells if each[0] == "E2"]
+    assert [each[2] for each in e2] == ["not run", "0.95; p99/p50 1.25"]
+    assert e2[1][3] == "0.93 or more; 1.3 or less"
+
+
+def test_the_readme_shows_what_the_files_hold(bench):
+    results, readme = TOOLS / "results", (ROOT / "README.md").read_text()
+    if list(results.glob("speed-*.json")):
+        assert bench.speed_table(bench.make_rows(batch=256), results) in readme
+
+
+# The arms themselves, at a size for the CPU.
+
+SMALL = (
+    "--gpus=0",
+    "--image-size=32",
+    "--batch=8",
+    "--drop=2",
+    "--steps=4",
+    "--repeats=1",
+    "--model=MobileNetV3Small",
+)
+
+
+@pytest.fixture
+def images(tmp_path):
+    """A folder of a few JPEGs, and one as MNIST's, of 400 PNGs."""
+    random = np.random.default_rng(0)
+    for index in range(6):
+        pixels = random.integers(0, 256, (60, 80, 3), dtype=np.uint8)
+        PIL.Image.fromarray(pixels).save(tmp_path / f"{index}.JPEG")
+    for index in range(200):
+        path = tmp_path / "training" / str(index % 10) / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        PIL.Image.fromarray(random.integers(0, 256, (28, 28), dtype=np.uint8)).save(path)
+    return tmp_path
+
+
+def check_arms(found):
+    for arm in (*found["arms"].values(), *found["rivals"].values()):
+        assert arm["stretches"][0]["images_per_second"] > 0
+        assert arm["stretches"][0]["timed_steps"] >= 4
+        assert arm["seconds_to_first_step"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ["S1", "E1", "T1a", "T1b"])
+def test_arms_run(bench, images, capsys, row):
+    folder = images / "results"
+    flags = [f"--jpegs={images}", f"--mnist={images}", f"--output={folder}"]
+    flags += ['--ours={"loader": "dali_cpu", "step_times": true}'] if row == "E1" else []
+    assert bench.main([f"--rows={row}", *SMALL, *flags]) == 0, capsys.readouterr().err
+    (file,) = folder.iterdir()
+    found = json.loads(file.read_text())
+    check_arms(found)
+    assert found["ratio"] > 0
+    if row == "E1":
+        (stretch,) = found["arms"]["one GPU"]["stretches"]
+        assert stretch["step_p99_s"] >= stretch["step_p50_s"] > 0
+
+
+@pytest.mark.slow
+def test_arms_run_that_are_fed_by_tf_data(bench):
+    row = row_of(bench, "S2")
+    quick = {"precision": "float32", "jit_compile": False}  # XLA takes 25 s for each
+    rivals = {name: each | quick for name, each in row.rivals.items()}
+    first, *others = rivals.items()
+    row = dataclasses.replace(row, ours=dict([first]), rivals=dict(others))
+    check_arms(bench.measure_with(row, bench.parse(SMALL), 0))
+
+
+@pytest.mark.slow
+def test_arms_of_torch_run(bench, tmp_path, capsys):
+    if not bench.has_torch(sys.executable):
+        pytest.skip("torch and torchvision are not installed")
+    assert bench.main(["--rows=S3", *SMALL, f"--output={tmp_path}"]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_an_arm_of_two_processes_runs(bench):
+    row = row_of(bench, "D1", 2)
+    on_cpu = {"gpus": 0, "precision": "float32", "xla": False}
+    both = {f"{count}": {**on_cpu, "processes": count} for count in (0, 2)}
+    both = {name: row.ours["one process"] | each for name, each in both.items()}
+    row = dataclasses.replace(row, ours={"2": both["2"]}, rivals={"0": both["0"]})
+    options = bench.parse([*SMALL, "--repeats=2"])
+    check_arms(bench.measure_with(row, options, 0))

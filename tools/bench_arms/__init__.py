@@ -1,0 +1,16 @@
+"""What tools/bench.py measures: the rows, their arms, and how both are run.
+
+Each arm is a process of its own, which stays alive: all are set up once, then timed in turn.
+
+    rows.py           what is compared with what, and the goals
+    measure.py        a row: its arms set up, timed in turn, and what came of it
+    arm_process.py    an arm as the driver sees it
+    protocol.py       the driver as an arm sees it
+    machine.py        its GPUs, and what an arm's process sees of them
+    speed_table.py    what the JSON files hold, as Markdown
+    timed_fit.py      the arms that are Keras's `fit`: how they are timed, alike
+    ours.py           an arm: tfaccel
+    keras_resnet.py   an arm: Keras alone, a network of images
+    keras_mnist.py    an arm: Keras alone, MNIST from PNG files
+    torch_resnet.py   an arm: PyTorch and torchvision
+"""

@@ -1,0 +1,137 @@
+"""An arm as the driver sees it: a process that is set up once and timed again and again.
+
+Takes a command and settings; gives what the arm says. See protocol.py for the other side.
+
+    with ArmProcess("ours", [python, "ours.py"], settings, environment=os.environ) as arm:
+        arm.ready(limit_s=600)
+        arm.stretch(limit_s=600)["images_per_second"]
+
+Whatever ends the driver, but SIGKILL, ends the arm and all that it has started, too; after SIGKILL
+the arm finds out by itself.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+
+from bench_arms import protocol
+
+END_S = 20  # for an arm to end by itself; a launcher ends its ranks first
+LOG_LINES = 30
+
+
+class ArmError(Exception):
+    """An arm died, or said nothing for too long."""
+
+
+class ArmProcess:
+    """A running arm.
+
+    Attributes:
+      name: of the arm, for messages.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        settings: Mapping[str, object],
+        *,
+        environment: Mapping[str, str],
+    ):
+        """Starts it.
+
+        Args:
+          name: of the arm, for messages.
+          command: which is given one more argument, the folder to speak in.
+          settings: JSON-ready, what the arm is to do.
+          environment: of the process.
+        """
+        self.name, self._num_stretches = name, 0
+        self._temporary = tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True)
+        self._folder = pathlib.Path(self._temporary.name)
+        facts = {"driver": os.getpid(), "started": time.time()}
+        protocol.write(self._folder / "settings.json", {**settings, **facts})
+        with open(self._folder / "log.txt", "wb") as log:
+            self._process = subprocess.Popen(
+                [*command, str(self._folder)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=dict(environment),
+                start_new_session=True,  # the driver ends it, not the terminal
+            )
+
+    def __enter__(self):
+        """Returns itself."""
+        return self
+
+    def __exit__(self, kind, *_):
+        """Ends the arm: as it likes to, or where something went wrong at once."""
+        try:
+            if kind is None:
+                self.tell_end()
+                self._wait()
+        finally:
+            self._kill()
+
+    def tell_end(self) -> None:
+        """Lets the arm end, and does not wait for it."""
+        (self._folder / "end").touch()
+
+    def ready(self, *, limit_s: float) -> dict:
+        """Waits until the arm is set up and returns what it says of that.
+
+        Raises:
+          ArmError: it died, or took longer than `limit_s`.
+        """
+        return self._answer("ready.json", limit_s)
+
+    def stretch(self, *, limit_s: float) -> dict:
+        """Lets the arm train for a stretch and returns what came of it.
+
+        Raises:
+          ArmError: it died, or took longer than `limit_s`.
+        """
+        number, self._num_stretches = self._num_stretches, self._num_stretches + 1
+        (self._folder / f"go-{number}").touch()
+        return self._answer(f"result-{number}.json", limit_s)
+
+    def _answer(self, name: str, limit_s: float) -> dict:
+        path, ends = self._folder / name, time.monotonic() + limit_s
+        while not path.exists():
+            code = self._process.poll()
+            if code is not None and not path.exists():
+                raise ArmError(f"arm '{self.name}' ended with exit code {code}{self._log_end()}")
+            if time.monotonic() > ends:
+                raise ArmError(f"arm '{self.name}' said nothing for {limit_s:g} s{self._log_end()}")
+            time.sleep(protocol.POLL_S)
+        return json.loads(path.read_text())
+
+    def _log_end(self) -> str:
+        lines = (self._folder / "log.txt").read_text(errors="replace").splitlines()[-LOG_LINES:]
+        return "; its last lines:\n" + "\n".join(f"  {line}" for line in lines)
+
+    def _kill(self) -> None:
+        """Ends what is left of the arm, and of what it has started."""
+        try:
+            self._signal_all(signal.SIGTERM)  # so that a launcher ends its ranks
+            self._wait()
+        finally:
+            self._signal_all(signal.SIGKILL)
+            self._process.wait()
+            self._temporary.cleanup()
+
+    def _wait(self) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_S)
+
+    def _signal_all(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)

@@ -1,0 +1,67 @@
+"""The machine that tools/bench.py runs on, as far as it can be known without TensorFlow.
+
+gpus = gpu_names()              # ["NVIDIA H200", "NVIDIA H200"]
+hardware(gpus, num_used=1)      # "1xH200"
+environment_of(num_gpus=1)      # of a process that is to see one
+"""
+
+import os
+import pathlib
+import subprocess
+from collections.abc import Sequence
+
+import pynvml
+
+TOOLS = pathlib.Path(__file__).parents[1]
+
+
+def environment_of(num_gpus: int) -> dict[str, str]:
+    """Returns the environment of an arm, which sees so many of the GPUs that this process sees."""
+    own = {
+        "CUDA_VISIBLE_DEVICES": ",".join(visible_gpus()[:num_gpus]) or "-1",
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(TOOLS), os.environ.get("PYTHONPATH")])),
+    }
+    return {"TF_CPP_MIN_LOG_LEVEL": "2"} | os.environ | own
+
+
+def visible_gpus() -> list[str]:
+    """Returns the GPUs that CUDA_VISIBLE_DEVICES leaves, as it names them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return [str(index) for index in range(len(installed_gpus()))]
+    return [] if visible.strip() in ("", "-1") else visible.split(",")
+
+
+def gpu_names() -> list[str]:
+    """Returns the name of each GPU to be used: all of a host are taken for alike."""
+    installed = installed_gpus()
+    return [installed[0]] * len(visible_gpus()) if installed else []
+
+
+def installed_gpus() -> list[str]:
+    """Returns the name of each GPU that the driver reports."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+        return [pynvml.nvmlDeviceGetName(each) for each in handles]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def hardware(gpus: Sequence[str], *, num_used: int) -> str:
+    """Returns what a row is run on, short enough for a file's name: "2xH200", "16-cores"."""
+    if not gpus:
+        return f"{len(os.sched_getaffinity(0))}-cores"
+    return f"{num_used}x{gpus[0].removeprefix('NVIDIA ').replace(' ', '-')}"
+
+
+def has_torch(python: str) -> bool:
+    """Returns whether an interpreter has torch and torchvision; imports neither."""
+    find = "import importlib.util as i; assert i.find_spec('torch') and i.find_spec('torchvision')"
+    try:
+        return subprocess.run([python, "-c", find], capture_output=True).returncode == 0
+    except OSError:
+        return False

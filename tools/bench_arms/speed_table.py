@@ -1,0 +1,43 @@
+"""What the JSON files of tools/bench.py hold, as a table for people.
+
+Takes rows and a folder; gives Markdown: a line for each row and each machine that it was run on.
+
+    print(speed_table(make_rows(batch=256), pathlib.Path("tools/results")))
+"""
+
+import json
+import pathlib
+from collections.abc import Sequence
+
+from bench_arms.rows import Row
+
+HEADER = "| row | ratio | measured | goal | hardware, date |\n|---|---|---|---|---|"
+
+
+def speed_table(rows: Sequence[Row], folder: pathlib.Path) -> str:
+    """Returns the table of all rows; those without a file are "not run"."""
+    files = sorted(folder.glob("speed-*.json"))
+    results = [json.loads(each.read_text()) for each in files]
+    lines = [HEADER]
+    for row in rows:
+        own = [each for each in results if (each["row"], each["gpus"]) == (row.name, row.gpus)]
+        lines += [_line(row, each) for each in own] or [_line(row, {"not run": ""})]
+    return "\n".join(lines)
+
+
+def _line(row: Row, result: dict) -> str:
+    """Returns a line of the table."""
+    goal = f"{row.goal:g} or {'more' if row.is_rate else 'less'}"
+    if row.step_goal is not None:
+        goal += f"; {row.step_goal:g} or less"
+    where = ", ".join(result[name] for name in ("hardware", "date") if name in result)
+    return f"| {row.name} | {row.compared} | {_measured(row, result)} | {goal} | {where} |"
+
+
+def _measured(row: Row, result: dict) -> str:
+    if "not run" in result:
+        return f"not run: {result['not run']}" if result["not run"] else "not run"
+    measured = f"{result['ratio']:.3g}"
+    if row.step_goal is not None:
+        measured += f"; p99/p50 {result['p99/p50']:.3g}"
+    return measured

@@ -1,0 +1,159 @@
+"""How the arms that are Keras's `fit` are timed: tfaccel's and its rivals', by the same few lines.
+
+Takes a compiled model and its data; gives an Arm, whose stretches are calls of `fit` in whole
+epochs: some that are dropped, then those that are timed, between two waits for the device.
+
+    serve(lambda settings: fit_arm(model, data, settings, ...))
+
+Only hooks of whole epochs: one of each batch, if it is not marked as safe, would have Keras wait
+for every step. Where step times are asked for they are taken so, in that arm alone.
+"""
+
+import math
+import os
+import time
+from collections.abc import Mapping
+
+import keras
+import tensorflow as tf
+
+from bench_arms.protocol import Arm
+from tfaccel import runtime
+
+
+def fit_arm(
+    model: keras.Model,
+    data,
+    settings: Mapping,
+    *,
+    epoch_steps: int,
+    images_per_epoch: int,
+    speaks: bool = True,
+    **fit_args,
+) -> Arm:
+    """Trains the steps that are dropped, which compiles, and returns the arm.
+
+    Args:
+      model: compiled.
+      data: for `fit`.
+      settings: of the arm: "drop" and "steps", in steps, which are rounded up to whole epochs;
+        "step_times"; "started", when its process began.
+      epoch_steps: steps of an epoch.
+      images_per_epoch: over all replicas; padding does not count.
+      speaks: whether this process tells the driver.
+      **fit_args: for `fit`.
+    """
+    num_dropped = math.ceil(settings["drop"] / epoch_steps)
+    num_timed = math.ceil(settings["steps"] / epoch_steps)
+    first = FirstExecution()
+    model.fit(data, epochs=max(1, num_dropped), callbacks=[first], verbose=0, **fit_args)
+
+    def stretch():
+        clock = Clock(num_dropped, num_timed)
+        callbacks = [clock, times := StepTimes(num_dropped)] if wants_steps else [clock]
+        epochs = num_dropped + num_timed
+        model.fit(data, epochs=epochs, callbacks=callbacks, verbose=0, **fit_args)
+        result = {
+            "images_per_second": num_timed * images_per_epoch / clock.seconds,
+            "seconds": clock.seconds,
+            "timed_steps": num_timed * epoch_steps,
+            "peak_memory_mib": peak_memory_mib(),
+        }
+        return result | ({"step_seconds": times.seconds} if wants_steps else {})
+
+    wants_steps = settings.get("step_times", False)
+    ready = {
+        "settings": {**settings, "epoch_steps": epoch_steps},
+        "environment": environment(),
+        "seconds_to_first_step": first.ended - settings["started"],
+        "peak_memory_mib": peak_memory_mib(),
+    }
+    return Arm(ready, stretch, speaks)
+
+
+class FirstExecution(keras.callbacks.Callback):
+    """Notes when the first execution of a fit has ended: `ended`, in seconds since the epoch."""
+
+    ended = None
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Waits for the device, once."""
+        if self.ended is None:
+            wait_for_device(self.model)
+            self.ended = time.time()
+
+
+class Clock(keras.callbacks.Callback):
+    """Times the epochs of a fit after those that are dropped: `seconds`."""
+
+    def __init__(self, num_dropped: int, num_timed: int):
+        """Takes the epochs of either kind."""
+        super().__init__()
+        self._first, self._last = num_dropped, num_dropped + num_timed - 1
+        self.seconds = None
+
+    def on_epoch_begin(self, epoch, logs=None):
+        """Starts the clock when the device has nothing left to do."""
+        if epoch == self._first:
+            wait_for_device(self.model)
+            self._began = time.perf_counter()
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Stops it, likewise."""
+        if epoch == self._last:
+            wait_for_device(self.model)
+            self.seconds = time.perf_counter() - self._began
+
+
+class StepTimes(keras.callbacks.Callback):
+    """Times each execution after the epochs that are dropped: `seconds`, of each.
+
+    What lies between epochs is of no step.
+    """
+
+    def __init__(self, num_dropped: int):
+        """Takes the epochs that are dropped."""
+        super().__init__()
+        self._first, self.seconds = num_dropped, []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        """Notes when the first step begins."""
+        self._epoch, self._last = epoch, time.perf_counter()
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Waits for the device, and notes how long it took."""
+        wait_for_device(self.model)
+        now = time.perf_counter()
+        if self._epoch >= self._first:
+            self.seconds.append(now - self._last)
+        self._last = now
+
+
+def wait_for_device(model: keras.Model) -> None:
+    """Returns when all steps are done: their count, which each adds to, can then be read."""
+    keras.ops.convert_to_numpy(model.optimizer.iterations)
+
+
+def peak_memory_mib() -> float | None:
+    """Returns the most that this process's tensors took on one of its GPUs; None on the CPU."""
+    names = [each.name for each in tf.config.list_logical_devices("GPU")]
+    peaks = [tf.config.experimental.get_memory_info(name)["peak"] for name in names]
+    return max(peaks) / 2**20 if peaks else None
+
+
+def environment() -> dict:
+    """Returns versions, hardware and the flags that XLA was given."""
+    flags = {name: os.environ.get(name) for name in ("XLA_FLAGS", "TF_XLA_FLAGS")}
+    return runtime.describe_environment() | flags
+
+
+def start_keras_alone(precision: str) -> None:
+    """Prepares the process of a rival, by Keras and TensorFlow alone, as their users would.
+
+    TF32 is on, which is TensorFlow's default. GPU memory grows, as several arms share a GPU.
+    """
+    runtime.load_cuda_libraries()
+    for gpu in tf.config.list_physical_devices("GPU"):
+        tf.config.experimental.set_memory_growth(gpu, True)
+    keras.config.set_dtype_policy(precision)
+    keras.utils.set_random_seed(0)
