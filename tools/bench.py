@@ -50,7 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.table:
         print(speed_table(make_rows(batch=options.batch), options.output or RESULTS))
         return 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the arms are ended on the way out
+    # The arms are ended on the way out.
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         return measure(options, arguments)
     except UsageError as error:
@@ -58,6 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
