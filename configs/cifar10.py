@@ -19,9 +19,9 @@ to 94.4%. Twice airbench96's width and cutmix_alpha 0.6 and 1 did no better than
 The recipe is that of airbench96 (github.com/KellerJordan/cifar10-airbench, legacy/), in Keras's
 terms:
 
-- Rate. Its loss is the sum over a batch, and its rate is 9 for 1,024 examples, divided by what
-  Nesterov momentum 0.85 makes of a constant gradient: 1 + 1 / (1 - 0.85) = 7.67 times as much. Of
-  the mean over 1,024 that is 9 / 7.67. It rises for a tenth of the epochs and falls linearly to 0.
+- Rate. Its loss is the sum over a batch, and its rate is 9 for 1,024 examples, divided by its
+  measure of what momentum 0.85 makes of a gradient, 1 + 1 / (1 - 0.85) = 7.67 times as much. Of the
+  mean over 1,024 that is 9 / 7.67. It rises for a tenth of the epochs and falls linearly to 0.
 - Weight decay. Keras takes weight_decay times the rate off, past the momentum: 0.007 of each weight
   at the largest rate (0.012 there, of fewer epochs). Biases and batch norm do not decay here.
 - Images are shifted by up to 4 pixels (what comes in is black here, mirrored there) and flipped (at

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import re
@@ -18,6 +19,7 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("TF_XLA_FLAGS", "--tf_xla_clustering_debug")
     compile_cache._link.cache_clear()
+    compile_cache._began_without.cache_clear()
     return tmp_path / "tfaccel" / "xla"
 
 
@@ -45,7 +47,53 @@ def test_once_it_is_left_out_nothing_more_comes_there(own_cache, caplog):
     used = place()
     compile_cache.leave_out("of a reason")
     assert place() != used
+    assert os.path.isdir(place())  # or TensorFlow ends the run
     assert "compile cache: none, because of a reason" in caplog.messages
+    compile_cache.use({})
+    assert place() == used
+
+
+def test_a_child_that_leaves_it_out_does_not_use_its_parents(caplog):
+    caplog.set_level("INFO", "tfaccel")
+    compile_cache.use({})
+    compile_cache._link.cache_clear()  # as in a child
+    compile_cache.leave_out("of a reason")
+    assert os.environ["TF_XLA_FLAGS"] == "--tf_xla_clustering_debug"
+    compile_cache.use({})  # TensorFlow may have read its flags
+    assert os.environ["TF_XLA_FLAGS"] == "--tf_xla_clustering_debug"
+    assert caplog.messages[-1].startswith("compile cache: from the next process on")
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707])
+def test_a_folder_that_others_may_write_is_not_used(own_cache, caplog, mode):
+    caplog.set_level("INFO", "tfaccel")
+    compile_cache.use({})
+    own_cache.chmod(mode)
+    compile_cache.use({})
+    assert f"{own_cache} is not this user's alone" in caplog.messages[-1]
+    assert not place().startswith(str(own_cache))
+
+
+def test_folders_are_the_users_alone(own_cache):
+    mask = os.umask(0o002)
+    try:
+        compile_cache.use({})
+    finally:
+        os.umask(mask)
+    for each in (own_cache, *own_cache.iterdir()):
+        assert each.stat().st_mode & 0o077 == 0
+
+
+def test_what_killed_processes_left_goes_after_a_day(own_cache):
+    compile_cache.use({})
+    (folder,) = own_cache.iterdir()
+    old, new = folder / "old.pb1.tmp", folder / "new.pb2.tmp"
+    for each in (old, new):
+        each.touch()
+    os.utime(old, (0, 0))
+    compile_cache.use({})
+    assert new.exists()
+    assert not old.exists()
 
 
 def test_a_child_takes_its_own_link_and_a_user_s_choice_stays(monkeypatch, caplog):
@@ -99,7 +147,7 @@ def test_a_place_that_cannot_be_written_is_said(own_cache, caplog):
     own_cache.parent.mkdir()
     own_cache.write_text("a file")
     compile_cache.use({})
-    assert "cannot be used (Not a directory)" in caplog.messages[-1]
+    assert "cannot be used (File exists)" in caplog.messages[-1]
     assert compile_cache.FLAG not in os.environ["TF_XLA_FLAGS"]
 
 
@@ -107,7 +155,18 @@ def test_too_little_room_is_said(monkeypatch, caplog):
     caplog.set_level("INFO", "tfaccel")
     monkeypatch.setattr(compile_cache, "LEAST_FREE_BYTES", 1 << 60)
     compile_cache.use({})
-    assert "MiB are free in" in caplog.messages[-1]
+    assert "MiB are free)" in caplog.messages[-1]
+
+
+def test_a_full_quota_is_said(monkeypatch, caplog):
+    caplog.set_level("INFO", "tfaccel")
+
+    def over_quota(*_):
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setattr(os, "posix_fallocate", over_quota)
+    compile_cache.use({})
+    assert "cannot be used (Disk quota exceeded)" in caplog.messages[-1]
 
 
 PROGRAM = """

@@ -87,6 +87,24 @@ def test_nan_and_infinity_come_through(use_indexed, place):
         np.testing.assert_array_equal(y.flat, [value])
 
 
+@pytest.mark.parametrize(("window", "strides"), [(3, 1), (2, None), (3, 2)])
+def test_where_all_is_minus_infinity_no_gradient_goes_to_padding(use_indexed, window, strides):
+    x = tf.fill([1, 3, 3, 1], -np.inf)
+    layer = LAYER(window, strides=strides, padding="same")
+
+    def value_and_ones_back(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = layer(x)
+        return y, tape.gradient(y, x, output_gradients=tf.ones_like(y))
+
+    expected = tf.function(value_and_ones_back, jit_compile=True)(x)
+    assert use_indexed() == []
+    received = tf.function(value_and_ones_back, jit_compile=True)(x)
+    for ours, theirs in zip(received, expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
 @pytest.mark.parametrize(
     ("settings", "spec"),
     [
@@ -94,6 +112,7 @@ def test_nan_and_infinity_come_through(use_indexed, place):
         ({"data_format": "channels_first"}, tf.TensorSpec([2, 3, 8, 8])),
         ({"dtype": "int32"}, tf.TensorSpec([2, 8, 8, 3], tf.int32)),
         ({}, tf.TensorSpec([2, None, 8, 3])),
+        ({}, tf.TensorSpec([2, 8, 8, None])),
         ({"pool_size": 3}, tf.TensorSpec([2, 2, 2, 3])),  # whose error is Keras's
     ],
     ids=str,

@@ -3,19 +3,21 @@
 Takes what decides how XLA compiles; tells TensorFlow the place, in ~/.cache/tfaccel/xla.
 
     use({"tensorflow": "2.21.0", "gpus": [...], "tf32": True})      # before XLA compiles
-    leave_out()                                                     # compile anew
+    leave_out("compile_cache=False asks for that")                  # compile anew
 
 An entry is found by the program's text and shapes, and its text is compared whole; neither says
 which GPU, driver, library or flags it was compiled for. So each set of these has a folder.
 
 TensorFlow reads the place once, when XLA first compiles, and a notebook may call `setup` again with
-other settings: the place is a link of this process, and `use` points it at another folder.
+other settings: the place is a link of this process, and `use` points it at another folder. Entries
+are programs, so that the folders are the user's alone.
 
 On the CPU nothing is kept: XLA's CPU programs name features that its own loader does not know, and
 it warns of illegal instructions (TensorFlow 2.21).
 """
 
 import atexit
+import contextlib
 import functools
 import hashlib
 import json
@@ -25,7 +27,8 @@ import pathlib
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from typing import BinaryIO
 
 from tfaccel.cache_folder import cache_folder
@@ -38,8 +41,10 @@ LINK_PREFIX = "tfaccel-xla-"  # so that a child does not take its parent's link 
 OURS = re.compile(rf"{FLAG}=\S*/{LINK_PREFIX}\S+( --tf_xla_persistent_cache_device_types=\S+)?")
 
 MOST_BYTES = 4 << 30  # ResNet-50's step is about 30 MB
-# A run that cannot write an entry ends with TensorFlow's error.
+LARGEST_BYTES = 64 << 20
+# Where an entry cannot be written, the run ends with TensorFlow's error.
 LEAST_FREE_BYTES = 1 << 30
+DAY_S = 24 * 3600
 
 
 def use(decides: Mapping[str, object]) -> None:
@@ -48,52 +53,51 @@ def use(decides: Mapping[str, object]) -> None:
     Args:
       decides: JSON-ready, what an entry must have been compiled with.
     """
+    if _began_without.cache_info().currsize:
+        return log.info("compile cache: from the next process on; this one began without")
+    flags = _flags()
+    if FLAG in flags:
+        return log.info("compile cache: as TF_XLA_FLAGS says")
     text = json.dumps(dict(decides), indent=2, sort_keys=True)
-    root = cache_folder("xla")
-    folder = root / hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    folder = cache_folder("xla") / hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _make_own(folder)
         (folder / "settings.json").write_text(text)
-        _remove_damaged(folder)
-        _remove_oldest(root)
-        free = shutil.disk_usage(folder).free
+        _remove_unfinished(folder)
+        _remove_oldest(folder.parent)
+        _check_room(folder)
+        link = _point_to(folder)
     except OSError as error:
-        return leave_out(f"{folder} cannot be used ({error.strerror})")
-    if free < LEAST_FREE_BYTES:
-        return leave_out(f"{free >> 20} MiB are free in {folder}, less than an entry may take")
-    if not _point_to(folder):
-        return None
+        return leave_out(f"{folder} cannot be used ({error.strerror or error})")
+    where = f"{FLAG}={link} --tf_xla_persistent_cache_device_types={DEVICE_TYPE}"
+    os.environ["TF_XLA_FLAGS"] = f"{flags} {where}".strip()
     entries = len(list(folder.glob("*.pb")))
-    log.info(
-        "compile cache: %s, %d programs%s",
-        folder,
-        entries,
-        "; TensorFlow's 'Error parsing text-format' is none, it is its first guess at each"
-        if entries
-        else "",
+    no_error = "; 'Error parsing text-format' is TensorFlow's first guess at each, and no error"
+    return log.info(
+        "compile cache: %s, %d programs%s", folder, entries, no_error if entries else ""
     )
-    return None
 
 
 def leave_out(reason: str) -> None:
     """Lets XLA compile everything anew, and says why."""
-    if _link.cache_info().currsize:
-        _point_to(_link().parent / "unused")
+    if _link.cache_info().currsize:  # TensorFlow may know it already
+        unused = _link().parent / "unused"
+        unused.mkdir(exist_ok=True)
+        _point_to(unused)
+    else:
+        os.environ["TF_XLA_FLAGS"] = _flags()
+        _began_without()
     log.info("compile cache: none, because %s", reason)
 
 
-def _point_to(folder: pathlib.Path) -> bool:
-    """Returns whether TensorFlow now looks there; it does not where a user has said another."""
-    flags = OURS.sub("", os.environ.get("TF_XLA_FLAGS", "")).strip()
-    if FLAG in flags:
-        log.info("compile cache: as TF_XLA_FLAGS says")
-        return False
-    link = _link()
-    link.unlink(missing_ok=True)
-    link.symlink_to(folder)
-    where = f"{FLAG}={link} --tf_xla_persistent_cache_device_types={DEVICE_TYPE}"
-    os.environ["TF_XLA_FLAGS"] = f"{flags} {where}".strip()
-    return True
+def _flags() -> str:
+    """Returns TF_XLA_FLAGS without what `use` added, in this process or its parent."""
+    return OURS.sub("", os.environ.get("TF_XLA_FLAGS", "")).strip()
+
+
+@functools.cache
+def _began_without() -> None:
+    """Remembers that TensorFlow may have read its flags without a place."""
 
 
 @functools.cache
@@ -103,9 +107,37 @@ def _link() -> pathlib.Path:
     return pathlib.Path(folder) / "entries"
 
 
+def _point_to(folder: pathlib.Path) -> pathlib.Path:
+    link = _link()
+    link.unlink(missing_ok=True)
+    link.symlink_to(folder)
+    return link
+
+
+# The folder. Other processes write and remove there at the same time.
+
+
+def _make_own(folder: pathlib.Path) -> None:
+    """Makes the folder and the one it is in; OSError where another user could write there."""
+    folder.parent.parent.mkdir(parents=True, exist_ok=True)
+    for each in (folder.parent, folder):
+        each.mkdir(mode=0o700, exist_ok=True)
+        found = each.stat()
+        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise PermissionError(f"{each} is not this user's alone; remove it, or chmod 700")
+
+
+def _check_room(folder: pathlib.Path) -> None:
+    """Raises OSError where the disk, or the user's quota, has no room for an entry."""
+    if shutil.disk_usage(folder).free < LEAST_FREE_BYTES:
+        raise OSError(f"less than {LEAST_FREE_BYTES >> 20} MiB are free")
+    with tempfile.TemporaryFile(dir=folder) as file:
+        os.posix_fallocate(file.fileno(), 0, LARGEST_BYTES)
+
+
 def _remove_oldest(root: pathlib.Path) -> None:
     """Removes what was not read for longest, until the rest is small enough."""
-    entries = {each: each.stat() for each in root.glob("*/*.pb")}
+    entries = dict(_found(root, "*/*.pb"))
     size = sum(each.st_size for each in entries.values())
     for path in sorted(
         entries, key=lambda each: max(entries[each].st_atime, entries[each].st_mtime)
@@ -116,18 +148,26 @@ def _remove_oldest(root: pathlib.Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _remove_damaged(folder: pathlib.Path) -> None:
-    """Removes entries that are cut off: TensorFlow would end the run with an error that names none.
+def _remove_unfinished(folder: pathlib.Path) -> None:
+    """Removes what killed processes left, and entries that are cut off.
 
-    It renames them when they are written, but does not wait for the disk: after a power cut they
-    may be short or empty.
+    TensorFlow would end the run with an error that names none. It renames an entry when it is
+    written, but does not wait for the disk: after a power cut it may be short or empty.
     """
-    for path in folder.glob("*.pb"):
-        with open(path, "rb") as file:
-            is_whole = _is_whole(file, path.stat().st_size)
-        if not is_whole:
-            log.warning("compile cache: %s is damaged, and removed", path)
+    for path, found in _found(folder, "*.tmp"):
+        if time.time() - found.st_mtime > DAY_S:
             path.unlink(missing_ok=True)
+    for path, found in _found(folder, "*.pb"):
+        with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+            if not _is_whole(file, found.st_size):
+                log.warning("compile cache: %s is damaged, and removed", path)
+                path.unlink(missing_ok=True)
+
+
+def _found(folder: pathlib.Path, pattern: str) -> Iterator[tuple[pathlib.Path, os.stat_result]]:
+    for path in folder.glob(pattern):
+        with contextlib.suppress(FileNotFoundError):
+            yield path, path.stat()
 
 
 def _is_whole(file: BinaryIO, size: int) -> bool:

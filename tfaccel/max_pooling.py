@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 # Pixels of a window, each of which is an operation: beyond 5 x 5 nobody has measured it.
@@ -24,8 +25,8 @@ def indexed(call: Callable) -> Callable:
     kernels must be deterministic. Here each pixel gathers from the windows that it may be the
     largest of. The gradient is the same: of equal pixels the first one has all of it.
 
-    Pooled so are floats [batch, height, width, channels] of known height and width, in windows of
-    at most 25 pixels; everything else goes to `call`.
+    Pooled so are floats [batch, height, width, channels] whose sides and channels are known, in
+    windows of at most 25 pixels; everything else goes to `call`.
 
     Args:
       call: Keras's own `(self, inputs)`.
@@ -33,7 +34,7 @@ def indexed(call: Callable) -> Callable:
 
     @functools.wraps(call)
     def call_indexed(self, inputs):
-        if self.data_format != "channels_last" or None in inputs.shape[1:3]:
+        if self.data_format != "channels_last" or None in inputs.shape[1:]:
             return call(self, inputs)
         rows, columns = (
             _axis(*each, same=self.padding == "same")
@@ -61,6 +62,12 @@ class _Axis(NamedTuple):
         """Returns the padded pixels that are the windows' pixel number `offset`."""
         return slice(offset, offset + (self.num - 1) * self.stride + 1, self.stride)
 
+    def are_real(self, offset: int) -> np.ndarray:
+        """Returns which of them are no padding: [num] bool."""
+        real = np.zeros(self.before + self.size + self.after, bool)
+        real[self.before : self.before + self.size] = True
+        return real[self.pixels(offset)]
+
 
 def _axis(size: int, window: int, stride: int, *, same: bool) -> _Axis:
     """Returns TensorFlow's windows; where they need padding, the first side has the lesser half."""
@@ -73,16 +80,17 @@ def _axis(size: int, window: int, stride: int, *, same: bool) -> _Axis:
 
 def _pooled(inputs: tf.Tensor, rows: _Axis, columns: _Axis) -> tf.Tensor:
     offsets = list(itertools.product(range(rows.window), range(columns.window)))
+    first_real = _first_real([np.outer(rows.are_real(i), columns.are_real(j)) for i, j in offsets])
 
     @tf.custom_gradient
     def pooled(inputs):
         padding = [[0, 0], [rows.before, rows.after], [columns.before, columns.after], [0, 0]]
-        padded = tf.pad(inputs, padding, constant_values=inputs.dtype.min)
+        padded = tf.pad(inputs, padding, constant_values=tf.constant(-np.inf, inputs.dtype))
         pixels = [padded[:, rows.pixels(row), columns.pixels(column)] for row, column in offsets]
         largest, index = pixels[0], tf.zeros_like(pixels[0], tf.uint8)
         for number, each in enumerate(pixels[1:], start=1):
             # NaN, which is unlike itself, comes through, to be seen.
-            is_larger = (each > largest) | (each != each)
+            is_larger = (each > largest) | (each != each) | first_real[number]
             largest = tf.where(is_larger, each, largest)
             index = tf.where(is_larger, tf.constant(number, tf.uint8), index)
 
@@ -96,6 +104,16 @@ def _pooled(inputs: tf.Tensor, rows: _Axis, columns: _Axis) -> tf.Tensor:
         return largest, gradient
 
     return pooled(inputs)
+
+
+def _first_real(are_real: list[np.ndarray]) -> list[np.ndarray]:
+    """Returns of each pixel where it is the window's first that is no padding.
+
+    There it is taken whatever its value, which may be the padding's, -inf: [rows, columns, 1] bool.
+    """
+    seen = np.logical_or.accumulate(are_real)
+    before = [np.zeros_like(seen[0]), *seen[:-1]]
+    return [(now & ~then)[..., np.newaxis] for now, then in zip(are_real, before, strict=True)]
 
 
 def _of_pixels(parts: dict[tuple, tf.Tensor], rows: _Axis, columns: _Axis) -> tf.Tensor:

@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel import progress
+from tfaccel.agreement import of_workers
 from tfaccel.callbacks.beats import Beats
 from tfaccel.callbacks.finite import Finite
 from tfaccel.callbacks.loss_scale import LossScale
@@ -58,7 +59,7 @@ def extend(model: keras.Model, config: StepConfig, *, guard: Callable) -> None:
     for name, wrap in ours.items():
         method = types.MethodType(getattr(type(model), name), model)
         # Within the guard, or it would look for a lost worker where memory is full.
-        setattr(model, name, _guarded(explained(wrap(method), model, config), guard))
+        setattr(model, name, _guarded(explained(wrap(method), model, config), model, guard))
 
 
 def _without_padding(predict: Callable) -> Callable:
@@ -120,12 +121,12 @@ def _as_call(method: Callable) -> Callable:
     return wrapper
 
 
-def _guarded(method: Callable, guard: Callable) -> Callable:
+def _guarded(method: Callable, model, guard: Callable) -> Callable:
     @functools.wraps(method)
     def wrapper(*args, **kwargs):
         with guard():
             try:
-                return method(*args, **kwargs)
+                outcome = method(*args, **kwargs)
             except tf.errors.UnimplementedError as error:
                 # With XLA that is so of max pooling's gradient (2026-11-21), where it is left to
                 # Keras: in three dimensions, and in large windows.
@@ -135,6 +136,10 @@ def _guarded(method: Callable, guard: Callable) -> Callable:
                     "deterministic=True, but an operation of this model has no deterministic form "
                     f"here ({error.message.splitlines()[0]}); use xla=False, or leave it out"
                 ) from error
+            # A sum that NCCL broke off, because a worker was lost, ends like any other: what was
+            # summed counts once all have answered.
+            of_workers(np.zeros(1), model.distribute_strategy)
+            return outcome
 
     return wrapper
 

@@ -41,6 +41,7 @@ from tfaccel.data.images import open_images
 from tfaccel.data.source import ArraySource, ImageSource
 from tfaccel.errors import UserError
 from tfaccel.export import export_model
+from tfaccel.models import mirrored  # noqa: F401  so that Keras reads files with its layers
 from tfaccel.presets import preset
 from tfaccel.step import compile_model
 from tfaccel.strategy import make_strategy

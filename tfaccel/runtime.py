@@ -156,10 +156,11 @@ def _compile_alike() -> None:
 
 def _keep_programs(config: RuntimeConfig, gpu_ids: Sequence[int]) -> None:
     """Sets the cache of what XLA compiles, by all that decides how it does."""
-    if not config.xla or not gpu_ids:
-        return
-    if not config.compile_cache:
-        return compile_cache.leave_out("compile_cache=False asks for that")
+    if not gpu_ids:
+        return None  # only programs for GPUs are kept
+    if not config.xla or not config.compile_cache:
+        off = "compile_cache" if config.xla else "xla"
+        return compile_cache.leave_out(f"{off}=False asks for that")
     names = ("tensorflow", "nvidia-cudnn-cu12", "nvidia-cublas-cu12", "nvidia-cuda-nvcc-cu12")
     return compile_cache.use(
         {

@@ -97,7 +97,10 @@ class Watchdog:
             if not lost:
                 raise
             progress.lost(lost[0])
-            raise WorkerLostError(self._describe(lost)) from error
+            said = self._describe(lost)
+            if not isinstance(error, LOSSES):
+                said += f" (what came of it here, or went before: {error})"
+            raise WorkerLostError(said) from error
         finally:
             # No thread may be inside TensorFlow while the interpreter ends.
             ended.set()

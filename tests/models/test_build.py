@@ -1,4 +1,6 @@
 import math
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -85,6 +87,16 @@ def test_a_model_is_read_again_from_its_file(name, shape, tmp_path):
     model.save(tmp_path / "model.keras")
     read = keras.models.load_model(tmp_path / "model.keras")  # in Keras's safe mode
     np.testing.assert_array_equal(read(images), model(images))
+
+
+@pytest.mark.slow
+def test_a_file_of_the_cifar_resnet_is_read_after_setup(tmp_path):
+    path = tmp_path / "model.keras"
+    models.build("cifar_resnet", image_shape=(8, 8, 3), num_outputs=7).save(path)
+    load = f"keras.models.load_model({str(path)!r})"
+    program = f"import keras, tfaccel; tfaccel.setup(gpu_ids=()); print({load}.name)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "cifar_resnet\n", done.stderr
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ Two layers, one before and one after a network that is trained with horizontal f
 
 A cheap ensemble, common since Krizhevsky et al., "ImageNet Classification with Deep Convolutional
 Neural Networks" (2012), section 4.1; testing and serving take twice the time. The layers carry no
-weights. A `.keras` file with them is read where tfaccel is installed; a SavedModel anywhere.
+weights. A SavedModel with them is read anywhere; a `.keras` file after `tfaccel.setup(...)`, or
+`import tfaccel.models`.
 """
 
 import keras

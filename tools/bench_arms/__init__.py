@@ -13,4 +13,10 @@ Each arm is a process of its own, which stays alive: all are set up once, then t
     keras_resnet.py   an arm: Keras alone, a network of images
     keras_mnist.py    an arm: Keras alone, MNIST from PNG files
     torch_resnet.py   an arm: PyTorch and torchvision
+
+Of tools/bench_cifar.py, whose arms train once and end:
+
+    torch_cifar.py            an arm: PyTorch, as airbench trains CIFAR-10
+    torch_cifar_images.py     its images: decoded, and an epoch of them augmented at once
+    torch_cifar_network.py    its network, which is tfaccel's
 """

@@ -1,0 +1,77 @@
+"""tfaccel/models/cifar_resnet.py in PyTorch: the same layers, first weights and outputs.
+
+    network = make_network(width=1.0, num_classes=10)           # 22.4 M parameters
+    logits = mean_over_views(network, images, num_views=2)      # for testing
+
+Batch norm is as Keras has it: epsilon 0.001, a tenth of each batch to the moving statistics.
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+STEM, WIDTHS = 64, (192, 576, 768)
+
+
+def make_network(*, width: float, num_classes: int) -> nn.Module:
+    """Returns the network, of channels-last weights in float32.
+
+    Args:
+      width: that all numbers of channels are multiplied by; 1 but for tests.
+      num_classes: logits.
+    """
+    stem, *widths = (round(width * each) for each in (STEM, *WIDTHS))
+    layers = [*_convolution(3, stem), _Residual(stem)]
+    for channels_in, channels in zip([stem, *widths], widths, strict=False):
+        layers += [*_convolution(channels_in, channels, pools=True), _Residual(channels)]
+    layers += [_NinthOfMax(), nn.Linear(widths[-1], num_classes)]
+    network = nn.Sequential(*layers)
+    for layer in network.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.xavier_uniform_(layer.weight)
+    nn.init.zeros_(network[-1].bias)
+    return network.to(memory_format=torch.channels_last)
+
+
+def mean_over_views(network: nn.Module, images: torch.Tensor, *, num_views: int) -> torch.Tensor:
+    """Returns logits, float32: the mean of each image's and its mirror's, or of six views.
+
+    Of six, as airbench does it, the image and its mirror count twice what they count when they are
+    moved by a pixel, up and left or down and right.
+
+    Args:
+      network: that is not in training.
+      images: [rows, 3, height, width].
+      num_views: 2 or 6.
+    """
+    weights, views = [1.0], [images]
+    if num_views == 6:
+        height, width = images.shape[2:]
+        padded = functional.pad(images, (1, 1, 1, 1), mode="reflect")
+        views += [padded[:, :, :height, :width], padded[:, :, 2:, 2:]]
+        weights = [0.5, 0.25, 0.25]
+    logits = network(torch.cat([*views, *(each.flip(3) for each in views)])).float()
+    parts = logits.chunk(2 * len(views))
+    return sum(part * weight / 2 for part, weight in zip(parts, 2 * weights, strict=True))
+
+
+def _convolution(channels_in: int, channels: int, *, pools: bool = False) -> list[nn.Module]:
+    convolution = nn.Conv2d(channels_in, channels, 3, padding=1, bias=False)
+    pool = [nn.MaxPool2d(2)] if pools else []
+    return [convolution, *pool, nn.BatchNorm2d(channels, eps=1e-3), nn.GELU()]
+
+
+class _Residual(nn.Module):
+    def __init__(self, channels: int):
+        super().__init__()
+        first = _convolution(channels, channels)
+        *second, self.activation = _convolution(channels, channels)
+        self.branch = nn.Sequential(*first, *second)
+
+    def forward(self, x):
+        return self.activation(x + self.branch(x))
+
+
+class _NinthOfMax(nn.Module):
+    def forward(self, x):
+        return x.amax((2, 3)) / 9

@@ -1,0 +1,336 @@
+"""Seconds of CIFAR-10 training to 94% beside cifar10-airbench's method in PyTorch: row T2.
+
+    uv run --extra gpu python tools/bench_cifar.py --root=/data/cifar10 \\
+        --torch-python=TORCH/bin/python --epochs=4 --repeats=1
+    uv run --extra gpu python tools/bench_cifar.py --root=/data/cifar10 \\
+        --torch-python=TORCH/bin/python --rivals=bfloat16 --output=tools/results
+
+The first shows in minutes which of the rival's settings are quick; the second is the row. The root
+holds train/<class>/*.jpg and test/<class>/*.jpg, as for configs/cifar10.py, which is our side: the
+command that its users would run. The rival is tools/bench_arms/torch_cifar.py. Both sides take
+turns, each run in a process of its own, with compile caches that begin empty.
+
+Seconds are of training until the test after an epoch gave 94% first, without decoding, which is
+given apart; null if none did. Tests are part of them: ours are after each epoch, the rival's only
+after the last, so that its seconds are those of all epochs (`--rival=--evaluate-each-epoch`: after
+each). Two ratios, of medians:
+
+    ratio                       without compilation: ours counts the epochs after the first, scaled
+                                to all; the rival compiles before its clock starts, as airbench does
+    ratio with compilation      everything, from an empty cache
+
+--output is the folder of a JSON file, which is written after each run. Where a machine is lent for
+minutes at a time, a call with --repeats=1 --add adds to what an earlier call wrote.
+
+Imports no TensorFlow and no torch. The last line of standard output is JSON. Exit codes: 0 done, 1
+an arm failed, 2 a mistake in the call, 130 or 143 interrupted.
+"""
+
+import argparse
+import contextlib
+import csv
+import datetime
+import json
+import os
+import pathlib
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+
+from bench_arms.machine import TOOLS, environment_of, gpu_names, hardware, has_torch
+
+GOAL, TARGET = 1.5, 0.94
+LOG_LINES = 30
+RIVALS = {
+    "bfloat16": ["--precision=bfloat16"],
+    "bfloat16-autotune": ["--precision=bfloat16", "--mode=max-autotune"],
+    "half": ["--precision=half"],
+    "half-autotune": ["--precision=half", "--mode=max-autotune"],
+    "half-eager": ["--precision=half", "--mode=eager"],  # as airbench96 itself
+}
+FACTS = {
+    "row": "T2",
+    "compared": "seconds of CIFAR-10 training to 94% / cifar10-airbench's method in PyTorch",
+    "measure": "seconds_to_target",
+    "goal": GOAL,
+    "gpus": 1,
+    "tests": "ours after each epoch; the rival's only after the last, unless its settings say each",
+}
+
+
+class UsageError(Exception):
+    """A mistake in the call."""
+
+
+class ArmError(Exception):
+    """An arm failed."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures, and returns the exit code."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    options = parse(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the arm is ended on the way out
+    gpus = gpu_names()[:1]
+    facts = FACTS | {
+        "hardware": hardware(gpus, num_used=1),
+        "date": datetime.date.today().isoformat(),
+        "command": shlex.join(["python", "tools/bench_cifar.py", *arguments]),
+    }
+    try:
+        check(options)
+        measure(options, facts, num_gpus=len(gpus))
+    except UsageError as error:
+        print(f"bench_cifar: error: {error}", file=sys.stderr)
+        return 2
+    except ArmError as error:
+        print(f"bench_cifar: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Returns the options."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--root", type=pathlib.Path, required=True, help="of train/<class>/*.jpg and test/")
+    add("--epochs", type=int, default=130, help="of both sides")
+    add("--repeats", type=int, default=3, help="runs of each arm")
+    add("--rivals", type=lambda text: text.split(","), default=[*RIVALS], help=f"of {[*RIVALS]}")
+    add("--ours", type=json.loads, default=[], help="JSON, a list of flags of tfaccel train")
+    add("--rival", action="append", default=[], help="a flag more for torch_cifar.py")
+    add("--torch-python", default=sys.executable, help="the interpreter that has torch")
+    add("--output", type=pathlib.Path, help="a folder for the JSON file; default: none")
+    add("--add", action="store_true", help="keep the runs that the JSON file holds")
+    return parser.parse_args(arguments)
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raises UsageError where something is not there."""
+    for name in ("train", "test"):
+        if not (options.root / name).is_dir():
+            raise UsageError(f"--root={options.root} has no folder {name}; give that of both")
+    for name in options.rivals:
+        if name not in RIVALS:
+            known = ", ".join(RIVALS)
+            raise UsageError(f"--rivals={name}: there is no such setting; give of {known}")
+    if not has_torch(options.torch_python):
+        raise UsageError(f"{options.torch_python} has no torch and torchvision; say --torch-python")
+    if options.add and options.output is None:
+        raise UsageError("--add without --output; say the folder of the file to add to")
+
+
+def measure(options: argparse.Namespace, facts: dict, *, num_gpus: int) -> None:
+    """Runs all arms in turn, and writes and prints what came of them after each."""
+    path = options.output and options.output / f"speed-T2-{facts['hardware']}.json"
+    arms = arms_of(options)
+    runs = kept_runs(path, arms) if options.add else {}
+    for _ in range(options.repeats):
+        for name, command in arms.items():
+            with tempfile.TemporaryDirectory() as scratch:
+                found = run_arm(name, command, pathlib.Path(scratch), num_gpus=num_gpus)
+            runs.setdefault(name, []).append(found)
+            print(f"{name}: {brief(found)}", flush=True)
+            result = facts | result_of(recorded(arms), runs)
+            if path:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps({name: result[name] for name in ("ratio", "ratio with compilation")}))
+
+
+def arms_of(options: argparse.Namespace) -> dict[str, list[str]]:
+    """Returns each arm's command, by name; ours is first. A workdir is added to that."""
+    ours = [sys.executable, "-m", "tfaccel", "train", "--config=configs/cifar10.py"]
+    ours += [f"--config.data.root={options.root.absolute()}"]
+    ours += [f"--config.train.epochs={options.epochs}", *options.ours]
+    rival = [options.torch_python, "tools/bench_arms/torch_cifar.py"]
+    rival += [f"--root={options.root.absolute()}", f"--epochs={options.epochs}"]
+    rival += [f"--target={TARGET}"]
+    return {"ours": ours} | {
+        name: [*rival, *RIVALS[name], *options.rival] for name in options.rivals
+    }
+
+
+# A run.
+
+
+def run_arm(name: str, command: list[str], scratch: pathlib.Path, *, num_gpus: int) -> dict:
+    """Returns what a run came to, in a process of its own.
+
+    Args:
+      name: of the arm.
+      command: of the arm.
+      scratch: an empty folder, for what is compiled and logged.
+      num_gpus: that it sees, 1 or 0.
+
+    Raises:
+      ArmError: it failed.
+    """
+    is_ours, workdir, log = name == "ours", scratch / "run", scratch / "log.txt"
+    command = [*command, f"--workdir={workdir}"] if is_ours else command
+    caches = ("XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    environment = environment_of(num_gpus) | {each: str(scratch / each) for each in caches}
+    with open(log, "wb") as errors, open(scratch / "out.txt", "wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
+            env=environment,
+            cwd=TOOLS.parent,
+            start_new_session=True,  # this program ends it, not the terminal
+        )
+        with ended(process):
+            code = process.wait()
+    if code != 0:
+        lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
+        raise ArmError("\n  ".join([f"arm '{name}' ended with exit code {code}:", *lines]))
+    return of_ours(workdir) if is_ours else of_rival((scratch / "out.txt").read_text())
+
+
+@contextlib.contextmanager
+def ended(process: subprocess.Popen) -> Iterator[None]:
+    """Ends a process and what it has started, however the context is left."""
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def of_ours(workdir: pathlib.Path) -> dict:
+    """Returns what a run of `tfaccel train` came to, from its workdir."""
+    with open(workdir / "metrics.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    ends = [float(each["seconds"]) for each in rows]
+    accuracies = [float(each["val_accuracy"]) for each in rows]
+    reached = next((i for i, each in enumerate(accuracies, 1) if each >= TARGET), None)
+    result = json.loads((workdir / "result.json").read_text())
+    return {
+        "training_seconds": without_first(ends, len(ends)),
+        "seconds_to_target": without_first(ends, reached),
+        "training_seconds_with_compilation": ends[-1],
+        "seconds_to_target_with_compilation": None if reached is None else ends[reached - 1],
+        "epochs_to_target": reached,
+        "test_accuracy": accuracies[-1],
+        "test_accuracies": accuracies,
+        "epoch_ends_s": ends,
+        "result": {name: each for name, each in result.items() if name != "export"},
+        "settings": json.loads((workdir / "config.json").read_text()),
+        "environment": json.loads((workdir / "environment.json").read_text()),
+    }
+
+
+def without_first(ends: Sequence[float], epochs: int | None) -> float | None:
+    """Returns what epochs took, as if the first, which compiles, had been as those after it.
+
+    Args:
+      ends: seconds until the end of each epoch of the run.
+      epochs: how many; None for none.
+
+    Returns:
+      Seconds; None for no epochs, and where the first is the only one.
+    """
+    if epochs is None or len(ends) < 2:
+        return None
+    last = max(epochs, 2)
+    return (ends[last - 1] - ends[0]) / (last - 1) * epochs
+
+
+def of_rival(printed: str) -> dict:
+    """Returns what a run of torch_cifar.py came to, from its lines of JSON."""
+    found = {}
+    for line in printed.splitlines():
+        if line.startswith("{"):
+            found |= json.loads(line)
+    for name in ("training_seconds", "seconds_to_target"):
+        seconds = found[name]
+        found[f"{name}_with_compilation"] = seconds and seconds + found["compile_seconds"]
+    return found
+
+
+def brief(run: dict) -> str:
+    """Returns a run on a line."""
+    names = ("test_accuracy", "training_seconds", "seconds_to_target")
+    names += ("seconds_to_target_with_compilation",)
+    return ", ".join(f"{name} {run[name]}" for name in names)
+
+
+# The file.
+
+
+def kept_runs(path: pathlib.Path, arms: dict[str, list[str]]) -> dict[str, list]:
+    """Returns the runs that a file holds.
+
+    Raises:
+      UsageError: of other arms than these, or with other flags.
+    """
+    if not path.exists():
+        return {}
+    before = json.loads(path.read_text())
+    known = before["arms"] | before["rivals"]
+    if {name: each["command"] for name, each in known.items()} != recorded(arms):
+        raise UsageError(f"--add, but {path} is of other arms or flags; give the same")
+    return {name: each["runs"] for name, each in known.items()}
+
+
+def recorded(arms: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Returns the commands, whatever the interpreter's path is."""
+    return {name: ["python", *command[1:]] for name, command in arms.items()}
+
+
+def result_of(arms: dict[str, list[str]], runs: dict[str, list[dict]]) -> dict:
+    """Returns the ratios, and each arm with its runs.
+
+    Args:
+      arms: commands, by name.
+      runs: of the arms that have been run so far, by name.
+    """
+    sides = {name: side_of(arms[name], each) for name, each in runs.items()}
+    ours, rivals = sides.pop("ours"), sides
+    ratios = {
+        "ratio": ratio_of(ours, rivals, "seconds_to_target"),
+        "ratio with compilation": ratio_of(ours, rivals, "seconds_to_target_with_compilation"),
+        # Of all epochs, whatever accuracy came of them.
+        "ratio of training": ratio_of(ours, rivals, "training_seconds"),
+    }
+    ratio = ratios["ratio"]
+    return ratios | {
+        "is_met": ratio is not None and ratio <= GOAL,
+        "repeats": min(len(each) for each in runs.values()),
+        "environment": ours["runs"][0]["environment"],
+        "arms": {"ours": ours},
+        "rivals": rivals,
+    }
+
+
+def side_of(command: list[str], runs: list[dict]) -> dict:
+    """Returns an arm's runs and the medians of them; null of seconds that one of them lacks."""
+    medians = {}
+    for name in ("training_seconds", "seconds_to_target", "test_accuracy"):
+        for each in (name, f"{name}_with_compilation"):
+            if each in runs[0]:
+                values = [run[each] for run in runs]
+                medians[each] = None if None in values else statistics.median(values)
+    return {"command": command, "medians": medians, "runs": runs}
+
+
+def ratio_of(ours: dict, rivals: dict[str, dict], name: str) -> float | None:
+    """Returns our median divided by the best rival's; None where a side has none."""
+    known = [each["medians"][name] for each in rivals.values()]
+    best = min((each for each in known if each is not None), default=None)
+    own = ours["medians"][name]
+    return None if own is None or best is None else own / best
+
+
+if __name__ == "__main__":
+    sys.exit(main())
