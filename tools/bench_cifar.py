@@ -74,13 +74,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, and returns the exit code."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     options = parse(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the arm is ended on the way out
     gpus = gpu_names()[:1]
     facts = FACTS | {
         "hardware": hardware(gpus, num_used=1),
         "date": datetime.date.today().isoformat(),
         "command": shlex.join(["python", "tools/bench_cifar.py", *arguments]),
     }
+    # The arm is ended on the way out.
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         check(options)
         measure(options, facts, num_gpus=len(gpus))
@@ -92,6 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return 0
 
 

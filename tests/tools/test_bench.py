@@ -312,6 +312,18 @@ def test_the_table_has_a_line_for_each_row_and_machine(bench, tmp_path):
     assert e2[1][3] == "0.93 or more; 1.3 or less"
 
 
+def test_another_program_measures_t2_and_the_table_shows_it(bench, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(bench, "gpu_names", lambda: ["NVIDIA H200"])
+    assert bench.main(["--rows=T2", f"--output={tmp_path}"]) == 0
+    assert "T2 on 1xH200: not run: tools/bench_cifar.py measures it" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+    facts = {"row": "T2", "gpus": 1, "hardware": "1xH200", "date": "2026-11-22"}
+    for ratio, words in ((1.25, "1.25"), (None, "94% was not reached on both sides")):
+        (tmp_path / "speed-T2-1xH200.json").write_text(json.dumps({**facts, "ratio": ratio}))
+        line = bench.speed_table(bench.make_rows(batch=256), tmp_path).splitlines()[-1]
+        assert line.endswith(f"| {words} | 1.5 or less | 1xH200, 2026-11-22 |")
+
+
 def test_the_readme_shows_what_the_files_hold(bench):
     results, readme = TOOLS / "results", (ROOT / "README.md").read_text()
     if list(results.glob("speed-*.json")):

@@ -13,6 +13,7 @@ import dataclasses
 Arms = dict[str, dict]
 
 RATE, MEMORY, START = "images_per_second", "peak_memory_mib", "seconds_to_first_step"
+TARGET = "seconds_to_target"  # by tools/bench_cifar.py
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Row:
       ours: the arms above the line, by name: settings. `--ours` is merged into these.
       rivals: those below it. None for START: the first arm's start with an empty compile cache.
       gpus: that it needs; rows for one GPU can be tried on the CPU, too.
-      measure: RATE, MEMORY or START.
+      measure: RATE, MEMORY, START or TARGET.
       needs: what else it needs: "jpegs", "mnist" or "torch", of the driver's flags; or "gpu", where
         a CPU will not do.
       step_goal: of p99 / p50 of step time, at most; None where it is not asked for.
@@ -119,6 +120,13 @@ def make_rows(*, batch: int) -> tuple[Row, ...]:
         ),
         mnist_row("T1a", "tf.data from PNG files", goal=10, cache=False, batch=10 * batch),
         mnist_row("T1b", "tf.data with cache()", goal=3, cache=True, batch=10 * batch),
+        Row(
+            "T2",
+            "seconds of CIFAR-10 training to 94% / cifar10-airbench's method in PyTorch",
+            1.5,
+            {},
+            measure=TARGET,
+        ),
     )
 
 

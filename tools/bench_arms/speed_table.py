@@ -37,6 +37,8 @@ def _line(row: Row, result: dict) -> str:
 def _measured(row: Row, result: dict) -> str:
     if "not run" in result:
         return f"not run: {result['not run']}" if result["not run"] else "not run"
+    if result["ratio"] is None:
+        return "94% was not reached on both sides"
     measured = f"{result['ratio']:.3g}"
     if row.step_goal is not None:
         measured += f"; p99/p50 {result['p99/p50']:.3g}"
