@@ -22,13 +22,19 @@ import datetime
 import json
 import pathlib
 import shlex
-import signal
 import sys
 import tempfile
 from collections.abc import Sequence
 
 from bench_arms.arm_process import ArmError, ArmProcess
-from bench_arms.machine import TOOLS, environment_of, gpu_names, hardware, has_torch
+from bench_arms.machine import (
+    TOOLS,
+    environment_of,
+    exiting_on_sigterm,
+    gpu_names,
+    hardware,
+    has_torch,
+)
 from bench_arms.measure import measure_row
 from bench_arms.rows import TARGET, Row, make_rows
 from bench_arms.speed_table import speed_table
@@ -50,17 +56,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.table:
         print(speed_table(make_rows(batch=options.batch), options.output or RESULTS))
         return 0
-    # The arms are ended on the way out.
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        return measure(options, arguments)
+        with exiting_on_sigterm():
+            return measure(options, arguments)
     except UsageError as error:
         print(f"bench: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:

@@ -41,7 +41,14 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 
-from bench_arms.machine import TOOLS, environment_of, gpu_names, hardware, has_torch
+from bench_arms.machine import (
+    TOOLS,
+    environment_of,
+    exiting_on_sigterm,
+    gpu_names,
+    hardware,
+    has_torch,
+)
 
 GOAL, TARGET = 1.5, 0.94
 LOG_LINES = 30
@@ -80,11 +87,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "date": datetime.date.today().isoformat(),
         "command": shlex.join(["python", "tools/bench_cifar.py", *arguments]),
     }
-    # The arm is ended on the way out.
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         check(options)
-        measure(options, facts, num_gpus=len(gpus))
+        with exiting_on_sigterm():
+            measure(options, facts, num_gpus=len(gpus))
     except UsageError as error:
         print(f"bench_cifar: error: {error}", file=sys.stderr)
         return 2
@@ -93,8 +99,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    finally:
-        signal.signal(signal.SIGTERM, before)
     return 0
 
 

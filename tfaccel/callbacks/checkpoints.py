@@ -191,12 +191,12 @@ class Checkpoints(keras.callbacks.Callback):
         metrics = state_lib.metrics(self.model) if step else {}
         if not tested:
             epoch, step, metrics = epoch - 1, self._loader.num_batches, self._counted
-        # When a worker is lost, NCCL breaks its sums off, and whatever they leave is taken for a
-        # sum: the workers answer each other after the copy, or nothing is saved.
-        with progress.within("save"), together(self._strategy, "could not copy its state"):
-            snapshot = self._snapshot(epoch, step, metrics) if self.is_chief else None
-        if self.is_chief:
-            with progress.within("save"):  # of the one before, if it is not done yet
+        with progress.within("save"):
+            # When a worker is lost, NCCL breaks its sums off, and whatever they leave is taken for
+            # a sum: the workers answer each other after the copy, or nothing is saved.
+            with together(self._strategy, "could not copy its state"):
+                snapshot = self._snapshot(epoch, step, metrics) if self.is_chief else None
+            if self.is_chief:  # once the one before is written
                 self._writer.write(snapshot, score=score, tested=tested)
         self._saving_s += time.monotonic() - begun
 

@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from bench_arms import protocol
-from bench_arms.timed_fit import fit_arm, start_keras_alone
+from bench_arms.timed_fit import fit_arm, start_keras_alone, steps_in_execution
 from tfaccel import models
 
 
@@ -30,12 +30,11 @@ def begin(settings: dict) -> protocol.Arm:
     body = models.build("mnist_cnn", image_shape=shape, num_outputs=10)
     first = keras.Input(shape, dtype="uint8")
     model = keras.Model(first, body(keras.layers.Rescaling(1 / 255)(first)))
-    each = settings["steps_per_execution"]
     model.compile(
         keras.optimizers.AdamW(1e-3 * (settings["batch"] / 256) ** 0.5),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         jit_compile=settings["jit_compile"],
-        steps_per_execution=epoch_steps if each == "epoch" else each,
+        steps_per_execution=steps_in_execution(settings, epoch_steps),
     )
     return fit_arm(
         model,

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from bench_arms import protocol
-from bench_arms.timed_fit import fit_arm, start_keras_alone
+from bench_arms.timed_fit import fit_arm, start_keras_alone, steps_in_execution
 
 NUM_CLASSES = 1000
 MEAN = np.array([0.485, 0.456, 0.406], np.float32)
@@ -35,13 +35,12 @@ def begin(settings: dict) -> protocol.Arm:
     some = random.integers(0, 256, (256, size, size, 3), dtype=np.uint8)
     images = np.resize(some, (epoch_steps * batch, size, size, 3))
     labels = random.integers(0, NUM_CLASSES, len(images)).astype(np.int32)
-    each = settings["steps_per_execution"]
     model = network(images, settings)
     model.compile(
         keras.optimizers.SGD(1e-3, momentum=0.9),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         jit_compile=settings["jit_compile"],
-        steps_per_execution=epoch_steps if each == "epoch" else each,
+        steps_per_execution=steps_in_execution(settings, epoch_steps),
     )
     return fit_arm(
         model,

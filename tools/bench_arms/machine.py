@@ -5,10 +5,13 @@ hardware(gpus, num_used=1)      # "1xH200"
 environment_of(num_gpus=1)      # of a process that is to see one
 """
 
+import contextlib
 import os
 import pathlib
+import signal
 import subprocess
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 
 import pynvml
 
@@ -22,6 +25,16 @@ def environment_of(num_gpus: int) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(filter(None, [str(TOOLS), os.environ.get("PYTHONPATH")])),
     }
     return {"TF_CPP_MIN_LOG_LEVEL": "2"} | os.environ | own
+
+
+@contextlib.contextmanager
+def exiting_on_sigterm() -> Iterator[None]:
+    """Within the context SIGTERM is a SystemExit, on whose way out the arms are ended."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def visible_gpus() -> list[str]:

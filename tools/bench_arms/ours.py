@@ -22,7 +22,7 @@ import numpy as np
 
 import tfaccel
 from bench_arms import protocol
-from bench_arms.timed_fit import fit_arm
+from bench_arms.timed_fit import fit_arm, steps_in_execution
 from tfaccel import models, sources
 from tfaccel.data.source import Blobs, ImageSource
 
@@ -45,13 +45,12 @@ def begin(settings: dict) -> protocol.Arm:
             image_shape=(*size, channels),
             num_outputs=10 if is_mnist else NUM_CLASSES,
         )
-    each = settings["steps_per_execution"]
     run.compile(
         model,
         optimizer(settings),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         step=tfaccel.StepConfig(**settings.get("step", {})),
-        steps_per_execution=len(train) if each == "epoch" else each,
+        steps_per_execution=steps_in_execution(settings, len(train)),
     )
     return fit_arm(
         model,

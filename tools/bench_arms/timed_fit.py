@@ -71,6 +71,12 @@ def fit_arm(
     return Arm(ready, stretch, speaks)
 
 
+def steps_in_execution(settings: Mapping, epoch_steps: int) -> int:
+    """Returns "steps_per_execution", of which "epoch" is all steps of one."""
+    each = settings["steps_per_execution"]
+    return epoch_steps if each == "epoch" else each
+
+
 class FirstExecution(keras.callbacks.Callback):
     """Notes when the first execution of a fit has ended: `ended`, in seconds since the epoch."""
 
