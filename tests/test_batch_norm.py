@@ -1,4 +1,4 @@
-"""Fused and synchronized batch normalization against Keras's own layer, on the same inputs."""
+"""Batch normalization of one read, fused, and synchronized, against Keras's, on the same inputs."""
 
 import keras
 import numpy as np
@@ -35,6 +35,50 @@ def numpy32(tensors):
 def assert_all_close(ours, theirs, *, rtol, atol):
     for mine, wanted in zip(numpy32(ours), numpy32(theirs), strict=True):
         np.testing.assert_allclose(mine, wanted, rtol=rtol, atol=atol)
+
+
+# One read.
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("shape", "settings"), [((16, 5, 4, 3), {}), ((64, 3, 2), {"axis": 1})])
+@pytest.mark.parametrize("mean", [0.5, 300.0])
+def test_one_pass_is_keras_own(monkeypatch, dtype, shape, settings, mean):
+    """Even where the mean is far from 0, as long as the moving mean is not far from it."""
+    layer = make_layer(shape, dtype=f"mixed_{dtype}", **settings)
+    layer.moving_mean.assign(np.full(layer.moving_mean.shape, mean * 0.9))
+    inputs = normal(shape, dtype=dtype, mean=mean)
+    start = layer.get_weights()
+    theirs = run_layer(layer, inputs, training=True, steps=1)
+    theirs = [numpy32(each) for each in (theirs[0:1], *theirs[1:])]
+    layer.set_weights(start)
+    monkeypatch.setattr(LAYER, "_moments", batch_norm.one_pass(KERAS_MOMENTS))
+    ours = run_layer(layer, inputs, training=True, steps=1)
+    ours = [numpy32(each) for each in (ours[0:1], *ours[1:])]
+    for mine, wanted in zip(ours[0] + ours[1], theirs[0] + theirs[1], strict=True):
+        # Of outputs and gradients that are rounded, those of sums over rows from rounded parts.
+        np.testing.assert_allclose(mine, wanted, rtol=ROUNDING[dtype], atol=30 * ROUNDING[dtype])
+    for mine, wanted in zip(ours[2], theirs[2], strict=True):
+        np.testing.assert_allclose(mine, wanted, rtol=1e-4)
+
+
+@pytest.mark.parametrize("case", ["float32", "masked", "synchronized"])
+def test_what_is_not_read_once_is_keras_own(case):
+    layer = make_layer(
+        (4, 3),
+        dtype="float32" if case == "float32" else "mixed_float16",
+        synchronized=case == "synchronized",
+    )
+    inputs = normal((4, 3))
+    mask = tf.constant([True, True, False, True]) if case == "masked" else None
+    own = []
+
+    def moments(self, *args):
+        own.append(args)
+        return KERAS_MOMENTS(self, *args) if case != "synchronized" else ()
+
+    batch_norm.one_pass(moments)(layer, inputs, mask)
+    assert own == [(inputs, mask)]
 
 
 # One fused operation.

@@ -182,6 +182,21 @@ def _(monkeypatch):
     return seen == [layer]
 
 
+@canary("Conv2D.call and .convolution_op", "are what a layer runs, bias last, and can be replaced")
+def _(monkeypatch):
+    seen = []
+
+    def note(layer, inputs, kernel):
+        seen.append((layer.kernel_size, layer.strides, layer.groups, kernel.shape))
+        return inputs
+
+    monkeypatch.setattr(layers.Conv2D, "convolution_op", note, raising=False)
+    conv = layers.Conv2D(1, 3, bias_initializer="ones")
+    outputs = conv(tf.ones((1, 4, 4, 1)))
+    is_linear = conv.activation is keras.activations.linear
+    return seen == [((3, 3), (1, 1), 1, (3, 3, 1, 1))] and is_linear and np.all(outputs == 2)
+
+
 @canary("MaxPooling2D.call", "is what a layer runs, and reads its sizes of the layer")
 def _(monkeypatch):
     seen = []

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 # Pixels of a window, each of which is an operation: beyond 5 x 5 nobody has measured it.
 MOST_PIXELS = 25
+NOWHERE = 255  # no window has such a pixel
 
 
 def indexed(call: Callable) -> Callable:
@@ -62,6 +63,19 @@ class _Axis(NamedTuple):
         """Returns the padded pixels that are the windows' pixel number `offset`."""
         return slice(offset, offset + (self.num - 1) * self.stride + 1, self.stride)
 
+    def windows_back(self) -> range:
+        """Returns how many windows before its own a pixel may be in, for any pixel."""
+        return range(-(-self.window // self.stride))
+
+    def pixels_of(self, back: int) -> range:
+        """Returns the numbers, in the window so many before, of the pixels of one stride."""
+        return range(back * self.stride, (back + 1) * self.stride)
+
+    def moved(self, back: int) -> list[int]:
+        """Returns how much is put before and after the windows, to be so many later."""
+        length = -(-(self.before + self.size + self.after) // self.stride)
+        return [back, length - self.num - back]
+
     def are_real(self, offset: int) -> np.ndarray:
         """Returns which of them are no padding: [num] bool."""
         real = np.zeros(self.before + self.size + self.after, bool)
@@ -95,11 +109,7 @@ def _pooled(inputs: tf.Tensor, rows: _Axis, columns: _Axis) -> tf.Tensor:
             index = tf.where(is_larger, tf.constant(number, tf.uint8), index)
 
         def gradient(of_outputs):
-            parts = {
-                offset: tf.where(index == number, of_outputs, tf.zeros_like(of_outputs))
-                for number, offset in enumerate(offsets)
-            }
-            return _of_pixels(parts, rows, columns)
+            return _of_pixels(of_outputs, index, rows, columns)
 
         return largest, gradient
 
@@ -116,42 +126,39 @@ def _first_real(are_real: list[np.ndarray]) -> list[np.ndarray]:
     return [(now & ~then)[..., np.newaxis] for now, then in zip(are_real, before, strict=True)]
 
 
-def _of_pixels(parts: dict[tuple, tf.Tensor], rows: _Axis, columns: _Axis) -> tf.Tensor:
-    """Returns the sum over windows for each pixel of the inputs.
+def _of_pixels(
+    of_outputs: tf.Tensor, index: tf.Tensor, rows: _Axis, columns: _Axis
+) -> tf.Tensor:
+    """Returns each pixel's gradient: the sum over the windows whose largest it is.
 
     Args:
-      parts: by (row, column) in the window, [batch, rows.num, columns.num, channels], of the pixel
-        there.
+      of_outputs: the gradient of the outputs, [batch, rows.num, columns.num, channels].
+      index: which pixel of each window is the largest, of the same shape, uint8.
       rows: the windows along height.
       columns: along width.
     """
     # A pixel at i * stride + r is number r of window i, number r + stride of window i - 1, and so
-    # on: for each r there is a plane over i.
-    planes = [
-        tf.stack([_plane(parts, rows, columns, row, column) for column in range(columns.stride)], 3)
-        for row in range(rows.stride)
-    ]
-    stacked = tf.stack(planes, 2)  # [batch, i of rows, r, i of columns, r, channels]
-    shape = stacked.shape
-    padded = tf.reshape(stacked, [-1, shape[1] * shape[2], shape[3] * shape[4], shape[5]])
+    # on. So with the axes [batch, i, r, j, c, channels] a window meets all its pixels of one stride
+    # by being broadcast along r and c.
+    parts = []
+    for back, across in itertools.product(rows.windows_back(), columns.windows_back()):
+        moved = [[0, 0], rows.moved(back), columns.moved(across), [0, 0]]
+        own = tf.pad(index, moved, constant_values=tf.constant(NOWHERE, tf.uint8))
+        numbers = [
+            [_number(rows, columns, r, c) for c in columns.pixels_of(across)]
+            for r in rows.pixels_of(back)
+        ]
+        is_largest = own[:, :, None, :, None] == tf.constant(numbers, tf.uint8)[:, None, :, None]
+        gradient = tf.pad(of_outputs, moved)[:, :, None, :, None]
+        parts.append(tf.where(is_largest, gradient, tf.zeros_like(gradient)))
+    total = tf.add_n(parts)
+    shape = total.shape
+    padded = tf.reshape(total, [-1, shape[1] * shape[2], shape[3] * shape[4], shape[5]])
     kept = (slice(each.before, each.before + each.size) for each in (rows, columns))
     return padded[:, *kept]
 
 
-def _plane(parts: dict[tuple, tf.Tensor], rows: _Axis, columns: _Axis, row: int, column: int):
-    moved = [
-        tf.pad(part, [[0, 0], _moved(rows, own_row), _moved(columns, own_column), [0, 0]])
-        for (own_row, own_column), part in parts.items()
-        if own_row % rows.stride == row and own_column % columns.stride == column
-    ]
-    if moved:
-        return tf.add_n(moved)
-    nowhere = tf.zeros_like(next(iter(parts.values())))  # windows with gaps between them
-    return tf.pad(nowhere, [[0, 0], _moved(rows, row), _moved(columns, column), [0, 0]])
-
-
-def _moved(axis: _Axis, offset: int) -> list[int]:
-    """Returns how much is put before and after, so that windows lie where their pixel does."""
-    length = -(-(axis.before + axis.size + axis.after) // axis.stride)
-    before = offset // axis.stride
-    return [before, max(0, length - axis.num - before)]
+def _number(rows: _Axis, columns: _Axis, row: int, column: int) -> int:
+    """Returns the number of a window's pixel; NOWHERE for what lies beyond it."""
+    is_inside = row < rows.window and column < columns.window
+    return row * columns.window + column if is_inside else NOWHERE

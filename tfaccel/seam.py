@@ -12,9 +12,9 @@ the canary: it fails by name when one changes):
   Keras 3.15: Variable._value, Variable._initialize, Variable._direct_assign, Optimizer.apply,
     Optimizer._iterations, Optimizer._distribution_strategy,
     LossScaleOptimizer.dynamic_scale and .check_finite, SeedGenerator.next,
-    BatchNormalization.call and ._moments, MaxPooling2D.call, Model._distribute_strategy,
-    Model._flatten_layers, Model._maybe_symbolic_build, Model._symbolic_build,
-    Model._compile_loss._user_loss, Model._compile_metrics._user_metrics and
+    BatchNormalization.call and ._moments, Conv2D.call and .convolution_op, MaxPooling2D.call,
+    Model._distribute_strategy, Model._flatten_layers, Model._maybe_symbolic_build,
+    Model._symbolic_build, Model._compile_loss._user_loss, Model._compile_metrics._user_metrics and
     ._user_weighted_metrics, TFEpochIterator._distributed_dataset. For padding: Model._loss_tracker,
     CompileLoss.metrics, MetricsList.update_state and .metrics, losses.loss.reduce_weighted_values,
     backend.get_keras_mask. For mixing: utils.rng_utils.get_random_seed. For averages:
@@ -40,7 +40,7 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.trainers.compile_utils import MetricsList
 from tensorflow.python.distribute import distribute_lib
 
-from tfaccel import batch_norm, max_pooling
+from tfaccel import batch_norm, convolution, max_pooling
 from tfaccel.data import shards
 from tfaccel.errors import UserError
 
@@ -374,22 +374,30 @@ def _refusing_masks(reduce_weighted_values: Callable) -> Callable:
 
 @contextlib.contextmanager
 def layer_paths(*, xla: bool, all_reduce: Callable | None):
-    """Within the context, Keras's batch normalization and max pooling take tfaccel's paths.
+    """Within the context, some layers of Keras take tfaccel's paths, which are quicker.
 
     Args:
-      xla: whether XLA compiles what is traced. It has no quick gradient of max pooling, and fuses
-        batch norm itself.
+      xla: whether XLA compiles what is traced.
       all_reduce: sums over replicas, for synchronized layers; None on one replica.
     """
-    layer, pooling = keras.layers.BatchNormalization, keras.layers.MaxPooling2D
+    norm, conv = keras.layers.BatchNormalization, keras.layers.Conv2D
+    pooling, biases = keras.layers.MaxPooling2D, convolution.CancelledBiases()
     with contextlib.ExitStack() as patches:
+
+        def replace(layer, name, make):
+            patches.enter_context(_patched(layer, name, make(getattr(layer, name))))
+
         if xla:
-            patches.enter_context(_patched(pooling, "call", max_pooling.indexed(pooling.call)))
+            replace(conv, "convolution_op", convolution.as_product)
+            replace(norm, "_moments", batch_norm.one_pass)
+            replace(pooling, "call", max_pooling.indexed)
         else:
-            patches.enter_context(_patched(layer, "call", batch_norm.fused(layer.call)))
+            replace(norm, "call", batch_norm.fused)
+        replace(conv, "call", biases.added)
+        replace(norm, "call", biases.cancelled)
         if all_reduce is not None:
-            moments = batch_norm.synchronized(layer._moments, all_reduce)
-            patches.enter_context(_patched(layer, "_moments", moments))
+            synchronized = functools.partial(batch_norm.synchronized, all_reduce=all_reduce)
+            replace(norm, "_moments", synchronized)
         yield
 
 

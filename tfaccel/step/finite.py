@@ -23,6 +23,7 @@ from tfaccel import seam
 FINE, WEIGHTS, OTHER = 0, -1, 2**40  # OTHER: the gradient of what is not the model's
 _NONE = OTHER + 1  # nothing was found, as a number above all that may be
 LOG = "nonfinite"  # where a step's logs have the code, until Keras sees them
+AT_ONCE = 32  # tensors: XLA fuses at most some ninety operands
 
 
 def watched(model, step: Callable, batch, *, xla: bool) -> dict:
@@ -170,25 +171,46 @@ class Watch:
 
 
 def _index_in_each(after, before) -> tf.Tensor:
-    """Returns which tensor is the first with a bad value, or their number: XLA fuses reductions.
+    """Returns which tensor is the first with a bad value, or their number, where XLA compiles it.
 
-    Packed, as below, XLA took over 10 minutes for a model of 4 dense layers (CPU, 2026-11-21): it
-    computes each update again inside the packing.
+    A matrix's rows are reduced where XLA computes them; they and what is small are then looked at
+    together, some tensors at a time: two kernels for each would be 1 ms of a ResNet-50 step of 36
+    (H200, 2026-11-22). Not all in one vector: XLA computes each update again inside it, and took
+    over 10 minutes for a model of 4 dense layers (CPU, 2026-11-21).
     """
-    bad = [tf.reduce_any(each) for each in map(_bad, after, before or [None] * len(after))]
-    return tf.reduce_min(tf.where(tf.stack(bad), tf.range(len(bad)), len(bad)))
+    before, found = before or [None] * len(after), []
+    for start in range(0, len(after), AT_ONCE):
+        part = slice(start, start + AT_ONCE)
+        bad = [_bad_rows(*each) for each in zip(after[part], before[part], strict=True)]
+        index = _index_of_first(tf.concat(bad, axis=0), bad)
+        found.append(tf.where(index < len(bad), start + index, len(after)))
+    return tf.reduce_min(tf.stack(found))
+
+
+def _bad_rows(after, before) -> tf.Tensor:
+    """Returns the rows, [rows], of a matrix or what has more axes, where a value is bad."""
+    bad = _bad(after, before)
+    return tf.reshape(tf.reduce_any(bad, axis=-1) if len(bad.shape) > 1 else bad, [-1])
 
 
 def _index_in_all(after, before) -> tf.Tensor:
     """Returns the same without XLA, where two kernels for each tensor would take their time."""
     bad = _bad(_packed(after), None if before is None else _packed(before))
+    return tf.cond(
+        tf.reduce_any(bad), lambda: _index_of_first(bad, after), lambda: tf.constant(len(after))
+    )
 
-    def find():
-        first = tf.reduce_min(tf.where(bad, tf.range(tf.size(bad)), tf.size(bad)))
-        ends = tf.cumsum(tf.stack([tf.size(each) for each in after]))
-        return tf.reduce_sum(tf.cast(first >= ends, tf.int32))
 
-    return tf.cond(tf.reduce_any(bad), find, lambda: len(after))
+def _index_of_first(bad: tf.Tensor, parts: list[tf.Tensor]) -> tf.Tensor:
+    """Returns which part the first True of a vector is in, or their number: a scalar, int32.
+
+    Args:
+      bad: [values of all parts] bool.
+      parts: tensors, each with as many values as its part of the vector.
+    """
+    first = tf.reduce_min(tf.where(bad, tf.range(tf.size(bad)), tf.size(bad)))
+    ends = tf.cumsum(tf.stack([tf.size(each) for each in parts]))
+    return tf.reduce_sum(tf.cast(first >= ends, tf.int32))
 
 
 def _bad(after, before) -> tf.Tensor:
