@@ -126,9 +126,7 @@ def _first_real(are_real: list[np.ndarray]) -> list[np.ndarray]:
     return [(now & ~then)[..., np.newaxis] for now, then in zip(are_real, before, strict=True)]
 
 
-def _of_pixels(
-    of_outputs: tf.Tensor, index: tf.Tensor, rows: _Axis, columns: _Axis
-) -> tf.Tensor:
+def _of_pixels(of_outputs: tf.Tensor, index: tf.Tensor, rows: _Axis, columns: _Axis) -> tf.Tensor:
     """Returns each pixel's gradient: the sum over the windows whose largest it is.
 
     Args:

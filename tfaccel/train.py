@@ -18,14 +18,18 @@ from tfaccel import models, recipe, runtime, tasks
 from tfaccel import workdir as workdir_lib
 from tfaccel.agreement import of_workers, together
 from tfaccel.cluster import Cluster
-from tfaccel.config import Config, deciding
+from tfaccel.config import Config, TrainConfig, deciding
 from tfaccel.data.distribute import Loader, check_same_classes
 from tfaccel.data.from_config import open_loader
 from tfaccel.errors import RunError
 from tfaccel.fit import fit
 from tfaccel.run import Run
+from tfaccel.runtime import Device
 
 log = logging.getLogger("tfaccel")
+
+
+STEPS_IN_EXECUTION = 10  # on a GPU, where the config leaves it open
 
 
 def run(
@@ -161,7 +165,29 @@ def prepare(this_run: Run, config: Config) -> tuple[Loader, Loader, keras.Model]
         recipe.make_optimizer(config.train, schedule),
         task.loss,
         metrics=task.metrics,
-        steps_per_execution=config.train.steps_per_execution,
+        steps_per_execution=steps_in_execution(
+            config.train, this_run.runtime.devices[0], num_steps=train.num_batches
+        ),
         step=config.step,
     )
     return train, test, model
+
+
+def steps_in_execution(train: TrainConfig, device: Device, *, num_steps: int) -> int:
+    """Returns the config's `steps_per_execution`, or what is quick on the device, and says why.
+
+    Args:
+      train: the recipe.
+      device: of a replica.
+      num_steps: of an epoch.
+    """
+    if train.steps_per_execution is not None:
+        return train.steps_per_execution
+    if device.cuda_ordinal is None:
+        return 1
+    near = range(STEPS_IN_EXECUTION // 2, STEPS_IN_EXECUTION * 3 // 2 + 1)
+    # Where they are one launch, what does not divide the epoch is compiled once more.
+    dividing = [each for each in near if num_steps % each == 0] or [STEPS_IN_EXECUTION]
+    chosen = min(num_steps, min(dividing, key=lambda each: abs(each - STEPS_IN_EXECUTION)))
+    log.info("step: %d in an execution, so that the GPU does not wait for the host's look", chosen)
+    return chosen

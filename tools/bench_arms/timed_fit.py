@@ -142,8 +142,11 @@ def wait_for_device(model: keras.Model) -> None:
 
 def peak_memory_mib() -> float | None:
     """Returns the most that this process's tensors took on one of its GPUs; None on the CPU."""
-    names = [each.name for each in tf.config.list_logical_devices("GPU")]
-    peaks = [tf.config.experimental.get_memory_info(name)["peak"] for name in names]
+    # By number: under a launcher their names are of a job, which this function does not know.
+    num_gpus = len(tf.config.list_logical_devices("GPU"))
+    peaks = [
+        tf.config.experimental.get_memory_info(f"GPU:{index}")["peak"] for index in range(num_gpus)
+    ]
     return max(peaks) / 2**20 if peaks else None
 
 

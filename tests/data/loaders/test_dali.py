@@ -15,11 +15,12 @@ import psutil
 import pytest
 import reference
 import tensorflow as tf
-from nvidia.dali.plugin import tf as dali_tf
 
 from tfaccel.config import AugmentConfig, DaliConfig, ImageConfig
 from tfaccel.data.feed import Feed
+from tfaccel.data.loaders import dali as dali_loader
 from tfaccel.data.loaders.dali import DaliStream
+from tfaccel.data.loaders.dali_handoff import Handoff
 from tfaccel.data.placement import Placement
 from tfaccel.data.shards import Plan
 from tfaccel.data.source import Blobs, ImageSource, UnreadableError
@@ -352,9 +353,8 @@ def test_every_batch_has_the_same_rows(folder, device):
         assert image.shape == (8, 12, 10, 1)
         assert label.shape == (8,)
         np.testing.assert_array_equal(label, feed.rows(number).ids)
-    image_spec, label_spec = stream._iterator.element_spec
-    assert image_spec == tf.TensorSpec((8, 12, 10, 1), tf.float32)
-    assert label_spec == tf.TensorSpec((8,), tf.int32)
+    assert image.dtype == tf.float32
+    assert label.dtype == tf.int32
 
 
 def test_batches_of_the_cpu_are_copied_to_the_replica(source):
@@ -418,15 +418,14 @@ def test_two_replicas_make_the_batch_of_one(source, device):
             np.testing.assert_array_equal(tf.concat(part, 0), wanted)
 
 
-def test_settings_reach_the_data_set_itself(source, device, monkeypatch):
-    given = {}
-    make = dali_tf.experimental.DALIDatasetWithInputs
+def test_settings_reach_the_pipeline(source, device, monkeypatch):
+    built = []
 
-    def noted(**settings):
-        given.update(settings)
-        return make(**settings)
+    def noted(pipeline, *args, **settings):
+        built.append(pipeline)
+        return Handoff(pipeline, *args, **settings)
 
-    monkeypatch.setattr(dali_tf.experimental, "DALIDatasetWithInputs", noted)
+    monkeypatch.setattr(dali_loader, "Handoff", noted)
     dali = DaliConfig(
         prefetch_batches=3,
         hw_decoder_load=0.5,
@@ -440,9 +439,9 @@ def test_settings_reach_the_data_set_itself(source, device, monkeypatch):
         source, AugmentConfig(), ImageConfig(image_size=(20, 16)), device=device, dali=dali
     )
     assert np.isfinite(image).all()
-    assert given["prefetch_queue_depth"] == 3
-    assert given["num_threads"] == 2
-    assert given["batch_size"] == 17
+    assert built[0].prefetch_queue_depth == 3
+    assert built[0].num_threads == 2
+    assert built[0].max_batch_size == 17
 
 
 @pytest.fixture
@@ -566,7 +565,7 @@ def test_a_stream_that_is_dropped_leaves_nothing(source, tmp_path, device, of_ra
     for _ in range(3):
         stream = stream_of(source, images, feed_of(source, EVERY_DRAW, images), device=device)
         next(stream)
-        dropped = [weakref.ref(stream), *map(weakref.ref, stream._readers.values())]
+        dropped = [weakref.ref(stream), weakref.ref(stream._batches._batches)]
         del stream
         gc.collect()
         assert [each() for each in dropped] == [None] * len(dropped)

@@ -1,9 +1,9 @@
 """One replica's batches through NVIDIA DALI, on the replica's GPU or on the CPU.
 
 Takes encoded images and a Feed, which says what each batch holds; gives tensors on the replica's
-device. Paths, labels and random draws are inputs of the pipeline, fed by tf.data, so that order and
-chance never depend on a DALI reader. Of what DALI reads, only JPEG and JPEG 2000 are decoded on a
-GPU; the rest is decoded on the CPU and augmented on the GPU.
+device. Paths, labels and random draws are inputs of the pipeline, so that order and chance never
+depend on a DALI reader. Of what DALI reads, only JPEG and JPEG 2000 are decoded on a GPU; the rest
+is decoded on the CPU and augmented on the GPU.
 
     stream = DaliStream(source, images, feed=feed, placement=placement, dtype="float16",
                         dali=DaliConfig(), decode_on_gpu=True)
@@ -13,18 +13,16 @@ GPU; the rest is decoded on the CPU and augmented on the GPU.
 import collections
 import functools
 
-import tensorflow as tf
 from nvidia.dali import fn, pipeline_def
 from nvidia.dali import types as dali_types
-from nvidia.dali.plugin import tf as dali_tf
 
 from tfaccel.config import DaliConfig, ImageConfig
 from tfaccel.data.feed import Feed
 from tfaccel.data.loaders import dali_graph, faults
 from tfaccel.data.loaders.dali_faults import refused
-from tfaccel.data.loaders.dali_inputs import READ_AHEAD, make_input, make_readers
-from tfaccel.data.loaders.pixels import batch_spec
-from tfaccel.data.placement import Placement, untuned
+from tfaccel.data.loaders.dali_handoff import READ_AHEAD, Handoff
+from tfaccel.data.loaders.dali_inputs import make_reader
+from tfaccel.data.placement import Placement
 from tfaccel.data.source import ImageSource
 from tfaccel.runtime import Device
 
@@ -77,47 +75,27 @@ class DaliStream:
         Raises:
           UserError: the first batch cannot be made, as from `next`.
         """
-        # What was fed last holds the file at fault when the pipeline fails: what it holds, what
-        # waits on both sides of it, and what goes in before the error comes out.
-        fed = collections.deque(maxlen=dali.prefetch_batches + 2 * READ_AHEAD + 3)
+        # What was fed last holds the file at fault when the pipeline fails.
+        fed = collections.deque(maxlen=dali.prefetch_batches + READ_AHEAD)
         self._faults_named = functools.partial(
             faults.named, source, images, feed.augment, fed=fed, refused=refused, decoder="DALI"
         )
-        readers = make_readers(source, feed, num_threads=placement.num_threads, fed=fed)
-        is_copied = placement.device.cuda_ordinal is not None and not decode_on_gpu
-        device = Device("/cpu:0", None) if is_copied else placement.device
-        settings = {
-            "batch_size": feed.plan.rows_per_replica,
-            "num_threads": placement.num_threads,
-            "device_id": device.cuda_ordinal,
-            "prefetch_queue_depth": dali.prefetch_batches,
-        }
-        make_pipeline = functools.partial(
-            _pipeline, images, feed.augment, decode=_decoder(dali, device), dtype=dtype, **settings
-        )
+        device = placement.device if decode_on_gpu else Device("/cpu:0", None)
+        read = make_reader(source, feed, num_threads=placement.num_threads, fed=fed)
         with self._faults_named():
-            first = {name: read(0) for name, read in readers.items()}
-            _check(make_pipeline(first), first)
-        spec = batch_spec(source, images, rows=settings["batch_size"], dtype=dtype)
-        with tf.device(device.name):
-            dataset = dali_tf.experimental.DALIDatasetWithInputs(
-                pipeline=make_pipeline(first),
-                input_datasets={
-                    name: make_input(read, first[name], device) for name, read in readers.items()
-                },
-                output_shapes=tuple(each.shape for each in spec),
-                output_dtypes=tuple(each.dtype for each in spec),
-                # The dataset's own values win over the pipeline's, silently: say them again.
-                **settings,
+            first = read(0)
+            pipeline = _pipeline(
+                images,
+                feed.augment,
+                first,
+                decode=_decoder(dali, device),
+                dtype=dtype,
+                batch_size=feed.plan.rows_per_replica,
+                num_threads=placement.num_threads,
+                device_id=device.cuda_ordinal,
+                prefetch_queue_depth=dali.prefetch_batches,
             )
-            dataset = untuned(dataset)
-        if is_copied:
-            # Not copy_to_device alone: the next batch is copied while the step computes on this.
-            to_replica = tf.data.experimental.prefetch_to_device(placement.device.name, READ_AHEAD)
-            dataset = untuned(dataset.apply(to_replica))
-        with tf.device(placement.device.name), self._faults_named():
-            self._iterator = iter(dataset)
-        self._readers = readers  # kept while there is an iterator: it goes first, as set first
+            self._batches = Handoff(pipeline, read, first=first, device=placement.device)
 
     def __iter__(self):
         """Returns itself."""
@@ -126,7 +104,7 @@ class DaliStream:
     def __next__(self):
         """Returns the next batch."""
         with self._faults_named():
-            return next(self._iterator)
+            return next(self._batches)
 
 
 @pipeline_def
@@ -150,14 +128,3 @@ def _decoder(dali: DaliConfig, device: Device) -> dict:
     hints = {name: getattr(dali, name) for name in DECODER_HINTS}
     set_hints = {name: hint for name, hint in hints.items() if hint is not None}
     return {"device": "cpu" if device.cuda_ordinal is None else "mixed", **set_hints}
-
-
-def _check(pipeline, first: dict) -> None:
-    """Runs one batch in Python, where a fault is an exception.
-
-    Inside TensorFlow's data set, a pipeline that cannot start aborts the process.
-    """
-    pipeline.build()
-    for name, values in first.items():
-        pipeline.feed_input(name, values)
-    pipeline.run()

@@ -1,11 +1,10 @@
-"""What a DALI pipeline is fed: paths, labels and random draws, as tf.data sets.
+"""What a DALI pipeline is fed: paths, labels and random draws, as arrays of whole batches.
 
-Takes the encoded images and a Feed; gives, for each input of the pipeline, the function that makes
-a batch of it from its number, and the data set that the pipeline's plugin takes.
+Takes the encoded images and a Feed; gives the function that makes what a batch is made of from the
+batch's number.
 
-    readers = make_readers(source, feed, num_threads=4, fed=collections.deque(maxlen=7))
-    readers["image.path"](0)              # [rows, longest] uint8
-    inputs = {name: make_input(read, like=read(0), device=device) for name, read in ...}
+    read = make_reader(source, feed, num_threads=4, fed=collections.deque(maxlen=3))
+    read(0)["image.path"]                 # [rows, longest] uint8
 """
 
 import collections
@@ -19,21 +18,20 @@ import weakref
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import tensorflow as tf
-from nvidia.dali.plugin import tf as dali_tf
 
 from tfaccel.data.feed import Feed
 from tfaccel.data.source import Blobs, ImageSource
 from tfaccel.errors import UserError
-from tfaccel.runtime import Device
-
-READ_AHEAD = 1  # batches, beside those that the pipeline holds
 
 
-def make_readers(
+def make_reader(
     source: ImageSource, feed: Feed, *, num_threads: int, fed: collections.deque
-) -> dict[str, Callable]:
-    """Returns the function that makes each input of a batch from its number: an array of all rows.
+) -> Callable[[int], dict[str, np.ndarray]]:
+    """Returns the function that reads a batch, from its number: arrays of all rows by name.
+
+    They are "image.path", [rows, longest] uint8; "label", [rows] int32, or "target.path", like
+    that of the image; and the feed's draws by kind, as `Feed.draw_specs` has them. To be called
+    with one number after another.
 
     Args:
       source: the encoded images.
@@ -41,35 +39,32 @@ def make_readers(
       num_threads: that copy ranges of bytes; whole files are read by DALI alone.
       fed: is given the examples of each batch; no more than it holds are in the pipeline.
     """
-
-    def ids(number):
-        return feed.rows(number).ids
-
-    def noted_ids(number):
-        fed.append(ids(number))
-        return fed[-1]
-
-    draws = functools.lru_cache(maxsize=4)(feed.draws)  # all kinds at once; asked for one by one
     paths_of = functools.partial(_paths, num_threads=num_threads, keep=fed.maxlen)
-    inputs = {"image.path": paths_of(source.images, noted_ids)}
-    if source.targets is None:
-        inputs["label"] = lambda number: source.labels[ids(number)]
-    else:
-        inputs["target.path"] = paths_of(source.targets, ids)
-    for kind in feed.draw_specs:
-        inputs[kind] = lambda number, kind=kind: draws(number)[kind]
-    return inputs
+    image_paths = paths_of(source.images)
+    target_paths = None if source.targets is None else paths_of(source.targets)
+
+    def read(number):
+        ids = feed.rows(number).ids
+        fed.append(ids)
+        inputs = {"image.path": image_paths(number, ids)}
+        if target_paths is None:
+            inputs["label"] = source.labels[ids]
+        else:
+            inputs["target.path"] = target_paths(number, ids)
+        return inputs | feed.draws(number)
+
+    return read
 
 
-def _paths(blobs: Blobs, ids_of: Callable, *, num_threads: int, keep: int) -> Callable:
-    """Returns the function that gives a batch's paths: [rows, longest] uint8."""
+def _paths(blobs: Blobs, *, num_threads: int, keep: int) -> Callable:
+    """Returns the function that gives a batch's paths from its number and its examples."""
     if not blobs.are_files:
-        return _copies(blobs, ids_of, num_threads=num_threads, keep=keep)
+        return _copies(blobs, num_threads=num_threads, keep=keep)
     paths = _as_rows(blobs.files)
-    return lambda number: paths[ids_of(number)]
+    return lambda _, ids: paths[ids]
 
 
-def _copies(blobs: Blobs, ids_of: Callable, *, num_threads: int, keep: int) -> Callable:
+def _copies(blobs: Blobs, *, num_threads: int, keep: int) -> Callable:
     """Returns the function that copies a batch's ranges of bytes to files, and gives their paths.
 
     DALI reads whole files or takes bytes as an input: but TensorFlow passes an input through the
@@ -79,7 +74,6 @@ def _copies(blobs: Blobs, ids_of: Callable, *, num_threads: int, keep: int) -> C
 
     Args:
       blobs: the ranges.
-      ids_of: gives a batch's examples from its number.
       num_threads: that copy.
       keep: batches that may not have been read yet; the files of others are deleted.
     """
@@ -98,10 +92,9 @@ def _copies(blobs: Blobs, ids_of: Callable, *, num_threads: int, keep: int) -> C
                 "/dev/shm"
             ) from error
 
-    def paths(number):
-        ids = ids_of(number).tolist()
+    def paths(number, ids):
         written[number] = [f"{folder}/{number:012d}-{row:06d}" for row in range(len(ids))]
-        list(pool.map(copy, ids, written[number]))
+        list(pool.map(copy, ids.tolist(), written[number]))
         if len(written) > keep:
             for file in written.pop(min(written)):
                 os.unlink(file)
@@ -118,29 +111,3 @@ def _as_rows(files: Sequence[str]) -> np.ndarray:
     """
     encoded = np.array([os.fsencode(file) for file in files])  # numpy pads with zero bytes
     return encoded.view(np.uint8).reshape(len(files), encoded.dtype.itemsize)
-
-
-def make_input(read: Callable, like: np.ndarray, device: Device):
-    """Returns a DALI input of whole batches, on the device where the plugin wants its inputs.
-
-    Args:
-      read: makes a batch of it from the number. Only the caller keeps it.
-      like: what the first batch was.
-      device: of the pipeline.
-    """
-    dtype = tf.dtypes.as_dtype(like.dtype)
-    # TensorFlow keeps its functions for good. This one holds no reference to what it reads with, or
-    # all paths and threads would be kept with it.
-    read = weakref.ref(read)
-    with tf.device("/cpu:0"):
-        # Not from_generator, which complains when Python ends before it.
-        dataset = tf.data.Dataset.counter().map(
-            lambda number: tf.ensure_shape(
-                tf.numpy_function(lambda number: read()(number), [number], dtype), like.shape
-            )
-        )
-        dataset = dataset.prefetch(READ_AHEAD)
-    if device.cuda_ordinal is not None:
-        with tf.device(device.name):
-            dataset = dataset.apply(tf.data.experimental.copy_to_device(device.name))
-    return dali_tf.experimental.Input(dataset, batch=True)

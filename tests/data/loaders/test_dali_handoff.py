@@ -1,0 +1,225 @@
+"""Handoff over a pipeline that only adds numbers, on the CPU and, with -m gpu, on a GPU."""
+
+import ctypes
+import threading
+import time
+import weakref
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import in_new_process
+from nvidia.dali import fn, pipeline_def, types
+
+from tfaccel.data.loaders import dali_handoff
+from tfaccel.data.loaders.dali_handoff import COPIES_AHEAD, Handoff
+from tfaccel.runtime import Device
+
+CPU, ROWS, DEPTH = Device("/cpu:0", None), 3, 2
+
+
+@pytest.fixture(params=["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
+def device(request):
+    return CPU if request.param == "cpu" else Device("/gpu:0", 0)
+
+
+@pipeline_def(batch_size=ROWS, num_threads=1, prefetch_queue_depth=DEPTH)
+def pipeline(device, side, dtype):
+    number = fn.external_source(name="number", ndim=0, dtype=types.INT32)
+    of_device = number if device.cuda_ordinal is None else number.gpu()
+    image = fn.constant(fdata=0.25, shape=(side, side), device=of_device.device)
+    return fn.cast(image + of_device, dtype=dtype), of_device + 0
+
+
+def numbers(number):
+    return {"number": np.arange(ROWS, dtype=np.int32) + 10 * number}
+
+
+def handoff(device, read=numbers, *, side=4, dtype=types.FLOAT, to=None):
+    built = pipeline(device, side, dtype, device_id=device.cuda_ordinal)
+    return Handoff(built, read, first=numbers(0), device=to or device)
+
+
+def are_of(batch, number):
+    image, label = batch
+    np.testing.assert_array_equal(label, numbers(number)["number"])
+    wanted = numbers(number)["number"][:, None, None] + np.full((1, 4, 4), 0.25)
+    np.testing.assert_array_equal(image, wanted)
+    return True
+
+
+def threads():
+    return [each for each in threading.enumerate() if each.name.startswith("dali-")]
+
+
+@pytest.mark.parametrize("dtype", [types.FLOAT, types.FLOAT16])
+def test_batches_come_in_order_and_stay_as_they_are(device, dtype):
+    batches = handoff(device, dtype=dtype)
+    kept = [next(batches) for _ in range(40)]
+    del batches
+    assert all(are_of(batch, number) for number, batch in enumerate(kept))
+    image, label = kept[0]
+    assert image.dtype == {types.FLOAT: tf.float32, types.FLOAT16: tf.float16}[dtype]
+    assert label.dtype == tf.int32
+    for each in (image, label):
+        assert device.name[1:].upper() in each.device
+
+
+def test_batches_are_copied_to_another_device():
+    batches = handoff(CPU, to=Device("/cpu:1", None))
+    for number in range(9):
+        batch = next(batches)
+        assert are_of(batch, number)
+        assert all(each.device.endswith("CPU:1") for each in batch)
+
+
+def test_what_dali_holds_is_kept_until_it_was_copied_and_is_bounded(device, monkeypatch):
+    runs, wait = threading.Event(), dali_handoff._wait_for_queue
+
+    def waits(*args):
+        runs.wait()
+        wait(*args)
+
+    monkeypatch.setattr(dali_handoff, "_wait_for_queue", waits)
+    batches, wrapped, wrap = None, [], dali_handoff._as_tensor
+
+    def noted(*args):
+        tensor = wrap(*args)
+        wrapped.append(weakref.ref(tensor))
+        return tensor
+
+    monkeypatch.setattr(dali_handoff, "_as_tensor", noted)
+    try:
+        batches = handoff(device)
+        kept = [next(batches) for _ in range(DEPTH + COPIES_AHEAD)]
+        with pytest.raises(TimeoutError):  # the GPU is too far behind for another one
+            batches._next.result(timeout=0.5)
+        assert len(wrapped) == 2 * (DEPTH + COPIES_AHEAD)
+        assert all(each() is not None for each in wrapped)
+    finally:
+        runs.set()
+    kept += [next(batches) for _ in range(20)]
+    assert all(are_of(batch, number) for number, batch in enumerate(kept))
+    del batches
+    assert all(each() is None for each in wrapped)
+
+
+def test_reading_is_ahead_of_the_pipeline():
+    read = []
+
+    def noted(number):
+        read.append(number)
+        return numbers(number)
+
+    batches = handoff(CPU, noted)
+    assert are_of(next(batches), 0)
+    assert are_of(next(batches), 1)
+    batches._end()  # what runs ends first
+    assert read == [1, 2, 3, 4, 5]  # 0 was given, and 2 is there to be taken
+
+
+@pytest.mark.parametrize("kind", ["read", "pipeline"])
+def test_a_fault_comes_out_of_next_and_ends_all(device, kind):
+    def fails(number):
+        if number == 7 and kind == "read":
+            raise OSError("no such disk")
+        return {"number": np.zeros(2 * ROWS, np.int32)} if number == 7 else numbers(number)
+
+    batches = handoff(device, fails)
+    error, said = (OSError, "disk") if kind == "read" else (RuntimeError, "batch size")
+    drawn = []
+    with pytest.raises(error, match=said):
+        drawn.extend(batches)
+    assert 7 - DEPTH <= len(drawn) <= 7
+    assert all(are_of(batch, number) for number, batch in enumerate(drawn))
+    with pytest.raises(error, match=said):
+        next(batches)
+    assert not threads()
+
+
+def test_a_fault_in_the_first_batch_is_raised_at_once(device):
+    with pytest.raises(OSError, match="disk"):
+        handoff(device, lambda _: (_ for _ in ()).throw(OSError("no such disk")))
+    assert not threads()
+
+
+def test_threads_and_pipeline_end_with_it(device):
+    batches = handoff(device)
+    next(batches)
+    assert len(threads()) == 3
+    dropped = [weakref.ref(batches), weakref.ref(batches._batches)]
+    del batches
+    assert not threads()
+    assert [each() for each in dropped] == [None, None]
+
+
+def test_it_may_be_collected_in_a_thread_of_its_own(device):
+    held, waited_for = {}, threading.Event()
+
+    def read(number):
+        if number == 4:  # for which the thread that makes batch 2 waits
+            waited_for.wait()
+            held.clear()  # as the garbage collector does, anywhere
+        return numbers(number)
+
+    held["batches"] = handoff(device, read)
+    for number in range(2):
+        assert are_of(next(held["batches"]), number)
+    dropped = weakref.ref(held["batches"])
+    waited_for.set()
+    ends = time.monotonic() + 10
+    while threads() and time.monotonic() < ends:
+        time.sleep(0.01)
+    assert not threads()
+    assert dropped() is None
+
+
+def test_python_ends_with_a_stream_that_is_in_use():
+    program = """
+import sys
+sys.path[:0] = ["tests", "tests/data/loaders"]
+import test_dali_handoff as here
+batches = here.handoff(here.CPU, side=1000)
+for number in range(5):
+    next(batches)
+print("drawn")
+"""
+    assert in_new_process(program) == "drawn\n"
+
+
+def test_a_capsule_is_renumbered():
+    class Managed(ctypes.Structure):
+        _fields_ = [
+            ("data", ctypes.c_void_p),
+            ("device_type", ctypes.c_int32),
+            ("device_id", ctypes.c_int32),
+            ("ndim", ctypes.c_int32),
+        ]
+
+    capsule = np.zeros((2, 3)).__dlpack__()
+    dali_handoff._renumber(capsule, 5)
+    of = ctypes.pythonapi.PyCapsule_GetPointer
+    managed = Managed.from_address(of(capsule, b"dltensor"))
+    assert (managed.device_type, managed.device_id, managed.ndim) == (1, 5, 2)
+
+
+@pytest.mark.gpu
+def test_batches_wait_for_no_work_that_is_queued():
+    device = Device("/gpu:0", 0)
+    batches = handoff(device)
+    with tf.device(device.name):
+        matrix = tf.random.normal((8192, 8192))
+        queue = tf.function(lambda: tf.reduce_sum(tf.matmul(matrix, matrix)))
+        queue().numpy()  # traced
+        kept = [next(batches) for _ in range(2 * DEPTH)]
+        began = time.monotonic()
+        queued = [queue() for _ in range(60)]
+        kept.append(next(batches))
+        drawn = time.monotonic() - began
+        [each.numpy() for each in queued]
+        done = time.monotonic() - began
+        for _ in range(100):
+            queue()
+            kept.append(next(batches))
+    assert drawn < done / 4
+    assert all(are_of(batch, number) for number, batch in enumerate(kept))
