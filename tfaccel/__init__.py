@@ -26,6 +26,7 @@ from tfaccel.progress import is_launched
 if TYPE_CHECKING:
     from tfaccel.data import sources
     from tfaccel.isolate import IsolatedError, run_isolated
+    from tfaccel.linter.lint import lint
     from tfaccel.run import Run, setup
 
 __version__ = "0.1.0"
@@ -40,6 +41,7 @@ __all__ = [
     "UserError",
     "__version__",
     "beat",
+    "lint",
     "preset",
     "run_isolated",
     "setup",
@@ -55,6 +57,8 @@ def __getattr__(name: str):
         return getattr(importlib.import_module("tfaccel.run"), name)
     if name in ("IsolatedError", "run_isolated"):
         return getattr(importlib.import_module("tfaccel.isolate"), name)
+    if name == "lint":
+        return importlib.import_module("tfaccel.linter.lint").lint
     if name == "sources":
         return importlib.import_module("tfaccel.data.sources")
     raise AttributeError(f"module 'tfaccel' has no attribute '{name}'")

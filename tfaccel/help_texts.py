@@ -33,6 +33,10 @@ usage: tfaccel COMMAND [flags]
             tfaccel audit --config=configs/digits.py
             tfaccel audit --config=configs/digits.py --contact-sheet=digits.png
 
+  lint   say what in model, data and step is wrong, or keeps Tensor Cores or the input idle
+            tfaccel lint --config=configs/mnist.py --config.data.root=/data/mnist_png
+            tfaccel lint --config=configs/digits.py --fix
+
   plot   draw loss, metrics and throughput of one or more runs
             tfaccel plot runs/a runs/b --output=curves.html
 
@@ -42,6 +46,10 @@ usage: tfaccel COMMAND [flags]
   selftest   check that this machine's replicas train as one device does
             tfaccel selftest
             tfaccel selftest --precision=mixed_float16 --xla=on --output=selftest.json
+
+  doctor   look at what is installed and at the machine, and say whether it fits
+            tfaccel doctor
+            tfaccel doctor --quick
 
   tfaccel COMMAND --help   a command's flags
   tfaccel --version        the version
@@ -93,6 +101,26 @@ AUDIT = """usage: tfaccel audit --config=FILE [--report=FILE] [--contact-sheet=F
   tfaccel audit --config=configs/cifar10.py --config.data.root=/data/cifar10 --report=bad.txt
 """
 
+LINT = """usage: tfaccel lint --config=FILE [--script=FILE] [--fix] [--config.SECTION.FIELD=VALUE]
+
+  Builds the model and opens the data, decodes and trains nothing, and says what is wrong, or keeps
+  Tensor Cores or the input idle: sizes that are no multiple of 8 (16 in int8), a short last batch,
+  outputs in float16, NCHW, layers without activations between them, inputs and outputs that do not
+  suit the data, layers outside the scope, no shuffling, no XLA, waits for Python, batch norm of few
+  rows. For each: where, why, the gain to expect, as a part of the model's arithmetic, and the fix.
+  Exit code 1 if there is an error; 0 where there are warnings and notes alone.
+
+  --config=FILE   an experiment, as for `tfaccel train`
+  --script=FILE   look through a Python file too, which is not run: a loader passed to a model,
+                  waits for the device in a loop, what Python cannot read
+  --fix           pad a Dense head to whole tiles, cut the rest off again so that outputs stay the
+                  same, measure a step before and after on this machine, and print that and the
+                  flags that mend the rest. Writes nothing
+
+  tfaccel lint --config=configs/cifar10.py --config.data.root=/data/cifar10
+  In a script or a notebook: tfaccel.lint(model, dataset), for any Keras model
+"""
+
 SELFTEST = """usage: tfaccel selftest [flags]
 
   Trains small models on this machine's replicas and, by plain Keras, on one device, and compares:
@@ -110,6 +138,21 @@ PLOT = """usage: tfaccel plot WORKDIR... [--output=FILE]
 
   tfaccel plot runs/digits-20261121-094702
   tfaccel plot runs/a runs/b --output=curves.html
+"""
+
+DOCTOR = """usage: tfaccel doctor [--quick] [--json] [--data=FOLDER]
+
+  Looks at Python, TensorFlow, Keras, DALI and its plugin, driver, CUDA libraries, GPUs, who holds
+  their memory, links between them, cores, memory, limits, disks and variables, and prints a line
+  for each: ok, warning or error, with what was expected and the fix. Exit code 1 if there is an
+  error. TensorFlow and DALI are started in a process of their own, so that an abort is a line too.
+
+  --quick         in a few seconds, without starting them
+  --json          one JSON object, {"checks": [{"name", "status", "found", "fix"}, ...], "errors",
+                  "warnings", "left_out"}
+  --data=FOLDER   time the reading of files there too, up to 256 MiB in 5 seconds
+
+  tfaccel doctor --data=/data/imagenet
 """
 
 AUTOBATCH = """usage: tfaccel autobatch --config=FILE [--config.SECTION.FIELD=VALUE]

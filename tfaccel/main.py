@@ -218,6 +218,47 @@ def autobatch(arguments: list[str]) -> int:
     return 0
 
 
+def doctor(arguments: list[str]) -> int:
+    """Looks at this machine, prints a line for each check, and returns 1 if one is an error."""
+    if HELP_FLAGS & set(arguments):
+        print(help_texts.DOCTOR, end="")
+        return 0
+    values = flags.FlagValues()
+    flags.DEFINE_bool("quick", False, "Start neither TensorFlow nor DALI.", flag_values=values)
+    flags.DEFINE_bool("json", False, "Print one JSON object.", flag_values=values)
+    flags.DEFINE_string("data", None, "A folder to time the reading of.", flag_values=values)
+    try:
+        unparsed = values(["tfaccel doctor", *arguments])[1:]
+    except flags.Error as error:
+        raise UserError(str(error)) from error
+    if unparsed:
+        raise UserError(f"'{unparsed[0]}' is no flag of doctor; see `tfaccel doctor --help`")
+    from tfaccel import doctor as doctor_room
+
+    if not values.quick and sys.stderr.isatty():
+        print("tfaccel: starting TensorFlow and DALI, about ten seconds", file=sys.stderr)
+    table = doctor_room.examine(quick=values.quick, data=values.data)
+    try:
+        print(table.as_json() if values.json else table, flush=True)
+    except BrokenPipeError:  # as of `| head`; what Python writes at its end shall not fail again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return table.exit_code
+
+
+def lint(arguments: list[str]) -> int:
+    """Judges model, data and step of the config that is named; returns 1 if one is wrong."""
+    if HELP_FLAGS & set(arguments):
+        print(help_texts.LINT, end="")
+        return 0
+    values, _ = _parse_config_flags("lint", arguments, paths=("script",), switches=("fix",))
+    config = parse(values.config)
+    script = pathlib.Path(values.script).expanduser() if values.script else None
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    from tfaccel.linter.run import run
+
+    return 0 if run(config, script=script, fix=values.fix) else 1
+
+
 def launch(arguments: list[str]) -> int:
     """Runs a command in many processes and returns the job's exit code."""
     from tfaccel import launch as launch_room
@@ -236,13 +277,20 @@ COMMANDS = {
     "launch": launch,
     "plot": plot,
     "audit": audit,
+    "lint": lint,
     "autobatch": autobatch,
     "selftest": selftest,
+    "doctor": doctor,
 }
 
 
 def _parse_config_flags(
-    command: str, arguments: list[str], *, paths: tuple[str, ...], trains: bool = False
+    command: str,
+    arguments: list[str],
+    *,
+    paths: tuple[str, ...],
+    switches: tuple[str, ...] = (),
+    trains: bool = False,
 ):
     """Returns the flags, `config` with its overrides among them, and the config file's name.
 
@@ -250,6 +298,7 @@ def _parse_config_flags(
       command: whose flags these are.
       arguments: the command line after it.
       paths: the command's own flags, each of a path.
+      switches: and those that are on or off.
       trains: whether the command has the flags of training: resuming and workers.
     """
     values = flags.FlagValues()
@@ -257,6 +306,8 @@ def _parse_config_flags(
     config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=argv, lock_config=True)
     for path in paths:
         flags.DEFINE_string(path, None, "A new one.", flag_values=values)
+    for switch in switches:
+        flags.DEFINE_bool(switch, False, "Off by default.", flag_values=values)
     if trains:
         flags.DEFINE_enum("resume", "auto", RESUMES, "Where to begin.", flag_values=values)
         flags.DEFINE_bool("accept_changes", False, "Of a resumed run.", flag_values=values)

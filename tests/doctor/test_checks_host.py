@@ -1,0 +1,171 @@
+"""Cores, memory, limits, disk and variables, judged by planted facts."""
+
+import dataclasses
+import pathlib
+
+import pytest
+
+from tfaccel.doctor.checks import host as checks
+from tfaccel.doctor.checks import variables
+from tfaccel.doctor.facts.disk import Reading
+from tfaccel.doctor.facts.host import Host, cpu_quota, memory_limit
+
+GIB = 2**30
+HOST = Host(
+    cores=32,
+    cpu_quota=None,
+    memory_total=256 * GIB,
+    memory_available=200 * GIB,
+    memory_limit=None,
+    shm_total=64 * GIB,
+    shm_free=60 * GIB,
+    open_files=65536,
+    open_files_hard=1048576,
+    cache=pathlib.Path("/home/me/.cache/tfaccel"),
+    cache_free=500 * GIB,
+    cache_writable=True,
+    gpus_on_bus=2,
+    keras_backend=None,
+)
+
+
+def test_a_sound_host_is_ok_throughout():
+    found = checks.check(HOST, num_gpus=2)
+    assert {each.status for each in found} == {"ok"}, found
+    assert [each.name for each in found] == [
+        "cores", "memory", "shared memory", "open files", "cache folder"
+    ]  # fmt: skip
+
+
+PLANTED = [
+    ({"cores": 4}, 2, "cores", "warning", "2 for each of 2 GPUs"),
+    ({"cpu_quota": 3.0}, 0, "cores", "warning", "3 of them"),
+    ({"memory_available": GIB // 2}, 0, "memory", "error", "0.5 GiB"),
+    ({"memory_available": 3 * GIB}, 0, "memory", "warning", "3 GiB"),
+    ({"memory_limit": 2 * GIB}, 0, "memory", "warning", "limit of 2 GiB"),
+    ({"shm_total": 64 << 20, "shm_free": 64 << 20}, 2, "shared memory", "error", "--shm-size"),
+    ({"shm_total": 512 << 20, "shm_free": 512 << 20}, 2, "shared memory", "warning", "--shm-size"),
+    ({"shm_free": 1 << 20}, 2, "shared memory", "error", "1 MiB free"),
+    ({"open_files": 64}, 0, "open files", "error", "ulimit -n 65536"),
+    ({"open_files": 512, "open_files_hard": 512}, 0, "open files", "warning", "limits.conf"),
+    ({"cache_free": GIB // 2}, 0, "cache folder", "warning", "XDG_CACHE_HOME"),
+    ({"cache_writable": False}, 0, "cache folder", "warning", "cannot be written"),
+]
+
+
+@pytest.mark.parametrize(("plant", "num_gpus", "name", "status", "words"), PLANTED)
+def test_a_planted_shortage_is_named(plant, num_gpus, name, status, words):
+    found = checks.check(dataclasses.replace(HOST, **plant), num_gpus=num_gpus)
+    (wrong,) = [each for each in found if each.status != "ok"]
+    assert (wrong.name, wrong.status) == (name, status)
+    assert words in f"{wrong.found} {wrong.fix}"
+
+
+def test_small_shared_memory_is_fine_for_one_process():
+    small = dataclasses.replace(HOST, shm_total=64 << 20, shm_free=64 << 20)
+    assert checks.shared_memory(small, num_gpus=1).status == "ok"
+
+
+def reading(**fields):
+    size = 100 << 20
+    plain = {"num_files": 1000, "num_bytes": size, "seconds": 1.0, "from_device": size}
+    return Reading(**{**plain, **fields})
+
+
+READINGS = [
+    (reading(), "ok", "100 MiB of 1,000 files in 1.0 s: 105 MB/s, 1,000 files/s"),
+    (reading(seconds=5.0), "warning", "21 MB/s"),
+    (reading(num_bytes=1 << 20, seconds=0.1), "ok", "10,000 files/s"),  # small files
+    (reading(from_device=0), "ok", "from memory"),
+    (reading(num_files=0, num_bytes=0), "error", "no file"),
+]
+
+
+@pytest.mark.parametrize(("planted", "status", "words"), READINGS)
+def test_a_slow_disk_is_named_with_what_was_read(planted, status, words):
+    found = checks.data(pathlib.Path("/data"), planted, None)
+    assert found.status == status
+    assert words in found.found
+
+
+def test_a_folder_that_cannot_be_read_in_time_is_an_error():
+    found = checks.data(pathlib.Path("/data"), None, "gave no answer within 15 s")
+    assert found.status == "error"
+    assert "gave no answer within 15 s" in found.found
+
+
+# ----- Variables.
+
+VARIABLES = [
+    ({}, 2, None, ""),
+    ({"PATH": "/bin", "XLA_FLAGS": ""}, 2, None, ""),
+    ({"CUDA_VISIBLE_DEVICES": "-1"}, 2, "warning", "hides all 2 GPUs"),
+    ({"CUDA_VISIBLE_DEVICES": "-1"}, 0, None, ""),
+    ({"CUDA_VISIBLE_DEVICES": "0,2"}, 2, "error", "there is no GPU 2"),
+    ({"CUDA_VISIBLE_DEVICES": "1"}, 2, None, ""),
+    ({"XLA_FLAGS": "--xla_dump_to=/tmp/x"}, 0, "warning", "--xla_dump_to"),
+    ({"XLA_FLAGS": "--xla_gpu_autotune_level=0"}, 0, "ok", "autotune_level=0"),
+    ({"TF_XLA_FLAGS": "--tf_xla_auto_jit=2"}, 0, "warning", "auto_jit"),
+    ({"TF_GPU_ALLOCATOR": "cuda_malloc_async"}, 2, "warning", "growth"),
+    ({"TF_FORCE_GPU_ALLOW_GROWTH": "false"}, 2, "warning", "growth"),
+    ({"TF_USE_LEGACY_KERAS": "1"}, 0, "error", "Keras 2"),
+    ({"NVIDIA_TF32_OVERRIDE": "0"}, 2, "warning", "TF32"),
+    ({"CUDA_LAUNCH_BLOCKING": "1"}, 2, "warning", "one after another"),
+    ({"CUDA_CACHE_DISABLE": "1"}, 2, "warning", "every start"),
+    ({"NCCL_P2P_DISABLE": "1"}, 2, "warning", "NVLink"),
+    ({"NCCL_P2P_DISABLE": "1"}, 1, None, ""),
+    ({"NCCL_P2P_DISABLE": "0"}, 2, None, ""),
+]
+
+
+@pytest.mark.parametrize(("environment", "num_gpus", "status", "words"), VARIABLES)
+def test_a_variable_that_matters_has_a_line(environment, num_gpus, status, words):
+    found = variables.check(environment, num_gpus)
+    assert [each.status for each in found] == ([status] if status else [])
+    assert words in " ".join(each.found for each in found)
+
+
+def test_a_cuda_on_the_library_path_is_named(tmp_path):
+    assert variables.check({"LD_LIBRARY_PATH": str(tmp_path)}, 1) == []
+    (tmp_path / "libcudart.so.11.0").touch()
+    (found,) = variables.check({"LD_LIBRARY_PATH": f"/nowhere:{tmp_path}"}, 1)
+    assert found.status == "warning"
+    assert str(tmp_path) in found.found
+
+
+# ----- Limits that a container or a scheduler sets.
+
+CPU = [
+    ("2", {"cpu.max": "250000 100000"}, 2.5),
+    ("2", {"cpu.max": "max 100000"}, None),
+    ("1", {"cpu.cfs_quota_us": "400000", "cpu.cfs_period_us": "100000"}, 4.0),
+    ("1", {"cpu.cfs_quota_us": "-1", "cpu.cfs_period_us": "100000"}, None),
+    ("2", {}, None),
+]
+
+
+def plant_group(root, version, kind, files):
+    (root / "groups").write_text("0::/a/b\n" if version == "2" else f"3:{kind},x:/a/b\n")
+    folder = root / "cgroup" / ("a" if version == "2" else f"{kind}/a")
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        (folder / name).write_text(text + "\n")
+    return root / "groups", root / "cgroup"
+
+
+@pytest.mark.parametrize(("version", "files", "quota"), CPU)
+def test_the_quota_of_cores_is_read_from_either_version_of_groups(tmp_path, version, files, quota):
+    assert cpu_quota(*plant_group(tmp_path, version, "cpu", files)) == quota
+
+
+MEMORY = [
+    ("2", {"memory.max": str(4 * GIB)}, 4 * GIB),
+    ("2", {"memory.max": "max"}, None),
+    ("1", {"memory.limit_in_bytes": str(3 * GIB)}, 3 * GIB),
+    ("1", {"memory.limit_in_bytes": str(2**63 - 4096)}, None),
+]
+
+
+@pytest.mark.parametrize(("version", "files", "limit"), MEMORY)
+def test_the_limit_of_memory_is_read_from_either_version_of_groups(tmp_path, version, files, limit):
+    assert memory_limit(*plant_group(tmp_path, version, "memory", files)) == limit

@@ -1,0 +1,112 @@
+"""A head padded for Tensor Cores gives what it gave: outputs, loss, metrics and training."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import tfaccel
+from tfaccel.errors import UserError
+from tfaccel.linter.measure import Spread, step_times
+from tfaccel.linter.padded_head import PaddedHead, with_padded_heads
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(48, 12)).astype("float32"), RNG.integers(0, 5, 48)
+
+
+def classifier(activation="linear"):
+    image = keras.Input((12,))
+    x = layers.Dense(16, activation="relu")(image)
+    return keras.Model(image, layers.Dense(5, activation=activation, name="logits")(x))
+
+
+def compiled(model, loss):
+    optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.01, global_clipnorm=0.5)
+    metrics = [keras.metrics.TopKCategoricalAccuracy(3), "accuracy"]
+    model.compile(optimizer, loss, metrics=metrics, jit_compile=False)
+    return model
+
+
+def test_training_is_the_same_with_label_smoothing_and_clipping():
+    keras.utils.set_random_seed(0)
+    model = classifier()
+    wider = with_padded_heads(model, ["logits"])
+    assert wider.get_layer("logits").dense.kernel.shape == (16, 8)
+    assert wider.output_shape == (None, 5)
+    one_hot = np.eye(5, dtype="float32")[Y]
+    loss = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.1)
+    histories = [
+        compiled(each, loss).fit(X, one_hot, epochs=3, shuffle=False, verbose=0).history
+        for each in (model, wider)
+    ]
+    # float32: the sums of the products may be in another order.
+    for name, values in histories[0].items():
+        np.testing.assert_allclose(values, histories[1][name], rtol=1e-5, err_msg=name)
+    np.testing.assert_allclose(model.predict(X, verbose=0), wider.predict(X, verbose=0), atol=1e-5)
+    kernel, bias = wider.get_layer("logits").dense.get_weights()
+    assert not kernel[:, 5:].any()
+    assert not bias[5:].any()
+
+
+def test_softmax_is_over_the_classes_alone_and_a_file_brings_it_back(tmp_path):
+    wider = with_padded_heads(classifier("softmax"), ["logits"])
+    outputs = wider(X).numpy()
+    np.testing.assert_allclose(outputs.sum(-1), 1, atol=1e-6)
+    wider.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(again(X).numpy(), outputs)
+
+
+def test_a_sequential_model_in_float16_keeps_its_float32_head():
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = keras.Sequential(
+            [keras.Input((12,)), layers.Dense(16), layers.Dense(10, dtype="float32", name="head")]
+        )
+    finally:
+        keras.config.set_dtype_policy("float32")
+    wider = with_padded_heads(model, ["head"])
+    assert isinstance(wider.layers[-1], PaddedHead)
+    assert wider(X).dtype == "float32"
+    np.testing.assert_allclose(model(X), wider(X), atol=1e-6)
+
+
+def test_what_cannot_be_padded_is_said():
+    class Mine(keras.Model):
+        pass
+
+    with pytest.raises(UserError, match="is a subclassed model"):
+        with_padded_heads(Mine(), ["logits"])
+    with pytest.raises(UserError, match="has no Dense layer head"):
+        with_padded_heads(classifier(), ["head"])
+
+
+def test_fix_measures_and_keeps_what_is_asked_for():
+    model = classifier()
+    table = tfaccel.lint(model, (X, Y), xla=False)
+    fixed = table.fix(num_steps=3, keep=True)
+    assert fixed.kept
+    assert fixed.model.get_layer("logits").dense.units == 8
+    assert "logits padded from 5 to 8 units" in str(fixed)
+    assert max(map(len, str(fixed).splitlines())) <= 80
+    assert "on the CPU" in fixed._repr_html_()
+    assert table.fix(num_steps=3, keep=False).model is model
+    whole = keras.Sequential([keras.Input((12,)), layers.Dense(8)])
+    assert "no head to pad" in str(tfaccel.lint(whole).fix())
+
+
+def test_models_are_timed_in_turn():
+    model = classifier()
+    ticks = iter(range(1000))
+    before, after = step_times(
+        [model, with_padded_heads(model, ["logits"])],
+        [tf.TensorSpec((None, 12))],
+        rows=4,
+        xla=False,
+        num_steps=4,
+        clock=lambda: float(next(ticks)),
+    )
+    assert before == after == [1.0] * 4
+    assert Spread.of([1, 2, 3]).is_below(Spread.of([4, 5, 6]))
+    assert not Spread.of([1, 2, 9, 9]).is_below(Spread.of([2, 2, 3, 9]))

@@ -1,0 +1,144 @@
+"""The machine around the GPUs: cores, memory, limits, the cache folder.
+
+look().cores    # those that this process may use
+"""
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import resource
+import shutil
+from collections.abc import Mapping
+
+import psutil
+
+from tfaccel.cache_folder import cache_folder
+
+_GROUPS = pathlib.Path("/proc/self/cgroup")
+_ROOT = pathlib.Path("/sys/fs/cgroup")
+_NO_LIMIT = 1 << 60  # version 1 of groups writes "none" as a huge number
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """What there is of it.
+
+    Attributes:
+      cores: that this process may run on.
+      cpu_quota: cores whose time a container may use, e.g. 2.5; None for no limit.
+      memory_total: bytes.
+      memory_available: bytes that can be had without swapping.
+      memory_limit: bytes that a container or a scheduler allows; None for no limit.
+      shm_total: bytes of /dev/shm; 0 where there is none.
+      shm_free: of these.
+      open_files: how many files a process may have open.
+      open_files_hard: to which it may raise that itself.
+      cache: tfaccel's cache folder.
+      cache_free: bytes.
+      cache_writable: whether it, or the nearest folder above that exists, can be written to.
+      gpus_on_bus: NVIDIA's cards on the PCI bus, with or without a driver.
+      keras_backend: what Keras's own file of settings says; None if it says nothing.
+    """
+
+    cores: int
+    cpu_quota: float | None
+    memory_total: int
+    memory_available: int
+    memory_limit: int | None
+    shm_total: int
+    shm_free: int
+    open_files: int
+    open_files_hard: int
+    cache: pathlib.Path
+    cache_free: int
+    cache_writable: bool
+    gpus_on_bus: int
+    keras_backend: str | None
+
+
+def look(environment: Mapping[str, str]) -> Host:
+    """Reads all of it from the kernel."""
+    memory = psutil.virtual_memory()
+    shm = pathlib.Path("/dev/shm")
+    shm_usage = shutil.disk_usage(shm) if shm.is_dir() else None
+    soft, hard = (
+        math.inf if each == resource.RLIM_INFINITY else each
+        for each in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
+    cache = cache_folder("")
+    existing = next(each for each in (cache, *cache.parents) if each.is_dir())
+    return Host(
+        cores=len(os.sched_getaffinity(0)),
+        cpu_quota=cpu_quota(),
+        memory_total=memory.total,
+        memory_available=memory.available,
+        memory_limit=memory_limit(),
+        shm_total=shm_usage.total if shm_usage else 0,
+        shm_free=shm_usage.free if shm_usage else 0,
+        open_files=soft,
+        open_files_hard=hard,
+        cache=cache,
+        cache_free=shutil.disk_usage(existing).free,
+        cache_writable=os.access(existing, os.W_OK),
+        gpus_on_bus=_gpus_on_bus(),
+        keras_backend=_keras_backend(environment),
+    )
+
+
+def cpu_quota(groups: pathlib.Path = _GROUPS, root: pathlib.Path = _ROOT) -> float | None:
+    """Returns the cores whose time this process's groups may use: the least of their limits."""
+    found = []
+    for folder, version in _folders("cpu", groups, root):
+        names = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        words = " ".join(_text(folder / name) for name in names).split()
+        if len(words) == 2 and words[0].isdigit():
+            found.append(int(words[0]) / int(words[1]))
+    return min(found, default=None)
+
+
+def memory_limit(groups: pathlib.Path = _GROUPS, root: pathlib.Path = _ROOT) -> int | None:
+    """Returns the bytes that this process's groups may use: the least of their limits."""
+    found = []
+    for folder, version in _folders("memory", groups, root):
+        text = _text(folder / ("memory.max" if version == 2 else "memory.limit_in_bytes"))
+        if text.isdigit() and int(text) < _NO_LIMIT:
+            found.append(int(text))
+    return min(found, default=None)
+
+
+def _folders(controller: str, groups: pathlib.Path, root: pathlib.Path):
+    """Yields the folders of this process's groups and those above, with the groups' version."""
+    for line in _text(groups).splitlines():
+        _, kinds, path = line.split(":", 2)
+        if kinds and controller not in kinds.split(","):
+            continue
+        own = pathlib.PurePath(path.lstrip("/"))
+        # Version 1 has a folder for each controller; "cpu" may be a link to "cpu,cpuacct".
+        for each in dict.fromkeys((own, *own.parents)):
+            yield (root / controller / each, 1) if kinds else (root / each, 2)
+
+
+def _text(file: pathlib.Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _gpus_on_bus(devices: pathlib.Path = pathlib.Path("/sys/bus/pci/devices")) -> int:
+    """Counts NVIDIA's (0x10de) display and 3D controllers (class 0x03)."""
+    folders = devices.iterdir() if devices.is_dir() else ()
+    return sum(
+        _text(each / "vendor") == "0x10de" and _text(each / "class").startswith("0x03")
+        for each in folders
+    )
+
+
+def _keras_backend(environment: Mapping[str, str]) -> str | None:
+    home = pathlib.Path(environment.get("KERAS_HOME") or "~/.keras").expanduser()
+    try:
+        return json.loads(_text(home / "keras.json")).get("backend")
+    except (ValueError, AttributeError):
+        return None  # no such file, or no such settings

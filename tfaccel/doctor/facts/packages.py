@@ -1,0 +1,124 @@
+"""What is installed, from the packages' metadata and files: nothing is imported.
+
+installed().versions["tensorflow"]    # "2.21.0"
+"""
+
+import dataclasses
+import importlib.metadata
+import importlib.util
+import pathlib
+import platform
+import runpy
+from collections.abc import Mapping, Sequence
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+
+@dataclasses.dataclass(frozen=True)
+class Build:
+    """What TensorFlow was built for.
+
+    Attributes:
+      cuda: CUDA's version, e.g. "12.5.1"; None if built without.
+      cudnn: cuDNN's.
+      capabilities: "sm_80" is a kernel for these GPUs, "compute_90" one that the driver compiles.
+    """
+
+    cuda: str | None
+    cudnn: str | None
+    capabilities: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Packages:
+    """Versions that there are, and those that are asked for.
+
+    Attributes:
+      python: this one's version.
+      versions: of every package that is installed, by canonical name.
+      ranges: what tfaccel asks for, e.g. {"keras": "<3.16,>=3.15"}; empty if it is not installed.
+      python_range: likewise.
+      cuda_ranges: what this TensorFlow asks for as tensorflow[and-cuda].
+      build: what TensorFlow was built for; None if it does not say.
+      plugin_binaries: names of the DALI plugin's libraries.
+      pip: the command that installed tfaccel, "pip" or "uv pip".
+    """
+
+    python: str
+    versions: Mapping[str, str]
+    ranges: Mapping[str, str]
+    python_range: str
+    cuda_ranges: Mapping[str, str]
+    build: Build | None
+    plugin_binaries: tuple[str, ...]
+    pip: str
+
+    def install(self, *requirements: str) -> str:
+        """Returns the command that installs these."""
+        return " ".join([self.pip, "install", *(f"'{each}'" for each in requirements)])
+
+    def wanted(self, name: str) -> str:
+        """Returns a package with the versions that tfaccel asks for, as pip reads it."""
+        return f"{name}{self.ranges.get(name, '')}"
+
+
+def installed(path: Sequence[str] | None = None) -> Packages:
+    """Reads the metadata of all packages.
+
+    Args:
+      path: folders of packages in the place of sys.path, for tests.
+    """
+    found = importlib.metadata.distributions(**({} if path is None else {"path": list(path)}))
+    packages = {}
+    for each in found:
+        if each.name:  # a folder that a broken-off installation left has none
+            packages.setdefault(canonicalize_name(each.name), each)  # the first one is imported
+    ours, tensorflow = packages.get("tfaccel"), packages.get("tensorflow")
+    is_uv = ours is not None and (ours.read_text("INSTALLER") or "").strip() == "uv"
+    return Packages(
+        python=platform.python_version(),
+        versions={name: each.version for name, each in packages.items()},
+        ranges=_ranges(ours, extra=None),
+        python_range=ours.metadata.get("Requires-Python", "") if ours else "",
+        cuda_ranges=_ranges(tensorflow, extra="and-cuda"),
+        build=_build() if path is None else None,
+        plugin_binaries=_binaries("nvidia.dali_tf_plugin") if path is None else (),
+        pip="uv pip" if is_uv else "pip",
+    )
+
+
+def _ranges(package: importlib.metadata.Distribution | None, extra: str | None) -> dict[str, str]:
+    """Returns the versions that a package asks for, always or with this extra alone."""
+    found = {}
+    for each in map(Requirement, (package.requires or ()) if package else ()):
+        applies = each.marker is None or each.marker.evaluate({"extra": extra or ""})
+        is_of_extra = each.marker is not None and "extra" in str(each.marker)
+        if applies and is_of_extra == (extra is not None):
+            found[canonicalize_name(each.name)] = str(each.specifier)
+    return found
+
+
+def _build() -> Build | None:
+    """Returns what TensorFlow's file of facts says. It imports nothing but the standard library."""
+    for root in _folders("tensorflow"):
+        file = root / "python/platform/build_info.py"
+        if file.is_file():
+            info = runpy.run_path(str(file))["build_info"]
+            return Build(
+                cuda=info.get("cuda_version") if info.get("is_cuda_build") else None,
+                cudnn=info.get("cudnn_version"),
+                capabilities=tuple(info.get("cuda_compute_capabilities", ())),
+            )
+    return None
+
+
+def _binaries(package: str) -> tuple[str, ...]:
+    top, _, rest = package.partition(".")
+    folders = [root / rest.replace(".", "/") for root in _folders(top)]
+    return tuple(sorted(each.name for root in folders for each in root.glob("libdali_tf*.so")))
+
+
+def _folders(package: str) -> list[pathlib.Path]:
+    spec = importlib.util.find_spec(package)
+    return [pathlib.Path(each) for each in (spec and spec.submodule_search_locations) or ()]

@@ -1,0 +1,133 @@
+"""What was found: a line for each check, and all of them as text, HTML and JSON.
+
+print(Table((ok("Python", "3.11.9"), error("DALI", "not installed", "install it: pip ..."))))
+"""
+
+import dataclasses
+import html
+import json
+import textwrap
+from collections.abc import Sequence
+from typing import Literal
+
+Status = Literal["ok", "warning", "error"]
+
+WIDTH = 80  # columns, also of a wide terminal: what goes into an issue is read everywhere
+INDENT = 25  # where the sentences begin, after status and name
+COLUMNS = ("status", "name", "found", "fix")
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One check's line.
+
+    Attributes:
+      name: of what was looked at.
+      status: "error" is what training fails by, "warning" what it is slower or other by.
+      found: what there is, and what was expected where that is something else.
+      fix: what to do; empty where all is well.
+    """
+
+    name: str
+    status: Status
+    found: str
+    fix: str = ""
+
+
+def ok(name: str, found: str) -> Finding:
+    """Returns the line of something that fits."""
+    return Finding(name, "ok", found)
+
+
+def warning(name: str, found: str, fix: str) -> Finding:
+    """Returns the line of something that makes training slower, or other than expected."""
+    return Finding(name, "warning", found, fix)
+
+
+def error(name: str, found: str, fix: str) -> Finding:
+    """Returns the line of something that training fails by."""
+    return Finding(name, "error", found, fix)
+
+
+def worst(name: str, found: Sequence[Finding], fine: str) -> Finding:
+    """Returns several faults of one thing as one line, or that it is fine."""
+    if not found:
+        return ok(name, fine)
+    status = "error" if any(each.status == "error" for each in found) else "warning"
+    fixes = dict.fromkeys(each.fix for each in found)  # each once, in order
+    return Finding(name, status, "; ".join(each.found for each in found), "; ".join(fixes))
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """All findings, in the order in which they were looked for.
+
+    Attributes:
+      findings: a line each.
+      left_out: what was not looked at, and how it would be.
+    """
+
+    findings: tuple[Finding, ...]
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """1 if there is an error, else 0."""
+        return 1 if self._count("error") else 0
+
+    def __str__(self) -> str:
+        """Returns the lines, wrapped, then the counts and what was left out."""
+        summary = textwrap.wrap(self._summary(), WIDTH, **_WHOLE_WORDS)
+        return "\n".join([*map(_as_text, self.findings), "", *summary])
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{each}</th>" for each in COLUMNS)
+        rows = "".join(
+            "<tr>" + "".join(f"<td>{_escaped(getattr(each, name))}</td>" for name in COLUMNS)
+            + "</tr>"
+            for each in self.findings
+        )  # fmt: skip
+        return f"<table><tr>{head}</tr>{rows}</table><p>{_escaped(self._summary())}</p>"
+
+    def as_json(self) -> str:
+        """Returns one JSON object: the checks, the counts and what was left out."""
+        said = {
+            "checks": [dataclasses.asdict(each) for each in self.findings],
+            "errors": self._count("error"),
+            "warnings": self._count("warning"),
+            "left_out": self.left_out,
+        }
+        return json.dumps(said, indent=2)
+
+    def _count(self, status: Status) -> int:
+        return sum(each.status == status for each in self.findings)
+
+    def _summary(self) -> str:
+        counted = [(self._count(each), each) for each in ("error", "warning", "ok")]
+        plural = [f"{n} {word}{'s' if n != 1 and word != 'ok' else ''}" for n, word in counted]
+        left_out = f" Not looked at: {'; '.join(self.left_out)}." if self.left_out else ""
+        return f"{', '.join(plural)}.{left_out}"
+
+
+_WHOLE_WORDS = {"break_long_words": False, "break_on_hyphens": False}  # paths and commands
+
+
+def _as_text(finding: Finding) -> str:
+    """Returns the finding's lines; what goes on begins below its sentence."""
+    first, rest = f"{finding.status:8} {finding.name:15} ".ljust(INDENT), " " * INDENT
+    lines = textwrap.wrap(
+        _clean(finding.found), WIDTH, initial_indent=first, subsequent_indent=rest, **_WHOLE_WORDS
+    )
+    fix = f"fix: {_clean(finding.fix)}" if finding.fix else ""
+    indents = {"initial_indent": rest, "subsequent_indent": rest}
+    return "\n".join([*lines, *textwrap.wrap(fix, WIDTH, **indents, **_WHOLE_WORDS)])
+
+
+def _clean(text: str) -> str:
+    """Returns text of others (paths, last words of a process) as one line without controls."""
+    words = (filter(str.isprintable, each) for each in text.split())
+    return " ".join("".join(each) for each in words)
+
+
+def _escaped(text: str) -> str:
+    return html.escape(_clean(text))

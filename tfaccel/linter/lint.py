@@ -1,0 +1,211 @@
+"""`tfaccel.lint`: a model, its data and its step read, and judged by every rule.
+
+table = tfaccel.lint(model, train, script="train.py")
+print(table)
+fixed = table.fix()         # a padded head, where there is one to pad, measured
+"""
+
+import dataclasses
+import functools
+import os
+import pathlib
+
+import keras
+import tensorflow as tf
+
+from tfaccel.data.distribute import Loader
+from tfaccel.errors import UserError
+from tfaccel.linter import fits, layers, speed, tensor_cores
+from tfaccel.linter.facts import Facts, Model, Step, shown
+from tfaccel.linter.findings import Table
+from tfaccel.linter.fix import Fix, padded_if_faster
+from tfaccel.linter.read_data import read_data
+from tfaccel.linter.read_model import read_model
+from tfaccel.linter.script import read_script
+
+RULES = (
+    fits.takes_the_data,
+    fits.gives_the_classes,
+    fits.gives_the_targets,
+    layers.linear_chains,
+    layers.outside_scope,
+    layers.narrow_outputs,
+    layers.channels_first,
+    layers.few_rows_in_batch_norm,
+    layers.saturating,
+    speed.precision,
+    speed.xla,
+    speed.sync_points,
+    speed.shuffling,
+    tensor_cores.tail_batch,
+    tensor_cores.input_features,
+    tensor_cores.widths,
+    tensor_cores.batch_rows,
+)
+REMARKS = (tensor_cores.few_channels, tensor_cores.rows_of_pixels, speed.not_judged)
+
+
+def lint(
+    model: keras.Model,
+    dataset=None,
+    *,
+    batch_size: int | None = None,
+    num_classes: int | None = None,
+    strategy: tf.distribute.Strategy | None = None,
+    xla: bool | None = None,
+    script: str | os.PathLike | None = None,
+) -> "Lint":
+    """Returns what keeps Tensor Cores or the input idle, or is plainly wrong. Trains nothing.
+
+    Args:
+      model: any Keras model; one that is not built is built for the data.
+      dataset: what it is to be trained on: a tf.data.Dataset, a tfaccel loader, a PyDataset, or
+        arrays (x, y). Of tf.data some batches are drawn, for their labels, unless num_classes says
+        how many there are; of a loader, none. None for the model alone.
+      batch_size: of arrays, as `fit` is given it; 32 by default, as there.
+      num_classes: where the data do not say; None to look.
+      strategy: that the model should belong to; None for the loader's, or the model's own.
+      xla: whether training is compiled with it; None for what model.compile was told.
+      script: a Python file, or source text, that uses them: looked through for `model(loader)`,
+        waits in its loops, and what Python cannot read. It is not run. Of a notebook:
+        script="\\n".join(In).
+
+    Raises:
+      UserError: the dataset is something else, or the script is not there.
+    """
+    data, specs = read_data(dataset, batch_size=batch_size, num_classes=num_classes)
+    strategy = strategy or _strategy_of(model, dataset)
+    read = read_model(model, data_specs=specs, strategy=strategy)
+    step = _step_of(model, read, strategy, xla=xla)
+    found = [] if script is None else read_script(*_source(script))
+    return judge(Facts(read, data, step), model=model, strategy=strategy, also=found)
+
+
+def judge(facts: Facts, *, model=None, strategy=None, also: list | None = None) -> "Lint":
+    """Returns what every rule says of the facts.
+
+    Args:
+      facts: of model, data and step.
+      model: what they are of, to be fixed; None where they are of no real one.
+      strategy: that it belongs to.
+      also: what else was found.
+    """
+    findings = [each for rule in RULES for each in rule(facts)]
+    return Lint(
+        findings=(*(also or ()), *findings),
+        title=_title(facts),
+        remarks=tuple(each for remark in REMARKS for each in remark(facts)),
+        fixer=model and functools.partial(padded_if_faster, facts, model, strategy),
+    )
+
+
+def _title(facts: Facts) -> str:
+    data = facts.data
+    parts = [facts.model.name]
+    if data.inputs:
+        count = "" if data.num_examples is None else f"{data.num_examples:,} "
+        parts.append(f"{count}examples of {' and '.join(map(shown, data.inputs))}")
+    if data.global_batch_size:
+        parts.append(f"batches of {data.global_batch_size}")
+    if facts.step.num_replicas > 1:
+        parts.append(f"{facts.step.num_replicas} replicas")
+    return ", ".join(parts)
+
+
+def _source(script: str | os.PathLike) -> tuple[str, str]:
+    """Returns the text of a script, and what to call it."""
+    if isinstance(script, str) and "\n" in script:
+        return script, "script"
+    path = pathlib.Path(script).expanduser()
+    try:
+        return path.read_text(encoding="utf-8"), path.name
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"script={str(script)!r} cannot be read ({error}); give a Python file, or its text"
+        ) from error
+
+
+# How the step runs.
+
+
+def _strategy_of(model: keras.Model, dataset) -> tf.distribute.Strategy | None:
+    found = dataset._strategy if isinstance(dataset, Loader) else model.distribute_strategy
+    return found if isinstance(found, tf.distribute.MirroredStrategy) or _is_multi(found) else None
+
+
+def _is_multi(strategy) -> bool:
+    return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+
+
+def _step_of(model: keras.Model, read: Model, strategy, *, xla: bool | None) -> Step:
+    replicas = strategy.num_replicas_in_sync if strategy else 1
+    compiled = getattr(model, "compiled", False)
+    ours = type(getattr(model, "train_function", None)).__module__.startswith("tfaccel.")
+    asked = model.jit_compile if xla is None and compiled and not ours else xla
+    reason = _why_no_xla(model, replicas) if compiled and not ours and asked is False else None
+    if ours and replicas > 1 and _synchronized(model):
+        reason = "synchronized batch norm sums inside the step"
+    return Step(
+        precision=precision_of(read, model),
+        tf32=tf.config.experimental.tensor_float_32_execution_enabled(),
+        xla=asked,
+        without_xla=reason,
+        run_eagerly=bool(compiled and model.run_eagerly) or tf.config.functions_run_eagerly(),
+        steps_per_execution=model.steps_per_execution if compiled else None,
+        num_replicas=replicas,
+        sync_batchnorm=_synchronized(model),
+        gpu=gpu_capability(),
+    )
+
+
+def _synchronized(model: keras.Model) -> bool:
+    kind = keras.layers.BatchNormalization
+    return any(isinstance(each, kind) and each.synchronized for each in model._flatten_layers())
+
+
+def _why_no_xla(model: keras.Model, num_replicas: int) -> str | None:
+    """Returns what makes stock Keras's jit_compile="auto" mean False."""
+    unable = [each.name for each in model._flatten_layers() if not each.supports_jit]
+    if unable:
+        return f"the layer {unable[0]} does not support it"
+    if num_replicas > 1:
+        return "stock Keras has none with several replicas; run.compile has"
+    return None
+
+
+def precision_of(read: Model, model: keras.Model) -> str:
+    """Returns what most products are computed in, as a dtype policy."""
+    dtypes = [each.dtype for each in read.layers if each.multiplies]
+    return model.dtype_policy.name if not dtypes else max(dtypes, key=dtypes.count)
+
+
+def gpu_capability() -> tuple[int, int] | None:
+    """Returns the first GPU's compute capability; None where there is no GPU."""
+    gpus = tf.config.list_physical_devices("GPU")
+    details = tf.config.experimental.get_device_details(gpus[0]) if gpus else {}
+    return details.get("compute_capability")
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Lint(Table):
+    """The table, and the fix of what can be padded.
+
+    Attributes:
+      fixer: makes the fix.
+    """
+
+    fixer: functools.partial | None = dataclasses.field(default=None, compare=False)
+
+    def fix(self, *, keep: bool | None = None, num_steps: int = 30) -> Fix:
+        """Pads heads to whole tiles, measures, and returns the better model. Writes nothing.
+
+        Args:
+          keep: whether to return the padded model; None for where it is faster beyond the spread.
+          num_steps: of each model that are timed.
+
+        Raises:
+          UserError: the model is a subclassed one.
+        """
+        if self.fixer is None:
+            raise UserError("these findings are of facts alone; lint a model")
+        return self.fixer(keep=keep, num_steps=num_steps)

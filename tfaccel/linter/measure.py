@@ -1,0 +1,95 @@
+"""Whether a change helps, on this machine: two models' steps, timed in turn.
+
+Takes two models of the same inputs; gives how long each step took, forward and backward.
+
+    before, after = step_times([model, wider], specs, rows=256, xla=True)
+    print(Spread.of(before).median_s)
+
+The optimizer's part is left out: it is the same but for the padding's few weights.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """Median and quartiles of some times, in seconds."""
+
+    median_s: float
+    first_s: float
+    third_s: float
+
+    @classmethod
+    def of(cls, times_s: Sequence[float]) -> "Spread":
+        """Returns those of some times."""
+        first, median, third = np.percentile(times_s, (25, 50, 75)).tolist()
+        return cls(median, first, third)
+
+    def is_below(self, other: "Spread") -> bool:
+        """Whether most of these times are less than most of the others."""
+        return self.third_s < other.first_s
+
+
+def step_times(
+    models: Sequence[keras.Model],
+    specs: Sequence[tf.TensorSpec],
+    *,
+    rows: int,
+    xla: bool,
+    num_steps: int = 30,
+    budget_s: float = 20.0,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[list[float]]:
+    """Returns seconds of each step of each model, which take turns.
+
+    Args:
+      models: of the same inputs.
+      specs: of these inputs; their batch is not looked at.
+      rows: in a batch, of random numbers.
+      xla: whether steps are compiled.
+      num_steps: of each model, at most.
+      budget_s: after which it ends, with three steps of each at least.
+      clock: gives the time in seconds.
+    """
+    inputs = [_random((rows, *each.shape[1:]), each.dtype) for each in specs]
+    given = inputs[0] if len(inputs) == 1 else inputs
+    steps = [_step(each, given, xla=xla) for each in models]
+    for step in steps:  # compiles, and warms up
+        step(), step()
+    times, began = [[] for _ in steps], clock()
+    while len(times[0]) < num_steps and (len(times[0]) < 3 or clock() - began < budget_s):
+        for taken, step in zip(times, steps, strict=True):
+            start = clock()
+            step()
+            taken.append(clock() - start)
+    return times
+
+
+def _random(shape: tuple, dtype: tf.DType) -> tf.Tensor:
+    sizes = [1 if each is None else each for each in shape]
+    if dtype.is_integer:
+        return tf.zeros(sizes, dtype)
+    return tf.cast(tf.random.stateless_uniform(sizes, seed=(0, 0)), dtype)
+
+
+def _step(model: keras.Model, inputs, *, xla: bool) -> Callable[[], None]:
+    variables = [each.value for each in model.trainable_variables]
+
+    @tf.function(autograph=False, jit_compile=xla)
+    def compute(inputs):
+        with tf.GradientTape() as tape:
+            outputs = tf.nest.flatten(model(inputs, training=True))
+            loss = tf.add_n(
+                [tf.reduce_mean(tf.square(tf.cast(each, tf.float32))) for each in outputs]
+            )
+        gradients = tape.gradient(loss, variables, unconnected_gradients="zero")
+        # One number that needs all of them, so that none is left out and little is copied.
+        return loss + tf.add_n([tf.reduce_sum(tf.cast(each, tf.float32)) for each in gradients])
+
+    return lambda: compute(inputs).numpy()  # waits for the device

@@ -1,0 +1,138 @@
+"""One symbolic call of a Keras model, watched: which layer takes what, and gives what.
+
+Takes a model and the specs of its inputs; gives the calls of its leaves, and the graph.
+
+    trace = traced(model, (tf.TensorSpec((None, 28, 28, 1)),))
+
+Private names relied on:
+  Keras 3.15: Model._flatten_layers, Layer._layers; that Operation.__call__ looks `call`, or
+    `quantized_call`, up on the layer.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+
+import keras
+import tensorflow as tf
+
+
+@dataclasses.dataclass
+class Call:
+    """One call of a leaf layer, with its tensors in the graph."""
+
+    layer: keras.layers.Layer
+    inputs: list
+    outputs: list
+    begin: int  # its operations' numbers in the graph
+    end: int
+
+    @property
+    def kind(self) -> str:
+        """The layer's class."""
+        return type(self.layer).__name__
+
+
+@dataclasses.dataclass
+class Trace:
+    """What a symbolic call showed.
+
+    Attributes:
+      calls: of the leaves, in order.
+      graph: with all operations; None where it did not begin.
+      outputs: tensors of the model's outputs; none where it failed.
+      fault: why it failed, in words; None if it did not.
+    """
+
+    calls: list[Call] = dataclasses.field(default_factory=list)
+    graph: tf.Graph | None = None
+    outputs: list = dataclasses.field(default_factory=list)
+    fault: str | None = None
+
+
+def traced(model: keras.Model, specs: tuple[tf.TensorSpec, ...]) -> Trace:
+    """Calls the model on placeholders and returns what was seen."""
+    seen = Trace()
+
+    def call(*tensors):
+        seen.graph = tf.compat.v1.get_default_graph()
+        given = tensors[0] if len(tensors) == 1 else _arranged(model, tensors)
+        seen.outputs = tf.nest.flatten(model(given, training=False))
+        return seen.outputs
+
+    def trace():
+        tf.function(call, autograph=False).get_concrete_function(*specs)
+
+    try:
+        if not model.built:  # the layers that it makes meanwhile are to be watched too
+            trace()
+        with _watched(model, seen.calls):
+            trace()
+    except Exception as error:  # whatever the user's `call` raises
+        seen.fault, seen.outputs = _sentence(error), []
+    return seen
+
+
+def _arranged(model: keras.Model, tensors: tuple):
+    """Returns several inputs as the model takes them: a functional one knows their names."""
+    like = getattr(model, "input", None) if hasattr(model, "inputs") else None
+    return tf.nest.pack_sequence_as(list(tensors) if like is None else like, list(tensors))
+
+
+def _sentence(error: Exception) -> str:
+    """Returns the first lines of an error: what Keras adds of arguments comes after."""
+    text = str(error).partition("Arguments received by")[0]
+    text = " ".join(text.split()) or type(error).__name__
+    return text if len(text) < 300 else text[:297] + "..."
+
+
+@contextlib.contextmanager
+def _watched(model: keras.Model, calls: list[Call]) -> Iterator[None]:
+    """Within the context, each call of a leaf of the model is noted."""
+    own = list(_leaves(model))
+    for layer in own:
+        _watch(layer, calls)
+    try:
+        yield
+    finally:
+        for layer in own:
+            for name in ("call", "quantized_call"):
+                watch = layer.__dict__.get(name)
+                if hasattr(watch, "replaced"):
+                    del layer.__dict__[name]
+                    layer.__dict__.update(watch.replaced)
+
+
+def _leaves(model: keras.Model) -> Iterator[keras.layers.Layer]:
+    """Yields the layers whose work is known as a whole, or that have no layers of their own."""
+    inside = set()
+    for layer in model._flatten_layers(include_self=False):
+        if id(layer) in inside or isinstance(layer, keras.layers.InputLayer):
+            continue
+        if isinstance(layer, keras.layers.RNN):  # its cell is called within a loop
+            inside |= {id(each) for each in layer._flatten_layers(include_self=False)}
+        elif layer._layers:
+            continue
+        yield layer
+
+
+def _watch(layer: keras.layers.Layer, calls: list[Call]) -> None:
+    name = "call" if getattr(layer, "quantization_mode", None) is None else "quantized_call"
+    call = getattr(layer, name)
+
+    def watched(*args, **kwargs):
+        graph = tf.compat.v1.get_default_graph()
+        begin = len(graph.get_operations())
+        outputs = call(*args, **kwargs)
+        inputs = [each for each in tf.nest.flatten((args, kwargs)) if _is_tensor(each)]
+        given = [each for each in tf.nest.flatten(outputs) if _is_tensor(each)]
+        calls.append(Call(layer, inputs, given, begin, len(graph.get_operations())))
+        return outputs
+
+    # Past Keras's own attributes, which it tracks; another's function of this name is put back.
+    watched.replaced = {name: layer.__dict__[name]} if name in layer.__dict__ else {}
+    layer.__dict__[name] = watched
+
+
+def _is_tensor(value) -> bool:
+    return tf.is_symbolic_tensor(value) if tf.is_tensor(value) else False
