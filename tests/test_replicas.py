@@ -13,6 +13,7 @@ from keras import layers
 
 from tfaccel import UserError, seam
 from tfaccel.config import StepConfig
+from tfaccel.step import functions
 
 RTOL = 1e-4
 RNG = np.random.default_rng(0)
@@ -29,6 +30,10 @@ def small():
     return keras.Sequential(
         [keras.Input((3,)), layers.Dense(4, activation="tanh"), layers.Dense(3, dtype="float32")]
     )
+
+
+def acc():
+    return ["accuracy"]
 
 
 def seeded(make):
@@ -102,6 +107,27 @@ class Subclassed(keras.Model):
 @pytest.mark.parametrize(("make", "xla"), [(small, True), (Subclassed, False)])
 def test_sequential_and_subclassed_models(make, xla):
     pair = both(make, metrics=lambda: ["accuracy"], xla=xla)
+    assert_fits_alike(pair, X, Y, batch_size=4)
+    evaluated = [each.evaluate(X, Y, batch_size=4, verbose=0) for each in pair]
+    np.testing.assert_allclose(*evaluated, rtol=RTOL)
+
+
+@pytest.fixture
+def in_one_function(monkeypatch):
+    """The step as on the GPUs of one process, but for XLA, which has no collective on the CPU."""
+    monkeypatch.setattr(seam, "_can_wait_in_xla", lambda _: True)
+    monkeypatch.setattr(
+        seam.Replica, "all_reduce_in_xla", lambda self, values: [*map(self.all_reduce, values)]
+    )
+    monkeypatch.setattr(functions, "_compiled", lambda each: tf.function(each, autograph=False))
+    layer_paths = seam.layer_paths
+    monkeypatch.setattr(seam, "layer_paths", lambda **args: layer_paths(**{**args, "xla": False}))
+
+
+def test_the_whole_step_in_one_function(in_one_function):
+    pair = both(
+        small, optimizer=lambda: keras.optimizers.AdamW(global_clipnorm=0.1), xla=True, metrics=acc
+    )
     assert_fits_alike(pair, X, Y, batch_size=4)
     evaluated = [each.evaluate(X, Y, batch_size=4, verbose=0) for each in pair]
     np.testing.assert_allclose(*evaluated, rtol=RTOL)

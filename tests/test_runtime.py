@@ -170,6 +170,19 @@ def test_a_choice_by_the_user_is_said_to_be_one(monkeypatch, caplog):
     assert "XLA_FLAGS decides on xla_gpu_experimental_enable_fusion_autotuner" in caplog.text
 
 
+def test_fused_batch_norm_keeps_channels_last_unless_the_user_says_otherwise(monkeypatch, caplog):
+    name = "TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"
+    monkeypatch.setenv(name, "0")  # which is put back afterwards
+    with caplog.at_level(logging.INFO, logger="tfaccel"):
+        runtime._norm_channels_last()
+        assert os.environ[name] == "0"
+        assert f"{name}=0, as it was" in caplog.text
+        monkeypatch.delenv(name)
+        runtime._norm_channels_last()
+    assert os.environ[name] == "1"
+    assert "channels last" in caplog.text
+
+
 def test_the_cpu_leaves_xlas_flags_alone(setup, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/tmp/x")
     setup(xla=True)

@@ -417,6 +417,13 @@ def _():
     return workers_extended()._id_in_cluster == 0
 
 
+@canary("CollectiveReplicaLauncher._group_key and ._group_size", "are those of all replicas")
+def _():
+    launchers = strategy_of(2).extended._collective_ops._launchers
+    (key,) = {each._group_key for each in launchers}
+    return isinstance(key, int) and [each._group_size for each in launchers] == [2, 2]
+
+
 @canary("CollectiveAllReduce._launchers", "sum, and gather rows, in order of the replicas")
 def _():
     launchers = strategy_of(2).extended._collective_ops._launchers

@@ -43,12 +43,12 @@ def as_product(convolution_op: Callable) -> Callable:
 
 
 class CancelledBiases:
-    """Biases that a batch normalization takes away again: their gradient is 0, and not computed.
+    """Biases that a batch normalization takes away again are left out, and their gradient is 0.
 
-    What is added to a whole channel is subtracted with its mean, so that the gradient would be of
-    rounding alone, and cost a sum over all activations: 4.6% of the step of Keras's ResNet-50,
-    where each of 53 convolutions has such a bias (H200, 2026-11-22). Where anything else reads the
-    convolution's outputs, too, that part of the gradient is there.
+    What is added to a whole channel is subtracted with its mean. The gradient would be of rounding
+    alone, and cost a sum over all activations: 4.6% of the step of Keras's ResNet-50, where each of
+    53 convolutions has such a bias (H200, 2026-11-22). Where anything else reads the convolution's
+    outputs, too, that has the bias, and its gradient.
     """
 
     def __init__(self):
@@ -80,16 +80,28 @@ class CancelledBiases:
 
         @functools.wraps(call)
         def call_without(norm, inputs, training=None, mask=None):
-            takes_away = training is True and norm.trainable and mask is None and not norm.renorm
-            if takes_away and norm.axis in (-1, 3) and id(inputs) in self._added:
-                _, outputs, bias = self._added[id(inputs)]
-                inputs = outputs + _without_gradient(bias)
-            return call(norm, inputs, training=training, mask=mask)
+            if not (_takes_mean_away(norm, training, mask) and id(inputs) in self._added):
+                return call(norm, inputs, training=training, mask=mask)
+            _, outputs, bias = self._added[id(inputs)]
+            in_mean = tf.stop_gradient(tf.cast(bias, tf.float32))
+            norm.moving_mean.assign(keras.ops.subtract(norm.moving_mean, in_mean))
+            result = call(norm, _without(outputs, bias), training=training)
+            norm.moving_mean.assign(keras.ops.add(norm.moving_mean, in_mean))
+            return result
 
         return call_without
 
 
+def _takes_mean_away(norm, training, mask) -> bool:
+    """Returns whether the layer subtracts the mean of each channel of its inputs."""
+    is_training = training is True and norm.trainable
+    is_plain = mask is None and not norm.renorm and norm.axis in (-1, 3)
+    # Of other types the moving mean would lose digits, to and fro.
+    return is_training and is_plain and norm.moving_mean.dtype == "float32"
+
+
 @tf.custom_gradient
-def _without_gradient(bias: tf.Tensor):
-    # Zeros, not none: an optimizer leaves out what has no gradient, its weight decay, too.
-    return tf.identity(bias), tf.zeros_like
+def _without(outputs: tf.Tensor, bias: tf.Tensor):
+    """Returns the outputs. The bias, of which they have no part, has a gradient all the same: 0."""
+    # An optimizer leaves out what has none, its weight decay, too.
+    return tf.identity(outputs), lambda upstream: (upstream, tf.zeros_like(bias))

@@ -21,15 +21,17 @@ the canary: it fails by name when one changes):
     Optimizer._trainable_variables and ._model_variables_moving_average.
   TensorFlow 2.21: distribute_lib._push_per_thread_mode, _pop_per_thread_mode,
     _get_default_replica_mode; StrategyExtended._collective_ops, _cross_device_ops,
-    _id_in_cluster; CollectiveAllReduce._launchers; PerReplicaSpec._value_specs.
+    _id_in_cluster; CollectiveAllReduce._launchers; CollectiveReplicaLauncher._group_key and
+    ._group_size; PerReplicaSpec._value_specs.
 """
 
 import contextlib
 import dataclasses
 import functools
 import logging
+import os
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import keras
 import tensorflow as tf
@@ -71,6 +73,7 @@ class Replica:
       device: what TensorFlow calls it.
       num_replicas: of all workers.
       launcher: TensorFlow's, of the collectives that this replica takes part in.
+      reduces_in_xla: whether `all_reduce_in_xla` is for it, and will not wait for ever.
     """
 
     local_index: int
@@ -78,6 +81,7 @@ class Replica:
     num_replicas: int
     device: str
     launcher: object
+    reduces_in_xla: bool
 
     def all_reduce(self, value: tf.Tensor) -> tf.Tensor:
         """Returns the sum of every replica's `value`.
@@ -85,6 +89,26 @@ class Replica:
         Must be called for every replica in the same order, in a `tf.function`, outside XLA.
         """
         return self.launcher.all_reduce(value)
+
+    def all_reduce_in_xla(self, values: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the sums of every replica's values, in a function that XLA compiles for a GPU.
+
+        XLA then has its own collective, by NCCL, which the host need not wait for: 0.45 ms for 100
+        MB between two H200s, where TensorFlow's has 1.5 ms more until the host sees its end
+        (2026-11-22). Must be called for every replica in the same order.
+        """
+        return [
+            tf.raw_ops.CollectiveReduceV2(
+                input=each,
+                group_size=self.launcher._group_size,
+                group_key=self.launcher._group_key,
+                instance_key=number,  # of no use to XLA
+                ordering_token=[],
+                merge_op="Add",
+                final_op="Id",
+            )
+            for number, each in enumerate(values)
+        ]
 
     def all_reduce_in_forward(self, value: tf.Tensor, *, weight: float | tf.Tensor) -> tf.Tensor:
         """Returns the sum of every replica's `value`, with the gradient of the loss over all rows.
@@ -121,12 +145,21 @@ def local_replicas(strategy: tf.distribute.Strategy) -> list[Replica]:
     collectives = getattr(extended, "_collective_ops", None) or extended._cross_device_ops
     devices = extended.worker_devices
     first = getattr(extended, "_id_in_cluster", 0) * len(devices)
+    num_replicas = strategy.num_replicas_in_sync
+    reduces_in_xla = num_replicas == len(devices) > 1 and _can_wait_in_xla(devices)
     return [
-        Replica(index, first + index, strategy.num_replicas_in_sync, device, launcher)
+        Replica(index, first + index, num_replicas, device, launcher, reduces_in_xla)
         for index, (device, launcher) in enumerate(
             zip(devices, collectives._launchers, strict=True)
         )
     ]
+
+
+def _can_wait_in_xla(devices: Sequence[str]) -> bool:
+    """Returns whether all may be in an XLA function at once: each takes a thread as it waits."""
+    num_threads = tf.config.threading.get_inter_op_parallelism_threads() or os.cpu_count() or 1
+    are_gpus = all(tf.DeviceSpec.from_string(each).device_type == "GPU" for each in devices)
+    return are_gpus and num_threads > len(devices)
 
 
 # One replica's view of the model, while a step is traced.

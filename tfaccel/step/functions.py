@@ -9,10 +9,14 @@ clipping and update. On several, the order is what makes N replicas equal one de
 
   1. each replica, one XLA function: forward and backward on its rows; each gradient is that of the
      mean over the rows, of the scaled loss, and is multiplied by the number of rows;
-  2. between the replicas, outside XLA (its CPU and GPU compilers know no TensorFlow collective):
-     gradients, moving statistics, metrics and the rows are summed, packed in one buffer per dtype;
+  2. between the replicas: gradients, moving statistics, metrics and the rows are summed, packed in
+     one buffer per dtype;
   3. each replica, one XLA function, on the same sums and so with the same result: division by the
      rows of all, finite check, unscaling, clipping, update or skip, change of the loss scale.
+
+On the GPUs of one process the three are one XLA function, which has a collective of its own: the
+GPU goes from one to the next by itself. On the CPU XLA has none; and of several processes only
+TensorFlow's collectives can be broken off, by those whose peer has died.
 
 What is not finite is applied on no number of replicas (tfaccel/step/finite.py says what);
 `model.train_function.nonfinite` has what was found.
@@ -55,29 +59,42 @@ def set_functions(model, strategy, config: StepConfig, *, xla: bool) -> None:
     if synchronized and xla:
         log.info("step: training without XLA, because synchronized batch norm sums inside it")
     make = functools.partial(_Step, model, strategy, config)
-    train = make(model.train_step, replicas, xla=xla and not synchronized, trains=True)
+    train_xla = xla and not synchronized
+    train = make(model.train_step, replicas, xla=train_xla, trains=True)
     test = make(model.test_step, replicas, xla=xla, trains=False)
     predict = _Predict(model, strategy, replicas, xla=xla)
     log.info(
         "step: %s, %s XLA%s",
-        f"split around the sum over {strategy.num_replicas_in_sync} replicas"
-        if several
-        else "one function",
+        _in_words(replicas, xla=xla),
         "with" if xla else "without",
         f", in {config.accumulation_steps} parts" if config.accumulation_steps > 1 else "",
     )
 
-    model.train_function = Execution(model, train)
-    model.test_function = Execution(model, test)
+    model.train_function = Execution(model, train, xla=train_xla)
+    model.test_function = Execution(model, test, xla=xla)
     model.predict_function = predict
 
 
-class Execution:
-    """The steps of one execution, as a function of an iterator over batches."""
+def _in_words(replicas: list[Replica], *, xla: bool) -> str:
+    """Returns, for the log, how the step is cut into functions."""
+    num_replicas = replicas[0].num_replicas
+    if num_replicas == 1:
+        return "one function"
+    if xla and replicas[0].reduces_in_xla:
+        return f"one function with the sum over {num_replicas} replicas"
+    return f"split around the sum over {num_replicas} replicas"
 
-    def __init__(self, model, step: Callable):
+
+class Execution:
+    """The steps of one execution, as a function of an iterator over batches.
+
+    Attributes:
+      xla: whether XLA compiles them.
+    """
+
+    def __init__(self, model, step: Callable, *, xla: bool):
         """Takes what makes one step of a batch, and the model, which says how many are made."""
-        self._model, self._step = model, step
+        self._model, self._step, self.xla = model, step, xla
         self._found = []
 
     def __call__(self, iterator: Iterator) -> dict:
@@ -164,8 +181,10 @@ def _make(model, strategy, config, step, replicas, *, padded: bool, xla: bool, t
         step, pass_ = _on_changed(change, step, pass_, replicas[0])
     if strategy.num_replicas_in_sync > 1:
         wire = "float16" if config.float16_allreduce else None
-        halves = [_Halves(model, pass_, each, wire, xla=xla, trains=trains) for each in replicas]
-        return functools.partial(_split_step, halves)
+        steps = [
+            _ReplicaStep(model, pass_, each, wire, xla=xla, trains=trains) for each in replicas
+        ]
+        return functools.partial(_split_step, steps)
     if parts > 1:
         return functools.partial(_accumulating_step, model, pass_, replicas[0], xla=xla)
     return functools.partial(_whole_step, model, step, replicas[0], xla=xla, trains=trains)
@@ -226,42 +245,58 @@ def _accumulating_step(model, pass_, replica: Replica, batch, *, xla: bool) -> d
         return _update(model, totals, totals.metrics_before, trains=True, xla=xla)
 
 
-def _split_step(halves: list["_Halves"], batches: list) -> dict:
+def _split_step(steps: list["_ReplicaStep"], batches: list) -> dict:
     """Several replicas: each one's pass, the sum over all, each one's update."""
     logs = []
-    for half, batch in zip(halves, batches, strict=True):
-        with tf.device(half.replica.device):
-            buffers, metrics_before = half.forward_backward(batch)
-            summed = [half.replica.all_reduce(each) for each in buffers]
-            logs.append(half.update(summed, metrics_before))
+    for step, batch in zip(steps, batches, strict=True):
+        with tf.device(step.replica.device):
+            logs.append(step(batch))
     return logs[0]  # all are alike
 
 
-class _Halves:
-    """One replica's two functions: up to the sum over replicas, and after it."""
+class _ReplicaStep:
+    """One replica's step among several: its pass, the sum over replicas, and its update."""
 
     def __init__(
         self, model, pass_, replica: Replica, gradients_as: str | None, *, xla: bool, trains: bool
     ):
         self.replica = replica
-        self._layout = None  # known once the first half is traced
+        layout = None  # known once the pass is traced
 
         def forward_backward(batch):
+            nonlocal layout
             with seam.as_replica(model, replica):
                 totals = pass_(replica, batch)
-            self._layout = Layout(totals, gradients_as=gradients_as)
-            return self._layout.pack(totals), totals.metrics_before
+            layout = Layout(totals, gradients_as=gradients_as)
+            return layout.pack(totals), totals.metrics_before
 
         def update(buffers, metrics_before):
             with seam.as_replica(model, replica):
-                totals = self._layout.unpack(buffers)
+                totals = layout.unpack(buffers)
                 return _update(model, totals, metrics_before, trains=trains, xla=xla)
 
-        # Without XLA both are traced into the caller's graph, where batch norm's own sums may be.
-        compiled = lambda function: function  # noqa: E731
-        if xla:
-            compiled = functools.partial(tf.function, autograph=False, jit_compile=True)
-        self.forward_backward, self.update = compiled(forward_backward), compiled(update)
+        def whole(batch):
+            buffers, metrics_before = forward_backward(batch)
+            return update(replica.all_reduce_in_xla(buffers), metrics_before)
+
+        def in_parts(batch):
+            buffers, metrics_before = forward_backward(batch)
+            return update([replica.all_reduce(each) for each in buffers], metrics_before)
+
+        if xla and replica.reduces_in_xla:
+            self._step = _compiled(whole)
+        else:
+            if xla:  # else all is traced into the caller's graph, where batch norm's sums may be
+                forward_backward, update = _compiled(forward_backward), _compiled(update)
+            self._step = in_parts
+
+    def __call__(self, batch) -> dict:
+        """Returns the step's logs; for every replica in one `tf.function`, on its device."""
+        return self._step(batch)
+
+
+def _compiled(function: Callable) -> Callable:
+    return tf.function(function, autograph=False, jit_compile=True)
 
 
 def _update(
@@ -330,7 +365,8 @@ def _with_scale_logs(model, update: Callable[[], dict], *, trains: bool) -> dict
     skipped = 1 - (tf.identity(counter._value) - before)
     return logs | {
         "loss_scale": tf.identity(optimizer.dynamic_scale._value),
-        "skipped_steps": tf.cast(skipped, tf.int32),
+        # Not int32, which functions return by way of the CPU: each step would wait for the GPU.
+        "skipped_steps": tf.cast(skipped, tf.int64),
     }
 
 
