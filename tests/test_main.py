@@ -101,6 +101,7 @@ def test_help_and_flag_errors_take_under_a_second_and_no_tensorflow(arguments):
 CALLS = [
     (["tran"], "there is no command 'tran'; did you mean 'train'?"),
     (["train"], "no config; give one"),
+    (["lint", "--script=mine.py"], "e.g. `tfaccel lint --config=configs/digits.py`"),
     (["train", "--config=configs/nope.py"], "config file configs/nope.py does not exist"),
     (["train", f"--config={REPOSITORY}/configs/digit.py"], "did you mean '"),
     (["train", f"--config={REPOSITORY}/pyproject.toml"], "pyproject.toml: SyntaxError"),

@@ -24,6 +24,7 @@ from tfaccel.progress import beat_of_loop as beat
 from tfaccel.progress import is_launched
 
 if TYPE_CHECKING:
+    from tfaccel import doctor
     from tfaccel.data import sources
     from tfaccel.isolate import IsolatedError, run_isolated
     from tfaccel.linter.lint import lint
@@ -41,6 +42,7 @@ __all__ = [
     "UserError",
     "__version__",
     "beat",
+    "doctor",
     "lint",
     "preset",
     "run_isolated",
@@ -59,6 +61,8 @@ def __getattr__(name: str):
         return getattr(importlib.import_module("tfaccel.isolate"), name)
     if name == "lint":
         return importlib.import_module("tfaccel.linter.lint").lint
+    if name == "doctor":
+        return importlib.import_module("tfaccel.doctor")
     if name == "sources":
         return importlib.import_module("tfaccel.data.sources")
     raise AttributeError(f"module 'tfaccel' has no attribute '{name}'")

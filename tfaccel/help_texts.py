@@ -101,7 +101,8 @@ AUDIT = """usage: tfaccel audit --config=FILE [--report=FILE] [--contact-sheet=F
   tfaccel audit --config=configs/cifar10.py --config.data.root=/data/cifar10 --report=bad.txt
 """
 
-LINT = """usage: tfaccel lint --config=FILE [--script=FILE] [--fix] [--config.SECTION.FIELD=VALUE]
+LINT = """usage: tfaccel lint --config=FILE [--script=FILE] [--fix] [--json]
+                    [--config.SECTION.FIELD=VALUE]
 
   Builds the model and opens the data, decodes and trains nothing, and says what is wrong, or keeps
   Tensor Cores or the input idle: sizes that are no multiple of 8 (16 in int8), a short last batch,
@@ -116,6 +117,9 @@ LINT = """usage: tfaccel lint --config=FILE [--script=FILE] [--fix] [--config.SE
   --fix           pad a Dense head to whole tiles, cut the rest off again so that outputs stay the
                   same, measure a step before and after on this machine, and print that and the
                   flags that mend the rest. Writes nothing
+  --json          one JSON object, {"about", "findings": [{"severity", "where", "what", "why",
+                  "gain", "fix", "change"}, ...], "errors", "warnings", "notes", "remarks"}, and
+                  with --fix "fix"; "change" is a flag of `tfaccel train`, or null
 
   tfaccel lint --config=configs/cifar10.py --config.data.root=/data/cifar10
   In a script or a notebook: tfaccel.lint(model, dataset), for any Keras model

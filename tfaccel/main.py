@@ -21,6 +21,7 @@ from tfaccel.cluster import Cluster, find
 from tfaccel.cluster.ray import undo_legacy_keras
 from tfaccel.config import Config, RuntimeConfig, default_config, parse
 from tfaccel.errors import RunError, UserError, did_you_mean, tell
+from tfaccel.table_text import show
 from tfaccel.workdir import RESUMES, check_usable
 
 HELP_FLAGS = {"--help", "-h", "--helpfull", "--helpshort"}
@@ -235,14 +236,16 @@ def doctor(arguments: list[str]) -> int:
         raise UserError(f"'{unparsed[0]}' is no flag of doctor; see `tfaccel doctor --help`")
     from tfaccel import doctor as doctor_room
 
-    if not values.quick and sys.stderr.isatty():
-        print("tfaccel: starting TensorFlow and DALI, about ten seconds", file=sys.stderr)
+    if not values.quick:
+        _say_wait("starting TensorFlow and DALI, about ten seconds")
     table = doctor_room.examine(quick=values.quick, data=values.data)
-    try:
-        print(table.as_json() if values.json else table, flush=True)
-    except BrokenPipeError:  # as of `| head`; what Python writes at its end shall not fail again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    show(table.as_json() if values.json else table)
     return table.exit_code
+
+
+def _say_wait(what_for: str) -> None:
+    if sys.stderr.isatty():
+        print(f"tfaccel: {what_for}", file=sys.stderr)
 
 
 def lint(arguments: list[str]) -> int:
@@ -250,13 +253,26 @@ def lint(arguments: list[str]) -> int:
     if HELP_FLAGS & set(arguments):
         print(help_texts.LINT, end="")
         return 0
-    values, _ = _parse_config_flags("lint", arguments, paths=("script",), switches=("fix",))
+    switches = ("fix", "json")
+    values, _ = _parse_config_flags("lint", arguments, paths=("script",), switches=switches)
     config = parse(values.config)
     script = pathlib.Path(values.script).expanduser() if values.script else None
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from tfaccel.linter.run import run
 
-    return 0 if run(config, script=script, fix=values.fix) else 1
+    table = run(config, script=script)
+    if values.json:
+        fixed = {"fix": table.fix().as_dict()} if values.fix else {}
+        show(json.dumps(table.as_dict() | fixed, indent=2))
+        return table.exit_code
+    show(table)
+    if values.fix:
+        _say_wait("compiling and timing two models' steps")
+        show(f"\n{table.fix()}")
+        flags_of_rest = "".join(f"\n  {each}" for each in table.changes)
+        if flags_of_rest:
+            show(f"\nflags of `tfaccel train` for the rest; nothing was written:{flags_of_rest}")
+    return table.exit_code
 
 
 def launch(arguments: list[str]) -> int:
@@ -315,7 +331,7 @@ def _parse_config_flags(
         flags.DEFINE_list("workers", None, "host:port of each.", flag_values=values)
         flags.DEFINE_integer("worker-index", None, "This one's.", flag_values=values)
     # What config_flags would answer with a traceback is looked at first.
-    file = _config_file(arguments)
+    file = _config_file(command, arguments)
     _check_overrides(arguments)
     try:
         unparsed = values(argv)[1:]
@@ -336,7 +352,7 @@ def _parse_config_flags(
     return values, file.stem
 
 
-def _config_file(arguments: list[str]) -> pathlib.Path:
+def _config_file(command: str, arguments: list[str]) -> pathlib.Path:
     """Returns the file that --config names, without the argument after its colon."""
     given = [
         flag.partition("=")[2] if "=" in flag else following
@@ -344,8 +360,9 @@ def _config_file(arguments: list[str]) -> pathlib.Path:
         if re.fullmatch(r"--?config(=.*)?", flag)
     ]
     if not given or not given[-1]:
-        meant = next((each for each in arguments if ".py" in each), "configs/digits.py")
-        raise UserError(f"no config; give one, e.g. `tfaccel train --config={meant}`")
+        files = [each for each in arguments if ".py" in each and not each.startswith("-")]
+        meant = next(iter(files), "configs/digits.py")
+        raise UserError(f"no config; give one, e.g. `tfaccel {command} --config={meant}`")
     file = pathlib.Path(given[-1].partition(":")[0])
     if not file.is_file():
         there = [str(each) for each in file.parent.glob("*.py")]

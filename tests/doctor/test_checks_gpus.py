@@ -43,7 +43,7 @@ PACKAGES = Packages(
         "nvidia-cudnn-cu12": "9.28.0.42",
         "nvidia-nccl-cu12": "2.32.3",
     },
-    ranges={},
+    ranges={"tensorflow": "<2.22,>=2.21"},
     python_range="",
     cuda_ranges={**WHEELS, "nvidia-nccl-cu12": "<3.0,>=2.27.7"},
     build=BUILD,
@@ -79,7 +79,7 @@ def test_a_card_without_a_driver_is_an_error():
 
 
 DRIVERS = [
-    (Driver("470.82", (11, 4)), "error", "driver 525 or newer"),
+    (Driver("470.82", (11, 4)), "error", "driver for CUDA 12: 525 or newer"),
     (Driver("535.54.03", (12, 2)), "warning", "older than the 12.5.1"),
     (Driver("580.95.05", (13, 0)), "ok", ""),
 ]
@@ -113,7 +113,7 @@ def test_a_missing_wheel_is_named_with_the_command_that_installs_it():
     found = cuda.libraries(GPUS, without("nvidia-cudnn-cu12"), None, {})
     assert found.status == "error"
     assert "nvidia-cudnn-cu12 is not installed" in found.found
-    assert "uv pip install 'tensorflow[and-cuda]==2.21.0'" in found.fix
+    assert "uv pip install 'tensorflow[and-cuda]<2.22,>=2.21'" in found.fix
 
 
 def test_a_wheel_of_a_version_that_tensorflow_does_not_want_is_named():
@@ -157,6 +157,8 @@ def test_gpus_that_tensorflow_does_not_see_are_an_error():
         found = cuda.devices(GPUS, told)
         assert found.status == "error"
         assert words in found.found
+    by_keras = Told({"TensorFlow": {}}, {"Keras": "no jax", "devices": "no jax"})
+    assert cuda.devices(GPUS, by_keras).status == "warning"
 
 
 # ----- GPUs.
@@ -225,7 +227,7 @@ def test_gpus_over_pcie_are_told_what_that_means():
 def test_links_that_are_down_are_named():
     found = links.nvlink(changed(nvlinks=9))
     assert found.status == "warning"
-    assert "9 links on GPU 1, 18 on GPU 0" in found.found
+    assert "9 links on GPU 1, 18 links on GPU 0" in found.found
 
 
 def test_the_numbers_of_engines_are_those_that_nvjpeg_tells():

@@ -8,7 +8,7 @@ import pytest
 from tfaccel.doctor.checks import host as checks
 from tfaccel.doctor.checks import variables
 from tfaccel.doctor.facts.disk import Reading
-from tfaccel.doctor.facts.host import Host, cpu_quota, memory_limit
+from tfaccel.doctor.facts.host import Host
 
 GIB = 2**30
 HOST = Host(
@@ -16,7 +16,7 @@ HOST = Host(
     cpu_quota=None,
     memory_total=256 * GIB,
     memory_available=200 * GIB,
-    memory_limit=None,
+    memory_room=None,
     shm_total=64 * GIB,
     shm_free=60 * GIB,
     open_files=65536,
@@ -42,7 +42,8 @@ PLANTED = [
     ({"cpu_quota": 3.0}, 0, "cores", "warning", "3 of them"),
     ({"memory_available": GIB // 2}, 0, "memory", "error", "0.5 GiB"),
     ({"memory_available": 3 * GIB}, 0, "memory", "warning", "3 GiB"),
-    ({"memory_limit": 2 * GIB}, 0, "memory", "warning", "limit of 2 GiB"),
+    ({"memory_room": 2 * GIB}, 0, "memory", "warning", "only 2 GiB below the limit"),
+    ({"memory_room": 0}, 0, "memory", "error", "only 0 MiB below the limit"),
     ({"shm_total": 64 << 20, "shm_free": 64 << 20}, 2, "shared memory", "error", "--shm-size"),
     ({"shm_total": 512 << 20, "shm_free": 512 << 20}, 2, "shared memory", "warning", "--shm-size"),
     ({"shm_free": 1 << 20}, 2, "shared memory", "error", "1 MiB free"),
@@ -131,41 +132,3 @@ def test_a_cuda_on_the_library_path_is_named(tmp_path):
     (found,) = variables.check({"LD_LIBRARY_PATH": f"/nowhere:{tmp_path}"}, 1)
     assert found.status == "warning"
     assert str(tmp_path) in found.found
-
-
-# ----- Limits that a container or a scheduler sets.
-
-CPU = [
-    ("2", {"cpu.max": "250000 100000"}, 2.5),
-    ("2", {"cpu.max": "max 100000"}, None),
-    ("1", {"cpu.cfs_quota_us": "400000", "cpu.cfs_period_us": "100000"}, 4.0),
-    ("1", {"cpu.cfs_quota_us": "-1", "cpu.cfs_period_us": "100000"}, None),
-    ("2", {}, None),
-]
-
-
-def plant_group(root, version, kind, files):
-    (root / "groups").write_text("0::/a/b\n" if version == "2" else f"3:{kind},x:/a/b\n")
-    folder = root / "cgroup" / ("a" if version == "2" else f"{kind}/a")
-    folder.mkdir(parents=True)
-    for name, text in files.items():
-        (folder / name).write_text(text + "\n")
-    return root / "groups", root / "cgroup"
-
-
-@pytest.mark.parametrize(("version", "files", "quota"), CPU)
-def test_the_quota_of_cores_is_read_from_either_version_of_groups(tmp_path, version, files, quota):
-    assert cpu_quota(*plant_group(tmp_path, version, "cpu", files)) == quota
-
-
-MEMORY = [
-    ("2", {"memory.max": str(4 * GIB)}, 4 * GIB),
-    ("2", {"memory.max": "max"}, None),
-    ("1", {"memory.limit_in_bytes": str(3 * GIB)}, 3 * GIB),
-    ("1", {"memory.limit_in_bytes": str(2**63 - 4096)}, None),
-]
-
-
-@pytest.mark.parametrize(("version", "files", "limit"), MEMORY)
-def test_the_limit_of_memory_is_read_from_either_version_of_groups(tmp_path, version, files, limit):
-    assert memory_limit(*plant_group(tmp_path, version, "memory", files)) == limit

@@ -25,7 +25,8 @@ def command(monkeypatch, capsys):
 
 def test_quick_takes_under_5_seconds_and_no_tensorflow():
     program = (
-        "import sys, tfaccel.main as main\n"
+        "import sys, tfaccel, tfaccel.main as main\n"
+        "tfaccel.doctor.examine\n"
         "sys.argv = ['tfaccel', 'doctor', '--quick', '--json']\n"
         "try: main.cli()\n"
         "finally: assert not {'tensorflow', 'keras', 'nvidia.dali'} & set(sys.modules)"

@@ -1,5 +1,7 @@
 """`tfaccel.lint` and `tfaccel lint` on real models: the three exercises, and a clean ResNet-50."""
 
+import json
+
 import keras
 import numpy as np
 import pytest
@@ -162,7 +164,15 @@ def test_layers_are_read_with_their_neighbours():
     assert by_name["lstm"].multiplies == 36 * 2 * 8 * 32
     assert (by_name["head"].activation, by_name["head"].is_output) == ("softmax", True)
     assert by_name["c"].is_input
+    assert not read.unknown
     assert (read.inputs, read.outputs) == (((8, 8, 4),), ((3,),))
+
+
+def test_transposed_convolutions_multiply_each_input_pixel():
+    up = layers.Conv2DTranspose(16, 3, strides=2, name="up")
+    (read,) = read_model(keras.Sequential([keras.Input((8, 8, 4)), up])).layers
+    assert (read.features_in, read.features_out) == (4, 16)
+    assert read.multiplies == 64 * 9 * 4 * 16
 
 
 def test_inputs_by_name_and_models_in_models():
@@ -225,10 +235,11 @@ def test_what_run_compile_was_told():
     model = compiled(make, 2, **settings)
     (found,) = tfaccel.lint(model, data, batch_size=64)
     assert found.what.startswith("training falls back to no XLA: synchronized batch norm")
-    model = compiled(make, 1, optimizer="sgd", loss="mse")
-    table = tfaccel.lint(model, data, batch_size=64)
-    assert not list(table), str(table)
-    assert "XLA: not judged" in str(table)
+    for replicas, xla, words in ((1, True, []), (2, True, []), (1, False, ["XLA is off"])):
+        model = compiled(make, replicas, xla=xla, optimizer="sgd", loss="mse")
+        table = tfaccel.lint(model, data, batch_size=64)
+        assert [each.what for each in table] == words
+        assert "XLA: not judged" not in str(table)
 
 
 # Data of every kind.
@@ -259,6 +270,7 @@ def test_data_of_every_kind(setup, folder):
     assert read_data(slices.batch(8, drop_remainder=True))[0].last_batch == "drop"
     assert read_data(slices.batch(2))[0].num_labels == 16  # of eight batches
     assert read_data((x, y))[0].num_labels is None
+    assert read_data(slices.batch(8).unbatch())[0].global_batch_size is None
     assert read_data(x)[0].targets == ()
     assert read_data(x)[0].global_batch_size == 20  # fewer than a batch are one
     generator = tf.data.Dataset.from_generator(lambda: x, output_signature=tf.TensorSpec((16,)))
@@ -272,6 +284,10 @@ def test_data_of_every_kind(setup, folder):
     assert loader.position == 0
     with pytest.raises(UserError, match=r"expected a tf\.data\.Dataset"):
         read_data(iter([1]))
+    with pytest.raises(UserError, match=r"has a float in it"):
+        read_data(([[1.0, 2.0]], [0]))
+    with pytest.raises(UserError, match=r"expected a keras\.Model"):
+        tfaccel.lint("model.keras", (x, y))
 
 
 # How it looks.
@@ -287,6 +303,9 @@ def test_a_table_is_sorted_narrow_and_safe_in_html():
     assert text.startswith("lint: 1 error, 1 note: t\n")
     assert max(map(len, text.splitlines())) <= 80
     assert text.isascii()
+    said = json.loads(json.dumps(table.as_dict()))
+    assert (said["about"], said["errors"], said["warnings"], said["notes"]) == ("t", 1, 0, 1)
+    assert said["findings"][0]["change"] == "--config.runtime.xla=True"
     page = table._repr_html_()
     assert "x &lt; y" in page
     assert "<code>--config.runtime.xla=True</code>" in page
@@ -306,6 +325,17 @@ def test_the_command_on_digits(capsys, setup):
     assert out.endswith("nothing was written:\n  --config.runtime.xla=True\n")
     assert "logits padded from 10 to 16 units" in out
     assert max(map(len, out.splitlines())) <= 80
+
+
+def test_the_command_as_json(capsys, setup):
+    setup()
+    flags = ["--config=configs/digits.py", "--config.runtime.gpu_ids=", "--fix", "--json"]
+    assert main.main(["lint", *flags, "--config.runtime.xla=False"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["about"].startswith("mnist_cnn, 1,437 examples")
+    assert [each["change"] for each in said["findings"]] == ["--config.runtime.xla=True", None]
+    assert said["fix"]["heads"] == ["logits padded from 10 to 16 units"]
+    assert said["fix"]["before"]["median_s"] > 0
 
 
 def test_the_command_fails_on_an_error_and_looks_at_a_script(capsys, setup, tmp_path):

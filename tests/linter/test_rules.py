@@ -4,19 +4,10 @@ import dataclasses
 
 import pytest
 
-from tfaccel.linter import fits, layers, speed, tensor_cores
-from tfaccel.linter.facts import (
-    OUTSIDE,
-    Data,
-    Facts,
-    Layer,
-    Model,
-    Step,
-    firsts,
-    heads,
-    percent,
-    tile_work,
-)
+from tfaccel.linter import batches, fits, layers, speed, tensor_cores
+from tfaccel.linter.facts import OUTSIDE, Data, Facts, Layer, Model, Step
+from tfaccel.linter.products import firsts, heads, tile_work
+from tfaccel.linter.words import percent
 
 
 def dense(units, features=64, *, feeds=(), **settings):
@@ -84,6 +75,11 @@ def test_severity_goes_by_the_share_of_the_arithmetic():
     assert "38% of the model's tiles" in large.gain  # 6 of 16
 
 
+def test_what_cannot_be_changed_is_no_warning():
+    (head,) = tensor_cores.widths(facts_of(conv(1)))
+    assert (head.severity, head.fix[:8]) == ("note", "leave it")
+
+
 def test_many_sizes_that_cost_nothing_are_one_finding():
     def found(*sizes):
         after = len(sizes) + 1
@@ -137,7 +133,7 @@ def test_the_datas_own_features():
 def test_batches_are_multiples_of_8_on_each_replica():
     def found(batch, *model, replicas=1):
         data, step = Data(global_batch_size=batch), Step(num_replicas=replicas, from_config=True)
-        return list(tensor_cores.batch_rows(facts_of(*model, data=data, step=step)))
+        return list(batches.batch_rows(facts_of(*model, data=data, step=step)))
 
     assert not found(64, dense(64))
     (odd,) = found(250, dense(64))
@@ -146,8 +142,8 @@ def test_batches_are_multiples_of_8_on_each_replica():
     assert (four.severity, four.fix) == ("warning", "a batch of 64")  # half of each tile
     # A convolution's rows are pixels too: 4 x 24 x 24 is a multiple of 8.
     pixels = facts_of(conv(64), data=Data(global_batch_size=4))
-    assert not list(tensor_cores.batch_rows(pixels))
-    assert list(tensor_cores.rows_of_pixels(pixels))
+    assert not list(batches.batch_rows(pixels))
+    assert list(batches.rows_of_pixels(pixels))
 
 
 @pytest.mark.parametrize(
@@ -168,7 +164,7 @@ def test_batches_are_multiples_of_8_on_each_replica():
 )
 def test_tail_batch(num_examples, last_batch, expected):
     data = Data(num_examples=num_examples, global_batch_size=64, last_batch=last_batch)
-    assert said(tensor_cores.tail_batch, facts_of(data=data)) == expected
+    assert said(batches.tail_batch, facts_of(data=data)) == expected
 
 
 # Model and data.
@@ -316,7 +312,7 @@ def test_channels_first_and_scope():
 def test_batch_norm_of_few_rows(batch, step, found):
     layer = Layer("norm", "BatchNormalization")
     facts = facts_of(layer, data=Data(global_batch_size=batch), step=step)
-    assert bool(list(layers.few_rows_in_batch_norm(facts))) == found
+    assert bool(list(batches.few_rows_in_batch_norm(facts))) == found
 
 
 # Step and input.

@@ -89,7 +89,7 @@ def _folder(data: str | os.PathLike | None, *, quick: bool) -> pathlib.Path | No
     if quick:
         raise UserError("--quick reads no data; leave out --quick, or --data")
     folder = pathlib.Path(data).expanduser().absolute()
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # nor one that may be looked into
         raise UserError(f"data {folder} is no folder; give the one that the images are in")
     return folder
 

@@ -4,15 +4,14 @@ print(Table((ok("Python", "3.11.9"), error("DALI", "not installed", "install it:
 """
 
 import dataclasses
-import html
 import json
-import textwrap
 from collections.abc import Sequence
 from typing import Literal
 
+from tfaccel.table_text import as_html, counted, in_lines
+
 Status = Literal["ok", "warning", "error"]
 
-WIDTH = 80  # columns, also of a wide terminal: what goes into an issue is read everywhere
 INDENT = 25  # where the sentences begin, after status and name
 COLUMNS = ("status", "name", "found", "fix")
 
@@ -58,7 +57,7 @@ def worst(name: str, found: Sequence[Finding], fine: str) -> Finding:
     return Finding(name, status, "; ".join(each.found for each in found), "; ".join(fixes))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Table:
     """All findings, in the order in which they were looked for.
 
@@ -77,17 +76,21 @@ class Table:
 
     def __str__(self) -> str:
         """Returns the lines, wrapped, then the counts and what was left out."""
-        summary = textwrap.wrap(self._summary(), WIDTH, **_WHOLE_WORDS)
-        return "\n".join([*map(_as_text, self.findings), "", *summary])
+        return "\n".join([*map(_as_text, self.findings), "", in_lines(self._summary())])
+
+    def __repr__(self) -> str:
+        """Returns the same: it is what a prompt should show."""
+        return str(self)
 
     def _repr_html_(self) -> str:
+        """Returns it for a notebook."""
         head = "".join(f"<th>{each}</th>" for each in COLUMNS)
         rows = "".join(
-            "<tr>" + "".join(f"<td>{_escaped(getattr(each, name))}</td>" for name in COLUMNS)
+            "<tr>" + "".join(f"<td>{as_html(getattr(each, name))}</td>" for name in COLUMNS)
             + "</tr>"
             for each in self.findings
         )  # fmt: skip
-        return f"<table><tr>{head}</tr>{rows}</table><p>{_escaped(self._summary())}</p>"
+        return f"<table><tr>{head}</tr>{rows}</table><p>{as_html(self._summary())}</p>"
 
     def as_json(self) -> str:
         """Returns one JSON object: the checks, the counts and what was left out."""
@@ -103,31 +106,15 @@ class Table:
         return sum(each.status == status for each in self.findings)
 
     def _summary(self) -> str:
-        counted = [(self._count(each), each) for each in ("error", "warning", "ok")]
-        plural = [f"{n} {word}{'s' if n != 1 and word != 'ok' else ''}" for n, word in counted]
+        errors, warnings = (counted(self._count(each), each) for each in ("error", "warning"))
         left_out = f" Not looked at: {'; '.join(self.left_out)}." if self.left_out else ""
-        return f"{', '.join(plural)}.{left_out}"
-
-
-_WHOLE_WORDS = {"break_long_words": False, "break_on_hyphens": False}  # paths and commands
+        return f"{errors}, {warnings}, {self._count('ok')} ok.{left_out}"
 
 
 def _as_text(finding: Finding) -> str:
     """Returns the finding's lines; what goes on begins below its sentence."""
     first, rest = f"{finding.status:8} {finding.name:15} ".ljust(INDENT), " " * INDENT
-    lines = textwrap.wrap(
-        _clean(finding.found), WIDTH, initial_indent=first, subsequent_indent=rest, **_WHOLE_WORDS
-    )
-    fix = f"fix: {_clean(finding.fix)}" if finding.fix else ""
-    indents = {"initial_indent": rest, "subsequent_indent": rest}
-    return "\n".join([*lines, *textwrap.wrap(fix, WIDTH, **indents, **_WHOLE_WORDS)])
-
-
-def _clean(text: str) -> str:
-    """Returns text of others (paths, last words of a process) as one line without controls."""
-    words = (filter(str.isprintable, each) for each in text.split())
-    return " ".join("".join(each) for each in words)
-
-
-def _escaped(text: str) -> str:
-    return html.escape(_clean(text))
+    lines = [in_lines(finding.found, first=first, rest=rest)]
+    if finding.fix:
+        lines.append(in_lines(f"fix: {finding.fix}", first=rest, rest=rest))
+    return "\n".join(lines)

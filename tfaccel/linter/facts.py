@@ -1,15 +1,11 @@
 """A model, its data and its step as plain values, which rules judge. Needs no TensorFlow.
 
-Takes nothing; gives the dataclasses, and the arithmetic that several rules share.
-
     facts = Facts(model=Model(name="mine", layers=(...)), data=Data(inputs=((15,),)))
-    share(facts.model, facts.model.layers[:1])      # 0.25 of the multiplications
 
 Shapes are of one example, without the batch; None in them is a size that is not known.
 """
 
 import dataclasses
-from collections.abc import Iterable
 
 Shape = tuple[int | None, ...]
 
@@ -161,105 +157,3 @@ class Facts:
         """Examples in a step on each replica."""
         batch = self.data.global_batch_size
         return None if batch is None else max(1, batch // self.step.num_replicas)
-
-
-# Multiplications, and the tiles they are done in.
-
-
-def padded(size: int, multiple: int) -> int:
-    """Returns the next multiple: what whole tiles hold."""
-    return -(-size // multiple) * multiple
-
-
-def multiple_of(layer: Layer) -> int:
-    """Returns the multiple that a layer's sizes should be.
-
-    16 bytes: 8 in float16 and bfloat16, 16 in int8 (NVIDIA, "Matrix Multiplication Background
-    User's Guide", Tensor Core requirements; on A100 and later 64 and 128 are best). float32 is
-    judged as float16, which it should become; TF32 alone needs 4.
-    """
-    return 16 if layer.dtype == "int8" else 8
-
-
-def tile_work(layer: Layer) -> float:
-    """Returns a layer's multiplications as its tiles have them, padding included."""
-    if not layer.multiplies:
-        return 0.0
-    multiple = multiple_of(layer)
-    sizes = [each for each in (layer.features_in, layer.features_out) if each]
-    work = float(layer.multiplies)
-    for size in sizes:
-        work *= padded(size, multiple) / size
-    return work
-
-
-def share(model: Model, layers: Iterable[Layer]) -> float:
-    """Returns these layers' part of the model's multiplications, 0 to 1."""
-    whole = sum(each.multiplies for each in model.layers)
-    return sum(each.multiplies for each in layers) / whole if whole else 0.0
-
-
-def heads(model: Model) -> tuple[Layer, ...]:
-    """Returns the products after which there are no more: their sizes are the task's."""
-    products = [index for index, each in enumerate(model.layers) if each.multiplies]
-    return tuple(
-        model.layers[index]
-        for index in products
-        if not _reached(model, index) & set(products)
-        # What comes after an operation outside all layers is not known, but for the last one.
-        and (index == products[-1] or OUTSIDE not in _reached(model, index))
-    )
-
-
-def firsts(model: Model) -> tuple[Layer, ...]:
-    """Returns the products before which there are none: their inputs' sizes are the data's."""
-    products = [index for index, each in enumerate(model.layers) if each.multiplies]
-    after = {each for index in products for each in _reached(model, index)}
-    known = (
-        products
-        if OUTSIDE not in after
-        else [index for index in products if model.layers[index].is_input or index == products[0]]
-    )
-    return tuple(model.layers[index] for index in known if index not in after)
-
-
-def _reached(model: Model, index: int) -> set[int]:
-    """Returns the layers that come after one, and OUTSIDE for what is none."""
-    found, left = set(), [index]
-    while left:
-        each = left.pop()
-        if each != OUTSIDE:
-            new = set(model.layers[each].feeds) - found
-            found |= new
-            left += new
-    return found
-
-
-def percent(part: float) -> str:
-    """Returns a part of 1 in words that promise no more digits than it has."""
-    if part >= 0.1:
-        return f"{100 * part:.0f}%"
-    return f"{100 * part:.1f}%" if part >= 0.001 else "under 0.1%"
-
-
-def shown(shape: Shape) -> str:
-    """Returns a shape as people write it: 26 x 26 x 3."""
-    return " x ".join("?" if each is None else str(each) for each in shape) or "one number"
-
-
-def counted(number: int, noun: str) -> str:
-    """Returns a number and its noun: 1 layer, 2 layers."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def of_which(whole: int, part: int, noun: str) -> str:
-    """Returns how many of a tile's rows or columns are padding, in words."""
-    return f"{part} of {counted(whole, noun)} {'is' if part == 1 else 'are'} padding"
-
-
-def named(layers: Iterable[Layer], most: int = 3) -> str:
-    """Returns names of layers, each once, the first few in full."""
-    names = list(dict.fromkeys(each.name for each in layers))
-    if len(names) > most + 1:
-        return f"{', '.join(names[:most])} and {len(names) - most} more"
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

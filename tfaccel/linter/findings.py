@@ -1,17 +1,17 @@
-"""A finding, and the table of them: for a terminal of 80 columns, a pipe and a notebook.
+"""A finding, and the table of them: for a terminal of 80 columns, a pipe, JSON and a notebook.
 
 table = Table(findings=(...), title="resnet50", remarks=())
 print(table); len(table); [each.fix for each in table]; table.ok
 """
 
-import collections
 import dataclasses
-import html
-import textwrap
 from collections.abc import Iterator
 
+from tfaccel.table_text import as_html, counted, in_lines
+
 SEVERITIES = ("error", "warning", "note")
-WIDTH = 80
+COLUMNS = ("severity", "where", "what", "why", "gain", "fix")
+LEFT = "style='text-align:left;vertical-align:top'"  # notebooks center what says nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,24 +38,12 @@ class Finding:
 
     def __str__(self):
         """Returns a few lines of at most 80 columns."""
-        head = textwrap.wrap(
-            f"{self.severity:<8} {self.where}: {self.what}", WIDTH, subsequent_indent=" " * 9
-        )
+        head = in_lines(f"{self.where}: {self.what}", first=f"{self.severity:8} ", rest=" " * 9)
         parts = [("why", self.why), ("gain", self.gain), ("fix", self.fix), ("flag", self.change)]
-        body = [_part(name, text) for name, text in parts if text]
-        return "\n".join([*head, *body])
-
-
-def _part(name: str, text: str) -> str:
-    # Flags and code are to be copied: they are never cut in two.
-    return textwrap.fill(
-        text,
-        WIDTH,
-        initial_indent=f"{'':9}{name:<5} ",
-        subsequent_indent=" " * 15,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+        body = [
+            in_lines(text, first=f"{'':9}{name:5} ", rest=" " * 15) for name, text in parts if text
+        ]
+        return "\n".join([head, *body])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +70,16 @@ class Table:
         """Whether there is no error."""
         return all(each.severity != "error" for each in self.findings)
 
+    @property
+    def exit_code(self) -> int:
+        """0 if there is no error, else 1."""
+        return 0 if self.ok else 1
+
+    @property
+    def changes(self) -> list[str]:
+        """Flags of `tfaccel train` that mend what a flag can mend, each once."""
+        return list(dict.fromkeys(each.change for each in self.findings if each.change))
+
     def __len__(self):
         """Returns how many findings there are."""
         return len(self.findings)
@@ -97,22 +95,18 @@ class Table:
     @property
     def summary(self) -> str:
         """How many findings there are of each severity, and of what."""
-        numbers = collections.Counter(each.severity for each in self.findings)
-        counted = [
-            f"{numbers[each]} {each}{'s' if numbers[each] > 1 else ''}"
-            for each in SEVERITIES
-            if numbers[each]
-        ]
-        return f"lint: {', '.join(counted) or 'no finding'}: {self.title}"
+        numbers = [counted(number, each) for each, number in self._counts().items() if number]
+        return f"lint: {', '.join(numbers) or 'no finding'}: {self.title}"
+
+    def _counts(self) -> dict[str, int]:
+        severities = [each.severity for each in self.findings]
+        return {each: severities.count(each) for each in SEVERITIES}
 
     def __str__(self):
         """Returns all of it, at most 80 columns wide."""
-        blocks = [textwrap.fill(self.summary, WIDTH), *map(str, self.findings)]
+        blocks = [in_lines(self.summary), *map(str, self.findings)]
         if self.remarks:
-            lines = [
-                textwrap.fill(each, WIDTH, initial_indent="  ", subsequent_indent="    ")
-                for each in self.remarks
-            ]
+            lines = [in_lines(each, first="  ", rest="    ") for each in self.remarks]
             blocks.append("\n".join(["no findings, but looked at:", *lines]))
         return "\n\n".join(blocks)
 
@@ -120,28 +114,26 @@ class Table:
         """Returns the same: it is what a prompt should show."""
         return str(self)
 
+    def as_dict(self) -> dict:
+        """Returns what is ready for JSON: what was looked at, the findings, counts, remarks."""
+        counts = {f"{each}s": number for each, number in self._counts().items()}
+        findings = [dataclasses.asdict(each) for each in self.findings]
+        return {"about": self.title, "findings": findings, **counts, "remarks": self.remarks}
+
     def _repr_html_(self) -> str:
         """Returns it for a notebook."""
-        names = ("severity", "where", "what", "why", "gain", "fix")
-        head = "".join(f"<th style='text-align:left'>{name}</th>" for name in names)
-        rows = "".join(
-            "<tr>"
-            + "".join(
-                f"<td style='text-align:left;vertical-align:top'>{html.escape(getattr(each, name))}"
-                + (f"<br><code>{html.escape(each.change)}</code>" if _has_flag(each, name) else "")
-                + "</td>"
-                for name in names
-            )
-            + "</tr>"
-            for each in self.findings
-        )
-        table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-        remarks = "".join(f"<li>{html.escape(each)}</li>" for each in self.remarks)
+        head = "".join(f"<th {LEFT}>{name}</th>" for name in COLUMNS)
+        rows = "".join(f"<tr>{_html_cells(each)}</tr>" for each in self.findings)
+        remarks = "".join(f"<li>{as_html(each)}</li>" for each in self.remarks)
         return (
-            f"<p>{html.escape(self.summary)}</p>{table if rows else ''}"
-            f"{f'<p>no findings, but looked at:</p><ul>{remarks}</ul>' if remarks else ''}"
+            f"<p>{as_html(self.summary)}</p>"
+            + (f"<table><thead><tr>{head}</tr></thead>{rows}</table>" if rows else "")
+            + (f"<p>no findings, but looked at:</p><ul>{remarks}</ul>" if remarks else "")
         )
 
 
-def _has_flag(finding: Finding, name: str) -> bool:
-    return name == "fix" and finding.change is not None
+def _html_cells(finding: Finding) -> str:
+    texts = {name: as_html(getattr(finding, name)) for name in COLUMNS}
+    if finding.change:
+        texts["fix"] += f"<br><code>{as_html(finding.change)}</code>"
+    return "".join(f"<td {LEFT}>{text}</td>" for text in texts.values())

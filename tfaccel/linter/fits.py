@@ -5,8 +5,10 @@ findings = [*takes_the_data(facts), *gives_the_classes(facts), *gives_the_target
 
 from collections.abc import Iterator
 
-from tfaccel.linter.facts import Facts, Layer, Shape, counted, named, shown
+from tfaccel.linter.facts import Facts, Layer, Shape
 from tfaccel.linter.findings import Finding
+from tfaccel.linter.words import named, shown
+from tfaccel.table_text import counted
 
 
 def takes_the_data(facts: Facts) -> Iterator[Finding]:

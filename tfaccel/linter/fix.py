@@ -5,16 +5,15 @@ print(fixed); fixed.model
 """
 
 import dataclasses
-import html
-import textwrap
 
 import keras
 import tensorflow as tf
 
-from tfaccel.linter.facts import Facts, Layer, Model, heads, multiple_of, padded
-from tfaccel.linter.findings import WIDTH
+from tfaccel.linter.facts import Facts, Layer, Model
 from tfaccel.linter.measure import Spread, step_times
 from tfaccel.linter.padded_head import with_padded_heads
+from tfaccel.linter.products import can_pad, heads, multiple_of, padded
+from tfaccel.table_text import as_html, in_lines
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,11 +48,21 @@ class Fix:
             f"{1000 * self.after.median_s:.3g} ms after ({_range(self.after)}), {gain:.2f} times "
             f"as fast, on {self.where}: {verdict}"
         )
-        return textwrap.fill(text, WIDTH, subsequent_indent="     ")
+        return in_lines(text, rest="     ")
+
+    def as_dict(self) -> dict:
+        """Returns what is ready for JSON: all but the model."""
+        return {
+            "kept": self.kept,
+            "heads": self.heads,
+            "before": self.before and dataclasses.asdict(self.before),
+            "after": self.after and dataclasses.asdict(self.after),
+            "where": self.where,
+        }
 
     def _repr_html_(self) -> str:
         """Returns it for a notebook."""
-        return f"<p>{html.escape(' '.join(str(self).split()))}</p>"
+        return f"<p>{as_html(str(self))}</p>"
 
 
 def _range(spread: Spread) -> str:
@@ -106,4 +115,4 @@ def padded_if_faster(
 def _to_pad(model: Model) -> list[Layer]:
     """Returns the Dense heads whose units fill no whole tiles."""
     odd = [each for each in heads(model) if each.features_out % multiple_of(each)]
-    return [each for each in odd if each.kind == "Dense" and each.dtype != "int8"]
+    return list(filter(can_pad, odd))

@@ -5,8 +5,11 @@ findings = [*linear_chains(facts), *saturating(facts), *narrow_outputs(facts), .
 
 from collections.abc import Iterator
 
-from tfaccel.linter.facts import OUTSIDE, Facts, Layer, Model, counted, named, percent, share, shown
+from tfaccel.linter.facts import OUTSIDE, Facts, Layer, Model
 from tfaccel.linter.findings import Finding
+from tfaccel.linter.products import share
+from tfaccel.linter.words import named, percent, shown
+from tfaccel.table_text import counted
 
 LINEAR = ("Dense", "EinsumDense", "Conv1D", "Conv2D", "Conv3D")
 LINEAR += tuple(f"{each}Transpose" for each in LINEAR if each.startswith("Conv"))
@@ -176,28 +179,4 @@ def outside_scope(facts: Facts) -> Iterator[Finding]:
             "they have no copy on each replica" if replicas > 1 else "run.compile refuses them",
             "none: it does not train",
             "build every layer in `with run.scope():` (or strategy.scope())",
-        )
-
-
-def few_rows_in_batch_norm(facts: Facts) -> Iterator[Finding]:
-    """Yields batch norm whose statistics are of fewer than 16 examples."""
-    layers = [each for each in facts.model.layers if each.kind == "BatchNormalization"]
-    if not layers or facts.rows is None:
-        return
-    rows = facts.rows // facts.step.accumulation_steps
-    rows *= facts.step.num_replicas if facts.step.sync_batchnorm else 1
-    if rows < 16:
-        several = facts.step.num_replicas > 1 and not facts.step.sync_batchnorm
-        yield Finding(
-            "warning",
-            named(layers),
-            f"{counted(len(layers), 'batch norm layer')}, whose statistics are of "
-            f"{counted(rows, 'example')}",
-            "they are then mostly noise: ResNet-50 on ImageNet erred 23.6% with 32 examples on "
-            "each GPU, 24.8% with 8, 27.3% with 4 (Wu and He 2018, arXiv:1803.08494)",
-            "accuracy, not time",
-            "16 examples or more on each replica"
-            + (", or step.sync_batchnorm" if several else "")
-            + ", or GroupNormalization",
-            "--config.step.sync_batchnorm=True" if several and facts.step.from_config else None,
         )

@@ -3,25 +3,30 @@
 table = tfaccel.lint(model, train, script="train.py")
 print(table)
 fixed = table.fix()         # a padded head, where there is one to pad, measured
+
+Private name relied on: Model._flatten_layers, of Keras 3.15.
 """
 
 import dataclasses
 import functools
 import os
 import pathlib
+from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
 
 from tfaccel.data.distribute import Loader
 from tfaccel.errors import UserError
-from tfaccel.linter import fits, layers, speed, tensor_cores
-from tfaccel.linter.facts import Facts, Model, Step, shown
-from tfaccel.linter.findings import Table
+from tfaccel.linter import batches, fits, layers, speed, tensor_cores
+from tfaccel.linter.facts import Facts, Model, Step
+from tfaccel.linter.findings import Finding, Table
 from tfaccel.linter.fix import Fix, padded_if_faster
 from tfaccel.linter.read_data import read_data
 from tfaccel.linter.read_model import read_model
 from tfaccel.linter.script import read_script
+from tfaccel.linter.words import shown
+from tfaccel.step.functions import Execution
 
 RULES = (
     fits.takes_the_data,
@@ -31,18 +36,18 @@ RULES = (
     layers.outside_scope,
     layers.narrow_outputs,
     layers.channels_first,
-    layers.few_rows_in_batch_norm,
+    batches.few_rows_in_batch_norm,
     layers.saturating,
     speed.precision,
     speed.xla,
     speed.sync_points,
     speed.shuffling,
-    tensor_cores.tail_batch,
+    batches.tail_batch,
     tensor_cores.input_features,
     tensor_cores.widths,
-    tensor_cores.batch_rows,
+    batches.batch_rows,
 )
-REMARKS = (tensor_cores.few_channels, tensor_cores.rows_of_pixels, speed.not_judged)
+REMARKS = (tensor_cores.few_channels, batches.rows_of_pixels, speed.not_judged)
 
 
 def lint(
@@ -71,31 +76,33 @@ def lint(
         script="\\n".join(In).
 
     Raises:
-      UserError: the dataset is something else, or the script is not there.
+      UserError: model or dataset is something else, or the script is not there.
     """
+    if not isinstance(model, keras.Model):
+        raise UserError(f"model={type(model).__name__}; expected a keras.Model")
     data, specs = read_data(dataset, batch_size=batch_size, num_classes=num_classes)
     strategy = strategy or _strategy_of(model, dataset)
     read = read_model(model, data_specs=specs, strategy=strategy)
     step = _step_of(model, read, strategy, xla=xla)
-    found = [] if script is None else read_script(*_source(script))
+    found = [] if script is None else in_script(script)
     return judge(Facts(read, data, step), model=model, strategy=strategy, also=found)
 
 
-def judge(facts: Facts, *, model=None, strategy=None, also: list | None = None) -> "Lint":
+def judge(facts: Facts, *, model: keras.Model, strategy, also: Sequence[Finding]) -> "Lint":
     """Returns what every rule says of the facts.
 
     Args:
       facts: of model, data and step.
-      model: what they are of, to be fixed; None where they are of no real one.
-      strategy: that it belongs to.
+      model: what they are of, to be fixed.
+      strategy: that it belongs to; None for none.
       also: what else was found.
     """
     findings = [each for rule in RULES for each in rule(facts)]
     return Lint(
-        findings=(*(also or ()), *findings),
+        findings=(*also, *findings),
         title=_title(facts),
         remarks=tuple(each for remark in REMARKS for each in remark(facts)),
-        fixer=model and functools.partial(padded_if_faster, facts, model, strategy),
+        fixer=functools.partial(padded_if_faster, facts, model, strategy),
     )
 
 
@@ -112,13 +119,20 @@ def _title(facts: Facts) -> str:
     return ", ".join(parts)
 
 
-def _source(script: str | os.PathLike) -> tuple[str, str]:
-    """Returns the text of a script, and what to call it."""
+def in_script(script: str | os.PathLike) -> list[Finding]:
+    """Returns what a script's source shows.
+
+    Args:
+      script: its path, or its text.
+
+    Raises:
+      UserError: it cannot be read.
+    """
     if isinstance(script, str) and "\n" in script:
-        return script, "script"
+        return read_script(script)
     path = pathlib.Path(script).expanduser()
     try:
-        return path.read_text(encoding="utf-8"), path.name
+        return read_script(path.read_text(encoding="utf-8"), path.name)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
             f"script={str(script)!r} cannot be read ({error}); give a Python file, or its text"
@@ -130,47 +144,45 @@ def _source(script: str | os.PathLike) -> tuple[str, str]:
 
 def _strategy_of(model: keras.Model, dataset) -> tf.distribute.Strategy | None:
     found = dataset._strategy if isinstance(dataset, Loader) else model.distribute_strategy
-    return found if isinstance(found, tf.distribute.MirroredStrategy) or _is_multi(found) else None
-
-
-def _is_multi(strategy) -> bool:
-    return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    kinds = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
+    return found if isinstance(found, kinds) else None
 
 
 def _step_of(model: keras.Model, read: Model, strategy, *, xla: bool | None) -> Step:
     replicas = strategy.num_replicas_in_sync if strategy else 1
     compiled = getattr(model, "compiled", False)
-    ours = type(getattr(model, "train_function", None)).__module__.startswith("tfaccel.")
-    asked = model.jit_compile if xla is None and compiled and not ours else xla
-    reason = _why_no_xla(model, replicas) if compiled and not ours and asked is False else None
-    if ours and replicas > 1 and _synchronized(model):
-        reason = "synchronized batch norm sums inside the step"
+    told, without_xla = _xla_of(model, replicas) if compiled else (None, None)
     return Step(
         precision=precision_of(read, model),
         tf32=tf.config.experimental.tensor_float_32_execution_enabled(),
-        xla=asked,
-        without_xla=reason,
+        xla=told if xla is None else xla,
+        without_xla=without_xla if xla is None else None,
         run_eagerly=bool(compiled and model.run_eagerly) or tf.config.functions_run_eagerly(),
         steps_per_execution=model.steps_per_execution if compiled else None,
         num_replicas=replicas,
-        sync_batchnorm=_synchronized(model),
+        sync_batchnorm=any(
+            isinstance(each, keras.layers.BatchNormalization) and each.synchronized
+            for each in model._flatten_layers()
+        ),
         gpu=gpu_capability(),
     )
 
 
-def _synchronized(model: keras.Model) -> bool:
-    kind = keras.layers.BatchNormalization
-    return any(isinstance(each, kind) and each.synchronized for each in model._flatten_layers())
-
-
-def _why_no_xla(model: keras.Model, num_replicas: int) -> str | None:
-    """Returns what makes stock Keras's jit_compile="auto" mean False."""
+def _xla_of(model: keras.Model, num_replicas: int) -> tuple[bool, str | None]:
+    """Returns whether XLA compiles a compiled model's training, and what keeps it off."""
+    train = model.train_function
+    if isinstance(train, Execution):  # of run.compile
+        kept_off = model.test_function.xla and not train.xla
+        return train.xla, "synchronized batch norm sums inside the step" if kept_off else None
+    if model.jit_compile:
+        return True, None
+    # What makes stock Keras's jit_compile="auto" mean False, or the user's own word.
     unable = [each.name for each in model._flatten_layers() if not each.supports_jit]
     if unable:
-        return f"the layer {unable[0]} does not support it"
+        return False, f"the layer {unable[0]} does not support it"
     if num_replicas > 1:
-        return "stock Keras has none with several replicas; run.compile has"
-    return None
+        return False, "stock Keras has none with several replicas; run.compile has"
+    return False, None
 
 
 def precision_of(read: Model, model: keras.Model) -> str:
@@ -194,7 +206,7 @@ class Lint(Table):
       fixer: makes the fix.
     """
 
-    fixer: functools.partial | None = dataclasses.field(default=None, compare=False)
+    fixer: functools.partial = dataclasses.field(default=None, compare=False)
 
     def fix(self, *, keep: bool | None = None, num_steps: int = 30) -> Fix:
         """Pads heads to whole tiles, measures, and returns the better model. Writes nothing.
@@ -206,6 +218,4 @@ class Lint(Table):
         Raises:
           UserError: the model is a subclassed one.
         """
-        if self.fixer is None:
-            raise UserError("these findings are of facts alone; lint a model")
         return self.fixer(keep=keep, num_steps=num_steps)

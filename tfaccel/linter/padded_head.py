@@ -21,7 +21,7 @@ from keras import layers
 from keras.src.models.functional import Functional
 
 from tfaccel.errors import UserError
-from tfaccel.linter.facts import padded
+from tfaccel.linter.products import padded
 
 
 @keras.saving.register_keras_serializable("tfaccel")
@@ -94,7 +94,7 @@ def with_padded_heads(
     if type(model) not in (keras.Sequential, Functional):
         raise UserError(
             f"{model.name} is a subclassed model, which cannot be copied with another layer; put "
-            "tfaccel.linter.padded_head.PaddedHead(units) in its Dense head's place"
+            "PaddedHead(units), from tfaccel.linter.padded_head, in its Dense head's place"
         )
     heads = [each for each in model.layers if each.name in names]
     if len(heads) != len(set(names)) or not all(isinstance(each, layers.Dense) for each in heads):

@@ -78,7 +78,7 @@ def _of_loader(loader: Loader) -> tuple:
 
 def _of_tf_data(dataset: tf.data.Dataset, *, look: bool) -> tuple:
     steps = list(_steps(dataset))
-    batches = next((each for each in steps if hasattr(each, "_batch_size")), None)
+    batches = _last_batching(steps)
     of_specs, specs = _of_specs(dataset.element_spec)
     batch, num_examples, drops = None, None, False
     if batches is not None:
@@ -114,6 +114,16 @@ def _steps(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
         left += each._inputs()
 
 
+def _last_batching(steps: list) -> tf.data.Dataset | None:
+    """Returns the step that makes the batches, if nothing takes them apart again."""
+    for each in steps:
+        if hasattr(each, "_batch_size"):
+            return each
+        if "unbatch" in type(each).__name__.lower():
+            return None
+    return None
+
+
 def _shuffles(steps: list) -> bool | None:
     """Returns whether any step shuffles; None where a generator or files may, unseen."""
     kinds = [type(each).__name__.lower() for each in steps]
@@ -140,8 +150,12 @@ def _of_py_dataset(dataset: keras.utils.PyDataset) -> tuple:
 
 def _of_arrays(arrays, batch_size: int) -> tuple:
     arrays = _as_tuple(arrays)
-    flat = [np.asarray(each) for each in tf.nest.flatten(arrays)]
-    of_specs, specs = _of_specs(tf.nest.map_structure(lambda each: _spec(np.asarray(each)), arrays))
+    flat = tf.nest.flatten(arrays)
+    other = next((each for each in flat if not _is_array(each)), None)
+    if other is not None:
+        kind = type(other).__name__
+        raise UserError(f"dataset has a {kind} in it; make arrays of all, np.asarray(...)")
+    of_specs, specs = _of_specs(tf.nest.map_structure(_spec, arrays))
     data = Data(
         **of_specs,
         num_examples=len(flat[0]),
@@ -166,8 +180,8 @@ def _is_array(value) -> bool:
 
 
 def _spec(value) -> tf.TensorSpec:
-    value = np.asarray(value) if not hasattr(value, "dtype") else value
-    return tf.TensorSpec(value.shape, tf.as_dtype(str(getattr(value.dtype, "name", value.dtype))))
+    value = np.asarray(value)
+    return tf.TensorSpec(value.shape, tf.as_dtype(value.dtype))
 
 
 def _of_specs(structure) -> tuple[dict, tuple]:

@@ -5,6 +5,7 @@ Takes a functional, sequential or subclassed model; one that is not built is bui
     facts = read_model(model, data_specs=(tf.TensorSpec((None, 28, 28, 1)),))
 
 Private Keras names relied on: Layer._build_shapes_dict, Dense._kernel and those of its kin.
+(The public `kernel` of these is the weights of LoRA's two small products, too.)
 """
 
 import contextlib
@@ -162,23 +163,26 @@ def _product(call: Call) -> dict:
         inputs = _shape(call.inputs[0])
         matrices = sum(math.prod(each.shape) for each in layer.weights if len(each.shape) == 2)
         return _sides(inputs[-1], layer.units, _positions(inputs[:-1]), matrices)
-    kernel = getattr(layer, "pointwise_kernel", None)
-    kernel = getattr(layer, "_kernel", None) if kernel is None else kernel
-    shape = None if kernel is None else tuple(kernel.shape)
-    outputs = _shape(call.outputs[0])
-    if shape is None:
+    kernels = (getattr(layer, each, None) for each in ("pointwise_kernel", "_kernel", "kernel"))
+    kernel = next((each for each in kernels if each is not None), None)
+    if kernel is None:
         return {}
+    shape, outputs = tuple(kernel.shape), _shape(call.outputs[0])
     if isinstance(layer, keras.layers.Dense):
         return _sides(*shape, _positions(outputs[:-1]), math.prod(shape))
     if isinstance(layer, keras.layers.EinsumDense):
         return _of_einsum(layer, shape, outputs)
-    spatial = outputs[1:] if getattr(layer, "data_format", "") == "channels_first" else outputs[:-1]
-    if kind in TRANSPOSED:  # of each input pixel
-        spatial = _shape(call.inputs[0])[:-1]
-        return _sides(shape[-1], shape[-2], _positions(spatial), math.prod(shape))
+    if kind in TRANSPOSED:  # each input pixel is multiplied, and the kernel is [..., out, in]
+        pixels = _positions(_pixels(layer, _shape(call.inputs[0])))
+        return _sides(shape[-1], shape[-2], pixels, math.prod(shape))
     if kind in CONVOLUTIONS or kind.startswith("SeparableConv"):
-        return _sides(*shape[-2:], _positions(spatial), math.prod(shape))
+        return _sides(*shape[-2:], _positions(_pixels(layer, outputs)), math.prod(shape))
     return {}
+
+
+def _pixels(layer, shape: Shape) -> Shape:
+    """Returns an image's sides."""
+    return shape[1:] if layer.data_format == "channels_first" else shape[:-1]
 
 
 def _of_einsum(layer, shape: tuple, outputs: Shape) -> dict:

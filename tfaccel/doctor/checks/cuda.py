@@ -53,7 +53,7 @@ def driver(gpus: Gpus, packages: Packages, *, num_on_bus: int, quick: bool = Fal
         return error(
             "driver",
             f"{found}, but TensorFlow is built for CUDA {built_for}",
-            f"install driver {OLDEST_DRIVER.get(major, 525)} or newer",
+            f"install a driver for CUDA {major}" + _oldest_driver(major),
         )
     if gpus.driver.cuda < (wanted.major, wanted.minor):
         return warning(
@@ -63,6 +63,11 @@ def driver(gpus: Gpus, packages: Packages, *, num_on_bus: int, quick: bool = Fal
             f"install a driver for CUDA {wanted.major}.{wanted.minor}",
         )
     return ok("driver", found)
+
+
+def _oldest_driver(cuda_major: int) -> str:
+    oldest = OLDEST_DRIVER.get(cuda_major)
+    return f": {oldest} or newer" if oldest else ""
 
 
 def _no_answer(problem: str, *, quick: bool) -> Finding:
@@ -98,7 +103,6 @@ def libraries(
         for each, wanted in packages.cuda_ranges.items()
         if each not in wheels or not SpecifierSet(wanted).contains(wheels[each])
     ]
-    fix = packages.install(f"tensorflow[and-cuda]=={versions.get('tensorflow', '2.21.*')}")
     if faults and not wheels:
         # They may be the system's, which no list names: what counts is whether they work.
         if _ran(gpus, told):
@@ -106,8 +110,8 @@ def libraries(
         faults = ["none of the wheels that TensorFlow asks for is installed"]
     if faults:
         more = f", and {len(faults) - 3} more" if len(faults) > 3 else ""
-        found = f"{', '.join(faults[:3])}{more}"
-        return error(name, found, f"{fix}, or `uv run --extra gpu ...`")
+        fix = packages.install(packages.wanted("tensorflow", extra="and-cuda"))
+        return error(name, f"{', '.join(faults[:3])}{more}", f"{fix}, or `uv run --extra gpu ...`")
     in_use = (told.facts.get("libraries in use") or {}) if told else {}
     foreign = [path for path in in_use.values() if "/nvidia/" not in path]
     if foreign:
@@ -123,8 +127,10 @@ def libraries(
 def devices(gpus: Gpus, told: Told) -> Finding:
     """Judges whether TensorFlow sees the GPUs and computes on each."""
     name, expected = "devices", len(gpus.gpus)
-    if "TensorFlow" in told.failed or "start" in told.failed:
-        return warning(name, told.why_not("devices"), "mend that first")
+    # Keras, because the CUDA libraries are loaded by a room that imports it.
+    needed = ("start", "TensorFlow", "Keras")
+    if before := next((each for each in needed if each in told.failed), None):
+        return warning(name, f"not tried, because {before} failed", "mend that first")
     if why := told.why_not("devices"):
         return error(name, f"TensorFlow's search for GPUs {why}", "see driver and CUDA libraries")
     seen = told.facts["devices"]["gpus"]

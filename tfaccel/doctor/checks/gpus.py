@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from tfaccel.doctor.checks.links import name_gpus
-from tfaccel.doctor.facts.gpus import Gpus
+from tfaccel.doctor.facts.gpus import Gpu, Gpus, Holder
 from tfaccel.doctor.facts.packages import Build
 from tfaccel.doctor.table import Finding, error, ok, warning, worst
 
@@ -82,11 +82,9 @@ def memory(gpus: Gpus, *, own_pid: int) -> Finding:
         free, total = (gpu.memory_total - gpu.memory_used) / GIB, gpu.memory_total / GIB
         said = f"GPU {gpu.index}: {free:.0f} of {total:.0f} GiB free, held by {_who(others)}"
         end_it = "end that process, wait for it, or choose other GPUs by gpu_ids"
-        if gpu.compute_mode == PROHIBITED or (gpu.compute_mode == EXCLUSIVE and others):
-            mode = "takes no process" if gpu.compute_mode == PROHIBITED else "is exclusive, and in "
-            mode += f"use by {_who(others)}" if gpu.compute_mode == EXCLUSIVE else ""
+        if refusal := _refusal(gpu, others):
             fix = f"sudo nvidia-smi -i {gpu.index} -c DEFAULT"
-            faults.append(error("GPU memory", f"GPU {gpu.index} {mode}", fix))
+            faults.append(error("GPU memory", f"GPU {gpu.index} {refusal}", fix))
         elif is_own:
             continue
         elif free < LITTLE * total:
@@ -99,7 +97,16 @@ def memory(gpus: Gpus, *, own_pid: int) -> Finding:
     )
 
 
-def _who(holders: Sequence) -> str:
+def _refusal(gpu: Gpu, others: Sequence[Holder]) -> str | None:
+    """Returns how its compute mode keeps this process out; None if it does not."""
+    if gpu.compute_mode == PROHIBITED:
+        return "takes no process"
+    if gpu.compute_mode == EXCLUSIVE and others:
+        return f"is exclusive, and in use by {_who(others)}"
+    return None
+
+
+def _who(holders: Sequence[Holder]) -> str:
     if not holders:
         return "no process that is seen here (in another container, perhaps)"
     told = [f"{each.name or 'a process outside this container'} ({each.pid})" for each in holders]
@@ -165,12 +172,9 @@ def jpeg(gpus: Gpus, told: Mapping[str, int] | None) -> Finding:
 
 def _oldest(build: Build | None) -> tuple[int, int]:
     """Returns the least compute capability that TensorFlow has kernels for."""
-    told = (
-        [re.fullmatch(r"(?:sm|compute)_(\d+)(\d)", each) for each in build.capabilities]
-        if build
-        else []
-    )
-    return min(((int(each[1]), int(each[2])) for each in told if each), default=(0, 0))
+    names = build.capabilities if build else ()
+    told = filter(None, (re.fullmatch(r"(?:sm|compute)_(\d+)(\d)", each) for each in names))
+    return min(((int(each[1]), int(each[2])) for each in told), default=(0, 0))
 
 
 def _dotted(capability: tuple[int, int]) -> str:

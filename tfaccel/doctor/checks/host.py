@@ -50,15 +50,16 @@ def cores(host: Host, num_gpus: int) -> Finding:
 
 def memory(host: Host) -> Finding:
     """Judges the host's memory."""
-    there = min(host.memory_available, host.memory_limit or host.memory_available)
-    said = f"{_size(host.memory_available)} of {_size(host.memory_total)} free"
-    if host.memory_limit is not None and host.memory_limit < host.memory_total:
-        said += f", with a limit of {_size(host.memory_limit)}"
-    if there < MEMORY:
-        judge = error if there < GIB else warning
+    free = host.memory_available
+    said = f"{_size(free)} of {_size(host.memory_total)} free"
+    if host.memory_room is not None and host.memory_room < free:
+        free = host.memory_room
+        said += f", but only {_size(free)} below the limit of a container or a scheduler"
+    if free < MEMORY:
+        judge = error if free < GIB else warning
         return judge(
             "memory",
-            f"{said}: a run takes about 3 GiB before any data",
+            f"{said}; a run takes about 3 GiB before any data",
             "end other programs, or ask for more (`docker run --memory`, `sbatch --mem`)",
         )
     return ok("memory", said)

@@ -43,10 +43,8 @@ def nvlink(gpus: Gpus) -> Finding | None:
     ways = {pair: how for pair, how in gpus.links.items() if indices.issuperset(pair)}
     slow = {pair: how for pair, how in ways.items() if how != "NVLink"}
     if slow:
-        between = "; ".join(
-            f"{' and '.join(map(str, next(p for p in slow if slow[p] == how)))}: {how}"
-            for how in dict.fromkeys(slow.values())
-        )
+        first_of_each = {how: pair for pair, how in reversed(slow.items())}
+        between = "; ".join(f"{a} and {b}: {how}" for how, (a, b) in first_of_each.items())
         return warning(
             "NVLink",
             f"{len(slow)} of {len(ways)} pairs have none (e.g. GPUs {between}); sums of gradients "
@@ -56,10 +54,8 @@ def nvlink(gpus: Gpus) -> Finding | None:
     numbers = _by_value({each.index: each.nvlinks for each in gpus.gpus})
     if len(numbers) > 1:
         said = ", ".join(
-            f"{number} links on {name_gpus(those)}" if number == min(numbers) else
-            f"{number} on {name_gpus(those)}"
-            for number, those in sorted(numbers.items())
-        )  # fmt: skip
+            f"{number} links on {name_gpus(those)}" for number, those in sorted(numbers.items())
+        )
         return warning("NVLink", said, "see `nvidia-smi nvlink -s`; restart, or have it looked at")
     (number,) = numbers
     links = f", {number} links each" if number else ""

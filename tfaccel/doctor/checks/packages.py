@@ -60,15 +60,14 @@ def python(packages: Packages) -> Finding:
 def tensorflow(packages: Packages, told: Told | None, *, has_gpu: bool) -> Finding:
     """Judges TensorFlow's version, what it was built for, and whether it starts."""
     name, versions, build = "TensorFlow", packages.versions, packages.build
-    others = [f"{each} {versions[each]}" for each in OTHER_TENSORFLOWS if each in versions]
+    others = [each for each in OTHER_TENSORFLOWS if each in versions]
     if fault := _version_fault(name, "tensorflow", packages):
         return fault
     if others:
         return warning(
             name,
-            f"{versions['tensorflow']}, and {', '.join(others)}, which writes to the same folder",
-            f"{packages.pip} uninstall {others[0].split()[0]}, then {packages.pip} install "
-            f"--force-reinstall --no-deps 'tensorflow=={versions['tensorflow']}'",
+            f"{versions['tensorflow']} and {', '.join(others)} write to the same folder",
+            packages.reinstall(f"tensorflow=={versions['tensorflow']}", without=others),
         )
     if fault := _trial_fault(name, told, packages.wanted("tensorflow"), packages):
         return fault
@@ -76,7 +75,7 @@ def tensorflow(packages: Packages, told: Told | None, *, has_gpu: bool) -> Findi
         return error(
             name,
             f"{versions['tensorflow']}, built without CUDA: it cannot use the GPUs here",
-            packages.install(f"tensorflow[and-cuda]{packages.ranges.get('tensorflow', '')}"),
+            packages.install(packages.wanted("tensorflow", extra="and-cuda")),
         )
     built = "without CUDA"
     if build and build.cuda:
@@ -114,8 +113,7 @@ def dali(packages: Packages, told: Told | None) -> Finding:
         return error(
             "DALI",
             f"{DALI} {packages.versions[DALI]} and {', '.join(others)} write to the same folder",
-            f"{packages.pip} uninstall {' '.join(others)}, then {packages.pip} install "
-            f"--force-reinstall --no-deps '{DALI}=={packages.versions[DALI]}'",
+            packages.reinstall(f"{DALI}=={packages.versions[DALI]}", without=others),
         )
     if fault := _trial_fault("DALI", told, packages.wanted(DALI), packages):
         return fault
@@ -126,12 +124,7 @@ def plugin(packages: Packages, told: Told | None) -> Finding:
     """Judges DALI's plugin: its version, its binary, and whether a batch comes through it."""
     name, versions = "DALI plugin", packages.versions
     of_dali = versions.get(DALI, "")
-    # It is compiled against the TensorFlow that is there, which pip's isolated build is not.
-    build = (
-        f"{packages.pip} install --no-build-isolation --no-deps --no-cache --force-reinstall "
-        f"'{PLUGIN}{f'=={of_dali}' if of_dali else packages.ranges.get(PLUGIN, '')}'"
-    )
-    build = build.replace("--no-cache ", "--no-cache-dir ") if packages.pip == "pip" else build
+    build = _plugin_build(packages)
     if PLUGIN not in versions:
         return error(name, "not installed", f"with a C++ compiler: {build}")
     if of_dali and versions[PLUGIN] != of_dali:
@@ -155,6 +148,18 @@ def plugin(packages: Packages, told: Told | None) -> Finding:
     return ok(name, f"{versions[PLUGIN]}, loaded, and it gave a batch")
 
 
+def _plugin_build(packages: Packages) -> str:
+    """Returns the command that compiles it for the TensorFlow that is there.
+
+    pip's isolated build would take another TensorFlow, and its cache an earlier build.
+    """
+    no_cache = "--no-cache-dir" if packages.pip == "pip" else "--no-cache"
+    version = packages.versions.get(DALI)
+    wanted = f"{PLUGIN}=={version}" if version else packages.wanted(PLUGIN)
+    options = f"--no-build-isolation --no-deps {no_cache} --force-reinstall"
+    return f"{packages.pip} install {options} '{wanted}'"
+
+
 def others(packages: Packages) -> Finding:
     """Judges the versions of all other packages that tfaccel asks for."""
     name, versions = "other packages", packages.versions
@@ -165,19 +170,17 @@ def others(packages: Packages) -> Finding:
             "takes",
             f"{packages.pip} install -e . in its folder",
         )
-    rest = {
-        k: v for k, v in packages.ranges.items() if k not in ("tensorflow", "keras", DALI, PLUGIN)
-    }
-    faults = [
-        error(name, f"{each} is {versions.get(each, 'not installed')}", f"'{each}{wanted}'")
-        for each, wanted in rest.items()
-        if each not in versions or not _fits(versions[each], wanted)
+    rest = [each for each in packages.ranges if each not in ("tensorflow", "keras", DALI, PLUGIN)]
+    wrong = [
+        each
+        for each in rest
+        if each not in versions or not _fits(versions[each], packages.ranges[each])
     ]
-    if faults:
+    if wrong:
         return error(
             name,
-            ", ".join(each.found for each in faults),
-            f"{packages.pip} install {' '.join(each.fix for each in faults)}",
+            ", ".join(f"{each} is {versions.get(each, 'not installed')}" for each in wrong),
+            packages.install(*map(packages.wanted, wrong)),
         )
     return ok(name, f"all {len(rest)} that tfaccel asks for, in versions that it takes")
 
@@ -201,7 +204,7 @@ def _trial_fault(name: str, told: Told | None, wanted: str, packages: Packages) 
         return error(
             name,
             f"it does not start: {told.failed.get(name) or told.failed['start']}",
-            f"{packages.pip} install --force-reinstall --no-deps '{wanted}'",
+            packages.reinstall(wanted),
         )
     if why := told.why_not(name):
         return _not_tried(name, why)

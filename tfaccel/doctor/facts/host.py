@@ -15,10 +15,7 @@ from collections.abc import Mapping
 import psutil
 
 from tfaccel.cache_folder import cache_folder
-
-_GROUPS = pathlib.Path("/proc/self/cgroup")
-_ROOT = pathlib.Path("/sys/fs/cgroup")
-_NO_LIMIT = 1 << 60  # version 1 of groups writes "none" as a huge number
+from tfaccel.cgroups import cpu_quota, memory_rooms
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +27,7 @@ class Host:
       cpu_quota: cores whose time a container may use, e.g. 2.5; None for no limit.
       memory_total: bytes.
       memory_available: bytes that can be had without swapping.
-      memory_limit: bytes that a container or a scheduler allows; None for no limit.
+      memory_room: bytes left below the limits of a container or a scheduler; None for no limit.
       shm_total: bytes of /dev/shm; 0 where there is none.
       shm_free: of these.
       open_files: how many files a process may have open.
@@ -46,7 +43,7 @@ class Host:
     cpu_quota: float | None
     memory_total: int
     memory_available: int
-    memory_limit: int | None
+    memory_room: int | None
     shm_total: int
     shm_free: int
     open_files: int
@@ -68,13 +65,14 @@ def look(environment: Mapping[str, str]) -> Host:
         for each in resource.getrlimit(resource.RLIMIT_NOFILE)
     )
     cache = cache_folder("")
-    existing = next(each for each in (cache, *cache.parents) if each.is_dir())
+    # Not Path.is_dir, which raises where a folder above may not be looked into.
+    existing = next(each for each in (cache, *cache.parents) if os.path.isdir(each))
     return Host(
         cores=len(os.sched_getaffinity(0)),
         cpu_quota=cpu_quota(),
         memory_total=memory.total,
         memory_available=memory.available,
-        memory_limit=memory_limit(),
+        memory_room=min(memory_rooms(), default=None),
         shm_total=shm_usage.total if shm_usage else 0,
         shm_free=shm_usage.free if shm_usage else 0,
         open_files=soft,
@@ -85,39 +83,6 @@ def look(environment: Mapping[str, str]) -> Host:
         gpus_on_bus=_gpus_on_bus(),
         keras_backend=_keras_backend(environment),
     )
-
-
-def cpu_quota(groups: pathlib.Path = _GROUPS, root: pathlib.Path = _ROOT) -> float | None:
-    """Returns the cores whose time this process's groups may use: the least of their limits."""
-    found = []
-    for folder, version in _folders("cpu", groups, root):
-        names = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-        words = " ".join(_text(folder / name) for name in names).split()
-        if len(words) == 2 and words[0].isdigit():
-            found.append(int(words[0]) / int(words[1]))
-    return min(found, default=None)
-
-
-def memory_limit(groups: pathlib.Path = _GROUPS, root: pathlib.Path = _ROOT) -> int | None:
-    """Returns the bytes that this process's groups may use: the least of their limits."""
-    found = []
-    for folder, version in _folders("memory", groups, root):
-        text = _text(folder / ("memory.max" if version == 2 else "memory.limit_in_bytes"))
-        if text.isdigit() and int(text) < _NO_LIMIT:
-            found.append(int(text))
-    return min(found, default=None)
-
-
-def _folders(controller: str, groups: pathlib.Path, root: pathlib.Path):
-    """Yields the folders of this process's groups and those above, with the groups' version."""
-    for line in _text(groups).splitlines():
-        _, kinds, path = line.split(":", 2)
-        if kinds and controller not in kinds.split(","):
-            continue
-        own = pathlib.PurePath(path.lstrip("/"))
-        # Version 1 has a folder for each controller; "cpu" may be a link to "cpu,cpuacct".
-        for each in dict.fromkeys((own, *own.parents)):
-            yield (root / controller / each, 1) if kinds else (root / each, 2)
 
 
 def _text(file: pathlib.Path) -> str:

@@ -58,9 +58,19 @@ class Packages:
         """Returns the command that installs these."""
         return " ".join([self.pip, "install", *(f"'{each}'" for each in requirements)])
 
-    def wanted(self, name: str) -> str:
+    def reinstall(self, requirement: str, *, without: Sequence[str] = ()) -> str:
+        """Returns the command that writes one package's files anew.
+
+        Args:
+          requirement: the package.
+          without: others that go first, because they write to the same folder.
+        """
+        first = f"{self.pip} uninstall {' '.join(without)}, then " if without else ""
+        return f"{first}{self.pip} install --force-reinstall --no-deps '{requirement}'"
+
+    def wanted(self, name: str, *, extra: str = "") -> str:
         """Returns a package with the versions that tfaccel asks for, as pip reads it."""
-        return f"{name}{self.ranges.get(name, '')}"
+        return f"{name}{f'[{extra}]' if extra else ''}{self.ranges.get(name, '')}"
 
 
 def installed(path: Sequence[str] | None = None) -> Packages:

@@ -74,11 +74,10 @@ def _step() -> dict:
 
 
 def _libraries() -> dict:
-    """Returns the paths of the CUDA libraries in this process's memory, and NCCL's version."""
+    """Returns the paths of the CUDA libraries in this process's memory, by their names."""
     maps = pathlib.Path("/proc/self/maps").read_text()
     paths = {line.split(maxsplit=5)[-1] for line in maps.splitlines() if ".so" in line}
-    found = {match[1]: path for path in sorted(paths) if (match := _LIBRARIES.search(path))}
-    return found
+    return {match[1]: path for path in sorted(paths) if (match := _LIBRARIES.search(path))}
 
 
 def _dali() -> dict:

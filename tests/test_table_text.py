@@ -1,0 +1,31 @@
+"""Text of tables: 80 columns, whole words, nothing of others that acts, and a pipe that is gone."""
+
+import subprocess
+import sys
+
+from tfaccel.table_text import as_html, counted, in_lines
+
+
+def test_lines_are_narrow_and_words_stay_whole():
+    path = "/mnt/" + "long-" * 20
+    lines = in_lines(f"{'word ' * 30}{path}", first="fix: ", rest="     ").splitlines()
+    assert max(map(len, lines[:-1])) <= 80
+    assert lines[-1] == f"     {path}"
+    assert in_lines("a\n\tb\x1b[31m c") == "a b[31m c"
+
+
+def test_html_and_counts():
+    assert as_html("<b>\x00&") == "&lt;b&gt;&amp;"
+    assert (counted(1, "note"), counted(1000, "note")) == ("1 note", "1,000 notes")
+
+
+def test_a_reader_that_has_gone_is_no_failure():
+    program = (
+        "import sys; from tfaccel.table_text import show; sys.stdin.read(); show('x'); show('y')"
+    )
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen([sys.executable, "-c", program], **pipes) as process:
+        process.stdout.close()
+        process.stdin.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0

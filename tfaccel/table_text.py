@@ -1,0 +1,53 @@
+"""What tables for people share: lines of 80 columns, HTML, counts, a pipe that may be gone.
+
+print(in_lines("a sentence of any length", first="ok    ", rest="      "))
+"""
+
+import html
+import os
+import sys
+import textwrap
+
+WIDTH = 80  # columns, also of a wide terminal: what goes into an issue is read everywhere
+
+
+def in_lines(text: str, *, first: str = "", rest: str = "") -> str:
+    """Returns text wrapped; words (paths, flags, commands) stay whole, to be copied.
+
+    Args:
+      text: of any length, and of anybody: paths, last words of a process.
+      first: what the first line begins with.
+      rest: what the others begin with.
+    """
+    return textwrap.fill(
+        cleaned(text),
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def as_html(text: str) -> str:
+    """Returns text for a page, with nothing in it that is markup."""
+    return html.escape(cleaned(text))
+
+
+def cleaned(text: str) -> str:
+    """Returns text as one line without control characters."""
+    words = (filter(str.isprintable, each) for each in text.split())
+    return " ".join("".join(each) for each in words)
+
+
+def counted(number: int, noun: str) -> str:
+    """Returns a number and its noun: 1 layer, 2 layers."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def show(text: object) -> None:
+    """Prints, also where the reader of a pipe has gone, as of `| head`."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # what Python writes at its end shall not fail again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
