@@ -65,6 +65,15 @@ def test_batches_come_in_order_and_stay_as_they_are(device, dtype):
         assert device.name[1:].upper() in each.device
 
 
+def test_the_first_inputs_are_not_held():  # which of images are megabytes
+    inputs = numbers(0)
+    held = weakref.ref(inputs["number"])
+    batches = Handoff(pipeline(CPU, 4, types.FLOAT), numbers, first=inputs, device=CPU)
+    del inputs
+    assert held() is None
+    assert are_of(next(batches), 0)
+
+
 def test_batches_are_copied_to_another_device():
     batches = handoff(CPU, to=Device("/cpu:1", None))
     for number in range(9):

@@ -1,7 +1,7 @@
 """One replica's batches through NVIDIA DALI, on the replica's GPU or on the CPU.
 
 Takes encoded images and a Feed, which says what each batch holds; gives tensors on the replica's
-device. Paths, labels and random draws are inputs of the pipeline, so that order and chance never
+device. Bytes, labels, windows and draws are inputs of the pipeline, so that order and chance never
 depend on a DALI reader. Of what DALI reads, only JPEG and JPEG 2000 are decoded on a GPU; the rest
 is decoded on the CPU and augmented on the GPU.
 
@@ -13,8 +13,10 @@ is decoded on the CPU and augmented on the GPU.
 import collections
 import functools
 
+import numpy as np
 from nvidia.dali import fn, pipeline_def
 from nvidia.dali import types as dali_types
+from nvidia.dali.tensors import TensorListCPU
 
 from tfaccel.config import DaliConfig, ImageConfig
 from tfaccel.data.feed import Feed
@@ -34,11 +36,7 @@ DECODER_HINTS = (
     "preallocate_height_hint",
     "bytes_per_sample_hint",
 )
-DALI_TYPES = {
-    "uint8": dali_types.UINT8,
-    "int32": dali_types.INT32,
-    "float32": dali_types.FLOAT,
-}
+DALI_TYPES = {"int32": dali_types.INT32, "float32": dali_types.FLOAT}
 
 
 class DaliStream:
@@ -81,7 +79,7 @@ class DaliStream:
             faults.named, source, images, feed.augment, fed=fed, refused=refused, decoder="DALI"
         )
         device = placement.device if decode_on_gpu else Device("/cpu:0", None)
-        read = make_reader(source, feed, num_threads=placement.num_threads, fed=fed)
+        read = make_reader(source, images, feed=feed, num_threads=placement.num_threads, fed=fed)
         with self._faults_named():
             first = read(0)
             pipeline = _pipeline(
@@ -111,16 +109,16 @@ class DaliStream:
 def _pipeline(images, augment, first, *, decode, dtype):
     """The pipeline whose inputs are like those of the `first` batch."""
     label_device = "gpu" if decode["device"] == "mixed" else "cpu"
-    inputs = {
-        name: fn.external_source(
-            name=name,
-            device=label_device if name == "label" else "cpu",
-            ndim=values.ndim - 1,
-            dtype=DALI_TYPES[values.dtype.name],
-        )
-        for name, values in first.items()
-    }
+    devices = {name: label_device if name == "label" else "cpu" for name in first}
+    inputs = {name: _input(name, values, devices[name]) for name, values in first.items()}
     return dali_graph.batch(inputs, images, augment, decode=decode, dtype=dtype)
+
+
+def _input(name: str, values: np.ndarray | TensorListCPU, device: str):
+    if isinstance(values, TensorListCPU):  # which the reader holds as long as they are needed
+        return fn.external_source(name=name, ndim=1, dtype=dali_types.UINT8, no_copy=True)
+    dtype = DALI_TYPES[values.dtype.name]
+    return fn.external_source(name=name, device=device, ndim=values.ndim - 1, dtype=dtype)
 
 
 def _decoder(dali: DaliConfig, device: Device) -> dict:

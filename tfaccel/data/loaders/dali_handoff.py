@@ -20,7 +20,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 
-import numpy as np
 import tensorflow as tf
 from nvidia.dali import Pipeline, tensors
 from nvidia.dali.backend import DLDeviceType
@@ -41,14 +40,14 @@ class Handoff:
     """
 
     def __init__(
-        self, pipeline: Pipeline, read: Callable, *, first: dict[str, np.ndarray], device: Device
+        self, pipeline: Pipeline, read: Callable, *, first: dict[str, object], device: Device
     ):
         """Starts the threads and waits for the first batch.
 
         Args:
           pipeline: of the default, dynamic executor, whose outputs stay as long as one holds them.
           read: makes the pipeline's inputs, by name, of a batch from its number: 1, 2 and so on.
-          first: them of batch 0.
+          first: them of batch 0: what DALI's `feed_input` takes.
           device: where batches are to be, whichever the pipeline's.
 
         Raises:
@@ -108,6 +107,7 @@ def _batches(pipeline, read, first, *, device, reading, releasing) -> Iterator[t
     depth, numbers = pipeline.prefetch_queue_depth, itertools.count(1)
     held, releases = collections.deque(), collections.deque()
     _feed(pipeline, first)
+    del first  # or the bytes of its images would be held as long as this runs
     for number in itertools.islice(numbers, depth - 1):
         _feed(pipeline, read(number))
     ahead = reading.submit(read, next(numbers))
@@ -126,7 +126,7 @@ def _batches(pipeline, read, first, *, device, reading, releasing) -> Iterator[t
         del batch  # and the caller alone its own
 
 
-def _feed(pipeline, inputs: dict[str, np.ndarray]) -> None:
+def _feed(pipeline, inputs: dict[str, object]) -> None:
     for name, values in inputs.items():
         pipeline.feed_input(name, values)
 
