@@ -163,7 +163,7 @@ class Run:
         """Returns a loader over images, ready for `fit`, `evaluate`, `predict`.
 
         A batch is (image, label, weight): image [rows, height, width, channels] float16 where the
-        model computes in it, else float32; label [rows] int32; weight [rows] float32, 0 for
+        model computes in it, else float32; label [rows] int64; weight [rows] float32, 0 for
         padding. Of paired images it is (input, target, weight).
 
         Args:

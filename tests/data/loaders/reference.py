@@ -30,7 +30,7 @@ def example(pixels, images, augment, draws, target=None, *, repeat_border=False)
       repeat_border: whether resizing repeats the last pixel, as DALI does.
 
     Returns:
-      image: [height, width, channels] float32; with a target also that: likewise, or int32 where
+      image: [height, width, channels] float32; with a target also that: likewise, or uint8 where
         images.targets is "mask".
     """
     where = window(pixels.shape[:2], images.image_size, augment, draws)
@@ -40,7 +40,7 @@ def example(pixels, images, augment, draws, target=None, *, repeat_border=False)
         return normalised(image, images)
     if images.targets == "mask":
         mask = geometry(target, where, images, draws, nearest=True)
-        return normalised(image, images), mask.astype(np.int32)
+        return normalised(image, images), mask.astype(np.uint8)
     target = geometry(target, where, images, draws, **settings)
     return normalised(image, images), normalised(target, images)
 

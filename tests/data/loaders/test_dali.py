@@ -311,7 +311,7 @@ def test_masks_are_the_nearest_pixels(pixels, tmp_path, device, window):
     image, mask = first_batch(source, augment, images, device=device)
     assert image.shape == (17, 20, 16, 3)
     assert mask.shape == (17, 20, 16, 1)
-    assert mask.dtype == np.int32
+    assert mask.dtype == np.uint8
     wanted = expected(pixels, images, augment, targets=[each[..., None] for each in masks])[1]
     # In float32, a point just between two pixels falls to either.
     assert (mask != wanted).mean() < 1e-2
@@ -355,7 +355,7 @@ def test_every_batch_has_the_same_rows(folder, device):
         assert label.shape == (8,)
         np.testing.assert_array_equal(label, feed.rows(number).ids)
     assert image.dtype == tf.float32
-    assert label.dtype == tf.int32
+    assert label.dtype == tf.int64
 
 
 def test_batches_of_the_cpu_are_copied_to_the_replica(source):

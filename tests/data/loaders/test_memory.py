@@ -98,7 +98,7 @@ def test_every_row_is_the_references(source, tmp_path, device, on_device, kept):
         wanted, wanted_label = expected(source, IMAGES, feed, number)
         np.testing.assert_allclose(image, wanted, atol=CLOSE)
         np.testing.assert_array_equal(label, wanted_label)
-        assert label.dtype == np.int32
+        assert label.dtype == np.int64
 
 
 @pytest.mark.parametrize("targets", ["image", "mask"])

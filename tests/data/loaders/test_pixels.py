@@ -35,7 +35,7 @@ def drawn(augment, images, rows=4):
 def both(source, augment, images, draws=None, *, target=None):
     """What pixels.examples gives, and what the reference gives, without mean and std."""
     draws = drawn(augment, images, len(source)) if draws is None else draws
-    labels = np.arange(len(source), dtype=np.int32)
+    labels = np.arange(len(source), dtype=np.int64)
     found = pixels.examples(
         tf.constant(source),
         tf.constant(labels if target is None else target),
@@ -164,7 +164,7 @@ def test_pairs_share_all_draws_but_color(targets, augment):
     source = some_pixels(20, 16)
     target = some_pixels(20, 16, 1 if targets == "mask" else 3) // 2
     for found, expected in both(source, augment, images, target=target):
-        assert found.dtype == (np.int32 if found.shape[-1] == 1 else np.float64)
+        assert found.dtype == (np.uint8 if found.shape[-1] == 1 else np.float64)
         np.testing.assert_allclose(found, expected, atol=CLOSE)
 
 
@@ -180,7 +180,7 @@ def test_nearest_index(size):
 def test_xla_gives_the_same(device):
     source = some_pixels(40, 32)
     draws = {kind: tf.constant(each) for kind, each in drawn(EVERYTHING, IMAGES).items()}
-    labels = tf.zeros([4], tf.int32)
+    labels = tf.zeros([4], tf.int64)
 
     def run(dtype):
         settings = {"images": IMAGES, "augment": EVERYTHING, "dtype": dtype}

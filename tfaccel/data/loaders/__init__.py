@@ -7,7 +7,8 @@ GPU or the CPU, `TfDataStream` on the CPU; `MemoryStream` takes images that were
 target), on the replica's device; rows is the plan's `rows_per_replica`, always:
 
   image: [rows, height, width, channels] float16 or float32, (pixel / 255 - mean) / std.
-  label: [rows] int32.
-  target: like image; where images.targets is "mask", [rows, height, width, 1] int32, grey values
+  label: [rows] int64: TensorFlow passes int32 from function to function by way of the host, and
+    each step would wait for the GPU.
+  target: like image; where images.targets is "mask", [rows, height, width, 1] uint8, grey values
     as they are.
 """

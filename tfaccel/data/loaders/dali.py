@@ -36,7 +36,11 @@ DECODER_HINTS = (
     "preallocate_height_hint",
     "bytes_per_sample_hint",
 )
-DALI_TYPES = {"int32": dali_types.INT32, "float32": dali_types.FLOAT}
+DALI_TYPES = {
+    "int32": dali_types.INT32,
+    "int64": dali_types.INT64,
+    "float32": dali_types.FLOAT,
+}
 
 
 class DaliStream:

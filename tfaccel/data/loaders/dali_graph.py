@@ -97,4 +97,4 @@ def _finished_mask(mask, inputs):
     """Mirrors, and leaves the values as they are."""
     if any(name in inputs for name in MIRRORS):
         mask = fn.flip(mask, **{name: inputs.get(name, 0) for name in MIRRORS})
-    return fn.cast(mask, dtype=types.INT32)
+    return mask

@@ -35,7 +35,7 @@ def make_reader(
     """Returns the function that reads a batch, from its number: what there is of each row, by name.
 
       image: the encoded images, as DALI has them.
-      label: [rows] int32; of pairs, target: like image.
+      label: [rows] int64; of pairs, target: like image.
       corner, size: [rows, 2] int32, the window's (top, left) and (height, width) in source pixels;
         not where single images are taken whole.
       warp: [rows, 2, 3] float32, if the feed draws it; see `tfaccel.data.draws`.
@@ -72,7 +72,7 @@ def make_reader(
             inputs["target"], target_sizes = read_targets(ids)
             _check_pairs(source, ids, sizes, target_sizes)
         else:
-            inputs["label"] = source.labels[ids]
+            inputs["label"] = source.labels[ids].astype(np.int64)
         held.append(tuple(inputs.values()))
         drawn = draws.pop("window", None)
         if cuts:

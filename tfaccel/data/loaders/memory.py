@@ -181,7 +181,9 @@ def _resident(source: ArraySource, device: Device) -> dict[str, tf.Tensor]:
 
 
 def _arrays(source: ArraySource) -> dict[str, np.ndarray]:
-    second = source.labels if source.targets is None else source.targets
+    second = source.targets
+    if second is None:
+        second = source.labels.astype(np.int64)
     return {"pixels": source.images, "second": second}
 
 

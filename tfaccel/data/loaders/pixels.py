@@ -39,9 +39,9 @@ def batch_spec(
     """
     image = tf.TensorSpec((rows, *images.image_size, images.channels), dtype)
     if source.targets is None:
-        return image, tf.TensorSpec((rows,), tf.int32)
+        return image, tf.TensorSpec((rows,), tf.int64)
     is_mask = images.targets == "mask"
-    return image, tf.TensorSpec((rows, *images.image_size, 1), tf.int32) if is_mask else image
+    return image, tf.TensorSpec((rows, *images.image_size, 1), tf.uint8) if is_mask else image
 
 
 def examples(pixels, second, draws, *, images: ImageConfig, augment: AugmentConfig, dtype: str):
@@ -49,7 +49,7 @@ def examples(pixels, second, draws, *, images: ImageConfig, augment: AugmentConf
 
     Args:
       pixels: [rows, height, width, channels] uint8.
-      second: [rows] int32, the labels; or the targets, like `pixels`.
+      second: [rows] int64, the labels; or the targets, like `pixels`.
       draws: the feed's, by kind; see `tfaccel.data.draws`.
       images: size, channels, mean and std; and what targets are.
       augment: which window is taken.
@@ -75,14 +75,14 @@ def augmented(
       augment: which window is taken.
       dtype: of an image.
       kind: "image", interpolated and normalised: (pixel / 255 - mean) / std; or "mask", the nearest
-        pixel's value, int32.
+        pixel's value, uint8.
     """
     is_mask = kind == "mask"
     pixels = _windows(pixels, draws, images.image_size, augment, nearest=is_mask)
     if "warp" in draws:
         pixels = _warped(pixels, draws["warp"], is_mask)
     mean, std = (tuple(each) for each in (images.mean, images.std))
-    dtype = "int32" if is_mask else dtype
+    dtype = "uint8" if is_mask else dtype
     return _finished(pixels, draws.get("mirror"), draws.get("color"), mean, std, dtype)
 
 
@@ -311,11 +311,11 @@ def _warped(pixels, matrix, nearest: bool):
 
 @_compiled
 def _finished(pixels, mirror, color, mean: tuple, std: tuple, dtype: str):
-    """Mirrors, colours and normalises; a mask, which is int32, is mirrored alone."""
+    """Mirrors, colours and normalises; a mask, which is uint8, is mirrored alone."""
     if mirror is not None:
         pixels = _mirrored(pixels, mirror)
-    if dtype == "int32":
-        return tf.cast(pixels, tf.int32)
+    if dtype == "uint8":
+        return tf.cast(pixels, tf.uint8)
     pixels = tf.cast(pixels, tf.float32)
     if color is not None:
         pixels = _colored(pixels, color)

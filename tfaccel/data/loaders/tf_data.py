@@ -83,7 +83,11 @@ class TfDataStream:
         def begin(number):
             ids = feed.rows(number).ids
             fed.append(ids)
-            second = {"second": source.labels[ids]} if source.targets is None else targets(ids)
+            second = (
+                {"second": source.labels[ids].astype(np.int64)}
+                if source.targets is None
+                else targets(ids)
+            )
             return encoded(ids) | second | feed.draws(number)
 
         settings = {"images": images, "augment": feed.augment}
