@@ -45,8 +45,12 @@ def measure_row(row: Row, start: Start, *, repeats: int, limit_s: float) -> dict
         "ratio to each rival": {name: ours / each for name, each in sides[1].items()},
     }
     if row.step_goal is not None:
+        # To time each step is to wait for it, so that the arms that do are not the quickest.
         ratio = statistics.median(
-            each["step_p99_s"] / each["step_p50_s"] for each in arms[0][best[0]]["stretches"]
+            each["step_p99_s"] / each["step_p50_s"]
+            for arm in arms[0].values()
+            for each in arm["stretches"]
+            if "step_p99_s" in each
         )
         result |= {"p99/p50": ratio, "is_met": result["is_met"] and ratio <= row.step_goal}
     environment = next(iter(arms[0].values()))["environment"]

@@ -9,6 +9,7 @@ Only hooks of whole epochs: one of each batch, if it is not marked as safe, woul
 for every step. Where step times are asked for they are taken so, in that arm alone.
 """
 
+import contextlib
 import math
 import os
 import time
@@ -37,7 +38,8 @@ def fit_arm(
       model: compiled.
       data: for `fit`.
       settings: of the arm: "drop" and "steps", in steps, which are rounded up to whole epochs;
-        "step_times"; "started", when its process began.
+        "step_times"; "trace", a folder, where a profile is wanted; "started", when its process
+        began.
       epoch_steps: steps of an epoch.
       images_per_epoch: over all replicas; padding does not count.
       speaks: whether this process tells the driver.
@@ -52,7 +54,8 @@ def fit_arm(
         clock = Clock(num_dropped, num_timed)
         callbacks = [clock, times := StepTimes(num_dropped)] if wants_steps else [clock]
         epochs = num_dropped + num_timed
-        model.fit(data, epochs=epochs, callbacks=callbacks, verbose=0, **fit_args)
+        with traced(settings.get("trace")):
+            model.fit(data, epochs=epochs, callbacks=callbacks, verbose=0, **fit_args)
         result = {
             "images_per_second": num_timed * images_per_epoch / clock.seconds,
             "seconds": clock.seconds,
@@ -69,6 +72,15 @@ def fit_arm(
         "peak_memory_mib": peak_memory_mib(),
     }
     return Arm(ready, stretch, speaks)
+
+
+def traced(folder: str | None):
+    """Returns a context that TensorFlow's profiler records in a folder, where there is one.
+
+    A stretch that is recorded is slower. tools/kernel_table.py reads it; its steps are those that
+    are dropped and those that are timed.
+    """
+    return tf.profiler.experimental.Profile(folder) if folder else contextlib.nullcontext()
 
 
 def steps_in_execution(settings: Mapping, epoch_steps: int) -> int:

@@ -1,0 +1,103 @@
+"""tools/kernel_table.py on planted traces."""
+
+import importlib.util
+import pathlib
+
+import pytest
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+TOOL = pathlib.Path(__file__).parents[2] / "tools" / "kernel_table.py"
+MS = 1_000_000_000  # picoseconds
+
+
+def plane(space, name, lines):
+    """Adds a plane of lines by name, each of (event's name, start, end) in milliseconds."""
+    added, numbers = space.planes.add(name=name), {}
+    for line_name, events in lines.items():
+        # Lines begin at times of their own.
+        line = added.lines.add(name=line_name, timestamp_ns=1_000_000)
+        for event, start, end in events:
+            number = numbers.setdefault(event, len(numbers) + 1)
+            added.event_metadata[number].name = event
+            line.events.add(
+                metadata_id=number,
+                offset_ps=int((start - 1) * MS),
+                duration_ps=int((end - start) * MS),
+            )
+
+
+@pytest.fixture
+def trace(tmp_path):
+    """Two steps of 10 ms: 5 of kernels, of which two streams share one, and 5 of waiting."""
+    space = xplane_pb2.XSpace()
+    kernels = []
+    for step in (0, 10):
+        kernels += [
+            ("sm90_xmma_fprop", step + 1, step + 3),
+            ("input_reduce_fusion_7", step + 3.008, step + 4.008),
+            ("loop_select_fusion", step + 9, step + 11),
+        ]
+    plane(space, "/device:GPU:0", {"Stream #13(Compute)": kernels, "XLA Ops": kernels})
+    second = {"Stream #14(MemcpyH2D)": [("MemcpyH2D", 1.5, 2.5)]}
+    plane(space, "/device:GPU:1", second)
+    python = [("launch", 3.5, 9.5), ("launch", 14, 15), ("tiny", 5, 5.5), ("elsewhere", 1, 2)]
+    plane(space, "/host:CPU", {"python": python})
+    path = tmp_path / "plugins" / "profile" / "x" / "host.xplane.pb"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(space.SerializeToString())
+    return tmp_path
+
+
+@pytest.fixture
+def run(capsys):
+    """Runs the tool in this process; returns its exit code, and what it prints."""
+    spec = importlib.util.spec_from_file_location("kernel_table", TOOL)
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+
+    def run(*arguments):
+        try:
+            code = tool.main([*map(str, arguments)])
+        except SystemExit as error:
+            code = error.code
+        printed = capsys.readouterr()
+        return code, printed.out or printed.err
+
+    return run
+
+
+def test_says_where_a_steps_time_goes(run, trace):
+    code, printed = run(trace, "--steps=2", "--kernels=2")
+    assert code == 0
+    first, second = printed.split("\n\n")
+    lines = [" ".join(each.split()) for each in first.splitlines()]
+    # From 1 to 21 ms, of which 10 are kernels: each on one stream, and counted once.
+    assert lines[:5] == [
+        "/device:GPU:0",
+        "10.00 ms a step, 5.00 of them busy, with 3 kernels",
+        "2.00 ms convolution or product",
+        "2.00 ms element by element",
+        "1.00 ms sum",
+    ]
+    assert "0.01 ms idle for less than 0.01 ms at a time, 1.0 times" in lines
+    assert "4.99 ms idle for more than 0.3 ms at a time, 1.0 times" in lines
+    start = lines.index("the longest kernels, ms a step and times:") + 1
+    assert lines[start : start + 2] == ["2.00 1.0 sm90_xmma_fprop", "2.00 1.0 loop_select_fusion"]
+    # Of 4.008 to 9 and 14.008 to 19 ms the host launched 4.992 and 0.992.
+    assert lines[-2:] == ["2.99 launch", "0.25 tiny"]
+    assert second.startswith("/device:GPU:1")
+    assert "0.50 ms copy" in " ".join(second.split())
+
+
+def test_a_folder_without_a_trace_is_said_to_be_one(run, tmp_path, trace):
+    code, printed = run(tmp_path / "nowhere", "--steps=2")
+    assert (code, "expected a trace" in printed) == (2, True)
+    assert run(trace, "--steps=0")[0] == 2
+
+
+def test_a_trace_of_the_cpu_alone_has_no_table(run, tmp_path):
+    space = xplane_pb2.XSpace()
+    plane(space, "/host:CPU", {"python": [("launch", 1, 2)]})
+    (tmp_path / "a.xplane.pb").write_bytes(space.SerializeToString())
+    code, printed = run(tmp_path, "--steps=1")
+    assert (code, "no kernel of a GPU" in printed) == (1, True)

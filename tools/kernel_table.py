@@ -1,0 +1,155 @@
+"""Where a step's GPU time goes: kinds of kernels, the longest of them, and what the GPU waited for.
+
+Takes a folder that TensorFlow's profiler wrote and how many steps it saw; prints a table for each
+GPU. An arm of tools/bench.py writes one where it is asked to:
+
+    python tools/bench.py --rows=S1 --repeats=1 --ours='{"trace": "/tmp/trace"}'
+    python tools/kernel_table.py /tmp/trace --steps=350
+
+Names relied on: TensorFlow 2.21's tensorflow.tsl.profiler.protobuf.xplane_pb2, and its planes
+"/device:GPU:N" with lines "Stream ...", and "/host:CPU".
+"""
+
+import argparse
+import bisect
+import collections
+import pathlib
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+PS_PER_MS = 1e9
+SHORT_GAP_MS, LONG_GAP_MS = 0.01, 0.3
+# The first that a kernel's name matches is its kind.
+KINDS = {
+    "convolution or product": r"conv|gemm|cudnn|xmma|cutlass|nvjet|wgrad|dgrad|fprop|matmul",
+    "all-reduce": r"nccl",
+    "copy": r"memcpy|memset|copy",
+    "sum": r"reduce",
+    "element by element": r"loop|fusion|convert|select|add|mul|kernel",
+}
+
+
+class Span(NamedTuple):
+    """An event: from when to when, in picoseconds, and its name."""
+
+    start: float
+    end: float
+    name: str
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints the tables; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=pathlib.Path, help="that the profiler wrote")
+    parser.add_argument("--steps", type=int, required=True, help="that it saw")
+    parser.add_argument("--kernels", type=int, default=30, help="to list (default: 30)")
+    options = parser.parse_args(arguments)
+    files = sorted(options.folder.rglob("*.xplane.pb"))
+    if not files or options.steps < 1:
+        what = "no *.xplane.pb in it" if not files else f"--steps={options.steps}"
+        parser.error(f"{options.folder}: {what}; expected a trace, and at least one step")
+    space = xplane_pb2.XSpace.FromString(files[-1].read_bytes())
+    host = [span for plane in space.planes if "/host:CPU" in plane.name for span in spans(plane)]
+    gpus = [plane for plane in space.planes if plane.name.startswith("/device:GPU")]
+    tables = [
+        "\n".join([plane.name, *table(plane, host, options.steps, options.kernels)])
+        for plane in gpus
+        if spans(plane, "Stream")
+    ]
+    print("\n\n".join(tables) or f"{options.folder}: the trace has no kernel of a GPU")
+    return 0 if tables else 1
+
+
+def spans(plane, lines: str = "") -> list[Span]:
+    """Returns the events of those lines whose names begin so."""
+    return [
+        span
+        for line in plane.lines
+        if line.name.startswith(lines)
+        for span in spans_of(line, plane.event_metadata)
+    ]
+
+
+def spans_of(line, metadata) -> Iterator[Span]:
+    """Yields the events of a line."""
+    for event in line.events:
+        start = line.timestamp_ns * 1000 + event.offset_ps
+        yield Span(start, start + event.duration_ps, metadata[event.metadata_id].name)
+
+
+def table(plane, host: list[Span], steps: int, num_kernels: int) -> Iterator[str]:
+    """Yields the lines of one GPU's table."""
+
+    def per_step(picoseconds: float) -> float:
+        return picoseconds / PS_PER_MS / steps
+
+    kernels = spans(plane, "Stream")
+    seconds = collections.Counter()
+    for each in kernels:
+        seconds[each.name] += each.end - each.start
+    counts = collections.Counter(each.name for each in kernels)
+    waits = gaps(kernels)
+    whole = max(each.end for each in kernels) - min(each.start for each in kernels)
+    idle = sum(each.end - each.start for each in waits)
+    yield (
+        f"{per_step(whole):8.2f} ms a step, {per_step(whole - idle):.2f} of them busy, with "
+        f"{len(kernels) / steps:.0f} kernels"
+    )
+    kinds = collections.Counter()
+    for name, each in seconds.items():
+        kinds[kind_of(name)] += each
+    for name, each in kinds.most_common():
+        yield f"{per_step(each):8.2f} ms {name}"
+    for words, least, most in (
+        (f"idle for less than {SHORT_GAP_MS:g} ms at a time", 0, SHORT_GAP_MS),
+        ("idle for longer", SHORT_GAP_MS, LONG_GAP_MS),
+        (f"idle for more than {LONG_GAP_MS:g} ms at a time", LONG_GAP_MS, float("inf")),
+    ):
+        found = [each for each in waits if least <= (each.end - each.start) / PS_PER_MS < most]
+        total = per_step(sum(each.end - each.start for each in found))
+        yield f"{total:8.2f} ms {words}, {len(found) / steps:.1f} times"
+    yield "the longest kernels, ms a step and times:"
+    for name, each in seconds.most_common(num_kernels):
+        yield f"{per_step(each):8.2f} {counts[name] / steps:6.1f}  {name[:84]}"
+    long = [each for each in waits if each.end - each.start > LONG_GAP_MS * PS_PER_MS]
+    if long:
+        yield f"what the host did while it was idle for more than {LONG_GAP_MS:g} ms, ms a step:"
+        for name, each in overlaps(long, host).most_common(12):
+            yield f"{per_step(each):8.2f}  {name[:90]}"
+
+
+def kind_of(name: str) -> str:
+    """Returns a kernel's kind."""
+    for kind, pattern in KINDS.items():
+        if re.search(pattern, name.lower()):
+            return kind
+    return "other"
+
+
+def gaps(kernels: Iterable[Span]) -> list[Span]:
+    """Returns when no kernel of any stream ran, between the first and the last; in order."""
+    found, end = [], None
+    for each in sorted(kernels):
+        if end is not None and each.start > end:
+            found.append(Span(end, each.start, ""))
+        end = each.end if end is None else max(end, each.end)
+    return found
+
+
+def overlaps(waits: list[Span], host: Iterable[Span]) -> collections.Counter:
+    """Returns, by name, how long the host's events lay in the gaps, which are in order."""
+    found, ends = collections.Counter(), [each.end for each in waits]
+    for event in host:
+        for wait in waits[bisect.bisect_right(ends, event.start) :]:
+            if wait.start >= event.end:
+                break
+            found[event.name] += min(event.end, wait.end) - max(event.start, wait.start)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
