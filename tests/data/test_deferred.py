@@ -7,7 +7,7 @@ import tensorflow as tf
 from conftest import compiled, strategy_of
 from keras import layers
 
-from tfaccel import sources
+from tfaccel import seam, sources
 from tfaccel.callbacks.finite import NonFiniteError
 from tfaccel.config import DaliConfig, ImageConfig, StepConfig
 from tfaccel.data.deferred import span
@@ -18,8 +18,8 @@ from tfaccel.data.shards import Plan
 from tfaccel.data.source import ArraySource
 from tfaccel.presets import preset
 from tfaccel.runtime import Device
+from tfaccel.step import finite, functions
 
-LIKE_A_GPU = Device("/cpu:0", 0)  # a CPU device stands for it
 AUGMENT = preset("cifar", shift_pixels=2)
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (37, 8, 8, 3), dtype=np.uint8)
@@ -27,13 +27,15 @@ LABELS = (np.arange(37) % 3).astype(np.int32)
 NUM_STEPS = 4  # of 12 rows; the last has one row and padding
 
 
-def make_loader(*, last_batch="pad", shuffle=True, augment=AUGMENT, pixels=PIXELS):
+def make_loader(*, last_batch="pad", shuffle=True, augment=AUGMENT, pixels=PIXELS, replicas=1):
     source = ArraySource(pixels, LABELS.copy(), class_names=("a", "b", "c"))
-    plan = Plan(37, 12, 1, seed=4, shuffle=shuffle, last_batch=last_batch)
+    plan = Plan(37, 12, replicas, seed=4, shuffle=shuffle, last_batch=last_batch)
     images = ImageConfig(image_size=(8, 8), mean=0.5, std=0.25)
     data = ImageData(source, images, augment, plan, "memory", "float32", DaliConfig(), source)
-    settings = {"seed": 4, "num_threads": 1, "first_replica": 0, "strategy": strategy_of(1)}
-    return Loader(data, devices=[LIKE_A_GPU], **settings)
+    settings = {"seed": 4, "num_threads": 1, "first_replica": 0, "strategy": strategy_of(replicas)}
+    return Loader(
+        data, devices=[Device(f"/cpu:{each}", each) for each in range(replicas)], **settings
+    )
 
 
 def build():
@@ -51,10 +53,10 @@ def build():
     )
 
 
-def model_of(steps_per_execution, *, xla=True, config=None):
+def model_of(steps_per_execution, *, xla=True, config=None, replicas=1):
     return compiled(
         build,
-        1,
+        replicas,
         optimizer=lambda: keras.optimizers.SGD(0.05, momentum=0.9),
         xla=xla,
         config=config,
@@ -67,11 +69,44 @@ def model_of(steps_per_execution, *, xla=True, config=None):
 def trained(steps_per_execution, *, start=0, last_batch="pad", tested=False, **settings):
     """A trained model, its history and its loader."""
     fit = {"class_weight": settings.pop("class_weight", None)}
-    fit["validation_data"] = make_loader(shuffle=False) if tested else None
-    model, loader = model_of(steps_per_execution, **settings), make_loader(last_batch=last_batch)
+    data = {"replicas": settings.get("replicas", 1)}
+    fit["validation_data"] = make_loader(shuffle=False, **data) if tested else None
+    model = model_of(steps_per_execution, **settings)
+    loader = make_loader(last_batch=last_batch, **data)
     loader.start_at(epoch=0, step=start)
     history = model.fit(loader, epochs=2, verbose=0, **fit).history
     return model, history, loader
+
+
+@pytest.fixture
+def in_one_function(monkeypatch):
+    """Steps as on the GPUs of one process, but for XLA, which has no collective on the CPU.
+
+    TensorFlow's own are none for a loop (it ends the process), so that the loop is unrolled.
+    """
+
+    def unrolled(step, make_batch, inputs, shared):
+        codes = []
+        for index in range(next(iter(inputs.values())).shape[0]):
+            own = {name: each[index] for name, each in inputs.items()}
+            logs = dict(step(make_batch({**own, **shared})))
+            codes.append(logs.pop(finite.LOG, tf.constant(finite.FINE, tf.int64)))
+        return logs | {finite.LOG: tf.stack(codes)}
+
+    monkeypatch.setattr(seam, "_can_wait_in_xla", lambda _: True)
+    monkeypatch.setattr(
+        seam.Replica, "all_reduce_in_xla", lambda self, values: [*map(self.all_reduce, values)]
+    )
+    monkeypatch.setattr(functions, "_compiled", lambda each: tf.function(each, autograph=False))
+    monkeypatch.setattr(functions, "_in_a_row", unrolled)
+
+
+def test_several_replicas_make_their_batches_too(in_one_function):
+    ours = trained(3, replicas=2, xla=True, tested=True, last_batch="pad")
+    one_by_one = trained(1, replicas=2, xla=True, tested=True, last_batch="pad")
+    assert_alike(ours, one_by_one)
+    assert ours[2]._deferred is not None
+    assert one_by_one[2]._deferred is None
 
 
 def assert_alike(ours, one_by_one):
@@ -110,7 +145,8 @@ def test_what_is_taken_are_the_batches_that_come_one_by_one(last_batch):
     loader, one_by_one = make_loader(last_batch=last_batch), make_loader(last_batch=last_batch)
     for _ in range(2):
         batches, iterator = [], iter(loader)
-        while (deferred := iterator.take(3)) is not None:
+        while (taken := iterator.take(3)) is not None:
+            (deferred,) = taken
             for index in range(len(deferred)):
                 own = {name: each[index] for name, each in deferred.inputs.items()}
                 batches.append(deferred.make({**own, **deferred.shared}))
@@ -155,8 +191,8 @@ def test_a_batch_between_two_executions_is_the_next_one():
     iterator.take(2)
     np.testing.assert_array_equal(next(iterator)[0], one_by_one[2][0])
     left = iterator.take(2)
-    assert len(left) == 1
-    np.testing.assert_array_equal(left.first()[0], one_by_one[3][0])
+    assert [len(each) for each in left] == [1]
+    np.testing.assert_array_equal(left[0].first()[0], one_by_one[3][0])
 
 
 def test_the_first_batch_is_kept_where_it_is_asked_for():

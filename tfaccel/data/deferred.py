@@ -3,7 +3,7 @@
 Takes what the host decides of each batch, for several of them; gives it to the step, together with
 what makes a batch of it.
 
-    deferred = iterator.take(98)
+    deferred, = iterator.take(98)       # one of each replica
     own = {name: each[7] for name, each in deferred.inputs.items()}
     image, label = deferred.make({**own, **deferred.shared})
 """

@@ -88,7 +88,7 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         self._is_epochs_end = False  # whether an epoch without a step comes next
         self._lost = frozenset()
         self._streams = None
-        self._deferred, self._most = None, None  # a stream of them, and how many at a time
+        self._deferred, self._most = None, None  # streams of them, and how many at a time
         self._is_one_by_one = False  # as it was found once that batches cannot be deferred
         self._all_real = [None] * len(devices)
         self._recording = None  # the masks of drawn batches, while `recorded_real` asks for them
@@ -271,35 +271,39 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
             self.kept, self._num_to_keep = _first_rows(batches, self._num_to_keep), 0
         return batch
 
-    def _take(self, epoch: "_Epoch", most: int) -> Deferred | None:
-        several = self._strategy.num_replicas_in_sync > 1
-        if epoch is not self._drawing or several or self._is_one_by_one:
+    def _take(self, epoch: "_Epoch", most: int) -> list[Deferred] | None:
+        is_alone = self._strategy.num_replicas_in_sync == len(self._devices)
+        if epoch is not self._drawing or not is_alone or self._is_one_by_one:
             return None
         with self._reading():
-            stream = self._deferring(most)
-            if stream is None:
+            streams = self._deferring(most)
+            if streams is None:
                 return None
-            deferred = self._weighing(next(stream))
-        self._given(len(deferred))
+            deferred = [self._weighing(index, next(each)) for index, each in enumerate(streams)]
+        self._given(len(deferred[0]))
         if self._num_to_keep:
-            self.kept, self._num_to_keep = _first_rows([deferred.first()], self._num_to_keep), 0
+            batches = [each.first() for each in deferred]
+            self.kept, self._num_to_keep = _first_rows(batches, self._num_to_keep), 0
         return deferred
 
-    def _deferring(self, most: int) -> Iterator[Deferred] | None:
-        """Returns the stream of batches that are left to the step, where these data can be."""
+    def _deferring(self, most: int) -> list[Iterator[Deferred]] | None:
+        """Returns streams of batches that are left to the step, where these data can be."""
         if self._deferred is not None and self._most == most:
             return self._deferred
-        feed = self.data.feed(self._first_replica, first=self._position, lost=self._lost)
-        found = getattr(self.data, "deferred", lambda *_: None)(self._placement(0), feed, most)
-        if found is not None:
-            self._deferred, self._most, self._streams = found, most, None
-        else:
+        found = [self._deferred_stream(index, most) for index in range(len(self._devices))]
+        if None in found:
             self._is_one_by_one = True
             log.info(
-                "data: batches come one by one, because only images in one GPU's memory, which are "
+                "data: batches come one by one, because only images in a GPU's memory, which are "
                 "not resized, are made into batches in the step"
             )
+            return None
+        self._deferred, self._most, self._streams = found, most, None
         return found
+
+    def _deferred_stream(self, local_index: int, most: int) -> Iterator[Deferred] | None:
+        make = getattr(self.data, "deferred", lambda *_: None)
+        return make(self._placement(local_index), self._feed(local_index), most)
 
     @contextlib.contextmanager
     def _reading(self):
@@ -358,9 +362,11 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
                     ) from error
 
     def _stream(self, local_index: int):
+        return self.data.stream(self._placement(local_index), self._feed(local_index))
+
+    def _feed(self, local_index: int):
         replica_index = self._first_replica + local_index
-        feed = self.data.feed(replica_index, first=self._position, lost=self._lost)
-        return self.data.stream(self._placement(local_index), feed)
+        return self.data.feed(replica_index, first=self._position, lost=self._lost)
 
     def _placement(self, local_index: int) -> Placement:
         words = [self._seed, self._first_replica + local_index]
@@ -379,13 +385,14 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
             real = self._mask(local_index) if self.pads else None
             return weighted(batch, real, self._class_weight)
 
-    def _weighing(self, deferred: Deferred) -> Deferred:
+    def _weighing(self, local_index: int, deferred: Deferred) -> Deferred:
         """Returns the same, whose batches are (x, y, weight) where they have weights."""
         inputs, shared = dict(deferred.inputs), dict(deferred.shared)
-        with tf.device(self._devices[0].name):
+        with tf.device(self._devices[local_index].name):
             if self.pads:
                 positions = range(self._position, self._position + len(deferred))
-                real = [self._real(each, self._first_replica) for each in positions]
+                replica_index = self._first_replica + local_index
+                real = [self._real(each, replica_index) for each in positions]
                 inputs["real"] = tf.constant(np.stack(real), tf.float32)
             if self._class_weight is not None:
                 shared["class_weight"] = tf.identity(self._class_weight)
@@ -436,14 +443,14 @@ class _Epoch:
         self._left -= 1
         return batch
 
-    def take(self, most: int) -> Deferred | None:
-        """Returns the next batches, at most so many, for the step to make.
+    def take(self, most: int) -> list[Deferred] | None:
+        """Returns each replica's next batches, at most so many, for the step to make.
 
         None at the epoch's end, and where batches come one by one.
         """
         deferred = self._loader._take(self, most) if self._num_left() else None
         if deferred is not None:
-            self._left -= len(deferred)
+            self._left -= len(deferred[0])
         return deferred
 
     def _num_left(self) -> int:

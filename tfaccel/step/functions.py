@@ -104,7 +104,8 @@ class Execution:
           StopIteration: there is no batch.
         """
         padded, num_steps = getattr(iterator, "pads", False), self._model.steps_per_execution
-        deferred = iterator.take(num_steps) if num_steps > 1 and hasattr(iterator, "take") else None
+        takes = num_steps > 1 and self._step.can_be_in_a_row and hasattr(iterator, "take")
+        deferred = iterator.take(num_steps) if takes else None
         if deferred is not None:
             logs = self._step.in_a_row(deferred, padded=padded)
             self._found = logs.pop(finite.LOG)
@@ -135,6 +136,7 @@ class _Step:
         self._strategy, self._replicas = strategy, replicas
         self._several = strategy.num_replicas_in_sync > 1
         self._always_padded = config.zero_weight_is_padding
+        self.can_be_in_a_row = not self._several or (xla and replicas[0].reduces_in_xla)
         make = functools.partial(_make, model, strategy, config, step, replicas)
         self._make = functools.partial(make, xla=xla, trains=trains)
         self._compile = functools.partial(
@@ -146,29 +148,33 @@ class _Step:
     def __call__(self, batch, *, padded: bool) -> dict:
         batches = seam.local_batches(self._strategy, batch, len(self._replicas))
         step = self._function(padded, None)
-        return step(batches if self._several else batches[0])
+        return step([(each,) for each in batches]) if self._several else step(batches[0])
 
-    def in_a_row(self, deferred: Deferred, *, padded: bool) -> dict:
-        """Makes the only replica's batches, and steps on each, in one function.
+    def in_a_row(self, deferred: list[Deferred], *, padded: bool) -> dict:
+        """Makes the replicas' batches, and steps on each, in one function of each replica.
 
         Returns:
           The logs of the last step, `skipped_steps` of all, and each one's code, [steps].
         """
-        step = self._function(padded, deferred.make)
-        return step(dict(deferred.inputs), dict(deferred.shared))
+        step = self._function(padded, deferred[0].make)  # that of all is equal
+        arguments = [(dict(each.inputs), dict(each.shared)) for each in deferred]
+        return step(arguments) if self._several else step(*arguments[0])
 
     def _function(self, padded: bool, make_batch: Callable | None) -> Callable:
         padded = padded or self._always_padded
         if (padded, make_batch) not in self._made:
-            step = self._make(padded=padded)
-            if make_batch is not None:
-                step = functools.partial(_in_a_row, step, make_batch)
-            self._made[padded, make_batch] = self._compile(step)
+            made = self._make(padded=padded, make_batch=make_batch)
+            self._made[padded, make_batch] = self._compile(made)
         return self._made[padded, make_batch]
 
 
-def _make(model, strategy, config, step, replicas, *, padded: bool, xla: bool, trains: bool):
-    """Returns the step as a function of every local replica's batch, or of the only one's."""
+def _make(
+    model, strategy, config, step, replicas, *, padded: bool, make_batch, xla: bool, trains: bool
+):
+    """Returns the step as a function of every local replica's batch, or of the only one's.
+
+    Where batches are made in it, by `make_batch`, it is one of what is deferred, for several steps.
+    """
     parts = config.accumulation_steps if trains else 1
     if padded:
         step = padding.leave_out_padding(model, step)
@@ -181,13 +187,19 @@ def _make(model, strategy, config, step, replicas, *, padded: bool, xla: bool, t
         step, pass_ = _on_changed(change, step, pass_, replicas[0])
     if strategy.num_replicas_in_sync > 1:
         wire = "float16" if config.float16_allreduce else None
-        steps = [
-            _ReplicaStep(model, pass_, each, wire, xla=xla, trains=trains) for each in replicas
-        ]
+        settings = {"gradients_as": wire, "make_batch": make_batch, "xla": xla, "trains": trains}
+        steps = [_ReplicaStep(model, pass_, each, **settings) for each in replicas]
         return functools.partial(_split_step, steps)
     if parts > 1:
-        return functools.partial(_accumulating_step, model, pass_, replicas[0], xla=xla)
-    return functools.partial(_whole_step, model, step, replicas[0], xla=xla, trains=trains)
+        whole = functools.partial(_accumulating_step, model, pass_, replicas[0], xla=xla)
+    else:
+        whole = functools.partial(_whole_step, model, step, replicas[0], xla=xla, trains=trains)
+    return _of_deferred(whole, make_batch)
+
+
+def _of_deferred(step: Callable, make_batch: Callable | None) -> Callable:
+    """Returns the step as a function of what `make_batch` makes batches of, where it is given."""
+    return step if make_batch is None else functools.partial(_in_a_row, step, make_batch)
 
 
 def _in_a_row(step: Callable, make_batch: Callable, inputs: dict, shared: dict) -> dict:
@@ -245,12 +257,12 @@ def _accumulating_step(model, pass_, replica: Replica, batch, *, xla: bool) -> d
         return _update(model, totals, totals.metrics_before, trains=True, xla=xla)
 
 
-def _split_step(steps: list["_ReplicaStep"], batches: list) -> dict:
+def _split_step(steps: list["_ReplicaStep"], arguments: list[tuple]) -> dict:
     """Several replicas: each one's pass, the sum over all, each one's update."""
     logs = []
-    for step, batch in zip(steps, batches, strict=True):
+    for step, own in zip(steps, arguments, strict=True):
         with tf.device(step.replica.device):
-            logs.append(step(batch))
+            logs.append(step(*own))
     return logs[0]  # all are alike
 
 
@@ -258,7 +270,15 @@ class _ReplicaStep:
     """One replica's step among several: its pass, the sum over replicas, and its update."""
 
     def __init__(
-        self, model, pass_, replica: Replica, gradients_as: str | None, *, xla: bool, trains: bool
+        self,
+        model,
+        pass_,
+        replica: Replica,
+        *,
+        gradients_as: str | None,
+        make_batch: Callable | None,
+        xla: bool,
+        trains: bool,
     ):
         self.replica = replica
         layout = None  # known once the pass is traced
@@ -284,15 +304,19 @@ class _ReplicaStep:
             return update([replica.all_reduce(each) for each in buffers], metrics_before)
 
         if xla and replica.reduces_in_xla:
-            self._step = _compiled(whole)
+            self._step = _compiled(_of_deferred(whole, make_batch))
         else:
             if xla:  # else all is traced into the caller's graph, where batch norm's sums may be
                 forward_backward, update = _compiled(forward_backward), _compiled(update)
             self._step = in_parts
 
-    def __call__(self, batch) -> dict:
-        """Returns the step's logs; for every replica in one `tf.function`, on its device."""
-        return self._step(batch)
+    def __call__(self, *batch) -> dict:
+        """Returns the step's logs; for every replica in one `tf.function`, on its device.
+
+        Args:
+          *batch: it, or what it is deferred to.
+        """
+        return self._step(*batch)
 
 
 def _compiled(function: Callable) -> Callable:
