@@ -25,9 +25,11 @@ from tfaccel.progress import is_launched
 
 if TYPE_CHECKING:
     from tfaccel import doctor
+    from tfaccel.comparison.run import compare
     from tfaccel.data import sources
     from tfaccel.isolate import IsolatedError, run_isolated
     from tfaccel.linter.lint import lint
+    from tfaccel.profiling.api import profile
     from tfaccel.run import Run, setup
 
 __version__ = "0.1.0"
@@ -42,9 +44,11 @@ __all__ = [
     "UserError",
     "__version__",
     "beat",
+    "compare",
     "doctor",
     "lint",
     "preset",
+    "profile",
     "run_isolated",
     "setup",
     "sources",
@@ -61,6 +65,10 @@ def __getattr__(name: str):
         return getattr(importlib.import_module("tfaccel.isolate"), name)
     if name == "lint":
         return importlib.import_module("tfaccel.linter.lint").lint
+    if name == "profile":
+        return importlib.import_module("tfaccel.profiling.api").profile
+    if name == "compare":
+        return importlib.import_module("tfaccel.comparison.run").compare
     if name == "doctor":
         return importlib.import_module("tfaccel.doctor")
     if name == "sources":

@@ -37,8 +37,15 @@ usage: tfaccel COMMAND [flags]
             tfaccel lint --config=configs/mnist.py --config.data.root=/data/mnist_png
             tfaccel lint --config=configs/digits.py --fix
 
+  profile   say what bounds a run, step or loader, and find loader settings that suit it better
+            tfaccel profile --config=configs/digits.py
+            tfaccel profile --config=configs/digits.py --search --out=digits_tuned.py
+
   plot   draw loss, metrics and throughput of one or more runs
             tfaccel plot runs/a runs/b --output=curves.html
+
+  compare   measure the same job plain, and with XLA, mixed precision, DALI and more GPUs
+            tfaccel compare --config=configs/digits.py --minutes=5 --out=report
 
   autobatch   find the largest batch that fits in the GPUs' memory
             tfaccel autobatch --config=configs/mnist.py --config.data.root=/data/mnist_png
@@ -125,6 +132,39 @@ LINT = """usage: tfaccel lint --config=FILE [--script=FILE] [--fix] [--json]
   In a script or a notebook: tfaccel.lint(model, dataset), for any Keras model
 """
 
+PROFILE = """usage: tfaccel profile --config=FILE [--seconds=5] [--trace=FOLDER] [--json]
+                       [--search [--minutes=10] [--memory-mib=N] [--out=FILE.py]]
+                       [--config.SECTION.FIELD=VALUE]
+
+  Measures three rates, in images/s over all replicas: of the step, on one batch that stays on the
+  device; of the loader, whose batches nothing trains on; and of the run, which does both as
+  `tfaccel train` does. Says which of the two bounds the run, by how much, what is lost between
+  them, and what to do. Keeps nothing of what is trained. About half a minute, and what the step
+  takes to compile.
+
+  --config=FILE      an experiment, as for `tfaccel train`
+  --seconds=5        that each rate is measured for, after the first steps, which are dropped
+  --trace=FOLDER     write TensorFlow's own profile of about ten steady steps too: each operation
+                     on the host and the devices. TensorBoard shows it with the package xprof
+  --search           then try other settings of the loader: where it runs (dali_gpu, dali_cpu,
+                     tf_data, memory, cache, those that give these images the same pixels), threads,
+                     batches made ahead, the hardware decoder's share. One at a time, from the
+                     present ones, each in a process of its own. One that seems faster is measured
+                     three times, in turn with the one before, and kept if its slowest run beats the
+                     other's fastest (or its first by half as much again); in the end the best is
+                     compared with the start again
+  --minutes=10       for the search: it begins no run that would not end in time
+  --memory-mib=N     reject settings with which more is taken of a GPU, by all processes (on the
+                     CPU: of this machine, by the run itself)
+  --out=FILE.py      write the best, if it is another, as a new config file that builds on --config
+  --json             one JSON object, {"setup", "images_per_second", "verdict", "memory_mib",
+                     "trace"}, and with --search "search"
+
+  tfaccel profile --config=configs/cifar10.py --config.data.root=/data/cifar10 --trace=/tmp/trace
+  tfaccel profile --config=configs/digits.py --search --minutes=5 --out=digits_tuned.py
+  In a script or a notebook: tfaccel.profile(model, loader)
+"""
+
 SELFTEST = """usage: tfaccel selftest [flags]
 
   Trains small models on this machine's replicas and, by plain Keras, on one device, and compares:
@@ -157,6 +197,34 @@ DOCTOR = """usage: tfaccel doctor [--quick] [--json] [--data=FOLDER]
   --data=FOLDER   time the reading of files there too, up to 256 MiB in 5 seconds
 
   tfaccel doctor --data=/data/imagenet
+"""
+
+COMPARE = """usage: tfaccel compare --config=FILE [--steps=50] [--repeats=5] [--minutes=60] [--grid]
+                       [--out=FOLDER] [--json] [--config.SECTION.FIELD=VALUE]
+
+  Trains some steps of the same job (data, batch, seed, recipe) plain: tf.data, float32 without
+  TF32, no XLA, one GPU. Then XLA, TF32, mixed_float16, mixed_bfloat16, DALI, images in memory and
+  more GPUs (the batch divided over them) are added to the best so far, one at a time. Each is a
+  process of its own, timed in turn with the best so far, and kept if the middle half of its
+  stretches is above the other's and its losses agree with the plain one's; what was nearly as
+  fast is tried once more if the best has changed since. In the end the best is measured against
+  the plain one again. Pure float16 is shown as the ceiling and never chosen. One that fails is a
+  row that says why. Prints the table, and the command that trains as the best does; exit code 1
+  if nothing ran.
+
+  --config=FILE   an experiment, as for `tfaccel train`
+  --steps=50      of a stretch that is timed: about a second or more of each is good
+  --repeats=5     stretches of each, 3 or more
+  --minutes=60    begins nothing that would not end in time; what is left out, is said. A closer
+                  estimate is told once the plain one has run. One on a GPU takes a minute or so,
+                  half of it compilation: nothing compiled before is used
+  --grid          measure every combination instead
+  --out=FOLDER    a new folder for report.html (one file, with pictures), report.md, results.json,
+                  speed.png, losses.png, and what each process printed
+  --json          print results.json instead
+
+  tfaccel compare --config=configs/mnist.py --config.data.root=/data/mnist_png --out=report
+  In a notebook: tfaccel.compare(config, minutes=10), for what a config's get_config() returns
 """
 
 AUTOBATCH = """usage: tfaccel autobatch --config=FILE [--config.SECTION.FIELD=VALUE]

@@ -10,8 +10,11 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import sys
 import tempfile
+import types
+from collections.abc import Mapping
 
 from absl import flags
 from ml_collections import config_flags
@@ -275,6 +278,74 @@ def lint(arguments: list[str]) -> int:
     return table.exit_code
 
 
+def profile(arguments: list[str]) -> int:
+    """Measures what bounds the config that is named, and searches for settings if asked to."""
+    if HELP_FLAGS & set(arguments):
+        print(help_texts.PROFILE, end="")
+        return 0
+    values, _ = _parse_config_flags(
+        "profile",
+        arguments,
+        paths=("trace", "out"),
+        switches=("search", "json"),
+        numbers={"seconds": 5.0, "minutes": 10.0, "memory-mib": None},
+    )
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    from tfaccel.profiling import command
+
+    return command.report(
+        parse(values.config),
+        command.Options(
+            config_file=config_flags.get_config_filename(values["config"]),
+            trace=values.trace,
+            search=values.search,
+            json=values.json,
+            seconds=values.seconds,
+            minutes=values.minutes,
+            memory_mib=values["memory-mib"].value,
+            out=_new_file("out", values.out),
+        ),
+    )
+
+
+def compare(arguments: list[str]) -> int:
+    """Measures the config in every way that this machine has, and returns 1 if none of them ran."""
+    if HELP_FLAGS & set(arguments):
+        print(help_texts.COMPARE, end="")
+        return 0
+    values, _ = _parse_config_flags(
+        "compare",
+        arguments,
+        paths=("out",),
+        switches=("grid", "json"),
+        numbers={"steps": 50, "repeats": 5, "minutes": 60},
+    )
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    from tfaccel.comparison import run
+
+    overrides = [each for each in arguments if re.match(r"--?(no)?config\.", each)]
+    file = config_flags.get_config_filename(values["config"])
+    comparison = run.compare(
+        parse(values.config),
+        steps=_whole(values.steps),
+        repeats=_whole(values.repeats),
+        minutes=values.minutes,
+        grid=values.grid,
+        out=values.out,
+        command=shlex.join(["tfaccel", "train", f"--config={file}", *overrides]),
+        name=file,
+    )
+    show(json.dumps(comparison.as_dict(), indent=1) if values.json else comparison)
+    if values.out and not values.json:
+        show(f"\n{pathlib.Path(values.out) / 'report.html'}")
+    return comparison.exit_code
+
+
+def _whole(number: float) -> float:
+    """Returns a flag's number as an int if it is one."""
+    return int(number) if number.is_integer() else number
+
+
 def launch(arguments: list[str]) -> int:
     """Runs a command in many processes and returns the job's exit code."""
     from tfaccel import launch as launch_room
@@ -294,6 +365,8 @@ COMMANDS = {
     "plot": plot,
     "audit": audit,
     "lint": lint,
+    "profile": profile,
+    "compare": compare,
     "autobatch": autobatch,
     "selftest": selftest,
     "doctor": doctor,
@@ -306,6 +379,7 @@ def _parse_config_flags(
     *,
     paths: tuple[str, ...],
     switches: tuple[str, ...] = (),
+    numbers: Mapping[str, float | None] = types.MappingProxyType({}),
     trains: bool = False,
 ):
     """Returns the flags, `config` with its overrides among them, and the config file's name.
@@ -315,6 +389,7 @@ def _parse_config_flags(
       arguments: the command line after it.
       paths: the command's own flags, each of a path.
       switches: and those that are on or off.
+      numbers: and those of a number, with its default.
       trains: whether the command has the flags of training: resuming and workers.
     """
     values = flags.FlagValues()
@@ -324,6 +399,8 @@ def _parse_config_flags(
         flags.DEFINE_string(path, None, "A new one.", flag_values=values)
     for switch in switches:
         flags.DEFINE_bool(switch, False, "Off by default.", flag_values=values)
+    for number, default in numbers.items():
+        flags.DEFINE_float(number, default, "A number.", flag_values=values)
     if trains:
         flags.DEFINE_enum("resume", "auto", RESUMES, "Where to begin.", flag_values=values)
         flags.DEFINE_bool("accept_changes", False, "Of a resumed run.", flag_values=values)

@@ -1,0 +1,72 @@
+"""A variant's process: what it is asked, what it answers, and how it ends."""
+
+import json
+import os
+import pathlib
+import time
+
+import pytest
+
+from tfaccel.comparison import arm as room
+from tfaccel.comparison.arm import ArmError, ArmProcess, OutOfTimeError, Settings, write
+from tfaccel.config import Config
+
+SETTINGS = Settings(steps=50, lead_in=5, warm_up=10, repeats=5)
+
+
+# Children that stand for child.py. (This file imports nothing of TensorFlow, which takes seconds.)
+
+
+def _answering(config, settings, folder, log):
+    folder = pathlib.Path(folder)
+    write(folder / "pid", str(os.getpid()))
+    ready = {"first_step_s": 1.5, "losses": [3.0], "peak_mib": []}
+    write(folder / "ready.json", json.dumps(ready))
+    for number in range(2):
+        while not (folder / f"go-{number}").exists():
+            time.sleep(0.01)
+        answer = {"images_per_second": 7.0, "waited": 0.25, "losses": [2.0, 1.0], "peak_mib": [9]}
+        write(folder / f"result-{number}.json", json.dumps(answer))
+    pathlib.Path(log).write_text("OOM when allocating tensor with shape[1] and type float")
+    os._exit(3)
+
+
+def _raising(config, settings, folder, log):
+    raise ValueError("first line\nsecond line")
+
+
+def _silent(config, settings, folder, log):
+    write(pathlib.Path(folder) / "pid", str(os.getpid()))
+    time.sleep(600)
+
+
+def started(monkeypatch, tmp_path, child, *, seconds=60.0, is_all=False):
+    monkeypatch.setattr(room, "_in_child", child)
+    limit = lambda: (seconds, is_all)  # noqa: E731
+    return ArmProcess(Config(), SETTINGS, log=tmp_path / "1.log", limit=limit)
+
+
+def test_it_answers_until_it_dies_of_full_memory(monkeypatch, tmp_path):
+    arm = started(monkeypatch, tmp_path, _answering)
+    assert (arm.first_step_s, arm.losses, arm.peak_mib) == (1.5, [3.0], ())
+    assert [arm.stretch(), arm.stretch()] == [7.0, 7.0]
+    assert (arm.losses, arm.peak_mib, arm.waited) == ([3.0, 2.0, 1.0, 2.0, 1.0], (9,), 0.25)
+    with pytest.raises(ArmError, match="out of memory: its process ended with exit code 3") as one:
+        arm.stretch()
+    assert one.value.out_of_memory
+    arm.close()
+
+
+def test_what_it_raises_is_one_sentence(monkeypatch, tmp_path):
+    with pytest.raises(ArmError, match=r"^ValueError: first line$") as one:
+        started(monkeypatch, tmp_path, _raising)
+    assert not one.value.out_of_memory
+
+
+@pytest.mark.parametrize(("is_all", "kind"), [(True, OutOfTimeError), (False, ArmError)])
+def test_a_silent_one_is_ended(monkeypatch, tmp_path, is_all, kind):
+    began = time.monotonic()
+    with pytest.raises(ArmError) as one:
+        started(monkeypatch, tmp_path, _silent, seconds=0.3, is_all=is_all)
+    assert type(one.value) is kind
+    assert time.monotonic() - began < 10

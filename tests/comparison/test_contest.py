@@ -1,0 +1,246 @@
+"""Champion against challengers, with arms whose speed and losses are planted."""
+
+import math
+
+import pytest
+
+from tfaccel.comparison.arm import ArmError
+from tfaccel.comparison.contest import Contest
+from tfaccel.comparison.variants import Levels, Variant, every_combination, one_by_one
+
+LEVELS = Levels(("tf_data", "dali_gpu"), ("float32", "mixed_float16"), (False, True), (1,))
+PLAIN = LEVELS.plain
+XLA = Variant("tf_data", "float32", True, 1)
+HALF = Variant("tf_data", "mixed_float16", False, 1)
+DALI = Variant("dali_gpu", "float32", False, 1)
+LOSSES = [2.3 * 0.97**step for step in range(60)]
+
+
+class Machine:
+    """Arms with planted results; what is alive, and in which order stretches were asked for."""
+
+    def __init__(self, speeds, *, losses=None, faults=None, most_alive=9, jitter=0.01):
+        self.speeds, self.losses, self.faults = speeds, losses or {}, faults or {}
+        self.most_alive, self.jitter = most_alive, jitter
+        self.alive, self.asked, self.now, self.started = [], [], 0.0, []
+
+    def start(self, variant, seed):
+        self.now += 10
+        self.started.append((variant, seed))
+        if variant in self.faults and seed == 0:
+            raise self.faults[variant]
+        if len(self.alive) >= self.most_alive:
+            raise ArmError("out of memory", out_of_memory=True)
+        arm = Arm(self, variant, seed)
+        self.alive.append(arm)
+        return arm
+
+
+class Arm:
+    first_step_s, peak_mib, waited = 7.0, (1000,), 0.1
+
+    def __init__(self, machine, variant, seed):
+        self.machine, self.variant = machine, variant
+        self.losses = [each * (1 + 0.03 * seed) for each in machine.losses.get(variant, LOSSES)]
+        self.number = 0
+
+    def stretch(self):
+        self.machine.now += 1
+        self.machine.asked.append(self.variant)
+        self.number += 1
+        speed = self.machine.speeds.get(self.variant, 50.0)
+        if isinstance(speed, Exception):
+            raise speed
+        return speed * (1 + self.machine.jitter * (self.number % 3 - 1))
+
+    def close(self):
+        if self in self.machine.alive:
+            self.machine.alive.remove(self)
+
+
+def held(machine, plan=None, *, minutes=None):
+    contest = Contest(
+        machine.start,
+        repeats=3,
+        time_left=lambda: math.inf if minutes is None else 60 * minutes - machine.now,
+        say=lambda text: None,
+    )
+    contest.run(LEVELS, plan or one_by_one)
+    assert not machine.alive  # nothing is left behind
+    return contest
+
+
+def row(contest, variant):
+    (found,) = (each for each in contest.rows if each.variant == variant)
+    return found
+
+
+def test_what_is_faster_is_kept_and_what_is_slow_is_rejected():
+    machine = Machine({PLAIN: 100.0, XLA: 150.0, Variant("dali_gpu", "float32", True, 1): 90.0})
+    contest = held(machine)
+    assert contest.champion.variant == XLA
+    assert row(contest, XLA).status == "kept"
+    slow = row(contest, Variant("dali_gpu", "float32", True, 1))
+    assert slow.status == "rejected"
+    assert "0.60 times" in slow.why
+
+
+def test_what_was_nearly_as_fast_is_tried_again_on_a_better_one_and_what_was_far_from_it_is_not():
+    both = Variant("dali_gpu", "float32", False, 1)
+    for rate, expected in ((95.0, True), (40.0, False)):
+        contest = held(Machine({PLAIN: 100.0, XLA: rate, HALF: 10.0, both: 200.0}))
+        assert contest.champion.variant == both
+        again = Variant("dali_gpu", "float32", True, 1)
+        assert any(each.variant == again for each in contest.rows) is expected
+
+
+def test_noise_within_the_spread_is_not_taken_for_a_gain():
+    machine = Machine({PLAIN: 100.0, XLA: 101.0, HALF: 101.0, DALI: 101.0}, jitter=0.02)
+    contest = held(machine)
+    assert contest.champion.variant == PLAIN
+    assert {each.status for each in contest.rows} == {"plain", "rejected", "ceiling"}
+    assert "beyond the spread" in row(contest, XLA).why
+
+
+def test_a_gain_no_larger_than_the_same_thing_twice_is_none():
+    class Drifting(Machine):
+        def start(self, variant, seed):
+            arm = super().start(variant, seed)
+            if seed:  # the same recipe in another process is 10% faster
+                arm.variant = "again"
+            return arm
+
+    machine = Drifting({PLAIN: 100.0, "again": 110.0, XLA: 105.0}, jitter=0.0)
+    contest = held(machine)
+    assert contest.noise == pytest.approx(0.1)
+    assert row(contest, XLA).status == "rejected"
+    assert "same thing twice" in row(contest, XLA).why
+
+
+def test_what_parts_in_its_loss_is_rejected_whatever_its_speed():
+    parting = [each + 0.2 for each in LOSSES]
+    machine = Machine({PLAIN: 100.0, XLA: 900.0}, losses={XLA: parting})
+    contest = held(machine)
+    assert contest.champion.variant == PLAIN
+    bad = row(contest, XLA)
+    assert bad.status == "rejected"
+    assert "losses part" in bad.why
+    assert bad.apart == pytest.approx(0.2 / (sum(LOSSES[:12]) / 12 / 4))  # small losses
+    assert contest.tolerance == pytest.approx(2 * 0.03)  # twice what another seed does
+    # Nor is it tried again on a better one.
+    assert sum(each.variant.xla for each in contest.rows) == 1
+
+
+def test_nan_is_rejected():
+    machine = Machine({PLAIN: 100.0, XLA: 900.0}, losses={XLA: [*LOSSES[:9], math.nan]})
+    assert row(held(machine), XLA).status == "rejected"
+
+
+def test_a_failed_one_is_a_row_with_its_sentence():
+    faults = {XLA: ArmError("UserError: no GPU 7 here")}
+    contest = held(Machine({PLAIN: 100.0, HALF: 200.0}, faults=faults))
+    failed = row(contest, XLA)
+    assert (failed.status, failed.why) == ("failed", "UserError: no GPU 7 here")
+    assert contest.champion.variant == HALF
+
+
+def test_one_that_dies_while_it_is_timed_is_a_row_too():
+    contest = held(Machine({PLAIN: 100.0, XLA: ArmError("was ended by SIGKILL"), HALF: 200.0}))
+    assert row(contest, XLA).status == "failed"
+    assert contest.champion.variant == HALF
+
+
+def test_where_the_plain_one_fails_the_first_that_runs_takes_its_place():
+    machine = Machine({XLA: 100.0}, faults={PLAIN: ArmError("out of memory", out_of_memory=True)})
+    contest = held(machine)
+    assert [each.status for each in contest.rows[:2]] == ["failed", "kept"]
+    assert contest.reference.variant == XLA
+    assert "first that ran" in contest.rows[1].why
+
+
+def test_where_nothing_runs_there_is_no_winner():
+    every = {each: ArmError("no") for each in (PLAIN, *every_combination(LEVELS))}
+    contest = held(Machine({}, faults=every))
+    assert contest.champion is None
+    assert {each.status for each in contest.rows} == {"failed"}
+
+
+def test_stretches_take_turns():
+    machine = Machine({PLAIN: 100.0, XLA: 150.0})
+    held(machine)
+    duel = machine.asked[machine.asked.index(XLA) - 1 :][:6]
+    assert duel == [PLAIN, XLA, XLA, PLAIN, PLAIN, XLA]
+
+
+def test_two_that_do_not_fit_together_are_measured_one_after_the_other():
+    machine = Machine({PLAIN: 100.0, XLA: 150.0}, most_alive=1)
+    contest = held(machine)
+    assert contest.champion.variant == XLA
+    assert "not in turn" in row(contest, XLA).why
+    assert "failed" not in {each.status for each in contest.rows}
+
+
+def test_pure_float16_is_the_ceiling_and_never_wins():
+    ceiling = Variant("tf_data", "float16", True, 1)
+    contest = held(Machine({PLAIN: 100.0, XLA: 150.0, ceiling: 900.0}))
+    assert row(contest, ceiling).status == "ceiling"
+    assert "never chosen" in row(contest, ceiling).why
+    assert contest.champion.variant == XLA
+
+
+def test_what_there_is_no_time_for_is_left_out_and_said():
+    machine = Machine({PLAIN: 100.0, XLA: 150.0})
+    contest = held(machine, minutes=1.5)
+    assert contest.champion.variant == XLA
+    left = [each for each in contest.rows if each.status == "left out"]
+    assert left
+    assert all("time" in each.why for each in left)
+    assert contest.rows[-1].status == "ceiling"  # for which time was kept
+    assert machine.now <= 60 * 1.5
+
+
+def test_a_gain_that_does_not_hold_in_the_end_is_none():
+    class Waking(Machine):
+        def start(self, variant, seed):
+            arm = super().start(variant, seed)
+            if self.started.count((PLAIN, 0)) > 1 and variant == PLAIN:
+                arm.variant = "awake"  # the machine has become faster, for it alone
+            return arm
+
+    contest = held(Waking({PLAIN: 100.0, "awake": 160.0, XLA: 150.0}))
+    assert contest.champion.variant == PLAIN
+    assert row(contest, XLA).status == "rejected"
+    assert "no gain" in row(contest, XLA).why
+
+
+def test_times_are_of_what_was_measured_in_turn():
+    class Slowing(Machine):
+        def start(self, variant, seed):
+            for each in self.speeds:  # others use the machine more and more
+                self.speeds[each] *= 0.8
+            return super().start(variant, seed)
+
+    speeds = {PLAIN: 100.0, XLA: 150.0, Variant("tf_data", "mixed_float16", True, 1): 300.0}
+    contest = held(Slowing(speeds, jitter=0.0))
+    assert contest.champion.times == pytest.approx(3.0)
+    assert row(contest, XLA).times == pytest.approx(1.5)
+
+
+def test_a_grid_measures_every_combination():
+    machine = Machine({PLAIN: 100.0, Variant("dali_gpu", "mixed_float16", True, 1): 900.0})
+    contest = held(machine, lambda levels, champion: every_combination(levels))
+    assert {each.variant for each in contest.rows} >= {PLAIN, *every_combination(LEVELS)}
+    assert contest.champion.variant == Variant("dali_gpu", "mixed_float16", True, 1)
+
+
+def test_an_interruption_ends_all_arms():
+    class Interrupted(Machine):
+        def start(self, variant, seed):
+            if variant == HALF:
+                raise KeyboardInterrupt
+            return super().start(variant, seed)
+
+    machine = Interrupted({PLAIN: 100.0})
+    with pytest.raises(KeyboardInterrupt):
+        held(machine)
+    assert not machine.alive

@@ -1,0 +1,131 @@
+"""The command from end to end, in real processes on the CPU."""
+
+import json
+import math
+import pathlib
+
+import pytest
+
+from tfaccel import main
+from tfaccel.comparison import run as room
+from tfaccel.comparison.facts import Facts
+from tfaccel.errors import UserError
+
+DIGITS = f"--config={pathlib.Path(__file__).parents[2]}/configs/digits.py"
+FACTS = Facts(
+    loaders=("tf_data", "dali_cpu"),
+    own_loader="tf_data",
+    gpu_ids=(),
+    num_examples=1437,
+    global_batch_size=64,
+    environment={"cpu_cores": 2, "gpus": []},
+)
+SPEEDS = {"tf_data": 100.0, "dali_cpu": 300.0}
+
+
+class PlantedArm:
+    """Answers at once, as fast as its loader."""
+
+    first_step_s, peak_mib, waited = 2.0, (), 0.0
+
+    def __init__(self, config, settings, *, log, limit):
+        self.config, self.losses = config, [2.0] * 60
+        log.write_text("what it printed")
+
+    def stretch(self):
+        return SPEEDS[self.config.data.loader] / (1 if not self.config.runtime.xla else 2)
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def planted(monkeypatch):
+    monkeypatch.setattr(room, "_facts", lambda config: FACTS)
+    monkeypatch.setattr(room, "ArmProcess", PlantedArm)
+
+
+@pytest.mark.usefixtures("planted")
+def test_the_command_prints_the_table_and_writes_the_report(tmp_path, capsys):
+    out = tmp_path / "report"
+    override = "--config.train.epochs=7"
+    assert main.main(["compare", DIGITS, override, "--repeats=3", f"--out={out}"]) == 0
+    printed, told = capsys.readouterr()
+    assert "the best is dali_cpu, float32, no XLA: 3.00 times as fast as the plain one" in printed
+    assert f"tfaccel train {DIGITS} --config.train.epochs=7 \\\n" in printed
+    assert "--config.data.loader=dali_cpu" in printed
+    assert printed.endswith(f"{out}/report.html\n")
+    assert "60 minutes at most" in told
+    assert "more minutes at the plain one's speed" in told
+    names = {each.name for each in out.iterdir()}
+    assert names == {
+        "report.html",
+        "report.md",
+        "results.json",
+        "speed.png",
+        "losses.png",
+        "logs",
+    }
+    results = json.loads((out / "results.json").read_text())
+    assert results["settings"] == {"steps": 50, "repeats": 3, "minutes": 60, "grid": False}
+
+
+@pytest.mark.usefixtures("planted")
+def test_json_is_all_that_is_printed(capsys):
+    assert main.main(["compare", DIGITS, "--repeats=3", "--grid", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert len(said["rows"]) == 2 * 2 * 3 + 1  # and the ceiling
+    assert said["rows"][said["winner"] - 1]["variant"]["loader"] == "dali_cpu"
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--repeats=2", "repeats=2; expected"),
+        ("--steps=0", "steps=0; expected"),
+        ("--steps=1.5", "steps=1.5; expected"),
+        ("--minutes=0", "minutes=0.0; expected"),
+        ("extra", "'extra' is no flag"),
+    ],
+)
+def test_mistakes_are_told_before_anything_starts(flag, message):
+    with pytest.raises(UserError, match=message):
+        main.main(["compare", DIGITS, flag])
+
+
+def test_a_folder_that_is_in_use_is_refused_before_anything_starts(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="is not empty; give a new folder"):
+        main.main(["compare", DIGITS, f"--out={tmp_path}"])
+
+
+def test_forecast_counts_starts_compilation_and_stretches_of_both():
+    words = room.forecast(20.0, 10.0, (6, 10), 5, on_gpu=True)
+    assert words.startswith("about 15 to 25 more minutes at the plain one's speed")
+    assert room.forecast(1.0, 0.1, (2, 2), 3, on_gpu=False).startswith("about 1 more minutes")
+
+
+@pytest.mark.slow  # a minute and a half of real processes
+def test_digits_in_real_processes(tmp_path, capsys):
+    out = tmp_path / "report"
+    assert main.main(["compare", DIGITS, "--steps=10", "--repeats=3", f"--out={out}"]) == 0
+    results = json.loads((out / "results.json").read_text())
+    first = results["rows"][0]
+    assert first["variant"] == {
+        "loader": "tf_data",
+        "arithmetic": "float32",
+        "xla": False,
+        "num_gpus": 0,
+    }
+    assert first["apart"] == 0
+    memory = next(each for each in results["rows"] if each["variant"]["loader"] == "memory")
+    # The same pixels in the same order, whatever loader reads them.
+    if memory["variant"]["arithmetic"] == "float32" and not memory["variant"]["xla"]:
+        assert memory["apart"] == pytest.approx(0, abs=1e-4)
+    for each in results["rows"]:
+        assert each["status"] != "failed", each["why"]
+        assert each["first_step_s"] > 1
+        assert len(each["losses"]) >= 23 + 3 * 15
+        assert all(rate > 0 and math.isfinite(rate) for rate in each["rates"])
+    assert results["rows"][-1]["status"] == "ceiling"
+    assert "the best" in capsys.readouterr().out

@@ -1,0 +1,175 @@
+"""Planted jobs, really trained: one that its loader bounds and one that its step bounds."""
+
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import compiled, strategy_of
+
+import tfaccel
+from tfaccel.config import DaliConfig, ImageConfig
+from tfaccel.data.distribute import Loader
+from tfaccel.data.images import ImageData
+from tfaccel.data.shards import Plan
+from tfaccel.data.source import ArraySource
+from tfaccel.errors import UserError
+from tfaccel.presets import preset
+from tfaccel.profiling.ceilings import beside, real_rate
+from tfaccel.profiling.resident import Resident
+from tfaccel.profiling.trace import trace
+from tfaccel.runtime import Device
+from tfaccel.step import functions
+
+
+class Rows:
+    """Examples of zeros, each of which takes a while to make."""
+
+    def __init__(self, width, *, seconds):
+        self.row, self.seconds = np.zeros(width, np.float32), seconds
+
+    def __len__(self):
+        return 96
+
+    def __getitem__(self, index):
+        if self.seconds:
+            time.sleep(self.seconds)
+        return self.row, np.int32(index % 2)
+
+
+def job(run, *, width, seconds, layers, steps_per_execution=1):
+    loader = run.examples(Rows(width, seconds=seconds), global_batch_size=32)
+    with run.scope():
+        model = keras.Sequential(
+            [keras.Input((width,)), *(keras.layers.Dense(width) for _ in range(layers))]
+        )
+    run.compile(
+        model,
+        "sgd",
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        steps_per_execution=steps_per_execution,
+    )
+    return model, loader
+
+
+def test_a_slow_loader_and_a_heavy_step_are_told_apart(setup):
+    run = setup(xla=False)
+    starved = tfaccel.profile(*job(run, width=8, seconds=0.002, layers=1), seconds=0.2)
+    assert starved.verdict.bound == "loader", str(starved)
+    assert starved.ceilings.real.waited_s > 0.5 * 32 / starved.ceilings.real.median
+    assert starved.ceilings.step.median > 5 * starved.ceilings.real.median
+
+    heavy = tfaccel.profile(*job(run, width=768, seconds=0, layers=6), seconds=0.2)
+    assert heavy.verdict.bound == "step", str(heavy)
+
+
+def test_executions_of_several_steps_are_counted_as_such(setup):
+    run = setup(xla=False)
+    # 3 steps an epoch, 2 an execution: the last of each epoch has one alone.
+    found = tfaccel.profile(
+        *job(run, width=8, seconds=0.001, layers=1, steps_per_execution=2), seconds=0.2
+    )
+    assert found.setup.steps_per_execution == 2
+    # Two threads at most sleep at a time, 1 ms and more for each row.
+    assert 300 < found.ceilings.loader.median < 1000 * 64
+    assert found.ceilings.real.median < 1.5 * found.ceilings.loader.median
+
+
+def test_a_batch_that_stays_trains_as_it_does_one_by_one():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(8, 4)).astype("float32"), np.arange(8) % 2
+    weight = np.array([1.0] * 6 + [0.0] * 2, np.float32)
+    batch = tf.constant(x), tf.constant(y), tf.constant(weight)
+    weights = []
+    for parts in (None, [batch]):
+        keras.utils.set_random_seed(0)
+        model = compiled(
+            lambda: keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)]),
+            1,
+            xla=False,
+            optimizer=keras.optimizers.SGD(0.1),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            steps_per_execution=3,
+        )
+        model.optimizer.build(model.trainable_variables)
+        model.train_function(Resident(batch, pads=True, parts=parts))
+        assert model.optimizer.iterations.numpy() == 3
+        weights.append(model.get_weights())
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def in_memory(replicas):
+    """A loader whose batches the step makes, as on GPUs: its devices pass for such."""
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (24 * replicas + 3, 8, 8, 3), dtype=np.uint8)
+    source = ArraySource(pixels, np.zeros(len(pixels), np.int32), class_names=("a", "b"))
+    plan = Plan(len(pixels), 8 * replicas, replicas, seed=0, shuffle=True, last_batch="pad")
+    images = ImageConfig(image_size=(8, 8))
+    data = ImageData(
+        source, images, preset("none"), plan, "memory", "float32", DaliConfig(), source
+    )
+    return Loader(
+        data,
+        devices=[Device(f"/cpu:{each}", each) for each in range(replicas)],
+        seed=0,
+        num_threads=1,
+        first_replica=0,
+        strategy=strategy_of(replicas),
+    )
+
+
+def small_model(replicas, **settings):
+    return compiled(
+        lambda: keras.Sequential(
+            [keras.Input((8, 8, 3)), keras.layers.Flatten(), keras.layers.Dense(2)]
+        ),
+        replicas,
+        optimizer=lambda: keras.optimizers.SGD(0.1),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        **settings,
+    )
+
+
+def test_steps_that_make_their_own_batches(monkeypatch):
+    model = small_model(1, steps_per_execution=2, xla=False)
+    launched, in_a_row = [], functions._Step.in_a_row
+
+    def counted(*args, **kwargs):
+        launched.append(1)
+        return in_a_row(*args, **kwargs)
+
+    monkeypatch.setattr(functions._Step, "in_a_row", counted)
+    loader = in_memory(1)
+    rate = real_rate(model, loader, seconds=0.1)
+    of_run = len(launched)
+    assert of_run > 5
+    found = beside(rate, model, loader, seconds=0.1)
+    assert len(launched) > of_run + 5  # by the step alone, too
+    assert min(found.step.steps, found.loader.steps) > 5
+
+
+def test_two_replicas_whose_batches_come_one_by_one():
+    loader = in_memory(2)
+    found = tfaccel.profile(small_model(2, xla=False), loader, seconds=0.1)
+    assert found.setup.global_batch_size == 16
+    assert found.ceilings.real.median > 0
+
+
+def test_a_trace_is_written(setup, tmp_path):
+    run = setup(xla=False)
+    assert trace(*job(run, width=8, seconds=0, layers=1), tmp_path / "new") == 10
+    assert list((tmp_path / "new").rglob("*.xplane.pb"))
+
+
+def test_what_cannot_be_profiled_is_a_sentence(setup):
+    run = setup(xla=False)
+    model, loader = job(run, width=8, seconds=0, layers=1)
+    with pytest.raises(UserError, match="profile of a ndarray; expected a loader"):
+        tfaccel.profile(model, np.zeros((8, 8)))
+    plain = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])
+    with pytest.raises(UserError, match=r"run\.compile did not compile"):
+        tfaccel.profile(plain, loader)
+    with pytest.raises(UserError, match="seconds=0; expected a number above 0"):
+        tfaccel.profile(model, loader, seconds=0)

@@ -1,0 +1,66 @@
+"""The verdict of planted rates: which ceiling bounds, by how much, and what is lost in neither."""
+
+import dataclasses
+
+import pytest
+
+from tfaccel.profiling.rates import Rate
+from tfaccel.profiling.verdict import Ceilings, Setup, judge
+
+GPU = Setup("resnet50", "dali_gpu", 256, on_gpu=True, precision="mixed_float16")
+CPU = Setup("mnist_cnn", "tf_data", 64, threads=1, cores=2)
+
+
+def rate(median, waited_s=0.0):
+    return Rate(median, 0.98 * median, 1.02 * median, waited_s=waited_s)
+
+
+@pytest.mark.parametrize(
+    ("step", "loader", "real", "setup", "bound", "says"),
+    [
+        (3900, 1240, 1230, GPU, "loader", "the loader bounds: alone it gives 1,240 images/s"),
+        (3900, 1240, 1230, CPU, "loader", "the run gets 1,230"),
+        (3900, 98300, 3800, GPU, "step", "3,800 of the 3,900 images/s (97%)"),
+        (3900, 98300, 3800, CPU, "step", "25 times as many"),
+        (4000, 4200, 3800, GPU, "both", "alike (4,000 and 4,200 images/s)"),
+        # Both in time, but never at once.
+        (1000, 1050, 512, CPU, "both", "share the cores, and one after the other would make 512"),
+        (1000, 3000, 750, CPU, "step", "25% of the lower ceiling is lost"),
+        (4000, 9000, 3000, GPU, "step", "share the GPU"),
+        # Slower than one after the other.
+        (10000, 100000, 4000, GPU, "host", "lost between them"),
+    ],
+)
+def test_what_bounds(step, loader, real, setup, bound, says):
+    found = judge(Ceilings(rate(step), rate(loader), rate(real, waited_s=0.01)), setup)
+    assert found.bound == bound
+    assert says in found.sentence
+    assert found.advice
+
+
+def test_waiting_is_told_in_milliseconds_of_a_step():
+    found = judge(Ceilings(rate(3900), rate(1240), rate(1240, waited_s=0.140)), GPU)
+    assert "of the 206 ms of a step 140 ms are waiting for its batch" in found.sentence
+
+
+def test_a_run_faster_than_its_ceilings_by_noise_loses_nothing():
+    found = judge(Ceilings(rate(1000), rate(5000), rate(1010)), CPU)
+    assert (found.bound, found.lost) == ("step", 0)
+    assert "lost" not in found.sentence
+
+
+def test_advice_fits_the_loader_and_the_device():
+    bound = Ceilings(rate(4000), rate(1000), rate(990))
+    of_cpu = " ".join(judge(bound, CPU).advice)
+    assert "--config.dali.threads=2: the loader has 1 of 2 cores" in of_cpu
+    assert "dali_gpu" not in of_cpu
+    of_gpu = " ".join(judge(bound, dataclasses.replace(CPU, on_gpu=True)).advice)
+    assert "--config.data.loader=dali_gpu" in of_gpu
+    step = Ceilings(rate(1000), rate(9000), rate(990))
+    float32 = dataclasses.replace(GPU, precision="float32", xla=False)
+    assert judge(step, float32).advice[:2] == (
+        "--config.runtime.xla=True",
+        "--config.runtime.precision=mixed_float16",
+    )
+    host = judge(Ceilings(rate(10000), rate(90000), rate(3000)), GPU)
+    assert "steps_per_execution=10" in host.advice[0]

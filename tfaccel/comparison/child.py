@@ -1,0 +1,185 @@
+"""In the child: trains the experiment as one variant does, stretch by stretch, when it is told to.
+
+Takes the config; gives, by files in a folder that arm.py reads, the first step's time, images per
+second, losses and peak memory.
+
+One `fit` goes on for as long as the process lives, so that no pipeline is started anew. Between
+stretches it waits, within a callback. Keras reads each execution's logs, as `tfaccel train` has it
+do, so that the device has done its work when the callback is called. Validation, checkpoints and
+export are left out.
+"""
+
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import time
+
+import keras
+import psutil
+import tensorflow as tf
+
+from tfaccel.callbacks.throughput import images_until
+from tfaccel.cluster import find
+from tfaccel.comparison.arm import POLL_S, Settings, write
+from tfaccel.comparison.facts import Facts
+from tfaccel.comparison.variants import CEILING
+from tfaccel.config import Config
+from tfaccel.data.choose import choose_loader
+from tfaccel.data.distribute import Loader
+from tfaccel.data.from_config import open_source
+from tfaccel.data.source import ArraySource
+from tfaccel.errors import UserError
+from tfaccel.run import Run
+from tfaccel.runtime import describe_environment
+from tfaccel.train import prepare
+
+
+def serve(config: Config, settings: Settings, folder: pathlib.Path) -> None:
+    """Trains until the process is ended."""
+    this_run = Run(config.runtime)
+    train, _, model = prepare(this_run, config)
+    if config.runtime.precision == CEILING:
+        # Its weights do become infinite, which would end it; its speed is what is wanted.
+        model.train_function = functools.partial(model.train_function)
+    model.fit(train, epochs=10**9, callbacks=[Stretches(train, settings, folder)], verbose=0)
+
+
+class Stretches(keras.callbacks.Callback):
+    """Times what it is told to, and waits in between."""
+
+    def __init__(self, loader: Loader, settings: Settings, folder: pathlib.Path):
+        """Takes the loader that `fit` trains on, and where it is told what to do."""
+        super().__init__()
+        self._loader, self._settings, self._folder = loader, settings, folder
+        self._number = -1  # of the stretch; the first steps are none
+        self._losses, self._position = [], 0
+        self._timed_from = None
+        self._ready = None
+
+    def on_train_begin(self, logs=None):
+        """Decides where warming up ends, for which it must know what an execution is."""
+        epoch, execution = self._loader.num_batches, self.model.steps_per_execution
+        self._until = warm_up_steps(self._settings, epoch_steps=epoch, execution_steps=execution)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        """The loss that Keras logs is the mean since here."""
+        self._epoch_begins, self._sum = images_until(self._loader, self._loader.next_position), 0.0
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Takes the execution's loss, and begins or ends what is due."""
+        now, position = time.perf_counter(), self._loader.position
+        if self._ready is None:
+            self._ready = {"first_step_s": time.time() - psutil.Process().create_time()}
+        self._take_loss(position, logs["loss"])
+        if position < self._until:
+            return
+        if self._number < 0:
+            self._answer("ready.json", self._ready)
+        elif self._timed_from is None:
+            self._timed_from = (now, position, self._loader.waited_s)
+            self._until = position + self._settings.steps
+            return
+        else:
+            self._answer(f"result-{self._number}.json", self._rate(now, position))
+        self._wait_for_the_next(position)
+
+    def _take_loss(self, position: int, mean: float) -> None:
+        """Adds the execution's own loss, for each of its steps: what its images add to the sum."""
+        images = images_until(self._loader, position) - self._epoch_begins
+        before = images_until(self._loader, max(self._position, 0)) - self._epoch_begins
+        total = mean * images
+        own = (total - self._sum) / max(1, images - max(0, before))
+        self._losses += [own] * (position - self._position)
+        self._sum, self._position = total, position
+
+    def _rate(self, now: float, position: int) -> dict:
+        began, first, waited_s = self._timed_from
+        images = images_until(self._loader, position) - images_until(self._loader, first)
+        return {
+            "images_per_second": images / (now - began),
+            "waited": (self._loader.waited_s - waited_s) / (now - began),
+        }
+
+    def _answer(self, name: str, answer: dict) -> None:
+        said = answer | {"losses": self._losses, "peak_mib": peaks_mib()}
+        write(self._folder / name, json.dumps(said))
+        self._losses = []
+
+    def _wait_for_the_next(self, position: int) -> None:
+        self._number += 1
+        while not (self._folder / f"go-{self._number}").exists():
+            time.sleep(POLL_S)
+        self._timed_from = None
+        self._until = position + self._settings.lead_in
+
+
+def warm_up_steps(settings: Settings, *, epoch_steps: int, execution_steps: int) -> int:
+    """Returns the steps before the first stretch.
+
+    Where an epoch would end in what is timed, its end comes before: a partial batch, or fewer steps
+    in an execution, are compiled there.
+
+    Args:
+      settings: how it trains.
+      epoch_steps: of an epoch.
+      execution_steps: steps between two looks.
+    """
+
+    def whole(steps: int) -> int:
+        return -(-steps // execution_steps) * execution_steps
+
+    timed = settings.repeats * (whole(settings.lead_in) + whole(settings.steps))
+    ends_in_between = epoch_steps <= whole(settings.warm_up) + timed
+    return max(settings.warm_up, epoch_steps if ends_in_between else 0)
+
+
+def peaks_mib() -> list[int]:
+    """Returns the most that this process's tensors took on each of its GPUs."""
+    num_gpus = len(tf.config.list_logical_devices("GPU"))
+    return [
+        tf.config.experimental.get_memory_info(f"GPU:{index}")["peak"] >> 20
+        for index in range(num_gpus)
+    ]
+
+
+def describe(config: Config) -> Facts:
+    """Returns what decides which variants there are. Starts the devices: for a child.
+
+    Raises:
+      UserError: there are several workers, or the data are not as they should be.
+    """
+    cluster = find(os.environ)
+    if cluster.num_workers > 1:
+        raise UserError(
+            f"compare is of one process and all its GPUs, not of {cluster.num_workers} workers "
+            f"({cluster.source}); start it once, without TF_CONFIG"
+        )
+    this_run = Run(config.runtime)
+    devices = this_run.runtime.devices
+    gpu_ids = tuple(each.cuda_ordinal for each in devices if each.cuda_ordinal is not None)
+    source = open_source(config.data, "train")
+    choice = choose_loader(source, config.data, config.train_images, device=devices[0])
+    return Facts(
+        loaders=_loaders(config, source, choice.loader, device=devices[0]),
+        own_loader=choice.loader,
+        gpu_ids=gpu_ids,
+        num_examples=len(source),
+        global_batch_size=config.data.whole_batch(len(devices)),
+        environment=describe_environment(),
+    )
+
+
+def _loaders(config: Config, source, own: str, *, device) -> tuple[str, ...]:
+    """Returns the loaders that can read the data here, the plain one first."""
+    if isinstance(source, ArraySource):
+        return ("cache", "memory")  # decoded already, as they are mapped
+    if own != "memory" and config.data.stored_size is None:
+        auto = dataclasses.replace(config.data, loader="auto")
+        fits = choose_loader(source, auto, config.train_images, device=device).loader == "memory"
+    else:
+        fits = True
+    dali = "dali_cpu" if device.cuda_ordinal is None else "dali_gpu"
+    names = ("tf_data", dali, *(("memory",) if fits else ()), own)
+    return tuple(dict.fromkeys(names))

@@ -1,0 +1,336 @@
+"""The best so far against one challenger after the other, both alive and timed in turn.
+
+Takes what starts a variant's process, and the order; gives a row for each variant.
+
+    contest = Contest(start, repeats=5, time_left=lambda: 600, say=print)
+    contest.run(levels, one_by_one)
+    contest.champion.variant; contest.rows
+
+Two processes are alive at most, and one of them trains: in turns, so that both meet the same state
+of the machine. A variant that fails is a row with its sentence. The best so far stays alive; where
+a challenger does not fit beside it, both are measured one after the other instead.
+"""
+
+import contextlib
+import dataclasses
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable
+
+from tfaccel.comparison.arm import Arm, ArmError, OutOfTimeError
+from tfaccel.comparison.judge import apart, is_faster, middle, noise_of, times, tolerance_of
+from tfaccel.comparison.variants import CEILING, SLOW, Levels, Variant
+
+# As fast as the best so far, at least, for a variant to be tried again on a better one.
+NEAR = 0.8
+# Starts a variant's process, with the config's seed or so many more, and trains its first steps.
+Start = Callable[[Variant, int], Arm]
+Plan = Callable[[Levels, Callable[[], Variant]], Iterable[Variant]]
+
+
+@dataclasses.dataclass
+class Row:
+    """A variant and what came of it.
+
+    Attributes:
+      number: of the row, from 1.
+      variant: what was measured.
+      status: "plain", "kept", "rejected", "failed", "ceiling" or "left out".
+      why: in a sentence.
+      rates: images per second of each stretch; of the best so far more than of others.
+      first_step_s: seconds from its process's start to its first step's end.
+      peak_mib: of each GPU, what TensorFlow's tensors took at most; empty on the CPU.
+      waited: part of the timed seconds in which steps waited for their batches.
+      losses: of each step, in order.
+      apart: the losses' distance from the reference's.
+      times: as fast as the first that ran: by what each was measured in turn with, so that what the
+        machine does at another time has no part in it.
+    """
+
+    number: int
+    variant: Variant
+    status: str = "failed"
+    why: str = ""
+    rates: list[float] = dataclasses.field(default_factory=list)
+    first_step_s: float | None = None
+    peak_mib: tuple[int, ...] = ()
+    waited: float | None = None
+    losses: tuple[float, ...] = ()
+    apart: float | None = None
+    times: float | None = None
+
+    @property
+    def rate(self) -> float | None:
+        """The median of the rates; None where there is none."""
+        return statistics.median(self.rates) if self.rates else None
+
+    def take(self, arm: Arm) -> None:
+        """Takes what its process knows of itself."""
+        self.first_step_s, self.peak_mib, self.waited = arm.first_step_s, arm.peak_mib, arm.waited
+        self.losses = tuple(arm.losses)
+
+
+class Contest:
+    """A comparison in its course.
+
+    Attributes:
+      rows: of all variants, in the order in which they were measured.
+      champion: the row of the best so far; None where nothing has run.
+      reference: the row whose losses are the measure.
+      tolerance: how far losses may be from it.
+      noise: by which part the same thing, measured twice, differed; None where it is not known.
+      other_seed: the losses of the reference with another seed.
+      proof: in a sentence, what came of the champion against the first in the end; "" for nothing.
+    """
+
+    def __init__(
+        self,
+        start: Start,
+        *,
+        repeats: int,
+        time_left: Callable[[], float],
+        say: Callable[[str], None],
+        begun: Callable[[float, float], None] = lambda start_s, stretch_s: None,
+    ):
+        """Starts nothing yet.
+
+        Args:
+          start: starts a variant's process and trains its first steps.
+          repeats: stretches of each variant.
+          time_left: seconds until nothing more is to be started.
+          say: is told what happens.
+          begun: is told how long the first that ran took to start, and for a stretch.
+        """
+        self._start, self._repeats, self._time_left, self._say = start, repeats, time_left, say
+        self._begun = begun
+        self.rows, self.champion, self.reference = [], None, None
+        self.tolerance, self.noise, self.other_seed, self.proof = tolerance_of(0.0), None, (), ""
+        self._arm = None  # the champion's
+        self._fit_together = True
+        self._longest_s = 0.0  # of what a duel took
+
+    def run(self, levels: Levels, plan: Plan) -> None:
+        """Measures the plain one, all of the plan, the best against the plain one, and the ceiling.
+
+        Args:
+          levels: what there is to choose from.
+          plan: which variants, in which order.
+        """
+        with contextlib.closing(self):
+            self._timed(self._challenge, levels.plain)
+            candidates, outcome = iter(plan(levels, lambda: self._base(levels))), None
+            while True:
+                try:
+                    sends = hasattr(candidates, "send")
+                    variant = candidates.send(outcome) if sends else next(candidates)
+                except StopIteration:
+                    break
+                # What is left must do for this one, for the proof, and for the ceiling.
+                outcome = self._timed(self._challenge, variant, needs=3)
+            if self.champion:
+                self._prove()
+                ceiling = self.champion.variant._replace(arithmetic=CEILING)
+                self._timed(self._measure_ceiling, ceiling)
+
+    def close(self) -> None:
+        """Ends what is alive."""
+        self._rest()
+
+    def _base(self, levels: Levels) -> Variant:
+        """Returns what the next variant differs from."""
+        return self.champion.variant if self.champion else levels.plain
+
+    def _timed(self, step: Callable, variant: Variant, *, needs: int = 1) -> str | None:
+        """Measures a variant, if there is time for so many more, and says what came of it."""
+        row = Row(len(self.rows) + 1, variant)
+        self.rows.append(row)
+        if self._time_left() < needs * self._longest_s:
+            row.status, row.why = "left out", "the time was over"
+        else:
+            try:
+                step(row)
+            except OutOfTimeError:
+                row.status, row.why = "left out", "the time was over before it was measured"
+            except ArmError as error:
+                row.status, row.why = "failed", str(error)
+        rate = f", {row.rate:,.0f} images/s" if row.rates else ""
+        self._say(f"{row.number} {row.status}: {row.variant}{rate}")
+        if row.status != "rejected" or row.apart > self.tolerance:
+            return row.status
+        return SLOW if row.times >= NEAR * self.champion.times else row.status
+
+    def _challenge(self, row: Row) -> None:
+        """Fills the row in, and makes it the champion if it is better."""
+        if self.champion is None:
+            return self._begin_with(row)
+        arm, others, in_turn = self._duel(row)
+        row.apart = apart(row.losses, self.reference.losses)
+        faster = is_faster(row.rates, others, noise=self.noise or 0.0)
+        row.times = times(row.rates, others) * self.champion.times
+        turn = "" if in_turn else " (not in turn: both did not fit in memory)"
+        ratio = f"{times(row.rates, others):.2f} times as fast as {self.champion.number}{turn}"
+        if row.apart > self.tolerance:
+            row.status, row.why = "rejected", f"its losses part: {self._distance(row)}; {ratio}"
+        elif not faster:
+            row.status, row.why = "rejected", f"no faster: {ratio}{self._not_enough(row, others)}"
+        else:
+            row.status, row.why = "kept", f"{ratio}; losses agree: {self._distance(row)}"
+        if row.status != "kept":
+            return arm.close()
+        self._rest()
+        self.champion = row
+        if in_turn:
+            self._arm = arm
+        else:
+            arm.close()
+        return None
+
+    def _begin_with(self, row: Row) -> None:
+        """Makes the first that runs the champion, the measure of losses, and, twice, of noise."""
+        began = time.monotonic()
+        arm = self._start(row.variant, 0)
+        started = time.monotonic()
+        try:
+            row.rates = [arm.stretch() for _ in range(self._repeats)]
+        except BaseException:
+            arm.close()
+            raise
+        row.take(arm)
+        self._begun(started - began, (time.monotonic() - started) / self._repeats)
+        row.status, row.apart, row.times = ("plain" if row.number == 1 else "kept"), 0.0, 1.0
+        row.why = "what the others are compared with"
+        if row.number > 1:
+            row.why = f"the first that ran; {row.why}"
+        self._arm, self.champion, self.reference = arm, row, row
+        again = Row(0, row.variant)
+        try:
+            other, rates, in_turn = self._duel(again, seed=1)
+        except ArmError as error:
+            self._say(f"with another seed it did not run: {error}")
+            return
+        other.close()
+        self.noise = noise_of(rates, again.rates)
+        self.other_seed = again.losses
+        self.tolerance = tolerance_of(apart(again.losses, row.losses))
+        if in_turn:
+            row.rates += rates
+
+    def _prove(self) -> None:
+        """Measures the champion in turn with the first again: keeping was a chain of such duels."""
+        if self.champion is self.reference or self._time_left() < self._longest_s:
+            return
+        first = Row(self.reference.number, self.reference.variant)
+        try:
+            arm, rates, in_turn = self._duel(first)
+        except ArmError as error:
+            self._say(f"the proof was not made: {error}")
+            return
+        best, ratio = self.champion, times(rates, first.rates)
+        self.proof = f"in the end {best.number} was {ratio:.2f} times as fast as {first.number}"
+        if is_faster(rates, first.rates, noise=self.noise or 0.0):
+            best.times = ratio
+            best.why += f"; {self.proof}"
+            return arm.close()
+        best.status, best.why = "rejected", f"{best.why}; but {self.proof}, which is no gain"
+        self._rest()
+        self.champion = self.reference
+        if in_turn:
+            self._arm = arm
+        else:
+            arm.close()
+        return None
+
+    def _measure_ceiling(self, row: Row) -> None:
+        arm, others, _ = self._duel(row)
+        arm.close()
+        row.apart = apart(row.losses, self.reference.losses)
+        row.status, row.times = "ceiling", times(row.rates, others) * self.champion.times
+        row.why = (
+            f"pure float16 (O3), {times(row.rates, others):.2f} times as fast as "
+            f"{self.champion.number}, losses {_percent(row.apart)} apart; never chosen: its "
+            "weights and updates are float16 too"
+        )
+
+    def _duel(self, row: Row, *, seed: int = 0) -> tuple[Arm, list[float], bool]:
+        """Fills the row in, in turn with the champion.
+
+        Returns:
+          The row's arm, alive; the champion's rates; whether they took turns.
+        """
+        began = self._time_left()
+        self._revive()
+        arm = self._beside_the_champion(row.variant, seed)
+        others = []
+        try:
+            for number in range(self._repeats):
+                for is_own in (number % 2 == 1, number % 2 == 0):  # A B, B A, A B, ...
+                    if is_own:
+                        row.rates.append(arm.stretch())
+                    elif self._arm:
+                        with self._champion_may_fail():
+                            others.append(self._arm.stretch())
+        except BaseException:
+            arm.close()
+            raise
+        row.take(arm)
+        if math.isfinite(began):
+            self._longest_s = max(self._longest_s, began - self._time_left())
+        in_turn = len(others) == self._repeats
+        return arm, others if in_turn else list(self.champion.rates), in_turn
+
+    def _beside_the_champion(self, variant: Variant, seed: int) -> Arm:
+        try:
+            return self._start(variant, seed)
+        except ArmError as error:
+            if not (error.out_of_memory and self._arm):
+                raise
+        self._say(f"{variant}: does not fit beside the best so far, whose process ends")
+        self._part()
+        return self._start(variant, seed)
+
+    @contextlib.contextmanager
+    def _champion_may_fail(self):
+        """Within the context, a champion that fails, as for memory, ends alone."""
+        try:
+            yield
+        except OutOfTimeError:
+            raise
+        except ArmError as error:
+            self._say(f"the best so far, {self.champion.variant}, failed beside another: {error}")
+            self._part()
+
+    def _part(self) -> None:
+        self._rest()
+        self._fit_together = False
+
+    def _revive(self) -> None:
+        if self._arm is None and self._fit_together:
+            with self._champion_may_fail():
+                self._arm = self._start(self.champion.variant, 0)
+
+    def _rest(self) -> None:
+        if self._arm:
+            self._arm.close()
+            self._arm = None
+
+    def _distance(self, row: Row) -> str:
+        return f"{_percent(row.apart)} apart, {_percent(self.tolerance)} allowed"
+
+    def _not_enough(self, row: Row, others: list[float]) -> str:
+        """Returns what is lacking of a gain; nothing where it is slower anyway."""
+        if times(row.rates, others) <= 1:
+            return ""
+        (least, most), (other_least, other_most) = middle(row.rates), middle(others)
+        if least <= other_most:
+            return (
+                f", which is not beyond the spread (half of its stretches {least:,.0f} to "
+                f"{most:,.0f} images/s, against {other_least:,.0f} to {other_most:,.0f})"
+            )
+        return f", and the same thing twice differed by {_percent(self.noise)}"
+
+
+def _percent(part: float) -> str:
+    if not math.isfinite(part):
+        return "infinitely"
+    return f"{part:.1%}" if part < 10 else "more than 999%"

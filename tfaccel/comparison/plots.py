@@ -1,0 +1,155 @@
+"""Pictures of a comparison: how fast each variant is, and how near its losses are.
+
+speed_figure(comparison).savefig("speed.png")
+"""
+
+import itertools
+import statistics
+
+from tfaccel.comparison.contest import Row
+from tfaccel.comparison.judge import LEAST_SCALE, WINDOWS
+from tfaccel.comparison.table import Comparison
+
+COLORS = {
+    "winner": "#2e7d32",
+    "kept": "#81b884",
+    "plain": "#5f6b76",
+    "rejected": "#b9c0c7",
+    "ceiling": "#8e6bbf",
+}
+PARTED = "#c62828"
+MOST_POINTS = 40  # of a curve: means of steps that follow each other
+DPI = 120
+
+
+def color_of(comparison: Comparison, row: Row) -> str:
+    """Returns the colour of a row's bar."""
+    return COLORS.get("winner" if row is comparison.winner else row.status, COLORS["rejected"])
+
+
+def speed_figure(comparison: Comparison):
+    """Returns a bar for each variant that ran, from the slowest stretch to the fastest a line.
+
+    Its length is how many times as fast it is, by what it was measured in turn with: images per
+    second of different minutes are not to be compared where others use the machine.
+    """
+    from matplotlib.figure import Figure  # not pyplot, which keeps figures; it takes half a second
+
+    rows = [each for each in comparison.rows if each.rates]
+    figure = Figure((8, 1.1 + 0.36 * max(1, len(rows))), layout="constrained")
+    chart = figure.subplots()
+    if not rows:
+        return figure
+    places = range(len(rows))
+    spans = [span(each) for each in rows]
+    errors = [
+        [each.times - least, most - each.times]
+        for each, (least, most) in zip(rows, spans, strict=True)
+    ]
+    chart.barh(
+        places,
+        [each.times for each in rows],
+        xerr=list(zip(*errors, strict=True)),
+        color=[color_of(comparison, each) for each in rows],
+        error_kw={"ecolor": "#282828", "elinewidth": 1, "capsize": 2},
+        height=0.72,
+    )
+    most = max(each for _, each in spans)
+    for place, row, (_, end) in zip(places, rows, spans, strict=True):
+        words = f"{row.times:.2f}  {row.status}, {row.rate:,.0f} images/s"
+        chart.text(end + 0.015 * most, place, words, va="center", fontsize=8)
+    chart.set_yticks(list(places), [f"{each.number}  {each.variant}" for each in rows], fontsize=8)
+    chart.set_xlim(0, 1.45 * most)
+    chart.invert_yaxis()
+    chart.set_title("times as fast as the first", loc="left", fontsize=10)
+    chart.tick_params(axis="x", labelsize=8)
+    chart.grid(axis="x", alpha=0.25)
+    chart.set_axisbelow(True)
+    chart.spines[["top", "right", "left"]].set_visible(False)
+    chart.tick_params(axis="y", length=0)
+    return figure
+
+
+def span(row: Row) -> tuple[float, float]:
+    """Returns its slowest and its fastest stretch, as times as fast as the first that ran."""
+    return min(row.rates) / row.rate * row.times, max(row.rates) / row.rate * row.times
+
+
+def loss_figure(comparison: Comparison):
+    """Returns the losses of each variant, and below how far they are from the reference's."""
+    from matplotlib.figure import Figure
+
+    figure = Figure((6.4, 5.6), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True)
+    rows = [each for each in comparison.rows if each.losses]
+    if not rows:
+        return figure
+    reference, length = _reference(comparison), min(len(each.losses) for each in rows)
+    wanted, parts = _means(reference.losses[:length]), _means(reference.losses[:length], WINDOWS)
+    least = LEAST_SCALE * max(map(abs, parts)) or 1.0
+    others = sum(_label(comparison, each) is None for each in rows)
+    for row in sorted(rows, key=lambda each: _label(comparison, each) is not None):
+        label, style = _label(comparison, row), _style(comparison, row, reference)
+        if label is None and others:
+            label, others = f"{others} more", 0
+        means = _means(row.losses[:length])
+        above.plot(_middles(means, length), means, label=label, **style)
+        means = _means(row.losses[:length], WINDOWS)
+        pairs = zip(means, parts, strict=True)
+        apart = [100 * (each - one) / max(abs(one), least) for each, one in pairs]
+        below.plot(_middles(means, length), apart, marker="o", markersize=3, **style)
+    limit = 100 * comparison.tolerance
+    below.axhspan(-limit, limit, color="#2e7d32", alpha=0.08, linewidth=0)
+    below.text(0, limit, f" {limit:.1f}% allowed", va="bottom", fontsize=8, color="#2e7d32")
+    # What is far out, as pure float16 may be, is not to press the others into a line.
+    above.set_ylim(min(0, *wanted), 1.25 * max(wanted))
+    below.set_ylim(-2 * limit, 2 * limit)
+    above.set_title("training loss", loc="left", fontsize=10)
+    below.set_title(
+        f"distance from {reference.number}'s, in five parts, %", loc="left", fontsize=10
+    )
+    below.set_xlabel("step", fontsize=9)
+    above.legend(frameon=False, fontsize=8)
+    for chart in (above, below):
+        chart.grid(alpha=0.25)
+        chart.tick_params(labelsize=8)
+        chart.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _reference(comparison: Comparison) -> Row | None:
+    """Returns the row whose losses the others' are compared with: the first that ran."""
+    return next((each for each in comparison.rows if each.losses), None)
+
+
+def _label(comparison: Comparison, row: Row) -> str | None:
+    """Returns what the legend says; None for those that agree and have not won."""
+    words = f"{row.number}  {row.variant}"
+    if row is comparison.winner:
+        return f"{words} (best)"
+    if _parts(comparison, row):
+        return f"{words} (parts)"
+    return words if row is _reference(comparison) or row.status == "ceiling" else None
+
+
+def _parts(comparison: Comparison, row: Row) -> bool:
+    return row.apart is not None and row.apart > comparison.tolerance and row.status != "ceiling"
+
+
+def _style(comparison: Comparison, row: Row, reference: Row) -> dict:
+    if row is reference:
+        return {"color": "#282828", "linewidth": 2.4, "alpha": 0.9}
+    if _parts(comparison, row):
+        return {"color": PARTED, "linewidth": 1.4, "linestyle": "--"}
+    color = color_of(comparison, row)
+    return {"color": color, "linewidth": 1.6 if row is comparison.winner else 1.0}
+
+
+def _middles(means, length: int) -> list[float]:
+    return [(index + 0.5) * length / len(means) for index in range(len(means))]
+
+
+def _means(losses, most: int = MOST_POINTS) -> list[float]:
+    count = min(most, len(losses))
+    bounds = [round(each * len(losses) / count) for each in range(count + 1)] if count else []
+    return [statistics.fmean(losses[first:last]) for first, last in itertools.pairwise(bounds)]

@@ -1,0 +1,258 @@
+"""`tfaccel compare`: the same job in every way that this machine has, measured, in order.
+
+    comparison = compare(parse(get_config()), steps=50, repeats=5, out="report")
+    print(comparison)
+
+This process starts no TensorFlow device: each variant has a process of its own.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import functools
+import itertools
+import os
+import pathlib
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+
+import ml_collections
+
+from tfaccel.checks import check_flag, check_int, check_number
+from tfaccel.comparison import page
+from tfaccel.comparison.arm import Arm, ArmProcess, Settings
+from tfaccel.comparison.contest import Contest
+from tfaccel.comparison.facts import Facts
+from tfaccel.comparison.judge import FLOOR
+from tfaccel.comparison.table import Comparison
+from tfaccel.comparison.variants import (
+    FACTORS,
+    Levels,
+    Variant,
+    as_flags,
+    configured,
+    every_combination,
+    levels_of,
+    one_by_one,
+)
+from tfaccel.config import Config, parse
+from tfaccel.errors import UserError
+from tfaccel.isolate import IsolatedError, run_isolated
+from tfaccel.redact import without_userinfo
+from tfaccel.table_text import counted
+
+WARM_UP, LEAD_IN = 10, 5  # steps
+LIMIT_S = 900.0  # for a process to start, with all that it compiles, and for a stretch
+# What a forecast counts for XLA's compilation, of a network like ResNet-50.
+COMPILE_GPU_S, COMPILE_CPU_S = 30.0, 5.0
+
+
+def compare(
+    config: Config | ml_collections.ConfigDict,
+    *,
+    steps: int = 50,
+    repeats: int = 5,
+    minutes: float = 60.0,
+    grid: bool = False,
+    out: str | os.PathLike | None = None,
+    command: str = "tfaccel train",
+    name: str = "",
+    say: Callable[[str], None] | None = None,
+) -> Comparison:
+    """Trains the experiment for some steps in each way, and returns what is faster and as right.
+
+    From plain tf.data, float32 without TF32, no XLA and one GPU, one factor after the other is
+    added to the best so far, and kept if it is faster beyond the spread and its losses agree.
+
+    Args:
+      config: the experiment.
+      steps: of a stretch that is timed.
+      repeats: stretches of each variant, 3 at least.
+      minutes: after which nothing more is started; what is left is said.
+      grid: whether every combination is measured instead.
+      out: a new folder for report.html, report.md, results.json, speed.png and losses.png; None to
+        write nothing.
+      command: which trains the experiment as it is, to be shown with the flags that won.
+      name: of the experiment.
+      say: is told what happens meanwhile; None for lines on standard error.
+
+    Raises:
+      UserError: a mistake in the call or in the data.
+    """
+    config = parse(config) if isinstance(config, ml_collections.ConfigDict) else config
+    check_int("steps", steps, at_least=1)
+    check_int("repeats", repeats, at_least=3)
+    check_number("minutes", minutes, above=0)
+    check_flag("grid", grid)
+    folder = pathlib.Path(out).expanduser() if out else None
+    if folder:
+        page.check_folder(folder)
+    say, ends = say or _on_stderr, time.monotonic() + 60 * minutes
+    facts = _facts(config)
+    levels = levels_of(facts.loaders, num_gpus=len(facts.gpu_ids))
+    numbers = _numbers(levels, grid=grid)
+    settings = Settings(steps, LEAD_IN, WARM_UP, repeats)
+    plan = f"{_range(*numbers)} variants, {repeats} stretches of {steps} steps each"
+    say(f"{plan}, {minutes:g} minutes at most; a closer estimate follows the plain one")
+    with _logs(folder) as logs:
+        contest = Contest(
+            functools.partial(_start, config, facts, settings, logs, itertools.count(1), ends),
+            repeats=repeats,
+            time_left=lambda: ends - time.monotonic(),
+            say=say,
+            begun=lambda start_s, stretch_s: say(
+                forecast(start_s, stretch_s, numbers, repeats, on_gpu=bool(facts.gpu_ids))
+            ),
+        )
+        contest.run(levels, every_combination if grid else one_by_one)
+    how = _how(contest, plan, facts, grid=grid)
+    comparison = _comparison(config, facts, contest, name=name, command=command, how=how)
+    asked = {"steps": steps, "repeats": repeats, "minutes": minutes, "grid": grid}
+    comparison = dataclasses.replace(comparison, settings=asked)
+    if folder:
+        page.write(comparison, folder)
+    return comparison
+
+
+def forecast(
+    start_s: float, stretch_s: float, numbers: tuple[int, int], repeats: int, *, on_gpu: bool
+) -> str:
+    """Returns how long the rest takes at the plain one's speed, in words.
+
+    Args:
+      start_s: the plain one's, to the end of its first steps.
+      stretch_s: of one of its stretches.
+      numbers: of the other variants, least and most.
+      repeats: stretches of each; as many of what it is compared with.
+      on_gpu: where compiling takes longer.
+    """
+    each_s = start_s + (COMPILE_GPU_S if on_gpu else COMPILE_CPU_S) + 2 * repeats * stretch_s
+    least, most = (max(1, round(number * each_s / 60)) for number in numbers)
+    return f"about {_range(least, most)} more minutes at the plain one's speed; less if others gain"
+
+
+def _numbers(levels: Levels, *, grid: bool) -> tuple[int, int]:
+    """Returns the variants beside the plain one, least and most: another seed, and the ceiling."""
+    if grid:
+        number = len(every_combination(levels)) + 2
+        return number, number
+    changes = sum(len(getattr(levels, each)) - 1 for each in FACTORS)
+    return changes + 2, 2 * changes + 2
+
+
+def _range(least: int, most: int) -> str:
+    return f"{least} to {most}" if most > least else str(least)
+
+
+def _facts(config: Config) -> Facts:
+    with open(os.devnull, "w") as nowhere, contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stdout(nowhere))
+        stack.enter_context(contextlib.redirect_stderr(nowhere))
+        try:
+            return run_isolated(_describe, config)
+        except IsolatedError as error:
+            if error.type_name == UserError.__name__:
+                error.log.unlink(missing_ok=True)
+                raise UserError(error.reason) from error
+            raise
+
+
+def _describe(config: Config) -> Facts:
+    from tfaccel.comparison import child  # and TensorFlow: this runs in a child
+
+    return child.describe(config)
+
+
+def _start(
+    config: Config,
+    facts: Facts,
+    settings: Settings,
+    logs: pathlib.Path,
+    numbers: Iterator[int],
+    ends: float,
+    variant: Variant,
+    seed: int,
+) -> Arm:
+    """Starts a variant's process; its log is the next number in the folder."""
+    chosen = configured(config, variant, facts.gpu_ids)
+    runtime = dataclasses.replace(chosen.runtime, seed=chosen.runtime.seed + seed)
+
+    def limit() -> tuple[float, bool]:
+        left = ends - time.monotonic()
+        return min(LIMIT_S, left), left < LIMIT_S
+
+    return ArmProcess(
+        dataclasses.replace(chosen, runtime=runtime),
+        settings,
+        log=logs / f"{next(numbers)}.log",
+        limit=limit,
+    )
+
+
+@contextlib.contextmanager
+def _logs(folder: pathlib.Path | None) -> Iterator[pathlib.Path]:
+    """Gives a folder for what the processes print: in the report's, or one that goes again."""
+    if folder:
+        (folder / "logs").mkdir()
+        yield folder / "logs"
+        return
+    with tempfile.TemporaryDirectory(prefix="tfaccel-compare-") as logs:
+        yield pathlib.Path(logs)
+
+
+def _comparison(
+    config: Config, facts: Facts, contest: Contest, *, name: str, command: str, how: str
+) -> Comparison:
+    best = contest.champion
+    chosen = configured(config, best.variant, facts.gpu_ids) if best else config
+    what = f"{name}: " if name else ""
+    return Comparison(
+        title=f"{what}{config.model.name}, {counted(facts.num_examples, 'image')}, batches of "
+        f"{facts.global_batch_size:,}, on {_machine(facts)}, {datetime.date.today().isoformat()}",
+        rows=tuple(contest.rows),
+        winner=best,
+        flags=tuple(as_flags(config, chosen)),
+        command=without_userinfo(command),
+        how=how,
+        tolerance=contest.tolerance,
+        noise=contest.noise,
+        settings={},
+        environment=facts.environment,
+    )
+
+
+def _machine(facts: Facts) -> str:
+    cores = counted(facts.environment["cpu_cores"], "CPU core")
+    names = [each["name"] for each in facts.environment["gpus"]][: len(facts.gpu_ids)]
+    return f"{len(names)} x {names[0]}, {cores}" if names else cores
+
+
+def _how(contest: Contest, plan: str, facts: Facts, *, grid: bool) -> str:
+    """Returns how it was measured, in words."""
+    order = (
+        "every combination"
+        if grid
+        else "one factor at a time, added to the best so far; what was nearly as fast is "
+        "tried once more if the best has changed since"
+    )
+    batch = (
+        f" On several GPUs the batch of {facts.global_batch_size:,} is divided over them."
+        if len(facts.gpu_ids) > 1
+        else ""
+    )
+    noise = "not known" if contest.noise is None else f"{contest.noise:.1%}"
+    return (
+        f"{plan[:1].upper()}{plan[1:]}: {order}. All are the same job: data, batch, seed, recipe "
+        f"and number of steps.{batch} Each has a process of its own, which trains in turn with the "
+        "best so far; the time is that of training, without compilation, validation and "
+        "checkpoints. One is kept if the middle half of its stretches is above the other's, by "
+        "more than the plain one differs from itself in another process with another seed "
+        f"({noise}), and if its losses are no further from the plain one's than twice that other "
+        f"seed's, or {FLOOR:.0%} ({contest.tolerance:.1%})."
+    )
+
+
+def _on_stderr(text: str) -> None:
+    print(f"tfaccel: compare: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,200 @@
+"""The three rates of a compiled model and its loader, measured in this process.
+
+    real = real_rate(model, loader, seconds=5.0)       # `fit`, as a run calls it
+    step = step_rate(model, loader, seconds=5.0)       # one batch on the device
+    rate = loader_rate(loader, ...)             # nothing trains
+
+The real one comes first: `fit` builds what a model does not have before it is trained. Rows are
+counted as the steps compute them: a partial last batch as a whole one, in all three.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+
+import keras
+import tensorflow as tf
+
+from tfaccel.data.deferred import Deferred
+from tfaccel.data.distribute import Loader
+from tfaccel.profiling.rates import Lap, Rate, Stopwatch
+from tfaccel.profiling.resident import Resident
+from tfaccel.profiling.verdict import Ceilings
+
+ENDLESS = 10**9  # epochs; a Stopwatch ends them
+
+
+def beside(real: Rate, model: keras.Model, loader: Loader, *, seconds: float) -> Ceilings:
+    """Returns the real rate with the two that bound it. Trains the model.
+
+    Args:
+      real: of the same model and loader, in this process.
+      model: compiled by `run.compile`.
+      loader: that it trains on.
+      seconds: of each steady stretch.
+    """
+    step = step_rate(model, loader, seconds=seconds)
+    strategy, steps = model.distribute_strategy, model.steps_per_execution
+    alone = loader_rate(loader, strategy=strategy, steps=steps, seconds=seconds)
+    return Ceilings(step=step, loader=alone, real=real)
+
+
+def real_rate(
+    model: keras.Model,
+    loader: Loader,
+    *,
+    seconds: float,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
+) -> Rate:
+    """Returns the rate of `fit` itself, less what lies between epochs."""
+    watch = Stopwatch(seconds=seconds)
+    model.fit(loader, epochs=ENDLESS, callbacks=[*callbacks, _Laps(loader, watch)], verbose=0)
+    return watch.rate(loader.global_batch_size)
+
+
+class _Laps(keras.callbacks.Callback):
+    """Gives each execution's time to a Stopwatch, and ends `fit` when that has enough."""
+
+    def __init__(self, loader: Loader, watch: Stopwatch):
+        super().__init__()
+        self._loader, self._watch = loader, watch
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._last = time.perf_counter(), self._loader.next_position, self._loader.waited_s
+
+    def on_train_batch_end(self, batch, logs=None):
+        # The step's own check for what is not finite has waited for the device by now.
+        now = time.perf_counter(), self._loader.position, self._loader.waited_s
+        seconds, steps, waited_s = (new - old for new, old in zip(now, self._last, strict=True))
+        self._last = now
+        self._watch.add(Lap(steps, seconds, waited_s))
+        if self._watch.is_done:
+            self.model.stop_training = True
+
+
+def step_rate(model: keras.Model, loader: Loader, *, seconds: float) -> Rate:
+    """Returns the rate of the step on one batch that stays where it is. After `real_rate`."""
+    iterator, steps = iter(loader), model.steps_per_execution
+    deferred = _taken(iterator, steps)
+    parts = deferred and [_first(each) for each in deferred]
+    batch = _distributed(model.distribute_strategy, parts) if parts else next(iterator)
+    again = Resident(batch, pads=loader.pads, parts=parts)
+    watch = Stopwatch(seconds=seconds)
+    while not watch.is_done:
+        began = time.perf_counter()
+        model.train_function(again)
+        model.train_function.nonfinite  # noqa: B018  waits for the device, as `fit` does
+        watch.add(Lap(steps, time.perf_counter() - began))
+    return watch.rate(loader.global_batch_size)
+
+
+def loader_rate(
+    loader: Loader, *, strategy: tf.distribute.Strategy, steps: int, seconds: float
+) -> Rate:
+    """Returns the rate of batches that nothing trains on.
+
+    Args:
+      loader: whose batches are drawn.
+      strategy: of the replicas that they are for.
+      steps: of an execution: so many are drawn before the device is waited for.
+      seconds: of the steady stretch.
+    """
+    watch, draw = Stopwatch(seconds=seconds), _Drawing(loader, strategy, steps)
+    while not watch.is_done:
+        began = time.perf_counter()
+        num_batches = draw()
+        watch.add(Lap(num_batches, time.perf_counter() - began))
+    return watch.rate(loader.global_batch_size)
+
+
+class _Drawing:
+    """Draws an execution's batches, over the ends of epochs, and waits until they are there."""
+
+    def __init__(self, loader: Loader, strategy: tf.distribute.Strategy, steps: int):
+        self._loader, self._strategy, self._steps = loader, strategy, steps
+        self._iterator, self._made = iter(loader), {}
+
+    def __call__(self) -> int:
+        """Returns how many batches it drew."""
+        try:
+            return self._draw()
+        except StopIteration:
+            self._iterator = iter(self._loader)
+            return self._draw()
+
+    def _draw(self) -> int:
+        deferred = _taken(self._iterator, self._steps)
+        if deferred is not None:
+            sums = [self._sum(each) for each in deferred]
+            for each in sums:
+                each.numpy()  # waits for the device
+            return len(deferred[0])
+        batches = [next(self._iterator)]
+        for _ in range(self._steps - 1):
+            batch = next(self._iterator, None)
+            if batch is None:
+                break
+            batches.append(batch)
+        _wait_for(
+            batches[-1], self._strategy
+        )  # streams are in order: those before it are there, too
+        return len(batches)
+
+    def _sum(self, deferred: Deferred) -> tf.Tensor:
+        """Makes a replica's batches as the step would, in one launch, and returns a sum of them."""
+        make = deferred.make
+        if make not in self._made:
+
+            @tf.function(autograph=False, jit_compile=True)
+            def all_of(inputs, shared):
+                num_batches = next(iter(inputs.values())).shape[0]
+
+                def go_on(index, total):
+                    own = {name: each[index] for name, each in inputs.items()}
+                    leaves = tf.nest.flatten(make({**own, **shared}))
+                    sums = [tf.reduce_sum(tf.cast(each, tf.float32)) for each in leaves]
+                    return index + 1, total + tf.add_n(sums)
+
+                start = tf.constant(0), tf.constant(0.0)
+                return tf.while_loop(lambda index, _: index < num_batches, go_on, start)[1]
+
+            self._made[make] = all_of
+        with tf.device(_device_of(deferred)):
+            return self._made[make](dict(deferred.inputs), dict(deferred.shared))
+
+
+def _taken(iterator: Iterator, steps: int) -> list[Deferred] | None:
+    """Returns each replica's batches of an execution, where the step would make them itself.
+
+    None elsewhere, and at the end of an epoch.
+    """
+    return iterator.take(steps) if steps > 1 else None
+
+
+def _first(deferred: Deferred) -> tuple:
+    with tf.device(_device_of(deferred)):
+        return deferred.first()
+
+
+def _device_of(deferred: Deferred) -> str:
+    return next(iter(deferred.inputs.values())).device
+
+
+def _distributed(strategy: tf.distribute.Strategy, parts: list[tuple]) -> tuple:
+    """Returns the replicas' batches as the step takes them."""
+    if len(parts) == 1:
+        return parts[0]
+
+    def per_replica(*leaves):
+        return strategy.experimental_distribute_values_from_function(
+            lambda context: leaves[context.replica_id_in_sync_group]
+        )
+
+    return tf.nest.map_structure(per_replica, *parts)
+
+
+def _wait_for(batch: tuple, strategy: tf.distribute.Strategy) -> None:
+    """Waits until a batch is on its devices, by reading a number of each replica's part."""
+    for leaf in tf.nest.flatten(batch):
+        for part in strategy.experimental_local_results(leaf):
+            if part is not None:
+                tf.reshape(part, [-1])[:1].numpy()

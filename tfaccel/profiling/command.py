@@ -1,0 +1,111 @@
+"""What `tfaccel profile` prints and writes, of what it is asked for.
+
+report(parse(get_config()), Options(config_file="configs/digits.py", search=True))
+"""
+
+import dataclasses
+import json as json_lib
+import pathlib
+import sys
+
+from tfaccel.checks import check_number
+from tfaccel.config import Config
+from tfaccel.errors import UserError
+from tfaccel.profiling import config_file as config_file_lib
+from tfaccel.profiling.run import changed, measure_experiment, search_experiment
+from tfaccel.profiling.search_table import SearchTable
+from tfaccel.table_text import in_lines, show
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The command's flags.
+
+    Attributes:
+      config_file: the experiment's file, with its argument after a colon.
+      trace: a folder for TensorFlow's own profile; None for none.
+      search: whether other settings are tried.
+      json: whether one JSON object is printed, and no tables.
+      seconds: that each rate is measured for.
+      minutes: for the search.
+      memory_mib: above which a setting is none to use; None for no limit.
+      out: a new config file for the best; None for none.
+    """
+
+    config_file: str
+    trace: str | None = None
+    search: bool = False
+    json: bool = False
+    seconds: float = 5.0
+    minutes: float = 10.0
+    memory_mib: float | None = None
+    out: pathlib.Path | None = None
+
+    def __post_init__(self):
+        """Checks every flag."""
+        check_number("seconds", self.seconds, above=0)
+        check_number("minutes", self.minutes, above=0)
+        if self.memory_mib is not None:
+            check_number("memory-mib", self.memory_mib, above=0)
+        if not self.search and (self.out or self.memory_mib is not None):
+            flag = "--out" if self.out else "--memory-mib"
+            raise UserError(f"{flag} without --search, which it is for; add --search")
+
+
+def report(config: Config, options: Options) -> int:
+    """Measures, prints, searches and writes as the options say; returns the exit code.
+
+    Raises:
+      UserError: a mistake in the config or the flags.
+      IsolatedError: the measurement failed.
+    """
+    trace = _folder(options.trace) if options.trace else None
+    if sys.stderr.isatty():
+        print("tfaccel: measuring run, step and loader, half a minute or more", file=sys.stderr)
+    timed = measure_experiment(config, seconds=options.seconds, trace_to=trace)
+    profile = timed.measured.profile
+    if not options.json:
+        show(profile)
+    table = None
+    if options.search:
+        table = search_experiment(
+            config,
+            timed,
+            seconds=options.seconds,
+            minutes=options.minutes,
+            memory_mib=None if options.memory_mib is None else int(options.memory_mib),
+        )
+        if isinstance(table, SearchTable) and table.found.changes and options.out:
+            table = _written(config, table, options)
+    if options.json:
+        found = table.as_dict() if isinstance(table, SearchTable) else {"no_search": table}
+        also = {"search": found} if options.search else {}
+        show(json_lib.dumps(profile.as_dict() | also, indent=2))
+    elif table is not None:
+        show(f"\n{table if isinstance(table, SearchTable) else in_lines(table)}")
+    return 0
+
+
+def _folder(given: str) -> str:
+    """Returns the absolute path of a folder that can be written to, made if it is not there."""
+    folder = pathlib.Path(given).expanduser().absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"trace {folder} cannot be made ({error.strerror}); give another folder"
+        ) from error
+    return str(folder)
+
+
+def _written(config: Config, table: SearchTable, options: Options) -> SearchTable:
+    """Writes the best as a config file; returns the table, which says so."""
+    base, _, size = options.config_file.partition(":")
+    config_file_lib.write(
+        options.out,
+        base=pathlib.Path(base),
+        size=size,
+        config=changed(config, table),
+        said=table.summary.removeprefix("best: "),
+    )
+    return dataclasses.replace(table, written=str(options.out))

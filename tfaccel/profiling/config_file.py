@@ -1,0 +1,68 @@
+"""An experiment's config file with some fields changed, as a file of its own that builds on it.
+
+write(path, base=pathlib.Path("configs/digits.py"), size="", config=config, said="2.1 times")
+"""
+
+import dataclasses
+import os
+import pathlib
+import runpy
+
+from tfaccel.config import Config, parse
+
+FILE = '''\
+"""{base}, with what `tfaccel profile --search` found: {said}.
+
+    uv run tfaccel train --config={own}
+"""
+
+import pathlib
+import runpy
+
+import ml_collections
+
+BASE = pathlib.Path(__file__).parent / {relative!r}
+
+
+def get_config(size: str = {size!r}) -> ml_collections.ConfigDict:
+    """Returns the experiment of BASE, changed."""
+    config = runpy.run_path(str(BASE))["get_config"](*([size] if size else []))
+{lines}
+    return config
+'''
+
+
+def write(path: pathlib.Path, *, base: pathlib.Path, size: str, config: Config, said: str) -> None:
+    """Writes the file, which `tfaccel train --config=PATH` takes.
+
+    Args:
+      path: of the new file.
+      base: the config file that was given.
+      size: its argument, after the colon.
+      config: what the new file shall come to; flags of the command line included.
+      said: of what was found, for the file's first line.
+    """
+    text = FILE.format(
+        base=base,
+        own=path,
+        said=said,
+        relative=os.path.relpath(base.absolute(), path.absolute().parent),
+        size=size,
+        lines="\n".join(
+            f"    config.{name} = {value!r}" for name, value in _changes(base, size, config)
+        ),
+    )
+    with path.open("x", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _changes(base: pathlib.Path, size: str, config: Config) -> list[tuple[str, object]]:
+    """Returns the fields, with their sections, that differ from the base's, and their values."""
+    values = runpy.run_path(str(base))["get_config"](*([size] if size else []))
+    before, after = dataclasses.asdict(parse(values)), dataclasses.asdict(config)
+    return [
+        (f"{section}.{name}", value)
+        for section, fields in after.items()
+        for name, value in fields.items()
+        if value != before[section][name]
+    ]

@@ -1,0 +1,218 @@
+"""What bounds a run, by how much, and what to do: from three rates, without measuring anything.
+
+print(judge(Ceilings(step, loader, real), Setup(...)).sentence)
+
+With s and l the seconds that step and loader take for a batch by themselves, a run that does both
+at once takes max(s, l), one that takes turns s + l. More than that is lost in neither of them.
+"""
+
+import dataclasses
+
+from tfaccel.profiling.rates import Rate
+
+NEAR = 0.1  # within which two ceilings are alike: machines vary by as much from day to day
+LOST = 0.15  # of the lower ceiling, below which a run is as good as it gets
+# Of what both make in turn: less says that neither is what is slow. (Beside busy cores, a run was
+# seen at 0.82 of it that had nothing else wrong with it.)
+LOST_BY_HOST = 0.3
+SEARCH = "--search tries other threads, queues, decoder shares and places for the loader"
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What was measured, and on what.
+
+    Attributes:
+      model: its name.
+      loader: one of config.LOADERS but "auto"; "examples" or "pipeline" for a user's own.
+      global_batch_size: images per step over all replicas.
+      replicas: of the run.
+      on_gpu: whether they are GPUs.
+      precision: a Keras dtype policy.
+      xla: whether training steps are compiled with XLA.
+      steps_per_execution: between two looks of the host.
+      threads: of each replica's loader; None where that is not known.
+      cores: for each replica, likewise.
+      from_config: whether a flag of `tfaccel train` can change the rest.
+    """
+
+    model: str
+    loader: str
+    global_batch_size: int
+    replicas: int = 1
+    on_gpu: bool = False
+    precision: str = "float32"
+    xla: bool = True
+    steps_per_execution: int = 1
+    threads: int | None = None
+    cores: int | None = None
+    from_config: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Ceilings:
+    """The three rates.
+
+    Attributes:
+      step: of one batch that stays on the device.
+      loader: of batches that nothing trains on.
+      real: of both together, as `fit` does it.
+    """
+
+    step: Rate
+    loader: Rate
+    real: Rate
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What bounds the run.
+
+    Attributes:
+      bound: "loader", "step", "both" (they are alike) or "host" (neither).
+      lost: part of the lower ceiling that the run does not get, 0..1.
+      sentence: the same with the figures.
+      advice: what to do, the most promising first.
+    """
+
+    bound: str
+    lost: float
+    sentence: str
+    advice: tuple[str, ...]
+
+
+def judge(ceilings: Ceilings, setup: Setup) -> Verdict:
+    """Returns what bounds a run."""
+    step, loader, real = (getattr(ceilings, each).median for each in ("step", "loader", "real"))
+    lost = max(0.0, 1 - real / min(step, loader))
+    in_turn = 1 / (1 / step + 1 / loader)
+    if real < in_turn * (1 - LOST_BY_HOST):
+        bound, sentence = "host", _host(ceilings, setup)
+    elif loader < step * (1 - NEAR):
+        bound, sentence = "loader", _loader(ceilings, setup)
+    elif step < loader * (1 - NEAR):
+        bound, sentence = "step", _step(ceilings)
+    else:
+        bound = "both"
+        sentence = (
+            f"step and loader are alike ({step:,.0f} and {loader:,.0f} images/s): "
+            f"the run gets {real:,.0f}, and to be faster it needs both"
+        )
+    if bound != "host" and lost > LOST:
+        sentence += f". {_lost(lost, in_turn, real, setup)}"
+    return Verdict(bound, lost, sentence, tuple(_advice(bound, lost, setup)))
+
+
+def milliseconds(rate: Rate, setup: Setup) -> float:
+    """Returns what a step takes at a rate."""
+    return 1000 * setup.global_batch_size / rate.median
+
+
+def _loader(ceilings: Ceilings, setup: Setup) -> str:
+    step, loader, real = ceilings.step.median, ceilings.loader.median, ceilings.real.median
+    took, waited = milliseconds(ceilings.real, setup), 1000 * ceilings.real.waited_s
+    return (
+        f"the loader bounds: alone it gives {loader:,.0f} images/s, the step would take "
+        f"{step:,.0f}, the run gets {real:,.0f}; of the {took:,.3g} ms of a step "
+        f"{min(waited, took):,.3g} ms are waiting for its batch"
+    )
+
+
+def _step(ceilings: Ceilings) -> str:
+    step, loader, real = ceilings.step.median, ceilings.loader.median, ceilings.real.median
+    return (
+        f"the step bounds: the run gets {real:,.0f} of the {step:,.0f} images/s ({real / step:.0%})"
+        f" that it makes with its batch on the device; the loader alone gives {loader:,.0f}, "
+        f"{_times(loader / step)} as many"
+    )
+
+
+def _host(ceilings: Ceilings, setup: Setup) -> str:
+    took, step, loader = (
+        milliseconds(each, setup) for each in (ceilings.real, ceilings.step, ceilings.loader)
+    )
+    return (
+        f"neither bounds: a step of the run takes {took:,.3g} ms, which the step ({step:,.3g} ms) "
+        f"and the loader ({loader:,.3g} ms) do not add up to; {took - step - loader:,.3g} ms are "
+        "lost between them, in callbacks, Python and launches"
+    )
+
+
+def _lost(lost: float, in_turn: float, real: float, setup: Setup) -> str:
+    """Returns where the part of the lower ceiling goes that the run does not get."""
+    said = f"{lost:.0%} of the lower ceiling is lost where both run together"
+    if not setup.on_gpu and abs(real / in_turn - 1) < LOST:
+        return (
+            f"{said}: they share the cores, and one after the other would make {in_turn:,.0f} "
+            "images/s"
+        )
+    return f"{said}, at the hand-over or because they share {_shared(setup)}"
+
+
+def _shared(setup: Setup) -> str:
+    if not setup.on_gpu:
+        return "the cores"
+    return "the GPU" if setup.loader == "dali_gpu" else "the host"
+
+
+def _times(factor: float) -> str:
+    return f"{factor:,.1f} times" if factor < 10 else f"{factor:,.0f} times"
+
+
+def _advice(bound: str, lost: float, setup: Setup) -> list[str]:
+    if bound == "host":
+        return _for_host(setup)
+    advice = []
+    if bound in ("loader", "both"):
+        advice += _for_loader(setup)
+    if bound in ("step", "both"):
+        advice += _for_step(setup)
+    if bound == "step" and lost > LOST:
+        advice += _for_host(setup)[:1] if setup.on_gpu else []
+        advice += [SEARCH] if setup.from_config else []
+    return advice
+
+
+def _for_loader(setup: Setup) -> list[str]:
+    if setup.loader in ("examples", "pipeline"):
+        return ["make the data's own code faster, or read files by tfaccel.sources"]
+    advice = []
+    if setup.threads and setup.cores and setup.threads < setup.cores:
+        advice.append(
+            f"--config.dali.threads={setup.cores}: the loader has {setup.threads} of "
+            f"{setup.cores} cores"
+        )
+    if setup.loader in ("dali_cpu", "tf_data", "cache") and setup.on_gpu:
+        advice.append("--config.data.loader=dali_gpu decodes and augments on the GPU")
+    if setup.loader in ("dali_gpu", "dali_cpu", "tf_data"):
+        advice.append(
+            "--config.data.stored_size=HEIGHT,WIDTH with --config.data.loader=cache (or memory) "
+            "decodes once; windows are then cut out of smaller images"
+        )
+    if setup.from_config:
+        advice.append(SEARCH)
+    return advice
+
+
+def _for_step(setup: Setup) -> list[str]:
+    advice = []
+    if setup.on_gpu and not setup.xla:
+        advice.append("--config.runtime.xla=True")
+    if not setup.on_gpu and setup.xla:
+        # The digits' network: 2,600 images/s with, 7,500 without (2 CPU cores, 2026-11-22).
+        advice.append("try --config.runtime.xla=False: on a CPU that may be faster")
+    if setup.on_gpu and setup.precision == "float32":
+        advice.append("--config.runtime.precision=mixed_float16")
+    if setup.on_gpu:
+        advice.append("a larger batch (`tfaccel autobatch`), or more GPUs")
+    advice.append("`tfaccel lint` says what the model wastes; --trace=FOLDER shows each operation")
+    return advice
+
+
+def _for_host(setup: Setup) -> list[str]:
+    more = max(10, 2 * setup.steps_per_execution)
+    return [
+        f"--config.train.steps_per_execution={more}: the host looks at every "
+        f"{setup.steps_per_execution}",
+        "a larger batch; --trace=FOLDER shows what the host does between steps",
+    ]
