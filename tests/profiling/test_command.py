@@ -60,7 +60,9 @@ def command(monkeypatch, capsys, tmp_path):
         monkeypatch.setattr(room, "_in_child", planted or Planted())
         code = main.main(["profile", DIGITS, "--seconds=0.5", *arguments])
         out = capsys.readouterr().out
-        assert max(map(len, out.splitlines())) <= 80 or "--json" in arguments
+        # A path stays whole, however long it is.
+        lines = [each for each in out.splitlines() if not each.strip().startswith("/")]
+        assert max(map(len, lines)) <= 80 or "--json" in arguments
         return code, out
 
     return run
