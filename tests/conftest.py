@@ -23,10 +23,11 @@ from tensorflow.python.data.ops import multi_device_iterator_ops
 from tensorflow.python.framework import config as tf_config
 
 import tfaccel
-from tfaccel import methods, runtime
+from tfaccel import methods, runtime, seam
 from tfaccel.config import StepConfig
 from tfaccel.data.placement import untuned
-from tfaccel.step import compile_model
+from tfaccel.export import fresh_process, parity
+from tfaccel.step import compile_model, finite, functions
 
 # As the driver counts, TensorFlow's first one.
 FIRST_GPU = int((os.environ.get("CUDA_VISIBLE_DEVICES") or "0").split(",")[0])
@@ -146,12 +147,44 @@ def compiled(make, num_replicas, *, optimizer, xla=True, config=None, **compile_
     return model
 
 
+@pytest.fixture(autouse=True)
+def export_compared_here(monkeypatch, request):
+    """Exports are compared in this process, which takes no 6 s; unless a test is marked so."""
+    if "fresh_process" not in request.keywords:
+        monkeypatch.setattr(parity, "_run", fresh_process.main)
+
+
 @pytest.fixture
 def setup():
     """tfaccel.setup on the CPU, unless said otherwise; the dtype policy is put back afterwards."""
     yield lambda **settings: tfaccel.setup(**{"gpu_ids": (), **settings})
     keras.config.set_dtype_policy("float32")
     tf_config.disable_op_determinism()
+
+
+@pytest.fixture
+def in_one_function(monkeypatch):
+    """Steps as on the GPUs of one process, but for XLA, which has no collective on the CPU.
+
+    TensorFlow's own are none for a loop (it ends the process), so that the loop is unrolled.
+    """
+
+    def unrolled(step, make_batch, inputs, shared):
+        codes = []
+        for index in range(next(iter(inputs.values())).shape[0]):
+            own = {name: each[index] for name, each in inputs.items()}
+            logs = dict(step(make_batch({**own, **shared})))
+            codes.append(logs.pop(finite.LOG, tf.constant(finite.FINE, tf.int64)))
+        return logs | {finite.LOG: tf.stack(codes)}
+
+    layer_paths = seam.layer_paths
+    monkeypatch.setattr(seam, "_can_wait_in_xla", lambda _: True)
+    monkeypatch.setattr(
+        seam.Replica, "all_reduce_in_xla", lambda self, values: [*map(self.all_reduce, values)]
+    )
+    monkeypatch.setattr(seam, "layer_paths", lambda **args: layer_paths(**{**args, "xla": False}))
+    monkeypatch.setattr(functions, "_compiled", lambda each: tf.function(each, autograph=False))
+    monkeypatch.setattr(functions, "_in_a_row", unrolled)
 
 
 @pytest.fixture(scope="session")

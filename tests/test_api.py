@@ -47,7 +47,9 @@ def check(model, test, history, exported, in_file_order):
     assert (served.numpy().argmax(1) == logits.argmax(1)).all()
 
 
-@pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
+@pytest.mark.parametrize(
+    "precision", [pytest.param("float32", marks=pytest.mark.slow), "mixed_float16"]
+)
 def test_a_keras_script_trains_evaluates_predicts_and_exports(
     setup, folder, in_file_order, tmp_path, precision
 ):

@@ -67,7 +67,8 @@ EXPERIMENTS = {
     "imagenet_resnet50": (imagenet, 3, "accuracy"),
     "restoration": (None, 51, "psnr"),
 }
-SLOW = {"imagenet_resnet50": pytest.mark.slow}  # half a minute, most of it for tracing
+# As it is, cifar10 takes a CPU half a minute, most of it for float16.
+ON_A_CPU = {"runtime.precision": "float32", "runtime.xla": False}
 
 
 def test_every_config_is_tried_here():
@@ -75,15 +76,21 @@ def test_every_config_is_tried_here():
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(each, marks=SLOW.get(each, ())) for each in EXPERIMENTS],
+    ("name", "changes"),
+    [
+        ("mnist", {}),
+        ("cifar10", ON_A_CPU),
+        ("restoration", {}),
+        pytest.param("cifar10", {}, marks=pytest.mark.slow),
+        pytest.param("imagenet_resnet50", {"runtime.xla": False}, marks=pytest.mark.slow),
+    ],
 )
-def test_trains_measures_and_exports_at_its_smoke_size(name, tmp_path):
+def test_trains_measures_and_exports_at_its_smoke_size(name, changes, tmp_path):
     make_data, steps, metric = EXPERIMENTS[name]
     config = get_config(name, "smoke")
     if make_data:
         config.data.root = str(make_data(tmp_path / "data"))
-    config.runtime.xla = name not in SLOW
+    config.update_from_flattened_dict({"runtime.xla": True, **changes})
     result = train.run(parse(config), workdir=tmp_path / "run")
     assert result["steps"] == steps
     assert set(result["metrics"]) >= {"loss", metric, "val_loss", f"val_{metric}"}

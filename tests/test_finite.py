@@ -124,7 +124,9 @@ def test_p8_a_left_out_step_is_as_if_it_had_not_been(num_replicas, xla):
     assert_alike(ours, reference)
 
 
-@pytest.mark.parametrize(("num_replicas", "xla"), [(1, True), (2, False)])
+@pytest.mark.parametrize(
+    ("num_replicas", "xla"), [pytest.param(1, True, marks=pytest.mark.slow), (2, False)]
+)
 def test_p8_finite_statistics_of_a_left_out_step_are_left_out_too(num_replicas, xla):
     ours, reference = (model_of(with_statistics, num_replicas, xla=xla) for _ in range(2))
     fit(ours, X, spoilt(Y, row=LAST, value=np.inf))
@@ -142,7 +144,7 @@ def test_p8_a_nan_that_a_relu_hides_from_the_loss_is_left_out(num_replicas, xla)
     assert np.isfinite(history["loss"]).all()
 
 
-@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize("num_replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_p8_random_seeds_go_on_past_a_left_out_step(num_replicas):
     ours, reference = (model_of(with_dropout, num_replicas, xla=False) for _ in range(2))
     fit(ours, spoilt(X), Y)
@@ -174,7 +176,9 @@ def test_p8_slices_of_an_embedding_are_watched():
     assert_alike(ours, reference)
 
 
-@pytest.mark.parametrize(("num_replicas", "xla"), [(1, True), (2, False)])
+@pytest.mark.parametrize(
+    ("num_replicas", "xla"), [(1, True), pytest.param(2, False, marks=pytest.mark.slow)]
+)
 def test_p8_stop_names_step_and_layer(num_replicas, xla):
     model = model_of(hiding, num_replicas, "stop", xla=xla)
     with pytest.raises(NonFiniteError) as error:
@@ -196,7 +200,7 @@ def test_p8_the_step_counts_over_epochs_and_executions():
         fit(model, np.concatenate([clean[: 3 * BATCH], spoilt(X)]), np.concatenate([Y[:24], Y]))
 
 
-@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize("num_replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_p8_an_infinite_label_stops(num_replicas):
     model = model_of(linear, num_replicas, "stop", xla=False)
     with pytest.raises(NonFiniteError, match=r"gradient of last/kernel .* at step 3,"):
@@ -209,7 +213,7 @@ def test_p8_an_infinite_loss_stops_though_its_gradient_is_finite():
         fit(model, X, spoilt(Y, value=np.inf))
 
 
-@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize("num_replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_p8_rollback_asks_for_the_last_checkpoint(num_replicas):
     model = model_of(hiding, num_replicas, "rollback", xla=False)
     with pytest.raises(RollBackError, match="at step 3,"):
@@ -218,7 +222,12 @@ def test_p8_rollback_asks_for_the_last_checkpoint(num_replicas):
 
 @pytest.mark.parametrize(
     ("num_replicas", "xla", "policy"),
-    [(1, True, "stop"), (1, False, "skip"), (2, True, "skip"), (1, False, "rollback")],
+    [
+        (1, True, "stop"),
+        pytest.param(1, False, "skip", marks=pytest.mark.slow),
+        (2, True, "skip"),
+        (1, False, "rollback"),
+    ],
 )
 def test_p8_weights_that_overflow_end_training_under_every_policy(num_replicas, xla, policy):
     # The gradient is about 100, and finite; the product is not.
@@ -253,7 +262,9 @@ def counting():
     return keras.Sequential([keras.Input((6,)), *parts])
 
 
-@pytest.mark.parametrize(("num_replicas", "xla"), [(1, True), (2, False)])
+@pytest.mark.parametrize(
+    ("num_replicas", "xla"), [(1, True), pytest.param(2, False, marks=pytest.mark.slow)]
+)
 def test_p8_a_statistic_alone_is_left_as_it_was(num_replicas, xla):
     x = spoilt(X, value=0.0)  # 1 / 0, which only the layer's mean sees
     model = model_of(counting, num_replicas, "stop", xla=xla)
@@ -276,7 +287,9 @@ def float16():
 
 
 @pytest.mark.usefixtures("float16")
-@pytest.mark.parametrize(("num_replicas", "xla"), [(1, True), (2, False)])
+@pytest.mark.parametrize(
+    ("num_replicas", "xla"), [pytest.param(1, True, marks=pytest.mark.slow), (2, False)]
+)
 def test_p8_an_overflow_of_float16_is_no_fault(num_replicas, xla):
     step = {"loss_scale_initial": 1024.0}
     model = model_of(with_statistics, num_replicas, "stop", xla=xla, step=step)

@@ -15,6 +15,7 @@ import pytest
 
 from tfaccel.checkpoint.folder import parse
 from tfaccel.checkpoint.store import Store
+from tfaccel.workdir import held
 
 EVERY = [
     "--config=configs/digits.py",
@@ -109,6 +110,15 @@ def test_p1_p2_any_kill_leaves_a_run_that_ends_as_if_there_was_none(whole, kills
     assert "nothing to do" in err
 
 
+def test_a_live_run_holds_its_workdir(tmp_path):
+    with held(tmp_path):
+        run = start(tmp_path)
+        _, err = run.communicate(timeout=100)
+    assert run.returncode == 1
+    assert f"is held by a live run (process {os.getpid()} on " in err
+
+
+@pytest.mark.slow  # that a signal saves and stops, tests/test_resume.py sees too
 def test_a_live_run_holds_its_workdir_and_a_signal_stops_it(tmp_path):
     long = ["--config.train.epochs=1000", "--config.train.early_stopping_epochs=None"]
     run = start(tmp_path, *long)

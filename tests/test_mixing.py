@@ -293,9 +293,9 @@ def loss():
 @pytest.mark.parametrize(
     ("num_replicas", "num_parts", "policy", "xla"),
     [
-        (1, 1, "float32", True),
+        pytest.param(1, 1, "float32", True, marks=pytest.mark.slow),
         (1, 2, "mixed_float16", False),
-        (2, 1, "mixed_float16", False),
+        pytest.param(2, 1, "mixed_float16", False, marks=pytest.mark.slow),
         (2, 2, "float32", True),
     ],
 )

@@ -149,7 +149,7 @@ def test_masked_time_steps_and_padded_rows_together():
     assert_same(ours, by_keras(make, batches(tokens, steps, weights), **args))
 
 
-@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize("num_replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_mixed_float16(num_replicas):
     def make():
         layer = layers.Dense(1, kernel_initializer="zeros", dtype="mixed_float16")
@@ -183,7 +183,7 @@ class Own(keras.Model):
         return loss
 
 
-@pytest.mark.parametrize("xla", [False, True])
+@pytest.mark.parametrize("xla", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_replica_of_padding_alone_adds_nothing_not_even_nan(xla):
     model = padded(Own, 2, xla=xla, metrics=["mae"])
     ones = np.ones(2, np.float32)  # one real batch: two rows on replica 0, none elsewhere

@@ -175,7 +175,8 @@ class Plant(keras.callbacks.Callback):
 @pytest.mark.parametrize(
     ("audit_steps", "steps_per_execution", "planted_at", "found"),
     [
-        (2, 1, 3, "at step 4"),  # of 6 steps in each of two epochs
+        # Of 6 steps in each of two epochs.
+        pytest.param(2, 1, 3, "at step 4", marks=pytest.mark.slow),
         (4, 1, 6, "at step 8"),  # over the end of the epoch
         (4, 3, 3, "at step 6"),  # whole executions
         (1000, 1, 3, "at the end of training"),
@@ -193,7 +194,7 @@ def test_training_stops_at_the_next_audit(audit_steps, steps_per_execution, plan
     assert f"replica 1 differs from replica 0 in model/dense/kernel {found}: " in str(error.value)
 
 
-@pytest.mark.parametrize("audit_steps", [0, 2])
+@pytest.mark.parametrize("audit_steps", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_training_starts_with_replica_0s_values(audit_steps):
     model = compile_on(2, audit_steps)
     kernel = model.layers[0].kernel

@@ -13,7 +13,6 @@ from keras import layers
 
 from tfaccel import UserError, seam
 from tfaccel.config import StepConfig
-from tfaccel.step import functions
 
 RTOL = 1e-4
 RNG = np.random.default_rng(0)
@@ -112,18 +111,6 @@ def test_sequential_and_subclassed_models(make, xla):
     np.testing.assert_allclose(*evaluated, rtol=RTOL)
 
 
-@pytest.fixture
-def in_one_function(monkeypatch):
-    """The step as on the GPUs of one process, but for XLA, which has no collective on the CPU."""
-    monkeypatch.setattr(seam, "_can_wait_in_xla", lambda _: True)
-    monkeypatch.setattr(
-        seam.Replica, "all_reduce_in_xla", lambda self, values: [*map(self.all_reduce, values)]
-    )
-    monkeypatch.setattr(functions, "_compiled", lambda each: tf.function(each, autograph=False))
-    layer_paths = seam.layer_paths
-    monkeypatch.setattr(seam, "layer_paths", lambda **args: layer_paths(**{**args, "xla": False}))
-
-
 def test_the_whole_step_in_one_function(in_one_function):
     pair = both(
         small, optimizer=lambda: keras.optimizers.AdamW(global_clipnorm=0.1), xla=True, metrics=acc
@@ -131,6 +118,23 @@ def test_the_whole_step_in_one_function(in_one_function):
     assert_fits_alike(pair, X, Y, batch_size=4)
     evaluated = [each.evaluate(X, Y, batch_size=4, verbose=0) for each in pair]
     np.testing.assert_allclose(*evaluated, rtol=RTOL)
+
+
+@pytest.mark.parametrize(
+    ("synchronized", "words"),
+    [
+        (False, "one function with the sum over 2 replicas, with XLA"),
+        (True, "split around the sum over 2 replicas, without XLA"),
+    ],
+)
+def test_the_log_says_how_it_trains(in_one_function, caplog, synchronized, words):
+    def make():
+        batch_norm = layers.BatchNormalization(synchronized=synchronized)
+        return keras.Sequential([keras.Input((3,)), batch_norm, layers.Dense(3)])
+
+    with caplog.at_level("INFO", logger="tfaccel"):
+        compiled(make, 2, optimizer="sgd", loss=loss(), xla=True)
+    assert f"step: {words}" in caplog.text
 
 
 def embedding():
@@ -301,7 +305,7 @@ def float16():
     keras.config.set_dtype_policy("float32")
 
 
-@pytest.mark.parametrize("xla", [False, True])
+@pytest.mark.parametrize("xla", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_accumulation_clips_and_unscales_the_sum(float16, xla):
     clipped = lambda: keras.optimizers.SGD(0.5, global_clipnorm=0.1)  # noqa: E731
     config = StepConfig(accumulation_steps=2)
@@ -566,7 +570,7 @@ class Noise(layers.Layer):
         ),
     ],
 )
-@pytest.mark.parametrize("xla", [False, True])
+@pytest.mark.parametrize("xla", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_what_replicas_cannot_share_is_refused(make, words, xla):
     model = compiled(make, 2, optimizer="sgd", loss="mse", xla=xla)
     x = X[:, np.newaxis] if "masked" in words else X

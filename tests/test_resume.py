@@ -162,15 +162,16 @@ def assert_alike(one, other, *, rtol=0.0):
         np.testing.assert_allclose(values, other[1][name], rtol=rtol, err_msg=name)
 
 
-CUTS = {
-    "mid-epoch": {"step": 2 * STEPS + 3},
-    "first step": {"step": 1},
-    "last step of an epoch": {"step": 2 * STEPS},
-    "in the tests": {"test_of": 1},
-}
+FIRST = {"step": 1}
+CUTS = [
+    pytest.param({"step": 2 * STEPS + 3}, id="mid-epoch"),
+    pytest.param(FIRST, id="first step", marks=pytest.mark.slow),
+    pytest.param({"step": 2 * STEPS}, id="last step of an epoch", marks=pytest.mark.slow),
+    pytest.param({"test_of": 1}, id="in the tests"),
+]
 
 
-@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
+@pytest.mark.parametrize("cut", CUTS)
 def test_p2_resumed_is_uninterrupted(train, cut):
     reference = whole(train)
     with pytest.raises(CutError):
@@ -178,7 +179,7 @@ def test_p2_resumed_is_uninterrupted(train, cut):
     resumed = train("cut", every_steps=2)
     assert_alike(resumed, reference)
     assert resumed[2] == reference[2][-len(resumed[2]) :]
-    assert len(resumed[2]) < len(reference[2]) or cut == CUTS["first step"]
+    assert len(resumed[2]) < len(reference[2]) or cut == FIRST
 
 
 @pytest.mark.parametrize(

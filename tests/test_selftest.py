@@ -91,6 +91,7 @@ def test_wrong_gradients_fail(command, only_the_first, monkeypatch, tmp_path):
     assert [row["passed"] for row in rows] == [False, True]
 
 
+@pytest.mark.slow
 def test_gradients_that_are_not_summed_fail(command, only_the_first, monkeypatch):
     only_the_first(2)
     monkeypatch.setattr(seam.Replica, "all_reduce", lambda replica, value: 2 * value)

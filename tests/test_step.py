@@ -105,15 +105,25 @@ def adamw():
     return optimizer
 
 
+CLIPPED_ADAMW = "adamw by a schedule, with clipping and EMA"
 OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
-    "adamw by a schedule, with clipping and EMA": adamw,
+    CLIPPED_ADAMW: adamw,
     "accumulation": lambda: keras.optimizers.SGD(0.05, gradient_accumulation_steps=2),
 }
 
 
-@pytest.mark.parametrize("xla", [False, True])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("optimizer", "xla"),
+    [
+        pytest.param("sgd", False, marks=pytest.mark.slow),
+        ("sgd", True),
+        pytest.param(CLIPPED_ADAMW, False, marks=pytest.mark.slow),
+        (CLIPPED_ADAMW, True),
+        ("accumulation", False),
+        pytest.param("accumulation", True, marks=pytest.mark.slow),
+    ],
+)
 def test_one_replica_trains_as_keras_does(setup, optimizer, xla):
     thorough = optimizer == "sgd"
     fit = UNEVEN if thorough else {"make": without_dropout}
@@ -123,8 +133,15 @@ def test_one_replica_trains_as_keras_does(setup, optimizer, xla):
     assert_same(ours, reference, rtol=1e-3)
 
 
-@pytest.mark.parametrize("xla", [False, True])
-@pytest.mark.parametrize("precision", ["mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize(
+    ("precision", "xla"),
+    [
+        pytest.param("mixed_float16", False, marks=pytest.mark.slow),
+        ("mixed_float16", True),
+        ("mixed_bfloat16", False),
+        pytest.param("mixed_bfloat16", True, marks=pytest.mark.slow),
+    ],
+)
 def test_mixed_precision_trains_as_keras_does(setup, precision, xla):
     fit = {"make": without_dropout, "tested": True}
     ours = trained_here(setup(precision=precision, xla=xla), "sgd", **fit)

@@ -212,7 +212,9 @@ def test_psnr_is_written_with_a_model_and_read_again(tmp_path):
 # of [rows]: an error, or, where there are as many rows as pixels across, a wrong loss.
 
 
-@pytest.mark.parametrize(("num_replicas", "width"), [(1, 6), (1, 4), (2, 4)])
+@pytest.mark.parametrize(
+    ("num_replicas", "width"), [(1, 6), pytest.param(1, 4, marks=pytest.mark.slow), (2, 4)]
+)
 def test_loss_and_psnr_count_the_images_that_are_not_padding(num_replicas, width):
     target, output, _ = images(8)
     target, output = (each[:, :, :width].astype(np.float32) for each in (target, output))

@@ -16,12 +16,10 @@ from tfaccel.config import StepConfig
 
 STOCK = pytest.param(("stock", 2), marks=pytest.mark.xfail(strict=True), id="stock Keras")
 OURS = pytest.param(("tfaccel", 2), id="2 replicas")
-THREE = pytest.param(("tfaccel", 3), id="3 replicas")
-SLOW_THREE = pytest.param(*THREE.values, id=THREE.id, marks=pytest.mark.slow)
+THREE = pytest.param(("tfaccel", 3), id="3 replicas", marks=pytest.mark.slow)
 # On three replicas too, but for what does not depend on their number.
 both = pytest.mark.parametrize("trainer", [STOCK, OURS])
-both_or_three = pytest.mark.parametrize("trainer", [STOCK, OURS, SLOW_THREE])
-all_three = pytest.mark.parametrize("trainer", [STOCK, OURS, THREE])
+both_or_three = pytest.mark.parametrize("trainer", [STOCK, OURS, THREE])
 
 
 def compile_for(trainer, make, optimizer, *, xla=False, **compile_args):
@@ -59,7 +57,7 @@ def sgd(**settings):
     return lambda: keras.optimizers.SGD(1.0, **settings)
 
 
-@all_three
+@both_or_three
 def test_f1_overflow_on_any_one_replica_skips_the_step_on_all(trainer):
     num_replicas = trainer[1]
     optimizer = lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0))  # noqa: E731
@@ -78,7 +76,13 @@ def test_f1_overflow_on_any_one_replica_skips_the_step_on_all(trainer):
         assert [each.numpy() for each in scales] == [2.0 ** (14 - number)] * num_replicas
 
 
-@pytest.mark.parametrize("clip", ["global_clipnorm", "clipnorm", "clipvalue"])
+@pytest.mark.parametrize(
+    "clip",
+    [
+        "global_clipnorm",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("clipnorm", "clipvalue")),
+    ],
+)
 @both_or_three
 def test_f3_the_sum_is_clipped_not_its_parts(trainer, clip):
     model = compile_for(trainer, one_weight, sgd(**{clip: 1.0}), loss=sum_of_outputs)
@@ -87,7 +91,7 @@ def test_f3_the_sum_is_clipped_not_its_parts(trainer, clip):
     assert weight(fit_once(model, x, batch_size=len(x))) == pytest.approx(-1, abs=1e-6)
 
 
-@all_three
+@both_or_three
 def test_f4_moving_statistics_are_the_same_on_every_replica(trainer):
     def make():
         return keras.Sequential([keras.Input((1,)), layers.BatchNormalization(momentum=0.5)])
@@ -123,7 +127,7 @@ def test_f7_xla_compiles_the_step(trainer):
 
 
 @pytest.mark.parametrize("xla", [False, True])
-@all_three
+@both_or_three
 def test_f8_every_row_counts_the_same(trainer, xla):
     if trainer[0] == "stock" and xla:
         pytest.xfail("stock Keras has no XLA under a strategy: F7")
@@ -170,7 +174,9 @@ def test_f9_no_batch_is_drawn_but_for_training(trainer):
     assert sorted(drawn) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("steps_per_execution", [3, 5, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "steps_per_execution", [3, *(pytest.param(each, marks=pytest.mark.slow) for each in (2, 5))]
+)
 @both
 def test_f10_several_steps_in_an_execution(trainer, steps_per_execution):
     class Unbuilt(keras.Model):

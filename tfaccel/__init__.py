@@ -15,6 +15,7 @@ from tfaccel.config import (
     AugmentConfig,
     CheckpointConfig,
     DaliConfig,
+    ExportConfig,
     ImageConfig,
     StepConfig,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "AugmentConfig",
     "CheckpointConfig",
     "DaliConfig",
+    "ExportConfig",
     "ImageConfig",
     "IsolatedError",
     "Run",

@@ -41,6 +41,13 @@ usage: tfaccel COMMAND [flags]
             tfaccel profile --config=configs/digits.py
             tfaccel profile --config=configs/digits.py --search --out=digits_tuned.py
 
+  export   write a run's model for serving, and prove that it answers as the trained one does
+            tfaccel export --workdir=runs/a
+            tfaccel export --workdir=runs/a --out=served/a --computes-in=float32 --onnx
+
+  predict   name the classes of image files, by an export alone
+            tfaccel predict --model=runs/a/export cat.jpg dog.png
+
   plot   draw loss, metrics and throughput of one or more runs
             tfaccel plot runs/a runs/b --output=curves.html
 
@@ -130,6 +137,49 @@ LINT = """usage: tfaccel lint --config=FILE [--script=FILE] [--fix] [--json]
 
   tfaccel lint --config=configs/cifar10.py --config.data.root=/data/cifar10
   In a script or a notebook: tfaccel.lint(model, dataset), for any Keras model
+"""
+
+EXPORT = """usage: tfaccel export --workdir=DIR [--out=DIR] [--checkpoint=newest|best]
+                      [--weights=trained|average] [--samples=256] [--computes-in=policy|float32]
+                      [--pixel-dtype=float32|uint8] [--xla] [--onnx] [--root=DIR]
+
+  Writes a run's model as a SavedModel that needs neither tfaccel nor DALI, as the next version
+  below --out. It takes pixels (serving_default) or JPEG and PNG files (predict_bytes), which it
+  decodes, resizes and normalises as the run's evaluation does, and answers in float32. Then, in a
+  process of its own, asks it about test images, and compares pixels, outputs and top-1 with the
+  trained model behind the run's own loader: where they differ too much, it says in which step, and
+  nothing is exported. tfaccel.json beside it has class names, preprocessing and these figures.
+  Training exports in the same way, with these defaults.
+
+  --workdir=DIR         of a run of `tfaccel train`, which may still be training
+  --out=DIR             a folder of versions, 1, 2, 3 and so on; DIR/export of the run by default
+  --checkpoint=newest   or "best" by the run's monitor; by default what training itself exports:
+                        the newest or, of a run that may stop early, the best
+  --weights=trained     or "average", where the run keeps one (ema_momentum), which is the default
+                        there
+  --samples=256         test images to compare, spread over all of them
+  --computes-in=policy  the precision that the run trained in, or "float32", which CPUs compute
+                        much faster than float16
+  --pixel-dtype=float32 of the pixels, 0 to 255, that serving_default takes, or "uint8"
+  --xla                 compile the model where it is served, anew for each number of rows
+  --onnx                write model.onnx, too, from pixels to answers, in float32 (the extra `onnx`)
+  --root=DIR            of the data, where they are no longer where the run found them
+
+  tfaccel export --workdir=runs/a --out=served/flowers --computes-in=float32 --samples=1000
+"""
+
+PREDICT = """usage: tfaccel predict --model=DIR IMAGE... [--top=3] [--json]
+
+  Prints the likeliest classes of each image file and their probabilities. Needs the export alone,
+  and none of the run's data. A file that cannot be read or decoded is an error of its own; the
+  others are answered, and the exit code is 1.
+
+  --model=DIR   an export, or the folder of its versions, of which the last is taken
+  --top=3       how many classes for each file
+  --json        a line of JSON for each file: path, error, classes
+
+  tfaccel predict --model=runs/a/export cat.jpg dog.png
+  tfaccel predict --model=served/flowers/3 --json photographs/*.jpg
 """
 
 PROFILE = """usage: tfaccel profile --config=FILE [--seconds=5] [--trace=FOLDER] [--json]

@@ -22,10 +22,20 @@ from ml_collections import config_flags
 from tfaccel import __version__, help_texts
 from tfaccel.cluster import Cluster, find
 from tfaccel.cluster.ray import undo_legacy_keras
-from tfaccel.config import Config, RuntimeConfig, default_config, parse
+from tfaccel.config import (
+    CHECKPOINTS,
+    COMPUTES_IN,
+    PIXEL_DTYPES,
+    WEIGHTS,
+    Config,
+    ExportConfig,
+    RuntimeConfig,
+    default_config,
+    parse,
+)
 from tfaccel.errors import RunError, UserError, did_you_mean, tell
 from tfaccel.table_text import show
-from tfaccel.workdir import RESUMES, check_usable
+from tfaccel.workdir import RESUMES, check_usable, read_config
 
 HELP_FLAGS = {"--help", "-h", "--helpfull", "--helpshort"}
 
@@ -164,12 +174,7 @@ def selftest(arguments: list[str]) -> int:
         described = values.get_help(include_special_flags=False).splitlines()
         print("\n".join([help_texts.SELFTEST, *described[2:]]))  # without the module's name
         return 0
-    try:
-        unparsed = values(["tfaccel selftest", *arguments])[1:]
-    except flags.Error as error:
-        raise UserError(str(error)) from error
-    if unparsed:
-        raise UserError(f"'{unparsed[0]}' is no flag of selftest; see `tfaccel selftest --help`")
+    _parse_own_flags("selftest", values, arguments)
     config = RuntimeConfig(gpu_ids=values.gpu_ids)
     if not values.precision:
         raise UserError("--precision names none; give at least one, e.g. --precision=float32")
@@ -190,10 +195,7 @@ def plot(arguments: list[str]) -> int:
     values = flags.FlagValues()
     values.set_gnu_getopt(True)  # flags may follow the workdirs
     flags.DEFINE_string("output", "plot.png", "A new PNG or HTML file.", flag_values=values)
-    try:
-        workdirs = values(["tfaccel plot", *arguments])[1:]
-    except flags.Error as error:
-        raise UserError(str(error)) from error
+    workdirs = _parse_own_flags("plot", values, arguments, takes_paths=True)
     if not workdirs:
         raise UserError("no workdir; name one or more, e.g. `tfaccel plot runs/a runs/b`")
     output = pathlib.Path(values.output).expanduser()
@@ -231,12 +233,7 @@ def doctor(arguments: list[str]) -> int:
     flags.DEFINE_bool("quick", False, "Start neither TensorFlow nor DALI.", flag_values=values)
     flags.DEFINE_bool("json", False, "Print one JSON object.", flag_values=values)
     flags.DEFINE_string("data", None, "A folder to time the reading of.", flag_values=values)
-    try:
-        unparsed = values(["tfaccel doctor", *arguments])[1:]
-    except flags.Error as error:
-        raise UserError(str(error)) from error
-    if unparsed:
-        raise UserError(f"'{unparsed[0]}' is no flag of doctor; see `tfaccel doctor --help`")
+    _parse_own_flags("doctor", values, arguments)
     from tfaccel import doctor as doctor_room
 
     if not values.quick:
@@ -276,6 +273,70 @@ def lint(arguments: list[str]) -> int:
         if flags_of_rest:
             show(f"\nflags of `tfaccel train` for the rest; nothing was written:{flags_of_rest}")
     return table.exit_code
+
+
+def export(arguments: list[str]) -> int:
+    """Exports the run in the workdir that is named, and prints the folder of the export."""
+    if HELP_FLAGS & set(arguments):
+        print(help_texts.EXPORT, end="")
+        return 0
+    values = flags.FlagValues()
+    flags.DEFINE_string("workdir", None, "Of the run.", flag_values=values)
+    flags.DEFINE_string("out", None, "A folder of versions.", flag_values=values)
+    flags.DEFINE_string("root", None, "Of the data.", flag_values=values)
+    flags.DEFINE_enum("checkpoint", None, CHECKPOINTS, "Which.", flag_values=values)
+    flags.DEFINE_enum("weights", None, WEIGHTS, "Which.", flag_values=values)
+    flags.DEFINE_enum("pixel-dtype", "float32", PIXEL_DTYPES, "Of pixels.", flag_values=values)
+    flags.DEFINE_enum("computes-in", "policy", COMPUTES_IN, "Precision.", flag_values=values)
+    flags.DEFINE_integer("samples", 256, "Images to compare.", flag_values=values)
+    for switch in ("xla", "onnx"):
+        flags.DEFINE_bool(switch, False, "Off by default.", flag_values=values)
+    _parse_own_flags("export", values, arguments)
+    if not values.workdir:
+        raise UserError("no workdir; name the run, e.g. `tfaccel export --workdir=runs/a`")
+    workdir = pathlib.Path(values.workdir).expanduser().absolute()
+    averages = read_config(workdir).train.ema_momentum is not None
+    config = ExportConfig(
+        samples=values.samples,
+        pixel_dtype=values["pixel-dtype"].value,
+        computes_in=values["computes-in"].value,
+        weights=values.weights or ("average" if averages else "trained"),
+        xla=values.xla,
+        onnx=values.onnx,
+    )
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    from tfaccel.export.from_workdir import export_run
+
+    out = pathlib.Path(values.out) if values.out else workdir / "export"
+    print(export_run(workdir, out, config, checkpoint=values.checkpoint, root=values.root))
+    return 0
+
+
+def predict(arguments: list[str]) -> int:
+    """Prints the classes of the image files that are named; returns 1 if one cannot be read."""
+    if HELP_FLAGS & set(arguments):
+        print(help_texts.PREDICT, end="")
+        return 0
+    values = flags.FlagValues()
+    values.set_gnu_getopt(True)  # flags may follow the files
+    flags.DEFINE_string("model", None, "An export.", flag_values=values)
+    flags.DEFINE_integer("top", 3, "Classes for each.", lower_bound=1, flag_values=values)
+    flags.DEFINE_bool("json", False, "A line of JSON for each.", flag_values=values)
+    paths = _parse_own_flags("predict", values, arguments, takes_paths=True)
+    if not values.model or not paths:
+        missing = "files" if values.model else "model"
+        raise UserError(f"no {missing}; e.g. `tfaccel predict --model=runs/a/export cat.jpg`")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    from tfaccel.predict import Predictor
+
+    predictor, failed = Predictor(pathlib.Path(values.model)), False
+    for each in predictor(paths):
+        failed |= each.error is not None
+        if values.json:
+            show(json.dumps(each.as_dict(predictor.class_names, values.top)))
+        else:
+            show(each.line(predictor.class_names, values.top))
+    return int(failed)
 
 
 def profile(arguments: list[str]) -> int:
@@ -367,10 +428,29 @@ COMMANDS = {
     "lint": lint,
     "profile": profile,
     "compare": compare,
+    "export": export,
+    "predict": predict,
     "autobatch": autobatch,
     "selftest": selftest,
     "doctor": doctor,
 }
+
+
+def _parse_own_flags(
+    command: str, values: flags.FlagValues, arguments: list[str], *, takes_paths: bool = False
+) -> list[str]:
+    """Sets the flags of a command that takes no config, and returns the paths among them.
+
+    Raises:
+      UserError: a flag is not one of them, or not what it may be.
+    """
+    try:
+        paths = values([f"tfaccel {command}", *arguments])[1:]
+    except flags.Error as error:
+        raise UserError(str(error)) from error
+    if paths and not takes_paths:
+        raise UserError(f"'{paths[0]}' is no flag of {command}; see `tfaccel {command} --help`")
+    return paths
 
 
 def _parse_config_flags(

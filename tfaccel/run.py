@@ -7,7 +7,7 @@ with run.scope():
     model = keras.Sequential([...])
 run.compile(model, optimizer=..., loss=..., metrics=["accuracy"])
 model.fit(train, validation_data=test, epochs=5)
-run.export(model, "exported/1")
+run.export(model, "exported/1", loader=test)
 """
 
 import contextlib
@@ -31,6 +31,7 @@ from tfaccel.config import (
     AugmentConfig,
     CheckpointConfig,
     DaliConfig,
+    ExportConfig,
     ImageConfig,
     RuntimeConfig,
     StepConfig,
@@ -412,15 +413,51 @@ class Run:
             facts={**own, **(facts or {})},
         )
 
-    def export(self, model: keras.Model, path: str | os.PathLike, *, images=None) -> pathlib.Path:
-        """Writes a SavedModel and `model.keras` into the new folder `path`.
+    def export(
+        self,
+        model: keras.Model,
+        path: str | os.PathLike,
+        *,
+        loader: Loader | None = None,
+        images=None,
+        **export,
+    ) -> pathlib.Path:
+        """Writes a SavedModel, `model.keras` and `tfaccel.json` into a new folder, and proves them.
+
+        With a loader, the SavedModel takes images: `serving_default` their pixels, [rows, height,
+        width, channels] in 0 to 255, and `predict_bytes` files, [rows] string, JPEG or PNG, which
+        it decodes, resizes and normalises as the loader does. It answers "logits" and
+        "probabilities", [rows, classes] float32, or "image", [rows, height, width, channels]
+        float32 in 0 to 255; `predict_bytes` answers "class_name", too. Without a loader,
+        `serving_default` is the model itself, with float32 outputs.
+
+        In a process of its own, without tfaccel, DALI and a GPU, it is then compared with the
+        trained model, behind the loader's own pipeline where there is one.
 
         Args:
-          model: built.
-          path: a folder that does not exist yet.
-          images: one batch of inputs to compare the loaded model on; random where none is given.
+          model: built; functional or Sequential. With a loader, compiled.
+          path: a folder that does not exist yet. For TensorFlow Serving its name is a whole number.
+          loader: that evaluates, from `loader` or `image_folder`; nothing in it is random.
+          images: without a loader, one batch of the model's inputs to compare on; random ones in
+            0..2 where none is given.
+          **export: fields of `tfaccel.ExportConfig`: samples, pixel_dtype, computes_in, weights,
+            xla, onnx.
 
         Returns:
           The path, absolute.
+
+        Raises:
+          UserError: the path exists or cannot be made, the model's inputs are unknown, the loader
+            does not suit, or ONNX's libraries are not installed.
+          RunError: it cannot be written, as on a full disk; or it does not answer as the trained
+            model does: what was written stays beside `path`, as `<name>.<random>.rejected`.
         """
-        return export_model(model, path, images=images)
+        check_names("export", export, [field.name for field in dataclasses.fields(ExportConfig)])
+        return export_model(
+            model,
+            path,
+            config=ExportConfig(**export),
+            runtime=self.runtime,
+            loader=loader,
+            images=images,
+        )

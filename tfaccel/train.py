@@ -98,11 +98,13 @@ def run(
         if not is_chief:
             return result
 
-        # ----- Export: written, loaded back and compared on test images before it counts.
-        test_images = next(iter(test))[0]
-        first_replicas = this_run.strategy.experimental_local_results(test_images)[0]
+        # ----- Export: written, and compared on test images in a fresh process before it counts.
         export = this_run.export(
-            model, workdir_lib.next_version(workdir / "export"), images=first_replicas
+            model,
+            workdir_lib.next_version(workdir / "export"),
+            loader=test,
+            # Keras has put the averages in the weights' place already; the card shall say so.
+            weights="average" if config.train.ema_momentum is not None else "trained",
         )
         result["export"] = str(export)
         workdir_lib.write_json(workdir / "result.json", result)

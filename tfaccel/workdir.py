@@ -24,7 +24,10 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
+import ml_collections
+
 from tfaccel.checks import check_choice
+from tfaccel.config import Config, parse
 from tfaccel.errors import RunError, UserError
 from tfaccel.redact import redacted
 
@@ -112,6 +115,21 @@ def finished(path: pathlib.Path, config: dict) -> dict | None:
     if _read(path / "config.json") == _as_written(config):
         return _read(path / "result.json")
     return None
+
+
+def read_config(path: pathlib.Path) -> Config:
+    """Returns the config of the run in a workdir.
+
+    Raises:
+      UserError: there is none, or not one that this version understands.
+    """
+    written = _read(path / "config.json")
+    if not isinstance(written, dict):
+        raise UserError(
+            f"{path} holds no run (there is no config.json that can be read); give the workdir of "
+            "a `tfaccel train`"
+        )
+    return parse(ml_collections.ConfigDict(written))
 
 
 def write_config(path: pathlib.Path, config: dict) -> None:

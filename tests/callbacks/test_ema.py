@@ -13,7 +13,7 @@ from tfaccel.callbacks.ema import EMA
 ROWS = 8
 
 
-@pytest.fixture(params=["float32", "mixed_float16"])
+@pytest.fixture
 def policy(request):
     """Models are made in it."""
     keras.config.set_dtype_policy(request.param)
@@ -82,7 +82,16 @@ def averages(steps, momentum=0.7):
     return result
 
 
-@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize(
+    ("num_replicas", "policy"),
+    [
+        (1, "float32"),
+        (2, "mixed_float16"),
+        pytest.param(1, "mixed_float16", marks=pytest.mark.slow),
+        pytest.param(2, "float32", marks=pytest.mark.slow),
+    ],
+    indirect=["policy"],
+)
 def test_the_average_is_measured_and_the_weights_are_put_back(num_replicas, policy):
     model, noted = model_of(num_replicas), Noted()
     test = data(1, steps=1)

@@ -269,7 +269,7 @@ def test_the_learning_rate_is_that_of_the_last_step():
     assert learning_rate_of(keras.optimizers.Adam(0.25)) == 0.25
 
 
-@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize("num_replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_run_leaves_all_its_forms(num_replicas, folder, images, tmp_path, capsys):
     loader = make_loader(folder, num_replicas, mean=0.5, std=0.25)
     writers = make_writers(tmp_path, loader=loader, num_epochs=2)

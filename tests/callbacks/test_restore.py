@@ -118,10 +118,17 @@ CASES = {
     "of two epochs before": (3 * STEPS + 2, {"every_epochs": 2}, {*range(11, 15), 15, 16}),
     "the last of all": (4 * STEPS, {}, set(range(3 * STEPS + 1, 4 * STEPS))),
 }
+SLOW = {"of this epoch", "the last step, of the epoch before", "the last of all"}
 
 
 @pytest.mark.parametrize("num_replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("bad", "config", "taken_back"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    ("bad", "config", "taken_back"),
+    [
+        pytest.param(*each, id=name, marks=pytest.mark.slow if name in SLOW else ())
+        for name, each in CASES.items()
+    ],
+)
 def test_p8_a_run_that_goes_back_has_the_other_steps_alone(
     train, bad, config, taken_back, num_replicas
 ):
@@ -140,7 +147,7 @@ def test_p8_a_run_that_goes_back_has_the_other_steps_alone(
     assert history.history["val_loss"] == [row["val_loss"] for _, row in rows]
 
 
-@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize("num_replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_p8_an_epoch_that_is_one_execution_is_left_out_as_a_whole(train, num_replicas):
     model, history, rows, _ = train(STEPS + 3, num_replicas=num_replicas, steps_per_execution=STEPS)
     every = [*range(1, STEPS + 1), *range(2 * STEPS + 1, 4 * STEPS + 1)]

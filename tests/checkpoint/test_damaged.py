@@ -144,6 +144,40 @@ def test_p4_where_all_are_damaged_each_is_named_and_nothing_starts_anew(tmp_path
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "damage"), [(DATA, flipped), ("MANIFEST.json", removed), (INDEX, emptied)]
+)
+def test_p4_a_damaged_best_is_named_and_the_next_best_is_used(tmp_path, caplog, name, damage):
+    store = make_store(tmp_path)
+    for step, score in ((1, 0.7), (2, 0.9), (3, 0.5)):
+        store.write(snapshot(step), score=score)
+    damage(tmp_path / "step-00000002" / name)
+    assert_same(store.best(), snapshot(1))
+    (line,) = warnings(caplog)
+    assert line.startswith(f"checkpoint {tmp_path / 'step-00000002'} is passed over: ")
+    assert_same(store.newest(), snapshot(3))  # which nothing is wrong with
+
+
+def test_p4_a_best_whose_score_cannot_be_read_is_none_of_the_best(tmp_path, caplog):
+    store = make_store(tmp_path)
+    for step, score in ((1, 0.7), (2, 0.9)):
+        store.write(snapshot(step), score=score)
+    not_json(tmp_path / "step-00000002" / "state.json")
+    assert_same(store.best(), snapshot(1))
+    assert warnings(caplog) == []
+
+
+def test_p4_where_all_that_have_a_score_are_damaged_each_is_named(tmp_path):
+    store = make_store(tmp_path)
+    for step, score in ((1, 0.7), (2, 0.9), (3, None)):
+        removed(store.write(snapshot(step), score=score) / INDEX)
+    with pytest.raises(CheckpointError) as raised:
+        store.best()
+    assert "can be used: step-00000002 (arrays.index is missing); step-00000001 (" in str(
+        raised.value
+    )
+
+
 def test_p4_an_array_with_another_checksum_is_passed_over(tmp_path, caplog):
     store = make_store(tmp_path)
     store.write(snapshot(1))

@@ -58,6 +58,36 @@ def test_a_step_written_again_takes_the_place_of_the_earlier(tmp_path):
     assert_same(store.newest(), again)
 
 
+# The best.
+
+
+@pytest.mark.parametrize(("largest", "best"), [(True, 2), (False, 4)])
+def test_the_best_is_that_of_the_best_score(tmp_path, largest, best):
+    store = make_store(tmp_path, keep_last=9, largest_is_best=largest)
+    assert store.best() is None
+    for step, score in enumerate([None, 0.5, 0.9, math.nan, 0.1, math.inf, None]):
+        store.write(snapshot(step), score=score)
+    assert_same(store.best(), snapshot(best))
+    assert_same(store.newest(), snapshot(6))
+
+
+def test_of_equal_scores_the_newest_is_the_best_and_without_a_score_none(tmp_path):
+    store = make_store(tmp_path)
+    store.write(snapshot(1), tested=False)
+    assert store.best() is None
+    for step in (9, 10):
+        store.write(snapshot(step), score=0.5)
+    assert_same(store.best(), snapshot(10))
+
+
+def test_a_best_that_rotation_kept_alone_is_found(tmp_path):
+    store = make_store(tmp_path, keep_last=1, keep_best=1)
+    for step, score in enumerate([0.5, 0.9, 0.4, 0.3]):
+        store.write(snapshot(step), score=score)
+    assert names(tmp_path) == ["step-00000001", "step-00000003"]
+    assert_same(make_store(tmp_path).best(), snapshot(1))
+
+
 # Rotation.
 
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tfaccel import UserError
-from tfaccel.cluster import find
+from tfaccel.cluster import check_one_process, find
 from tfaccel.cluster.ray import undo_legacy_keras
 
 WORKERS = ["10.0.0.1:2222", "10.0.0.2:2222"]
@@ -107,6 +107,13 @@ def test_a_contradiction_shows_both_values_and_where_they_are_from(environment, 
 def test_what_the_caller_may_not_say(workers, worker_index, words):
     with pytest.raises(UserError, match=words):
         find({}, workers=workers, worker_index=worker_index)
+
+
+def test_what_is_of_one_process():
+    check_one_process(find({}), "lint")
+    words = r"lint is of one process and all its GPUs, not of 2 workers \(TF_CONFIG\); start"
+    with pytest.raises(UserError, match=words):
+        check_one_process(find(tf_config(0)), "lint")
 
 
 def test_it_needs_no_tensorflow():

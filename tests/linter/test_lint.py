@@ -86,6 +86,7 @@ def test_exercise_3_convolutions_smaller_than_the_masks(tmp_path):
     assert not table.ok
 
 
+@pytest.mark.slow  # to build and to trace it takes a while; smaller clean models are below
 def test_a_clean_resnet_50_has_no_finding(setup):
     run = setup(precision="mixed_float16")
     with run.scope():

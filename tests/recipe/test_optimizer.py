@@ -106,7 +106,9 @@ NOT_DECAYED = {"bias", "gamma", "beta", "scale"}
 DECAYED = {"kernel", "recurrent_kernel", "depthwise_kernel", "pointwise_kernel", "embeddings"}
 
 
-@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+@pytest.mark.parametrize(
+    "policy", [pytest.param("float32", marks=pytest.mark.slow), "mixed_float16"]
+)
 @pytest.mark.parametrize("num_replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_kernels_and_embeddings_decay_and_nothing_else(num_replicas, policy):
     keras.config.set_dtype_policy(policy)

@@ -11,14 +11,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from tfaccel.audit import contact_sheet, proof
-from tfaccel.cluster import find
+from tfaccel.cluster import check_one_process, find
 from tfaccel.config import Config
 from tfaccel.data.distribute import Loader
 from tfaccel.data.from_config import open_loader, open_source
 from tfaccel.data.scan import files
 from tfaccel.data.scan.report import write_list
 from tfaccel.data.source import ArraySource, ImageSource
-from tfaccel.errors import UserError
 from tfaccel.run import Run
 
 NUM_EPOCHS = 2  # to see whether the order changes
@@ -40,11 +39,7 @@ def run(config: Config, *, report: pathlib.Path | None, sheet: pathlib.Path | No
     """
     # ----- Process: the same devices as in training, for the same shards.
     cluster = find(os.environ)
-    if cluster.num_workers > 1:
-        raise UserError(
-            f"the audit is of one process and all its GPUs, not of {cluster.num_workers} workers "
-            f"({cluster.source}); start it once, without TF_CONFIG"
-        )
+    check_one_process(cluster, "the audit")
     this_run = Run(config.runtime, cluster)
 
     all_well, faults = True, []

@@ -9,6 +9,9 @@ The average is of the updates that were made, not of those that loss scaling ski
 statistics are not averaged: they are a moving average already.
 """
 
+import contextlib
+from collections.abc import Iterator
+
 import keras
 
 from tfaccel import seam
@@ -76,3 +79,19 @@ class EMA(keras.callbacks.Callback):
             if average is not None
             for pair in zip(seam.components(weight), seam.components(average), strict=True)
         ]
+
+
+@contextlib.contextmanager
+def averages_of(model: keras.Model) -> Iterator[None]:
+    """Within the context, the model's weights are their averages.
+
+    Raises:
+      UserError: the model's optimizer keeps none.
+    """
+    averages = EMA()
+    averages.set_model(model)
+    averages.on_test_begin()
+    try:
+        yield
+    finally:
+        averages.on_test_end()

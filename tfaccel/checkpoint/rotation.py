@@ -24,8 +24,12 @@ def to_keep(
     last = sorted(
         each for each in scores if each.tested or each._replace(tested=True) not in scores
     )
-    sign = -1 if largest_is_best else 1
-    finite = {each for each in last if scores[each] is not None and math.isfinite(scores[each])}
-    scored = [each for each in reversed(last) if each in finite]
-    best = sorted(scored, key=lambda each: sign * scores[each])
+    best = best_first({each: scores[each] for each in last}, largest_is_best=largest_is_best)
     return {*last[-keep_last:], *best[:keep_best]}
+
+
+def best_first(scores: Mapping[Name, float | None], *, largest_is_best: bool) -> list[Name]:
+    """Returns the checkpoints with a finite score, the best first, of equal ones the newest."""
+    finite = [name for name, each in scores.items() if each is not None and math.isfinite(each)]
+    sign = -1 if largest_is_best else 1
+    return sorted(sorted(finite, reverse=True), key=lambda each: sign * scores[each])

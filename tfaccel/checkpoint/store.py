@@ -19,14 +19,14 @@ import logging
 import os
 import pathlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from tfaccel.checkpoint import folder as folders
 from tfaccel.checkpoint.manifest import ARRAYS, FORMAT_VERSION, STATE, CheckpointError, verify
-from tfaccel.checkpoint.rotation import to_keep
+from tfaccel.checkpoint.rotation import best_first, to_keep
 from tfaccel.errors import UserError
 
 log = logging.getLogger("tfaccel")
@@ -152,8 +152,22 @@ class Store:
         Raises:
           CheckpointError: there are some, and all of them are damaged.
         """
+        return self._first_whole(reversed(self.steps()))
+
+    def best(self) -> Snapshot | None:
+        """Returns the undamaged checkpoint of the best score, or None where none has a score.
+
+        Raises:
+          CheckpointError: there are some, and all of them are damaged.
+        """
+        named = {folders.parse(each): each for each in self.steps()}
+        scores = {name: _score(each) for name, each in named.items()}
+        best = best_first(scores, largest_is_best=self._largest_is_best)
+        return self._first_whole(named[name] for name in best)
+
+    def _first_whole(self, candidates: Iterable[pathlib.Path]) -> Snapshot | None:
         damaged = []
-        for folder in reversed(self.steps()):
+        for folder in candidates:
             try:
                 return _read(folder)
             except CheckpointError as error:

@@ -17,7 +17,7 @@ from tfaccel.cluster import explicit, open_mpi, slurm, tf_config
 from tfaccel.cluster.place import Claim, Cluster
 from tfaccel.errors import UserError
 
-__all__ = ["Cluster", "find"]
+__all__ = ["Cluster", "check_one_process", "find"]
 
 
 def find(
@@ -47,6 +47,20 @@ def find(
     for other in claims[1:]:
         _check_agree(claims[0], other)
     return claims[0].make()
+
+
+def check_one_process(cluster: Cluster, command: str) -> None:
+    """Raises UserError where there are several workers.
+
+    Args:
+      cluster: the job's workers.
+      command: what is of one process, in words for the message.
+    """
+    if cluster.num_workers > 1:
+        raise UserError(
+            f"{command} is of one process and all its GPUs, not of {cluster.num_workers} workers "
+            f"({cluster.source}); start it once, without TF_CONFIG"
+        )
 
 
 def _check_agree(one: Claim, other: Claim) -> None:

@@ -21,7 +21,7 @@ import psutil
 import tensorflow as tf
 
 from tfaccel.callbacks.throughput import images_until
-from tfaccel.cluster import find
+from tfaccel.cluster import check_one_process, find
 from tfaccel.comparison.arm import POLL_S, Settings, write
 from tfaccel.comparison.facts import Facts
 from tfaccel.comparison.variants import CEILING
@@ -30,7 +30,6 @@ from tfaccel.data.choose import choose_loader
 from tfaccel.data.distribute import Loader
 from tfaccel.data.from_config import open_source
 from tfaccel.data.source import ArraySource
-from tfaccel.errors import UserError
 from tfaccel.run import Run
 from tfaccel.runtime import describe_environment
 from tfaccel.train import prepare
@@ -151,11 +150,7 @@ def describe(config: Config) -> Facts:
       UserError: there are several workers, or the data are not as they should be.
     """
     cluster = find(os.environ)
-    if cluster.num_workers > 1:
-        raise UserError(
-            f"compare is of one process and all its GPUs, not of {cluster.num_workers} workers "
-            f"({cluster.source}); start it once, without TF_CONFIG"
-        )
+    check_one_process(cluster, "compare")
     this_run = Run(config.runtime)
     devices = this_run.runtime.devices
     gpu_ids = tuple(each.cuda_ordinal for each in devices if each.cuda_ordinal is not None)

@@ -92,13 +92,11 @@ class Blobs:
             raise OSError(f"{self.name(index)} ends after {len(data)} bytes")
         return data
 
-    def without(self, bad: np.ndarray) -> "Blobs":
-        """Returns these less the examples at the indices `bad`."""
+    def taken(self, ids: np.ndarray) -> "Blobs":
+        """Returns the examples at these indices alone."""
         if self.are_files:
-            gone = set(bad.tolist())
-            return Blobs(tuple(each for i, each in enumerate(self.files) if i not in gone))
-        kept = [np.delete(each, bad) for each in (self.file_of, self.offsets, self.sizes)]
-        return Blobs(self.files, *kept)
+            return Blobs(tuple(self.files[index] for index in ids.tolist()))
+        return Blobs(self.files, *(each[ids] for each in (self.file_of, self.offsets, self.sizes)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,14 +124,18 @@ class ImageSource:
         parts = [each.digest() for each in (self.images, self.targets) if each is not None]
         return {"number of examples": len(self), "files": parts, "labels": _digest(self.labels)}
 
-    def without(self, bad: np.ndarray) -> "ImageSource":
-        """Returns this less the examples at the indices `bad`. Class numbers stay."""
+    def taken(self, ids: np.ndarray) -> "ImageSource":
+        """Returns the examples at these indices alone. Class numbers stay."""
         return dataclasses.replace(
             self,
-            images=self.images.without(bad),
-            labels=None if self.labels is None else np.delete(self.labels, bad),
-            targets=None if self.targets is None else self.targets.without(bad),
+            images=self.images.taken(ids),
+            labels=None if self.labels is None else self.labels[ids],
+            targets=None if self.targets is None else self.targets.taken(ids),
         )
+
+    def without(self, bad: np.ndarray) -> "ImageSource":
+        """Returns this less the examples at the indices `bad`. Class numbers stay."""
+        return self.taken(np.delete(np.arange(len(self)), bad))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,6 +165,12 @@ class ArraySource:
         """Returns what must be the same for all workers, by name. (Not pixels: they take long.)"""
         shapes = [each.shape for each in (self.images, self.targets) if each is not None]
         return {"number of examples": len(self), "shape": shapes, "labels": _digest(self.labels)}
+
+    def taken(self, ids: np.ndarray) -> "ArraySource":
+        """Returns the examples at these indices alone. Class numbers stay."""
+        arrays = {name: getattr(self, name) for name in ("images", "labels", "targets")}
+        taken = {name: each[ids] for name, each in arrays.items() if each is not None}
+        return dataclasses.replace(self, **taken)
 
 
 def _digest(labels: np.ndarray | None) -> str | None:

@@ -13,10 +13,9 @@ from collections.abc import Iterator
 import keras
 
 from tfaccel import models, tasks
-from tfaccel.cluster import find
+from tfaccel.cluster import check_one_process, find
 from tfaccel.config import Config
 from tfaccel.data.from_config import open_loader
-from tfaccel.errors import UserError
 from tfaccel.linter.facts import Facts, Model, Step
 from tfaccel.linter.lint import Lint, gpu_capability, in_script, judge, precision_of
 from tfaccel.linter.read_data import read_data
@@ -37,11 +36,7 @@ def run(config: Config, *, script: pathlib.Path | None) -> Lint:
       UserError: the data are not there, or do not suit the config.
     """
     cluster = find(os.environ)
-    if cluster.num_workers > 1:
-        raise UserError(
-            f"lint is of one process and all its GPUs, not of {cluster.num_workers} workers "
-            f"({cluster.source}); start it once, without TF_CONFIG"
-        )
+    check_one_process(cluster, "lint")
     source = [] if script is None else in_script(script)
     with _without_log():
         this_run = Run(config.runtime, cluster)

@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable
 
-from tfaccel.cluster import find
+from tfaccel.cluster import check_one_process, find
 from tfaccel.config import Config
 from tfaccel.errors import UserError
 from tfaccel.isolate import IsolatedError, run_isolated
@@ -59,11 +59,7 @@ def measure_experiment(config: Config, *, seconds: float, trace_to: str | None) 
     """
     show_log()
     cluster = find(os.environ)
-    if cluster.num_workers > 1:
-        raise UserError(
-            f"profile is of one process and all its GPUs, not of {cluster.num_workers} workers "
-            f"({cluster.source}); start it once, without TF_CONFIG"
-        )
+    check_one_process(cluster, "profile")
     began = time.monotonic()
     try:
         measured = _in_child(measure_all, config, seconds=seconds, trace_to=trace_to)

@@ -65,8 +65,8 @@ def set_functions(model, strategy, config: StepConfig, *, xla: bool) -> None:
     predict = _Predict(model, strategy, replicas, xla=xla)
     log.info(
         "step: %s, %s XLA%s",
-        _in_words(replicas, xla=xla),
-        "with" if xla else "without",
+        _in_words(replicas, xla=train_xla),
+        "with" if train_xla else "without",
         f", in {config.accumulation_steps} parts" if config.accumulation_steps > 1 else "",
     )
 

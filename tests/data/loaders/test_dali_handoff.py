@@ -1,5 +1,6 @@
 """Handoff over a pipeline that only adds numbers, on the CPU and, with -m gpu, on a GPU."""
 
+import concurrent.futures
 import ctypes
 import threading
 import time
@@ -50,6 +51,14 @@ def are_of(batch, number):
 
 def threads():
     return [each for each in threading.enumerate() if each.name.startswith("dali-")]
+
+
+def all_end():
+    """Whether no thread is left: another one ends them."""
+    ends = time.monotonic() + 20
+    while threads() and time.monotonic() < ends:
+        time.sleep(0.01)
+    return not threads()
 
 
 @pytest.mark.parametrize("dtype", [types.FLOAT, types.FLOAT16])
@@ -110,6 +119,7 @@ def test_what_dali_holds_is_kept_until_it_was_copied_and_is_bounded(device, monk
     kept += [next(batches) for _ in range(20)]
     assert all(are_of(batch, number) for number, batch in enumerate(kept))
     del batches
+    assert all_end()
     assert all(each() is None for each in wrapped)
 
 
@@ -124,6 +134,7 @@ def test_reading_is_ahead_of_the_pipeline():
     assert are_of(next(batches), 0)
     assert are_of(next(batches), 1)
     batches._end()  # what runs ends first
+    assert all_end()
     assert read == [1, 2, 3, 4, 5]  # 0 was given, and 2 is there to be taken
 
 
@@ -143,13 +154,13 @@ def test_a_fault_comes_out_of_next_and_ends_all(device, kind):
     assert all(are_of(batch, number) for number, batch in enumerate(drawn))
     with pytest.raises(error, match=said):
         next(batches)
-    assert not threads()
+    assert all_end()
 
 
 def test_a_fault_in_the_first_batch_is_raised_at_once(device):
     with pytest.raises(OSError, match="disk"):
         handoff(device, lambda _: (_ for _ in ()).throw(OSError("no such disk")))
-    assert not threads()
+    assert all_end()
 
 
 def test_threads_and_pipeline_end_with_it(device):
@@ -158,7 +169,7 @@ def test_threads_and_pipeline_end_with_it(device):
     assert len(threads()) == 3
     dropped = [weakref.ref(batches), weakref.ref(batches._batches)]
     del batches
-    assert not threads()
+    assert all_end()
     assert [each() for each in dropped] == [None, None]
 
 
@@ -176,11 +187,24 @@ def test_it_may_be_collected_in_a_thread_of_its_own(device):
         assert are_of(next(held["batches"]), number)
     dropped = weakref.ref(held["batches"])
     waited_for.set()
-    ends = time.monotonic() + 10
-    while threads() and time.monotonic() < ends:
-        time.sleep(0.01)
-    assert not threads()
+    assert all_end()
     assert dropped() is None
+
+
+def test_it_may_be_collected_in_the_middle_of_a_submit(device):
+    """There, its thread holds a lock that its pool's end needs; of old, nothing ever went on."""
+    held = {"batches": handoff(device)}
+    locks = [pool._shutdown_lock for pool in held["batches"]._end.peek()[2][0]]
+
+    def collect():
+        with locks[0], locks[1], locks[2], concurrent.futures.thread._global_shutdown_lock:
+            held.clear()
+
+    collecting = threading.Thread(target=collect, daemon=True)
+    collecting.start()
+    collecting.join(10)
+    assert not collecting.is_alive()
+    assert all_end()
 
 
 def test_python_ends_with_a_stream_that_is_in_use():

@@ -8,14 +8,17 @@ a second instead of 7,100, the GPU idle 12 to 18 ms of each 50 ms (H200, 2026-11
     batches = Handoff(pipeline, read, first=read(0), device=placement.device)
     image, label = next(batches)
 
-One thread takes the pipeline's batches, one reads ahead of it, one gives DALI its memory back. A
-batch is copied by TensorFlow, in its turn on the GPU; what DALI holds stays until that has run.
+One thread takes the pipeline's batches, one reads ahead of it, one gives DALI its memory back; one
+of all pipelines ends theirs. A batch is copied by TensorFlow, in its turn on the GPU; what DALI
+holds stays until that has run.
 """
 
 import collections
 import concurrent.futures
 import ctypes
+import functools
 import itertools
+import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -29,7 +32,7 @@ from tfaccel.runtime import Device
 READ_AHEAD = 1  # batches, beside those that the pipeline holds
 COPIES_AHEAD = 2  # beside as many as the pipeline holds: copies that wait for their turn
 
-_thread = threading.local()
+_over = queue.SimpleQueue()  # pools whose Handoff is gone
 
 
 class Handoff:
@@ -54,11 +57,10 @@ class Handoff:
           Exception: as from `next`.
         """
         pools = [
-            concurrent.futures.ThreadPoolExecutor(
-                1, thread_name_prefix=f"dali-{name}", initializer=_mark_thread
-            )
+            concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=f"dali-{name}")
             for name in ("make", "read", "release")
         ]
+        _start_ending()
         self._end = weakref.finalize(self, _end, pools)  # its jobs hold no reference to this object
         self._making, reading, releasing = pools
         self._batches = _batches(
@@ -85,19 +87,25 @@ class Handoff:
             raise
 
 
-def _mark_thread() -> None:
-    _thread.is_ours = True
-
-
 def _end(pools) -> None:
-    """Ends the threads after their jobs: a batch is made, and those handed over are copied.
+    """Lets the threads end after their jobs: a batch is made, and those handed over are copied.
 
-    Python does the same at its exit, before DALI and TensorFlow end.
+    The garbage collector may come here in any thread, also in one that holds a lock of such a pool
+    or of all pools, as in `submit`; a SimpleQueue alone takes what comes then. Python itself does
+    the same at its exit, before DALI and TensorFlow end.
     """
-    # The garbage collector may come here in one of these threads, which cannot wait for itself.
-    waits = not getattr(_thread, "is_ours", False)
-    for pool in pools:
-        pool.shutdown(wait=waits)
+    _over.put(pools)
+
+
+@functools.cache  # once for a process
+def _start_ending() -> None:
+    threading.Thread(target=_end_what_is_over, name="end-of-dali", daemon=True).start()
+
+
+def _end_what_is_over() -> None:
+    while True:
+        for pool in _over.get():
+            pool.shutdown()
 
 
 def _batches(pipeline, read, first, *, device, reading, releasing) -> Iterator[tuple]:

@@ -319,8 +319,13 @@ def _finished(pixels, mirror, color, mean: tuple, std: tuple, dtype: str):
     pixels = tf.cast(pixels, tf.float32)
     if color is not None:
         pixels = _colored(pixels, color)
+    return tf.cast(normalized(pixels, mean, std), dtype)
+
+
+def normalized(pixels, mean: tuple, std: tuple):
+    """Returns (pixel / 255 - mean) / std of each channel, float32, in one product and one sum."""
     mean, std = np.array(mean, np.float32), np.array(std, np.float32)
-    return tf.cast(pixels * (1 / (255 * std)) - mean / std, dtype)
+    return tf.cast(pixels, tf.float32) * (1 / (255 * std)) - mean / std
 
 
 def _mirrored(pixels, flags):

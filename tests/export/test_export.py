@@ -7,8 +7,9 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from tfaccel import UserError, export
+from tfaccel import UserError
 from tfaccel.errors import RunError
+from tfaccel.export import card, parity
 
 
 def build(run, dtype="float32"):
@@ -35,13 +36,27 @@ def test_exports_what_answers_alike(setup, tmp_path, precision):
     loaded = tf.saved_model.load(path)
     (answer,) = loaded.signatures["serving_default"](image=IMAGES).values()
     assert answer.dtype == tf.float32
-    np.testing.assert_allclose(answer, model(IMAGES), atol=export.TOLERANCE[model.compute_dtype])
+    np.testing.assert_allclose(answer, model(IMAGES), atol=parity.TOLERANCE[model.compute_dtype])
     # Another batch size than the one compared.
     assert loaded.serve(IMAGES[:1]).shape == (1, 3)
 
     restored = keras.models.load_model(path / "model.keras")
     np.testing.assert_allclose(restored(IMAGES), model(IMAGES), atol=1e-6)
     assert restored.dtype_policy.name == precision
+
+
+def test_it_may_compute_in_float32_whatever_it_was_trained_in(setup, tmp_path):
+    run = setup(precision="mixed_float16")
+    model = build(run)
+    path = run.export(model, tmp_path / "1", images=IMAGES, computes_in="float32")
+    dtypes = {
+        each.dtype
+        for function in tf.saved_model.load(path).signatures.values()
+        for node in function.graph.get_operations()
+        for each in node.outputs
+    }
+    assert tf.float16 not in dtypes
+    assert card.read(path)["computes_in"] == "float32"
 
 
 def test_outputs_are_float32_whatever_the_last_layer(setup, tmp_path):
@@ -118,9 +133,9 @@ def test_nothing_is_overwritten(setup, tmp_path):
 
 def test_a_model_that_differs_is_not_exported(setup, tmp_path, monkeypatch):
     run = setup()
-    monkeypatch.setitem(export.TOLERANCE, "float32", -1.0)
+    monkeypatch.setitem(parity.TOLERANCE, "float32", -1.0)
     model = build(run)
-    with pytest.raises(RuntimeError, match=r"differ from the trained model's.*not exported, but"):
+    with pytest.raises(RunError, match=r"not answer as the trained.* model: .*not exported, but"):
         run.export(model, tmp_path / "1")
     # The work is not lost, and nobody serves it: its name is no version.
     (kept,) = tmp_path.iterdir()

@@ -1,0 +1,167 @@
+"""An export that answers otherwise is refused, and the step in which the two part is named."""
+
+import functools
+import re
+
+import keras
+import numpy as np
+import PIL.Image
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from tfaccel import preset
+from tfaccel.data.loaders import tf_image
+from tfaccel.errors import RunError
+from tfaccel.export import card, saved_model
+from tfaccel.export.preprocessing import Preprocessing
+
+SIZE = (24, 20)
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory):
+    """JPEG files of several sizes, smooth and with edges, in two classes."""
+    root, random = tmp_path_factory.mktemp("photographs"), np.random.default_rng(0)
+    for index in range(8):
+        coarse = PIL.Image.fromarray(random.integers(0, 256, (6, 6, 3), dtype=np.uint8))
+        path = root / "ab"[index % 2] / f"{index}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        coarse.resize((70 + index, 90), PIL.Image.Resampling.NEAREST).save(path, quality=90)
+    return root
+
+
+def job(setup, root, *, loader="dali_cpu", precision="float32", channels=3, **images):
+    """A run, a compiled classifier, and the loader that evaluates it."""
+    run = setup(precision=precision)
+    with run.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((*SIZE, channels), name="image"),
+                layers.Conv2D(4, 3),
+                layers.BatchNormalization(),
+                layers.GlobalMaxPooling2D(),
+                layers.Dense(2, dtype="float32"),
+            ]
+        )
+    run.compile(model, loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    settings = {
+        "image_size": SIZE,
+        "channels": channels,
+        "mean": 0.45,
+        "std": 0.25,
+        "global_batch_size": 3,
+        "augment": preset("imagenet_eval"),
+    }
+    return run, model, run.image_folder(root, loader=loader, **settings | images)
+
+
+@pytest.mark.fresh_process
+def test_a_process_without_tfaccel_and_dali_answers_alike(setup, tmp_path, photographs):
+    run, model, loader = job(setup, photographs, precision="mixed_float16")
+    facts = card.read(run.export(model, tmp_path / "1", loader=loader))
+    checks = {each["name"]: each["value"] for each in facts["parity"]["checks"]}
+    assert facts["parity"]["samples"] == 8
+    assert 0 < checks["pixels"] < 1  # DALI's resize and TensorFlow's round otherwise
+    assert checks["normalisation"] < 1e-6
+    assert checks["model"] < 1e-2
+    assert checks["top-1"] == 0
+
+
+@pytest.mark.fresh_process
+def test_what_does_not_load_elsewhere_is_not_exported(setup, tmp_path, photographs, monkeypatch):
+    """As where a custom operation is in the graph, of which a server knows nothing."""
+
+    def cut_short(_, folder, *args, **kwargs):
+        (folder / "saved_model.pb").write_bytes(b"no model")
+
+    monkeypatch.setattr(saved_model, "write", cut_short)
+    run, model, loader = job(setup, photographs)
+    with pytest.raises(RunError, match=r"not answer in a process of its own .*nothing is exp"):
+        run.export(model, tmp_path / "1", loader=loader)
+    assert list(tmp_path.iterdir()) == []
+
+
+def coarse_jpeg(data, size, find, channels):
+    """Every fourth pixel of a JPEG alone: a decoder that is far off."""
+    image = tf.io.decode_jpeg(data, channels=channels, ratio=4)
+    image = tf.cast(tf.image.resize(image, size, method="nearest"), tf.uint8)
+    return image if find is None else tf_image._cut(image, *find(size), channels)
+
+
+def plain_resize(image, new_size):
+    """Bilinear without antialiasing, as tf.image.resize and keras.layers.Resizing do by default."""
+    return tf.cast(tf.image.resize(image, new_size) + 0.5, tf.uint8)
+
+
+PLANTED = {
+    "decoder": (tf_image, "_exact_jpeg", coarse_jpeg),
+    "resize": (tf_image, "_averaged", plain_resize),
+}
+
+
+@pytest.mark.parametrize("loader", ["dali_cpu", "memory"])
+@pytest.mark.parametrize("step", PLANTED)
+def test_the_step_that_parts_them_is_named(setup, tmp_path, photographs, monkeypatch, step, loader):
+    augment = preset("none" if loader == "memory" else "imagenet_eval")
+    run, model, loader = job(setup, photographs, loader=loader, augment=augment)
+    monkeypatch.setattr(*PLANTED[step])
+    with pytest.raises(RunError, match=rf"pixels: .*They part in the {step}; .*\.jpg") as raised:
+        run.export(model, tmp_path / "1", loader=loader)
+    (kept,) = tmp_path.iterdir()
+    assert str(kept) in str(raised.value)
+    assert kept.suffix == ".rejected"
+
+
+def test_a_normalisation_that_is_another_is_named(setup, tmp_path, photographs, monkeypatch):
+    run, model, loader = job(setup, photographs)
+
+    def without_mean(self, pixels):
+        return tf.cast(pixels, tf.float32) / (255 * 0.25)
+
+    monkeypatch.setattr(Preprocessing, "inputs", without_mean)
+    with pytest.raises(RunError, match=r"the trained model does: normalisation: .*; model: "):
+        run.export(model, tmp_path / "1", loader=loader)
+
+
+def test_weights_that_are_others_are_found(setup, tmp_path, photographs, monkeypatch):
+    run, model, loader = job(setup, photographs)
+    write = saved_model.write
+
+    def of_another(model, *args, **kwargs):
+        other = keras.models.clone_model(model)
+        write(other, *args, **kwargs)
+
+    monkeypatch.setattr(saved_model, "write", of_another)
+    with pytest.raises(RunError, match="the trained model does: model: ") as raised:
+        run.export(model, tmp_path / "1", loader=loader)
+    assert "pixels" not in re.sub("/[^ ]*", "", str(raised.value))
+
+
+def test_a_nan_is_no_parity(setup, tmp_path, photographs):
+    run, model, loader = job(setup, photographs)
+    model.layers[-1].bias.assign([np.nan, 0.0])
+    with pytest.raises(RunError, match="model: inf of the largest value apart"):
+        run.export(model, tmp_path / "1", loader=loader)
+
+
+@pytest.mark.parametrize("window", ["stretch", "resized_center_crop", "center_crop"])
+@pytest.mark.parametrize("loader", ["dali_cpu", "tf_data"])
+def test_each_window_is_that_of_the_loader(setup, tmp_path, photographs, window, loader):
+    run, model, loader = job(
+        setup, photographs, loader=loader, augment=preset("none", window=window)
+    )
+    facts = card.read(run.export(model, tmp_path / "1", loader=loader))
+    pixels = facts["parity"]["checks"][0]
+    assert pixels["value"] < 0.5, pixels["words"]
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_decoder_of_the_gpu_is_near_enough(tmp_path, photographs):
+    import tfaccel
+
+    setup = functools.partial(tfaccel.setup, gpu_ids=(0,))
+    run, model, loader = job(setup, photographs, loader="dali_gpu", precision="mixed_float16")
+    facts = card.read(run.export(model, tmp_path / "1", loader=loader, onnx=True))
+    keras.config.set_dtype_policy("float32")
+    assert all(each["value"] <= each["limit"] for each in facts["parity"]["checks"])

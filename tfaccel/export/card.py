@@ -1,0 +1,68 @@
+"""What an export is, beside it as JSON: classes, preprocessing, signatures, proof.
+
+Takes the parts; writes `tfaccel.json`, and reads it for whoever has the folder alone.
+
+    write(folder, model, images, parity, config)
+    classes = read(folder)["class_names"]
+
+Needs no TensorFlow to read.
+"""
+
+import datetime
+import json
+import pathlib
+
+from tfaccel import __version__
+from tfaccel.config import ExportConfig
+from tfaccel.errors import UserError
+
+NAME = "tfaccel.json"
+
+
+def write(folder: pathlib.Path, model, images, parity, config: ExportConfig) -> None:
+    """Writes what is known of an export.
+
+    Args:
+      folder: of the export.
+      model: the Keras model that is in it.
+      images: what surrounds it, a `saved_model.Images`; None for the model alone.
+      parity: a `Parity`.
+      config: how it was made.
+    """
+    import keras
+    import tensorflow as tf
+
+    card = {
+        "tfaccel": __version__,
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "model": model.name,
+        "weights": config.weights,
+        "computes_in": "float32" if config.computes_in == "float32" else model.compute_dtype,
+        "xla": config.xla,
+        "class_names": list(images.answers.class_names) if images else [],
+        "answers": images.answers.kind if images else None,
+        "pixel_dtype": images.pixel_dtype if images else None,
+        "preprocessing": images.preprocessing.as_dict() if images else None,
+        "parity": parity.as_dict(),
+    }
+    (folder / NAME).write_text(json.dumps(card, indent=2, ensure_ascii=False) + "\n")
+
+
+def read(folder: pathlib.Path) -> dict[str, object]:
+    """Returns what was written.
+
+    Raises:
+      UserError: the folder is no export of tfaccel.
+    """
+    try:
+        card = json.loads((folder / NAME).read_text())
+        if isinstance(card, dict) and "class_names" in card:
+            return card
+        found = "is of something else"
+    except OSError as error:
+        found = f"cannot be read ({error.strerror})"
+    except ValueError as error:
+        found = f"is no JSON ({error})"
+    raise UserError(f"{folder / NAME} {found}; expected the folder of a `tfaccel export`")

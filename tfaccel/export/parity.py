@@ -1,0 +1,260 @@
+"""Whether an export answers as the trained model does, and if not, where the two part.
+
+Takes the written export, the trained model and samples of the evaluation; runs the export in a
+fresh process, without tfaccel and DALI, on the CPU; gives a Parity, of which every check has a
+figure and a limit.
+
+    parity = of_images(folder, model, images, samples)
+    if parity.failed: ...
+"""
+
+import dataclasses
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfaccel.errors import RunError
+from tfaccel.export import fresh_process
+from tfaccel.export.samples import Samples
+from tfaccel.export.saved_model import Images, structured
+
+# Largest difference between exported and trained outputs from the same inputs, relative to the
+# largest output. Both run the same layers in the same precision, but other kernels may be picked
+# for them, whose sums differ: by 2.7e-4 in float32 with TF32 on an H200. TF32 has float16's
+# mantissa.
+TOLERANCE = {"float32": 1e-4, "tf32": 1e-2, "float16": 1e-2, "bfloat16": 5e-2}
+# From the same files, by other decoders, which may be off by a few of 255 grey levels where colours
+# change; the pipeline's pixels are rounded to float16 as well.
+PIXEL_LIMIT = 2.0  # grey levels, the mean over an image, of the worst image
+OUTPUT_LIMIT = 0.1  # relative to the largest output
+DISAGREEMENT_LIMIT = 0.01  # of the images
+NORMALISATION_LIMIT = 1e-4  # relative to the largest input
+ROWS = 64  # that the trained model takes at a time
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One comparison.
+
+    Attributes:
+      name: what is compared.
+      value: how far apart the two are.
+      limit: up to which they are alike.
+      words: the value, and what it is of, for people.
+    """
+
+    name: str
+    value: float
+    limit: float
+    words: str
+
+    @property
+    def failed(self) -> bool:
+        """Whether they are further apart; NaN is."""
+        return not self.value <= self.limit
+
+
+@dataclasses.dataclass(frozen=True)
+class Parity:
+    """What was compared.
+
+    Attributes:
+      num: of the images, or of the inputs.
+      checks: each comparison.
+      worst: the index of the image whose pixels are furthest apart; None where there are no files.
+    """
+
+    num: int
+    checks: tuple[Check, ...]
+    worst: int | None = None
+
+    @property
+    def failed(self) -> list[Check]:
+        """The checks whose limit is passed, in order."""
+        return [each for each in self.checks if each.failed]
+
+    def as_dict(self) -> dict[str, object]:
+        """Returns it for JSON."""
+        return {
+            "samples": self.num,
+            "checks": [dataclasses.asdict(each) for each in self.checks],
+        }
+
+
+def of_inputs(folder: pathlib.Path, model: keras.Model, inputs: list[np.ndarray]) -> Parity:
+    """Compares a model that takes its own inputs.
+
+    Args:
+      folder: of the export.
+      model: the trained one.
+      inputs: for each of the model's inputs an array, [rows, ...].
+
+    Raises:
+      RunError: the export does not load, or does not answer.
+    """
+    named = {
+        own.name: np.asarray(each).astype(own.dtype)
+        for own, each in zip(model.inputs, inputs, strict=True)
+    }
+    answers = _asked(folder, named)
+    served = _of("serving_default", answers)
+    checks = [_same_inputs("model", _outputs(model, list(named.values())), served, model)]
+    if onnx := _of("onnx", answers):
+        checks.append(_same_inputs("ONNX", served, onnx, model))
+    return Parity(len(next(iter(named.values()))), tuple(checks))
+
+
+def of_images(folder: pathlib.Path, model: keras.Model, images: Images, samples: Samples) -> Parity:
+    """Compares a model of images: from the same pixels, and from the same files.
+
+    Args:
+      folder: of the export.
+      model: the trained one.
+      images: what surrounds it in the export.
+      samples: of the evaluation pipeline.
+
+    Raises:
+      RunError: the export does not load, or does not answer.
+    """
+    settings = images.preprocessing.images
+    mean, std = np.array(settings.mean, np.float32), np.array(settings.std, np.float32)
+    levels = 255 * (samples.inputs.astype(np.float32) * std + mean)  # what the pipeline made
+    pixels = np.clip(np.rint(levels), 0, 255).astype(np.uint8)
+    answers = _asked(folder, {"image": pixels}, samples.encoded)
+    served, onnx, graph = (_of(name, answers) for name in ("serving_default", "onnx", "preprocess"))
+    apart = np.abs(graph["pixels"] - levels)
+    normalised = (graph["pixels"][: len(graph["inputs"])] / np.float32(255) - mean) / std
+    of_pixels = _answers(model, images, (pixels / np.float32(255) - mean) / std)
+    of_files = _answers(model, images, samples.inputs)
+    kind = images.answers.kind
+    checks = [
+        _same_pixels(apart),
+        _relative("normalisation", {"": normalised}, {"": graph["inputs"]}, NORMALISATION_LIMIT),
+        _same_inputs("model", of_pixels, served, model),
+        *_same_files("", of_files, _of("predict_bytes", answers), kind),
+    ]
+    if onnx:
+        checks.append(_same_inputs("ONNX", served, onnx, model))
+        checks += _same_files("ONNX ", of_files, _of("onnx_bytes", answers), kind)
+    return Parity(len(samples), tuple(checks), int(apart.mean(axis=(1, 2, 3)).argmax()))
+
+
+# The comparisons.
+
+
+def _same_pixels(apart: np.ndarray) -> Check:
+    of_each = apart.mean(axis=(1, 2, 3))
+    words = (
+        f"{of_each.max():.2f} of 255 grey levels apart in the worst image, {of_each.mean():.2f} in "
+        f"the mean, {apart.max():.0f} at most"
+    )
+    return Check("pixels", float(of_each.max()), PIXEL_LIMIT, words)
+
+
+def _same_inputs(name: str, expected: Arrays, received: Arrays, model) -> Check:
+    return _relative(name, expected, received, _tolerance(model), "from the same inputs")
+
+
+def _same_files(prefix: str, expected: Arrays, received: Arrays, kind: str) -> list[Check]:
+    if kind == "image":
+        apart = float(np.abs(expected[kind] - received[kind]).mean(axis=(1, 2, 3)).max())
+        words = f"{apart:.2f} of 255 grey levels apart in the worst image, from the same files"
+        return [Check(f"{prefix}answers", apart, PIXEL_LIMIT, words)]
+    best = [each["probabilities"].argmax(axis=-1) for each in (expected, received)]
+    same = best[0] == best[1]
+    alike = {kind: expected[kind]}
+    return [
+        _relative(f"{prefix}answers", alike, received, OUTPUT_LIMIT, "from the same files"),
+        Check(
+            f"{prefix}top-1",
+            float(1 - same.mean()),
+            DISAGREEMENT_LIMIT,
+            f"{int(same.sum()):,} of {same.size:,} agree, {same.mean():.2%}",
+        ),
+    ]
+
+
+def _relative(name: str, expected: Arrays, received: Arrays, limit: float, what: str = "") -> Check:
+    """Compares by the largest difference of any output, relative to its largest value."""
+    worst = 0.0
+    for key, want in expected.items():
+        want, got = want.astype(np.float64), received[key].astype(np.float64)
+        difference = float(np.abs(want - got).max() / max(1.0, np.abs(want).max()))
+        worst = max(worst, difference if np.isfinite(difference) else np.inf)
+    words = f"{worst:.1e} of the largest value apart"
+    return Check(name, worst, limit, f"{words}, {what}" if what else words)
+
+
+def _tolerance(model) -> float:
+    tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
+    on_gpu = bool(tf.config.list_logical_devices("GPU"))
+    return TOLERANCE[
+        "tf32" if model.compute_dtype == "float32" and tf32 and on_gpu else model.compute_dtype
+    ]
+
+
+# What is compared.
+
+
+def _answers(model, images: Images, inputs: np.ndarray) -> Arrays:
+    """Returns the trained model's answers to normalised images, by name."""
+    parts = [images.answers(each) for each in _called(model, [inputs])]
+    return {name: np.concatenate([each[name] for each in parts]) for name in parts[0]}
+
+
+def _outputs(model, inputs: list[np.ndarray]) -> Arrays:
+    """Returns the trained model's outputs, float32, by the names that a signature gives them."""
+    parts = []
+    for outputs in _called(model, inputs):
+        if not isinstance(outputs, dict):
+            outputs = {f"output_{i}": each for i, each in enumerate(tf.nest.flatten(outputs))}
+        parts.append({name: tf.cast(each, tf.float32) for name, each in outputs.items()})
+    return {name: np.concatenate([each[name] for each in parts]) for name in parts[0]}
+
+
+def _called(model, inputs: list[np.ndarray]) -> Iterator:
+    for start in range(0, len(inputs[0]), ROWS):
+        rows = [tf.constant(each[start : start + ROWS]) for each in inputs]
+        yield model(structured(model, rows), training=False)
+
+
+def _asked(folder: pathlib.Path, inputs: Arrays, encoded: Sequence[bytes] = ()) -> Arrays:
+    """Returns what the export answers in a fresh process, by "SIGNATURE/NAME"."""
+    with tempfile.TemporaryDirectory(prefix="tfaccel-export-") as shared:
+        shared = pathlib.Path(shared)
+        np.savez(shared / "inputs.npz", **inputs)
+        if encoded:
+            with tf.io.TFRecordWriter(str(shared / "encoded.tfrecord")) as writer:
+                for each in encoded:
+                    writer.write(each)
+        _run(folder, shared)
+        with np.load(shared / "answers.npz") as stored:
+            return dict(stored)
+
+
+def _run(folder: pathlib.Path, shared: pathlib.Path) -> None:
+    """Runs the program, on the CPU: any server has one, and the GPU is the trainer's."""
+    # -P: nothing of the program's folder may be taken for a package.
+    command = [sys.executable, "-P", fresh_process.__file__, str(folder), str(shared)]
+    own = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | own)
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise RunError(
+            f"the export does not answer in a process of its own ({said[-1]}); nothing is exported"
+        )
+
+
+def _of(signature: str, answers: Arrays) -> Arrays:
+    """Returns a signature's answers by name."""
+    prefix = f"{signature}/"
+    return {key[len(prefix) :]: each for key, each in answers.items() if key.startswith(prefix)}

@@ -1,0 +1,103 @@
+"""Some images as the evaluation pipeline gives them, and the files that they are of.
+
+Takes a loader's data; gives both. The pipeline is the loader's own, over these images alone.
+
+    samples = take_samples(loader.data, run.runtime, 256)
+"""
+
+import dataclasses
+import io
+
+import numpy as np
+import PIL.Image
+
+from tfaccel.data.images import ImageData
+from tfaccel.data.placement import Placement
+from tfaccel.data.source import ImageSource
+from tfaccel.data.sources.pillow import decoded
+from tfaccel.export.preprocessing import PNG_SIGNATURE
+from tfaccel.runtime import Runtime
+
+JPEG_SIGNATURE = b"\xff\xd8\xff"
+
+
+@dataclasses.dataclass(frozen=True)
+class Samples:
+    """Images of an evaluation.
+
+    Attributes:
+      names: what to call each.
+      encoded: each one's file; a PNG of the same pixels, where it is no JPEG or PNG.
+      inputs: [num, height, width, channels], as the pipeline gives them to the model.
+      source: of these images, encoded; None where only arrays are left.
+    """
+
+    names: list[str]
+    encoded: list[bytes]
+    inputs: np.ndarray
+    source: ImageSource | None
+
+    def __len__(self):
+        """Returns the number of images."""
+        return len(self.names)
+
+
+def take_samples(data: ImageData, runtime: Runtime, most: int) -> Samples:
+    """Returns images from the first to the last, and how the data's pipeline gives them.
+
+    Args:
+      data: what a loader reads, with nothing random in it.
+      runtime: devices, threads and seed.
+      most: how many, at most.
+
+    Raises:
+      UserError: one of them cannot be read.
+    """
+    ids = spread(len(data.source), most)
+    # Files that vanished while they were decoded are in `found` still.
+    is_whole = isinstance(data.found, ImageSource) and len(data.found) == len(data.source)
+    found = data.found.taken(ids) if is_whole else None
+    source = data.source.taken(ids)
+    if found is None and isinstance(source, ImageSource):
+        found = source
+    if found is not None:
+        names = [found.images.name(index) for index in range(len(ids))]
+        encoded = [_as_jpeg_or_png(found.images.read(index)) for index in range(len(ids))]
+    else:
+        names = [f"image {index}" for index in ids]
+        encoded = [_png(PIL.Image.fromarray(_plain(each))) for each in source.images]
+    inputs = _inputs(dataclasses.replace(data, source=source), runtime)
+    return Samples(names, encoded, inputs, found)
+
+
+def spread(num: int, most: int) -> np.ndarray:
+    """Returns `most` indices below `num`, evenly: sources list one class after the other."""
+    return np.unique(np.linspace(0, num - 1, min(most, num)).astype(int))
+
+
+def _inputs(data: ImageData, runtime: Runtime) -> np.ndarray:
+    """Returns what the data's own pipeline gives, on one replica, of all of it."""
+    changes = {"num_examples": len(data.source), "num_replicas": 1, "last_batch": "pad"}
+    data = dataclasses.replace(data, plan=dataclasses.replace(data.plan, **changes))
+    placement = Placement(runtime.devices[0], runtime.loader_threads, runtime.seed)
+    stream = data.stream(placement, data.feed(0))
+    batches = [next(stream)[0].numpy() for _ in range(data.plan.num_steps)]
+    return np.concatenate(batches)[: len(data.source)]
+
+
+def _as_jpeg_or_png(data: bytes) -> bytes:
+    if data.startswith((JPEG_SIGNATURE, PNG_SIGNATURE)):
+        return data
+    with PIL.Image.open(io.BytesIO(data)) as image:
+        return _png(decoded(image, "L" if image.mode in ("1", "L", "LA") else "RGB"))
+
+
+def _png(image: PIL.Image.Image) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+def _plain(array: np.ndarray) -> np.ndarray:
+    """Returns [height, width, channels] as Pillow has it: grey levels without a last axis."""
+    return array[..., 0] if array.shape[-1] == 1 else array
