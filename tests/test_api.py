@@ -29,7 +29,7 @@ def train(run, folder, tmp_path):
         metrics=["accuracy"],
     )
     history = model.fit(train, validation_data=test, epochs=30, verbose=0)
-    return model, test, history, run.export(model, tmp_path / "exported" / "1")
+    return model, test, history, run.export(model, tmp_path / "exported" / "1", loader=test)
 
 
 def check(model, test, history, exported, in_file_order):
@@ -43,8 +43,8 @@ def check(model, test, history, exported, in_file_order):
     assert logits.shape == (37, 3)
     np.testing.assert_allclose((logits.argmax(1) == labels).mean(), accuracy, atol=1e-6)
     loaded = tf.saved_model.load(exported)
-    served = loaded.serve(images[..., None] / np.float32(255))
-    assert (served.numpy().argmax(1) == logits.argmax(1)).all()
+    served = loaded.signatures["serving_default"](image=images[..., None].astype(np.float32))
+    assert (served["probabilities"].numpy().argmax(1) == logits.argmax(1)).all()
 
 
 @pytest.mark.parametrize(

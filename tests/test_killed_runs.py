@@ -76,7 +76,8 @@ def whole(tmp_path_factory):
     return newest(workdir), result
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.slow  # tests/checkpoint/test_killed.py and tests/test_resume.py see both halves
+@pytest.mark.parametrize("kills", [1, 10])
 def test_p1_p2_any_kill_leaves_a_run_that_ends_as_if_there_was_none(whole, kills, tmp_path):
     draw = random.Random(kills)
     workdir = tmp_path / "run"

@@ -185,9 +185,9 @@ def test_p2_resumed_is_uninterrupted(train, cut):
 @pytest.mark.parametrize(
     ("precision", "num_replicas"),
     [
-        pytest.param("mixed_float16", 1, marks=pytest.mark.slow),
+        ("mixed_float16", 1),
         pytest.param("float32", 2, marks=pytest.mark.slow),
-        ("mixed_float16", 2),
+        pytest.param("mixed_float16", 2, marks=pytest.mark.slow),
     ],
 )
 def test_p2_loss_scale_and_replicas(train, precision, num_replicas):

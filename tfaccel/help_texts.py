@@ -142,6 +142,7 @@ LINT = """usage: tfaccel lint --config=FILE [--script=FILE] [--fix] [--json]
 EXPORT = """usage: tfaccel export --workdir=DIR [--out=DIR] [--checkpoint=newest|best]
                       [--weights=trained|average] [--samples=256] [--computes-in=policy|float32]
                       [--pixel-dtype=float32|uint8] [--xla] [--onnx] [--root=DIR]
+                      [--loader=NAME]
 
   Writes a run's model as a SavedModel that needs neither tfaccel nor DALI, as the next version
   below --out. It takes pixels (serving_default) or JPEG and PNG files (predict_bytes), which it
@@ -164,6 +165,8 @@ EXPORT = """usage: tfaccel export --workdir=DIR [--out=DIR] [--checkpoint=newest
   --xla                 compile the model where it is served, anew for each number of rows
   --onnx                write model.onnx, too, from pixels to answers, in float32 (the extra `onnx`)
   --root=DIR            of the data, where they are no longer where the run found them
+  --loader=dali_cpu     of the test images, where the run's own cannot be had here, e.g. for want of
+                        a GPU; any of the config's data.loader
 
   tfaccel export --workdir=runs/a --out=served/flowers --computes-in=float32 --samples=1000
 """

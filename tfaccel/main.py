@@ -25,6 +25,7 @@ from tfaccel.cluster.ray import undo_legacy_keras
 from tfaccel.config import (
     CHECKPOINTS,
     COMPUTES_IN,
+    LOADERS,
     PIXEL_DTYPES,
     WEIGHTS,
     Config,
@@ -284,6 +285,7 @@ def export(arguments: list[str]) -> int:
     flags.DEFINE_string("workdir", None, "Of the run.", flag_values=values)
     flags.DEFINE_string("out", None, "A folder of versions.", flag_values=values)
     flags.DEFINE_string("root", None, "Of the data.", flag_values=values)
+    flags.DEFINE_enum("loader", None, LOADERS, "Of test images.", flag_values=values)
     flags.DEFINE_enum("checkpoint", None, CHECKPOINTS, "Which.", flag_values=values)
     flags.DEFINE_enum("weights", None, WEIGHTS, "Which.", flag_values=values)
     flags.DEFINE_enum("pixel-dtype", "float32", PIXEL_DTYPES, "Of pixels.", flag_values=values)
@@ -308,7 +310,8 @@ def export(arguments: list[str]) -> int:
     from tfaccel.export.from_workdir import export_run
 
     out = pathlib.Path(values.out) if values.out else workdir / "export"
-    print(export_run(workdir, out, config, checkpoint=values.checkpoint, root=values.root))
+    moved = {"root": values.root, "loader": values.loader}
+    print(export_run(workdir, out, config, checkpoint=values.checkpoint, **moved))
     return 0
 
 

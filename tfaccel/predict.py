@@ -132,7 +132,7 @@ def newest_version(model: pathlib.Path) -> pathlib.Path:
     model = model.expanduser()
     if (model / "saved_model.pb").is_file():
         return model
-    numbered = (each for each in model.glob("*") if each.name.isdigit())
+    numbered = (each for each in model.glob("*") if each.name.isdecimal())
     versions = [each for each in numbered if (each / "saved_model.pb").is_file()]
     if not versions:
         raise UserError(

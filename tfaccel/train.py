@@ -21,6 +21,7 @@ from tfaccel.cluster import Cluster
 from tfaccel.config import Config, TrainConfig, deciding
 from tfaccel.data.distribute import Loader, check_same_classes
 from tfaccel.data.from_config import open_loader
+from tfaccel.data.images import ImageData
 from tfaccel.errors import RunError
 from tfaccel.fit import fit
 from tfaccel.run import Run
@@ -147,15 +148,8 @@ def prepare(this_run: Run, config: Config) -> tuple[Loader, Loader, keras.Model]
     test = open_loader(this_run, config, "test", class_names=train.class_names)
     check_same_classes(train, test)
 
-    # ----- Model: built in the strategy's scope, so that every replica has its variables.
-    task = tasks.task_of(train.data, config.model, config.step)
-    with this_run.scope():
-        model = models.build(
-            config.model.name,
-            image_shape=(*config.data.image_size, config.data.channels),
-            num_outputs=task.num_outputs,
-        )
-    tasks.check_model(model, task)
+    # ----- Model: what the data ask for.
+    model, task = build(this_run, config, train.data)
     log.info("model: %s, %d parameters", model.name, model.count_params())
 
     # ----- Step: loss on float32 outputs; one XLA function for a whole step.
@@ -173,6 +167,28 @@ def prepare(this_run: Run, config: Config) -> tuple[Loader, Loader, keras.Model]
         step=config.step,
     )
     return train, test, model
+
+
+def build(this_run: Run, config: Config, data: ImageData) -> tuple[keras.Model, tasks.Task]:
+    """Returns the model, in the strategy's scope, so that every replica has it, and its task.
+
+    Args:
+      this_run: the process, prepared.
+      config: which model.
+      data: what it is for: a loader's.
+
+    Raises:
+      UserError: the data do not suit the model.
+    """
+    task = tasks.task_of(data, config.model, config.step)
+    with this_run.scope():
+        model = models.build(
+            config.model.name,
+            image_shape=(*config.data.image_size, config.data.channels),
+            num_outputs=task.num_outputs,
+        )
+    tasks.check_model(model, task)
+    return model, task
 
 
 def steps_in_execution(train: TrainConfig, device: Device, *, num_steps: int) -> int:

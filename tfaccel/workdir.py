@@ -147,7 +147,7 @@ def write_config(path: pathlib.Path, config: dict) -> None:
 
 def next_version(folder: pathlib.Path) -> pathlib.Path:
     """Returns the folder's next version: a number above all that are there, from 1."""
-    numbers = [int(each.name) for each in folder.glob("*") if each.name.isdigit()]
+    numbers = [int(each.name) for each in folder.glob("*") if each.name.isdecimal()]
     return folder / str(max(numbers, default=0) + 1)
 
 

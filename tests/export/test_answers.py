@@ -1,3 +1,4 @@
+import os
 import types
 
 import keras
@@ -34,6 +35,34 @@ def test_one_output_is_how_likely_the_second_of_two_classes_is():
     np.testing.assert_allclose(of_logits["probabilities"], [[0.5, 0.5], [0, 1]], atol=1e-6)
     of_sigmoid = Answers("probabilities")(tf.constant([[0.25]]))
     np.testing.assert_allclose(of_sigmoid["probabilities"], [[0.75, 0.25]], atol=1e-6)
+
+
+def test_classes_that_are_each_likely_by_themselves():
+    answers = Answers("logits", exclusive=False)(tf.constant([[0.0, 100.0, 100.0]]))
+    np.testing.assert_allclose(answers["probabilities"], [[0.5, 1, 1]], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("loss", "kind", "exclusive"),
+    [
+        (keras.losses.BinaryCrossentropy(from_logits=True), "logits", False),
+        (keras.losses.CategoricalFocalCrossentropy(from_logits=True), "logits", True),
+        ("binary_crossentropy", "probabilities", False),
+        ("sparse_categorical_crossentropy", "probabilities", True),
+    ],
+)
+def test_what_a_loss_says(loss, kind, exclusive):
+    model = keras.Sequential([keras.Input((8,)), layers.Dense(4)])
+    model.compile(loss=loss)
+    answers = answers_of(model, _labelled(("a",)))
+    assert (answers.kind, answers.exclusive) == (kind, exclusive)
+
+
+@pytest.mark.parametrize("name", [b"caf\xe9", "café".encode()])
+def test_a_folders_name_may_be_of_any_bytes(name):
+    answers = Answers("logits", class_names=(os.fsdecode(name), "b"))
+    named = answers.named(answers(tf.constant([[1.0, 0.0]])))
+    assert named["class_name"].numpy().tolist() == [name]
 
 
 @pytest.mark.parametrize(
@@ -106,8 +135,12 @@ def test_the_loss_says_what_the_outputs_are(
 def test_a_model_without_a_loss_is_refused(setup, tmp_path, folder):
     run = setup()
     loader = run.image_folder(folder, image_size=(12, 10), channels=1, global_batch_size=4)
-    with pytest.raises(UserError, match=r"compiled with no loss.*run\.compile"):
-        run.export(classifier(run, None, 3), tmp_path / "1", loader=loader)
+    model = classifier(run, None, 3)
+    with pytest.raises(UserError, match=r"compiled with no loss;.*run\.compile"):
+        run.export(model, tmp_path / "1", loader=loader)
+    run.compile(model, loss=lambda y, z: keras.ops.mean(z, axis=-1))
+    with pytest.raises(UserError, match=r"with a loss of your own; one of keras\.losses would"):
+        run.export(model, tmp_path / "1", loader=loader)
 
 
 @pytest.mark.parametrize("targets", ["image", "mask"])

@@ -231,6 +231,27 @@ def test_nothing_but_the_export_changes_in_the_workdir(workdir):
     assert all(after[name] == each for name, each in before.items() if name.startswith("export/1"))
 
 
+def test_the_loader_is_that_of_all_images_and_not_of_the_few_that_are_compared(
+    workdir, root, tmp_path, monkeypatch
+):
+    seen = []
+    choose = from_workdir.choose_loader
+
+    def noted(source, *args, **kwargs):
+        seen.append(len(source))
+        return choose(source, *args, **kwargs)._replace(loader="dali_cpu")
+
+    monkeypatch.setattr(from_workdir, "choose_loader", noted)
+    path = export_run(workdir, tmp_path / "served", EXPORT)
+    assert seen[0] > EXPORT.samples
+    assert card.read(path)["parity"]["loader"] == "dali_cpu"
+
+
+def test_another_loader_may_be_named(workdir, tmp_path):
+    path = export_run(workdir, tmp_path / "served", EXPORT, loader="memory")
+    assert card.read(path)["parity"]["loader"] == "memory"
+
+
 def test_moved_data_are_found_below_another_root(workdir, root, tmp_path):
     change_config(workdir, "data", root=str(tmp_path / "gone"))
     with pytest.raises(UserError, match=r"gone/training"):
@@ -343,7 +364,7 @@ def asked(monkeypatch):
 def test_the_command_exports_the_average_where_there_is_one(workdir, asked, capsys):
     assert main.main(["export", f"--workdir={workdir}"]) == 0
     export = ExportConfig(weights="average")
-    nothing_else = {"checkpoint": None, "root": None}
+    nothing_else = {"checkpoint": None, "root": None, "loader": None}
     assert asked == [(workdir, workdir / "export", export, nothing_else)]
     assert capsys.readouterr().out == f"{workdir}/export/1\n"
 
@@ -358,11 +379,11 @@ def test_every_flag_of_the_command_is_passed_on(workdir, asked, tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     flags = ["--workdir=run", "--out=served/a", "--checkpoint=best", "--weights=trained"]
     flags += ["--samples=9", "--computes-in=float32", "--pixel-dtype=uint8", "--xla", "--onnx"]
-    main.main(["export", *flags, "--root=/moved"])
+    main.main(["export", *flags, "--root=/moved", "--loader=tf_data"])
     ((workdir, out, export, which),) = asked
     assert (workdir, out) == (tmp_path / "run", pathlib.Path("served/a"))
     assert export == ExportConfig(9, "uint8", "float32", "trained", xla=True, onnx=True)
-    assert which == {"checkpoint": "best", "root": "/moved"}
+    assert which == {"checkpoint": "best", "root": "/moved", "loader": "tf_data"}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import functools
 import re
+import shutil
 
 import keras
 import numpy as np
@@ -10,10 +11,10 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from tfaccel import preset
+from tfaccel import export, preset
 from tfaccel.data.loaders import tf_image
 from tfaccel.errors import RunError
-from tfaccel.export import card, saved_model
+from tfaccel.export import card, parity, preprocessing, saved_model
 from tfaccel.export.preprocessing import Preprocessing
 
 SIZE = (24, 20)
@@ -100,8 +101,15 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("loader", ["dali_cpu", "memory"])
-@pytest.mark.parametrize("step", PLANTED)
+@pytest.mark.parametrize(
+    ("step", "loader"),
+    [
+        ("decoder", "dali_cpu"),
+        ("resize", "memory"),
+        pytest.param("decoder", "memory", marks=pytest.mark.slow),
+        pytest.param("resize", "dali_cpu", marks=pytest.mark.slow),
+    ],
+)
 def test_the_step_that_parts_them_is_named(setup, tmp_path, photographs, monkeypatch, step, loader):
     augment = preset("none" if loader == "memory" else "imagenet_eval")
     run, model, loader = job(setup, photographs, loader=loader, augment=augment)
@@ -146,14 +154,74 @@ def test_a_nan_is_no_parity(setup, tmp_path, photographs):
 
 
 @pytest.mark.parametrize("window", ["stretch", "resized_center_crop", "center_crop"])
-@pytest.mark.parametrize("loader", ["dali_cpu", "tf_data"])
-def test_each_window_is_that_of_the_loader(setup, tmp_path, photographs, window, loader):
-    run, model, loader = job(
-        setup, photographs, loader=loader, augment=preset("none", window=window)
-    )
+def test_each_window_is_that_of_dali(setup, tmp_path, photographs, window):
+    run, model, loader = job(setup, photographs, augment=preset("none", window=window))
     facts = card.read(run.export(model, tmp_path / "1", loader=loader))
-    pixels = facts["parity"]["checks"][0]
+    pixels = facts["parity"]["checks"][1]
     assert pixels["value"] < 0.5, pixels["words"]
+
+
+@pytest.mark.parametrize(
+    ("window", "loader"), [("resized_center_crop", "memory"), ("center_crop", "cache")]
+)
+def test_a_size_that_images_are_stored_in_comes_first(setup, tmp_path, photographs, window, loader):
+    """They are stretched to it, which no window of the file itself is."""
+    settings = {"stored_size": (40, 30), "augment": preset("none", window=window)}
+    run, model, loader = job(setup, photographs, loader=loader, **settings)
+    facts = card.read(run.export(model, tmp_path / "1", loader=loader))
+    assert facts["preprocessing"]["stored_size"] == [40, 30]
+    pixels = facts["parity"]["checks"][1]
+    assert pixels["value"] < 0.5, pixels["words"]
+
+
+def test_a_file_that_a_graph_cannot_decode_is_named_and_left_out(setup, tmp_path, photographs):
+    root = tmp_path / "images"
+    shutil.copytree(photographs, root)
+    with PIL.Image.open(root / "a" / "0.jpg") as image:  # DALI makes grey of it, TensorFlow not
+        image.convert("CMYK").save(root / "a" / "1.jpg")
+    run, model, loader = job(setup, root, channels=1)
+    facts = card.read(run.export(model, tmp_path / "1", loader=loader))
+    decoded, pixels, *_ = facts["parity"]["checks"]
+    assert re.fullmatch(
+        r"8 of 9 files, not .*/a/1\.jpg: left out of what follows", decoded["words"]
+    )
+    assert pixels["value"] < 1
+
+
+def test_files_of_which_many_cannot_be_decoded_are_a_fault(
+    setup, tmp_path, photographs, monkeypatch
+):
+    run, model, loader = job(setup, photographs)
+    monkeypatch.setattr(preprocessing, "MAX_PIXELS", 90 * 73)  # half of them are larger
+    with pytest.raises(RunError, match=r"the trained model does: decoded: 4 of 8 files, not /"):
+        run.export(model, tmp_path / "1", loader=loader)
+
+
+def test_what_is_as_likely_is_no_other_class(setup):
+    setup(precision="float32")
+    model = keras.Sequential([keras.Input((2,)), layers.Dense(3)])
+    expected = np.float32([[0.5, 0.5 - 1e-5, 0], [0.9, 0.1, 0], [0.2, 0.8, 0], [0.1, 0.9, 0]])
+    received = np.float32([[0.5 - 1e-5, 0.5, 0], [0.9, 0.1, 0], [0.2, 0.8, 0], [0.9, 0.1, 0]])
+    check = parity._same_best("top-1", expected, received, model)
+    assert check.value == 0.25
+    assert check.words == "2 of 4 agree, 50.00%, and in 1 two are as likely"
+
+
+def test_of_very_large_outputs_fewer_are_compared(setup, tmp_path, photographs, monkeypatch):
+    run, model, loader = job(setup, photographs)
+    monkeypatch.setattr(export, "MOST_BYTES", 3 * 4 * (24 * 20 * 3 + 8))
+    facts = card.read(run.export(model, tmp_path / "1", loader=loader))
+    assert facts["parity"]["samples"] == 3
+
+
+def test_a_model_of_images_of_any_size(setup, tmp_path, photographs):
+    run, _, loader = job(setup, photographs)
+    with run.scope():
+        model = keras.Sequential([keras.Input((None, None, 3)), layers.Conv2D(3, 3)])
+        model.add(layers.GlobalMaxPooling2D())
+    run.compile(model, loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    facts = card.read(run.export(model, tmp_path / "1", loader=loader))
+    assert facts["parity"]["samples"] == 8
 
 
 @pytest.mark.gpu

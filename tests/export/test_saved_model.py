@@ -136,7 +136,8 @@ def test_it_says_what_it_is(setup, tmp_path, root):
     assert facts["preprocessing"]["std"] == [0.2, 0.3, 0.4]
     assert facts["parity"]["samples"] == 5
     names = [each["name"] for each in facts["parity"]["checks"]]
-    assert names == ["pixels", "normalisation", "model", "answers", "top-1"]
+    assert names == ["decoded", "pixels", "normalisation", "model", "answers", "top-1"]
+    assert facts["parity"]["loader"] == "tf_data"
     assert all(each["value"] <= each["limit"] for each in facts["parity"]["checks"])
 
 

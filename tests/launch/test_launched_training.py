@@ -114,7 +114,8 @@ def check_weights(out, expected, *, tolerance=1e-6):
             np.testing.assert_allclose(received, wanted, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow  # restarts: test_node.py; what goes on: tests/test_resume_workers.py
+@pytest.mark.parametrize("rank", [0, 1])
 def test_p6_a_killed_rank_ends_the_job_which_goes_on_from_its_checkpoint(
     tmp_path, folder, weights_alone, rank
 ):

@@ -74,7 +74,7 @@ def make_root(root: pathlib.Path) -> None:
     """Makes the folder of all checkpoints, where it is not there yet."""
     if not root.is_dir():
         os.makedirs(root)
-        _to_disk(root.parent)
+        to_disk(root.parent)
 
 
 def fill(unfinished: pathlib.Path, write: Callable[[pathlib.Path], None]) -> None:
@@ -87,8 +87,8 @@ def fill(unfinished: pathlib.Path, write: Callable[[pathlib.Path], None]) -> Non
     write(unfinished)
     write_manifest(unfinished)
     for name in (*FILES, MANIFEST):
-        _to_disk(unfinished / name)
-    _to_disk(unfinished)
+        to_disk(unfinished / name)
+    to_disk(unfinished)
 
 
 def put_in_place(unfinished: pathlib.Path, final: pathlib.Path) -> None:
@@ -104,7 +104,7 @@ def put_in_place(unfinished: pathlib.Path, final: pathlib.Path) -> None:
         if aside:
             os.rename(aside, final)
         raise
-    _to_disk(final.parent)
+    to_disk(final.parent)
     if aside and is_ours(aside):
         remove(aside)
 
@@ -123,7 +123,7 @@ def remove(folder: pathlib.Path) -> None:
     unfinished = unfinished_path(folder)
     remove_unfinished(unfinished)  # of an earlier process with this one's number
     os.rename(folder, unfinished)
-    _to_disk(folder.parent)
+    to_disk(folder.parent)
     remove_unfinished(unfinished)
 
 
@@ -150,7 +150,7 @@ def _holds_ours_alone(folder: pathlib.Path) -> bool:
         return all(_OURS.fullmatch(e.name) and e.is_file(follow_symlinks=False) for e in entries)
 
 
-def _to_disk(path: pathlib.Path) -> None:
+def to_disk(path: pathlib.Path) -> None:
     """Returns once a file's bytes, or a folder's names, would outlast a loss of power."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -9,6 +9,7 @@ trained model is asked as well, before the folder appears.
 
 import contextlib
 import logging
+import math
 import os
 import pathlib
 import shutil
@@ -21,19 +22,23 @@ import tensorflow as tf
 
 from tfaccel import progress
 from tfaccel.callbacks.ema import averages_of
-from tfaccel.config import ExportConfig
+from tfaccel.checkpoint.folder import to_disk
+from tfaccel.config import ExportConfig, ImageConfig
 from tfaccel.data.distribute import Loader
 from tfaccel.data.images import ImageData
 from tfaccel.errors import RunError, UserError
 from tfaccel.export import card, onnx, parity, saved_model
 from tfaccel.export.answers import answers_of
+from tfaccel.export.copies import in_float32, without_training_state
 from tfaccel.export.parting import where_pixels_part
 from tfaccel.export.preprocessing import Preprocessing
 from tfaccel.export.samples import take_samples
+from tfaccel.out_of_memory import is_out_of_memory
 from tfaccel.runtime import Runtime
 
 log = logging.getLogger("tfaccel")
 
+MOST_BYTES = 2**31  # of all samples and all their answers
 NUM_RANDOM = 32  # rows of random input, where no images are given
 
 
@@ -56,32 +61,36 @@ def export_model(
             f"model {model.name} has no known inputs; expected a functional or built Sequential "
             "model: start it with keras.Input(shape=...)"
         )
-    if config.computes_in == "policy" and model.compute_dtype != "float32":
+    precision = "float32" if config.computes_in == "float32" else parity.lowest_precision(model)
+    if precision != "float32":
         log.info(
             "export: it computes in %s, as it was trained; for servers without a GPU, which are "
             "slow in that, give computes_in='float32'",
-            model.compute_dtype,
+            precision,
         )
     surrounded = samples = None
     if loader is not None:
         surrounded = _surrounded(model, loader, config.pixel_dtype)
-        samples = take_samples(loader.data, runtime, config.samples)
+        most = _affordable(config.samples, model, loader.data.images)
+        samples = take_samples(loader.data, runtime, most)
     with _weights(model, config.weights), _whole_or_not_at_all(path) as folder:
-        served = _in_float32(model) if config.computes_in == "float32" else model
+        served = in_float32(model) if config.computes_in == "float32" else model
         saved_model.write(served, folder, surrounded, xla=config.xla)
-        _without_training_state(model).save(folder / "model.keras")
+        without_training_state(model).save(folder / "model.keras")
         if config.onnx:
-            onnx.write(_in_float32(model), surrounded, folder / "model.onnx")
+            onnx.write(in_float32(model), surrounded, folder / "model.onnx")
         if surrounded:
             proof = parity.of_images(folder, model, surrounded, samples)
         else:
             given = _random_inputs(model) if images is None else tf.nest.flatten(images)
             proof = parity.of_inputs(folder, model, given)
-        card.write(folder, served, surrounded, proof, config)
+        for check in proof.checks:
+            log.info("export: %s: %s", check.name, check.words)
+        by = loader.data.loader if loader else None
+        card.write(folder, served, surrounded, proof, config, precision=precision, loader=by)
         if proof.failed:
-            _reject(folder, path, proof, _parted(proof, samples, loader, surrounded, runtime))
-    for check in proof.checks:
-        log.info("export: %s: %s", check.name, check.words)
+            kept = folder.rename(path.with_name(f"{folder.name[1:]}.rejected"))
+            _reject(proof, kept, _parted(proof, samples, loader, surrounded, runtime))
     log.info("export: %s, by %d samples in a process without tfaccel and DALI", path, proof.num)
     return path
 
@@ -109,6 +118,16 @@ def _surrounded(model: keras.Model, loader: Loader, pixel_dtype: str) -> saved_m
     return saved_model.Images(how, answers_of(model, loader.data), pixel_dtype)
 
 
+def _affordable(samples: int, model: keras.Model, images: ImageConfig) -> int:
+    """Returns how many samples are compared, of images or masks that are very large."""
+    image = (*images.image_size, images.channels)
+    outputs = model.compute_output_shape((1, *image))
+    most = max(1, MOST_BYTES // (4 * (math.prod(image) + 4 * math.prod(outputs))))
+    if most < samples:
+        log.info("export: compared on %d samples, not %d, which would not fit", most, samples)
+    return min(samples, most)
+
+
 def _weights(model: keras.Model, which: str) -> contextlib.AbstractContextManager:
     return averages_of(model) if which == "average" else contextlib.nullcontext()
 
@@ -126,8 +145,13 @@ def _whole_or_not_at_all(path: pathlib.Path) -> Iterator[pathlib.Path]:
     try:
         unfinished.chmod(0o755)  # mkdtemp's 0700 would hide it from a server
         yield unfinished
+        for each in (*unfinished.rglob("*"), unfinished):
+            to_disk(each)
         unfinished.rename(path)
+        to_disk(path.parent)
     except (OSError, tf.errors.ResourceExhaustedError) as error:
+        if is_out_of_memory(str(error)):
+            raise
         raise RunError(
             f"export path {path} cannot be written ({error}); make room, or give another"
         ) from error
@@ -135,68 +159,22 @@ def _whole_or_not_at_all(path: pathlib.Path) -> Iterator[pathlib.Path]:
         shutil.rmtree(unfinished, ignore_errors=True)  # it is there only after a failure
 
 
-def _reject(folder: pathlib.Path, path: pathlib.Path, proof: parity.Parity, parted: str) -> None:
-    """Gives an export a name that is no version, and raises what is wrong with it.
-
-    Raises:
-      RunError: always.
-    """
-    rejected = folder.rename(path.with_name(f"{folder.name[1:]}.rejected"))
+def _reject(proof: parity.Parity, kept: pathlib.Path, parted: str) -> None:
+    """Raises RunError: what is wrong with an export, and where it is kept."""
     wrong = "; ".join(f"{each.name}: {each.words} (limit {each.limit:g})" for each in proof.failed)
     raise RunError(
         f"the export does not answer as the trained model does: {wrong}.{parted} It is not "
-        f"exported, but kept in {rejected}"
+        f"exported, but kept in {kept}"
     )
 
 
 def _parted(proof: parity.Parity, samples, loader, surrounded, runtime: Runtime) -> str:
     """Returns where the pixels part, in a sentence; nothing where they do not."""
-    if proof.failed[0].name != "pixels" or samples.source is None:
+    if all(each.name != "pixels" for each in proof.failed) or samples.source is None:
         return ""
     source, encoded = samples.source.taken(np.array([proof.worst])), samples.encoded[proof.worst]
     step = where_pixels_part(source, encoded, loader.data, surrounded.preprocessing, runtime)
     return f" They part in the {step}; the worst image is {samples.names[proof.worst]}."
-
-
-def _without_training_state(model) -> keras.Model:
-    """Returns a copy that plain Keras loads: not compiled, so without optimizer or loss of ours.
-
-    Raises:
-      UserError: it has a layer that its config does not make again.
-    """
-    try:
-        copy = keras.models.clone_model(model)
-    except (TypeError, ValueError) as error:
-        raise UserError(
-            f"model {model.name} cannot be made again from its config ({error}); register its own "
-            "classes and functions by keras.saving.register_keras_serializable()"
-        ) from error
-    copy.set_weights(model.get_weights())
-    return copy
-
-
-def _in_float32(model) -> keras.Model:
-    """Returns a copy of which every layer computes in float32."""
-
-    def in_float32(layer):
-        # Of Keras's operations, as `a + b`, no dtype is to be set; they take that of their inputs.
-        own = {"dtype": "float32"} if isinstance(layer, keras.layers.Layer) else {}
-        return type(layer).from_config(_policies_in_float32(layer.get_config()) | own)
-
-    copy = keras.models.clone_model(model, clone_function=in_float32, recursive=True)
-    copy.set_weights(model.get_weights())
-    return copy
-
-
-def _policies_in_float32(config):
-    """Returns a layer's config with all dtype policies in float32: what it wraps has its own."""
-    if isinstance(config, dict):
-        if config.get("class_name") == "DTypePolicy":
-            return "float32"
-        return {name: _policies_in_float32(each) for name, each in config.items()}
-    if isinstance(config, list):
-        return [_policies_in_float32(each) for each in config]
-    return config
 
 
 def _random_inputs(model) -> list[np.ndarray]:

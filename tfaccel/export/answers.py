@@ -8,6 +8,7 @@ into the SavedModel.
 """
 
 import dataclasses
+import os
 
 import keras
 import tensorflow as tf
@@ -15,8 +16,6 @@ import tensorflow as tf
 from tfaccel import seam
 from tfaccel.data.images import ImageData
 from tfaccel.errors import UserError
-
-KINDS = ("logits", "probabilities", "image")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,12 +25,14 @@ class Answers:
     Attributes:
       kind: "logits" or "probabilities" of classes (of masks, for each pixel), or "image", whose
         pixels are normalised as the inputs are.
+      exclusive: whether one class alone is right, or each is likely by itself.
       mean: of pixels in 0..1, for an image.
       std: likewise.
       class_names: of the classes, in order, one for each; empty where they have no names.
     """
 
     kind: str
+    exclusive: bool = True
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     class_names: tuple[str, ...] = ()
@@ -50,17 +51,19 @@ class Answers:
 
     def named(self, answers: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Returns the answers and, where classes have names, the likeliest one's: [rows] string."""
-        if not self.class_names:
+        if not self.class_names or answers["probabilities"].shape.rank != 2:
             return answers
-        best = tf.argmax(answers["probabilities"], axis=-1)
-        return answers | {"class_name": tf.gather(tf.constant(self.class_names), best)}
+        # A folder's name may be no UTF-8.
+        names = tf.constant([os.fsencode(each) for each in self.class_names])
+        return answers | {"class_name": tf.gather(names, tf.argmax(answers["probabilities"], -1))}
 
     def _probabilities(self, outputs):
-        if outputs.shape[-1] > 1:
-            return tf.nn.softmax(outputs) if self.kind == "logits" else outputs
-        # One output, of two classes: how likely the second is.
-        second = tf.sigmoid(outputs) if self.kind == "logits" else outputs
-        return tf.concat([1 - second, second], axis=-1)
+        alone = outputs.shape[-1] == 1
+        activation = tf.nn.softmax if self.exclusive and not alone else tf.sigmoid
+        chances = activation(outputs) if self.kind == "logits" else outputs
+        if not alone:
+            return chances
+        return tf.concat([1 - chances, chances], axis=-1)  # how likely the second of two is
 
 
 def answers_of(model: keras.Model, data: ImageData) -> Answers:
@@ -71,7 +74,7 @@ def answers_of(model: keras.Model, data: ImageData) -> Answers:
       data: what it is evaluated on.
 
     Raises:
-      UserError: it has several outputs, or was compiled with no loss.
+      UserError: it has several outputs, or was compiled with no loss, or one that is not Keras's.
     """
     if len(model.outputs) != 1:
         raise UserError(
@@ -80,16 +83,21 @@ def answers_of(model: keras.Model, data: ImageData) -> Answers:
         )
     images = data.images
     if data.source.targets is not None and images.targets != "mask":
-        return Answers("image", images.mean, images.std)
+        return Answers("image", mean=images.mean, std=images.std)
     losses = seam.losses_of(model)
-    if not losses:
+    loss = keras.losses.get(losses[0]) if losses else None
+    if loss is None or not getattr(loss, "__module__", "").startswith("keras."):
         raise UserError(
-            f"model {model.name} was compiled with no loss, which would tell whether it gives "
-            "logits or probabilities; compile it by run.compile(model, ..., loss=...)"
+            f"model {model.name} was compiled with {'a loss of your own' if losses else 'no loss'};"
+            " one of keras.losses would tell whether it gives logits or probabilities: compile it "
+            "by run.compile(model, ..., loss=...), or leave out loader="
         )
-    is_logits = getattr(keras.losses.get(losses[0]), "from_logits", False)
-    names = _completed(data.class_names, max(2, model.output_shape[-1]))
-    return Answers("logits" if is_logits else "probabilities", class_names=names)
+    name = getattr(loss, "__name__", type(loss).__name__)
+    return Answers(
+        "logits" if getattr(loss, "from_logits", False) else "probabilities",
+        exclusive="binary" not in name.lower(),
+        class_names=_completed(data.class_names, max(2, model.output_shape[-1])),
+    )
 
 
 def _completed(class_names: tuple[str, ...], num: int) -> tuple[str, ...]:

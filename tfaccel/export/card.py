@@ -2,7 +2,7 @@
 
 Takes the parts; writes `tfaccel.json`, and reads it for whoever has the folder alone.
 
-    write(folder, model, images, parity, config)
+    write(folder, model, images, parity, config, precision="float32", loader="dali_gpu")
     classes = read(folder)["class_names"]
 
 Needs no TensorFlow to read.
@@ -19,7 +19,16 @@ from tfaccel.errors import UserError
 NAME = "tfaccel.json"
 
 
-def write(folder: pathlib.Path, model, images, parity, config: ExportConfig) -> None:
+def write(
+    folder: pathlib.Path,
+    model,
+    images,
+    parity,
+    config: ExportConfig,
+    *,
+    precision: str,
+    loader: str | None,
+) -> None:
     """Writes what is known of an export.
 
     Args:
@@ -28,6 +37,8 @@ def write(folder: pathlib.Path, model, images, parity, config: ExportConfig) -> 
       images: what surrounds it, a `saved_model.Images`; None for the model alone.
       parity: a `Parity`.
       config: how it was made.
+      precision: that it computes in.
+      loader: which one's images it was compared on; None where there was none.
     """
     import keras
     import tensorflow as tf
@@ -39,15 +50,15 @@ def write(folder: pathlib.Path, model, images, parity, config: ExportConfig) -> 
         "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "model": model.name,
         "weights": config.weights,
-        "computes_in": "float32" if config.computes_in == "float32" else model.compute_dtype,
+        "computes_in": precision,
         "xla": config.xla,
         "class_names": list(images.answers.class_names) if images else [],
         "answers": images.answers.kind if images else None,
         "pixel_dtype": images.pixel_dtype if images else None,
         "preprocessing": images.preprocessing.as_dict() if images else None,
-        "parity": parity.as_dict(),
+        "parity": {"loader": loader, **parity.as_dict()},
     }
-    (folder / NAME).write_text(json.dumps(card, indent=2, ensure_ascii=False) + "\n")
+    (folder / NAME).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
 
 
 def read(folder: pathlib.Path) -> dict[str, object]:
@@ -57,7 +68,7 @@ def read(folder: pathlib.Path) -> dict[str, object]:
       UserError: the folder is no export of tfaccel.
     """
     try:
-        card = json.loads((folder / NAME).read_text())
+        card = json.loads((folder / NAME).read_text(encoding="utf-8"))
         if isinstance(card, dict) and "class_names" in card:
             return card
         found = "is of something else"

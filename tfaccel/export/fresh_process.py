@@ -6,7 +6,7 @@ FOLDER holds inputs.npz, those of `serving_default` by name, and may hold encode
 for each image file. Into it goes answers.npz: "SIGNATURE/NAME" for every answer that is numbers, of
 "serving_default", "predict_bytes" and "preprocess" (of its inputs, which are large, the first rows
 alone); of EXPORT/model.onnx, "onnx" from the inputs and "onnx_bytes" from the pixels of
-"preprocess".
+"preprocess". "failed" are the indices of files that it does not decode, left out of the others.
 """
 
 import pathlib
@@ -29,10 +29,7 @@ def main(export: pathlib.Path, folder: pathlib.Path) -> None:
     records = folder / "encoded.tfrecord"
     if records.exists():
         encoded = [each.numpy() for each in tf.data.TFRecordDataset(str(records))]
-        files = {"image_bytes": np.array(encoded, dtype=object)}
-        answers |= _asked("predict_bytes", signatures["predict_bytes"], files)
-        answers |= _asked("preprocess", signatures["preprocess"], files)
-        answers["preprocess/inputs"] = answers["preprocess/inputs"][:ROWS]
+        answers |= _of_files(signatures, np.array(encoded, dtype=object))
     if (export / "model.onnx").exists():
         onnx = _onnx(export / "model.onnx", served.structured_outputs)
         answers |= _asked("onnx", onnx, inputs, dtypes)
@@ -56,6 +53,30 @@ def _asked(name: str, signature, inputs, dtypes=None) -> dict[str, np.ndarray]:
     return {key: each for key, each in joined.items() if each.dtype != object}  # not text
 
 
+def _of_files(signatures, encoded: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns the answers to image files, of those that can be decoded."""
+    failed = []
+    try:
+        seen = _asked("preprocess", signatures["preprocess"], {"image_bytes": encoded})
+    except tf.errors.InvalidArgumentError:
+        failed = [i for i, each in enumerate(encoded) if not _decodes(signatures, each)]
+        if len(failed) == len(encoded):
+            raise
+        encoded = np.delete(encoded, failed)
+        seen = _asked("preprocess", signatures["preprocess"], {"image_bytes": encoded})
+    seen["preprocess/inputs"] = seen["preprocess/inputs"][:ROWS]
+    answers = _asked("predict_bytes", signatures["predict_bytes"], {"image_bytes": encoded})
+    return answers | seen | {"failed": np.array(failed, np.int64)}
+
+
+def _decodes(signatures, encoded: bytes) -> bool:
+    try:
+        signatures["preprocess"](image_bytes=tf.constant([encoded]))
+    except tf.errors.InvalidArgumentError:
+        return False
+    return True
+
+
 def _onnx(path: pathlib.Path, outputs):
     """Returns what calls an ONNX model as the signature is called that has these outputs."""
     import onnxruntime
@@ -69,5 +90,5 @@ def _onnx(path: pathlib.Path, outputs):
 
 if __name__ == "__main__":
     main(*map(pathlib.Path, sys.argv[1:]))
-    loaded = {"tfaccel", "nvidia.dali"} & set(sys.modules)
-    assert not loaded, f"the export needs what a server has not: {', '.join(sorted(loaded))}"
+    if loaded := {"tfaccel", "nvidia.dali"} & set(sys.modules):
+        sys.exit(f"the export needs what a server has not: {', '.join(sorted(loaded))}")

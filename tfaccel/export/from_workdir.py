@@ -14,17 +14,19 @@ import pathlib
 import numpy as np
 import tensorflow as tf
 
-from tfaccel import models, recipe, runtime, tasks
+from tfaccel import recipe, runtime
 from tfaccel import workdir as workdir_lib
 from tfaccel.checkpoint import state as state_lib
 from tfaccel.checkpoint.store import Snapshot, Store
 from tfaccel.cluster import check_one_process, find
 from tfaccel.config import Config, ExportConfig
+from tfaccel.data.choose import choose_loader
 from tfaccel.data.distribute import Loader
 from tfaccel.data.from_config import open_loader, open_source
 from tfaccel.errors import UserError
 from tfaccel.export.samples import spread
 from tfaccel.run import Run
+from tfaccel.train import build
 
 log = logging.getLogger("tfaccel")
 
@@ -36,6 +38,7 @@ def export_run(
     *,
     checkpoint: str | None = None,
     root: str | None = None,
+    loader: str | None = None,
 ) -> pathlib.Path:
     """Exports a checkpoint of a run into the next version below `out`.
 
@@ -47,6 +50,7 @@ def export_run(
         newest or, of a run that may stop early (unless it averages weights), the best epoch's
         weights, which the newest has, too.
       root: the data's folder, where it is no longer what config.json says.
+      loader: of the images that it is compared on, likewise.
 
     Returns:
       The export's path, absolute.
@@ -57,8 +61,8 @@ def export_run(
       RunError: as `Run.export`.
     """
     config = workdir_lib.read_config(workdir)
-    if root is not None:
-        config = dataclasses.replace(config, data=dataclasses.replace(config.data, root=root))
+    changes = {name: each for name, each in (("root", root), ("loader", loader)) if each}
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, **changes))
     snapshot = _snapshot(workdir, config, checkpoint or "newest")
     run = _run(config)
     log.info("export: the checkpoint of step %d", snapshot.step)
@@ -117,20 +121,25 @@ def _evaluation(run: Run, config: Config, most: int) -> Loader:
     source = open_source(config.data, "test", names)
     if names:
         source = dataclasses.replace(source, class_names=names)
+    # All of them say which loader it is: a few may fit in memory, where all do not.
+    choice = choose_loader(
+        source,
+        config.data,
+        config.test_images,
+        device=run.runtime.devices[0],
+        num_threads=run.runtime.loader_threads,
+    )
+    stored = {} if config.data.stored_size is None else {"stored_size": choice.stored_size}
     source = source.taken(spread(len(source), most))
     # They may be fewer than a batch.
-    return open_loader(run, config, "test", source=source, last_batch="pad")
+    return open_loader(
+        run, config, "test", source=source, loader=choice.loader, last_batch="pad", **stored
+    )
 
 
 def _model(run: Run, config: Config, test: Loader, snapshot: Snapshot):
     """Returns the run's model, compiled as it was, with the checkpoint's variables."""
-    task = tasks.task_of(test.data, config.model, config.step)
-    with run.scope():
-        model = models.build(
-            config.model.name,
-            image_shape=(*config.data.image_size, config.data.channels),
-            num_outputs=task.num_outputs,
-        )
+    model, task = build(run, config, test.data)
     schedule = recipe.make_schedule(
         config.train,
         global_batch_size=config.data.whole_batch(snapshot.state["num_replicas"]),

@@ -49,7 +49,8 @@ def where_pixels_part(
     }
     for name, (size, augment, stored_size) in steps.items():
         made = {"images": dataclasses.replace(images, image_size=size), "augment": augment}
-        of_export = dataclasses.replace(preprocessing, **made)
+        stores = preprocessing.stored_size if name == "resize" else None
+        of_export = dataclasses.replace(preprocessing, **made, stored_size=stores)
         ours = of_export.pixels(tf.constant([encoded])).numpy().astype(np.float32)
         theirs = 255 * _of_pipeline(source, stored_size, data, made, runtime)
         if np.abs(ours - theirs).mean() > PIXEL_LIMIT:

@@ -13,11 +13,13 @@ import tensorflow as tf
 from tfaccel.config import AugmentConfig, ImageConfig
 from tfaccel.data.images import ImageData
 from tfaccel.data.loaders.pixels import normalized
-from tfaccel.data.loaders.tf_image import windowed
+from tfaccel.data.loaders.tf_image import window_of, windowed
+from tfaccel.data.source import ImageSource
 from tfaccel.errors import UserError
 
 # A stranger's image may claim any size. What Pillow takes without a warning: 256 MiB as RGB.
 MAX_PIXELS = 89_478_485
+AT_ONCE = 4  # images of a request that are decoded at a time: each may take these 256 MiB
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _SIZE_IN_PNG = 16  # bytes before width and height, 4 bytes each, big-endian (W3C PNG, 11.2.1)
 
@@ -29,10 +31,13 @@ class Preprocessing:
     Attributes:
       images: size, channels, mean and std.
       augment: which window; nothing in it is random.
+      stored_size: (height, width) that images are resized to before the window is taken, as by a
+        loader that keeps them so; None for the window of the image itself.
     """
 
     images: ImageConfig
     augment: AugmentConfig
+    stored_size: tuple[int, int] | None = None
 
     @classmethod
     def of(cls, data: ImageData) -> "Preprocessing":
@@ -46,7 +51,8 @@ class Preprocessing:
                 f"the loader draws at random ({', '.join(random)}); give the export the loader "
                 "that evaluates, e.g. with augment='none' or 'imagenet_eval'"
             )
-        return cls(data.images, data.augment)
+        decodes = isinstance(data.found, ImageSource)
+        return cls(data.images, data.augment, data.images.stored_size if decodes else None)
 
     def pixels(self, image_bytes: tf.Tensor) -> tf.Tensor:
         """Decodes and resizes as evaluation does.
@@ -63,14 +69,21 @@ class Preprocessing:
         """
         shape = (*self.images.image_size, self.images.channels)
 
-        def one(row):
-            data = _checked(*row)
-            window, _ = windowed(data, None, images=self.images, augment=self.augment)
-            return window
-
         with tf.device("/cpu:0"):  # where these operations are, wherever the rest is served
-            rows = tf.range(tf.size(image_bytes)), image_bytes
-            return tf.map_fn(one, rows, fn_output_signature=tf.TensorSpec(shape, tf.uint8))
+            return tf.map_fn(
+                lambda row: self._window(_checked(*row)),
+                (tf.range(tf.size(image_bytes)), image_bytes),
+                fn_output_signature=tf.TensorSpec(shape, tf.uint8),
+                parallel_iterations=AT_ONCE,
+            )
+
+    def _window(self, data: tf.Tensor) -> tf.Tensor:
+        """Returns the pixels of one encoded image."""
+        if self.stored_size is None:
+            return windowed(data, None, images=self.images, augment=self.augment)[0]
+        whole = dataclasses.replace(self.images, image_size=self.stored_size)
+        stored, _ = windowed(data, None, images=whole, augment=AugmentConfig())
+        return window_of(stored, images=self.images, augment=self.augment)
 
     def inputs(self, pixels: tf.Tensor) -> tf.Tensor:
         """Returns what the model takes: (pixel / 255 - mean) / std, float32.
@@ -88,6 +101,7 @@ class Preprocessing:
             "channels": "RGB" if self.images.channels == 3 else "grey",
             "exif_orientation": "ignored",
             "jpeg_dct": "integer, accurate",
+            "stored_size": self.stored_size and list(self.stored_size),
             "window": self.augment.window,
             "center_fraction": self.augment.center_fraction,
             "resize": "bilinear, antialiased",

@@ -13,8 +13,10 @@ import PIL.Image
 
 from tfaccel.data.images import ImageData
 from tfaccel.data.placement import Placement
-from tfaccel.data.source import ImageSource
-from tfaccel.data.sources.pillow import decoded
+from tfaccel.data.shards import Plan
+from tfaccel.data.source import Blobs, ImageSource
+from tfaccel.data.sources.pillow import UNREADABLE, cause, decoded
+from tfaccel.errors import UserError
 from tfaccel.export.preprocessing import PNG_SIGNATURE
 from tfaccel.runtime import Runtime
 
@@ -62,7 +64,7 @@ def take_samples(data: ImageData, runtime: Runtime, most: int) -> Samples:
         found = source
     if found is not None:
         names = [found.images.name(index) for index in range(len(ids))]
-        encoded = [_as_jpeg_or_png(found.images.read(index)) for index in range(len(ids))]
+        encoded = [_as_jpeg_or_png(found.images, index) for index in range(len(ids))]
     else:
         names = [f"image {index}" for index in ids]
         encoded = [_png(PIL.Image.fromarray(_plain(each))) for each in source.images]
@@ -77,19 +79,26 @@ def spread(num: int, most: int) -> np.ndarray:
 
 def _inputs(data: ImageData, runtime: Runtime) -> np.ndarray:
     """Returns what the data's own pipeline gives, on one replica, of all of it."""
-    changes = {"num_examples": len(data.source), "num_replicas": 1, "last_batch": "pad"}
-    data = dataclasses.replace(data, plan=dataclasses.replace(data.plan, **changes))
+    rows = data.plan.rows_per_replica  # no more than fits in training
+    plan = Plan(num_examples=len(data.source), global_batch_size=rows, num_replicas=1)
+    data = dataclasses.replace(data, plan=plan)
     placement = Placement(runtime.devices[0], runtime.loader_threads, runtime.seed)
     stream = data.stream(placement, data.feed(0))
     batches = [next(stream)[0].numpy() for _ in range(data.plan.num_steps)]
     return np.concatenate(batches)[: len(data.source)]
 
 
-def _as_jpeg_or_png(data: bytes) -> bytes:
-    if data.startswith((JPEG_SIGNATURE, PNG_SIGNATURE)):
-        return data
-    with PIL.Image.open(io.BytesIO(data)) as image:
-        return _png(decoded(image, "L" if image.mode in ("1", "L", "LA") else "RGB"))
+def _as_jpeg_or_png(blobs: Blobs, index: int) -> bytes:
+    try:
+        data = blobs.read(index)
+        if data.startswith((JPEG_SIGNATURE, PNG_SIGNATURE)):
+            return data
+        with PIL.Image.open(io.BytesIO(data)) as image:
+            return _png(decoded(image, "L" if image.mode in ("1", "L", "LA") else "RGB"))
+    except UNREADABLE as error:
+        raise UserError(
+            f"{blobs.name(index)} cannot be read ({cause(error)}); replace it or move it away"
+        ) from error
 
 
 def _png(image: PIL.Image.Image) -> bytes:

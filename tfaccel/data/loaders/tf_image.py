@@ -58,6 +58,21 @@ def windowed(
     return tf.ensure_shape(image, [*images.image_size, channels]), size
 
 
+def window_of(image, *, images: ImageConfig, augment: AugmentConfig):
+    """Returns the window of a decoded image, resized: [*image_size, channels] uint8.
+
+    Args:
+      image: [height, width, channels] uint8.
+      images: size and channels.
+      augment: which window; not a random one.
+    """
+    if augment.window != "stretch":
+        place = pixels.window(tf.shape(image)[:2], images.image_size, augment)
+        image = _cut(image, *place, images.channels)
+    image = image if augment.window in CROPS else _averaged(image, images.image_size)
+    return tf.ensure_shape(image, [*images.image_size, images.channels])
+
+
 def _exact_jpeg(data, size, find, channels: int):
     """Returns the window that `find` gives; all, if it is None."""
     if find is None:

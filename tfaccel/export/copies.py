@@ -1,0 +1,51 @@
+"""A model made again, with the same weights: without its training, or in float32.
+
+Takes a built Keras model; gives another one, and leaves it as it is.
+
+    without_training_state(model).save("model.keras")
+"""
+
+import keras
+
+from tfaccel.errors import UserError
+
+
+def without_training_state(model: keras.Model) -> keras.Model:
+    """Returns a copy that plain Keras loads: not compiled, so without optimizer or loss of ours.
+
+    Raises:
+      UserError: it has a layer that its config does not make again.
+    """
+    try:
+        copy = keras.models.clone_model(model)
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"model {model.name} cannot be made again from its config ({error}); register its own "
+            "classes and functions by keras.saving.register_keras_serializable()"
+        ) from error
+    copy.set_weights(model.get_weights())
+    return copy
+
+
+def in_float32(model: keras.Model) -> keras.Model:
+    """Returns a copy of which every layer computes in float32."""
+
+    def again(layer):
+        # Of Keras's operations, as `a + b`, no dtype is to be set; they take that of their inputs.
+        own = {"dtype": "float32"} if isinstance(layer, keras.layers.Layer) else {}
+        return type(layer).from_config(_policies_in_float32(layer.get_config()) | own)
+
+    copy = keras.models.clone_model(model, clone_function=again, recursive=True)
+    copy.set_weights(model.get_weights())
+    return copy
+
+
+def _policies_in_float32(config):
+    """Returns a layer's config with all dtype policies in float32: what it wraps has its own."""
+    if isinstance(config, dict):
+        if config.get("class_name") == "DTypePolicy":
+            return "float32"
+        return {name: _policies_in_float32(each) for name, each in config.items()}
+    if isinstance(config, list):
+        return [_policies_in_float32(each) for each in config]
+    return config
