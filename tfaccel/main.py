@@ -67,6 +67,9 @@ def main(arguments: list[str]) -> int:
         return 0
     if command not in COMMANDS:
         raise UserError(f"there is no command '{command}'{did_you_mean(command, COMMANDS)}")
+    if command in HELP and HELP_FLAGS & set(rest):
+        print(HELP[command], end="")
+        return 0
     return COMMANDS[command](rest)
 
 
@@ -117,9 +120,6 @@ def _train_dry(config: Config, workdir: pathlib.Path, cluster: Cluster) -> int:
 
 def audit(arguments: list[str]) -> int:
     """Audits the data that the flags name and returns 1 if something is wrong."""
-    if HELP_FLAGS & set(arguments):
-        print(help_texts.AUDIT, end="")
-        return 0
     values, _ = _parse_config_flags("audit", arguments, paths=("report", "contact-sheet"))
     config = parse(values.config)
     report, sheet = (_new_file(name, values[name].value) for name in ("report", "contact-sheet"))
@@ -190,9 +190,6 @@ def selftest(arguments: list[str]) -> int:
 
 def plot(arguments: list[str]) -> int:
     """Draws the runs whose workdirs are given, and prints the picture's path."""
-    if HELP_FLAGS & set(arguments):
-        print(help_texts.PLOT, end="")
-        return 0
     values = flags.FlagValues()
     values.set_gnu_getopt(True)  # flags may follow the workdirs
     flags.DEFINE_string("output", "plot.png", "A new PNG or HTML file.", flag_values=values)
@@ -209,9 +206,6 @@ def plot(arguments: list[str]) -> int:
 
 def autobatch(arguments: list[str]) -> int:
     """Finds the largest batch that fits and prints it, with its flag, as one JSON line."""
-    if HELP_FLAGS & set(arguments):
-        print(help_texts.AUTOBATCH, end="")
-        return 0
     values, _ = _parse_config_flags("autobatch", arguments, paths=())
     config = parse(values.config)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -227,9 +221,6 @@ def autobatch(arguments: list[str]) -> int:
 
 def doctor(arguments: list[str]) -> int:
     """Looks at this machine, prints a line for each check, and returns 1 if one is an error."""
-    if HELP_FLAGS & set(arguments):
-        print(help_texts.DOCTOR, end="")
-        return 0
     values = flags.FlagValues()
     flags.DEFINE_bool("quick", False, "Start neither TensorFlow nor DALI.", flag_values=values)
     flags.DEFINE_bool("json", False, "Print one JSON object.", flag_values=values)
@@ -251,9 +242,6 @@ def _say_wait(what_for: str) -> None:
 
 def lint(arguments: list[str]) -> int:
     """Judges model, data and step of the config that is named; returns 1 if one is wrong."""
-    if HELP_FLAGS & set(arguments):
-        print(help_texts.LINT, end="")
-        return 0
     switches = ("fix", "json")
     values, _ = _parse_config_flags("lint", arguments, paths=("script",), switches=switches)
     config = parse(values.config)
@@ -278,9 +266,6 @@ def lint(arguments: list[str]) -> int:
 
 def export(arguments: list[str]) -> int:
     """Exports the run in the workdir that is named, and prints the folder of the export."""
-    if HELP_FLAGS & set(arguments):
-        print(help_texts.EXPORT, end="")
-        return 0
     values = flags.FlagValues()
     flags.DEFINE_string("workdir", None, "Of the run.", flag_values=values)
     flags.DEFINE_string("out", None, "A folder of versions.", flag_values=values)
@@ -317,9 +302,6 @@ def export(arguments: list[str]) -> int:
 
 def predict(arguments: list[str]) -> int:
     """Prints the classes of the image files that are named; returns 1 if one cannot be read."""
-    if HELP_FLAGS & set(arguments):
-        print(help_texts.PREDICT, end="")
-        return 0
     values = flags.FlagValues()
     values.set_gnu_getopt(True)  # flags may follow the files
     flags.DEFINE_string("model", None, "An export.", flag_values=values)
@@ -344,9 +326,6 @@ def predict(arguments: list[str]) -> int:
 
 def profile(arguments: list[str]) -> int:
     """Measures what bounds the config that is named, and searches for settings if asked to."""
-    if HELP_FLAGS & set(arguments):
-        print(help_texts.PROFILE, end="")
-        return 0
     values, _ = _parse_config_flags(
         "profile",
         arguments,
@@ -374,9 +353,6 @@ def profile(arguments: list[str]) -> int:
 
 def compare(arguments: list[str]) -> int:
     """Measures the config in every way that this machine has, and returns 1 if none of them ran."""
-    if HELP_FLAGS & set(arguments):
-        print(help_texts.COMPARE, end="")
-        return 0
     values, _ = _parse_config_flags(
         "compare",
         arguments,
@@ -436,6 +412,18 @@ COMMANDS = {
     "autobatch": autobatch,
     "selftest": selftest,
     "doctor": doctor,
+}
+# Of those whose help is text alone.
+HELP = {
+    "audit": help_texts.AUDIT,
+    "autobatch": help_texts.AUTOBATCH,
+    "compare": help_texts.COMPARE,
+    "doctor": help_texts.DOCTOR,
+    "export": help_texts.EXPORT,
+    "lint": help_texts.LINT,
+    "plot": help_texts.PLOT,
+    "predict": help_texts.PREDICT,
+    "profile": help_texts.PROFILE,
 }
 
 

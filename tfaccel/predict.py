@@ -20,6 +20,7 @@ from tfaccel import runtime
 from tfaccel.errors import UserError
 from tfaccel.export import card
 from tfaccel.table_text import in_lines
+from tfaccel.workdir import versions
 
 ROWS = 32  # files of a request
 
@@ -132,14 +133,13 @@ def newest_version(model: pathlib.Path) -> pathlib.Path:
     model = model.expanduser()
     if (model / "saved_model.pb").is_file():
         return model
-    numbered = (each for each in model.glob("*") if each.name.isdecimal())
-    versions = [each for each in numbered if (each / "saved_model.pb").is_file()]
-    if not versions:
+    exports = [each for each in versions(model) if (each / "saved_model.pb").is_file()]
+    if not exports:
         raise UserError(
             f"{model} holds no SavedModel, and no numbered folder with one; expected the folder "
             "of an export, e.g. runs/a/export"
         )
-    return max(versions, key=lambda each: int(each.name))
+    return exports[-1]
 
 
 def _read(path: str) -> bytes | str:

@@ -147,8 +147,14 @@ def write_config(path: pathlib.Path, config: dict) -> None:
 
 def next_version(folder: pathlib.Path) -> pathlib.Path:
     """Returns the folder's next version: a number above all that are there, from 1."""
-    numbers = [int(each.name) for each in folder.glob("*") if each.name.isdecimal()]
-    return folder / str(max(numbers, default=0) + 1)
+    newest = max((int(each.name) for each in versions(folder)), default=0)
+    return folder / str(newest + 1)
+
+
+def versions(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Returns what in a folder has a number for its name, the largest last."""
+    numbered = [each for each in folder.glob("*") if each.name.isdecimal()]
+    return sorted(numbered, key=lambda each: int(each.name))
 
 
 def _as_written(config: dict) -> dict:

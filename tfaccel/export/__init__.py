@@ -74,11 +74,12 @@ def export_model(
         most = _affordable(config.samples, model, loader.data.images)
         samples = take_samples(loader.data, runtime, most)
     with _weights(model, config.weights), _whole_or_not_at_all(path) as folder:
-        served = in_float32(model) if config.computes_in == "float32" else model
+        single = in_float32(model) if config.onnx or config.computes_in == "float32" else None
+        served = single if config.computes_in == "float32" else model
         saved_model.write(served, folder, surrounded, xla=config.xla)
         without_training_state(model).save(folder / "model.keras")
         if config.onnx:
-            onnx.write(in_float32(model), surrounded, folder / "model.onnx")
+            onnx.write(single, surrounded, folder / "model.onnx")
         if surrounded:
             proof = parity.of_images(folder, model, surrounded, samples)
         else:

@@ -139,10 +139,11 @@ def of_images(folder: pathlib.Path, model: keras.Model, images: Images, samples:
     normalised = (graph["pixels"][: len(graph["inputs"])] / np.float32(255) - mean) / std
     decoded = np.delete(np.arange(len(samples)), answers["failed"])
     apart = np.abs(graph["pixels"] - levels[decoded])
+    of_each = apart.mean(axis=(1, 2, 3))
     of_files = {name: each[decoded] for name, each in of_files.items()}
     checks = [
         _decoded(answers["failed"], samples),
-        _same_pixels(apart),
+        _same_pixels(of_each, apart.max()),
         _relative("normalisation", {"": normalised}, {"": graph["inputs"]}, NORMALISATION_LIMIT),
         _same_inputs("model", of_pixels, served, model),
         *_same_files("", of_files, _of("predict_bytes", answers), images, model),
@@ -150,8 +151,7 @@ def of_images(folder: pathlib.Path, model: keras.Model, images: Images, samples:
     if onnx:
         checks.append(_same_inputs("ONNX", served, onnx, model))
         checks += _same_files("ONNX ", of_files, _of("onnx_bytes", answers), images, model)
-    worst = int(decoded[apart.mean(axis=(1, 2, 3)).argmax()])
-    return Parity(len(samples), tuple(checks), worst)
+    return Parity(len(samples), tuple(checks), int(decoded[of_each.argmax()]))
 
 
 # The comparisons.
@@ -165,11 +165,10 @@ def _decoded(failed: np.ndarray, samples: Samples) -> Check:
     return Check("decoded", len(failed) / num, max(DISAGREEMENT_LIMIT, 1 / num), words)
 
 
-def _same_pixels(apart: np.ndarray) -> Check:
-    of_each = apart.mean(axis=(1, 2, 3))
+def _same_pixels(of_each: np.ndarray, most: float) -> Check:
     words = (
         f"{of_each.max():.2f} of 255 grey levels apart in the worst image, {of_each.mean():.2f} in "
-        f"the mean, {apart.max():.0f} at most"
+        f"the mean, {most:.0f} at most"
     )
     return Check("pixels", float(of_each.max()), PIXEL_LIMIT, words)
 

@@ -57,19 +57,17 @@ def take_samples(data: ImageData, runtime: Runtime, most: int) -> Samples:
     """
     ids = spread(len(data.source), most)
     # Files that vanished while they were decoded are in `found` still.
-    is_whole = isinstance(data.found, ImageSource) and len(data.found) == len(data.source)
-    found = data.found.taken(ids) if is_whole else None
-    source = data.source.taken(ids)
-    if found is None and isinstance(source, ImageSource):
-        found = source
-    if found is not None:
+    found = data.found if len(data.found) == len(data.source) else data.source
+    found, source = found.taken(ids), data.source.taken(ids)
+    is_encoded = isinstance(found, ImageSource)
+    if is_encoded:
         names = [found.images.name(index) for index in range(len(ids))]
         encoded = [_as_jpeg_or_png(found.images, index) for index in range(len(ids))]
     else:
         names = [f"image {index}" for index in ids]
-        encoded = [_png(PIL.Image.fromarray(_plain(each))) for each in source.images]
+        encoded = [_png(PIL.Image.fromarray(_plain(each))) for each in found.images]
     inputs = _inputs(dataclasses.replace(data, source=source), runtime)
-    return Samples(names, encoded, inputs, found)
+    return Samples(names, encoded, inputs, found if is_encoded else None)
 
 
 def spread(num: int, most: int) -> np.ndarray:

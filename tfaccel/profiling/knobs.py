@@ -10,14 +10,13 @@ settings.
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from tfaccel.config import Config
+from tfaccel.config import LOADERS, Config
 from tfaccel.data.choose import choose_loader
 from tfaccel.data.source import ArraySource, ImageSource
 from tfaccel.errors import UserError
 from tfaccel.profiling.search import Knob
 from tfaccel.runtime import Device
 
-LOADERS = ("dali_gpu", "dali_cpu", "tf_data", "memory", "cache")
 THREADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 QUEUE = (1, 2, 3, 5, 8)
 DECODER = (0.0, 0.35, 0.65, 0.85, 0.99)  # the last is what MLPerf's entries set
@@ -55,7 +54,7 @@ def placements_of(
       num_threads: that read images' headers.
     """
     found = []
-    for loader in LOADERS:
+    for loader in (each for each in LOADERS if each != "auto"):
         try:
             images = dataclasses.replace(
                 config.data, loader="auto" if loader == "memory" else loader

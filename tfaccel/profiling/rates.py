@@ -64,6 +64,7 @@ class Stopwatch:
           seconds: to be measured, after the dropped laps; more where fewer than 5 laps fit in.
         """
         self._seconds, self._num_laps, self._dropped_s = seconds, 0, 0.0
+        self._kept_s = 0.0  # not summed anew for each lap, which would be a part of the next one
         self._laps: list[Lap] = []
 
     def add(self, lap: Lap) -> None:
@@ -75,12 +76,12 @@ class Stopwatch:
             self._dropped_s += lap.seconds
             return
         self._laps.append(lap)
+        self._kept_s += lap.seconds
 
     @property
     def is_done(self) -> bool:
         """Whether there are enough."""
-        enough = sum(each.seconds for each in self._laps) >= self._seconds
-        return enough and len(self._laps) >= LEAST_LAPS
+        return self._kept_s >= self._seconds and len(self._laps) >= LEAST_LAPS
 
     def rate(self, images_per_step: int) -> Rate:
         """Returns what was measured."""
