@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import ctypes
+import gc
 import threading
 import time
 import weakref
@@ -59,6 +60,13 @@ def all_end():
     while threads() and time.monotonic() < ends:
         time.sleep(0.01)
     return not threads()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_of_a_test_before():
+    """Waits for what earlier tests dropped: it ends in another thread, by these very functions."""
+    gc.collect()
+    assert all_end()
 
 
 @pytest.mark.parametrize("dtype", [types.FLOAT, types.FLOAT16])
