@@ -64,7 +64,7 @@ def test_it_is_max_pooling_and_so_is_its_gradient(
     np.testing.assert_allclose(received[1], expected[1], rtol=1e-6, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_types_stay(use_indexed, dtype):
     x = tf.cast(np.random.default_rng(0).normal(size=(2, 7, 6, 2)), dtype)
     layer = LAYER(3, strides=2, dtype=dtype)
@@ -77,14 +77,31 @@ def test_types_stay(use_indexed, dtype):
         )
 
 
-@pytest.mark.parametrize("place", [0, 4, 8])
-def test_nan_and_infinity_come_through(use_indexed, place):
-    for value in (np.nan, np.inf):
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_zeros_are_equal_whatever_their_signs(use_indexed, dtype):
+    x = tf.cast([-0.0, 0.0, -1.0, 0.0, -0.0, -2.0, 0.0, -0.0], dtype)[None, None, :, None]
+    layer = LAYER((1, 2), dtype=dtype)
+    assert use_indexed() == []
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = layer(x)
+    np.testing.assert_array_equal(tf.cast(y, tf.float32)[0, 0, :, 0], [0, 0, 0, 0])
+    gradient = tape.gradient(y, x)  # of the first of two zeros
+    np.testing.assert_array_equal(
+        tf.cast(gradient, tf.float32)[0, 0, :, 0], [1, 0, 0, 1, 1, 0, 1, 0]
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf])
+def test_nan_and_infinity_come_through(use_indexed, value, dtype):
+    for place in (0, 4, 8):
         x = np.random.default_rng(0).normal(size=(1, 3, 3, 1)).astype(np.float32)
         x.flat[place] = value
+        assert np.signbit(x.flat[place]) == np.signbit(value)  # of NaN, too
         use_indexed()
-        y = LAYER(3)(tf.constant(x)).numpy()
-        np.testing.assert_array_equal(y.flat, [value])
+        y = LAYER(3, dtype=dtype)(tf.cast(x, dtype))
+        np.testing.assert_array_equal(tf.cast(y, tf.float32).numpy().flat, [value])
 
 
 @pytest.mark.parametrize(("window", "strides"), [(3, 1), (2, None), (3, 2)])
@@ -109,6 +126,8 @@ def test_where_all_is_minus_infinity_no_gradient_goes_to_padding(use_indexed, wi
     ("settings", "spec"),
     [
         ({"pool_size": 6}, tf.TensorSpec([2, 9, 9, 3])),
+        ({"strides": 16}, tf.TensorSpec([2, 99, 99, 3])),  # more pixels than a byte can number
+        ({"dtype": "float64"}, tf.TensorSpec([2, 8, 8, 3], tf.float64)),
         ({"data_format": "channels_first"}, tf.TensorSpec([2, 3, 8, 8])),
         ({"dtype": "int32"}, tf.TensorSpec([2, 8, 8, 3], tf.int32)),
         ({}, tf.TensorSpec([2, None, 8, 3])),
