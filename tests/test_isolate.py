@@ -259,8 +259,10 @@ def test_what_the_function_leaves_behind_is_ended():
 
 
 INTERRUPTED = """
+import signal
 import sys
 import tfaccel
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored below a shell's `&`
 sys.path.insert(0, {tests!r})
 from test_isolate import stubborn
 from tfaccel import isolate

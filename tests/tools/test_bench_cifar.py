@@ -232,7 +232,8 @@ def test_a_failed_arm_is_named_with_its_last_lines(tool, tmp_path):
 
 
 def test_an_interrupted_driver_leaves_no_arm(tmp_path):
-    program = f"import os, time; open({str(tmp_path / 'id')!r}, 'w').write(str(os.getpid()))"
+    write = f"open({str(tmp_path / 'id')!r}, 'w').write(str(os.getpid()))"
+    program = f"import os, time; time.sleep(1); {write}"  # by then the driver waits for it
     driver = f"""
 import signal, sys
 sys.path.insert(0, {str(TOOLS)!r})
