@@ -9,6 +9,7 @@ from tfaccel import max_pooling
 
 LAYER = keras.layers.MaxPooling2D
 KERAS_CALL = LAYER.call
+DTYPES = pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 
 
 def value_and_gradient(layer, inputs, *, xla):
@@ -64,62 +65,117 @@ def test_it_is_max_pooling_and_so_is_its_gradient(
     np.testing.assert_allclose(received[1], expected[1], rtol=1e-6, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@DTYPES
 def test_types_stay(use_indexed, dtype):
     x = tf.cast(np.random.default_rng(0).normal(size=(2, 7, 6, 2)), dtype)
     layer = LAYER(3, strides=2, dtype=dtype)
     expected = value_and_gradient(layer, x, xla=False)
-    assert use_indexed() == []
-    for ours, theirs in zip(value_and_gradient(layer, x, xla=True), expected, strict=True):
+    own = use_indexed()
+    received = value_and_gradient(layer, x, xla=True)
+    assert own == []
+    for ours, theirs in zip(received, expected, strict=True):
         assert ours.dtype == theirs.dtype == dtype
         np.testing.assert_allclose(
             tf.cast(ours, "float32"), tf.cast(theirs, "float32"), rtol=1e-2, atol=1e-2
         )
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def with_ones_back(layer, x):
+    """The outputs, and the gradient of their sum, compiled by XLA; in float32."""
+
+    @tf.function(jit_compile=True)
+    def run(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = layer(x)
+        return y, tape.gradient(y, x)
+
+    return [tf.cast(each, tf.float32).numpy() for each in run(x)]
+
+
+@DTYPES
 def test_zeros_are_equal_whatever_their_signs(use_indexed, dtype):
-    x = tf.cast([-0.0, 0.0, -1.0, 0.0, -0.0, -2.0, 0.0, -0.0], dtype)[None, None, :, None]
-    layer = LAYER((1, 2), dtype=dtype)
-    assert use_indexed() == []
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        y = layer(x)
-    np.testing.assert_array_equal(tf.cast(y, tf.float32)[0, 0, :, 0], [0, 0, 0, 0])
-    gradient = tape.gradient(y, x)  # of the first of two zeros
-    np.testing.assert_array_equal(
-        tf.cast(gradient, tf.float32)[0, 0, :, 0], [1, 0, 0, 1, 1, 0, 1, 0]
-    )
+    x = tf.cast([-0.0, 0.0, -1.0, 0.0, -0.0, -2.0, 0.0, -0.0], dtype)
+    own = use_indexed()
+    y, gradient = with_ones_back(LAYER((1, 2), dtype=dtype), x[None, None, :, None])
+    assert own == []
+    np.testing.assert_array_equal(y.flat, [0, 0, 0, 0])
+    np.testing.assert_array_equal(gradient.flat, [1, 0, 0, 1, 1, 0, 1, 0])  # the first of two
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@DTYPES
+def test_denormals_are_told_apart(use_indexed, dtype):
+    bits = np.array([1, 2, 3], np.int32 if dtype == "float32" else np.int16)
+    x = tf.bitcast(bits, dtype)
+    own = use_indexed()
+    _, gradient = with_ones_back(LAYER((1, 3), dtype=dtype), x[None, None, :, None])
+    assert own == []
+    np.testing.assert_array_equal(gradient.flat, [0, 0, 1])
+
+
+@DTYPES
 @pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf])
 def test_nan_and_infinity_come_through(use_indexed, value, dtype):
+    own = use_indexed()
     for place in (0, 4, 8):
         x = np.random.default_rng(0).normal(size=(1, 3, 3, 1)).astype(np.float32)
         x.flat[place] = value
         assert np.signbit(x.flat[place]) == np.signbit(value)  # of NaN, too
-        use_indexed()
-        y = LAYER(3, dtype=dtype)(tf.cast(x, dtype))
-        np.testing.assert_array_equal(tf.cast(y, tf.float32).numpy().flat, [value])
+        y, _ = with_ones_back(LAYER(3, dtype=dtype), tf.cast(x, dtype))
+        np.testing.assert_array_equal(y.flat, [value])
+    assert own == []
 
 
 @pytest.mark.parametrize(("window", "strides"), [(3, 1), (2, None), (3, 2)])
 def test_where_all_is_minus_infinity_no_gradient_goes_to_padding(use_indexed, window, strides):
     x = tf.fill([1, 3, 3, 1], -np.inf)
     layer = LAYER(window, strides=strides, padding="same")
-
-    def value_and_ones_back(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = layer(x)
-        return y, tape.gradient(y, x, output_gradients=tf.ones_like(y))
-
-    expected = tf.function(value_and_ones_back, jit_compile=True)(x)
-    assert use_indexed() == []
-    received = tf.function(value_and_ones_back, jit_compile=True)(x)
+    expected = with_ones_back(layer, x)
+    own = use_indexed()
+    received = with_ones_back(layer, x)
+    assert own == []
     for ours, theirs in zip(received, expected, strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("padding", ["valid", "same"])
+def test_its_gradient_has_a_gradient(use_indexed, padding):
+    x = tf.constant(np.random.default_rng(0).normal(size=(2, 7, 6, 2)), tf.float32)
+    layer = LAYER((3, 2), strides=(2, 3), padding=padding)
+
+    def penalty(x):
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                loss = tf.reduce_sum(layer(x) ** 3)
+            gradient = inner.gradient(loss, x)
+            penalty = tf.reduce_sum(gradient**2)
+        return penalty, outer.gradient(penalty, x)
+
+    expected = tf.function(penalty)(x)
+    own = use_indexed()
+    received = tf.function(penalty, jit_compile=True)(x)
+    assert own == []
+    for ours, theirs in zip(received, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+
+
+@pytest.mark.gpu
+@DTYPES
+def test_a_gpu_has_the_cpus_bits(use_indexed, dtype):
+    random = np.random.default_rng(0)
+    values = [0.0, -0.0, 1.0, 2.0, -1.0, np.inf, -np.inf, np.nan]
+    odds = [0.2, 0.2, 0.2, 0.2, 0.17, 0.01, 0.01, 0.01]
+    x = random.choice(values, (8, 15, 14, 64), p=odds)
+    own = use_indexed()
+    found = []
+    for device in ("/cpu:0", "/gpu:0"):
+        with tf.device(device):
+            found.append(with_ones_back(LAYER(3, strides=2, dtype=dtype), tf.cast(x, dtype)))
+    assert own == []
+    for on_cpu, on_gpu in zip(*found, strict=True):
+        np.testing.assert_array_equal(on_gpu, on_cpu)
 
 
 @pytest.mark.parametrize(
