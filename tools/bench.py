@@ -8,12 +8,12 @@
 Rows and goals are in tools/bench_arms/rows.py. `--rows` takes names or the beginnings of names; by
 default all that the machine's GPUs allow. Each arm is a process that is set up once; then stretches
 of all arms of a row take turns: steps that are dropped, and steps that are timed. The median of an
-arm's stretches counts, and the best arm of each side. Each row's JSON file holds every arm's
-settings, hardware, versions and stretches, the command and the date.
+arm's stretches counts, and the best arm of each side. Each row's JSON file, written after each
+turn, holds every arm's settings, hardware, versions and stretches, the command and the date.
 
 Without GPUs, rows for one run on the CPU, where they say whether this program works, and no more.
 Imports no TensorFlow and no torch. The last line of standard output is JSON. Exit codes: 0 done, 1
-an arm failed (the other rows went on), 2 a mistake in the call, 130 or 143 interrupted.
+a row failed (the others went on), 2 a mistake in the call, 130 or 143 interrupted.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import pathlib
 import shlex
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from bench_arms.arm_process import ArmError, ArmProcess
 from bench_arms.machine import (
@@ -42,7 +42,7 @@ from bench_arms.speed_table import speed_table
 ARMS, RESULTS = TOOLS / "bench_arms", TOOLS / "results"
 LIMIT_S = 600  # for an arm to be set up, and for a stretch
 WORK = ("steps", "drop", "batch", "image_size", "model")  # of every arm
-FOLDERS = ("jpegs", "mnist")  # of those that need them
+FOLDERS = {"jpegs": ".", "mnist": "training"}  # of those that need them, and what is in them
 
 
 class UsageError(Exception):
@@ -107,15 +107,15 @@ def measure(options: argparse.Namespace, arguments: Sequence[str]) -> int:
                 keep_reason(facts | {"not run": reason}, options.output)
             continue
         try:
-            found = measure_with(row, options, num_gpus)
+            for found in measure_with(row, options, num_gpus):
+                ratios[label] = found["ratio"]
+                so_far = f"after {found['repeats']} of {options.repeats} turns"
+                print(f"{label}: {found['ratio']:.4g}; goal {row.goal:g}; {so_far}", flush=True)
+                if options.output:
+                    write(facts | found, options.output)
         except ArmError as error:
             print(f"bench: error: {label}: {error}", file=sys.stderr, flush=True)
             failed = True
-            continue
-        ratios[label] = found["ratio"]
-        print(f"{label}: {found['ratio']:.4g}; goal {row.goal:g}", flush=True)
-        if options.output:
-            write(facts | found, options.output)
     print(json.dumps(ratios))
     return 1 if failed else 0
 
@@ -130,26 +130,22 @@ def facts_of(row: Row, options: argparse.Namespace, *, hardware: str) -> dict:
         "gpus": row.gpus,
         "hardware": hardware,
         "date": datetime.date.today().isoformat(),
-        "repeats": options.repeats,
     }
 
 
-def measure_with(row: Row, options: argparse.Namespace, num_gpus: int) -> dict:
-    """Returns what came of a row, in this machine's processes."""
+def measure_with(row: Row, options: argparse.Namespace, num_gpus: int) -> Iterator[dict]:
+    """Yields what came of a row so far, in this machine's processes."""
     with tempfile.TemporaryDirectory() as scratch:
 
         def start(name, settings, environment):
             num_seen = settings.get("gpus", min(num_gpus, 1))
             added = environment | settings.get("environment", {})
-            return ArmProcess(
-                name,
-                command_of(settings, torch_python=options.torch_python, scratch=scratch),
-                settings,
-                environment=environment_of(num_seen) | added,
-            )
+            command = command_of(settings, torch_python=options.torch_python, scratch=scratch)
+            own = environment_of(num_seen, python=command[0])
+            return ArmProcess(name, command, settings, environment=own | added)
 
         row = with_work(row, options)
-        return measure_row(row, start, repeats=options.repeats, limit_s=LIMIT_S)
+        yield from measure_row(row, start, repeats=options.repeats, limit_s=LIMIT_S)
 
 
 def with_work(row: Row, options: argparse.Namespace) -> Row:
@@ -192,8 +188,9 @@ def lacking(row: Row, options: argparse.Namespace, num_gpus: int) -> str | None:
     for name in {*row.needs} & {*FOLDERS}:
         if getattr(options, name) is None:
             return f"needs --{name}=DIR"
-        if not getattr(options, name).is_dir():
-            return f"--{name}={getattr(options, name)} is no folder"
+        if not (getattr(options, name) / FOLDERS[name]).is_dir():
+            within = "" if FOLDERS[name] == "." else f" with {FOLDERS[name]} in it"
+            return f"--{name}={getattr(options, name)} is no folder{within}"
     if "torch" in row.needs and not has_torch(options.torch_python):
         return f"{options.torch_python} has no torch and torchvision; say --torch-python"
     return None

@@ -184,7 +184,8 @@ def run_arm(name: str, command: list[str], scratch: pathlib.Path, *, num_gpus: i
     is_ours, workdir, log = name == "ours", scratch / "run", scratch / "log.txt"
     command = [*command, f"--workdir={workdir}"] if is_ours else command
     caches = ("XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-    environment = environment_of(num_gpus) | {each: str(scratch / each) for each in caches}
+    own = environment_of(num_gpus, python=command[0])
+    environment = own | {each: str(scratch / each) for each in caches}
     with open(log, "wb") as errors, open(scratch / "out.txt", "wb") as output:
         process = subprocess.Popen(
             command,

@@ -92,7 +92,7 @@ def row_of(bench, name, gpus=1):
 
 
 def test_arms_take_turns_and_their_medians_count(bench, fake, a_row, tmp_path):
-    found = bench.measure_row(a_row(), fake, repeats=3, limit_s=60)
+    *_, found = bench.measure_row(a_row(), fake, repeats=3, limit_s=60)
     assert (tmp_path / "turns").read_text().split() == ["a", "b"] * 3
     assert found["ratio"] == 2.0
     assert found["is_met"]
@@ -107,7 +107,7 @@ def test_the_best_arm_of_each_side_counts(bench, fake, a_row):
         {"a": {"values": [3.0]}, "c": {"values": [6.0]}},
         {"b": {"values": [2.0]}, "d": {"values": [5.0]}},
     )
-    found = bench.measure_row(row, fake, repeats=1, limit_s=60)
+    *_, found = bench.measure_row(row, fake, repeats=1, limit_s=60)
     assert (found["ours"], found["best rival"], found["ratio"]) == ("c", "d", 1.2)
     assert found["ratio to each rival"] == {"b": 3.0, "d": 1.2}
     assert not found["is_met"]
@@ -120,7 +120,7 @@ def test_of_memory_less_is_better(bench, fake, a_row):
         {"b": {"values": [2.0], **values}, "d": {"values": [5.0], **values}},
         measure="peak_memory_mib",
     )
-    found = bench.measure_row(row, fake, repeats=1, limit_s=60)
+    *_, found = bench.measure_row(row, fake, repeats=1, limit_s=60)
     assert (found["ours"], found["best rival"], found["ratio"]) == ("a", "b", 1.5)
     assert found["is_met"]
 
@@ -128,7 +128,7 @@ def test_of_memory_less_is_better(bench, fake, a_row):
 def test_step_times_become_percentiles(bench, fake, a_row):
     steps = [0.01] * 98 + [0.02] * 3
     row = a_row({"a": {"values": [3.0], "steps": steps}}, step_goal=1.5)
-    found = bench.measure_row(row, fake, repeats=1, limit_s=60)
+    *_, found = bench.measure_row(row, fake, repeats=1, limit_s=60)
     (stretch,) = found["arms"]["a"]["stretches"]
     assert stretch == {"images_per_second": 3.0, "step_p50_s": 0.01, "step_p99_s": 0.02}
     assert found["p99/p50"] == 2
@@ -143,7 +143,7 @@ def test_starts_are_cold_then_warm_by_the_same_folder(bench, fake, a_row):
         return fake(name, settings, environment)
 
     row = dataclasses.replace(a_row(measure="seconds_to_first_step"), rivals={})
-    found = bench.measure_row(row, start, repeats=2, limit_s=60)
+    *_, found = bench.measure_row(row, start, repeats=2, limit_s=60)
     assert [name for name, _ in folders] == ["a, cold", "a, warm"] * 2
     assert folders[0][1] == folders[1][1] != folders[2][1] == folders[3][1]
     assert (found["ours"], found["best rival"], found["ratio"]) == ("warm", "cold", 1)
@@ -167,9 +167,38 @@ def test_a_dead_or_silent_arm_is_named(bench, fake, a_row, settings, limit_s, se
 
     row = a_row(rivals={"b": {"values": [2.0], **settings}})
     with pytest.raises(bench.ArmError) as error:
-        bench.measure_row(row, start, repeats=1, limit_s=limit_s)
+        list(bench.measure_row(row, start, repeats=1, limit_s=limit_s))
     assert sentence in str(error.value)
     assert all(each._process.poll() is not None for each in running)
+
+
+def test_a_side_goes_on_without_an_arm_that_fails(bench, fake, a_row, capsys):
+    rivals = {
+        "b": {"values": [2.0, 2.0]},
+        "dead": {"values": [], "dies": "at once"},
+        "dying": {"values": [], "dies": "later"},
+    }
+    first, second = bench.measure_row(a_row(rivals=rivals), fake, repeats=2, limit_s=60)
+    assert (first["repeats"], first["ratio"]) == (1, 1.5)
+    assert (second["repeats"], second["ratio"]) == (2, 3.0)
+    assert second["ratio to each rival"] == {"b": 3.0}
+    assert "something about a GPU" in second["rivals"]["dead"]["failed"]
+    assert "exit code 3" in second["rivals"]["dying"]["failed"]
+    assert capsys.readouterr().err.count("bench: arm 'd") == 2
+
+
+def test_an_arm_that_is_silent_is_ended_at_once(bench, fake, a_row):
+    running = {}
+
+    def start(name, *arguments):
+        if name == "next":
+            assert running["silent"]._process.poll() is not None
+        running[name] = fake(name, *arguments)
+        return running[name]
+
+    row = a_row(rivals={"silent": {"sleeps": 60}, "next": {"values": [1.0]}})
+    (found,) = bench.measure_row(row, start, repeats=1, limit_s=5)
+    assert "said nothing for 5 s" in found["rivals"]["silent"]["failed"]
 
 
 def test_an_arm_whose_driver_is_gone_ends(tmp_path):
@@ -222,8 +251,8 @@ def test_rows_that_lack_something_are_not_run_and_the_reason_is_kept(
     bench, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr(bench, "gpu_names", lambda: ["NVIDIA H200"])
-    measured = {"ratio": 1.0}
-    monkeypatch.setattr(bench, "measure_with", lambda *_: measured)
+    measured = {"ratio": 1.0, "repeats": 3}
+    monkeypatch.setattr(bench, "measure_with", lambda *_: iter([measured]))
     flags = [f"--output={tmp_path}", "--torch-python=/no/python"]
     assert bench.main(["--rows=S,E,D1", *flags]) == 0
     printed = capsys.readouterr().out.splitlines()
@@ -240,22 +269,25 @@ def test_rows_that_lack_something_are_not_run_and_the_reason_is_kept(
     assert found["ratio"] == 1.0  # a reason takes the place of no figure
 
 
-def test_a_failed_row_does_not_stop_the_others(bench, tmp_path, capsys, monkeypatch):
+def test_a_failed_row_does_not_stop_the_others_and_keeps_its_turns(
+    bench, tmp_path, capsys, monkeypatch
+):
     def measure(row, *_):
-        if row.name == "S1":
+        if row.name != "S1":
+            yield {"ratio": 2.0, "repeats": 1}
+        if row.name != "S4":
             raise bench.ArmError("arm 'a' ended with exit code 1")
-        return {"ratio": 2.0}
 
     monkeypatch.setattr(bench, "gpu_names", list)
     monkeypatch.setattr(bench, "measure_with", measure)
-    assert bench.main(["--rows=S1,S4", f"--output={tmp_path}"]) == 1
+    assert bench.main(["--rows=S1,S2,S4", f"--output={tmp_path}"]) == 1
     printed = capsys.readouterr()
-    assert "arm 'a' ended with exit code 1" in printed.err
-    assert list(json.loads(printed.out.splitlines()[-1]).values()) == [2.0]
-    (file,) = tmp_path.iterdir()
+    assert printed.err.count("arm 'a' ended with exit code 1") == 2
+    assert list(json.loads(printed.out.splitlines()[-1]).values()) == [2.0, 2.0]
+    _, file = sorted(tmp_path.iterdir())
     found = json.loads(file.read_text())
     assert (found["row"], found["goal"], found["gpus"], found["ratio"]) == ("S4", 2.5, 1, 2.0)
-    assert found["command"] == f"python tools/bench.py --rows=S1,S4 --output={tmp_path}"
+    assert found["command"] == f"python tools/bench.py --rows=S1,S2,S4 --output={tmp_path}"
     assert found["date"]
 
 
@@ -289,6 +321,24 @@ def test_an_arm_sees_so_many_gpus(bench, monkeypatch):
     assert bench.environment_of(2)["CUDA_VISIBLE_DEVICES"] == "4,6"
     assert bench.environment_of(0)["CUDA_VISIBLE_DEVICES"] == "-1"
     assert bench.hardware(["NVIDIA H100 80GB HBM3"], num_used=2) == "2xH100-80GB-HBM3"
+
+
+def test_another_interpreter_does_not_get_this_ones_libraries(bench, monkeypatch):
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/of/this/one")
+    monkeypatch.setenv("PYTHONPATH", "/its/packages")
+    own, other = bench.environment_of(0), bench.environment_of(0, python="/another/python")
+    assert own["LD_LIBRARY_PATH"] == "/of/this/one"
+    assert own["PYTHONPATH"] == f"{TOOLS}:/its/packages"
+    assert "LD_LIBRARY_PATH" not in other
+    assert other["PYTHONPATH"] == str(TOOLS)
+
+
+def test_a_folder_that_is_not_laid_out_so_is_named_before_anything_runs(bench, tmp_path):
+    options = bench.parse([f"--mnist={tmp_path}"])
+    row = row_of(bench, "T1a")
+    assert bench.lacking(row, options, 1) == f"--mnist={tmp_path} is no folder with training in it"
+    (tmp_path / "training").mkdir()
+    assert bench.lacking(row, options, 1) is None
 
 
 def test_the_table_has_a_line_for_each_row_and_machine(bench, tmp_path):
@@ -387,7 +437,8 @@ def test_arms_run_that_are_fed_by_tf_data(bench):
     rivals = {name: each | quick for name, each in row.rivals.items()}
     first, *others = rivals.items()
     row = dataclasses.replace(row, ours=dict([first]), rivals=dict(others))
-    check_arms(bench.measure_with(row, bench.parse(SMALL), 0))
+    *_, found = bench.measure_with(row, bench.parse(SMALL), 0)
+    check_arms(found)
 
 
 @pytest.mark.slow
@@ -405,4 +456,5 @@ def test_an_arm_of_two_processes_runs(bench):
     both = {name: row.ours["one process"] | each for name, each in both.items()}
     row = dataclasses.replace(row, ours={"2": both["2"]}, rivals={"0": both["0"]})
     options = bench.parse([*SMALL, "--repeats=2"])
-    check_arms(bench.measure_with(row, options, 0))
+    *_, found = bench.measure_with(row, options, 0)
+    check_arms(found)

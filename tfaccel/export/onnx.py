@@ -13,6 +13,7 @@ The libraries are the extra `onnx`.
 
 import importlib.util
 import logging
+import os
 import pathlib
 
 import keras
@@ -52,6 +53,9 @@ def write(model: keras.Model, images: Images | None, path: pathlib.Path) -> None
     import tf2onnx
 
     logging.getLogger("tf2onnx").setLevel(logging.CRITICAL)  # what it cannot is said below
+    # Its optimizer begins a session on every GPU, also on those that are not this run's, and would
+    # take all their memory.
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     function, specs = pixels_to_answers(model, images) if images else inputs_to_outputs(model)
     named = _named(function, {each.name for each in specs})
     traced = tf.function(named, input_signature=specs, autograph=False)

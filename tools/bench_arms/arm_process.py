@@ -53,7 +53,7 @@ class ArmProcess:
           settings: JSON-ready, what the arm is to do.
           environment: of the process.
         """
-        self.name, self._num_stretches = name, 0
+        self.name, self._num_stretches, self._is_over = name, 0, False
         self._temporary = tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True)
         self._folder = pathlib.Path(self._temporary.name)
         facts = {"driver": os.getpid(), "started": time.time()}
@@ -75,11 +75,11 @@ class ArmProcess:
     def __exit__(self, kind, *_):
         """Ends the arm: as it likes to, or where something went wrong at once."""
         try:
-            if kind is None:
+            if kind is None and not self._is_over:
                 self.tell_end()
                 self._wait()
         finally:
-            self._kill()
+            self.kill()
 
     def tell_end(self) -> None:
         """Lets the arm end, and does not wait for it."""
@@ -103,6 +103,19 @@ class ArmProcess:
         (self._folder / f"go-{number}").touch()
         return self._answer(f"result-{number}.json", limit_s)
 
+    def kill(self) -> None:
+        """Ends what is left of the arm, and of what it has started."""
+        if self._is_over:
+            return
+        try:
+            self._signal_all(signal.SIGTERM)  # so that a launcher ends its ranks
+            self._wait()
+        finally:
+            self._signal_all(signal.SIGKILL)
+            self._process.wait()
+            self._temporary.cleanup()
+            self._is_over = True
+
     def _answer(self, name: str, limit_s: float) -> dict:
         path, ends = self._folder / name, time.monotonic() + limit_s
         while not path.exists():
@@ -117,16 +130,6 @@ class ArmProcess:
     def _log_end(self) -> str:
         lines = (self._folder / "log.txt").read_text(errors="replace").splitlines()[-LOG_LINES:]
         return "; its last lines:\n" + "\n".join(f"  {line}" for line in lines)
-
-    def _kill(self) -> None:
-        """Ends what is left of the arm, and of what it has started."""
-        try:
-            self._signal_all(signal.SIGTERM)  # so that a launcher ends its ranks
-            self._wait()
-        finally:
-            self._signal_all(signal.SIGKILL)
-            self._process.wait()
-            self._temporary.cleanup()
 
     def _wait(self) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):

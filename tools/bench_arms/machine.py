@@ -18,13 +18,23 @@ import pynvml
 TOOLS = pathlib.Path(__file__).parents[1]
 
 
-def environment_of(num_gpus: int) -> dict[str, str]:
-    """Returns the environment of an arm, which sees so many of the GPUs that this process sees."""
+def environment_of(num_gpus: int, *, python: str = sys.executable) -> dict[str, str]:
+    """Returns the environment of an arm, which sees so many of the GPUs that this process sees.
+
+    Args:
+      num_gpus: that it sees.
+      python: the arm's interpreter. Another one than this has packages and libraries of its own:
+        its torch would end with this one's cuDNN, which LD_LIBRARY_PATH has it find first.
+    """
+    inherited = dict(os.environ)
+    if python != sys.executable:
+        for name in ("LD_LIBRARY_PATH", "PYTHONPATH"):
+            inherited.pop(name, None)
     own = {
         "CUDA_VISIBLE_DEVICES": ",".join(visible_gpus()[:num_gpus]) or "-1",
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(TOOLS), os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(TOOLS), inherited.get("PYTHONPATH")])),
     }
-    return {"TF_CPP_MIN_LOG_LEVEL": "2"} | os.environ | own
+    return {"TF_CPP_MIN_LOG_LEVEL": "2"} | inherited | own
 
 
 @contextlib.contextmanager

@@ -1,27 +1,32 @@
 """One row: its arms set up, then timed in turn, and what came of it.
 
-Takes a row and what starts an arm; gives what the row's JSON file holds of it.
+Takes a row and what starts an arm; gives what the row's JSON file holds of it, after each turn.
 
-    measure_row(row, start, repeats=3, limit_s=600)
+    for found in measure_row(row, start, repeats=3, limit_s=600):
+        write(found)
 
 Arms stay alive between their turns, so that both sides meet the same state of the machine without
 compiling again. They are set up one after the other: XLA and cuDNN choose kernels by timing them.
+Where one of several fails, its side goes on with the others.
 """
 
 import contextlib
 import statistics
+import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
-from bench_arms.arm_process import ArmProcess
+from bench_arms.arm_process import ArmError, ArmProcess
 from bench_arms.rows import START, Row
 
 # Starts an arm, from its name, its settings, and what to add to its environment.
 Start = Callable[[str, dict, Mapping[str, str]], ArmProcess]
+# What is recorded of our arms, by name, and of the rivals'.
+Sides = tuple[dict[str, dict], dict[str, dict]]
 
 
-def measure_row(row: Row, start: Start, *, repeats: int, limit_s: float) -> dict:
-    """Returns the row's arms, what each gave, and the ratio.
+def measure_row(row: Row, start: Start, *, repeats: int, limit_s: float) -> Iterator[dict]:
+    """Yields, after each turn of all arms, what each gave so far, and the ratio.
 
     Args:
       row: what is measured.
@@ -30,11 +35,19 @@ def measure_row(row: Row, start: Start, *, repeats: int, limit_s: float) -> dict
       limit_s: for an arm to be set up, and for a stretch.
 
     Raises:
-      ArmError: an arm died, or said nothing for so long.
+      ArmError: all arms of a side died, or said nothing for so long.
     """
     measure = measure_starts if row.measure == START else measure_stretches
-    arms = measure(row, start, repeats=repeats, limit_s=limit_s)
-    sides = [{name: each["median"] for name, each in side.items()} for side in arms]
+    turns = measure(row, start, repeats=repeats, limit_s=limit_s)
+    for number, sides in enumerate(turns, start=1):
+        yield {"repeats": number} | result_of(row, sides)
+
+
+def result_of(row: Row, arms: Sides) -> dict:
+    """Returns what a row's file holds of its arms, and the ratio of the best of each side."""
+    sides = [
+        {name: each["median"] for name, each in side.items() if "median" in each} for side in arms
+    ]
     best = [(max if row.is_rate else min)(side, key=side.get) for side in sides]
     ours, rivals = (side[name] for side, name in zip(sides, best, strict=True))
     result = {
@@ -53,35 +66,57 @@ def measure_row(row: Row, start: Start, *, repeats: int, limit_s: float) -> dict
             if "step_p99_s" in each
         )
         result |= {"p99/p50": ratio, "is_met": result["is_met"] and ratio <= row.step_goal}
-    environment = next(iter(arms[0].values()))["environment"]
+    environment = arms[0][best[0]]["environment"]
     return result | {"environment": environment, "arms": arms[0], "rivals": arms[1]}
 
 
-def measure_stretches(row: Row, start: Start, *, repeats: int, limit_s: float) -> tuple:
-    """Returns both sides' arms, whose stretches took turns."""
+def measure_stretches(row: Row, start: Start, *, repeats: int, limit_s: float) -> Iterator[Sides]:
+    """Yields both sides' arms after each turn, in which each has a stretch."""
+    sides, running = ({}, {}), []
     with contextlib.ExitStack() as stack:
-
-        def set_up(name, settings):
-            arm = stack.enter_context(start(name, settings, {}))
-            return arm, as_recorded(arm.ready(limit_s=limit_s)) | {"stretches": []}
-
-        sides = [
-            {name: set_up(name, settings) for name, settings in arms.items()}
-            for arms in (row.ours, row.rivals)
-        ]
-        both = [each for side in sides for each in side.values()]
+        for side, arms in zip(sides, (row.ours, row.rivals), strict=True):
+            for name, settings in arms.items():
+                arm = stack.enter_context(start(name, settings, {}))
+                record = side[name] = {"stretches": []}
+                running.append((arm, record))
+                with out_if_it_fails(arm, record):
+                    record |= as_recorded(arm.ready(limit_s=limit_s))
+            check_any_is_left(side)
         for _ in range(repeats):
-            for arm, record in both:
-                record["stretches"].append(with_percentiles(arm.stretch(limit_s=limit_s)))
-        for arm, _ in both:
+            running = [(arm, record) for arm, record in running if "failed" not in record]
+            for arm, record in running:
+                with out_if_it_fails(arm, record):
+                    stretch = with_percentiles(arm.stretch(limit_s=limit_s))
+                    record["stretches"].append(stretch)
+                    values = [each[row.measure] for each in record["stretches"]]
+                    record["median"] = statistics.median(values)
+            for side in sides:
+                check_any_is_left(side)
+            yield sides
+        for arm, _ in running:
             arm.tell_end()  # all at once: then none is waited for long
-    for _, record in both:
-        record["median"] = statistics.median(each[row.measure] for each in record["stretches"])
-    return tuple({name: record for name, (_, record) in side.items()} for side in sides)
 
 
-def measure_starts(row: Row, start: Start, *, repeats: int, limit_s: float) -> tuple:
-    """Returns the starts of one arm, with a warm compile cache, and with a cold one, in turn.
+@contextlib.contextmanager
+def out_if_it_fails(arm: ArmProcess, record: dict) -> Iterator[None]:
+    """Ends an arm that fails, and records why."""
+    try:
+        yield
+    except ArmError as error:
+        print(f"bench: {error}", file=sys.stderr, flush=True)
+        record["failed"] = str(error)
+        arm.kill()
+
+
+def check_any_is_left(side: Mapping[str, dict]) -> None:
+    """Raises ArmError where all arms of a side have failed."""
+    failures = [each["failed"] for each in side.values() if "failed" in each]
+    if len(failures) == len(side):
+        raise ArmError("\n".join(failures))
+
+
+def measure_starts(row: Row, start: Start, *, repeats: int, limit_s: float) -> Iterator[Sides]:
+    """Yields the starts of one arm, with a warm compile cache, and a cold one, after each pair.
 
     Each pair has a new folder for what is cached. A process starts when the one before has ended.
     """
@@ -94,10 +129,8 @@ def measure_starts(row: Row, start: Start, *, repeats: int, limit_s: float) -> t
                     ready = as_recorded(process.ready(limit_s=limit_s))
                 arm = sides[side].setdefault(label, ready | {"starts": []})
                 arm["starts"].append(ready[START])
-    for side in sides:
-        for arm in side.values():
-            arm["median"] = statistics.median(arm["starts"])
-    return sides
+                arm["median"] = statistics.median(arm["starts"])
+        yield sides
 
 
 def as_recorded(ready: dict) -> dict:
