@@ -71,6 +71,25 @@ def test_the_command_prints_the_table_and_writes_the_report(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("planted")
+def test_an_interruption_leaves_the_report_of_what_was_measured(tmp_path, capsys, monkeypatch):
+    class Interrupted(PlantedArm):
+        def stretch(self):
+            if self.config.runtime.xla:
+                raise KeyboardInterrupt
+            return super().stretch()
+
+    monkeypatch.setattr(room, "ArmProcess", Interrupted)
+    out = tmp_path / "report"
+    with pytest.raises(KeyboardInterrupt):
+        main.main(["compare", DIGITS, "--repeats=3", f"--out={out}"])
+    assert f"interrupted; {out} has what was measured before" in capsys.readouterr().err
+    rows = json.loads((out / "results.json").read_text())["rows"]
+    assert [each["status"] for each in rows] == ["plain", "left out"]
+    assert rows[-1]["why"] == "interrupted"
+    assert (out / "report.html").is_file()
+
+
+@pytest.mark.usefixtures("planted")
 def test_json_is_all_that_is_printed(capsys):
     assert main.main(["compare", DIGITS, "--repeats=3", "--grid", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)

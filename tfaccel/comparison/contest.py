@@ -152,6 +152,9 @@ class Contest:
                 step(row)
             except OutOfTimeError:
                 row.status, row.why = "left out", "the time was over before it was measured"
+            except KeyboardInterrupt:
+                row.status, row.why = "left out", "interrupted"
+                raise
             except ArmError as error:
                 row.status, row.why = "failed", str(error)
         rate = f", {row.rate:,.0f} images/s" if row.rates else ""

@@ -80,6 +80,7 @@ def compare(
 
     Raises:
       UserError: a mistake in the call or in the data.
+      KeyboardInterrupt: Ctrl-C; the report of what was measured before is written.
     """
     config = parse(config) if isinstance(config, ml_collections.ConfigDict) else config
     check_int("steps", steps, at_least=1)
@@ -106,13 +107,20 @@ def compare(
                 forecast(start_s, stretch_s, numbers, repeats, on_gpu=bool(facts.gpu_ids))
             ),
         )
-        contest.run(levels, every_combination if grid else one_by_one)
+        interrupted = None
+        try:
+            contest.run(levels, every_combination if grid else one_by_one)
+        except KeyboardInterrupt as error:
+            interrupted = error
     how = _how(contest, plan, facts, grid=grid)
     comparison = _comparison(config, facts, contest, name=name, command=command, how=how)
     asked = {"steps": steps, "repeats": repeats, "minutes": minutes, "grid": grid}
     comparison = dataclasses.replace(comparison, settings=asked)
     if folder:
         page.write(comparison, folder)
+    if interrupted:
+        say(f"interrupted; {f'{folder} has' if folder else 'above is'} what was measured before")
+        raise interrupted
     return comparison
 
 
