@@ -163,6 +163,21 @@ def test_replicas_compile_alike(monkeypatch, given, wanted):
         assert os.environ["XLA_FLAGS"] == wanted
 
 
+def test_xla_waits_for_replicas_that_are_still_compiled(monkeypatch):
+    own = "--xla_gpu_executable_terminate_timeout=7"
+    monkeypatch.setenv("XLA_FLAGS", own)
+    for _ in range(2):
+        runtime._wait_for_compilation()
+    flags = os.environ["XLA_FLAGS"].split()
+    assert len(flags) == 4
+    assert flags[0] == own
+    assert "--xla_gpu_first_collective_call_terminate_timeout_seconds=600" in flags
+    # XLA ends a process that has a flag which it does not know.
+    in_new_process(
+        "import tensorflow as tf; tf.function(lambda: tf.constant(1), jit_compile=True)()"
+    )
+
+
 def test_a_choice_by_the_user_is_said_to_be_one(monkeypatch, caplog):
     monkeypatch.setenv("XLA_FLAGS", f"{NO_TIMING[:-5]}true")
     with caplog.at_level(logging.INFO, logger="tfaccel"):

@@ -43,6 +43,14 @@ log = logging.getLogger("tfaccel")
 
 ALONE = Cluster()
 FUSION_AUTOTUNER = "xla_gpu_experimental_enable_fusion_autotuner"
+# XLA's patience with replicas that are not yet where the others wait for them, in seconds: before
+# it says so (10 and 20 by default), and before it ends the process (30 and 40).
+XLA_PATIENCE_S = {
+    "xla_gpu_executable_warn_stuck_timeout": 120,
+    "xla_gpu_first_collective_call_warn_stuck_timeout_seconds": 120,
+    "xla_gpu_executable_terminate_timeout": 600,
+    "xla_gpu_first_collective_call_terminate_timeout_seconds": 600,
+}
 PERSISTENT_NORM = "TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"
 
 
@@ -113,6 +121,7 @@ def configure(config: RuntimeConfig, cluster: Cluster = ALONE) -> Runtime:
     log.info("tf32: %s, xla: %s, seed: %d", _on(config.tf32), _on(config.xla), config.seed)
     if config.xla and gpu_ids and len(gpu_ids) * cluster.num_workers > 1:
         _compile_alike()
+        _wait_for_compilation()
     keras.utils.set_random_seed(config.seed)
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()
@@ -149,12 +158,29 @@ def _compile_alike() -> None:
     It compiles a step for each GPU. Timings differ, so that one may sum in another order than its
     neighbour: with global_clipnorm two H200s drifted apart within ten steps (TensorFlow 2.21).
     """
-    flags = os.environ.get("XLA_FLAGS", "")
-    if FUSION_AUTOTUNER in flags:
+    if _add_xla_flag(FUSION_AUTOTUNER, "false"):
+        log.info("xla: fusions are chosen without timing them, so that all replicas round alike")
+    else:
         log.info("xla: XLA_FLAGS decides on %s; replicas may round differently", FUSION_AUTOTUNER)
-        return
-    os.environ["XLA_FLAGS"] = f"{flags} --{FUSION_AUTOTUNER}=false".strip()
-    log.info("xla: fusions are chosen without timing them, so that all replicas round alike")
+
+
+def _wait_for_compilation() -> None:
+    """Lets XLA wait for replicas whose step is still compiled, before it reads its flags.
+
+    Where a sum over replicas is in their programs, one that is compiled, or came from the cache,
+    waits in it for the others. ResNet-50 takes 70 to 150 s to compile, and XLA ends the process
+    after 30 s.
+    """
+    for name, seconds in XLA_PATIENCE_S.items():
+        _add_xla_flag(name, seconds)
+
+
+def _add_xla_flag(name: str, value) -> bool:
+    """Adds to XLA_FLAGS what the user has not set there; returns whether it is there as wanted."""
+    flags, wanted = os.environ.get("XLA_FLAGS", ""), f"--{name}={value}"
+    if name not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {wanted}".strip()
+    return wanted in os.environ["XLA_FLAGS"]
 
 
 def _norm_channels_last() -> None:
