@@ -35,9 +35,12 @@ DTYPES = {
 SIZES = (2, 0, 3)  # along the axis to gather, by rank
 
 
-@pytest.mark.parametrize("num_replicas", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_replicas_of_one_process(num_replicas):
-    run_together(f"check_replicas({num_replicas})")
+@pytest.mark.parametrize(
+    ("num_replicas", "most_dtypes"),
+    [(2, 2), *(pytest.param(each, 9, marks=pytest.mark.slow) for each in (2, 3))],
+)
+def test_replicas_of_one_process(num_replicas, most_dtypes):
+    run_together(f"check_replicas({num_replicas}, {most_dtypes})")
 
 
 @pytest.mark.slow  # half a minute; that workers sum and gather, tests/test_workers.py sees too
@@ -68,7 +71,8 @@ def free_ports(num):
     return ports
 
 
-def check_replicas(num_replicas):
+def check_replicas(num_replicas, most_dtypes):
+    DTYPES.update({op: dtypes[:most_dtypes] for op, dtypes in DTYPES.items()})
     cpu = tf.config.list_physical_devices("CPU")[0]
     logical = [tf.config.LogicalDeviceConfiguration()] * num_replicas
     tf.config.set_logical_device_configuration(cpu, logical)

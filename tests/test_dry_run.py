@@ -51,6 +51,7 @@ def start_two(start):
     return addresses, [start(named, f"--worker-index={index}") for index in range(2)]
 
 
+@pytest.mark.slow  # two trainings
 def test_two_workers_that_flags_name(start, tmp_path):
     addresses, workers = start_two(start)
     first, second = map(lines, workers)

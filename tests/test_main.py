@@ -341,6 +341,7 @@ def test_a_run_prints_its_result_and_leaves_its_folder(command, tmp_path, caplog
     assert exported.serve(image)["probabilities"].shape == (1, 10)
 
 
+@pytest.mark.slow  # a training of its own; tests/logs/test_terminal.py has the rest
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="no pseudo-terminals")
 def test_a_terminal_sees_where_it_is(tmp_path):
     terminal, end = os.openpty()

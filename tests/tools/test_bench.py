@@ -197,8 +197,8 @@ def test_an_arm_that_is_silent_is_ended_at_once(bench, fake, a_row):
         return running[name]
 
     row = a_row(rivals={"silent": {"sleeps": 60}, "next": {"values": [1.0]}})
-    (found,) = bench.measure_row(row, start, repeats=1, limit_s=5)
-    assert "said nothing for 5 s" in found["rivals"]["silent"]["failed"]
+    (found,) = bench.measure_row(row, start, repeats=1, limit_s=3)
+    assert "said nothing for 3 s" in found["rivals"]["silent"]["failed"]
 
 
 def test_an_arm_whose_driver_is_gone_ends(tmp_path):
