@@ -55,7 +55,7 @@ def job(run, *, width, seconds, layers, steps_per_execution=1):
 
 def test_a_slow_loader_and_a_heavy_step_are_told_apart(setup):
     run = setup(xla=False)
-    starved = tfaccel.profile(*job(run, width=8, seconds=0.002, layers=1), seconds=0.2)
+    starved = tfaccel.profile(*job(run, width=8, seconds=0.008, layers=1), seconds=0.2)
     assert starved.verdict.bound == "loader", str(starved)
     assert starved.ceilings.real.waited_s > 0.5 * 32 / starved.ceilings.real.median
     assert starved.ceilings.step.median > 5 * starved.ceilings.real.median
