@@ -76,7 +76,7 @@ def test_every_config_is_tried_here():
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        ("mnist", {}),
+        pytest.param("mnist", {}, marks=pytest.mark.slow),
         ("restoration", {}),
         pytest.param("cifar10", {}, marks=pytest.mark.slow),  # half a minute
         pytest.param("imagenet_resnet50", {"runtime.xla": False}, marks=pytest.mark.slow),

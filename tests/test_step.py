@@ -117,7 +117,7 @@ OPTIMIZERS = {
     ("optimizer", "xla"),
     [
         pytest.param("sgd", False, marks=pytest.mark.slow),
-        ("sgd", True),
+        pytest.param("sgd", True, marks=pytest.mark.slow),
         pytest.param(CLIPPED_ADAMW, False, marks=pytest.mark.slow),
         (CLIPPED_ADAMW, True),
         ("accumulation", False),
