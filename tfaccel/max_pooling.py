@@ -210,7 +210,9 @@ def _of_pixels(of_outputs: tf.Tensor, index: tf.Tensor, rows: _Axis, columns: _A
     return padded[:, *kept]
 
 
-def _of_windows(of_pixels: tf.Tensor, *, index: tf.Tensor, rows: _Axis, columns: _Axis):
+def _of_windows(
+    of_pixels: tf.Tensor, *, index: tf.Tensor, rows: _Axis, columns: _Axis
+) -> tf.Tensor:
     """Returns of each window what its largest pixel has: the gradient of `_of_pixels`."""
     pixels = _pixels(of_pixels, rows, columns, outside=0)
     return tf.add_n(

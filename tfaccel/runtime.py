@@ -173,6 +173,8 @@ def _wait_for_compilation() -> None:
     """
     for name, seconds in XLA_PATIENCE_S.items():
         _add_xla_flag(name, seconds)
+    seconds = max(XLA_PATIENCE_S.values())
+    log.info("xla: a replica waits %d s for others, whose step may still be compiled", seconds)
 
 
 def _add_xla_flag(name: str, value) -> bool:

@@ -187,6 +187,12 @@ def test_a_side_goes_on_without_an_arm_that_fails(bench, fake, a_row, capsys):
     assert capsys.readouterr().err.count("bench: arm 'd") == 2
 
 
+def test_an_arm_may_fail_in_the_last_turn_and_take_the_step_times_along(bench, fake, a_row):
+    ours = {"a": {"values": [3.0]}, "waits": {"values": [], "dies": "later"}}
+    (found,) = bench.measure_row(a_row(ours, step_goal=1.5), fake, repeats=1, limit_s=60)
+    assert (found["ratio"], found["p99/p50"], found["is_met"]) == (1.5, float("inf"), False)
+
+
 def test_an_arm_that_is_silent_is_ended_at_once(bench, fake, a_row):
     running = {}
 

@@ -75,7 +75,7 @@ class ArmProcess:
     def __exit__(self, kind, *_):
         """Ends the arm: as it likes to, or where something went wrong at once."""
         try:
-            if kind is None and not self._is_over:
+            if kind is None:
                 self.tell_end()
                 self._wait()
         finally:
@@ -83,7 +83,8 @@ class ArmProcess:
 
     def tell_end(self) -> None:
         """Lets the arm end, and does not wait for it."""
-        (self._folder / "end").touch()
+        if not self._is_over:
+            (self._folder / "end").touch()
 
     def ready(self, *, limit_s: float) -> dict:
         """Waits until the arm is set up and returns what it says of that.
