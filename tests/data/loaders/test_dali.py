@@ -600,13 +600,13 @@ def test_a_stream_that_is_dropped_leaves_nothing(source, tmp_path, device, of_ra
         dropped = [weakref.ref(stream), weakref.ref(stream._batches._batches)]
         del stream
         gc.collect()
-        ends = time.monotonic() + 10  # its threads end it
+        ends = time.monotonic() + 60  # its threads end it
         while any(each() for each in dropped) and time.monotonic() < ends:
             time.sleep(0.01)
         assert [each() for each in dropped] == [None] * len(dropped)
         threads = threads or psutil.Process().num_threads()
     # Fewer, where those of an earlier test end meanwhile; a pool's threads end after it.
-    ends = time.monotonic() + 10
+    ends = time.monotonic() + 60
     while psutil.Process().num_threads() > threads and time.monotonic() < ends:
         time.sleep(0.01)
     assert psutil.Process().num_threads() <= threads

@@ -56,7 +56,7 @@ def threads():
 
 def all_end():
     """Whether no thread is left: another one ends them."""
-    ends = time.monotonic() + 20
+    ends = time.monotonic() + 60
     while threads() and time.monotonic() < ends:
         time.sleep(0.01)
     return not threads()
@@ -210,7 +210,7 @@ def test_it_may_be_collected_in_the_middle_of_a_submit(device):
 
     collecting = threading.Thread(target=collect, daemon=True)
     collecting.start()
-    collecting.join(10)
+    collecting.join(60)
     assert not collecting.is_alive()
     assert all_end()
 
