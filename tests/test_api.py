@@ -88,6 +88,29 @@ for gpu in range(2):
 
 
 @pytest.mark.gpu
+def test_steps_of_an_execution_copy_nothing_from_or_to_the_host(setup, folder):
+    # Each such copy would wait for the steps before it, and the GPU for the next one.
+    run = setup(gpu_ids=[0], precision="mixed_float16", memory="growth")
+    loader = run.image_folder(
+        folder, image_size=(12, 10), channels=1, global_batch_size=4, loader="dali_gpu"
+    )
+    with run.scope():
+        model = keras.Sequential([keras.Input((12, 10, 1)), keras.layers.Flatten()])
+        model.add(keras.layers.Dense(3, dtype="float32"))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    run.compile(model, "sgd", loss, steps_per_execution=2)
+    model.fit(loader, verbose=0)
+    iterator = iter(loader)
+    before = tf.config.experimental.get_device_policy()
+    tf.config.experimental.set_device_policy("explicit")  # of this thread
+    try:
+        logs = model.train_function(iterator)
+    finally:
+        tf.config.experimental.set_device_policy(before)
+    assert "skipped_steps" in logs
+
+
+@pytest.mark.gpu
 def test_the_same_on_a_gpu(folder, in_file_order, tmp_path):
     run = tfaccel.setup(gpu_ids=[0], precision="mixed_float16", memory="growth")
     model, test, *rest = train(run, folder, tmp_path)

@@ -31,6 +31,7 @@ A finite check or a clip before the sum would be of a part of the gradient: stoc
 import functools
 import itertools
 import logging
+import operator
 from collections.abc import Callable, Iterator
 
 import keras
@@ -110,15 +111,18 @@ class Execution:
             logs = self._step.in_a_row(deferred, padded=padded)
             self._found = logs.pop(finite.LOG)
             return logs
-        found, logs, skipped = [], None, 0
+        found, skipped, logs = [], [], None
         for batch in itertools.islice(iterator, num_steps):
             logs = self._step(batch, padded=padded)
             found.append(logs.pop(finite.LOG, None))
-            skipped += logs.get("skipped_steps", 0)
+            skipped += [logs["skipped_steps"]] if "skipped_steps" in logs else []
         if logs is None:
             raise StopIteration
         self._found = found
-        return logs | {"skipped_steps": skipped} if "skipped_steps" in logs else logs
+        if skipped:
+            # Of tensors alone: to bring a number to the GPU is to wait for what it is doing.
+            logs["skipped_steps"] = functools.reduce(operator.add, skipped)
+        return logs
 
     @property
     def nonfinite(self) -> np.ndarray:

@@ -100,13 +100,13 @@ def test_batches_are_copied_to_another_device():
 
 
 def test_what_dali_holds_is_kept_until_it_was_copied_and_is_bounded(device, monkeypatch):
-    runs, wait = threading.Event(), dali_handoff._wait_for_queue
+    runs, make_wait = threading.Event(), dali_handoff._make_wait
 
-    def waits(*args):
-        runs.wait()
-        wait(*args)
+    def make_slow(device):
+        wait = make_wait(device)
+        return lambda: (runs.wait(), wait())
 
-    monkeypatch.setattr(dali_handoff, "_wait_for_queue", waits)
+    monkeypatch.setattr(dali_handoff, "_make_wait", make_slow)
     batches, wrapped, wrap = None, [], dali_handoff._as_tensor
 
     def noted(*args):

@@ -110,8 +110,7 @@ def _end_what_is_over() -> None:
 
 def _batches(pipeline, read, first, *, device, reading, releasing) -> Iterator[tuple]:
     """Yields batches; runs in one thread, where it may wait."""
-    with tf.device(device.name):
-        zero = tf.zeros(())
+    wait_for_queue = _make_wait(device)
     depth, numbers = pipeline.prefetch_queue_depth, itertools.count(1)
     held, releases = collections.deque(), collections.deque()
     _feed(pipeline, first)
@@ -128,7 +127,7 @@ def _batches(pipeline, read, first, *, device, reading, releasing) -> Iterator[t
         while len(releases) >= depth + COPIES_AHEAD:
             releases.popleft().result()  # or DALI's memory would grow with the steps queued
         batch = _copied(outputs, held, device)
-        releases.append(releasing.submit(_release, held, zero, device))
+        releases.append(releasing.submit(_release, held, wait_for_queue))
         del outputs  # `held` alone is to hold DALI's memory,
         yield batch
         del batch  # and the caller alone its own
@@ -173,7 +172,7 @@ def _copied(outputs, held: collections.deque, device: Device) -> tuple[tf.Tensor
     return copies
 
 
-def _release(held: collections.deque, zero: tf.Tensor, device: Device) -> None:
+def _release(held: collections.deque, wait_for_queue: Callable[[], None]) -> None:
     """Gives back what was copied before now, when that has run on the device.
 
     More than one batch, mostly: one after another, each would wait for the steps queued behind it,
@@ -181,15 +180,23 @@ def _release(held: collections.deque, zero: tf.Tensor, device: Device) -> None:
     """
     number = len(held)
     if number:
-        _wait_for_queue(zero, device)
+        wait_for_queue()
     for _ in range(number):
         held.popleft()
 
 
-def _wait_for_queue(zero: tf.Tensor, device: Device) -> None:
-    """Waits, without Python's lock, until all that TensorFlow has queued on the device has run."""
+def _make_wait(device: Device) -> Callable[[], None]:
+    """Returns what waits until all that TensorFlow has queued on the device by then has run."""
     with tf.device(device.name):
-        # A new tensor, because one that was read once is on the host already. Not SyncDevice, whose
-        # wait in the driver keeps a core busy; this one's end is an event that TensorFlow looks
-        # for anyway.
-        tf.raw_ops.Snapshot(input=zero).numpy()
+        zero = tf.zeros(())
+    spec = tf.DeviceSpec.from_string(zero.device)
+    host = spec.replace(device_type="CPU", device_index=0).to_string()  # of several workers, ours
+
+    # Within a function a tensor's way to the host ends with an event, which TensorFlow looks for
+    # anyway. Eagerly, as by `numpy()` or SyncDevice, this thread would wait in CUDA's driver.
+    @tf.function(autograph=False)
+    def to_host(tensor):
+        with tf.device(host):
+            return tf.identity(tensor)
+
+    return lambda: to_host(zero).numpy()
