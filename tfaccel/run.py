@@ -447,8 +447,8 @@ class Run:
           The path, absolute.
 
         Raises:
-          UserError: the path exists or cannot be made, the model's inputs are unknown, the loader
-            does not suit, or ONNX's libraries are not installed.
+          UserError: the path exists or cannot be made, the model's inputs are unknown, its config
+            does not make it again, the loader does not suit, or ONNX's libraries are not installed.
           RunError: it cannot be written, as on a full disk; or it does not answer as the trained
             model does: what was written stays beside `path`, as `<name>.<random>.rejected`.
         """

@@ -8,6 +8,7 @@ Takes a built Keras model; gives another one, and leaves it as it is.
 import keras
 
 from tfaccel.errors import UserError
+from tfaccel.table_text import cleaned
 
 
 def without_training_state(model: keras.Model) -> keras.Model:
@@ -16,28 +17,37 @@ def without_training_state(model: keras.Model) -> keras.Model:
     Raises:
       UserError: it has a layer that its config does not make again.
     """
-    try:
-        copy = keras.models.clone_model(model)
-    except (TypeError, ValueError) as error:
-        raise UserError(
-            f"model {model.name} cannot be made again from its config ({error}); register its own "
-            "classes and functions by keras.saving.register_keras_serializable()"
-        ) from error
-    copy.set_weights(model.get_weights())
-    return copy
+    return _made_again(model)
 
 
 def in_float32(model: keras.Model) -> keras.Model:
-    """Returns a copy of which every layer computes in float32."""
+    """Returns a copy of which every layer computes in float32.
+
+    Raises:
+      UserError: it has a layer that its config does not make again.
+    """
 
     def again(layer):
         # Of Keras's operations, as `a + b`, no dtype is to be set; they take that of their inputs.
         own = {"dtype": "float32"} if isinstance(layer, keras.layers.Layer) else {}
         return type(layer).from_config(_policies_in_float32(layer.get_config()) | own)
 
-    copy = keras.models.clone_model(model, clone_function=again, recursive=True)
-    copy.set_weights(model.get_weights())
-    return copy
+    return _made_again(model, clone_function=again, recursive=True)
+
+
+def _made_again(model: keras.Model, **how) -> keras.Model:
+    """Returns a copy, made as `clone_model` is told to, with the same weights."""
+    try:
+        copy = keras.models.clone_model(model, **how)
+        copy.set_weights(model.get_weights())  # which may have become others, by a poor config
+        return copy
+    except (NotImplementedError, TypeError, ValueError) as error:
+        why = cleaned(str(error).partition("\n\nExample:")[0])  # Keras adds a page of code
+        raise UserError(
+            f"model {model.name} cannot be made again from its config ({why}); let its own classes "
+            "return all of __init__'s arguments from get_config(), take **kwargs, and be "
+            "registered, as its own functions, by keras.saving.register_keras_serializable()"
+        ) from error
 
 
 def _policies_in_float32(config):

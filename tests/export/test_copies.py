@@ -1,0 +1,80 @@
+"""A model that cannot be made again is one sentence, whichever copy is asked for."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+from tfaccel.errors import UserError
+from tfaccel.export.copies import in_float32, without_training_state
+
+
+class WithoutConfig(layers.Layer):
+    """Of which Keras says, with a page of code, that get_config is lacking."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.table = table
+
+    def call(self, x):
+        return x
+
+
+class WithoutKwargs(layers.Layer):
+    """Which does not take what its config says."""
+
+    def __init__(self):
+        super().__init__()
+
+    def call(self, x):
+        return x
+
+
+class WithoutWidth(layers.Layer):
+    """Whose copy has other weights, as its config does not say how many."""
+
+    def __init__(self, width=1, **kwargs):
+        super().__init__(**kwargs)
+        self.width = width
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(self.width,))
+
+    def call(self, x):
+        return x * self.scale[0]
+
+    def get_config(self):
+        return super().get_config()
+
+
+@pytest.mark.parametrize("copied", [in_float32, without_training_state])
+@pytest.mark.parametrize(
+    ("layer", "why"),
+    [
+        (lambda: WithoutConfig(object()), "must override `get_config()`"),
+        (WithoutKwargs, "unexpected keyword argument"),
+        (lambda: WithoutWidth(3), "not compatible with provided weight shape (3,)"),
+        (lambda: layers.Lambda(lambda x: x), "`Lambda` layer"),
+    ],
+    ids=["no config", "no kwargs", "no width", "lambda"],
+)
+def test_what_cannot_be_made_again_is_one_sentence(copied, layer, why):
+    model = keras.Sequential([keras.Input((2,)), layer()], name="mine")
+    with pytest.raises(UserError) as raised:
+        copied(model)
+    said = str(raised.value)
+    assert said.startswith("model mine cannot be made again from its config (")
+    assert why in said
+    assert "get_config(), take **kwargs, and be registered" in said
+    assert "\n" not in said
+    assert "class CustomLayer" not in said
+
+
+def test_an_export_to_onnx_says_the_same_and_leaves_nothing(setup, tmp_path):
+    run = setup()
+    with run.scope():
+        model = keras.Sequential([keras.Input((2,)), WithoutKwargs()], name="mine")
+    for how in ({"onnx": True}, {"computes_in": "float32"}, {}):
+        with pytest.raises(UserError, match=r"^model mine cannot be made again from its config"):
+            run.export(model, tmp_path / "1", images=np.zeros((1, 2), np.float32), **how)
+    assert list(tmp_path.iterdir()) == []
