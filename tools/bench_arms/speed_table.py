@@ -41,5 +41,6 @@ def _measured(row: Row, result: dict) -> str:
         return "94% was not reached on both sides"
     measured = f"{result['ratio']:.3g}"
     if row.step_goal is not None:
-        measured += f"; p99/p50 {result['p99/p50']:.3g}"
+        ratio = result["p99/p50"]
+        measured += f"; p99/p50 {'was not measured' if ratio is None else f'{ratio:.3g}'}"
     return measured
