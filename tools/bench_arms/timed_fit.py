@@ -154,8 +154,9 @@ def wait_for_device(model: keras.Model) -> None:
 
 def peak_memory_mib() -> float | None:
     """Returns the most that this process's tensors took on one of its GPUs; None on the CPU."""
-    # By number: under a launcher their names are of a job, which this function does not know.
-    num_gpus = len(tf.config.list_logical_devices("GPU"))
+    # Under a launcher the logical devices are also those of other workers, and their names are of
+    # a job, which get_memory_info does not know: so this process's own are counted, by number.
+    num_gpus = len(tf.config.get_visible_devices("GPU"))
     peaks = [
         tf.config.experimental.get_memory_info(f"GPU:{index}")["peak"] for index in range(num_gpus)
     ]
