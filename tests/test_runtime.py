@@ -11,6 +11,7 @@ from tensorflow.python.framework import config as tf_config
 import tfaccel
 from tfaccel import UserError, runtime
 from tfaccel.cluster import Cluster
+from tfaccel.config import RuntimeConfig
 from tfaccel.runtime import choose_gpus
 
 # (gpu_ids, GPUs TensorFlow sees, GPUs installed, CUDA_VISIBLE_DEVICES) -> (indices, reason)
@@ -176,6 +177,30 @@ def test_xla_waits_for_replicas_that_are_still_compiled(monkeypatch):
     in_new_process(
         "import tensorflow as tf; tf.function(lambda: tf.constant(1), jit_compile=True)()"
     )
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "num_workers", "waits", "alike"),
+    [(1, 1, False, False), (2, 1, True, True), (1, 2, False, True), (2, 2, False, True)],
+)
+def test_only_replicas_that_are_all_in_one_process_wait_in_xla(
+    monkeypatch, num_gpus, num_workers, waits, alike
+):
+    """As in seam.local_replicas: elsewhere no sum over replicas is in XLA's programs."""
+    gpus = [object()] * num_gpus  # that are not there
+    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: gpus)
+    monkeypatch.setattr(
+        runtime, "choose_gpus", lambda *_, **__: (tuple(range(num_gpus)), "planted")
+    )
+    for name in ("_start_devices", "_keep_programs", "load_cuda_libraries"):
+        monkeypatch.setattr(runtime, name, lambda *_: None)
+    addresses = tuple(f"host:{port}" for port in range(num_workers))
+    cluster = Cluster(addresses, 0) if num_workers > 1 else Cluster()
+    runtime.configure(RuntimeConfig(precision="float32", xla=True), cluster)
+    flags = os.environ["XLA_FLAGS"]
+    assert ("xla_gpu_executable_terminate_timeout" in flags) is waits
+    assert (NO_TIMING in flags) is alike
 
 
 def test_a_choice_by_the_user_is_said_to_be_one(monkeypatch, caplog):

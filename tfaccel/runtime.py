@@ -121,7 +121,8 @@ def configure(config: RuntimeConfig, cluster: Cluster = ALONE) -> Runtime:
     log.info("tf32: %s, xla: %s, seed: %d", _on(config.tf32), _on(config.xla), config.seed)
     if config.xla and gpu_ids and len(gpu_ids) * cluster.num_workers > 1:
         _compile_alike()
-        _wait_for_compilation()
+        if cluster.num_workers == 1:  # or no sum is in XLA's programs: see seam.local_replicas
+            _wait_for_compilation()
     keras.utils.set_random_seed(config.seed)
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()
