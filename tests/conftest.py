@@ -148,11 +148,18 @@ def compiled(make, num_replicas, *, optimizer, xla=True, config=None, **compile_
     return model
 
 
+def compare_here(monkeypatch):
+    """Lets exports be compared in this process, which takes no 6 s."""
+    monkeypatch.setattr(
+        parity, "_run", lambda folder, shared, num_samples: fresh_process.main(folder, shared)
+    )
+
+
 @pytest.fixture(autouse=True)
 def export_compared_here(monkeypatch, request):
-    """Exports are compared in this process, which takes no 6 s; unless a test is marked so."""
+    """Exports are compared in this process, unless a test is marked so."""
     if "fresh_process" not in request.keywords:
-        monkeypatch.setattr(parity, "_run", fresh_process.main)
+        compare_here(monkeypatch)
 
 
 @pytest.fixture

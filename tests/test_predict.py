@@ -10,12 +10,12 @@ import numpy as np
 import PIL.Image
 import pytest
 import tensorflow as tf
+from conftest import compare_here
 from keras import layers
 
 import tfaccel
 from tfaccel import UserError, main
 from tfaccel.data import sources
-from tfaccel.export import fresh_process, parity
 from tfaccel.predict import ROWS, Prediction, Predictor, newest_version
 
 IMAGES = {"image_size": (12, 10), "channels": 1, "global_batch_size": 8, "loader": "tf_data"}
@@ -30,7 +30,7 @@ def export(folder, tmp_path_factory):
     """A folder of versions: 10, and 9, which is the same but for the names of its classes."""
     versions = tmp_path_factory.mktemp("export")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parity, "_run", fresh_process.main)  # as conftest does it for each test
+        compare_here(patch)  # as conftest does it for each test
         run = tfaccel.setup(gpu_ids=())
         with run.scope():
             model = small(layers.Flatten(), layers.Dense(3, kernel_initializer="he_normal"))

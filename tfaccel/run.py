@@ -449,8 +449,9 @@ class Run:
         Raises:
           UserError: the path exists or cannot be made, the model's inputs are unknown, its config
             does not make it again, the loader does not suit, or ONNX's libraries are not installed.
-          RunError: it cannot be written, as on a full disk; or it does not answer as the trained
-            model does: what was written stays beside `path`, as `<name>.<random>.rejected`.
+          RunError: it cannot be written, as on a full disk; it does not answer in time in a process
+            of its own; or it does not answer as the trained model does: what was written stays
+            beside `path`, as `<name>.<random>.rejected`.
         """
         check_names("export", export, [field.name for field in dataclasses.fields(ExportConfig)])
         return export_model(

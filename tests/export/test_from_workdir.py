@@ -9,13 +9,14 @@ import shutil
 import keras
 import numpy as np
 import pytest
+from conftest import compare_here
 
 from tfaccel import UserError, main, train
 from tfaccel.checkpoint import store as store_lib
 from tfaccel.checkpoint.store import Store
 from tfaccel.config import ExportConfig, parse
 from tfaccel.data.digits import ensure_digits
-from tfaccel.export import card, fresh_process, from_workdir, parity
+from tfaccel.export import card, from_workdir
 from tfaccel.export.from_workdir import export_run
 from tfaccel.workdir import read_config
 
@@ -55,7 +56,7 @@ def trained(root, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("runs") / "a"
     averaging = {"train.ema_momentum": 0.5, "checkpoint.keep_last": 5, "checkpoint.keep_best": 1}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parity, "_run", fresh_process.main)  # as conftest does it for each test
+        compare_here(patch)  # as conftest does it for each test
         result = train.run(config(root, **averaging), workdir=workdir)
     return workdir, pathlib.Path(result["export"])
 

@@ -14,7 +14,7 @@ from keras import layers
 from tfaccel import export, preset
 from tfaccel.data.loaders import tf_image
 from tfaccel.errors import RunError
-from tfaccel.export import card, parity, preprocessing, saved_model
+from tfaccel.export import card, fresh_process, parity, preprocessing, saved_model
 from tfaccel.export.preprocessing import Preprocessing
 
 SIZE = (24, 20)
@@ -81,6 +81,19 @@ def test_what_does_not_load_elsewhere_is_not_exported(setup, tmp_path, photograp
     with pytest.raises(RunError, match=r"not answer in a process of its own .*nothing is exp"):
         run.export(model, tmp_path / "1", loader=loader)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.fresh_process
+def test_a_process_that_never_answers_is_ended_and_said(setup, tmp_path, photographs, monkeypatch):
+    program = tmp_path / "stuck.py"
+    program.write_text("import time; time.sleep(1000)")
+    monkeypatch.setattr(fresh_process, "__file__", str(program))
+    monkeypatch.setattr(parity, "START_LIMIT_S", 0.4)
+    monkeypatch.setattr(parity, "SAMPLE_LIMIT_S", 0.2)
+    run, model, loader = job(setup, photographs)
+    with pytest.raises(RunError, match=r"^the export did not answer 8 samples .* within 2 s in .*"):
+        run.export(model, tmp_path / "out" / "1", loader=loader)
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 def coarse_jpeg(data, size, find, channels):

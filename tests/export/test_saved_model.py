@@ -7,12 +7,13 @@ import numpy as np
 import PIL.Image
 import pytest
 import tensorflow as tf
+from conftest import compare_here
 from keras import layers
 from tensorflow.core.protobuf import saved_model_pb2
 
 import tfaccel
 from tfaccel import UserError, preset
-from tfaccel.export import card, fresh_process, parity
+from tfaccel.export import card
 from tfaccel.export.preprocessing import MAX_PIXELS
 
 SIZE = (8, 10)
@@ -192,7 +193,7 @@ def answer(tmp_path_factory):
         (root / "images" / "abc"[index] / "0.png").write_bytes(each)
     run = tfaccel.setup(gpu_ids=())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parity, "_run", fresh_process.main)
+        compare_here(patch)
         path = run.export(build(run), root / "1", loader=evaluation(run, root / "images"))
     loaded = tf.saved_model.load(path)
     signature = loaded.signatures["predict_bytes"]

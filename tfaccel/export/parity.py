@@ -14,7 +14,6 @@ import dataclasses
 import os
 import pathlib
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -24,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.errors import RunError
-from tfaccel.export import fresh_process
+from tfaccel.export import fresh_process, own_process
 from tfaccel.export.samples import Samples
 from tfaccel.export.saved_model import Images, structured
 
@@ -40,6 +39,11 @@ OUTPUT_LIMIT = 0.1  # relative to the largest output
 DISAGREEMENT_LIMIT = 0.01  # of the images
 NORMALISATION_LIMIT = 1e-4  # relative to the largest input
 ROWS = 32  # that the trained model takes at a time
+# For the fresh process to import TensorFlow and load the export, and for each sample, of which it
+# has up to four answers (pixels and files, ONNX). ResNet-50 takes 0.05 s for one of them on 2 cores
+# that have float16 (2026-11-22); others compute that by far slower, and so do many large images.
+START_LIMIT_S = 600.0
+SAMPLE_LIMIT_S = 30.0
 
 Arrays = dict[str, np.ndarray]
 
@@ -267,25 +271,34 @@ def _asked(folder: pathlib.Path, inputs: Arrays, encoded: Sequence[bytes] = ()) 
             with tf.io.TFRecordWriter(str(shared / "encoded.tfrecord")) as writer:
                 for each in encoded:
                     writer.write(each)
-        _run(folder, shared)
+        _run(folder, shared, num_samples=len(next(iter(inputs.values()))))
         with np.load(shared / "answers.npz") as stored:
             return dict(stored)
 
 
-def _run(folder: pathlib.Path, shared: pathlib.Path) -> None:
+def _run(folder: pathlib.Path, shared: pathlib.Path, *, num_samples: int) -> None:
     """Runs the program, on the CPU: any server has one, and the GPU is the trainer's."""
     # -P: nothing of the program's folder may be taken for a package.
     command = [sys.executable, "-P", fresh_process.__file__, str(folder), str(shared)]
     own = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
-    done = subprocess.run(command, capture_output=True, env=os.environ | own)
-    if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        if done.returncode < 0:
-            said = [f"ended by {signal.Signals(-done.returncode).name}"]
+    limit_s = START_LIMIT_S + SAMPLE_LIMIT_S * num_samples
+    try:
+        code, said = own_process.run(command, environment=os.environ | own, limit_s=limit_s)
+    except TimeoutError as error:
         raise RunError(
-            f"the export does not answer in a process of its own ({(said or ['no word'])[-1]}); "
-            "nothing is exported"
+            f"the export did not answer {num_samples:,} samples on the CPU within {limit_s:,.0f} s "
+            "in a process of its own, which was ended; nothing is exported: compare fewer samples, "
+            "or let it compute in float32 (computes_in), as a CPU may be very slow in float16"
+        ) from error
+    if code:
+        last = f"ended by {signal.Signals(-code).name}" if code < 0 else _last_line(said)
+        raise RunError(
+            f"the export does not answer in a process of its own ({last}); nothing is exported"
         )
+
+
+def _last_line(said: str) -> str:
+    return (said.strip().splitlines() or ["no word"])[-1]
 
 
 def _of(signature: str, answers: Arrays) -> Arrays:

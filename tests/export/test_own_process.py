@@ -1,0 +1,84 @@
+"""A program that does not end is ended, and none is left when this process ends."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tfaccel.export.own_process import run
+
+# Writes its own id and that of what it starts, and never ends.
+STUCK = """
+import os, pathlib, subprocess, sys, time
+child = subprocess.Popen(["sleep", "1000"])
+path = pathlib.Path(sys.argv[1])
+path.with_name("part").write_text(f"{os.getpid()} {child.pid}")
+path.with_name("part").rename(path)
+time.sleep(1000)
+"""
+PARENT = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored below a shell's `&`
+from tfaccel.export.own_process import run
+command = [sys.executable, "-c", sys.argv[1], sys.argv[2]]
+run(command, environment=os.environ, limit_s=1000)
+"""
+
+
+def is_alive(pid):
+    try:
+        state = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+    return state != "Z"  # which nobody has waited for yet
+
+
+def end(pids):
+    """Whether all end soon."""
+    ends = time.monotonic() + 10
+    while any(map(is_alive, pids)) and time.monotonic() < ends:
+        time.sleep(0.01)
+    return not any(map(is_alive, pids))
+
+
+def test_exit_code_and_last_words():
+    program = "import os, sys; print(os.environ['WORD'], file=sys.stderr); sys.exit(3)"
+    environment = {**os.environ, "WORD": "enough"}
+    command = [sys.executable, "-c", program]
+    assert run(command, environment=environment, limit_s=60) == (3, "enough\n")
+
+
+def test_a_death_is_a_negative_exit_code():
+    program = "import os; os.kill(os.getpid(), 11)"
+    assert run([sys.executable, "-c", program], environment=os.environ, limit_s=60)[0] == -11
+
+
+def test_what_takes_too_long_is_ended_with_its_group(tmp_path):
+    command = [sys.executable, "-c", STUCK, str(tmp_path / "ids")]
+    with pytest.raises(TimeoutError, match="did not end within 2 s"):
+        run(command, environment=os.environ, limit_s=2)
+    assert end((tmp_path / "ids").read_text().split())
+
+
+@pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "SIGKILL"])
+def test_no_orphan_is_left_when_the_parent_ends(tmp_path, how):
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, STUCK, str(tmp_path / "ids")], stderr=subprocess.DEVNULL
+    )
+    ends = time.monotonic() + 60
+    while not (tmp_path / "ids").exists():
+        assert parent.poll() is None
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+    program, its_own = (tmp_path / "ids").read_text().split()
+    parent.send_signal(getattr(signal, how))
+    assert end([program])
+    parent.wait(timeout=10)
+    if how == "SIGINT":
+        assert end([its_own])
+    else:  # as the docstring says, on its own
+        os.kill(int(its_own), signal.SIGKILL)
