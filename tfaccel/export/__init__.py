@@ -12,9 +12,6 @@ import logging
 import math
 import os
 import pathlib
-import shutil
-import tempfile
-from collections.abc import Iterator
 
 import keras
 import numpy as np
@@ -22,7 +19,6 @@ import tensorflow as tf
 
 from tfaccel import progress
 from tfaccel.callbacks.ema import averages_of
-from tfaccel.checkpoint.folder import to_disk
 from tfaccel.config import ExportConfig, ImageConfig
 from tfaccel.data.distribute import Loader
 from tfaccel.data.images import ImageData
@@ -33,7 +29,7 @@ from tfaccel.export.copies import in_float32, without_training_state
 from tfaccel.export.parting import where_pixels_part
 from tfaccel.export.preprocessing import Preprocessing
 from tfaccel.export.samples import take_samples
-from tfaccel.out_of_memory import is_out_of_memory
+from tfaccel.export.unfinished import keep_rejected, whole_or_not_at_all
 from tfaccel.runtime import Runtime
 
 log = logging.getLogger("tfaccel")
@@ -73,7 +69,7 @@ def export_model(
         surrounded = _surrounded(model, loader, config.pixel_dtype)
         most = _affordable(config.samples, model, loader.data.images)
         samples = take_samples(loader.data, runtime, most)
-    with _weights(model, config.weights), _whole_or_not_at_all(path) as folder:
+    with _weights(model, config.weights), whole_or_not_at_all(path) as folder:
         single = in_float32(model) if config.onnx or config.computes_in == "float32" else None
         served = single if config.computes_in == "float32" else model
         saved_model.write(served, folder, surrounded, xla=config.xla)
@@ -90,7 +86,7 @@ def export_model(
         by = loader.data.loader if loader else None
         card.write(folder, served, surrounded, proof, config, precision=precision, loader=by)
         if proof.failed:
-            kept = folder.rename(path.with_name(f"{folder.name[1:]}.rejected"))
+            kept = keep_rejected(folder, path)
             _reject(proof, kept, _parted(proof, samples, loader, surrounded, runtime))
     log.info("export: %s, by %d samples in a process without tfaccel and DALI", path, proof.num)
     return path
@@ -131,33 +127,6 @@ def _affordable(samples: int, model: keras.Model, images: ImageConfig) -> int:
 
 def _weights(model: keras.Model, which: str) -> contextlib.AbstractContextManager:
     return averages_of(model) if which == "average" else contextlib.nullcontext()
-
-
-@contextlib.contextmanager
-def _whole_or_not_at_all(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Within the context, a folder beside `path` is filled; it then has that name, or is gone."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = pathlib.Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    except OSError as error:
-        raise UserError(
-            f"export path {path} cannot be made ({error.strerror}); give another"
-        ) from error
-    try:
-        unfinished.chmod(0o755)  # mkdtemp's 0700 would hide it from a server
-        yield unfinished
-        for each in (*unfinished.rglob("*"), unfinished):
-            to_disk(each)
-        unfinished.rename(path)
-        to_disk(path.parent)
-    except (OSError, tf.errors.ResourceExhaustedError) as error:
-        if is_out_of_memory(str(error)):
-            raise
-        raise RunError(
-            f"export path {path} cannot be written ({error}); make room, or give another"
-        ) from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)  # it is there only after a failure
 
 
 def _reject(proof: parity.Parity, kept: pathlib.Path, parted: str) -> None:
