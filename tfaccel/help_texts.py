@@ -263,7 +263,7 @@ COMPARE = """usage: tfaccel compare --config=FILE [--steps=50] [--repeats=5] [--
   fast is tried once more if the best has changed since. In the end the best is measured against
   the plain one again. Pure float16 is shown as the ceiling and never chosen. One that fails is a
   row that says why. Prints the table, and the command that trains as the best does; exit code 1
-  if nothing ran.
+  if nothing ran. Ctrl-C and SIGTERM end it with the report of what was measured before, in --out.
 
   --config=FILE   an experiment, as for `tfaccel train`
   --steps=50      of a stretch that is timed: about a second or more of each is good

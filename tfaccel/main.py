@@ -1,7 +1,7 @@
 """The `tfaccel` command: flags to config and workdir, then `train.run`; nothing else.
 
-Exit codes: 0 done or help, 1 the run failed, 2 a mistake in the call, 130 interrupted, and of a
-training run that a signal made save and stop what its config says: 143.
+Exit codes: 0 done or help, 1 the run failed, 2 a mistake in the call, 130 interrupted, 143 ended by
+SIGTERM, and of a training run that a signal made save and stop what its config says: 143.
 """
 
 import datetime
@@ -35,6 +35,7 @@ from tfaccel.config import (
     parse,
 )
 from tfaccel.errors import RunError, UserError, did_you_mean, tell
+from tfaccel.signals import exiting_on_sigterm
 from tfaccel.table_text import show
 from tfaccel.workdir import RESUMES, check_usable, read_config
 
@@ -365,16 +366,17 @@ def compare(arguments: list[str]) -> int:
 
     overrides = [each for each in arguments if re.match(r"--?(no)?config\.", each)]
     file = config_flags.get_config_filename(values["config"])
-    comparison = run.compare(
-        parse(values.config),
-        steps=_whole(values.steps),
-        repeats=_whole(values.repeats),
-        minutes=values.minutes,
-        grid=values.grid,
-        out=values.out,
-        command=shlex.join(["tfaccel", "train", f"--config={file}", *overrides]),
-        name=file,
-    )
+    with exiting_on_sigterm():
+        comparison = run.compare(
+            parse(values.config),
+            steps=_whole(values.steps),
+            repeats=_whole(values.repeats),
+            minutes=values.minutes,
+            grid=values.grid,
+            out=values.out,
+            command=shlex.join(["tfaccel", "train", f"--config={file}", *overrides]),
+            name=file,
+        )
     show(json.dumps(comparison.as_dict(), indent=1) if values.json else comparison)
     if values.out and not values.json:
         show(f"\n{pathlib.Path(values.out) / 'report.html'}")

@@ -8,11 +8,14 @@ handlers that were there before are called too, and come back afterwards.
     with StopSignals() as stop:      # after the strategy: TensorFlow's own takes SIGTERM away
         ... stop.requested           # None, or the signal's name
 
+Where there are no steps, SIGTERM may be a SystemExit instead: `exiting_on_sigterm`.
+
 Python runs its handlers between two lines of the main thread, of which there is none while XLA
 compiles or a collective waits; a thread reads the signals as the system delivers them instead.
 """
 
 import _thread
+import contextlib
 import logging
 import os
 import signal
@@ -20,6 +23,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
 from tfaccel import progress
 
@@ -30,6 +34,24 @@ HEARD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 # said within a second that it heard: one that holds Python's lock meanwhile. For "at once" a
 # launcher has SIGKILL.
 SAME_REQUEST_S = 10.0
+
+
+@contextlib.contextmanager
+def exiting_on_sigterm() -> Iterator[None]:
+    """Within the context SIGTERM raises SystemExit, with 143: once, lest a report be cut short.
+
+    For a command that has work to keep, but no steps to finish. In the main thread alone.
+    """
+
+    def leave(*_):
+        signal.signal(signal.SIGTERM, lambda *_: None)  # not SIG_IGN, which children inherit
+        sys.exit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class StopSignals:

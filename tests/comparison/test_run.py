@@ -3,7 +3,12 @@
 import json
 import math
 import pathlib
+import signal
+import subprocess
+import sys
+import time
 
+import psutil
 import pytest
 
 from tfaccel import main
@@ -71,22 +76,74 @@ def test_the_command_prints_the_table_and_writes_the_report(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("planted")
-def test_an_interruption_leaves_the_report_of_what_was_measured(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("number", "ends_with", "code"),
+    [(signal.SIGINT, KeyboardInterrupt, None), (signal.SIGTERM, SystemExit, 143)],
+)
+def test_an_interruption_leaves_the_report_of_what_was_measured(
+    tmp_path, capsys, monkeypatch, number, ends_with, code
+):
     class Interrupted(PlantedArm):
         def stretch(self):
             if self.config.runtime.xla:
-                raise KeyboardInterrupt
+                signal.raise_signal(number)
             return super().stretch()
 
     monkeypatch.setattr(room, "ArmProcess", Interrupted)
-    out = tmp_path / "report"
-    with pytest.raises(KeyboardInterrupt):
+    out, before = tmp_path / "report", signal.getsignal(number)
+    with pytest.raises(ends_with) as raised:
         main.main(["compare", DIGITS, "--repeats=3", f"--out={out}"])
+    assert getattr(raised.value, "code", None) == code
     assert f"interrupted; {out} has what was measured before" in capsys.readouterr().err
     rows = json.loads((out / "results.json").read_text())["rows"]
     assert [each["status"] for each in rows] == ["plain", "left out"]
     assert rows[-1]["why"] == "interrupted"
     assert (out / "report.html").is_file()
+    assert signal.getsignal(number) is before
+
+
+@pytest.mark.usefixtures("planted")
+def test_a_second_sigterm_does_not_take_the_report_away(tmp_path, monkeypatch):
+    """A scheduler may send it to the job and to each process, and then once more."""
+
+    class Interrupted(PlantedArm):
+        def stretch(self):
+            signal.raise_signal(signal.SIGTERM)
+
+        def close(self):
+            signal.raise_signal(signal.SIGTERM)
+
+    def write(*args):
+        signal.raise_signal(signal.SIGTERM)
+        written(*args)
+
+    written = room.page.write
+    monkeypatch.setattr(room, "ArmProcess", Interrupted)
+    monkeypatch.setattr(room.page, "write", write)
+    with pytest.raises(SystemExit):
+        main.main(["compare", DIGITS, "--repeats=3", f"--out={tmp_path / 'report'}"])
+    assert (tmp_path / "report" / "report.html").is_file()
+
+
+@pytest.mark.slow  # half a minute of real processes
+def test_a_real_one_that_sigterm_ends_leaves_its_report_and_no_process(tmp_path):
+    out = tmp_path / "report"
+    command = [sys.executable, "-m", "tfaccel", "compare", DIGITS, f"--out={out}", "--steps=10"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    for line in process.stderr:
+        if " 1 plain: " in line:
+            break
+    ends = time.monotonic() + 60
+    while len(alive := psutil.Process(process.pid).children(recursive=True)) < 2:
+        assert time.monotonic() < ends
+        time.sleep(0.1)
+    process.terminate()
+    said = process.stderr.read()
+    assert process.wait(timeout=60) == 143, said
+    assert f"interrupted; {out} has what was measured before" in said
+    assert psutil.wait_procs(alive, timeout=10)[1] == []
+    rows = json.loads((out / "results.json").read_text())["rows"]
+    assert [each["status"] for each in rows] == ["plain", "left out"]
 
 
 @pytest.mark.usefixtures("planted")

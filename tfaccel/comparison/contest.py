@@ -152,7 +152,7 @@ class Contest:
                 step(row)
             except OutOfTimeError:
                 row.status, row.why = "left out", "the time was over before it was measured"
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, SystemExit):
                 row.status, row.why = "left out", "interrupted"
                 raise
             except ArmError as error:

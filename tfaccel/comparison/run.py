@@ -81,6 +81,7 @@ def compare(
     Raises:
       UserError: a mistake in the call or in the data.
       KeyboardInterrupt: Ctrl-C; the report of what was measured before is written.
+      SystemExit: likewise, where a handler of SIGTERM raises it, as that of `tfaccel compare` does.
     """
     config = parse(config) if isinstance(config, ml_collections.ConfigDict) else config
     check_int("steps", steps, at_least=1)
@@ -110,7 +111,7 @@ def compare(
         interrupted = None
         try:
             contest.run(levels, every_combination if grid else one_by_one)
-        except KeyboardInterrupt as error:
+        except (KeyboardInterrupt, SystemExit) as error:
             interrupted = error
     how = _how(contest, plan, facts, grid=grid)
     comparison = _comparison(config, facts, contest, name=name, command=command, how=how)
