@@ -18,6 +18,7 @@ from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.losses import loss as keras_loss
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.trainers.compile_utils import MetricsList
+from keras.src.utils import is_default
 from keras.src.utils.rng_utils import get_random_seed
 from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceStrategy
@@ -390,6 +391,27 @@ def _():
         distribute_lib._push_per_thread_mode(distribute_lib._get_default_replica_mode())
         distribute_lib._pop_per_thread_mode()
         return tf.distribute.get_strategy() is strategy_of(2)
+
+
+@canary("utils.is_default", "tells a callback's hook from Keras's own")
+def _():
+    class Sees(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            pass
+
+    hooks = Sees().on_train_batch_end, Sees().on_batch_end
+    return [is_default(each) for each in hooks] == [False, True]
+
+
+@canary("Model._get_metrics_result_or_logs", "makes an epoch's logs, before its validation")
+def _():
+    model, seen = model_of(dense, optimizer="sgd", loss="mse"), []
+    results = model._get_metrics_result_or_logs
+    model._get_metrics_result_or_logs = lambda logs: (seen.append("results"), results(logs))[1]
+    validates = keras.callbacks.LambdaCallback(on_test_begin=lambda logs: seen.append("test"))
+    x = np.ones((4, 1))
+    model.fit(x, x, batch_size=2, validation_data=(x, x), callbacks=[validates], verbose=0)
+    return seen == ["results", "test", "results"]
 
 
 @canary("distribute_lib._get_default_replica_mode", "is what there is outside any scope")

@@ -485,10 +485,10 @@ class StepConfig:
         arXiv:1708.04552); 0 for none. After mixup and cutmix. Labels, masks and target images stay
         whole: a restoration learns to fill the square in.
       nonfinite: what follows gradients, or changes of other variables, that are infinite or NaN.
-        They are never applied. "stop" ends training and names step and layer; "skip" warns and goes
-        on; "rollback" goes back to the last checkpoint and on with the data after that step. Where
-        a dynamic loss scale overflows, that is no fault. Weights that are not finite always stop
-        training, or roll it back.
+        They are never applied. "stop" ends training, at the latest an execution later, and names
+        step and layer; "skip" warns and goes on; "rollback" goes back to the last checkpoint and on
+        with the data after that step. Where a dynamic loss scale overflows, that is no fault.
+        Weights that are not finite always stop training, or roll it back.
       max_rollbacks: how often in a run; then it stops.
     """
 

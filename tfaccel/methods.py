@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from tfaccel import progress
 from tfaccel.agreement import of_workers
+from tfaccel.callbacks.ahead import Ahead, can_be_ahead
 from tfaccel.callbacks.beats import Beats
 from tfaccel.callbacks.finite import Finite
 from tfaccel.callbacks.loss_scale import LossScale
@@ -148,23 +149,30 @@ def _watched(fit: Callable, model, config: StepConfig, beats: Beats) -> Callable
     """Returns `fit` with the callbacks that the replicas and the loss scale need."""
     signature = inspect.signature(fit)
     finite = Finite(config.nonfinite)
-    ours = [LossScale(config.loss_scale_floor), finite, beats]
+    each_batch = [LossScale(config.loss_scale_floor), finite]
     if model.distribute_strategy.num_replicas_in_sync > 1:
-        ours.append(ReplicaAudit(config.audit_steps))
+        each_batch.append(ReplicaAudit(config.audit_steps))
+    ahead = Ahead(*each_batch)
+    ours = [ahead, *each_batch, beats]
 
     @functools.wraps(fit)
     def wrapper(*args, **kwargs):
         call = signature.bind(*args, **kwargs)
         given, x = call.arguments.get("callbacks"), call.arguments.get("x")
         finite.loader = beats.loader = x if isinstance(x, Loader) else None
-        if isinstance(given, keras.callbacks.CallbackList):
-            given.callbacks[:] = [*ours, *(each for each in given.callbacks if each not in ours)]
-            for each in ours:
-                each.set_model(model)
+        is_list = isinstance(given, keras.callbacks.CallbackList)
+        theirs = given.callbacks if is_list else keras.tree.flatten(given or [])
+        theirs = [each for each in theirs if each not in ours]
+        is_ahead = can_be_ahead(model, theirs)
+        # Ours come first: what they write to the logs is for all others to see.
+        together = [*((ahead,) if is_ahead else each_batch), beats, *theirs]
+        if is_list:
+            given.callbacks[:] = together
+            given.set_model(model)
         else:
-            # Ours come first: what they write to the logs is for all others to see.
-            call.arguments["callbacks"] = [*ours, *keras.tree.flatten(given or [])]
-        return fit(*call.args, **call.kwargs)
+            call.arguments["callbacks"] = together
+        with ahead.of(model) if is_ahead else contextlib.nullcontext():
+            return fit(*call.args, **call.kwargs)
 
     return wrapper
 

@@ -13,7 +13,7 @@ log = logging.getLogger("tfaccel")
 
 
 class NonFiniteError(RunError):
-    """A step found what is infinite or NaN; the weights are as they were before that step."""
+    """A step found what is infinite or NaN, which no weight has; later steps may have run."""
 
 
 class RollBackError(NonFiniteError):
@@ -69,10 +69,26 @@ class Finite(keras.callbacks.Callback):
           RollBackError: it is not finite, and the policy is "rollback".
           NonFiniteError: it is not finite, and the policy is "stop"; or the weights are not.
         """
-        if not self._is_watched:
-            return
-        codes = self.model.train_function.nonfinite
-        self._done = self.loader.position if self.loader is not None else self._done + len(codes)
+        if self._is_watched:
+            self.look(self.model.train_function.nonfinite, self.position, logs or {})
+
+    @property
+    def position(self) -> int | None:
+        """The loader's; None where there is none."""
+        return self.loader.position if self.loader is not None else None
+
+    def look(self, codes: np.ndarray, position: int | None, logs: dict) -> None:
+        """Looks at what the steps of an execution found.
+
+        Args:
+          codes: of each step.
+          position: the loader's after them; None to count from the start of `fit`.
+          logs: Keras's.
+
+        Raises:
+          RollBackError, NonFiniteError: as `on_train_batch_end` says.
+        """
+        self._done = position if position is not None else self._done + len(codes)
         faults = np.flatnonzero(codes != FINE)
         if not len(faults):
             return
@@ -81,7 +97,7 @@ class Finite(keras.callbacks.Callback):
         step = self._done - len(codes) + 1 + first
         what = self._weights(step) if len(lost) else self._fault(int(codes[first]), step)
         if self._policy == "rollback":
-            raise RollBackError(what, logs or {})
+            raise RollBackError(what, logs)
         if len(lost) or self._policy == "stop":
             raise NonFiniteError(what)
         if not self._left_out:

@@ -32,7 +32,7 @@ import functools
 import itertools
 import logging
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import keras
 import numpy as np
@@ -91,7 +91,11 @@ class Execution:
 
     Attributes:
       xla: whether XLA compiles them.
+      launched: makes the logs that Keras is given, of the logs and codes of an execution that the
+        device still works at; None to give it those.
     """
+
+    launched: Callable[[dict, Sequence[tf.Tensor]], dict] | None = None
 
     def __init__(self, model, step: Callable, *, xla: bool):
         """Takes what makes one step of a batch, and the model, which says how many are made."""
@@ -103,7 +107,12 @@ class Execution:
 
         Raises:
           StopIteration: there is no batch.
+          Exception: whatever `launched` raises.
         """
+        logs = self._launch(iterator)
+        return logs if self.launched is None else self.launched(logs, self._found)
+
+    def _launch(self, iterator: Iterator) -> dict:
         padded, num_steps = getattr(iterator, "pads", False), self._model.steps_per_execution
         takes = num_steps > 1 and self._step.can_be_in_a_row and hasattr(iterator, "take")
         deferred = iterator.take(num_steps) if takes else None

@@ -28,6 +28,7 @@ from nvidia.dali import Pipeline, tensors
 from nvidia.dali.backend import DLDeviceType
 
 from tfaccel.runtime import Device
+from tfaccel.to_host import make_to_host
 
 READ_AHEAD = 1  # batches, beside those that the pipeline holds
 COPIES_AHEAD = 2  # beside as many as the pipeline holds: copies that wait for their turn
@@ -189,14 +190,5 @@ def _make_wait(device: Device) -> Callable[[], None]:
     """Returns what waits until all that TensorFlow has queued on the device by then has run."""
     with tf.device(device.name):
         zero = tf.zeros(())
-    spec = tf.DeviceSpec.from_string(zero.device)
-    host = spec.replace(device_type="CPU", device_index=0).to_string()  # of several workers, ours
-
-    # Within a function a tensor's way to the host ends with an event, which TensorFlow looks for
-    # anyway. Eagerly, as by `numpy()` or SyncDevice, this thread would wait in CUDA's driver.
-    @tf.function(autograph=False)
-    def to_host(tensor):
-        with tf.device(host):
-            return tf.identity(tensor)
-
-    return lambda: to_host(zero).numpy()
+    to_host = make_to_host(zero.device)
+    return lambda: to_host(zero)
