@@ -40,7 +40,7 @@ from bench_arms.rows import TARGET, Row, make_rows
 from bench_arms.speed_table import speed_table
 
 ARMS, RESULTS = TOOLS / "bench_arms", TOOLS / "results"
-LIMIT_S = 600  # for an arm to be set up, and for a stretch
+LIMIT_S = 1200  # for an arm to be set up (max-autotune takes 8 minutes), and for a stretch
 WORK = ("steps", "drop", "batch", "image_size", "model")  # of every arm
 FOLDERS = {"jpegs": ".", "mnist": "training"}  # of those that need them, and what is in them
 
