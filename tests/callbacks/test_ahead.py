@@ -84,7 +84,7 @@ def test_the_next_execution_is_launched_before_one_is_looked_at(monkeypatch):
     assert len(launched) == STEPS
 
 
-def test_who_sees_each_batch_has_one_launched_at_a_time():
+def test_who_sees_each_batch_has_one_launched_at_a_time(caplog):
     model = model_of()
     launched, num_launched = launches(model), []
 
@@ -93,8 +93,10 @@ def test_who_sees_each_batch_has_one_launched_at_a_time():
             super().on_train_batch_end(batch, logs)
             num_launched.append(len(launched))
 
-    fit(model, callbacks=[Counts()])
+    with caplog.at_level("INFO"):
+        fit(model, callbacks=[Counts()])
     assert num_launched == [*range(1, STEPS + 1)]
+    assert "step: the device waits after each execution, for Counts" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -131,6 +133,18 @@ def test_a_fault_of_the_last_execution_comes_before_the_validation():
     model.test_function = lambda iterator: pytest.fail("tested")
     with pytest.raises(NonFiniteError, match=f"at step {STEPS},"):
         fit(model, spoilt(STEPS), validation_data=(X, X[:, :1]))
+
+
+def test_a_test_within_an_epoch_has_its_own_logs():
+    model, seen = model_of(), []
+
+    def test(batch, logs):
+        if batch == 3:
+            seen.append(model.evaluate(X, X[:, :1], verbose=0, return_dict=True))
+
+    history = fit(model, callbacks=[keras.callbacks.LambdaCallback(on_train_batch_begin=test)])
+    assert seen[0].keys() == {"loss", "mae"}
+    assert seen[0]["loss"] != history["loss"][0]
 
 
 def test_audits_are_made_between_the_same_steps(monkeypatch):

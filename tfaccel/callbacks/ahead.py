@@ -14,6 +14,7 @@ batch before, which are there; at an epoch's end, those of the last one.
 
 import concurrent.futures
 import contextlib
+import logging
 from collections.abc import Iterator
 
 import keras
@@ -25,21 +26,29 @@ from tfaccel.callbacks.loss_scale import LossScale
 from tfaccel.callbacks.replica_audit import ReplicaAudit
 from tfaccel.to_host import make_to_host
 
+log = logging.getLogger("tfaccel")
+
 
 def can_be_ahead(model: keras.Model, callbacks: list[keras.callbacks.Callback]) -> bool:
-    """Returns whether a `fit` has no callback that is to see each batch; a progress bar may lag.
+    """Returns whether a `fit` may look at its executions one late; if it may not, says why.
+
+    A callback that is told of each batch's end is to see that batch, but for a progress bar.
 
     Args:
       model: compiled.
       callbacks: the user's, in a flat list.
     """
     if not hasattr(type(model.train_function), "launched"):
-        return False  # stock Keras's step, which does not say what it launched
-    return all(
-        isinstance(each, keras.callbacks.ProgbarLogger)
-        or (is_default(each.on_batch_end) and is_default(each.on_train_batch_end))
+        return False  # stock Keras's step, which says nothing of what it launched
+    looks = [
+        type(each).__name__
         for each in callbacks
-    )
+        if not isinstance(each, keras.callbacks.ProgbarLogger)
+        and not (is_default(each.on_batch_end) and is_default(each.on_train_batch_end))
+    ]
+    if looks:
+        log.info("step: the device waits after each execution, for %s", ", ".join(looks))
+    return not looks
 
 
 class Ahead(keras.callbacks.Callback):
@@ -61,7 +70,7 @@ class Ahead(keras.callbacks.Callback):
         execution, results = model.train_function, model._get_metrics_result_or_logs
 
         def results_of_all(logs):
-            if self._begun is None:  # of a validation, too
+            if self._begun is None or logs is not self._seen:  # of a test
                 return results(logs)
             begun, self._begun = self._begun, None
             return results(self._look_at(*begun))
