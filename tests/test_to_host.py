@@ -1,0 +1,18 @@
+"""Tensors of another device come to the host as they are."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfaccel.to_host import make_to_host
+
+
+@pytest.mark.parametrize(
+    "device", ["/cpu:0", "/cpu:1", pytest.param("/gpu:0", marks=pytest.mark.gpu)]
+)
+def test_a_nest_of_tensors_is_copied_to_the_host(device):
+    with tf.device(device):
+        tensors = {"codes": [tf.constant([1, 2], tf.int64)], "logs": {"loss": tf.constant(0.5)}}
+    host = make_to_host(tensors["codes"][0].device)(tensors)
+    assert {each.device[-5:] for each in tf.nest.flatten(host)} == {"CPU:0"}
+    tf.nest.map_structure(np.testing.assert_array_equal, host, tensors)
