@@ -16,3 +16,13 @@ def test_a_nest_of_tensors_is_copied_to_the_host(device):
     host = make_to_host(tensors["codes"][0].device)(tensors)
     assert {each.device[-5:] for each in tf.nest.flatten(host)} == {"CPU:0"}
     tf.nest.map_structure(np.testing.assert_array_equal, host, tensors)
+
+
+def test_none_stays_none():
+    assert make_to_host(tf.zeros(()).device)({"nothing": None}) == {"nothing": None}
+
+
+def test_it_is_made_once():
+    # Of what every `fit` traces anew, TensorFlow warns.
+    device = tf.zeros(()).device
+    assert make_to_host(device) is make_to_host(device)

@@ -8,13 +8,15 @@ everything, also with what was queued after the tensor was. Within a function th
 behind what the device has to do by then, and its end is an event that TensorFlow looks for anyway.
 """
 
+import functools
 from collections.abc import Callable
 
 import tensorflow as tf
 
 
+@functools.cache  # traced anew by each `fit`, it would be warned of by TensorFlow
 def make_to_host(device: str) -> Callable:
-    """Returns the function of a nest of tensors that gives their copies on the host.
+    """Returns the function of a nest of tensors, or None, that gives their copies on the host.
 
     Args:
       device: of the tensors, as one of them says; of several workers, this one's.
@@ -25,6 +27,8 @@ def make_to_host(device: str) -> Callable:
     @tf.function(autograph=False)
     def to_host(tensors):
         with tf.device(host):
-            return tf.nest.map_structure(tf.identity, tensors)
+            return tf.nest.map_structure(
+                lambda each: None if each is None else tf.identity(each), tensors
+            )
 
     return to_host
