@@ -19,6 +19,7 @@ from keras.src.losses import loss as keras_loss
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.trainers.compile_utils import MetricsList
 from keras.src.utils import is_default
+from keras.src.utils.python_utils import pythonify_logs
 from keras.src.utils.rng_utils import get_random_seed
 from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceStrategy
@@ -401,6 +402,12 @@ def _():
 
     hooks = Sees().on_train_batch_end, Sees().on_batch_end
     return [is_default(each) for each in hooks] == [False, True]
+
+
+@canary("utils.python_utils.pythonify_logs", "makes the logs that callbacks get")
+def _():
+    logs = {"loss": tf.constant(0.5), "inner": {"deep": tf.constant(2)}, "none": None}
+    return pythonify_logs(logs) == {"loss": 0.5, "deep": 2.0, "none": None}
 
 
 @canary("Model._get_metrics_result_or_logs", "makes an epoch's logs, before its validation")

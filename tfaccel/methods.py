@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfaccel import progress
 from tfaccel.agreement import of_workers
-from tfaccel.callbacks.ahead import Ahead, can_be_ahead
+from tfaccel.callbacks.ahead import Ahead, alone, can_be_ahead
 from tfaccel.callbacks.beats import Beats
 from tfaccel.callbacks.finite import Finite
 from tfaccel.callbacks.loss_scale import LossScale
@@ -92,7 +92,8 @@ def _with_keras_logs(train_on_batch: Callable, model, config: StepConfig) -> Cal
         call = signature.bind(*args, **kwargs)
         as_dict = call.arguments.get("return_dict", False)
         call.arguments["return_dict"] = True
-        logs = train_on_batch(*call.args, **call.kwargs)
+        with alone(model):
+            logs = train_on_batch(*call.args, **call.kwargs)
         finite.on_train_batch_end(0)
         logs = {name: logs[name] for name in logs if name not in ("loss_scale", "skipped_steps")}
         return logs if as_dict else model._flatten_metrics_in_order(logs)
@@ -152,8 +153,7 @@ def _watched(fit: Callable, model, config: StepConfig, beats: Beats) -> Callable
     each_batch = [LossScale(config.loss_scale_floor), finite]
     if model.distribute_strategy.num_replicas_in_sync > 1:
         each_batch.append(ReplicaAudit(config.audit_steps))
-    ahead = Ahead(*each_batch)
-    ours = [ahead, *each_batch, beats]
+    ours = [*each_batch, beats]
 
     @functools.wraps(fit)
     def wrapper(*args, **kwargs):
@@ -162,8 +162,9 @@ def _watched(fit: Callable, model, config: StepConfig, beats: Beats) -> Callable
         finite.loader = beats.loader = x if isinstance(x, Loader) else None
         is_list = isinstance(given, keras.callbacks.CallbackList)
         theirs = given.callbacks if is_list else keras.tree.flatten(given or [])
-        theirs = [each for each in theirs if each not in ours]
-        is_ahead = can_be_ahead(model, theirs)
+        theirs = [each for each in theirs if each not in ours and not isinstance(each, Ahead)]
+        # Of each call its own: a callback may call `fit` within another.
+        ahead, is_ahead = Ahead(*each_batch), can_be_ahead(model, theirs)
         # Ours come first: what they write to the logs is for all others to see.
         together = [*((ahead,) if is_ahead else each_batch), beats, *theirs]
         if is_list:
@@ -171,7 +172,7 @@ def _watched(fit: Callable, model, config: StepConfig, beats: Beats) -> Callable
             given.set_model(model)
         else:
             call.arguments["callbacks"] = together
-        with ahead.of(model) if is_ahead else contextlib.nullcontext():
+        with ahead.of(model) if is_ahead else alone(model):
             return fit(*call.args, **call.kwargs)
 
     return wrapper

@@ -19,7 +19,7 @@ the canary: it fails by name when one changes):
     CompileLoss.metrics, MetricsList.update_state and .metrics, losses.loss.reduce_weighted_values,
     backend.get_keras_mask. For mixing: utils.rng_utils.get_random_seed. For averages:
     Optimizer._trainable_variables and ._model_variables_moving_average. For looking ahead:
-    utils.is_default, Model._get_metrics_result_or_logs.
+    utils.is_default, utils.python_utils.pythonify_logs, Model._get_metrics_result_or_logs.
   TensorFlow 2.21: distribute_lib._push_per_thread_mode, _pop_per_thread_mode,
     _get_default_replica_mode; StrategyExtended._collective_ops, _cross_device_ops,
     _id_in_cluster; CollectiveAllReduce._launchers; CollectiveReplicaLauncher._group_key and

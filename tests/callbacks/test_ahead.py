@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 from conftest import compiled
+from tensorflow.python.framework import op_callbacks
 
 from tfaccel.callbacks import ahead
 from tfaccel.callbacks.finite import NonFiniteError
@@ -172,17 +173,132 @@ def test_a_progress_bar_shows_numbers(capsys):
     assert f"{STEPS}/{STEPS}" in capsys.readouterr().out
 
 
-def test_the_last_steps_own_logs_are_the_epochs():
-    class Two(keras.Model):
+def with_own_logs(own, **settings):
+    """A model whose steps log also what the function of its optimizer's iterations gives."""
+
+    class Own(keras.Model):
         def train_step(self, data):
-            return super().train_step(data) | {"inner": {"deep": self.optimizer.iterations._value}}
+            return super().train_step(data) | own(self.optimizer.iterations._value)
 
     inputs = keras.Input((3,))
-    model = compiled(
-        lambda: Two(inputs, keras.layers.Dense(1)(inputs)),
+    return compiled(
+        lambda: Own(inputs, keras.layers.Dense(1)(inputs)),
         *(1,),
         optimizer="sgd",
         loss="mse",
         xla=False,
+        **settings,
     )
-    assert fit(model)["deep"] == [STEPS]
+
+
+def test_the_last_steps_own_logs_are_the_epochs():
+    assert fit(with_own_logs(lambda step: {"inner": {"deep": step}}))["deep"] == [STEPS]
+
+
+def test_a_log_of_none_stays():
+    assert fit(with_own_logs(lambda step: {"nothing": None}))["nothing"] == [None]
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.parametrize("callbacks", [[], [Sees()]])
+def test_epochs_without_data_have_the_last_steps_logs(callbacks):
+    batches = ((X[:2], X[:2, :1]) for _ in range(6))
+    model = with_own_logs(lambda step: {"step": step})
+    history = model.fit(batches, steps_per_epoch=3, epochs=3, callbacks=callbacks, verbose=0)
+    assert history.history["step"] == [3, 6, 6]
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_no_audit_is_made_for_a_batch_that_was_not_there(monkeypatch):
+    audits = []
+    monkeypatch.setattr(Audit, "check", lambda self, *, when: audits.append(when))
+    batches = ((X[:2], X[:2, :1]) for _ in range(3))
+    model_of(2, StepConfig(audit_steps=1)).fit(batches, verbose=0)
+    assert audits == ["at step 1", "at step 2", "at step 3", "at the end of training"]
+
+
+def test_the_audit_of_the_last_execution_comes_before_the_validation(monkeypatch):
+    def check(self, *, when):
+        raise ArithmeticError(when)
+
+    monkeypatch.setattr(Audit, "check", check)
+    model = model_of(2, StepConfig(audit_steps=STEPS))
+    model.test_function = lambda iterator: pytest.fail("tested")
+    with pytest.raises(ArithmeticError, match=f"at step {STEPS}"):
+        fit(model, validation_data=(X, X[:, :1]))
+
+
+class Trains(keras.callbacks.Callback):
+    """Trains the model as each epoch's fourth batch begins, and at its end, and notes the logs."""
+
+    def __init__(self, train):
+        super().__init__()
+        self._train, self.seen = train, []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if batch == 3:
+            self.seen.append(self._train(self.model))
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.seen.append(self._train(self.model))
+
+
+def on_batch(model):
+    return model.train_on_batch(X[:2], X[:2, :1], return_dict=True)
+
+
+def within(model):
+    history = model.history
+    within_fit = model.fit(X, X[:, :1], batch_size=4, shuffle=False, verbose=0).history
+    model.history = history  # as of stock Keras, the model's is that of the last `fit`
+    return within_fit
+
+
+@pytest.mark.parametrize("train", [on_batch, within])
+def test_what_a_callback_trains_has_its_own_logs(train):
+    trained = []
+    for others in ([], [Sees()]):
+        model, trains = model_of(), Trains(train)
+        trained.append([fit(model, epochs=2, callbacks=[trains, *others]), trains.seen])
+        assert model.train_function.launched is None
+        assert "_get_metrics_result_or_logs" not in vars(model)
+    assert trained[0] == trained[1]
+
+
+def test_after_a_fit_within_it_the_outer_one_is_still_watched():
+    model, trains = model_of(), Trains(lambda model: within(model))
+    with pytest.raises(NonFiniteError):
+        fit(model, spoilt(STEPS), callbacks=[trains])
+    assert len(trains.seen) == 1
+
+
+def test_a_users_progress_bar_sees_each_batch():
+    class Bar(keras.callbacks.ProgbarLogger):
+        def on_train_batch_end(self, batch, logs=None):
+            super().on_train_batch_end(batch, logs)
+            seen.append(logs["loss"])
+
+    seen = []
+    fit(model_of(), callbacks=[Bar()])
+    assert len(set(seen)) == STEPS
+
+
+def test_nothing_is_computed_to_look(monkeypatch):
+    # On a GPU that would be queued behind the next execution, and waited for.
+    computed, look_at = [], ahead.Ahead._look_at
+
+    def note(operation, *_, **__):
+        computed.append(operation)
+
+    def watched(self, *begun):
+        op_callbacks.add_op_callback(note)
+        try:
+            return look_at(self, *begun)
+        finally:
+            op_callbacks.remove_op_callback(note)
+
+    monkeypatch.setattr(ahead.Ahead, "_look_at", watched)
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01))
+    fit(model_of(optimizer=optimizer))
+    fit(model_of(steps_per_execution=4))
+    assert not computed

@@ -18,8 +18,10 @@ import logging
 from collections.abc import Iterator
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src.utils import is_default
+from keras.src.utils.python_utils import pythonify_logs
 
 from tfaccel.callbacks.finite import Finite
 from tfaccel.callbacks.loss_scale import LossScale
@@ -32,7 +34,7 @@ log = logging.getLogger("tfaccel")
 def can_be_ahead(model: keras.Model, callbacks: list[keras.callbacks.Callback]) -> bool:
     """Returns whether a `fit` may look at its executions one late; if it may not, says why.
 
-    A callback that is told of each batch's end is to see that batch, but for a progress bar.
+    A callback that is told of each batch's end is to see that batch, but for Keras's progress bar.
 
     Args:
       model: compiled.
@@ -43,7 +45,7 @@ def can_be_ahead(model: keras.Model, callbacks: list[keras.callbacks.Callback]) 
     looks = [
         type(each).__name__
         for each in callbacks
-        if not isinstance(each, keras.callbacks.ProgbarLogger)
+        if type(each) is not keras.callbacks.ProgbarLogger  # a user's own may look
         and not (is_default(each.on_batch_end) and is_default(each.on_train_batch_end))
     ]
     if looks:
@@ -51,8 +53,32 @@ def can_be_ahead(model: keras.Model, callbacks: list[keras.callbacks.Callback]) 
     return not looks
 
 
+def alone(model: keras.Model) -> contextlib.AbstractContextManager:
+    """Returns a context in which no `fit` is told of what the model launches.
+
+    For what a callback of one trains meanwhile: it is not that one's.
+    """
+    execution = model.train_function
+    has = hasattr(type(execution), "launched")
+    return _having(execution, launched=None) if has else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _having(owner, **attributes) -> Iterator[None]:
+    """Within the context, the object has these attributes; then those of its own from before."""
+    own = vars(owner)  # past Keras's tracking of attributes
+    before = {name: own[name] for name in attributes if name in own}
+    own.update(attributes)
+    try:
+        yield
+    finally:
+        for name in attributes:
+            del own[name]
+        own.update(before)
+
+
 class Ahead(keras.callbacks.Callback):
-    """Stands for the callbacks of a step; what they raise comes an execution later.
+    """Stands for the callbacks of a step in one `fit`; what they raise comes an execution later.
 
     When an epoch's validation begins, they have seen all.
     """
@@ -66,28 +92,31 @@ class Ahead(keras.callbacks.Callback):
     @contextlib.contextmanager
     def of(self, model: keras.Model) -> Iterator[None]:
         """Within the context, it is told of what the model launches, and of an epoch's last one."""
-        self._begun = self._to_host = None  # what is yet to be looked at
-        execution, results = model.train_function, model._get_metrics_result_or_logs
+        self._begun = None  # what is yet to be looked at
+        self._seen = self._to_host = None
+        results = model._get_metrics_result_or_logs
 
         def results_of_all(logs):
-            if self._begun is None or logs is not self._seen:  # of a test
-                return results(logs)
-            begun, self._begun = self._begun, None
-            return results(self._look_at(*begun))
+            if logs is self._seen:  # not of a test
+                self._look_at_last()
+            return results(logs)
 
-        with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="look") as self._reader:
-            execution.launched, model._get_metrics_result_or_logs = self._launched, results_of_all
+        with (
+            concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="look") as self._reader,
+            _having(model.train_function, launched=self._launched),
+            _having(model, _get_metrics_result_or_logs=results_of_all),
+        ):
             try:
                 yield
             finally:
-                del model._get_metrics_result_or_logs
-                execution.launched = self._begun = None
+                self._begun = None
 
     def _launched(self, logs: dict, codes) -> dict:
         """Begins to read what was launched, looks at the execution before, and returns its logs."""
         if self._to_host is None:
             self._to_host = make_to_host(tf.nest.flatten(codes)[0].device)
         begun = self._reader.submit(self._to_host, (logs, codes)), self._finite.position
+        self._is_to_be_audited = True
         if self._seen is None:  # an epoch's first: there is none before
             self._seen = self._look_at(*begun)
             return self._seen
@@ -98,10 +127,20 @@ class Ahead(keras.callbacks.Callback):
 
     def _look_at(self, reading: concurrent.futures.Future, position: int | None) -> dict:
         logs, codes = reading.result()
-        logs = tf.nest.map_structure(lambda each: each.numpy(), dict(logs))
+        logs = pythonify_logs(logs)  # as Keras's callbacks get them
         self._loss_scale.on_train_batch_end(0, logs)
-        self._finite.look(tf.stack(codes).numpy(), position, logs)
+        # By NumPy: an operation of TensorFlow's would be the device's, behind the next execution.
+        codes = np.array(tf.nest.map_structure(lambda each: each.numpy(), codes))
+        self._finite.look(codes, position, logs)
         return logs
+
+    def _look_at_last(self) -> None:
+        """Looks at an epoch's last execution, and audits after it: before there is a validation."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            # In place: Keras takes these logs also for epochs to come that have no data.
+            self._seen.update(self._look_at(*begun))
+        self._audit_last()
 
     def _audit_last(self) -> None:
         if self._audit is not None and self._is_to_be_audited:
@@ -139,11 +178,9 @@ class Ahead(keras.callbacks.Callback):
         self._audit_last()
         for each in self._all:
             each.on_train_batch_begin(batch, logs)
-        self._is_to_be_audited = True
 
     def on_epoch_end(self, epoch, logs=None):
-        """Audits after the last execution."""
-        self._audit_last()
+        """Is for all."""
         for each in self._all:
             each.on_epoch_end(epoch, logs)
 
