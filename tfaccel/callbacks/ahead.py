@@ -101,8 +101,9 @@ class Ahead(keras.callbacks.Callback):
                 self._look_at_last()
             return results(logs)
 
+        # Two threads: one that waits for an execution's end lets the next one's copy be queued.
         with (
-            concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="look") as self._reader,
+            concurrent.futures.ThreadPoolExecutor(2, thread_name_prefix="look") as self._reader,
             _having(model.train_function, launched=self._launched),
             _having(model, _get_metrics_result_or_logs=results_of_all),
         ):
