@@ -27,17 +27,12 @@ import tempfile
 from collections.abc import Iterator, Sequence
 
 from bench_arms.arm_process import ArmError, ArmProcess
-from bench_arms.machine import (
-    TOOLS,
-    environment_of,
-    exiting_on_sigterm,
-    gpu_names,
-    hardware,
-    has_torch,
-)
+from bench_arms.machine import TOOLS, environment_of, gpu_names, hardware, has_torch
 from bench_arms.measure import measure_row
 from bench_arms.rows import TARGET, Row, make_rows
 from bench_arms.speed_table import speed_table
+
+from tfaccel.signals import exiting_on_sigterm
 
 ARMS, RESULTS = TOOLS / "bench_arms", TOOLS / "results"
 LIMIT_S = 1200  # for an arm to be set up (max-autotune takes 8 minutes), and for a stretch

@@ -41,14 +41,9 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 
-from bench_arms.machine import (
-    TOOLS,
-    environment_of,
-    exiting_on_sigterm,
-    gpu_names,
-    hardware,
-    has_torch,
-)
+from bench_arms.machine import TOOLS, environment_of, gpu_names, hardware, has_torch
+
+from tfaccel.signals import exiting_on_sigterm
 
 GOAL, TARGET = 1.5, 0.94
 LOG_LINES = 30

@@ -5,13 +5,11 @@ hardware(gpus, num_used=1)      # "1xH200"
 environment_of(num_gpus=1)      # of a process that is to see one
 """
 
-import contextlib
 import os
 import pathlib
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pynvml
 
@@ -35,16 +33,6 @@ def environment_of(num_gpus: int, *, python: str = sys.executable) -> dict[str, 
         "PYTHONPATH": os.pathsep.join(filter(None, [str(TOOLS), inherited.get("PYTHONPATH")])),
     }
     return {"TF_CPP_MIN_LOG_LEVEL": "2"} | inherited | own
-
-
-@contextlib.contextmanager
-def exiting_on_sigterm() -> Iterator[None]:
-    """Within the context SIGTERM is a SystemExit, on whose way out the arms are ended."""
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def visible_gpus() -> list[str]:
