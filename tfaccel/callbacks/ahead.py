@@ -88,12 +88,12 @@ class Ahead(keras.callbacks.Callback):
         super().__init__()
         self._loss_scale, self._finite, self._audit = loss_scale, finite, audit
         self._all = [each for each in (loss_scale, finite, audit) if each is not None]
+        self._begun = None  # what is yet to be looked at
+        self._seen = None  # the logs that Keras was given, of this epoch
 
     @contextlib.contextmanager
     def of(self, model: keras.Model) -> Iterator[None]:
         """Within the context, it is told of what the model launches, and of an epoch's last one."""
-        self._begun = None  # what is yet to be looked at
-        self._seen = self._to_host = None
         results = model._get_metrics_result_or_logs
 
         def results_of_all(logs):
@@ -107,16 +107,12 @@ class Ahead(keras.callbacks.Callback):
             _having(model.train_function, launched=self._launched),
             _having(model, _get_metrics_result_or_logs=results_of_all),
         ):
-            try:
-                yield
-            finally:
-                self._begun = None
+            yield
 
     def _launched(self, logs: dict, codes) -> dict:
         """Begins to read what was launched, looks at the execution before, and returns its logs."""
-        if self._to_host is None:
-            self._to_host = make_to_host(tf.nest.flatten(codes)[0].device)
-        begun = self._reader.submit(self._to_host, (logs, codes)), self._finite.position
+        to_host = make_to_host(tf.nest.flatten(codes)[0].device)
+        begun = self._reader.submit(to_host, (logs, codes)), self._finite.position
         self._is_to_be_audited = True
         if self._seen is None:  # an epoch's first: there is none before
             self._seen = self._look_at(*begun)

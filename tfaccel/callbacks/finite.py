@@ -13,7 +13,10 @@ log = logging.getLogger("tfaccel")
 
 
 class NonFiniteError(RunError):
-    """A step found what is infinite or NaN, which no weight has; later steps may have run."""
+    """A step found what is infinite or NaN, and did not apply it, or such weights.
+
+    Later steps may have run.
+    """
 
 
 class RollBackError(NonFiniteError):
