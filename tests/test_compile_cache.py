@@ -4,9 +4,11 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
+from tensorflow.python.eager import context
 
 from tfaccel import compile_cache
 
@@ -18,9 +20,20 @@ ENTRY = b"\x0a\x02ab" + b"\x12\xc8\x01" + b"c" * 200 + b"\x1a\x01d"
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("TF_XLA_FLAGS", "--tf_xla_clustering_debug")
-    compile_cache._link.cache_clear()
-    compile_cache._began_without.cache_clear()
+    begin_process(monkeypatch)
     return tmp_path / "tfaccel" / "xla"
+
+
+def begin_process(monkeypatch, *, devices=None):
+    """As if this were another process, which has asked TensorFlow for its devices or not."""
+    compile_cache._link.cache_clear()
+    monkeypatch.setattr(context.context(), "_physical_devices", devices)
+
+
+def use(decides):
+    """As `setup` does."""
+    compile_cache.prepare(wanted=True)
+    compile_cache.use(decides)
 
 
 def place():
@@ -34,7 +47,7 @@ def place():
 def test_each_set_of_settings_has_a_folder_and_keeps_it(own_cache):
     folders = []
     for tf32 in (True, False, True):
-        compile_cache.use({"tf32": tf32})
+        use({"tf32": tf32})
         folders.append(place())
         assert json.loads((own_cache / folders[-1] / "settings.json").read_text()) == {"tf32": tf32}
     assert folders[0] == folders[2] != folders[1]
@@ -43,33 +56,55 @@ def test_each_set_of_settings_has_a_folder_and_keeps_it(own_cache):
 
 def test_once_it_is_left_out_nothing_more_comes_there(own_cache, caplog):
     caplog.set_level("INFO", "tfaccel")
-    compile_cache.use({})
+    use({})
     used = place()
     compile_cache.leave_out("of a reason")
     assert place() != used
     assert os.path.isdir(place())  # or TensorFlow ends the run
     assert "compile cache: none, because of a reason" in caplog.messages
-    compile_cache.use({})
+    use({})
     assert place() == used
 
 
-def test_a_child_that_leaves_it_out_does_not_use_its_parents(caplog):
-    caplog.set_level("INFO", "tfaccel")
-    compile_cache.use({})
-    compile_cache._link.cache_clear()  # as in a child
+def test_a_child_that_leaves_it_out_does_not_use_its_parents(monkeypatch):
+    use({})
+    begin_process(monkeypatch)
+    compile_cache.prepare(wanted=False)
+    assert os.environ["TF_XLA_FLAGS"] == "--tf_xla_clustering_debug"
     compile_cache.leave_out("of a reason")
     assert os.environ["TF_XLA_FLAGS"] == "--tf_xla_clustering_debug"
-    compile_cache.use({})  # TensorFlow may have read its flags
+
+
+def test_it_is_said_where_tensorflow_has_read_its_flags(monkeypatch, caplog):
+    caplog.set_level("INFO", "tfaccel")
+    begin_process(monkeypatch, devices=[])
+    use({})
     assert os.environ["TF_XLA_FLAGS"] == "--tf_xla_clustering_debug"
-    assert caplog.messages[-1].startswith("compile cache: from the next process on")
+    assert caplog.messages[-1].startswith("compile cache: none, because TensorFlow has read its")
+
+
+def test_tensorflow_reads_its_flags_when_it_is_asked_for_devices():
+    """What `_is_prepared` and the order in `setup` are for."""
+    program = (
+        "import os, sys, tensorflow as tf\n"
+        "from tensorflow.python.eager import context\n"
+        "assert context.context()._physical_devices is None\n"
+        "tf.config.list_physical_devices('GPU')\n"
+        "assert context.context()._physical_devices is not None\n"
+        f"os.environ['TF_XLA_FLAGS'] = '{compile_cache.FLAG}=' + sys.argv[1]\n"
+        "tf.function(tf.sin, jit_compile=True)(1.0)\n"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([sys.executable, "-c", program, folder], check=True, capture_output=True)
+        assert not os.listdir(folder)
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707])
 def test_a_folder_that_others_may_write_is_not_used(own_cache, caplog, mode):
     caplog.set_level("INFO", "tfaccel")
-    compile_cache.use({})
+    use({})
     own_cache.chmod(mode)
-    compile_cache.use({})
+    use({})
     assert f"{own_cache} is not this user's alone" in caplog.messages[-1]
     assert not place().startswith(str(own_cache))
 
@@ -77,7 +112,7 @@ def test_a_folder_that_others_may_write_is_not_used(own_cache, caplog, mode):
 def test_folders_are_the_users_alone(own_cache):
     mask = os.umask(0o002)
     try:
-        compile_cache.use({})
+        use({})
     finally:
         os.umask(mask)
     for each in (own_cache, *own_cache.iterdir()):
@@ -85,27 +120,27 @@ def test_folders_are_the_users_alone(own_cache):
 
 
 def test_what_killed_processes_left_goes_after_a_day(own_cache):
-    compile_cache.use({})
+    use({})
     (folder,) = own_cache.iterdir()
     old, new = folder / "old.pb1.tmp", folder / "new.pb2.tmp"
     for each in (old, new):
         each.touch()
     os.utime(old, (0, 0))
-    compile_cache.use({})
+    use({})
     assert new.exists()
     assert not old.exists()
 
 
 def test_a_child_takes_its_own_link_and_a_user_s_choice_stays(monkeypatch, caplog):
     caplog.set_level("INFO", "tfaccel")
-    compile_cache.use({})
+    use({})
     of_parent = os.environ["TF_XLA_FLAGS"]
-    compile_cache._link.cache_clear()
-    compile_cache.use({})
+    begin_process(monkeypatch)
+    use({})
     assert os.environ["TF_XLA_FLAGS"] != of_parent
     place()
     monkeypatch.setenv("TF_XLA_FLAGS", f"{compile_cache.FLAG}=/elsewhere")
-    compile_cache.use({})
+    use({})
     assert os.environ["TF_XLA_FLAGS"] == f"{compile_cache.FLAG}=/elsewhere"
     assert caplog.messages[-1] == "compile cache: as TF_XLA_FLAGS says"
 
@@ -119,12 +154,12 @@ def test_a_child_takes_its_own_link_and_a_user_s_choice_stays(monkeypatch, caplo
     ],
 )
 def test_a_damaged_entry_is_named_and_removed(own_cache, caplog, damaged):
-    compile_cache.use({})
+    use({})
     (folder,) = own_cache.iterdir()
     whole, cut_off = folder / "a.pb", folder / "b.pb"
     whole.write_bytes(ENTRY)
     cut_off.write_bytes(damaged)
-    compile_cache.use({})
+    use({})
     assert whole.exists()
     assert not cut_off.exists()
     assert f"compile cache: {cut_off} is damaged, and removed" in caplog.messages
@@ -132,13 +167,13 @@ def test_a_damaged_entry_is_named_and_removed(own_cache, caplog, damaged):
 
 def test_what_was_not_read_for_longest_makes_room(own_cache, monkeypatch):
     monkeypatch.setattr(compile_cache, "MOST_BYTES", 2 * len(ENTRY))
-    compile_cache.use({"of": "others"})
+    use({"of": "others"})
     (folder,) = own_cache.iterdir()
     for age_s, name in enumerate("dabc"):
         path = folder / f"{name}.pb"
         path.write_bytes(ENTRY)
         os.utime(path, (time.time() - 100 * age_s, time.time() - 10000))
-    compile_cache.use({})
+    use({})
     assert sorted(each.name for each in folder.glob("*.pb")) == ["a.pb", "d.pb"]
 
 
@@ -146,7 +181,7 @@ def test_a_place_that_cannot_be_written_is_said(own_cache, caplog):
     caplog.set_level("INFO", "tfaccel")
     own_cache.parent.mkdir()
     own_cache.write_text("a file")
-    compile_cache.use({})
+    use({})
     assert "cannot be used (File exists)" in caplog.messages[-1]
     assert compile_cache.FLAG not in os.environ["TF_XLA_FLAGS"]
 
@@ -154,7 +189,7 @@ def test_a_place_that_cannot_be_written_is_said(own_cache, caplog):
 def test_too_little_room_is_said(monkeypatch, caplog):
     caplog.set_level("INFO", "tfaccel")
     monkeypatch.setattr(compile_cache, "LEAST_FREE_BYTES", 1 << 60)
-    compile_cache.use({})
+    use({})
     assert "MiB are free)" in caplog.messages[-1]
 
 
@@ -165,7 +200,7 @@ def test_a_full_quota_is_said(monkeypatch, caplog):
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
     monkeypatch.setattr(os, "posix_fallocate", over_quota)
-    compile_cache.use({})
+    use({})
     assert "cannot be used (Disk quota exceeded)" in caplog.messages[-1]
 
 
@@ -174,17 +209,15 @@ import sys
 from tfaccel import compile_cache, runtime
 on_cpu = sys.argv[1] == "cpu"
 if on_cpu:      # which the product leaves out: as if it were a GPU
-    runtime.show_log()
     compile_cache.DEVICE_TYPE = "CPU"
-    compile_cache.use({})
-import time
+    keep = runtime._keep_programs
+    runtime._keep_programs = lambda config, gpu_ids: keep(config, [0])
 import keras, numpy as np, tfaccel
 run = tfaccel.setup(gpu_ids=() if on_cpu else [0], deterministic=True)
 rows = [(np.full(3, index, np.float32), np.ones(1, np.float32)) for index in range(8)]
 with run.scope():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(1)])
 run.compile(model, "sgd", "mse")
-begun = time.monotonic()
 model.fit(run.examples(rows, global_batch_size=4), verbose=0)
 print([each.tolist() for each in model.get_weights()])
 """

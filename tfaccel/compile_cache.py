@@ -2,18 +2,23 @@
 
 Takes what decides how XLA compiles; tells TensorFlow the place, in ~/.cache/tfaccel/xla.
 
+    prepare(wanted=True)                # before TensorFlow is asked for its devices
     use({"tensorflow": "2.21.0", "gpus": [...], "tf32": True})      # before XLA compiles
     leave_out("compile_cache=False asks for that")                  # compile anew
 
 An entry is found by the program's text and shapes, and its text is compared whole; neither says
 which GPU, driver, library or flags it was compiled for. So each set of these has a folder.
 
-TensorFlow reads the place once, when XLA first compiles, and a notebook may call `setup` again with
-other settings: the place is a link of this process, and `use` points it at another folder. Entries
-are programs, so that the folders are the user's alone.
+TensorFlow reads the place once, with the first question for its devices, when it is not yet known
+which there are; and a notebook may call `setup` again with other settings. So the place is a link
+of this process, and `use` points it at a folder. Entries are programs, so that the folders are the
+user's alone.
 
 On the CPU nothing is kept: XLA's CPU programs name features that its own loader does not know, and
 it warns of illegal instructions (TensorFlow 2.21).
+
+Private names relied on:
+  TensorFlow 2.21: python.eager.context.context, Context._physical_devices.
 """
 
 import atexit
@@ -31,6 +36,8 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import BinaryIO
 
+from tensorflow.python.eager import context
+
 from tfaccel.cache_folder import cache_folder
 
 log = logging.getLogger("tfaccel")
@@ -47,30 +54,50 @@ LEAST_FREE_BYTES = 1 << 30
 DAY_S = 24 * 3600
 
 
+def prepare(*, wanted: bool) -> None:
+    """Tells TensorFlow a place where nothing is kept yet, before it reads its flags.
+
+    Args:
+      wanted: whether `use` is to follow. If not, this process keeps nothing, nor takes its parent's
+        place.
+    """
+    if _is_prepared() or context.context()._physical_devices is not None:
+        return  # TensorFlow has read its flags
+    flags, root = _flags(), cache_folder("xla")
+    if wanted and FLAG not in flags:
+        with contextlib.suppress(OSError):  # `use` will say it
+            _make_own(root)
+            _check_room(root)
+            place = f"{FLAG}={_link()} --tf_xla_persistent_cache_device_types={DEVICE_TYPE}"
+            flags = f"{flags} {place}".strip()
+    os.environ["TF_XLA_FLAGS"] = flags
+
+
 def use(decides: Mapping[str, object]) -> None:
     """Lets XLA take programs from the cache, and put there what it compiles.
 
     Args:
       decides: JSON-ready, what an entry must have been compiled with.
     """
-    if _began_without.cache_info().currsize:
-        return log.info("compile cache: from the next process on; this one began without")
-    flags = _flags()
-    if FLAG in flags:
+    if FLAG in _flags():
         return log.info("compile cache: as TF_XLA_FLAGS says")
     text = json.dumps(dict(decides), indent=2, sort_keys=True)
     folder = cache_folder("xla") / hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
     try:
+        _make_own(folder.parent)
         _make_own(folder)
         (folder / "settings.json").write_text(text)
         _remove_unfinished(folder)
         _remove_oldest(folder.parent)
         _check_room(folder)
-        link = _point_to(folder)
+        if not _is_prepared():
+            return leave_out(
+                "TensorFlow has read its flags: only the first tfaccel.setup, before any other "
+                "use of TensorFlow, can ask for it"
+            )
+        _point_to(folder)
     except OSError as error:
         return leave_out(f"{folder} cannot be used ({error.strerror or error})")
-    where = f"{FLAG}={link} --tf_xla_persistent_cache_device_types={DEVICE_TYPE}"
-    os.environ["TF_XLA_FLAGS"] = f"{flags} {where}".strip()
     entries = len(list(folder.glob("*.pb")))
     no_error = "; 'Error parsing text-format' is TensorFlow's first guess at each, and no error"
     return log.info(
@@ -80,51 +107,51 @@ def use(decides: Mapping[str, object]) -> None:
 
 def leave_out(reason: str) -> None:
     """Lets XLA compile everything anew, and says why."""
-    if _link.cache_info().currsize:  # TensorFlow may know it already
-        unused = _link().parent / "unused"
-        unused.mkdir(exist_ok=True)
-        _point_to(unused)
-    else:
-        os.environ["TF_XLA_FLAGS"] = _flags()
-        _began_without()
+    if _is_prepared():
+        _point_to(_unused())
     log.info("compile cache: none, because %s", reason)
 
 
 def _flags() -> str:
-    """Returns TF_XLA_FLAGS without what `use` added, in this process or its parent."""
+    """Returns TF_XLA_FLAGS without what `prepare` added, in this process or its parent."""
     return OURS.sub("", os.environ.get("TF_XLA_FLAGS", "")).strip()
 
 
-@functools.cache
-def _began_without() -> None:
-    """Remembers that TensorFlow may have read its flags without a place."""
+def _is_prepared() -> bool:
+    return _link.cache_info().currsize > 0
 
 
 @functools.cache
 def _link() -> pathlib.Path:
-    folder = tempfile.mkdtemp(prefix=LINK_PREFIX)
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return pathlib.Path(folder) / "entries"
-
-
-def _point_to(folder: pathlib.Path) -> pathlib.Path:
-    link = _link()
-    link.unlink(missing_ok=True)
-    link.symlink_to(folder)
+    """Returns this process's link, which points to a folder of its own at first."""
+    own = pathlib.Path(tempfile.mkdtemp(prefix=LINK_PREFIX))
+    atexit.register(shutil.rmtree, own, ignore_errors=True)
+    unused = own / "unused"  # TensorFlow ends the run where there is none
+    unused.mkdir()
+    link = own / "entries"
+    link.symlink_to(unused)
     return link
+
+
+def _unused() -> pathlib.Path:
+    return _link().parent / "unused"
+
+
+def _point_to(folder: pathlib.Path) -> None:
+    _link().unlink(missing_ok=True)
+    _link().symlink_to(folder)
 
 
 # The folder. Other processes write and remove there at the same time.
 
 
 def _make_own(folder: pathlib.Path) -> None:
-    """Makes the folder and the one it is in; OSError where another user could write there."""
-    folder.parent.parent.mkdir(parents=True, exist_ok=True)
-    for each in (folder.parent, folder):
-        each.mkdir(mode=0o700, exist_ok=True)
-        found = each.stat()
-        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-            raise PermissionError(f"{each} is not this user's alone; remove it, or chmod 700")
+    """Makes the folder, and those it is in; OSError where another user could write there."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.stat()
+    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise PermissionError(f"{folder} is not this user's alone; remove it, or chmod 700")
 
 
 def _check_room(folder: pathlib.Path) -> None:

@@ -99,6 +99,7 @@ def configure(config: RuntimeConfig, cluster: Cluster = ALONE) -> Runtime:
     """
     show_log()
     load_cuda_libraries()
+    compile_cache.prepare(wanted=config.xla and config.compile_cache)
     visible = tf.config.list_physical_devices("GPU")
     gpu_ids, reason = choose_gpus(
         config.gpu_ids,
