@@ -207,13 +207,13 @@ def test_a_full_quota_is_said(monkeypatch, caplog):
 PROGRAM = """
 import sys
 from tfaccel import compile_cache, runtime
-on_cpu = sys.argv[1] == "cpu"
-if on_cpu:      # which the product leaves out: as if it were a GPU
+gpu_ids = [int(each) for each in sys.argv[1:]]
+if not gpu_ids:     # which the product leaves out: as if it were a GPU
     compile_cache.DEVICE_TYPE = "CPU"
     keep = runtime._keep_programs
     runtime._keep_programs = lambda config, gpu_ids: keep(config, [0])
 import keras, numpy as np, tfaccel
-run = tfaccel.setup(gpu_ids=() if on_cpu else [0], deterministic=True)
+run = tfaccel.setup(gpu_ids=gpu_ids, deterministic=True)
 rows = [(np.full(3, index, np.float32), np.ones(1, np.float32)) for index in range(8)]
 with run.scope():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(1)])
@@ -223,12 +223,18 @@ print([each.tolist() for each in model.get_weights()])
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("device", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
-def test_the_next_process_finds_what_was_compiled_and_mends_what_was_damaged(own_cache, device):
+@pytest.mark.parametrize(
+    "gpu_ids",
+    [
+        pytest.param([], marks=pytest.mark.slow, id="cpu"),
+        pytest.param(["0"], marks=pytest.mark.gpu, id="gpu"),
+        pytest.param(["0", "1"], marks=pytest.mark.multi_gpu, id="gpus"),
+    ],
+)
+def test_the_next_process_finds_what_was_compiled_and_mends_what_was_damaged(own_cache, gpu_ids):
     def trained():
         done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, device], capture_output=True, text=True, check=True
+            [sys.executable, "-c", PROGRAM, *gpu_ids], capture_output=True, text=True, check=True
         )
         (folder,) = own_cache.iterdir()
         entries = {each: each.stat().st_mtime_ns for each in folder.glob("*.pb")}
