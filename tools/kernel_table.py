@@ -1,4 +1,4 @@
-"""Where a step's GPU time goes: kinds of kernels, the longest of them, and what the GPU waited for.
+"""Where a step's GPU time goes: kinds of kernels, the longest, those slow for their bytes, waits.
 
 Takes a folder that TensorFlow's profiler wrote and how many steps it saw; prints a table for each
 GPU. An arm of tools/bench.py writes one where it is asked to:
@@ -6,22 +6,31 @@ GPU. An arm of tools/bench.py writes one where it is asked to:
     python tools/bench.py --rows=S1 --repeats=1 --ours='{"trace": "/tmp/trace"}'
     python tools/kernel_table.py /tmp/trace --steps=350
 
+What a kernel of XLA's reads and writes is its operands and results, whole, and at most what the
+bandwidth allows: of some it reads a slice. No kernel of an H200 had more than 4.4 of its memory's
+4.8 TB/s (ResNet-50, 2026-11-22).
+
 Names relied on: TensorFlow 2.21's tensorflow.tsl.profiler.protobuf.xplane_pb2, and its planes
-"/device:GPU:N" with lines "Stream ...", and "/host:CPU".
+"/device:GPU:N" with lines "Stream ...", "/host:CPU", and "/host:metadata" with programs ("Hlo
+Proto", of tensorflow.compiler.xla.service.hlo_pb2).
 """
 
 import argparse
 import bisect
 import collections
+import math
 import pathlib
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from tensorflow.compiler.xla import xla_data_pb2
+from tensorflow.compiler.xla.service import hlo_pb2
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 PS_PER_MS = 1e9
+BYTES_PER_GB = 1e9
 SHORT_GAP_MS, LONG_GAP_MS = 0.01, 0.3
 # The first that a kernel's name matches is its kind.
 KINDS = {
@@ -34,11 +43,12 @@ KINDS = {
 
 
 class Span(NamedTuple):
-    """An event: from when to when, in picoseconds, and its name."""
+    """An event: from when to when, in picoseconds, its name, and its program and operation."""
 
     start: float
     end: float
     name: str
+    operation: tuple[str, str] = ("", "")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -47,6 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("folder", type=pathlib.Path, help="that the profiler wrote")
     parser.add_argument("--steps", type=int, required=True, help="that it saw")
     parser.add_argument("--kernels", type=int, default=30, help="to list (default: 30)")
+    parser.add_argument("--bandwidth", type=float, default=4.4, help="TB/s (default: 4.4)")
     options = parser.parse_args(arguments)
     files = sorted(options.folder.rglob("*.xplane.pb"))
     if not files or options.steps < 1:
@@ -55,8 +66,15 @@ def main(arguments: Sequence[str]) -> int:
     space = xplane_pb2.XSpace.FromString(files[-1].read_bytes())
     host = [span for plane in space.planes if "/host:CPU" in plane.name for span in spans(plane)]
     gpus = [plane for plane in space.planes if plane.name.startswith("/device:GPU")]
+    sizes = bytes_of_operations(space)
     tables = [
-        "\n".join([plane.name, *table(plane, host, options.steps, options.kernels)])
+        "\n".join(
+            [
+                plane.name,
+                *table(plane, host, options.steps, options.kernels),
+                *bytes_table(plane, sizes, options.steps, options.kernels, options.bandwidth),
+            ]
+        )
         for plane in gpus
         if spans(plane, "Stream")
     ]
@@ -70,15 +88,22 @@ def spans(plane, lines: str = "") -> list[Span]:
         span
         for line in plane.lines
         if line.name.startswith(lines)
-        for span in spans_of(line, plane.event_metadata)
+        for span in spans_of(line, plane)
     ]
 
 
-def spans_of(line, metadata) -> Iterator[Span]:
+def spans_of(line, plane) -> Iterator[Span]:
     """Yields the events of a line."""
+    names = plane.stat_metadata
     for event in line.events:
         start = line.timestamp_ns * 1000 + event.offset_ps
-        yield Span(start, start + event.duration_ps, metadata[event.metadata_id].name)
+        stats = {names[each.metadata_id].name: each for each in event.stats}
+        operation = tuple(
+            stats[name].str_value or names[stats[name].ref_value].name if name in stats else ""
+            for name in ("hlo_module", "hlo_op")
+        )
+        name = plane.event_metadata[event.metadata_id].name
+        yield Span(start, start + event.duration_ps, name, operation)
 
 
 def table(plane, host: list[Span], steps: int, num_kernels: int) -> Iterator[str]:
@@ -120,6 +145,65 @@ def table(plane, host: list[Span], steps: int, num_kernels: int) -> Iterator[str
         yield f"what the host did while it was idle for more than {LONG_GAP_MS:g} ms, ms a step:"
         for name, each in overlaps(long, host).most_common(12):
             yield f"{per_step(each):8.2f}  {name[:90]}"
+
+
+def bytes_of_operations(space) -> dict[tuple[str, str], int]:
+    """Returns how many bytes each operation of XLA's programs has as operands and results."""
+    sizes = {}
+    for module in programs(space):
+        for computation in module.computations:
+            own = {each.id: each for each in computation.instructions}
+            for each in own.values():
+                shapes = [each.shape, *(own[operand].shape for operand in each.operand_ids)]
+                sizes[module.name, each.name] = sum(map(bytes_of, shapes))
+    return sizes
+
+
+def programs(space) -> Iterator[hlo_pb2.HloModuleProto]:
+    """Yields the programs that a trace holds."""
+    for plane in space.planes:
+        if plane.name == "/host:metadata":
+            for event in plane.event_metadata.values():
+                for stat in event.stats:
+                    if plane.stat_metadata[stat.metadata_id].name == "Hlo Proto":
+                        yield hlo_pb2.HloProto.FromString(stat.bytes_value).hlo_module
+
+
+def bytes_of(shape) -> int:
+    """Returns how many bytes an array has, or a tuple's arrays; 0 of tokens and the like."""
+    if shape.element_type == xla_data_pb2.TUPLE:
+        return sum(map(bytes_of, shape.tuple_shapes))
+    name = xla_data_pb2.PrimitiveType.Name(shape.element_type)
+    bits = 8 if name == "PRED" else int((re.findall(r"^[A-Z]+(\d+)", name) or [0])[0])
+    return math.prod(shape.dimensions) * bits // 8
+
+
+def bytes_table(plane, sizes, steps: int, num_kernels: int, bandwidth: float) -> Iterator[str]:
+    """Yields the lines about kernels of XLA's that take longer than their bytes do."""
+    seconds, times = collections.Counter(), collections.defaultdict(collections.Counter)
+    for each in spans(plane, "Stream"):
+        if each.operation in sizes:
+            seconds[each.operation] += (each.end - each.start) / PS_PER_MS / steps
+            times[each.operation][each.name] += 1  # an operation may have several kernels
+    if not seconds:
+        return
+    per_ms = bandwidth * BYTES_PER_GB  # a TB/s is a GB/ms
+    moved = {
+        key: min(sizes[key] * max(times[key].values()) / steps, milliseconds * per_ms)
+        for key, milliseconds in seconds.items()
+    }
+    total = sum(moved.values())
+    yield (
+        f"{sum(seconds.values()):8.2f} ms in XLA's kernels, which read and write at most "
+        f"{total / BYTES_PER_GB:.1f} GB: {total / per_ms:.2f} ms at {bandwidth:g} TB/s"
+    )
+    yield "those that take longest beyond that, ms a step, of them beyond, and GB:"
+    beyond = collections.Counter({key: seconds[key] - moved[key] / per_ms for key in seconds})
+    for key, each in beyond.most_common(num_kernels):
+        yield (
+            f"{seconds[key]:8.2f} {each:6.2f} {moved[key] / BYTES_PER_GB:6.2f}  "
+            f"{key[1]} ({', '.join(times[key])[:60]})"
+        )
 
 
 def kind_of(name: str) -> str:

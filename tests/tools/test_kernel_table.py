@@ -2,8 +2,11 @@
 
 import importlib.util
 import pathlib
+import re
 
 import pytest
+from tensorflow.compiler.xla import xla_data_pb2
+from tensorflow.compiler.xla.service import hlo_pb2
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 TOOL = pathlib.Path(__file__).parents[2] / "tools" / "kernel_table.py"
@@ -11,19 +14,41 @@ MS = 1_000_000_000  # picoseconds
 
 
 def plane(space, name, lines):
-    """Adds a plane of lines by name, each of (event's name, start, end) in milliseconds."""
+    """Adds a plane of lines by name, each of (event's name, start, end) in milliseconds.
+
+    An event's operation is of the program "step", and has its name with a dot before the number.
+    """
     added, numbers = space.planes.add(name=name), {}
+    for number, stat in enumerate(("hlo_module", "hlo_op", "step"), start=1):
+        added.stat_metadata[number].name = stat
     for line_name, events in lines.items():
         # Lines begin at times of their own.
         line = added.lines.add(name=line_name, timestamp_ns=1_000_000)
         for event, start, end in events:
             number = numbers.setdefault(event, len(numbers) + 1)
             added.event_metadata[number].name = event
-            line.events.add(
+            event = line.events.add(
                 metadata_id=number,
                 offset_ps=int((start - 1) * MS),
                 duration_ps=int((end - start) * MS),
             )
+            event.stats.add(metadata_id=1, ref_value=3)
+            name = added.event_metadata[number].name
+            event.stats.add(metadata_id=2, str_value=re.sub(r"_(\d+)$", r".\1", name))
+
+
+def program(space, operations):
+    """Adds the program "step", of operations: name, dtype, shape, and operands by their numbers."""
+    module = hlo_pb2.HloModuleProto(name="step")
+    computation = module.computations.add()
+    for number, (name, dtype, dimensions, operands) in enumerate(operations):
+        operation = computation.instructions.add(name=name, id=number, operand_ids=operands)
+        operation.shape.element_type = getattr(xla_data_pb2, dtype)
+        operation.shape.dimensions.extend(dimensions)
+    metadata = space.planes.add(name="/host:metadata")
+    metadata.stat_metadata[1].name = "Hlo Proto"
+    proto = hlo_pb2.HloProto(hlo_module=module).SerializeToString()
+    metadata.event_metadata[1].stats.add(metadata_id=1, bytes_value=proto)
 
 
 @pytest.fixture
@@ -40,6 +65,15 @@ def trace(tmp_path):
     plane(space, "/device:GPU:0", {"Stream #13(Compute)": kernels, "XLA Ops": kernels})
     second = {"Stream #14(MemcpyH2D)": [("MemcpyH2D", 1.5, 2.5)]}
     plane(space, "/device:GPU:1", second)
+    program(
+        space,
+        [
+            ("a", "F16", [500, 10**6], []),
+            ("b", "PRED", [1000, 10**6], []),
+            ("input_reduce_fusion.7", "F32", [125, 10**6], [0, 1]),  # 2.5 GB in 1 ms
+            ("loop_select_fusion", "F32", [10, 10**9], [0]),  # too much for 2 ms: of a slice
+        ],
+    )
     python = [("launch", 3.5, 9.5), ("launch", 14, 15), ("tiny", 5, 5.5), ("elsewhere", 1, 2)]
     plane(space, "/host:CPU", {"python": python})
     path = tmp_path / "plugins" / "profile" / "x" / "host.xplane.pb"
@@ -67,7 +101,7 @@ def run(capsys):
 
 
 def test_says_where_a_steps_time_goes(run, trace):
-    code, printed = run(trace, "--steps=2", "--kernels=2")
+    code, printed = run(trace, "--steps=2", "--kernels=2", "--bandwidth=4")
     assert code == 0
     first, second = printed.split("\n\n")
     lines = [" ".join(each.split()) for each in first.splitlines()]
@@ -84,7 +118,14 @@ def test_says_where_a_steps_time_goes(run, trace):
     start = lines.index("the longest kernels, ms a step and times:") + 1
     assert lines[start : start + 2] == ["2.00 1.0 sm90_xmma_fprop", "2.00 1.0 loop_select_fusion"]
     # Of 4.008 to 9 and 14.008 to 19 ms the host launched 4.992 and 0.992.
-    assert lines[-2:] == ["2.99 launch", "0.25 tiny"]
+    start = lines.index("what the host did while it was idle for more than 0.3 ms, ms a step:") + 1
+    assert lines[start : start + 2] == ["2.99 launch", "0.25 tiny"]
+    assert lines[start + 2 :] == [
+        "3.00 ms in XLA's kernels, which read and write at most 10.5 GB: 2.62 ms at 4 TB/s",
+        "those that take longest beyond that, ms a step, of them beyond, and GB:",
+        "1.00 0.38 2.50 input_reduce_fusion.7 (input_reduce_fusion_7)",
+        "2.00 0.00 8.00 loop_select_fusion (loop_select_fusion)",
+    ]
     assert second.startswith("/device:GPU:1")
     assert "0.50 ms copy" in " ".join(second.split())
 
