@@ -22,7 +22,7 @@ import math
 import pathlib
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tensorflow.compiler.xla import xla_data_pb2
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("folder", type=pathlib.Path, help="that the profiler wrote")
     parser.add_argument("--steps", type=int, required=True, help="that it saw")
     parser.add_argument("--kernels", type=int, default=30, help="to list (default: 30)")
-    parser.add_argument("--bandwidth", type=float, default=4.4, help="TB/s (default: 4.4)")
+    parser.add_argument("--bandwidth", type=float, default=4.4, help="of the memory, in TB/s (4.4)")
     options = parser.parse_args(arguments)
     files = sorted(options.folder.rglob("*.xplane.pb"))
     if not files or options.steps < 1:
@@ -67,17 +67,12 @@ def main(arguments: Sequence[str]) -> int:
     host = [span for plane in space.planes if "/host:CPU" in plane.name for span in spans(plane)]
     gpus = [plane for plane in space.planes if plane.name.startswith("/device:GPU")]
     sizes = bytes_of_operations(space)
-    tables = [
-        "\n".join(
-            [
-                plane.name,
-                *table(plane, host, options.steps, options.kernels),
-                *bytes_table(plane, sizes, options.steps, options.kernels, options.bandwidth),
-            ]
-        )
-        for plane in gpus
-        if spans(plane, "Stream")
-    ]
+    tables = []
+    for plane in gpus:
+        if kernels := spans(plane, "Stream"):
+            where = table(kernels, host, options.steps, options.kernels)
+            beyond = bytes_table(kernels, sizes, options.steps, options.kernels, options.bandwidth)
+            tables.append("\n".join([plane.name, *where, *beyond]))
     print("\n\n".join(tables) or f"{options.folder}: the trace has no kernel of a GPU")
     return 0 if tables else 1
 
@@ -106,13 +101,12 @@ def spans_of(line, plane) -> Iterator[Span]:
         yield Span(start, start + event.duration_ps, name, operation)
 
 
-def table(plane, host: list[Span], steps: int, num_kernels: int) -> Iterator[str]:
+def table(kernels: list[Span], host: list[Span], steps: int, num_kernels: int) -> Iterator[str]:
     """Yields the lines of one GPU's table."""
 
     def per_step(picoseconds: float) -> float:
         return picoseconds / PS_PER_MS / steps
 
-    kernels = spans(plane, "Stream")
     seconds = collections.Counter()
     for each in kernels:
         seconds[each.name] += each.end - each.start
@@ -178,10 +172,16 @@ def bytes_of(shape) -> int:
     return math.prod(shape.dimensions) * bits // 8
 
 
-def bytes_table(plane, sizes, steps: int, num_kernels: int, bandwidth: float) -> Iterator[str]:
+def bytes_table(
+    kernels: list[Span],
+    sizes: Mapping[tuple[str, str], int],
+    steps: int,
+    num_kernels: int,
+    bandwidth: float,
+) -> Iterator[str]:
     """Yields the lines about kernels of XLA's that take longer than their bytes do."""
     seconds, times = collections.Counter(), collections.defaultdict(collections.Counter)
-    for each in spans(plane, "Stream"):
+    for each in kernels:
         if each.operation in sizes:
             seconds[each.operation] += (each.end - each.start) / PS_PER_MS / steps
             times[each.operation][each.name] += 1  # an operation may have several kernels
