@@ -173,6 +173,7 @@ def test_what_was_not_read_for_longest_makes_room(own_cache, monkeypatch):
         path = folder / f"{name}.pb"
         path.write_bytes(ENTRY)
         os.utime(path, (time.time() - 100 * age_s, time.time() - 10000))
+    begin_process(monkeypatch)
     use({})
     assert sorted(each.name for each in folder.glob("*.pb")) == ["a.pb", "d.pb"]
 
@@ -184,6 +185,20 @@ def test_a_place_that_cannot_be_written_is_said(own_cache, caplog):
     use({})
     assert "cannot be used (File exists)" in caplog.messages[-1]
     assert compile_cache.FLAG not in os.environ["TF_XLA_FLAGS"]
+
+
+def test_what_is_too_much_is_removed_before_room_is_looked_for(own_cache, monkeypatch):
+    use({"of": "others"})
+    (folder,) = own_cache.iterdir()
+    (folder / "a.pb").write_bytes(ENTRY)
+    monkeypatch.setattr(compile_cache, "MOST_BYTES", 0)
+    looked = []
+    monkeypatch.setattr(
+        compile_cache, "_check_room", lambda _: looked.append([*own_cache.glob("*/*.pb")])
+    )
+    begin_process(monkeypatch)
+    use({})
+    assert looked[0] == []
 
 
 def test_too_little_room_is_said(monkeypatch, caplog):

@@ -67,6 +67,7 @@ def prepare(*, wanted: bool) -> None:
     if wanted and FLAG not in flags:
         with contextlib.suppress(OSError):  # `use` will say it
             _make_own(root)
+            _remove_oldest(root)
             _check_room(root)
             place = f"{FLAG}={_link()} --tf_xla_persistent_cache_device_types={DEVICE_TYPE}"
             flags = f"{flags} {place}".strip()
@@ -86,15 +87,14 @@ def use(decides: Mapping[str, object]) -> None:
     try:
         _make_own(folder.parent)
         _make_own(folder)
-        (folder / "settings.json").write_text(text)
-        _remove_unfinished(folder)
-        _remove_oldest(folder.parent)
         _check_room(folder)
         if not _is_prepared():
             return leave_out(
                 "TensorFlow has read its flags: only the first tfaccel.setup, before any other "
                 "use of TensorFlow, can ask for it"
             )
+        (folder / "settings.json").write_text(text)
+        _remove_unfinished(folder)
         _point_to(folder)
     except OSError as error:
         return leave_out(f"{folder} cannot be used ({error.strerror or error})")
