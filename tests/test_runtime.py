@@ -223,6 +223,28 @@ def test_fused_batch_norm_keeps_channels_last_unless_the_user_says_otherwise(mon
     assert "channels last" in caplog.text
 
 
+def test_cuda_gives_all_its_queues_unless_the_user_says_otherwise(monkeypatch):
+    monkeypatch.setenv(runtime.QUEUES, "1")  # which is put back afterwards
+    assert runtime._take_all_queues() == "CUDA_DEVICE_MAX_CONNECTIONS=1, as it was"
+    assert os.environ[runtime.QUEUES] == "1"
+    monkeypatch.delenv(runtime.QUEUES)
+    assert runtime._take_all_queues().startswith("32 to a GPU")
+    assert os.environ[runtime.QUEUES] == "32"
+
+
+def test_queues_are_asked_for_before_cuda_starts(setup, monkeypatch):
+    seen, list_devices = [], tf.config.list_physical_devices
+
+    def list_after(kind):
+        seen.append(os.environ.get(runtime.QUEUES))
+        return list_devices(kind)
+
+    monkeypatch.setattr(tf.config, "list_physical_devices", list_after)
+    monkeypatch.delenv(runtime.QUEUES, raising=False)
+    setup()
+    assert seen[0] == "32"
+
+
 def test_the_cpu_leaves_xlas_flags_alone(setup, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/tmp/x")
     setup(xla=True)

@@ -52,6 +52,7 @@ XLA_PATIENCE_S = {
     "xla_gpu_first_collective_call_terminate_timeout_seconds": 600,
 }
 PERSISTENT_NORM = "TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"
+QUEUES, MOST_QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS", 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +101,7 @@ def configure(config: RuntimeConfig, cluster: Cluster = ALONE) -> Runtime:
     show_log()
     load_cuda_libraries()
     compile_cache.prepare(wanted=config.xla and config.compile_cache)
+    queues = _take_all_queues()
     visible = tf.config.list_physical_devices("GPU")
     gpu_ids, reason = choose_gpus(
         config.gpu_ids,
@@ -109,6 +111,8 @@ def configure(config: RuntimeConfig, cluster: Cluster = ALONE) -> Runtime:
         cluster=cluster,
     )
     log.info("device: %s", reason)
+    if gpu_ids:
+        log.info("queues: %s", queues)
     _start_devices([visible[index] for index in gpu_ids], config.memory)
 
     keras.config.set_dtype_policy(config.precision)
@@ -152,6 +156,19 @@ def configure(config: RuntimeConfig, cluster: Cluster = ALONE) -> Runtime:
         seed=config.seed,
         loader_threads=loader_threads,
     )
+
+
+def _take_all_queues() -> str:
+    """Lets CUDA give this process all its queues to a GPU, before it starts; returns what it has.
+
+    By default there are 8, and streams that share one wait for each other: beside a step, which is
+    queued whole, some of DALI's kernels began only when it had ended. ResNet-50 from JPEG files:
+    7,894 images/s with 32 queues, 6,324 with 8 (H200, 2026-11-23).
+    """
+    if QUEUES in os.environ:
+        return f"{QUEUES}={os.environ[QUEUES]}, as it was"
+    os.environ[QUEUES] = str(MOST_QUEUES)
+    return f"{MOST_QUEUES} to a GPU, by {QUEUES}, so that loaders need not wait behind a step"
 
 
 def _compile_alike() -> None:
