@@ -42,7 +42,7 @@ from tfaccel import seam
 from tfaccel.config import StepConfig
 from tfaccel.data.deferred import Deferred
 from tfaccel.seam import Replica
-from tfaccel.step import finite, mixing, padding
+from tfaccel.step import finite, mixing, names, padding
 from tfaccel.step import totals as totals_lib
 from tfaccel.step.totals import ROWS_UNIT, Layout, Totals
 
@@ -177,7 +177,7 @@ class _Step:
         padded = padded or self._always_padded
         if (padded, make_batch) not in self._made:
             made = self._make(padded=padded, make_batch=make_batch)
-            self._made[padded, make_batch] = self._compile(made)
+            self._made[padded, make_batch] = names.alike(self._compile(made))
         return self._made[padded, make_batch]
 
 
@@ -440,7 +440,7 @@ class _Predict:
                     outputs.append(rows)
             return outputs[:1] if several_workers else outputs
 
-        self._run = run
+        self._run = names.alike(run)
 
     def __call__(self, batches: list):
         outputs = []
