@@ -308,7 +308,7 @@ def test_settings_of_an_arm_come_from_the_flags_and_ours_from_the_command_line(b
     arguments = ["--batch=7", "--jpegs=/x", '--ours={"steps_per_execution": 10}']
     options = bench.parse(arguments)
     row = bench.with_work(row_of(bench, "E1"), options)
-    (ours,), (rival,) = row.ours.values(), row.rivals.values()
+    (ours, *_), (rival,) = row.ours.values(), row.rivals.values()
     assert (ours["batch"], ours["jpegs"], ours["loader"]) == (7, "/x", "dali_gpu")
     assert (ours["steps_per_execution"], rival["steps_per_execution"]) == (10, "epoch")
     assert "jpegs" not in bench.with_work(row_of(bench, "S1"), options).ours["mixed_float16"]

@@ -164,8 +164,9 @@ def peak_memory_mib() -> float | None:
 
 
 def environment() -> dict:
-    """Returns versions, hardware and the flags that XLA was given."""
-    flags = {name: os.environ.get(name) for name in ("XLA_FLAGS", "TF_XLA_FLAGS")}
+    """Returns versions, hardware, and the flags that XLA and CUDA were given."""
+    names = ("XLA_FLAGS", "TF_XLA_FLAGS", runtime.QUEUES)
+    flags = {name: os.environ.get(name) for name in names}
     return runtime.describe_environment() | flags
 
 
