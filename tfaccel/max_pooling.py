@@ -4,6 +4,9 @@ Takes Keras's `MaxPooling2D.call`; gives a function that stands for it at class 
 is traced. tfaccel/seam.py puts it there.
 
     MaxPooling2D.call = indexed(MaxPooling2D.call)
+
+Private names relied on:
+  TensorFlow 2.21: compiler.tf2xla.python.xla.optimization_barrier.
 """
 
 import functools
@@ -188,9 +191,10 @@ def _of_pixels(of_outputs: tf.Tensor, index: tf.Tensor, rows: _Axis, columns: _A
     dtype, channels = of_outputs.dtype, of_outputs.shape[-1]
     together = 2 if dtype.size == 2 and channels % 2 == 0 else 1
     around = [[0, 0], rows.around(), columns.around(), [0, 0]]
+    nowhere = (1 << BYTE * together) - 1  # NOWHERE for each
     gradients, indices = xla.optimization_barrier(
         tf.pad(_packed(of_outputs, together), around),
-        tf.pad(_packed(index, together), around, constant_values=(1 << BYTE * together) - 1),
+        tf.pad(_packed(index, together), around, constant_values=nowhere),
     )
     # A pixel at i * stride + r is number r of window i, number r + stride of window i - 1, and so
     # on. So with the axes [batch, i, r, j, c, channels] a window meets all its pixels of one stride

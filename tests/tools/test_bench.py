@@ -113,6 +113,24 @@ def test_the_best_arm_of_each_side_counts(bench, fake, a_row):
     assert not found["is_met"]
 
 
+def test_an_arm_that_is_far_behind_its_side_has_one_turn(bench, fake, a_row, tmp_path):
+    row = a_row(
+        {
+            "a": {"values": [3.0] * 3},
+            "slow": {"values": [2.0] * 3},
+            "steps": {"values": [1.0] * 3, "step_times": True},  # which is there for their times
+        },
+        {"b": {"values": [2.0] * 3}, "near": {"values": [1.9] * 3}},
+    )
+    *_, found = bench.measure_row(row, fake, repeats=3, limit_s=60)
+    first, later = ["a", "slow", "steps", "b", "near"], ["a", "steps", "b", "near"]
+    assert (tmp_path / "turns").read_text().split() == first + 2 * later
+    slow = found["arms"]["slow"]
+    assert slow["left out"] == "33% behind the best of its side, after 1 of 3 turns"
+    assert slow["median"] == 2
+    assert found["ratio"] == 1.5
+
+
 def test_of_memory_less_is_better(bench, fake, a_row):
     values = {"measure": "peak_memory_mib"}
     row = a_row(

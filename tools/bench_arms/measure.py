@@ -7,7 +7,8 @@ Takes a row and what starts an arm; gives what the row's JSON file holds of it, 
 
 Arms stay alive between their turns, so that both sides meet the same state of the machine without
 compiling again. They are set up one after the other: XLA and cuDNN choose kernels by timing them.
-Where one of several fails, its side goes on with the others.
+Where one of several fails, its side goes on with the others; one that is far behind the best of its
+side has no more turns than that took to see.
 """
 
 import contextlib
@@ -21,6 +22,9 @@ from bench_arms.rows import START, Row
 
 # Starts an arm, from its name, its settings, and what to add to its environment.
 Start = Callable[[str, dict, Mapping[str, str]], ArmProcess]
+MOST_BEHIND = 0.1  # turns of one arm differ by less than 0.01
+OUT = {"failed", "left out"}  # what is recorded of an arm that has no more turns
+
 # What is recorded of our arms, by name, and of the rivals'.
 Sides = tuple[dict[str, dict], dict[str, dict]]
 
@@ -85,8 +89,13 @@ def measure_stretches(row: Row, start: Start, *, repeats: int, limit_s: float) -
                 with out_if_it_fails(arm, record):
                     record |= as_recorded(arm.ready(limit_s=limit_s))
             check_any_is_left(side)
-        for _ in range(repeats):
-            running = [(arm, record) for arm, record in running if "failed" not in record]
+        for turn in range(repeats):
+            for side in sides if turn else ():
+                leave_out_slow(row, side, f"after {turn} of {repeats} turns")
+            for arm, record in running:
+                if OUT & record.keys():
+                    arm.tell_end()
+            running = [each for each in running if not OUT & each[1].keys()]
             for arm, record in running:
                 with out_if_it_fails(arm, record):
                     stretch = with_percentiles(arm.stretch(limit_s=limit_s))
@@ -98,6 +107,17 @@ def measure_stretches(row: Row, start: Start, *, repeats: int, limit_s: float) -
             yield sides
         for arm, _ in running:
             arm.tell_end()  # all at once: then none is waited for long
+
+
+def leave_out_slow(row: Row, side: dict[str, dict], when: str) -> None:
+    """Records of arms that are far behind the best of their side that they have no more turns."""
+    medians = {name: each["median"] for name, each in side.items() if "median" in each}
+    best = (max if row.is_rate else min)(medians.values())
+    for name, value in medians.items():
+        behind = 1 - (value / best if row.is_rate else best / value)
+        # Step times are another measure, which costs an arm its speed.
+        if behind > MOST_BEHIND and not side[name]["settings"].get("step_times"):
+            side[name].setdefault("left out", f"{behind:.0%} behind the best of its side, {when}")
 
 
 @contextlib.contextmanager
