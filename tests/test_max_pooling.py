@@ -65,6 +65,23 @@ def test_it_is_max_pooling_and_so_is_its_gradient(
     np.testing.assert_allclose(received[1], expected[1], rtol=1e-6, atol=1e-5)
 
 
+@pytest.mark.parametrize("padding", ["valid", "same"])
+@pytest.mark.parametrize(("window", "strides"), [(2, 2), (3, 2), (3, 1), ((2, 3), (3, 2))])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_two_channels_go_together(use_indexed, dtype, window, strides, padding):
+    x = np.random.default_rng(0).integers(-4, 5, (2, 9, 8, 4))
+    own = use_indexed()
+    by_two, by_one = (
+        with_ones_back(
+            LAYER(window, strides=strides, padding=padding, dtype=each), tf.cast(x, each)
+        )
+        for each in (dtype, "float32")
+    )
+    assert own == []
+    for ours, theirs in zip(by_two, by_one, strict=True):  # small whole numbers: sums are exact
+        np.testing.assert_array_equal(ours, theirs)
+
+
 @DTYPES
 @pytest.mark.parametrize("channels", [2, 3])  # of 16 bits two may go together
 def test_types_stay(use_indexed, channels, dtype):
@@ -92,6 +109,18 @@ def with_ones_back(layer, x):
         return y, tape.gradient(y, x)
 
     return [tf.cast(each, tf.float32).numpy() for each in run(x)]
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", [(2, 9, 8, 4), (2, 9, 12, 4), (2, 11, 16, 4)])
+def test_padding_spoils_nothing(use_indexed, shape, dtype):
+    x = tf.cast(np.random.default_rng(0).integers(-4, 5, shape), dtype)
+    layer = LAYER(3, strides=2, padding="same", dtype=dtype)
+    expected = tf.cast(layer(x), tf.float32)
+    own = use_indexed()
+    received, _ = with_ones_back(layer, x)
+    assert own == []
+    np.testing.assert_array_equal(received, expected)
 
 
 @DTYPES

@@ -1,53 +1,95 @@
 """Names of traced functions: the same whatever the process has made before."""
 
-import itertools
+import re
 import threading
 
+import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function import concrete_function
 
+import tfaccel
 from tfaccel.step import names
 
 
 @pytest.fixture
-def as_in_a_new_process(monkeypatch):
-    return lambda: monkeypatch.setattr(names, "_order", itertools.count(1))
-
-
-def traced_names():
-    """Those of a function with a branch in it, and of that branch."""
+def given(monkeypatch):
+    """The names that were given, in order, since `names` installed itself."""
+    names._install()
     found = []
 
-    @tf.function(autograph=False)
-    def step(x):
-        inner = tf.function(lambda x: 2 * x, autograph=False).get_concrete_function(x)
-        y = tf.cond(x > 0, lambda: inner(x), lambda: x)
-        graph = tf.compat.v1.get_default_graph()
-        found.extend(each.signature.name for each in graph.as_graph_def().library.function)
-        return y
+    def noted(make_name):
+        def make(*arguments):
+            found.append(make_name(*arguments))
+            return found[-1]
 
-    assert names.alike(step)(tf.constant(1.0)) == 2
-    return sorted([*found, step.get_concrete_function(tf.TensorSpec((), tf.float32)).name.decode()])
+        return make
+
+    for module, name in names.NAMERS:
+        monkeypatch.setattr(module, name, noted(getattr(module, name)))
+    return found
 
 
-def test_they_do_not_depend_on_what_was_made_before(as_in_a_new_process):
-    as_in_a_new_process()
-    first = traced_names()
-    assert len(first) == 4
+def own(given):
+    """Takes the names with own numbers from the list, and of each number the range.
+
+    Ranges differ within one process, where nothing may have the same name twice.
+    """
+    within = [
+        re.sub("[0-9]{11,}", lambda number: str(int(number[0]) % names.NUMBERS_OF_EACH), each)
+        for each in given
+    ]
+    changed = [new for new, each in zip(within, given, strict=True) if new != each]
+    given.clear()
+    return changed
+
+
+class Branch(keras.layers.Layer):
+    """A branch, which has a gradient."""
+
+    def call(self, x):
+        return tf.cond(tf.reduce_sum(x) > 0, lambda: 2 * x, lambda: x)
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+def fit_and_evaluate(*, evaluates_first=False):
+    keras.backend.clear_session()
+    run = tfaccel.setup(gpu_ids=(), xla=False)
+    with run.scope():
+        model = keras.Sequential([keras.Input([2]), keras.layers.Dense(2), Branch()])
+    run.compile(model, "sgd", "mse")
+    x = np.ones([4, 2], np.float32)
+    if evaluates_first:
+        model.evaluate(x, x, verbose=0)
+    model.fit(x, x, verbose=0)
+    model.evaluate(x, x, verbose=0)
+    model.predict(x, verbose=0)
+
+
+def test_names_of_steps_do_not_depend_on_what_was_made_before(given):
+    fit_and_evaluate()
+    first = own(given)
+    assert any("_grad_" in name for name in first)
     tf.constant(0) + tf.constant(1)  # takes numbers of the process's count
-    as_in_a_new_process()
-    assert traced_names() == first
-
-
-def test_two_functions_have_not_the_same(as_in_a_new_process):
-    as_in_a_new_process()
-    assert not {*traced_names()} & {*traced_names()}
+    fit_and_evaluate()
+    assert own(given) == first
+    fit_and_evaluate(evaluates_first=True)
+    assert sorted(own(given)) == sorted(first)
 
 
 def number_of_a_name():
     name = concrete_function._inference_name("step")
     return int(name.removeprefix("__inference_step_"))
+
+
+def test_functions_have_not_the_same_numbers():
+    first, second = (names.alike(number_of_a_name, names.own_numbers()) for _ in range(2))
+    numbers = [first(), second(), first(), second()]
+    assert len({*numbers}) == 4
+    assert min(numbers) >= names.NUMBERS_OF_EACH
 
 
 def test_other_threads_have_the_process_s_count():
@@ -59,12 +101,12 @@ def test_other_threads_have_the_process_s_count():
         thread.join()
         numbers.append(number_of_a_name())
 
-    names.alike(both)()
+    names.alike(both, names.own_numbers())()
     other, own = numbers
     assert own >= names.NUMBERS_OF_EACH > other
 
 
 def test_an_error_ends_it():
     with pytest.raises(ZeroDivisionError):
-        names.alike(lambda: 1 / 0)()
+        names.alike(lambda: 1 / 0, names.own_numbers())()
     assert number_of_a_name() < names.NUMBERS_OF_EACH

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import FIRST_GPU, in_new_process
+from tensorflow.python.eager import context
 from tensorflow.python.framework import config as tf_config
 
 import tfaccel
@@ -223,16 +224,36 @@ def test_fused_batch_norm_keeps_channels_last_unless_the_user_says_otherwise(mon
     assert "channels last" in caplog.text
 
 
-def test_cuda_gives_all_its_queues_unless_the_user_says_otherwise(monkeypatch):
+@pytest.fixture
+def before_tensorflow(monkeypatch):
+    """As if TensorFlow had not been asked for its devices, and the user had set no queues."""
+    runtime._take_all_queues.cache_clear()
     monkeypatch.setenv(runtime.QUEUES, "1")  # which is put back afterwards
+    monkeypatch.delenv(runtime.QUEUES)
+    monkeypatch.setattr(context.context(), "_physical_devices", None)
+    yield
+    runtime._take_all_queues.cache_clear()
+
+
+def test_cuda_gives_all_its_queues(before_tensorflow):
+    assert runtime._take_all_queues().startswith("32 to a GPU, by CUDA_DEVICE_MAX_CONNECTIONS")
+    assert os.environ[runtime.QUEUES] == "32"
+    assert runtime._take_all_queues().startswith("32 to a GPU")  # in a second setup, too
+
+
+def test_queues_are_as_the_user_says(before_tensorflow, monkeypatch):
+    monkeypatch.setenv(runtime.QUEUES, "1")
     assert runtime._take_all_queues() == "CUDA_DEVICE_MAX_CONNECTIONS=1, as it was"
     assert os.environ[runtime.QUEUES] == "1"
-    monkeypatch.delenv(runtime.QUEUES)
-    assert runtime._take_all_queues().startswith("32 to a GPU")
-    assert os.environ[runtime.QUEUES] == "32"
 
 
-def test_queues_are_asked_for_before_cuda_starts(setup, monkeypatch):
+def test_it_is_said_where_queues_come_too_late(before_tensorflow, monkeypatch):
+    monkeypatch.setattr(context.context(), "_physical_devices", [])
+    assert "before tfaccel.setup()" in runtime._take_all_queues()
+    assert runtime.QUEUES not in os.environ
+
+
+def test_queues_are_asked_for_before_cuda_starts(before_tensorflow, setup, monkeypatch):
     seen, list_devices = [], tf.config.list_physical_devices
 
     def list_after(kind):
@@ -240,7 +261,6 @@ def test_queues_are_asked_for_before_cuda_starts(setup, monkeypatch):
         return list_devices(kind)
 
     monkeypatch.setattr(tf.config, "list_physical_devices", list_after)
-    monkeypatch.delenv(runtime.QUEUES, raising=False)
     setup()
     assert seen[0] == "32"
 

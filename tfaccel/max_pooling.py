@@ -29,7 +29,6 @@ INTEGERS = {
 UNSIGNED = {1: tf.uint8, 2: tf.uint16, 4: tf.uint32}  # by bytes
 BYTE = 8  # bits
 LOW_BYTE = 2**BYTE - 1  # its mask
-NOWHERE = LOW_BYTE  # a number that no window's pixel has
 
 
 def indexed(call: Callable) -> Callable:
@@ -57,7 +56,7 @@ def indexed(call: Callable) -> Callable:
             for each in zip(inputs.shape[1:3], self.pool_size, self.strides, strict=True)
         )
         is_small = rows.window * columns.window <= MOST_PIXELS
-        has_numbers = rows.span * columns.span <= NOWHERE
+        has_numbers = rows.span * columns.span <= LOW_BYTE
         is_known = inputs.dtype in INTEGERS and is_small and has_numbers
         if not is_known or min(rows.num, columns.num) < 1:
             return call(self, inputs)
@@ -122,13 +121,23 @@ def _pooled(inputs: tf.Tensor, rows: _Axis, columns: _Axis) -> tf.Tensor:
     256 (H200, 2026-11-22).
     """
     dtype = inputs.dtype
-    _, wide = INTEGERS[dtype]
+    narrow, wide = INTEGERS[dtype]
 
     @tf.custom_gradient
     def pooled(inputs):
         byte = tf.constant(BYTE, wide)
-        ranks = tf.bitwise.left_shift(_ranks(inputs), byte)
-        pixels = _pixels(ranks, rows, columns, outside=wide.min)  # below every rank
+        if wide == tf.int64:
+            # Padded by 64 bits, XLA's program for a CPU wrote where it must not: wrong values, and
+            # "corrupted size vs. prev_size" (11 x 16 x 4 by 3 x 3, strides 2; TensorFlow 2.21).
+            ranks = tf.cast(_ranks(inputs), narrow)
+            pixels = _pixels(ranks, rows, columns, outside=narrow.min)  # below every rank
+            pixels = {
+                number: tf.bitwise.left_shift(tf.cast(each, wide), byte)
+                for number, each in pixels.items()
+            }
+        else:
+            ranks = tf.bitwise.left_shift(_ranks(inputs), byte)
+            pixels = _pixels(ranks, rows, columns, outside=wide.min)
         # Of equal ones the first.
         keys = [each + (LOW_BYTE - number) for number, each in pixels.items()]
         largest = functools.reduce(tf.maximum, keys)
@@ -191,10 +200,8 @@ def _of_pixels(of_outputs: tf.Tensor, index: tf.Tensor, rows: _Axis, columns: _A
     dtype, channels = of_outputs.dtype, of_outputs.shape[-1]
     together = 2 if dtype.size == 2 and channels % 2 == 0 else 1
     around = [[0, 0], rows.around(), columns.around(), [0, 0]]
-    nowhere = (1 << BYTE * together) - 1  # NOWHERE for each
     gradients, indices = xla.optimization_barrier(
-        tf.pad(_packed(of_outputs, together), around),
-        tf.pad(_packed(index, together), around, constant_values=nowhere),
+        tf.pad(_packed(of_outputs, together), around), tf.pad(_packed(index, together), around)
     )
     # A pixel at i * stride + r is number r of window i, number r + stride of window i - 1, and so
     # on. So with the axes [batch, i, r, j, c, channels] a window meets all its pixels of one stride

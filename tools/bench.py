@@ -8,7 +8,7 @@
 Rows and goals are in tools/bench_arms/rows.py. `--rows` takes names or the beginnings of names; by
 default all that the machine's GPUs allow. Each arm is a process that is set up once; then stretches
 of all arms of a row take turns: steps that are dropped, and steps that are timed. The median of an
-arm's stretches counts, and the best arm of each side; one that is far behind that has one stretch.
+arm's stretches counts, and the best arm of each side; one that is far behind that is left out.
 Each row's JSON file, written after each turn, holds every arm's settings, hardware, versions and
 stretches, the command and the date.
 

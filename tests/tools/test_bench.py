@@ -131,6 +131,15 @@ def test_an_arm_that_is_far_behind_its_side_has_one_turn(bench, fake, a_row, tmp
     assert found["ratio"] == 1.5
 
 
+def test_a_row_ends_where_the_best_fails_and_the_others_are_left_out(bench, fake, a_row, tmp_path):
+    rivals = {"best": {"values": [3.0]}, "slow": {"values": [1.0] * 3}}  # the best has no second
+    turns = bench.measure_row(a_row(None, rivals), fake, repeats=3, limit_s=60)
+    assert next(turns)["repeats"] == 1
+    with pytest.raises(bench.ArmError, match="arm 'best' ended"):
+        next(turns)
+    assert (tmp_path / "turns").read_text().split() == ["a", "best", "slow", "a", "best"]
+
+
 def test_of_memory_less_is_better(bench, fake, a_row):
     values = {"measure": "peak_memory_mib"}
     row = a_row(

@@ -155,6 +155,7 @@ class _Step:
         self._compile = functools.partial(
             tf.function, autograph=False, jit_compile=xla and not self._several
         )
+        self._numbers = names.own_numbers()  # now: `fit` may come before `evaluate`, or after it
         # For padded batches and for others, one by one and in a row: most models need one alone.
         self._made = {}
 
@@ -177,7 +178,7 @@ class _Step:
         padded = padded or self._always_padded
         if (padded, make_batch) not in self._made:
             made = self._make(padded=padded, make_batch=make_batch)
-            self._made[padded, make_batch] = names.alike(self._compile(made))
+            self._made[padded, make_batch] = names.alike(self._compile(made), self._numbers)
         return self._made[padded, make_batch]
 
 
@@ -440,7 +441,7 @@ class _Predict:
                     outputs.append(rows)
             return outputs[:1] if several_workers else outputs
 
-        self._run = names.alike(run)
+        self._run = names.alike(run, names.own_numbers())
 
     def __call__(self, batches: list):
         outputs = []

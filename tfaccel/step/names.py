@@ -2,12 +2,12 @@
 
 Takes a `tf.function`; gives what to call in its place.
 
-    step = alike(tf.function(step, jit_compile=True))
+    step = alike(tf.function(step, jit_compile=True), own_numbers())
 
 TensorFlow names a function, and each branch in it, by a count of all tensors that the process has
 made. So one more batch from a loader's thread, weights from a checkpoint, or another data set made
-other names, and the step was compiled anew. Here each function has numbers of its own, by the order
-in which functions are called first.
+other names, and the step was compiled anew. Here names have numbers of their own, by which model a
+process compiles first, and what it traces first of a step.
 
 Private names relied on:
   TensorFlow 2.21: python.eager.polymorphic_function.concrete_function._inference_name,
@@ -18,7 +18,7 @@ Private names relied on:
 import functools
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from tensorflow.python.eager.polymorphic_function import concrete_function
 from tensorflow.python.ops import control_flow_util_v2
@@ -36,22 +36,24 @@ _order = itertools.count(1)
 _thread = threading.local()  # its `numbers`, while it calls such a function
 
 
-def alike(function: Callable) -> Callable:
-    """Returns the function; what is traced by a call of it has names of its own count."""
-    _install()
+def own_numbers() -> Iterator[int]:
+    """Returns numbers that nothing else in this process is named by."""
+    return itertools.count(next(_order) * NUMBERS_OF_EACH)
 
-    @functools.cache
-    def count() -> itertools.count:
-        return itertools.count(next(_order) * NUMBERS_OF_EACH)
+
+def alike(function: Callable, numbers: Iterator[int]) -> Callable:
+    """Returns the function; what is traced by a call of it has names with these numbers."""
+    _install()
 
     def call(*arguments):
         before = getattr(_thread, "numbers", None)
-        _thread.numbers = count()
+        _thread.numbers = numbers
         try:
             return function(*arguments)
         finally:
             _thread.numbers = before
 
+    call.__wrapped__ = function
     return call
 
 

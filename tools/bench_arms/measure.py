@@ -15,7 +15,7 @@ import contextlib
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from bench_arms.arm_process import ArmError, ArmProcess
 from bench_arms.rows import START, Row
@@ -92,9 +92,7 @@ def measure_stretches(row: Row, start: Start, *, repeats: int, limit_s: float) -
         for turn in range(repeats):
             for side in sides if turn else ():
                 leave_out_slow(row, side, f"after {turn} of {repeats} turns")
-            for arm, record in running:
-                if OUT & record.keys():
-                    arm.tell_end()
+            end_all(arm for arm, record in running if "left out" in record)
             running = [each for each in running if not OUT & each[1].keys()]
             for arm, record in running:
                 with out_if_it_fails(arm, record):
@@ -111,13 +109,22 @@ def measure_stretches(row: Row, start: Start, *, repeats: int, limit_s: float) -
 
 def leave_out_slow(row: Row, side: dict[str, dict], when: str) -> None:
     """Records of arms that are far behind the best of their side that they have no more turns."""
-    medians = {name: each["median"] for name, each in side.items() if "median" in each}
+    medians = {name: each["median"] for name, each in side.items() if not OUT & each.keys()}
     best = (max if row.is_rate else min)(medians.values())
     for name, value in medians.items():
         behind = 1 - (value / best if row.is_rate else best / value)
         # Step times are another measure, which costs an arm its speed.
         if behind > MOST_BEHIND and not side[name]["settings"].get("step_times"):
-            side[name].setdefault("left out", f"{behind:.0%} behind the best of its side, {when}")
+            side[name]["left out"] = f"{behind:.0%} behind the best of its side, {when}"
+
+
+def end_all(arms: Iterable[ArmProcess]) -> None:
+    """Ends arms, before others are timed."""
+    arms = list(arms)
+    for arm in arms:
+        arm.tell_end()
+    for arm in arms:
+        arm.kill()
 
 
 @contextlib.contextmanager
@@ -132,9 +139,9 @@ def out_if_it_fails(arm: ArmProcess, record: dict) -> Iterator[None]:
 
 
 def check_any_is_left(side: Mapping[str, dict]) -> None:
-    """Raises ArmError where all arms of a side have failed."""
+    """Raises ArmError where an arm has failed and no other of its side goes on."""
     failures = [each["failed"] for each in side.values() if "failed" in each]
-    if len(failures) == len(side):
+    if failures and all(OUT & each.keys() for each in side.values()):
         raise ArmError("\n".join(failures))
 
 

@@ -165,6 +165,9 @@ def keras_arms_fed_by_tf_data() -> Arms:
         "uint8, an epoch in one execution": keras(data="host", steps_per_execution="epoch", **each),
         "uint8, prefetch_to_device": keras(data="host to device", **each),
         "float32": keras(data="host float32", **each),
+        "float32, an epoch in one execution": keras(
+            data="host float32", steps_per_execution="epoch", **each
+        ),
     }
 
 
