@@ -106,11 +106,13 @@ def is_finite(model):
     return all(np.isfinite(each).all() for values in state_of(model).values() for each in values)
 
 
-def test_p8_in_stock_keras_a_nan_row_behind_a_relu_spoils_weights_and_no_loss():
+@pytest.mark.parametrize("xla", [False, True])
+def test_p8_in_stock_keras_a_nan_row_behind_a_relu_spoils_weights_and_no_loss(xla):
     model = hiding()
-    model.compile("adam", "mse", jit_compile=True)  # without XLA it depends on the kind of CPU
+    model.compile("adam", "mse", jit_compile=xla)
     history = fit(model, spoilt(X), Y, callbacks=[keras.callbacks.TerminateOnNaN()])
-    assert np.isfinite(history["loss"]).all()
+    if xla:  # without it, the ReLU of one kind of CPU hides NaN, another's does not
+        assert np.isfinite(history["loss"]).all()
     assert np.isnan(model.get_layer("first").kernel.numpy()).any()
 
 

@@ -61,7 +61,7 @@ def prepare(*, wanted: bool) -> None:
       wanted: whether `use` is to follow. If not, this process keeps nothing, nor takes its parent's
         place.
     """
-    if _is_prepared() or context.context()._physical_devices is not None:
+    if _is_prepared() or devices_are_known():
         return  # TensorFlow has read its flags
     flags, root = _flags(), cache_folder("xla")
     if wanted and FLAG not in flags:
@@ -72,6 +72,11 @@ def prepare(*, wanted: bool) -> None:
             place = f"{FLAG}={_link()} --tf_xla_persistent_cache_device_types={DEVICE_TYPE}"
             flags = f"{flags} {place}".strip()
     os.environ["TF_XLA_FLAGS"] = flags
+
+
+def devices_are_known() -> bool:
+    """Returns whether TensorFlow was asked for its devices: then it has read what it reads once."""
+    return context.context()._physical_devices is not None
 
 
 def use(decides: Mapping[str, object]) -> None:

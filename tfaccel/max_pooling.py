@@ -189,7 +189,8 @@ def _of_pixels(of_outputs: tf.Tensor, index: tf.Tensor, rows: _Axis, columns: _A
     """Returns each pixel's gradient: the sum over the windows whose largest it is.
 
     Two channels of 16 bits go as one integer, and windows are padded in a pass of their own: 0.5 ms
-    less of the 1.7 that ResNet-50's pooling and its surroundings take (H200, 2026-11-23).
+    less of the 1.7 that ResNet-50's pooling and its surroundings take (a prototype; H200,
+    2026-11-23).
 
     Args:
       of_outputs: the gradient of the outputs, [batch, rows.num, columns.num, channels].

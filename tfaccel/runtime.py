@@ -10,8 +10,7 @@ It may be called again, as where a notebook's cell is run twice: the last call h
 TensorFlow has fixed by then, GPUs and their memory, must be as they are.
 
 Private names relied on:
-  TensorFlow 2.21: framework.config.is_op_determinism_enabled, disable_op_determinism;
-    python.eager.context.context, Context._physical_devices.
+  TensorFlow 2.21: framework.config.is_op_determinism_enabled, disable_op_determinism.
 """
 
 import ctypes
@@ -31,7 +30,6 @@ import keras
 import psutil
 import pynvml
 import tensorflow as tf
-from tensorflow.python.eager import context
 from tensorflow.python.framework import config as tf_config
 
 import tfaccel
@@ -171,7 +169,7 @@ def _take_all_queues() -> str:
     """
     if QUEUES in os.environ:
         return f"{QUEUES}={os.environ[QUEUES]}, as it was"
-    if context.context()._physical_devices is not None:
+    if compile_cache.devices_are_known():
         return "CUDA's default, because TensorFlow was asked for its devices before tfaccel.setup()"
     os.environ[QUEUES] = str(MOST_QUEUES)
     return f"{MOST_QUEUES} to a GPU, by {QUEUES}, so that loaders need not wait behind a step"

@@ -158,9 +158,8 @@ def test_it_is_compiled_once_for_each_number_of_steps():
     loader.start_at(epoch=1)  # a new stream, which does the same
     model.fit(loader, epochs=2, verbose=0)
     (function,) = model.train_function._step._made.values()
-    assert (
-        function.__wrapped__.experimental_get_tracing_count() == 2
-    )  # of 3 steps, and of the epoch's last
+    # Of 3 steps, and of the epoch's last.
+    assert function.__wrapped__.experimental_get_tracing_count() == 2
 
 
 def test_a_batch_between_two_executions_is_the_next_one():
