@@ -12,10 +12,12 @@ import pytest
 import tensorflow as tf
 from conftest import strategy_of
 from keras import layers
+from keras.src import backend
 from keras.src.backend import get_keras_mask
 from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.losses import loss as keras_loss
+from keras.src.models.functional import Functional
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.trainers.compile_utils import MetricsList
 from keras.src.utils import is_default
@@ -260,6 +262,27 @@ def _():
 
     model = in_scope(make)
     return model.dense.built and len(model.metrics_variables) == 4 and model.optimizer.built
+
+
+@canary("backend.compute_output_spec", "is asked for a model's outputs, once, before it is trained")
+def _(monkeypatch):
+    seen, own = [], backend.compute_output_spec
+
+    def note(fn, *args, **kwargs):
+        seen.append((fn, len(args)))
+        return own(fn, *args, **kwargs)
+
+    monkeypatch.setattr(backend, "compute_output_spec", note)
+    model, spec = model_of(dense, optimizer="sgd", loss="mse"), tf.TensorSpec((2, 1), tf.float32)
+    in_scope(lambda: model._symbolic_build(data_batch=(spec, spec, None)))
+    return seen.count((model, 1)) == 1
+
+
+@canary("Functional.call", "is that of models of keras.Model(inputs, outputs), and Sequential's")
+def _():
+    x = keras.Input((1,))
+    model = keras.Sequential([x, dense()])
+    return type(keras.Model(x, x)).call is Functional.call and model.outputs
 
 
 @canary("Model._compile_loss._user_loss", "is the loss that compile was given")

@@ -432,6 +432,60 @@ def test_run_eagerly_runs_the_python_of_a_step(setup):
     assert any(seen)
 
 
+class Counting(keras.layers.Layer):
+    """Says how often Keras has called it."""
+
+    calls = 0
+
+    def call(self, x):
+        self.calls += 1
+        return x
+
+
+def as_a_graph(counting):
+    return keras.Sequential([keras.Input((8, 8, 1)), counting, *small().layers])
+
+
+def in_dicts(counting):
+    x = {"b": keras.Input((8, 8, 1)), "a": keras.Input((3,))}
+    return keras.Model(x, {"all": small()(counting(x["b"])), "a": keras.layers.Dense(1)(x["a"])})
+
+
+def of_any_size(counting):
+    x = keras.Input((None, None, 1))
+    return keras.Model(x, layers.Dense(3)(layers.GlobalAveragePooling2D()(counting(x))))
+
+
+def with_a_call_of_its_own(counting):
+    class Twice(keras.Model):
+        def call(self, x, training=None, mask=None):
+            return tf.concat([super().call(x, training=training, mask=mask)] * 2, axis=1)
+
+    x = keras.Input((8, 8, 1))
+    return Twice(x, small()(counting(x)))
+
+
+@pytest.mark.parametrize(
+    ("make", "calls"),
+    [(as_a_graph, 1), (in_dicts, 1), (of_any_size, 2), (with_a_call_of_its_own, 2)],
+)
+def test_shapes_that_a_model_knows_are_not_asked_of_its_layers(setup, make, calls):
+    counting, run = Counting(), setup(xla=False)
+    with run.scope():
+        model = make(counting)
+    x, y, losses = X[:16], Y[:16], loss()
+    if make is in_dicts:
+        x = {"a": np.ones((16, 3), np.float32), "b": x}
+        y, losses = {"all": y, "a": y}, {"all": losses, "a": "mse"}
+    run.compile(
+        model, "sgd", losses, metrics={"all": ["accuracy"]} if make is in_dicts else ["accuracy"]
+    )
+    counting.calls = 0
+    history = model.fit(x, y, verbose=0).history
+    assert counting.calls == calls  # to trace the step, and before that where the shapes are asked
+    assert any("accuracy" in name for name in history)
+
+
 # What is refused, in one sentence.
 
 

@@ -36,7 +36,7 @@ from tfaccel.config import (
     RuntimeConfig,
     StepConfig,
 )
-from tfaccel.data import sources, user_examples, user_pipeline
+from tfaccel.data import sources, user_examples
 from tfaccel.data.distribute import Loader
 from tfaccel.data.images import open_images
 from tfaccel.data.source import ArraySource, ImageSource
@@ -283,6 +283,8 @@ class Run:
         Raises:
           UserError: the pipeline cannot be built or run, or its reader is not sharded.
         """
+        from tfaccel.data import user_pipeline  # DALI: half a second, of those that use it
+
         dali = dali or DaliConfig()
         data = user_pipeline.open_pipeline(
             function,

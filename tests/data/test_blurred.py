@@ -1,7 +1,6 @@
 import numpy as np
 import PIL.Image
 import PIL.ImageFilter
-from sklearn.datasets import load_sample_images
 
 from tfaccel.data import blurred
 from tfaccel.data.blurred import ensure_blurred
@@ -17,12 +16,9 @@ def place(file):
 
 def test_every_blurry_crop_has_its_sharp_one(tmp_path):
     root = ensure_blurred(tmp_path)
-    for split, count in (("train", 204), ("test", 40)):
+    for split, count in (("train", 216), ("test", 42)):
         files = [
-            {
-                str(each.relative_to(root / split / name))
-                for each in root.glob(f"{split}/{name}/*/*")
-            }
+            {str(each.relative_to(root / split / name)) for each in root.glob(f"{split}/{name}/*")}
             for name in ("blurry", "sharp")
         ]
         assert files[0] == files[1]
@@ -31,23 +27,23 @@ def test_every_blurry_crop_has_its_sharp_one(tmp_path):
 
 def test_crops_are_of_the_photograph_and_of_it_blurred_as_a_whole(tmp_path):
     root = ensure_blurred(tmp_path)
-    photo = load_sample_images().images[0]
-    whole = PIL.Image.fromarray(photo).filter(PIL.ImageFilter.GaussianBlur(blurred.BLUR_RADIUS))
-    for file in sorted(root.glob("*/sharp/china/*.png"))[::50]:
+    photo = blurred.load_photo()
+    whole = photo.filter(PIL.ImageFilter.GaussianBlur(blurred.BLUR_RADIUS))
+    for file in sorted(root.glob("*/sharp/*.png"))[::50]:
         top, left = place(file)
         rows, columns = slice(top, top + 96), slice(left, left + 96)
-        np.testing.assert_array_equal(pixels(file), photo[rows, columns])
-        blurry = file.parents[2] / "blurry" / "china" / file.name
+        np.testing.assert_array_equal(pixels(file), np.asarray(photo)[rows, columns])
+        blurry = file.parents[1] / "blurry" / file.name
         np.testing.assert_array_equal(pixels(blurry), np.asarray(whole)[rows, columns])
 
 
 def test_no_pixel_that_is_tested_was_blurred_into_a_training_crop(tmp_path):
     root = ensure_blurred(tmp_path)
-    last_trained = max(place(each)[0] + 95 for each in root.glob("train/blurry/*/*"))
-    first_tested = min(place(each)[0] for each in root.glob("test/blurry/*/*"))
+    last_trained = max(place(each)[0] + 95 for each in root.glob("train/blurry/*"))
+    first_tested = min(place(each)[0] for each in root.glob("test/blurry/*"))
     assert first_tested - last_trained > 6 * blurred.BLUR_RADIUS
-    assert max(place(each)[1] for each in root.glob("*/*/*/*")) + 96 <= 640
-    assert max(place(each)[0] for each in root.glob("*/*/*/*")) + 96 <= 427
+    assert max(place(each)[1] for each in root.glob("*/*/*")) + 96 <= 512
+    assert max(place(each)[0] for each in root.glob("*/*/*")) + 96 <= 600
 
 
 def test_a_second_call_writes_nothing(tmp_path):
@@ -55,4 +51,4 @@ def test_a_second_call_writes_nothing(tmp_path):
     before = root.stat().st_mtime_ns
     assert ensure_blurred(tmp_path) == root
     assert root.stat().st_mtime_ns == before
-    assert [each.name for each in root.parent.iterdir()] == ["blurred"]
+    assert [each.name for each in root.parent.iterdir()] == ["portrait"]

@@ -12,10 +12,10 @@ import time
 
 import keras
 import numpy as np
-import sklearn.datasets
 
 import tfaccel
 from tfaccel.config import CheckpointConfig
+from tfaccel.data.digits import load_digits
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--workdir", type=pathlib.Path, required=True)
@@ -23,10 +23,9 @@ parser.add_argument("--step-s", type=float, default=0.05)
 arguments = parser.parse_args()
 
 run = tfaccel.setup(gpu_ids=(), xla=False, deterministic=True)
-digits = sklearn.datasets.load_digits()
-images, labels = digits.images[:1437, ..., None].astype(np.uint8), digits.target[:1437]
+images, labels = load_digits()
 train = run.loader(
-    tfaccel.sources.arrays(images, labels),
+    tfaccel.sources.arrays(images[:1437, ..., None], labels[:1437].astype(np.int64)),
     image_size=(8, 8),
     channels=1,
     std=16 / 255,

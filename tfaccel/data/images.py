@@ -18,7 +18,6 @@ from tfaccel.config import AugmentConfig, DaliConfig, ImageConfig
 from tfaccel.data.choose import Choice, choose_loader
 from tfaccel.data.feed import Feed
 from tfaccel.data.loaders.cache import cached
-from tfaccel.data.loaders.dali import DaliStream
 from tfaccel.data.loaders.memory import DeferredStream, MemoryStream, decode_all
 from tfaccel.data.loaders.pixels import batch_spec, resizes
 from tfaccel.data.loaders.tf_data import TfDataStream
@@ -96,6 +95,8 @@ class ImageData:
         if self.loader in ("memory", "cache"):
             on_device = self.loader == "memory"
             return MemoryStream(self.source, self.images, on_device=on_device, **settings)
+        from tfaccel.data.loaders.dali import DaliStream  # half a second, of those that use DALI
+
         on_gpu = self.loader == "dali_gpu"
         return DaliStream(
             self.source, self.images, dali=self.dali, decode_on_gpu=on_gpu, **settings
