@@ -41,7 +41,16 @@ def assert_all_close(ours, theirs, *, rtol, atol):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize(("shape", "settings"), [((16, 5, 4, 3), {}), ((64, 3, 2), {"axis": 1})])
+@pytest.mark.parametrize(
+    ("shape", "settings"),
+    [
+        ((16, 5, 4, 3), {}),
+        ((64, 3, 2), {"axis": 1}),
+        ((64, 3), {"scale": False, "center": False}),
+        ((16, 5, 4, 3), {"scale": False, "momentum": 0.5}),
+        ((16, 5, 4, 3), {"center": False, "epsilon": 0.1}),
+    ],
+)
 @pytest.mark.parametrize("mean", [0.5, 300.0])
 def test_one_pass_is_keras_own(monkeypatch, dtype, shape, settings, mean):
     """Even where the mean is far from 0, as long as the moving mean is not far from it."""
@@ -52,7 +61,7 @@ def test_one_pass_is_keras_own(monkeypatch, dtype, shape, settings, mean):
     theirs = run_layer(layer, inputs, training=True, steps=1)
     theirs = [numpy32(each) for each in (theirs[0:1], *theirs[1:])]
     layer.set_weights(start)
-    monkeypatch.setattr(LAYER, "_moments", batch_norm.one_pass(KERAS_MOMENTS))
+    monkeypatch.setattr(LAYER, "call", batch_norm.one_pass(unexpected))
     ours = run_layer(layer, inputs, training=True, steps=1)
     ours = [numpy32(each) for each in (ours[0:1], *ours[1:])]
     for mine, wanted in zip(ours[0] + ours[1], theirs[0] + theirs[1], strict=True):
@@ -62,23 +71,45 @@ def test_one_pass_is_keras_own(monkeypatch, dtype, shape, settings, mean):
         np.testing.assert_allclose(mine, wanted, rtol=1e-4)
 
 
-@pytest.mark.parametrize("case", ["float32", "masked", "synchronized"])
-def test_what_is_not_read_once_is_keras_own(case):
-    layer = make_layer(
-        (4, 3),
-        dtype="float32" if case == "float32" else "mixed_float16",
-        synchronized=case == "synchronized",
-    )
-    inputs = normal((4, 3))
-    mask = tf.constant([True, True, False, True]) if case == "masked" else None
-    own = []
+def unexpected(*_args, **_kwargs):
+    raise AssertionError("Keras's own was called")
 
-    def moments(self, *args):
-        own.append(args)
-        return KERAS_MOMENTS(self, *args) if case != "synchronized" else ()
 
-    batch_norm.one_pass(moments)(layer, inputs, mask)
-    assert own == [(inputs, mask)]
+@pytest.mark.parametrize(
+    ("settings", "given"),
+    [
+        ({"dtype": "float32"}, {}),
+        ({}, {"mask": tf.constant([True, True, False, True])}),
+        ({"synchronized": True}, {}),
+        ({"renorm": True}, {}),
+        ({"trainable": False}, {}),
+        ({}, {"training": False}),
+    ],
+    ids=["float32", "masked", "synchronized", "renorm", "frozen", "testing"],
+)
+def test_what_is_not_read_once_goes_to_keras(settings, given):
+    layer = make_layer((4, 3), **{"dtype": "mixed_float16"} | settings)
+    inputs, own = normal((4, 3)), []
+    given = {"training": True, "mask": None, "bias": None} | given
+    batch_norm.one_pass(lambda *args, **kwargs: own.append((args, kwargs)))(layer, inputs, **given)
+    assert own == [((layer, inputs), given)]
+
+
+@pytest.mark.parametrize("way", ["unbiased", "one_pass", "fused"])
+def test_a_bias_that_is_not_in_the_inputs_is_in_the_moving_mean_alone(way):
+    """As if it were in the inputs: there it would be subtracted with their mean."""
+    shape, bias = (8, 5, 4, 3), np.array([1.0, -20.0, 300.0], np.float32)
+    layers = [make_layer(shape, dtype="mixed_float16") for _ in range(2)]
+    for layer in layers:
+        layer.moving_mean.assign(bias + 0.4)
+    inputs = normal(shape, dtype="float16")
+    call = batch_norm.unbiased(KERAS_CALL)
+    call = call if way == "unbiased" else getattr(batch_norm, way)(call)
+    ours = call(layers[0], inputs, training=True, bias=tf.constant(bias))
+    theirs = KERAS_CALL(layers[1], tf.cast(inputs, tf.float32) + bias, training=True)
+    assert_all_close([ours], [theirs], rtol=1e-3, atol=1e-3)
+    weights = [[each.value for each in layer.weights] for layer in layers]
+    assert_all_close(*weights, rtol=1e-4, atol=1e-5)
 
 
 # One fused operation.
@@ -94,7 +125,7 @@ def use_fused(monkeypatch):
         return KERAS_CALL(self, inputs, training=training, mask=mask)
 
     def use():
-        monkeypatch.setattr(LAYER, "call", batch_norm.fused(call))
+        monkeypatch.setattr(LAYER, "call", batch_norm.fused(batch_norm.unbiased(call)))
         return own
 
     return use

@@ -424,9 +424,10 @@ def layer_paths(*, xla: bool, all_reduce: Callable | None):
         def replace(layer, name, make):
             patches.enter_context(_patched(layer, name, make(getattr(layer, name))))
 
+        replace(norm, "call", batch_norm.unbiased)
         if xla:
             replace(conv, "convolution_op", convolution.as_product)
-            replace(norm, "_moments", batch_norm.one_pass)
+            replace(norm, "call", batch_norm.one_pass)
             replace(pooling, "call", max_pooling.indexed)
         else:
             replace(norm, "call", batch_norm.fused)
