@@ -31,6 +31,8 @@ def test_a_config_may_leave_out_what_it_does_not_change():
         ({"train": {"epochs": 0}}, "epochs=0; expected a whole number of at least 1"),
         ({"train": {"learning_rate": -1.0}}, "learning_rate=-1.0; expected a number above 0"),
         ({"train": {"learning_rate": float("nan")}}, "learning_rate=nan"),
+        ({"train": {"global_clipnorm": 0.0}}, "global_clipnorm=0.0; expected a number above 0"),
+        ({"model": {"weights": 3}}, "weights=3; expected a file's path, or None"),
         ({"data": {"global_batch_size": 0}}, "global_batch_size=0; expected a whole number"),
         ({"data": {"global_batch_size": 2.5}}, "global_batch_size=2.5"),
         ({"data": {"batch_per_replica": "x"}}, "batch_per_replica='x'; expected a whole number"),

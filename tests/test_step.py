@@ -12,6 +12,7 @@ import tensorflow as tf
 from conftest import compiled
 from keras import layers
 
+import tfaccel
 from tfaccel import UserError
 
 RNG = np.random.default_rng(0)
@@ -486,7 +487,57 @@ def test_shapes_that_a_model_knows_are_not_asked_of_its_layers(setup, make, call
     assert any("accuracy" in name for name in history)
 
 
+def test_a_batch_of_another_shape_is_said(setup, caplog):
+    run = setup(xla=False)
+    with run.scope():
+        model = small()
+    run.compile(model, "sgd", loss())
+    model.fit(batches(48), epochs=2, verbose=0)
+    assert "made again" not in caplog.text
+    model.fit(batches(40), epochs=2, verbose=0)
+    (said,) = [each.message for each in caplog.records if "made again" in each.message]
+    assert "for a batch of the shapes (8, 8, 8, 1), (8,): each new one costs that once" in said
+
+
+def test_layers_of_a_float32_region_compute_in_float32(setup):
+    run = setup(precision="mixed_float16", xla=False)
+    with run.scope():
+        x = keras.Input((8, 8, 1))
+        y = layers.Flatten()(x)
+        with tfaccel.float32_region():
+            y = layers.Dense(4, name="in_float32")(y)
+            with tfaccel.float32_region():
+                y = layers.Dense(4, dtype="mixed_bfloat16", name="in_bfloat16")(y)
+        model = keras.Model(x, layers.Dense(3, name="in_float16")(y))
+    computed = {each.name: each.compute_dtype for each in model.layers}
+    for name in ("float16", "float32", "bfloat16"):
+        assert computed[f"in_{name}"] == name
+    with pytest.raises(ZeroDivisionError), tfaccel.float32_region():
+        1 / 0  # noqa: B018
+    assert keras.config.dtype_policy().name == "mixed_float16"
+    run.compile(model, "sgd", loss())
+    assert np.isfinite(model.fit(X[:16], Y[:16], verbose=0).history["loss"]).all()
+
+
+def test_weights_in_half_precision_are_said(setup, caplog):
+    run = setup(xla=False)
+    with run.scope():
+        half = layers.Dense(3, dtype="float16")
+        model = keras.Sequential([keras.Input((8, 8, 1)), layers.Flatten(), half])
+    run.compile(model, "sgd", loss())
+    assert "/kernel and 1 more keep their weights in half precision" in caplog.text
+
+
 # What is refused, in one sentence.
+
+
+def test_channels_first_on_a_cpu_is_refused(setup):
+    run = setup()
+    with run.scope():
+        first = layers.Conv2D(2, 3, data_format="channels_first", name="first")
+        model = keras.Sequential([keras.Input((1, 8, 8)), first, layers.Flatten()])
+    with pytest.raises(UserError, match="layer first has data_format='channels_first', which"):
+        run.compile(model, "sgd", loss())
 
 
 def test_a_model_built_outside_the_scope_is_refused(setup):

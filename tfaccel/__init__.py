@@ -25,11 +25,12 @@ from tfaccel.progress import beat_of_loop as beat
 from tfaccel.progress import is_launched
 
 if TYPE_CHECKING:
-    from tfaccel import doctor
+    from tfaccel import collectives, doctor
     from tfaccel.comparison.run import compare
     from tfaccel.data import sources
     from tfaccel.isolate import IsolatedError, run_isolated
     from tfaccel.linter.lint import lint
+    from tfaccel.precision import float32_region
     from tfaccel.profiling.api import profile
     from tfaccel.run import Run, setup
 
@@ -46,8 +47,10 @@ __all__ = [
     "UserError",
     "__version__",
     "beat",
+    "collectives",
     "compare",
     "doctor",
+    "float32_region",
     "lint",
     "preset",
     "profile",
@@ -73,6 +76,10 @@ def __getattr__(name: str):
         return importlib.import_module("tfaccel.comparison.run").compare
     if name == "doctor":
         return importlib.import_module("tfaccel.doctor")
+    if name == "collectives":
+        return importlib.import_module("tfaccel.collectives")
+    if name == "float32_region":
+        return importlib.import_module("tfaccel.precision").float32_region
     if name == "sources":
         return importlib.import_module("tfaccel.data.sources")
     raise AttributeError(f"module 'tfaccel' has no attribute '{name}'")

@@ -237,8 +237,8 @@ class DataConfig(ImageConfig):
     """Where the images are, and how they become batches.
 
     Attributes:
-      root: a folder that holds `train` and `test`; None, the default, for the embedded handwritten
-        digits.
+      root: a folder that holds what `train` and `test` name; None, the default, for the embedded
+        handwritten digits.
       source: "folders" (one folder of images per class), "csv" (a file of paths and labels),
         "tfrecord", "webdataset" (tar shards), "arrays" (a folder with images.npy and labels.npy) or
         "pairs" (input and target images in matching sub-folders).
@@ -330,15 +330,21 @@ class ModelConfig:
         `keras.applications`, in any case ("resnet50").
       num_outputs: classes or channels that the model gives; None for the number of classes, or the
         channels of the targets. Masks need it: how many values they have.
+      weights: a file on this machine with weights to begin from, ".keras", ".weights.h5", or ".h5"
+        as keras.applications has them; of layers that differ, as of another number of classes, it
+        is said that they begin at random. None for random ones.
     """
 
     name: str = "mnist_cnn"
     num_outputs: int | None = None
+    weights: str | None = None
 
     def __post_init__(self):
         """Checks every field."""
         if self.num_outputs is not None:
             check_int("num_outputs", self.num_outputs, at_least=1)
+        if self.weights is not None and not isinstance(self.weights, str):
+            raise UserError(f"weights={self.weights!r}; expected a file's path, or None")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -364,6 +370,8 @@ class TrainConfig:
         it, apart from the gradient: PyTorch's SGD adds it to the gradient instead, so that its 1e-4
         with momentum 0.9 is 1e-3 here. None for the optimizer's default. Never of biases or of
         batch norm's scale and offset.
+      global_clipnorm: what the norm of all gradients together is cut to, e.g. 1.0, after they were
+        summed over replicas and the loss scale was taken out; None not to cut.
       ema_momentum: of the exponential moving average of the weights, e.g. 0.999, which is then
         measured after each epoch and exported; None for the weights themselves.
       monitor: by which checkpoints are best and training stops early: a metric as the logs call it;
@@ -390,6 +398,7 @@ class TrainConfig:
     momentum: float | None = None
     nesterov: bool = False
     weight_decay: float | None = None
+    global_clipnorm: float | None = None
     ema_momentum: float | None = None
     monitor: str = "val_loss"
     steps_per_execution: int | None = None
@@ -408,6 +417,8 @@ class TrainConfig:
         for name, most in (("momentum", 1), ("weight_decay", None), ("ema_momentum", 1)):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), at_least=0, at_most=most)
+        if self.global_clipnorm is not None:
+            check_number("global_clipnorm", self.global_clipnorm, above=0)
         check_flag("nesterov", self.nesterov)
         if not isinstance(self.monitor, str) or not self.monitor:
             raise UserError(f"monitor={self.monitor!r}; expected a metric's name, e.g. 'val_loss'")
@@ -596,6 +607,7 @@ def default_config() -> ml_collections.ConfigDict:
     config.runtime.gpu_ids = config_dict.placeholder(object)
     config.runtime.memory = config_dict.FieldReference("growth", field_type=object)
     config.step.loss_scale = config_dict.FieldReference("dynamic", field_type=object)
+    config.model.weights = config_dict.placeholder(str)
     for section, kind in (("train", TrainConfig), ("checkpoint", CheckpointConfig)):
         for field in dataclasses.fields(kind):
             if field.default is None:
@@ -617,6 +629,7 @@ def deciding(config: Config) -> dict[str, object]:
             "peer_timeout_s",
             "allow_public_network",
         },
+        "model": {"weights"},
         "step": {"audit_steps", "nonfinite", "max_rollbacks"},
         "train": {"steps_per_execution"},
     }

@@ -438,7 +438,7 @@ def _parse_own_flags(
       UserError: a flag is not one of them, or not what it may be.
     """
     try:
-        paths = values([f"tfaccel {command}", *arguments])[1:]
+        paths = values([f"tfaccel {command}", *_spelled(arguments, values)])[1:]
     except flags.Error as error:
         raise UserError(str(error)) from error
     if paths and not takes_paths:
@@ -484,7 +484,7 @@ def _parse_config_flags(
     file = _config_file(command, arguments)
     _check_overrides(arguments)
     try:
-        unparsed = values(argv)[1:]
+        unparsed = values([argv[0], *_spelled(arguments, values)])[1:]
     except (AttributeError, KeyError) as error:
         raise UserError(
             f"config file {file} lacks a field that the command line changes ({error}); let it "
@@ -500,6 +500,18 @@ def _parse_config_flags(
     if unparsed:
         raise UserError(f"'{unparsed[0]}' is no flag; expected --config.SECTION.FIELD=VALUE")
     return values, file.stem
+
+
+def _spelled(arguments: list[str], values: flags.FlagValues) -> list[str]:
+    """Returns the arguments with flags' names as they are defined, be it with "-" or with "_"."""
+    known = {name.replace("-", "_"): name for name in values}
+
+    def spelled(argument):
+        match = re.fullmatch(r"(--?)([^=.]+)(=.*)?", argument, flags=re.DOTALL)
+        name = match and known.get(match[2].replace("-", "_"))
+        return f"{match[1]}{name}{match[3] or ''}" if name else argument
+
+    return [spelled(each) for each in arguments]
 
 
 def _config_file(command: str, arguments: list[str]) -> pathlib.Path:

@@ -24,6 +24,7 @@ from tfaccel.data.from_config import open_loader
 from tfaccel.data.images import ImageData
 from tfaccel.errors import RunError
 from tfaccel.fit import fit
+from tfaccel.models.weights import begin_from
 from tfaccel.run import Run
 from tfaccel.runtime import Device
 
@@ -187,6 +188,8 @@ def build(this_run: Run, config: Config, data: ImageData) -> tuple[keras.Model, 
             image_shape=(*config.data.image_size, config.data.channels),
             num_outputs=task.num_outputs,
         )
+        if config.model.weights is not None:
+            begin_from(config.model.weights, model)
     tasks.check_model(model, task)
     return model, task
 

@@ -34,6 +34,7 @@ def test_optimizers_by_name(name, kind):
 def test_what_the_recipe_says_is_passed_on_and_the_rest_is_keras_own():
     sgd = optimizer_of(optimizer="sgd", momentum=1, nesterov=True, weight_decay=5e-3)
     assert (sgd.momentum, sgd.nesterov, sgd.weight_decay, sgd.use_ema) == (1.0, True, 5e-3, False)
+    assert optimizer_of(optimizer="sgd", global_clipnorm=0.5).global_clipnorm == 0.5
     averaged = optimizer_of(optimizer="lamb", ema_momentum=0.999)
     assert (averaged.use_ema, averaged.ema_momentum) == (True, 0.999)
     own = keras.optimizers.AdamW().get_config() | {"learning_rate": pytest.approx(1e-3)}

@@ -12,6 +12,7 @@ of the same run, or of one whose changes are accepted.
 import dataclasses
 import json
 import logging
+from collections.abc import Iterator, Mapping
 
 import keras
 
@@ -164,11 +165,7 @@ class Origin:
         now, defaults = self.run["facts"], deciding(Config())
         # A setting that came later than the checkpoint was at its default.
         before = {name: defaults[name] for name in now if name in defaults} | state["facts"]
-        changed = "; ".join(
-            f"{name} {before.get(name)!r} -> {now.get(name)!r}"
-            for name in sorted({*before, *now})
-            if before.get(name) != now.get(name)
-        )
+        changed = "; ".join(_differences(before, now))
         if changed and not self._accept_changes:
             raise UserError(
                 f"the checkpoint of step {state['step']} in {self._store.folder} is of another "
@@ -206,6 +203,16 @@ class Origin:
         # Names rise, also where epochs have fewer steps than they had.
         offset = max(state.get("offset", 0), state["step"] - self._loader.position)
         return Beginning(epoch, goes_on, state | {"offset": offset}, snapshot.arrays, self._keep)
+
+
+def _differences(before: Mapping, now: Mapping, prefix: str = "") -> Iterator[str]:
+    """Yields "name old -> new" of each field that is another, also of mappings within."""
+    for name in sorted({*before, *now}):
+        old, new = before.get(name), now.get(name)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            yield from _differences(old, new, f"{prefix}{name}.")
+        elif old != new:
+            yield f"{prefix}{name} {old!r} -> {new!r}"
 
 
 class _Before(keras.callbacks.Callback):

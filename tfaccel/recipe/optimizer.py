@@ -62,6 +62,8 @@ def _settings(train: TrainConfig) -> dict:
         settings["nesterov"] = True
     if train.weight_decay is not None:
         settings["weight_decay"] = train.weight_decay
+    if train.global_clipnorm is not None:
+        settings["global_clipnorm"] = train.global_clipnorm
     if train.ema_momentum is not None:
         settings |= {"use_ema": True, "ema_momentum": train.ema_momentum}
     return settings

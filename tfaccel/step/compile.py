@@ -19,6 +19,8 @@ from tfaccel.step.functions import set_functions
 
 log = logging.getLogger("tfaccel")
 
+HALVES = ("float16", "bfloat16")
+
 
 def compile_model(
     model: keras.Model,
@@ -48,6 +50,7 @@ def compile_model(
             "the model was built in no scope or another run's; build it in this run's "
             "`with run.scope():`"
         )
+    _check_layers(model, strategy)
     num_replicas = strategy.num_replicas_in_sync
     with strategy.scope():
         optimizer = keras.optimizers.get(compile_args.pop("optimizer", "rmsprop"))
@@ -78,6 +81,25 @@ def compile_model(
         log.info("step: stock Keras, without XLA, because run_eagerly asks for it")
     else:
         set_functions(model, strategy, config, xla=xla)
+
+
+def _check_layers(model, strategy) -> None:
+    """Raises for layers that a CPU has no code for, and warns of weights in half precision."""
+    on_cpu = all("CPU" in each.upper() for each in strategy.extended.worker_devices)
+    for layer in model._flatten_layers():
+        if on_cpu and getattr(layer, "data_format", None) == "channels_first":
+            raise UserError(
+                f"the layer {layer.name} has data_format='channels_first', which TensorFlow does "
+                "not compute on a CPU; use channels_last, which is quicker on GPUs too"
+            )
+    halves = [each.path for each in model.trainable_variables if each.dtype in HALVES]
+    if halves and model.dtype_policy.name not in HALVES:
+        log.warning(
+            "step: %s and %d more keep their weights in half precision, which loses small updates; "
+            "give their layers the policy mixed_float16 instead",
+            halves[0],
+            len(halves) - 1,
+        )
 
 
 # What the model is compiled with.

@@ -28,10 +28,12 @@ A finite check or a clip before the sum would be of a part of the gradient: stoc
 (weights become -inf where only replica 1 overflows; 30 and -10 clipped to 1 make 0 instead of 1).
 """
 
+import contextlib
 import functools
 import itertools
 import logging
 import operator
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import keras
@@ -162,7 +164,8 @@ class _Step:
     def __call__(self, batch, *, padded: bool) -> dict:
         batches = seam.local_batches(self._strategy, batch, len(self._replicas))
         step = self._function(padded, None)
-        return step([(each,) for each in batches]) if self._several else step(batches[0])
+        with self._saying_if_traced(step, batches[0]):
+            return step([(each,) for each in batches]) if self._several else step(batches[0])
 
     def in_a_row(self, deferred: list[Deferred], *, padded: bool) -> dict:
         """Makes the replicas' batches, and steps on each, in one function of each replica.
@@ -173,6 +176,21 @@ class _Step:
         step = self._function(padded, deferred[0].make)  # that of all is equal
         arguments = [(dict(each.inputs), dict(each.shared)) for each in deferred]
         return step(arguments) if self._several else step(*arguments[0])
+
+    @contextlib.contextmanager
+    def _saying_if_traced(self, step: Callable, batch) -> Iterator[None]:
+        """Warns where a step is made again, because a batch has other shapes than those before."""
+        count = step.__wrapped__.experimental_get_tracing_count
+        before, began = count(), time.perf_counter()
+        yield
+        if before and count() > before:
+            shapes = [tuple(each.shape) for each in tf.nest.flatten(batch) if each is not None]
+            log.warning(
+                "step: made again in %.1f s, for a batch of the shapes %s: each new one costs that "
+                "once; pad batches, or drop the last one of an epoch",
+                time.perf_counter() - began,
+                ", ".join(map(str, shapes)),
+            )
 
     def _function(self, padded: bool, make_batch: Callable | None) -> Callable:
         padded = padded or self._always_padded
