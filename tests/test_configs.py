@@ -65,7 +65,7 @@ EXPERIMENTS = {
     "mnist": (mnist, 2, "accuracy"),
     "cifar10": (cifar10, 3, "accuracy"),
     "imagenet_resnet50": (imagenet, 3, "accuracy"),
-    "restoration": (None, 51, "psnr"),
+    "restoration": (None, 54, "psnr"),
 }
 
 
