@@ -531,13 +531,18 @@ def test_weights_in_half_precision_are_said(setup, caplog):
 # What is refused, in one sentence.
 
 
-def test_channels_first_on_a_cpu_is_refused(setup):
-    run = setup()
-    with run.scope():
-        first = layers.Conv2D(2, 3, data_format="channels_first", name="first")
-        model = keras.Sequential([keras.Input((1, 8, 8)), first, layers.Flatten()])
-    with pytest.raises(UserError, match="layer first has data_format='channels_first', which"):
-        run.compile(model, "sgd", loss())
+def test_channels_first_on_a_cpu_is_refused_where_it_has_no_gradient(setup):
+    def model_of(run):
+        with run.scope():
+            first = layers.Conv2D(2, 3, data_format="channels_first", name="first")
+            return keras.Sequential([keras.Input((1, 8, 8)), first, layers.Flatten()])
+
+    run = setup(xla=False)
+    with pytest.raises(UserError, match="layer first has data_format='channels_first', whose"):
+        run.compile(model_of(run), "sgd", loss())
+    run = setup(xla=True)
+    run.compile(model := model_of(run), "sgd", loss())
+    model.fit(X[:16].transpose(0, 3, 1, 2), Y[:16], verbose=0)
 
 
 def test_a_model_built_outside_the_scope_is_refused(setup):

@@ -20,6 +20,12 @@ from tfaccel.step.functions import set_functions
 log = logging.getLogger("tfaccel")
 
 HALVES = ("float16", "bfloat16")
+CHANNELS_LAST_ON_CPU = (
+    keras.layers.Conv1D,
+    keras.layers.Conv2D,
+    keras.layers.Conv1DTranspose,
+    keras.layers.Conv2DTranspose,
+)
 
 
 def compile_model(
@@ -50,7 +56,7 @@ def compile_model(
             "the model was built in no scope or another run's; build it in this run's "
             "`with run.scope():`"
         )
-    _check_layers(model, strategy)
+    _check_layers(model, strategy, xla=xla)
     num_replicas = strategy.num_replicas_in_sync
     with strategy.scope():
         optimizer = keras.optimizers.get(compile_args.pop("optimizer", "rmsprop"))
@@ -83,14 +89,15 @@ def compile_model(
         set_functions(model, strategy, config, xla=xla)
 
 
-def _check_layers(model, strategy) -> None:
+def _check_layers(model, strategy, *, xla: bool) -> None:
     """Raises for layers that a CPU has no code for, and warns of weights in half precision."""
     on_cpu = all("CPU" in each.upper() for each in strategy.extended.worker_devices)
-    for layer in model._flatten_layers():
-        if on_cpu and getattr(layer, "data_format", None) == "channels_first":
+    for layer in model._flatten_layers() if on_cpu and not xla else ():
+        if isinstance(layer, CHANNELS_LAST_ON_CPU) and layer.data_format == "channels_first":
             raise UserError(
-                f"the layer {layer.name} has data_format='channels_first', which TensorFlow does "
-                "not compute on a CPU; use channels_last, which is quicker on GPUs too"
+                f"the layer {layer.name} has data_format='channels_first', whose gradient "
+                "TensorFlow has not for a CPU without XLA; use channels_last, which is quicker on "
+                "GPUs too"
             )
     halves = [each.path for each in model.trainable_variables if each.dtype in HALVES]
     if halves and model.dtype_policy.name not in HALVES:
