@@ -89,10 +89,22 @@ def unexpected(*_args, **_kwargs):
 )
 def test_what_is_not_read_once_goes_to_keras(settings, given):
     layer = make_layer((4, 3), **{"dtype": "mixed_float16"} | settings)
-    inputs, own = normal((4, 3)), []
+    inputs, own = normal((4, 3), dtype=layer.compute_dtype), []
     given = {"training": True, "mask": None, "bias": None} | given
     batch_norm.one_pass(lambda *args, **kwargs: own.append((args, kwargs)))(layer, inputs, **given)
     assert own == [((layer, inputs), given)]
+
+
+@pytest.mark.parametrize("way", ["one_pass", "fused"])
+def test_a_layer_with_moments_of_its_own_goes_to_keras(way):
+    class Ghost(LAYER):
+        def _moments(self, inputs, mask):
+            return super()._moments(inputs[:2], mask)
+
+    layer, inputs, own = Ghost(dtype="mixed_float16"), normal((4, 3, 3, 2), dtype="float16"), []
+    layer.build(inputs.shape)
+    getattr(batch_norm, way)(lambda *args, **kwargs: own.append(args))(layer, inputs, training=True)
+    assert own == [(layer, inputs)]
 
 
 @pytest.mark.parametrize("way", ["unbiased", "one_pass", "fused"])

@@ -17,7 +17,7 @@ from keras.src.backend import get_keras_mask
 from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.losses import loss as keras_loss
-from keras.src.models.functional import Functional
+from keras.src.models.functional import Functional, unpack_singleton
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.trainers.compile_utils import MetricsList
 from keras.src.utils import is_default
@@ -278,11 +278,24 @@ def _(monkeypatch):
     return seen.count((model, 1)) == 1
 
 
-@canary("Functional.call", "is that of models of keras.Model(inputs, outputs), and Sequential's")
+@canary("Functional.call", "is that of models of keras.Model(inputs, outputs)")
 def _():
     x = keras.Input((1,))
-    model = keras.Sequential([x, dense()])
-    return type(keras.Model(x, x)).call is Functional.call and model.outputs
+    return type(keras.Model(x, x)).call is Functional.call
+
+
+@canary("Sequential._functional", "is the graph of its layers, None before it is built")
+def _():
+    built = keras.Sequential([keras.Input((1,)), dense()])._functional
+    return isinstance(built, Functional) and keras.Sequential([dense()])._functional is None
+
+
+@canary("models.functional.unpack_singleton", "is what call does to its outputs")
+def _():
+    x = keras.Input((1,))
+    model = keras.Model([x], [dense()(x)])
+    given = tf.ones((2, 1))
+    return tf.is_tensor(model(given)) and unpack_singleton([given]) is given
 
 
 @canary("Model._compile_loss._user_loss", "is the loss that compile was given")

@@ -442,14 +442,21 @@ class Counting(keras.layers.Layer):
         self.calls += 1
         return x
 
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
 
 def as_a_graph(counting):
     return keras.Sequential([keras.Input((8, 8, 1)), counting, *small().layers])
 
 
-def in_dicts(counting):
-    x = {"b": keras.Input((8, 8, 1)), "a": keras.Input((3,))}
-    return keras.Model(x, {"all": small()(counting(x["b"])), "a": keras.layers.Dense(1)(x["a"])})
+def in_lists(counting):
+    x = keras.Input((8, 8, 1))
+    return keras.Model([x], [small()(counting(x))])
+
+
+def unbuilt(counting):
+    return keras.Sequential([counting, layers.Flatten(), layers.Dense(3)])
 
 
 def of_any_size(counting):
@@ -460,31 +467,88 @@ def of_any_size(counting):
 def with_a_call_of_its_own(counting):
     class Twice(keras.Model):
         def call(self, x, training=None, mask=None):
-            return tf.concat([super().call(x, training=training, mask=mask)] * 2, axis=1)
+            return 2 * super().call(x, training=training, mask=mask)
 
     x = keras.Input((8, 8, 1))
     return Twice(x, small()(counting(x)))
 
 
-@pytest.mark.parametrize(
-    ("make", "calls"),
-    [(as_a_graph, 1), (in_dicts, 1), (of_any_size, 2), (with_a_call_of_its_own, 2)],
-)
-def test_shapes_that_a_model_knows_are_not_asked_of_its_layers(setup, make, calls):
-    counting, run = Counting(), setup(xla=False)
-    with run.scope():
-        model = make(counting)
-    x, y, losses = X[:16], Y[:16], loss()
+def of_other_rows(counting):
+    """Each row twice, and then those of the first half."""
+
+    class Half(layers.Layer):
+        def call(self, x):
+            return x[: tf.shape(x)[0] // 2]
+
+        def compute_output_shape(self, shape):
+            return (shape[0] and shape[0] // 2, *shape[1:])
+
+    x = keras.Input((8, 8, 1))
+    return keras.Model(x, Half()(small()(layers.Concatenate(axis=0)([counting(x), x]))))
+
+
+def with_an_optional_input(counting):
+    x, other = keras.Input((8, 8, 1), name="x"), keras.Input((8, 8, 1), name="y", optional=True)
+
+    class First(layers.Layer):
+        def call(self, x, other):
+            return x
+
+        def compute_output_shape(self, x_shape, other_shape):
+            return x_shape
+
+    return keras.Model({"x": x, "y": other}, small()(counting(First()(x, other))))
+
+
+def in_dicts(counting):
+    x = {"b": keras.Input((8, 8, 1)), "a": keras.Input((3,))}
+    return keras.Model(x, {"all": small()(counting(x["b"])), "a": layers.Dense(1)(x["a"])})
+
+
+def given_to(make):
+    """What a model is compiled with, and trained on, in batches of static rows."""
+    losses, x, y, metrics = loss(), X[:16], Y[:16], ["accuracy"]
     if make is in_dicts:
         x = {"a": np.ones((16, 3), np.float32), "b": x}
         y, losses = {"all": y, "a": y}, {"all": losses, "a": "mse"}
-    run.compile(
-        model, "sgd", losses, metrics={"all": ["accuracy"]} if make is in_dicts else ["accuracy"]
-    )
+        metrics = {"all": metrics}
+    if make is with_an_optional_input:
+        x = {"x": x, "y": None}
+    return {"loss": losses, "metrics": metrics}, (x, y)
+
+
+@pytest.mark.parametrize(
+    ("make", "calls"),
+    [
+        (as_a_graph, 1),
+        (in_lists, 1),
+        (in_dicts, 1),
+        (of_other_rows, 1),
+        (unbuilt, 2),
+        (of_any_size, 2),
+        (with_a_call_of_its_own, 2),
+        (with_an_optional_input, 2),
+    ],
+)
+def test_shapes_that_a_model_knows_are_not_asked_of_its_layers(setup, make, calls):
+    compile_args, data = given_to(make)
+    fit = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0}
+    keras.utils.set_random_seed(0)
+    reference = make(Counting())
+    reference.compile("sgd", **compile_args, jit_compile=False)
+    expected = reference.fit(*data, **fit).history
+
+    counting, run = Counting(), setup(xla=False)
+    keras.utils.set_random_seed(0)
+    with run.scope():
+        model = make(counting)
+    run.compile(model, "sgd", **compile_args)
     counting.calls = 0
-    history = model.fit(x, y, verbose=0).history
+    history = model.fit(*data, **fit).history
     assert counting.calls == calls  # to trace the step, and before that where the shapes are asked
-    assert any("accuracy" in name for name in history)
+    assert history.keys() == expected.keys()
+    for name, wanted in expected.items():
+        np.testing.assert_allclose(history[name], wanted, rtol=1e-5, err_msg=name)
 
 
 def test_a_batch_of_another_shape_is_said(setup, caplog):

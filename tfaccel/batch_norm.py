@@ -97,7 +97,13 @@ def _can_fuse(layer, inputs, mask) -> bool:
         and mask is None
         and not layer.renorm
         and not layer.synchronized
+        and has_keras_moments(layer)
     )
+
+
+def has_keras_moments(layer) -> bool:
+    """Returns whether the layer is of no kind that takes its mean and variance in another way."""
+    return type(layer)._moments is keras.layers.BatchNormalization._moments
 
 
 def _biased(variance: tf.Tensor, inputs: tf.Tensor) -> tf.Tensor:
@@ -116,8 +122,9 @@ def one_pass(call: Callable) -> Callable:
     the mean is large. It is also 70 operations less a layer, forward and backward, of ResNet-50's
     300, which Python makes, and TensorFlow and XLA go over, at each start.
 
-    Of layers of float16 or bfloat16 alone, whose inputs have 11 bits or fewer of the 24 that are
-    summed. Masked, synchronized, renormalizing and float32 ones go to `call`, and so do tests.
+    Of inputs in float16 or bfloat16 alone, which have 11 bits or fewer of the 24 that are summed.
+    Float32 ones, masks, and layers that are synchronized, renormalize or have moments of their own
+    go to `call`, and so do tests.
 
     Args:
       call: that of `unbiased`.
@@ -125,7 +132,7 @@ def one_pass(call: Callable) -> Callable:
 
     @functools.wraps(call)
     def call_at_once(self, inputs, training=None, mask=None, bias=None):
-        if not _reads_once(self, training, mask):
+        if not _reads_once(self, inputs, training, mask):
             return call(self, inputs, training=training, mask=mask, bias=bias)
         moving_mean, moving_variance, gamma, beta = (
             each if each is None else tf.cast(tf.convert_to_tensor(each), tf.float32)
@@ -151,10 +158,11 @@ def one_pass(call: Callable) -> Callable:
     return call_at_once
 
 
-def _reads_once(layer, training, mask) -> bool:
+def _reads_once(layer, inputs, training, mask) -> bool:
     is_plain = mask is None and not layer.renorm and not layer.synchronized
-    is_half = layer.compute_dtype in ("float16", "bfloat16")
-    return bool(training and layer.trainable and is_plain and is_half)
+    is_half = keras.backend.standardize_dtype(inputs.dtype) in ("float16", "bfloat16")
+    is_trained = bool(training and layer.trainable)
+    return is_trained and is_plain and is_half and has_keras_moments(layer)
 
 
 def _along_axis(layer, values: tf.Tensor, inputs: tf.Tensor) -> tf.Tensor:

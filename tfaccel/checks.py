@@ -3,10 +3,24 @@
 check_int("seed", seed, at_least=0)
 """
 
+import importlib.util
 import math
 from typing import Any
 
 from tfaccel.errors import UserError, did_you_mean
+
+
+def check_dali() -> None:
+    """Raises UserError where DALI is not installed; it is imported where it is used, and later."""
+    try:
+        found = importlib.util.find_spec("nvidia.dali")
+    except ModuleNotFoundError:  # no package of NVIDIA's at all
+        found = None
+    if found is None:
+        raise UserError(
+            "DALI is not installed; install nvidia-dali-cuda120 (`tfaccel doctor` says more), or "
+            "use another loader"
+        )
 
 
 def check_names(prefix: str, received, valid) -> None:

@@ -15,6 +15,8 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
+from tfaccel.batch_norm import has_keras_moments
+
 
 def as_product(convolution_op: Callable) -> Callable:
     """Returns what can stand for Keras's `Conv2D.convolution_op`: for 1 x 1, a matrix product.
@@ -92,7 +94,7 @@ class CancelledBiases:
 def _takes_mean_away(norm, training, mask) -> bool:
     """Returns whether the layer subtracts the mean of each channel of its inputs."""
     is_training = training is True and norm.trainable
-    is_plain = mask is None and not norm.renorm and norm.axis in (-1, 3)
+    is_plain = mask is None and not norm.renorm and norm.axis in (-1, 3) and has_keras_moments(norm)
     # Of other types the moving mean would lose digits, to and fro.
     return is_training and is_plain and norm.moving_mean.dtype == "float32"
 

@@ -6,18 +6,23 @@ Takes what the rooms of a run say of themselves; gives a `Progress` to whoever r
     with progress.within("save"): ...      # what this process alone may be busy with
     progress.read(path).phase              # in the launcher
 
-The file is memory that both processes map, so that a beat costs 2 us (2 cores, 2026-11-22) and is
+The file is memory that both processes map, so that a beat costs 3 us (2 cores, 2026-11-23) and is
 there although this process hangs a moment later. Its clock is the machine's, one for all processes.
 A rank's children know of the file too: whoever speaks first has it, until it ends or lets go.
+Whoever has it prints the stacks of its threads at SIGUSR2, unless that signal is the program's own.
 """
 
+import _signal
 import contextlib
 import dataclasses
+import faulthandler
 import fcntl
+import functools
 import logging
 import mmap
 import os
 import pathlib
+import signal
 import struct
 import threading
 import time
@@ -30,7 +35,9 @@ log = logging.getLogger("tfaccel")
 
 VARIABLE = "TFACCEL_HEARTBEAT"  # the file's path
 PHASES = ("start", "train", "evaluation", "save", "export", "own", "end")
-_LAYOUT = struct.Struct("<5qd")
+STACKS_SIGNAL = signal.SIGUSR2  # SIGUSR1 asks to save and stop
+_STDERR = 2  # itself: `sys.stderr` may be a program's own object, or None
+_LAYOUT = struct.Struct("<6qd")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +51,7 @@ class Progress:
       step: the newest that was begun, from 1; 0 before there is one.
       lost: the worker for whose sake this one ends, -1 for one that it does not know; else None.
       asked: whether it has heard a signal that asks to stop.
+      shows_stacks: the number of the process if STACKS_SIGNAL makes it print its stacks; else 0.
       since: `time.monotonic()` of the newest beat.
     """
 
@@ -52,6 +60,7 @@ class Progress:
     step: int = 0
     lost: int | None = None
     asked: bool = False
+    shows_stacks: int = 0
     since: float = 0.0
 
 
@@ -69,8 +78,9 @@ def read(path: pathlib.Path) -> Progress:
 
 
 def _unpacked(now: bytes) -> Progress:
-    beats, phase, step, lost, asked, since = _LAYOUT.unpack(now)
-    return Progress(beats, PHASES[phase], step, None if lost == -2 else lost, bool(asked), since)
+    beats, phase, step, lost, asked, shows_stacks, since = _LAYOUT.unpack(now)
+    lost = None if lost == -2 else lost
+    return Progress(beats, PHASES[phase], step, lost, bool(asked), shows_stacks, since)
 
 
 def _packed(progress: Progress) -> bytes:
@@ -80,8 +90,39 @@ def _packed(progress: Progress) -> bytes:
         progress.step,
         -2 if progress.lost is None else progress.lost,
         progress.asked,
+        progress.shows_stacks,
         progress.since,
     )
+
+
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Returns whether a process has a handler for a signal, Python's or another."""
+    try:
+        lines = pathlib.Path(f"/proc/{pid}/status").read_bytes().splitlines()
+    except OSError:  # it has ended
+        return False
+    caught = next(line.split()[1] for line in lines if line.startswith(b"SigCgt:"))
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+@functools.cache  # once: a second look would find our own handler
+def _registers_stacks() -> bool:
+    """Makes STACKS_SIGNAL print all threads' stacks; returns False where it is somebody's."""
+    # Python does not know of handlers in C, of which another `faulthandler.register` is one.
+    if not _is_default_in_python() or catches(os.getpid(), STACKS_SIGNAL):
+        return False
+    faulthandler.register(STACKS_SIGNAL, file=_STDERR, all_threads=True, chain=False)
+    return True
+
+
+def _shows_stacks() -> bool:
+    """Returns whether STACKS_SIGNAL is ours now: a program may take it at any time."""
+    return _registers_stacks() and _is_default_in_python()
+
+
+def _is_default_in_python() -> bool:
+    # Of `_signal`: `signal.getsignal` makes an enum of it, 1 us more for each beat.
+    return _signal.getsignal(STACKS_SIGNAL) == signal.SIG_DFL
 
 
 class _Reporter:
@@ -91,7 +132,7 @@ class _Reporter:
         self._path, self._fd, self._memory, self._now = path, None, None, Progress()
         # Of the main thread and the one that hears signals; a signal's handler may speak as well.
         self._lock = threading.RLock()
-        self.calls, self.compiled = 0, set()
+        self.calls, self.compiled, self._pid = 0, set(), os.getpid()
 
     @property
     def phase(self) -> str:
@@ -115,6 +156,7 @@ class _Reporter:
                 changes.get("step", now.step),
                 changes.get("lost", now.lost),
                 changes.get("asked", now.asked),
+                self._pid if _shows_stacks() else 0,
                 time.monotonic(),
             )
             self._memory[:] = _packed(self._now)

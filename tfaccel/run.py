@@ -22,7 +22,7 @@ import keras
 from tfaccel import methods, progress
 from tfaccel import runtime as runtime_lib
 from tfaccel.callbacks.checkpoints import Checkpoints
-from tfaccel.checks import check_batch, check_choice, check_flag, check_names
+from tfaccel.checks import check_batch, check_choice, check_dali, check_flag, check_names
 from tfaccel.cluster import Cluster, find
 from tfaccel.cluster.addresses import check_private
 from tfaccel.cluster.ray import undo_legacy_keras
@@ -283,6 +283,7 @@ class Run:
         Raises:
           UserError: the pipeline cannot be built or run, or its reader is not sharded.
         """
+        check_dali()
         from tfaccel.data import user_pipeline  # DALI: half a second, of those that use it
 
         dali = dali or DaliConfig()

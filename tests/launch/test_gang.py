@@ -69,6 +69,14 @@ def test_p7_the_rank_that_is_least_far_is_at_fault_beyond_its_own_limit(states, 
     assert verdict is None or verdict.exit_code == 1
 
 
+def test_p3_all_that_are_at_fault_are_to_show_their_stacks():
+    assert judged(training(6, 11), training(5, 12)).hung == (1,)
+    # Any of them may be the one that the others wait for.
+    assert judged(training(5, 11), training(5, 12)).hung == (0, 1)
+    assert judged(ended(1, 6, lost=1), training(9, 66)).hung == (1,)
+    assert judged(ended(1), training(9, 66)).hung == ()
+
+
 def test_a_rank_that_is_overdue_is_named_with_phase_and_limit():
     assert judged(training(6, 11), training(5, 12)).reason == (
         "rank 1 made no progress in training for 12 s (limit 10 s), step 5"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 
 # Two steps; then the rank at fault does what `mode` says, and the others wait for it in the third.
 PROGRAM = """
-import json, os, pathlib, signal, subprocess, sys, time
+import faulthandler, json, os, pathlib, signal, subprocess, sys, time
 from tfaccel import progress
 mode, at_fault, folder = sys.argv[1], int(sys.argv[2]), pathlib.Path(sys.argv[3])
 rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
@@ -30,6 +31,22 @@ def stop(number, frame):
     progress.beat("end")
     sys.exit(143)
 
+def waits_for_nobody():
+    time.sleep(1000)
+
+def say(number, frame):
+    os.write(2, b"heard " + signal.Signals(number).name.encode() + b"\\n")
+    if number == signal.SIGTERM:
+        os._exit(1)
+
+if "SIGUSR2" in mode:
+    signal.signal(signal.SIGTERM, say)
+if mode == "takes SIGUSR2":
+    signal.signal(signal.SIGUSR2, say)
+if mode == "has SIGUSR2 for faulthandler":
+    faulthandler.register(signal.SIGUSR2)
+if mode == "never speaks, to SIGUSR2 either" and is_mine:
+    time.sleep(1000)
 if mode.startswith("talks"):
     for line in range(20000):
         print("line", line, "of many")
@@ -40,6 +57,10 @@ if mode == "saves":
 if mode in ("ignores", "mistake of one that others outlive"):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 progress.beat("start")
+if mode == "takes SIGUSR2 late":
+    signal.signal(signal.SIGUSR2, say)
+if mode == "takes SIGUSR2 away":
+    signal.signal(signal.SIGUSR2, signal.SIG_DFL)
 print("rank", rank, "begins", flush=True)
 for step in (1, 2):
     progress.beat("train", step=step)
@@ -57,8 +78,8 @@ if is_mine:
         os.kill(os.getpid(), signal.SIGKILL)
     if mode == "is stopped":
         os.kill(os.getpid(), signal.SIGSTOP)
-    if mode == "sleeps":
-        time.sleep(1000)
+    if mode == "sleeps" or "SIGUSR2" in mode:
+        waits_for_nobody()
     if mode == "saves slowly":
         with progress.within("save"):
             time.sleep(2.5)
@@ -175,6 +196,38 @@ def test_p7_a_rank_that_hangs_is_found_within_its_limit(launch, rank, mode, flag
     assert f"[launch] launch: rank {rank} {words}" in err
     assert seconds < 8
     assert not job.left()
+
+
+def test_p3_a_rank_that_hangs_says_where_its_python_is(launch, tmp_path):
+    code, _, err, _ = launch("sleeps", 1, "--step-timeout=1").end()
+    assert code == 1
+    folder = tmp_path / "logs" / "attempt-0"
+    assert "in waits_for_nobody\n" in (folder / "rank-1.log").read_text()
+    assert re.search(r"^\[rank 1\]   File .* in waits_for_nobody$", err, re.M)
+    assert f"; the stacks of rank 1 are in its log, in {folder}\n" in err
+    # Rank 0 waits for it, as it should.
+    assert "most recent call first" not in (folder / "rank-0.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("mode", "flag"),
+    [
+        ("takes SIGUSR2", "--step-timeout=1"),
+        ("takes SIGUSR2 late", "--step-timeout=1"),
+        ("takes SIGUSR2 away", "--step-timeout=1"),
+        ("has SIGUSR2 for faulthandler", "--step-timeout=1"),
+        ("never speaks, to SIGUSR2 either", "--start-timeout=2"),
+    ],
+)
+def test_p3_a_rank_whose_sigusr2_is_its_own_hears_nothing_before_sigterm(
+    launch, tmp_path, mode, flag
+):
+    code, _, err, _ = launch(mode, 1, flag).end()
+    assert code == 1
+    assert "launch: rank 1 made no progress" in err
+    assert "stacks" not in err
+    log = (tmp_path / "logs" / "attempt-0" / "rank-1.log").read_text()
+    assert re.findall("heard .*|most recent call first", log) == ["heard SIGTERM"]
 
 
 def test_p7_a_peer_that_is_slow_in_saving_is_no_false_alarm(launch):
@@ -387,6 +440,16 @@ def test_p6_both_nodes_name_the_rank_at_fault_and_its_error(nodes):
         assert "launch: rank 3 ended with exit code 1; not started again" in err
         assert "its first error: ValueError: row 7 is broken" in err
         assert not job.left()
+
+
+def test_p3_a_rank_that_hangs_on_another_node_says_where_on_its_own(nodes):
+    first, second = (job.end() for job in nodes("sleeps", 3, "--step-timeout=2"))
+    for code, _, err, _ in (first, second):
+        assert code == 1
+        assert "launch: rank 3 made no progress in training" in err
+    assert "stacks" not in first[2]
+    assert "in waits_for_nobody\n" in second[2]
+    assert "; the stacks of rank 3 are in its log, in " in second[2]
 
 
 @pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.slow)])

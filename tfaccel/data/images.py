@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfaccel.checks import check_dali
 from tfaccel.config import AugmentConfig, DaliConfig, ImageConfig
 from tfaccel.data.choose import Choice, choose_loader
 from tfaccel.data.feed import Feed
@@ -163,6 +164,8 @@ def open_images(
         num_threads=num_threads,
     )
     log.info("loader: %s, because %s", choice.loader, choice.reason)
+    if choice.loader.startswith("dali"):
+        check_dali()
     _log_resize(source, images, augment)
     if isinstance(source, ImageSource) and source.targets and images.targets == "mask":
         check_mask(source.targets, 0)  # one for all: they come from one tool

@@ -217,6 +217,7 @@ class Coordinator:
             is_final=why_not is not None,
             exit_code=verdict.exit_code,
             in_order=verdict.in_order,
+            hung=verdict.hung,
         )
         self._attempt, self._running, self._arrivals = self._attempt + 1, False, {}
         self._not_before = self._gathering_since = self._clock() + wait_s

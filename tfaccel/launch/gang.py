@@ -73,12 +73,14 @@ class Verdict:
       reason: in words.
       rank: at fault, if one is.
       in_order: whether all stopped as a signal asked them to.
+      hung: ranks that run but come no further, of which any may be the one at fault.
     """
 
     exit_code: int
     reason: str
     rank: int | None = None
     in_order: bool = False
+    hung: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +139,9 @@ def _of_ended(states, ended: Mapping[int, RankState], limits: Limits) -> Verdict
         return None
     accused = ended[first].lost
     if accused in states and states[accused].lost is None:
-        return Verdict(ended[first].exit_code, _lost(states, first, accused), accused)
+        hung = (accused,) if states[accused].exit_code is None else ()
+        reason = _lost(states, first, accused)
+        return Verdict(ended[first].exit_code, reason, accused, hung=hung)
     return _ended(states, first)
 
 
@@ -214,7 +218,7 @@ def _overdue(overdue: Mapping[int, RankState], limits: Limits, *, num_ranks: int
         f"{who} made no progress {IN_WORDS[state.phase]} for {state.age_s:.0f} s (limit "
         f"{limit:g} s), step {state.step}"
     )
-    return Verdict(1, reason, rank)
+    return Verdict(1, reason, rank, hung=tuple(awaited))
 
 
 def why_not_again(

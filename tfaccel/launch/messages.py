@@ -59,6 +59,7 @@ class Answer:
       is_final: whether the launcher ends too, with `exit_code`.
       exit_code: of the job.
       in_order: whether the ranks stopped as a signal asked them to, although that is not 0.
+      hung: ranks whose stacks tell why they come no further.
     """
 
     action: str
@@ -70,3 +71,4 @@ class Answer:
     is_final: bool = False
     exit_code: int = 0
     in_order: bool = False
+    hung: tuple[int, ...] = ()

@@ -130,6 +130,7 @@ class _Node:
         """Runs the ranks of this node until node 0 ends the attempt, or is lost."""
         options = self._options
         first_rank = options.node_rank * options.num_ranks_per_node
+        log_dir = options.log_dir / f"attempt-{begun.attempt}"
         with Ranks(
             self._argv,
             [
@@ -137,12 +138,14 @@ class _Node:
                 for index in range(options.num_ranks_per_node)
             ],
             first_rank=first_rank,
-            log_dir=options.log_dir / f"attempt-{begun.attempt}",
+            log_dir=log_dir,
             grace_s=options.grace_s,
             terminals=self._terminals,
             hurries=lambda: self._stop.count > 1,
         ) as ranks:
-            return self._follow(ranks, begun.attempt)
+            answer = self._follow(ranks, begun.attempt)
+            shown = ranks.show_stacks(answer.hung)  # while they hang: the context's end ends them
+            return _with_stacks(answer, shown, log_dir) if shown else answer
 
     def _follow(self, ranks: Ranks, attempt: int) -> Answer:
         passed_on, reported_at, reported = 0, -math.inf, None
@@ -243,6 +246,12 @@ def _make(log_dir: pathlib.Path) -> None:
             f"cannot keep the ranks' output in {log_dir} ({error.strerror}); give a folder that "
             "can be written by --log-dir=DIR"
         ) from error
+
+
+def _with_stacks(answer: Answer, shown: Sequence[int], log_dir: pathlib.Path) -> Answer:
+    names = ", ".join(map(str, shown))
+    where = f"the stacks of rank {names} are in its log, in {log_dir}"
+    return dataclasses.replace(answer, reason=f"{answer.reason}; {where}")
 
 
 def _show(answer: Answer) -> None:

@@ -23,12 +23,17 @@ log = logging.getLogger("tfaccel")
 TAIL_LINES = 15
 LONGEST_LINE = 2**16  # bytes; what is longer comes in pieces
 SHOWN_OF_LINE = 500  # characters, in a tail
+STACK = "(most recent call first):"  # what faulthandler says above each thread
 # The last line of a traceback, and what `tfaccel train` says.
 ERROR = re.compile(r"^(tfaccel: error: |(\w+\.)*\w*(Error|Exception|Interrupt|Exit)\b(:|$))")
 
 
 class Output:
-    """Copies both pipes of a process, each in a thread, whatever becomes of the copies."""
+    """Copies both pipes of a process, each in a thread, whatever becomes of the copies.
+
+    Attributes:
+      num_stacks: threads whose stacks were printed so far.
+    """
 
     def __init__(
         self,
@@ -50,6 +55,7 @@ class Output:
         """
         self._prefix, self._path, self._has_complained = prefix.encode(), log, False
         self._last, self._first_error = collections.deque(maxlen=TAIL_LINES), None
+        self.num_stacks = 0
         self._lock = threading.Lock()  # of those; never held while something is written
         self._log = self._opened()
         self._write(f"{header}\n".encode(errors="replace"))
@@ -90,6 +96,7 @@ class Output:
         text = line.decode(errors="replace").rstrip("\r\n")[:SHOWN_OF_LINE]
         with self._lock:
             self._last.append(text)
+            self.num_stacks += text.endswith(STACK)
             if self._first_error is None and ERROR.match(text):
                 self._first_error = text
 

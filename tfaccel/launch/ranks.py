@@ -5,6 +5,7 @@ Takes a program and each rank's environment; gives how each stands.
     with Ranks(argv, environments, first_rank=2, ...) as ranks:     # ended on the way out
         ranks.states()          # {2: RankState(...), 3: RankState(...)}
         ranks.send(signal.SIGTERM)
+        ranks.show_stacks([2])  # where it hangs, which it prints
 """
 
 import contextlib
@@ -37,6 +38,7 @@ DIES_WITH = (
 )
 POLL_S = 0.05
 DRAIN_S = 1.0  # for the last lines of a rank that has ended
+STACKS_S = 1.0  # for a rank that hangs to print its stacks, which have no last line to wait for
 KILLED_S = 10.0  # from SIGKILL to the end, of all
 CLOSE_S = 5.0  # for pipes that something else than the ranks' groups holds open, of all
 
@@ -104,6 +106,24 @@ class Ranks:
         for each in self._ranks.values():
             if not (unless_asked and each.state().asked):
                 each.send(number)
+
+    def show_stacks(self, hung: Sequence[int]) -> list[int]:
+        """Makes ranks print where their threads are, before they are ended.
+
+        Args:
+          hung: which; those of other machines, and those that cannot, are left out.
+
+        Returns:
+          Those that did; one that is frozen does not.
+        """
+        before = {
+            rank: each.num_stacks
+            for rank, each in self._ranks.items()
+            if rank in hung and each.asks_for_stacks()
+        }
+        if before:
+            time.sleep(STACKS_S)
+        return [rank for rank, count in before.items() if self._ranks[rank].num_stacks > count]
 
     def end(self) -> None:
         """Ends all: SIGTERM, and after the grace SIGKILL, to whole groups."""
@@ -197,6 +217,20 @@ class _Rank:
         if self._process.returncode is None:  # or the group may be anybody's
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, number)
+
+    @property
+    def num_stacks(self) -> int:
+        return self._output.num_stacks
+
+    def asks_for_stacks(self) -> bool:
+        """Returns whether it was asked: not where the signal would end it, or is its own."""
+        # A child that speaks for it is not asked: its number may be somebody else's by now.
+        says_so = progress.read(self._heartbeat).shows_stacks == self.pid
+        # It may have put the default back since its last beat.
+        if not (says_so and progress.catches(self.pid, progress.STACKS_SIGNAL)):
+            return False
+        os.kill(self.pid, progress.STACKS_SIGNAL)  # not its group, where others would die of it
+        return True
 
     def wait(self, ends: float) -> bool:
         """Returns whether it has ended, once it has or the time is over."""

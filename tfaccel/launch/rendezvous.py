@@ -223,4 +223,4 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 def _answer(body: dict) -> Answer:
-    return Answer(**body | {name: tuple(body[name]) for name in ("addresses", "tail")})
+    return Answer(**body | {name: tuple(body[name]) for name in ("addresses", "tail", "hung")})
