@@ -5,14 +5,20 @@ import json
 import pathlib
 import signal
 import time
+from types import SimpleNamespace
 
 import keras
 import numpy as np
 import pytest
 from conftest import in_workers, strategy_of
 
+from tfaccel import UserError
 from tfaccel.callbacks.checkpoints import Stopped
+from tfaccel.callbacks.restore import Origin
+from tfaccel.checkpoint.store import Snapshot, Store
 from tfaccel.config import CheckpointConfig, StepConfig
+from tfaccel.data.distribute import Loader
+from tfaccel.data.user_examples import open_examples
 from tfaccel.runtime import Device
 
 STEPS, BATCH = 5, 8  # of an epoch
@@ -194,6 +200,63 @@ def test_p8_it_goes_back_to_one_of_shorter_epochs_and_on_with_the_data(train):
     assert steps == [11, 12, *range(14, 21)]  # of 10 in each epoch
     assert [epoch for epoch, _ in rows] == [1]
     assert len(history.history["loss"]) == 2
+
+
+def begin(folder, num_replicas, batch, *, seed=0, accept_changes=False):
+    """Where a run would begin that trains on these replicas, without one; and who says so."""
+    data = open_examples(
+        SpoiltOnce(0),
+        global_batch_size=batch,
+        num_replicas=num_replicas,
+        seed=seed,
+        shuffle=True,
+        last_batch="pad",
+        steps_per_epoch=None,
+    )
+    workers = SimpleNamespace(worker_devices=range(num_replicas))
+    strategy = SimpleNamespace(num_replicas_in_sync=num_replicas, extended=workers)
+    where = {"devices": (), "seed": 0, "num_threads": 1, "first_replica": 0, "strategy": strategy}
+    loader = Loader(data, **where)
+    store = Store(folder, keep_last=1, keep_best=0, largest_is_best=False)
+    origin = Origin(store, "auto", accept_changes, {})
+    model = SimpleNamespace(distribute_strategy=strategy, optimizer=sgd())
+    beginning = origin.newest(model, loader, StepConfig(), {})
+    return store, origin.run | beginning.state, loader.position
+
+
+def stop_within_an_epoch(folder, num_replicas, batch):
+    store, state, _ = begin(folder, num_replicas, batch)
+    at = {"step": 1, "epoch": 0, "step_in_epoch": 1, "stop_training": False}
+    store.write(Snapshot({"weight": np.zeros(1, np.float32)}, state | at))
+
+
+def test_p6_on_fewer_replicas_a_run_goes_on_at_its_step(tmp_path, caplog):
+    stop_within_an_epoch(tmp_path, 4, 16)
+    *_, position = begin(tmp_path, 2, 16)
+    assert position == 1
+    assert "made on 4 replicas, resumed on 2: images, order and augmentation stay" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ((2, 14), "global_batch_size '28' -> '14'"),  # what batch_per_replica comes to
+        ((3, 21), "global_batch_size '28' -> '21'"),  # an epoch has 2 steps, as before
+        ((4, 28, 1), "seed '0' -> '1'"),
+    ],
+)
+def test_p6_what_cuts_epochs_otherwise_is_refused_or_begins_one_anew(
+    tmp_path, caplog, changes, words
+):
+    num_replicas, batch, *seed = changes
+    now = {"num_replicas": num_replicas, "batch": batch, "seed": sum(seed)}
+    stop_within_an_epoch(tmp_path, 4, 28)
+    with pytest.raises(UserError, match=words):
+        begin(tmp_path, **now)
+    *_, position = begin(tmp_path, **now, accept_changes=True)
+    assert position == 0  # or some images would come twice in it, and others not at all
+    assert "epoch 1 begins anew" in caplog.text
+    assert "order and augmentation stay" not in caplog.text
 
 
 WORKER = """

@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 
 from tfaccel.data.feed import Feed
 from tfaccel.data.shards import Plan
@@ -49,3 +50,24 @@ def test_draw_specs_are_those_of_the_draws():
     for name, (shape, dtype) in feed.draw_specs.items():
         values = feed.draws(2)[name]
         assert (values.shape[1:], values.dtype) == (shape, np.dtype(dtype))
+
+
+def ids_of_steps(plan, first, number):
+    """The real ids of steps `first` to `number`, as a run reads them that begins there."""
+    feeds = [Feed(plan, AUGMENT, (8, 8), each, first) for each in range(plan.num_replicas)]
+    batches = [[each.rows(step) for each in feeds] for step in range(number - first)]
+    return [np.concatenate([each.ids[each.real] for each in batch]) for batch in batches]
+
+
+@pytest.mark.parametrize("trial", range(8))
+def test_p6_a_resume_on_2_of_4_replicas_repeats_and_loses_no_image(trial):
+    chance = np.random.default_rng(trial)
+    num_examples, batch, epoch = chance.integers([20, 1, 0], [300, 20, 5]).tolist()
+    settings = {"seed": trial, "shuffle": True}
+    one, two, four = (Plan(num_examples, 4 * batch, each, **settings) for each in (1, 2, 4))
+    begin, end = epoch * one.num_steps, (epoch + 1) * one.num_steps
+    cut = begin + int(chance.integers(one.num_steps + 1))  # before the first step, or after all
+    ours = ids_of_steps(four, begin, cut) + ids_of_steps(two, cut, end)
+    for step, wanted in zip(ours, ids_of_steps(one, begin, end), strict=True):
+        np.testing.assert_array_equal(step, wanted)
+    assert sorted(np.concatenate(ours)) == list(range(num_examples))

@@ -26,6 +26,9 @@ from tfaccel.errors import UserError
 
 log = logging.getLogger("tfaccel")
 
+# The facts by which step s of an epoch has its images.
+CUT_BY = ("num_examples", "global_batch_size", "seed", "shuffle")
+
 
 @dataclasses.dataclass
 class Beginning:
@@ -91,9 +94,10 @@ class Origin:
         self._check_facts(state)
         self._say_what_changes(state)
         epoch, step = state["epoch"], state["step_in_epoch"]
-        if step and state["num_steps"] != loader.num_batches:
+        if step and not self._has_the_steps_of(state):
             log.warning(
-                "checkpoint: an epoch has %d steps now, and had %d: epoch %d begins anew",
+                "checkpoint: steps have other images now (%d an epoch, before %d): epoch %d begins "
+                "anew",
                 *(loader.num_batches, state["num_steps"], epoch + 1),
             )
             step = 0
@@ -182,11 +186,11 @@ class Origin:
             *(state["step"], state["epoch"] + 1, state["step_in_epoch"], state["num_steps"]),
         )
         if state["num_replicas"] != self.run["num_replicas"]:
+            stay = "images, order and augmentation stay; " if self._has_the_steps_of(state) else ""
             log.warning(
-                "checkpoint: made on %d replicas, resumed on %d: images, order and augmentation "
-                "stay; dropout and mixup draw otherwise, batch norm normalizes other parts of a "
-                "batch, and sums round otherwise",
-                *(state["num_replicas"], self.run["num_replicas"]),
+                "checkpoint: made on %d replicas, resumed on %d: %sdropout and mixup draw "
+                "otherwise, batch norm normalizes other parts of a batch, and sums round otherwise",
+                *(state["num_replicas"], self.run["num_replicas"], stay),
             )
         if state.get("loader") != self.run["loader"]:
             log.warning(
@@ -194,6 +198,12 @@ class Origin:
                 "little; for the same set data.loader",
                 *(state.get("loader"), self.run["loader"]),
             )
+
+    def _has_the_steps_of(self, state: dict) -> bool:
+        """Whether each step of an epoch has the images that it had: not by their number alone."""
+        before, now = state["facts"], self.run["facts"]
+        same = all(before.get(name) == now.get(name) for name in CUT_BY)
+        return same and state["num_steps"] == self.run["num_steps"]
 
     def _at(self, epoch: int, step: int, snapshot: Snapshot) -> Beginning:
         self._loader.start_at(epoch=epoch, step=step)
