@@ -14,6 +14,7 @@ from keras import layers
 
 import tfaccel
 from tfaccel import UserError
+from tfaccel.config import StepConfig
 
 RNG = np.random.default_rng(0)
 X = RNG.random((104, 8, 8, 1), dtype=np.float32)
@@ -132,6 +133,35 @@ def test_one_replica_trains_as_keras_does(setup, optimizer, xla):
     reference = trained_by_keras(optimizer, xla=xla and thorough, **fit)
     # 10 or 14 steps in float32: the order of sums is the same, up to how XLA fuses them.
     assert_same(ours, reference, rtol=1e-3)
+
+
+@functools.cache
+def stepped_in_parts(num_parts):
+    """The weights after one step of ten rows, and how many of them the model saw at a time."""
+    seen = set()
+
+    class Dense(layers.Dense):
+        def call(self, x):
+            seen.add(x.shape[0])
+            return super().call(x)
+
+    def make():
+        keras.utils.set_random_seed(0)
+        return keras.Sequential([keras.Input((64,)), Dense(3)])
+
+    config = StepConfig(accumulation_steps=num_parts)
+    model = compiled(make, 1, optimizer="sgd", xla=False, config=config, loss=loss())
+    model.fit(X[:10].reshape(10, 64), Y[:10], batch_size=10, verbose=0)
+    return model.get_weights(), seen - {None}
+
+
+@pytest.mark.parametrize(("num_parts", "rows"), [(2, {5}), (4, {2, 3})])
+def test_p14_a_step_in_parts_is_the_step_of_the_whole_batch(num_parts, rows):
+    whole, _ = stepped_in_parts(1)
+    ours, seen = stepped_in_parts(num_parts)
+    assert seen == rows
+    for weight, wanted in zip(ours, whole, strict=True):
+        np.testing.assert_allclose(weight, wanted, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
