@@ -1,5 +1,7 @@
 """The script that the README shows, as a user writes it."""
 
+import os
+
 import keras
 import numpy as np
 import pytest
@@ -54,6 +56,17 @@ def test_a_keras_script_trains_evaluates_predicts_and_exports(
     setup, folder, in_file_order, tmp_path, precision
 ):
     check(*train(setup(precision=precision), folder, tmp_path), in_file_order)
+
+
+def test_a6_more_threads_than_cores_are_warned_of_once(setup, folder, caplog):
+    run, cores = setup(), len(os.sched_getaffinity(0))
+    images = {"image_size": (12, 10), "channels": 1, "global_batch_size": 8, "loader": "tf_data"}
+    for threads, num_said in ((None, 0), (cores, 0), (cores + 1, 1)):
+        for _ in range(2):  # loaders, to train and to test
+            run.image_folder(folder, **images, dali=tfaccel.DaliConfig(threads=threads))
+        assert caplog.text.count("they will wait for each other") == num_said
+    words = f"loader: {cores + 1} threads for each of 1 replicas, but {cores} cores"
+    assert words in caplog.text
 
 
 @pytest.mark.multi_gpu

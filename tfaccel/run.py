@@ -142,6 +142,7 @@ class Run:
         )
         progress.beat("start")  # all workers are here
         self.watchdog = Watchdog(self.cluster, peer_timeout_s=config.peer_timeout_s)
+        self._warned_of = set()  # numbers of threads: loaders of one run mostly share theirs
 
     @property
     def first_replica(self) -> int:
@@ -195,6 +196,7 @@ class Run:
             )
         if not isinstance(dali, DaliConfig):
             raise UserError(f"dali={dali!r}; expected tfaccel.DaliConfig(...)")
+        num_threads = self._threads(dali.threads)
         data = open_images(
             source,
             ImageConfig(**images),
@@ -203,10 +205,10 @@ class Run:
             num_replicas=self.strategy.num_replicas_in_sync,
             runtime=self.runtime,
             num_local=self.cluster.num_local,
-            num_threads=self._threads(dali.threads),
+            num_threads=num_threads,
             dali=dali,
         )
-        return self._loader(data, dali.threads)
+        return self._loader(data, num_threads)
 
     def image_folder(self, root: str | os.PathLike, **settings) -> Loader:
         """Returns a loader over `root/<class>/<image>`: `loader` of `sources.class_folders(root)`.
@@ -255,7 +257,7 @@ class Run:
             last_batch=last_batch,
             steps_per_epoch=steps_per_epoch,
         )
-        return self._loader(data, None)
+        return self._loader(data, self.runtime.loader_threads)
 
     def pipeline(
         self,
@@ -287,6 +289,7 @@ class Run:
         from tfaccel.data import user_pipeline  # DALI: half a second, of those that use it
 
         dali = dali or DaliConfig()
+        num_threads = self._threads(dali.threads)
         data = user_pipeline.open_pipeline(
             function,
             arguments,
@@ -295,16 +298,16 @@ class Run:
             last_batch=last_batch,
             steps_per_epoch=steps_per_epoch,
             device=self.runtime.devices[0],
-            num_threads=self._threads(dali.threads),
+            num_threads=num_threads,
             prefetch_batches=dali.prefetch_batches,
         )
-        return self._loader(data, dali.threads)
+        return self._loader(data, num_threads)
 
     def _whole_batch(self, global_batch_size: int | None, batch_per_replica: int | None) -> int:
         check_batch(global_batch_size, batch_per_replica)
         return global_batch_size or batch_per_replica * self.strategy.num_replicas_in_sync
 
-    def _loader(self, data, threads: int | None) -> Loader:
+    def _loader(self, data, num_threads: int) -> Loader:
         plan = data.plan
         log.info(
             "data: %s examples, %d steps of %d an epoch, %d rows on each of %d replicas",
@@ -318,17 +321,18 @@ class Run:
             data,
             devices=self.runtime.devices,
             seed=self.runtime.seed,
-            num_threads=self._threads(threads),
+            num_threads=num_threads,
             first_replica=self.first_replica,
             strategy=self.strategy,
         )
 
     def _threads(self, asked: int | None) -> int:
-        """Returns the CPU threads of each replica's loader; warns of more than there are cores."""
+        """Returns the CPU threads of each replica's loader; warns once of more than cores."""
         if asked is None:
             return self.runtime.loader_threads
         replicas, cores = len(self.runtime.devices), num_cores(os.environ, self.cluster)
-        if asked * replicas > cores:
+        if asked * replicas > cores and asked not in self._warned_of:
+            self._warned_of.add(asked)
             log.warning(
                 "loader: %d threads for each of %d replicas, but %d cores; they will wait for "
                 "each other: %d or fewer",
