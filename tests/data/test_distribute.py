@@ -1,10 +1,12 @@
 import dataclasses
+import json
+import pathlib
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import compiled, strategy_of
+from conftest import compiled, in_new_process, strategy_of
 
 from tfaccel import UserError
 from tfaccel.config import AugmentConfig
@@ -212,6 +214,32 @@ def test_every_example_counts_once_whatever_the_batch_and_the_replicas(num_repli
     predicted = model.predict(loader, verbose=0)
     np.testing.assert_allclose(predicted, logits, rtol=1e-5, atol=1e-6)
     assert model.predict(loader, steps=1, verbose=0).shape == (min(batch, 37), 3)
+
+
+def print_evaluations(num_replicas, batch):
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    logical = [tf.config.LogicalDeviceConfiguration()] * num_replicas
+    tf.config.set_logical_device_configuration(cpu, logical)
+    found = []
+    for each in (1, num_replicas):
+        loader = make_loader(each, batch=batch)
+        real = np.concatenate(rows_of(loader, each))
+        model = model_on(each)
+        found.append((sorted(real.tolist()), model.evaluate(loader, verbose=0)))
+    print(json.dumps(found))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [16, 40])  # of 37: 8 replicas have 5 rows left, or 37
+def test_p5_on_eight_replicas_every_example_counts_once(batch):
+    # In a process of its own: tests have three devices.
+    here = pathlib.Path(__file__).parent
+    start = f"import sys; sys.path[:0] = [{str(here)!r}, {str(here.parent)!r}]"
+    call = f"import test_distribute; test_distribute.print_evaluations(8, {batch})"
+    printed = in_new_process(f"{start}; {call}")
+    (rows_of_one, of_one), (rows_of_eight, of_eight) = json.loads(printed.splitlines()[-1])
+    assert rows_of_eight == rows_of_one == sorted(FEATURES.tolist())
+    np.testing.assert_allclose(of_eight, of_one, rtol=1e-6)
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2])
