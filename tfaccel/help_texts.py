@@ -240,9 +240,10 @@ PLOT = """usage: tfaccel plot WORKDIR... [--output=FILE]
 DOCTOR = """usage: tfaccel doctor [--quick] [--json] [--data=FOLDER]
 
   Looks at Python, TensorFlow, Keras, DALI and its plugin, driver, CUDA libraries, GPUs, who holds
-  their memory, links between them, cores, memory, limits, disks and variables, and prints a line
-  for each: ok, warning or error, with what was expected and the fix. Exit code 1 if there is an
-  error. TensorFlow and DALI are started in a process of their own, so that an abort is a line too.
+  their memory, links between them, cores, memory, limits, disks, GPUDirect Storage and variables,
+  and prints a line for each: ok, warning or error, with what was expected and the fix. Exit code 1
+  if there is an error. TensorFlow and DALI are started in a process of their own, so that an abort
+  is a line too.
 
   --quick         in a few seconds, without starting them
   --json          one JSON object, {"checks": [{"name", "status", "found", "fix"}, ...], "errors",

@@ -7,8 +7,10 @@ import pytest
 
 from tfaccel.doctor.checks import host as checks
 from tfaccel.doctor.checks import variables
+from tfaccel.doctor.facts import host as facts
 from tfaccel.doctor.facts.disk import Reading
 from tfaccel.doctor.facts.host import Host
+from tfaccel.doctor.table import ok
 
 GIB = 2**30
 HOST = Host(
@@ -25,6 +27,8 @@ HOST = Host(
     cache_free=500 * GIB,
     cache_writable=True,
     gpus_on_bus=2,
+    cufile="/lib/libcufile.so.0",
+    nvidia_fs=True,
     keras_backend=None,
 )
 
@@ -33,7 +37,7 @@ def test_a_sound_host_is_ok_throughout():
     found = checks.check(HOST, num_gpus=2)
     assert {each.status for each in found} == {"ok"}, found
     assert [each.name for each in found] == [
-        "cores", "memory", "shared memory", "open files", "cache folder"
+        "cores", "memory", "shared memory", "open files", "cache folder", "GDS"
     ]  # fmt: skip
 
 
@@ -65,6 +69,51 @@ def test_a_planted_shortage_is_named(plant, num_gpus, name, status, words):
 def test_small_shared_memory_is_fine_for_one_process():
     small = dataclasses.replace(HOST, shm_total=64 << 20, shm_free=64 << 20)
     assert checks.shared_memory(small, num_gpus=1).status == "ok"
+
+
+THROUGH_HOST = "reads go through the host"
+STORAGES = [
+    ({}, "GPUDirect Storage: live, by /lib/libcufile.so.0"),
+    (
+        {"nvidia_fs": False},
+        f"GPUDirect Storage: not live (no nvidia_fs module); {THROUGH_HOST}",
+    ),
+    ({"cufile": None}, f"GPUDirect Storage: not live (no libcufile.so.0); {THROUGH_HOST}"),
+    (
+        {"cufile": None, "nvidia_fs": False},
+        f"GPUDirect Storage: not live (no libcufile.so.0, no nvidia_fs module); {THROUGH_HOST}",
+    ),
+]
+
+
+@pytest.mark.parametrize(("plant", "words"), STORAGES)
+def test_b15_direct_storage_is_told_and_never_a_fault(plant, words):
+    planted = dataclasses.replace(HOST, **plant)
+    assert checks.check(planted, num_gpus=1)[-1] == ok("GDS", words)
+    assert "GDS" not in [each.name for each in checks.check(planted, num_gpus=0)]
+
+
+def test_b15_the_library_is_found_in_its_wheel_or_where_libraries_are_loaded_from(
+    tmp_path, monkeypatch
+):
+    asked = []
+    monkeypatch.setattr(facts, "find_library", lambda name: asked.append(name))
+    assert facts._cufile(["/nowhere", str(tmp_path)]) is None
+    monkeypatch.setattr(facts, "find_library", lambda name: f"lib{name}.so.0")
+    assert facts._cufile([]) == "libcufile.so.0"
+    wheel = tmp_path / "nvidia" / "cufile" / "lib" / "libcufile.so.0"
+    wheel.parent.mkdir(parents=True)
+    wheel.touch()
+    assert facts._cufile(["/nowhere", str(tmp_path)]) == str(wheel)
+    assert asked == ["cufile"]
+
+
+def test_b15_the_module_is_known_by_its_counters(tmp_path, monkeypatch):
+    counters = tmp_path / "stats"
+    monkeypatch.setattr(facts, "NVIDIA_FS", counters)
+    assert not facts.look({}).nvidia_fs
+    counters.touch()
+    assert facts.look({}).nvidia_fs
 
 
 def reading(**fields):

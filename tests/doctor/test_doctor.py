@@ -1,11 +1,13 @@
 """`tfaccel doctor` and `tfaccel.doctor.examine`, as a user calls them."""
 
+import dataclasses
 import json
 import subprocess
 import sys
 import time
 
 import pytest
+from test_checks_gpus import H200
 
 from tfaccel import doctor, main
 from tfaccel.doctor.facts.child import Told
@@ -104,6 +106,17 @@ def test_a_full_examination_puts_what_children_told_into_its_lines(monkeypatch, 
     assert "gave no answer" in lines["data"].found
     assert table.exit_code == 1
     assert table.left_out == ()
+
+
+def test_b15_direct_storage_has_a_line_in_json_where_there_is_a_gpu(monkeypatch, command):
+    gpu = {"gpus": [dataclasses.asdict(H200)], "links": []}
+    told = Told({"driver": {"version": "580.95.05", "cuda": (13, 0)}, "GPUs": gpu})
+    monkeypatch.setattr(doctor.child, "start", lambda *_, **__: Answer(told))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    checks = json.loads(command("--quick", "--json")[1])["checks"]
+    (line,) = [each for each in checks if each["name"] == "GDS"]
+    assert (line["status"], line["fix"]) == ("ok", "")
+    assert line["found"].startswith("GPUDirect Storage: ")
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ check(look(os.environ), num_gpus=2)
 import pathlib
 
 from tfaccel.doctor.facts.disk import Reading
-from tfaccel.doctor.facts.host import Host
+from tfaccel.doctor.facts.host import CUFILE, Host
 from tfaccel.doctor.table import Finding, error, ok, warning
 
 MIB, GIB = 2**20, 2**30
@@ -26,6 +26,7 @@ def check(host: Host, *, num_gpus: int) -> list[Finding]:
         shared_memory(host, num_gpus=num_gpus),
         open_files(host),
         cache(host),
+        *([direct_storage(host)] if num_gpus else []),
     ]
 
 
@@ -101,6 +102,19 @@ def cache(host: Host) -> Finding:
     if host.cache_free < CACHE:
         return warning("cache folder", f"{found}; up to {_size(CACHE)} are used", fix)
     return ok("cache folder", found)
+
+
+def direct_storage(host: Host) -> Finding:
+    """Tells whether GPUs may read files past the host's memory: no fault where they may not."""
+    lacking = {f"no {CUFILE}": not host.cufile, "no nvidia_fs module": not host.nvidia_fs}
+    lacking = [name for name, lacks in lacking.items() if lacks]
+    if lacking:
+        return ok(
+            "GDS",
+            f"GPUDirect Storage: not live ({', '.join(lacking)}); reads go through the host",
+        )
+    # No loader here reads so, but a user's DALI pipeline can, by fn.readers.numpy on the GPU.
+    return ok("GDS", f"GPUDirect Storage: live, by {host.cufile}")
 
 
 def data(folder: pathlib.Path, reading: Reading | None, problem: str | None) -> Finding:

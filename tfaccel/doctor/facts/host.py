@@ -1,4 +1,4 @@
-"""The machine around the GPUs: cores, memory, limits, the cache folder.
+"""The machine around the GPUs: cores, memory, limits, the cache folder, GPUDirect Storage.
 
 look().cores    # those that this process may use
 """
@@ -10,12 +10,17 @@ import os
 import pathlib
 import resource
 import shutil
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
+from ctypes.util import find_library
 
 import psutil
 
 from tfaccel.cache_folder import cache_folder
 from tfaccel.cgroups import cpu_quota, memory_rooms
+
+CUFILE = "libcufile.so.0"
+NVIDIA_FS = "/proc/driver/nvidia-fs/stats"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +41,8 @@ class Host:
       cache_free: bytes.
       cache_writable: whether it, or the nearest folder above that exists, can be written to.
       gpus_on_bus: NVIDIA's cards on the PCI bus, with or without a driver.
+      cufile: the library of GPUDirect Storage, by its path or its name; None where there is none.
+      nvidia_fs: whether its kernel module is loaded.
       keras_backend: what Keras's own file of settings says; None if it says nothing.
     """
 
@@ -52,6 +59,8 @@ class Host:
     cache_free: int
     cache_writable: bool
     gpus_on_bus: int
+    cufile: str | None
+    nvidia_fs: bool
     keras_backend: str | None
 
 
@@ -81,6 +90,8 @@ def look(environment: Mapping[str, str]) -> Host:
         cache_free=shutil.disk_usage(existing).free,
         cache_writable=os.access(existing, os.W_OK),
         gpus_on_bus=_gpus_on_bus(),
+        cufile=_cufile(),
+        nvidia_fs=os.path.exists(NVIDIA_FS),
         keras_backend=_keras_backend(environment),
     )
 
@@ -99,6 +110,17 @@ def _gpus_on_bus(devices: pathlib.Path = pathlib.Path("/sys/bus/pci/devices")) -
         _text(each / "vendor") == "0x10de" and _text(each / "class").startswith("0x03")
         for each in folders
     )
+
+
+def _cufile(path: Sequence[str] | None = None) -> str | None:
+    """Looks in the wheel nvidia-cufile-cu12, then where libraries are loaded from; loads nothing.
+
+    Args:
+      path: folders of packages in the place of sys.path, for tests.
+    """
+    folders = sys.path if path is None else path
+    wheels = (os.path.join(each, "nvidia/cufile/lib", CUFILE) for each in folders)
+    return next(filter(os.path.exists, wheels), None) or find_library("cufile")
 
 
 def _keras_backend(environment: Mapping[str, str]) -> str | None:
