@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from conftest import in_workers, strategy_of
 
 from tfaccel import UserError
@@ -18,7 +19,9 @@ from tfaccel.callbacks.restore import Origin
 from tfaccel.checkpoint.store import Snapshot, Store
 from tfaccel.config import CheckpointConfig, StepConfig
 from tfaccel.data.distribute import Loader
+from tfaccel.data.pipeline_plan import PipelinePlan
 from tfaccel.data.user_examples import open_examples
+from tfaccel.data.user_pipeline import PipelineData
 from tfaccel.runtime import Device
 
 STEPS, BATCH = 5, 8  # of an epoch
@@ -202,9 +205,9 @@ def test_p8_it_goes_back_to_one_of_shorter_epochs_and_on_with_the_data(train):
     assert len(history.history["loss"]) == 2
 
 
-def begin(folder, num_replicas, batch, *, seed=0, accept_changes=False):
+def begin(folder, num_replicas, batch, *, seed=0, accept_changes=False, data=None):
     """Where a run would begin that trains on these replicas, without one; and who says so."""
-    data = open_examples(
+    data = data or open_examples(
         SpoiltOnce(0),
         global_batch_size=batch,
         num_replicas=num_replicas,
@@ -224,8 +227,8 @@ def begin(folder, num_replicas, batch, *, seed=0, accept_changes=False):
     return store, origin.run | beginning.state, loader.position
 
 
-def stop_within_an_epoch(folder, num_replicas, batch):
-    store, state, _ = begin(folder, num_replicas, batch)
+def stop_within_an_epoch(folder, num_replicas, batch, **settings):
+    store, state, _ = begin(folder, num_replicas, batch, **settings)
     at = {"step": 1, "epoch": 0, "step_in_epoch": 1, "stop_training": False}
     store.write(Snapshot({"weight": np.zeros(1, np.float32)}, state | at))
 
@@ -256,6 +259,22 @@ def test_p6_what_cuts_epochs_otherwise_is_refused_or_begins_one_anew(
     *_, position = begin(tmp_path, **now, accept_changes=True)
     assert position == 0  # or some images would come twice in it, and others not at all
     assert "epoch 1 begins anew" in caplog.text
+    assert "order and augmentation stay" not in caplog.text
+
+
+def test_p6_a_pipeline_of_ones_own_begins_its_epoch_anew_on_fewer_replicas(tmp_path, caplog):
+    def pipeline(num_replicas):
+        plan = PipelinePlan(40, 16, num_replicas, num_steps=3, last_batch="pad", reader_pads=True)
+        spec = tuple(tf.TensorSpec((plan.rows_per_replica, each)) for each in (6, 1))
+        return PipelineData(build, {}, plan, spec, prefetch_batches=1)
+
+    stop_within_an_epoch(tmp_path, 4, 16, data=pipeline(4))
+    *_, position = begin(tmp_path, 4, 16, data=pipeline(4))
+    assert position == 1
+    with pytest.raises(UserError, match="shapes"):
+        begin(tmp_path, 2, 16, data=pipeline(2))
+    *_, position = begin(tmp_path, 2, 16, data=pipeline(2), accept_changes=True)
+    assert position == 0
     assert "order and augmentation stay" not in caplog.text
 
 

@@ -22,6 +22,7 @@ from tfaccel.checkpoint import state as state_lib
 from tfaccel.checkpoint.store import Snapshot, Store
 from tfaccel.config import Config, StepConfig, deciding
 from tfaccel.data.distribute import Loader
+from tfaccel.data.shards import Plan
 from tfaccel.errors import UserError
 
 log = logging.getLogger("tfaccel")
@@ -203,6 +204,9 @@ class Origin:
         """Whether each step of an epoch has the images that it had: not by their number alone."""
         before, now = state["facts"], self.run["facts"]
         same = all(before.get(name) == now.get(name) for name in CUT_BY)
+        # The readers of a user's own pipeline cut the data by replicas, not by steps.
+        if not isinstance(self._loader.data.plan, Plan):
+            same &= state["num_replicas"] == self.run["num_replicas"]
         return same and state["num_steps"] == self.run["num_steps"]
 
     def _at(self, epoch: int, step: int, snapshot: Snapshot) -> Beginning:
