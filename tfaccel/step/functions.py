@@ -184,7 +184,7 @@ class _Step:
         before, began = count(), time.perf_counter()
         yield
         if before and count() > before:
-            shapes = [tuple(each.shape) for each in tf.nest.flatten(batch) if each is not None]
+            shapes = [each.shape for each in tf.nest.flatten(batch) if hasattr(each, "shape")]
             log.warning(
                 "step: made again in %.1f s, for a batch of the shapes %s: each new one costs that "
                 "once; pad batches, or drop the last one of an epoch",
