@@ -7,6 +7,7 @@ Takes a built model and a file; changes the layers that the file has, and says w
 
 import logging
 import pathlib
+import warnings
 import zipfile
 
 import keras
@@ -41,7 +42,9 @@ def begin_from(file: str, model: keras.Model) -> None:
     layers = [each for each in model._flatten_layers(include_self=False) if _own_weights(each)]
     before = [_own_weights(each) for each in layers]
     try:
-        model.load_weights(path, skip_mismatch=True, **names)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a line for each layer: they are named below
+            model.load_weights(path, skip_mismatch=True, **names)
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(
