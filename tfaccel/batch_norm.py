@@ -92,8 +92,15 @@ def _can_fuse(layer, inputs, mask) -> bool:
     return (
         len(inputs.shape) == 4
         and layer.axis in (-1, 3)
-        and keras.backend.standardize_dtype(inputs.dtype) in ("float16", "bfloat16")
         and keras.backend.standardize_dtype(inputs.dtype) == layer.compute_dtype
+        and _is_plain(layer, inputs, mask)
+    )
+
+
+def _is_plain(layer, inputs, mask) -> bool:
+    """Returns whether the layer takes the mean and variance of all inputs, of half precision."""
+    return (
+        keras.backend.standardize_dtype(inputs.dtype) in ("float16", "bfloat16")
         and mask is None
         and not layer.renorm
         and not layer.synchronized
@@ -132,7 +139,7 @@ def one_pass(call: Callable) -> Callable:
 
     @functools.wraps(call)
     def call_at_once(self, inputs, training=None, mask=None, bias=None):
-        if not _reads_once(self, inputs, training, mask):
+        if not (training and self.trainable and _is_plain(self, inputs, mask)):
             return call(self, inputs, training=training, mask=mask, bias=bias)
         moving_mean, moving_variance, gamma, beta = (
             each if each is None else tf.cast(tf.convert_to_tensor(each), tf.float32)
@@ -156,13 +163,6 @@ def one_pass(call: Callable) -> Callable:
         return tf.cast(difference * scale + offset, self.compute_dtype)
 
     return call_at_once
-
-
-def _reads_once(layer, inputs, training, mask) -> bool:
-    is_plain = mask is None and not layer.renorm and not layer.synchronized
-    is_half = keras.backend.standardize_dtype(inputs.dtype) in ("float16", "bfloat16")
-    is_trained = bool(training and layer.trainable)
-    return is_trained and is_plain and is_half and has_keras_moments(layer)
 
 
 def _along_axis(layer, values: tf.Tensor, inputs: tf.Tensor) -> tf.Tensor:

@@ -63,7 +63,9 @@ def begin_from(file: str, model: keras.Model) -> None:
         )
     log.info("model: %d of %d layers from %s", len(layers) - len(untouched), len(layers), path)
     if untouched:
-        log.warning("model: not in that file, so as they were: %s", ", ".join(untouched))
+        log.warning(
+            "model: not in that file, so as they were: %s (or the same there)", ", ".join(untouched)
+        )
 
 
 def _own_weights(layer: keras.layers.Layer) -> list[np.ndarray]:
