@@ -52,14 +52,25 @@ def sequential(*each, shape=(6, 5, 3)):
     return model
 
 
-# Windows of one pixel.
+# Windows of one pixel, and of a few grey ones.
 
 
 @pytest.mark.parametrize("strides", [1, 2, (3, 2)])
 @pytest.mark.parametrize("padding", ["valid", "same"])
 def test_a_product_is_the_convolution_and_so_are_its_gradients(strides, padding):
     model = sequential(layers.Conv2D(4, 1, strides=strides, padding=padding))
-    x = values((2, 6, 5, 3))
+    assert_alike(model, values((2, 6, 5, 3)))
+
+
+@pytest.mark.parametrize("size", [3, (2, 4), (5, 1)])
+@pytest.mark.parametrize("padding", ["valid", "same"])
+def test_of_grey_pixels_too(size, padding):
+    model = sequential(layers.Conv2D(4, size, padding=padding), shape=(6, 5, 1))
+    assert_alike(model, x := values((2, 6, 5, 1)))
+    assert "Conv2D" not in operations(model, x)
+
+
+def assert_alike(model, x):
     theirs = trained(model, x, paths=contextlib.nullcontext)
     received = trained(model, x, paths=ours())
     np.testing.assert_allclose(received[0], theirs[0], rtol=1e-5, atol=1e-5)
@@ -89,17 +100,21 @@ def test_with_xla_it_is_a_product_in_the_layers_type(dtype):
 
 
 @pytest.mark.parametrize(
-    "layer",
+    ("channels", "layer"),
     [
-        layers.Conv2D(4, (1, 2)),
-        layers.Conv2D(6, 1, groups=3),
-        layers.Conv2D(4, 2, dilation_rate=2),
-        layers.DepthwiseConv2D(1),
+        (3, layers.Conv2D(4, (1, 2))),
+        (3, layers.Conv2D(6, 1, groups=3)),
+        (3, layers.Conv2D(4, 2, dilation_rate=2)),
+        (3, layers.DepthwiseConv2D(1)),
+        (1, layers.Conv2D(4, 2, dilation_rate=2)),
+        (1, layers.Conv2D(4, 2, strides=2)),
+        (1, layers.Conv2D(4, (6, 6), padding="same")),
     ],
-    ids=["window", "groups", "dilation", "depthwise"],
+    ids=["window", "groups", "dilation", "depthwise", "grey dilation", "grey strides", "large"],
 )
-def test_other_convolutions_stay_what_they_are(layer):
-    found = operations(sequential(layer), values((2, 6, 5, 3)))
+def test_other_convolutions_stay_what_they_are(channels, layer):
+    shape = 6, 5, channels
+    found = operations(sequential(layer, shape=shape), values((2, *shape)))
     assert "MatMul" not in found
     # Keras runs grouped ones in a function of their own.
     assert {"Conv2D", "DepthwiseConv2dNative", "StatefulPartitionedCall"} & set(found)
