@@ -377,10 +377,11 @@ class TrainConfig:
       monitor: by which checkpoints are best and training stops early: a metric as the logs call it;
         losses should fall, all others rise.
       steps_per_execution: steps between two looks at what they came to: callbacks, logs, signals,
-        checkpoints come once for so many, and the GPU does not wait for them in between. On one GPU
-        whose memory has the images (loader="memory"), which are not resized, they are one launch,
-        which makes its batches: let it divide the steps of an epoch, or the step is compiled once
-        more for what is left over. The first execution, which compiles, counts in no
+        checkpoints come once for so many, and the GPU does not wait for them in between. On the
+        GPUs of one process, with XLA, they are one launch if the images are in GPU memory
+        (loader="memory") and not resized, or if DALI decodes them on the GPU (loader="dali_gpu"),
+        where the batches wait for one another: let it divide the steps of an epoch, or the step is
+        compiled once more for what is left over. The first execution, which compiles, counts in no
         images_per_second. None for about 10 on GPUs, 1 on the CPU.
       early_stopping_epochs: training ends after so many epochs without a better monitor, and the
         best epoch's weights are exported (with ema_momentum, the last average); None to train all

@@ -1,7 +1,10 @@
-"""Steps that make their own batches, several in one function, against the same ones one by one."""
+"""Steps that make their own batches, or are given several, against the same ones one by one."""
+
+import pathlib
 
 import keras
 import numpy as np
+import PIL.Image
 import pytest
 import tensorflow as tf
 from conftest import compiled, strategy_of
@@ -10,12 +13,13 @@ from keras import layers
 from tfaccel import sources
 from tfaccel.callbacks.finite import NonFiniteError
 from tfaccel.config import DaliConfig, ImageConfig, StepConfig
+from tfaccel.data import images as images_lib
 from tfaccel.data.deferred import span
 from tfaccel.data.distribute import Loader
 from tfaccel.data.feed import Feed
 from tfaccel.data.images import ImageData
 from tfaccel.data.shards import Plan
-from tfaccel.data.source import ArraySource
+from tfaccel.data.source import ArraySource, Blobs, ImageSource, UnreadableError
 from tfaccel.presets import preset
 from tfaccel.runtime import Device
 
@@ -26,15 +30,38 @@ LABELS = (np.arange(37) % 3).astype(np.int32)
 NUM_STEPS = 4  # of 12 rows; the last has one row and padding
 
 
-def make_loader(*, last_batch="pad", shuffle=True, augment=AUGMENT, pixels=PIXELS, replicas=1):
-    source = ArraySource(pixels, LABELS.copy(), class_names=("a", "b", "c"))
+def make_loader(
+    *,
+    last_batch="pad",
+    shuffle=True,
+    augment=AUGMENT,
+    pixels=PIXELS,
+    replicas=1,
+    files=None,
+    bad_files="error",
+):
+    """Of pixels in a device's memory; or of files, as DALI gives them on a GPU."""
+    names = ("a", "b", "c")
+    source = ArraySource(pixels, LABELS.copy(), class_names=names)
+    if files is not None:
+        source = ImageSource(Blobs(files), LABELS.copy(), class_names=names)
     plan = Plan(37, 12, replicas, seed=4, shuffle=shuffle, last_batch=last_batch)
-    images = ImageConfig(image_size=(8, 8), mean=0.5, std=0.25)
-    data = ImageData(source, images, augment, plan, "memory", "float32", DaliConfig(), source)
+    images = ImageConfig(image_size=(8, 8), mean=0.5, std=0.25, bad_files=bad_files)
+    kind = "memory" if files is None else "dali_gpu"
+    data = ImageData(source, images, augment, plan, kind, "float32", DaliConfig(), source)
     settings = {"seed": 4, "num_threads": 1, "first_replica": 0, "strategy": strategy_of(replicas)}
-    return Loader(
-        data, devices=[Device(f"/cpu:{each}", each) for each in range(replicas)], **settings
-    )
+    ordinals = range(replicas) if files is None else [None] * replicas
+    devices = [Device(f"/cpu:{number}", ordinal) for number, ordinal in enumerate(ordinals)]
+    return Loader(data, devices=devices, **settings)
+
+
+@pytest.fixture
+def files(tmp_path):
+    """The pixels as files."""
+    names = [str(tmp_path / f"{index:02d}.png") for index in range(len(PIXELS))]
+    for name, pixels in zip(names, PIXELS, strict=True):
+        PIL.Image.fromarray(pixels).save(name)
+    return tuple(names)
 
 
 def build():
@@ -68,7 +95,7 @@ def model_of(steps_per_execution, *, xla=True, config=None, replicas=1):
 def trained(steps_per_execution, *, start=0, last_batch="pad", tested=False, **settings):
     """A trained model, its history and its loader."""
     fit = {"class_weight": settings.pop("class_weight", None)}
-    data = {"replicas": settings.get("replicas", 1)}
+    data = {"replicas": settings.get("replicas", 1), "files": settings.pop("files", None)}
     fit["validation_data"] = make_loader(shuffle=False, **data) if tested else None
     model = model_of(steps_per_execution, **settings)
     loader = make_loader(last_batch=last_batch, **data)
@@ -116,9 +143,15 @@ def test_spans_cover_every_epoch_in_order(first, most):
         assert len(each) == most or ends_epoch
 
 
+@pytest.fixture(params=["memory", "dali"])
+def loaded(request):
+    """What `make_loader` makes a loader of."""
+    return {"files": request.getfixturevalue("files")} if request.param == "dali" else {}
+
+
 @pytest.mark.parametrize("last_batch", ["pad", "drop"])
-def test_what_is_taken_are_the_batches_that_come_one_by_one(last_batch):
-    loader, one_by_one = make_loader(last_batch=last_batch), make_loader(last_batch=last_batch)
+def test_what_is_taken_are_the_batches_that_come_one_by_one(last_batch, loaded):
+    loader, one_by_one = (make_loader(last_batch=last_batch, **loaded) for _ in range(2))
     for _ in range(2):
         batches, iterator = [], iter(loader)
         while (taken := iterator.take(3)) is not None:
@@ -150,6 +183,61 @@ def test_an_execution_trains_and_tests_as_its_steps_do(policy):
 )
 def test_whatever_else_is_asked_for(settings):
     assert_alike(trained(9, **settings), trained(1, **settings))
+
+
+def test_batches_of_dali_are_trained_on_together_and_tested_one_by_one(files):
+    ours = trained(3, tested=True, files=files)
+    assert_alike(ours, trained(1, tested=True, files=files))
+    trains, tests = (
+        {bool(make) for _, make in function._step._made}
+        for function in (ours[0].train_function, ours[0].test_function)
+    )
+    assert (trains, tests) == ({True}, {False})
+
+
+@pytest.mark.parametrize("settings", [{"xla": False}, {"xla": True, "too_large": True}])
+def test_batches_of_dali_come_one_by_one(files, settings, monkeypatch, caplog):
+    if settings.pop("too_large", False):
+        monkeypatch.setattr(images_lib, "free_bytes", lambda _: 2**20)
+    with caplog.at_level("INFO", logger="tfaccel"):
+        model, _, loader = trained(3, files=files, **settings)
+    assert loader._deferred is None
+    assert not any(make for _, make in model.train_function._step._made)
+    assert caplog.text.count("batches come one by one") == 1
+    said = "together would take" in caplog.text
+    assert said == settings["xla"]
+
+
+def test_batches_of_two_replicas_come_together(in_one_function, files):
+    ours = trained(2, replicas=2, xla=True, files=files)
+    assert_alike(ours, trained(1, replicas=2, xla=True, files=files))
+    assert ours[2]._deferred is not None
+
+
+def all_taken(iterator):
+    taken = []
+    while (deferred := iterator.take(2)) is not None:
+        taken += deferred
+    return taken
+
+
+@pytest.mark.parametrize("bad_files", ["error", "skip"])
+def test_a_file_that_vanishes_is_an_error_or_left_out(files, bad_files):
+    loader = make_loader(files=files, bad_files=bad_files, shuffle=False)
+    whole = list(make_loader(files=files, shuffle=False))
+    pathlib.Path(files[30]).unlink()  # of the third batch
+    iterator = iter(loader)
+    if bad_files == "error":
+        with pytest.raises(UnreadableError, match="30"):
+            all_taken(iterator)
+        return
+    taken = all_taken(iterator)
+    assert [len(each) for each in taken] == [2, 2]
+    real = tf.concat([each.inputs["real"] for each in taken], axis=0)
+    wanted = np.stack([weight for _, _, weight in whole])
+    wanted[2, 30 - 24] = 0
+    np.testing.assert_array_equal(real, wanted)
+    np.testing.assert_array_equal(taken[1].inputs["image"][0][:6], whole[2][0][:6])
 
 
 def test_it_is_compiled_once_for_each_number_of_steps():
@@ -213,11 +301,14 @@ def test_predictions_and_tests_count_every_image_once():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("precision", "rtol"), [("float32", 1e-3), ("mixed_float16", 3e-2)])
-def test_on_a_gpu_an_execution_trains_as_its_steps_do(setup, precision, rtol):
+@pytest.mark.parametrize("kind", ["memory", "dali_gpu"])
+def test_on_a_gpu_an_execution_trains_as_its_steps_do(setup, kind, files, precision, rtol):
     def history_of(steps_per_execution):
         run = setup(gpu_ids=[0], precision=precision, tf32=False)
-        images = {"image_size": (8, 8), "mean": 0.5, "std": 0.25, "loader": "memory"}
+        images = {"image_size": (8, 8), "mean": 0.5, "std": 0.25, "loader": kind}
         source = sources.arrays(PIXELS, LABELS)
+        if kind == "dali_gpu":
+            source = ImageSource(Blobs(files), LABELS.copy(), class_names=("a", "b", "c"))
         loader = run.loader(source, augment=AUGMENT, shuffle=True, global_batch_size=12, **images)
         with run.scope():
             model = build()

@@ -1,7 +1,7 @@
-"""The batches of several steps, made in the compiled step itself: one launch does them all.
+"""The batches of several steps, for a compiled step that does them all in one launch.
 
-Takes what the host decides of each batch, for several of them; gives it to the step, together with
-what makes a batch of it.
+Takes what the host decides of each batch, for several of them, or the batches themselves; gives it
+to the step, together with what makes a batch of it there.
 
     deferred, = iterator.take(98)       # one of each replica
     own = {name: each[7] for name, each in deferred.inputs.items()}
@@ -20,18 +20,20 @@ from tfaccel.data.feed import Feed
 
 @dataclasses.dataclass(frozen=True)
 class Deferred:
-    """Batches that are yet to be made.
+    """Batches that the step makes, or takes one after another.
 
     Attributes:
       inputs: of each batch, by name: [batches, ...], on the replica's device.
       shared: what all batches are made of, by name, on the device.
       make: makes a batch, in a `tf.function`, of one batch's inputs and what is shared. Those that
         do the same are equal, so that a step is compiled once.
+      is_made: whether batches are there already, and `make` only takes them apart.
     """
 
     inputs: Mapping[str, tf.Tensor]
     shared: Mapping[str, tf.Tensor]
     make: Callable[[dict[str, tf.Tensor]], tuple]
+    is_made: bool = False
 
     def __len__(self):
         """Returns how many batches."""

@@ -10,9 +10,10 @@ Private Keras name relied on: `DataAdapter`, the base class of what `fit` accept
 """
 
 import contextlib
+import dataclasses
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import keras
 import numpy as np
@@ -88,8 +89,8 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         self._is_epochs_end = False  # whether an epoch without a step comes next
         self._lost = frozenset()
         self._streams = None
-        self._deferred, self._most = None, None  # streams of them, and how many at a time
-        self._is_one_by_one = False  # as it was found once that batches cannot be deferred
+        self._deferred, self._asked = None, None  # streams of them, and how they were asked for
+        self._one_by_one = set()  # for which `may_wait` batches were found not to be deferred
         self._all_real = [None] * len(devices)
         self._recording = None  # the masks of drawn batches, while `recorded_real` asks for them
         self.waited_s = 0.0
@@ -262,7 +263,7 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
                 "with iter(loader), and give each of two readers a loader of its own"
             )
         with self._reading():
-            batches = self._draw()
+            batches = self._unless_lost(self._draw)
             if self.pads or self._class_weight is not None:
                 batches = [self._weighted(index, batch) for index, batch in enumerate(batches)]
             batch = self._distributed(batches)
@@ -271,39 +272,41 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
             self.kept, self._num_to_keep = _first_rows(batches, self._num_to_keep), 0
         return batch
 
-    def _take(self, epoch: "_Epoch", most: int) -> list[Deferred] | None:
+    def _take(self, epoch: "_Epoch", most: int, *, may_wait: bool) -> list[Deferred] | None:
         is_alone = self._strategy.num_replicas_in_sync == len(self._devices)
-        if epoch is not self._drawing or not is_alone or self._is_one_by_one:
+        if epoch is not self._drawing or not is_alone or may_wait in self._one_by_one:
             return None
         with self._reading():
-            streams = self._deferring(most)
-            if streams is None:
+            deferred = self._unless_lost(lambda: self._draw_deferred(most, may_wait=may_wait))
+            if deferred is None:
                 return None
-            deferred = [self._weighing(index, next(each)) for index, each in enumerate(streams)]
+            deferred = [self._weighing(index, each) for index, each in enumerate(deferred)]
         self._given(len(deferred[0]))
         if self._num_to_keep:
             batches = [each.first() for each in deferred]
             self.kept, self._num_to_keep = _first_rows(batches, self._num_to_keep), 0
         return deferred
 
-    def _deferring(self, most: int) -> list[Iterator[Deferred]] | None:
-        """Returns streams of batches that are left to the step, where these data can be."""
-        if self._deferred is not None and self._most == most:
-            return self._deferred
-        found = [self._deferred_stream(index, most) for index in range(len(self._devices))]
-        if None in found:
-            self._is_one_by_one = True
-            log.info(
-                "data: batches come one by one, because only images in a GPU's memory, which are "
-                "not resized, are made into batches in the step"
-            )
-            return None
-        self._deferred, self._most, self._streams = found, most, None
-        return found
+    def _draw_deferred(self, most: int, *, may_wait: bool) -> list[Deferred] | None:
+        """Returns each local replica's next ones, where these data can be left to the step."""
+        if self._deferred is None or self._asked != (most, may_wait):
+            found = []
+            for index in range(len(self._devices)):
+                found.append(self._deferred_stream(index, most, may_wait=may_wait))
+                if isinstance(found[-1], str):
+                    self._one_by_one.add(may_wait)
+                    log.info("data: batches come one by one, because %s", found[-1])
+                    return None
+            self._deferred, self._asked, self._streams = found, (most, may_wait), None
+        return [next(each) for each in self._deferred]
 
-    def _deferred_stream(self, local_index: int, most: int) -> Iterator[Deferred] | None:
-        make = getattr(self.data, "deferred", lambda *_: None)
-        return make(self._placement(local_index), self._feed(local_index), most)
+    def _deferred_stream(
+        self, local_index: int, most: int, *, may_wait: bool
+    ) -> Iterator[Deferred] | str:
+        if not hasattr(self.data, "deferred"):
+            return "they are of examples or a pipeline of one's own"
+        placement, feed = self._placement(local_index), self._feed(local_index)
+        return self.data.deferred(placement, feed, most, may_wait=may_wait)
 
     @contextlib.contextmanager
     def _reading(self):
@@ -342,19 +345,23 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
 
     def _draw(self) -> list:
         """Returns each local replica's batch."""
+        if self._streams is None:
+            self._deferred = None  # it stands elsewhere
+            self._streams = [self._stream(index) for index in range(len(self._devices))]
+        return [next(stream) for stream in self._streams]
+
+    def _unless_lost(self, draw: Callable):
+        """Returns what `draw` returns, without examples that can no longer be read, if allowed."""
         while True:
             try:
-                if self._streams is None:
-                    self._deferred = None  # it stands elsewhere
-                    self._streams = [self._stream(index) for index in range(len(self._devices))]
-                return [next(stream) for stream in self._streams]
+                return draw()
             except UnreadableError as error:
                 if not self.data.skips_bad:
                     raise
                 # They were there when all were looked through. Without them, from here on.
                 log.warning("data: %s; left out from here on", error)
                 self._lost |= set(error.ids)
-                self._streams = None
+                self._streams = self._deferred = None
                 if len(self._lost) > max(MAX_LOST, MAX_LOST_SHARE * self.num_examples):
                     raise UserError(
                         f"{len(self._lost)} of {self.num_examples} examples could be read at the "
@@ -396,7 +403,8 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
                 inputs["real"] = tf.constant(np.stack(real), tf.float32)
             if self._class_weight is not None:
                 shared["class_weight"] = tf.identity(self._class_weight)
-        return Deferred(inputs, shared, Weighing(deferred.make))
+        make = Weighing(deferred.make)
+        return dataclasses.replace(deferred, inputs=inputs, shared=shared, make=make)
 
     def _mask(self, local_index: int) -> tf.Tensor:
         """Returns which rows of the present batch are not padding: [rows] float32, 1 or 0."""
@@ -443,12 +451,16 @@ class _Epoch:
         self._left -= 1
         return batch
 
-    def take(self, most: int) -> list[Deferred] | None:
-        """Returns each replica's next batches, at most so many, for the step to make.
+    def take(self, most: int, *, may_wait: bool = True) -> list[Deferred] | None:
+        """Returns each replica's next batches, at most so many, for steps in one launch.
 
         None at the epoch's end, and where batches come one by one.
+
+        Args:
+          most: how many.
+          may_wait: whether batches that a loader makes may wait until all of them are made.
         """
-        deferred = self._loader._take(self, most) if self._num_left() else None
+        deferred = self._loader._take(self, most, may_wait=may_wait) if self._num_left() else None
         if deferred is not None:
             self._left -= len(deferred[0])
         return deferred

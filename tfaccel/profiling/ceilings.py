@@ -34,7 +34,8 @@ def beside(real: Rate, model: keras.Model, loader: Loader, *, seconds: float) ->
     """
     step = step_rate(model, loader, seconds=seconds)
     strategy, steps = model.distribute_strategy, model.steps_per_execution
-    alone = loader_rate(loader, strategy=strategy, steps=steps, seconds=seconds)
+    may_wait = model.train_function.xla  # as the step itself asks
+    alone = loader_rate(loader, strategy=strategy, steps=steps, may_wait=may_wait, seconds=seconds)
     return Ceilings(step=step, loader=alone, real=real)
 
 
@@ -74,10 +75,11 @@ class _Laps(keras.callbacks.Callback):
 def step_rate(model: keras.Model, loader: Loader, *, seconds: float) -> Rate:
     """Returns the rate of the step on one batch that stays where it is. After `real_rate`."""
     iterator, steps = iter(loader), model.steps_per_execution
-    deferred = _taken(iterator, steps)
+    deferred = _taken(iterator, steps, may_wait=model.train_function.xla)
     parts = deferred and [_first(each) for each in deferred]
     batch = _distributed(model.distribute_strategy, parts) if parts else next(iterator)
-    again = Resident(batch, pads=loader.pads, parts=parts)
+    made = deferred if deferred and deferred[0].is_made else None
+    again = Resident(batch, pads=loader.pads, parts=parts, made=made)
     watch = Stopwatch(seconds=seconds)
     while not watch.is_done:
         began = time.perf_counter()
@@ -88,7 +90,12 @@ def step_rate(model: keras.Model, loader: Loader, *, seconds: float) -> Rate:
 
 
 def loader_rate(
-    loader: Loader, *, strategy: tf.distribute.Strategy, steps: int, seconds: float
+    loader: Loader,
+    *,
+    strategy: tf.distribute.Strategy,
+    steps: int,
+    may_wait: bool,
+    seconds: float,
 ) -> Rate:
     """Returns the rate of batches that nothing trains on.
 
@@ -96,9 +103,11 @@ def loader_rate(
       loader: whose batches are drawn.
       strategy: of the replicas that they are for.
       steps: of an execution: so many are drawn before the device is waited for.
+      may_wait: whether they may be drawn together, as the step would.
       seconds: of the steady stretch.
     """
-    watch, draw = Stopwatch(seconds=seconds), _Drawing(loader, strategy, steps)
+    watch = Stopwatch(seconds=seconds)
+    draw = _Drawing(loader, strategy, steps, may_wait=may_wait)
     while not watch.is_done:
         began = time.perf_counter()
         num_batches = draw()
@@ -109,8 +118,11 @@ def loader_rate(
 class _Drawing:
     """Draws an execution's batches, over the ends of epochs, and waits until they are there."""
 
-    def __init__(self, loader: Loader, strategy: tf.distribute.Strategy, steps: int):
-        self._loader, self._strategy, self._steps = loader, strategy, steps
+    def __init__(
+        self, loader: Loader, strategy: tf.distribute.Strategy, steps: int, *, may_wait: bool
+    ):
+        self._loader, self._strategy = loader, strategy
+        self._steps, self._may_wait = steps, may_wait
         self._iterator, self._made = iter(loader), {}
 
     def __call__(self) -> int:
@@ -122,7 +134,7 @@ class _Drawing:
             return self._draw()
 
     def _draw(self) -> int:
-        deferred = _taken(self._iterator, self._steps)
+        deferred = _taken(self._iterator, self._steps, may_wait=self._may_wait)
         if deferred is not None:
             sums = [self._sum(each) for each in deferred]
             for each in sums:
@@ -162,12 +174,12 @@ class _Drawing:
             return self._made[make](dict(deferred.inputs), dict(deferred.shared))
 
 
-def _taken(iterator: Iterator, steps: int) -> list[Deferred] | None:
-    """Returns each replica's batches of an execution, where the step would make them itself.
+def _taken(iterator: Iterator, steps: int, *, may_wait: bool) -> list[Deferred] | None:
+    """Returns each replica's batches of an execution, where the step would take them at once.
 
     None elsewhere, and at the end of an epoch.
     """
-    return iterator.take(steps) if steps > 1 else None
+    return iterator.take(steps, may_wait=may_wait) if steps > 1 else None
 
 
 def _first(deferred: Deferred) -> tuple:

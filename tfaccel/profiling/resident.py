@@ -21,15 +21,24 @@ class Resident:
       pads: as the loader's iterator.
     """
 
-    def __init__(self, batch: tuple, *, pads: bool, parts: Sequence[tuple] | None = None):
+    def __init__(
+        self,
+        batch: tuple,
+        *,
+        pads: bool,
+        parts: Sequence[tuple] | None = None,
+        made: list[Deferred] | None = None,
+    ):
         """Keeps the batch.
 
         Args:
           batch: (x, y) or (x, y, weight), of one replica or distributed.
           pads: whether rows of weight 0 are padding.
           parts: of each replica, where several steps are one launch; None where each has its own.
+          made: the batches of one launch, of each replica, where they are there already: these are
+            given instead, so that the step is not compiled once more.
         """
-        self._batch, self.pads, self._parts = batch, pads, parts
+        self._batch, self.pads, self._parts, self._made = batch, pads, parts, made
 
     def __iter__(self) -> Iterator:
         """Returns itself."""
@@ -39,9 +48,9 @@ class Resident:
         """Returns the batch."""
         return self._batch
 
-    def take(self, most: int) -> list[Deferred] | None:
+    def take(self, most: int, *, may_wait: bool = True) -> list[Deferred] | None:
         """Returns the batch so many times, of each replica, for one launch; or None."""
-        return self._parts and [_deferred(each, most) for each in self._parts]
+        return self._made or (self._parts and [_deferred(each, most) for each in self._parts])
 
 
 def _deferred(part: tuple, number: int) -> Deferred:

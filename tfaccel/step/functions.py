@@ -117,7 +117,9 @@ class Execution:
     def _launch(self, iterator: Iterator) -> dict:
         padded, num_steps = getattr(iterator, "pads", False), self._model.steps_per_execution
         takes = num_steps > 1 and self._step.can_be_in_a_row and hasattr(iterator, "take")
-        deferred = iterator.take(num_steps) if takes else None
+        # A test is not worth the compilation of what is left over at its end.
+        may_wait = self.xla and self._step.trains
+        deferred = iterator.take(num_steps, may_wait=may_wait) if takes else None
         if deferred is not None:
             logs = self._step.in_a_row(deferred, padded=padded)
             self._found = logs.pop(finite.LOG)
@@ -150,7 +152,7 @@ class _Step:
     def __init__(self, model, strategy, config, step, replicas, *, xla: bool, trains: bool):
         self._strategy, self._replicas = strategy, replicas
         self._several = strategy.num_replicas_in_sync > 1
-        self._always_padded = config.zero_weight_is_padding
+        self._always_padded, self.trains = config.zero_weight_is_padding, trains
         self.can_be_in_a_row = not self._several or (xla and replicas[0].reduces_in_xla)
         make = functools.partial(_make, model, strategy, config, step, replicas)
         self._make = functools.partial(make, xla=xla, trains=trains)
@@ -168,7 +170,7 @@ class _Step:
             return step([(each,) for each in batches]) if self._several else step(batches[0])
 
     def in_a_row(self, deferred: list[Deferred], *, padded: bool) -> dict:
-        """Makes the replicas' batches, and steps on each, in one function of each replica.
+        """Steps on each of the replicas' batches, made or taken there, in one function of each.
 
         Returns:
           The logs of the last step, `skipped_steps` of all, and each one's code, [steps].

@@ -3,6 +3,7 @@
 import concurrent.futures
 import ctypes
 import gc
+import itertools
 import threading
 import time
 import weakref
@@ -14,7 +15,7 @@ from conftest import in_new_process
 from nvidia.dali import fn, pipeline_def, types
 
 from tfaccel.data.loaders import dali_handoff
-from tfaccel.data.loaders.dali_handoff import COPIES_AHEAD, Handoff
+from tfaccel.data.loaders.dali_handoff import COPIES_AHEAD, GROUPS_AHEAD, Handoff
 from tfaccel.runtime import Device
 
 CPU, ROWS, DEPTH = Device("/cpu:0", None), 3, 2
@@ -30,16 +31,17 @@ def pipeline(device, side, dtype):
     number = fn.external_source(name="number", ndim=0, dtype=types.INT32)
     of_device = number if device.cuda_ordinal is None else number.gpu()
     image = fn.constant(fdata=0.25, shape=(side, side), device=of_device.device)
-    return fn.cast(image + of_device, dtype=dtype), of_device + 0
+    # TensorFlow's int32 is on the host in most of its operations.
+    return fn.cast(image + of_device, dtype=dtype), fn.cast(of_device, dtype=types.INT64)
 
 
 def numbers(number):
     return {"number": np.arange(ROWS, dtype=np.int32) + 10 * number}
 
 
-def handoff(device, read=numbers, *, side=4, dtype=types.FLOAT, to=None):
+def handoff(device, read=numbers, *, side=4, dtype=types.FLOAT, to=None, **settings):
     built = pipeline(device, side, dtype, device_id=device.cuda_ordinal)
-    return Handoff(built, read, first=numbers(0), device=to or device)
+    return Handoff(built, read, first=numbers(0), device=to or device, **settings)
 
 
 def are_of(batch, number):
@@ -77,9 +79,23 @@ def test_batches_come_in_order_and_stay_as_they_are(device, dtype):
     assert all(are_of(batch, number) for number, batch in enumerate(kept))
     image, label = kept[0]
     assert image.dtype == {types.FLOAT: tf.float32, types.FLOAT16: tf.float16}[dtype]
-    assert label.dtype == tf.int32
+    assert label.dtype == tf.int64
     for each in (image, label):
         assert device.name[1:].upper() in each.device
+
+
+@pytest.mark.parametrize("dtype", [types.FLOAT, types.FLOAT16])
+def test_several_come_together_as_they_would_one_by_one(device, dtype):
+    sizes = [3, 1, 4, 1, 5, 9, 2]
+    batches = handoff(device, dtype=dtype, sizes=iter(sizes))
+    kept, number = [next(batches) for _ in sizes], 0
+    for size, (images, labels) in zip(sizes, kept, strict=True):
+        assert images.shape[:2] == labels.shape == (size, ROWS)
+        for image, label in zip(images, labels, strict=True):
+            assert are_of((image, label), number)
+            number += 1
+        for each in (images, labels):
+            assert device.name[1:].upper() in each.device
 
 
 def test_the_first_inputs_are_not_held():  # which of images are megabytes
@@ -99,7 +115,10 @@ def test_batches_are_copied_to_another_device():
         assert all(each.device.endswith("CPU:1") for each in batch)
 
 
-def test_what_dali_holds_is_kept_until_it_was_copied_and_is_bounded(device, monkeypatch):
+@pytest.mark.parametrize(("size", "most"), [(None, DEPTH + COPIES_AHEAD), (3, GROUPS_AHEAD)])
+def test_what_dali_holds_is_kept_until_it_was_copied_and_is_bounded(
+    device, size, most, monkeypatch
+):
     runs, make_wait = threading.Event(), dali_handoff._make_wait
 
     def make_slow(device):
@@ -116,16 +135,19 @@ def test_what_dali_holds_is_kept_until_it_was_copied_and_is_bounded(device, monk
 
     monkeypatch.setattr(dali_handoff, "_as_tensor", noted)
     try:
-        batches = handoff(device)
-        kept = [next(batches) for _ in range(DEPTH + COPIES_AHEAD)]
+        batches = handoff(device, sizes=size and itertools.repeat(size))
+        kept = [next(batches) for _ in range(most)]
         with pytest.raises(TimeoutError):  # the GPU is too far behind for another one
             batches._next.result(timeout=0.5)
-        assert len(wrapped) == 2 * (DEPTH + COPIES_AHEAD)
+        assert len(wrapped) == 2 * most * (size or 1)
         assert all(each() is not None for each in wrapped)
     finally:
         runs.set()
     kept += [next(batches) for _ in range(20)]
-    assert all(are_of(batch, number) for number, batch in enumerate(kept))
+    one_by_one = (
+        kept if size is None else [pair for group in kept for pair in zip(*group, strict=True)]
+    )
+    assert all(are_of(batch, number) for number, batch in enumerate(one_by_one))
     del batches
     assert all_end()
     assert all(each() is None for each in wrapped)

@@ -8,17 +8,23 @@ is decoded on the CPU and augmented on the GPU.
     stream = DaliStream(source, images, feed=feed, placement=placement, dtype="float16",
                         dali=DaliConfig(), decode_on_gpu=True)
     image, label = next(stream)
+
+A TogetherStream of the same gives several at a time, for steps that are one launch.
 """
 
 import collections
 import functools
+import itertools
+from collections.abc import Iterator
 
 import numpy as np
+import tensorflow as tf
 from nvidia.dali import fn, pipeline_def
 from nvidia.dali import types as dali_types
 from nvidia.dali.tensors import TensorListCPU
 
 from tfaccel.config import DaliConfig, ImageConfig
+from tfaccel.data.deferred import Deferred, span
 from tfaccel.data.feed import Feed
 from tfaccel.data.loaders import dali_graph, faults
 from tfaccel.data.loaders.dali_faults import refused
@@ -61,6 +67,7 @@ class DaliStream:
         dtype: str,
         dali: DaliConfig,
         decode_on_gpu: bool,
+        sizes: Iterator[int] | None = None,
     ):
         """Builds and checks the pipeline.
 
@@ -73,6 +80,7 @@ class DaliStream:
           dali: the decoder's settings, and how many batches are made ahead.
           decode_on_gpu: whether the pipeline runs on the replica's GPU; else it runs on the CPU,
             and its batches are copied.
+          sizes: how many batches each `next` gives, as `Handoff` does; None for one by one.
 
         Raises:
           UserError: the first batch cannot be made, as from `next`.
@@ -97,7 +105,9 @@ class DaliStream:
                 device_id=device.cuda_ordinal,
                 prefetch_queue_depth=dali.prefetch_batches,
             )
-            self._batches = Handoff(pipeline, read, first=first, device=placement.device)
+            self._batches = Handoff(
+                pipeline, read, first=first, device=placement.device, sizes=sizes
+            )
 
     def __iter__(self):
         """Returns itself."""
@@ -107,6 +117,39 @@ class DaliStream:
         """Returns the next batch."""
         with self._faults_named():
             return next(self._batches)
+
+
+class TogetherStream:
+    """An endless iterator over `Deferred` batches of one replica, which DALI has made already."""
+
+    def __init__(self, source: ImageSource, images: ImageConfig, *, feed: Feed, most: int, **how):
+        """Builds and checks the pipeline.
+
+        Args:
+          source: the encoded images.
+          images: size, channels and normalisation.
+          feed: which of them each batch holds, with which draws.
+          most: batches at a time; those of an epoch's end may be fewer.
+          **how: what else `DaliStream` takes.
+
+        Raises:
+          UserError: as of `DaliStream`.
+        """
+        sizes = (len(span(feed, number, most=most)) for number in itertools.count())
+        self._stream = DaliStream(source, images, feed=feed, sizes=sizes, **how)
+
+    def __iter__(self):
+        """Returns itself."""
+        return self
+
+    def __next__(self):
+        """Returns the next ones."""
+        image, second = next(self._stream)
+        return Deferred({"image": image, "second": second}, {}, _as_it_is, is_made=True)
+
+
+def _as_it_is(batch: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+    return batch["image"], batch["second"]
 
 
 @pipeline_def

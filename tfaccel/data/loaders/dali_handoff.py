@@ -7,6 +7,7 @@ a second instead of 7,100, the GPU idle 12 to 18 ms of each 50 ms (H200, 2026-11
 
     batches = Handoff(pipeline, read, first=read(0), device=placement.device)
     image, label = next(batches)
+    batches = Handoff(..., sizes=itertools.repeat(10))      # [10, rows, ...], for one launch
 
 One thread takes the pipeline's batches, one reads ahead of it, one gives DALI its memory back; one
 of all pipelines ends theirs. A batch is copied by TensorFlow, in its turn on the GPU; what DALI
@@ -21,7 +22,7 @@ import itertools
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 from nvidia.dali import Pipeline, tensors
@@ -32,6 +33,7 @@ from tfaccel.to_host import make_to_host
 
 READ_AHEAD = 1  # batches, beside those that the pipeline holds
 COPIES_AHEAD = 2  # beside as many as the pipeline holds: copies that wait for their turn
+GROUPS_AHEAD = 2  # the same, of batches that come together
 
 _over = queue.SimpleQueue()  # pools whose Handoff is gone
 
@@ -44,7 +46,13 @@ class Handoff:
     """
 
     def __init__(
-        self, pipeline: Pipeline, read: Callable, *, first: dict[str, object], device: Device
+        self,
+        pipeline: Pipeline,
+        read: Callable,
+        *,
+        first: dict[str, object],
+        device: Device,
+        sizes: Iterator[int] | None = None,
     ):
         """Starts the threads and waits for the first batch.
 
@@ -53,6 +61,8 @@ class Handoff:
           read: makes the pipeline's inputs, by name, of a batch from its number: 1, 2 and so on.
           first: them of batch 0: what DALI's `feed_input` takes.
           device: where batches are to be, whichever the pipeline's.
+          sizes: how many batches each `next` gives together, one after another: outputs are
+            [batches, rows, ...]. None for one, without that axis.
 
         Raises:
           Exception: as from `next`.
@@ -65,7 +75,13 @@ class Handoff:
         self._end = weakref.finalize(self, _end, pools)  # its jobs hold no reference to this object
         self._making, reading, releasing = pools
         self._batches = _batches(
-            pipeline, read, first, device=device, reading=reading, releasing=releasing
+            pipeline,
+            read,
+            first,
+            device=device,
+            sizes=sizes,
+            reading=reading,
+            releasing=releasing,
         )
         self._next = self._making.submit(next, self._batches)
         self._made()
@@ -109,29 +125,39 @@ def _end_what_is_over() -> None:
             pool.shutdown()
 
 
-def _batches(pipeline, read, first, *, device, reading, releasing) -> Iterator[tuple]:
+def _batches(pipeline, read, first, *, device, sizes, reading, releasing) -> Iterator[tuple]:
     """Yields batches; runs in one thread, where it may wait."""
-    wait_for_queue = _make_wait(device)
-    depth, numbers = pipeline.prefetch_queue_depth, itertools.count(1)
+    wait_for_queue, copied = _make_wait(device), _copied if sizes is None else _together
+    made = _outputs(pipeline, read, first, reading=reading)
+    most = GROUPS_AHEAD if sizes else pipeline.prefetch_queue_depth + COPIES_AHEAD
     held, releases = collections.deque(), collections.deque()
-    _feed(pipeline, first)
     del first  # or the bytes of its images would be held as long as this runs
+    for size in itertools.repeat(1) if sizes is None else sizes:
+        outputs = list(itertools.islice(made, size))
+        while len(releases) >= most:
+            releases.popleft().result()  # or DALI's memory would grow with the steps queued
+        batch = copied(outputs, held, device)
+        releases.append(releasing.submit(_release, held, wait_for_queue))
+        del outputs  # `held` alone is to hold DALI's memory,
+        yield batch
+        del batch  # and the caller alone its own
+
+
+def _outputs(pipeline, read, first, *, reading) -> Iterator[tuple]:
+    """Yields the pipeline's outputs; the next ones are made meanwhile."""
+    depth, numbers = pipeline.prefetch_queue_depth, itertools.count(1)
+    _feed(pipeline, first)
+    del first
     for number in itertools.islice(numbers, depth - 1):
         _feed(pipeline, read(number))
     ahead = reading.submit(read, next(numbers))
     pipeline.schedule_run()  # the first time, as often as was fed
     while True:
-        outputs = pipeline.outputs()  # waits until they are there for all to see
+        outputs = [pipeline.outputs()]  # waits until they are there for all to see
         _feed(pipeline, ahead.result())
         ahead = reading.submit(read, next(numbers))
         pipeline.schedule_run()
-        while len(releases) >= depth + COPIES_AHEAD:
-            releases.popleft().result()  # or DALI's memory would grow with the steps queued
-        batch = _copied(outputs, held, device)
-        releases.append(releasing.submit(_release, held, wait_for_queue))
-        del outputs  # `held` alone is to hold DALI's memory,
-        yield batch
-        del batch  # and the caller alone its own
+        yield outputs.pop()  # so that nothing here holds them meanwhile
 
 
 def _feed(pipeline, inputs: dict[str, object]) -> None:
@@ -162,14 +188,29 @@ def _renumber(capsule, number: int) -> None:
     ctypes.c_int32.from_address(pointer(capsule, b"dltensor") + 12).value = number
 
 
-def _copied(outputs, held: collections.deque, device: Device) -> tuple[tf.Tensor, ...]:
+def _copied(
+    outputs: Sequence[tuple], held: collections.deque, device: Device
+) -> tuple[tf.Tensor, ...]:
     """Queues a batch's copy to the device, and returns it. `held` then holds what is copied."""
-    batch = [_as_tensor(output, device) for output in outputs]
+    (batch,) = ([_as_tensor(each, device) for each in output] for output in outputs)
     with tf.device(device.name):
         # Not identity, which shares the memory; nor DeepCopy, whose int32 stays on the host. This
         # reuses an input of TensorFlow's own, which DALI's memory is not.
         copies = tuple(tf.raw_ops.Snapshot(input=each) for each in batch)
     held.append(batch)  # not before: `_release` takes what is there for queued
+    return copies
+
+
+def _together(
+    outputs: Sequence[tuple], held: collections.deque, device: Device
+) -> tuple[tf.Tensor, ...]:
+    """Does the same with several batches: each output is [batches, rows, ...]."""
+    if len(outputs) == 1:  # of which a stack would share the memory
+        return tuple(each[None] for each in _copied(outputs, held, device))
+    batches = [[_as_tensor(each, device) for each in output] for output in outputs]
+    with tf.device(device.name):
+        copies = tuple(tf.stack(each) for each in zip(*batches, strict=True))
+    held.append(batches)
     return copies
 
 
