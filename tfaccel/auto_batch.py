@@ -34,7 +34,7 @@ log = logging.getLogger("tfaccel")
 # Of a GPU's memory, or of the limit set on it, held back in each try. A long run needs more than
 # its first steps: DALI's pool grows with the largest images, and allocators lose pieces.
 MARGIN = 0.05
-NUM_STEPS = 3
+NUM_EXECUTIONS = 3
 TENSORS_MULTIPLE = 8  # rows, of which tensor cores waste none
 
 
@@ -167,7 +167,8 @@ def train_briefly(config: Config) -> str:
     usage = GpuUsage(run.runtime.devices)
     held = [_hold_back(index, each) for index, each in enumerate(usage.read())]
     train, test, model = prepare(run, config)
-    model.fit(train, steps_per_epoch=min(NUM_STEPS, train.num_batches), verbose=0)
+    steps = NUM_EXECUTIONS * model.steps_per_execution  # so that all batches that wait are there
+    model.fit(train, steps_per_epoch=min(steps, train.num_batches), verbose=0)
     model.evaluate(test, steps=1, verbose=0)
     return _describe_peak(usage, sum(map(len, held[:1])))
 

@@ -198,14 +198,28 @@ def test_batches_of_dali_are_trained_on_together_and_tested_one_by_one(files):
 @pytest.mark.parametrize("settings", [{"xla": False}, {"xla": True, "too_large": True}])
 def test_batches_of_dali_come_one_by_one(files, settings, monkeypatch, caplog):
     if settings.pop("too_large", False):
-        monkeypatch.setattr(images_lib, "free_bytes", lambda _: 2**20)
+        monkeypatch.setattr(images_lib, "all_bytes", lambda _: 2**20)
     with caplog.at_level("INFO", logger="tfaccel"):
         model, _, loader = trained(3, files=files, **settings)
     assert loader._deferred is None
     assert not any(make for _, make in model.train_function._step._made)
-    assert caplog.text.count("batches come one by one") == 1
-    said = "together would take" in caplog.text
-    assert said == settings["xla"]
+    assert caplog.text.count("3 together would take") == settings["xla"]
+
+
+def test_fewer_may_come_together_where_many_were_too_large(files, monkeypatch):
+    loader = make_loader(files=files)
+    monkeypatch.setattr(images_lib, "all_bytes", lambda _: 3_000_000)
+    iterator = iter(loader)
+    assert iterator.take(3) is None
+    assert [len(each) for each in iterator.take(2)] == [2]
+    assert iterator.take(2, may_wait=False) is None
+
+
+def test_masks_are_brought_to_the_device_once():
+    loader = make_loader()
+    for _ in range(3):
+        all_taken(iter(loader))
+    assert len(loader._masks) == 2  # of two whole batches, and of an epoch's last two
 
 
 def test_batches_of_two_replicas_come_together(in_one_function, files):

@@ -4,6 +4,7 @@ import time
 
 import keras
 import numpy as np
+import PIL.Image
 import pytest
 import tensorflow as tf
 from conftest import compiled, strategy_of
@@ -13,10 +14,10 @@ from tfaccel.config import DaliConfig, ImageConfig
 from tfaccel.data.distribute import Loader
 from tfaccel.data.images import ImageData
 from tfaccel.data.shards import Plan
-from tfaccel.data.source import ArraySource
+from tfaccel.data.source import ArraySource, Blobs, ImageSource
 from tfaccel.errors import UserError
 from tfaccel.presets import preset
-from tfaccel.profiling.ceilings import beside, real_rate
+from tfaccel.profiling.ceilings import beside, real_rate, step_rate
 from tfaccel.profiling.resident import Resident
 from tfaccel.profiling.trace import trace
 from tfaccel.runtime import Device
@@ -107,19 +108,35 @@ def test_a_batch_that_stays_trains_as_it_does_one_by_one():
         np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
+def random_pixels(number):
+    return np.random.default_rng(0).integers(0, 256, (number, 8, 8, 3), dtype=np.uint8)
+
+
 def in_memory(replicas):
     """A loader whose batches the step makes, as on GPUs: its devices pass for such."""
-    rng = np.random.default_rng(0)
-    pixels = rng.integers(0, 256, (24 * replicas + 3, 8, 8, 3), dtype=np.uint8)
+    pixels = random_pixels(24 * replicas + 3)
     source = ArraySource(pixels, np.zeros(len(pixels), np.int32), class_names=("a", "b"))
-    plan = Plan(len(pixels), 8 * replicas, replicas, seed=0, shuffle=True, last_batch="pad")
+    devices = [Device(f"/cpu:{each}", each) for each in range(replicas)]
+    return loader_of(source, "memory", devices)
+
+
+def by_dali(folder):
+    """A loader whose batches the step is given together, as from files on a GPU."""
+    names = [str(folder / f"{index:02d}.png") for index in range(27)]
+    for name, pixels in zip(names, random_pixels(27), strict=True):
+        PIL.Image.fromarray(pixels).save(name)
+    source = ImageSource(Blobs(tuple(names)), np.zeros(27, np.int32), class_names=("a", "b"))
+    return loader_of(source, "dali_gpu", [Device("/cpu:0", None)])
+
+
+def loader_of(source, kind, devices):
+    replicas = len(devices)
+    plan = Plan(len(source), 8 * replicas, replicas, seed=0, shuffle=True, last_batch="pad")
     images = ImageConfig(image_size=(8, 8))
-    data = ImageData(
-        source, images, preset("none"), plan, "memory", "float32", DaliConfig(), source
-    )
+    data = ImageData(source, images, preset("none"), plan, kind, "float32", DaliConfig(), source)
     return Loader(
         data,
-        devices=[Device(f"/cpu:{each}", each) for each in range(replicas)],
+        devices=devices,
         seed=0,
         num_threads=1,
         first_replica=0,
@@ -155,6 +172,19 @@ def test_steps_that_make_their_own_batches(monkeypatch):
     found = beside(rate, model, loader, seconds=0.1)
     assert len(launched) > of_run + 5  # by the step alone, too
     assert min(found.step.steps, found.loader.steps) > 5
+
+
+def test_steps_that_are_given_their_batches_together(tmp_path):
+    # More than an epoch has: so many are counted as were made.
+    model, loader = small_model(1, steps_per_execution=9), by_dali(tmp_path)
+    rate = real_rate(model, loader, seconds=0.1)
+    (program,) = model.train_function._step._made.values()
+    before = int(model.optimizer.iterations.numpy())
+    found = step_rate(model, loader, seconds=0.1)
+    made = int(model.optimizer.iterations.numpy()) - before
+    assert made / 2 < found.steps <= made  # of the steady stretch alone
+    assert program.__wrapped__.experimental_get_tracing_count() == 1
+    assert min(each.steps for each in vars(beside(rate, model, loader, seconds=0.1)).values()) > 4
 
 
 def test_two_replicas_whose_batches_come_one_by_one():

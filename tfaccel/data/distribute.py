@@ -33,6 +33,8 @@ log = logging.getLogger("tfaccel")
 # Examples that may become unreadable in a run that leaves bad files out: more are another fault.
 MAX_LOST, MAX_LOST_SHARE = 10, 0.1
 
+MOST_MASKS = 64  # that are kept on the devices: of whole batches, and of an epoch's last
+
 
 class Loader(DataAdapter, tf.distribute.DistributedDataset):
     """Batches for every replica of this worker, one epoch after another.
@@ -89,9 +91,9 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         self._is_epochs_end = False  # whether an epoch without a step comes next
         self._lost = frozenset()
         self._streams = None
-        self._deferred, self._asked = None, None  # streams of them, and how they were asked for
-        self._one_by_one = set()  # for which `may_wait` batches were found not to be deferred
-        self._all_real = [None] * len(devices)
+        self._deferred, self._most = None, None  # streams of them, and how many at a time
+        self._one_by_one = set()  # how many at a time were found not to be deferred
+        self._masks = {}  # on a device, by its number and the mask: nearly always the same few
         self._recording = None  # the masks of drawn batches, while `recorded_real` asks for them
         self.waited_s = 0.0
         self.kept, self._num_to_keep = None, 0
@@ -274,10 +276,11 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
 
     def _take(self, epoch: "_Epoch", most: int, *, may_wait: bool) -> list[Deferred] | None:
         is_alone = self._strategy.num_replicas_in_sync == len(self._devices)
-        if epoch is not self._drawing or not is_alone or may_wait in self._one_by_one:
+        too_soon = not may_wait and getattr(self.data, "come_made", False)
+        if epoch is not self._drawing or not is_alone or too_soon or most in self._one_by_one:
             return None
         with self._reading():
-            deferred = self._unless_lost(lambda: self._draw_deferred(most, may_wait=may_wait))
+            deferred = self._unless_lost(lambda: self._draw_deferred(most))
             if deferred is None:
                 return None
             deferred = [self._weighing(index, each) for index, each in enumerate(deferred)]
@@ -287,26 +290,23 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
             self.kept, self._num_to_keep = _first_rows(batches, self._num_to_keep), 0
         return deferred
 
-    def _draw_deferred(self, most: int, *, may_wait: bool) -> list[Deferred] | None:
+    def _draw_deferred(self, most: int) -> list[Deferred] | None:
         """Returns each local replica's next ones, where these data can be left to the step."""
-        if self._deferred is None or self._asked != (most, may_wait):
+        if self._deferred is None or self._most != most:
             found = []
             for index in range(len(self._devices)):
-                found.append(self._deferred_stream(index, most, may_wait=may_wait))
+                found.append(self._deferred_stream(index, most))
                 if isinstance(found[-1], str):
-                    self._one_by_one.add(may_wait)
+                    self._one_by_one.add(most)
                     log.info("data: batches come one by one, because %s", found[-1])
                     return None
-            self._deferred, self._asked, self._streams = found, (most, may_wait), None
+            self._deferred, self._most, self._streams = found, most, None
         return [next(each) for each in self._deferred]
 
-    def _deferred_stream(
-        self, local_index: int, most: int, *, may_wait: bool
-    ) -> Iterator[Deferred] | str:
+    def _deferred_stream(self, local_index: int, most: int) -> Iterator[Deferred] | str:
         if not hasattr(self.data, "deferred"):
             return "they are of examples or a pipeline of one's own"
-        placement, feed = self._placement(local_index), self._feed(local_index)
-        return self.data.deferred(placement, feed, most, may_wait=may_wait)
+        return self.data.deferred(self._placement(local_index), self._feed(local_index), most)
 
     @contextlib.contextmanager
     def _reading(self):
@@ -399,8 +399,8 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
             if self.pads:
                 positions = range(self._position, self._position + len(deferred))
                 replica_index = self._first_replica + local_index
-                real = [self._real(each, replica_index) for each in positions]
-                inputs["real"] = tf.constant(np.stack(real), tf.float32)
+                real = np.stack([self._real(each, replica_index) for each in positions])
+                inputs["real"] = self._on_device(local_index, real)
             if self._class_weight is not None:
                 shared["class_weight"] = tf.identity(self._class_weight)
         make = Weighing(deferred.make)
@@ -409,11 +409,16 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
     def _mask(self, local_index: int) -> tf.Tensor:
         """Returns which rows of the present batch are not padding: [rows] float32, 1 or 0."""
         real = self._real(self._position, self._first_replica + local_index)
-        if not real.all():
-            return tf.constant(real, tf.float32)
-        if self._all_real[local_index] is None:  # nearly always the same, already on the device
-            self._all_real[local_index] = tf.ones(len(real))
-        return self._all_real[local_index]
+        return self._on_device(local_index, real)
+
+    def _on_device(self, local_index: int, mask: np.ndarray) -> tf.Tensor:
+        """Returns a mask as float32: to bring one there is to wait for what the GPU is doing."""
+        key = local_index, mask.shape, mask.tobytes()
+        if key not in self._masks:
+            if len(self._masks) >= MOST_MASKS:  # where files are lost, there may be many
+                self._masks.clear()
+            self._masks[key] = tf.constant(mask, tf.float32)
+        return self._masks[key]
 
     def _distributed(self, batches: list):
         """Returns the replicas' batches as Keras takes them."""

@@ -1,6 +1,7 @@
-"""How much memory images may take now, on this machine and on a replica's GPU.
+"""How much memory there is, on this machine and on a replica's GPU.
 
-free_bytes(Device("/gpu:0", 0))
+free_bytes(Device("/gpu:0", 0))     # that images may take now
+all_bytes(Device("/gpu:0", 0))      # whoever has it now
 """
 
 import os
@@ -23,15 +24,27 @@ def free_bytes(device: Device, num_local: int = 1) -> int:
     on_host = min([psutil.virtual_memory().available, *memory_rooms()]) // num_local
     if device.cuda_ordinal is None:
         return on_host
+    free = _gpu_memory(device).free
+    return min(on_host, free, _limit_bytes(device) or free)
+
+
+def all_bytes(device: Device) -> int:
+    """Returns the bytes of a replica's device: of its GPU, or of the host."""
+    if device.cuda_ordinal is None:
+        return min([psutil.virtual_memory().total, *memory_rooms()])
+    return _gpu_memory(device).total
+
+
+def _gpu_memory(device: Device):
+    """Returns what NVML says of the GPU: .free and .total, in bytes."""
     pynvml.nvmlInit()
     try:
         name = nvml_name(device.cuda_ordinal, os.environ.get("CUDA_VISIBLE_DEVICES"))
         by = pynvml.nvmlDeviceGetHandleByIndex
         by = pynvml.nvmlDeviceGetHandleByUUID if isinstance(name, str) else by
-        free = pynvml.nvmlDeviceGetMemoryInfo(by(name)).free
+        return pynvml.nvmlDeviceGetMemoryInfo(by(name))
     finally:
         pynvml.nvmlShutdown()
-    return min(on_host, free, _limit_bytes(device) or free)
 
 
 def nvml_name(cuda_ordinal: int, cuda_visible_devices: str | None) -> int | str:

@@ -19,7 +19,7 @@ from tfaccel.config import AugmentConfig, DaliConfig, ImageConfig
 from tfaccel.data.choose import Choice, choose_loader
 from tfaccel.data.deferred import Deferred
 from tfaccel.data.feed import Feed
-from tfaccel.data.free_memory import free_bytes
+from tfaccel.data.free_memory import all_bytes
 from tfaccel.data.loaders.cache import cached
 from tfaccel.data.loaders.memory import DeferredStream, MemoryStream, decode_all
 from tfaccel.data.loaders.pixels import batch_spec, resizes
@@ -34,7 +34,7 @@ from tfaccel.runtime import Runtime
 
 log = logging.getLogger("tfaccel")
 
-# Of the GPU's free memory, for batches that wait for others; of which there are so many at a time:
+# Of the GPU's memory, for batches that wait for others; of which there are so many at a time:
 # in DALI's memory, of the launches after next, and in TensorFlow's, of this one and the next.
 TOGETHER_SHARE, HELD = 0.05, 6
 
@@ -109,30 +109,31 @@ class ImageData:
             self.source, self.images, dali=self.dali, decode_on_gpu=on_gpu, **settings
         )
 
-    def deferred(
-        self, placement: Placement, feed: Feed, most: int, *, may_wait: bool
-    ) -> Iterator[Deferred] | str:
+    @property
+    def come_made(self) -> bool:
+        """Whether batches that are `deferred` are there already, and wait for one another."""
+        return self.loader == "dali_gpu"
+
+    def deferred(self, placement: Placement, feed: Feed, most: int) -> Iterator[Deferred] | str:
         """Returns one replica's batches, at most so many at a time, for steps in one launch.
 
         Those of images in a GPU's memory are made in the step; unless they are resized, which XLA
         does quickly as a program of its own alone. As part of another it computes weights anew for
         every pixel: 155 ms for 7 (32 windows of 320x320 to 128x128 on the CPU, 2026-11-22).
 
-        What DALI makes on a GPU can wait there for the rest, where that takes little memory.
+        What DALI makes on a GPU waits there for the rest, where that takes little memory.
 
         Args:
           placement: of the replica.
           feed: what it reads.
           most: batches at a time.
-          may_wait: whether batches that a loader makes may wait until all of them are made.
 
         Returns:
           The stream; or why they come one by one, in words.
         """
         settings = {"feed": feed, "placement": placement, "dtype": self.dtype, "most": most}
-        if self.loader == "dali_gpu":
-            own = "tests, and steps without XLA, are launches of their own"
-            return self._together(settings) if may_wait else own
+        if self.come_made:
+            return self._together(settings)
         if self.loader != "memory" or placement.device.cuda_ordinal is None:
             return f"the loader is {self.loader}"
         stored, size = self.source.images.shape[1:3], self.images.image_size
@@ -144,12 +145,11 @@ class ImageData:
         from tfaccel.data.loaders.dali import TogetherStream
 
         batch = sum(each.shape.num_elements() * each.dtype.size for each in self.spec)
-        needed = HELD * settings["most"] * batch
-        free = free_bytes(settings["placement"].device)
-        if needed > TOGETHER_SHARE * free:
+        needed, room = HELD * settings["most"] * batch, all_bytes(settings["placement"].device)
+        if needed > TOGETHER_SHARE * room:
             return (
-                f"{settings['most']} together would take up to {needed >> 20:,} MiB of "
-                f"{free >> 20:,} free on the GPU; let train.steps_per_execution be less"
+                f"{settings['most']} together would take up to {needed >> 20:,} of the GPU's "
+                f"{room >> 20:,} MiB; let steps_per_execution be less"
             )
         return TogetherStream(
             self.source, self.images, dali=self.dali, decode_on_gpu=True, **settings

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfaccel.data.deferred import Deferred
 from tfaccel.data.distribute import Loader
 from tfaccel.profiling.rates import Lap, Rate, Stopwatch
-from tfaccel.profiling.resident import Resident
+from tfaccel.profiling.resident import Resident, ResidentLaunch
 from tfaccel.profiling.verdict import Ceilings
 
 ENDLESS = 10**9  # epochs; a Stopwatch ends them
@@ -74,12 +74,7 @@ class _Laps(keras.callbacks.Callback):
 
 def step_rate(model: keras.Model, loader: Loader, *, seconds: float) -> Rate:
     """Returns the rate of the step on one batch that stays where it is. After `real_rate`."""
-    iterator, steps = iter(loader), model.steps_per_execution
-    deferred = _taken(iterator, steps, may_wait=model.train_function.xla)
-    parts = deferred and [_first(each) for each in deferred]
-    batch = _distributed(model.distribute_strategy, parts) if parts else next(iterator)
-    made = deferred if deferred and deferred[0].is_made else None
-    again = Resident(batch, pads=loader.pads, parts=parts, made=made)
+    again, steps = _resident(model, loader)
     watch = Stopwatch(seconds=seconds)
     while not watch.is_done:
         began = time.perf_counter()
@@ -87,6 +82,17 @@ def step_rate(model: keras.Model, loader: Loader, *, seconds: float) -> Rate:
         model.train_function.nonfinite  # noqa: B018  waits for the device, as `fit` does
         watch.add(Lap(steps, time.perf_counter() - began))
     return watch.rate(loader.global_batch_size)
+
+
+def _resident(model: keras.Model, loader: Loader) -> tuple[Resident | ResidentLaunch, int]:
+    """Returns what gives the same batches again, and how many steps of an execution."""
+    iterator, steps = iter(loader), model.steps_per_execution
+    deferred = _taken(iterator, steps, may_wait=model.train_function.xla)
+    if deferred and deferred[0].is_made:
+        return ResidentLaunch(deferred, pads=loader.pads), len(deferred[0])
+    parts = deferred and [_first(each) for each in deferred]
+    batch = _distributed(model.distribute_strategy, parts) if parts else next(iterator)
+    return Resident(batch, pads=loader.pads, parts=parts), steps
 
 
 def loader_rate(

@@ -1,4 +1,4 @@
-"""One batch on the device, given to the step again and again: what trains when nothing is loaded.
+"""Batches on the device, given to the step again and again: what trains when nothing is loaded.
 
 Takes what a loader's iterator gives; gives an iterator without end that the step cannot tell from
 it, in one launch for several steps where the loader's own are.
@@ -21,24 +21,15 @@ class Resident:
       pads: as the loader's iterator.
     """
 
-    def __init__(
-        self,
-        batch: tuple,
-        *,
-        pads: bool,
-        parts: Sequence[tuple] | None = None,
-        made: list[Deferred] | None = None,
-    ):
+    def __init__(self, batch: tuple, *, pads: bool, parts: Sequence[tuple] | None = None):
         """Keeps the batch.
 
         Args:
           batch: (x, y) or (x, y, weight), of one replica or distributed.
           pads: whether rows of weight 0 are padding.
           parts: of each replica, where several steps are one launch; None where each has its own.
-          made: the batches of one launch, of each replica, where they are there already: these are
-            given instead, so that the step is not compiled once more.
         """
-        self._batch, self.pads, self._parts, self._made = batch, pads, parts, made
+        self._batch, self.pads, self._parts = batch, pads, parts
 
     def __iter__(self) -> Iterator:
         """Returns itself."""
@@ -50,7 +41,23 @@ class Resident:
 
     def take(self, most: int, *, may_wait: bool = True) -> list[Deferred] | None:
         """Returns the batch so many times, of each replica, for one launch; or None."""
-        return self._made or (self._parts and [_deferred(each, most) for each in self._parts])
+        return self._parts and [_deferred(each, most) for each in self._parts]
+
+
+class ResidentLaunch:
+    """The same batches of one launch without end, so that its step is not compiled once more.
+
+    Attributes:
+      pads: as the loader's iterator.
+    """
+
+    def __init__(self, deferred: list[Deferred], *, pads: bool):
+        """Keeps each replica's batches, which are there already."""
+        self._deferred, self.pads = deferred, pads
+
+    def take(self, most: int, *, may_wait: bool = True) -> list[Deferred]:
+        """Returns them, however many are asked for."""
+        return self._deferred
 
 
 def _deferred(part: tuple, number: int) -> Deferred:

@@ -72,7 +72,8 @@ class Handoff:
             for name in ("make", "read", "release")
         ]
         _start_ending()
-        self._end = weakref.finalize(self, _end, pools)  # its jobs hold no reference to this object
+        ended = []  # or [True]
+        self._end = weakref.finalize(self, _end, pools, ended)  # no job has a reference to this
         self._making, reading, releasing = pools
         self._batches = _batches(
             pipeline,
@@ -82,6 +83,7 @@ class Handoff:
             sizes=sizes,
             reading=reading,
             releasing=releasing,
+            ended=ended,
         )
         self._next = self._making.submit(next, self._batches)
         self._made()
@@ -104,13 +106,14 @@ class Handoff:
             raise
 
 
-def _end(pools) -> None:
+def _end(pools, ended: list) -> None:
     """Lets the threads end after their jobs: a batch is made, and those handed over are copied.
 
     The garbage collector may come here in any thread, also in one that holds a lock of such a pool
     or of all pools, as in `submit`; a SimpleQueue alone takes what comes then. Python itself does
     the same at its exit, before DALI and TensorFlow end.
     """
+    ended.append(True)
     _over.put(pools)
 
 
@@ -125,15 +128,19 @@ def _end_what_is_over() -> None:
             pool.shutdown()
 
 
-def _batches(pipeline, read, first, *, device, sizes, reading, releasing) -> Iterator[tuple]:
+def _batches(pipeline, read, first, *, device, sizes, reading, releasing, ended) -> Iterator[tuple]:
     """Yields batches; runs in one thread, where it may wait."""
     wait_for_queue, copied = _make_wait(device), _copied if sizes is None else _together
     made = _outputs(pipeline, read, first, reading=reading)
-    most = GROUPS_AHEAD if sizes else pipeline.prefetch_queue_depth + COPIES_AHEAD
+    most = GROUPS_AHEAD if sizes is not None else pipeline.prefetch_queue_depth + COPIES_AHEAD
     held, releases = collections.deque(), collections.deque()
     del first  # or the bytes of its images would be held as long as this runs
     for size in itertools.repeat(1) if sizes is None else sizes:
-        outputs = list(itertools.islice(made, size))
+        outputs = []
+        for _ in range(size):
+            if ended:
+                return
+            outputs.append(next(made))
         while len(releases) >= most:
             releases.popleft().result()  # or DALI's memory would grow with the steps queued
         batch = copied(outputs, held, device)
@@ -209,9 +216,14 @@ def _together(
         return tuple(each[None] for each in _copied(outputs, held, device))
     batches = [[_as_tensor(each, device) for each in output] for output in outputs]
     with tf.device(device.name):
-        copies = tuple(tf.stack(each) for each in zip(*batches, strict=True))
+        copies = tuple(_stacked(each) for each in zip(*batches, strict=True))
     held.append(batches)
     return copies
+
+
+def _stacked(parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    """As tf.stack, which leaves the GPU with uint8."""
+    return tf.reshape(tf.concat(parts, axis=0), (len(parts), *parts[0].shape))
 
 
 def _release(held: collections.deque, wait_for_queue: Callable[[], None]) -> None:
