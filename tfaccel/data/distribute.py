@@ -384,8 +384,10 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         )
 
     def _real(self, position: int, replica_index: int) -> np.ndarray:
-        feed = self.data.feed(replica_index, first=position, lost=self._lost)
-        return feed.rows(0).real
+        if self._lost:  # some of which it may be that it would read
+            return self.data.feed(replica_index, first=position, lost=self._lost).rows(0).real
+        epoch, step = divmod(position, self.num_batches)
+        return self.data.plan.real(epoch=epoch, step=step, replica_index=replica_index)
 
     def _weighted(self, local_index: int, batch: tuple) -> tuple:
         with tf.device(self._devices[local_index].name):

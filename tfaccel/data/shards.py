@@ -119,13 +119,22 @@ class Plan:
           replica_index: from 0, over all workers.
         """
         order = _recent_order(self.num_examples, self.seed, epoch, self.shuffle)
-        num_real = self.num_real(step)
-        own = part(num_real, num_replicas=self.num_replicas, replica_index=replica_index)
-        own = np.arange(own.start, own.stop)
+        own = self._own(step, replica_index)
         # Padding repeats the replica's own rows; one that has none takes the step's first.
         positions = np.resize(own if len(own) else [0], self.rows_per_replica)
         ids = order[(step * self.global_batch_size + positions) % self.num_examples]
-        return Rows(ids, positions, np.arange(self.rows_per_replica) < len(own))
+        real = self.real(epoch=epoch, step=step, replica_index=replica_index)
+        return Rows(ids, positions, real)
+
+    def real(self, *, epoch: int, step: int, replica_index: int) -> np.ndarray:
+        """Returns which of one replica's rows of one step are no padding: [rows] bool."""
+        return np.arange(self.rows_per_replica) < len(self._own(step, replica_index))
+
+    def _own(self, step: int, replica_index: int) -> np.ndarray:
+        """Returns the places in the step's global batch that are a replica's."""
+        num_real = self.num_real(step)
+        own = part(num_real, num_replicas=self.num_replicas, replica_index=replica_index)
+        return np.arange(own.start, own.stop)
 
 
 @functools.lru_cache(maxsize=4)  # replicas may stand on two sides of an epoch's end

@@ -70,7 +70,12 @@ class EndlessPlan:
         )
         positions = np.arange(own.start, own.stop)
         first = (epoch * self.num_steps + step) * self.global_batch_size
-        return Rows(first + positions, positions, np.ones(len(positions), bool))
+        real = self.real(epoch=epoch, step=step, replica_index=replica_index)
+        return Rows(first + positions, positions, real)
+
+    def real(self, *, epoch: int, step: int, replica_index: int) -> np.ndarray:
+        """Returns which of one replica's rows of one step are no padding: [rows] bool, all."""
+        return np.ones(self.rows_per_replica, bool)
 
 
 @dataclasses.dataclass(frozen=True)
