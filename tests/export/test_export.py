@@ -42,6 +42,31 @@ def test_exports_what_answers_alike(setup, tmp_path, precision):
     assert restored.dtype_policy.name == precision
 
 
+def test_each_weight_is_written_once_and_no_training(setup, tmp_path):
+    run = setup()
+    with run.scope():
+        model = keras.Sequential([keras.Input((100,)), layers.Dense(2000), layers.Dense(3)])
+    run.compile(model, "adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    path = run.export(model, tmp_path / "1")
+    weights = sum(each.nbytes for each in model.get_weights())
+    for file in ("variables/variables.data-00000-of-00001", "model.keras"):
+        assert weights < (path / file).stat().st_size < 1.2 * weights
+    assert not keras.models.load_model(path / "model.keras").compiled
+    assert model.compiled
+
+
+def test_tables_are_exported_too(setup, tmp_path):
+    run = setup()
+    with run.scope():
+        number = keras.Input((1,), dtype="int64", name="number")
+        kind = layers.IntegerLookup(vocabulary=[3, 5, 9], output_mode="one_hot")(number)
+        model = keras.Model(number, layers.Dense(2)(kind))
+    numbers = np.array([[3], [5], [1]])
+    path = run.export(model, tmp_path / "1", images=numbers)
+    loaded = tf.saved_model.load(path)
+    np.testing.assert_allclose(loaded.serve(numbers), model(numbers), atol=1e-6)
+
+
 def test_it_may_compute_in_float32_whatever_it_was_trained_in(setup, tmp_path):
     run = setup(precision="mixed_float16")
     model = build(run)

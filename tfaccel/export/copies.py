@@ -5,6 +5,9 @@ Takes a built Keras model; gives another one, and leaves it as it is.
     without_training_state(model).save("model.keras")
 """
 
+import contextlib
+from collections.abc import Iterator
+
 import keras
 
 from tfaccel.errors import UserError
@@ -38,7 +41,8 @@ def in_float32(model: keras.Model) -> keras.Model:
 def _made_again(model: keras.Model, **how) -> keras.Model:
     """Returns a copy, made as `clone_model` is told to, with the same weights."""
     try:
-        copy = keras.models.clone_model(model, **how)
+        with _as_not_compiled(model):
+            copy = keras.models.clone_model(model, **how)
         copy.set_weights(model.get_weights())  # which may have become others, by a poor config
         return copy
     except (NotImplementedError, TypeError, ValueError) as error:
@@ -48,6 +52,16 @@ def _made_again(model: keras.Model, **how) -> keras.Model:
             "return all of __init__'s arguments from get_config(), take **kwargs, and be "
             "registered, as its own functions, by keras.saving.register_keras_serializable()"
         ) from error
+
+
+@contextlib.contextmanager
+def _as_not_compiled(model: keras.Model) -> Iterator[None]:
+    """Within the context, a clone gets no optimizer, whose state is as large as the weights."""
+    compiled, model.compiled = model.compiled, False
+    try:
+        yield
+    finally:
+        model.compiled = compiled
 
 
 def _policies_in_float32(config):

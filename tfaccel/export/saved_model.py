@@ -10,6 +10,8 @@ Of images:
   preprocess       the same files to the pixels that serving_default takes, uint8, and to what the
                    model itself sees, float32
 Of any other model: serving_default, from its own inputs to its own outputs in float32.
+
+Private name relied on: Model._flatten_layers, of Keras 3.15.
 """
 
 import dataclasses
@@ -48,7 +50,11 @@ def write(model: keras.Model, folder: pathlib.Path, images: Images | None, *, xl
       xla: whether the model is compiled with XLA where it is served; decoding never is.
     """
     archive = keras.export.ExportArchive()
-    archive.track(model)
+    # It finds the variables that its functions use, but no tables. Of a model that a strategy holds
+    # it would write all weights twice: a replica's own, and the strategy's.
+    for layer in model._flatten_layers(include_self=False):
+        if layer.built and not layer.variables:
+            archive.track(layer)
     for name, (function, signature) in _endpoints(model, images, xla=xla).items():
         archive.add_endpoint(name, function, input_signature=signature)
     archive.write_out(folder, verbose=False)
