@@ -254,11 +254,14 @@ def test_a_file_that_vanishes_is_an_error_or_left_out(files, bad_files):
     np.testing.assert_array_equal(taken[1].inputs["image"][0][:6], whole[2][0][:6])
 
 
-def test_it_is_compiled_once_for_each_number_of_steps():
+def test_it_is_compiled_once_for_each_number_of_steps(caplog):
     model, loader = model_of(3), make_loader()
-    model.fit(loader, epochs=3, verbose=0)
-    loader.start_at(epoch=1)  # a new stream, which does the same
-    model.fit(loader, epochs=2, verbose=0)
+    with caplog.at_level("INFO", logger="tfaccel"):
+        model.fit(loader, epochs=3, verbose=0)
+        loader.start_at(epoch=1)  # a new stream, which does the same
+        model.fit(loader, epochs=2, verbose=0)
+    assert caplog.text.count("compiled once more, for a launch of 1 where others have 3") == 1
+    assert caplog.text.count("compiled once more") == 1
     (function,) = model.train_function._step._made.values()
     # Of 3 steps, and of the epoch's last.
     assert function.__wrapped__.experimental_get_tracing_count() == 2

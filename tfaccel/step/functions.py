@@ -162,6 +162,7 @@ class _Step:
         self._numbers = names.own_numbers()  # now: `fit` may come before `evaluate`, or after it
         # For padded batches and for others, one by one and in a row: most models need one alone.
         self._made = {}
+        self._lengths = set()  # of launches of several steps, so far
 
     def __call__(self, batch, *, padded: bool) -> dict:
         batches = seam.local_batches(self._strategy, batch, len(self._replicas))
@@ -176,6 +177,7 @@ class _Step:
           The logs of the last step, `skipped_steps` of all, and each one's code, [steps].
         """
         step = self._function(padded, deferred[0].make)  # that of all is equal
+        self._say_if_shorter(len(deferred[0]))
         arguments = [(dict(each.inputs), dict(each.shared)) for each in deferred]
         return step(arguments) if self._several else step(*arguments[0])
 
@@ -193,6 +195,17 @@ class _Step:
                 time.perf_counter() - began,
                 ", ".join(map(str, shapes)),
             )
+
+    def _say_if_shorter(self, num_steps: int) -> None:
+        """Says why what is left over of an epoch takes long, before it does."""
+        if self._lengths and num_steps not in self._lengths:
+            log.info(
+                "step: compiled once more, for a launch of %d where others have %d; let "
+                "steps_per_execution divide the steps of an epoch",
+                num_steps,
+                max(self._lengths),
+            )
+        self._lengths.add(num_steps)
 
     def _function(self, padded: bool, make_batch: Callable | None) -> Callable:
         padded = padded or self._always_padded
