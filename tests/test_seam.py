@@ -305,6 +305,12 @@ def _():
     return model._compile_loss._user_loss is loss
 
 
+@canary("Model._compile_loss._user_loss_weights", "are the weights that compile was given")
+def _():
+    model, *_ = with_metrics()
+    return model._compile_loss._user_loss_weights == {"a": 0.5, "b": 2.0}
+
+
 def with_metrics():
     """A compiled model with a metric, a weighted one, and a loss for each of two outputs."""
     x = keras.Input((1,))
@@ -312,7 +318,8 @@ def with_metrics():
     own, weighted = keras.metrics.MeanAbsoluteError(), keras.metrics.MeanSquaredError()
     losses = {"a": "mse", "b": "mse"}
     settings = {"metrics": {"a": [own]}, "weighted_metrics": {"b": [weighted]}}
-    model.compile("sgd", losses, **settings, jit_compile=False)
+    weights = {"a": 0.5, "b": 2.0}
+    model.compile("sgd", losses, weights, **settings, jit_compile=False)
     model.fit(np.ones((2, 1)), {"a": np.ones((2, 1)), "b": np.ones((2, 1))}, verbose=0)
     return model, own, weighted
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tfaccel.precision import float32_region
     from tfaccel.profiling.api import profile
     from tfaccel.run import Run, setup
+    from tfaccel.underflow import gradient_underflow
 
 __version__ = "0.1.0"
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "compare",
     "doctor",
     "float32_region",
+    "gradient_underflow",
     "lint",
     "preset",
     "profile",
@@ -80,6 +82,8 @@ def __getattr__(name: str):
         return importlib.import_module("tfaccel.collectives")
     if name == "float32_region":
         return importlib.import_module("tfaccel.precision").float32_region
+    if name == "gradient_underflow":
+        return importlib.import_module("tfaccel.underflow").gradient_underflow
     if name == "sources":
         return importlib.import_module("tfaccel.data.sources")
     raise AttributeError(f"module 'tfaccel' has no attribute '{name}'")

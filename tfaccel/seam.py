@@ -16,7 +16,7 @@ the canary: it fails by name when one changes):
     Model._distribute_strategy, Model._flatten_layers, Model._maybe_symbolic_build,
     Model._symbolic_build, backend.compute_output_spec, Functional.call, Sequential._functional,
     models.functional.unpack_singleton,
-    Model._compile_loss._user_loss, Model._compile_metrics._user_metrics and
+    Model._compile_loss._user_loss and ._user_loss_weights, Model._compile_metrics._user_metrics and
     ._user_weighted_metrics, TFEpochIterator._distributed_dataset. For padding: Model._loss_tracker,
     CompileLoss.metrics, MetricsList.update_state and .metrics, losses.loss.reduce_weighted_values,
     backend.get_keras_mask. For mixing: utils.rng_utils.get_random_seed. For averages:
@@ -198,6 +198,11 @@ def state_of(model) -> list:
 def losses_of(model) -> list:
     """Returns the losses that the model was compiled with."""
     return tf.nest.flatten(model._compile_loss._user_loss) if model._compile_loss else []
+
+
+def loss_weights_of(model):
+    """Returns the loss weights that the model was compiled with, as they were given; or None."""
+    return model._compile_loss._user_loss_weights if model._compile_loss else None
 
 
 def metrics_of(model) -> list:
