@@ -9,7 +9,14 @@ import keras
 import pytest
 
 from tfaccel import auto_batch as room
-from tfaccel.auto_batch import auto_batch, largest_batch, train_briefly, with_batch
+from tfaccel.auto_batch import (
+    auto_batch,
+    auto_parts,
+    largest_batch,
+    train_briefly,
+    with_batch,
+    with_parts,
+)
 from tfaccel.config import Config, DataConfig, ModelConfig, RuntimeConfig, StepConfig
 from tfaccel.data.digits import ensure_digits
 from tfaccel.errors import UserError
@@ -61,12 +68,12 @@ def test_the_cpu_is_refused_in_a_sentence():
 
 
 def in_children(monkeypatch, fail):
-    """Lets children answer at once; `fail(batch)` raises for a batch that does not train."""
+    """Lets children answer at once; `fail(rows)` raises for rows of a part that do not train."""
 
     def run_isolated(function, config):
         if function is room.describe:
             return {"num_replicas": 3, "num_examples": 1437}
-        fail(config.data.global_batch_size)
+        fail(config.data.whole_batch(3) // config.step.accumulation_steps)
         return "peak 7 MiB"
 
     monkeypatch.setattr(room, "run_isolated", run_isolated)
@@ -87,10 +94,41 @@ def test_full_memory_is_an_answer(monkeypatch, tmp_path, caplog):
     in_children(monkeypatch, fail)
     with caplog.at_level(logging.INFO, "tfaccel"):
         assert auto_batch(CONFIG) == 600  # of 8 and of 3
-    assert "autobatch: 48 fits, peak 7 MiB" in caplog.text
-    assert "autobatch: 624 does not fit" in caplog.text
+    assert "autobatch: global_batch_size=48 fits, peak 7 MiB" in caplog.text
+    assert "autobatch: global_batch_size=624 does not fit" in caplog.text
     assert "autobatch: global_batch_size=600 (5% of memory left)" in caplog.text
     assert not (tmp_path / "child.log").exists()
+
+
+@pytest.mark.parametrize(("limit", "parts"), [(64, 1), (63, 2), (16, 4), (3, 21 + 1)])
+def test_the_fewest_parts_in_which_a_batch_fits(monkeypatch, tmp_path, caplog, limit, parts):
+    """Powers of two, and at last row by row: of 64 rows on three replicas each has 22 at most."""
+
+    def fail(rows):
+        if rows > limit:
+            raise error(tmp_path, "OutOfMemoryError", "Can't allocate 7 bytes on device 0")
+
+    in_children(monkeypatch, fail)
+    with caplog.at_level(logging.INFO, "tfaccel"):
+        assert auto_parts(CONFIG) == parts
+    found = f"autobatch: accumulation_steps={parts} for global_batch_size=64 (5% of memory left)"
+    assert found in caplog.text
+
+
+def test_parts_begin_with_those_of_the_config(monkeypatch, tmp_path):
+    tried = []
+    in_children(monkeypatch, tried.append)
+    assert auto_parts(with_parts(CONFIG, 3)) == 3
+    assert tried == [21]
+
+
+def test_a_batch_that_fits_in_no_parts_is_said(monkeypatch, tmp_path):
+    def fail(rows):
+        raise error(tmp_path, "ResourceExhaustedError", "OOM when allocating tensor with shape[1]")
+
+    in_children(monkeypatch, fail)
+    with pytest.raises(UserError, match="global_batch_size=64 does not even fit row by row"):
+        auto_parts(CONFIG)
 
 
 def test_any_other_failure_is_raised(monkeypatch, tmp_path):
@@ -161,3 +199,18 @@ def test_the_batch_that_is_found_trains_and_one_well_above_does_not(monkeypatch)
     assert caught.value.type_name == "OutOfMemoryError"
     proposed = int(re.search(r"use global_batch_size=(\d+) or less", caught.value.reason)[1])
     assert batch // 2 <= proposed < above
+
+
+@pytest.mark.gpu
+def test_the_parts_that_are_found_train_what_does_not_fit_at_once(monkeypatch):
+    monkeypatch.delenv("TF_FORCE_GPU_ALLOW_GROWTH", raising=False)
+    config = Config(
+        runtime=RuntimeConfig(gpu_ids=(0,), precision="mixed_float16", memory=2000, xla=False),
+        data=DataConfig(image_size=(128, 128), channels=1, global_batch_size=1024),
+        model=ModelConfig(name="cifar_resnet"),
+    )
+    parts = auto_parts(config)
+    assert parts > 1
+    with pytest.raises(IsolatedError) as caught:
+        room._in_child(train_briefly, with_parts(config, parts // 2))
+    assert caught.value.out_of_memory

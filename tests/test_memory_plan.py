@@ -60,7 +60,8 @@ def test_the_plan_reads_as_one_line():
     assert said == (
         "out of memory with global_batch_size=1024; use global_batch_size=512 or less, or the same "
         "batch with accumulation_steps=3 or more (equal but for batch norm), or "
-        "precision='mixed_float16'; `tfaccel autobatch` finds the largest batch that fits. "
+        "precision='mixed_float16'; `tfaccel autobatch` finds the largest batch that fits, or "
+        "with --keep-batch the parts of this one. "
         "Estimated: parameters 2,048, optimizer 4,096, gradients 2,048, activations 136,192, "
         "DALI, CUDA and others 2,048 of 81,920 MiB on each replica"
     )

@@ -1,9 +1,10 @@
-"""The largest global batch that fits in the GPUs' memory, found by training on it.
+"""The largest global batch that fits in the GPUs' memory, or the fewest parts in which one does.
 
-Takes an experiment; gives the batch. Each candidate is tried in a process of its own, which ends
+Takes an experiment; gives the number. Each candidate is tried in a process of its own, which ends
 with all of its memory: a few real steps of training and one of testing, DALI's pool and all.
 
     batch = auto_batch(config)      # 1920
+    parts = auto_parts(config)      # 4: accumulation_steps, for the config's own batch
     largest_batch(lambda batch: batch <= 1000, multiple=8, at_most=10**6, start=256)    # 1000
 
 A try takes as long as a run takes to its first steps: about a minute for ResNet-50 with XLA, and
@@ -82,7 +83,7 @@ def auto_batch(config: Config) -> int:
     multiple = math.lcm(TENSORS_MULTIPLE, facts["num_replicas"])
     most = max(facts["num_examples"], multiple)
     batch = largest_batch(
-        lambda each: _fits(config, each),
+        lambda each: _fits(with_batch(config, each), f"global_batch_size={each}"),
         multiple=multiple,
         at_most=most,
         start=config.data.whole_batch(facts["num_replicas"]),
@@ -97,6 +98,40 @@ def auto_batch(config: Config) -> int:
     return batch
 
 
+def auto_parts(config: Config) -> int:
+    """Returns the fewest parts of a step, `accumulation_steps`, in which the config's batch trains.
+
+    The mathematics is the same but for batch norm, which sees a part at a time. `MARGIN` of the
+    memory is held back. Powers of two are tried, from the config's own number on.
+
+    Args:
+      config: the experiment.
+
+    Raises:
+      UserError: there is no GPU whose memory could be full, the batch does not even fit row by row,
+        or a mistake in the config.
+      IsolatedError: a try failed for another reason.
+    """
+    show_log()
+    num_replicas = _in_child(describe, config)["num_replicas"]
+    batch = config.data.whole_batch(num_replicas)
+    rows, parts = math.ceil(batch / num_replicas), config.step.accumulation_steps
+    while not _fits(with_parts(config, parts), f"accumulation_steps={parts}"):
+        if parts >= rows:
+            raise UserError(
+                f"global_batch_size={batch} does not even fit row by row; use "
+                "precision='mixed_float16', smaller images or a smaller model"
+            )
+        parts = min(2 * parts, rows)
+    log.info(
+        "autobatch: accumulation_steps=%d for global_batch_size=%d (%.0f%% of memory left)",
+        parts,
+        batch,
+        MARGIN * 100,
+    )
+    return parts
+
+
 def with_batch(config: Config, global_batch_size: int) -> Config:
     """Returns the experiment with another batch."""
     data = dataclasses.replace(
@@ -105,16 +140,22 @@ def with_batch(config: Config, global_batch_size: int) -> Config:
     return dataclasses.replace(config, data=data)
 
 
-def _fits(config: Config, global_batch_size: int) -> bool:
+def with_parts(config: Config, accumulation_steps: int) -> Config:
+    """Returns the experiment with its steps in so many parts."""
+    step = dataclasses.replace(config.step, accumulation_steps=accumulation_steps)
+    return dataclasses.replace(config, step=step)
+
+
+def _fits(config: Config, what: str) -> bool:
     try:
-        peak = _in_child(train_briefly, with_batch(config, global_batch_size))
+        peak = _in_child(train_briefly, config)
     except IsolatedError as error:
         if not error.out_of_memory:
             raise
         error.log.unlink(missing_ok=True)
-        log.info("autobatch: %d does not fit", global_batch_size)
+        log.info("autobatch: %s does not fit", what)
         return False
-    log.info("autobatch: %d fits, %s", global_batch_size, peak)
+    log.info("autobatch: %s fits, %s", what, peak)
     return True
 
 

@@ -281,11 +281,14 @@ COMPARE = """usage: tfaccel compare --config=FILE [--steps=50] [--repeats=5] [--
   In a notebook: tfaccel.compare(config, minutes=10), for what a config's get_config() returns
 """
 
-AUTOBATCH = """usage: tfaccel autobatch --config=FILE [--config.SECTION.FIELD=VALUE]
+AUTOBATCH = """usage: tfaccel autobatch --config=FILE [--keep-batch] [--config.SECTION.FIELD=VALUE]
 
   Finds the largest global batch, a multiple of 8, that fits in the GPUs' memory: trains a few steps
   on one size after another, each in a process of its own, DALI's memory and 5% to spare counted.
   Prints it, and the flag to use, as JSON. A try takes about as long as a run to its first steps.
+
+  --keep-batch    find instead the fewest parts (accumulation_steps) in which the config's batch
+                  fits: the same mathematics but for batch norm, which sees a part at a time
 
   tfaccel autobatch --config=configs/imagenet_resnet50.py --config.data.root=/data/imagenet
 """

@@ -206,13 +206,21 @@ def plot(arguments: list[str]) -> int:
 
 
 def autobatch(arguments: list[str]) -> int:
-    """Finds the largest batch that fits and prints it, with its flag, as one JSON line."""
-    values, _ = _parse_config_flags("autobatch", arguments, paths=())
+    """Finds the largest batch that fits, or the parts in which one does; prints it with its flag.
+
+    One JSON line.
+    """
+    values, _ = _parse_config_flags("autobatch", arguments, paths=(), switches=("keep-batch",))
     config = parse(values.config)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    from tfaccel.auto_batch import auto_batch
+    from tfaccel import auto_batch
 
-    batch = auto_batch(config)
+    if values["keep-batch"].value:
+        parts = auto_batch.auto_parts(config)
+        flag = f"--config.step.accumulation_steps={parts}"
+        print(json.dumps({"accumulation_steps": parts, "flag": flag}))
+        return 0
+    batch = auto_batch.auto_batch(config)
     flag = f"--config.data.global_batch_size={batch}"
     if config.data.batch_per_replica is not None:
         flag += " --config.data.batch_per_replica=None"

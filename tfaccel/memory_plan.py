@@ -143,7 +143,8 @@ def explain(
     size = f" with global_batch_size={global_batch_size}" if global_batch_size else ""
     return (
         f"out of memory{size}; use {', or '.join(filter(None, ways))}; `tfaccel autobatch` finds "
-        f"the largest batch that fits.\nEstimated: {plan}"
+        "the largest batch that fits, or with --keep-batch the parts of this one.\n"
+        f"Estimated: {plan}"
     )
 
 
