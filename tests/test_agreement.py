@@ -2,9 +2,13 @@
 
 import json
 import shutil
+import types
 
+import numpy as np
 import pytest
 from conftest import in_workers
+
+from tfaccel import agreement
 
 PROGRAM = """
 import pathlib
@@ -71,3 +75,23 @@ def test_workers_whose_data_differ_say_in_what(root):
         ]
         for said, each in zip(wrong, wanted, strict=True):
             assert said.startswith(f"workers differ in the {each}"), said
+
+
+@pytest.mark.parametrize(("before_s", "then_s", "most_s"), [(0.5, 0.5, 1.5), (0.001, 0.1, 5.1)])
+def test_a_signal_is_heard_soon_where_steps_become_slower(monkeypatch, before_s, then_s, most_s):
+    now = 0.0
+    monkeypatch.setattr(agreement.time, "monotonic", lambda: now)
+    monkeypatch.setattr(agreement, "of_workers", lambda own, strategy: np.stack([own, own]))
+    several = types.SimpleNamespace(
+        extended=types.SimpleNamespace(worker_devices=("a",)), num_replicas_in_sync=2
+    )
+    any_worker = agreement.AnyWorker(several)
+    for _ in range(1000):
+        now += before_s
+        any_worker.says(False)
+    asked_at = now
+    while True:
+        now += then_s
+        if any_worker.says(True) == (True,):
+            break
+    assert now - asked_at <= most_s

@@ -248,3 +248,21 @@ def test_the_first_execution_of_each_length_compiles(said, setup):
             ("train", 8),
             ("train", 10),
         ]
+
+
+def test_steps_go_on_from_those_that_a_script_restored_by_itself(said, setup):
+    run = setup(xla=False)
+    with run.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    run.compile(model, "sgd", "mse")
+    x = np.ones((8, 2), np.float32)
+
+    class Restore(keras.callbacks.Callback):
+        """As BackupAndRestore."""
+
+        def on_train_begin(self, logs=None):
+            self.model.optimizer.iterations.assign(500)
+
+    said.clear()
+    model.fit(x, x[:, :1], batch_size=4, verbose=0, callbacks=[Restore()])
+    assert [each["step"] for each in said if "step" in each] == [501, 502]

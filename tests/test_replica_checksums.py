@@ -1,5 +1,7 @@
 """Replicas that hold other values are found and named, and made equal at the start."""
 
+import types
+
 import keras
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from conftest import compiled
 from keras import layers
 
 from tfaccel import seam
+from tfaccel.callbacks.replica_audit import ReplicaAudit
 from tfaccel.config import StepConfig
 from tfaccel.replica_checksums import Audit, ReplicasDifferError
 
@@ -209,3 +212,16 @@ def test_one_replica_is_not_audited(monkeypatch):
     model = compile_on(1, audit_steps=1)
     monkeypatch.setattr(Audit, "_first_difference", lambda self: pytest.fail("audited"))
     model.fit(X, X, batch_size=12, verbose=0)
+
+
+def test_of_a_loader_the_audit_names_the_step_where_an_epoch_ends_early():
+    """5 steps an epoch and two in an execution: after 2, 4, 5, 7, 9 and 10 steps."""
+    said, loader = [], types.SimpleNamespace(position=100)
+    audit = ReplicaAudit(3)
+    audit.loader = loader
+    audit.__dict__["_audit"] = types.SimpleNamespace(check=lambda *, when: said.append(when))
+    audit.on_train_begin()
+    for step in (2, 4, 5, 7, 9, 10):
+        loader.position = 100 + step
+        audit.on_train_batch_end(0)
+    assert said == [f"at step {each}" for each in (104, 107, 110)]

@@ -1,3 +1,4 @@
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -158,3 +159,19 @@ def test_in_a_notebook_sigterm_ends_the_kernel_as_ever():
     )
     child = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
     assert child.returncode == 128 + signal.SIGTERM
+
+
+def test_a_forked_child_is_not_its_parent():
+    """It ends by a signal as it would without us, and its parent does not take that for its own."""
+    with StopSignals() as stop:
+        before = signal.getsignal(signal.SIGTERM)
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        child.start()
+        child.terminate()
+        child.join(10)
+        assert child.exitcode == -signal.SIGTERM
+        assert signal.getsignal(signal.SIGTERM) is before
+        time.sleep(0.1)  # for what should not be heard
+        assert stop.requested is None
+        os.kill(os.getpid(), signal.SIGTERM)
+        wait_for(lambda: stop.requested)

@@ -26,6 +26,7 @@ from tfaccel.errors import RunError, UserError
 MOST_FACTS = 8  # a collective needs one length
 # A signal may wait for so long before others hear of it; asking takes about 1 ms.
 ASK_EVERY_S = 1.0
+MOST_CALLS = 50  # of 5 ms: a quarter of a second, so that asking costs 0.4%
 
 
 def check_same(facts: Mapping[str, object], strategy: tf.distribute.Strategy, *, of: str) -> None:
@@ -104,7 +105,9 @@ class AnyWorker:
         self._calls, self._ask_at, self._since = 0, 1, time.monotonic()
 
     def says(self, *own: bool) -> tuple[bool, ...]:
-        """Returns the answer for each; False between two calls, about a second apart, that ask.
+        """Returns the answer for each; False between two calls that ask.
+
+        They are about a second apart, or MOST_CALLS steps: those that follow may be slower.
 
         Every worker must call it in every step.
         """
@@ -114,7 +117,8 @@ class AnyWorker:
         if self._calls < self._ask_at:
             return (False,) * len(own)
         seconds = max(1e-6, time.monotonic() - self._since)
-        calls = max(1, math.floor(self._calls * ASK_EVERY_S / seconds))
+        calls = math.floor(self._calls * ASK_EVERY_S / seconds)
+        calls = max(1, min(calls, MOST_CALLS))
         found = of_workers(np.array([calls, *own], np.int64), self._strategy)
         # The slowest worker's wish, so that all ask in the same step again.
         self._calls, self._ask_at, self._since = 0, int(found[:, 0].min()), time.monotonic()

@@ -154,12 +154,14 @@ def _watched(fit: Callable, model, config: StepConfig, beats: Beats) -> Callable
     if model.distribute_strategy.num_replicas_in_sync > 1:
         each_batch.append(ReplicaAudit(config.audit_steps))
     ours = [*each_batch, beats]
+    placed = [each for each in ours if hasattr(each, "loader")]  # which say at which step it is
 
     @functools.wraps(fit)
     def wrapper(*args, **kwargs):
         call = signature.bind(*args, **kwargs)
         given, x = call.arguments.get("callbacks"), call.arguments.get("x")
-        finite.loader = beats.loader = x if isinstance(x, Loader) else None
+        for each in placed:
+            each.loader = x if isinstance(x, Loader) else None
         is_list = isinstance(given, keras.callbacks.CallbackList)
         theirs = given.callbacks if is_list else keras.tree.flatten(given or [])
         theirs = [each for each in theirs if each not in ours and not isinstance(each, Ahead)]

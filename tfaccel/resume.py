@@ -34,7 +34,7 @@ def from_checkpoint(fit: Callable, model: keras.Model, config: StepConfig) -> Ca
         found = _checkpoints_in(call.arguments.get("callbacks"))
         if found is None:
             return fit(*args, **kwargs)
-        loader = call.arguments["x"]
+        loader = call.arguments.get("x")
         _check(loader, call.arguments, found)
         others = [each for each in _flat(call.arguments["callbacks"]) if each is not found]
         with contextlib.ExitStack() as stack:

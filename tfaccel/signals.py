@@ -54,6 +54,30 @@ def exiting_on_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+_installed = []  # those whose handlers are in place
+_forking = threading.local()
+
+
+def _hold_back() -> None:
+    """Keeps signals away from a child until it has its own handlers."""
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, HEARD if _installed else ())
+
+
+def _let_through() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+def _forget() -> None:
+    """Takes the handlers out of a forked child: its signals would be its parent's request too."""
+    while _installed:
+        signal.set_wakeup_fd(-1)
+        _installed.pop()._put_back()
+    _let_through()
+
+
+os.register_at_fork(before=_hold_back, after_in_parent=_let_through, after_in_child=_forget)
+
+
 class StopSignals:
     """Hears signals within its context; elsewhere, and in other threads than the main one, none.
 
@@ -78,6 +102,7 @@ class StopSignals:
             self._delivered.fileno(), warn_on_full_buffer=False
         )
         self._before = {each: signal.signal(each, self._call_users) for each in HEARD}
+        _installed.append(self)
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
         return self
@@ -86,16 +111,20 @@ class StopSignals:
         """Puts back what was there."""
         if not self._before:
             return
+        _installed.remove(self)
         try:
             signal.set_wakeup_fd(self._wakeup_before)
             self._delivered.close()  # the thread's end, which may have sent a signal once more
             self._thread.join()
         finally:
-            for number, handler in self._before.items():
-                # None stands for one that was not installed from Python.
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)
-            self._before = {}
+            self._put_back()
             self._ours.close()
+
+    def _put_back(self) -> None:
+        for number, handler in self._before.items():
+            # None stands for one that was not installed from Python.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._before = {}
 
     def _listen(self) -> None:
         while numbers := self._ours.recv(16):

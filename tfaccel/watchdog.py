@@ -84,6 +84,9 @@ class Watchdog:
         Raises:
           WorkerLostError: from the error that came of it. This process can reduce no more: end it.
         """
+        if not self._peers:
+            yield
+            return
         self._answered_at = dict.fromkeys(self._peers, time.monotonic())
         ended = threading.Event()
         thread = threading.Thread(target=self._watch, args=(ended,), daemon=True)

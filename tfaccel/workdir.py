@@ -11,6 +11,7 @@ Takes the path; gives the folder, made or found again once it is sure that no ot
     DIR/first_batch.png    the first augmented images, with their labels
     DIR/export/1/          SavedModel and model.keras
     DIR/result.json        what the command's last line says
+    DIR/launch/            what each rank printed, of `tfaccel launch`
     DIR/run.lock           held by the process that writes here
 """
 
@@ -34,6 +35,17 @@ from tfaccel.redact import redacted
 log = logging.getLogger("tfaccel")
 
 RESUMES = ("auto", "required", "never")
+
+_locks = set()  # descriptors of the folders that this process holds
+
+
+def _let_go() -> None:
+    """Closes a forked child's copies: a lock is kept for as long as anybody has it open."""
+    while _locks:
+        os.close(_locks.pop())
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 def check_usable(path: pathlib.Path, *, resume: str) -> pathlib.Path:
@@ -83,11 +95,14 @@ def held(path: pathlib.Path) -> Iterator[pathlib.Path]:
         file = os.open(path / "run.lock", os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}); give another") from error
+    _locks.add(file)
     try:
         _lock(file, path)
         yield path
     finally:
-        os.close(file)
+        if file in _locks:  # of a forked child it is closed
+            _locks.remove(file)
+            os.close(file)
 
 
 def _lock(file: int, path: pathlib.Path) -> None:
@@ -141,8 +156,9 @@ def write_config(path: pathlib.Path, config: dict) -> None:
     before, now = _read(path / "config.json"), _as_written(config)
     if before not in (None, now) and not any(path.glob("checkpoints/step-*")):
         raise UserError(f"workdir {path} already holds another run; give another, or remove it")
-    write_json(path / "config.json", now)
+    # First, or a run that is killed between the two would have ended with the result of another.
     (path / "result.json").unlink(missing_ok=True)
+    write_json(path / "config.json", now)
 
 
 def next_version(folder: pathlib.Path) -> pathlib.Path:

@@ -39,6 +39,29 @@ def test_a_dry_run_leaves_nothing_in_its_workdir(engine, tmp_path, monkeypatch):
     assert options.log_dir == pathlib.Path("/logs")
 
 
+@pytest.mark.parametrize(
+    "spelt",
+    [["--workdir=x/y"], ["--workdir", "x/y"], ["-workdir=x/y"], ["--workdir=a", "--workdir=x/y"]],
+)
+def test_a_workdir_is_found_as_absl_finds_it(spelt):
+    options, _ = parse(["train", "--config=c.py", *spelt], {})
+    assert options.log_dir == pathlib.Path.cwd() / "x" / "y" / "launch"
+
+
+@pytest.mark.parametrize("spelt", ["--dry-run=true", "--dry_run", "-dry-run", "--dry_run=1"])
+def test_a_dry_run_is_found_as_absl_finds_it(spelt, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    options, _ = parse([*TRAIN, spelt], {})
+    assert options.log_dir.parent == tmp_path
+
+
+def test_a_call_that_is_refused_leaves_no_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(UserError, match="without --master-addr"):
+        parse(["--nnodes=2", *TRAIN, "--dry-run"], {})
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_ipv6_address_may_stand_in_brackets():
     for host in ("::1", "[::1]"):
         options, _ = parse(["--nnodes=2", f"--master-addr={host}", *TRAIN], {})

@@ -1,8 +1,9 @@
 """Says to the launcher, if there is one, how far `fit`, `evaluate` and `predict` have come.
 
-Takes the loader that `fit` trains on, or none; gives beats: see tfaccel/progress.py.
+Takes the loader that `fit` trains on, if it is one; gives beats: see tfaccel/progress.py.
 
-    model.fit(loader, callbacks=[Beats(loader)])
+    beats.loader = loader
+    model.fit(loader, callbacks=[beats])
 
 The first execution of each kind and length compiles, so that it belongs to the start. Of batches
 only beginnings are told: Keras waits for the device before their end, which would slow `evaluate`
@@ -14,20 +15,20 @@ import math
 import keras
 
 from tfaccel import progress
-from tfaccel.data.distribute import Loader
 
 
 class Beats(keras.callbacks.Callback):
     """A beat as each batch begins.
 
     Attributes:
-      loader: whose position says which step it is; None to count the steps from here.
+      loader: whose position says which step it is; None to count the steps, from the optimizer's
+        on, which a script may have restored by its own means.
     """
 
-    def __init__(self, loader: Loader | None = None):
+    def __init__(self):
         """Counts from the start."""
         super().__init__()
-        self.loader, self._num_begun, self._compiled = loader, 0, set()
+        self.loader, self._num_begun, self._compiled = None, None, set()
         self._num_batches = None
 
     def on_train_begin(self, logs=None):
@@ -40,8 +41,12 @@ class Beats(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
         """Names the step."""
         length = self._length(batch)
-        begun = self._num_begun if self.loader is None else self.loader.position
-        self._num_begun += length
+        if self.loader is not None:
+            begun = self.loader.position
+        else:
+            # Once: to read it later is to wait for the device.
+            begun = self._num_begun if self._num_begun is not None else self._iterations()
+            self._num_begun = begun + length
         progress.beat(self._phase("train", length), step=begun + 1)
 
     def on_test_batch_begin(self, batch, logs=None):
@@ -51,6 +56,9 @@ class Beats(keras.callbacks.Callback):
     def on_predict_batch_begin(self, batch, logs=None):
         """Counts a batch."""
         progress.beat(self._phase("evaluation", "predict"))
+
+    def _iterations(self) -> int:
+        return int(self.model.optimizer.iterations.numpy()) if self.model is not None else 0
 
     def _length(self, batch: int) -> int:
         """Returns how many steps the execution that begins has: less at the end of an epoch."""

@@ -161,7 +161,7 @@ class Checkpoints(keras.callbacks.Callback):
         return every is not None and self._loader.position - self._last_saved >= every
 
     def _is_asked(self) -> bool:
-        """Returns whether a signal asked a worker to stop; of several, about a second ago."""
+        """Returns whether a signal asked a worker to stop; of several, some steps ago."""
         asked, failed = self._any_worker.says(bool(self._stop.requested), self._writer.has_failed)
         if failed:
             self._wait_together()

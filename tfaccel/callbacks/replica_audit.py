@@ -11,6 +11,9 @@ class ReplicaAudit(keras.callbacks.Callback):
     """Compares checksums of all variables over all replicas, every so many steps and at the end.
 
     At the start it gives all replicas the values of replica 0, should they differ.
+
+    Attributes:
+      loader: whose position says which step it is; None to count full executions from the start.
     """
 
     def __init__(self, steps: int):
@@ -20,7 +23,7 @@ class ReplicaAudit(keras.callbacks.Callback):
           steps: between two checks, counted over epochs; 0 for the start alone.
         """
         super().__init__()
-        self._steps = steps
+        self._steps, self.loader = steps, None
 
     @functools.cached_property
     def _audit(self) -> Audit:
@@ -29,7 +32,7 @@ class ReplicaAudit(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         """Starts counting anew."""
         self._started = False
-        self._done = self._checked = 0
+        self._done = self._checked = 0 if self.loader is None else self.loader.position
 
     def on_train_batch_begin(self, batch, logs=None):
         """Makes the replicas equal before the first step: after all callbacks that load weights."""
@@ -38,8 +41,11 @@ class ReplicaAudit(keras.callbacks.Callback):
             self._started = True
 
     def on_train_batch_end(self, batch, logs=None):
-        """Counts the steps of this execution, and checks when it is time."""
-        self._done += self.model.steps_per_execution
+        """Checks when it is time."""
+        if self.loader is not None:
+            self._done = self.loader.position
+        else:
+            self._done += self.model.steps_per_execution
         if self._steps and self._done - self._checked >= self._steps:
             self._checked = self._done
             self._audit.check(when=f"at step {self._done}")

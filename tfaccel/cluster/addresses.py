@@ -32,7 +32,8 @@ RETRY_S = 1.0
 
 def is_address(value) -> bool:
     """Returns whether this is host:port."""
-    return isinstance(value, str) and re.fullmatch(r"[^\s,]+:\d{1,5}", value) is not None
+    named = isinstance(value, str) and re.fullmatch(r"[^\s,]+:\d{1,5}", value)
+    return bool(named) and 0 < port_of(value) < 2**16
 
 
 def check_addresses(addresses: Sequence[str], *, of: str) -> None:
@@ -44,7 +45,9 @@ def check_addresses(addresses: Sequence[str], *, of: str) -> None:
     """
     for each in addresses:
         if not is_address(each):
-            raise UserError(f"{of} has the address {each!r}; expected host:port")
+            raise UserError(
+                f"{of} has the address {each!r}; expected host:port, the port from 1 to 65535"
+            )
     if len(set(addresses)) < len(addresses):
         raise UserError(
             f"{of} names an address twice ({', '.join(addresses)}); give every worker a host:port "
@@ -83,7 +86,10 @@ def look_up(host: str) -> set[str]:
     Raises:
       OSError: it has none.
     """
-    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except UnicodeError as error:  # "a..b"
+        raise OSError(f"{host!r} is no name of a host") from error
     return {each[4][0].partition("%")[0] for each in found}
 
 

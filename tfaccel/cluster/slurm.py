@@ -10,7 +10,6 @@ several tasks.
 TensorFlow's SlurmClusterResolver sorts hosts as text (n10 before n9) and fails without GPUs.
 """
 
-import dataclasses
 import itertools
 import re
 from collections.abc import Mapping
@@ -109,63 +108,28 @@ def tasks_per_node(text: str) -> list[int]:
     return counts
 
 
-@dataclasses.dataclass(frozen=True)
-class _Step:
-    """A step, and this task's place in it."""
-
-    num_tasks: int
-    rank: int
-    local_index: int
-    node_index: int
-    nodes: list[str]
-    counts: list[int]  # tasks of each node
-    distribution: str
-
-    def is_in_blocks(self) -> bool:
-        """Whether the tasks are numbered node by node, and this one's numbers agree."""
-        if len(self.nodes) != len(self.counts) or self.node_index >= len(self.nodes):
-            return False
-        # Every task must see it, those too whose number is the same in another order.
-        same_in_any = len(self.nodes) == 1 or max(self.counts) == 1
-        return (
-            (same_in_any or self.distribution in ("", "block"))
-            and sum(self.counts) == self.num_tasks
-            and self.local_index < self.counts[self.node_index]
-            and self.rank == sum(self.counts[: self.node_index]) + self.local_index
-        )
-
-
-def _step(environment: Mapping[str, str]) -> _Step:
-    return _Step(
-        num_tasks=_number(environment, "SLURM_STEP_NUM_TASKS"),
-        rank=_number(environment, "SLURM_PROCID"),
-        local_index=_number(environment, "SLURM_LOCALID"),
-        node_index=_number(environment, "SLURM_NODEID"),
-        nodes=nodes(environment),
-        counts=tasks_per_node(_text(environment, "SLURM_STEP_TASKS_PER_NODE")),
-        distribution=re.split("[:,]", environment.get("SLURM_DISTRIBUTION", ""))[0],
-    )
-
-
 def _cluster(environment: Mapping[str, str]) -> Cluster:
-    step = _step(environment)
-    if not step.is_in_blocks():
-        names = [each for each in NAMES if each in environment]
-        shown = ", ".join(f"{each}={environment[each]}" for each in names)
+    hosts = nodes(environment)
+    counts = tasks_per_node(_text(environment, "SLURM_STEP_TASKS_PER_NODE"))
+    num_tasks, rank, node_index, local_index = (_number(environment, name) for name in NAMES[:4])
+    kind = re.split("[:,]", environment.get("SLURM_DISTRIBUTION", ""))[0]
+    # Every task must see it, those too whose number is the same in another order.
+    in_blocks = kind in ("", "block") or len(hosts) == 1 or max(counts) == 1
+    places = [(node, local) for node, count in enumerate(counts) for local in range(count)]
+    agrees = places[rank : rank + 1] == [(node_index, local_index)]
+    if not in_blocks or not agrees or (len(hosts), num_tasks) != (len(counts), len(places)):
+        shown = ", ".join(f"{each}={environment[each]}" for each in NAMES if each in environment)
         raise UserError(
             f"Slurm's tasks are not numbered node by node ({shown}); expected srun "
             "--distribution=block"
         )
-    hosts = [
-        node for node, count in zip(step.nodes, step.counts, strict=True) for _ in range(count)
-    ]
     # Each has a port of its own, on every host: two of Slurm's nodes may be one machine.
-    first = base_port(*job(environment), num_workers=step.num_tasks)
+    first = base_port(*job(environment), num_workers=num_tasks)
     return Cluster(
-        tuple(f"{host}:{first + rank}" for rank, host in enumerate(hosts)),
-        step.rank,
-        local_index=step.local_index,
-        num_local=step.counts[step.node_index],
+        tuple(f"{hosts[node]}:{first + each}" for each, (node, _) in enumerate(places)),
+        rank,
+        local_index=local_index,
+        num_local=counts[node_index],
         source=_source(environment),
     )
 

@@ -194,25 +194,20 @@ class Coordinator:
 
     def _over(self, verdict: Verdict) -> None:
         """Ends the attempt and prepares the next, or ends all."""
-        why_not = "not all nodes were there" if not self._running else None
         if self._running:
             self._furthest.append(max(state.step for state, _ in self._states.values()))
-        why_not = (
-            gang.why_not_again(
-                verdict,
-                restarts=self._attempt,
-                options=self._options,
-                furthest=self._furthest,
-                was_told_to_stop=bool(self._stop_signal),
-            )
-            or why_not
-        )
+        why_not = gang.why_not_again(
+            verdict,
+            restarts=self._attempt,
+            options=self._options,
+            furthest=self._furthest,
+            was_told_to_stop=bool(self._stop_signal),
+        ) or (None if self._running else "not all nodes were there")
         wait_s = gang.backoff_s(self._attempt)
         self._end = Answer(
             "end",
             self._attempt,
             reason=verdict.reason + self._then(verdict, why_not, wait_s),
-            rank=verdict.rank,
             tail=self._states[verdict.rank][0].tail if verdict.rank is not None else (),
             is_final=why_not is not None,
             exit_code=verdict.exit_code,

@@ -2,7 +2,7 @@
 
 Arrival(node=1, host="10.0.0.2", ports=(21034, 25110), digest="5f0c...", launcher="9e1b...")
 Report(node=1, attempt=0, states={2: RankState(...), 3: RankState(...)}, launcher="9e1b...")
-Answer("end", reason="rank 3 was ended by SIGKILL, exit code 137; ...", rank=3)
+Answer("end", reason="rank 3 was ended by SIGKILL, exit code 137; ...")
 """
 
 import dataclasses
@@ -54,8 +54,7 @@ class Answer:
       attempt: that it is about.
       addresses: of all ranks, to start.
       reason: of an end.
-      rank: at fault, if one is.
-      tail: what that rank printed: its first error, then its last lines.
+      tail: what the rank at fault printed: its first error, then its last lines.
       is_final: whether the launcher ends too, with `exit_code`.
       exit_code: of the job.
       in_order: whether the ranks stopped as a signal asked them to, although that is not 0.
@@ -66,7 +65,6 @@ class Answer:
     attempt: int = 0
     addresses: tuple[str, ...] = ()
     reason: str = ""
-    rank: int | None = None
     tail: tuple[str, ...] = ()
     is_final: bool = False
     exit_code: int = 0

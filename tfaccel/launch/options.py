@@ -9,6 +9,7 @@ Takes the command line and the environment; gives `Options` and the command that
 import dataclasses
 import datetime
 import hashlib
+import itertools
 import logging
 import math
 import pathlib
@@ -102,7 +103,6 @@ def parse(
         raise UserError(str(error)) from error
     argv_of(command)  # or a UserError
     given = {field: values[flag].value for flag, field in FIELDS.items() if values[flag].present}
-    given["log_dir"] = _log_dir(values["log-dir"].value, command, given.get("engine", "local"))
     if given.get("engine", "local") == "local":
         given = scheduler.nodes(environment, given)
     if given.get("master_addr"):
@@ -110,7 +110,9 @@ def parse(
     given |= {field: math.inf for field in MAY_LAST if given.get(field) == 0}
     options = Options(**given)
     _check(options, environment)
-    return options, command
+    # Last: it may be a temporary folder, which is made.
+    log_dir = _log_dir(values["log-dir"].value, command, options.engine)
+    return dataclasses.replace(options, log_dir=log_dir), command
 
 
 # Flags by the field that each is, for those whose value is taken as it is.
@@ -133,6 +135,7 @@ FIELDS = {
     "sbatch": "sbatch",
     "image": "image",
 }
+YES = ("true", "t", "1")  # of absl
 # Seconds that may be 0, for no limit.
 MAY_LAST = ("start_timeout_s", "step_timeout_s", "save_timeout_s", "evaluation_timeout_s")
 
@@ -183,9 +186,20 @@ def argv_of(command: Sequence[str]) -> list[str]:
 
 
 def workdir_of(command: Sequence[str]) -> str:
-    """Returns the last `--workdir=` of the command, or an empty text."""
-    named = [each.partition("=")[2] for each in command if each.startswith("--workdir=")]
-    return named[-1] if named else ""
+    """Returns the last `--workdir` of the command, or an empty text; spelt as absl takes it."""
+    found = ""
+    for each, following in itertools.zip_longest(command, command[1:], fillvalue=""):
+        name, sign, value = each.partition("=")
+        if name in ("--workdir", "-workdir"):
+            found = value if sign else following
+    return found
+
+
+def _is_dry(command: Sequence[str]) -> bool:
+    flags_given = [
+        each.lstrip("-").replace("_", "-").lower() for each in command if each[:1] == "-"
+    ]
+    return any(each in ("dry-run", *(f"dry-run={yes}" for yes in YES)) for each in flags_given)
 
 
 def _log_dir(given: str | None, command: Sequence[str], engine: str) -> pathlib.Path:
@@ -200,7 +214,7 @@ def _log_dir(given: str | None, command: Sequence[str], engine: str) -> pathlib.
             "train without --workdir=DIR; give one that all ranks share, and that a restart goes "
             "on from"
         )
-    is_dry = command[0] == "train" and "--dry-run" in command
+    is_dry = command[0] == "train" and _is_dry(command)
     if given:
         folder = given
     elif is_dry and engine == "local":

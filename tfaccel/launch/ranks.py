@@ -246,7 +246,15 @@ class _Rank:
 
 
 def _in_words(argv: Sequence[str]) -> str:
-    """Returns a command in one line, without secrets."""
-    pairs = [each.partition("=") for each in argv]
-    said = [name + sign + redacted(value, name) for name, sign, value in pairs]
+    """Returns a command in one line, without secrets: `--token=abc` or `--token abc`."""
+    said, flag = [], ""  # the one that a value follows
+    for each in argv:
+        name, sign, value = each.partition("=")
+        if flag and not each.startswith("-"):
+            said.append(redacted(each, flag))
+            flag = ""
+        else:
+            flag = name.lstrip("-").replace("-", "_")
+            said.append(name + sign + redacted(value, flag))
+            flag = "" if sign or not each.startswith("-") else flag
     return redacted(shlex.join(said)).replace("\n", " ")

@@ -166,5 +166,6 @@ def _launch(job: dict) -> int:
         cwd=job["folder"],
     )
     if done.returncode not in NEVER_AGAIN:
-        raise RunError(f"launcher ended with exit code {done.returncode}")
+        code = done.returncode if done.returncode >= 0 else 128 - done.returncode  # of a signal
+        raise RunError(f"launcher ended with exit code {code}")
     return done.returncode

@@ -84,7 +84,10 @@ class Client:
             )
         if response.status != http.HTTPStatus.OK:
             raise ConnectionError(f"HTTP status {response.status}")
-        return _answer(json.loads(text))
+        try:
+            return _answer(json.loads(text))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConnectionError("an answer of another program than node 0's launcher") from error
 
 
 def check_reach(options: Options, *, token: str) -> None:
@@ -165,9 +168,9 @@ def _listening_address(options: Options) -> tuple[int, str]:
         found = socket.getaddrinfo(
             options.master_addr, options.master_port, type=socket.SOCK_STREAM
         )
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise UserError(
-            f"--master-addr={options.master_addr} is not known here ({error.strerror}); give node "
+            f"--master-addr={options.master_addr} is not known here ({error}); give node "
             "0's address"
         ) from error
     family, *_, (address, *_) = found[0]
