@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from tfaccel import workdir
-from tfaccel.errors import RunError
-from tfaccel.workdir import finished, held, write_config, write_json
+from tfaccel import plot, workdir
+from tfaccel.errors import RunError, UserError
+from tfaccel.workdir import check_usable, finished, held, write_config, write_json
 
 
 def test_a_forked_child_does_not_keep_the_lock(tmp_path):
@@ -53,3 +53,28 @@ def test_a_kill_while_a_config_is_written_leaves_no_result_of_another(tmp_path, 
     monkeypatch.setattr(pathlib.Path, "unlink", noted(pathlib.Path.unlink))
     write_config(tmp_path, {"seed": 2})
     assert left == {"result.json": None, "config.json": None}
+
+
+def test_a_name_that_no_disk_takes_is_a_sentence(tmp_path):
+    path = tmp_path / ("x" * 300)
+    with pytest.raises(UserError, match="File name too long"), held(path):
+        pass
+    assert check_usable(path, resume="never") == path
+    with pytest.raises(UserError, match="there is no workdir"):
+        plot.read(path)
+
+
+def test_a_folder_that_may_not_be_searched_is_none(tmp_path, monkeypatch):
+    """As of another user; for root every folder may be."""
+    asked = os.stat
+
+    def refuse(path, **how):
+        if "closed" in os.fspath(path):
+            raise PermissionError(13, "Permission denied", os.fspath(path))
+        return asked(path, **how)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    with pytest.raises(UserError, match="no checkpoints to resume from"):
+        check_usable(tmp_path / "closed" / "a", resume="required")
+    with pytest.raises(UserError, match="there is no workdir"):
+        plot.read(tmp_path / "closed" / "a")

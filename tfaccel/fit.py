@@ -18,9 +18,10 @@ from tfaccel.callbacks.checkpoints import Checkpoints
 from tfaccel.callbacks.ema import EMA
 from tfaccel.callbacks.logs import Logs
 from tfaccel.callbacks.throughput import Throughput
+from tfaccel.checkpoint.rotation import largest_is_best
 from tfaccel.config import TrainConfig
 from tfaccel.data.distribute import Loader
-from tfaccel.errors import UserError
+from tfaccel.errors import RunError
 from tfaccel.gpu_usage import GpuUsage
 from tfaccel.logs import make_writers
 from tfaccel.runtime import Device
@@ -90,10 +91,10 @@ def fit(
         )
     metrics = {name: float(values[-1]) for name, values in history.history.items()}
     metrics.pop("images_per_second", None)  # the last epoch's; that of the run stands beside
-    if not all(map(math.isfinite, metrics.values())):
-        raise UserError(
-            f"training diverged: loss={metrics['loss']}, val_loss={metrics['val_loss']} after the "
-            "last epoch (metrics.csv in the workdir has all); lower the learning rate"
+    if spoilt := [name for name, each in metrics.items() if not math.isfinite(each)]:
+        raise RunError(
+            f"training diverged: {', '.join(f'{name}={metrics[name]}' for name in spoilt)} after "
+            "the last epoch (metrics.csv in the workdir has all); lower the learning rate"
         )
     return Outcome(
         metrics=metrics,
@@ -114,7 +115,7 @@ def _of_recipe(recipe: TrainConfig) -> list[keras.callbacks.Callback]:
             keras.callbacks.EarlyStopping(
                 recipe.monitor,
                 patience=recipe.early_stopping_epochs,
-                mode="min" if recipe.monitor.endswith("loss") else "max",
+                mode="max" if largest_is_best(recipe.monitor) else "min",
                 # Of averaged weights, those of the end: the best epoch's are not kept apart.
                 restore_best_weights=recipe.ema_momentum is None,
                 verbose=1,

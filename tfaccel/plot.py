@@ -11,6 +11,7 @@ import html
 import io
 import logging
 import math
+import os
 import pathlib
 
 from tfaccel.errors import UserError
@@ -20,6 +21,7 @@ log = logging.getLogger("tfaccel")
 
 Runs = dict[str, list[Record]]  # each run's name, and its epochs
 
+LONGEST_NAME = 48  # of a run, in a legend
 SUFFIXES = (".png", ".html")
 WIDTH, HEIGHT = 5.2, 3.4  # inches of a chart
 PAGE = """<!DOCTYPE html>
@@ -47,8 +49,6 @@ def plot(workdirs: list[pathlib.Path], output: pathlib.Path) -> None:
     Raises:
       UserError: a workdir or its metrics are not there, or the output cannot be written.
     """
-    if not workdirs:
-        raise UserError("no workdir; give at least one, e.g. `tfaccel plot runs/digits`")
     _check_output(output)
     runs = {str(each): read(each) for each in workdirs}
     figure = _draw(runs)
@@ -80,7 +80,7 @@ def read(workdir: pathlib.Path) -> list[Record]:
     Raises:
       UserError: the workdir has none.
     """
-    if not workdir.is_dir():
+    if not os.path.isdir(workdir):  # pathlib's raises below a folder that may not be searched
         raise UserError(f"there is no workdir {workdir}; give folders that `tfaccel train` made")
     lines, table = workdir / "metrics.jsonl", workdir / "metrics.csv"
     try:
@@ -160,8 +160,8 @@ def _legend(figure, runs: Runs) -> None:
         figure.legend(handles=styles, loc="outside upper right", frameon=False, ncols=2)
 
 
-def _shortened(name: str, *, most: int = 48) -> str:
-    return name if len(name) <= most else f"...{name[3 - most :]}"
+def _shortened(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else f"...{name[3 - LONGEST_NAME :]}"
 
 
 def _page(figure, runs: Runs) -> str:

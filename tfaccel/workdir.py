@@ -61,14 +61,15 @@ def check_usable(path: pathlib.Path, *, resume: str) -> pathlib.Path:
     """
     path = path.expanduser().absolute()
     check_choice("resume", resume, RESUMES)
-    if resume == "never" and (path / "config.json").exists():
+    # os.path's say False, where pathlib's raise: below a folder that may not be searched.
+    if resume == "never" and os.path.exists(path / "config.json"):
         raise UserError(f"workdir {path} already holds a run; give another --workdir, or remove it")
-    if resume == "required" and not (path / "checkpoints").is_dir():
+    if resume == "required" and not os.path.isdir(path / "checkpoints"):
         raise UserError(
             f"workdir {path} has no checkpoints to resume from; check the path, or leave out "
             "--resume=required to begin anew"
         )
-    there = next(each for each in (path, *path.parents) if each.exists())
+    there = next(each for each in (path, *path.parents) if os.path.exists(each))
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise UserError(
             f"workdir {path} cannot be written, because {there} cannot; give another --workdir"

@@ -16,6 +16,7 @@ from conftest import in_workers, strategy_of
 from tfaccel import UserError
 from tfaccel.callbacks.checkpoints import Stopped
 from tfaccel.callbacks.restore import Origin
+from tfaccel.checkpoint import state
 from tfaccel.checkpoint.store import Snapshot, Store
 from tfaccel.config import CheckpointConfig, StepConfig
 from tfaccel.data.distribute import Loader
@@ -318,3 +319,18 @@ def test_p8_two_workers_go_back_together(tmp_path):
     for ours, theirs in zip(weights, wanted, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
     assert len(history["loss"]) == 3
+
+
+@pytest.mark.parametrize("value", [np.ones(2), [np.float32(1)], {"a": object()}])
+def test_a_state_that_json_has_not_is_named(value):
+    class Mine(keras.callbacks.Callback):
+        def get_state(self):
+            return {"good": 1, "bad": value}
+
+        def set_state(self, state):
+            pass
+
+    with pytest.raises(
+        UserError, match=r"get_state\(\) of Mine returned 'bad': .*; return numbers"
+    ):
+        state.of_callbacks([Mine()])

@@ -92,6 +92,7 @@ def test_the_command_comes_through_as_it_is():
     [
         (["--name=Digits"], TRAIN, "--name='Digits'; expected small letters"),
         (["--name=" + "a" * 41], TRAIN, "at most 40"),
+        (["--name=null"], TRAIN, "which YAML takes for no text"),
         (["--image="], TRAIN, "--engine=k8s without --image"),
         (["--nproc-per-node=2"], TRAIN, "give more pods by --nnodes"),
         ([], ["train", "--config=a.py", "--workdir=runs/a"], "give an absolute folder"),

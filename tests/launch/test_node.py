@@ -257,6 +257,11 @@ def test_all_is_shown_with_its_rank_and_kept_in_files(launch, tmp_path):
         assert lines == [f"rank {rank} begins"]
 
 
+def test_exit_codes_are_read_where_a_parent_has_children_ignored(launch):
+    ignored = {"preexec_fn": lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN)}
+    assert launch("exits", **ignored).end()[0] == 3
+
+
 def test_a_rank_knows_its_job_from_tf_config_alone(launch, tmp_path):
     foreign = {"SLURM_PROCID": "5", "OMPI_COMM_WORLD_RANK": "5", "TFACCEL_LAUNCH_TOKEN": "secret"}
     launch("ends", environment=foreign).end()

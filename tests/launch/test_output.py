@@ -223,3 +223,16 @@ def test_nohup_holds(hangup):
 @pytest.fixture(autouse=True)
 def shown(caplog):
     caplog.set_level(logging.INFO, logger="tfaccel")
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["a.py", "--token=abc", "--epochs=3"], "a.py '--token=***' --epochs=3"),
+        (["a.py", "--api-key", "abc", "--epochs", "3"], "a.py --api-key '***' --epochs 3"),
+        (["a.py", "--password", "--epochs", "3"], "a.py --password --epochs 3"),
+        (["a.py", "password=abc"], "a.py 'password=***'"),
+    ],
+)
+def test_a_command_in_a_log_has_no_secrets(argv, said):
+    assert ranks_room._in_words(argv) == said

@@ -22,6 +22,7 @@ from tfaccel.agreement import AnyWorker, together
 from tfaccel.callbacks.finite import RollBackError
 from tfaccel.callbacks.restore import Beginning, Origin
 from tfaccel.checkpoint import state as state_lib
+from tfaccel.checkpoint.rotation import largest_is_best
 from tfaccel.checkpoint.store import CheckpointError, Snapshot, Store, check_space
 from tfaccel.checkpoint.writer import Writer
 from tfaccel.config import CheckpointConfig, StepConfig
@@ -67,7 +68,7 @@ class Checkpoints(keras.callbacks.Callback):
             folder,
             keep_last=config.keep_last,
             keep_best=config.keep_best,
-            largest_is_best=not monitor.removeprefix("val_").endswith("loss"),
+            largest_is_best=largest_is_best(monitor),
         )
         self._origin = Origin(self.store, resume, accept_changes, facts)
 

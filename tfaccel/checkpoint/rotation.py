@@ -28,6 +28,11 @@ def to_keep(
     return {*last[-keep_last:], *best[:keep_best]}
 
 
+def largest_is_best(monitor: str) -> bool:
+    """Returns whether the best value of a log is the largest: of a loss it is the smallest."""
+    return not monitor.endswith("loss")
+
+
 def best_first(scores: Mapping[Name, float | None], *, largest_is_best: bool) -> list[Name]:
     """Returns the checkpoints with a finite score, the best first, of equal ones the newest."""
     finite = [name for name, each in scores.items() if each is not None and math.isfinite(each)]

@@ -11,6 +11,7 @@ Names begin with a variable's place, by which it is found again: Keras numbers l
 each process.
 """
 
+import json
 import logging
 from typing import Any
 
@@ -130,7 +131,20 @@ def of_callbacks(callbacks: list) -> tuple[list[dict[str, Any]], Arrays]:
                 value = {"arrays": len(value)}
             state[key] = value.item() if isinstance(value, np.generic) else value
         states.append({"class": type(callback).__name__, "state": state})
+        _check_json(states[-1])
     return states, arrays
+
+
+def _check_json(of_callback: dict) -> None:
+    """Raises UserError for what JSON has not."""
+    for key, value in of_callback["state"].items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError) as error:
+            raise UserError(
+                f"get_state() of {of_callback['class']} returned {key!r}: {error}; return numbers, "
+                "text, lists and dicts of them, or a list of NumPy arrays alone"
+            ) from error
 
 
 def put_callbacks(callbacks: list, states: list[dict[str, Any]], arrays: Arrays) -> None:

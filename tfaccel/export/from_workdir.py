@@ -17,6 +17,7 @@ import tensorflow as tf
 from tfaccel import recipe, runtime
 from tfaccel import workdir as workdir_lib
 from tfaccel.checkpoint import state as state_lib
+from tfaccel.checkpoint.rotation import largest_is_best
 from tfaccel.checkpoint.store import Snapshot, Store
 from tfaccel.cluster import check_one_process, find
 from tfaccel.config import Config, ExportConfig
@@ -81,7 +82,7 @@ def _snapshot(workdir: pathlib.Path, config: Config, which: str) -> Snapshot:
         workdir / "checkpoints",
         keep_last=config.checkpoint.keep_last,
         keep_best=config.checkpoint.keep_best,
-        largest_is_best=not monitor.endswith("loss"),
+        largest_is_best=largest_is_best(monitor),
     )
     if not store.steps():
         raise UserError(

@@ -110,6 +110,7 @@ spec:
 """
 
 # A pod's name, NAME-worker-0-INDEX-xxxxx, may have 63 characters.
+YAML_WORDS = ("null", "true", "false", "yes", "no", "on", "off", "y", "n")
 LONGEST_NAME = 40
 
 
@@ -174,6 +175,8 @@ def _check(options: Options, workdir: str) -> None:
             f"--name={options.name!r}; expected small letters, digits and '-', at most "
             f"{LONGEST_NAME} of them, as Kubernetes has them"
         )
+    if options.name in YAML_WORDS:
+        raise UserError(f"--name={options.name}, which YAML takes for no text; give another name")
     if not options.image:
         raise UserError("--engine=k8s without --image; give a container image with tfaccel in it")
     if options.num_ranks_per_node > 1:

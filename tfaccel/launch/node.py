@@ -45,6 +45,8 @@ def run(options: Options, command: Sequence[str]) -> int:
       UserError: the command cannot run as it is.
       RunError: node 0 was lost, or never came.
     """
+    # A parent may have it ignored: then no process has an exit code.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     argv, digest = argv_of(command), digest_of(command)
     token = os.environ.get(TOKEN_VARIABLE, "")
     _make(options.log_dir)
@@ -170,7 +172,7 @@ class _Node:
 
     def _pass_on(self, ranks: Ranks, passed_on: int) -> int:
         """Passes signals on to the ranks; returns how many of them were."""
-        if self._stop.count > 1 > passed_on - 1:
+        if self._stop.count > 1 and passed_on < 2:
             ranks.send(signal.SIGKILL)
             return 2
         if self._stop.count and not passed_on and self._stop.age_s > PASS_ON_AFTER_S:

@@ -9,6 +9,7 @@ line per epoch, and one every half minute, with no control characters.
 """
 
 import contextlib
+import io
 import logging
 import shutil
 import sys
@@ -36,7 +37,7 @@ class Terminal(Writer):
           stream: where to write; None for standard output.
         """
         self._num_epochs, self._steps_per_epoch = num_epochs, steps_per_epoch
-        self._stream = stream or sys.stdout
+        self._stream = stream or sys.stdout or io.StringIO()  # a process may have none
         self._redraws = self._stream.isatty()
         self.every_s = 1.0 if self._redraws else 30.0
         self._shows_status = False
