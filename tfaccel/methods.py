@@ -28,7 +28,7 @@ from tfaccel.config import StepConfig
 from tfaccel.data.distribute import Loader, check_same_classes
 from tfaccel.errors import UserError
 from tfaccel.memory_plan import explained
-from tfaccel.resume import from_checkpoint
+from tfaccel.resume import flat, from_checkpoint
 from tfaccel.step import padding
 
 
@@ -150,21 +150,19 @@ def _watched(fit: Callable, model, config: StepConfig, beats: Beats) -> Callable
     """Returns `fit` with the callbacks that the replicas and the loss scale need."""
     signature = inspect.signature(fit)
     finite = Finite(config.nonfinite)
-    each_batch = [LossScale(config.loss_scale_floor), finite]
-    if model.distribute_strategy.num_replicas_in_sync > 1:
-        each_batch.append(ReplicaAudit(config.audit_steps))
+    several = model.distribute_strategy.num_replicas_in_sync > 1
+    audits = [ReplicaAudit(config.audit_steps)] if several else []
+    each_batch = [LossScale(config.loss_scale_floor), finite, *audits]
     ours = [*each_batch, beats]
-    placed = [each for each in ours if hasattr(each, "loader")]  # which say at which step it is
 
     @functools.wraps(fit)
     def wrapper(*args, **kwargs):
         call = signature.bind(*args, **kwargs)
         given, x = call.arguments.get("callbacks"), call.arguments.get("x")
-        for each in placed:
+        for each in (finite, beats, *audits):
             each.loader = x if isinstance(x, Loader) else None
         is_list = isinstance(given, keras.callbacks.CallbackList)
-        theirs = given.callbacks if is_list else keras.tree.flatten(given or [])
-        theirs = [each for each in theirs if each not in ours and not isinstance(each, Ahead)]
+        theirs = [each for each in flat(given) if each not in ours and not isinstance(each, Ahead)]
         # Of each call its own: a callback may call `fit` within another.
         ahead, is_ahead = Ahead(*each_batch), can_be_ahead(model, theirs)
         # Ours come first: what they write to the logs is for all others to see.

@@ -36,7 +36,7 @@ def from_checkpoint(fit: Callable, model: keras.Model, config: StepConfig) -> Ca
             return fit(*args, **kwargs)
         loader = call.arguments.get("x")
         _check(loader, call.arguments, found)
-        others = [each for each in _flat(call.arguments["callbacks"]) if each is not found]
+        others = [each for each in flat(call.arguments["callbacks"]) if each is not found]
         with contextlib.ExitStack() as stack:
             with together(model.distribute_strategy, "could not take the checkpoints' folder"):
                 if found.is_chief:  # nobody reads before that is done
@@ -62,13 +62,14 @@ def from_checkpoint(fit: Callable, model: keras.Model, config: StepConfig) -> Ca
 
 
 def _checkpoints_in(callbacks) -> Checkpoints | None:
-    found = [each for each in _flat(callbacks) if isinstance(each, Checkpoints)]
+    found = [each for each in flat(callbacks) if isinstance(each, Checkpoints)]
     if len(found) > 1:
         raise UserError(f"{len(found)} callbacks for checkpoints; give `fit` one of them")
     return found[0] if found else None
 
 
-def _flat(callbacks) -> list:
+def flat(callbacks) -> list:
+    """Returns the callbacks that `fit` is given: one, some, a CallbackList or none."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return list(callbacks.callbacks)
     return keras.tree.flatten(callbacks or [])

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from tfaccel.launch.gang import Limits, RankState, Verdict, backoff_s, judge, why_not_again
+from tfaccel.launch.gang import RankState, Verdict, backoff_s, judge, limits_of, why_not_again
 from tfaccel.launch.options import Options
 
 OPTIONS = Options(
@@ -19,7 +19,7 @@ OPTIONS = Options(
 
 
 def judged(*states, **stopping):
-    return judge(dict(enumerate(states)), Limits.of(OPTIONS), **stopping)
+    return judge(dict(enumerate(states)), limits_of(OPTIONS), **stopping)
 
 
 def training(beats, age_s, phase="train", **more):
@@ -144,8 +144,8 @@ def test_an_exit_code_in_words(code, words):
 def test_a_phase_may_be_without_limit():
     options = dataclasses.replace(OPTIONS, step_timeout_s=math.inf)
     stuck = {0: training(5, 1e9), 1: training(6, 1e9)}
-    assert judge(stuck, Limits.of(options)) is None
-    assert judge({**stuck, 0: training(5, 31, "save")}, Limits.of(options)).rank == 0
+    assert judge(stuck, limits_of(options)) is None
+    assert judge({**stuck, 0: training(5, 31, "save")}, limits_of(options)).rank == 0
 
 
 def test_ranks_that_hear_no_signal_have_the_grace():

@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 from tfaccel.cluster.addresses import in_url, is_loopback
 from tfaccel.launch import gang
-from tfaccel.launch.gang import Limits, RankState, Verdict
+from tfaccel.launch.gang import RankState, Verdict
 from tfaccel.launch.messages import Answer, Arrival, Report
 from tfaccel.launch.options import Options
 
@@ -43,7 +43,7 @@ class Coordinator:
           clock: seconds, monotonic.
         """
         self._options, self._digest, self._clock = options, digest, clock
-        self._limits, self._lock = Limits.of(options), threading.RLock()
+        self._limits, self._lock = gang.limits_of(options), threading.RLock()
         self._attempt, self._running = 0, False
         self._arrivals: dict[int, Arrival] = {}
         self._begun: set[int] = set()  # nodes that have reported of this attempt

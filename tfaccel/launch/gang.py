@@ -2,7 +2,7 @@
 
 Takes how each rank stands; gives a verdict, in words, or none while the job goes well.
 
-    verdict = judge({0: RankState(...), 1: RankState(...)}, Limits.of(options))
+    verdict = judge({0: RankState(...), 1: RankState(...)}, limits_of(options))
     verdict.rank, verdict.exit_code, verdict.reason     # 1, 137, "rank 1 was ended by SIGKILL"
     reason = why_not_again(verdict, restarts=1, options=options, furthest=[57, 57])
 
@@ -83,30 +83,24 @@ class Verdict:
     hung: tuple[int, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """Seconds without progress, by phase; `ended_s` is how long others may take to follow one."""
+def limits_of(options: Options) -> dict[str, float]:
+    """Returns seconds without progress, by phase, as the flags set them; none is infinite.
 
-    by_phase: Mapping[str, float]
-    ended_s: float
-
-    @classmethod
-    def of(cls, options: Options) -> "Limits":
-        """Returns the limits that the flags set; none is infinite."""
-        by_phase = {
-            "start": options.start_timeout_s,
-            "train": options.step_timeout_s,
-            "evaluation": options.evaluation_timeout_s,
-            "save": options.save_timeout_s,
-            "export": options.save_timeout_s,
-            "own": options.start_timeout_s,
-            "end": options.grace_s,
-        }
-        return cls(by_phase, options.grace_s)
+    That of "end" is also how long others may take to follow one that has ended.
+    """
+    return {
+        "start": options.start_timeout_s,
+        "train": options.step_timeout_s,
+        "evaluation": options.evaluation_timeout_s,
+        "save": options.save_timeout_s,
+        "export": options.save_timeout_s,
+        "own": options.start_timeout_s,
+        "end": options.grace_s,
+    }
 
 
 def judge(
-    states: Mapping[int, RankState], limits: Limits, *, stopping_s: float | None = None
+    states: Mapping[int, RankState], limits: Mapping[str, float], *, stopping_s: float | None = None
 ) -> Verdict | None:
     """Returns what ends the gang, or None while it goes on.
 
@@ -124,7 +118,9 @@ def judge(
     return _of_slow(states, limits, stopping_s)
 
 
-def _of_ended(states, ended: Mapping[int, RankState], limits: Limits) -> Verdict | None:
+def _of_ended(
+    states, ended: Mapping[int, RankState], limits: Mapping[str, float]
+) -> Verdict | None:
     """Returns who ended ill by itself, once that can be told."""
     by_itself = [rank for rank, each in ended.items() if each.lost is None and not _in_order(each)]
     if by_itself:
@@ -133,7 +129,7 @@ def _of_ended(states, ended: Mapping[int, RankState], limits: Limits) -> Verdict
     in_order = [rank for rank, each in ended.items() if _in_order(each)]
     if in_order:
         # A signal let it save and stop; so do the others, which must have time for it.
-        late = ended[first].age_s > limits.ended_s
+        late = ended[first].age_s > limits["end"]
         return _stopped(states, in_order[0], late=late)
     if ended[first].age_s < SETTLE_S:
         return None
@@ -182,7 +178,7 @@ def _lost(states, first: int, accused: int) -> str:
     return f"rank {accused} {how}: rank {first} ended because it lost it"
 
 
-def _of_slow(states, limits: Limits, stopping_s: float | None) -> Verdict | None:
+def _of_slow(states, limits: Mapping[str, float], stopping_s: float | None) -> Verdict | None:
     """Returns which rank all others wait for, if for too long."""
     running = {rank: each for rank, each in states.items() if each.exit_code is None}
     least = min(each.beats for each in running.values())
@@ -190,25 +186,25 @@ def _of_slow(states, limits: Limits, stopping_s: float | None) -> Verdict | None
     # It may have waited for one that is done, and goes on since then.
     since_s = min((each.age_s for each in states.values() if each.exit_code == 0), default=math.inf)
     overdue = {
-        rank: each
-        for rank, each in last.items()
-        if min(each.age_s, since_s) > limits.by_phase[each.phase]
+        rank: each for rank, each in last.items() if min(each.age_s, since_s) > limits[each.phase]
     }
     # Where all stand at one place, one may be there for a good reason, as the chief that saves.
     if overdue and len(overdue) == len(last):
         return _overdue(overdue, limits, num_ranks=len(states))
     # TensorFlow takes SIGTERM away from a program that saves nothing.
     deaf = not any(each.asked for each in running.values())
-    if stopping_s is not None and stopping_s > PASSED_ON_S + limits.ended_s and deaf:
-        reason = f"no rank heard the signal to stop within {limits.ended_s:g} s (--grace)"
+    if stopping_s is not None and stopping_s > PASSED_ON_S + limits["end"] and deaf:
+        reason = f"no rank heard the signal to stop within {limits['end']:g} s (--grace)"
         return Verdict(143, reason)
     return None
 
 
-def _overdue(overdue: Mapping[int, RankState], limits: Limits, *, num_ranks: int) -> Verdict:
+def _overdue(
+    overdue: Mapping[int, RankState], limits: Mapping[str, float], *, num_ranks: int
+) -> Verdict:
     # Of ranks at one place, those that are busy with something of their own have the longer limit.
-    limit = max(limits.by_phase[each.phase] for each in overdue.values())
-    awaited = [rank for rank, each in overdue.items() if limits.by_phase[each.phase] == limit]
+    limit = max(limits[each.phase] for each in overdue.values())
+    awaited = [rank for rank, each in overdue.items() if limits[each.phase] == limit]
     rank = max(awaited, key=lambda each: overdue[each].age_s)
     state = overdue[rank]
     who = f"rank {rank}"

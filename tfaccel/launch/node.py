@@ -17,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from tfaccel.cluster.addresses import in_url
 from tfaccel.errors import RunError, UserError
 from tfaccel.launch.coordinator import Coordinator
 from tfaccel.launch.messages import Answer, Arrival, Report
@@ -187,7 +186,9 @@ class _Node:
         except OSError as error:
             if self._silent_since is None:
                 self._silent_since = time.monotonic()
-                log.warning("launch: no answer yet from node 0 at %s (%s)", self._node_0, error)
+                log.warning(
+                    "launch: no answer yet from node 0 at %s (%s)", self._options.node_0, error
+                )
             self._trouble = error
             return None
         self._silent_since = None
@@ -197,14 +198,10 @@ class _Node:
     def _silent_s(self) -> float:
         return 0.0 if self._silent_since is None else time.monotonic() - self._silent_since
 
-    @property
-    def _node_0(self) -> str:
-        return f"{in_url(self._options.master_addr)}:{self._options.master_port}"
-
     def _lost(self) -> str:
         return (
-            f"node 0's launcher at {self._node_0} is lost: no answer for {self._silent_s:.0f} s "
-            f"({self._trouble})"
+            f"node 0's launcher at {self._options.node_0} is lost: no answer for "
+            f"{self._silent_s:.0f} s ({self._trouble})"
         )
 
 

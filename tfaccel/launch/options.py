@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 
 from absl import flags
 
+from tfaccel.cluster.addresses import in_url
 from tfaccel.errors import UserError, did_you_mean
 from tfaccel.launch import scheduler
 
@@ -77,6 +78,11 @@ class Options:
     name: str = "tfaccel"
     sbatch: str = ""
     image: str | None = None
+
+    @property
+    def node_0(self) -> str:
+        """Where node 0's launcher listens, as host:port."""
+        return f"{in_url(self.master_addr)}:{self.master_port}"
 
     @property
     def num_ranks(self) -> int:

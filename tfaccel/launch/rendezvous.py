@@ -102,7 +102,7 @@ def check_reach(options: Options, *, token: str) -> None:
         found = look_up(options.master_addr)
     except OSError:
         return
-    where = f"{in_url(options.master_addr)}:{options.master_port}"
+    where = options.node_0
     if open_to_all := public(found):
         raise UserError(
             f"node 0's port {where} is public ({open_to_all[0]}), and without a token whoever "
