@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from tfaccel.table_text import as_html, counted, in_lines
+from tfaccel.table_text import as_html, counted, html_table, in_lines
 
 
 def test_lines_are_narrow_and_words_stay_whole():
@@ -11,12 +11,19 @@ def test_lines_are_narrow_and_words_stay_whole():
     lines = in_lines(f"{'word ' * 30}{path}", first="fix: ", rest="     ").splitlines()
     assert max(map(len, lines[:-1])) <= 80
     assert lines[-1] == f"     {path}"
-    assert in_lines("a\n\tb\x1b[31m c") == "a b[31m c"
+    assert in_lines("a\n\tb\x1b[1;31m \x07c\x1b[0m") == "a b c"
 
 
 def test_html_and_counts():
     assert as_html("<b>\x00&") == "&lt;b&gt;&amp;"
     assert (counted(1, "note"), counted(1000, "note")) == ("1 note", "1,000 notes")
+
+
+def test_a_table_for_a_page():
+    table = html_table(("name", "MiB"), [("<b>", "1,000")], right=(1,))
+    assert table.count("<tr>") == 2
+    assert "left;vertical-align:top'>&lt;b&gt;</td>" in table
+    assert "right;vertical-align:top'>1,000</td>" in table
 
 
 def test_a_reader_that_has_gone_is_no_failure():

@@ -5,10 +5,13 @@ print(in_lines("a sentence of any length", first="ok    ", rest="      "))
 
 import html
 import os
+import re
 import sys
 import textwrap
+from collections.abc import Container, Iterable, Sequence
 
 WIDTH = 80  # columns, also of a wide terminal: what goes into an issue is read everywhere
+COLOUR = re.compile(r"\x1b\[[\d;]*m")  # Keras writes its errors in bold
 
 
 def in_lines(text: str, *, first: str = "", rest: str = "") -> str:
@@ -29,14 +32,38 @@ def in_lines(text: str, *, first: str = "", rest: str = "") -> str:
     )
 
 
+def html_table(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], *, right: Container[int] = ()
+) -> str:
+    """Returns texts as a table for a page, with nothing in them that is markup.
+
+    Args:
+      heads: of the columns.
+      rows: of as many texts each.
+      right: the indices of columns that end at the right, as numbers do. (The others begin at the
+        left: notebooks center what says nothing.)
+    """
+
+    def row(tag: str, texts: Sequence[str]) -> str:
+        cells = (
+            f"<{tag} style='text-align:{'right' if index in right else 'left'};"
+            f"vertical-align:top'>{as_html(text)}</{tag}>"
+            for index, text in enumerate(texts)
+        )
+        return f"<tr>{''.join(cells)}</tr>"
+
+    body = "".join(row("td", each) for each in rows)
+    return f"<table><thead>{row('th', heads)}</thead><tbody>{body}</tbody></table>"
+
+
 def as_html(text: str) -> str:
     """Returns text for a page, with nothing in it that is markup."""
     return html.escape(cleaned(text))
 
 
 def cleaned(text: str) -> str:
-    """Returns text as one line without control characters."""
-    words = (filter(str.isprintable, each) for each in text.split())
+    """Returns text as one line without colours and control characters."""
+    words = (filter(str.isprintable, each) for each in COLOUR.sub("", text).split())
     return " ".join("".join(each) for each in words)
 
 

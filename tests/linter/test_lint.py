@@ -17,6 +17,7 @@ from tfaccel.linter.facts import OUTSIDE
 from tfaccel.linter.findings import Finding, Table
 from tfaccel.linter.read_data import read_data
 from tfaccel.linter.read_model import read_model
+from tfaccel.seam import is_distributed
 
 RNG = np.random.default_rng(0)
 LOADER_PASSED = "loader = x.batch(64)\noutputs = model(loader)\n"
@@ -35,13 +36,18 @@ def expect(table, *texts):
     assert max(map(len, str(table).splitlines())) <= 80
 
 
-def test_exercise_1_dense_layers_that_fit_nothing():
-    widths = (64, 32, 16, 8, 4, 5)
-    model = keras.Sequential(
-        [keras.Input((128,)), *(layers.Dense(each, name=f"dense{each}") for each in widths)]
-    )
+@pytest.mark.parametrize("first", ["an Input", "a layer that is built"])
+@pytest.mark.parametrize("batch", [None, 8])
+def test_exercise_1_dense_layers_that_fit_nothing(first, batch):
+    dense = [layers.Dense(each, name=f"dense{each}") for each in (64, 32, 16, 8, 4, 5)]
+    if first != "an Input":
+        dense[0].build((None, 128))
+    model = keras.Sequential([keras.Input((128,)), *dense] if first == "an Input" else dense)
+    data = (features(128, 15), np.arange(128) % 3)
+    if batch is not None:
+        data = tf.data.Dataset.from_tensor_slices(data).shuffle(128).batch(batch)
     expect(
-        tfaccel.lint(model, (features(128, 15), np.arange(128) % 3)),
+        tfaccel.lint(model, data),
         "error data: 15 features, but the model is built for 128",
         "error dense64, dense32, dense16 and 3 more: 6 dense layers with no activation",
         "warning dense5: 5 outputs for 3 classes",
@@ -78,7 +84,7 @@ def test_exercise_3_convolutions_smaller_than_the_masks(tmp_path):
     expect(
         table,
         "error train.py:2: model(loader) passes the loader itself",
-        "error output: 18 x 18 x 1, but the targets are 26 x 26 x 1",
+        f"error {conv[3]}: 18 x 18 x 1, but the targets are 26 x 26 x 1",
         f"error {', '.join(conv[:3])} and {conv[3]}: 4 layers with no activation",
         f"note {conv[3]}: 1 filter, not a multiple of 8",
     )
@@ -134,6 +140,29 @@ def test_a_subclassed_model_that_was_built_for_other_data():
     )
 
 
+def test_a_fault_is_told_in_plain_words():
+    fault = read_model(Net(), data_specs=tf.TensorSpec((None, 16), tf.string)).fault
+    assert fault.endswith("dtype='string' is not a valid dtype for Keras type promotion.")
+    assert fault.isprintable()
+    assert "[1m" not in fault
+
+
+class Named(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = layers.Dense(16, activation="relu"), layers.Dense(8)
+
+    def call(self, inputs):
+        return self.head(self.first(inputs["wide"]) + inputs["bias"])
+
+
+def test_a_subclassed_model_takes_its_inputs_by_name():
+    named = {"wide": features(64, 16), "bias": features(64, 1)}
+    data, model = (named, np.arange(64) % 8), Named()
+    assert not list(tfaccel.lint(model, data, batch_size=64))
+    assert not list(tfaccel.lint(model, data, batch_size=64))  # now that it is built
+
+
 def test_the_model_is_as_it_was():
     model = Net()
     model(np.zeros((1, 16), "float32"))
@@ -166,7 +195,8 @@ def test_layers_are_read_with_their_neighbours():
     assert (by_name["head"].activation, by_name["head"].is_output) == ("softmax", True)
     assert by_name["c"].is_input
     assert not read.unknown
-    assert (read.inputs, read.outputs) == (((8, 8, 4),), ((3,),))
+    assert (read.inputs, [each.shape for each in read.outputs]) == (((8, 8, 4),), [(3,)])
+    assert by_name["head"] is read.layers[read.outputs[0].layer]
 
 
 def test_transposed_convolutions_multiply_each_input_pixel():
@@ -185,12 +215,53 @@ def test_inputs_by_name_and_models_in_models():
     assert read.fault is None
     assert [each.features_in for each in read.layers if each.kind == "Dense"] == [16, 8, 16]
     named = {"other": features(64, 8), "one": features(64, 16)}
-    table = tfaccel.lint(inner, (named, features(64, 16)), batch_size=64)
-    assert not list(table), str(table)
+    by_place = keras.Model([other, one], x)  # in another order than the names'
+    for model, given in [
+        (inner, named),
+        (by_place, named),
+        (by_place, named | {"unused": features(64, 3)}),
+        (by_place, [named["other"], named["one"]]),
+    ]:
+        table = tfaccel.lint(model, (given, features(64, 16)), batch_size=64)
+        assert not list(table), str(table)
     expect(
         tfaccel.lint(outer, (features(64, 8), features(64, 8)), batch_size=64),
         "error data: 1 input, but the model takes 2",
     )
+
+
+@pytest.mark.parametrize("nested", [list, dict])
+def test_targets_by_name(nested):
+    inputs = keras.Input((16,))
+    heads = {each: layers.Dense(8, name=each)(inputs) for each in ("probs", "box")}
+    model = keras.Model(inputs, heads if nested is dict else list(heads.values()))
+    labels = np.arange(64)
+
+    def found(targets):
+        table = tfaccel.lint(model, (features(64, 16), targets), batch_size=64)
+        return [f"{each.where}: {each.what}" for each in table]
+
+    assert not found({"box": features(64, 8), "probs": labels % 8})
+    assert found({"box": features(64, 6), "probs": labels % 9}) == [
+        "probs: 8 outputs for 9 classes",
+        "box: 8 outputs, but targets of 6",
+    ]
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        lambda x: layers.Activation("linear", dtype="float32")(x),
+        lambda x: keras.ops.cast(x, "float32"),
+    ],
+)
+@pytest.mark.parametrize("activation", ["softmax", "linear"])
+def test_a_softmax_in_float16_is_found_before_a_cast(activation, last):
+    inputs = keras.Input((16,))
+    x = layers.Dense(8, activation=activation, dtype="mixed_float16", name="head")(inputs)
+    model = keras.Model(inputs, last(x))
+    words = ["error head: softmax in float16"] if activation == "softmax" else []
+    expect(tfaccel.lint(model, (features(64, 16), np.arange(64) % 8), batch_size=64), *words)
 
 
 def test_attention_is_read_as_products():
@@ -212,6 +283,16 @@ def test_layers_outside_the_scope():
     with strategy.scope():
         model = keras.Sequential([keras.Input((16,)), layers.Dense(8)])
     assert not list(tfaccel.lint(model, data, batch_size=64))
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_model_that_is_not_built_is_built_in_its_scope(given):
+    strategy = strategy_of(2)
+    with strategy.scope():
+        model = keras.Sequential([layers.Dense(8)])
+    data = (features(64, 16), np.arange(64) % 8)
+    assert not list(tfaccel.lint(model, data, batch_size=64, strategy=strategy if given else None))
+    assert all(map(is_distributed, model.variables))
 
 
 def test_what_compile_was_told():
@@ -264,14 +345,25 @@ def test_data_of_every_kind(setup, folder):
         slices.shuffle(9).batch(8),
     ):
         data, specs = read_data(given)
-        assert (data.num_examples, data.global_batch_size, data.num_classes) == (20, 8, 5), given
-        assert (data.inputs, data.targets, specs[0].shape[-1]) == (((16,),), ((),), 16)
+        (target,) = data.targets
+        assert (data.num_examples, data.global_batch_size, target.num_classes) == (20, 8, 5), given
+        assert (data.inputs, target.shape, specs.shape[-1]) == (((16,),), (), 16)
     assert read_data(slices.batch(8))[0].shuffles is False
     assert read_data(slices.shuffle(9).batch(8))[0].shuffles
     assert read_data(slices.batch(8, drop_remainder=True))[0].last_batch == "drop"
-    assert read_data(slices.batch(2))[0].num_labels == 16  # of eight batches
-    assert read_data((x, y))[0].num_labels is None
+    assert read_data(slices.batch(2))[0].targets[0].num_labels is None  # all of them
+    many = slices.repeat(100)
+    assert read_data(many.batch(2))[0].targets[0].num_labels == 512
+    assert read_data(many.batch(100))[0].targets[0].num_labels == 800  # of eight batches
+    assert read_data((x, y))[0].targets[0].num_labels is None
     assert read_data(slices.batch(8).unbatch())[0].global_batch_size is None
+    assert read_data(slices.batch(3).rebatch(8))[0].global_batch_size is None
+    assert read_data(slices.batch(8).take(2))[0].num_examples is None
+    assert read_data(slices.batch(8).repeat())[0].num_examples == 20
+    tokens, _ = read_data((x, np.zeros((20, 6), int)), num_classes=7)
+    assert tokens.targets[0].num_classes == 7
+    named, _ = read_data((x, {"b": y, "a": x}), num_classes=7)
+    assert [(each.name, each.num_classes) for each in named.targets] == [("a", None), ("b", 7)]
     assert read_data(x)[0].targets == ()
     assert read_data(x)[0].global_batch_size == 20  # fewer than a batch are one
     generator = tf.data.Dataset.from_generator(lambda: x, output_signature=tf.TensorSpec((16,)))
@@ -280,7 +372,8 @@ def test_data_of_every_kind(setup, folder):
     run = setup()
     loader = run.image_folder(folder, image_size=(12, 10), channels=1, global_batch_size=16)
     data, _ = read_data(loader)
-    assert (data.num_examples, data.global_batch_size, data.num_classes) == (37, 16, 3)
+    assert (data.num_examples, data.global_batch_size) == (37, 16)
+    assert data.targets[0].num_classes == 3
     assert (data.last_batch, data.shuffles, data.inputs) == ("pad", False, ((12, 10, 1),))
     assert loader.position == 0
     with pytest.raises(UserError, match=r"expected a tf\.data\.Dataset"):

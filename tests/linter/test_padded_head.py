@@ -72,6 +72,25 @@ def test_a_sequential_model_in_float16_keeps_its_float32_head():
     np.testing.assert_allclose(model(X), wider(X), atol=1e-6)
 
 
+def test_losses_of_the_weights_and_constraints_stay_the_same(tmp_path):
+    head = layers.Dense(
+        5,
+        kernel_regularizer=keras.regularizers.L2(0.1),
+        bias_regularizer="l1",
+        bias_constraint="non_neg",
+        activity_regularizer="l1",
+        bias_initializer="ones",
+        name="head",
+    )
+    model = keras.Sequential([keras.Input((12,)), head])
+    wider = with_padded_heads(model, ["head"])
+    wider.save(tmp_path / "model.keras")
+    for each in (wider, keras.models.load_model(tmp_path / "model.keras")):
+        assert model(X).shape == each(X).shape
+        np.testing.assert_allclose(sum(model.losses), sum(each.losses), rtol=1e-6)
+        assert isinstance(each.layers[-1].dense.bias_constraint, keras.constraints.NonNeg)
+
+
 def test_what_cannot_be_padded_is_said():
     class Mine(keras.Model):
         pass
@@ -80,6 +99,17 @@ def test_what_cannot_be_padded_is_said():
         with_padded_heads(Mine(), ["logits"])
     with pytest.raises(UserError, match="has no Dense layer head"):
         with_padded_heads(classifier(), ["head"])
+    twice = keras.Sequential([keras.Input((12,)), layers.Lambda(lambda x: 2 * x), layers.Dense(5)])
+    with pytest.raises(UserError, match=r"cannot be copied .*Lambda"):
+        with_padded_heads(twice, [twice.layers[-1].name])
+    orthogonal = layers.Dense(5, kernel_regularizer="orthogonal_regularizer", name="head")
+    model = keras.Sequential([keras.Input((12,)), orthogonal])
+    with pytest.raises(UserError, match="kernel_regularizer=OrthogonalRegularizer, which may see"):
+        with_padded_heads(model, ["head"])
+    model = classifier()
+    model.get_layer("logits").enable_lora(2)
+    with pytest.raises(UserError, match="logits has LoRA"):
+        with_padded_heads(model, ["logits"])
 
 
 def test_fix_measures_and_keeps_what_is_asked_for():
@@ -94,6 +124,23 @@ def test_fix_measures_and_keeps_what_is_asked_for():
     assert table.fix(num_steps=3, keep=False).model is model
     whole = keras.Sequential([keras.Input((12,)), layers.Dense(8)])
     assert "no head to pad" in str(tfaccel.lint(whole).fix())
+
+
+def test_fix_measures_images_of_any_size_and_frozen_models():
+    x = layers.Conv2D(4, 3, activation="relu")(image := keras.Input((None, None, 3)))
+    logits = layers.Dense(5)(layers.GlobalAveragePooling2D()(x))
+    model = keras.Model(image, logits, trainable=False)
+    images = np.zeros((48, 6, 6, 3), "float32")
+    assert tfaccel.lint(model, (images, Y), xla=False).fix(num_steps=3).heads
+    with pytest.raises(UserError, match=r"takes \? x \? x 3, and a step is timed with whole"):
+        tfaccel.lint(model, xla=False).fix()
+
+
+def test_fix_has_no_random_text():
+    inputs = keras.Input((1,), dtype="string")
+    model = keras.Model(inputs, layers.Dense(5)(layers.Hashing(9, output_mode="one_hot")(inputs)))
+    with pytest.raises(UserError, match="an input is text"):
+        tfaccel.lint(model, (np.array([["a"]] * 48), Y), xla=False).fix()
 
 
 def test_models_are_timed_in_turn():

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from tfaccel.linter import batches, fits, layers, speed, tensor_cores
-from tfaccel.linter.facts import OUTSIDE, Data, Facts, Layer, Model, Step
+from tfaccel.linter.facts import OUTSIDE, Data, Facts, Layer, Model, Output, Step, Target
 from tfaccel.linter.products import firsts, heads, tile_work
 from tfaccel.linter.words import percent
 
@@ -124,6 +124,9 @@ def test_the_datas_own_features():
     assert not said(tensor_cores.input_features, rgb)
     (remark,) = tensor_cores.few_channels(rgb)
     assert "3 input channels" in remark
+    # Four groups of an 8-channel image: its own channels are in order.
+    grouped = facts_of(conv(64, 2, inputs=(26, 26, 8), is_input=True))
+    assert not [*tensor_cores.few_channels(grouped), *said(tensor_cores.input_features, grouped)]
     five = facts_of(conv(64, 5, is_input=True), data=Data(inputs=((26, 26, 5),)))
     assert said(tensor_cores.input_features, five) == [
         "warning data: 5 features, not a multiple of 8"
@@ -179,6 +182,8 @@ def test_tail_batch(num_examples, last_batch, expected):
         ((128,), (128,), None),
         ((None, None, 3), (26, 26, 3), None),
         ((26, 26, 3), (26, 26), "examples of 26 x 26, but"),
+        ((28, 28, 1), (28, 28), None),  # Keras adds that side
+        ((28, 28), (28, 28, 1), None),  # and leaves it out
     ],
 )
 def test_inputs_suit_the_data(built, given, words):
@@ -191,42 +196,93 @@ def test_inputs_suit_the_data(built, given, words):
         assert words in f"{found[0].what} {found[0].fix}"
 
 
-def test_a_model_that_cannot_be_called_is_a_finding():
-    assert said(fits.takes_the_data, facts_of(fault="matmul of 15 and 128", name="mine")) == [
-        "error mine: cannot be called"
-    ]
+@pytest.mark.parametrize(
+    ("data", "fix"),
+    [
+        (Data(), "give lint a dataset, or build the model"),
+        (Data(inputs=((15,),)), "batch the data: dataset.batch(...)"),
+        (Data(inputs=((15,),), global_batch_size=64), "make the layers fit each other"),
+    ],
+)
+def test_a_model_that_cannot_be_called_is_a_finding(data, fix):
+    facts = facts_of(fault="matmul of 15 and 128", name="mine", data=data)
+    (found,) = fits.takes_the_data(facts)
+    assert f"{found.where}: {found.what}".startswith("mine: cannot be called")
+    assert found.fix.startswith(fix)
 
 
 @pytest.mark.parametrize(
-    ("outputs", "classes", "expected"),
+    ("outputs", "classes", "looked_at", "expected"),
     [
-        (3, 3, []),
-        (5, 3, ["warning head: 5 outputs for 3 classes"]),
-        (2, 3, ["error head: 2 outputs for 3 classes"]),
-        (1, 2, []),  # a sigmoid
-        (1, 100, []),  # a regression
+        (3, 3, None, []),
+        (5, 3, None, ["warning head: 5 outputs for 3 classes"]),
+        (5, 3, 64, []),  # later labels may be of other classes
+        (2, 3, None, ["error head: 2 outputs for 3 classes"]),
+        (2, 3, 64, ["error head: 2 outputs for 3 classes in the first 64 labels"]),
+        (1, 2, None, []),  # a sigmoid
+        (1, 100, None, []),  # a regression
     ],
 )
-def test_as_many_outputs_as_classes(outputs, classes, expected):
-    data = Data(targets=((),), integer_targets=True, num_classes=classes)
-    facts = facts_of(dense(outputs, name="head", is_output=True), outputs=((outputs,),), data=data)
+def test_as_many_outputs_as_classes(outputs, classes, looked_at, expected):
+    target = Target((), is_integer=True, num_classes=classes, num_labels=looked_at)
+    given = (Output((outputs,), layer=0),)
+    data = Data(targets=(target,))
+    facts = facts_of(dense(outputs, name="head"), outputs=given, data=data)
     assert said(fits.gives_the_classes, facts) == expected
 
 
+def test_each_output_has_its_own_target():
+    outputs = (Output((8,), name="cls", layer=1), Output((4,), name="box", layer=0))
+    heads = (dense(4, name="box"), dense(8, name="cls"))
+
+    def found(*targets):
+        facts = facts_of(*heads, outputs=outputs, data=Data(targets=targets))
+        return [*said(fits.gives_the_classes, facts), *said(fits.gives_the_targets, facts)]
+
+    labels = {"is_integer": True, "num_classes": 9}
+    few = "error cls: 8 outputs for 9 classes"
+    # By name in any order; by place where there are no names.
+    assert found(Target((4,), "box"), Target((), "cls", **labels)) == [few]
+    assert found(Target((), **labels), Target((4,))) == [few]
+    assert found(Target((8,)), Target((6,))) == ["error box: 4 outputs, but targets of 6"]
+    assert not found(Target((3,), "other"), Target((2,), "names"))
+
+
 def test_outputs_are_as_large_as_the_targets():
-    data = Data(targets=((26, 26, 1),), integer_targets=True, num_classes=2)
+    data = Data(targets=(Target((26, 26, 1), is_integer=True, num_classes=2),))
     shrinking = [conv(64, 3), conv(1, 64, side=24)]
-    (wrong,) = fits.gives_the_targets(facts_of(*shrinking, outputs=((22, 22, 1),), data=data))
-    assert wrong.what == "22 x 22 x 1, but the targets are 26 x 26 x 1"
+    outputs = (Output((22, 22, 1), layer=1),)
+    (wrong,) = fits.gives_the_targets(facts_of(*shrinking, outputs=outputs, data=data))
+    assert (wrong.where, wrong.what) == ("conv1", "22 x 22 x 1, but the targets are 26 x 26 x 1")
     assert wrong.fix == "padding='same' in conv64 and conv1"
     assert "take 4 x 4 pixels off" in wrong.why
-    assert not said(fits.gives_the_targets, facts_of(outputs=((26, 26, 1),), data=data))
-    one_hot = Data(targets=((3,),))
-    assert said(fits.gives_the_targets, facts_of(dense(5), outputs=((5,),), data=one_hot)) == [
-        "error output: 5 outputs, but targets of 3"
-    ]
-    labels = Data(targets=((1,),), integer_targets=True)
-    assert not said(fits.gives_the_targets, facts_of(outputs=((5,),), data=labels))
+    strided = (Output((11, 11, 1), layer=1),)
+    (wrong,) = fits.gives_the_targets(facts_of(*shrinking, outputs=strided, data=data))
+    assert wrong.why == "the loss compares pixel with pixel"
+
+
+@pytest.mark.parametrize(
+    ("target", "output", "words"),
+    [
+        (Target((26, 26, 1)), (26, 26, 1), None),
+        (Target((26, 26)), (26, 26, 8), None),  # a class for each pixel
+        (Target((26, 26)), (18, 18, 8), "18 x 18 x 8, but the targets are 26 x 26"),
+        (Target((26, 26, 1)), (26, 26), None),
+        (Target((26, 26, 1)), (4,), "4, but the targets are 26 x 26 x 1"),
+        (Target((), is_integer=True), (26, 26, 8), "26 x 26 x 8, but the targets are one value"),
+        (Target((8,)), (26, 26, 8), "26 x 26 x 8, but the targets are 8"),
+        (Target((), is_integer=True), (8,), None),
+        (Target(()), (1,), None),
+        (Target((1,), is_integer=True), (5,), None),
+        (Target((3,)), (5,), "5 outputs, but targets of 3"),
+        (Target((None,)), (5,), None),
+        (Target((3,)), (), None),  # an output of which no shape is known
+    ],
+)
+def test_outputs_have_the_targets_shape(target, output, words):
+    facts = facts_of(outputs=(Output(output),), data=Data(targets=(target,)))
+    expected = [] if words is None else [f"error output: {words}"]
+    assert said(fits.gives_the_targets, facts) == expected
 
 
 # Layers.
@@ -276,16 +332,17 @@ def test_saturating_activations_between_weights():
 
 
 def test_outputs_in_16_bits():
-    def found(activation, dtype):
-        head = dense(8, activation=activation, is_output=True)
-        return [
-            each.severity for each in layers.narrow_outputs(facts_of(head, output_dtypes=(dtype,)))
-        ]
+    def found(activation, dtype, inside=None):
+        head = dense(8, activation=activation, dtype=inside or dtype)
+        facts = facts_of(head, outputs=(Output((8,), dtype, layer=0),))
+        return [each.severity for each in layers.narrow_outputs(facts)]
 
     assert found("softmax", "float16") == ["error"]
     assert found("linear", "float16") == ["warning"]
     assert found("linear", "bfloat16") == ["warning"]
     assert not found("softmax", "float32")
+    assert found("softmax", "float32", inside="float16") == ["error"]  # a cast comes too late
+    assert not found("linear", "float32", inside="float16")
 
 
 def test_channels_first_and_scope():

@@ -12,6 +12,9 @@ FOUND = [
     "def step(model, train_loader):\n    return model(train_loader)",
     "ds = image_dataset_from_directory('x')\nself.model = keras.Model(a, b)\nself.model(ds)",
     "data = load_dataset('x')\nthing.fit(data)\nthing(data)",
+    "class MLP(keras.Model): pass\nclass Mine(MLP): pass\nm = Mine()\nds = x.batch(3)\nm(ds)",
+    "train, test = image_dataset_from_directory('x', subset='both')\nmodel(train)",
+    "ds = x.batch(8)\nmodel(training=True, inputs=ds)",
 ]
 NOT_FOUND = [
     "ds = x.batch(8)\nfor x, y in ds:\n    model(x)",
@@ -22,6 +25,10 @@ NOT_FOUND = [
     "ds = x.batch(8)\nprint(ds)\nlen(ds)\ntfaccel.lint(model, ds)",
     "def loader(path): return 1\nmodel(loader('x'))",
     "text = 'model(loader)'",
+    "images, labels = make_dataset()\nmodel(images)",
+    "ds = x.batch(8)\nfor x, y in ds.take(3):\n    show(x[0].numpy(), float(y))",
+    "for step, x in enumerate(x.batch(8)):\n    rate = float(step) + float('nan')",
+    "tf.config.run_functions_eagerly(False)\ntf.config.run_functions_eagerly(run_eagerly=False)",
 ]
 
 
@@ -31,6 +38,7 @@ def test_a_loader_passed_to_a_model(source):
     assert found.severity == "error"
     assert found.where == f"train.py:{1 + source.count(chr(10))}"
     assert "passes the loader itself" in found.what
+    assert "(True)" not in found.what
 
 
 @pytest.mark.parametrize("source", NOT_FOUND)
@@ -45,9 +53,16 @@ def test_a_missing_comma():
     assert "commas" in found.fix
 
 
-def test_waits_in_a_loop():
-    source = "ds = x.batch(8)\nfor step, batch in enumerate(ds):\n    total += loss.numpy()\n"
-    (found,) = read_script(f"{source}print(total.numpy())\n")
+@pytest.mark.parametrize("over", ["enumerate(ds)", "ds.take(3)"])
+@pytest.mark.parametrize("wait", ["loss.numpy()", "float(loss)"])
+def test_waits_in_a_loop(over, wait):
+    source = f"ds = x.batch(8)\nfor step, batch in {over}:\n    total += {wait}\n"
+    (found,) = read_script(f"{source}print(total.numpy(), float(total))\n")
     assert (found.severity, found.where) == ("warning", "script:3")
-    (eager,) = read_script("tf.config.run_functions_eagerly(True)")
-    assert eager.severity == "warning"
+    assert found.what == f"{wait} in the loop over {over}"
+
+
+@pytest.mark.parametrize("told", ["True", "run_eagerly=True"])
+def test_steps_that_are_not_compiled(told):
+    (eager,) = read_script(f"tf.config.run_functions_eagerly({told})")
+    assert (eager.severity, eager.what) == ("warning", "tf.config.run_functions_eagerly(True)")

@@ -55,6 +55,23 @@ class Layer:
 
 
 @dataclasses.dataclass(frozen=True)
+class Output:
+    """One output of a model.
+
+    Attributes:
+      shape: of an example's.
+      dtype: that it comes in.
+      name: by which Keras finds its target, where the data name targets; None for none.
+      layer: whose output it is, in another dtype perhaps, among the model's layers; None for none.
+    """
+
+    shape: Shape = ()
+    dtype: str = "float32"
+    name: str | None = None
+    layer: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Model:
     """What is known of a model.
 
@@ -62,8 +79,7 @@ class Model:
       name: its own.
       layers: in the order of their calls.
       inputs: shapes that it is built for; empty where that is not known.
-      outputs: shapes that it gives.
-      output_dtypes: of each.
+      outputs: that it gives.
       outside_scope: paths of the variables that the strategy does not know.
       unknown: kinds of layers with weights whose work is not known.
       fault: why it could not be called, in words; None if it could.
@@ -72,11 +88,34 @@ class Model:
     name: str = "model"
     layers: tuple[Layer, ...] = ()
     inputs: tuple[Shape, ...] = ()
-    outputs: tuple[Shape, ...] = ()
-    output_dtypes: tuple[str, ...] = ()
+    outputs: tuple[Output, ...] = ()
     outside_scope: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     fault: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What is known of one target.
+
+    Attributes:
+      shape: of an example's.
+      name: that the data give it; None where its place says which output it is of.
+      is_integer: whether it is whole numbers: classes.
+      num_classes: by class names, or by the labels that were looked at; None if not known.
+      num_labels: how many of them were looked at; None for all.
+    """
+
+    shape: Shape = ()
+    name: str | None = None
+    is_integer: bool = False
+    num_classes: int | None = None
+    num_labels: int | None = None
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether it is one whole number for an example, or for a pixel."""
+        return self.is_integer and (len(self.shape) != 1 or self.shape[0] in (1, None))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,10 +124,7 @@ class Data:
 
     Attributes:
       inputs: shapes of an example's inputs; empty where that is not known.
-      targets: likewise; empty where there are none.
-      integer_targets: whether the first target is whole numbers: classes.
-      num_classes: by class names, or by the labels that were looked at.
-      num_labels: how many of them were looked at; None for all.
+      targets: empty where there are none.
       num_examples: of an epoch; None where that is not known.
       global_batch_size: examples in a step over all replicas; None where that is not known.
       last_batch: what becomes of a batch that is not full: "smaller", "pad", "drop", "repeat".
@@ -97,10 +133,7 @@ class Data:
     """
 
     inputs: tuple[Shape, ...] = ()
-    targets: tuple[Shape, ...] = ()
-    integer_targets: bool = False
-    num_classes: int | None = None
-    num_labels: int | None = None
+    targets: tuple[Target, ...] = ()
     num_examples: int | None = None
     global_batch_size: int | None = None
     last_batch: str = "smaller"

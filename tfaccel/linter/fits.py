@@ -5,7 +5,7 @@ findings = [*takes_the_data(facts), *gives_the_classes(facts), *gives_the_target
 
 from collections.abc import Iterator
 
-from tfaccel.linter.facts import Facts, Layer, Shape
+from tfaccel.linter.facts import Facts, Layer, Output, Shape, Target
 from tfaccel.linter.findings import Finding
 from tfaccel.linter.words import named, shown
 from tfaccel.table_text import counted
@@ -22,9 +22,7 @@ def takes_the_data(facts: Facts) -> Iterator[Finding]:
             f"cannot be called{where}",
             facts.model.fault,
             "none: it does not run",
-            "batch the data: dataset.batch(...)"
-            if given and facts.data.global_batch_size is None
-            else "make the layers fit each other and the data; the rest was not judged",
+            _how_to_call(facts),
         )
     if not built or not given:
         return
@@ -39,7 +37,7 @@ def takes_the_data(facts: Facts) -> Iterator[Finding]:
         )
         return
     for expected, shape in zip(built, given, strict=True):
-        if not _fits(shape, expected):
+        if not _fits(_as_keras_takes_it(shape, expected), expected):
             yield Finding(
                 "error",
                 "data",
@@ -48,6 +46,23 @@ def takes_the_data(facts: Facts) -> Iterator[Finding]:
                 "none: it does not run",
                 _how_to_fit(facts, shape, expected),
             )
+
+
+def _how_to_call(facts: Facts) -> str:
+    if not facts.data.inputs and not facts.model.inputs:
+        return "give lint a dataset, or build the model"
+    if facts.data.inputs and facts.data.global_batch_size is None:
+        return "batch the data: dataset.batch(...)"
+    return "make the layers fit each other and the data; the rest was not judged"
+
+
+def _as_keras_takes_it(shape: Shape, expected: Shape) -> Shape:
+    """Returns the shape with a last side of 1, or without it, as a functional model adjusts it."""
+    if len(shape) == len(expected) - 1 and expected[-1] == 1 and shape:
+        return (*shape, 1)
+    if len(shape) == len(expected) + 1 and shape[-1] == 1:
+        return shape[:-1]
+    return shape
 
 
 def _fits(shape: Shape, expected: Shape) -> bool:
@@ -76,79 +91,113 @@ def _how_to_fit(facts: Facts, shape: Shape, expected: Shape) -> str:
 
 def gives_the_classes(facts: Facts) -> Iterator[Finding]:
     """Yields where there are more outputs than classes, or fewer."""
-    data, model = facts.data, facts.model
-    outputs = model.outputs[0][-1] if model.outputs and model.outputs[0] else None
-    if not data.integer_targets or data.num_classes is None or outputs is None:
-        return
-    if outputs < 2 or not _are_labels(data.targets, model.outputs[0]):
-        return  # one output is a binary classification or a regression
-    where = next((each.name for each in model.layers if each.is_output), model.name)
-    seen = "" if data.num_labels is None else f" in the first {data.num_labels} labels"
-    if outputs < data.num_classes:
+    for output, target in _pairs(facts):
+        outputs = output.shape[-1] if output.shape else None
+        if target.num_classes is None or outputs is None:
+            continue
+        # One output is a binary classification or a regression.
+        if outputs > 1 and _are_labels(target.shape, output.shape):
+            yield from _of_classes(target, outputs, _where(facts, output))
+
+
+def _of_classes(target: Target, outputs: int, where: str) -> Iterator[Finding]:
+    seen = "" if target.num_labels is None else f" in the first {target.num_labels} labels"
+    if outputs < target.num_classes:
         yield Finding(
             "error",
             where,
-            f"{outputs} outputs for {data.num_classes} classes{seen}",
+            f"{outputs} outputs for {target.num_classes} classes{seen}",
             "a label at or above the number of outputs makes the loss NaN, or an error",
             "none: it does not learn them",
-            f"give it {data.num_classes} outputs",
+            f"give it {target.num_classes} outputs",
         )
-    elif outputs > data.num_classes:
+    elif outputs > target.num_classes and target.num_labels is None:  # a sample may lack some
         yield Finding(
             "warning",
             where,
-            f"{outputs} outputs for {data.num_classes} classes{seen}",
+            f"{outputs} outputs for {target.num_classes} classes",
             "the model must learn never to give what no label is, and may still give it",
             "none in time: it is a mistake, unless classes come later",
-            f"give it {data.num_classes} outputs; to fill Tensor Cores' tiles let --fix pad it, "
+            f"give it {target.num_classes} outputs; to fill Tensor Cores' tiles let --fix pad it, "
             "which cuts the rest off again",
         )
 
 
-def _are_labels(targets: tuple[Shape, ...], outputs: Shape) -> bool:
+def _pairs(facts: Facts) -> Iterator[tuple[Output, Target]]:
+    """Yields each output with its target: by name where the data name several, else in order."""
+    outputs, targets = facts.model.outputs, facts.data.targets
+    if len(targets) < 2 or targets[0].name is None:
+        yield from zip(outputs, targets, strict=False)
+        return
+    by_name = {each.name: each for each in outputs}
+    yield from ((by_name[each.name], each) for each in targets if each.name in by_name)
+
+
+def _where(facts: Facts, output: Output) -> str:
+    layer = None if output.layer is None else facts.model.layers[output.layer].name
+    return layer or output.name or "output"
+
+
+def _are_labels(target: Shape, output: Shape) -> bool:
     """Whether the target is one class for each place of the output."""
-    if not targets:
-        return True
-    target = targets[0]
-    return len(target) == len(outputs) - 1 or (len(target) == len(outputs) and target[-1] == 1)
+    return len(target) == len(output) - 1 or (len(target) == len(output) and target[-1] == 1)
 
 
 def gives_the_targets(facts: Facts) -> Iterator[Finding]:
     """Yields where the output's size is not that of masks, target images or vectors."""
-    if not facts.data.targets or not facts.model.outputs:
-        return
-    target, output = facts.data.targets[0], facts.model.outputs[0]
-    if len(target) >= 2 and len(output) >= 3:
-        sides = len(output) - 1
-        if not _fits(target[:sides], output[:sides]):
-            yield _other_size(facts, target, output)
-        return
-    as_label = facts.data.integer_targets and target in ((), (1,))
-    if not as_label and len(target) == len(output) == 1 and not _fits(target, output):
-        where = next((each.name for each in facts.model.layers if each.is_output), "output")
-        yield Finding(
-            "error",
-            where,
-            f"{shown(output)} outputs, but targets of {shown(target)}",
-            "the loss compares them one by one: it raises, or stretches one over the other",
-            "none: it does not learn this",
-            f"give the last layer {shown(target)} units",
-        )
+    for output, target in _pairs(facts):
+        wanted, given = target.shape, output.shape
+        if len(wanted) == len(given) + 1 and wanted[-1] == 1:  # Keras leaves that side out
+            wanted = wanted[:-1]
+        sides = len(given) - 1
+        if given and len(given) - len(wanted) not in (0, 1):
+            yield _other_rank(wanted, given, _where(facts, output))
+        elif len(given) >= 3 and not _fits(wanted[:sides], given[:sides]):
+            yield _other_size(facts, target.shape, output)
+        elif len(given) == len(wanted) == 1 and not target.has_labels and not _fits(wanted, given):
+            yield _other_width(wanted, given, _where(facts, output))
 
 
-def _other_size(facts: Facts, target: Shape, output: Shape) -> Finding:
-    layers = [each for each in facts.model.layers if _shrinks(each)]
-    why, fix = "the loss compares pixel with pixel", "make the output as large as the target"
-    if layers:
-        lost = [sum(each.window[axis] - 1 for each in layers) for axis in range(len(target[:2]))]
-        valid = f"{counted(len(layers), 'convolution')} with padding='valid'"
-        off = " x ".join(map(str, lost))
-        why = f"{valid} take {off} pixels off, and the loss compares pixel with pixel"
-        fix = f"padding='same' in {named(layers, most=8)}"
+def _other_rank(target: Shape, output: Shape, where: str) -> Finding:
     return Finding(
         "error",
-        "output",
+        where,
         f"{shown(output)}, but the targets are {shown(target)}",
+        "the loss finds no target for each value: it raises, or stretches one over the other",
+        "none: it does not learn this",
+        "pool or flatten before the last layer: GlobalAveragePooling2D(), Flatten()"
+        if len(output) > len(target)
+        else "make the output as large as the target",
+    )
+
+
+def _other_width(target: Shape, output: Shape, where: str) -> Finding:
+    return Finding(
+        "error",
+        where,
+        f"{shown(output)} outputs, but targets of {shown(target)}",
+        "the loss compares them one by one: it raises, or stretches one over the other",
+        "none: it does not learn this",
+        f"give the last layer {shown(target)} units",
+    )
+
+
+def _other_size(facts: Facts, target: Shape, output: Output) -> Finding:
+    shrinking = [each for each in facts.model.layers if _shrinks(each)]
+    lost = tuple(sum(each.window[axis] - 1 for each in shrinking) for axis in (0, 1))
+    why, fix = "the loss compares pixel with pixel", "make the output as large as the target"
+    missing = tuple(
+        (one or 0) - (other or 0) for one, other in zip(target[:2], output.shape[:2], strict=True)
+    )
+    if shrinking and lost == missing:  # so that no stride or pooling shrinks it too
+        valid = f"{counted(len(shrinking), 'convolution')} with padding='valid'"
+        verb = "takes" if len(shrinking) == 1 else "take"
+        why = f"{valid} {verb} {lost[0]} x {lost[1]} pixels off, and {why}"
+        fix = f"padding='same' in {named(shrinking, most=8)}"
+    return Finding(
+        "error",
+        _where(facts, output),
+        f"{shown(output.shape)}, but the targets are {shown(target)}",
         why,
         "none: it does not run",
         fix,

@@ -9,10 +9,12 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-from tfaccel.linter.facts import Facts, Layer, Model
+from tfaccel.errors import UserError
+from tfaccel.linter.facts import Data, Facts, Layer, Model
 from tfaccel.linter.measure import Spread, step_times
 from tfaccel.linter.padded_head import with_padded_heads
 from tfaccel.linter.products import can_pad, heads, multiple_of, padded
+from tfaccel.linter.words import shown
 from tfaccel.table_text import as_html, in_lines
 
 
@@ -82,16 +84,16 @@ def padded_if_faster(
       num_steps: of each model that are timed.
 
     Raises:
-      UserError: there is a head to pad in a model that cannot be copied.
+      UserError: there is a head to pad in a model that cannot be copied, or a head that cannot be
+        padded, or inputs of which nobody knows the size, or that are no numbers.
     """
     odd = _to_pad(facts.model)
     if not odd:
         return Fix(model, kept=False, heads=())
     wider = with_padded_heads(model, [each.name for each in odd], strategy=strategy)
-    own = [tf.TensorSpec(each.shape, each.dtype) for each in model.inputs]
     times = step_times(
         [model, wider],
-        own,
+        _specs(model, facts.data),
         rows=facts.rows or 32,
         xla=facts.step.xla is not False,
         num_steps=num_steps,
@@ -110,6 +112,25 @@ def padded_if_faster(
         after=after,
         where="the GPU" if tf.config.list_logical_devices("GPU") else "the CPU",
     )
+
+
+def _specs(model: keras.Model, data: Data) -> list[tf.TensorSpec]:
+    """Returns what the model takes; sizes that it leaves open are the data's."""
+    shapes = [tuple(each.shape[1:]) for each in model.inputs]
+    given = data.inputs if list(map(len, data.inputs)) == list(map(len, shapes)) else shapes
+    known = [
+        tuple(other if size is None else size for size, other in zip(*pair, strict=True))
+        for pair in zip(shapes, given, strict=True)
+    ]
+    if any(None in each for each in known):
+        raise UserError(
+            f"{model.name} takes {' and '.join(map(shown, known))}, and a step is timed with whole "
+            "shapes; give lint a dataset in which all examples are of one size"
+        )
+    return [
+        tf.TensorSpec((None, *shape), each.dtype)
+        for shape, each in zip(known, model.inputs, strict=True)
+    ]
 
 
 def _to_pad(model: Model) -> list[Layer]:

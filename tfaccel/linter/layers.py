@@ -128,13 +128,13 @@ def _leads_to_weights(model: Model, index: int) -> bool:
 
 def narrow_outputs(facts: Facts) -> Iterator[Finding]:
     """Yields outputs in 16 bits, which the loss is then taken of."""
-    # The layers that give outputs come in the order of their calls, mostly the outputs' own.
-    heads = [each for each in facts.model.layers if each.is_output]
-    for index, dtype in enumerate(facts.model.output_dtypes):
+    for output in facts.model.outputs:
+        head = None if output.layer is None else facts.model.layers[output.layer]
+        softmax = head is not None and head.activation == "softmax"
+        # What is cast to float32 after a softmax has lost its small probabilities before.
+        dtype = head.dtype if softmax and head.dtype == "float16" else output.dtype
         if dtype not in ("float16", "bfloat16"):
             continue
-        head = heads[index] if len(heads) == len(facts.model.output_dtypes) else None
-        softmax = head is not None and head.activation == "softmax"
         limits = (
             "what is above 65,504 is infinite, and 11 bits keep 3 digits"
             if dtype == "float16"

@@ -22,8 +22,8 @@ from tfaccel.linter import batches, fits, layers, speed, tensor_cores
 from tfaccel.linter.facts import Facts, Model, Step
 from tfaccel.linter.findings import Finding, Table
 from tfaccel.linter.fix import Fix, padded_if_faster
-from tfaccel.linter.read_data import read_data
-from tfaccel.linter.read_model import read_model
+from tfaccel.linter.read_data import read_data, shapes_of
+from tfaccel.linter.read_model import by_input_name, read_model
 from tfaccel.linter.script import read_script
 from tfaccel.linter.words import shown
 from tfaccel.step.functions import Execution
@@ -68,7 +68,7 @@ def lint(
         arrays (x, y). Of tf.data some batches are drawn, for their labels, unless num_classes says
         how many there are; of a loader, none. None for the model alone.
       batch_size: of arrays, as `fit` is given it; 32 by default, as there.
-      num_classes: where the data do not say; None to look.
+      num_classes: of the first target that holds labels, where the data do not say; None to look.
       strategy: that the model should belong to; None for the loader's, or the model's own.
       xla: whether training is compiled with it; None for what model.compile was told.
       script: a Python file, or source text, that uses them: looked through for `model(loader)`,
@@ -81,6 +81,9 @@ def lint(
     if not isinstance(model, keras.Model):
         raise UserError(f"model={type(model).__name__}; expected a keras.Model")
     data, specs = read_data(dataset, batch_size=batch_size, num_classes=num_classes)
+    if specs is not None:
+        specs = by_input_name(model, specs)
+        data = dataclasses.replace(data, inputs=shapes_of(specs))
     strategy = strategy or _strategy_of(model, dataset)
     read = read_model(model, data_specs=specs, strategy=strategy)
     step = _step_of(model, read, strategy, xla=xla)
@@ -216,6 +219,8 @@ class Lint(Table):
           num_steps: of each model that are timed.
 
         Raises:
-          UserError: the model is a subclassed one.
+          UserError: the model is a subclassed one, or has a layer that cannot be copied, a Lambda
+            say; the head has LoRA, or a regularizer or constraint that may see the padding; inputs
+            are text, or of a size that neither model nor data say.
         """
         return self.fixer(keep=keep, num_steps=num_steps)

@@ -16,6 +16,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfaccel.errors import UserError
+
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
@@ -50,12 +52,15 @@ def step_times(
 
     Args:
       models: of the same inputs.
-      specs: of these inputs; their batch is not looked at.
+      specs: of these inputs, all sizes known; their batch is not looked at.
       rows: in a batch, of random numbers.
       xla: whether steps are compiled.
       num_steps: of each model, at most.
       budget_s: after which it ends, with three steps of each at least.
       clock: gives the time in seconds.
+
+    Raises:
+      UserError: an input is text, of which there are no random numbers.
     """
     inputs = [_random((rows, *each.shape[1:]), each.dtype) for each in specs]
     given = inputs[0] if len(inputs) == 1 else inputs
@@ -72,10 +77,14 @@ def step_times(
 
 
 def _random(shape: tuple, dtype: tf.DType) -> tf.Tensor:
-    sizes = [1 if each is None else each for each in shape]
+    if dtype == tf.string:
+        raise UserError(
+            "an input is text, and steps are timed with random numbers; make numbers of the text "
+            "in the data's `map`, and let the model take those"
+        )
     if dtype.is_integer:
-        return tf.zeros(sizes, dtype)
-    return tf.cast(tf.random.stateless_uniform(sizes, seed=(0, 0)), dtype)
+        return tf.zeros(shape, dtype)
+    return tf.cast(tf.random.stateless_uniform(shape, seed=(0, 0)), dtype)
 
 
 def _step(model: keras.Model, inputs, *, xla: bool) -> Callable[[], None]:
@@ -90,6 +99,6 @@ def _step(model: keras.Model, inputs, *, xla: bool) -> Callable[[], None]:
             )
         gradients = tape.gradient(loss, variables, unconnected_gradients="zero")
         # One number that needs all of them, so that none is left out and little is copied.
-        return loss + tf.add_n([tf.reduce_sum(tf.cast(each, tf.float32)) for each in gradients])
+        return tf.add_n([loss, *(tf.reduce_sum(tf.cast(each, tf.float32)) for each in gradients)])
 
     return lambda: compute(inputs).numpy()  # waits for the device

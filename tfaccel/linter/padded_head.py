@@ -1,6 +1,6 @@
 """The fix that changes no result: a Dense head padded to whole tiles, its spare logits cut off.
 
-Takes a functional or sequential model; gives a copy with the same weights and the same outputs.
+Takes a functional or sequential model; gives a copy with the same weights, outputs and losses.
 
     wider = with_padded_heads(model, ["logits"])    # 10 units computed as 16; outputs: 10
 
@@ -22,6 +22,12 @@ from keras.src.models.functional import Functional
 
 from tfaccel.errors import UserError
 from tfaccel.linter.products import padded
+from tfaccel.table_text import cleaned
+
+# Of Dense's weights: what is 0 adds nothing to these, and stays 0. Of others that is not known.
+OF_WEIGHTS = ("kernel_regularizer", "bias_regularizer", "kernel_constraint", "bias_constraint")
+OF_ZEROS = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
+OF_ZEROS += (keras.constraints.NonNeg, keras.constraints.MaxNorm)
 
 
 @keras.saving.register_keras_serializable("tfaccel")
@@ -38,13 +44,18 @@ class PaddedHead(layers.Layer):
           multiple: of which the units that are computed are one.
           activation: of the units that are left.
           use_bias: whether there is one.
-          **settings: of every layer: name, dtype.
+          **settings: of the weights, as OF_WEIGHTS names them, and of every layer: name, dtype.
         """
+        of_weights = {name: settings.pop(name, None) for name in OF_WEIGHTS}
         super().__init__(**settings)
         self.units, self.multiple, self.use_bias = units, multiple, use_bias
         self.activation = keras.activations.get(activation)
         self.dense = layers.Dense(
-            padded(units, multiple), use_bias=use_bias, dtype=self.dtype_policy, name="padded"
+            padded(units, multiple),
+            use_bias=use_bias,
+            dtype=self.dtype_policy,
+            name="padded",
+            **of_weights,
         )
 
     def build(self, input_shape):
@@ -68,11 +79,13 @@ class PaddedHead(layers.Layer):
 
     def get_config(self):
         """Returns what makes the same layer again."""
+        of_dense = self.dense.get_config()
         return super().get_config() | {
             "units": self.units,
             "multiple": self.multiple,
             "activation": keras.activations.serialize(self.activation),
             "use_bias": self.use_bias,
+            **{name: of_dense[name] for name in OF_WEIGHTS},
         }
 
 
@@ -88,7 +101,8 @@ def with_padded_heads(
       multiple: of which the units are to be one.
 
     Raises:
-      UserError: the model is of another kind, or has no such Dense layer.
+      UserError: the model is of another kind, or cannot be copied; it has no such Dense layer, or
+        one whose regularizer, constraint or LoRA would tell the padding.
     """
     # Exactly these: a copy of a subclass would lose what it adds, a train_step say.
     if type(model) not in (keras.Sequential, Functional):
@@ -99,6 +113,8 @@ def with_padded_heads(
     heads = [each for each in model.layers if each.name in names]
     if len(heads) != len(set(names)) or not all(isinstance(each, layers.Dense) for each in heads):
         raise UserError(f"{model.name} has no Dense layer {', '.join(names)} among its own layers")
+    for head in heads:
+        _check(head)
 
     def copy(layer):
         if layer.name not in names:
@@ -111,13 +127,36 @@ def with_padded_heads(
             name=layer.name,
             dtype=layer.dtype_policy,
             trainable=layer.trainable,
+            activity_regularizer=layer.activity_regularizer,
+            **{name: getattr(layer, name) for name in OF_WEIGHTS},
         )
 
-    with strategy.scope() if strategy else contextlib.nullcontext():
-        wider = keras.models.clone_model(model, clone_function=copy)
+    try:
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            wider = keras.models.clone_model(model, clone_function=copy)
+    except Exception as error:  # whatever a layer's `from_config` raises, Lambda's say
+        raise UserError(
+            f"{model.name} cannot be copied with another layer "
+            f"({cleaned(str(error)).partition('. ')[0]}); put PaddedHead(units), from "
+            "tfaccel.linter.padded_head, in its Dense head's place"
+        ) from error
     for old, new in zip(model.layers, wider.layers, strict=True):
         if isinstance(new, PaddedHead):
             new.take_weights(old.get_weights())
         else:
             new.set_weights(old.get_weights())
     return wider
+
+
+def _check(head: layers.Dense) -> None:
+    """Raises UserError for a head that would not give the same with padding."""
+    if head.lora_enabled:
+        raise UserError(f"{head.name} has LoRA, which cannot be padded; leave the head as it is")
+    for name in OF_WEIGHTS:
+        given = getattr(head, name)
+        if given is not None and type(given) not in OF_ZEROS:
+            raise UserError(
+                f"{head.name} has {name}={type(given).__name__}, which may see the padding; "
+                f"expected none, or {', '.join(each.__name__ for each in OF_ZEROS)}; leave the "
+                "head as it is"
+            )

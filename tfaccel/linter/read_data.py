@@ -11,7 +11,7 @@ Private names relied on:
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import keras
 import numpy as np
@@ -19,25 +19,26 @@ import tensorflow as tf
 
 from tfaccel.data.distribute import Loader
 from tfaccel.errors import UserError
-from tfaccel.linter.facts import Data
+from tfaccel.linter.facts import Data, Shape, Target
 
-NUM_BATCHES = 8  # that are looked at for labels, which tf.data may have to decode images for
+# That are looked at for labels, whichever is more: tf.data may have to decode images for them.
+NUM_BATCHES, NUM_EXAMPLES = 8, 512
 KERAS_BATCH = 32  # of `fit` on arrays
 
 
 def read_data(dataset, *, batch_size: int | None = None, num_classes: int | None = None) -> tuple:
-    """Returns the facts of a data set, and the specs of its inputs, batch included.
+    """Returns the facts of a data set, and its inputs as they are nested, in specs with the batch.
 
     Args:
       dataset: any of those above; None for no data.
       batch_size: of arrays: what `fit` is given; 32, as there, by default.
-      num_classes: where it is known; None to look.
+      num_classes: of the first target that holds labels, where it is known; None to look.
 
     Raises:
       UserError: it is something else.
     """
     if dataset is None:
-        return Data(num_classes=num_classes), ()
+        return Data(), None
     if isinstance(dataset, Loader):
         data, specs = _of_loader(dataset)
     elif isinstance(dataset, tf.data.Dataset):
@@ -54,26 +55,24 @@ def read_data(dataset, *, batch_size: int | None = None, num_classes: int | None
     few = data.num_examples and data.num_examples < (data.global_batch_size or 0)
     if few and data.last_batch == "smaller":  # they are one batch
         data = dataclasses.replace(data, global_batch_size=data.num_examples)
-    if num_classes is not None:
-        data = dataclasses.replace(data, num_classes=num_classes, num_labels=None)
-    return data, specs
+    return data if num_classes is None else _with_classes(data, num_classes), specs
 
 
 def _of_loader(loader: Loader) -> tuple:
     plan = loader.data.plan
     of_specs, specs = _of_specs(loader.element_spec)
-    return Data(
+    data = Data(
         **of_specs,
-        num_classes=len(loader.class_names) or None,
         num_examples=plan.num_examples,
         # Where there are fewer examples, a padded batch is no larger than they are.
-        global_batch_size=specs[0].shape[0] * plan.num_replicas
-        if specs
+        global_batch_size=_rows(specs) * plan.num_replicas
+        if specs is not None
         else plan.global_batch_size,
         last_batch=plan.last_batch,
         shuffles=getattr(plan, "shuffle", None),
         is_tfaccel=True,
-    ), specs
+    )
+    return _with_classes(data, len(loader.class_names)) if loader.class_names else data, specs
 
 
 def _of_tf_data(dataset: tf.data.Dataset, *, look: bool) -> tuple:
@@ -83,8 +82,7 @@ def _of_tf_data(dataset: tf.data.Dataset, *, look: bool) -> tuple:
     batch, num_examples, drops = None, None, False
     if batches is not None:
         batch = int(tf.get_static_value(batches._batch_size))
-        before = batches._inputs()[0].cardinality().numpy() if batches._inputs() else -1
-        num_examples = int(before) if before > 0 else None
+        num_examples = _num_examples(dataset, batches)
         drops = bool(tf.get_static_value(batches._drop_remainder))
     data = Data(
         **of_specs,
@@ -93,16 +91,20 @@ def _of_tf_data(dataset: tf.data.Dataset, *, look: bool) -> tuple:
         last_batch="drop" if drops else "smaller",
         shuffles=_shuffles(steps),
     )
-    if look and batches is not None and _has_labels(data):
-        drawn = list(itertools.islice(dataset, NUM_BATCHES + 1))
-        labels = [_targets(each) for each in drawn[:NUM_BATCHES]]
-        data = _with_labels(
-            data, np.concatenate([np.ravel(each) for each in labels if each is not None])
-        )
-        return dataclasses.replace(
-            data, num_labels=None if len(drawn) <= NUM_BATCHES else data.num_labels
-        ), specs
+    if look and batches is not None and any(each.has_labels for each in data.targets):
+        most = max(NUM_BATCHES, -(-NUM_EXAMPLES // batch))
+        drawn = list(itertools.islice(dataset, most + 1))
+        data = _with_labels(data, drawn[:most], are_all=len(drawn) <= most)
     return data, specs
+
+
+def _num_examples(dataset: tf.data.Dataset, batches: tf.data.Dataset) -> int | None:
+    """Returns how many examples go into the batches; None where steps after them change that."""
+    inputs, left = batches._inputs(), int(dataset.cardinality())
+    before = int(inputs[0].cardinality()) if inputs else tf.data.UNKNOWN_CARDINALITY
+    if before <= 0 or (left >= 0 and left != int(batches.cardinality())):
+        return None
+    return before
 
 
 def _steps(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
@@ -119,7 +121,7 @@ def _last_batching(steps: list) -> tf.data.Dataset | None:
     for each in steps:
         if hasattr(each, "_batch_size"):
             return each
-        if "unbatch" in type(each).__name__.lower():
+        if any(word in type(each).__name__.lower() for word in ("unbatch", "rebatch")):
             return None
     return None
 
@@ -138,14 +140,12 @@ def _of_py_dataset(dataset: keras.utils.PyDataset) -> tuple:
     count = dataset.num_batches
     first = dataset[0]
     data, specs = _of_specs(tf.nest.map_structure(_spec, _as_tuple(first)))
-    rows = specs[0].shape[0]
-    examples = None
+    rows, examples = _rows(specs), None
     if count:
         last = _as_tuple(dataset[count - 1])
         examples = (count - 1) * rows + len(tf.nest.flatten(last)[0])
     found = Data(**data, num_examples=examples, global_batch_size=rows, last_batch="smaller")
-    labels = _targets(first)
-    return _with_labels(found, labels) if _has_labels(found) else found, specs
+    return _with_labels(found, [first], are_all=count == 1), specs
 
 
 def _of_arrays(arrays, batch_size: int) -> tuple:
@@ -162,9 +162,7 @@ def _of_arrays(arrays, batch_size: int) -> tuple:
         global_batch_size=batch_size,
         shuffles=True,  # `fit` does, unless told not to
     )
-    if not _has_labels(data):
-        return data, specs
-    return dataclasses.replace(_with_labels(data, _targets(arrays)), num_labels=None), specs
+    return _with_labels(data, [arrays], are_all=True), specs
 
 
 # What batches hold.
@@ -184,35 +182,68 @@ def _spec(value) -> tf.TensorSpec:
     return tf.TensorSpec(value.shape, tf.as_dtype(value.dtype))
 
 
-def _of_specs(structure) -> tuple[dict, tuple]:
-    """Returns what the shapes of a batch say, and the specs of its inputs."""
+def _of_specs(structure) -> tuple[dict, object]:
+    """Returns what the shapes of a batch say, and its inputs; None where a shape is not known."""
     x, y, _ = keras.utils.unpack_x_y_sample_weight(_as_tuple(structure))
-    inputs, targets = ([e for e in tf.nest.flatten(each) if e is not None] for each in (x, y))
-    known = [each for each in (*inputs, *targets) if each.shape.rank]
+    inputs, targets = (tf.nest.flatten(each) if _are_known(each) else () for each in (x, y))
+    named = zip(_names(y), targets, strict=True) if targets else ()
     return {
-        "inputs": tuple(tuple(each.shape[1:]) for each in inputs if each in known),
-        "targets": tuple(tuple(each.shape[1:]) for each in targets if each in known),
-        "integer_targets": bool(targets) and targets[0].dtype.is_integer,
-    }, tuple(each for each in inputs if each in known)
+        "inputs": shapes_of(inputs),
+        "targets": tuple(Target(_shape(each), name, each.dtype.is_integer) for name, each in named),
+    }, x if inputs else None
 
 
-def _has_labels(data: Data) -> bool:
-    """Whether the first target is one whole number for an example, or for a pixel."""
-    if not data.integer_targets or not data.targets:
-        return False
-    return len(data.targets[0]) != 1 or data.targets[0][0] in (1, None)
+def _are_known(specs) -> bool:
+    return all(each is not None and each.shape.rank for each in tf.nest.flatten(specs))
 
 
-def _targets(batch) -> np.ndarray | None:
-    _, y, _ = keras.utils.unpack_x_y_sample_weight(_as_tuple(batch))
-    flat = tf.nest.flatten(y)
-    return None if y is None or not flat else np.asarray(flat[0])
+def _shape(spec: tf.TensorSpec) -> Shape:
+    return tuple(spec.shape[1:])
 
 
-def _with_labels(data: Data, labels: np.ndarray) -> Data:
-    if not labels.size or not np.issubdtype(labels.dtype, np.integer):
-        return data
-    per_example = math.prod(each or 1 for each in data.targets[0]) or 1
-    return dataclasses.replace(
-        data, num_classes=int(labels.max()) + 1, num_labels=labels.size // per_example
+def shapes_of(specs) -> tuple[Shape, ...]:
+    """Returns the shapes of an example's inputs."""
+    return tuple(map(_shape, tf.nest.flatten(specs)))
+
+
+def _rows(specs) -> int:
+    return tf.nest.flatten(specs)[0].shape[0]
+
+
+def _names(y) -> Sequence[str | None]:
+    """Returns the targets' names, as `tf.nest` orders them; None for those without."""
+    if isinstance(y, dict) and len(tf.nest.flatten(y)) == len(y):
+        return sorted(y)
+    return [None] * len(tf.nest.flatten(y))
+
+
+def _with_labels(data: Data, batches: Sequence, *, are_all: bool) -> Data:
+    """Returns the data with the classes of each target, as far as these batches' labels say."""
+    drawn = (keras.utils.unpack_x_y_sample_weight(_as_tuple(each))[1] for each in batches)
+    columns = zip(*map(tf.nest.flatten, drawn), strict=True)
+    counted = (
+        _counted(target, labels, are_all=are_all) if target.has_labels else target
+        for target, labels in zip(data.targets, columns, strict=True)
     )
+    return dataclasses.replace(data, targets=tuple(counted)) if data.targets else data
+
+
+def _counted(target: Target, batches: Sequence, *, are_all: bool) -> Target:
+    labels = np.concatenate([np.ravel(each) for each in batches])
+    if not labels.size:
+        return target
+    num_labels = None if are_all else labels.size // (math.prod(x or 1 for x in target.shape) or 1)
+    return dataclasses.replace(target, num_classes=int(labels.max()) + 1, num_labels=num_labels)
+
+
+def _with_classes(data: Data, num_classes: int) -> Data:
+    """Returns the data with the classes of the first target that holds labels, tokens perhaps."""
+    labels = [each for each in data.targets if each.has_labels]
+    labels = labels or [each for each in data.targets if each.is_integer]
+    targets = (
+        dataclasses.replace(each, num_classes=num_classes, num_labels=None)
+        if each in labels[:1]
+        else each
+        for each in data.targets
+    )
+    return dataclasses.replace(data, targets=tuple(targets))

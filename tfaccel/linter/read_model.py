@@ -2,7 +2,7 @@
 
 Takes a functional, sequential or subclassed model; one that is not built is built for the data.
 
-    facts = read_model(model, data_specs=(tf.TensorSpec((None, 28, 28, 1)),))
+    facts = read_model(model, data_specs=tf.TensorSpec((None, 28, 28, 1)))
 
 Private Keras names relied on: Layer._build_shapes_dict, Dense._kernel and those of its kin.
 (The public `kernel` of these is the weights of LoRA's two small products, too.)
@@ -15,7 +15,8 @@ import re
 import keras
 import tensorflow as tf
 
-from tfaccel.linter.facts import OUTSIDE, Layer, Model, Shape
+from tfaccel.linter.facts import OUTSIDE, Layer, Model, Output, Shape
+from tfaccel.linter.read_data import shapes_of
 from tfaccel.linter.trace import Call, Trace, traced
 from tfaccel.seam import is_distributed
 
@@ -28,48 +29,92 @@ LETTERS = re.compile(r"(\w+),(\w+)->(\w+)")
 def read_model(
     model: keras.Model,
     *,
-    data_specs: tuple[tf.TensorSpec, ...] = (),
+    data_specs=None,
     strategy: tf.distribute.Strategy | None = None,
 ) -> Model:
     """Returns the facts of a model.
 
     Args:
       model: any Keras model.
-      data_specs: of its inputs, as the data have them, batch included.
+      data_specs: of its inputs, nested as the data have them, batch included; None for no data.
       strategy: that its variables should belong to; None for none.
     """
     inputs = _own_inputs(model)
-    specs = inputs or data_specs
-    if not specs:
+    if inputs is None:
+        inputs = _of_first_layer(model, data_specs)
+    specs = data_specs if inputs is None else inputs
+    if specs is None:
         return Model(
             name=model.name, fault="it is not built, and the data say no shape to build for"
         )
-    specs = tuple(tf.TensorSpec((None, *each.shape[1:]), each.dtype) for each in specs)
-    seen = traced(model, specs)
+    specs = tf.nest.map_structure(_of_any_batch, specs)
+    seen = traced(model, specs, strategy=strategy)
     weights = [each for each in model.variables if strategy and not is_distributed(each)]
     return Model(
         name=model.name,
         layers=_layers(seen),
-        inputs=tuple(tuple(each.shape[1:]) for each in inputs),
-        outputs=tuple(_shape(each) for each in seen.outputs),
-        output_dtypes=tuple(each.dtype.name for each in seen.outputs),
+        inputs=() if inputs is None else shapes_of(inputs),
+        outputs=_outputs(model, seen),
         outside_scope=tuple(each.path for each in weights),
         unknown=tuple(dict.fromkeys(each.kind for each in seen.calls if _is_unknown(each))),
         fault=seen.fault,
     )
 
 
-def _own_inputs(model: keras.Model) -> tuple[tf.TensorSpec, ...]:
-    """Returns what the model was built for, as far as it knows."""
+def by_input_name(model: keras.Model, data_specs):
+    """Returns the data's inputs as Keras gives them to the model.
+
+    From a dict a functional model takes those of its inputs' names, in their order.
+    """
+    names = [each.name for each in _inputs(model)]
+    if not isinstance(data_specs, dict) or not names or not set(names) <= set(data_specs):
+        return data_specs
+    if isinstance(getattr(model, "input", None), dict):
+        return data_specs  # whose keys are the model's own
+    return [data_specs[each] for each in names]
+
+
+def _inputs(model: keras.Model) -> list[keras.KerasTensor]:
+    """Returns a functional or sequential model's inputs; none of another or one not built."""
+    with contextlib.suppress(AttributeError, ValueError):
+        return list(model.inputs or ())
+    return []
+
+
+def _own_inputs(model: keras.Model):
+    """Returns what the model was built for, nested as it takes it; None if it does not know."""
     if not model.built:
-        return ()
-    with contextlib.suppress(AttributeError, ValueError):  # of a subclassed model
-        return tuple(tf.TensorSpec(each.shape, each.dtype) for each in model.inputs or ())
+        return None
+    if inputs := _inputs(model):
+        own = getattr(model, "input", None)  # a sequential model has none, and one of the others
+        return tf.nest.map_structure(_spec, inputs[0] if own is None else own)
     shapes = getattr(model, "_build_shapes_dict", None) or {}
     flat = [each for each in shapes.values() if isinstance(each, tuple) and len(each) > 1]
-    if len(flat) != len(shapes) or any(isinstance(size, tuple | list) for size in sum(flat, ())):
-        return ()
-    return tuple(tf.TensorSpec(each, model.input_dtype) for each in flat)
+    if len(flat) != 1 or any(isinstance(size, tuple | list) for size in flat[0]):
+        return None
+    return tf.TensorSpec(flat[0], model.input_dtype)
+
+
+def _of_first_layer(model: keras.Model, data_specs) -> tf.TensorSpec | None:
+    """Returns what a sequential model takes whose first layer was built before it; else None."""
+    first = model.layers[0] if isinstance(model, keras.Sequential) and model.layers else None
+    axes = getattr(getattr(first, "input_spec", None), "axes", None)
+    if not axes or not isinstance(data_specs, tf.TensorSpec):
+        return None
+    sizes = data_specs.shape.as_list()
+    if len(sizes) <= max(map(abs, axes)):  # not batched
+        return None
+    for axis, size in axes.items():
+        sizes[axis] = size
+    return tf.TensorSpec(sizes, data_specs.dtype)
+
+
+def _spec(tensor: keras.KerasTensor) -> tf.TensorSpec:
+    return tf.TensorSpec(tensor.shape, tensor.dtype)
+
+
+def _of_any_batch(spec: tf.TensorSpec) -> tf.TensorSpec:
+    return tf.TensorSpec((None, *spec.shape[1:]), spec.dtype)
 
 
 # What was seen, as facts.
@@ -81,7 +126,7 @@ def _layers(seen: Trace) -> tuple[Layer, ...]:
     calls = seen.calls
     number = {op.name: index for index, op in enumerate(seen.graph.get_operations())}
     owners = {at: index for index, each in enumerate(calls) for at in range(each.begin, each.end)}
-    results = {_source(each).name for each in seen.outputs}
+    results = {_source(each).name for each in tf.nest.flatten(seen.outputs)}
     return tuple(
         Layer(
             name=each.layer.name,
@@ -99,6 +144,18 @@ def _layers(seen: Trace) -> tuple[Layer, ...]:
             channels_first=getattr(each.layer, "data_format", None) == "channels_first",
         )
         for each in calls
+    )
+
+
+def _outputs(model: keras.Model, seen: Trace) -> tuple[Output, ...]:
+    tensors = tf.nest.flatten(seen.outputs)
+    by_key = isinstance(seen.outputs, dict)
+    names = sorted(seen.outputs) if by_key else getattr(model, "output_names", ())
+    names = names if len(names) == len(tensors) else [None] * len(tensors)
+    makers = {one.name: index for index, each in enumerate(seen.calls) for one in each.outputs}
+    return tuple(
+        Output(_shape(each), each.dtype.name, name, makers.get(_source(each).name))
+        for each, name in zip(tensors, names, strict=True)
     )
 
 

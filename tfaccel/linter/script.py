@@ -13,11 +13,13 @@ import re
 from collections.abc import Iterator
 
 from tfaccel.linter.findings import Finding
+from tfaccel.linter.speed import run_eagerly
 
 MAKE_DATA = re.compile(
     r"(DataLoader|.*[Dd]ataset(_from_\w+)?|from_tensor_slices|from_generator|batch|prefetch"
     r"|image_folder|loader)"
 )
+MAKE_SEVERAL = re.compile(r"\w+_dataset_from_directory|split_dataset")  # data sets, that is
 # NumPy and others have functions of these names: they make data of data, or of a run.
 CHANGE_DATA = ("shuffle", "cache", "repeat", "map", "take", "skip", "examples", "pipeline")
 DATA_NAME = re.compile(r"(\w+_)?(loader|dataset|ds)(_\w+)?")
@@ -41,8 +43,9 @@ def read_script(source: str, name: str = "script") -> list[Finding]:
         return [_syntax(error, name)]
     data, models = _names(tree)
     calls = [each for each in ast.walk(tree) if isinstance(each, ast.Call)]
-    given = [_whole_data(each, name) for each in calls if _takes_data(each, data, models)]
-    return [*given, *_waits(tree, data, name), *_eager(calls, name)]
+    given = ((each, _given_data(each, data)) for each in calls if _is_model(each, models))
+    whole = [_whole_data(call, text, name) for call, text in given if text]
+    return [*whole, *_waits(tree, data, name), *_eager(calls, name)]
 
 
 def _syntax(error: SyntaxError, name: str) -> Finding:
@@ -64,14 +67,16 @@ def _syntax(error: SyntaxError, name: str) -> Finding:
 def _names(tree: ast.AST) -> tuple[set[str], set[str]]:
     """Returns the names of data sets, and those of models."""
     data, models, others = set(), set(), set()
+    kinds = _model_classes(tree)
     for each in ast.walk(tree):
         if isinstance(each, ast.Assign | ast.AnnAssign) and each.value is not None:
             targets = each.targets if isinstance(each, ast.Assign) else [each.target]
-            if _is_data(each.value, data):
+            called = _last_name(each.value.func) if isinstance(each.value, ast.Call) else ""
+            if MAKE_SEVERAL.fullmatch(called):
+                data |= {name for target in targets for name in _parts(target)}
+            elif _is_data(each.value, data):
                 data |= {ast.unparse(target) for target in targets}
-            elif isinstance(each.value, ast.Call) and MAKE_MODELS.fullmatch(
-                _last_name(each.value.func)
-            ):
+            elif MAKE_MODELS.fullmatch(called) or called in kinds:
                 models |= {ast.unparse(target) for target in targets}
             else:
                 others |= {name for target in targets for name in _parts(target)}
@@ -83,6 +88,17 @@ def _names(tree: ast.AST) -> tuple[set[str], set[str]]:
         elif isinstance(each, ast.Attribute) and each.attr in MODEL_METHODS:
             models.add(ast.unparse(each.value))
     return data - others, models
+
+
+def _model_classes(tree: ast.AST) -> set[str]:
+    """Returns the script's own classes of models, and of these."""
+    found: set[str] = set()
+    classes = [each for each in ast.walk(tree) if isinstance(each, ast.ClassDef)]
+    for each in classes:
+        bases = [_last_name(base) for base in each.bases]
+        if any(MAKE_MODELS.fullmatch(base) or base in found for base in bases):
+            found.add(each.name)
+    return found
 
 
 def _parts(target: ast.expr) -> set[str]:
@@ -112,19 +128,21 @@ def _last_name(function: ast.expr) -> str:
 # What is looked for.
 
 
-def _takes_data(call: ast.Call, data: set[str], models: set[str]) -> bool:
-    """Whether it is `model(loader)`, or a method that takes one batch, of a whole data set."""
+def _given_data(call: ast.Call, data: set[str]) -> str | None:
+    """Returns the whole data set that a call takes for its inputs; None for none."""
     arguments = [*call.args[:1], *(each.value for each in call.keywords if each.arg == "inputs")]
-    if not any(ast.unparse(each) in data for each in arguments):
-        return False
+    return next((text for text in map(ast.unparse, arguments) if text in data), None)
+
+
+def _is_model(call: ast.Call, models: set[str]) -> bool:
+    """Whether it is `model(...)`, or a method of it that takes one batch."""
     called = ast.unparse(call.func)
     if isinstance(call.func, ast.Attribute) and call.func.attr in OF_ONE_BATCH:
         called = ast.unparse(call.func.value)
     return called in models or MODEL_NAME.fullmatch(called) is not None
 
 
-def _whole_data(call: ast.Call, name: str) -> Finding:
-    given = ast.unparse(call.args[0] if call.args else call.keywords[0].value)
+def _whole_data(call: ast.Call, given: str, name: str) -> Finding:
     called = ast.unparse(call.func)
     model = called.rpartition(".")[0] if called.endswith(OF_ONE_BATCH) else called
     return Finding(
@@ -143,10 +161,10 @@ def _waits(tree: ast.AST, data: set[str], name: str) -> Iterator[Finding]:
     for loop in ast.walk(tree):
         if not isinstance(loop, ast.For) or not _iterates(loop.iter, data):
             continue
+        own = {each.id for each in ast.walk(loop.target) if isinstance(each, ast.Name)}
         for call in (each for part in loop.body for each in ast.walk(part)):
-            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
-                continue
-            if call.func.attr in WAITS and not call.args:
+            read = _read_by(call)
+            if read is not None and _root(read) not in own:  # the data are on the host
                 yield Finding(
                     "warning",
                     f"{name}:{call.lineno}",
@@ -158,25 +176,36 @@ def _waits(tree: ast.AST, data: set[str], name: str) -> Iterator[Finding]:
                 )
 
 
+def _read_by(call: ast.AST) -> ast.expr | None:
+    """Returns whose value a call brings to Python: `x.numpy()`, `float(x)`; None for none."""
+    if not isinstance(call, ast.Call):
+        return None
+    if isinstance(call.func, ast.Attribute) and call.func.attr in WAITS and not call.args:
+        return call.func.value
+    is_float = ast.unparse(call.func) == "float" and len(call.args) == 1
+    return call.args[0] if is_float and isinstance(call.args[0], ast.Name) else None
+
+
+def _root(value: ast.expr) -> str:
+    """Returns the name before all attributes and indices: x of `x[0].y`."""
+    while isinstance(value, ast.Attribute | ast.Subscript):
+        value = value.value
+    return ast.unparse(value)
+
+
 def _iterates(value: ast.expr, data: set[str]) -> bool:
     """Whether a loop is over a data set, numbered or cut short perhaps."""
-    if ast.unparse(value) in data:
+    if ast.unparse(value) in data or _is_data(value, data):
         return True
     return isinstance(value, ast.Call) and any(_iterates(each, data) for each in value.args)
 
 
 def _eager(calls: list[ast.Call], name: str) -> Iterator[Finding]:
     for call in calls:
-        if _last_name(call.func) == "run_functions_eagerly" and _is_true(call.args[:1]):
-            yield Finding(
-                "warning",
-                f"{name}:{call.lineno}",
-                "tf.config.run_functions_eagerly(True)",
-                "each operation waits for Python, and there is no XLA",
-                "all that compilation gives",
-                "leave it out once you have found what you looked for",
-            )
+        told = [*call.args, *(each.value for each in call.keywords)]
+        if _last_name(call.func) == "run_functions_eagerly" and any(map(_is_true, told)):
+            yield run_eagerly(f"{name}:{call.lineno}", "tf.config.run_functions_eagerly(True)")
 
 
-def _is_true(arguments: list[ast.expr]) -> bool:
-    return all(isinstance(each, ast.Constant) and each.value is True for each in arguments)
+def _is_true(argument: ast.expr) -> bool:
+    return isinstance(argument, ast.Constant) and argument.value is True

@@ -62,14 +62,7 @@ def sync_points(facts: Facts) -> Iterator[Finding]:
     """Yields what makes the device wait for Python."""
     step = facts.step
     if step.run_eagerly:
-        yield Finding(
-            "warning",
-            "step",
-            "run_eagerly=True",
-            "each operation waits for Python, and there is no XLA",
-            "all that compilation gives",
-            "leave it out once you have found what you looked for",
-        )
+        yield run_eagerly("step", "run_eagerly=True")
         return
     seconds = _step_s(facts)
     if step.gpu and step.steps_per_execution == 1 and seconds and seconds < EXECUTION_S:
@@ -84,6 +77,18 @@ def sync_points(facts: Facts) -> Iterator[Finding]:
             f"steps_per_execution={steps or '...'}, which divides the steps of an epoch",
             f"--config.train.steps_per_execution={steps}" if steps and step.from_config else None,
         )
+
+
+def run_eagerly(where: str, what: str) -> Finding:
+    """Returns what there is to say of a step that is not compiled at all."""
+    return Finding(
+        "warning",
+        where,
+        what,
+        "each operation waits for Python, and there is no XLA",
+        "all that compilation gives",
+        "leave it out once you have found what you looked for",
+    )
 
 
 def _step_s(facts: Facts) -> float | None:
@@ -121,7 +126,7 @@ def not_judged(facts: Facts) -> Iterator[str]:
         yield "a last batch with fewer rows: not judged, the data do not say how many there are"
     if data.inputs and data.shuffles is None:
         yield "shuffling: not judged, the data do not say"
-    if data.integer_targets and data.num_classes is None:
+    if any(each.is_integer and each.num_classes is None for each in data.targets):
         yield "number of classes: not judged, the data do not say; give num_classes"
     if step.xla is None and not step.run_eagerly:
         yield "XLA: not judged; give xla=True or False, or a compiled model"

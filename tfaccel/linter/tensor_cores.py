@@ -134,7 +134,7 @@ def few_channels(facts: Facts) -> Iterator[str]:
     """Yields a remark on images' channels: they are in order."""
     for layer in firsts(facts.model):
         size, multiple = layer.features_in, multiple_of(layer)
-        if size and size % multiple and _is_image(layer, size):
+        if size and size % multiple and _is_image(layer, size) and not _is_grouped(layer):
             yield (
                 f"{counted(size, 'input channel')}, not a multiple of {multiple}: cuDNN and XLA "
                 f"pad the few channels of images; {layer.name} has "
@@ -145,12 +145,19 @@ def few_channels(facts: Facts) -> Iterator[str]:
 def _first_sizes(facts: Facts) -> Iterator[tuple[Layer, int]]:
     """Yields the products that take the model's input, and how many features they are given."""
     for layer in firsts(facts.model):
-        if not layer.is_input or not layer.features_in:
+        if not layer.is_input or not layer.features_in or _is_grouped(layer):
             continue
         size = layer.features_in
         if len(facts.data.inputs) == 1 and facts.data.inputs[0] and "Conv" not in layer.kind:
             size = facts.data.inputs[0][-1] or size
         yield layer, size
+
+
+def _is_grouped(layer: Layer) -> bool:
+    """Whether a convolution's product has another number of rows than its input has channels."""
+    if "Conv" not in layer.kind or not layer.inputs:
+        return False
+    return layer.features_in != layer.inputs[0 if layer.channels_first else -1]
 
 
 def _is_image(layer: Layer, size: int) -> bool:

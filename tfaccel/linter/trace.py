@@ -2,7 +2,7 @@
 
 Takes a model and the specs of its inputs; gives the calls of its leaves, and the graph.
 
-    trace = traced(model, (tf.TensorSpec((None, 28, 28, 1)),))
+    trace = traced(model, tf.TensorSpec((None, 28, 28, 1)))
 
 Private names relied on:
   Keras 3.15: Model._flatten_layers, Layer._layers; that Operation.__call__ looks `call`, or
@@ -15,6 +15,8 @@ from collections.abc import Iterator
 
 import keras
 import tensorflow as tf
+
+from tfaccel.table_text import cleaned
 
 
 @dataclasses.dataclass
@@ -40,49 +42,51 @@ class Trace:
     Attributes:
       calls: of the leaves, in order.
       graph: with all operations; None where it did not begin.
-      outputs: tensors of the model's outputs; none where it failed.
+      outputs: tensors of the model's outputs, as they are nested; none where it failed.
       fault: why it failed, in words; None if it did not.
     """
 
     calls: list[Call] = dataclasses.field(default_factory=list)
     graph: tf.Graph | None = None
-    outputs: list = dataclasses.field(default_factory=list)
+    outputs: object = ()
     fault: str | None = None
 
 
-def traced(model: keras.Model, specs: tuple[tf.TensorSpec, ...]) -> Trace:
-    """Calls the model on placeholders and returns what was seen."""
+def traced(model: keras.Model, specs, *, strategy: tf.distribute.Strategy | None = None) -> Trace:
+    """Calls the model on placeholders and returns what was seen.
+
+    Args:
+      model: one that is not built is built by this.
+      specs: of its inputs, nested as it takes them.
+      strategy: that it is built for; None for its own.
+    """
     seen = Trace()
 
-    def call(*tensors):
+    def call(inputs):
         seen.graph = tf.compat.v1.get_default_graph()
-        given = tensors[0] if len(tensors) == 1 else _arranged(model, tensors)
-        seen.outputs = tf.nest.flatten(model(given, training=False))
+        seen.outputs = model(inputs, training=False)
         return seen.outputs
-
-    def trace():
-        tf.function(call, autograph=False).get_concrete_function(*specs)
 
     try:
         if not model.built:  # the layers that it makes meanwhile are to be watched too
-            trace()
+            # Keras's own tensors: within a tf.function there are no variables for replicas.
+            with (strategy or model.distribute_strategy).scope():
+                model(tf.nest.map_structure(_keras_tensor, specs), training=False)
         with _watched(model, seen.calls):
-            trace()
+            tf.function(call, autograph=False).get_concrete_function(specs)
     except Exception as error:  # whatever the user's `call` raises
-        seen.fault, seen.outputs = _sentence(error), []
+        seen.fault, seen.outputs = _sentence(error), ()
     return seen
 
 
-def _arranged(model: keras.Model, tensors: tuple):
-    """Returns several inputs as the model takes them: a functional one knows their names."""
-    like = getattr(model, "input", None) if hasattr(model, "inputs") else None
-    return tf.nest.pack_sequence_as(list(tensors) if like is None else like, list(tensors))
+def _keras_tensor(spec: tf.TensorSpec) -> keras.KerasTensor:
+    return keras.KerasTensor(spec.shape, spec.dtype.name)
 
 
 def _sentence(error: Exception) -> str:
-    """Returns the first lines of an error: what Keras adds of arguments comes after."""
-    text = str(error).partition("Arguments received by")[0]
-    text = " ".join(text.split()) or type(error).__name__
+    """Returns the cause in an error: Keras puts more before it, and arguments after it."""
+    text = str(error).rpartition("Error encountered:")[2].partition("Arguments received by")[0]
+    text = cleaned(text) or type(error).__name__
     return text if len(text) < 300 else text[:297] + "..."
 
 
