@@ -14,8 +14,8 @@ def place(file):
     return tuple(map(int, file.stem.split("-")))
 
 
-def test_every_blurry_crop_has_its_sharp_one(tmp_path):
-    root = ensure_blurred(tmp_path)
+def test_every_blurry_crop_has_its_sharp_one():
+    root = ensure_blurred()
     for split, count in (("train", 216), ("test", 42)):
         files = [
             {str(each.relative_to(root / split / name)) for each in root.glob(f"{split}/{name}/*")}
@@ -25,8 +25,8 @@ def test_every_blurry_crop_has_its_sharp_one(tmp_path):
         assert len(files[0]) == count
 
 
-def test_crops_are_of_the_photograph_and_of_it_blurred_as_a_whole(tmp_path):
-    root = ensure_blurred(tmp_path)
+def test_crops_are_of_the_photograph_and_of_it_blurred_as_a_whole():
+    root = ensure_blurred()
     photo = blurred.load_photo()
     whole = photo.filter(PIL.ImageFilter.GaussianBlur(blurred.BLUR_RADIUS))
     for file in sorted(root.glob("*/sharp/*.png"))[::50]:
@@ -37,8 +37,8 @@ def test_crops_are_of_the_photograph_and_of_it_blurred_as_a_whole(tmp_path):
         np.testing.assert_array_equal(pixels(blurry), np.asarray(whole)[rows, columns])
 
 
-def test_no_pixel_that_is_tested_was_blurred_into_a_training_crop(tmp_path):
-    root = ensure_blurred(tmp_path)
+def test_no_pixel_that_is_tested_was_blurred_into_a_training_crop():
+    root = ensure_blurred()
     last_trained = max(place(each)[0] + 95 for each in root.glob("train/blurry/*"))
     first_tested = min(place(each)[0] for each in root.glob("test/blurry/*"))
     assert first_tested - last_trained > 6 * blurred.BLUR_RADIUS
@@ -46,9 +46,10 @@ def test_no_pixel_that_is_tested_was_blurred_into_a_training_crop(tmp_path):
     assert max(place(each)[0] for each in root.glob("*/*/*")) + 96 <= 600
 
 
-def test_a_second_call_writes_nothing(tmp_path):
-    root = ensure_blurred(tmp_path)
+def test_a_second_call_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    root = ensure_blurred()
     before = root.stat().st_mtime_ns
-    assert ensure_blurred(tmp_path) == root
+    assert ensure_blurred() == root
     assert root.stat().st_mtime_ns == before
     assert [each.name for each in root.parent.iterdir()] == ["portrait"]

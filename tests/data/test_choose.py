@@ -69,11 +69,16 @@ def test_what_does_not_fit_is_decoded_anew(source, free, device, loader):
     assert "would take" in reason
 
 
-def test_dali_decodes_on_the_cpu_what_tensorflow_does_not(source, free):
+@pytest.mark.parametrize("suffix", [".tiff", ".bmp"])
+def test_dali_decodes_on_the_cpu_what_tensorflow_does_not(source, free, suffix):
     free(0)
-    loader, reason, _ = chosen(source((16, 12), suffix=".tiff"), CPU)
-    assert loader == "dali_cpu"
-    assert "TensorFlow does not decode .tiff" in reason
+    other, png = (source((16, 12), suffix=each).images.files for each in (suffix, ".png"))
+    # However late the only one comes.
+    many = ImageSource(Blobs(png * 2000 + other[:1]), np.zeros(12001, np.int32), ("a",))
+    for mixed in (source((16, 12), suffix=suffix), many):
+        loader, reason, _ = chosen(mixed, CPU)
+        assert loader == "dali_cpu"
+        assert f"TensorFlow does not decode every {suffix}" in reason
 
 
 def test_one_image_of_another_size_is_seen(source, free, tmp_path):

@@ -18,6 +18,7 @@ from tfaccel.data.deferred import span
 from tfaccel.data.distribute import Loader
 from tfaccel.data.feed import Feed
 from tfaccel.data.images import ImageData
+from tfaccel.data.placement import Placement
 from tfaccel.data.shards import Plan
 from tfaccel.data.source import ArraySource, Blobs, ImageSource, UnreadableError
 from tfaccel.presets import preset
@@ -359,7 +360,12 @@ def test_images_that_are_resized_come_one_by_one(window, comes, caplog):
         assert (iterator.take(2) is not None) == comes
         next(iterator)
         assert (iterator.take(2) is not None) == comes
-    assert caplog.text.count("batches come one by one") == (not comes)
+    assert caplog.text.count("because images in memory are resized") == (not comes)
+
+
+def test_on_the_cpu_they_come_one_by_one():
+    data, placement = make_loader().data, Placement(Device("/cpu:0", None), num_threads=1, seed=0)
+    assert data.deferred(placement, data.feed(0), 2) == "the device is the CPU"
 
 
 class Nested(keras.Sequential):

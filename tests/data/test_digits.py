@@ -1,12 +1,24 @@
+import errno
+
 import numpy as np
 import PIL.Image
+import pytest
 
+from tfaccel import UserError
+from tfaccel.data import digits
 from tfaccel.data.digits import ensure_digits, load_digits
 from tfaccel.data.sources import class_folders
 
 
-def test_writes_every_digit_once(tmp_path):
-    root = ensure_digits(tmp_path)
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A cache folder of this test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "tfaccel"
+
+
+def test_writes_every_digit_once():
+    root = ensure_digits()
     train, test = class_folders(root / "training"), class_folders(root / "testing")
     assert (len(train), len(test)) == (1437, 360)
     assert train.class_names == test.class_names == tuple("0123456789")
@@ -21,9 +33,9 @@ def test_they_are_those_of_the_source():
     assert labels[:10].tolist() == list(range(10))
 
 
-def test_pixels_and_labels_are_written_as_they_are(tmp_path):
+def test_pixels_and_labels_are_written_as_they_are():
     images, labels = load_digits()
-    for file in sorted(ensure_digits(tmp_path).glob("*/*/*.png"))[::100]:
+    for file in sorted(ensure_digits().glob("*/*/*.png"))[::100]:
         index = int(file.stem)
         assert int(file.parent.name) == labels[index]
         # 16 grey levels spread over 255: the nearest is less than half a level away.
@@ -31,9 +43,20 @@ def test_pixels_and_labels_are_written_as_they_are(tmp_path):
         np.testing.assert_allclose(written, images[index], atol=0.04)
 
 
-def test_second_call_writes_nothing(tmp_path):
-    root = ensure_digits(tmp_path)
+def test_second_call_writes_nothing(cache):
+    root = ensure_digits()
     before = root.stat().st_mtime_ns
-    assert ensure_digits(tmp_path) == root
+    assert ensure_digits() == root
     assert root.stat().st_mtime_ns == before
-    assert [each.name for each in root.parent.iterdir()] == ["digits"]
+    assert list(cache.iterdir()) == [root]
+
+
+def test_a_disk_that_is_full_is_said_and_nothing_stays(cache, monkeypatch):
+    def full(root):
+        (root / "training").mkdir()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(digits, "_write", full)
+    with pytest.raises(UserError, match=r"digits cannot be written to .* \(No space left on dev"):
+        ensure_digits()
+    assert list(cache.iterdir()) == []

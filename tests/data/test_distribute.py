@@ -380,8 +380,10 @@ def test_what_vanishes_counts_as_nothing_without_padding_too(last_batch):
     assert firsts <= (2 if last_batch == "repeat" else 1)
 
 
-def test_a_folder_that_is_gone_is_an_error():
-    loader = make_loader(skips_bad=True, unreadable=frozenset(range(30)))
+@pytest.mark.parametrize(("num_examples", "num_gone"), [(37, 30), (5, 5)])
+def test_a_folder_that_is_gone_is_an_error(num_examples, num_gone):
+    gone = frozenset(range(num_gone))
+    loader = make_loader(num_examples=num_examples, skips_bad=True, unreadable=gone)
     with pytest.raises(UserError, match="is the disk or the folder gone"):
         rows_of(loader)
 

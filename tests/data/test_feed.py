@@ -45,13 +45,6 @@ def test_a_lost_example_becomes_padding_and_no_other_changes():
         assert not np.isin(after.ids, [0, 7]).any()
 
 
-def test_draw_specs_are_those_of_the_draws():
-    feed = make_feed()
-    for name, (shape, dtype) in feed.draw_specs.items():
-        values = feed.draws(2)[name]
-        assert (values.shape[1:], values.dtype) == (shape, np.dtype(dtype))
-
-
 def ids_of_steps(plan, first, number):
     """The real ids of steps `first` to `number`, as a run reads them that begins there."""
     feeds = [Feed(plan, AUGMENT, (8, 8), each, first) for each in range(plan.num_replicas)]

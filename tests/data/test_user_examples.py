@@ -92,8 +92,9 @@ def test_order_does_not_depend_on_the_replicas():
 
 def test_values_stay_as_they_are_but_for_double_floats():
     dtypes = ["uint8", "int8", "int32", "int64", "float16", "float32", "bool"]
-    data = opened(Table(tuple(np.ones(2, each) for each in dtypes)), size=1)
-    assert [each.dtype.name for each in next(stream_of(data))] == dtypes
+    data = opened(Table((tuple(np.ones(2, each) for each in dtypes),)), size=1)
+    (values,) = next(stream_of(data))
+    assert [each.dtype.name for each in values] == dtypes
     x, y = next(stream_of(opened(Table((np.pi, 7)), size=1)))
     assert (x.dtype, y.dtype) == (tf.float32, tf.int64)  # Python's own numbers are 64 bits wide
     assert x.numpy().tolist() == [np.float32(np.pi)]
@@ -208,6 +209,7 @@ def test_a_late_start_goes_on_where_an_uninterrupted_run_would():
         (Table(), "Table has no examples; expected one or more"),
         (Table("text"), r"example 0: \[0\] is of dtype <U4; expected numbers"),
         (Table((1, None)), r"example 0: \[1\] is of dtype object; expected numbers"),
+        (Table((1, 2, 3, 4)), r"example 0 has 4 parts; expected x, \(x, y\) or \(x, y, sample_w"),
         (Table([np.ones(2), np.ones(3)]), "reading example 0 failed: ValueError: "),
     ],
 )

@@ -68,13 +68,14 @@ def stream_of(data, *, replica=0, first=0, device=CPU):
 
 def real_labels(data, replica, *, num_epochs):
     """Each epoch's labels that count, of one replica."""
-    stream, feed = stream_of(data, replica=replica), data.feed(replica)
-    steps = data.plan.num_steps
+    stream, real = stream_of(data, replica=replica), data.plan.real
     return [
         [
             label
-            for number in range(epoch * steps, (epoch + 1) * steps)
-            for label in next(stream)[1].numpy()[feed.rows(number).real]
+            for step in range(data.plan.num_steps)
+            for label in next(stream)[1].numpy()[
+                real(step=step, epoch=epoch, replica_index=replica)
+            ]
         ]
         for epoch in range(num_epochs)
     ]
@@ -125,7 +126,8 @@ def test_shuffled_examples_count_once_and_change_their_order(files, shuffle):
 def test_a_replica_whose_shard_has_ended_gets_padding(files):
     data = opened(pipe, files=files, replicas=3, rows=12)  # shards of 12, 12 and 13
     assert data.plan.num_steps == 2
-    assert [data.feed(replica).rows(1).real.sum() for replica in range(3)] == [0, 0, 1]
+    real = [data.plan.real(step=1, epoch=0, replica_index=replica) for replica in range(3)]
+    assert [each.sum() for each in real] == [0, 0, 1]
     stream = stream_of(data)
     next(stream)
     assert next(stream)[1].numpy().tolist() == [11] * 12  # copies of the shard's last

@@ -34,7 +34,6 @@ def write(
     captions: Sequence[str],
     *,
     targets: np.ndarray | None = None,
-    columns: int | None = None,
 ) -> pathlib.Path:
     """Writes a grid of images with a caption under each and returns the file's path.
 
@@ -44,9 +43,7 @@ def write(
       path: of the PNG.
       images: [n, height, width, 1 or 3], uint8 or a float dtype in 0..1.
       captions: of each image; what is too long is cut.
-      targets: of pairs, to the right of each image: likewise; or a mask, of another integer dtype,
-        whose values each have a colour, 0 black.
-      columns: examples in a row; None for a sheet that is somewhat wider than high.
+      targets: of pairs, to the right of each image: likewise.
     """
     cells = [_shown(each) for each in images]
     if targets is not None:
@@ -54,8 +51,7 @@ def write(
             _side_by_side(cell, _shown(each)) for cell, each in zip(cells, targets, strict=True)
         ]
     width, height = cells[0].width + MARGIN, cells[0].height + CAPTION_HEIGHT + MARGIN
-    columns = columns or math.ceil(math.sqrt(len(cells) * SHAPE * height / width))
-    columns = min(columns, len(cells))
+    columns = min(math.ceil(math.sqrt(len(cells) * SHAPE * height / width)), len(cells))
     rows = math.ceil(len(cells) / columns)
     sheet = PIL.Image.new("RGB", (columns * width + MARGIN, rows * height + MARGIN), PAPER)
     draw = PIL.ImageDraw.Draw(sheet)
@@ -83,14 +79,15 @@ def write_batch(
     Args:
       path: of the PNG.
       x: [n, height, width, 1 or 3] of a float dtype, normalised.
-      y: [n] int32 labels; or [n, height, width, channels] targets, normalised, or masks.
+      y: [n] int64 labels; or [n, height, width, channels] targets, normalised; or uint8 masks,
+        [n, height, width, 1], whose values each have a colour, 0 black.
       settings: with which they were made.
       class_names: of the labels, in order.
     """
     images = _in_unit_range(x, settings)
     if y.ndim == 1:
         return write(path, images, [class_names[label] for label in y])
-    targets = y if settings.targets == "mask" else _in_unit_range(y, settings)
+    targets = _colors(y[..., 0]) if settings.targets == "mask" else _in_unit_range(y, settings)
     return write(path, images, [str(index) for index in range(len(images))], targets=targets)
 
 
@@ -116,20 +113,18 @@ def _rgb(pixels: np.ndarray) -> np.ndarray:
         # What is not a number is black, as nothing is.
         pixels = np.nan_to_num(pixels.astype(np.float32)).clip(0, 1) * 255
         pixels = (pixels + 0.5).astype(np.uint8)
-    elif pixels.dtype != np.uint8:
-        return _colors(pixels[..., 0])
     return np.broadcast_to(pixels, (*pixels.shape[:2], 3)).copy()
 
 
-def _colors(mask: np.ndarray) -> np.ndarray:
-    """Returns a colour for each value: [height, width, 3] uint8."""
-    values, places = np.unique(mask, return_inverse=True)
+def _colors(masks: np.ndarray) -> np.ndarray:
+    """Returns a colour for each value: [n, height, width, 3] uint8."""
+    values, places = np.unique(masks, return_inverse=True)
     # By the golden ratio, neighbouring values' hues lie far apart.
     colors = [
         colorsys.hsv_to_rgb(value * 0.618034 % 1, 0.7, 1.0) if value else (0, 0, 0)
         for value in values.tolist()
     ]
-    return (np.array(colors) * 255).astype(np.uint8)[places.reshape(mask.shape)]
+    return (np.array(colors) * 255).astype(np.uint8)[places.reshape(masks.shape)]
 
 
 def _side_by_side(one: PIL.Image.Image, other: PIL.Image.Image) -> PIL.Image.Image:

@@ -19,6 +19,7 @@ from tfaccel.data.scan import files
 from tfaccel.data.scan.report import write_list
 from tfaccel.data.source import ArraySource, ImageSource
 from tfaccel.run import Run
+from tfaccel.table_text import show
 
 NUM_EPOCHS = 2  # to see whether the order changes
 NUM_SHOWN = 64  # images on the contact sheet
@@ -54,14 +55,15 @@ def run(config: Config, *, report: pathlib.Path | None, sheet: pathlib.Path | No
                 progress=True,
                 smallest=files.smallest_window(config.data, augment),
             )
-            print(found.summary(split))
+            show(found.summary(split))
             all_well &= len(found.bad_ids) == 0 or config.data.bad_files == "skip"
             faults += found.faults
             source = files.usable(source, found)
 
         # ----- Epochs: what the real pipeline of each replica gives, with ids in labels' place.
         numbered = _numbered(source)
-        loader = open_loader(this_run, config, split, source=numbered, bad_files="error")
+        changes = {"bad_files": "error", "targets": "image"}  # a mask needs pairs
+        loader = open_loader(this_run, config, split, source=numbered, **changes)
         trace = _trace(loader, this_run, NUM_EPOCHS)
         verdict = proof.verdict(
             proof.record(trace, loader.num_batches),
@@ -69,7 +71,7 @@ def run(config: Config, *, report: pathlib.Path | None, sheet: pathlib.Path | No
             shuffle=split == "train",
             last_batch=config.data.last_batch,
         )
-        print(f"{split}: {verdict}")
+        show(f"{split}: {verdict}")
         all_well &= verdict.ok
 
         # ----- Contact sheet: for people to look at.
@@ -79,7 +81,7 @@ def run(config: Config, *, report: pathlib.Path | None, sheet: pathlib.Path | No
             contact_sheet.write_batch(
                 sheet, x, y, settings=loader.data.images, class_names=loader.class_names
             )
-            print(f"contact sheet: {sheet}")
+            show(f"contact sheet: {sheet}")
     if report:
         write_list(report, faults)
     return all_well

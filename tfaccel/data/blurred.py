@@ -25,16 +25,13 @@ TOPS = {"train": range(0, 281, 35), "test": (392, 448, 504)}
 LEFTS = {"train": range(0, 417, 18), "test": range(0, 417, 32)}
 
 
-def ensure_blurred(cache: pathlib.Path | None = None) -> pathlib.Path:
-    """Writes the folders on first use and returns their root.
-
-    Args:
-      cache: where to keep them; XDG_CACHE_HOME, or ~/.cache, by default.
+def ensure_blurred() -> pathlib.Path:
+    """Writes the folders on first use, to XDG_CACHE_HOME or ~/.cache, and returns their root.
 
     Raises:
       UserError: they cannot be written there.
     """
-    return write_once("portrait", _write, cache=cache)
+    return write_once("portrait", _write)
 
 
 def _write(root: pathlib.Path) -> None:

@@ -6,7 +6,7 @@ for the log, and the size that images are kept in.
     choice = choose_loader(source, images, augment, device=Device("/gpu:0", 0))
 """
 
-import pathlib
+import os
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +22,8 @@ from tfaccel.runtime import Device
 # the model, its activations and, on the CPU, other programs need the rest.
 MEMORY_SHARE = 0.25
 
-TENSORFLOW_SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp"}
+# Not BMP: of a palette, TensorFlow takes the indices for grey levels.
+TENSORFLOW_SUFFIXES = {".gif", ".jpeg", ".jpg", ".png", ".webp"}
 NUM_SAMPLED = 64  # images whose headers are read to see whether all have one size
 
 
@@ -90,10 +91,10 @@ def choose_loader(
         why = f"all {len(source)} would take {_mib(needed)} of {_mib(free)} free on {place}"
     if on_gpu:
         return Choice("dali_gpu", f"{why}, so that they are decoded anew each epoch, on the GPU")
-    suffixes = {pathlib.Path(each).suffix.lower() for each in source.images.files[:10000]}
+    suffixes = {os.path.splitext(each)[1].lower() for each in source.images.files}
     other = sorted(suffixes - TENSORFLOW_SUFFIXES) if source.images.are_files else []
     if other:
-        return Choice("dali_cpu", f"{why}, and TensorFlow does not decode {other[0]}")
+        return Choice("dali_cpu", f"{why}, and TensorFlow does not decode every {other[0]}")
     return Choice("tf_data", f"{why}; on a CPU it decodes JPEG and PNG faster than DALI")
 
 

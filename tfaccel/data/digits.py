@@ -24,16 +24,13 @@ def load_digits() -> tuple[np.ndarray, np.ndarray]:
         return file["images"], file["labels"]
 
 
-def ensure_digits(cache: pathlib.Path | None = None) -> pathlib.Path:
-    """Writes the folders on first use and returns their root.
-
-    Args:
-      cache: where to keep them; XDG_CACHE_HOME, or ~/.cache, by default.
+def ensure_digits() -> pathlib.Path:
+    """Writes the folders on first use, to XDG_CACHE_HOME or ~/.cache, and returns their root.
 
     Raises:
       UserError: they cannot be written there.
     """
-    return write_once("digits", _write, cache=cache)
+    return write_once("digits", _write)
 
 
 def _write(root: pathlib.Path) -> None:

@@ -362,7 +362,8 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
                 log.warning("data: %s; left out from here on", error)
                 self._lost |= set(error.ids)
                 self._streams = self._deferred = None
-                if len(self._lost) > max(MAX_LOST, MAX_LOST_SHARE * self.num_examples):
+                most = min(max(MAX_LOST, MAX_LOST_SHARE * self.num_examples), self.num_examples - 1)
+                if len(self._lost) > most:
                     raise UserError(
                         f"{len(self._lost)} of {self.num_examples} examples could be read at the "
                         "start and cannot now; is the disk or the folder gone?"

@@ -5,7 +5,6 @@ root = write_once("digits", write)
 
 import logging
 import pathlib
-import shutil
 import tempfile
 from collections.abc import Callable
 
@@ -15,20 +14,17 @@ from tfaccel.errors import UserError
 log = logging.getLogger("tfaccel")
 
 
-def write_once(
-    name: str, write: Callable[[pathlib.Path], None], *, cache: pathlib.Path | None = None
-) -> pathlib.Path:
-    """Has a data set written on first use and returns its folder.
+def write_once(name: str, write: Callable[[pathlib.Path], None]) -> pathlib.Path:
+    """Has a data set written on first use, to the user's cache folder, and returns its folder.
 
     Args:
       name: of the data set.
       write: puts its files into the empty folder that it is given.
-      cache: where to keep it; the user's cache folder by default.
 
     Raises:
       UserError: it cannot be written there.
     """
-    root = cache / name if cache else cache_folder(name)
+    root = cache_folder(name)
     if root.is_dir():
         log.info("data: the embedded %s, in %s", name, root)
         return root
@@ -37,17 +33,23 @@ def write_once(
     # that write at once the later one finds the folder there and keeps it.
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = pathlib.Path(tempfile.mkdtemp(prefix=f"{name}.", dir=root.parent))
-        write(unfinished)
+        with tempfile.TemporaryDirectory(prefix=f"{name}.", dir=root.parent) as aside:
+            unfinished = pathlib.Path(aside, name)
+            unfinished.mkdir()
+            write(unfinished)
+            _rename(unfinished, root)
     except OSError as error:
         raise UserError(
             f"the embedded {name} cannot be written to {root.parent} ({error.strerror}); set "
             "XDG_CACHE_HOME to a folder that can be written, or give --config.data.root"
         ) from error
+    return root
+
+
+def _rename(unfinished: pathlib.Path, root: pathlib.Path) -> None:
+    """Gives a folder its name, unless another has it."""
     try:
         unfinished.rename(root)
     except OSError:
-        shutil.rmtree(unfinished)
         if not root.is_dir():
             raise
-    return root

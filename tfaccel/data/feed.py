@@ -55,10 +55,5 @@ class Feed:
             seed=self.plan.seed,
             epoch=epoch,
             step=step,
-            positions=self.rows(number).positions,
+            positions=self.plan.positions(step=step, replica_index=self.replica_index),
         )
-
-    @property
-    def draw_specs(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        """The (shape, dtype) of each row's draws, by kind, in a fixed order."""
-        return {name: (each.shape[1:], each.dtype.name) for name, each in self.draws(0).items()}

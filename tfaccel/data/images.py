@@ -134,8 +134,10 @@ class ImageData:
         settings = {"feed": feed, "placement": placement, "dtype": self.dtype, "most": most}
         if self.come_made:
             return self._together(settings)
-        if self.loader != "memory" or placement.device.cuda_ordinal is None:
+        if self.loader != "memory":
             return f"the loader is {self.loader}"
+        if placement.device.cuda_ordinal is None:
+            return "the device is the CPU"
         stored, size = self.source.images.shape[1:3], self.images.image_size
         if resizes(stored, size, self.augment):
             return "images in memory are resized"

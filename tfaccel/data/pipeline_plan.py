@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tfaccel.data.shards import Rows, part
+from tfaccel.data.shards import part
 from tfaccel.errors import UserError
 
 log = logging.getLogger("tfaccel")
@@ -92,13 +92,6 @@ class PipelineFeed:
     plan: PipelinePlan
     replica_index: int
     first: int = 0
-
-    def rows(self, number: int) -> Rows:
-        """Returns which rows of a batch count; their ids are not known, and -1."""
-        epoch, step = divmod(self.first + number, self.plan.num_steps)
-        real = self.plan.real(step=step, epoch=epoch, replica_index=self.replica_index)
-        positions = self.replica_index * len(real) + np.arange(len(real))
-        return Rows(np.full(len(real), -1), positions, real)
 
 
 def plan_by(

@@ -119,12 +119,18 @@ class Plan:
           replica_index: from 0, over all workers.
         """
         order = _recent_order(self.num_examples, self.seed, epoch, self.shuffle)
-        own = self._own(step, replica_index)
-        # Padding repeats the replica's own rows; one that has none takes the step's first.
-        positions = np.resize(own if len(own) else [0], self.rows_per_replica)
+        positions = self.positions(step=step, replica_index=replica_index)
         ids = order[(step * self.global_batch_size + positions) % self.num_examples]
         real = self.real(epoch=epoch, step=step, replica_index=replica_index)
         return Rows(ids, positions, real)
+
+    def positions(self, *, step: int, replica_index: int) -> np.ndarray:
+        """Returns the place of each of one replica's rows in a step's global batch: [rows] int64.
+
+        Padding repeats the replica's own rows; one that has none takes the step's first.
+        """
+        own = self._own(step, replica_index)
+        return np.resize(own if len(own) else [0], self.rows_per_replica)
 
     def real(self, *, epoch: int, step: int, replica_index: int) -> np.ndarray:
         """Returns which of one replica's rows of one step are no padding: [rows] bool."""

@@ -258,6 +258,11 @@ def open_examples(
     _check_source(source)
     read, num_examples = _reader(source)
     names, arrays = _arrays(read, 0, endless=num_examples is None)
+    if len(names) > 3:
+        raise UserError(
+            f"example 0 has {len(names)} parts; expected x, (x, y) or (x, y, sample_weight): put "
+            "what belongs together in a tuple or dict of its own"
+        )
     specs = {name: (array.shape, array.dtype) for name, array in arrays.items()}
     log.info("examples: %s", ", ".join(f"{name} {_described(*specs[name])}" for name in specs))
     examples = Examples(read, num_examples, names, specs)

@@ -64,8 +64,8 @@ def window(source_size, image_size, augment, draws):
         return _random_resized(source_size, augment, draws["window"])
     if augment.window == "resized_center_crop":
         scale = min(source_height / height, source_width / width) * augment.center_fraction
-        # Whole pixels, half a pixel up; no side vanishes.
-        height, width = (max(1, int(side * scale + 0.5)) for side in (height, width))
+        # No side vanishes.
+        height, width = (max(1, _round(side * scale)) for side in (height, width))
     assert height <= source_height
     assert width <= source_width
     if augment.window == "random_crop":
@@ -77,14 +77,18 @@ def _random_resized(source_size, augment, draws):
     source_height, source_width = source_size
     areas, ratios = draws[:ATTEMPTS].astype(float), draws[ATTEMPTS : 2 * ATTEMPTS].astype(float)
     for area, ratio in zip(areas * source_height * source_width, ratios, strict=True):
-        width, height = int(np.sqrt(area * ratio) + 0.5), int(np.sqrt(area / ratio) + 0.5)
+        width, height = _round(np.sqrt(area * ratio)), _round(np.sqrt(area / ratio))
         if 1 <= width <= source_width and 1 <= height <= source_height:
             return *_anywhere(source_size, (height, width), draws[-2:]), height, width
     # None fits: all of the image, cut centrally to the nearest shape that is allowed.
     least, largest = augment.crop_ratio
-    width = min(source_width, max(1, int(source_height * largest + 0.5)))
-    height = min(source_height, max(1, int(source_width / least + 0.5)))
+    width = min(source_width, max(1, _round(source_height * largest)))
+    height = min(source_height, max(1, _round(source_width / least)))
     return *_centred(source_size, (height, width)), height, width
+
+
+def _round(value):
+    return int(value + 0.5 + 1e-9)  # whole pixels: half a one goes up, whatever float64 makes of it
 
 
 def _anywhere(source_size, size, draws):

@@ -306,7 +306,8 @@ def test_masks_are_the_nearest_pixels(pixels, tmp_path, device, window):
     masks = [np.arange(each[..., 0].size).reshape(each.shape[:2]) % 251 for each in pixels]
     masks = [each.astype(np.uint8) for each in masks]
     source = pairs_of(pixels, masks, tmp_path)
-    augment = AugmentConfig(**{**vars(EVERY_DRAW), "window": window})
+    of_window = {} if window == "random_resized_crop" else {"crop_area": AugmentConfig.crop_area}
+    augment = AugmentConfig(**{**vars(EVERY_DRAW), **of_window, "window": window})
     images = ImageConfig(image_size=(20, 16), targets="mask")
     image, mask = first_batch(source, augment, images, device=device)
     assert image.shape == (17, 20, 16, 3)

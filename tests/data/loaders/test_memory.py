@@ -207,6 +207,16 @@ def test_images_that_do_not_suit(source):
     grey = ImageConfig(image_size=(8, 6), channels=1)
     with pytest.raises(UserError, match="channels=1, but the arrays have 3; use channels=3"):
         stream_of(source, grey, feed_of(source, grey, AugmentConfig()))
+    grey_pixels = source.images[..., :1]
+    for targets, pixels, other, words in (
+        ("image", source.images, grey_pixels, "have 1 channels; expected 3, for targets='image'"),
+        ("image", grey_pixels, source.images, "have 3 channels; expected 1, for targets='image'"),
+        ("mask", source.images, source.images, "have 3 channels; expected 1, for targets='mask'"),
+    ):
+        pairs = ArraySource(pixels, None, targets=other)
+        images = ImageConfig(image_size=(8, 6), channels=pixels.shape[-1], targets=targets)
+        with pytest.raises(UserError, match=words):
+            stream_of(pairs, images, feed_of(pairs, images, AugmentConfig()))
     large = ImageConfig(image_size=(25, 6))
     for window in ("center_crop", "random_crop"):
         with pytest.raises(UserError, match=rf"have 24x20 pixels, less than the 25x6 .*'{window}'"):

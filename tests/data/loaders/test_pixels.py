@@ -8,6 +8,7 @@ import tensorflow as tf
 from tfaccel.config import AugmentConfig, ImageConfig
 from tfaccel.data.draws import draw
 from tfaccel.data.loaders import pixels
+from tfaccel.data.loaders.windows import nearest_index
 from tfaccel.presets import preset
 
 # In grey levels of 255. Float32, but for what is between the two axes of a resize: float16.
@@ -154,13 +155,20 @@ def test_colors(channels, changes):
 EVERYTHING = preset(
     "imagenet_color", vertical_flip=True, rotation_degrees=30.0, shift_pixels=2, hue_degrees=20.0
 )
+ENLARGED = {"crop_area": (0.01, 0.1)}  # exactly bilinear
 
 
-@pytest.mark.parametrize("augment", [EVERYTHING, preset("restoration"), preset("imagenet")])
+@pytest.mark.parametrize(
+    "augment",
+    [
+        dataclasses.replace(EVERYTHING, **ENLARGED),
+        preset("restoration"),
+        preset("imagenet", **ENLARGED),
+    ],
+)
 @pytest.mark.parametrize("targets", ["image", "mask"])
 def test_pairs_share_all_draws_but_color(targets, augment):
     images = dataclasses.replace(IMAGES, targets=targets)
-    augment = dataclasses.replace(augment, crop_area=(0.01, 0.1))  # enlarged: exactly bilinear
     source = some_pixels(20, 16)
     target = some_pixels(20, 16, 1 if targets == "mask" else 3) // 2
     for found, expected in both(source, augment, images, target=target):
@@ -173,7 +181,7 @@ def test_nearest_index(size):
     for new in (1, 7, 28):
         for length in size:
             expected = ((np.arange(new) + 0.5) * length / new).astype(int)
-            np.testing.assert_array_equal(pixels.nearest_index(length, new), expected)
+            np.testing.assert_array_equal(nearest_index(length, new), expected)
 
 
 @pytest.mark.parametrize("device", ["/cpu:0", pytest.param("/gpu:0", marks=pytest.mark.gpu)])

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfaccel.config import AugmentConfig, ImageConfig
 from tfaccel.data.feed import Feed
+from tfaccel.data.loaders import faults
 from tfaccel.data.loaders.tf_data import TfDataStream
 from tfaccel.data.placement import Placement
 from tfaccel.data.shards import Plan
@@ -192,7 +193,8 @@ def test_masks_share_all_draws_but_color(pixels, tmp_path, window):
     masks = [np.arange(each[..., 0].size).reshape(each.shape[:2]) % 251 for each in pixels]
     masks = [each.astype(np.uint8) for each in masks]
     source = pairs_of(pixels, masks, tmp_path)
-    augment = AugmentConfig(**{**vars(EVERY_DRAW), "window": window})
+    of_window = {} if window == "random_resized_crop" else {"crop_area": AugmentConfig.crop_area}
+    augment = AugmentConfig(**{**vars(EVERY_DRAW), **of_window, "window": window})
     images = ImageConfig(image_size=(20, 16), targets="mask", mean=0.5, std=0.5)
     image, mask = first_batch(source, augment, images)
     wanted, wanted_mask = expected(
@@ -301,6 +303,24 @@ def test_formats_that_tensorflow_has_not_are_named(pixels, tmp_path):
     ) as raised:
         first_batch(source, AugmentConfig())
     assert raised.value.ids == (3,)
+
+
+def test_what_it_cannot_make_grey_is_named(pixels, tmp_path):
+    files = files_of(pixels, tmp_path).images.files
+    PIL.Image.fromarray(pixels[3]).convert("CMYK").save(tmp_path / "03.png", format="JPEG")
+    source = ImageSource(Blobs(files), np.zeros(len(files), np.int32))
+    images = ImageConfig(image_size=(20, 16), channels=1)
+    with pytest.raises(UnreadableError, match=r"TensorFlow cannot decode 1 of 17 .*03\.png"):
+        first_batch(source, AugmentConfig(), images)
+
+
+def test_full_memory_is_no_images_fault(source, monkeypatch):
+    full = tf.errors.ResourceExhaustedError(None, None, "out of memory")
+    monkeypatch.setattr(faults, "undecodable", lambda *_: pytest.fail("an image is looked at"))
+    settings = {"fed": [[3]], "refused": None, "decoder": "TensorFlow"}
+    context = faults.named(source, IMAGES, AugmentConfig(), **settings)
+    with pytest.raises(tf.errors.ResourceExhaustedError), context:
+        raise full
 
 
 def test_a_pair_of_two_sizes_and_a_small_image_are_named(pixels, tmp_path):

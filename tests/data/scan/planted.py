@@ -73,6 +73,7 @@ GOOD = {
     "palette.png": encoded(PICTURE.convert("P"), "PNG", transparency=0),
     "alpha.png": encoded(PIL.Image.merge("RGBA", (*PICTURE.split(), GREY)), "PNG"),
     "rgb.bmp": encoded(PICTURE, "BMP"),
+    "grey.bmp": encoded(GREY, "BMP"),
     "rgb.webp": WEBP,
 }
 
@@ -102,6 +103,8 @@ FAULTY = {
     "truncated.bmp": GOOD["rgb.bmp"][:-100],
     "truncated.tif": TIFF[:-100],
     "unsupported.gif": GIF,
+    "unsupported-palette.bmp": encoded(PICTURE.quantize(), "BMP"),
+    "unsupported-one_bit.bmp": encoded(GREY.convert("1"), "BMP"),
     "cmyk.jpg": encoded(PICTURE.convert("CMYK"), "JPEG"),
     "cmyk.tif": encoded(PICTURE.convert("CMYK"), "TIFF"),
     "sixteen_bit.png": png_16(SIXTEEN),

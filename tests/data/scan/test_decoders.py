@@ -75,9 +75,16 @@ FATAL = [
 @pytest.mark.parametrize("name", FATAL)
 def test_one_of_them_refuses_what_is_called_fatal(name):
     data = planted.FAULTY[name]
-    # Without its end TensorFlow reads some JPEGs with restart markers and not others, DALI all.
-    if name != "truncated-restarts.jpg":
+    # Without its end TensorFlow reads some JPEGs with restart markers and not others, DALI all. Of
+    # a BMP's palette it takes the indices for grey levels.
+    if name not in ("truncated-restarts.jpg", "unsupported-palette.bmp"):
         assert by_dali(data) is None or by_tensorflow(data) is None
+
+
+def test_indices_of_a_bmps_palette_are_levels_to_tensorflow():
+    data = planted.FAULTY["unsupported-palette.bmp"]
+    assert_is_the_picture(by_dali(data))
+    assert np.abs(by_tensorflow(data).astype(int) - planted.PIXELS).mean() > 8
 
 
 def test_cmyk_is_rgb_to_both_but_not_grey():

@@ -218,6 +218,13 @@ def test_what_was_done_is_kept_when_a_scan_is_interrupted(tmp_path, monkeypatch)
     assert scan(source_of(paths)).num_reused == 100
 
 
+@pytest.mark.parametrize("letter", ["x", "\u00e9"])
+def test_a_folder_may_have_a_long_name(tmp_path, letter):
+    name = letter * (245 // len(letter.encode()))
+    paths = written(tmp_path / name, {"0.png": planted.PNG, "1.png": planted.PNG})
+    assert scan(source_of(paths)).list_path.name.startswith(name[:30])
+
+
 def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))

@@ -1,5 +1,4 @@
 import io
-import pathlib
 
 import numpy as np
 import PIL.Image
@@ -21,20 +20,26 @@ def packed(folder, tmp_path):
 
 
 def test_undecodable_names_file_and_cause(folder, tmp_path):
-    good = str(next((folder / "a").iterdir()))
-    text, empty, cut = (str(tmp_path / name) for name in ("text.png", "empty.png", "cut.png"))
-    pathlib.Path(text).write_text("not an image")
-    pathlib.Path(empty).touch()
-    pathlib.Path(cut).write_bytes(pathlib.Path(good).read_bytes()[:60])
-    gone = str(tmp_path / "gone.png")
-    bad = pillow.undecodable(Blobs((good, text, empty, cut, gone)), range(5))
-    assert [each.split(" (")[0] for each in bad] == [text, empty, cut, gone]
+    good = next((folder / "a").iterdir())
+    names = ("text.png", "empty.png", "cut.png", "header.png", "gone.png")
+    text, empty, cut, header, gone = (tmp_path / name for name in names)
+    text.write_text("not an image")
+    empty.touch()
+    cut.write_bytes(good.read_bytes()[:60])
+    header.write_bytes(good.read_bytes()[:8] + b"\0\0\0\x05IHDR\0\0\0\0\x06" + bytes(4))
+    blobs = Blobs((str(good), *(str(tmp_path / name) for name in names)))
+    none, *bad = (pillow.undecodable(blobs, index) for index in range(6))
+    assert none is None
+    assert [each.split(" (")[0] for each in bad] == list(blobs.files[1:])
     assert bad[0] == f"{text} (not an image)"
-    assert bad[3] == f"{gone} (No such file or directory)"
+    assert bad[4] == f"{gone} (No such file or directory)"
+    with pytest.raises(UserError, match=r"header.png cannot be read as an image \(Truncated IHDR"):
+        pillow.image_size(blobs, 4)
 
 
 def test_undecodable_decodes_ranges_of_bytes(packed):
-    bad = pillow.undecodable(packed, [0, 1, 2])
+    none, *bad = (pillow.undecodable(packed, index) for index in range(3))
+    assert none is None
     assert [each.split(" (")[0] for each in bad] == [packed.name(1), packed.name(2)]
 
 

@@ -64,6 +64,12 @@ def test_gives_every_samples_bytes_and_label(shards):
         assert source.class_names == ("0", "1", "2", "3", "4")
 
 
+def test_folders_may_be_named_like_a_pattern(shards):
+    folder = shards.rename(shards.with_name("x[1]*"))
+    for pattern in (folder / "x-*.tar", folder.parent / "x[[]1]*" / "x-*.tar"):
+        assert webdataset(pattern).labels.tolist() == LABELS
+
+
 def test_targets_become_pairs(shards):
     pairs = webdataset(shards / "*.tar", target_ext="seg.png")
     assert contents(pairs.images) == IMAGES
@@ -163,6 +169,14 @@ def wrong_shards(folder):
         yield name, folder / f"{name}.tar", {}, f"{name}.tar is compressed with {name}"
     (folder / "zstd.tar").write_bytes(b"\x28\xb5\x2f\xfd" + bytes(600))
     yield "zstd", folder / "zstd.tar", {}, "is compressed with zstd"
+    link = tarfile.TarInfo("a/2.jpg")
+    link.linkname = "a/1.jpg"
+    for kind in (tarfile.LNKTYPE, tarfile.SYMTYPE):
+        link.type = kind
+        write(folder / "link.tar", members)
+        with tarfile.open(folder / "link.tar", "a") as tar:
+            tar.addfile(link)
+        yield "a link", folder / "link.tar", {}, "link.tar: 'a/2.jpg' is a link to 'a/1.jpg'"
     (folder / "text.tar").write_text("no tar file" * 100)
     yield "a text", folder / "text.tar", {}, "text.tar is not a tar file, or is cut short"
 
@@ -201,6 +215,19 @@ def test_each_wrong_shard_is_named_with_its_cure(tmp_path):
             webdataset(pattern, **settings)
         assert words in str(error.value), what
         assert "\n" not in str(error.value), what
+
+
+def test_one_index_folder_serves_shards_of_equal_names(shards, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    for shard in shards.glob("*.tar"):  # of the same size and time of writing
+        changed = shard.read_bytes().replace(b'"label": 0', b'"label": 3').replace(b"0\n", b"3\n")
+        (other / shard.name).write_bytes(changed)
+        os.utime(other / shard.name, ns=(0, shard.stat().st_mtime_ns))
+    for _ in range(2):  # made, then read
+        for folder, labels in ((shards, LABELS), (other, [2, 3, 1, 3, 4])):
+            source = webdataset(folder / "*.tar", index_dir=tmp_path / "idx")
+            assert source.labels.tolist() == labels
 
 
 def test_one_index_folder_serves_a_copy(shards, tmp_path):

@@ -49,7 +49,7 @@ DALI_TYPES = {
 }
 
 
-class DaliStream:
+class DaliStream(Iterator):
     """An endless iterator over one replica's batches (see `loaders`), from one pipeline.
 
     Raises:
@@ -109,17 +109,13 @@ class DaliStream:
                 pipeline, read, first=first, device=placement.device, sizes=sizes
             )
 
-    def __iter__(self):
-        """Returns itself."""
-        return self
-
     def __next__(self):
         """Returns the next batch."""
         with self._faults_named():
             return next(self._batches)
 
 
-class TogetherStream:
+class TogetherStream(Iterator):
     """An endless iterator over `Deferred` batches of one replica, which DALI has made already."""
 
     def __init__(self, source: ImageSource, images: ImageConfig, *, feed: Feed, most: int, **how):
@@ -137,10 +133,6 @@ class TogetherStream:
         """
         sizes = (len(span(feed, number, most=most)) for number in itertools.count())
         self._stream = DaliStream(source, images, feed=feed, sizes=sizes, **how)
-
-    def __iter__(self):
-        """Returns itself."""
-        return self
 
     def __next__(self):
         """Returns the next ones."""

@@ -1,10 +1,9 @@
-"""Which images DALI cannot decode, and why: asked one by one, since a pipeline does not name them.
+"""Whether DALI can decode an image, and why not: asked by itself, as a pipeline does not name it.
 
-refused(source.images, [3, 14])    # ["cats/x.gif (nvImageCodec failure: ...)"]
+refused(source.images, 14)    # "cats/x.gif (nvImageCodec failure: ...)"
 """
 
 import re
-from collections.abc import Iterable
 
 import numpy as np
 from nvidia.dali import fn, pipeline_def, types
@@ -12,19 +11,17 @@ from nvidia.dali import fn, pipeline_def, types
 from tfaccel.data.source import Blobs
 
 
-def refused(blobs: Blobs, ids: Iterable[int]) -> list[str]:
-    """Returns "name (cause)" for each image that DALI cannot decode, one at a time on the CPU."""
-    bad = []
-    for index in ids:
-        pipeline = _decoder()  # another each time: a pipeline that has failed is over
-        pipeline.feed_input("bytes", [np.frombuffer(blobs.read(index), np.uint8)])
-        try:
-            pipeline.run()
-        except RuntimeError as error:
-            # DALI's cause stands between its own traceback and its stack trace.
-            cause = re.search(r"encountered:\s*(.+)", str(error))
-            bad.append(f"{blobs.name(index)} ({cause[1] if cause else type(error).__name__})")
-    return bad
+def refused(blobs: Blobs, index: int) -> str | None:
+    """Returns "name (cause)" of an image that DALI cannot decode on the CPU, None of any other."""
+    pipeline = _decoder()  # another each time: a pipeline that has failed is over
+    pipeline.feed_input("bytes", [np.frombuffer(blobs.read(index), np.uint8)])
+    try:
+        pipeline.run()
+    except RuntimeError as error:
+        # DALI's cause stands between its own traceback and its stack trace.
+        cause = re.search(r"encountered:\s*(.+)", str(error))
+        return f"{blobs.name(index)} ({cause[1] if cause else type(error).__name__})"
+    return None
 
 
 @pipeline_def(batch_size=1, num_threads=1, device_id=None, prefetch_queue_depth=1)

@@ -38,7 +38,7 @@ GROUPS_AHEAD = 2  # the same, of batches that come together
 _over = queue.SimpleQueue()  # pools whose Handoff is gone
 
 
-class Handoff:
+class Handoff(Iterator):
     """An endless iterator over a pipeline's batches, each a tuple of its outputs.
 
     Raises:
@@ -87,10 +87,6 @@ class Handoff:
         )
         self._next = self._making.submit(next, self._batches)
         self._made()
-
-    def __iter__(self):
-        """Returns itself."""
-        return self
 
     def __next__(self) -> tuple[tf.Tensor, ...]:
         """Returns the next batch, and has another one made."""

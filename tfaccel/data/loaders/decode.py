@@ -15,6 +15,7 @@ import time
 import numpy as np
 import PIL.Image
 
+from tfaccel.data.loaders.windows import nearest_index
 from tfaccel.data.source import ImageSource, UnreadableError
 from tfaccel.data.sources.pillow import cause, decoded
 from tfaccel.errors import UserError
@@ -106,10 +107,7 @@ def _decode(out: np.ndarray, data: bytes, *, nearest: bool) -> tuple[int, int]:
             raise ValueError("16-bit or float samples, which decoders shorten in different ways")
         image = decoded(opened, "L" if channels == 1 else "RGB")
     if nearest:
-        rows, columns = (
-            (2 * np.arange(new) + 1) * old // (2 * new)
-            for new, old in zip((height, width), (image.height, image.width), strict=True)
-        )
+        rows, columns = nearest_index(image.height, height), nearest_index(image.width, width)
         out[..., 0] = np.asarray(image)[rows][:, columns]
     else:
         resized = image.resize((width, height), PIL.Image.Resampling.BILINEAR)  # antialiased

@@ -28,7 +28,7 @@ def named(
     augment: AugmentConfig,
     *,
     fed: Iterable[Sequence[int]],
-    refused: Callable[[Blobs, Sequence[int]], list[str]],
+    refused: Callable[[Blobs, int], str | None],
     decoder: str,
 ) -> Iterator[None]:
     """Within the context, a loader's error that images are the cause of becomes one that says so.
@@ -38,7 +38,7 @@ def named(
       images: what they were to become.
       augment: likewise.
       fed: the examples of each batch that the loader may be at.
-      refused: returns "name (cause)" for each image that the loader's library cannot decode.
+      refused: returns "name (cause)" of an image that the loader's library cannot decode, or None.
       decoder: that library's name.
 
     Raises:
@@ -63,6 +63,8 @@ def named(
 
 def _explained(error, source, images, augment, *, ids, refused, decoder) -> Exception:
     """Returns what to raise: `error` itself where the images are not its cause."""
+    if isinstance(error, tf.errors.ResourceExhaustedError) or "out of memory" in str(error):
+        return error  # no image's fault; to look at all of them takes seconds
     bad = _of_each(undecodable, source, ids)
     if bad:
         return UnreadableError(
@@ -73,8 +75,8 @@ def _explained(error, source, images, augment, *, ids, refused, decoder) -> Exce
     wrong = _wrong_size(source, images, augment, ids)
     if wrong:
         return UserError(wrong)
-    if isinstance(error, tf.errors.ResourceExhaustedError) or "CUDA" in str(error):
-        return error  # the device or its memory
+    if "CUDA" in str(error):
+        return error  # the device
     bad = _of_each(refused, source, ids)
     if bad:
         return UnreadableError(
@@ -86,13 +88,11 @@ def _explained(error, source, images, augment, *, ids, refused, decoder) -> Exce
     return error
 
 
-def _of_each(faults_of, source: ImageSource, ids) -> dict[int, str]:
-    """Returns the first fault of each example that has one, in its image or in its target."""
-    parts = [each for each in (source.images, source.targets) if each is not None]
-    faults = {
-        index: [fault for part in parts for fault in faults_of(part, [index])] for index in ids
-    }
-    return {index: each[0] for index, each in faults.items() if each}
+def _of_each(fault_of, source: ImageSource, ids) -> dict[int, str]:
+    """Returns the fault of each example that has one, in its target or else in its image."""
+    parts = [each for each in (source.targets, source.images) if each is not None]
+    faults = ((index, fault_of(part, index)) for index in ids for part in parts)
+    return {index: fault for index, fault in faults if fault}
 
 
 def _wrong_size(

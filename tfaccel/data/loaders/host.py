@@ -8,7 +8,7 @@ Takes what to do at each of the three places; gives the endless iterator that ev
 
 import types
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -19,7 +19,7 @@ PREFETCH_BATCHES = 2  # made ahead of the step
 CPU = "/cpu:0"  # where tf.data runs, whichever logical device the replica has
 
 
-class HostStream:
+class HostStream(Iterator):
     """An endless iterator over one replica's batches, which are made ahead on the CPU.
 
     Yields what `finish` returns, on the replica's device.
@@ -74,10 +74,6 @@ class HostStream:
         # After the iterator, so that it is freed before it. TensorFlow keeps the functions of a
         # data set for good: they hold no reference to this, or the images would be kept with it.
         self._begin = begin
-
-    def __iter__(self):
-        """Returns itself."""
-        return self
 
     def __next__(self):
         """Returns the next batch."""

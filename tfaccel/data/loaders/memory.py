@@ -14,6 +14,7 @@ A DeferredStream of the same leaves it to the step to make them.
 import dataclasses
 import logging
 import time
+from collections.abc import Iterator
 
 import numpy as np
 import tensorflow as tf
@@ -24,6 +25,7 @@ from tfaccel.data.feed import Feed
 from tfaccel.data.loaders import pixels
 from tfaccel.data.loaders.decode import decode_into, shapes
 from tfaccel.data.loaders.host import HostStream
+from tfaccel.data.loaders.windows import windows
 from tfaccel.data.placement import Placement
 from tfaccel.data.source import ArraySource, ImageSource
 from tfaccel.errors import UserError
@@ -32,7 +34,7 @@ from tfaccel.runtime import Device
 log = logging.getLogger("tfaccel")
 
 
-class MemoryStream:
+class MemoryStream(Iterator):
     """An endless iterator over one replica's batches: see `loaders`."""
 
     def __init__(
@@ -64,20 +66,16 @@ class MemoryStream:
         resident = _resident(source, placement.device) if on_device else {}
         cuts = feed.augment.window in CROPS and not on_device
         begin = _beginning(source, images, feed, on_device=on_device, cuts=cuts)
-        augment = dataclasses.replace(feed.augment, window="stretch") if cuts else feed.augment
+        augment = AugmentConfig(window="stretch") if cuts else feed.augment
         finish = _Finish(images, augment, dtype)
         self._stream = HostStream(begin, finish, placement=placement, resident=resident)
-
-    def __iter__(self):
-        """Returns itself."""
-        return self
 
     def __next__(self):
         """Returns the next batch."""
         return next(self._stream)
 
 
-class DeferredStream:
+class DeferredStream(Iterator):
     """An endless iterator over `Deferred` batches of one replica, which has all images."""
 
     def __init__(
@@ -112,10 +110,6 @@ class DeferredStream:
             return stacked([begin_one(each) for each in span(feed, number, most=most)])
 
         self._stream = HostStream(begin, None, placement=placement, num_rows_varies=True)
-
-    def __iter__(self):
-        """Returns itself."""
-        return self
 
     def __next__(self):
         """Returns the next ones."""
@@ -162,6 +156,13 @@ def _check(source: ArraySource, images: ImageConfig, augment: AugmentConfig) -> 
         raise UserError(
             f"channels={images.channels}, but the arrays have {channels}; use channels={channels}"
         )
+    if source.targets is not None:
+        found, wanted = source.targets.shape[-1], 1 if images.targets == "mask" else channels
+        if found != wanted:
+            raise UserError(
+                f"the arrays of targets have {found} channels; expected {wanted}, for "
+                f"targets={images.targets!r} and images of {channels}: convert them"
+            )
     small = height < images.image_size[0] or width < images.image_size[1]
     if small and augment.window in CROPS:
         raise UserError(
@@ -206,7 +207,9 @@ def _beginning(source: ArraySource, images: ImageConfig, feed: Feed, *, on_devic
         ids, draws = feed.rows(number).ids, feed.draws(number)
         corners = None
         if cuts:
-            corners = _corners(source.images, ids, images.image_size, draws.pop("window", None))
+            sizes = np.tile(source.images.shape[1:3], (len(ids), 1))
+            drawn = draws.pop("window", None)
+            corners, _ = windows(sizes, images.image_size, feed.augment, drawn)
         taken = {
             name: _taken(each, ids, corners, images.image_size) for name, each in gathered.items()
         }
@@ -215,24 +218,15 @@ def _beginning(source: ArraySource, images: ImageConfig, feed: Feed, *, on_devic
     return begin
 
 
-def _corners(pixels, ids, size, draws) -> np.ndarray:
-    """Returns the (top, left) of each row's window: [rows, 2]; `draws` are None in the centre."""
-    free = np.array(pixels.shape[1:3]) - size
-    if draws is None:
-        return np.tile(free // 2, (len(ids), 1))
-    # A draw just below 1 may be 1 in float32: not past what is free.
-    return np.minimum(np.floor(draws.astype(np.float64) * (free + 1)), free).astype(int)
-
-
 def _taken(array: np.ndarray, ids, corners, size) -> np.ndarray:
     """Returns labels or images of a batch, or their windows."""
     if corners is None or array.ndim == 1:
         return np.asarray(array[ids])
-    windows = (
+    cut = [
         array[index, top : top + size[0], left : left + size[1]]
         for index, (top, left) in zip(ids, corners, strict=True)
-    )
-    return np.stack(list(windows))
+    ]
+    return np.stack(cut)
 
 
 @dataclasses.dataclass(frozen=True)

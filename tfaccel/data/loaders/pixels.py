@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfaccel.config import CROPS, AugmentConfig, ImageConfig
 from tfaccel.data.draws import ATTEMPTS
+from tfaccel.data.loaders.windows import nearest_index
 from tfaccel.data.source import ArraySource, ImageSource
 
 # RGB to lightness and two axes of colour, as DALI's color_twist has it; back by the exact inverse.
@@ -86,7 +87,8 @@ def augmented(
     return _finished(pixels, draws.get("mirror"), draws.get("color"), mean, std, dtype)
 
 
-# Windows. Places and sizes are pairs, vertical first, reckoned in float64, as in every loader.
+# Windows. Places and sizes are pairs, vertical first, reckoned in float64, as in every loader. The
+# same formulas as windows.py has in NumPy, which says why; test_windows.py compares the two.
 
 
 def window(source_size, image_size, augment: AugmentConfig, draws=None):
@@ -142,7 +144,7 @@ def _centred(source, size):
 
 
 def _round(value):
-    return tf.floor(value + 0.5)
+    return tf.floor(value + 0.5 + 1e-9)  # see windows.py
 
 
 def resizes(source_size, image_size, augment: AugmentConfig) -> bool:
@@ -201,11 +203,6 @@ def is_shrunk(size, image_size):
     that are not random are averaged always, so that every loader evaluates on the same.
     """
     return tf.reduce_all(tf.cast(size, tf.float32) >= 2 * np.array(image_size, np.float32))
-
-
-def nearest_index(length, new_length: int):
-    """Returns which of `length` pixels is nearest to each of `new_length`: [..., new_length]."""
-    return (2 * tf.range(new_length) + 1) * length // (2 * new_length)
 
 
 @_compiled

@@ -10,11 +10,10 @@ on the device.
 
 import collections
 import concurrent.futures
-import dataclasses
 import functools
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import tensorflow as tf
@@ -31,7 +30,7 @@ from tfaccel.data.source import Blobs, ImageSource
 IN_FLIGHT = 8
 
 
-class TfDataStream:
+class TfDataStream(Iterator):
     """An endless iterator over one replica's batches: see `loaders`.
 
     Raises:
@@ -48,7 +47,7 @@ class TfDataStream:
         placement: Placement,
         dtype: str,
     ):
-        """Reads the first batch's bytes, and starts the threads.
+        """Starts the threads; of shards, reads the first batch's bytes.
 
         Args:
           source: the encoded images.
@@ -58,7 +57,7 @@ class TfDataStream:
           dtype: "float16" or "float32", of the images.
 
         Raises:
-          UnreadableError: a file of the first batch cannot be read.
+          UnreadableError: an image of the first batch cannot be read from its shard.
         """
         fed = collections.deque(maxlen=_in_flight(feed, placement))
         self._faults_named = functools.partial(
@@ -67,7 +66,7 @@ class TfDataStream:
             images,
             feed.augment,
             fed=fed,
-            refused=_refused,
+            refused=functools.partial(_refused, channels=images.channels),
             decoder="TensorFlow",
         )
         pool = concurrent.futures.ThreadPoolExecutor(placement.num_threads)
@@ -85,18 +84,13 @@ class TfDataStream:
             )
             return encoded(ids) | second | feed.draws(number)
 
-        settings = {"images": images, "augment": feed.augment}
         with self._faults_named():
             self._stream = HostStream(
                 begin,
-                functools.partial(_finish, dtype=dtype, **settings),
+                functools.partial(_finish, images=images, dtype=dtype),
                 placement=placement,
-                each_row=functools.partial(_row, **settings),
+                each_row=functools.partial(_row, images=images, augment=feed.augment),
             )
-
-    def __iter__(self):
-        """Returns itself."""
-        return self
 
     def __next__(self):
         """Returns the next batch."""
@@ -150,21 +144,21 @@ def _read(row: dict, name: str):
 # All rows.
 
 
-def _finish(batch: dict, *, images: ImageConfig, augment: AugmentConfig, dtype: str):
+def _finish(batch: dict, *, images: ImageConfig, dtype: str):
     """Returns a batch from windows, labels or targets, and the other draws."""
     draws = dict(batch)
     taken = draws.pop("pixels"), draws.pop("second")
-    whole = dataclasses.replace(augment, window="stretch")  # windows are taken already
+    whole = AugmentConfig(window="stretch")  # windows are taken already
     return pixels.examples(*taken, draws, images=images, augment=whole, dtype=dtype)
 
 
-def _refused(blobs: Blobs, ids) -> list[str]:
-    """Returns "name (cause)" for each image that TensorFlow cannot decode."""
-    bad = []
-    for index in ids:
-        try:
-            tf.io.decode_image(blobs.read(index))
-        except tf.errors.OpError as error:
-            cause = re.sub(r"^{{.*?}} | \[Op:.*", "", error.message.splitlines()[0])
-            bad.append(f"{blobs.name(index)} ({cause})")
-    return bad
+def _refused(blobs: Blobs, index: int, *, channels: int) -> str | None:
+    """Returns "name (cause)" of an image that TensorFlow cannot decode, None of any other."""
+    data = blobs.read(index)
+    try:
+        # Only a JPEG is made grey by its decoder: see `windowed`.
+        tf.io.decode_image(data, channels if tf.io.is_jpeg(data) else 0)
+    except tf.errors.OpError as error:
+        cause = re.sub(r"^{{.*?}} | \[Op:.*", "", error.message.splitlines()[0])
+        return f"{blobs.name(index)} ({cause})"
+    return None

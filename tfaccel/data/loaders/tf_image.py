@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfaccel.config import CROPS, AugmentConfig, ImageConfig
 from tfaccel.data.loaders import pixels
+from tfaccel.data.loaders.windows import nearest_index
 
 JPEG_SCALES = (1, 2, 4, 8)  # at which libjpeg decodes
 MARGIN = 16  # pixels: the largest block that libjpeg decodes at once
@@ -138,7 +139,7 @@ def _nearest(image, new_size):
     """Returns the image resized to the nearest pixels."""
     size = tf.shape(image)
     for axis in (0, 1):
-        image = tf.gather(image, pixels.nearest_index(size[axis], new_size[axis]), axis=axis)
+        image = tf.gather(image, nearest_index(size[axis], new_size[axis]), axis=axis)
     return image
 
 

@@ -10,7 +10,8 @@ Measured on planted files with the decoders of DALI 2.4 (CPU) and TensorFlow 2.2
 "bad":
 
 - JPEG, PNG, BMP, WebP: both decode them, by content, whatever the name says. An MPO (several
-  pictures in one JPEG, as phones write) counts as the JPEG that it begins with.
+  pictures in one JPEG, as phones write) counts as the JPEG that it begins with. But of BMP's
+  palettes TensorFlow takes the indices for grey levels, and 1 bit is an error there.
 - GIF: an error in DALI. TIFF, PPM, JPEG 2000: an error in TensorFlow, so they are expected only
   where names say so (or where there are no names, in shards). Anything else: an error in both.
 - CMYK: both decode it to RGB as Pillow does, within 2 of 255; an error in TensorFlow for grey.
@@ -130,6 +131,8 @@ def _by_header(image: PIL.Image.Image, data: bytes, suffix: str) -> list[tuple[s
         found.append((kind, f"{num_frames} frames of {content}"))
     elif content == "GIF" or (content in _DALIS and named not in (content, None)):
         found.append(("unsupported", f"{content}, which not every loader decodes"))
+    elif content == "BMP" and image.mode in ("P", "1"):
+        found.append(("unsupported", "a BMP's palette, which not every loader decodes"))
     return found
 
 

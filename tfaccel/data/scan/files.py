@@ -56,7 +56,8 @@ def scan_files(
       smallest: (height, width) of the window that is cut out of each; None where it is resized.
 
     Raises:
-      UserError: the cache folder cannot be written to.
+      UserError: the cache folder cannot be written to at the start.
+      OSError: likewise, at the end.
     """
     cache, start = results_folder(), time.monotonic()
     streams = [each for each in (source.images, source.targets) if each is not None]

@@ -30,7 +30,7 @@ from tfaccel.errors import UserError
 log = logging.getLogger("tfaccel")
 
 # Changed whenever examine.py would say something else of the same image.
-_VERSION = f"2 pillow {PIL.__version__}"
+_VERSION = f"3 pillow {PIL.__version__}"
 
 _WIDTHS = 2**31  # a size is kept as one number, height * _WIDTHS + width: half of a pair's memory
 
@@ -54,11 +54,12 @@ def results_folder() -> pathlib.Path:
 
 
 def label(folder: str, names: Iterable[str] = ()) -> str:
-    """Returns a file name that stands for a folder and these names, and shows the folder's."""
+    """Returns a file name that stands for a folder and these names, and begins as the folder's."""
     digest = hashlib.blake2b(digest_size=6)
     for name in (folder, *names):
         digest.update(os.fsencode(name) + b"\0")
-    return f"{os.path.basename(folder) or 'root'}-{digest.hexdigest()}"
+    shown = os.path.basename(folder)[:50] or "root"  # a name may have 255 bytes
+    return f"{shown}-{digest.hexdigest()}"
 
 
 class Manifest:

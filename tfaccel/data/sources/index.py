@@ -69,11 +69,15 @@ def _matches(pattern: pathlib.Path) -> list[str]:
         hint = "; write a range of shards with *, not {}" if "{" in pattern.name else ""
         cure = hint or nearest(pattern, kind="file", wanted="the shards")
         raise UserError(f"shard {pattern} does not exist{cure}")
-    found = [each for each in glob.glob(str(pattern), recursive=True) if not each.endswith(OURS)]
-    if not any(os.path.isfile(each) for each in found):
+    # What is there is meant as it is, whatever its name has.
+    folder = next(each for each in pattern.parents if each.is_dir())
+    within = os.path.join(glob.escape(str(folder)), pattern.relative_to(folder))
+    found = [each for each in glob.glob(within, recursive=True) if not each.endswith(OURS)]
+    found = [each for each in found if os.path.isfile(each)]
+    if not found:
         cure = nearest(pattern, kind="file", wanted="the shards")
         raise UserError(f"no shard matches {pattern}{cure}")
-    return [each for each in found if os.path.isfile(each)]
+    return found
 
 
 class Keeper:
@@ -131,10 +135,12 @@ class Keeper:
             name = f".{name}"
         # Shards of different folders have equal names.
         prefix = hashlib.sha256(os.fsencode(beside.parent)).hexdigest()[:16]
-        return (
-            (self.index_dir or beside.parent) / name,
-            cache_folder("index") / f"{prefix}-{name}",
-        )
+        in_cache = cache_folder("index") / f"{prefix}-{name}"
+        if self.index_dir is None:
+            return beside.parent / name, in_cache
+        # DALI's may be there already, made by its own tools; it is compared with the shard's bytes.
+        own = name if suffix == ".idx" else f".{prefix}{name}"
+        return self.index_dir / own, in_cache
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,11 +1,10 @@
 """What Pillow says of encoded images: which cannot be decoded, why, and how large one is.
 
-undecodable(source.images, [3, 14])    # ["cats/x.jpg (image file is truncated)"]
+undecodable(source.images, 14)    # "cats/x.jpg (image file is truncated)"
 """
 
 import concurrent.futures
 import io
-from collections.abc import Iterable
 
 import numpy as np
 import PIL.Image
@@ -30,19 +29,17 @@ _BACK = {
 ORIENTATION = 0x112  # the tag, of TIFF and of EXIF data
 
 # What Pillow raises for files that are no image, cut short, or too large to be honest.
-UNREADABLE = (OSError, SyntaxError, PIL.Image.DecompressionBombError)
+UNREADABLE = (OSError, SyntaxError, ValueError, PIL.Image.DecompressionBombError)
 
 
-def undecodable(blobs: Blobs, ids: Iterable[int]) -> list[str]:
-    """Returns `"name (cause)"` for each of these images that cannot be read or decoded."""
-    bad = []
-    for index in ids:
-        try:
-            with _open(blobs, index) as image:
-                image.load()
-        except UNREADABLE as error:
-            bad.append(f"{blobs.name(index)} ({cause(error)})")
-    return bad
+def undecodable(blobs: Blobs, index: int) -> str | None:
+    """Returns `"name (cause)"` of an image that cannot be read or decoded, None of any other."""
+    try:
+        with _open(blobs, index) as image:
+            image.load()
+    except UNREADABLE as error:
+        return f"{blobs.name(index)} ({cause(error)})"
+    return None
 
 
 def image_size(blobs: Blobs, index: int) -> tuple[int, int]:
@@ -103,7 +100,8 @@ def largest_value(blobs: Blobs, index: int) -> int:
     """Returns the largest grey level of a mask.
 
     Raises:
-      OSError, SyntaxError, PIL.Image.DecompressionBombError: it cannot be read or decoded.
+      OSError, SyntaxError, ValueError, PIL.Image.DecompressionBombError: it cannot be read or
+        decoded; see UNREADABLE.
     """
     with _open(blobs, index) as image:
         return image.convert("L").getextrema()[1]

@@ -28,7 +28,7 @@ def index(file: BinaryIO, keeper: Keeper) -> list[Sample]:
     and for each sample a line of "extension offset size name" for all its files.
 
     Raises:
-      UserError: the shard is compressed, cut short, damaged, no tar file, or has no samples.
+      UserError: the shard is compressed, cut short, damaged, no tar file, has links or no samples.
     """
     descriptor = file.fileno()
     samples = keeper.read(file.name, ".idx", lambda place: _read_index(place, descriptor))
@@ -52,6 +52,11 @@ def _scan(shard: str, descriptor: int) -> list[Sample]:
         with tarfile.open(shard, "r:") as tar:
             for member in tar:
                 stem, extension = _split(member.name)
+                if extension and (member.islnk() or member.issym()):
+                    raise UserError(
+                        f"shard {shard}: '{member.name}' is a link to '{member.linkname}', without "
+                        "bytes of its own; pack by tar --dereference --hard-dereference"
+                    )
                 if not member.isreg() or not extension:
                     continue
                 if stem != last:
