@@ -9,6 +9,7 @@ import keras
 import pytest
 
 from tfaccel import auto_batch as room
+from tfaccel import isolate
 from tfaccel.auto_batch import (
     auto_batch,
     auto_parts,
@@ -76,7 +77,7 @@ def in_children(monkeypatch, fail):
         fail(config.data.whole_batch(3) // config.step.accumulation_steps)
         return "peak 7 MiB"
 
-    monkeypatch.setattr(room, "run_isolated", run_isolated)
+    monkeypatch.setattr(isolate, "run_isolated", run_isolated)
 
 
 def error(tmp_path, type_name, reason):
@@ -190,10 +191,10 @@ def test_the_batch_that_is_found_trains_and_one_well_above_does_not(monkeypatch)
     )
     batch = auto_batch(config)
     assert batch % 8 == 0
-    room._in_child(train_briefly, with_batch(config, batch))
+    room.run_quietly(train_briefly, with_batch(config, batch))
     above = batch + max(8, batch // 4)
     with pytest.raises(IsolatedError) as caught:
-        room._in_child(train_briefly, with_batch(config, above))
+        room.run_quietly(train_briefly, with_batch(config, above))
     assert caught.value.out_of_memory
     # The plan came with it. Without XLA it is of what was taken until it failed: at most so many.
     assert caught.value.type_name == "OutOfMemoryError"
@@ -212,5 +213,5 @@ def test_the_parts_that_are_found_train_what_does_not_fit_at_once(monkeypatch):
     parts = auto_parts(config)
     assert parts > 1
     with pytest.raises(IsolatedError) as caught:
-        room._in_child(train_briefly, with_parts(config, parts // 2))
+        room.run_quietly(train_briefly, with_parts(config, parts // 2))
     assert caught.value.out_of_memory

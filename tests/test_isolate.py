@@ -1,5 +1,6 @@
 """A function in a process of its own: what it returns, how it may fail, and that nothing stays."""
 
+import io
 import os
 import pathlib
 import signal
@@ -158,6 +159,30 @@ def test_it_is_shown_before_the_end(capsys):
     assert time.monotonic() - shown_at[0] > 0.8
 
 
+@pytest.mark.parametrize("stream", [None, io.TextIOWrapper(io.BytesIO(), "ascii")])
+def test_a_stream_of_fewer_letters_or_none_is_no_failure(monkeypatch, tmp_path, stream):
+    log = tmp_path / "child.log"
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert run_isolated(lambda: print("loss ü 1"), log=log) is None
+    assert log.read_text() == "loss ü 1\n"
+    if stream:
+        assert stream.buffer.getvalue() == b"loss ? 1\n"
+
+
+def test_quietly_nothing_is_shown_and_a_users_mistake_is_one_here(capfd, tmp_path):
+    def function(error):
+        print("half of it")
+        raise error
+
+    with pytest.raises(tfaccel.UserError, match=r"^no such folder$"):
+        isolate.run_quietly(function, tfaccel.UserError("no such folder"))
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(IsolatedError, match="raised ZeroDivisionError") as caught:
+        isolate.run_quietly(function, ZeroDivisionError())
+    assert caught.value.log.exists()
+    assert capfd.readouterr() == ("", "")
+
+
 def test_an_exception_is_named_with_its_log():
     def function():
         print("epoch 1 was fine")
@@ -207,10 +232,11 @@ def test_an_exit_before_the_end_is_a_failure():
         run_isolated(lambda: os._exit(0))
 
 
-def test_what_cannot_travel_is_said_in_a_sentence():
+def test_what_cannot_travel_is_said_in_a_sentence(tmp_path):
     lock = threading.Lock()
     with pytest.raises(tfaccel.UserError, match=r"cannot be sent to a process.*lock"):
         run_isolated(lambda: lock)
+    assert not list(tmp_path.iterdir())
     with pytest.raises(IsolatedError, match=r"returned a lock that cannot be sent.*the path"):
         run_isolated(lambda: threading.Lock())
     with pytest.raises(tfaccel.UserError, match="function=3; expected a function"):
@@ -235,6 +261,12 @@ def test_a_timeout_ends_the_whole_group(tmp_path, monkeypatch):
         run_isolated(stubborn, tmp_path / "ids", timeout_s=2)
     for pid in (tmp_path / "ids").read_text().split():
         assert ends(pid)
+
+
+def test_a_timeout_holds_for_a_child_that_does_not_take_its_task(monkeypatch):
+    monkeypatch.setattr(isolate, "CHILD", "import time; time.sleep(1000)")
+    with pytest.raises(IsolatedError, match=r"did not end within 0\.5 s and was stopped"):
+        run_isolated(len, bytes(10**6), timeout_s=0.5)
 
 
 def test_a_training_may_save_at_the_end(tmp_path):

@@ -11,7 +11,6 @@ A try takes as long as a run takes to its first steps: about a minute for ResNet
 there may be ten or twenty.
 """
 
-import contextlib
 import dataclasses
 import logging
 import math
@@ -25,7 +24,7 @@ from tfaccel.config import Config
 from tfaccel.data.from_config import open_source
 from tfaccel.errors import UserError
 from tfaccel.gpu_usage import GpuUsage
-from tfaccel.isolate import IsolatedError, run_isolated
+from tfaccel.isolate import IsolatedError, run_quietly
 from tfaccel.run import Run
 from tfaccel.runtime import show_log
 from tfaccel.train import prepare
@@ -79,7 +78,7 @@ def auto_batch(config: Config) -> int:
       IsolatedError: a try failed for another reason.
     """
     show_log()
-    facts = _in_child(describe, config)
+    facts = run_quietly(describe, config)
     multiple = math.lcm(TENSORS_MULTIPLE, facts["num_replicas"])
     most = max(facts["num_examples"], multiple)
     batch = largest_batch(
@@ -113,7 +112,7 @@ def auto_parts(config: Config) -> int:
       IsolatedError: a try failed for another reason.
     """
     show_log()
-    num_replicas = _in_child(describe, config)["num_replicas"]
+    num_replicas = run_quietly(describe, config)["num_replicas"]
     batch = config.data.whole_batch(num_replicas)
     rows, parts = math.ceil(batch / num_replicas), config.step.accumulation_steps
     while not _fits(with_parts(config, parts), f"accumulation_steps={parts}"):
@@ -148,7 +147,7 @@ def with_parts(config: Config, accumulation_steps: int) -> Config:
 
 def _fits(config: Config, what: str) -> bool:
     try:
-        peak = _in_child(train_briefly, config)
+        peak = run_quietly(train_briefly, config)  # a full memory fills pages of its log
     except IsolatedError as error:
         if not error.out_of_memory:
             raise
@@ -157,21 +156,6 @@ def _fits(config: Config, what: str) -> bool:
         return False
     log.info("autobatch: %s fits, %s", what, peak)
     return True
-
-
-def _in_child(function: Callable, config: Config):
-    """Runs a function of this file in a child, in silence: a full memory fills pages of its log."""
-    with (
-        open(os.devnull, "w") as nowhere,
-        contextlib.redirect_stdout(nowhere),
-        contextlib.redirect_stderr(nowhere),
-    ):
-        try:
-            return run_isolated(function, config)
-        except IsolatedError as error:
-            if error.type_name == UserError.__name__:
-                raise UserError(error.reason) from error
-            raise
 
 
 # In the child.

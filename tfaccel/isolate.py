@@ -8,8 +8,8 @@ CUDA do not survive) with the same environment, sys.path and working folder.
     tfaccel.run_isolated(train, "data/", log="train.log", timeout_s=3600)
 
 The function travels by value (cloudpickle) where it is a notebook's or script's own, else by its
-module's name; only this process's own code goes, to its own child, and what the child returns comes
-back through memory that no other process has.
+module's name; only this process's own code goes, to its own child. It goes, and what the child
+returns comes back, through memory that no other process has.
 """
 
 import codecs
@@ -28,7 +28,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 import cloudpickle
 
@@ -41,10 +41,11 @@ log = logging.getLogger("tfaccel")
 
 CHILD = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1])\n"
-    "from tfaccel import isolate; isolate.serve(int(sys.argv[2]), parent=int(sys.argv[3]))"
+    "from tfaccel import isolate; isolate.serve(*map(int, sys.argv[2:4]), parent=int(sys.argv[4]))"
 )
 # Between SIGTERM and SIGKILL: a training that saves at SIGTERM has 30 s for it.
 GRACE_S = 30.0
+GO = b"go"
 POLL_S = 0.05
 TAIL_BYTES = 4000
 TAIL_LINES = 15
@@ -110,14 +111,41 @@ def run_isolated(
     if timeout_s is not None:
         check_number("timeout_s", timeout_s, above=0)
     name = getattr(function, "__qualname__", repr(function))
-    task = _pack(name, function, args, kwargs)
-    with _opened(log) as written, open(os.memfd_create("result"), "r+b") as result:
+    packed = _pack(name, function, args, kwargs)
+    with (
+        _opened(log) as written,
+        open(os.memfd_create("task"), "r+b") as task,
+        open(os.memfd_create("result"), "r+b") as result,
+    ):
+        task.write(packed)
+        task.seek(0)
         outcome, tail = _run(task, result, written, timeout_s)
         if "value" not in outcome:
             raise IsolatedError(name, outcome, log=pathlib.Path(written.name), tail=tail)
     if log is None:
         os.unlink(written.name)
     return outcome["value"]
+
+
+def run_quietly(function: Callable, *args, **kwargs) -> Any:
+    """Returns what `run_isolated` does of a function of ours; shows nothing of what it prints.
+
+    Raises:
+      UserError: the function raised one: a mistake in the child is as one here.
+      IsolatedError: as of `run_isolated`.
+    """
+    with (
+        open(os.devnull, "w") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+        contextlib.redirect_stderr(nowhere),
+    ):
+        try:
+            return run_isolated(function, *args, **kwargs)
+        except IsolatedError as error:
+            if error.type_name != UserError.__name__:
+                raise
+            error.log.unlink(missing_ok=True)
+            raise UserError(error.reason) from error
 
 
 def _pack(name: str, *task) -> bytes:
@@ -145,24 +173,28 @@ def _opened(path: str | os.PathLike | None) -> Iterator[BinaryIO]:
         yield opened
 
 
-def _run(task: bytes, result: BinaryIO, log: BinaryIO, timeout_s: float | None) -> tuple[dict, str]:
+def _run(
+    task: BinaryIO, result: BinaryIO, log: BinaryIO, timeout_s: float | None
+) -> tuple[dict, str]:
     """Runs the task in a child and returns its outcome and the last that it printed."""
     options = ["-P", "-u", "-X", "faulthandler"]
-    arguments = [json.dumps(sys.path), str(result.fileno()), str(os.getpid())]
+    files = [task.fileno(), result.fileno()]
+    arguments = [json.dumps(sys.path), *map(str, files), str(os.getpid())]
     progress.let_go()  # the child speaks for a rank that waits for it
     process = subprocess.Popen(
         [sys.executable, *options, "-c", CHILD, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        pass_fds=[result.fileno()],
+        pass_fds=files,
         process_group=0,
     )
     output = _Output(process, log)
     try:
-        # It begins when it has all of the task: interrupted before, it ends by itself.
+        # It begins when it is told to: interrupted before, it ends by itself. (The task itself
+        # would fill the pipe of a child that does not read, and no time limit would hold here.)
         with contextlib.suppress(BrokenPipeError), process.stdin:
-            process.stdin.write(task)
+            process.stdin.write(GO)
         in_time = output.follow(timeout_s)
     finally:
         _end(process, output)
@@ -253,29 +285,39 @@ class _Output:
             text = decoder.decode(data)
             self._log.write(data)
             self.tail = (self.tail + text)[-TAIL_BYTES:]
-            shown.write(text)
-            shown.flush()
+            _show(text, shown)
         return bool(ready)
+
+
+def _show(text: str, shown: TextIO | None) -> None:
+    """Writes to a stream, which may be none (as of a service) or have fewer letters than UTF-8."""
+    if shown is None:
+        return
+    encoding = getattr(shown, "encoding", None) or "utf-8"
+    shown.write(text.encode(encoding, errors="replace").decode(encoding))
+    shown.flush()
 
 
 # In the child.
 
 
-def serve(result_fd: int, *, parent: int) -> None:
-    """Runs the task that comes by standard input and writes its outcome. For the child alone.
+def serve(task_fd: int, result_fd: int, *, parent: int) -> None:
+    """Runs a task, once standard input says so, and writes its outcome. For the child alone.
 
     Args:
+      task_fd: where the task is.
       result_fd: where the outcome goes.
       parent: the process that waits for it.
     """
     _die_with(parent)
     del sys.argv[1:]
-    task = sys.stdin.buffer.read()
+    told = sys.stdin.buffer.read()
     os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())
-    if not task:
+    if told != GO:
         return  # the parent was interrupted
     try:
-        function, args, kwargs = pickle.loads(task)
+        with open(task_fd, "rb") as task:
+            function, args, kwargs = pickle.load(task)
         outcome = {"value": function(*args, **kwargs)}
     except Exception as error:
         outcome = _report(error)

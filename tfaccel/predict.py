@@ -89,7 +89,7 @@ class Predictor:
                 "that was made with a loader of labelled images, as `tfaccel train` makes it"
             )
         named = [str(each) for each in facts["class_names"]]
-        self.class_names = named + [f"class {index}" for index in range(len(named), shape.shape[1])]
+        self.class_names = list(card.completed(named, shape.shape[1]))
 
     def __call__(self, paths: Sequence[str]) -> Iterator[Prediction]:
         """Yields a prediction for each path, in order."""

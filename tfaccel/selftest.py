@@ -36,6 +36,7 @@ from tfaccel.replica_checksums import Audit, ReplicasDifferError
 from tfaccel.runtime import configure, describe_environment, load_cuda_libraries
 from tfaccel.step import compile_model
 from tfaccel.strategy import make_strategy
+from tfaccel.table_text import show
 from tfaccel.workdir import write_json
 
 log = logging.getLogger("tfaccel")
@@ -89,16 +90,15 @@ def report(
     else:
         devices = tuple(each.name for each in configure(config).devices)
     rows = []
-    print(f"{'check':40} {'precision':15} {'XLA':4} {'figure':>9} {'limit':>7}")
+    show(f"{'check':35} {'precision':14} XLA {'figure':>9} {'limit':>6}")
     for row in run(make_strategy(Cluster(), devices), precisions=precisions, xla=xla):
         rows.append(row)
-        print(
-            f"{row.check:40} {row.precision:15} {'on' if row.xla else 'off':4} {row.figure:9.2g} "
-            f"{row.limit:7.2g}{'' if row.passed else '  FAILED'}",
-            flush=True,
+        show(
+            f"{row.check:35} {row.precision:14} {'on' if row.xla else 'off':3} {row.figure:9.2g} "
+            f"{row.limit:6.2g}{'' if row.passed else '  FAILED'}"
         )
     failed = sum(not each.passed for each in rows)
-    print(f"{len(rows) - failed} of {len(rows)} checks passed on {len(devices)} replica(s)")
+    show(f"{len(rows) - failed} of {len(rows)} checks passed on {len(devices)} replica(s)")
     if output:
         write_json(
             output,

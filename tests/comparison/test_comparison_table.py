@@ -1,8 +1,10 @@
 """What was measured, as text, Markdown, HTML and JSON."""
 
+import dataclasses
 import html.parser
 import json
 import math
+import re
 
 import PIL.Image
 import pytest
@@ -115,6 +117,18 @@ def test_nothing_ran():
     assert "nothing ran" in str(comparison)
     assert "Nothing ran" in comparison.as_markdown()
     assert "nothing ran" in comparison._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("times", "words"),
+    [
+        (1.0, "the first that ran is the best: dali_gpu, "),
+        (1.5, r"the best is dali_gpu, .*: 1\.50 times as fast as the first that ran"),
+    ],
+)
+def test_where_the_plain_one_failed_no_other_is_called_so(times, words):
+    winner = dataclasses.replace(BEST, times=times)
+    assert re.match(words, made(FAILED, winner, winner=winner).summary)
 
 
 def test_markdown_has_as_many_cells_in_each_row():

@@ -4,7 +4,15 @@ import math
 
 import pytest
 
-from tfaccel.comparison.judge import FLOOR, apart, is_faster, noise_of, tolerance_of
+from tfaccel.comparison.judge import (
+    FLOOR,
+    apart,
+    is_faster,
+    means,
+    noise_of,
+    quartiles,
+    tolerance_of,
+)
 
 FALLING = [2.3 * 0.97**step for step in range(100)]
 
@@ -27,6 +35,17 @@ def test_faster_beyond_the_spread(rates, others, noise, expected):
 def test_noise_is_what_the_same_thing_twice_differs_by():
     assert noise_of([100, 101, 102], [103, 104, 105]) == pytest.approx(3 / 101)
     assert noise_of([103, 104, 105], [100, 101, 102]) == pytest.approx(3 / 104)
+
+
+def test_quartiles_also_of_one():
+    assert quartiles([3.0]) == (3.0, 3.0, 3.0)
+    assert quartiles([1, 2, 3, 4, 5]) == (2, 3, 4)
+
+
+def test_means_of_parts_that_follow_each_other():
+    assert means([1, 3, 5, 5, 6, 8], 3) == [2, 5, 7]
+    assert means([1, 3], 3) == [1, 3]
+    assert means([], 3) == []
 
 
 def test_equal_curves_are_not_apart():

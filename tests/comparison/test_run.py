@@ -19,7 +19,6 @@ from tfaccel.errors import UserError
 DIGITS = f"--config={pathlib.Path(__file__).parents[2]}/configs/digits.py"
 FACTS = Facts(
     loaders=("tf_data", "dali_cpu"),
-    own_loader="tf_data",
     gpu_ids=(),
     num_examples=1437,
     global_batch_size=64,
@@ -46,7 +45,7 @@ class PlantedArm:
 
 @pytest.fixture
 def planted(monkeypatch):
-    monkeypatch.setattr(room, "_facts", lambda config: FACTS)
+    monkeypatch.setattr(room, "run_quietly", lambda function, config: FACTS)
     monkeypatch.setattr(room, "ArmProcess", PlantedArm)
 
 

@@ -186,6 +186,12 @@ PLANTED = [
         "error",
         "GPU 1: 1 of 140 GiB free",
     ),
+    (
+        {"memory_used": 6 * GIB, "holders": HELD},
+        "GPU memory",
+        "ok",
+        "134 GiB free on each, a little held by python train.py (4242)",
+    ),
     ({"memory_used": 99 * GIB}, "GPU memory", "warning", "by no process that is seen here"),
     ({"compute_mode": 3, "holders": HELD}, "GPU memory", "error", "exclusive"),
     ({"compute_mode": 2}, "GPU memory", "error", "nvidia-smi -i 1 -c DEFAULT"),

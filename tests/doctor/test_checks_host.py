@@ -4,11 +4,13 @@ import dataclasses
 import pathlib
 
 import pytest
+from test_checks_gpus import GPUS
 
 from tfaccel.doctor.checks import host as checks
 from tfaccel.doctor.checks import variables
 from tfaccel.doctor.facts import host as facts
 from tfaccel.doctor.facts.disk import Reading
+from tfaccel.doctor.facts.gpus import visible
 from tfaccel.doctor.facts.host import Host
 from tfaccel.doctor.table import ok
 
@@ -150,7 +152,11 @@ VARIABLES = [
     ({}, 2, None, ""),
     ({"PATH": "/bin", "XLA_FLAGS": ""}, 2, None, ""),
     ({"CUDA_VISIBLE_DEVICES": "-1"}, 2, "warning", "hides all 2 GPUs"),
+    ({"CUDA_VISIBLE_DEVICES": ""}, 1, "warning", "hides all 1 GPUs"),
     ({"CUDA_VISIBLE_DEVICES": "-1"}, 0, None, ""),
+    ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, 2, "warning", "NoDevFiles hides all 2 GPUs"),
+    ({"CUDA_VISIBLE_DEVICES": "GPU-of-another-machine"}, 2, "warning", "hides all 2 GPUs"),
+    ({"CUDA_VISIBLE_DEVICES": "GPU-1"}, 2, None, ""),
     ({"CUDA_VISIBLE_DEVICES": "0,2"}, 2, "error", "there is no GPU 2"),
     ({"CUDA_VISIBLE_DEVICES": "1"}, 2, None, ""),
     ({"XLA_FLAGS": "--xla_dump_to=/tmp/x"}, 0, "warning", "--xla_dump_to"),
@@ -170,14 +176,17 @@ VARIABLES = [
 
 @pytest.mark.parametrize(("environment", "num_gpus", "status", "words"), VARIABLES)
 def test_a_variable_that_matters_has_a_line(environment, num_gpus, status, words):
-    found = variables.check(environment, num_gpus)
+    gpus = dataclasses.replace(GPUS, gpus=GPUS.gpus[:num_gpus])
+    num_visible = len(visible(gpus, environment).gpus)
+    found = variables.check(environment, num_gpus, num_visible=num_visible)
     assert [each.status for each in found] == ([status] if status else [])
     assert words in " ".join(each.found for each in found)
 
 
 def test_a_cuda_on_the_library_path_is_named(tmp_path):
-    assert variables.check({"LD_LIBRARY_PATH": str(tmp_path)}, 1) == []
+    assert variables.check({"LD_LIBRARY_PATH": str(tmp_path)}, 1, num_visible=1) == []
     (tmp_path / "libcudart.so.11.0").touch()
-    (found,) = variables.check({"LD_LIBRARY_PATH": f"/nowhere:{tmp_path}"}, 1)
+    path = {"LD_LIBRARY_PATH": f"/nowhere:{tmp_path}"}
+    (found,) = variables.check(path, 1, num_visible=1)
     assert found.status == "warning"
     assert str(tmp_path) in found.found

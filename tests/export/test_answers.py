@@ -139,8 +139,16 @@ def test_a_model_without_a_loss_is_refused(setup, tmp_path, folder):
     with pytest.raises(UserError, match=r"compiled with no loss;.*run\.compile"):
         run.export(model, tmp_path / "1", loader=loader)
     run.compile(model, loss=lambda y, z: keras.ops.mean(z, axis=-1))
-    with pytest.raises(UserError, match=r"with a loss of your own; one of keras\.losses would"):
+    with pytest.raises(UserError, match=r"with a loss of your own; a cross-entropy of keras\.los"):
         run.export(model, tmp_path / "1", loader=loader)
+
+
+@pytest.mark.parametrize("loss", ["mse", keras.losses.CategoricalHinge()])
+def test_a_loss_that_says_nothing_of_classes_is_refused(loss):
+    model = keras.Sequential([keras.Input((8,)), layers.Dense(1)])
+    model.compile(loss=loss)
+    with pytest.raises(UserError, match=r"with the loss (mean_squared_error|CategoricalHinge); a"):
+        answers_of(model, _labelled(("a", "b")))
 
 
 @pytest.mark.parametrize("targets", ["image", "mask"])

@@ -105,6 +105,66 @@ def test_inputs_of_several_kinds_keep_their_names(setup, tmp_path):
     }
 
 
+def test_an_input_without_a_name_has_one_name_in_all_that_is_written(setup, tmp_path):
+    """In float32 a copy is written, whose unnamed input Keras calls otherwise."""
+    run = setup()
+    with run.scope():
+        model = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
+    path = run.export(model, tmp_path / "1", computes_in="float32", onnx=True)
+    signature = tf.saved_model.load(path).signatures["serving_default"]
+    assert list(signature.structured_input_signature[1]) == [model.inputs[0].name]
+
+
+@pytest.mark.parametrize(
+    ("name", "served"), [("my-input.1", "my_input_1"), ("my input", "my_input"), ("1é", "arg_1_")]
+)
+def test_a_name_that_tensorflow_does_not_take_is_made_one(setup, tmp_path, name, served):
+    run = setup()
+    with run.scope():
+        given = keras.Input((4,), name=name)
+        model = keras.Model(given, layers.Dense(3)(given))
+    path = run.export(model, tmp_path / "1", onnx=True)
+    answer = tf.saved_model.load(path).signatures["serving_default"](**{served: tf.ones((5, 4))})
+    np.testing.assert_allclose(answer["output_0"], model(np.ones((5, 4))), atol=1e-6)
+
+
+def test_names_that_become_the_same_are_refused(setup, tmp_path):
+    run = setup()
+    with run.scope():
+        both = [keras.Input((4,), name="a-b"), keras.Input((4,), name="a.b")]
+        model = keras.Model(both, layers.Add()(both))
+    with pytest.raises(
+        UserError, match=r"inputs 'a-b', 'a\.b', which .* a_b, a_b; give them names"
+    ):
+        run.export(model, tmp_path / "1")
+
+
+def test_text_is_compared_on_a_given_batch(setup, tmp_path):
+    run = setup()
+    with run.scope():
+        words = keras.Input((), dtype="string", name="words")
+        number = layers.StringLookup(vocabulary=["a", "ä b"], output_mode="one_hot")
+        model = keras.Model(words, layers.Dense(2)(number(words)))
+    with pytest.raises(UserError, match="takes text; give images="):
+        run.export(model, tmp_path / "1")
+    given = np.array(["ä b", "c", "a"])
+    loaded = tf.saved_model.load(run.export(model, tmp_path / "1", images=given))
+    np.testing.assert_allclose(loaded.serve(given), model(tf.constant(given)), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "images",
+    [IMAGES[..., 0], IMAGES[:, :5], [IMAGES, IMAGES], IMAGES[:0], {}],
+    ids=["rank", "size", "two", "no rows", "nothing"],
+)
+def test_images_that_the_model_does_not_take_are_refused(setup, tmp_path, images):
+    run = setup()
+    expected = r"images= has .*; model \w+ takes \(None, 6, 5, 1\), .*: give a batch as"
+    with pytest.raises(UserError, match=expected):
+        run.export(build(run), tmp_path / "1", images=images)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_whole_numbers_stay_whole_numbers(setup, tmp_path):
     run = setup()
     with run.scope():

@@ -41,7 +41,7 @@ def config(root, **changes):
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     """Every 20th digit to train on, and to test on."""
-    whole, root = ensure_digits(tmp_path_factory.mktemp("cache")), tmp_path_factory.mktemp("digits")
+    whole, root = ensure_digits(), tmp_path_factory.mktemp("digits")
     for split in ("training", "testing"):
         for label in sorted((whole / split).iterdir()):
             (root / split / label.name).mkdir(parents=True)

@@ -207,9 +207,9 @@ def test_the_tail_of_gelu_is_that_of_keras(setup, tmp_path):
 def test_a_file_that_answers_otherwise_is_not_exported(setup, loader, tmp_path, monkeypatch):
     write = onnx.write
 
-    def wrong(model, images, path):
+    def wrong(model, *args, **kwargs):
         model.set_weights([1.5 * each for each in model.get_weights()])
-        write(model, images, path)
+        write(model, *args, **kwargs)
 
     monkeypatch.setattr(onnx, "write", wrong)
     run = setup()

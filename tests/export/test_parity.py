@@ -210,6 +210,24 @@ def test_files_of_which_many_cannot_be_decoded_are_a_fault(
         run.export(model, tmp_path / "1", loader=loader)
 
 
+@pytest.mark.parametrize(("largest", "failed"), [(5e-5, True), (1.0, True), (0.0, False)])
+def test_small_outputs_are_compared_with_their_own_largest(largest, failed):
+    expected = {"output_0": np.full((4, 3), largest, np.float32)}
+    check = parity._relative("model", expected, {"output_0": np.zeros((4, 3))}, 1e-2)
+    assert check.failed == failed
+
+
+@pytest.mark.parametrize("precision", ["mixed_float16", "mixed_bfloat16"])
+def test_small_outputs_that_are_the_same_pass(setup, tmp_path, precision):
+    """As of a head that has hardly begun to train, written in another precision."""
+    run = setup(precision=precision)
+    with run.scope():
+        model = keras.Sequential([keras.Input((30,)), layers.Dense(50, activation="relu")])
+        model.add(layers.Dense(8, kernel_initializer=keras.initializers.RandomNormal(0, 1e-6)))
+    facts = card.read(run.export(model, tmp_path / "1", computes_in="float32", xla=True, onnx=True))
+    assert [each["name"] for each in facts["parity"]["checks"]] == ["model", "ONNX"]
+
+
 def test_what_is_as_likely_is_no_other_class(setup):
     setup(precision="float32")
     model = keras.Sequential([keras.Input((2,)), layers.Dense(3)])

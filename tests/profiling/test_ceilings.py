@@ -79,6 +79,7 @@ def test_executions_of_several_steps_are_counted_as_such(setup):
         *job(run, width=8, seconds=0.001, layers=1, steps_per_execution=2), seconds=0.2
     )
     assert found.setup.steps_per_execution == 2
+    assert found.setup.epoch_steps == 3
     # Two threads at most sleep at a time, 1 ms and more for each row.
     assert 300 < found.ceilings.loader.median < 1000 * 64
     assert found.ceilings.real.median < 1.5 * found.ceilings.loader.median
@@ -196,7 +197,7 @@ def test_two_replicas_whose_batches_come_one_by_one():
 
 def test_a_trace_is_written(setup, tmp_path):
     run = setup(xla=False)
-    assert trace(*job(run, width=8, seconds=0, layers=1), tmp_path / "new") == 10
+    trace(*job(run, width=8, seconds=0, layers=1), tmp_path / "new")
     assert list((tmp_path / "new").rglob("*.xplane.pb"))
 
 

@@ -12,7 +12,6 @@ import pytest
 from tfaccel import main
 from tfaccel.config import parse
 from tfaccel.errors import UserError
-from tfaccel.isolate import IsolatedError
 from tfaccel.profiling import run as room
 from tfaccel.profiling.child import Measured, measure_all
 from tfaccel.profiling.rates import Rate
@@ -41,15 +40,9 @@ class Planted:
         assert settings["timeout_s"] > 0
         self.configs.append(config)
         if config.data.loader == "dali_cpu":
-            self.fail("UserError", "no DALI here")
+            raise UserError("no DALI here")
         threads = config.dali.threads or 1
         return Sample(900.0 * threads if config.data.loader == "memory" else 800.0, 500 + threads)
-
-    def fail(self, type_name, reason):
-        log = pathlib.Path("child.log")
-        log.touch()
-        outcome = {"type_name": type_name, "reason": reason}
-        raise IsolatedError("measure_once", outcome, log=log, tail="")
 
 
 @pytest.fixture
@@ -57,7 +50,7 @@ def command(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments, planted=None):
-        monkeypatch.setattr(room, "_in_child", planted or Planted())
+        monkeypatch.setattr(room, "run_quietly", planted or Planted())
         code = main.main(["profile", DIGITS, "--seconds=0.5", *arguments])
         out = capsys.readouterr().out
         # A path stays whole, however long it is.
@@ -81,14 +74,15 @@ def test_a_profile_alone(command):
     assert code == 0
     assert "the loader bounds: alone it gives 1,000 images/s" in out
     assert "--config.dali.threads=4" in out
+    assert "--search tries other threads" in out
 
 
 def test_a_search_finds_the_best_and_writes_a_config_that_has_it(command, tmp_path):
     code, out = command("--search", "--out=tuned.py", "--config.train.epochs=2")
     assert code == 0
     assert "best: --config.data.loader=memory --config.dali.threads=4: 3,600" in out
+    assert "--search tries other threads" not in out
     assert "no DALI here" in out
-    assert not (tmp_path / "child.log").exists()
     assert "written:" in out
     written = main._parse_config_flags("train", ["--config=tuned.py"], paths=())[0].config
     config = parse(written)
@@ -130,6 +124,7 @@ def test_json_is_one_object(command):
     [
         (["--out=a.py"], "--out without --search"),
         (["--memory-mib=100"], "--memory-mib without --search"),
+        (["--minutes=3"], "--minutes without --search"),
         (["--search", "--minutes=0"], "minutes=0.0; expected a number above 0"),
         (["--trace=/proc/nothing"], "trace /proc/nothing cannot be made"),
         (["--search", "--out=/no/folder/a.py"], "out /no/folder/a.py cannot be written"),
@@ -138,17 +133,6 @@ def test_json_is_one_object(command):
 def test_mistakes_are_sentences(command, arguments, sentence):
     with pytest.raises(UserError, match=sentence):
         command(*arguments)
-
-
-def test_a_mistake_that_the_child_finds_is_a_mistake_of_the_user(command):
-    planted = Planted()
-    planted.measured = None
-    with pytest.raises(UserError, match=r"data/imagenet is not there"):
-        command(
-            planted=lambda function, config, **_: planted.fail(
-                "UserError", "data/imagenet is not there"
-            )
-        )
 
 
 def test_several_workers_are_refused(command, monkeypatch):

@@ -62,5 +62,38 @@ def test_advice_fits_the_loader_and_the_device():
         "--config.runtime.xla=True",
         "--config.runtime.precision=mixed_float16",
     )
-    host = judge(Ceilings(rate(10000), rate(90000), rate(3000)), GPU)
-    assert "steps_per_execution=10" in host.advice[0]
+
+
+# A step, a loader and a run that each bound bounds.
+BOUNDS = {
+    "loader": Ceilings(rate(4000), rate(1000), rate(990)),
+    "step": Ceilings(rate(1000), rate(9000), rate(700)),
+    "host": Ceilings(rate(10000), rate(90000), rate(3000)),
+}
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_a_script_is_advised_in_its_own_words(bound, on_gpu):
+    setup = Setup("x", "dali_cpu", 64, on_gpu=on_gpu, xla=not on_gpu, from_config=False)
+    found = judge(BOUNDS[bound], setup)
+    assert found.bound == bound
+    assert found.advice
+    assert "--" not in " ".join(found.advice)
+
+
+@pytest.mark.parametrize(
+    ("changes", "first"),
+    [
+        ({}, "--config.train.steps_per_execution=10: the host looks at every step"),
+        ({"epoch_steps": 4}, "--config.train.steps_per_execution=4: the host looks at every step"),
+        (
+            {"epoch_steps": 100, "steps_per_execution": 8, "from_config": False},
+            "run.compile(..., steps_per_execution=16): the host looks once in 8 steps",
+        ),
+        ({"epoch_steps": 4, "steps_per_execution": 4, "from_config": False}, "a larger batch"),
+    ],
+)
+def test_the_host_is_to_look_once_in_an_epoch_at_least(changes, first):
+    found = judge(BOUNDS["host"], dataclasses.replace(GPU, **changes))
+    assert found.advice[0] == first

@@ -158,7 +158,6 @@ def describe(config: Config) -> Facts:
     choice = choose_loader(source, config.data, config.train_images, device=devices[0])
     return Facts(
         loaders=_loaders(config, source, choice.loader, device=devices[0]),
-        own_loader=choice.loader,
         gpu_ids=gpu_ids,
         num_examples=len(source),
         global_batch_size=config.data.whole_batch(len(devices)),

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from tfaccel.comparison.arm import Arm, ArmError, OutOfTimeError
-from tfaccel.comparison.judge import apart, is_faster, middle, noise_of, times, tolerance_of
+from tfaccel.comparison.judge import apart, is_faster, noise_of, quartiles, times, tolerance_of
 from tfaccel.comparison.variants import CEILING, SLOW, Levels, Variant
 
 # As fast as the best so far, at least, for a variant to be tried again on a better one.
@@ -324,7 +324,7 @@ class Contest:
         """Returns what is lacking of a gain; nothing where it is slower anyway."""
         if times(row.rates, others) <= 1:
             return ""
-        (least, most), (other_least, other_most) = middle(row.rates), middle(others)
+        (least, _, most), (other_least, _, other_most) = quartiles(row.rates), quartiles(others)
         if least <= other_most:
             return (
                 f", which is not beyond the spread (half of its stretches {least:,.0f} to "

@@ -1,6 +1,6 @@
 """What decides which variants there are, as plain values.
 
-Facts(loaders=("tf_data", "dali_cpu"), own_loader="tf_data", gpu_ids=(), ...)
+Facts(loaders=("tf_data", "dali_cpu"), gpu_ids=(), ...)
 """
 
 import dataclasses
@@ -12,7 +12,6 @@ class Facts:
 
     Attributes:
       loaders: that can read the data, the plain one first.
-      own_loader: which the config asks for, or "auto" chooses.
       gpu_ids: that the config may use; empty for the CPU.
       num_examples: training images.
       global_batch_size: of the config, on all of these GPUs.
@@ -20,7 +19,6 @@ class Facts:
     """
 
     loaders: tuple[str, ...]
-    own_loader: str
     gpu_ids: tuple[int, ...]
     num_examples: int
     global_batch_size: int

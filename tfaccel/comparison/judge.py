@@ -36,13 +36,14 @@ def is_faster(rates: Sequence[float], others: Sequence[float], *, noise: float) 
       others: likewise, of what it is compared with.
       noise: by which part the medians must differ at least.
     """
-    return middle(rates)[0] > middle(others)[1] and times(rates, others) > 1 + noise
+    return quartiles(rates)[0] > quartiles(others)[2] and times(rates, others) > 1 + noise
 
 
-def middle(rates: Sequence[float]) -> tuple[float, float]:
-    """Returns the first and the third quartile: the middle half is between them."""
-    first, _, third = statistics.quantiles(rates, n=4, method="inclusive")
-    return first, third
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Returns the first, the second and the third: the middle half is between first and third."""
+    if len(values) == 1:
+        return (values[0],) * 3
+    return tuple(statistics.quantiles(values, n=4, method="inclusive"))
 
 
 def times(rates: Sequence[float], others: Sequence[float]) -> float:
@@ -71,14 +72,27 @@ def apart(losses: Sequence[float], reference: Sequence[float]) -> float:
     length = min(len(losses), len(reference))
     if not length or not all(map(math.isfinite, (*losses, *reference))):
         return math.inf
-    bounds = [round(each * length / WINDOWS) for each in range(WINDOWS + 1)]
-    windows = [slice(*each) for each in itertools.pairwise(bounds) if each[0] < each[1]]
-    means, wanted = (
-        [statistics.fmean(each[one]) for one in windows] for each in (losses, reference)
-    )
+    return max(map(abs, distances(losses[:length], reference[:length])))
+
+
+def distances(losses: Sequence[float], reference: Sequence[float]) -> list[float]:
+    """Returns how far each part of one curve is above the other's, both of one length: see `apart`.
+
+    Args:
+      losses: of each step.
+      reference: likewise.
+    """
+    wanted = means(reference, WINDOWS)
     least = LEAST_SCALE * max(map(abs, wanted)) or 1.0
-    pairs = zip(means, wanted, strict=True)
-    return max(abs(each - other) / max(abs(other), least) for each, other in pairs)
+    pairs = zip(means(losses, WINDOWS), wanted, strict=True)
+    return [(each - other) / max(abs(other), least) for each, other in pairs]
+
+
+def means(losses: Sequence[float], most: int) -> list[float]:
+    """Returns the means of so many parts that follow each other; of each loss, if they are less."""
+    count = min(most, len(losses))
+    bounds = [round(each * len(losses) / count) for each in range(count + 1)] if count else []
+    return [statistics.fmean(losses[first:last]) for first, last in itertools.pairwise(bounds)]
 
 
 def tolerance_of(seeds_apart: float) -> float:

@@ -3,11 +3,8 @@
 speed_figure(comparison).savefig("speed.png")
 """
 
-import itertools
-import statistics
-
 from tfaccel.comparison.contest import Row
-from tfaccel.comparison.judge import LEAST_SCALE, WINDOWS
+from tfaccel.comparison.judge import distances, means
 from tfaccel.comparison.table import Comparison
 
 COLORS = {
@@ -85,24 +82,22 @@ def loss_figure(comparison: Comparison):
     if not rows:
         return figure
     reference, length = _reference(comparison), min(len(each.losses) for each in rows)
-    wanted, parts = _means(reference.losses[:length]), _means(reference.losses[:length], WINDOWS)
-    least = LEAST_SCALE * max(map(abs, parts)) or 1.0
+    wanted = reference.losses[:length]
     others = sum(_label(comparison, each) is None for each in rows)
     for row in sorted(rows, key=lambda each: _label(comparison, each) is not None):
         label, style = _label(comparison, row), _style(comparison, row, reference)
         if label is None and others:
             label, others = f"{others} more", 0
-        means = _means(row.losses[:length])
-        above.plot(_middles(means, length), means, label=label, **style)
-        means = _means(row.losses[:length], WINDOWS)
-        pairs = zip(means, parts, strict=True)
-        apart = [100 * (each - one) / max(abs(one), least) for each, one in pairs]
-        below.plot(_middles(means, length), apart, marker="o", markersize=3, **style)
+        curve = means(row.losses[:length], MOST_POINTS)
+        above.plot(_middles(curve, length), curve, label=label, **style)
+        apart = [100 * each for each in distances(row.losses[:length], wanted)]
+        below.plot(_middles(apart, length), apart, marker="o", markersize=3, **style)
     limit = 100 * comparison.tolerance
     below.axhspan(-limit, limit, color="#2e7d32", alpha=0.08, linewidth=0)
     below.text(0, limit, f" {limit:.1f}% allowed", va="bottom", fontsize=8, color="#2e7d32")
     # What is far out, as pure float16 may be, is not to press the others into a line.
-    above.set_ylim(min(0, *wanted), 1.25 * max(wanted))
+    smooth = means(wanted, MOST_POINTS)
+    above.set_ylim(min(0, *smooth), 1.25 * max(smooth))
     below.set_ylim(-2 * limit, 2 * limit)
     above.set_title("training loss", loc="left", fontsize=10)
     below.set_title(
@@ -145,11 +140,5 @@ def _style(comparison: Comparison, row: Row, reference: Row) -> dict:
     return {"color": color, "linewidth": 1.6 if row is comparison.winner else 1.0}
 
 
-def _middles(means, length: int) -> list[float]:
-    return [(index + 0.5) * length / len(means) for index in range(len(means))]
-
-
-def _means(losses, most: int = MOST_POINTS) -> list[float]:
-    count = min(most, len(losses))
-    bounds = [round(each * len(losses) / count) for each in range(count + 1)] if count else []
-    return [statistics.fmean(losses[first:last]) for first, last in itertools.pairwise(bounds)]
+def _middles(parts, length: int) -> list[float]:
+    return [(index + 0.5) * length / len(parts) for index in range(len(parts))]

@@ -38,8 +38,7 @@ from tfaccel.comparison.variants import (
     one_by_one,
 )
 from tfaccel.config import Config, parse
-from tfaccel.errors import UserError
-from tfaccel.isolate import IsolatedError, run_isolated
+from tfaccel.isolate import run_quietly
 from tfaccel.redact import without_userinfo
 from tfaccel.table_text import counted
 
@@ -92,7 +91,7 @@ def compare(
     if folder:
         page.check_folder(folder)
     say, ends = say or _on_stderr, time.monotonic() + 60 * minutes
-    facts = _facts(config)
+    facts = run_quietly(_describe, config)
     levels = levels_of(facts.loaders, num_gpus=len(facts.gpu_ids))
     numbers = _numbers(levels, grid=grid)
     settings = Settings(steps, LEAD_IN, WARM_UP, repeats)
@@ -153,19 +152,6 @@ def _numbers(levels: Levels, *, grid: bool) -> tuple[int, int]:
 
 def _range(least: int, most: int) -> str:
     return f"{least} to {most}" if most > least else str(least)
-
-
-def _facts(config: Config) -> Facts:
-    with open(os.devnull, "w") as nowhere, contextlib.ExitStack() as stack:
-        stack.enter_context(contextlib.redirect_stdout(nowhere))
-        stack.enter_context(contextlib.redirect_stderr(nowhere))
-        try:
-            return run_isolated(_describe, config)
-        except IsolatedError as error:
-            if error.type_name == UserError.__name__:
-                error.log.unlink(missing_ok=True)
-                raise UserError(error.reason) from error
-            raise
 
 
 def _describe(config: Config) -> Facts:

@@ -63,9 +63,10 @@ class Comparison:
         """What came of it, in a sentence."""
         if self.winner is None:
             return "nothing ran; each row says why"
+        first = "the plain one" if self.rows[0].status == "plain" else "the first that ran"
         if self.winner.times == 1.0:
-            return f"the plain one is the best: {self.winner.variant}"
-        times = f"{self.winner.times:.2f} times as fast as the plain one"
+            return f"{first} is the best: {self.winner.variant}"
+        times = f"{self.winner.times:.2f} times as fast as {first}"
         return f"the best is {self.winner.variant}: {times}"
 
     @property

@@ -77,7 +77,7 @@ def examine(*, quick: bool = False, data: str | os.PathLike | None = None) -> Ta
         *filter(None, [links.nvlink(seen)]),
         *host.check(machine, num_gpus=len(seen.gpus)),
         *([_data(folder)] if folder else []),
-        *variables.check(environment, len(all_gpus.gpus)),
+        *variables.check(environment, len(all_gpus.gpus), num_visible=len(seen.gpus)),
     ]
     left_out = [QUICK_LEAVES_OUT] if quick else []
     return Table(tuple(found), tuple(left_out if folder else [*left_out, NO_DATA]))

@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Literal
 
-from tfaccel.table_text import as_html, counted, in_lines
+from tfaccel.table_text import as_html, counted, html_table, in_lines
 
 Status = Literal["ok", "warning", "error"]
 
@@ -84,13 +84,8 @@ class Table:
 
     def _repr_html_(self) -> str:
         """Returns it for a notebook."""
-        head = "".join(f"<th>{each}</th>" for each in COLUMNS)
-        rows = "".join(
-            "<tr>" + "".join(f"<td>{as_html(getattr(each, name))}</td>" for name in COLUMNS)
-            + "</tr>"
-            for each in self.findings
-        )  # fmt: skip
-        return f"<table><tr>{head}</tr>{rows}</table><p>{as_html(self._summary())}</p>"
+        rows = [[getattr(each, name) for name in COLUMNS] for each in self.findings]
+        return f"{html_table(COLUMNS, rows)}<p>{as_html(self._summary())}</p>"
 
     def as_json(self) -> str:
         """Returns one JSON object: the checks, the counts and what was left out."""

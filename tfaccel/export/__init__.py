@@ -64,22 +64,24 @@ def export_model(
             "slow in that, give computes_in='float32'",
             precision,
         )
-    surrounded = samples = None
-    if loader is not None:
+    names = saved_model.input_names(model)
+    surrounded = samples = given = None
+    if loader is None:
+        given = _random_inputs(model) if images is None else _checked(model, images)
+    else:
         surrounded = _surrounded(model, loader, config.pixel_dtype)
         most = _affordable(config.samples, model, loader.data.images)
         samples = take_samples(loader.data, runtime, most)
     with _weights(model, config.weights), whole_or_not_at_all(path) as folder:
         single = in_float32(model) if config.onnx or config.computes_in == "float32" else None
         served = single if config.computes_in == "float32" else model
-        saved_model.write(served, folder, surrounded, xla=config.xla)
+        saved_model.write(served, folder, surrounded, names=names, xla=config.xla)
         without_training_state(model).save(folder / "model.keras")
         if config.onnx:
-            onnx.write(single, surrounded, folder / "model.onnx")
+            onnx.write(single, surrounded, folder / "model.onnx", names=names)
         if surrounded:
             proof = parity.of_images(folder, model, surrounded, samples)
         else:
-            given = _random_inputs(model) if images is None else tf.nest.flatten(images)
             proof = parity.of_inputs(folder, model, given)
         for check in proof.checks:
             log.info("export: %s: %s", check.name, check.words)
@@ -147,11 +149,38 @@ def _parted(proof: parity.Parity, samples, loader, surrounded, runtime: Runtime)
     return f" They part in the {step}; the worst image is {samples.names[proof.worst]}."
 
 
+def _checked(model: keras.Model, images) -> list[np.ndarray]:
+    """Returns a batch that was given, an array for each of the model's inputs.
+
+    Raises:
+      UserError: it is not what the model takes.
+    """
+    given = [np.asarray(each) for each in tf.nest.flatten(images)]
+    wanted = [(None, *each.shape[1:]) for each in model.inputs]
+    shapes = [each.shape for each in given]
+    fits = len(shapes) == len(wanted) and all(map(_matches, shapes, wanted))
+    if not fits or len({shape[0] for shape in shapes}) != 1 or not shapes[0][0]:
+        raise UserError(
+            f"images= has {len(shapes)} arrays, {', '.join(map(str, shapes[:4]))}; model "
+            f"{model.name} takes {', '.join(map(str, wanted))}, None for any number, which is the "
+            "same of all and at least 1: give a batch as the model takes it"
+        )
+    return given
+
+
+def _matches(shape: tuple, wanted: tuple) -> bool:
+    return len(shape) == len(wanted) and all(
+        size in (None, own) for size, own in zip(wanted, shape, strict=True)
+    )
+
+
 def _random_inputs(model) -> list[np.ndarray]:
     if any(None in each.shape[1:] for each in model.inputs):
         raise UserError(
             f"model {model.name} takes inputs of any size; give images=, a batch to compare on"
         )
+    if any(each.dtype == "string" for each in model.inputs):
+        raise UserError(f"model {model.name} takes text; give images=, a batch to compare on")
     random = np.random.default_rng(0)
     # Cast to whole numbers, this is a valid 0 or 1 for any vocabulary and any pixel.
     return [2 * random.random((NUM_RANDOM, *each.shape[1:])) for each in model.inputs]

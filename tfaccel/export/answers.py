@@ -16,6 +16,7 @@ import tensorflow as tf
 from tfaccel import seam
 from tfaccel.data.images import ImageData
 from tfaccel.errors import UserError
+from tfaccel.export.card import completed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +75,8 @@ def answers_of(model: keras.Model, data: ImageData) -> Answers:
       data: what it is evaluated on.
 
     Raises:
-      UserError: it has several outputs, or was compiled with no loss, or one that is not Keras's.
+      UserError: it has several outputs, or was compiled with no loss, or one that is no
+        cross-entropy of Keras's: of another, what it is given may be anything.
     """
     if len(model.outputs) != 1:
         raise UserError(
@@ -86,23 +88,18 @@ def answers_of(model: keras.Model, data: ImageData) -> Answers:
         return Answers("image", mean=images.mean, std=images.std)
     losses = seam.losses_of(model)
     loss = keras.losses.get(losses[0]) if losses else None
-    if loss is None or not getattr(loss, "__module__", "").startswith("keras."):
-        raise UserError(
-            f"model {model.name} was compiled with {'a loss of your own' if losses else 'no loss'};"
-            " one of keras.losses would tell whether it gives logits or probabilities: compile it "
-            "by run.compile(model, ..., loss=...), or leave out loader="
-        )
     name = getattr(loss, "__name__", type(loss).__name__)
+    is_keras = getattr(loss, "__module__", "").startswith("keras.")
+    if not is_keras or "crossentropy" not in name.lower():
+        what = f"the loss {name}" if is_keras else "a loss of your own" if losses else "no loss"
+        raise UserError(
+            f"model {model.name} was compiled with {what}; a cross-entropy of keras.losses would "
+            "tell whether it gives logits or probabilities of classes: compile it by "
+            "run.compile(model, ..., loss=...), or leave out loader="
+        )
+    num_classes = max(2, model.output_shape[-1])
     return Answers(
         "logits" if getattr(loss, "from_logits", False) else "probabilities",
         exclusive="binary" not in name.lower(),
-        class_names=_completed(data.class_names, max(2, model.output_shape[-1])),
+        class_names=completed(data.class_names, num_classes) if data.class_names else (),
     )
-
-
-def _completed(class_names: tuple[str, ...], num: int) -> tuple[str, ...]:
-    """Returns names for as many classes as a model gives, which may be more than its data have."""
-    if not class_names:
-        return ()
-    prefix = "" if all(each.isdigit() for each in class_names) else "class "
-    return (*class_names, *(f"{prefix}{index}" for index in range(len(class_names), num)))

@@ -11,6 +11,7 @@ Needs no TensorFlow to read.
 import datetime
 import json
 import pathlib
+from collections.abc import Sequence
 
 from tfaccel import __version__
 from tfaccel.config import ExportConfig
@@ -77,3 +78,10 @@ def read(folder: pathlib.Path) -> dict[str, object]:
     except ValueError as error:
         found = f"is no JSON ({error})"
     raise UserError(f"{folder / NAME} {found}; expected the folder of a `tfaccel export`")
+
+
+def completed(class_names: Sequence[str], num: int) -> tuple[str, ...]:
+    """Returns names for as many classes as a model gives, which may be more than its data have."""
+    are_numbers = class_names and all(each.isdigit() for each in class_names)
+    prefix = "" if are_numbers else "class "
+    return (*class_names, *(f"{prefix}{index}" for index in range(len(class_names), num)))

@@ -3,7 +3,7 @@
 Takes the function that `serving_default` is; writes `model.onnx`. It computes in float32: of
 bfloat16 onnxruntime loads nothing. (What decodes files is not in it: ONNX has no such operation.)
 
-    write(model, images, folder / "model.onnx")
+    write(model, images, folder / "model.onnx", names=input_names(model))
 
 Its inputs and outputs have the signature's names. But ONNX knows one thing by a name: an output
 that is called as an input is, as of a restoration, has SUFFIX behind it.
@@ -15,13 +15,19 @@ import importlib.util
 import logging
 import os
 import pathlib
+from collections.abc import Sequence
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tfaccel.errors import UserError
-from tfaccel.export.saved_model import Images, inputs_to_outputs, pixels_to_answers
+from tfaccel.export.saved_model import (
+    Images,
+    inputs_to_outputs,
+    outputs_by_name,
+    pixels_to_answers,
+)
 
 OPSET = 18  # of ONNX 1.13, which onnxruntime has read since 1.14
 LIBRARIES = ("tf2onnx", "onnx", "onnxruntime")
@@ -38,13 +44,16 @@ def check_installed() -> None:
         )
 
 
-def write(model: keras.Model, images: Images | None, path: pathlib.Path) -> None:
+def write(
+    model: keras.Model, images: Images | None, path: pathlib.Path, *, names: Sequence[str]
+) -> None:
     """Writes the file.
 
     Args:
       model: that computes in float32.
       images: what surrounds it; None for the model alone.
       path: of the new file.
+      names: of the inputs of a model alone, in their order.
 
     Raises:
       UserError: the model has an operation that ONNX has not, or of which tf2onnx does not know.
@@ -56,7 +65,9 @@ def write(model: keras.Model, images: Images | None, path: pathlib.Path) -> None
     # Its optimizer begins a session on every GPU, also on those that are not this run's, and would
     # take all their memory.
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-    function, specs = pixels_to_answers(model, images) if images else inputs_to_outputs(model)
+    function, specs = (
+        pixels_to_answers(model, images) if images else inputs_to_outputs(model, names)
+    )
     named = _named(function, {each.name for each in specs})
     traced = tf.function(named, input_signature=specs, autograph=False)
     written, _ = tf2onnx.convert.from_function(
@@ -84,9 +95,7 @@ def _named(function, input_names: set[str]):
     """Returns the function, which gives its outputs by name: those that a SavedModel gives them."""
 
     def call(*inputs):
-        outputs = function(*inputs)
-        if not isinstance(outputs, dict):
-            outputs = {f"output_{i}": each for i, each in enumerate(tf.nest.flatten(outputs))}
+        outputs = outputs_by_name(function(*inputs))
         return {
             f"{name}{SUFFIX}" if name in input_names else name: each
             for name, each in outputs.items()

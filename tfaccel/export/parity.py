@@ -25,17 +25,19 @@ import tensorflow as tf
 from tfaccel.errors import RunError
 from tfaccel.export import fresh_process, own_process
 from tfaccel.export.samples import Samples
-from tfaccel.export.saved_model import Images, structured
+from tfaccel.export.saved_model import Images, input_names, outputs_by_name, structured
 
 # Largest difference between exported and trained outputs from the same inputs, relative to the
 # largest output. Both run the same layers in the same precision, but other kernels may be picked
 # for them, whose sums differ: by 2.7e-4 in float32 with TF32 on an H200 (2026-11-21). TF32 has
 # float16's mantissa.
 TOLERANCE = {"float32": 1e-4, "tf32": 1e-2, "float16": 1e-2, "bfloat16": 5e-2}
+# A largest output that is smaller counts as this: float16 has fewer bits for it.
+LEAST = 2.0**-14
 # From the same files, by other decoders, which may be off by a few of 255 grey levels where colours
 # change; the pipeline's pixels are rounded to float16 as well.
 PIXEL_LIMIT = 2.0  # grey levels, the mean over an image, of the worst image
-OUTPUT_LIMIT = 0.1  # relative to the largest output
+OUTPUT_LIMIT = 0.1  # relative to the largest output, or to 1: logits near 0 say nothing yet
 DISAGREEMENT_LIMIT = 0.01  # of the images
 NORMALISATION_LIMIT = 1e-4  # relative to the largest input
 ROWS = 32  # that the trained model takes at a time
@@ -109,8 +111,8 @@ def of_inputs(folder: pathlib.Path, model: keras.Model, inputs: list[np.ndarray]
       RunError: the export does not load, or does not answer.
     """
     named = {
-        own.name: np.asarray(each).astype(own.dtype)
-        for own, each in zip(model.inputs, inputs, strict=True)
+        name: _as_stored(each, own.dtype)
+        for name, own, each in zip(input_names(model), model.inputs, inputs, strict=True)
     }
     answers = _asked(folder, named)
     served = _of("serving_default", answers)
@@ -193,9 +195,9 @@ def _same_files(
     top_1 = _same_best(f"{prefix}top-1", *chances, model)
     if expected[kind].ndim > 2:
         return [top_1]  # of a mask's pixels, the worst of millions says little
-    alike = {kind: expected[kind]}
+    alike, what = {kind: expected[kind]}, "or of 1, from the same files"
     return [
-        _relative(f"{prefix}answers", alike, received, OUTPUT_LIMIT, "from the same files"),
+        _relative(f"{prefix}answers", alike, received, OUTPUT_LIMIT, what, least=1.0),
         top_1,
     ]
 
@@ -213,12 +215,29 @@ def _same_best(name: str, expected: np.ndarray, received: np.ndarray, model) -> 
     return Check(name, wrong, max(DISAGREEMENT_LIMIT, 1 / num), words)
 
 
-def _relative(name: str, expected: Arrays, received: Arrays, limit: float, what: str = "") -> Check:
-    """Compares by the largest difference of any output, relative to its largest value."""
+def _relative(
+    name: str,
+    expected: Arrays,
+    received: Arrays,
+    limit: float,
+    what: str = "",
+    *,
+    least: float = LEAST,
+) -> Check:
+    """Compares by the largest difference of any output, relative to its largest value.
+
+    Args:
+      name: of the check.
+      expected: of the trained model.
+      received: of the export.
+      limit: of the check.
+      what: it is compared on, in words.
+      least: what a largest value that is smaller counts as.
+    """
     worst = 0.0
     for key, want in expected.items():
         want, got = want.astype(np.float64), received[key].astype(np.float64)
-        difference = float(np.abs(want - got).max() / max(1.0, np.abs(want).max()))
+        difference = float(np.abs(want - got).max() / max(least, np.abs(want).max()))
         worst = max(worst, difference if np.isfinite(difference) else np.inf)
     words = f"{worst:.1e} of the largest value apart"
     return Check(name, worst, limit, f"{words}, {what}" if what else words)
@@ -250,10 +269,16 @@ def _outputs(model, inputs: list[np.ndarray]) -> Arrays:
     """Returns the trained model's outputs, float32, by the names that a signature gives them."""
     parts = []
     for outputs in _called(model, inputs):
-        if not isinstance(outputs, dict):
-            outputs = {f"output_{i}": each for i, each in enumerate(tf.nest.flatten(outputs))}
-        parts.append({name: tf.cast(each, tf.float32) for name, each in outputs.items()})
+        named = outputs_by_name(outputs)
+        parts.append({name: tf.cast(each, tf.float32) for name, each in named.items()})
     return {name: np.concatenate([each[name] for each in parts]) for name in parts[0]}
+
+
+def _as_stored(array, dtype: str) -> np.ndarray:
+    """Returns an input as a file of arrays holds it: text as bytes of one length."""
+    if dtype == "string":
+        return tf.constant(array, tf.string).numpy().astype(bytes)
+    return np.asarray(array).astype(dtype)
 
 
 def _called(model, inputs: list[np.ndarray]) -> Iterator:

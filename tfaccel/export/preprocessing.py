@@ -11,6 +11,7 @@ import dataclasses
 import tensorflow as tf
 
 from tfaccel.config import AugmentConfig, ImageConfig
+from tfaccel.data import draws
 from tfaccel.data.images import ImageData
 from tfaccel.data.loaders.pixels import normalized
 from tfaccel.data.loaders.tf_image import window_of, windowed
@@ -46,7 +47,7 @@ class Preprocessing:
         Raises:
           UserError: the loader varies its images at random, as one for training does.
         """
-        if random := sorted(data.feed(0).draw_specs):
+        if random := sorted(draws.kinds(data.augment)):
             raise UserError(
                 f"the loader draws at random ({', '.join(random)}); give the export the loader "
                 "that evaluates, e.g. with augment='none' or 'imagenet_eval'"

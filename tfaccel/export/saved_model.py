@@ -9,7 +9,8 @@ Of images:
   predict_bytes    image_bytes [rows] string, JPEG or PNG files, to the answers and class names
   preprocess       the same files to the pixels that serving_default takes, uint8, and to what the
                    model itself sees, float32
-Of any other model: serving_default, from its own inputs to its own outputs in float32.
+Of any other model: serving_default, from its own inputs to its own outputs in float32, by
+`input_names` and `outputs_by_name`.
 
 Private name relied on: Model._flatten_layers, of Keras 3.15.
 """
@@ -17,10 +18,13 @@ Private name relied on: Model._flatten_layers, of Keras 3.15.
 import dataclasses
 import functools
 import pathlib
+import re
+from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
 
+from tfaccel.errors import UserError
 from tfaccel.export.answers import Answers
 from tfaccel.export.preprocessing import Preprocessing
 
@@ -40,13 +44,21 @@ class Images:
     pixel_dtype: str = "float32"
 
 
-def write(model: keras.Model, folder: pathlib.Path, images: Images | None, *, xla: bool) -> None:
+def write(
+    model: keras.Model,
+    folder: pathlib.Path,
+    images: Images | None,
+    *,
+    names: Sequence[str],
+    xla: bool,
+) -> None:
     """Writes the SavedModel.
 
     Args:
       model: built, functional or Sequential.
       folder: there, and empty.
       images: what surrounds it; None for the model alone.
+      names: of the inputs of a model alone, in their order.
       xla: whether the model is compiled with XLA where it is served; decoding never is.
     """
     archive = keras.export.ExportArchive()
@@ -55,7 +67,7 @@ def write(model: keras.Model, folder: pathlib.Path, images: Images | None, *, xl
     for layer in model._flatten_layers(include_self=False):
         if layer.built and not layer.variables:
             archive.track(layer)
-    for name, (function, signature) in _endpoints(model, images, xla=xla).items():
+    for name, (function, signature) in _endpoints(model, images, names, xla=xla).items():
         archive.add_endpoint(name, function, input_signature=signature)
     archive.write_out(folder, verbose=False)
 
@@ -71,17 +83,46 @@ def pixels_to_answers(model: keras.Model, images: Images):
     return answer, [tf.TensorSpec((None, *size, channels), images.pixel_dtype, name="image")]
 
 
-def inputs_to_outputs(model: keras.Model):
-    """Returns the function of the model alone, and its signature."""
+def inputs_to_outputs(model: keras.Model, names: Sequence[str]):
+    """Returns the function of the model alone, and its signature, which has these names."""
 
     def serve(*inputs):
         outputs = model(structured(model, inputs), training=False)
         return tf.nest.map_structure(lambda each: tf.cast(each, tf.float32), outputs)
 
     specs = [
-        tf.TensorSpec((None, *each.shape[1:]), each.dtype, name=each.name) for each in model.inputs
+        tf.TensorSpec((None, *each.shape[1:]), each.dtype, name=name)
+        for each, name in zip(model.inputs, names, strict=True)
     ]
     return serve, specs
+
+
+def input_names(model: keras.Model) -> list[str]:
+    """Returns what a signature calls the model's inputs: "_" stands for what TensorFlow takes not.
+
+    They are asked of the trained model: a copy's may be others, where Keras chose them.
+
+    Raises:
+      UserError: two become the same.
+    """
+    names = [
+        re.sub(r"^(?![a-zA-Z])", "arg_", re.sub(r"\W", "_", each.name, flags=re.ASCII))
+        for each in model.inputs
+    ]
+    if len(set(names)) < len(names):
+        given = ", ".join(repr(each.name) for each in model.inputs)
+        raise UserError(
+            f"model {model.name} has inputs {given}, which a signature would call "
+            f"{', '.join(names)}; give them names that differ in letters or digits"
+        )
+    return names
+
+
+def outputs_by_name(outputs) -> dict[str, tf.Tensor]:
+    """Returns a model's outputs by the names that a signature gives them."""
+    if isinstance(outputs, dict):
+        return outputs
+    return {f"output_{i}": each for i, each in enumerate(tf.nest.flatten(outputs))}
 
 
 def structured(model: keras.Model, inputs):
@@ -91,11 +132,13 @@ def structured(model: keras.Model, inputs):
     return tf.nest.pack_sequence_as(model.input, inputs)
 
 
-def _endpoints(model, images: Images | None, *, xla: bool) -> dict[str, tuple]:
+def _endpoints(
+    model, images: Images | None, names: Sequence[str], *, xla: bool
+) -> dict[str, tuple]:
     """Returns each function and its signature by name; the first one is `serving_default`."""
     compiled = functools.partial(tf.function, jit_compile=True, autograph=False)
     if images is None:
-        serve, specs = inputs_to_outputs(model)
+        serve, specs = inputs_to_outputs(model, names)
         return {"serve": (compiled(serve) if xla else serve, specs)}
     answer, specs = pixels_to_answers(model, images)
     answer = compiled(answer) if xla else answer

@@ -69,5 +69,6 @@ def setup_of(
         steps_per_execution=model.steps_per_execution,
         threads=threads,
         cores=cores,
+        epoch_steps=loader.num_batches,
         from_config=from_config,
     )

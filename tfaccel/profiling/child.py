@@ -1,7 +1,7 @@
 """What `tfaccel profile` measures in processes of their own: each ends with all of its memory.
 
-measured = run_isolated(measure_all, config, seconds=5.0, trace_to=None)
-sample = run_isolated(measure_once, config, seconds=5.0)
+measured = run_quietly(measure_all, config, seconds=5.0, trace_to=None)
+sample = run_quietly(measure_once, config, seconds=5.0)
 """
 
 import contextlib

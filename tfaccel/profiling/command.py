@@ -12,9 +12,12 @@ from tfaccel.checks import check_number
 from tfaccel.config import Config
 from tfaccel.errors import UserError
 from tfaccel.profiling import config_file as config_file_lib
-from tfaccel.profiling.run import changed, measure_experiment, search_experiment
+from tfaccel.profiling.knobs import with_changes
+from tfaccel.profiling.run import measure_experiment, search_experiment
 from tfaccel.profiling.search_table import SearchTable
 from tfaccel.table_text import in_lines, show
+
+MINUTES = 10.0  # of a search, by default
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +30,7 @@ class Options:
       search: whether other settings are tried.
       json: whether one JSON object is printed, and no tables.
       seconds: that each rate is measured for.
-      minutes: for the search.
+      minutes: for the search; None for 10.
       memory_mib: above which a setting is none to use; None for no limit.
       out: a new config file for the best; None for none.
     """
@@ -37,19 +40,19 @@ class Options:
     search: bool = False
     json: bool = False
     seconds: float = 5.0
-    minutes: float = 10.0
+    minutes: float | None = None
     memory_mib: float | None = None
     out: pathlib.Path | None = None
 
     def __post_init__(self):
         """Checks every flag."""
         check_number("seconds", self.seconds, above=0)
-        check_number("minutes", self.minutes, above=0)
-        if self.memory_mib is not None:
-            check_number("memory-mib", self.memory_mib, above=0)
-        if not self.search and (self.out or self.memory_mib is not None):
-            flag = "--out" if self.out else "--memory-mib"
-            raise UserError(f"{flag} without --search, which it is for; add --search")
+        of_search = {"minutes": self.minutes, "memory-mib": self.memory_mib, "out": self.out}
+        for name, value in of_search.items():
+            if value is not None and not self.search:
+                raise UserError(f"--{name} without --search, which it is for; add --search")
+            if value is not None and name != "out":
+                check_number(name, value, above=0)
 
 
 def report(config: Config, options: Options) -> int:
@@ -64,6 +67,8 @@ def report(config: Config, options: Options) -> int:
         print("tfaccel: measuring run, step and loader, half a minute or more", file=sys.stderr)
     timed = measure_experiment(config, seconds=options.seconds, trace_to=trace)
     profile = timed.measured.profile
+    setup = dataclasses.replace(profile.setup, searches=options.search)
+    profile = dataclasses.replace(profile, setup=setup)
     if not options.json:
         show(profile)
     table = None
@@ -72,7 +77,7 @@ def report(config: Config, options: Options) -> int:
             config,
             timed,
             seconds=options.seconds,
-            minutes=options.minutes,
+            minutes=MINUTES if options.minutes is None else options.minutes,
             memory_mib=None if options.memory_mib is None else int(options.memory_mib),
         )
         if isinstance(table, SearchTable) and table.found.changes and options.out:
@@ -105,7 +110,7 @@ def _written(config: Config, table: SearchTable, options: Options) -> SearchTabl
         options.out,
         base=pathlib.Path(base),
         size=size,
-        config=changed(config, table),
+        config=with_changes(config, table.found.changes),
         said=table.summary.removeprefix("best: "),
     )
     return dataclasses.replace(table, written=str(options.out))

@@ -9,8 +9,9 @@ Takes times of executions as they come; gives the rate once there are enough.
 """
 
 import dataclasses
-import statistics
 from collections.abc import Sequence
+
+from tfaccel.comparison.judge import quartiles
 
 DROPPED_LAPS = 2  # the first compiles, and what is prefetched makes the next one too quick
 DROPPED_SHARE = 0.3  # of the seconds that are then measured, before them: queues fill, clocks rise
@@ -87,9 +88,9 @@ class Stopwatch:
         """Returns what was measured."""
         steps = sum(each.steps for each in self._laps)
         looks = [images_per_step * _steps_per_second(each) for each in cut(self._laps)]
-        low, _, high = quartiles(looks)
+        low, median, high = quartiles(looks)
         waited = sum(each.waited_s for each in self._laps) / steps
-        return Rate(statistics.median(looks), low, high, len(looks), steps, waited)
+        return Rate(median, low, high, len(looks), steps, waited)
 
 
 def cut(laps: Sequence[Lap]) -> list[list[Lap]]:
@@ -104,13 +105,6 @@ def cut(laps: Sequence[Lap]) -> list[list[Lap]]:
         parts[min(len(parts) - 1, int(middle * len(parts)))].append(each)
         passed += each.seconds
     return [each for each in parts if each]
-
-
-def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """Returns the first, the second and the third."""
-    if len(values) == 1:
-        return (values[0],) * 3
-    return tuple(statistics.quantiles(values, n=4, method="inclusive"))
 
 
 def _steps_per_second(laps: Sequence[Lap]) -> float:

@@ -6,7 +6,6 @@ Takes a checked config; gives tables. Everything is measured in child processes,
     table = search_experiment(config, measured, seconds=5.0, minutes=10.0, memory_mib=None)
 """
 
-import contextlib
 import dataclasses
 import logging
 import os
@@ -16,7 +15,7 @@ from collections.abc import Callable
 from tfaccel.cluster import check_one_process, find
 from tfaccel.config import Config
 from tfaccel.errors import UserError
-from tfaccel.isolate import IsolatedError, run_isolated
+from tfaccel.isolate import IsolatedError, run_quietly
 from tfaccel.profiling.child import Measured, measure_all, measure_once
 from tfaccel.profiling.knobs import make_knobs, with_changes
 from tfaccel.profiling.rates import DROPPED_SHARE
@@ -61,13 +60,8 @@ def measure_experiment(config: Config, *, seconds: float, trace_to: str | None) 
     cluster = find(os.environ)
     check_one_process(cluster, "profile")
     began = time.monotonic()
-    try:
-        measured = _in_child(measure_all, config, seconds=seconds, trace_to=trace_to)
-    except IsolatedError as error:
-        if error.type_name == UserError.__name__:
-            error.log.unlink(missing_ok=True)
-            raise UserError(error.reason) from error
-        raise
+    # In silence: what each child says of itself is the same every time.
+    measured = run_quietly(measure_all, config, seconds=seconds, trace_to=trace_to)
     others_s = 2 * (1 + DROPPED_SHARE) * seconds  # of step and loader, by themselves
     return Timed(measured, max(seconds, time.monotonic() - began - others_s))
 
@@ -112,11 +106,6 @@ def search_experiment(
     )
     remarks += _unsteady(found)
     return SearchTable(found, tuple(remarks))
-
-
-def changed(config: Config, table: SearchTable) -> Config:
-    """Returns the experiment with what a search found."""
-    return with_changes(config, table.found.changes)
 
 
 def _unsteady(found: Found) -> list[str]:
@@ -177,9 +166,11 @@ def _measuring(
         # One that is ten times as slow is none to wait for.
         timeout_s = max(1.0, min(left_s, max(LEAST_TIMEOUT_S, 10 * run_s)))
         try:
-            return _in_child(
+            return run_quietly(
                 measure_once, with_changes(config, changes), seconds=seconds, timeout_s=timeout_s
             )
+        except UserError as error:
+            raise TrialError(str(error)) from error
         except IsolatedError as error:
             raise TrialError(_why(error)) from error
 
@@ -188,18 +179,8 @@ def _measuring(
 
 def _why(error: IsolatedError) -> str:
     """Returns one sentence; where it does not say enough, the log's path is in it."""
-    if error.out_of_memory or error.type_name == UserError.__name__:
+    if error.out_of_memory:
         error.log.unlink(missing_ok=True)
-        return "out of memory" if error.out_of_memory else error.reason
+        return "out of memory"
     reason = error.reason.strip().splitlines() or ["no reason given"]
     return f"{reason[0]}; log: {error.log}"
-
-
-def _in_child(function: Callable, *args, **kwargs):
-    """Runs a function in a child, in silence: what each says of itself is the same every time."""
-    with (
-        open(os.devnull, "w") as nowhere,
-        contextlib.redirect_stdout(nowhere),
-        contextlib.redirect_stderr(nowhere),
-    ):
-        return run_isolated(function, *args, **kwargs)

@@ -6,7 +6,7 @@ print(SearchTable(found))
 import dataclasses
 
 from tfaccel.profiling.search import Found, Trial
-from tfaccel.table_text import as_html, in_lines
+from tfaccel.table_text import as_html, html_table, in_lines
 
 WORDS = {
     "start": "the present setting",
@@ -18,7 +18,6 @@ WORDS = {
     "time": "left",
 }
 COLUMNS = ("setting", "images/s", "of start", "runs", "MiB", "")
-LEFT = "style='text-align:left'"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,16 +90,10 @@ class SearchTable:
 
     def _repr_html_(self) -> str:
         """Returns it for a notebook."""
-        head = "".join(f"<th {LEFT}>{each}</th>" for each in (*COLUMNS, "why"))
-        rows = "".join(
-            "<tr>"
-            + "".join(f"<td {LEFT}>{as_html(cell)}</td>" for cell in (*self._cells(each), each.why))
-            + "</tr>"
-            for each in self.found.trials
-        )
+        rows = [(*self._cells(each), each.why) for each in self.found.trials]
         listed = "".join(f"<li>{as_html(each)}</li>" for each in self._remarks())
         return (
-            f"<table><thead><tr>{head}</tr></thead>{rows}</table>"
+            f"{html_table((*COLUMNS, 'why'), rows, right=range(1, 5))}"
             f"<p>{as_html(self.summary)}</p><ul>{listed}</ul>"
         )
 

@@ -7,11 +7,10 @@ import dataclasses
 import functools
 
 from tfaccel.profiling.verdict import Ceilings, Setup, Verdict, judge, milliseconds
-from tfaccel.table_text import as_html, counted, in_lines
+from tfaccel.table_text import as_html, counted, html_table, in_lines
 
 NAMES = {"step": "step, its batch on the device", "loader": "loader alone", "real": "real run"}
-RIGHT = "style='text-align:right'"
-LEFT = "style='text-align:left'"
+HEADS = ("", "images/s", "quartiles", "a batch takes")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Profile:
 
     def __str__(self):
         """Returns all of it, at most 80 columns wide."""
-        lines = [in_lines(self.title), "", _row("", "images/s", "quartiles", "a batch takes")]
+        lines = [in_lines(self.title), "", _row(*HEADS)]
         lines += [_row(*each) for each in self._rows()]
         lines += ["", in_lines(self.verdict.sentence, first="verdict  ", rest=" " * 9)]
         lines += [in_lines(each, first="to do    ", rest=" " * 9) for each in self.verdict.advice]
@@ -75,16 +74,13 @@ class Profile:
 
     def _repr_html_(self) -> str:
         """Returns it for a notebook."""
-        heads = ("", "images/s", "quartiles", "a batch takes")
-        head = "".join(f"<th {RIGHT}>{each}</th>" for each in heads)
-        rows = "".join(_html_row(each) for each in self._rows())
         notes = [f"verdict: {self.verdict.sentence}", *self.verdict.advice]
         notes += [self._memory()] if self.memory_mib else []
         notes += [self._trace()] if self.trace else []
         listed = "".join(f"<li>{as_html(each)}</li>" for each in notes)
         return (
-            f"<p>{as_html(self.title)}</p><table><thead><tr>{head}</tr></thead>{rows}</table>"
-            f"<ul>{listed}</ul>"
+            f"<p>{as_html(self.title)}</p>"
+            f"{html_table(HEADS, self._rows(), right=range(1, 4))}<ul>{listed}</ul>"
         )
 
     def _rows(self) -> list[tuple[str, str, str, str]]:
@@ -109,9 +105,3 @@ class Profile:
 
 def _row(name: str, rate: str, quartiles: str, took: str) -> str:
     return f"{name:30} {rate:>11} {quartiles:>21} {took:>14}".rstrip()
-
-
-def _html_row(cells: tuple) -> str:
-    first, *rest = map(as_html, cells)
-    others = "".join(f"<td {RIGHT}>{each}</td>" for each in rest)
-    return f"<tr><td {LEFT}>{first}</td>{others}</tr>"

@@ -17,8 +17,8 @@ NUM_STEPS = 10  # a trace of more is slow to open; an execution may have more
 DROPPED = 3  # executions, until queues have their usual length
 
 
-def trace(model: keras.Model, loader: Loader, folder: pathlib.Path) -> int:
-    """Writes a trace into the folder and returns the steps that are in it. Trains the model.
+def trace(model: keras.Model, loader: Loader, folder: pathlib.Path) -> None:
+    """Writes a trace of some steps into the folder. Trains the model.
 
     Args:
       model: compiled; that has been trained before, or its compilation fills the trace.
@@ -33,7 +33,6 @@ def trace(model: keras.Model, loader: Loader, folder: pathlib.Path) -> int:
     model.fit(loader, epochs=10**9, callbacks=[window], verbose=0)
     if not set(folder.rglob("*.xplane.pb")) - before:
         raise RunError(f"TensorFlow's profiler wrote nothing to {folder}")
-    return window.executions * model.steps_per_execution
 
 
 class _Window(keras.callbacks.Callback):
@@ -41,14 +40,13 @@ class _Window(keras.callbacks.Callback):
 
     def __init__(self, folder: pathlib.Path, *, executions: int):
         super().__init__()
-        self.executions = executions
-        self._folder, self._ended = folder, 0
+        self._folder, self._executions, self._ended = folder, executions, 0
 
     def on_train_batch_end(self, batch, logs=None):
         # The step's own check for what is not finite has waited for the device by now.
         self._ended += 1
         if self._ended == DROPPED:
             tf.profiler.experimental.start(str(self._folder))
-        elif self._ended == DROPPED + self.executions:
+        elif self._ended == DROPPED + self._executions:
             tf.profiler.experimental.stop()
             self.model.stop_training = True

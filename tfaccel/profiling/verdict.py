@@ -33,7 +33,9 @@ class Setup:
       steps_per_execution: between two looks of the host.
       threads: of each replica's loader; None where that is not known.
       cores: for each replica, likewise.
-      from_config: whether a flag of `tfaccel train` can change the rest.
+      epoch_steps: steps of an epoch, likewise.
+      from_config: whether flags of `tfaccel train` change it, or arguments in a script.
+      searches: whether a search follows anyway.
     """
 
     model: str
@@ -46,7 +48,9 @@ class Setup:
     steps_per_execution: int = 1
     threads: int | None = None
     cores: int | None = None
+    epoch_steps: int | None = None
     from_config: bool = True
+    searches: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,8 +172,8 @@ def _advice(bound: str, lost: float, setup: Setup) -> list[str]:
     if bound in ("step", "both"):
         advice += _for_step(setup)
     if bound == "step" and lost > LOST:
-        advice += _for_host(setup)[:1] if setup.on_gpu else []
-        advice += [SEARCH] if setup.from_config else []
+        advice += _more_steps(setup) if setup.on_gpu else []
+        advice += _search(setup)
     return advice
 
 
@@ -183,36 +187,62 @@ def _for_loader(setup: Setup) -> list[str]:
             f"{setup.cores} cores"
         )
     if setup.loader in ("dali_cpu", "tf_data", "cache") and setup.on_gpu:
-        advice.append("--config.data.loader=dali_gpu decodes and augments on the GPU")
+        how = _asked(setup, "data.loader=dali_gpu", "loader='dali_gpu'")
+        advice.append(f"{how} decodes and augments on the GPU")
     if setup.loader in ("dali_gpu", "dali_cpu", "tf_data"):
+        size = _asked(setup, "data.stored_size=HEIGHT,WIDTH", "stored_size=(HEIGHT, WIDTH)")
+        kept = _asked(setup, "data.loader=cache", "loader='cache'")
         advice.append(
-            "--config.data.stored_size=HEIGHT,WIDTH with --config.data.loader=cache (or memory) "
-            "decodes once; windows are then cut out of smaller images"
+            f"{size} with {kept} (or memory) decodes once; windows are then cut out of smaller "
+            "images"
         )
-    if setup.from_config:
-        advice.append(SEARCH)
-    return advice
+    return advice + _search(setup)
 
 
 def _for_step(setup: Setup) -> list[str]:
     advice = []
     if setup.on_gpu and not setup.xla:
-        advice.append("--config.runtime.xla=True")
+        advice.append(_asked(setup, "runtime.xla=True", "tfaccel.setup(xla=True)"))
     if not setup.on_gpu and setup.xla:
         # The digits' network: 2,600 images/s with, 7,500 without (2 CPU cores, 2026-11-22).
-        advice.append("try --config.runtime.xla=False: on a CPU that may be faster")
+        how = _asked(setup, "runtime.xla=False", "tfaccel.setup(xla=False)")
+        advice.append(f"try {how}: on a CPU that may be faster")
     if setup.on_gpu and setup.precision == "float32":
-        advice.append("--config.runtime.precision=mixed_float16")
+        name = "mixed_float16"
+        advice.append(
+            _asked(setup, f"runtime.precision={name}", f"tfaccel.setup(precision='{name}')")
+        )
     if setup.on_gpu:
-        advice.append("a larger batch (`tfaccel autobatch`), or more GPUs")
-    advice.append("`tfaccel lint` says what the model wastes; --trace=FOLDER shows each operation")
-    return advice
+        by = " (`tfaccel autobatch`)" if setup.from_config else ""
+        advice.append(f"a larger batch{by}, or more GPUs")
+    lint = "`tfaccel lint`" if setup.from_config else "tfaccel.lint(model)"
+    shown = "; --trace=FOLDER shows each operation" if setup.from_config else ""
+    return [*advice, f"{lint} says what the model wastes{shown}"]
 
 
 def _for_host(setup: Setup) -> list[str]:
-    more = max(10, 2 * setup.steps_per_execution)
-    return [
-        f"--config.train.steps_per_execution={more}: the host looks at every "
-        f"{setup.steps_per_execution}",
-        "a larger batch; --trace=FOLDER shows what the host does between steps",
-    ]
+    shown = "; --trace=FOLDER shows what the host does between steps" if setup.from_config else ""
+    return [*_more_steps(setup), f"a larger batch{shown}"]
+
+
+def _more_steps(setup: Setup) -> list[str]:
+    """Returns the advice to look less often, unless an epoch is one execution already."""
+    now = setup.steps_per_execution
+    more = min(max(10, 2 * now), setup.epoch_steps or 10**9)
+    if more <= now:
+        return []
+    how = _asked(
+        setup,
+        f"train.steps_per_execution={more}",
+        f"run.compile(..., steps_per_execution={more})",
+    )
+    return [f"{how}: the host looks {f'once in {now} steps' if now > 1 else 'at every step'}"]
+
+
+def _search(setup: Setup) -> list[str]:
+    return [SEARCH] if setup.from_config and not setup.searches else []
+
+
+def _asked(setup: Setup, field: str, argument: str) -> str:
+    """Returns how a setting is asked for: by a flag of `tfaccel train`, or in a script."""
+    return f"--config.{field}" if setup.from_config else argument

@@ -75,9 +75,10 @@ def kinds(gpus: Gpus, build: Build | None) -> Finding:
 
 def memory(gpus: Gpus, *, own_pid: int) -> Finding:
     """Judges how much of it is free, and names who has the rest."""
-    faults = []
+    faults, strangers = [], {}
     for gpu in gpus.gpus:
         others = [each for each in gpu.holders if each.pid != own_pid]
+        strangers |= {each.pid: each for each in others}
         is_own = bool(gpu.holders) and not others
         free, total = (gpu.memory_total - gpu.memory_used) / GIB, gpu.memory_total / GIB
         said = f"GPU {gpu.index}: {free:.0f} of {total:.0f} GiB free, held by {_who(others)}"
@@ -92,9 +93,8 @@ def memory(gpus: Gpus, *, own_pid: int) -> Finding:
         elif gpu.memory_used > HELD * gpu.memory_total:
             faults.append(warning("GPU memory", said, end_it))
     least = min((each.memory_total - each.memory_used) / GIB for each in gpus.gpus)
-    return worst(
-        "GPU memory", faults, f"at least {least:.0f} GiB free on each, held by nobody else"
-    )
+    by = f"a little held by {_who([*strangers.values()])}" if strangers else "held by nobody else"
+    return worst("GPU memory", faults, f"at least {least:.0f} GiB free on each, {by}")
 
 
 def _refusal(gpu: Gpu, others: Sequence[Holder]) -> str | None:

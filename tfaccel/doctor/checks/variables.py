@@ -1,6 +1,6 @@
 """Variables of the environment that change what a run does.
 
-check(os.environ, num_gpus=2)
+check(os.environ, num_gpus=2, num_visible=1)
 """
 
 import pathlib
@@ -118,12 +118,13 @@ RULES = (
 )
 
 
-def check(environment: Mapping[str, str], num_gpus: int) -> list[Finding]:
+def check(environment: Mapping[str, str], num_gpus: int, *, num_visible: int) -> list[Finding]:
     """Returns a line for each that matters here.
 
     Args:
       environment: of this process.
       num_gpus: that the driver has, visible or not.
+      num_visible: of them, that CUDA_VISIBLE_DEVICES leaves.
     """
     found = []
     for rule in RULES:
@@ -131,19 +132,16 @@ def check(environment: Mapping[str, str], num_gpus: int) -> list[Finding]:
         if value and rule.applies(value, num_gpus):
             said = f"{rule.variable}={value}: {rule.effect}"
             found.append(Finding(NAME, rule.status, said, rule.fix))
-    visible = _visible_devices(environment.get("CUDA_VISIBLE_DEVICES"), num_gpus)
+    visible = _visible_devices(environment.get("CUDA_VISIBLE_DEVICES"), num_gpus, num_visible)
     library_path = _library_path(environment.get("LD_LIBRARY_PATH", ""), num_gpus)
     return [*found, *filter(None, (visible, library_path))]
 
 
-def _visible_devices(value: str | None, num_gpus: int) -> Finding | None:
+def _visible_devices(value: str | None, num_gpus: int, num_visible: int) -> Finding | None:
     if value is None or not num_gpus:
         return None
     said = f"CUDA_VISIBLE_DEVICES={value}"
     chosen = [each.strip() for each in value.split(",")]
-    if chosen[0] in ("", "-1"):
-        hidden = f"{said} hides all {num_gpus} GPUs: training will run on the CPU"
-        return warning(NAME, hidden, "unset CUDA_VISIBLE_DEVICES, unless that is meant")
     missing = [each for each in chosen if each.isdigit() and int(each) >= num_gpus]
     if missing:
         return error(
@@ -151,6 +149,9 @@ def _visible_devices(value: str | None, num_gpus: int) -> Finding | None:
             f"{said}, but there is no GPU {missing[0]}: CUDA sees those before it alone",
             f"name GPUs of 0 to {num_gpus - 1}",
         )
+    if not num_visible:
+        hidden = f"{said} hides all {num_gpus} GPUs: training will run on the CPU"
+        return warning(NAME, hidden, "unset CUDA_VISIBLE_DEVICES, unless that is meant")
     return None
 
 
