@@ -13,6 +13,7 @@ from keras import layers
 
 from tfaccel import UserError, seam
 from tfaccel.config import StepConfig
+from tfaccel.step import compile_model
 
 RTOL = 1e-4
 RNG = np.random.default_rng(0)
@@ -434,13 +435,26 @@ def compile_two(make=small, **settings):
             {"loss": [keras.losses.MeanSquaredError(reduction="none")]},
             "loss mean_squared_error has reduction='none'",
         ),
+        (
+            {"loss": keras.losses.Dice()},
+            r"loss dice has axis=None, so that it is of the whole batch .* as axis=\(1, 2, 3\)",
+        ),
     ],
-    ids=["run_eagerly", "sum", "none"],
+    ids=["run_eagerly", "sum", "none", "dice"],
 )
 def test_what_would_be_wrong_is_refused(settings, words):
     with pytest.raises(UserError, match=words) as error:
         compile_two(**settings)
     assert "\n" not in str(error.value)
+
+
+def test_losses_that_are_no_mean_over_rows_are_refused_in_parts_too():
+    in_parts = {"optimizer": "sgd", "xla": False, "config": StepConfig(accumulation_steps=2)}
+    with pytest.raises(
+        UserError, match="reduction='sum'; with 1 replicas and accumulation_steps=2"
+    ):
+        compiled(small, 1, loss=keras.losses.MeanSquaredError(reduction="sum"), **in_parts)
+    compiled(small, 1, loss=keras.losses.Dice(axis=(1, 2, 3)), **in_parts)
 
 
 def test_a_layer_made_outside_the_scope_is_refused():
@@ -505,12 +519,15 @@ class Counting(layers.Layer):
         return x
 
 
-def test_what_a_layer_counts_is_added():
+@pytest.mark.parametrize("pads", [False, True])
+def test_what_a_layer_counts_is_added(pads):
     def make():
         return keras.Sequential([keras.Input((3,)), Counting(), layers.Dense(3)])
 
-    ours, _ = both(make)
-    ours.fit(X, Y, **{**FIT, "batch_size": 9})  # the last row is one replica's
+    ours, _ = both(make, config=StepConfig(zero_weight_is_padding=pads))
+    weights = np.ones(10, "float32")
+    # The last row is one replica's.
+    ours.fit(X, Y, sample_weight=weights, **{**FIT, "batch_size": 9})
     assert float(ours.layers[0].rows.numpy()) == 10
     assert bool(ours.layers[0].seen.numpy())
 
@@ -551,6 +568,51 @@ def test_a_model_without_an_optimizer_is_tested():
     np.testing.assert_allclose(
         *(each.evaluate(X, Y, verbose=0) for each in (ours, theirs)), rtol=RTOL
     )
+
+
+class WithoutOptimizer(OwnStep):
+    def train_step(self, data):
+        x, y = data
+        return {"loss": tf.reduce_mean(self(x) - tf.cast(y, tf.float32)[:, tf.newaxis])}
+
+
+def test_a_model_without_an_optimizer_may_have_a_train_step():
+    model = compiled(WithoutOptimizer, 1, optimizer=None, loss=loss(), xla=False)
+    assert np.isfinite(model.fit(X, Y, **FIT).history["loss"]).all()
+
+
+def test_skipped_steps_are_those_that_overflowed():
+    scaled = lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))  # noqa: E731
+    for make in (TwoUpdates, WithoutOptimizer):
+        model = compiled(make, 1, optimizer=scaled, loss=loss(), xla=False)
+        assert model.fit(X, Y, **FIT).history["skipped_steps"] == [0]
+
+
+def test_functions_that_run_eagerly_are_kerass_own_on_one_replica():
+    tf.config.run_functions_eagerly(True)
+    try:
+        model = compiled(small, 1, optimizer="sgd", loss=loss())
+        assert np.isfinite(model.fit(X, Y, **FIT).history["loss"]).all()
+    finally:
+        tf.config.run_functions_eagerly(False)
+
+
+def test_batch_norm_is_synchronized_where_there_are_several_and_for_as_long_as_asked():
+    strategy = strategy_of(2)
+    with strategy.scope():
+        model = small_with_norm()
+    asked = []
+    for sync_batchnorm in (True, False):
+        config = StepConfig(sync_batchnorm=sync_batchnorm)
+        compile_model(model, strategy, config, xla=False, optimizer="sgd", loss="mse")
+        asked.append(seam.is_synchronized(model))
+    assert asked == [True, False]
+    alone = compiled(small_with_norm, 1, optimizer="sgd", config=StepConfig(sync_batchnorm=True))
+    assert not seam.is_synchronized(alone)
+
+
+def small_with_norm():
+    return keras.Sequential([keras.Input((3,)), layers.BatchNormalization(), layers.Dense(3)])
 
 
 class Noise(layers.Layer):

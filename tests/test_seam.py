@@ -311,6 +311,12 @@ def _():
     return model._compile_loss._user_loss_weights == {"a": 0.5, "b": 2.0}
 
 
+@canary("Model._flatten_metrics_in_order", "puts the loss first, and what is no metric last")
+def _():
+    model = model_of(dense, optimizer="sgd", loss="mse")
+    return model._flatten_metrics_in_order({"z": 3, "loss": 1}) == [1, 3]
+
+
 def with_metrics():
     """A compiled model with a metric, a weighted one, and a loss for each of two outputs."""
     x = keras.Input((1,))

@@ -213,8 +213,11 @@ def test_synchronized_batch_norm_is_that_of_one_device(num_rows):
     def make():
         keras.utils.set_random_seed(0)
         dense = layers.Dense(4, use_bias=False)  # through which the statistics' gradient goes
-        norm = layers.BatchNormalization(momentum=0.5)
-        return keras.Sequential([keras.Input((1,)), dense, norm, layers.Dense(1)])
+        norms = [layers.BatchNormalization(momentum=0.5) for _ in range(2)]
+        middle = layers.Dense(4, activation="tanh")
+        return keras.Sequential(
+            [keras.Input((1,)), dense, norms[0], middle, norms[1], layers.Dense(1)]
+        )
 
     trained = []
     for num_replicas in (1, 3):  # 9 rows are 3, 3 and 3; 4 are 3, 1 and none; 7 are 3, 3 and 1

@@ -18,12 +18,15 @@ Private names relied on:
 """
 
 import functools
+import weakref
 from collections.abc import Callable
 
 import keras
 import tensorflow as tf
 
 from tfaccel.errors import UserError
+
+_converted = weakref.WeakSet()  # layers that `convert` has made synchronized
 
 
 def unbiased(call: Callable) -> Callable:
@@ -241,5 +244,14 @@ def convert(model: keras.Model) -> list[str]:
                 "over all replicas; use renorm=False, or one replica"
             )
     for layer in layers:
-        layer.synchronized = True
+        if not layer.synchronized:
+            layer.synchronized = True
+            _converted.add(layer)
     return [layer.name for layer in layers]
+
+
+def convert_back(model: keras.Model) -> None:
+    """Undoes `convert`, of an earlier compilation."""
+    for layer in _converted.intersection(model._flatten_layers()):
+        layer.synchronized = False
+        _converted.discard(layer)

@@ -44,8 +44,9 @@ Value = Any
 
 _OPS = ("sum", "mean", "min", "max")
 
-# TensorFlow's collectives know float16, float32, float64, int32 and int64, and MirroredStrategy
-# reduces int32 on one device. Each of the others travels as one that holds all its values.
+# TensorFlow's collectives know float16, float32, float64, int32 and int64; MirroredStrategy reduces
+# int32 on one device. Each of the others travels as one that holds all its values; bfloat16 too,
+# which can be reduced, but not gathered, and whose sum is rounded once so.
 _CARRIERS = {
     **dict.fromkeys(
         (tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16, tf.int32, tf.uint32), tf.int64

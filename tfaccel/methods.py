@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel import progress
+from tfaccel import progress, seam
 from tfaccel.agreement import of_workers
 from tfaccel.callbacks.ahead import Ahead, alone, can_be_ahead
 from tfaccel.callbacks.beats import Beats
@@ -241,11 +241,8 @@ def _for_loaders(
 
 def _check_outputs(model: keras.Model, loader: Loader, *, mixed: bool) -> None:
     """Raises UserError where labels are above what the model gives: the loss would be NaN."""
-    named = model.loss == "sparse_categorical_crossentropy"
-    sparse = named or isinstance(model.loss, keras.losses.SparseCategoricalCrossentropy)
-    if not (
-        (sparse or mixed) and loader.class_names and model.built and len(model.outputs or ()) == 1
-    ):
+    labels = mixed or seam.takes_labels(model)
+    if not (labels and loader.class_names and model.built and len(model.outputs or ()) == 1):
         return
     num_outputs = model.outputs[0].shape[-1]
     if num_outputs is not None and num_outputs < len(loader.class_names):

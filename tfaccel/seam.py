@@ -7,8 +7,8 @@ there were no strategy, and to see what it would have changed. tfaccel/step/ mak
         with recorded(model, replica) as recording:     # gradients are kept, not applied
             logs = model.train_step(batch)
 
-Private names relied on, here, in step/, callbacks/ and replica_checksums.py (tests/test_seam.py is
-the canary: it fails by name when one changes):
+Private names relied on, also in step/, callbacks/, methods.py and replica_checksums.py; the canary
+of each, in tests/test_seam, fails by name when it changes:
   Keras 3.15: Variable._value, Variable._initialize, Variable._direct_assign, Optimizer.apply,
     Optimizer._iterations, Optimizer._distribution_strategy,
     LossScaleOptimizer.dynamic_scale and .check_finite, SeedGenerator.next,
@@ -21,7 +21,8 @@ the canary: it fails by name when one changes):
     CompileLoss.metrics, MetricsList.update_state and .metrics, losses.loss.reduce_weighted_values,
     backend.get_keras_mask. For mixing: utils.rng_utils.get_random_seed. For averages:
     Optimizer._trainable_variables and ._model_variables_moving_average. For looking ahead:
-    utils.is_default, utils.python_utils.pythonify_logs, Model._get_metrics_result_or_logs.
+    utils.is_default, utils.python_utils.pythonify_logs, Model._get_metrics_result_or_logs,
+    Model._flatten_metrics_in_order.
   TensorFlow 2.21: distribute_lib._push_per_thread_mode, _pop_per_thread_mode,
     _get_default_replica_mode; StrategyExtended._collective_ops, _cross_device_ops,
     _id_in_cluster; CollectiveAllReduce._launchers; CollectiveReplicaLauncher._group_key and
@@ -132,7 +133,8 @@ class Replica:
         def summed(each):
             def gradient(upstream):
                 own = tf.cast(weight, upstream.dtype)
-                return self.all_reduce(upstream * own) / own  # without rows: multiplied by 0 later
+                # Of a replica without rows 0, or the next layer's sum would have its infinity.
+                return tf.math.divide_no_nan(self.all_reduce(upstream * own), own)
 
             return self.all_reduce(each if has_rows else tf.zeros_like(each)), gradient
 
@@ -193,6 +195,17 @@ def state_of(model) -> list:
     """
     own = {id(each) for each in model.metrics_variables}
     return [each for each in variables_of(model) if id(each) not in own]
+
+
+def runs_eagerly(model) -> bool:
+    """Returns whether steps run as Python, operation by operation: stock Keras's then."""
+    return model.run_eagerly or tf.config.functions_run_eagerly()
+
+
+def takes_labels(model) -> bool:
+    """Returns whether the model's loss is the cross-entropy of labels, not of probabilities."""
+    sparse = keras.losses.SparseCategoricalCrossentropy
+    return model.loss == "sparse_categorical_crossentropy" or isinstance(model.loss, sparse)
 
 
 def losses_of(model) -> list:

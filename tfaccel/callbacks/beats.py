@@ -58,7 +58,8 @@ class Beats(keras.callbacks.Callback):
         progress.beat(self._phase("evaluation", "predict"))
 
     def _iterations(self) -> int:
-        return int(self.model.optimizer.iterations.numpy()) if self.model is not None else 0
+        optimizer = None if self.model is None else self.model.optimizer
+        return 0 if optimizer is None else int(optimizer.iterations.numpy())
 
     def _length(self, batch: int) -> int:
         """Returns how many steps the execution that begins has: less at the end of an epoch."""

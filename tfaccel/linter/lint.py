@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
+from tfaccel import seam
 from tfaccel.data.distribute import Loader
 from tfaccel.errors import UserError
 from tfaccel.linter import batches, fits, layers, speed, tensor_cores
@@ -163,10 +164,7 @@ def _step_of(model: keras.Model, read: Model, strategy, *, xla: bool | None) -> 
         run_eagerly=bool(compiled and model.run_eagerly) or tf.config.functions_run_eagerly(),
         steps_per_execution=model.steps_per_execution if compiled else None,
         num_replicas=replicas,
-        sync_batchnorm=any(
-            isinstance(each, keras.layers.BatchNormalization) and each.synchronized
-            for each in model._flatten_layers()
-        ),
+        sync_batchnorm=seam.is_synchronized(model),
         gpu=gpu_capability(),
     )
 

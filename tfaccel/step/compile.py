@@ -64,9 +64,12 @@ def compile_model(
         optimizer = _scale_loss(optimizer, model, config) if scaled else optimizer
         _adopt(optimizer, strategy)
         model.compile(optimizer, **compile_args, auto_scale_loss=False, jit_compile=False)
-    if config.sync_batchnorm:
+    batch_norm.convert_back(model)
+    if config.sync_batchnorm and num_replicas > 1:
         layers = batch_norm.convert(model)
         log.info("batch norm: %d layers take their statistics over all replicas", len(layers))
+    if num_replicas > 1 or config.accumulation_steps > 1:
+        _refuse_losses(model, config, num_replicas)
     if num_replicas > 1:
         _refuse_what_would_be_wrong(model, config, num_replicas)
     if config.zero_weight_is_padding:
@@ -76,7 +79,7 @@ def compile_model(
         mixing.check(model, config)
         change = mixing.specs_as_probabilities(model)
     model._maybe_symbolic_build = seam.build_from_specs(model, change=change)
-    if compile_args.get("run_eagerly"):
+    if seam.runs_eagerly(model):
         if config.accumulation_steps > 1:
             raise UserError("run_eagerly is stock Keras's step: use it with accumulation_steps=1")
         if config.mixes_labels or config.cutout_pixels:
@@ -165,9 +168,27 @@ def _adopt(optimizer, strategy) -> None:
         each._distribution_strategy = strategy
 
 
+def _refuse_losses(model, config: StepConfig, num_replicas: int) -> None:
+    """Raises for losses of which that of a batch is not the mean over its parts."""
+    parts = f"{num_replicas} replicas and accumulation_steps={config.accumulation_steps}"
+    for loss in seam.losses_of(model):
+        reduction = getattr(loss, "reduction", "sum_over_batch_size")
+        if reduction not in ("sum_over_batch_size", "mean"):
+            raise UserError(
+                f"the loss {loss.name} has reduction={reduction!r}; with {parts} use "
+                "reduction='sum_over_batch_size', so that the rows of all parts weigh alike"
+            )
+        overlap = isinstance(loss, keras.losses.Dice | keras.losses.Tversky)
+        if overlap and {None, 0} & set(keras.tree.flatten(loss.axis)):
+            raise UserError(
+                f"the loss {loss.name} has axis={loss.axis}, so that it is of the whole batch "
+                f"together; with {parts} give it the axes of a row, as axis=(1, 2, 3)"
+            )
+
+
 def _refuse_what_would_be_wrong(model, config: StepConfig, num_replicas: int) -> None:
     """Raises for what cannot give on several replicas what one device gives."""
-    if model.run_eagerly or tf.config.functions_run_eagerly():
+    if seam.runs_eagerly(model):
         raise UserError(
             f"run_eagerly with {num_replicas} replicas; to run a step's Python, use one replica "
             "(gpu_ids=[0])"
@@ -177,13 +198,6 @@ def _refuse_what_would_be_wrong(model, config: StepConfig, num_replicas: int) ->
             f"accumulation_steps={config.accumulation_steps} with synchronized batch norm: its "
             "statistics would be of a part of the rows after all; use one of the two"
         )
-    for loss in seam.losses_of(model):
-        reduction = getattr(loss, "reduction", "sum_over_batch_size")
-        if reduction not in ("sum_over_batch_size", "mean"):
-            raise UserError(
-                f"the loss {loss.name} has reduction={reduction!r}; with {num_replicas} replicas "
-                "use reduction='sum_over_batch_size', so that rows of all replicas weigh alike"
-            )
     outside = [each for each in model.variables if not seam.is_distributed(each)]
     if outside:
         raise UserError(

@@ -36,7 +36,7 @@ def watched(model, step: Callable, batch, *, xla: bool) -> dict:
       xla: whether XLA compiles what is traced.
 
     Returns:
-      Its logs, and the code.
+      Its logs, those of the loss scale, and the code.
     """
     metrics = model.metrics_variables
     before = [tf.identity(each._value) for each in metrics]
@@ -46,7 +46,7 @@ def watched(model, step: Callable, batch, *, xla: bool) -> dict:
     watch.put_back(noted.assigned())
     spoilt = watch.spoilt(metrics, before, [tf.identity(each._value) for each in metrics])
     put_back_where(spoilt, metrics, before)
-    return _with_results(model, logs, spoilt) | {LOG: watch.code()}
+    return _with_results(model, logs, spoilt) | watch.scale_logs() | {LOG: watch.code()}
 
 
 def _floating_state(model) -> list:
@@ -66,11 +66,7 @@ def put_back_where(spoilt: tf.Tensor, variables: list, before: list[tf.Tensor]) 
 
 def _with_results(model, logs: dict, spoilt: tf.Tensor) -> dict:
     """Returns the logs; of metrics that were put back, with their results as they are now."""
-    results = {}
-    for metric in model.metrics:
-        if metric.variables:  # or it may not be built, and has no result
-            result = metric.result()
-            results |= result if isinstance(result, dict) else {metric.name: result}
+    results = model.get_metrics_result()
     return logs | {
         name: tf.where(spoilt, tf.cast(results[name], value.dtype), value)
         for name, value in logs.items()
@@ -121,6 +117,17 @@ class Watch:
         else:
             self._refused |= refused
             self._found.append(code)
+
+    def scale_logs(self) -> dict[str, tf.Tensor]:
+        """Returns the loss scale and whether the update was skipped for it; {} without a scale."""
+        optimizer = self._model.optimizer
+        if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            return {}
+        return {
+            "loss_scale": tf.identity(optimizer.dynamic_scale._value),
+            # Not int32, which functions return by way of the CPU: each step would wait for the GPU.
+            "skipped_steps": tf.cast(self._overflowed, tf.int64),
+        }
 
     def put_back(self, changes: list[tuple]) -> None:
         """Undoes all changes where one is not finite, or the gradients were not.

@@ -290,11 +290,7 @@ def _on_changed(change: Callable, step: Callable, pass_: Callable, replica: Repl
 def _whole_step(model, step, replica: Replica, batch, *, xla: bool, trains: bool) -> dict:
     """One replica, nothing to sum: the model's own step, as it is."""
     with seam.as_replica(model, replica), seam.layer_paths(xla=xla, all_reduce=None):
-        if not trains:
-            return step(batch)
-        return _with_scale_logs(
-            model, lambda: finite.watched(model, step, batch, xla=xla), trains=True
-        )
+        return finite.watched(model, step, batch, xla=xla) if trains else step(batch)
 
 
 def _accumulating_step(model, pass_, replica: Replica, batch, *, xla: bool) -> dict:
@@ -384,18 +380,14 @@ def _update(
     """
     # Where all rows are padding, there are none, and the sums are 0: no NaN shall come of them.
     rows = tf.maximum(totals.rows, 1 / ROWS_UNIT)
-    watch = finite.Watch(model, xla=xla)
-
-    def apply():
-        if totals.gradients:
-            with watch.updates():
-                model.optimizer.apply(
-                    [each / tf.cast(rows, each.dtype) for each in totals.gradients],
-                    totals.gradients_of,
-                )
-        return {}
-
-    logs = _with_scale_logs(model, apply, trains=bool(totals.gradients))
+    watch, logs = finite.Watch(model, xla=xla), {}
+    if totals.gradients:
+        with watch.updates():
+            model.optimizer.apply(
+                [each / tf.cast(rows, each.dtype) for each in totals.gradients],
+                totals.gradients_of,
+            )
+        logs = watch.scale_logs()
     changes = _changed(totals, rows)
     metrics = totals.metrics
     if trains:
@@ -423,22 +415,6 @@ def _changed(totals: Totals, rows: tf.Tensor) -> list[tuple]:
                 change /= tf.cast(rows, change.dtype)
         variable.assign(tf.cast(totals_lib.as_number(value) + change, value.dtype))
     return before
-
-
-def _with_scale_logs(model, update: Callable[[], dict], *, trains: bool) -> dict:
-    """Returns the logs of `update` with the loss scale, and whether the update was skipped."""
-    optimizer = model.optimizer
-    if not trains or not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        return update()
-    counter = optimizer.inner_optimizer._iterations
-    before = tf.identity(counter._value)
-    logs = update()
-    skipped = 1 - (tf.identity(counter._value) - before)
-    return logs | {
-        "loss_scale": tf.identity(optimizer.dynamic_scale._value),
-        # Not int32, which functions return by way of the CPU: each step would wait for the GPU.
-        "skipped_steps": tf.cast(skipped, tf.int64),
-    }
 
 
 # Prediction.

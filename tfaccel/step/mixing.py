@@ -19,6 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfaccel import seam
 from tfaccel.config import StepConfig
 from tfaccel.errors import UserError
 from tfaccel.seam import Replica
@@ -81,8 +82,7 @@ def check(model: keras.Model, config: StepConfig) -> None:
             "a row; expected one output of a score for each class: start it with "
             "keras.Input(shape=...), or leave them out"
         )
-    is_sparse = isinstance(model.loss, keras.losses.SparseCategoricalCrossentropy)
-    if is_sparse or model.loss == "sparse_categorical_crossentropy":
+    if seam.takes_labels(model):
         raise UserError(
             "label_smoothing, mixup or cutmix with the loss SparseCategoricalCrossentropy: labels "
             "become probabilities in the step; use CategoricalCrossentropy, with the same "

@@ -23,7 +23,7 @@ def leave_out_padding(model: keras.Model, step: Callable) -> Callable:
 
 def check(model: keras.Model) -> None:
     """Raises UserError for losses and metrics that cannot leave out padding rows."""
-    if model.run_eagerly:
+    if seam.runs_eagerly(model):
         raise UserError(
             "run_eagerly is stock Keras's step, which counts padding; leave it out, or use a "
             "loader with last_batch='drop'"

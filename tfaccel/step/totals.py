@@ -20,8 +20,9 @@ from tfaccel import seam
 from tfaccel.errors import UserError
 from tfaccel.seam import Replica
 
-# A gradient times its replica's rows, in this unit of rows, stays of the gradient's own size (so
-# that float16 can hold it); a power of two, so that the unit costs no precision.
+# A gradient times its replica's rows, in this unit of rows, stays near the gradient's own size, so
+# that float16 can hold it: of 256 rows exactly, of 2 rows it is 128 times smaller, which float16
+# without loss scaling may feel. A power of two, so that the unit costs no precision.
 ROWS_UNIT = 256.0
 
 _SUMMED = ("rows", "gradients", "changes", "logs", "metrics", "metrics_before")
@@ -185,7 +186,7 @@ def _times(value: tf.Tensor, weight: float | tf.Tensor) -> tf.Tensor:
 
 def weight_of(batch, *, padding: bool) -> float | tf.Tensor:
     """Returns the number of rows, in ROWS_UNIT; a tensor where some may be `padding`."""
-    real = real_rows(batch) if padding else None
+    real = real_rows(batch) if padding and num_rows(batch) else None
     if real is None:
         return num_rows(batch) / ROWS_UNIT
     return tf.reduce_sum(tf.cast(real, tf.float32)) / ROWS_UNIT
