@@ -191,3 +191,10 @@ def test_fewer_outputs_than_classes_are_refused(setup, folder, loss):
     run.compile(model, "sgd", loss)
     with pytest.raises(tfaccel.UserError, match="gives 2 outputs, but the data have 3 classes"):
         model.fit(loader, verbose=0)
+
+
+def test_every_public_name_is_there():
+    assert {"Run", "RunError", "UserError"} < set(tfaccel.__all__)
+    assert all(getattr(tfaccel, name) is not None for name in tfaccel.__all__)
+    with pytest.raises(AttributeError, match="module 'tfaccel' has no attribute 'steup'"):
+        _ = tfaccel.steup

@@ -33,6 +33,15 @@ def test_a_config_may_leave_out_what_it_does_not_change():
         ({"train": {"learning_rate": float("nan")}}, "learning_rate=nan"),
         ({"train": {"global_clipnorm": 0.0}}, "global_clipnorm=0.0; expected a number above 0"),
         ({"model": {"weights": 3}}, "weights=3; expected a file's path, or None"),
+        ({"model": {"name": None}}, "name=None; expected an architecture's name"),
+        ({"train": {"optimizer": None}}, "optimizer=None; expected an optimizer's name"),
+        ({"train": {"monitor": ""}}, "monitor=''; expected a metric's name"),
+        ({"data": {"train": None}}, "train=None; expected what is below root"),
+        ({"data": {"test": ""}}, "test=''; expected what is below root; '.' for itself"),
+        ({"data": {"source": "tfrecord", "image_key": None}}, "image_key=None; expected a name"),
+        ({"train": {"steps_per_execution": 0}}, "steps_per_execution=0; expected a whole number"),
+        ({"checkpoint": {"every_steps": 0}}, "every_steps=0; expected a whole number of at least"),
+        ({"model": {"num_outputs": 0}}, "num_outputs=0; expected a whole number of at least 1"),
         ({"data": {"global_batch_size": 0}}, "global_batch_size=0; expected a whole number"),
         ({"data": {"global_batch_size": 2.5}}, "global_batch_size=2.5"),
         ({"data": {"batch_per_replica": "x"}}, "batch_per_replica='x'; expected a whole number"),
@@ -107,6 +116,24 @@ def test_a_config_may_leave_out_what_it_does_not_change():
         ({"step": {"loss_scale_growth_steps": 0}}, "loss_scale_growth_steps=0; expected a whole"),
         ({"step": {"loss_scale_floor": -1.0}}, "loss_scale_floor=-1.0; expected a number above 0"),
         ({"step": {"audit_steps": -1}}, "audit_steps=-1; expected a whole number of at least 0"),
+        (
+            {"train_images": {"crop_area": (0.5, 1.0)}},
+            "crop_area=(0.5, 1.0) with window='stretch'; it is for window='random_resized_crop' "
+            "alone: leave it out, or at (0.08, 1.0)",
+        ),
+        (
+            {"test_images": {"window": "center_crop", "center_fraction": 0.5}},
+            "center_fraction=0.5 with window='center_crop'; it is for window='resized_center_crop'",
+        ),
+        (
+            {"step": {"loss_scale": 128, "loss_scale_initial": 2.0}},
+            "loss_scale_initial=2.0 with loss_scale=128.0; it is for loss_scale='dynamic' alone",
+        ),
+        ({"step": {"loss_scale": 128, "loss_scale_floor": 2.0}}, "loss_scale_floor=2.0 with loss_"),
+        (
+            {"step": {"nonfinite": "skip", "max_rollbacks": 5}},
+            "max_rollbacks=5 with nonfinite='skip'; it is for nonfinite='rollback' alone",
+        ),
     ],
 )
 def test_each_mistake_is_one_sentence(config, words):

@@ -101,6 +101,7 @@ def test_it_can_be_changed_on_the_command_line(name):
         "tfaccel",
         f"--config={CONFIGS / name}.py",
         "--config.train_images.rotation_degrees=5",
+        "--config.train_images.window=random_resized_crop",
         "--config.train_images.crop_area=0.25,1",
         "--config.train_images.horizontal_flip",
         "--config.test_images.window=resized_center_crop",

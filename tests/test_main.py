@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import pathlib
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,9 @@ import PIL.Image
 import pytest
 import tensorflow as tf
 
-from tfaccel import main
+from tfaccel import launch, main, train
+from tfaccel.comparison import run as comparison_run
+from tfaccel.errors import UserError
 
 REPOSITORY = pathlib.Path(__file__).parent.parent
 DIGITS = f"--config={REPOSITORY}/configs/digits.py:smoke"
@@ -106,11 +109,23 @@ CALLS = [
     (["train", f"--config={REPOSITORY}/configs/digit.py"], "did you mean '"),
     (["train", f"--config={REPOSITORY}/pyproject.toml"], "pyproject.toml: SyntaxError"),
     (["train", "configs/digits.py"], "train --config=configs/digits.py`"),
-    (["train", DIGITS.replace(":smoke", ":smok")], "no size 'smok'; did you mean ':smoke'"),
+    (["train", DIGITS.replace(":smoke", ":smok")], "digits.py: there is no size 'smok'; did you"),
     (["train", DIGITS, "--config.data.rooot=x"], "no field 'data.rooot'; did you mean 'data.root'"),
     (["train", DIGITS, "--config.dat.root=x"], "no field 'dat.root'; did you mean 'data.root'"),
     (["train", DIGITS, "--noconfig.runtime.xl"], "did you mean 'runtime.xla'"),
-    (["train", DIGITS, "--config.train.epochs=many"], "many"),
+    (
+        ["train", DIGITS, "--config.train.epochs=many"],
+        "error: flag --config.train.epochs=many: exp",
+    ),
+    (["train", DIGITS, "--worker-index=abc"], "worker-index=abc: expected a whole number"),
+    (["train", DIGITS, "--dry-run=maybe"], "error: flag --dry-run=maybe: expected true or false"),
+    (["train", DIGITS, "--resume=maybe"], "error: flag --resume=maybe: value should be one of"),
+    (
+        ["train", DIGITS, MNIST, "--config.runtime.xla=0"],
+        "mnist.py:smoke; expected one config file",
+    ),
+    (["train", DIGITS, "--config", "x.py"], "and x.py; expected one config file"),
+    (["train", f"--config={REPOSITORY}/configs"], "configs is a folder; did you mean '"),
     (["train", DIGITS, "--wrokdir=x"], "Unknown command line flag 'wrokdir'"),
     (["train", DIGITS, "somewhere"], "'somewhere' is no flag"),
     (["train", DIGITS, "--config.data.global_batch_size=0"], "global_batch_size=0; expected"),
@@ -123,6 +138,7 @@ CALLS = [
     (["train", MNIST, "--config.data.root=/no/where"], "image folder /no/where/training does not"),
     (["train", DIGITS, "--workers=a:1,b:1", "--worker-index=0"], "no --workdir with 2 workers ("),
     (["train", DIGITS, "--workers=a:1,b:1"], "worker_index=None with 2 workers; expected the"),
+    (["train", DIGITS, "--workers="], "workers names none; give host:port of each"),
     (["train", DIGITS, "--worker-index=1"], "worker_index=1 without workers; give host:port"),
     (["selftes"], "there is no command 'selftes'; did you mean 'selftest'?"),
     (["selftest", "here"], "'here' is no flag of selftest; see `tfaccel selftest --help`"),
@@ -130,9 +146,14 @@ CALLS = [
     (["selftest", "--xla=maybe"], "<both|on|off>"),
     (["selftest", "--precision=fp16"], "precision='fp16'; expected one of float32"),
     (["selftest", "--precision=float32,fp8"], "precision='fp8'; expected one of float32"),
+    (["selftest", "--precision=O3"], "precision='float16' has no limits to test by; give some of"),
     (["selftest", "--gpu_ids=first"], "gpu_ids='first'; expected GPU indices"),
     (["selftest", "--output=/no/where/x.json"], "output /no/where/x.json cannot be written (No"),
     (["selftest", "--output=."], "exists; give a new file"),
+    (["audit", DIGITS, "--contact-sheet=x.txt"], "x.txt becomes a PNG; give a file that ends in"),
+    (["audit", DIGITS, "--contact-sheet=x.png", "--report=x.png"], "x.png; give two files"),
+    (["doctor", "--data="], "--data= names no folder"),
+    (["launch", "--max-restarts=x", "train"], "max-restarts=x: expected a whole number"),
 ]
 
 
@@ -235,6 +256,9 @@ def test_a_workdir_is_not_written_over(command, tmp_path):
 # What a user's own config file may be, and words of the one line that says so.
 FILES = [
     ("def get_config():\n  return None", "get_config() returned None"),
+    ("def make_config():\n  return None", "own.py: it has no get_config(); let it return"),
+    ("def get_config():\n  return {}['b']", "own.py: KeyError: 'b'"),
+    ("import math\ndef get_config():\n  return math.foo", "own.py: AttributeError: module 'math'"),
     ("def get_config():\n  return nonsense", "name 'nonsense' is not defined"),
     (
         "import ml_collections\ndef get_config():\n  return ml_collections.ConfigDict()",
@@ -290,6 +314,53 @@ def test_help_shows_the_values_of_a_config(command):
     assert code == 0
     assert "--config.runtime.precision=mixed_float16" in out
     assert "--config.data.image_size=28,28" in out
+
+
+def test_help_shows_the_values_of_a_config_and_of_flags_however_they_are_spelt(command):
+    file = MNIST.partition("=")[2]
+    code, out, _ = command("train", "--help", "--config", file, "--config.train.epochs", "5")
+    assert code == 0
+    assert f"as {file} and the other flags say" in out
+    assert "--config.runtime.precision=mixed_float16" in out
+    assert "--config.train.epochs=5\n" in out
+
+
+@pytest.mark.parametrize("spelt", [("--config={}",), ("--config", "{}")])
+def test_compare_says_the_command_whatever_way_its_flags_are_spelt(command, monkeypatch, spelt):
+    def compare(config, *, command, **_):
+        raise UserError(f"{config.train.epochs} epochs: {command}")
+
+    monkeypatch.setattr(comparison_run, "compare", compare)
+    given = [each.format(DIGITS.partition("=")[2]) for each in spelt]
+    changes = ("--config.train.epochs", "3", "--noconfig.runtime.xla", "--config.runtime.gpu_ids=")
+    _, _, err = command("compare", *given, *changes, "--config.data.image_size=9,9")
+    said = err.strip().partition("3 epochs: tfaccel ")[2]
+    assert said.startswith(f"train {DIGITS} --config.train.epochs=3 ")
+    values, _ = main._parse_config_flags("train", shlex.split(said)[1:], paths=())
+    config = main.parse(values.config)
+    assert (config.train.epochs, config.runtime.xla, config.runtime.gpu_ids) == (3, False, ())
+    assert config.data.image_size == (9, 9)
+
+
+def test_a_launchers_flags_are_spelled_as_any_and_its_help_comes_after_them(command, monkeypatch):
+    code, out, _ = command("launch", "--nproc_per_node", "2", "--help")
+    assert code == 0
+    assert "usage: tfaccel launch" in out
+    received = []
+    monkeypatch.setattr(launch, "launch", lambda *each: received.append(each) or 0)
+    of_train = ("train", "--workdir=a", "--node_rank=7", "--help")  # are the command's own affair
+    code, _, err = command("launch", "--nproc_per_node", "2", "--max_restarts=1", *of_train)
+    assert (code, err) == (0, "")
+    ((options, command_),) = received
+    assert (options.num_ranks_per_node, options.max_restarts, command_) == (2, 1, of_train)
+
+
+@pytest.mark.parametrize(("field", "name"), [("train.optimizer", "adm"), ("model.name", "resnet5")])
+def test_a_misspelt_name_is_told_before_images_are_decoded(command, monkeypatch, field, name):
+    monkeypatch.setattr(train, "open_loader", None)  # or a TypeError
+    code, _, err = command("train", DIGITS, f"--config.{field}={name}")
+    assert code == 2
+    assert f"'{name}'; did you mean" in err
 
 
 def test_a_diverged_run_says_so_and_exports_nothing(command, tmp_path):

@@ -1,3 +1,4 @@
+import importlib.metadata
 import logging
 import os
 
@@ -283,6 +284,20 @@ def test_environment_is_described():
     described = runtime.describe_environment()
     assert described["packages"]["tensorflow"] == tf.__version__
     assert described["cpu_cores"] >= 1
+
+
+def test_environment_is_described_without_dali(monkeypatch):
+    version = importlib.metadata.version
+
+    def without_dali(name):
+        if name.startswith("nvidia-dali"):
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", without_dali)
+    packages = runtime.describe_environment()["packages"]
+    assert packages["nvidia-dali-cuda120"] is None
+    assert packages["numpy"] == version("numpy")
 
 
 @pytest.mark.gpu

@@ -19,7 +19,7 @@ from tfaccel.config import (
     ImageConfig,
     StepConfig,
 )
-from tfaccel.errors import UserError, exit_as_the_command
+from tfaccel.errors import RunError, UserError, exit_as_the_command
 from tfaccel.presets import preset
 from tfaccel.progress import beat_of_loop as beat
 from tfaccel.progress import is_launched
@@ -44,6 +44,7 @@ __all__ = [
     "ImageConfig",
     "IsolatedError",
     "Run",
+    "RunError",
     "StepConfig",
     "UserError",
     "__version__",
@@ -65,25 +66,26 @@ if is_launched():
     exit_as_the_command()
 
 
+# What is imported when it is first used: the module, and its attribute; None for itself.
+_LATER = {
+    "IsolatedError": ("tfaccel.isolate", "IsolatedError"),
+    "Run": ("tfaccel.run", "Run"),
+    "collectives": ("tfaccel.collectives", None),
+    "compare": ("tfaccel.comparison.run", "compare"),
+    "doctor": ("tfaccel.doctor", None),
+    "float32_region": ("tfaccel.precision", "float32_region"),
+    "gradient_underflow": ("tfaccel.underflow", "gradient_underflow"),
+    "lint": ("tfaccel.linter.lint", "lint"),
+    "profile": ("tfaccel.profiling.api", "profile"),
+    "run_isolated": ("tfaccel.isolate", "run_isolated"),
+    "setup": ("tfaccel.run", "setup"),
+    "sources": ("tfaccel.data.sources", None),
+}
+
+
 def __getattr__(name: str):
-    if name in ("Run", "setup"):
-        return getattr(importlib.import_module("tfaccel.run"), name)
-    if name in ("IsolatedError", "run_isolated"):
-        return getattr(importlib.import_module("tfaccel.isolate"), name)
-    if name == "lint":
-        return importlib.import_module("tfaccel.linter.lint").lint
-    if name == "profile":
-        return importlib.import_module("tfaccel.profiling.api").profile
-    if name == "compare":
-        return importlib.import_module("tfaccel.comparison.run").compare
-    if name == "doctor":
-        return importlib.import_module("tfaccel.doctor")
-    if name == "collectives":
-        return importlib.import_module("tfaccel.collectives")
-    if name == "float32_region":
-        return importlib.import_module("tfaccel.precision").float32_region
-    if name == "gradient_underflow":
-        return importlib.import_module("tfaccel.underflow").gradient_underflow
-    if name == "sources":
-        return importlib.import_module("tfaccel.data.sources")
-    raise AttributeError(f"module 'tfaccel' has no attribute '{name}'")
+    if name not in _LATER:
+        raise AttributeError(f"module 'tfaccel' has no attribute '{name}'")
+    place, attribute = _LATER[name]
+    module = importlib.import_module(place)
+    return getattr(module, attribute) if attribute else module

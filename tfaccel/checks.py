@@ -5,6 +5,7 @@ check_int("seed", seed, at_least=0)
 
 import importlib.util
 import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tfaccel.errors import UserError, did_you_mean
@@ -77,6 +78,31 @@ def check_choice(name: str, value: Any, choices) -> None:
     """Raises UserError unless `value` is one of the choices."""
     if value not in choices:
         raise UserError(f"{name}={value!r}{did_you_mean(str(value), choices)}")
+
+
+def check_text(name: str, value: Any, *, expected: str) -> None:
+    """Raises UserError unless `value` is text, and some; `expected` says of what."""
+    if not isinstance(value, str) or not value:
+        raise UserError(f"{name}={value!r}; expected {expected}")
+
+
+def check_only_with(config: Any, choice: str, fields_of: Mapping[str, Iterable[str]]) -> None:
+    """Raises UserError for a field that is set and that another choice would take, not this one.
+
+    Args:
+      config: a dataclass.
+      choice: its field that decides.
+      fields_of: of each value of that field, those that nothing but this value takes.
+    """
+    chosen = getattr(config, choice)
+    for needed, names in fields_of.items():
+        for name in names:
+            value, default = getattr(config, name), getattr(type(config), name)
+            if value != default and chosen != needed:
+                raise UserError(
+                    f"{name}={value!r} with {choice}={chosen!r}; it is for {choice}={needed!r} "
+                    f"alone: leave it out, or at {default!r}"
+                )
 
 
 def is_int(value: Any, *, at_least: int) -> bool:

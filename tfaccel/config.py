@@ -5,11 +5,12 @@ changed it; gives a frozen `Config`. Needs no TensorFlow, so a mistake is answer
 
     config = default_config()          # in a config file: every field, at its default
     config.data.root = "/data/mnist_png"
-    config = parse(config)             # in train.py: checked, frozen
+    config = parse(config)             # in main.py: checked, frozen
 """
 
 import dataclasses
 import math
+import types
 from collections.abc import Sequence
 
 import ml_collections
@@ -22,6 +23,8 @@ from tfaccel.checks import (
     check_int,
     check_names,
     check_number,
+    check_only_with,
+    check_text,
     is_int,
 )
 from tfaccel.errors import UserError
@@ -42,10 +45,14 @@ PIXEL_DTYPES = ("float32", "uint8")
 COMPUTES_IN = ("policy", "float32")
 WEIGHTS = ("trained", "average")
 CHECKPOINTS = ("newest", "best")
-# What a config says to one source alone.
+# What a config says to one source alone, and to one window.
 SOURCE_ARGUMENTS = {
     "tfrecord": ("image_key", "label_key", "first_label"),
     "webdataset": ("image_ext", "label_ext"),
+}
+WINDOW_ARGUMENTS = {
+    "resized_center_crop": ("center_fraction",),
+    "random_resized_crop": ("crop_area", "crop_ratio"),
 }
 
 
@@ -146,6 +153,7 @@ class AugmentConfig:
         check_number("center_fraction", self.center_fraction, above=0, at_most=1)
         object.__setattr__(self, "crop_area", _range("crop_area", self.crop_area, at_most=1))
         object.__setattr__(self, "crop_ratio", _range("crop_ratio", self.crop_ratio))
+        check_only_with(self, "window", WINDOW_ARGUMENTS)
         check_flag("horizontal_flip", self.horizontal_flip)
         check_flag("vertical_flip", self.vertical_flip)
         check_number("rotation_degrees", self.rotation_degrees, at_least=0, at_most=180)
@@ -270,14 +278,11 @@ class DataConfig(ImageConfig):
         super().__post_init__()
         check_choice("source", self.source, SOURCES)
         check_int("first_label", self.first_label, at_least=0)
-        for needed, names in (*SOURCE_ARGUMENTS.items(), ("pairs", ("targets",))):
-            for name in names:
-                value = getattr(self, name)
-                if value != getattr(DataConfig, name) and self.source != needed:
-                    raise UserError(
-                        f"{name}={value!r} with source={self.source!r}; it is for "
-                        f"source={needed!r} alone: leave it out"
-                    )
+        for name in ("train", "test"):
+            check_text(name, getattr(self, name), expected="what is below root; '.' for itself")
+        for name in ("image_key", "label_key", "image_ext", "label_ext"):
+            check_text(name, getattr(self, name), expected="a name, as the shards have it")
+        check_only_with(self, "source", SOURCE_ARGUMENTS | {"pairs": ("targets",)})
         for name in ("train_targets", "test_targets"):
             if (getattr(self, name) is None) == (self.source == "pairs"):
                 expected = "the targets' folder" if self.source == "pairs" else "None"
@@ -316,9 +321,8 @@ class DaliConfig:
         """Checks every field."""
         check_int("prefetch_batches", self.prefetch_batches, at_least=1)
         check_number("hw_decoder_load", self.hw_decoder_load, at_least=0, at_most=1)
-        for field in dataclasses.fields(self):
-            if field.default is None and getattr(self, field.name) is not None:
-                check_int(field.name, getattr(self, field.name), at_least=1)
+        optional = [each.name for each in dataclasses.fields(self) if each.default is None]
+        _check_optional_ints(self, *optional)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -341,10 +345,10 @@ class ModelConfig:
 
     def __post_init__(self):
         """Checks every field."""
-        if self.num_outputs is not None:
-            check_int("num_outputs", self.num_outputs, at_least=1)
-        if self.weights is not None and not isinstance(self.weights, str):
-            raise UserError(f"weights={self.weights!r}; expected a file's path, or None")
+        check_text("name", self.name, expected="an architecture's name, e.g. 'resnet50'")
+        _check_optional_ints(self, "num_outputs")
+        if self.weights is not None:
+            check_text("weights", self.weights, expected="a file's path, or None")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -408,9 +412,8 @@ class TrainConfig:
     def __post_init__(self):
         """Checks every field."""
         check_int("epochs", self.epochs, at_least=1)
+        check_text("optimizer", self.optimizer, expected="an optimizer's name, e.g. 'adamw'")
         check_number("learning_rate", self.learning_rate, above=0)
-        if self.base_batch_size is not None:
-            check_int("base_batch_size", self.base_batch_size, at_least=1)
         check_number("warmup_epochs", self.warmup_epochs, at_least=0, at_most=self.epochs)
         check_choice("decay", self.decay, DECAYS)
         object.__setattr__(self, "decay_epochs", _rising("decay_epochs", self.decay_epochs))
@@ -421,12 +424,10 @@ class TrainConfig:
         if self.global_clipnorm is not None:
             check_number("global_clipnorm", self.global_clipnorm, above=0)
         check_flag("nesterov", self.nesterov)
-        if not isinstance(self.monitor, str) or not self.monitor:
-            raise UserError(f"monitor={self.monitor!r}; expected a metric's name, e.g. 'val_loss'")
-        if self.steps_per_execution is not None:
-            check_int("steps_per_execution", self.steps_per_execution, at_least=1)
-        if self.early_stopping_epochs is not None:
-            check_int("early_stopping_epochs", self.early_stopping_epochs, at_least=1)
+        check_text("monitor", self.monitor, expected="a metric's name, e.g. 'val_loss'")
+        _check_optional_ints(
+            self, "base_batch_size", "steps_per_execution", "early_stopping_epochs"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -453,8 +454,7 @@ class CheckpointConfig:
 
     def __post_init__(self):
         """Checks every field."""
-        if self.every_steps is not None:
-            check_int("every_steps", self.every_steps, at_least=1)
+        _check_optional_ints(self, "every_steps")
         check_int("every_epochs", self.every_epochs, at_least=1)
         check_int("keep_last", self.keep_last, at_least=1)
         check_int("keep_best", self.keep_best, at_least=0)
@@ -537,6 +537,9 @@ class StepConfig:
         check_int("cutout_pixels", self.cutout_pixels, at_least=0)
         check_choice("nonfinite", self.nonfinite, ("stop", "skip", "rollback"))
         check_int("max_rollbacks", self.max_rollbacks, at_least=1)
+        check_only_with(self, "nonfinite", {"rollback": ("max_rollbacks",)})
+        of_dynamic = [each for each in vars(self) if each.startswith("loss_scale_")]
+        check_only_with(self, "loss_scale", {"dynamic": of_dynamic})
 
     @property
     def mixes_labels(self) -> bool:
@@ -593,26 +596,14 @@ class Config:
 def default_config() -> ml_collections.ConfigDict:
     """Returns every field at its default, for a config file to start from."""
     config = ml_collections.ConfigDict(dataclasses.asdict(Config()))
-    # A field whose default is None takes its type from here; `object` takes text and numbers.
-    for name in ("root", "train_targets", "test_targets"):
-        config.data[name] = config_dict.placeholder(str)
-    for name in ("mean", "std"):  # one number, whatever the channels, or one for each
-        default = getattr(ImageConfig, name)
-        config.data[name] = config_dict.FieldReference(default, field_type=object)
-    config.model.num_outputs = config_dict.placeholder(object)  # `int` would not take None back
-    for name in ("global_batch_size", "batch_per_replica", "stored_size"):
-        config.data[name] = config_dict.placeholder(object)
-    for field in dataclasses.fields(DaliConfig):
-        if field.default is None:
-            config.dali[field.name] = config_dict.placeholder(object)
-    config.runtime.gpu_ids = config_dict.placeholder(object)
-    config.runtime.memory = config_dict.FieldReference("growth", field_type=object)
-    config.step.loss_scale = config_dict.FieldReference("dynamic", field_type=object)
-    config.model.weights = config_dict.placeholder(str)
-    for section, kind in (("train", TrainConfig), ("checkpoint", CheckpointConfig)):
-        for field in dataclasses.fields(kind):
-            if field.default is None:
-                config[section][field.name] = config_dict.placeholder(object)
+    # A field takes the type of its default, but for those that may be of several, which `object`
+    # lets be text and numbers: `int` would not take None back.
+    for section in dataclasses.fields(Config):
+        for field in dataclasses.fields(section.default_factory):
+            if isinstance(field.type, types.UnionType):
+                kind = str if field.type == str | None else object
+                reference = config_dict.FieldReference(field.default, field_type=kind)
+                config[section.name][field.name] = reference
     return config
 
 
@@ -655,14 +646,19 @@ def is_smoke(size: str) -> bool:
     return size == "smoke"
 
 
+def check_is_config(returned: object) -> None:
+    """Raises UserError unless `returned` is what a config file's get_config() should return."""
+    if not isinstance(returned, ml_collections.ConfigDict):
+        raise UserError(f"get_config() returned {returned!r}; expected default_config(), changed")
+
+
 def parse(config: ml_collections.ConfigDict) -> Config:
     """Returns the checked, frozen experiment.
 
     Raises:
       UserError: a section or field does not exist, or a value is not what it may be.
     """
-    if not isinstance(config, ml_collections.ConfigDict):
-        raise UserError(f"get_config() returned {config!r}; expected default_config(), changed")
+    check_is_config(config)
     sections = {field.name: field.default_factory for field in dataclasses.fields(Config)}
     check_names("config", config, sections)
     return Config(**{name: _section(name, kind, config) for name, kind in sections.items()})
@@ -674,6 +670,13 @@ def _section(name: str, kind: type, config: ml_collections.ConfigDict):
         raise UserError(f"config.{name}={values!r}; expected a group of fields")
     check_names(f"config.{name}", values, [field.name for field in dataclasses.fields(kind)])
     return kind(**dict(values))
+
+
+def _check_optional_ints(config, *names: str) -> None:
+    """Raises UserError for a field of these that is neither None nor a whole number above 0."""
+    for name in names:
+        if getattr(config, name) is not None:
+            check_int(name, getattr(config, name), at_least=1)
 
 
 def _gpu_ids(value) -> tuple[int, ...] | None:

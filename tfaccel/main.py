@@ -1,10 +1,12 @@
-"""The `tfaccel` command: flags to config and workdir, then `train.run`; nothing else.
+"""The `tfaccel` command: the flags of each of its commands, checked, then the room that does it.
 
 Exit codes: 0 done or help, 1 the run failed, 2 a mistake in the call, 130 interrupted, 143 ended by
 SIGTERM, and of a training run that a signal made save and stop what its config says: 143.
 """
 
 import datetime
+import importlib.machinery
+import importlib.util
 import itertools
 import json
 import os
@@ -16,6 +18,7 @@ import tempfile
 import types
 from collections.abc import Mapping
 
+import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
@@ -31,6 +34,7 @@ from tfaccel.config import (
     Config,
     ExportConfig,
     RuntimeConfig,
+    check_is_config,
     default_config,
     parse,
 )
@@ -71,15 +75,18 @@ def main(arguments: list[str]) -> int:
     if command in HELP and HELP_FLAGS & set(rest):
         print(HELP[command], end="")
         return 0
+    if command not in ("doctor", "launch"):  # which start others, in an environment of their own
+        # TensorFlow reads this when it is imported, and then says less at its start.
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     return COMMANDS[command](rest)
 
 
 def train(arguments: list[str]) -> int:
     """Trains what the flags say and prints the result as one JSON line."""
     if HELP_FLAGS & set(arguments):
-        print(_train_help([each for each in arguments if each.startswith("--config=")]), end="")
+        print(_train_help([each for each in arguments if each not in HELP_FLAGS]), end="")
         return 0
-    values, name = _parse_config_flags("train", arguments, paths=("workdir",), trains=True)
+    values, file = _parse_config_flags("train", arguments, paths=("workdir",), trains=True)
     config, workdir = parse(values.config), values.workdir
     if values.resume == "required" and not workdir:
         raise UserError("--resume=required without --workdir; say which run to go on with")
@@ -92,11 +99,10 @@ def train(arguments: list[str]) -> int:
             "same, which they share"
         )
     time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    name = pathlib.Path(file.partition(":")[0]).stem
     workdir = check_usable(pathlib.Path(workdir or f"runs/{name}-{time}"), resume=values.resume)
     if dry:
         return _train_dry(config, workdir, cluster)
-    # TensorFlow reads this when it is imported, and then says less at its start.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from tfaccel import train as train_room
 
     result = train_room.run(
@@ -111,7 +117,6 @@ def train(arguments: list[str]) -> int:
 
 
 def _train_dry(config: Config, workdir: pathlib.Path, cluster: Cluster) -> int:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from tfaccel.dry_run import dry_run
 
     # In one piece: other workers may write to the same terminal.
@@ -124,7 +129,10 @@ def audit(arguments: list[str]) -> int:
     values, _ = _parse_config_flags("audit", arguments, paths=("report", "contact-sheet"))
     config = parse(values.config)
     report, sheet = (_new_file(name, values[name].value) for name in ("report", "contact-sheet"))
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    if sheet and sheet.suffix.lower() != ".png":
+        raise UserError(f"contact-sheet {sheet} becomes a PNG; give a file that ends in .png")
+    if sheet and sheet == report:
+        raise UserError(f"report and contact-sheet are both {sheet}; give two files")
     from tfaccel.audit.run import run
 
     return 0 if run(config, report=report, sheet=sheet) else 1
@@ -182,9 +190,12 @@ def selftest(arguments: list[str]) -> int:
         raise UserError("--precision names none; give at least one, e.g. --precision=float32")
     precisions = tuple(RuntimeConfig(precision=each).precision for each in values.precision)
     output = _new_file("output", values.output)
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from tfaccel import selftest as selftest_room
 
+    for each in precisions:
+        if each not in selftest_room.SMALL:
+            known = ", ".join(selftest_room.SMALL)
+            raise UserError(f"precision={each!r} has no limits to test by; give some of {known}")
     xla = {"both": (False, True), "on": (True,), "off": (False,)}[values.xla]
     return selftest_room.report(config, precisions=precisions, xla=xla, output=output)
 
@@ -212,7 +223,6 @@ def autobatch(arguments: list[str]) -> int:
     """
     values, _ = _parse_config_flags("autobatch", arguments, paths=(), switches=("keep-batch",))
     config = parse(values.config)
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from tfaccel import auto_batch
 
     if values["keep-batch"].value:
@@ -235,6 +245,8 @@ def doctor(arguments: list[str]) -> int:
     flags.DEFINE_bool("json", False, "Print one JSON object.", flag_values=values)
     flags.DEFINE_string("data", None, "A folder to time the reading of.", flag_values=values)
     _parse_own_flags("doctor", values, arguments)
+    if values.data == "":
+        raise UserError("--data= names no folder; give one, or leave the flag out")
     from tfaccel import doctor as doctor_room
 
     if not values.quick:
@@ -255,7 +267,6 @@ def lint(arguments: list[str]) -> int:
     values, _ = _parse_config_flags("lint", arguments, paths=("script",), switches=switches)
     config = parse(values.config)
     script = pathlib.Path(values.script).expanduser() if values.script else None
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from tfaccel.linter.run import run
 
     table = run(config, script=script)
@@ -300,7 +311,6 @@ def export(arguments: list[str]) -> int:
         xla=values.xla,
         onnx=values.onnx,
     )
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from tfaccel.export.from_workdir import export_run
 
     out = pathlib.Path(values.out) if values.out else workdir / "export"
@@ -320,7 +330,6 @@ def predict(arguments: list[str]) -> int:
     if not values.model or not paths:
         missing = "files" if values.model else "model"
         raise UserError(f"no {missing}; e.g. `tfaccel predict --model=runs/a/export cat.jpg`")
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from tfaccel.predict import Predictor
 
     predictor, failed = Predictor(pathlib.Path(values.model)), False
@@ -335,20 +344,19 @@ def predict(arguments: list[str]) -> int:
 
 def profile(arguments: list[str]) -> int:
     """Measures what bounds the config that is named, and searches for settings if asked to."""
-    values, _ = _parse_config_flags(
+    values, file = _parse_config_flags(
         "profile",
         arguments,
         paths=("trace", "out"),
         switches=("search", "json"),
-        numbers={"seconds": 5.0, "minutes": 10.0, "memory-mib": None},
+        numbers={"seconds": 5.0, "minutes": None, "memory-mib": None},
     )
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from tfaccel.profiling import command
 
     return command.report(
         parse(values.config),
         command.Options(
-            config_file=config_flags.get_config_filename(values["config"]),
+            config_file=file,
             trace=values.trace,
             search=values.search,
             json=values.json,
@@ -362,18 +370,16 @@ def profile(arguments: list[str]) -> int:
 
 def compare(arguments: list[str]) -> int:
     """Measures the config in every way that this machine has, and returns 1 if none of them ran."""
-    values, _ = _parse_config_flags(
+    values, file = _parse_config_flags(
         "compare",
         arguments,
         paths=("out",),
         switches=("grid", "json"),
         numbers={"steps": 50, "repeats": 5, "minutes": 60},
     )
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from tfaccel.comparison import run
 
-    overrides = [each for each in arguments if re.match(r"--?(no)?config\.", each)]
-    file = config_flags.get_config_filename(values["config"])
+    overrides = config_flags.get_override_values(values["config"]).items()
     with exiting_on_sigterm():
         comparison = run.compare(
             parse(values.config),
@@ -382,7 +388,10 @@ def compare(arguments: list[str]) -> int:
             minutes=values.minutes,
             grid=values.grid,
             out=values.out,
-            command=shlex.join(["tfaccel", "train", f"--config={file}", *overrides]),
+            command=shlex.join(
+                ["tfaccel", "train", f"--config={file}"]
+                + [f"--config.{name}={value}" for name, value in overrides]
+            ),
             name=file,
         )
     show(json.dumps(comparison.as_dict(), indent=1) if values.json else comparison)
@@ -401,12 +410,20 @@ def launch(arguments: list[str]) -> int:
     from tfaccel import launch as launch_room
     from tfaccel.launch import options
 
-    # What follows the command is the command's own affair.
-    own = list(itertools.takewhile(lambda each: each.startswith("-"), arguments))
+    own, command = _before_command(arguments, options.make_flags())
     if HELP_FLAGS & set(own):
         print(help_texts.of_launch(), end="")
         return 0
-    return launch_room.launch(*options.parse(arguments, os.environ))
+    return launch_room.launch(*options.parse([*own, *command], os.environ))
+
+
+def _before_command(arguments: list[str], values: flags.FlagValues) -> tuple[list[str], list[str]]:
+    """Returns a launcher's flags, spelled as they are defined, and the command as it was given."""
+    spelled = _spelled(arguments, values)
+    # Of these absl leaves unknown flags, as --help, and all from the first word that is no flag.
+    left = _parsed("launch", values, spelled, known_only=True)
+    num_own = len(arguments) - len([*itertools.dropwhile(lambda each: each[:1] == "-", left)])
+    return spelled[:num_own], arguments[num_own:]
 
 
 COMMANDS = {
@@ -445,13 +462,35 @@ def _parse_own_flags(
     Raises:
       UserError: a flag is not one of them, or not what it may be.
     """
-    try:
-        paths = values([f"tfaccel {command}", *_spelled(arguments, values)])[1:]
-    except flags.Error as error:
-        raise UserError(str(error)) from error
+    paths = _parsed(command, values, _spelled(arguments, values))
     if paths and not takes_paths:
         raise UserError(f"'{paths[0]}' is no flag of {command}; see `tfaccel {command} --help`")
     return paths
+
+
+# How absl passes on what Python says of a flag's value, and what it should say.
+EXPECTED = {
+    r"invalid literal for int\(\).*": "expected a whole number",
+    r"could not convert string to float.*": "expected a number",
+    r"\('Non-boolean argument to boolean flag.*": "expected true or false",
+}
+
+
+def _parsed(
+    command: str, values: flags.FlagValues, arguments: list[str], *, known_only: bool = False
+) -> list[str]:
+    """Sets flags and returns what is left of the arguments.
+
+    Raises:
+      UserError: a flag is unknown, unless `known_only`, or not what it may be.
+    """
+    try:
+        return values([f"tfaccel {command}", *arguments], known_only=known_only)[1:]
+    except flags.Error as error:
+        sentence = str(error)
+        for said, expected in EXPECTED.items():
+            sentence = re.sub(said, expected, sentence)
+        raise UserError(sentence) from error
 
 
 def _parse_config_flags(
@@ -463,7 +502,7 @@ def _parse_config_flags(
     numbers: Mapping[str, float | None] = types.MappingProxyType({}),
     trains: bool = False,
 ):
-    """Returns the flags, `config` with its overrides among them, and the config file's name.
+    """Returns the flags, `config` with its overrides among them, and what --config names.
 
     Args:
       command: whose flags these are.
@@ -474,8 +513,6 @@ def _parse_config_flags(
       trains: whether the command has the flags of training: resuming and workers.
     """
     values = flags.FlagValues()
-    argv = [f"tfaccel {command}", *arguments]
-    config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=argv, lock_config=True)
     for path in paths:
         flags.DEFINE_string(path, None, "A new one.", flag_values=values)
     for switch in switches:
@@ -488,26 +525,31 @@ def _parse_config_flags(
         flags.DEFINE_bool("dry-run", False, "Two steps alone.", flag_values=values)
         flags.DEFINE_list("workers", None, "host:port of each.", flag_values=values)
         flags.DEFINE_integer("worker-index", None, "This one's.", flag_values=values)
-    # What config_flags would answer with a traceback is looked at first.
-    file = _config_file(command, arguments)
-    _check_overrides(arguments)
+    given, others = _config_apart(arguments)
+    file = _one_file(command, given, others)
+    _check_overrides(others)
+    # Loaded here, so that its errors are told from those of the flags.
+    _define_config(file, _load(file), values, others)
+    unparsed = _parsed(command, values, _spelled(others, values))
+    if unparsed:
+        raise UserError(f"'{unparsed[0]}' is no flag; expected --config.SECTION.FIELD=VALUE")
+    return values, file
+
+
+def _define_config(
+    file: str, config: ml_collections.ConfigDict, values: flags.FlagValues, arguments: list[str]
+) -> None:
+    """Makes flags of the config's fields that the command line changes."""
+    argv = ["tfaccel", *arguments]
     try:
-        unparsed = values([argv[0], *_spelled(arguments, values)])[1:]
+        config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=argv)
     except (AttributeError, KeyError) as error:
         raise UserError(
             f"config file {file} lacks a field that the command line changes ({error}); let it "
             "start from tfaccel.config.default_config()"
         ) from error
-    except flags.IllegalFlagValueError as error:
-        # Where the file itself fails, absl's message is its whole traceback.
-        raise UserError(f"{file}: {str(error).strip().splitlines()[-1]}") from error
     except flags.Error as error:
         raise UserError(str(error)) from error
-    except Exception as error:  # whatever else the user's file raises
-        raise UserError(f"{file}: {type(error).__name__}: {error}") from error
-    if unparsed:
-        raise UserError(f"'{unparsed[0]}' is no flag; expected --config.SECTION.FIELD=VALUE")
-    return values, file.stem
 
 
 def _spelled(arguments: list[str], values: flags.FlagValues) -> list[str]:
@@ -522,22 +564,61 @@ def _spelled(arguments: list[str], values: flags.FlagValues) -> list[str]:
     return [spelled(each) for each in arguments]
 
 
-def _config_file(command: str, arguments: list[str]) -> pathlib.Path:
-    """Returns the file that --config names, without the argument after its colon."""
-    given = [
-        flag.partition("=")[2] if "=" in flag else following
-        for flag, following in itertools.pairwise([*arguments, ""])
-        if re.fullmatch(r"--?config(=.*)?", flag)
-    ]
-    if not given or not given[-1]:
-        files = [each for each in arguments if ".py" in each and not each.startswith("-")]
+def _config_apart(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Returns what each --config names, and the other arguments."""
+    given, others, words = [], [], iter(arguments)
+    for word in words:
+        if re.fullmatch(r"--?config(=.*)?", word, flags=re.DOTALL):
+            given.append(word.partition("=")[2] if "=" in word else next(words, ""))
+        else:
+            others.append(word)
+    return given, others
+
+
+def _one_file(command: str, given: list[str], others: list[str]) -> str:
+    """Returns the one that --config names: a file, perhaps with an argument after a colon."""
+    if not any(given):
+        files = [each for each in others if ".py" in each and not each.startswith("-")]
         meant = next(iter(files), "configs/digits.py")
         raise UserError(f"no config; give one, e.g. `tfaccel {command} --config={meant}`")
-    file = pathlib.Path(given[-1].partition(":")[0])
+    if len(given) > 1:
+        raise UserError(f"--config names {' and '.join(given)}; expected one config file")
+    file = pathlib.Path(given[0].partition(":")[0])
     if not file.is_file():
-        there = [str(each) for each in file.parent.glob("*.py")]
-        raise UserError(f"config file {file} does not exist{did_you_mean(str(file), there)}")
-    return file
+        folder = file if file.is_dir() else file.parent
+        there = [str(each) for each in folder.glob("*.py")]
+        wrong = "is a folder" if file.is_dir() else "does not exist"
+        raise UserError(f"config file {file} {wrong}{did_you_mean(str(file), there)}")
+    return given[0]
+
+
+def _load(given: str) -> ml_collections.ConfigDict:
+    """Returns what the file's get_config() does, of what stands after the colon.
+
+    Raises:
+      UserError: the file fails, or has no get_config().
+    """
+    file, colon, size = given.partition(":")
+    try:
+        get_config = getattr(_imported(file), "get_config", None)
+        if get_config is None:
+            raise UserError("it has no get_config(); let it return default_config(), changed")
+        config = get_config(*([size] if colon else []))
+        check_is_config(config)
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from error
+    except Exception as error:  # whatever else the user's file raises
+        raise UserError(f"{file}: {type(error).__name__}: {error}") from error
+    return config
+
+
+def _imported(file: str) -> types.ModuleType:
+    """Returns the file as a module, whatever its name ends in."""
+    loader = importlib.machinery.SourceFileLoader("config_file", file)
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+    sys.modules[loader.name] = module  # where dataclasses look for theirs
+    loader.exec_module(module)
+    return module
 
 
 def _check_overrides(arguments: list[str]) -> None:
@@ -551,9 +632,11 @@ def _check_overrides(arguments: list[str]) -> None:
             raise UserError(f"config has no field '{name}'{did_you_mean(name, names)}")
 
 
-def _train_help(config_flag: list[str]) -> str:
-    """Returns the help, with the values of the config file that is given, if one is."""
-    if not config_flag:
+def _train_help(arguments: list[str]) -> str:
+    """Returns the help, with the values of the config file and flags that are given, if one is."""
+    if not _config_apart(arguments)[0]:
         return help_texts.of_train(default_config(), "it is by default")
-    values = _parse_config_flags("train", config_flag, paths=())[0].config
-    return help_texts.of_train(values, config_flag[0].partition("=")[2] + " says")
+    values, file = _parse_config_flags("train", arguments, paths=("workdir",), trains=True)
+    changed = config_flags.get_override_values(values["config"])
+    source = f"{file} and the other flags say" if changed else f"{file} says"
+    return help_texts.of_train(values.config, source)

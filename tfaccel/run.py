@@ -164,9 +164,9 @@ class Run:
     ) -> Loader:
         """Returns a loader over images, ready for `fit`, `evaluate`, `predict`.
 
-        A batch is (image, label, weight): image [rows, height, width, channels] float16 where the
-        model computes in it, else float32; label [rows] int64; weight [rows] float32, 0 for
-        padding. Of paired images it is (input, target, weight).
+        A batch is (image, label, weight), or (image, label) where nothing is padded: image [rows,
+        height, width, channels] float16 where the model computes in it, else float32; label [rows]
+        int64; weight [rows] float32, 0 for padding. Of paired images it has (input, target).
 
         Args:
           source: from `tfaccel.sources`: class_folders, image_list, tfrecord, webdataset, arrays,
@@ -305,7 +305,10 @@ class Run:
 
     def _whole_batch(self, global_batch_size: int | None, batch_per_replica: int | None) -> int:
         check_batch(global_batch_size, batch_per_replica)
-        return global_batch_size or batch_per_replica * self.strategy.num_replicas_in_sync
+        batch = ImageConfig(
+            global_batch_size=global_batch_size, batch_per_replica=batch_per_replica
+        )
+        return batch.whole_batch(self.strategy.num_replicas_in_sync)
 
     def _loader(self, data, num_threads: int) -> Loader:
         plan = data.plan

@@ -246,7 +246,7 @@ def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return None  # CUDA's libraries are not Python packages everywhere
+        return None  # CUDA's libraries are not Python packages everywhere, and DALI may be left out
 
 
 def _on(flag: bool) -> str:
@@ -366,7 +366,7 @@ def describe_environment() -> dict:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "tfaccel": tfaccel.__version__,
-        "packages": {name: importlib.metadata.version(name) for name in packages},
+        "packages": {name: _version(name) for name in packages},
         "cpu_cores": len(os.sched_getaffinity(0)),
         "memory_mib": psutil.virtual_memory().total >> 20,
         "gpus": describe_gpus(),

@@ -144,6 +144,10 @@ def prepare(this_run: Run, config: Config) -> tuple[Loader, Loader, keras.Model]
     Raises:
       UserError: the data cannot be used, or do not suit the model or the recipe.
     """
+    # ----- Names: those that are wrong are told before all images are decoded.
+    models.find(config.model.name)
+    recipe.optimizer.find(config.train.optimizer)
+
     # ----- Data: one stream of batches for each replica, on its device. Only training is shuffled.
     train = open_loader(this_run, config, "train")
     test = open_loader(this_run, config, "test", class_names=train.class_names)

@@ -18,31 +18,31 @@ a row failed (the others went on), 2 a mistake in the call, 130 or 143 interrupt
 """
 
 import argparse
+import ast
 import dataclasses
 import datetime
 import json
 import pathlib
+import re
 import shlex
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 
 from bench_arms.arm_process import ArmError, ArmProcess
+from bench_arms.call import NO_TORCH, UsageError, exit_code, whole
 from bench_arms.machine import TOOLS, environment_of, gpu_names, hardware, has_torch
 from bench_arms.measure import measure_row
 from bench_arms.rows import TARGET, Row, make_rows
 from bench_arms.speed_table import speed_table
 
-from tfaccel.signals import exiting_on_sigterm
+from tfaccel.errors import did_you_mean
 
 ARMS, RESULTS = TOOLS / "bench_arms", TOOLS / "results"
 LIMIT_S = 1200  # for an arm to be set up (max-autotune takes 8 minutes), and for a stretch
+OF_DRIVER = {"program", "gpus", "processes", "environment"}  # settings that no arm reads
 WORK = ("steps", "drop", "batch", "image_size", "model")  # of every arm
 FOLDERS = {"jpegs": ".", "mnist": "training"}  # of those that need them, and what is in them
-
-
-class UsageError(Exception):
-    """A mistake in the call."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,14 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.table:
         print(speed_table(make_rows(batch=options.batch), options.output or RESULTS))
         return 0
-    try:
-        with exiting_on_sigterm():
-            return measure(options, arguments)
-    except UsageError as error:
-        print(f"bench: error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    return exit_code("bench", lambda: measure(options, arguments))
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -69,20 +62,44 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--rows", type=lambda text: text.split(","), help="e.g. S1,E; default: all")
-    add("--gpus", type=int, help="of this machine; default: all")
+    add("--gpus", type=whole(0), help="of this machine; default: all")
     add("--jpegs", type=pathlib.Path, help="a folder of JPEG files, at any depth")
     add("--mnist", type=pathlib.Path, help="a folder as write_mnist_png.py makes it")
     add("--output", type=pathlib.Path, help="a folder for a JSON file per row; default: none")
     add("--torch-python", default=sys.executable, help="the interpreter that has torch")
-    add("--ours", type=json.loads, default={}, help="JSON, merged into our arms' settings")
-    add("--repeats", type=int, default=3, help="stretches of each arm")
-    add("--steps", type=int, default=300, help="of a stretch that are timed")
-    add("--drop", type=int, default=50, help="of a stretch that are not; and of an epoch")
-    add("--batch", type=int, default=256, help="images of a step on each GPU; of MNIST 10 times")
-    add("--image-size", type=int, default=224, help="height and width; not of MNIST")
+    add("--ours", type=settings_of_ours, default={}, help="JSON, merged into our arms' settings")
+    add("--repeats", type=whole(1), default=3, help="stretches of each arm")
+    add("--steps", type=whole(1), default=300, help="of a stretch that are timed")
+    add("--drop", type=whole(1), default=50, help="of a stretch that are not; and of an epoch")
+    add(
+        "--batch",
+        type=whole(1),
+        default=256,
+        help="images of a step on each GPU; of MNIST 10 times",
+    )
+    add("--image-size", type=whole(1), default=224, help="height and width; not of MNIST")
     add("--model", default="resnet50", help="of keras.applications; not of MNIST")
     add("--table", action="store_true", help="print the table of --output, and measure nothing")
     return parser.parse_args(arguments)
+
+
+def settings_of_ours(text: str) -> dict:
+    """Returns the JSON object of --ours, of settings that the arm has."""
+    given = json.loads(text)
+    if not isinstance(given, dict):
+        raise argparse.ArgumentTypeError(f"{text!r}; expected a JSON object of settings")
+    known = listed_settings("ours.py") | OF_DRIVER
+    for name in given:
+        if name not in known:
+            raise argparse.ArgumentTypeError(f"there is no '{name}'{did_you_mean(name, known)}")
+    return given
+
+
+def listed_settings(program: str) -> set[str]:
+    """Returns the names of the settings that an arm's program lists in its docstring."""
+    docstring = ast.get_docstring(ast.parse((ARMS / program).read_text()))
+    lines = re.findall(r"^    ((?:\w+, )*\w+)(?: |$)", docstring, re.M)
+    return {name for line in lines for name in line.split(", ")}
 
 
 def measure(options: argparse.Namespace, arguments: Sequence[str]) -> int:
@@ -93,7 +110,7 @@ def measure(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         raise UsageError(f"--gpus={num_gpus}, but {len(gpus)} are here; ask for no more")
     ratios, failed = {}, False
     for row in chosen(options.rows, make_rows(batch=options.batch)):
-        facts = facts_of(row, options, hardware=hardware(gpus[:num_gpus], num_used=row.gpus))
+        facts = facts_of(row, hardware=hardware(gpus[:num_gpus], num_used=row.gpus))
         facts["command"] = shlex.join(["python", "tools/bench.py", *arguments])
         label = f"{row.name} on {facts['hardware']}"
         reason = lacking(row, options, num_gpus)
@@ -116,7 +133,7 @@ def measure(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     return 1 if failed else 0
 
 
-def facts_of(row: Row, options: argparse.Namespace, *, hardware: str) -> dict:
+def facts_of(row: Row, *, hardware: str) -> dict:
     """Returns what is known of a row before it is run, for its file."""
     return {
         "row": row.name,
@@ -188,7 +205,7 @@ def lacking(row: Row, options: argparse.Namespace, num_gpus: int) -> str | None:
             within = "" if FOLDERS[name] == "." else f" with {FOLDERS[name]} in it"
             return f"--{name}={getattr(options, name)} is no folder{within}"
     if "torch" in row.needs and not has_torch(options.torch_python):
-        return f"{options.torch_python} has no torch and torchvision; say --torch-python"
+        return NO_TORCH.format(options.torch_python)
     return None
 
 

@@ -3,85 +3,141 @@
     uv run --extra gpu python tools/bench_checkpoints.py --output=tools/results/checkpoints.json
 
 The images are random and lie in the GPU's memory, so that nothing but the step and the checkpoints
-takes time. The last line is JSON.
+takes time. What is timed is all of `fit`: the last checkpoint, and the wait until all are on the
+disk, too. The last line is JSON. Exit codes: 0 done, 2 a mistake in the call.
 """
 
+import argparse
 import datetime
 import json
+import math
 import pathlib
+import shlex
 import statistics
 import sys
 import tempfile
+import time
+from collections.abc import Callable, Sequence
 
-from absl import flags
+from bench_arms.call import whole
 
-OUTPUT = flags.DEFINE_string("output", None, "A new JSON file; none by default.")
-MODEL = flags.DEFINE_string("model", "resnet50", "Of keras.applications, or tfaccel's own.")
-SIZE = flags.DEFINE_integer("image_size", 224, "Pixels, height and width.")
-BATCH = flags.DEFINE_integer("batch", 256, "Global batch.")
-PRECISION = flags.DEFINE_string("precision", "mixed_float16", "Keras dtype policy.")
-STEPS = flags.DEFINE_integer("steps", 200, "Of each stretch.")
-EVERY = flags.DEFINE_integer("every", 100, "Steps between checkpoints.")
-ROUNDS = flags.DEFINE_integer("rounds", 3, "Stretches with, and as many without.")
-DIR = flags.DEFINE_string("dir", None, "For the checkpoints; a temporary folder by default.")
+# Of an epoch: it divides no usual --every, so that checkpoints fall between two steps of an epoch.
+NUM_BATCHES = 7
 
 
-def main():
-    """Measures, and prints what came of it."""
-    import keras
-    import numpy as np
-
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures, prints what came of it, and returns the exit code."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    options = parse(arguments)
     import tfaccel
-    from tfaccel import models, runtime, sources
-    from tfaccel.callbacks.throughput import Throughput
+    from tfaccel import runtime
+    from tfaccel.checkpoint import state
 
-    run = tfaccel.setup(precision=PRECISION.value)
-    size = (SIZE.value, SIZE.value)
-    random = np.random.default_rng(0)
-    images = random.integers(0, 256, (4 * BATCH.value, *size, 3), dtype=np.uint8)
-    labels = random.integers(0, 100, len(images))
-    train = run.loader(
-        sources.arrays(images, labels),
-        image_size=size,
-        global_batch_size=BATCH.value,
-        loader="memory",
-        shuffle=True,
-    )
-    with run.scope():
-        model = models.build(MODEL.value, image_shape=(*size, 3), num_outputs=100)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    run.compile(model, keras.optimizers.SGD(1e-3, momentum=0.9), loss)
-    throughput = Throughput(train)
+    run = tfaccel.setup(precision=options.precision)
+    train = make_loader(run, options)
+    model = make_model(run, options)
+    epochs = math.ceil(options.steps / NUM_BATCHES)
 
     def stretch(callbacks):
-        epochs = STEPS.value // len(train)
-        model.fit(train, epochs=epochs, callbacks=[throughput, *callbacks], verbose=0)
-        return throughput.images_per_second
+        train.start_at(epoch=0)
+        began = time.perf_counter()
+        model.fit(train, epochs=epochs, callbacks=callbacks, verbose=0)
+        return epochs * train.num_examples / (time.perf_counter() - began)
 
-    rates = {"without": [], "with": []}
-    stretch([])  # compiles, and warms up
-    with tempfile.TemporaryDirectory(dir=DIR.value) as folder:
-        for number in range(ROUNDS.value):
-            rates["without"].append(stretch([]))
-            config = tfaccel.CheckpointConfig(every_steps=EVERY.value, every_epochs=10**6)
-            path = pathlib.Path(folder) / str(number)
-            train.start_at(epoch=0)
-            rates["with"].append(stretch([run.checkpoints(path, config, monitor="loss")]))
+    config = tfaccel.CheckpointConfig(every_steps=options.every, every_epochs=10**6)
+    rates = measure(
+        stretch, lambda folder: run.checkpoints(folder, config, monitor="loss"), options
+    )
     medians = {name: statistics.median(values) for name, values in rates.items()}
     result = {
-        "command": " ".join(["python", "tools/bench_checkpoints.py", *sys.argv[1:]]),
+        "command": shlex.join(["python", "tools/bench_checkpoints.py", *arguments]),
         "date": datetime.date.today().isoformat(),
         "environment": runtime.describe_environment(),
-        "state_mib": round(sum(each.value.numpy().nbytes for each in model.variables) / 2**20),
+        "state_mib": round(state.num_bytes(model) / 2**20),  # the optimizer's, too
         "images_per_second": rates,
         "with / without": medians["with"] / medians["without"],
     }
-    if OUTPUT.value:
-        pathlib.Path(OUTPUT.value).write_text(json.dumps(result, indent=2) + "\n")
+    if options.output:
+        options.output.write_text(json.dumps(result, indent=2) + "\n")
     print(json.dumps(result))
+    return 0
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Returns the options."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--output", type=new_file, help="a new JSON file; default: none")
+    add("--model", default="resnet50", help="of keras.applications, or tfaccel's own")
+    add("--image-size", type=whole(1), default=224, help="height and width")
+    add("--batch", type=whole(1), default=256, help="of all GPUs")
+    add("--precision", default="mixed_float16", help="Keras dtype policy")
+    add("--steps", type=whole(1), default=200, help="of each stretch, rounded up to epochs")
+    add("--every", type=whole(1), default=100, help="steps between checkpoints")
+    add("--rounds", type=whole(1), default=3, help="stretches with, and as many without")
+    add("--dir", help="for the checkpoints; default: a temporary folder")
+    return parser.parse_args(arguments)
+
+
+def new_file(text: str) -> pathlib.Path:
+    """Returns the path of a file that is not there, in a folder that is."""
+    path = pathlib.Path(text)
+    if path.exists() or not path.absolute().parent.is_dir():
+        wrong = "exists" if path.exists() else "is in no folder"
+        raise argparse.ArgumentTypeError(f"{path} {wrong}; give a new file in a folder that exists")
+    return path
+
+
+def make_loader(run, options: argparse.Namespace):
+    """Returns the loader of random images."""
+    import numpy as np
+    from bench_arms.timed_fit import random_images
+
+    from tfaccel import sources
+
+    images = random_images(NUM_BATCHES * options.batch, options.image_size)
+    labels = np.random.default_rng(0).integers(0, 100, len(images))
+    return run.loader(
+        sources.arrays(images, labels),
+        image_size=images.shape[1:3],
+        global_batch_size=options.batch,
+        loader="memory",
+        shuffle=True,
+    )
+
+
+def make_model(run, options: argparse.Namespace):
+    """Returns the model, compiled."""
+    import keras
+
+    from tfaccel import models
+
+    shape = (options.image_size, options.image_size, 3)
+    with run.scope():
+        model = models.build(options.model, image_shape=shape, num_outputs=100)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    run.compile(model, keras.optimizers.SGD(1e-3, momentum=0.9), loss)
+    return model
+
+
+def measure(
+    stretch: Callable, make_callback: Callable, options: argparse.Namespace
+) -> dict[str, list[float]]:
+    """Returns the images per second of each stretch, with checkpoints and without.
+
+    They take turns at being first, so that a machine that slows down slows both.
+    """
+    rates = {"without": [], "with": []}
+    stretch([])  # compiles, and warms up
+    with tempfile.TemporaryDirectory(dir=options.dir) as folder:
+        for number in range(options.rounds):
+            for name in sorted(rates, reverse=number % 2 == 0):
+                saves = [make_callback(pathlib.Path(folder) / str(number))]
+                rates[name].append(stretch(saves if name == "with" else []))
+    return rates
 
 
 if __name__ == "__main__":
-    # Not by absl's `app.run`, after which TensorFlow looks for GPUs as it is imported: too early.
-    flags.FLAGS(sys.argv)
-    main()
+    sys.exit(main())

@@ -41,9 +41,9 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 
+from bench_arms.arm_process import ArmError
+from bench_arms.call import NO_TORCH, UsageError, exit_code, whole
 from bench_arms.machine import TOOLS, environment_of, gpu_names, hardware, has_torch
-
-from tfaccel.signals import exiting_on_sigterm
 
 GOAL, TARGET = 1.5, 0.94
 LOG_LINES = 30
@@ -64,14 +64,6 @@ FACTS = {
 }
 
 
-class UsageError(Exception):
-    """A mistake in the call."""
-
-
-class ArmError(Exception):
-    """An arm failed."""
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, and returns the exit code."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
@@ -82,19 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "date": datetime.date.today().isoformat(),
         "command": shlex.join(["python", "tools/bench_cifar.py", *arguments]),
     }
-    try:
-        check(options)
-        with exiting_on_sigterm():
-            measure(options, facts, num_gpus=len(gpus))
-    except UsageError as error:
-        print(f"bench_cifar: error: {error}", file=sys.stderr)
-        return 2
-    except ArmError as error:
-        print(f"bench_cifar: error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return exit_code("bench_cifar", lambda: measure(options, facts, num_gpus=len(gpus)))
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -104,15 +84,23 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--root", type=pathlib.Path, required=True, help="of train/<class>/*.jpg and test/")
-    add("--epochs", type=int, default=130, help="of both sides")
-    add("--repeats", type=int, default=3, help="runs of each arm")
+    add("--epochs", type=whole(1), default=130, help="of both sides")
+    add("--repeats", type=whole(1), default=3, help="runs of each arm")
     add("--rivals", type=lambda text: text.split(","), default=[*RIVALS], help=f"of {[*RIVALS]}")
-    add("--ours", type=json.loads, default=[], help="JSON, a list of flags of tfaccel train")
+    add("--ours", type=list_of_flags, default=[], help="JSON, a list of flags of tfaccel train")
     add("--rival", action="append", default=[], help="a flag more for torch_cifar.py")
     add("--torch-python", default=sys.executable, help="the interpreter that has torch")
     add("--output", type=pathlib.Path, help="a folder for the JSON file; default: none")
     add("--add", action="store_true", help="keep the runs that the JSON file holds")
     return parser.parse_args(arguments)
+
+
+def list_of_flags(text: str) -> list[str]:
+    """Returns the JSON list of --ours."""
+    given = json.loads(text)
+    if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
+        raise argparse.ArgumentTypeError(f"{text!r}; expected a JSON list of flags")
+    return given
 
 
 def check(options: argparse.Namespace) -> None:
@@ -125,13 +113,14 @@ def check(options: argparse.Namespace) -> None:
             known = ", ".join(RIVALS)
             raise UsageError(f"--rivals={name}: there is no such setting; give of {known}")
     if not has_torch(options.torch_python):
-        raise UsageError(f"{options.torch_python} has no torch and torchvision; say --torch-python")
+        raise UsageError(NO_TORCH.format(options.torch_python))
     if options.add and options.output is None:
         raise UsageError("--add without --output; say the folder of the file to add to")
 
 
-def measure(options: argparse.Namespace, facts: dict, *, num_gpus: int) -> None:
-    """Runs all arms in turn, and writes and prints what came of them after each."""
+def measure(options: argparse.Namespace, facts: dict, *, num_gpus: int) -> int:
+    """Runs all arms in turn, writes and prints what came of them after each, and returns 0."""
+    check(options)
     path = options.output and options.output / f"speed-T2-{facts['hardware']}.json"
     arms = arms_of(options)
     runs = kept_runs(path, arms) if options.add else {}
@@ -146,6 +135,7 @@ def measure(options: argparse.Namespace, facts: dict, *, num_gpus: int) -> None:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(json.dumps(result, indent=2) + "\n")
     print(json.dumps({name: result[name] for name in ("ratio", "ratio with compilation")}))
+    return 0
 
 
 def arms_of(options: argparse.Namespace) -> dict[str, list[str]]:

@@ -36,6 +36,7 @@ if __name__ == "__main__":  # before TensorFlow starts
 import numpy as np
 import PIL.Image
 import tensorflow as tf
+from bench_arms.machine import JPEG_SUFFIXES, files_below
 
 from tfaccel.config import AugmentConfig, DaliConfig, ImageConfig
 from tfaccel.data.choose import choose_loader
@@ -75,7 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             jpegs = flags.jpegs or make_images(scratch / "jpegs", "jpg", 200, (375, 500, 3))
             pngs = flags.pngs or make_images(scratch / "pngs", "png", 2000, (28, 28))
-            jpegs, pngs = files_below(jpegs, (".jpg", ".jpeg")), files_below(pngs, (".png",))
+            jpegs, pngs = files_below(jpegs, JPEG_SUFFIXES), files_below(pngs, (".png",))
         except ValueError as error:
             print(f"bench_loaders: error: {error}", file=sys.stderr)
             return 2
@@ -373,19 +374,6 @@ def print_table(name: str, table: dict[str, list[float]]) -> None:
         median = statistics.median(runs)
         listed = " ".join(f"{each:,.0f}" for each in runs)
         print(f"{arm:12} {median:12,.0f} {median / base:7.2f}   {listed}")
-
-
-def files_below(folder: pathlib.Path, suffixes: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the files of these suffixes, at any depth, sorted.
-
-    Raises:
-      ValueError: there are none.
-    """
-    found = (each for each in folder.rglob("*") if each.suffix.lower() in suffixes)
-    files = tuple(sorted(str(each.absolute()) for each in found))
-    if not files:
-        raise ValueError(f"{folder} has no files named {' or '.join(suffixes)} at any depth")
-    return files
 
 
 def make_images(

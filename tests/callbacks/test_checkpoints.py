@@ -12,6 +12,7 @@ from tfaccel.callbacks import checkpoints
 from tfaccel.checkpoint import folder as folder_lib
 from tfaccel.checkpoint.store import CheckpointError
 from tfaccel.config import CheckpointConfig
+from tfaccel.errors import UserError
 
 STEPS = 10  # of an epoch
 FIRST_THAT_FAILS = 4
@@ -82,6 +83,28 @@ def test_p7_nothing_is_saved_once_the_workers_cannot_answer_each_other(
     assert isinstance(error, tf.errors.UnavailableError)
     assert seen == [1, 2]
     assert [each.name for each in tmp_path.glob("step-*")] == ["step-00000001"]
+
+
+@pytest.mark.parametrize("is_tested", [True, False])
+def test_to_stop_early_by_what_is_no_log_is_an_error_once_all_logs_are_there(
+    setup, tmp_path, is_tested
+):
+    run = setup(xla=False)
+    rows = [(np.ones(3, np.float32), np.ones(1, np.float32))] * 2
+    train, test = (run.examples(rows, global_batch_size=1) for _ in range(2))
+    with run.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    run.compile(model, "sgd", "mse")
+    config = CheckpointConfig(every_epochs=10)  # long after the first epoch
+    saves = run.checkpoints(tmp_path, config, monitor="val_los")
+    stops = keras.callbacks.EarlyStopping("val_los", mode="min")
+    settings = {"epochs": 2, "callbacks": [stops, saves], "verbose": 0}
+    if not is_tested:  # in this epoch: it may be in another
+        assert len(model.fit(train, **settings).epoch) == 2
+        return
+    with pytest.raises(UserError, match=r"monitor='val_los' is none.*did you mean 'val_loss'"):
+        model.fit(train, validation_data=test, **settings)
+    assert train.position == 2
 
 
 def said(caplog):

@@ -2,6 +2,7 @@ import importlib.util
 import itertools
 import json
 import pathlib
+import sys
 import time
 
 import numpy as np
@@ -14,10 +15,14 @@ TOOLS = pathlib.Path(__file__).parents[2] / "tools"
 
 @pytest.fixture(scope="module")
 def bench_loaders():
-    spec = importlib.util.spec_from_file_location("tool", TOOLS / "bench_loaders.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    sys.path.insert(0, str(TOOLS))
+    try:
+        spec = importlib.util.spec_from_file_location("tool", TOOLS / "bench_loaders.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        yield module
+    finally:
+        sys.path.remove(str(TOOLS))
 
 
 @pytest.fixture

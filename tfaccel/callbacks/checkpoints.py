@@ -27,6 +27,7 @@ from tfaccel.checkpoint.store import CheckpointError, Snapshot, Store, check_spa
 from tfaccel.checkpoint.writer import Writer
 from tfaccel.config import CheckpointConfig, StepConfig
 from tfaccel.data.distribute import Loader
+from tfaccel.errors import UserError, did_you_mean
 from tfaccel.signals import StopSignals
 
 log = logging.getLogger("tfaccel")
@@ -150,10 +151,10 @@ class Checkpoints(keras.callbacks.Callback):
         """Saves with the epoch's score."""
         for name, value in (logs or {}).items():
             self._begun.state["history"].setdefault(name, []).append(float(value))
-        asked = self._is_asked()
+        asked, score = self._is_asked(), self._score(logs or {})
         last = epoch + 1 == self.params["epochs"] or self.model.stop_training
         if asked or last or self._is_due() or (epoch + 1) % self._config.every_epochs == 0:
-            self._save(score=self._score(logs or {}))
+            self._save(score=score)
         if asked:
             self._stop_now()
 
@@ -218,8 +219,20 @@ class Checkpoints(keras.callbacks.Callback):
         return Snapshot(arrays, json.loads(json.dumps(state)))
 
     def _score(self, logs: dict) -> float | None:
+        """Returns the monitor's value, if there is one.
+
+        Raises:
+          UserError: training is to stop early by it and, with test images measured too, there is
+            none: it never would.
+        """
         if self._monitor in logs:
             return float(logs[self._monitor])
+        is_tested = any(name.startswith("val_") for name in logs)
+        if is_tested and any(map(self._is_to_stop_by_it, self._others)):
+            raise UserError(
+                f"monitor={self._monitor!r} is none of the logs, and training is to stop early by "
+                f"it{did_you_mean(self._monitor, logs)}"
+            )
         if self._config.keep_best and not self._warned:
             self._warned = True
             log.warning(
@@ -227,3 +240,7 @@ class Checkpoints(keras.callbacks.Callback):
                 *(self._monitor, ", ".join(logs)),
             )
         return None
+
+    def _is_to_stop_by_it(self, callback) -> bool:
+        early = keras.callbacks.EarlyStopping
+        return isinstance(callback, early) and callback.monitor == self._monitor

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from tfaccel.cluster.addresses import check_addresses, neighbours
 from tfaccel.cluster.place import Claim, Cluster
 from tfaccel.errors import UserError
+from tfaccel.table_text import counted
 
 
 def claim(workers: Sequence[str], worker_index: int | None, *, others: Sequence[Claim]) -> Claim:
@@ -24,14 +25,17 @@ def claim(workers: Sequence[str], worker_index: int | None, *, others: Sequence[
       UserError: an address is none, or nobody says which worker this is.
     """
     addresses = tuple(workers)
+    if not addresses:
+        raise UserError("workers names none; give host:port of each, or leave it out")
     check_addresses(addresses, of="workers")
     index = worker_index
     if index is None:
         index = others[0].worker_index if others else None
     if index is None or not 0 <= index < len(addresses):
         raise UserError(
-            f"worker_index={index} with {len(addresses)} workers; expected the place of this "
-            f"process among them, 0 to {len(addresses) - 1}"
+            f"worker_index={index} with {counted(len(addresses), 'worker')}; expected the place of "
+            f"this process among them, 0 to {len(addresses) - 1}: give --worker-index, or "
+            "worker_index to tfaccel.setup"
         )
     if len(addresses) == 1:
         cluster = Cluster(source="workers has one address")

@@ -3,6 +3,8 @@
 model = build("resnet50", image_shape=(224, 224, 3), num_outputs=1000)    # in run.scope()
 """
 
+from collections.abc import Callable
+
 import keras
 
 from tfaccel.errors import UserError, did_you_mean
@@ -31,14 +33,24 @@ def build(name: str, *, image_shape: tuple[int, int, int], num_outputs: int) -> 
     Raises:
       UserError: no such architecture, or it does not take images of this shape.
     """
-    known = {**OWN, **applications.architectures()}
-    if name.lower() not in known:
-        raise UserError(f"there is no model '{name}'{did_you_mean(name, known)}")
+    build_named = find(name)
     try:
-        return known[name.lower()](image_shape=image_shape, num_outputs=num_outputs)
+        return build_named(image_shape=image_shape, num_outputs=num_outputs)
     except ValueError as error:
         height, width, channels = image_shape
         raise UserError(
             f"{name} does not take images of {height}x{width} with {channels} channel(s): {error}; "
             "change image_size, channels or the model"
         ) from error
+
+
+def find(name: str) -> Callable[..., keras.Model]:
+    """Returns what builds the model of that name, in any case.
+
+    Raises:
+      UserError: no such architecture.
+    """
+    known = {**OWN, **applications.architectures()}
+    if name.lower() not in known:
+        raise UserError(f"there is no model '{name}'{did_you_mean(name, known)}")
+    return known[name.lower()]

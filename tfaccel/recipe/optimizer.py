@@ -34,7 +34,7 @@ def make_optimizer(train: TrainConfig, schedule: LearningRate) -> keras.optimize
     Raises:
       UserError: Keras has no optimizer of that name, or it has no such setting.
     """
-    kind = _kind(train.optimizer)
+    kind = find(train.optimizer)
     takes = inspect.signature(kind.__init__).parameters
     settings = _settings(train)
     for name, value in settings.items():
@@ -69,7 +69,12 @@ def _settings(train: TrainConfig) -> dict:
     return settings
 
 
-def _kind(name: str) -> type:
+def find(name: str) -> type:
+    """Returns Keras's optimizer of that name, in any case.
+
+    Raises:
+      UserError: there is none.
+    """
     known = _known()
     if name.lower() not in known:
         raise UserError(f"there is no optimizer '{name}'{did_you_mean(name, known)}")

@@ -4,6 +4,7 @@ Each arm is a process of its own, which stays alive: all are set up once, then t
 
     rows.py           what is compared with what, and the goals
     measure.py        a row: its arms set up, timed in turn, and what came of it
+    call.py           what the programs' calls have in common
     arm_process.py    an arm as the driver sees it
     protocol.py       the driver as an arm sees it
     machine.py        its GPUs, and what an arm's process sees of them

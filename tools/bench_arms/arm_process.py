@@ -27,7 +27,7 @@ LOG_LINES = 30
 
 
 class ArmError(Exception):
-    """An arm died, or said nothing for too long."""
+    """An arm failed, died, or said nothing for too long."""
 
 
 class ArmProcess:

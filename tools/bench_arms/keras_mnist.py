@@ -5,7 +5,10 @@ Settings:
 
     precision, jit_compile  the dtype policy, and as for `compile`
     steps_per_execution     a number, or "epoch"
-    cache                   whether decoded images are kept in memory, by `Dataset.cache()`
+    data                    "files": decoded in each epoch; of images that are decoded once,
+                            "cached": kept by `Dataset.cache()`, shuffled one by one;
+                            "gathered": batches gathered whole by shuffled numbers;
+                            "arrays": given to `fit` as arrays
     mnist                   the folder, as tools/write_mnist_png.py makes it
     image_size, batch       height and width of all files, and the images of a step
     drop, steps, step_times as timed_fit.py says
@@ -14,11 +17,19 @@ Settings:
 import pathlib
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from bench_arms import protocol
-from bench_arms.timed_fit import fit_arm, start_keras_alone, steps_in_execution
+from bench_arms.timed_fit import (
+    fit_arm,
+    gathered_whole,
+    start_keras_alone,
+    steps_in_execution,
+)
 from tfaccel import models
+
+MANY = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": False}
 
 
 def begin(settings: dict) -> protocol.Arm:
@@ -36,30 +47,73 @@ def begin(settings: dict) -> protocol.Arm:
         jit_compile=settings["jit_compile"],
         steps_per_execution=steps_in_execution(settings, epoch_steps),
     )
+    data, fit_args = FED[settings["data"]](files, shape, settings["batch"])
     return fit_arm(
         model,
-        dataset(files, shape, settings),
+        data,
         settings,
         epoch_steps=epoch_steps,
         images_per_epoch=epoch_steps * settings["batch"],
-        steps_per_epoch=epoch_steps,
+        **fit_args,
     )
 
 
-def dataset(files: list[pathlib.Path], shape: tuple, settings: dict) -> tf.data.Dataset:
-    """Returns shuffled batches without end: one pipeline for all epochs, which is quicker."""
+# Of each: what `fit` takes, and its other arguments. A pipeline is one without end for all epochs,
+# which is quicker.
+
+
+def from_files(files: list[pathlib.Path], shape: tuple, batch: int) -> tuple:
+    """Returns batches that are decoded in each epoch."""
+    examples = paths(files).shuffle(len(files)).repeat().map(decoder(shape), **MANY)
+    return batches(examples, batch), {"steps_per_epoch": len(files) // batch}
+
+
+def cached(files: list[pathlib.Path], shape: tuple, batch: int) -> tuple:
+    """Returns batches of images that `Dataset.cache()` keeps."""
+    examples = paths(files).map(decoder(shape), **MANY).cache().shuffle(len(files)).repeat()
+    return batches(examples, batch), {"steps_per_epoch": len(files) // batch}
+
+
+def gathered(files: list[pathlib.Path], shape: tuple, batch: int) -> tuple:
+    """Returns batches that are gathered by their images' shuffled numbers."""
+    pixels, labels = decoded(files, shape)
+    data = gathered_whole(pixels, labels, batch, lambda images: images)
+    return data.prefetch(tf.data.AUTOTUNE), {"steps_per_epoch": len(files) // batch}
+
+
+def arrays(files: list[pathlib.Path], shape: tuple, batch: int) -> tuple:
+    """Returns all images and labels, but for those that fill no batch."""
+    x, y = (each[: len(files) // batch * batch] for each in decoded(files, shape))
+    return x, {"y": y, "batch_size": batch}
+
+
+FED = {"files": from_files, "cached": cached, "gathered": gathered, "arrays": arrays}
+
+
+def paths(files: list[pathlib.Path]) -> tf.data.Dataset:
+    """Returns each file's path and label."""
     labels = [int(each.parent.name) for each in files]
-    examples = tf.data.Dataset.from_tensor_slices(([str(each) for each in files], labels))
+    return tf.data.Dataset.from_tensor_slices(([str(each) for each in files], labels))
+
+
+def decoder(shape: tuple):
+    """Returns the function of a path and a label that decodes the image."""
 
     def decode(path, label):
         return tf.ensure_shape(tf.io.decode_png(tf.io.read_file(path), channels=1), shape), label
 
-    many = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": False}
-    if settings["cache"]:
-        examples = examples.map(decode, **many).cache().shuffle(len(files)).repeat()
-    else:
-        examples = examples.shuffle(len(files)).repeat().map(decode, **many)
-    return examples.batch(settings["batch"], drop_remainder=True, **many).prefetch(tf.data.AUTOTUNE)
+    return decode
+
+
+def decoded(files: list[pathlib.Path], shape: tuple) -> tuple[np.ndarray, np.ndarray]:
+    """Returns all images and labels."""
+    examples = paths(files).map(decoder(shape), **MANY).batch(len(files))
+    return next(examples.as_numpy_iterator())
+
+
+def batches(examples: tf.data.Dataset, batch: int) -> tf.data.Dataset:
+    """Returns whole batches, made ahead."""
+    return examples.batch(batch, drop_remainder=True, **MANY).prefetch(tf.data.AUTOTUNE)
 
 
 if __name__ == "__main__":

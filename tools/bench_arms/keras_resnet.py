@@ -19,22 +19,28 @@ import numpy as np
 import tensorflow as tf
 
 from bench_arms import protocol
-from bench_arms.timed_fit import fit_arm, start_keras_alone, steps_in_execution
+from bench_arms.timed_fit import (
+    MEAN,
+    NUM_CLASSES,
+    STD,
+    fit_arm,
+    gathered_whole,
+    random_images,
+    start_keras_alone,
+    steps_in_execution,
+    steps_of_epoch,
+)
 
-NUM_CLASSES = 1000
-MEAN = np.array([0.485, 0.456, 0.406], np.float32)
-STD = np.array([0.229, 0.224, 0.225], np.float32)
+MEAN, STD = (np.array(each, np.float32) for each in (MEAN, STD))
 
 
 def begin(settings: dict) -> protocol.Arm:
     """Makes the images and the model, and trains its first steps."""
     start_keras_alone(settings["precision"])
     size, batch = settings["image_size"], settings["batch"]
-    epoch_steps = settings.get("epoch_steps") or settings["drop"]
-    random = np.random.default_rng(0)
-    some = random.integers(0, 256, (256, size, size, 3), dtype=np.uint8)
-    images = np.resize(some, (epoch_steps * batch, size, size, 3))
-    labels = random.integers(0, NUM_CLASSES, len(images)).astype(np.int32)
+    epoch_steps = steps_of_epoch(settings)
+    images = random_images(epoch_steps * batch, size)
+    labels = np.random.default_rng(0).integers(0, NUM_CLASSES, len(images)).astype(np.int32)
     model = network(images, settings)
     model.compile(
         keras.optimizers.SGD(1e-3, momentum=0.9),
@@ -106,20 +112,14 @@ def device() -> str:
 def dataset(images: np.ndarray, labels: np.ndarray, settings: dict) -> tf.data.Dataset:
     """Returns shuffled batches without end, gathered whole: quicker than image by image."""
     kind = settings["data"]
-    with tf.device("/cpu:0"):
-        pixels, classes = tf.constant(images), tf.constant(labels)
+    x = np.arange(len(images)) if kind == "device" else images  # numbers, of what is there already
 
-    def make(ids):
-        if kind == "device":
-            return ids, tf.gather(classes, ids)
-        batch = tf.gather(pixels, ids)
+    def of_batch(batch):
         if kind == "host float32":
-            batch = (tf.cast(batch, tf.float32) / 255 - MEAN) / STD
-        return batch, tf.gather(classes, ids)
+            return (tf.cast(batch, tf.float32) / 255 - MEAN) / STD
+        return batch
 
-    ids = tf.data.Dataset.range(len(images)).shuffle(len(images)).repeat()
-    ids = ids.batch(settings["batch"], drop_remainder=True)
-    batches = ids.map(make, num_parallel_calls=tf.data.AUTOTUNE)
+    batches = gathered_whole(x, labels, settings["batch"], of_batch)
     if kind == "host to device":
         return batches.apply(tf.data.experimental.prefetch_to_device(device()))
     return batches.prefetch(tf.data.AUTOTUNE)

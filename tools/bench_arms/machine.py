@@ -1,4 +1,4 @@
-"""The machine that tools/bench.py runs on, as far as it can be known without TensorFlow.
+"""The machine that tools/bench.py runs on and its files, as far as TensorFlow is not needed.
 
 gpus = gpu_names()              # ["NVIDIA H200", "NVIDIA H200"]
 hardware(gpus, num_used=1)      # "1xH200"
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import pynvml
 
 TOOLS = pathlib.Path(__file__).parents[1]
+JPEG_SUFFIXES = (".jpg", ".jpeg")
 
 
 def environment_of(num_gpus: int, *, python: str = sys.executable) -> dict[str, str]:
@@ -76,3 +77,16 @@ def has_torch(python: str) -> bool:
         return subprocess.run([python, "-c", find], capture_output=True).returncode == 0
     except OSError:
         return False
+
+
+def files_below(folder: pathlib.Path, suffixes: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the files of these suffixes, at any depth, sorted.
+
+    Raises:
+      ValueError: there are none.
+    """
+    found = (each for each in folder.rglob("*") if each.suffix.lower() in suffixes)
+    files = tuple(sorted(str(each.absolute()) for each in found))
+    if not files:
+        raise ValueError(f"{folder} has no files named {' or '.join(suffixes)} at any depth")
+    return files

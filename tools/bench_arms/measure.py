@@ -50,7 +50,12 @@ def measure_row(row: Row, start: Start, *, repeats: int, limit_s: float) -> Iter
 def result_of(row: Row, arms: Sides) -> dict:
     """Returns what a row's file holds of its arms, and the ratio of the best of each side."""
     sides = [
-        {name: each["median"] for name, each in side.items() if "median" in each} for side in arms
+        {
+            name: each["median"]
+            for name, each in side.items()
+            if "median" in each and "failed" not in each
+        }
+        for side in arms
     ]
     best = [(max if row.is_rate else min)(side, key=side.get) for side in sides]
     ours, rivals = (side[name] for side, name in zip(sides, best, strict=True))

@@ -4,14 +4,15 @@ Speaks as protocol.py says. By `tfaccel launch` it is one rank of several. Setti
 
     precision, xla, setup   for tfaccel.setup: the dtype policy, whether XLA, and anything else
     step                    for tfaccel.StepConfig
-    data                    "random": made here; "jpegs" or "mnist": from the folder that the
-                            setting of this name says
+    data                    "random": made here; "jpegs" or "mnist": from the folder below
+    jpegs, mnist            of JPEG files; as tools/write_mnist_png.py makes it
     loader, augment, dali   for run.loader
     model, image_size       the network, and its images' height and width
     batch                   images of a step, on each GPU
     epoch_steps             of an epoch of "random" and "jpegs"; "drop" where it is not given
     steps_per_execution     a number, or "epoch"
-    drop, steps, step_times as timed_fit.py says
+    drop, steps, step_times, trace
+                            as timed_fit.py says
 """
 
 import itertools
@@ -22,13 +23,18 @@ import numpy as np
 
 import tfaccel
 from bench_arms import protocol
-from bench_arms.timed_fit import fit_arm, steps_in_execution
+from bench_arms.machine import JPEG_SUFFIXES, files_below
+from bench_arms.timed_fit import (
+    MEAN,
+    NUM_CLASSES,
+    STD,
+    fit_arm,
+    random_images,
+    steps_in_execution,
+    steps_of_epoch,
+)
 from tfaccel import models, sources
 from tfaccel.data.source import Blobs, ImageSource
-
-NUM_CLASSES = 1000
-JPEG_SUFFIXES = (".jpg", ".jpeg")
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def begin(settings: dict) -> protocol.Arm:
@@ -77,7 +83,7 @@ def mnist(run, settings: dict):
 def photographs(run, settings: dict):
     """Returns a loader of ImageNet's kind of images."""
     batch = settings["batch"] * run.strategy.num_replicas_in_sync
-    number = batch * (settings.get("epoch_steps") or settings["drop"])
+    number = batch * steps_of_epoch(settings)
     labels = np.random.default_rng(0).integers(0, NUM_CLASSES, number).astype(np.int32)
     if settings["data"] == "jpegs":
         source = repeated(settings["jpegs"], labels)
@@ -98,17 +104,8 @@ def photographs(run, settings: dict):
 
 def repeated(folder: str, labels: np.ndarray) -> ImageSource:
     """Returns the folder's JPEG files, at any depth, again and again until all labels have one."""
-    below = pathlib.Path(folder).rglob("*")
-    files = sorted(str(each.absolute()) for each in below if each.suffix.lower() in JPEG_SUFFIXES)
-    if not files:
-        raise ValueError(f"{folder} has no files named {' or '.join(JPEG_SUFFIXES)} at any depth")
+    files = files_below(pathlib.Path(folder), JPEG_SUFFIXES)
     return ImageSource(Blobs(tuple(itertools.islice(itertools.cycle(files), len(labels)))), labels)
-
-
-def random_images(number: int, size: int) -> np.ndarray:
-    """Returns [number, size, size, 3] uint8: some hundred images again and again, made quickly."""
-    some = np.random.default_rng(0).integers(0, 256, (256, size, size, 3), dtype=np.uint8)
-    return np.resize(some, (number, size, size, 3))
 
 
 def optimizer(settings: dict) -> keras.optimizers.Optimizer:

@@ -13,13 +13,18 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from bench_arms.protocol import Arm
 from tfaccel import runtime
+
+# ImageNet's: its classes, and the mean and deviation of its channels.
+NUM_CLASSES = 1000
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def fit_arm(
@@ -81,6 +86,35 @@ def traced(folder: str | None):
     are dropped and those that are timed.
     """
     return tf.profiler.experimental.Profile(folder) if folder else contextlib.nullcontext()
+
+
+def random_images(number: int, size: int) -> np.ndarray:
+    """Returns [number, size, size, 3] uint8: some hundred images again and again, made quickly."""
+    some = np.random.default_rng(0).integers(0, 256, (256, size, size, 3), dtype=np.uint8)
+    return np.resize(some, (number, size, size, 3))
+
+
+def gathered_whole(x: np.ndarray, y: np.ndarray, batch: int, of_batch: Callable) -> tf.data.Dataset:
+    """Returns shuffled batches without end, gathered whole: quicker than image by image.
+
+    Args:
+      x: all inputs, on the host.
+      y: all labels.
+      batch: rows of a step.
+      of_batch: makes of a batch of `x` what the model takes.
+    """
+    with tf.device("/cpu:0"):
+        x, y = tf.constant(x), tf.constant(y)
+    ids = tf.data.Dataset.range(len(x)).shuffle(len(x)).repeat().batch(batch, drop_remainder=True)
+    return ids.map(
+        lambda rows: (of_batch(tf.gather(x, rows)), tf.gather(y, rows)),
+        num_parallel_calls=tf.data.AUTOTUNE,
+    )
+
+
+def steps_of_epoch(settings: Mapping) -> int:
+    """Returns "epoch_steps", or "drop" where it is not given."""
+    return settings.get("epoch_steps") or settings["drop"]
 
 
 def steps_in_execution(settings: Mapping, epoch_steps: int) -> int:

@@ -34,7 +34,7 @@ from torch import nn
 from torch.nn import functional
 
 from bench_arms import torch_cifar_images as cifar_images
-from bench_arms.torch_cifar_network import make_network, mean_over_views
+from bench_arms.torch_cifar_network import make_network, mean_with_mirrored
 from bench_arms.torch_resnet import environment, peak_memory_mib, wait_for_device
 
 MOMENTUM, RATE, WEIGHT_DECAY = 0.85, 9.0, 0.006  # a rate for 1,024 images
@@ -88,7 +88,6 @@ def parse() -> argparse.Namespace:
     add("--batch", type=int, default=1024, help="images of a step")
     add("--precision", choices=DTYPES, default="bfloat16", help="half: weights too")
     add("--mode", default="default", help='of torch.compile; "eager" for none')
-    add("--views", type=int, choices=(2, 6), default=2, help="of a test image, averaged")
     add("--evaluate-each-epoch", action="store_true", help="and not only after the last")
     add("--target", type=float, default=0.94, help="test accuracy")
     add("--width", type=float, default=1.0, help="of the network; for tests")
@@ -136,7 +135,7 @@ class Training:
 
         def num_right(images, labels):
             with torch.no_grad(), torch.autocast(device.type, dtype, enabled=is_cast):
-                logits = mean_over_views(self.network, images, num_views=options.views)
+                logits = mean_with_mirrored(self.network, images)
             return (logits.argmax(1) == labels).sum()
 
         self._loss_of, self._num_right = (_compiled(each, options) for each in (loss_of, num_right))

@@ -1,14 +1,13 @@
 """tfaccel/models/cifar_resnet.py in PyTorch: the same layers, first weights and outputs.
 
     network = make_network(width=1.0, num_classes=10)           # 22.4 M parameters
-    logits = mean_over_views(network, images, num_views=2)      # for testing
+    logits = mean_with_mirrored(network, images)                # for testing
 
 Batch norm is as Keras has it: epsilon 0.001, a tenth of each batch to the moving statistics.
 """
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 STEM, WIDTHS = 64, (192, 576, 768)
 
@@ -33,26 +32,15 @@ def make_network(*, width: float, num_classes: int) -> nn.Module:
     return network.to(memory_format=torch.channels_last)
 
 
-def mean_over_views(network: nn.Module, images: torch.Tensor, *, num_views: int) -> torch.Tensor:
-    """Returns logits, float32: the mean of each image's and its mirror's, or of six views.
-
-    Of six, as airbench does it, the image and its mirror count twice what they count when they are
-    moved by a pixel, up and left or down and right.
+def mean_with_mirrored(network: nn.Module, images: torch.Tensor) -> torch.Tensor:
+    """Returns logits, float32: the mean of each image's and its mirror's.
 
     Args:
       network: that is not in training.
       images: [rows, 3, height, width].
-      num_views: 2 or 6.
     """
-    weights, views = [1.0], [images]
-    if num_views == 6:
-        height, width = images.shape[2:]
-        padded = functional.pad(images, (1, 1, 1, 1), mode="reflect")
-        views += [padded[:, :, :height, :width], padded[:, :, 2:, 2:]]
-        weights = [0.5, 0.25, 0.25]
-    logits = network(torch.cat([*views, *(each.flip(3) for each in views)])).float()
-    parts = logits.chunk(2 * len(views))
-    return sum(part * weight / 2 for part, weight in zip(parts, 2 * weights, strict=True))
+    logits = network(torch.cat([images, images.flip(3)])).float()
+    return sum(logits.chunk(2)) / 2
 
 
 def _convolution(channels_in: int, channels: int, *, pools: bool = False) -> list[nn.Module]:
