@@ -130,7 +130,6 @@ def test_mistakes_are_sentences(tmp_path):
         ([run / "metrics.jsonl"], new, "there is no workdir"),
         ([tmp_path / "empty"], new, "has no metrics"),
         ([run, tmp_path / "begun"], new, "has no metrics"),
-        ([], new, "no workdir"),
         ([run], tmp_path / "there.png", "exists; give a new file"),
         ([run], tmp_path / "new.jpg", "ends in '.jpg'; expected .png or .html"),
         ([run], tmp_path / "none" / "new.png", "cannot be written"),

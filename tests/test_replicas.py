@@ -464,6 +464,58 @@ def test_a_layer_made_outside_the_scope_is_refused():
         compile_two(lambda: keras.Sequential([keras.Input((4,)), outside]))
 
 
+class AsInTheGuide(keras.Model):
+    """The `train_step` of Keras's guide, whose logs have those of the metrics in a dict within."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(3)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            outputs = self(x, training=True)
+            value = self.compute_loss(y=y, y_pred=outputs)
+        grads = tape.gradient(value, self.trainable_weights)
+        self.optimizer.apply_gradients(zip(grads, self.trainable_weights, strict=True))
+        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(value)
+            else:
+                metric.update_state(y, outputs)
+        return {each.name: each.result() for each in self.metrics}
+
+
+def test_logs_within_logs():
+    ours, theirs = both(AsInTheGuide, metrics=acc)
+    # Batches of equal rows on each replica: that loss is a mean of means.
+    fit = {**FIT, "batch_size": 4}
+    histories = [each.fit(X[:8], Y[:8], **fit).history for each in (ours, theirs)]
+    assert histories[0].keys() == histories[1].keys() == {"accuracy", "loss"}
+    for name in histories[1]:
+        np.testing.assert_allclose(histories[0][name], histories[1][name], rtol=RTOL)
+    assert_same_weights(ours, theirs)
+
+
+def test_callbacks_read_numbers_of_variables():
+    model = compile_two()
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.01)
+    assert int(model.optimizer.iterations) == 0
+
+
+def test_an_operation_that_xla_lacks_is_a_sentence():
+    def turned():
+        turn = layers.RandomRotation(0.1)
+        return keras.Sequential([keras.Input((4, 4, 1)), turn, layers.Flatten(), layers.Dense(3)])
+
+    model = compiled(turned, 1, optimizer="sgd", loss="mse", xla=True)
+    with pytest.raises(UserError, match=r"no form for XLA \(ImageProjectiveTransformV3"):
+        model.fit(np.ones((4, 4, 4, 1)), np.ones((4, 3)), verbose=0)
+
+
 class TwoOptimizers(OwnStep):
     """A second optimizer beside the compiled one."""
 

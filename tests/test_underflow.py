@@ -2,9 +2,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import compiled as compiled_on_replicas
 
 import tfaccel
-from tests.conftest import compiled as compiled_on_replicas
 from tfaccel.errors import UserError
 
 

@@ -9,6 +9,7 @@ the replicas and the loss scale, and answer for lost workers.
 import contextlib
 import functools
 import inspect
+import re
 import types
 import warnings
 from collections.abc import Callable
@@ -30,6 +31,8 @@ from tfaccel.errors import UserError
 from tfaccel.memory_plan import explained
 from tfaccel.resume import flat, from_checkpoint
 from tfaccel.step import padding
+
+NOT_IN_XLA = re.compile(r"No registered '(\w+)' OpKernel for XLA_")
 
 
 def extend(model: keras.Model, config: StepConfig, *, guard: Callable) -> None:
@@ -129,6 +132,14 @@ def _guarded(method: Callable, model, guard: Callable) -> Callable:
         with guard():
             try:
                 outcome = method(*args, **kwargs)
+            except tf.errors.InvalidArgumentError as error:
+                if not (lacking := NOT_IN_XLA.search(str(error))):
+                    raise
+                raise UserError(
+                    f"an operation of this model has no form for XLA ({lacking[1]}, as of "
+                    "RandomRotation and RandomZoom); use tfaccel.setup(xla=False), or let the "
+                    "loader augment (augment=...) in the layer's place"
+                ) from error
             except tf.errors.UnimplementedError as error:
                 # With XLA that is so of max pooling's gradient (2026-11-21), where it is left to
                 # Keras: in three dimensions, and in large windows.

@@ -26,7 +26,7 @@ of each, in tests/test_seam, fails by name when it changes:
   TensorFlow 2.21: distribute_lib._push_per_thread_mode, _pop_per_thread_mode,
     _get_default_replica_mode; StrategyExtended._collective_ops, _cross_device_ops,
     _id_in_cluster; CollectiveAllReduce._launchers; CollectiveReplicaLauncher._group_key and
-    ._group_size; PerReplicaSpec._value_specs.
+    ._group_size; PerReplicaSpec._value_specs; values.DistributedVariable.
 """
 
 import contextlib
@@ -47,6 +47,7 @@ from keras.src.models.functional import Functional, unpack_singleton
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.trainers.compile_utils import MetricsList
 from tensorflow.python.distribute import distribute_lib
+from tensorflow.python.distribute.values import DistributedVariable
 
 from tfaccel import batch_norm, convolution, max_pooling
 from tfaccel.data import shards
@@ -248,6 +249,16 @@ def adopt(variable, strategy: tf.distribute.Strategy) -> None:
     value = keras.ops.convert_to_numpy(variable)
     with strategy.scope():
         variable._initialize(value)
+
+
+def _number_of(kind: type) -> Callable:
+    return lambda variable: kind(variable.numpy())
+
+
+# Callbacks read `float(model.optimizer.learning_rate)`, which a variable has, and a strategy's not.
+for _name, _kind in (("__float__", float), ("__int__", int)):
+    if not hasattr(DistributedVariable, _name):
+        setattr(DistributedVariable, _name, _number_of(_kind))
 
 
 @contextlib.contextmanager

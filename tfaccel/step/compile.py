@@ -53,7 +53,7 @@ def compile_model(
         raise UserError("jit_compile is set by tfaccel; use tfaccel.setup(xla=True or False)")
     if model._distribute_strategy is not strategy:
         raise UserError(
-            "the model was built in no scope or another run's; build it in this run's "
+            "the model was built in no scope or another run's; build or load it in this run's "
             "`with run.scope():`"
         )
     _check_layers(model, strategy, xla=xla)

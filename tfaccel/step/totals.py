@@ -105,12 +105,20 @@ def make_totals(
 
 def _part(step, recording: seam.Recording, weigh: Callable, batch):
     """Returns the gradients and logs of some rows, times their number."""
-    logs = step(batch)
+    logs = _flat(step(batch))
     weight = weigh(batch)
     gradients = [_times(each, weight) for each in recording.take_gradients()]
     return gradients, {
         name: _times(tf.cast(each, tf.float32), weight) for name, each in logs.items()
     }
+
+
+def _flat(logs: dict) -> dict:
+    """Returns the logs of a step, of which Keras's guide has metrics in a dict within."""
+    flat = {}
+    for name, each in logs.items():
+        flat |= _flat(each) if isinstance(each, dict) else {name: each}
+    return flat
 
 
 def _traced_parts(run_part: Callable, batch, parts: int):
