@@ -215,6 +215,36 @@ def scalar(y_true, y_pred):
     return tf.reduce_mean((y_true - y_pred) ** 2)
 
 
+@pytest.mark.parametrize("rows", [5, 4])  # 4 is also the width, which Keras takes rows' weights for
+@pytest.mark.parametrize(
+    ("metric", "outputs"),
+    [
+        (keras.metrics.AUC, 1),
+        (keras.metrics.Precision, 1),
+        (lambda: keras.metrics.BinaryIoU(threshold=0.5), 1),
+        (lambda: keras.metrics.MeanIoU(2, sparse_y_pred=False), 2),
+        (lambda: keras.metrics.OneHotMeanIoU(2), 2),
+    ],
+    ids=["AUC", "Precision", "BinaryIoU", "MeanIoU", "OneHotMeanIoU"],
+)
+def test_metrics_of_pixels_leave_out_padding(metric, outputs, rows):
+    draw = np.random.default_rng(0)
+    x = draw.random((rows, 4, 4, outputs), dtype=np.float32)
+    y = draw.integers(0, 2, (rows, 4, 4, 1)).astype(np.float32)
+    y = np.concatenate([1 - y, y], -1) if "OneHot" in type(metric()).__name__ else y
+    weights = np.array([1.0] * (rows - 2) + [0.0] * 2, np.float32)
+
+    def identity():
+        return keras.Sequential([keras.Input(x.shape[1:]), keras.layers.Activation("linear")])
+
+    loss = keras.losses.MeanSquaredError()
+    model = padded(identity, 1, loss=loss, metrics=[metric()])
+    found = model.evaluate(x, y, sample_weight=weights, verbose=0, batch_size=rows)[1]
+    expected = metric()
+    expected.update_state(y[: rows - 2], x[: rows - 2])
+    assert found == pytest.approx(float(expected.result()), abs=1e-6)
+
+
 @pytest.mark.parametrize(
     ("refused", "why"),
     [
@@ -232,7 +262,7 @@ def test_what_cannot_leave_out_padding_is_refused_when_compiled(refused, why):
     ("refused", "why"),
     [
         ({"loss": scalar}, "one for each row"),
-        ({"loss": "mse", "metrics": [scalar]}, "scalar, one cannot leave out padding"),
+        ({"loss": "mse", "metrics": [scalar]}, "the metric scalar cannot leave out padding"),
     ],
 )
 @pytest.mark.parametrize("xla", [False, True])

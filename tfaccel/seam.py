@@ -471,6 +471,8 @@ def layer_paths(*, xla: bool, all_reduce: Callable | None):
 
 # Padding.
 
+COUNTS_VALUES = {"keras.src.metrics.confusion_metrics", "keras.src.metrics.iou_metrics"}
+
 
 @contextlib.contextmanager
 def without_padding(model, real: tf.Tensor):
@@ -487,7 +489,7 @@ def without_padding(model, real: tf.Tensor):
     before = [tf.identity(each._value) for each in model.metrics_variables]
     reduce = _reduced_without_padding(keras_loss.reduce_weighted_values, real)
     track = _tracking_rows(keras.metrics.Mean.update_state, model, num_real)
-    update = _updated_without_padding(MetricsList.update_state, real)
+    update = _updated_without_padding(real)
     with (
         _patched(keras_loss, "reduce_weighted_values", reduce),
         _patched(keras.metrics.Mean, "update_state", track),
@@ -538,8 +540,9 @@ def _by_row(sample_weight, values):
 def _check_rows(values, real: tf.Tensor) -> None:
     if values.shape.rank == 0 or not values.shape[:1].is_compatible_with(real.shape):
         raise UserError(
-            f"a loss has values of shape {values.shape} for {real.shape[0]} rows; with "
-            "zero_weight_is_padding it must return one for each row: leave the mean to Keras"
+            f"a loss has values of shape {values.shape} for {real.shape[0]} rows; where batches are "
+            "padded it must return one for each row, as keras.ops.mean(..., axis=-1) or "
+            "keras.losses.Dice(axis=(1, 2, 3)) do; or use a loader with last_batch='drop'"
         )
 
 
@@ -555,24 +558,41 @@ def _tracking_rows(update_state: Callable, model, num_real: tf.Tensor) -> Callab
     return update
 
 
-def _updated_without_padding(update_state: Callable, real: tf.Tensor) -> Callable:
+def _updated_without_padding(real: tf.Tensor) -> Callable:
     """Returns `MetricsList.update_state`, which gives metrics without weights the mask as such."""
 
     def update(metrics, y_true, y_pred, sample_weight=None):
-        if sample_weight is None:
+        weights = sample_weight
+        if weights is None:
             mask = get_keras_mask(y_pred)
-            sample_weight = tf.cast(_with_rank(real, real if mask is None else mask), tf.float32)
-        try:
-            return update_state(metrics, y_true, y_pred, sample_weight)
-        except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
-            names = ", ".join(each.name for each in metrics.metrics)
-            raise UserError(
-                f"among the metrics {names}, one cannot leave out padding, as "
-                "zero_weight_is_padding asks: it must take one sample weight per row, and a "
-                f"function must return one value per row ({error})"
-            ) from error
+            weights = tf.cast(_with_rank(real, real if mask is None else mask), tf.float32)
+        for metric in metrics.metrics:
+            try:
+                metric.update_state(
+                    y_true, y_pred, sample_weight=_as_it_weighs(metric, weights, y_true)
+                )
+            except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
+                raise UserError(
+                    f"the metric {metric.name} cannot leave out padding: it must take one sample "
+                    "weight per row, and a function must return one value per row; mend it, or use "
+                    f"a loader with last_batch='drop' ({error})"
+                ) from error
 
     return update
+
+
+def _as_it_weighs(metric, weights: tf.Tensor, y_true: tf.Tensor) -> tf.Tensor:
+    """Returns weights [rows] as a metric takes them: of those that count values, for each value.
+
+    Keras lines up [rows] with the last axis there, which is an error, or wrong where both are as
+    long.
+    """
+    kinds = {each.__module__ for each in type(metric).__mro__}
+    if len(weights.shape) != 1 or not kinds & COUNTS_VALUES:
+        return weights
+    if not getattr(metric, "sparse_y_true", True):  # its classes are one value
+        y_true = y_true[..., 0]
+    return tf.broadcast_to(_with_rank(weights, y_true), tf.shape(y_true))
 
 
 def _with_rank(real: tf.Tensor, like) -> tf.Tensor:
