@@ -540,8 +540,8 @@ def _by_row(sample_weight, values):
 def _check_rows(values, real: tf.Tensor) -> None:
     if values.shape.rank == 0 or not values.shape[:1].is_compatible_with(real.shape):
         raise UserError(
-            f"a loss has values of shape {values.shape} for {real.shape[0]} rows; where batches are "
-            "padded it must return one for each row, as keras.ops.mean(..., axis=-1) or "
+            f"a loss has values of shape {values.shape} for {real.shape[0]} rows; where batches "
+            "are padded it must return one for each row, as keras.ops.mean(..., axis=-1) or "
             "keras.losses.Dice(axis=(1, 2, 3)) do; or use a loader with last_batch='drop'"
         )
 
