@@ -187,7 +187,8 @@ def test_p8_stop_names_step_and_layer(num_replicas, xla):
         fit(model, spoilt(X, row=LAST), Y)
     assert str(error.value) == (
         "the gradient of first/kernel (layer first, Dense) is not finite at step 3, and was not "
-        "applied; look for NaN or infinity in its images and labels, or lower the learning rate"
+        "applied; look for NaN or infinity in its images and labels, and for labels beyond the "
+        "model's outputs, or lower the learning rate"
     )
     assert not isinstance(error.value, RollBackError)
     assert int(model.optimizer.iterations.numpy()) == BAD + AHEAD

@@ -213,7 +213,7 @@ def test_xla_compiles_each_step_when_asked(setup, xla, use):
         model = keras.Sequential([keras.Input((8, 8, 1)), Text(), *small().layers])
     run.compile(model, "sgd", loss())
     data = (X[:16],) if use == "predict" else (X[:16], Y[:16])
-    refused = pytest.raises(tf.errors.InvalidArgumentError, match="XLA")
+    refused = pytest.raises(UserError, match=r"no form for XLA \((AsString|StringToNumber)\)")
     with refused if xla else contextlib.nullcontext():
         getattr(model, use)(*data, verbose=0)
 

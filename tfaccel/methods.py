@@ -136,9 +136,9 @@ def _guarded(method: Callable, model, guard: Callable) -> Callable:
                 if not (lacking := NOT_IN_XLA.search(str(error))):
                     raise
                 raise UserError(
-                    f"an operation of this model has no form for XLA ({lacking[1]}, as of "
-                    "RandomRotation and RandomZoom); use tfaccel.setup(xla=False), or let the "
-                    "loader augment (augment=...) in the layer's place"
+                    f"an operation of this model has no form for XLA ({lacking[1]}); use "
+                    "tfaccel.setup(xla=False), or, where it augments images as RandomRotation "
+                    "does, let the loader do that (augment=...)"
                 ) from error
             except tf.errors.UnimplementedError as error:
                 # With XLA that is so of max pooling's gradient (2026-11-21), where it is left to
