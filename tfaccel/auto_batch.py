@@ -98,10 +98,10 @@ def auto_batch(config: Config) -> int:
 
 
 def auto_parts(config: Config) -> int:
-    """Returns the fewest parts of a step, `accumulation_steps`, in which the config's batch trains.
+    """Returns the first number of parts, `accumulation_steps`, in which the config's batch trains.
 
     The mathematics is the same but for batch norm, which sees a part at a time. `MARGIN` of the
-    memory is held back. Powers of two are tried, from the config's own number on.
+    memory is held back. The config's own number is tried, then twice as many, and so on.
 
     Args:
       config: the experiment.

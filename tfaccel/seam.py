@@ -562,15 +562,13 @@ def _updated_without_padding(real: tf.Tensor) -> Callable:
     """Returns `MetricsList.update_state`, which gives metrics without weights the mask as such."""
 
     def update(metrics, y_true, y_pred, sample_weight=None):
-        weights = sample_weight
-        if weights is None:
+        if sample_weight is None:
             mask = get_keras_mask(y_pred)
-            weights = tf.cast(_with_rank(real, real if mask is None else mask), tf.float32)
+            sample_weight = tf.cast(_with_rank(real, real if mask is None else mask), tf.float32)
         for metric in metrics.metrics:
             try:
-                metric.update_state(
-                    y_true, y_pred, sample_weight=_as_it_weighs(metric, weights, y_true)
-                )
+                own = _as_it_weighs(metric, sample_weight, y_true)
+                metric.update_state(y_true, y_pred, sample_weight=own)
             except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
                 raise UserError(
                     f"the metric {metric.name} cannot leave out padding: it must take one sample "

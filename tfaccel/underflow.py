@@ -20,7 +20,7 @@ from tfaccel.checks import check_number
 from tfaccel.errors import UserError
 from tfaccel.export.copies import in_float32, without_training_state
 from tfaccel.seam import loss_weights_of, optimizers_of
-from tfaccel.table_text import as_html, in_lines
+from tfaccel.table_text import as_html, html_table, in_lines
 
 COMMON_SCALES = (1.0, 128.0, 2.0**15)  # none, Apex's usual static one, Keras's first dynamic one
 
@@ -60,8 +60,8 @@ class Underflow:
     def __str__(self):
         """Returns all of it, at most 80 columns wide."""
         heads = ("share of gradients lost at", *self._heads())
-        rows = [(each.name, *map(_share, each.lost)) for each in (*self.layers, self.whole)]
-        return "\n".join([in_lines(self._title()), "", *(_line(*each) for each in (heads, *rows))])
+        rows = (heads, *self._rows())
+        return "\n".join([in_lines(self._title()), "", *(_line(*each) for each in rows)])
 
     def __repr__(self):
         """Returns the same: it is what a prompt should show."""
@@ -69,20 +69,18 @@ class Underflow:
 
     def _repr_html_(self) -> str:
         """Returns it for a notebook."""
-        heads = "".join(f"<th>{as_html(each)}</th>" for each in ("layer", *self._heads()))
-        rows = "".join(
-            f"<tr><td>{as_html(each.name)}</td>"
-            + "".join(f"<td>{_share(share)}</td>" for share in each.lost)
-            + "</tr>"
-            for each in (*self.layers, self.whole)
-        )
-        return f"<p>{as_html(self._title())}</p><table><tr>{heads}</tr>{rows}</table>"
+        heads = ("layer", *self._heads())
+        table = html_table(heads, self._rows(), right=range(1, len(heads)))
+        return f"<p>{as_html(self._title())}</p>{table}"
 
     def _title(self) -> str:
         return f"gradient underflow: {self.model}, by loss scale"
 
     def _heads(self) -> list[str]:
         return [f"{each:,g}" for each in self.loss_scales]
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        return [(each.name, *map(_share, each.lost)) for each in (*self.layers, self.whole)]
 
 
 def gradient_underflow(
