@@ -198,3 +198,67 @@ def test_every_public_name_is_there():
     assert all(getattr(tfaccel, name) is not None for name in tfaccel.__all__)
     with pytest.raises(AttributeError, match="module 'tfaccel' has no attribute 'steup'"):
         _ = tfaccel.steup
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"step": {"accumulation_steps": 2}}, r"step=\{.*expected tfaccel\.StepConfig"),
+        ({"accumulation_steps": 2}, r"give step=tfaccel\.StepConfig\(accumulation_steps="),
+    ],
+)
+def test_settings_of_the_step_in_the_wrong_place_are_refused(setup, settings, words):
+    run = setup()
+    with run.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    with pytest.raises(tfaccel.UserError, match=words):
+        run.compile(model, "sgd", "mse", **settings)
+
+
+def test_settings_of_another_kind_are_refused(setup, folder, tmp_path):
+    run, images = setup(), {"image_size": (12, 10), "channels": 1, "global_batch_size": 8}
+    with pytest.raises(tfaccel.UserError, match=r"dali=\{.*expected tfaccel\.DaliConfig"):
+        run.image_folder(folder, **images, dali={})
+    with pytest.raises(tfaccel.UserError, match=r"config=\{.*expected tfaccel\.CheckpointConfig"):
+        run.checkpoints(tmp_path, {"every_steps": 5})
+
+
+class OwnCompile(keras.Model):
+    """Of Keras's guides: a loss of its own, and a `compile` that takes an optimizer alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1, dtype="float32")
+
+    def compile(self, optimizer):
+        super().compile(optimizer=optimizer)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return keras.ops.mean(keras.ops.square(y - y_pred))
+
+
+@pytest.mark.parametrize("loss_scale", ["dynamic", 64.0])
+def test_a_model_with_a_compile_of_its_own_trains(setup, loss_scale):
+    run = setup(precision="mixed_float16")
+    x, y = np.ones((8, 3), "float32"), np.zeros((8, 1), "float32")
+    with run.scope():
+        model = OwnCompile()
+    optimizer = keras.optimizers.SGD(0.1)
+    run.compile(model, optimizer, step=tfaccel.StepConfig(loss_scale=loss_scale))
+    losses = model.fit(x, y, batch_size=4, epochs=3, verbose=0).history["loss"]
+    assert losses[-1] < losses[0] / 2
+    assert (model.optimizer is optimizer) == (loss_scale == 64.0)
+    keras.config.set_dtype_policy("float32")
+
+
+def test_examples_one_by_one_are_refused(setup):
+    run, examples = setup(), tf.data.Dataset.from_tensor_slices((np.ones((8, 3)), np.zeros(8)))
+    with run.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    run.compile(model, "sgd", "mse")
+    with pytest.raises(tfaccel.UserError, match=r"shapes \(3,\), \(\); give it in batches"):
+        model.fit(examples, verbose=0)
+    model.fit(examples.batch(4), verbose=0)

@@ -699,3 +699,29 @@ def test_functions_that_run_eagerly_are_refused():
             compiled(small, 2, optimizer="sgd", loss=loss())
     finally:
         tf.config.run_functions_eagerly(False)
+
+
+def mean_square(y, predicted):
+    return keras.ops.mean(keras.ops.square(y - predicted))
+
+
+@pytest.mark.parametrize(
+    ("num_replicas", "parts", "function", "said"),
+    [
+        (2, 1, mean_square, ["loss", "metric"]),
+        (1, 2, mean_square, ["loss", "metric"]),
+        (1, 1, mean_square, []),
+        (2, 1, keras.losses.mean_squared_error, []),
+    ],
+)
+def test_what_is_made_of_all_rows_together_is_taken_on_trust_and_that_is_said(
+    num_replicas, parts, function, said, caplog
+):
+    settings = {"loss": function, "metrics": [function]}
+    config = StepConfig(accumulation_steps=parts)
+    model = compiled(small, num_replicas, optimizer="sgd", config=config, xla=False, **settings)
+    with caplog.at_level("WARNING"):
+        model.fit(X, X, **FIT)
+    is_said = [each for each in ("loss", "metric") if f"a {each} is one number" in caplog.text]
+    assert is_said == said
+    assert caplog.text.count("is one number for all the rows") == len(said)

@@ -672,6 +672,7 @@ def test_what_a_loader_brings_is_not_given_twice(setup, folder):
     for call in (
         lambda: model.fit(loader, zeros),
         lambda: model.fit(loader, sample_weight=zeros),
+        lambda: model.fit(loader, batch_size=8),
         lambda: model.evaluate(loader, y=zeros),
         lambda: model.evaluate(loader, sample_weight=zeros),
     ):

@@ -86,6 +86,12 @@ def check_text(name: str, value: Any, *, expected: str) -> None:
         raise UserError(f"{name}={value!r}; expected {expected}")
 
 
+def check_type(name: str, value: Any, expected: type) -> None:
+    """Raises UserError unless `value` is of a class that tfaccel offers."""
+    if not isinstance(value, expected):
+        raise UserError(f"{name}={value!r}; expected tfaccel.{expected.__name__}(...)")
+
+
 def check_only_with(config: Any, choice: str, fields_of: Mapping[str, Iterable[str]]) -> None:
     """Raises UserError for a field that is set and that another choice would take, not this one.
 

@@ -222,9 +222,12 @@ def _for_loaders(
     def wrapper(*args, **kwargs):
         call = signature.bind(*args, **kwargs)
         loader, test = call.arguments.get("x"), call.arguments.get("validation_data")
+        for each in (loader, test):
+            if isinstance(each, tf.data.Dataset):
+                _check_batches(each)
         if not isinstance(loader, Loader):
             return method(*args, **kwargs)
-        for name in ("y", "sample_weight"):
+        for name in ("y", "sample_weight", "batch_size"):
             if call.arguments.get(name) is not None:
                 raise UserError(f"{name} beside a loader, which brings its own; leave it out")
         tests = [test] if isinstance(test, Loader) else []
@@ -248,6 +251,17 @@ def _for_loaders(
             return method(*call.args, **call.kwargs)
 
     return wrapper
+
+
+def _check_batches(dataset: tf.data.Dataset) -> None:
+    """Raises UserError where some of an element has no rows: of a replica's part of none there."""
+    specs = tf.nest.flatten(dataset.element_spec)
+    shapes = [each.shape for each in specs if isinstance(each, tf.TensorSpec)]
+    if any(each.rank == 0 for each in shapes):
+        raise UserError(
+            f"the data set gives examples, of the shapes {', '.join(map(str, shapes))}; give it in "
+            "batches, as dataset.batch(rows)"
+        )
 
 
 def _check_outputs(model: keras.Model, loader: Loader, *, mixed: bool) -> None:

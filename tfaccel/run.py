@@ -22,7 +22,14 @@ import keras
 from tfaccel import methods, progress
 from tfaccel import runtime as runtime_lib
 from tfaccel.callbacks.checkpoints import Checkpoints
-from tfaccel.checks import check_batch, check_choice, check_dali, check_flag, check_names
+from tfaccel.checks import (
+    check_batch,
+    check_choice,
+    check_dali,
+    check_flag,
+    check_names,
+    check_type,
+)
 from tfaccel.cluster import Cluster, find
 from tfaccel.cluster.addresses import check_private
 from tfaccel.cluster.ray import undo_legacy_keras
@@ -183,7 +190,7 @@ class Run:
         """
         check_flag("shuffle", shuffle)
         check_names("loader", images, [field.name for field in dataclasses.fields(ImageConfig)])
-        dali = dali or DaliConfig()
+        dali = DaliConfig() if dali is None else dali
         if not isinstance(source, ImageSource | ArraySource):
             raise UserError(
                 f"source={source!r}; expected one of tfaccel.sources, e.g. "
@@ -194,8 +201,7 @@ class Run:
             raise UserError(
                 f"augment={augment!r}; expected a preset's name or tfaccel.AugmentConfig(...)"
             )
-        if not isinstance(dali, DaliConfig):
-            raise UserError(f"dali={dali!r}; expected tfaccel.DaliConfig(...)")
+        check_type("dali", dali, DaliConfig)
         num_threads = self._threads(dali.threads)
         data = open_images(
             source,
@@ -288,7 +294,8 @@ class Run:
         check_dali()
         from tfaccel.data import user_pipeline  # DALI: half a second, of those that use it
 
-        dali = dali or DaliConfig()
+        dali = DaliConfig() if dali is None else dali
+        check_type("dali", dali, DaliConfig)
         num_threads = self._threads(dali.threads)
         data = user_pipeline.open_pipeline(
             function,
@@ -365,17 +372,16 @@ class Run:
           **compile_args: as for `keras.Model.compile`, less `jit_compile`.
 
         Raises:
-          UserError: as `tfaccel.step.compile_model`.
+          UserError: a setting of `step` beside it, or as `tfaccel.step.compile_model`.
         """
-        step = step or StepConfig()
+        step = StepConfig() if step is None else step
+        check_type("step", step, StepConfig)
+        for name in compile_args.keys() & {each.name for each in dataclasses.fields(StepConfig)}:
+            raise UserError(f"{name} is of the step; give step=tfaccel.StepConfig({name}=...)")
+        if loss is not None:  # a model's own `compile` may take none
+            compile_args["loss"] = loss
         compile_model(
-            model,
-            self.strategy,
-            step,
-            xla=self.runtime.xla,
-            optimizer=optimizer,
-            loss=loss,
-            **compile_args,
+            model, self.strategy, step, xla=self.runtime.xla, optimizer=optimizer, **compile_args
         )
         methods.extend(model, step, guard=self.watchdog.guard)
 
@@ -412,10 +418,12 @@ class Run:
         """
         check_choice("resume", resume, RESUMES)
         check_flag("accept_changes", accept_changes)
+        config = CheckpointConfig() if config is None else config
+        check_type("config", config, CheckpointConfig)
         own = {"seed": self.runtime.seed, "precision": self.runtime.precision}
         return Checkpoints(
             pathlib.Path(folder).expanduser().absolute(),
-            config or CheckpointConfig(),
+            config,
             monitor=monitor,
             is_chief=self.cluster.is_chief,
             resume=resume,

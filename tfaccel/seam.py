@@ -394,8 +394,11 @@ def recorded(model, replica: Replica):
         patches.enter_context(_patched(keras.optimizers.LossScaleOptimizer, "apply", refuse))
         patches.enter_context(_patched(TensorFlowVariable, "_direct_assign", note_and_assign))
         patches.enter_context(_patched(keras.random.SeedGenerator, "next", own_seed))
-        refuse_masks = _refusing_masks(keras_loss.reduce_weighted_values)
-        patches.enter_context(_patched(keras_loss, "reduce_weighted_values", refuse_masks))
+        trust = _Trust(says=replica.local_index == 0)
+        of_parts = _reduced_in_parts(keras_loss.reduce_weighted_values, trust)
+        patches.enter_context(_patched(keras_loss, "reduce_weighted_values", of_parts))
+        counted = _counted_in_parts(keras.metrics.Mean.update_state, trust)
+        patches.enter_context(_patched(keras.metrics.Mean, "update_state", counted))
         if own is not None:
             own.__dict__["apply"] = keep  # past Keras's tracking of attributes
             patches.callback(own.__dict__.pop, "apply")
@@ -423,7 +426,26 @@ def noted(variables: list) -> Iterator[Recording]:
         yield recording
 
 
-def _refusing_masks(reduce_weighted_values: Callable) -> Callable:
+class _Trust:
+    """Says, once of each kind, what a user's function makes of all the rows that it is given."""
+
+    def __init__(self, *, says: bool):
+        self._said = set() if says else {"loss", "metric"}
+
+    def check(self, kind: str, values) -> None:
+        """Takes what a function gave for a part of a batch."""
+        if len(values.shape) > 0 or kind in self._said:
+            return
+        self._said.add(kind)
+        log.warning(
+            "step: a %s is one number for all the rows it is given, here those of a part of the "
+            "batch: right if it is the mean of what each row gives, wrong of anything else (a Dice "
+            "of the whole batch, say); let it return a number for each row",
+            kind,
+        )
+
+
+def _reduced_in_parts(reduce_weighted_values: Callable, trust: _Trust) -> Callable:
     """Returns Keras's reduction of a loss, which divides by rows, and by nothing else."""
 
     @functools.wraps(reduce_weighted_values)
@@ -434,9 +456,21 @@ def _refusing_masks(reduce_weighted_values: Callable) -> Callable:
                 "it by the elements that count, which parts of a batch have unequally; with "
                 "several replicas or accumulation give sample_weight instead, or use one replica"
             )
+        trust.check("loss", values)
         return reduce_weighted_values(values, sample_weight, mask, **settings)
 
     return reduce
+
+
+def _counted_in_parts(update_state: Callable, trust: _Trust) -> Callable:
+    """Returns `Mean.update_state`, which looks at what functions give."""
+
+    def update(metric, values, sample_weight=None):
+        if isinstance(metric, keras.metrics.MeanMetricWrapper):
+            trust.check("metric", values)
+        return update_state(metric, values, sample_weight)
+
+    return update
 
 
 @contextlib.contextmanager

@@ -157,7 +157,10 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         self._class_weight = None
         if class_weight is not None:
             if not self.class_names:
-                raise UserError("class_weight for data without classes; leave it out")
+                raise UserError(
+                    "class_weight for data of which no classes are known; leave it out, or let "
+                    "an example's third part be its weight: (x, y, weight)"
+                )
             labels = range(len(self.class_names))
             if not isinstance(class_weight, Mapping) or not set(class_weight) <= set(labels):
                 raise UserError(

@@ -6,6 +6,7 @@ functions set. `fit`, `evaluate` and `predict` stay Keras's own.
     compile_model(model, strategy, StepConfig(), xla=True, optimizer="adamw", loss=...)
 """
 
+import inspect
 import logging
 
 import keras
@@ -63,7 +64,7 @@ def compile_model(
         scaled = compile_args.pop("auto_scale_loss", True)
         optimizer = _scale_loss(optimizer, model, config) if scaled else optimizer
         _adopt(optimizer, strategy)
-        model.compile(optimizer, **compile_args, auto_scale_loss=False, jit_compile=False)
+        _compile(model, optimizer, compile_args)
     batch_norm.convert_back(model)
     if config.sync_batchnorm and num_replicas > 1:
         layers = batch_norm.convert(model)
@@ -113,6 +114,18 @@ def _check_layers(model, strategy, *, xla: bool) -> None:
 
 
 # What the model is compiled with.
+
+
+def _compile(model, optimizer, compile_args: dict) -> None:
+    """Calls the model's `compile`, which may be one of its own that takes little."""
+    ours = {"auto_scale_loss": False, "jit_compile": False}
+    parameters = inspect.signature(model.compile).parameters
+    takes_all = any(each.kind == each.VAR_KEYWORD for each in parameters.values())
+    taken = {name: each for name, each in ours.items() if takes_all or name in parameters}
+    model.compile(optimizer, **compile_args, **taken)
+    model.jit_compile = False
+    if optimizer in seam.optimizers_of(model.optimizer):
+        model.optimizer = optimizer  # without the loss scaling that Keras adds unasked
 
 
 def _scale_loss(optimizer, model, config: StepConfig):
