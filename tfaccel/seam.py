@@ -40,12 +40,10 @@ from collections.abc import Callable, Iterator, Sequence
 import keras
 import tensorflow as tf
 from keras.src import backend
-from keras.src.backend import get_keras_mask
 from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
 from keras.src.losses import loss as keras_loss
 from keras.src.models.functional import Functional, unpack_singleton
 from keras.src.optimizers.base_optimizer import BaseOptimizer
-from keras.src.trainers.compile_utils import MetricsList
 from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.distribute.values import DistributedVariable
 
@@ -390,15 +388,15 @@ def recorded(model, replica: Replica):
     direct_assign = TensorFlowVariable._direct_assign
     next_seed = keras.random.SeedGenerator.next
     with contextlib.ExitStack() as patches:
-        patches.enter_context(_patched(BaseOptimizer, "apply", refuse))
-        patches.enter_context(_patched(keras.optimizers.LossScaleOptimizer, "apply", refuse))
-        patches.enter_context(_patched(TensorFlowVariable, "_direct_assign", note_and_assign))
-        patches.enter_context(_patched(keras.random.SeedGenerator, "next", own_seed))
+        patches.enter_context(patched(BaseOptimizer, "apply", refuse))
+        patches.enter_context(patched(keras.optimizers.LossScaleOptimizer, "apply", refuse))
+        patches.enter_context(patched(TensorFlowVariable, "_direct_assign", note_and_assign))
+        patches.enter_context(patched(keras.random.SeedGenerator, "next", own_seed))
         trust = _Trust(says=replica.local_index == 0)
         of_parts = _reduced_in_parts(keras_loss.reduce_weighted_values, trust)
-        patches.enter_context(_patched(keras_loss, "reduce_weighted_values", of_parts))
+        patches.enter_context(patched(keras_loss, "reduce_weighted_values", of_parts))
         counted = _counted_in_parts(keras.metrics.Mean.update_state, trust)
-        patches.enter_context(_patched(keras.metrics.Mean, "update_state", counted))
+        patches.enter_context(patched(keras.metrics.Mean, "update_state", counted))
         if own is not None:
             own.__dict__["apply"] = keep  # past Keras's tracking of attributes
             patches.callback(own.__dict__.pop, "apply")
@@ -422,7 +420,7 @@ def noted(variables: list) -> Iterator[Recording]:
                 recording.before(variable)
         return direct_assign(variable, value)
 
-    with _patched(TensorFlowVariable, "_direct_assign", note_and_assign):
+    with patched(TensorFlowVariable, "_direct_assign", note_and_assign):
         yield recording
 
 
@@ -486,7 +484,7 @@ def layer_paths(*, xla: bool, all_reduce: Callable | None):
     with contextlib.ExitStack() as patches:
 
         def replace(layer, name, make):
-            patches.enter_context(_patched(layer, name, make(getattr(layer, name))))
+            patches.enter_context(patched(layer, name, make(getattr(layer, name))))
 
         replace(norm, "call", batch_norm.unbiased)
         if xla:
@@ -503,136 +501,9 @@ def layer_paths(*, xla: bool, all_reduce: Callable | None):
         yield
 
 
-# Padding.
-
-COUNTS_VALUES = {"keras.src.metrics.confusion_metrics", "keras.src.metrics.iou_metrics"}
-
-
 @contextlib.contextmanager
-def without_padding(model, real: tf.Tensor):
-    """Within the context, Keras's losses and metrics count no padding.
-
-    Where every row is padding, no metric changes: not even one that a model's own `train_step`
-    updates with the loss, which counts batches.
-
-    Args:
-      model: whose step is traced.
-      real: [rows] bool, which rows are not padding.
-    """
-    num_real = tf.reduce_sum(tf.cast(real, tf.float32))
-    before = [tf.identity(each._value) for each in model.metrics_variables]
-    reduce = _reduced_without_padding(keras_loss.reduce_weighted_values, real)
-    track = _tracking_rows(keras.metrics.Mean.update_state, model, num_real)
-    update = _updated_without_padding(real)
-    with (
-        _patched(keras_loss, "reduce_weighted_values", reduce),
-        _patched(keras.metrics.Mean, "update_state", track),
-        _patched(MetricsList, "update_state", update),
-    ):
-        yield
-    for variable, value in zip(model.metrics_variables, before, strict=True):
-        variable.assign(tf.where(num_real > 0, variable._value, value))
-
-
-def _reduced_without_padding(reduce_weighted_values: Callable, real: tf.Tensor) -> Callable:
-    """Returns Keras's reduction of a loss, with padding masked, as Keras masks time steps."""
-
-    # Past what refuses other masks than this one.
-    keras_own = getattr(reduce_weighted_values, "__wrapped__", reduce_weighted_values)
-
-    def reduce(values, sample_weight=None, mask=None, reduction="sum_over_batch_size", dtype=None):
-        if mask is not None and keras_own is not reduce_weighted_values:
-            return reduce_weighted_values(values, sample_weight, mask)
-        if reduction not in (None, "none"):  # reduced by whoever asked for it
-            _check_rows(values, real)
-            own = _with_rank(real, values if mask is None else mask)
-            mask = own if mask is None else own & tf.cast(mask, tf.bool)
-        return keras_own(values, _by_row(sample_weight, values), mask, reduction, dtype)
-
-    return reduce
-
-
-def _weighing_by_row(reduce_weighted_values: Callable) -> Callable:
-    """Returns Keras's reduction of a loss, in which a weight per row weighs all of a row's values.
-
-    Keras lines up weights [rows] with the last axis of values [rows, height, width]: an error, or a
-    wrong loss where there are as many rows as columns.
-    """
-
-    @functools.wraps(reduce_weighted_values)
-    def reduce(values, sample_weight=None, *args, **settings):
-        return reduce_weighted_values(values, _by_row(sample_weight, values), *args, **settings)
-
-    return reduce
-
-
-def _by_row(sample_weight, values):
-    is_per_row = sample_weight is not None and len(sample_weight.shape) == 1
-    return _with_rank(sample_weight, values) if is_per_row else sample_weight
-
-
-def _check_rows(values, real: tf.Tensor) -> None:
-    if values.shape.rank == 0 or not values.shape[:1].is_compatible_with(real.shape):
-        raise UserError(
-            f"a loss has values of shape {values.shape} for {real.shape[0]} rows; where batches "
-            "are padded it must return one for each row, as keras.ops.mean(..., axis=-1) or "
-            "keras.losses.Dice(axis=(1, 2, 3)) do; or use a loader with last_batch='drop'"
-        )
-
-
-def _tracking_rows(update_state: Callable, model, num_real: tf.Tensor) -> Callable:
-    """Returns `Mean.update_state`, in which Keras's own means of losses weigh by real rows."""
-
-    def update(metric, values, sample_weight=None):
-        outputs = model._compile_loss.metrics if model._compile_loss else []
-        if any(metric is each for each in (model._loss_tracker, *outputs)):
-            sample_weight = num_real
-        return update_state(metric, values, sample_weight)
-
-    return update
-
-
-def _updated_without_padding(real: tf.Tensor) -> Callable:
-    """Returns `MetricsList.update_state`, which gives metrics without weights the mask as such."""
-
-    def update(metrics, y_true, y_pred, sample_weight=None):
-        if sample_weight is None:
-            mask = get_keras_mask(y_pred)
-            sample_weight = tf.cast(_with_rank(real, real if mask is None else mask), tf.float32)
-        for metric in metrics.metrics:
-            try:
-                own = _as_it_weighs(metric, sample_weight, y_true)
-                metric.update_state(y_true, y_pred, sample_weight=own)
-            except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
-                raise UserError(
-                    f"the metric {metric.name} cannot leave out padding: it must take one sample "
-                    "weight per row, and a function must return one value per row; mend it, or use "
-                    f"a loader with last_batch='drop' ({error})"
-                ) from error
-
-    return update
-
-
-def _as_it_weighs(metric, weights: tf.Tensor, y_true: tf.Tensor) -> tf.Tensor:
-    """Returns weights [rows] as a metric takes them: of those that count values, for each value.
-
-    Keras lines up [rows] with the last axis there, which is an error, or wrong where both are as
-    long.
-    """
-    kinds = {each.__module__ for each in type(metric).__mro__}
-    if len(weights.shape) != 1 or not kinds & COUNTS_VALUES:
-        return weights
-    if not getattr(metric, "sparse_y_true", True):  # its classes are one value
-        y_true = y_true[..., 0]
-    return tf.broadcast_to(_with_rank(weights, y_true), tf.shape(y_true))
-
-
-def _with_rank(real: tf.Tensor, like) -> tf.Tensor:
-    return tf.reshape(real, [-1] + [1] * (len(like.shape) - 1))
-
-
-@contextlib.contextmanager
-def _patched(owner, name: str, value):
+def patched(owner, name: str, value):
+    """Within the context, an attribute of a class or module has another value."""
     is_own, original = name in owner.__dict__, owner.__dict__.get(name)
     setattr(owner, name, value)
     try:
@@ -705,8 +576,8 @@ def build_from_specs(model, *, change: Callable) -> Callable:
         look_up = _knowing_outputs(model, backend.compute_output_spec)
         with (
             model.distribute_strategy.scope(),
-            _patched(keras_loss, "reduce_weighted_values", by_row),
-            _patched(backend, "compute_output_spec", look_up),
+            patched(keras_loss, "reduce_weighted_values", by_row),
+            patched(backend, "compute_output_spec", look_up),
         ):
             model._symbolic_build(data_batch=change(specs))
         return adopt_metrics()
@@ -718,6 +589,31 @@ def build_from_specs(model, *, change: Callable) -> Callable:
                 adopt(variable, model.distribute_strategy)
 
     return build
+
+
+def _weighing_by_row(reduce_weighted_values: Callable) -> Callable:
+    """Returns Keras's reduction of a loss, in which a weight per row weighs all of a row's values.
+
+    Keras lines up weights [rows] with the last axis of values [rows, height, width]: an error, or a
+    wrong loss where there are as many rows as columns.
+    """
+
+    @functools.wraps(reduce_weighted_values)
+    def reduce(values, sample_weight=None, *args, **settings):
+        return reduce_weighted_values(values, by_row(sample_weight, values), *args, **settings)
+
+    return reduce
+
+
+def by_row(sample_weight, values):
+    """Returns weights of a loss's values: [rows] with as many axes as they have."""
+    is_per_row = sample_weight is not None and len(sample_weight.shape) == 1
+    return with_rank(sample_weight, values) if is_per_row else sample_weight
+
+
+def with_rank(rows: tf.Tensor, like) -> tf.Tensor:
+    """Returns [rows] as [rows, 1, ...], with as many axes as another tensor has."""
+    return tf.reshape(rows, [-1] + [1] * (len(like.shape) - 1))
 
 
 def _knowing_outputs(model, compute_output_spec: Callable) -> Callable:

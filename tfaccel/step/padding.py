@@ -3,17 +3,26 @@
 Takes a model and its step; gives a step of the same rows less the padding, or a refusal.
 
     step = leave_out_padding(model, model.test_step)
+
+Private names relied on: see tfaccel/seam.py.
 """
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable
 
 import keras
+import tensorflow as tf
+from keras.src.backend import get_keras_mask
+from keras.src.losses import loss as keras_loss
+from keras.src.trainers.compile_utils import MetricsList
 
 from tfaccel import seam
 from tfaccel.errors import UserError
 from tfaccel.step import totals
+
+COUNTS_VALUES = {"keras.src.metrics.confusion_metrics", "keras.src.metrics.iou_metrics"}
 
 
 def leave_out_padding(model: keras.Model, step: Callable) -> Callable:
@@ -47,10 +56,112 @@ def _without_padding(model, step: Callable, batch) -> dict:
     real = totals.real_rows(batch)
     if real is None:
         return step(batch)
-    with seam.without_padding(model, real):
+    with _left_out(model, real):
         return step(batch)
 
 
 def _takes_weights(update_state: Callable) -> bool:
     parameters = inspect.signature(update_state).parameters.values()
     return any(each.name == "sample_weight" or each.kind == each.VAR_KEYWORD for each in parameters)
+
+
+@contextlib.contextmanager
+def _left_out(model, real: tf.Tensor):
+    """Within the context, Keras's losses and metrics count no padding.
+
+    Where every row is padding, no metric changes: not even one that a model's own `train_step`
+    updates with the loss, which counts batches.
+
+    Args:
+      model: whose step is traced.
+      real: [rows] bool, which rows are not padding.
+    """
+    num_real = tf.reduce_sum(tf.cast(real, tf.float32))
+    before = [tf.identity(each._value) for each in model.metrics_variables]
+    reduce = _reduced_without_padding(keras_loss.reduce_weighted_values, real)
+    track = _tracking_rows(keras.metrics.Mean.update_state, model, num_real)
+    update = _updated_without_padding(real)
+    with (
+        seam.patched(keras_loss, "reduce_weighted_values", reduce),
+        seam.patched(keras.metrics.Mean, "update_state", track),
+        seam.patched(MetricsList, "update_state", update),
+    ):
+        yield
+    for variable, value in zip(model.metrics_variables, before, strict=True):
+        variable.assign(tf.where(num_real > 0, variable._value, value))
+
+
+def _reduced_without_padding(reduce_weighted_values: Callable, real: tf.Tensor) -> Callable:
+    """Returns Keras's reduction of a loss, with padding masked, as Keras masks time steps."""
+
+    # Past what refuses other masks than this one.
+    keras_own = getattr(reduce_weighted_values, "__wrapped__", reduce_weighted_values)
+
+    def reduce(values, sample_weight=None, mask=None, reduction="sum_over_batch_size", dtype=None):
+        if mask is not None and keras_own is not reduce_weighted_values:
+            return reduce_weighted_values(values, sample_weight, mask)
+        if reduction not in (None, "none"):  # reduced by whoever asked for it
+            _check_rows(values, real)
+            own = seam.with_rank(real, values if mask is None else mask)
+            mask = own if mask is None else own & tf.cast(mask, tf.bool)
+        return keras_own(values, seam.by_row(sample_weight, values), mask, reduction, dtype)
+
+    return reduce
+
+
+def _check_rows(values, real: tf.Tensor) -> None:
+    if values.shape.rank == 0 or not values.shape[:1].is_compatible_with(real.shape):
+        raise UserError(
+            f"a loss has values of shape {values.shape} for {real.shape[0]} rows; where batches "
+            "are padded it must return one for each row, as keras.ops.mean(..., axis=-1) or "
+            "keras.losses.Dice(axis=(1, 2, 3)) do; or use a loader with last_batch='drop'"
+        )
+
+
+def _tracking_rows(update_state: Callable, model, num_real: tf.Tensor) -> Callable:
+    """Returns `Mean.update_state`, in which Keras's own means of losses weigh by real rows."""
+
+    def update(metric, values, sample_weight=None):
+        outputs = model._compile_loss.metrics if model._compile_loss else []
+        if any(metric is each for each in (model._loss_tracker, *outputs)):
+            sample_weight = num_real
+        return update_state(metric, values, sample_weight)
+
+    return update
+
+
+def _updated_without_padding(real: tf.Tensor) -> Callable:
+    """Returns `MetricsList.update_state`, which gives metrics without weights the mask as such."""
+
+    def update(metrics, y_true, y_pred, sample_weight=None):
+        if sample_weight is None:
+            mask = get_keras_mask(y_pred)
+            sample_weight = tf.cast(
+                seam.with_rank(real, real if mask is None else mask), tf.float32
+            )
+        for metric in metrics.metrics:
+            try:
+                own = _as_it_weighs(metric, sample_weight, y_true)
+                metric.update_state(y_true, y_pred, sample_weight=own)
+            except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
+                raise UserError(
+                    f"the metric {metric.name} cannot leave out padding: it must take one sample "
+                    "weight per row, and a function must return one value per row; mend it, or use "
+                    f"a loader with last_batch='drop' ({error})"
+                ) from error
+
+    return update
+
+
+def _as_it_weighs(metric, weights: tf.Tensor, y_true: tf.Tensor) -> tf.Tensor:
+    """Returns weights [rows] as a metric takes them: of those that count values, for each value.
+
+    Keras lines up [rows] with the last axis there, which is an error, or wrong where both are as
+    long.
+    """
+    kinds = {each.__module__ for each in type(metric).__mro__}
+    if len(weights.shape) != 1 or not kinds & COUNTS_VALUES:
+        return weights
+    if not getattr(metric, "sparse_y_true", True):  # its classes are one value
+        y_true = y_true[..., 0]
+    return tf.broadcast_to(seam.with_rank(weights, y_true), tf.shape(y_true))
