@@ -8,6 +8,7 @@ Batch norm is as Keras has it: epsilon 0.001, a tenth of each batch to the movin
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 STEM, WIDTHS = 64, (192, 576, 768)
 
@@ -62,4 +63,6 @@ class _Residual(nn.Module):
 
 class _NinthOfMax(nn.Module):
     def forward(self, x):
-        return x.amax((2, 3)) / 9
+        # Not amax: of what is compiled in half precision its gradient finds no value equal to the
+        # maximum, and divides 0 by 0 (PyTorch 2.11).
+        return functional.max_pool2d(x, x.shape[2:]).flatten(1) / 9
