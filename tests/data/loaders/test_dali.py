@@ -248,9 +248,23 @@ def test_jpegs_as_pillow_decodes_them_and_not_turned(pixels, tmp_path, device, w
     difference = np.abs(image - expected(decoded, images, augment))
     if device is CPU:
         assert difference.max() < HALF_LEVEL
-    else:  # another decoder: it interpolates the chroma otherwise
+    else:  # another decoder
         assert difference.mean() < 1.5 / 255
         assert difference.max() < 10 / 255
+
+
+def test_colours_that_jpeg_stores_for_four_pixels_are_interpolated(tmp_path, device):
+    rng = np.random.default_rng(0)
+    colours = rng.integers(64, 192, size=(17, 64, 80, 3))
+    grey = colours.mean(axis=-1, keepdims=True)  # alike everywhere: colours alone differ
+    source = files_of(list((colours - grey + 128).astype(np.uint8)), tmp_path, "jpg", quality=95)
+    decoded = [np.asarray(PIL.Image.open(file)) for file in source.images.files]
+    images = ImageConfig(image_size=(64, 80))
+    image, _ = first_batch(source, AugmentConfig(), images, device=device)
+    difference = np.abs(image - expected(decoded, images, AugmentConfig()))
+    repeated = [each[::2, ::2].repeat(2, axis=0).repeat(2, axis=1) for each in decoded]
+    assert np.abs(np.stack(repeated) - np.stack(decoded, dtype=np.int32)).mean() > 5  # or no test
+    assert difference.mean() < (HALF_LEVEL if device is CPU else 1 / 255)
 
 
 def test_grey_and_transparent_files_among_colour_ones(pixels, tmp_path, device):
