@@ -77,7 +77,7 @@ def cached(files: list[pathlib.Path], shape: tuple, batch: int) -> tuple:
 def gathered(files: list[pathlib.Path], shape: tuple, batch: int) -> tuple:
     """Returns batches that are gathered by their images' shuffled numbers."""
     pixels, labels = decoded(files, shape)
-    data = gathered_whole(pixels, labels, batch, lambda images: images)
+    data = gathered_whole(pixels, labels, batch)
     return data.prefetch(tf.data.AUTOTUNE), {"steps_per_epoch": len(files) // batch}
 
 

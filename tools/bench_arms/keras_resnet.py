@@ -6,8 +6,8 @@ Speaks as protocol.py says. Settings:
     steps_per_execution     a number, or "epoch"
     data                    "device": all images are on the GPU, gathered there in the step;
                             "host": uint8 in the host's memory, gathered by tf.data, normalised by
-                            the model's first layer; "host float32": normalised by tf.data;
-                            "host to device": as "host", with tf.data's own copies to the GPU
+                            the model's first layer; "host to device": as "host", with
+                            tf.data's own copies to the GPU
     model, image_size       of keras.applications, and its images' height and width
     batch                   images of a step
     epoch_steps             of an epoch; "drop" where it is not given
@@ -64,9 +64,7 @@ def network(images: np.ndarray, settings: dict) -> keras.Model:
     constructors = {name.lower(): each for name, each in vars(keras.applications).items()}
     options = {"include_top": False, "weights": None, "pooling": "avg", "input_shape": shape}
     body = constructors[settings["model"].lower()](**options)
-    if settings["data"] == "host float32":
-        x = first = keras.Input(shape)
-    elif settings["data"] == "device":
+    if settings["data"] == "device":
         first = keras.Input((), dtype="int64")
         x = normalised(OnDevice(images)(first))
     else:
@@ -113,13 +111,7 @@ def dataset(images: np.ndarray, labels: np.ndarray, settings: dict) -> tf.data.D
     """Returns shuffled batches without end, gathered whole: quicker than image by image."""
     kind = settings["data"]
     x = np.arange(len(images)) if kind == "device" else images  # numbers, of what is there already
-
-    def of_batch(batch):
-        if kind == "host float32":
-            return (tf.cast(batch, tf.float32) / 255 - MEAN) / STD
-        return batch
-
-    batches = gathered_whole(x, labels, settings["batch"], of_batch)
+    batches = gathered_whole(x, labels, settings["batch"])
     if kind == "host to device":
         return batches.apply(tf.data.experimental.prefetch_to_device(device()))
     return batches.prefetch(tf.data.AUTOTUNE)

@@ -13,7 +13,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import keras
 import numpy as np
@@ -94,20 +94,19 @@ def random_images(number: int, size: int) -> np.ndarray:
     return np.resize(some, (number, size, size, 3))
 
 
-def gathered_whole(x: np.ndarray, y: np.ndarray, batch: int, of_batch: Callable) -> tf.data.Dataset:
+def gathered_whole(x: np.ndarray, y: np.ndarray, batch: int) -> tf.data.Dataset:
     """Returns shuffled batches without end, gathered whole: quicker than image by image.
 
     Args:
       x: all inputs, on the host.
       y: all labels.
       batch: rows of a step.
-      of_batch: makes of a batch of `x` what the model takes.
     """
     with tf.device("/cpu:0"):
         x, y = tf.constant(x), tf.constant(y)
     ids = tf.data.Dataset.range(len(x)).shuffle(len(x)).repeat().batch(batch, drop_remainder=True)
     return ids.map(
-        lambda rows: (of_batch(tf.gather(x, rows)), tf.gather(y, rows)),
+        lambda rows: (tf.gather(x, rows), tf.gather(y, rows)),
         num_parallel_calls=tf.data.AUTOTUNE,
     )
 
