@@ -94,9 +94,12 @@ def test_shapes_are_static_and_a_full_batch_weighs_one():
         assert batch[2].numpy().sum() == (12 if step < 3 else 1)
 
 
-@pytest.mark.parametrize(("last_batch", "steps"), [("drop", 3), ("repeat", 4)])
-def test_without_padding_there_are_no_weights(last_batch, steps):
-    loader = make_loader(plan={"last_batch": last_batch})
+@pytest.mark.parametrize(
+    ("last_batch", "num_examples", "steps"),
+    [("drop", 37, 3), ("repeat", 37, 4), ("pad", 36, 3)],
+)
+def test_without_padding_there_are_no_weights(last_batch, num_examples, steps):
+    loader = make_loader(num_examples=num_examples, plan={"last_batch": last_batch})
     batches = list(loader)
     assert len(batches) == len(loader) == steps
     assert all(len(batch) == 2 and len(batch[1]) == 12 for batch in batches)
@@ -265,6 +268,41 @@ def test_training_on_padded_batches_is_training_on_the_rows_that_there_are():
             reference.train_on_batch(x.numpy()[real], y.numpy()[real])
     for ours, wanted in zip(model.get_weights(), reference.get_weights(), strict=True):
         np.testing.assert_allclose(ours, wanted, rtol=1e-5, atol=1e-6)
+
+
+class OwnStep(keras.Model):
+    """Trains as Keras's guide has it, by a step that knows no weights."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            value = self.compute_loss(x, y, self(x, training=True))
+        grads = tape.gradient(value, self.trainable_weights)
+        self.optimizer.apply_gradients(zip(grads, self.trainable_weights, strict=True))
+        return {"loss": value}
+
+
+def own_step(num_replicas):
+    def make():
+        like = linear()
+        return OwnStep(like.inputs, like.outputs)
+
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return compiled(make, num_replicas, optimizer="sgd", loss=loss)
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_a_step_of_ones_own_takes_batches_that_come_out_even(num_replicas):
+    ours, reference = own_step(num_replicas), model_on(num_replicas)
+    for model in (ours, reference):
+        model.fit(make_loader(num_replicas, num_examples=36), epochs=2, verbose=0)
+    for one, other in zip(ours.get_weights(), reference.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_step_of_ones_own_that_takes_no_weights_is_told_of_padding():
+    with pytest.raises(UserError, match=r"train_step of the model .* a batch is \(x, y, weight\)"):
+        own_step(1).fit(make_loader(), verbose=0)
 
 
 def test_plain_arrays_after_a_loader_keep_keras_own_weights():

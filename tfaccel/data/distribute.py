@@ -82,7 +82,7 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         self.num_examples = data.plan.num_examples
         self.global_batch_size = data.plan.global_batch_size
         # Of bad files that are left out in the middle of a run, the rows become padding too.
-        self.pads = data.plan.last_batch == "pad" or data.skips_bad
+        self.pads = data.plan.pads or data.skips_bad
         self._devices, self._seed, self._num_threads = tuple(devices), seed, num_threads
         self._first_replica, self._strategy = first_replica, strategy
         self._class_weight, self._is_agreed, self._padding_is_known = None, False, False

@@ -10,6 +10,7 @@ Private names relied on: see tfaccel/seam.py.
 import contextlib
 import functools
 import inspect
+import traceback
 from collections.abc import Callable
 
 import keras
@@ -22,6 +23,7 @@ from tfaccel import seam
 from tfaccel.errors import UserError
 from tfaccel.step import totals
 
+OWN_STEPS = ("train_step", "test_step")  # that a model may have
 COUNTS_VALUES = {"keras.src.metrics.confusion_metrics", "keras.src.metrics.iou_metrics"}
 
 
@@ -57,7 +59,18 @@ def _without_padding(model, step: Callable, batch) -> dict:
     if real is None:
         return step(batch)
     with _left_out(model, real):
-        return step(batch)
+        try:
+            return step(batch)
+        except ValueError as error:
+            last = traceback.extract_tb(error.__traceback__)[-1].name
+            if last not in OWN_STEPS or "too many values to unpack" not in str(error):
+                raise
+            raise UserError(
+                f"{last} of the model {model.name} takes (x, y) apart, but a batch is (x, y, "
+                "weight), the weight 0 for padding: take it apart by "
+                "keras.utils.unpack_x_y_sample_weight and give the weight to self.compute_loss, or "
+                "use a loader with last_batch='drop'"
+            ) from error
 
 
 def _takes_weights(update_state: Callable) -> bool:
