@@ -195,10 +195,10 @@ def linear(seed=0):
     return keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
 
 
-def model_on(num_replicas, **settings):
+def model_on(num_replicas, make=linear, **settings):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     return compiled(
-        linear, num_replicas, optimizer="sgd", loss=loss, metrics=["accuracy"], **settings
+        make, num_replicas, optimizer="sgd", loss=loss, metrics=["accuracy"], **settings
     )
 
 
@@ -282,18 +282,14 @@ class OwnStep(keras.Model):
         return {"loss": value}
 
 
-def own_step(num_replicas):
-    def make():
-        like = linear()
-        return OwnStep(like.inputs, like.outputs)
-
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    return compiled(make, num_replicas, optimizer="sgd", loss=loss)
+def own_step():
+    like = linear()
+    return OwnStep(like.inputs, like.outputs)
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2])
 def test_a_step_of_ones_own_takes_batches_that_come_out_even(num_replicas):
-    ours, reference = own_step(num_replicas), model_on(num_replicas)
+    ours, reference = model_on(num_replicas, own_step), model_on(num_replicas)
     for model in (ours, reference):
         model.fit(make_loader(num_replicas, num_examples=36), epochs=2, verbose=0)
     for one, other in zip(ours.get_weights(), reference.get_weights(), strict=True):
@@ -302,7 +298,7 @@ def test_a_step_of_ones_own_takes_batches_that_come_out_even(num_replicas):
 
 def test_a_step_of_ones_own_that_takes_no_weights_is_told_of_padding():
     with pytest.raises(UserError, match=r"train_step of the model .* a batch is \(x, y, weight\)"):
-        own_step(1).fit(make_loader(), verbose=0)
+        model_on(1, own_step).fit(make_loader(), verbose=0)
 
 
 def test_plain_arrays_after_a_loader_keep_keras_own_weights():

@@ -54,7 +54,7 @@ def rows_of(loader, num_replicas=1):
     local = strategy_of(num_replicas).experimental_local_results
     batches = [[np.concatenate(local(each)) for each in batch] for batch in loader]
     image, label, *weight = (np.concatenate(each) for each in zip(*batches, strict=True))
-    real = weight[0] > 0 if loader.pads else np.full(len(label), True)
+    real = weight[0] > 0 if weight else slice(None)
     return image[real], label[real]
 
 

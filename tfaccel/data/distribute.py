@@ -81,8 +81,9 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         self.class_names = data.class_names
         self.num_examples = data.plan.num_examples
         self.global_batch_size = data.plan.global_batch_size
+        has_rest = data.plan.last_batch == "pad" and self.num_examples % self.global_batch_size > 0
         # Of bad files that are left out in the middle of a run, the rows become padding too.
-        self.pads = data.plan.pads or data.skips_bad
+        self.pads = has_rest or data.skips_bad
         self._devices, self._seed, self._num_threads = tuple(devices), seed, num_threads
         self._first_replica, self._strategy = first_replica, strategy
         self._class_weight, self._is_agreed, self._padding_is_known = None, False, False

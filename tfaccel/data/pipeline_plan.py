@@ -53,11 +53,6 @@ class PipelinePlan:
         return self.global_batch_size // self.num_replicas
 
     @property
-    def pads(self) -> bool:
-        """Whether an epoch has padding."""
-        return self.last_batch == "pad" and self.num_examples % self.global_batch_size > 0
-
-    @property
     def batches_per_epoch(self) -> int:
         """What the pipeline makes in an epoch: with "drop", more than the steps if it pads."""
         if self.reader_pads:

@@ -101,11 +101,6 @@ class Plan:
             return self.num_examples // self.global_batch_size
         return math.ceil(self.num_examples / self.global_batch_size)
 
-    @property
-    def pads(self) -> bool:
-        """Whether an epoch has padding."""
-        return self.last_batch == "pad" and self.num_examples % self.global_batch_size > 0
-
     def num_real(self, step: int) -> int:
         """Returns how many examples a step counts, over all replicas."""
         left = self.num_examples - step * self.global_batch_size

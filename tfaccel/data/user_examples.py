@@ -45,7 +45,6 @@ class EndlessPlan:
       num_steps: what is called an epoch.
       num_examples: None; a `shards.Plan` knows it.
       last_batch: no batch is ever padded.
-      pads: likewise.
     """
 
     global_batch_size: int
@@ -53,7 +52,6 @@ class EndlessPlan:
     num_steps: int
     num_examples: None = None
     last_batch: str = "drop"
-    pads: bool = False
 
     def __post_init__(self):
         """Checks that batches come out even."""

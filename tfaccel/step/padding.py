@@ -58,19 +58,24 @@ def _without_padding(model, step: Callable, batch) -> dict:
     real = totals.real_rows(batch)
     if real is None:
         return step(batch)
-    with _left_out(model, real):
-        try:
-            return step(batch)
-        except ValueError as error:
-            last = traceback.extract_tb(error.__traceback__)[-1].name
-            if last not in OWN_STEPS or "too many values to unpack" not in str(error):
-                raise
-            raise UserError(
-                f"{last} of the model {model.name} takes (x, y) apart, but a batch is (x, y, "
-                "weight), the weight 0 for padding: take it apart by "
-                "keras.utils.unpack_x_y_sample_weight and give the weight to self.compute_loss, or "
-                "use a loader with last_batch='drop'"
-            ) from error
+    with _left_out(model, real), _weights_explained(model):
+        return step(batch)
+
+
+@contextlib.contextmanager
+def _weights_explained(model):
+    """Within the context, a model's own step that knows no weights is told of them."""
+    try:
+        yield
+    except ValueError as error:
+        last = traceback.extract_tb(error.__traceback__)[-1].name
+        if last not in OWN_STEPS or "too many values to unpack" not in str(error):
+            raise
+        raise UserError(
+            f"{last} of the model {model.name} takes (x, y) apart, but a batch is (x, y, weight), "
+            "the weight 0 for padding: take it apart by keras.utils.unpack_x_y_sample_weight and "
+            "give the weight to self.compute_loss, or use a loader with last_batch='drop'"
+        ) from error
 
 
 def _takes_weights(update_state: Callable) -> bool:

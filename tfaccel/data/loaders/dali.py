@@ -167,5 +167,5 @@ def _decoder(dali: DaliConfig, device: Device) -> dict:
     # A GPU repeats the colours that JPEG stores for four pixels, unless it is told to interpolate
     # them as every other decoder does: of 1,000 ImageNet files one is 3.3 of 255 grey levels off in
     # its mean, 45 at most (H200, 2026-11-23), and what is exported sees other pixels.
-    as_others = {"jpeg_fancy_upsampling": True}
-    return {"device": "cpu" if device.cuda_ordinal is None else "mixed", **as_others, **set_hints}
+    decode = {"jpeg_fancy_upsampling": True, **set_hints}
+    return {"device": "cpu" if device.cuda_ordinal is None else "mixed", **decode}
