@@ -8,6 +8,7 @@ import re
 import shutil
 import time
 import weakref
+from unittest import mock
 
 import numpy as np
 import PIL.Image
@@ -19,6 +20,7 @@ import tensorflow as tf
 from tfaccel.config import AugmentConfig, DaliConfig, ImageConfig
 from tfaccel.data.feed import Feed
 from tfaccel.data.loaders import dali as dali_loader
+from tfaccel.data.loaders import dali_graph
 from tfaccel.data.loaders.dali import DaliStream
 from tfaccel.data.loaders.dali_handoff import Handoff
 from tfaccel.data.placement import Placement
@@ -253,18 +255,46 @@ def test_jpegs_as_pillow_decodes_them_and_not_turned(pixels, tmp_path, device, w
         assert difference.max() < 10 / 255
 
 
-def test_colours_that_jpeg_stores_for_four_pixels_are_interpolated(tmp_path, device):
+@pytest.mark.parametrize("window", ["stretch", "center_crop"])
+def test_colours_that_jpeg_stores_for_four_pixels_are_interpolated(tmp_path, device, window, capfd):
     rng = np.random.default_rng(0)
     colours = rng.integers(64, 192, size=(17, 64, 80, 3))
     grey = colours.mean(axis=-1, keepdims=True)  # alike everywhere: colours alone differ
     source = files_of(list((colours - grey + 128).astype(np.uint8)), tmp_path, "jpg", quality=95)
     decoded = [np.asarray(PIL.Image.open(file)) for file in source.images.files]
     images = ImageConfig(image_size=(64, 80))
-    image, _ = first_batch(source, AugmentConfig(), images, device=device)
-    difference = np.abs(image - expected(decoded, images, AugmentConfig()))
+    augment = AugmentConfig(window=window)
+    image, _ = first_batch(source, augment, images, device=device)
+    difference = np.abs(image - expected(decoded, images, augment))
     repeated = [each[::2, ::2].repeat(2, axis=0).repeat(2, axis=1) for each in decoded]
     assert np.abs(np.stack(repeated) - np.stack(decoded, dtype=np.int32)).mean() > 5  # or no test
     assert difference.mean() < (HALF_LEVEL if device is CPU else 1 / 255)
+    assert "fancy" not in capfd.readouterr().err  # or the CPU decoded
+
+
+@pytest.mark.parametrize(
+    ("window", "on", "interpolates"),
+    [
+        ("resized_center_crop", "mixed", True),
+        ("center_crop", "mixed", True),
+        ("random_resized_crop", "mixed", False),
+        ("random_crop", "mixed", False),
+        ("center_crop", "cpu", False),  # which always does
+    ],
+)
+def test_a_part_of_an_image_is_never_asked_to_be_interpolated(
+    monkeypatch, window, on, interpolates
+):
+    operators = mock.MagicMock()
+    monkeypatch.setattr(dali_graph, "fn", operators)
+    inputs = dict.fromkeys(("image", "label", "corner", "size"))
+    settings = {"decode": {"device": on}, "dtype": "float32"}
+    dali_graph.batch(inputs, ImageConfig(), AugmentConfig(window=window), **settings)
+    decoders = operators.decoders
+    asked = decoders.image if interpolates else decoders.image_slice
+    asked.assert_called_once()
+    assert asked.call_args.kwargs.get("jpeg_fancy_upsampling", False) == interpolates
+    assert operators.slice.called == interpolates
 
 
 def test_grey_and_transparent_files_among_colour_ones(pixels, tmp_path, device):

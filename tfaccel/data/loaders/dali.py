@@ -164,8 +164,4 @@ def _decoder(dali: DaliConfig, device: Device) -> dict:
     """Returns the decoder's arguments. A hint that is not set keeps DALI's default."""
     hints = {name: getattr(dali, name) for name in DECODER_HINTS}
     set_hints = {name: hint for name, hint in hints.items() if hint is not None}
-    # A GPU repeats the colours that JPEG stores for four pixels, unless it is told to interpolate
-    # them as every other decoder does: of 1,000 ImageNet files one is 3.3 of 255 grey levels off in
-    # its mean, 45 at most (H200, 2026-11-23), and what is exported sees other pixels.
-    decode = {"jpeg_fancy_upsampling": True, **set_hints}
-    return {"device": "cpu" if device.cuda_ordinal is None else "mixed", **decode}
+    return {"device": "cpu" if device.cuda_ordinal is None else "mixed", **set_hints}
