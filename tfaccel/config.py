@@ -162,6 +162,11 @@ class AugmentConfig:
             check_number(name, getattr(self, name), at_least=0, at_most=1)
         check_number("hue_degrees", self.hue_degrees, at_least=0, at_most=180)
 
+    @property
+    def has_random_window(self) -> bool:
+        """Whether each image's window is drawn anew in every epoch."""
+        return self.window.startswith("random")
+
 
 @dataclasses.dataclass(frozen=True)
 class ImageConfig:

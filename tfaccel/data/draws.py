@@ -34,7 +34,7 @@ def kinds(augment: AugmentConfig) -> tuple[str, ...]:
     mirrors = augment.horizontal_flip or augment.vertical_flip
     colors = augment.brightness, augment.contrast, augment.saturation, augment.hue_degrees
     wanted = {
-        "window": augment.window.startswith("random"),
+        "window": augment.has_random_window,
         "mirror": mirrors and not warps,
         "warp": warps,
         "color": any(each > 0 for each in colors),

@@ -74,7 +74,7 @@ def _geometry(encoded, *, inputs, images, augment, decode, grey, nearest=False):
 
 def _window(encoded, corner, size, augment, decode):
     """Decodes the window at `corner` of `size`, both [height, width] in pixels."""
-    if decode["device"] == "mixed" and not augment.window.startswith("random"):
+    if decode["device"] == "mixed" and not augment.has_random_window:
         # What evaluation and an export ask of. nvJPEG refuses to interpolate a part alone: DALI
         # then decodes it on the CPU, and says so in two lines an image (H200, 2026-11-23).
         image = fn.decoders.image(encoded, **decode, **INTERPOLATED)
