@@ -206,6 +206,20 @@ def test_out_of_memory_is_said():
     assert caught.value.out_of_memory
 
 
+def test_out_of_memory_that_only_the_log_tells_is_said():
+    def function():
+        print(
+            "dnn.cc:933] OOM when allocating tensor with shape[3382940] and type uint8", flush=True
+        )
+        raise RuntimeError(
+            "cuDNN launch failure : input shape ([64,128,128,64])" + " in a row" * 999
+        )
+
+    with pytest.raises(IsolatedError, match=r"\(out of memory\)") as caught:
+        run_isolated(function)
+    assert caught.value.out_of_memory
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [

@@ -42,6 +42,14 @@ def test_other_faults_are_not_taken_for_it(text):
     assert asked_bytes(text) is None
 
 
+def test_what_cudnn_had_no_room_for_is_told_by_the_log():
+    error = "INTERNAL: cuDNN launch failure : input shape ([64,128,128,64])"
+    full = "dnn.cc:933] OOM when allocating tensor with shape[3382940] and type uint8 on /job:"
+    assert is_out_of_memory(error, log=full)
+    assert not is_out_of_memory(error, log="dnn.cc:933] CUDNN_STATUS_EXECUTION_FAILED")
+    assert not is_out_of_memory("INVALID_ARGUMENT: of another cause", log=full)
+
+
 @pytest.mark.slow
 def test_tensorflows_own_errors_are_known():
     # Each takes 10 s: so long does TensorFlow wait for others to give memory back.

@@ -47,7 +47,8 @@ CHILD = (
 GRACE_S = 30.0
 GO = b"go"
 POLL_S = 0.05
-TAIL_BYTES = 4000
+KEPT_LETTERS = 2**16  # of what a child prints; TensorFlow's own traceback of an operation is 9,000
+TAIL_LETTERS = 4000  # of them, in which one that died says why
 TAIL_LINES = 15
 PR_SET_PDEATHSIG = 1  # Linux, prctl(2)
 
@@ -66,7 +67,8 @@ class IsolatedError(RunError):
     def __init__(self, name: str, outcome: dict, *, log: pathlib.Path, tail: str):
         """Puts the sentence together; `outcome` is what `_report` makes, or how the child ended."""
         self.type_name, self.reason = outcome.get("type_name"), outcome["reason"]
-        self.out_of_memory = is_out_of_memory(outcome.get("traceback", tail))
+        said = outcome.get("traceback", tail[-TAIL_LETTERS:])
+        self.out_of_memory = is_out_of_memory(said, log=tail)
         self.log = log
         raised = f"raised {self.type_name}: " if self.type_name else ""
         full = " (out of memory)" if self.out_of_memory else ""
@@ -284,7 +286,7 @@ class _Output:
             decoder, shown = key.data
             text = decoder.decode(data)
             self._log.write(data)
-            self.tail = (self.tail + text)[-TAIL_BYTES:]
+            self.tail = (self.tail + text)[-KEPT_LETTERS:]
             _show(text, shown)
         return bool(ready)
 

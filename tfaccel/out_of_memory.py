@@ -37,6 +37,8 @@ _SAYS = re.compile(
     ),
     re.IGNORECASE,
 )
+# Of batch norm without XLA, for one, where cuDNN had no room beside the tensors (TensorFlow 2.21).
+_LOGS_ITS_CAUSE = "cuDNN launch failure"
 _UNITS = {"B": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40, "bytes": 0}
 _XLA = re.compile(
     r"Out of memory (?:while trying to allocate|allocating) ([\d.]+) ?([KMGT]iB|B|by)"
@@ -46,9 +48,15 @@ _KERNEL = re.compile(r"OOM when allocating tensor with shape ?\[([\d,]*)\] and t
 _TYPE_BYTES = {"half": 2, "bfloat16": 2, "double": 8, "int64": 8, "uint8": 1, "int8": 1, "bool": 1}
 
 
-def is_out_of_memory(text: str) -> bool:
-    """Returns whether an error's text, or a process's last words, say that memory was full."""
-    return bool(_SAYS.search(text))
+def is_out_of_memory(text: str, *, log: str = "") -> bool:
+    """Returns whether an error's text, or a process's last words, say that memory was full.
+
+    Args:
+      text: of the error.
+      log: what its process printed until then, where that is known. It is asked of an error that
+        leaves its cause to the log.
+    """
+    return bool(_SAYS.search(text) or (_LOGS_ITS_CAUSE in text and _SAYS.search(log)))
 
 
 def asked_bytes(text: str) -> int | None:

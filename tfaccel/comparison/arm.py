@@ -21,7 +21,7 @@ import time
 from typing import NamedTuple, Protocol
 
 from tfaccel.config import Config
-from tfaccel.isolate import IsolatedError, run_isolated
+from tfaccel.isolate import TAIL_LETTERS, IsolatedError, run_isolated
 from tfaccel.out_of_memory import is_out_of_memory
 from tfaccel.table_text import cleaned
 
@@ -170,8 +170,9 @@ class ArmProcess:
 
     def _told(self, error: IsolatedError) -> ArmError:
         with contextlib.suppress(OSError):
-            last = self._log.read_text(errors="replace")[-4000:]
-            is_full = error.out_of_memory or (not error.type_name and is_out_of_memory(last))
+            printed = self._log.read_text(errors="replace")
+            said = error.reason if error.type_name else printed[-TAIL_LETTERS:]
+            is_full = error.out_of_memory or is_out_of_memory(said, log=printed)
             return ArmError(_sentence(error, is_full), out_of_memory=is_full)
         return ArmError(_sentence(error, error.out_of_memory), out_of_memory=error.out_of_memory)
 
