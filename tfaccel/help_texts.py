@@ -258,13 +258,14 @@ COMPARE = """usage: tfaccel compare --config=FILE [--steps=50] [--repeats=5] [--
 
   Trains some steps of the same job (data, batch, seed, recipe) plain: tf.data, float32 without
   TF32, no XLA, one GPU. Then XLA, TF32, mixed_float16, mixed_bfloat16, DALI, images in memory and
-  more GPUs (the batch divided over them) are added to the best so far, one at a time. Each is a
-  process of its own, timed in turn with the best so far, and kept if the middle half of its
-  stretches is above the other's and its losses agree with the plain one's; what was nearly as
-  fast is tried once more if the best has changed since. In the end the best is measured against
-  the plain one again. Pure float16 is shown as the ceiling and never chosen. One that fails is a
-  row that says why. Prints the table, and the command that trains as the best does; exit code 1
-  if nothing ran. Ctrl-C and SIGTERM end it with the report of what was measured before, in --out.
+  more GPUs (the batch divided over them) are added to the best so far, one at a time; the loaders
+  come first if the plain one waits for its batches most of the time. Each is a process of its
+  own, timed in turn with the best so far, and kept if the middle half of its stretches is above
+  the other's and its losses agree with the plain one's; what was nearly as fast is tried once
+  more if the best has changed since. In the end the best is measured against the plain one again.
+  Pure float16 is shown as the ceiling and never chosen. One that fails is a row that says why.
+  Prints the table, and the command that trains as the best does; exit code 1 if nothing ran.
+  Ctrl-C and SIGTERM end it with the report of what was measured before, in --out.
 
   --config=FILE   an experiment, as for `tfaccel train`
   --steps=50      of a stretch that is timed: about a second or more of each is good

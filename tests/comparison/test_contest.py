@@ -19,9 +19,9 @@ LOSSES = [2.3 * 0.97**step for step in range(60)]
 class Machine:
     """Arms with planted results; what is alive, and in which order stretches were asked for."""
 
-    def __init__(self, speeds, *, losses=None, faults=None, most_alive=9, jitter=0.01):
+    def __init__(self, speeds, *, losses=None, faults=None, most_alive=9, jitter=0.01, waited=0.1):
         self.speeds, self.losses, self.faults = speeds, losses or {}, faults or {}
-        self.most_alive, self.jitter = most_alive, jitter
+        self.most_alive, self.jitter, self.waited = most_alive, jitter, waited
         self.alive, self.asked, self.now, self.started = [], [], 0.0, []
 
     def start(self, variant, seed):
@@ -37,10 +37,10 @@ class Machine:
 
 
 class Arm:
-    first_step_s, peak_mib, waited = 7.0, (1000,), 0.1
+    first_step_s, peak_mib = 7.0, (1000,)
 
     def __init__(self, machine, variant, seed):
-        self.machine, self.variant = machine, variant
+        self.machine, self.variant, self.waited = machine, variant, machine.waited
         self.losses = [each * (1 + 0.03 * seed) for each in machine.losses.get(variant, LOSSES)]
         self.number = 0
 
@@ -92,6 +92,11 @@ def test_what_was_nearly_as_fast_is_tried_again_on_a_better_one_and_what_was_far
         assert contest.champion.variant == both
         again = Variant("dali_gpu", "float32", True, 1)
         assert any(each.variant == again for each in contest.rows) is expected
+
+
+@pytest.mark.parametrize(("waited", "first"), [(0.6, DALI), (0.4, XLA)])
+def test_what_bounds_the_plain_one_is_changed_first(waited, first):
+    assert held(Machine({PLAIN: 100.0}, waited=waited)).rows[1].variant == first
 
 
 def test_noise_within_the_spread_is_not_taken_for_a_gain():
@@ -228,7 +233,7 @@ def test_times_are_of_what_was_measured_in_turn():
 
 def test_a_grid_measures_every_combination():
     machine = Machine({PLAIN: 100.0, Variant("dali_gpu", "mixed_float16", True, 1): 900.0})
-    contest = held(machine, lambda levels, champion: every_combination(levels))
+    contest = held(machine, every_combination)
     assert {each.variant for each in contest.rows} >= {PLAIN, *every_combination(LEVELS)}
     assert contest.champion.variant == Variant("dali_gpu", "mixed_float16", True, 1)
 

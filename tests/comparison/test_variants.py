@@ -68,6 +68,11 @@ def test_what_was_slow_is_tried_once_more_on_a_better_one():
     assert len(tried) == len(set(tried))
 
 
+def test_what_feeds_the_step_comes_first_where_it_waits_for_it():
+    plan = one_by_one(CPU, lambda: CPU.plain, starved=True)
+    assert [each.loader for each in plan] == ["dali_cpu", "tf_data", "tf_data"]
+
+
 def test_the_grid_is_every_combination_once():
     variants = every_combination(levels_of(("tf_data", "dali_gpu"), num_gpus=2))
     assert len(variants) == len(set(variants)) == 2 * 4 * 2 * 2 - 1  # without the plain one

@@ -26,7 +26,9 @@ from tfaccel.comparison.variants import CEILING, SLOW, Levels, Variant
 NEAR = 0.8
 # Starts a variant's process, with the config's seed or so many more, and trains its first steps.
 Start = Callable[[Variant, int], Arm]
-Plan = Callable[[Levels, Callable[[], Variant]], Iterable[Variant]]
+Plan = Callable[[Levels, Callable[[], Variant], bool], Iterable[Variant]]
+# Part of the time from which on a step that waits for its batches is bound by them.
+STARVED = 0.5
 
 
 @dataclasses.dataclass
@@ -115,11 +117,12 @@ class Contest:
 
         Args:
           levels: what there is to choose from.
-          plan: which variants, in which order.
+          plan: which variants, in which order; it is told whether the plain one waits for batches.
         """
         with contextlib.closing(self):
             self._timed(self._challenge, levels.plain)
-            candidates, outcome = iter(plan(levels, lambda: self._base(levels))), None
+            starved = self.champion is not None and self.champion.waited > STARVED
+            candidates, outcome = iter(plan(levels, lambda: self._base(levels), starved)), None
             while True:
                 try:
                     sends = hasattr(candidates, "send")

@@ -229,8 +229,9 @@ def _how(contest: Contest, plan: str, facts: Facts, *, grid: bool) -> str:
     order = (
         "every combination"
         if grid
-        else "one factor at a time, added to the best so far; what was nearly as fast is "
-        "tried once more if the best has changed since"
+        else "one factor at a time, added to the best so far, the loaders first if the plain one "
+        "waits for its batches most of the time; what was nearly as fast is tried once more if the "
+        "best has changed since"
     )
     batch = (
         f" On several GPUs the batch of {facts.global_batch_size:,} is divided over them."

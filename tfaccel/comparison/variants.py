@@ -79,7 +79,7 @@ def levels_of(loaders: tuple[str, ...], *, num_gpus: int) -> Levels:
 
 
 def every_combination(
-    levels: Levels, champion: Callable[[], Variant] | None = None
+    levels: Levels, champion: Callable[[], Variant] | None = None, starved: bool = False
 ) -> list[Variant]:
     """Returns every combination but the plain one, few GPUs first."""
     names = tuple(reversed(FACTORS))
@@ -87,7 +87,9 @@ def every_combination(
     return [Variant(**dict(zip(names, each, strict=True))) for each in every][1:]
 
 
-def one_by_one(levels: Levels, champion: Callable[[], Variant]) -> Iterator[Variant]:
+def one_by_one(
+    levels: Levels, champion: Callable[[], Variant], starved: bool = False
+) -> Iterator[Variant]:
     """Yields the best so far with one factor changed: each level, factor by factor.
 
     It takes, by `send`, what became of the variant. What was `SLOW` is tried once more at the end,
@@ -96,8 +98,11 @@ def one_by_one(levels: Levels, champion: Callable[[], Variant]) -> Iterator[Vari
     Args:
       levels: what there is to choose from.
       champion: gives the best so far.
+      starved: whether the plain one waits for its batches: what feeds the step comes first then, as
+        nothing that makes it shorter is a gain before.
     """
-    changes = [(factor, each) for factor in FACTORS for each in getattr(levels, factor)[1:]]
+    factors = sorted(FACTORS, key=lambda each: each != "loader") if starved else FACTORS
+    changes = [(factor, each) for factor in factors for each in getattr(levels, factor)[1:]]
     tried = {levels.plain}
     for _ in range(PASSES):
         slow = []
