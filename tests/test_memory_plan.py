@@ -8,9 +8,11 @@ import pytest
 import tensorflow as tf
 from conftest import compiled
 
+from tfaccel import memory_plan
 from tfaccel.config import StepConfig
 from tfaccel.errors import RunError, UserError
 from tfaccel.memory_plan import OutOfMemoryError, Plan, explain, explained, read_plan
+from tfaccel.out_of_memory import is_out_of_memory
 
 GIB = 2**30
 # 10 GiB of 80 are fixed: the room of 70 GiB, less 5%, is 66.5.
@@ -162,6 +164,29 @@ def test_every_method_and_error_is_explained(trains, error):
             call(**arguments)
         assert ("accumulation_steps=4" in str(caught.value)) == trains
         assert "mixed_float16" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("plan", "is_explained"),
+    [
+        (Plan(GIB, GIB, GIB, activations=73 * GIB, others=GIB, limit=80 * GIB), True),
+        (Plan(GIB, GIB, GIB, activations=60 * GIB, others=GIB, limit=80 * GIB), False),
+        (Plan(GIB, GIB, GIB), False),  # of the CPU
+    ],
+)
+def test_an_error_that_names_no_cause_is_explained_if_memory_was_full(
+    plan, is_explained, monkeypatch
+):
+    def fit(x):
+        raise tf.errors.InternalError(None, None, "cuDNN launch failure : input shape ([64,8])")
+
+    monkeypatch.setattr(memory_plan, "read_plan", lambda model, text, trains: plan)
+    model = compiled(make, 1, optimizer="sgd", loss="mse")
+    expected = OutOfMemoryError if is_explained else tf.errors.InternalError
+    with pytest.raises(expected) as caught:
+        explained(fit, model, StepConfig())(np.ones((64, 8)))
+    # So that another process, which knows the text alone, takes it for what it is.
+    assert is_out_of_memory(str(caught.value)) == is_explained
 
 
 def test_a_batch_that_is_given_whole_is_known():

@@ -23,7 +23,7 @@ from tfaccel import seam
 from tfaccel.config import StepConfig
 from tfaccel.errors import RunError
 from tfaccel.gpu_usage import GpuUsage
-from tfaccel.out_of_memory import asked_bytes, is_out_of_memory
+from tfaccel.out_of_memory import asked_bytes, is_out_of_memory, leaves_its_cause_to_the_log
 from tfaccel.runtime import Device
 
 # Of the room for activations: pieces of it are lost between tensors of other sizes.
@@ -69,6 +69,14 @@ class Plan:
         said = ", ".join(f"{name} {_mib(each)}" for name, each in parts.items() if each is not None)
         return f"{said}{f' of {_mib(self.limit)}' if self.limit else ''} MiB on each replica"
 
+    @property
+    def is_full(self) -> bool:
+        """Whether no more was left than is lost in pieces; False where that is not known."""
+        if self.activations is None or not self.limit:
+            return False
+        taken = self.parameters + self.optimizer + self.gradients + self.activations
+        return taken + (self.others or 0) >= (1 - FRAGMENTS) * self.limit
+
     def fitting_rows(self, rows: int, *, kept_gradients: bool = False) -> int | None:
         """Returns how many rows would fit at a time; None where that is not known.
 
@@ -100,12 +108,16 @@ def explained(method: Callable, model: keras.Model, config: StepConfig) -> Calla
         try:
             return method(*args, **kwargs)
         except Exception as error:  # of TensorFlow, DALI, or a sentence that quotes one
-            if not is_out_of_memory(str(error)):
+            is_said = is_out_of_memory(str(error))
+            if not is_said and not leaves_its_cause_to_the_log(str(error)):
+                raise
+            plan = read_plan(model, str(error), trains=trains)
+            if not is_said and not plan.is_full:
                 raise
             arguments = signature.bind(*args, **kwargs).arguments
             raise OutOfMemoryError(
                 explain(
-                    read_plan(model, str(error), trains=trains),
+                    plan,
                     global_batch_size=_global_batch_size(signature, arguments),
                     num_replicas=model.distribute_strategy.num_replicas_in_sync,
                     parts=config.accumulation_steps if trains else None,

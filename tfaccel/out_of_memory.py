@@ -33,6 +33,8 @@ _SAYS = re.compile(
             "CUDA allocation failed",
             "cudaErrorMemoryAllocation",
             r"nvImageCodec failure: '#(5|15)'",
+            # tfaccel's own sentence (memory_plan.py), whose cause may not say it.
+            r"out of memory( with global_batch_size=\d+)?; use ",
         )
     ),
     re.IGNORECASE,
@@ -56,7 +58,12 @@ def is_out_of_memory(text: str, *, log: str = "") -> bool:
       log: what its process printed until then, where that is known. It is asked of an error that
         leaves its cause to the log.
     """
-    return bool(_SAYS.search(text) or (_LOGS_ITS_CAUSE in text and _SAYS.search(log)))
+    return bool(_SAYS.search(text) or (leaves_its_cause_to_the_log(text) and _SAYS.search(log)))
+
+
+def leaves_its_cause_to_the_log(text: str) -> bool:
+    """Returns whether an error's text does not tell a full memory from another fault."""
+    return _LOGS_ITS_CAUSE in text
 
 
 def asked_bytes(text: str) -> int | None:
