@@ -72,7 +72,9 @@ def choose_loader(
     if isinstance(source, ArraySource):
         return _for_arrays(source, images, device, num_local)
     if images.loader in ("dali_gpu", "dali_cpu", "tf_data"):
-        return Choice(images.loader, "it was asked for")
+        bitmaps = images.loader == "tf_data" and ".bmp" in _suffixes(source)
+        warning = "; of a BMP's palette it takes the indices for grey levels" if bitmaps else ""
+        return Choice(images.loader, f"it was asked for{warning}")
     stored, why = _storable_size(source, images, augment, num_threads=num_threads)
     if images.loader != "auto":
         if stored is None:
@@ -91,11 +93,17 @@ def choose_loader(
         why = f"all {len(source)} would take {_mib(needed)} of {_mib(free)} free on {place}"
     if on_gpu:
         return Choice("dali_gpu", f"{why}, so that they are decoded anew each epoch, on the GPU")
-    suffixes = {os.path.splitext(each)[1].lower() for each in source.images.files}
-    other = sorted(suffixes - TENSORFLOW_SUFFIXES) if source.images.are_files else []
+    other = sorted(_suffixes(source) - TENSORFLOW_SUFFIXES)
     if other:
         return Choice("dali_cpu", f"{why}, and TensorFlow does not decode every {other[0]}")
     return Choice("tf_data", f"{why}; on a CPU it decodes JPEG and PNG faster than DALI")
+
+
+def _suffixes(source: ImageSource) -> set[str]:
+    """Returns how the files' names end; nothing for what archives hold."""
+    if not source.images.are_files:
+        return set()
+    return {os.path.splitext(each)[1].lower() for each in source.images.files}
 
 
 def _storable_size(
