@@ -204,6 +204,22 @@ def test_what_there_is_no_time_for_is_left_out_and_said():
     assert machine.now <= 60 * 1.5
 
 
+def test_the_time_that_is_kept_is_what_duels_take_now_not_what_slow_ones_took():
+    class Uneven(Machine):
+        def start(self, variant, seed):
+            self.now += 60 if (variant, seed) == (XLA, 0) else 0
+            return super().start(variant, seed)
+
+    # 13 s the plain one, 16 s it with itself, 76 s XLA, of which two and the proof are reserved,
+    # 168 s; then 16 s each. Three of the longest would be 228 s.
+    rates = {PLAIN: 100.0, XLA: 150.0, XLA._replace(arithmetic="mixed_float16"): 200.0}
+    contest = held(Uneven(rates), minutes=(13 + 16 + 76 + 170) / 60)
+
+    assert row(contest, XLA._replace(arithmetic="mixed_float16")).status == "kept"
+    assert contest.rows[-1].status == "ceiling"
+    assert contest.proof
+
+
 def test_a_gain_that_does_not_hold_in_the_end_is_none():
     class Waking(Machine):
         def start(self, variant, seed):

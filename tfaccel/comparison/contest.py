@@ -110,7 +110,8 @@ class Contest:
         self.tolerance, self.noise, self.other_seed, self.proof = tolerance_of(0.0), None, (), ""
         self._arm = None  # the champion's
         self._fit_together = True
-        self._longest_s = 0.0  # of what a duel took
+        # What duels took: the plain one's with itself, as the proof's will, and the latest.
+        self._slow_s, self._latest_s = 0.0, 0.0
 
     def run(self, levels: Levels, plan: Plan) -> None:
         """Measures the plain one, all of the plan, the best against the plain one, and the ceiling.
@@ -129,12 +130,13 @@ class Contest:
                     variant = candidates.send(outcome) if sends else next(candidates)
                 except StopIteration:
                     break
-                # What is left must do for this one, for the proof, and for the ceiling.
-                outcome = self._timed(self._challenge, variant, needs=3)
+                # What is left must do for this one, for the ceiling, and for the proof.
+                needs_s = 2 * self._latest_s + self._slow_s
+                outcome = self._timed(self._challenge, variant, needs_s=needs_s)
             if self.champion:
                 self._prove()
                 ceiling = self.champion.variant._replace(arithmetic=CEILING)
-                self._timed(self._measure_ceiling, ceiling)
+                self._timed(self._measure_ceiling, ceiling, needs_s=self._latest_s)
 
     def close(self) -> None:
         """Ends what is alive."""
@@ -144,11 +146,11 @@ class Contest:
         """Returns what the next variant differs from."""
         return self.champion.variant if self.champion else levels.plain
 
-    def _timed(self, step: Callable, variant: Variant, *, needs: int = 1) -> str | None:
-        """Measures a variant, if there is time for so many more, and says what came of it."""
+    def _timed(self, step: Callable, variant: Variant, *, needs_s: float = 0.0) -> str | None:
+        """Measures a variant, if that much time is left, and says what came of it."""
         row = Row(len(self.rows) + 1, variant)
         self.rows.append(row)
-        if self._time_left() < needs * self._longest_s:
+        if self._time_left() < needs_s:
             row.status, row.why = "left out", "the time was over"
         else:
             try:
@@ -224,7 +226,7 @@ class Contest:
 
     def _prove(self) -> None:
         """Measures the champion in turn with the first again: keeping was a chain of such duels."""
-        if self.champion is self.reference or self._time_left() < self._longest_s:
+        if self.champion is self.reference or self._time_left() < self._slow_s:
             return
         first = Row(self.reference.number, self.reference.variant)
         try:
@@ -281,7 +283,8 @@ class Contest:
             raise
         row.take(arm)
         if math.isfinite(began):
-            self._longest_s = max(self._longest_s, began - self._time_left())
+            self._latest_s = began - self._time_left()
+            self._slow_s = self._slow_s or self._latest_s
         in_turn = len(others) == self._repeats
         return arm, others if in_turn else list(self.champion.rates), in_turn
 
