@@ -1,5 +1,6 @@
 """A function in a process of its own: what it returns, how it may fail, and that nothing stays."""
 
+import inspect
 import io
 import os
 import pathlib
@@ -60,6 +61,16 @@ def test_closures_and_lambdas_and_large_values_travel():
     scale = 3
     assert run_isolated(lambda each: scale * len(each), bytes(10**7)) == 3 * 10**7
     assert len(run_isolated(lambda: bytes(10**7))) == 10**7
+
+
+def test_its_source_is_found_as_autograph_looks_for_it():
+    def function():
+        def step():
+            return "the source of a step"
+
+        return inspect.getsource(step)
+
+    assert "the source of a step" in run_isolated(function)
 
 
 def test_paths_environment_and_folder_are_the_callers(monkeypatch, tmp_path):

@@ -15,8 +15,10 @@ returns comes back, through memory that no other process has.
 import codecs
 import contextlib
 import ctypes
+import io
 import json
 import logging
+import marshal
 import os
 import pathlib
 import pickle
@@ -27,6 +29,7 @@ import sys
 import tempfile
 import time
 import traceback
+import types
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, TextIO
 
@@ -150,9 +153,24 @@ def run_quietly(function: Callable, *args, **kwargs) -> Any:
             raise UserError(error.reason) from error
 
 
+class _Pickler(cloudpickle.Pickler):
+    """Keeps the names of files in code, which cloudpickle leaves out since 3.1.3.
+
+    Tracebacks and AutoGraph find the source by them. The child is of the same Python, so that
+    marshal, which keeps all that code has, will do.
+    """
+
+    def reducer_override(self, obj):
+        if isinstance(obj, types.CodeType):
+            return marshal.loads, (marshal.dumps(obj),)
+        return super().reducer_override(obj)
+
+
 def _pack(name: str, *task) -> bytes:
     try:
-        return cloudpickle.dumps(task)
+        packed = io.BytesIO()
+        _Pickler(packed).dump(task)
+        return packed.getvalue()
     except Exception as error:  # of whatever object it is that cannot be sent
         raise UserError(
             f"{name} cannot be sent to a process of its own ({type(error).__name__}: {error}); let "
