@@ -247,6 +247,21 @@ def test_times_are_of_what_was_measured_in_turn():
     assert row(contest, XLA).times == pytest.approx(1.5)
 
 
+def test_what_lost_to_the_best_is_not_above_it_where_the_chain_of_duels_said_more_than_the_last():
+    class Waking(Machine):
+        def start(self, variant, seed):
+            arm = super().start(variant, seed)
+            if self.started.count((PLAIN, 0)) > 1 and variant == PLAIN:
+                arm.variant = "awake"
+            return arm
+
+    slower = Variant("dali_gpu", "float32", True, 1)
+    speeds = {PLAIN: 100.0, "awake": 125.0, XLA: 150.0, slower: 135.0}
+    contest = held(Waking(speeds, jitter=0.0))
+    assert contest.champion.times == pytest.approx(1.2)  # measured with the first, in the end
+    assert row(contest, slower).times == pytest.approx(1.2 * 0.9)
+
+
 def test_a_grid_measures_every_combination():
     machine = Machine({PLAIN: 100.0, Variant("dali_gpu", "mixed_float16", True, 1): 900.0})
     contest = held(machine, every_combination)

@@ -47,7 +47,7 @@ class Row:
       losses: of each step, in order.
       apart: the losses' distance from the reference's.
       times: as fast as the first that ran: by what each was measured in turn with, so that what the
-        machine does at another time has no part in it.
+        machine does at another time has no part in it; the best by the first itself, in the end.
     """
 
     number: int
@@ -236,8 +236,10 @@ class Contest:
             return
         best, ratio = self.champion, times(rates, first.rates)
         self.proof = f"in the end {best.number} was {ratio:.2f} times as fast as {first.number}"
+        chained, best.times = best.times, ratio
+        for each in self.rows[best.number :]:  # all were measured in turn with the best
+            each.times = each.times and each.times * ratio / chained
         if is_faster(rates, first.rates, noise=self.noise or 0.0):
-            best.times = ratio
             best.why += f"; {self.proof}"
             return arm.close()
         best.status, best.why = "rejected", f"{best.why}; but {self.proof}, which is no gain"
