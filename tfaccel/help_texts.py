@@ -262,8 +262,9 @@ COMPARE = """usage: tfaccel compare --config=FILE [--steps=50] [--repeats=5] [--
   come first if the plain one waits for its batches most of the time. Each is a process of its
   own, timed in turn with the best so far, and kept if the middle half of its stretches is above
   the other's and its losses agree with the plain one's; what was nearly as fast is tried once
-  more if the best has changed since. In the end the best is measured against the plain one again.
-  Pure float16 is shown as the ceiling and never chosen. One that fails is a row that says why.
+  more if the best has changed since, and what was not half as fast in its first stretch has no
+  other. In the end the best is measured against the plain one again. Pure float16 is shown as the
+  ceiling and never chosen. One that fails is a row that says why.
   Prints the table, and the command that trains as the best does; exit code 1 if nothing ran.
   Ctrl-C and SIGTERM end it with the report of what was measured before, in --out.
 

@@ -9,7 +9,7 @@ import re
 import PIL.Image
 import pytest
 
-from tfaccel.comparison import page
+from tfaccel.comparison import page, plots
 from tfaccel.comparison.contest import Row
 from tfaccel.comparison.table import HEADS, Comparison
 from tfaccel.comparison.variants import Variant
@@ -109,6 +109,16 @@ def test_what_is_not_known_is_a_dash_and_what_is_not_finite_is_said():
     assert cells["images/s"] == cells["apart"] == cells["MiB"] == cells["start"] == "-"
     assert dict(zip(HEADS, made().cells(PARTED), strict=True))["apart"] == "NaN"
     assert dict(zip(HEADS, made().cells(CEILING), strict=True))["apart"] == ">99%"
+    once = dataclasses.replace(PARTED, rates=[900])  # of one stretch there is no spread
+    assert dict(zip(HEADS, made().cells(once), strict=True))["spread"] == "-"
+
+
+def test_a_short_curve_does_not_cut_the_others():
+    above, below = plots.loss_figure(made()).axes
+    for chart in (above, below):
+        last = [line.get_xdata()[-1] for line in chart.get_lines()]
+        assert min(last) < 41  # PARTED's
+        assert sorted(last)[1] > 50
 
 
 def test_nothing_ran():

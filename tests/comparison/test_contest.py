@@ -177,6 +177,42 @@ def test_stretches_take_turns():
     assert duel == [PLAIN, XLA, XLA, PLAIN, PLAIN, XLA]
 
 
+def test_what_is_far_behind_after_a_stretch_has_no_other():
+    machine = Machine({PLAIN: 100.0, XLA: 49.0, HALF: 51.0})
+    contest = held(machine)
+    assert machine.asked.count(XLA) == 1
+    assert len(row(contest, HALF).rates) == 3
+    assert row(contest, XLA).status == "rejected"
+    assert row(contest, XLA).times == pytest.approx(0.49, rel=0.02)
+    assert "0.49 times as fast as 1, in the one stretch that it was given" in row(contest, XLA).why
+
+
+def test_a_slow_one_does_not_take_the_time_of_all_others():
+    class Waiting(Machine):
+        def start(self, variant, seed):
+            arm = super().start(variant, seed)
+            stretch = arm.stretch
+
+            def slow():
+                self.now += 100 / self.speeds.get(arm.variant, 50.0)
+                return stretch()
+
+            arm.stretch = slow
+            return arm
+
+    # 2 s a stretch and 10 s a start, but 101 s for one of half precision.
+    contest = held(Waiting({PLAIN: 100.0, XLA: 80.0, HALF: 1.0, DALI: 200.0}), minutes=10)
+    assert contest.champion.variant == DALI
+    assert "left out" not in {each.status for each in contest.rows}
+
+
+def test_the_proof_has_all_stretches_however_much_faster_the_best_is():
+    machine = Machine({PLAIN: 100.0, XLA: 900.0})
+    held(machine)
+    proof = len(machine.asked) - machine.asked[::-1].index(PLAIN)
+    assert machine.asked[proof - 6 : proof].count(PLAIN) == 3
+
+
 def test_two_that_do_not_fit_together_are_measured_one_after_the_other():
     machine = Machine({PLAIN: 100.0, XLA: 150.0}, most_alive=1)
     contest = held(machine)

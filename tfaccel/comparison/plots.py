@@ -81,22 +81,23 @@ def loss_figure(comparison: Comparison):
     rows = [each for each in comparison.rows if each.losses]
     if not rows:
         return figure
-    reference, length = _reference(comparison), min(len(each.losses) for each in rows)
-    wanted = reference.losses[:length]
+    reference = _reference(comparison)
     others = sum(_label(comparison, each) is None for each in rows)
     for row in sorted(rows, key=lambda each: _label(comparison, each) is not None):
         label, style = _label(comparison, row), _style(comparison, row, reference)
         if label is None and others:
             label, others = f"{others} more", 0
-        curve = means(row.losses[:length], MOST_POINTS)
+        length = min(len(row.losses), len(reference.losses))
+        losses, wanted = row.losses[:length], reference.losses[:length]
+        curve = means(losses, MOST_POINTS)
         above.plot(_middles(curve, length), curve, label=label, **style)
-        apart = [100 * each for each in distances(row.losses[:length], wanted)]
+        apart = [100 * each for each in distances(losses, wanted)]
         below.plot(_middles(apart, length), apart, marker="o", markersize=3, **style)
     limit = 100 * comparison.tolerance
     below.axhspan(-limit, limit, color="#2e7d32", alpha=0.08, linewidth=0)
     below.text(0, limit, f" {limit:.1f}% allowed", va="bottom", fontsize=8, color="#2e7d32")
     # What is far out, as pure float16 may be, is not to press the others into a line.
-    smooth = means(wanted, MOST_POINTS)
+    smooth = means(reference.losses, MOST_POINTS)
     above.set_ylim(min(0, *smooth), 1.25 * max(smooth))
     below.set_ylim(-2 * limit, 2 * limit)
     above.set_title("training loss", loc="left", fontsize=10)

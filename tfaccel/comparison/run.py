@@ -246,7 +246,8 @@ def _how(contest: Contest, plan: str, facts: Facts, *, grid: bool) -> str:
         "checkpoints. One is kept if the middle half of its stretches is above the other's, by "
         "more than the plain one differs from itself in another process with another seed "
         f"({noise}), and if its losses are no further from the plain one's than twice that other "
-        f"seed's, or {FLOOR:.0%} ({contest.tolerance:.1%})."
+        f"seed's, or {FLOOR:.0%} ({contest.tolerance:.1%}). One that is less than half as fast in "
+        "its first stretch has no other."
     )
 
 

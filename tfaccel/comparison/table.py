@@ -171,8 +171,11 @@ class Comparison:
 
 
 def spread(row: Row) -> float | None:
-    """Returns the distance from the slowest stretch to the fastest, as a part of the median."""
-    return (max(row.rates) - min(row.rates)) / row.rate if row.rates else None
+    """Returns the distance from the slowest stretch to the fastest, as a part of the median.
+
+    None where there are not two.
+    """
+    return (max(row.rates) - min(row.rates)) / row.rate if len(row.rates) > 1 else None
 
 
 def as_preformatted(text: str) -> str:
