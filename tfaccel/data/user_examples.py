@@ -12,8 +12,6 @@ import collections
 import dataclasses
 import functools
 import logging
-import queue
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +23,7 @@ import tensorflow as tf
 
 from tfaccel.checks import check_choice, check_int
 from tfaccel.config import LAST_BATCHES, AugmentConfig
+from tfaccel.data.endings import ender
 from tfaccel.data.feed import Feed
 from tfaccel.data.placement import Placement
 from tfaccel.data.shards import Plan, Rows, check_even, part
@@ -189,8 +188,8 @@ class ExamplesStream(Iterator):
         self._make = functools.partial(_batch, examples, feed, placement, readers)
         self._submit = batches.submit
         for each in (batches, readers):
-            # Not its `shutdown`: the garbage collector may run in a thread that holds a lock of it.
-            weakref.finalize(self, _closer().put, each)
+            shutdown = functools.partial(each.shutdown, wait=False, cancel_futures=True)
+            weakref.finalize(self, ender(), shutdown)
         self._number = 0
         self._ahead = collections.deque()
         for _ in range(PREFETCH_BATCHES):
@@ -205,19 +204,6 @@ class ExamplesStream(Iterator):
     def _read_ahead(self) -> None:
         self._ahead.append(self._submit(self._make, self._number))
         self._number += 1
-
-
-@functools.cache
-def _closer() -> queue.SimpleQueue:
-    """Returns the queue of thread pools to end: its `put` waits for no lock."""
-    pools = queue.SimpleQueue()
-
-    def close():
-        while True:
-            pools.get().shutdown(wait=False, cancel_futures=True)
-
-    threading.Thread(target=close, name="pool-closer", daemon=True).start()
-    return pools
 
 
 def open_examples(

@@ -9,18 +9,14 @@ a second instead of 7,100, the GPU idle 12 to 18 ms of each 50 ms (H200, 2026-11
     image, label = next(batches)
     batches = Handoff(..., sizes=itertools.repeat(10))      # [10, rows, ...], for one launch
 
-One thread takes the pipeline's batches, one reads ahead of it, one gives DALI its memory back; one
-of all pipelines ends theirs. A batch is copied by TensorFlow, in its turn on the GPU; what DALI
-holds stays until that has run.
+One thread takes the pipeline's batches, one reads ahead of it, one gives DALI its memory back. A
+batch is copied by TensorFlow, in its turn on the GPU; what DALI holds stays until that has run.
 """
 
 import collections
 import concurrent.futures
 import ctypes
-import functools
 import itertools
-import queue
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 
@@ -28,14 +24,13 @@ import tensorflow as tf
 from nvidia.dali import Pipeline, tensors
 from nvidia.dali.backend import DLDeviceType
 
+from tfaccel.data.endings import ender
 from tfaccel.runtime import Device
 from tfaccel.to_host import make_to_host
 
 READ_AHEAD = 1  # batches, beside those that the pipeline holds
 COPIES_AHEAD = 2  # beside as many as the pipeline holds: copies that wait for their turn
 GROUPS_AHEAD = 2  # the same, of batches that come together
-
-_over = queue.SimpleQueue()  # pools whose Handoff is gone
 
 
 class Handoff(Iterator):
@@ -71,9 +66,9 @@ class Handoff(Iterator):
             concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=f"dali-{name}")
             for name in ("make", "read", "release")
         ]
-        _start_ending()
         ended = []  # or [True]
-        self._end = weakref.finalize(self, _end, pools, ended)  # no job has a reference to this
+        # No job has a reference to this.
+        self._end = weakref.finalize(self, _end, pools, ended, ender())
         self._making, reading, releasing = pools
         self._batches = _batches(
             pipeline,
@@ -102,26 +97,14 @@ class Handoff(Iterator):
             raise
 
 
-def _end(pools, ended: list) -> None:
+def _end(pools, ended: list, end_later: Callable) -> None:
     """Lets the threads end after their jobs: a batch is made, and those handed over are copied.
 
-    The garbage collector may come here in any thread, also in one that holds a lock of such a pool
-    or of all pools, as in `submit`; a SimpleQueue alone takes what comes then. Python itself does
-    the same at its exit, before DALI and TensorFlow end.
+    Python itself does the same at its exit, before DALI and TensorFlow end.
     """
     ended.append(True)
-    _over.put(pools)
-
-
-@functools.cache  # once for a process
-def _start_ending() -> None:
-    threading.Thread(target=_end_what_is_over, name="end-of-dali", daemon=True).start()
-
-
-def _end_what_is_over() -> None:
-    while True:
-        for pool in _over.get():
-            pool.shutdown()
+    for each in pools:
+        end_later(each.shutdown)
 
 
 def _batches(pipeline, read, first, *, device, sizes, reading, releasing, ended) -> Iterator[tuple]:

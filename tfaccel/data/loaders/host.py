@@ -6,6 +6,7 @@ Takes what to do at each of the three places; gives the endless iterator that ev
     image, label = next(stream)
 """
 
+import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 import tensorflow as tf
 
+from tfaccel.data.endings import ender
 from tfaccel.data.placement import Placement, untuned
 
 PREFETCH_BATCHES = 2  # made ahead of the step
@@ -52,6 +54,9 @@ class HostStream(Iterator):
           Whatever `begin` raises at its first batch.
         """
         self._device, self._resident, self._finish = placement.device, resident, None
+        # TensorFlow keeps the functions of a data set for good: they hold no reference to `begin`,
+        # or the images would be kept with it. It goes after the iterator, whose threads call it.
+        self._end_later, self._iterator, self._begin = ender(), None, begin
         finish = finish and tf.function(finish, autograph=False)
         like = begin(0)
         with tf.device(CPU):
@@ -71,9 +76,14 @@ class HostStream(Iterator):
             to_device = tf.data.experimental.prefetch_to_device(self._device.name, PREFETCH_BATCHES)
             dataset, self._finish = untuned(dataset.apply(to_device)), finish
         self._iterator = iter(dataset)
-        # After the iterator, so that it is freed before it. TensorFlow keeps the functions of a
-        # data set for good: they hold no reference to this, or the images would be kept with it.
-        self._begin = begin
+
+    def __del__(self, is_finalizing=sys.is_finalizing):
+        """Lets the iterator end in another thread: it waits for `begin`, which may be in this one.
+
+        The garbage collector may come here in any thread. (Python's own end is in none of them.)
+        """
+        if not is_finalizing():
+            self._end_later([self._begin, self._iterator].clear)  # from the last to the first
 
     def __next__(self):
         """Returns the next batch."""

@@ -1,0 +1,56 @@
+"""Ends in a thread of their own: in order, held by nothing afterwards, and before Python's own."""
+
+import threading
+import weakref
+
+from conftest import in_new_process
+
+from tfaccel.data.endings import ender
+
+SOON_S = 60
+
+
+def test_each_is_called_in_order_in_another_thread():
+    called, over = [], threading.Event()
+    for number in range(3):
+        ender()(lambda number=number: called.append((number, threading.current_thread())))
+    ender()(over.set)
+    assert over.wait(SOON_S)
+    assert [number for number, _ in called] == [0, 1, 2]
+    assert {thread for _, thread in called} != {threading.current_thread()}
+    assert len({thread for _, thread in called}) == 1
+
+
+def test_nothing_holds_what_was_called():
+    def end():
+        pass
+
+    called, over, end_later = weakref.ref(end), threading.Event(), ender()
+    end_later(end)
+    del end
+    end_later(over.set)
+    assert over.wait(SOON_S)
+    assert called() is None
+
+
+def test_python_ends_after_what_was_asked_for():
+    program = """
+import time
+from tfaccel.data.endings import ender
+ender()(lambda: time.sleep(0.5))
+ender()(lambda: print("ended", flush=True))
+"""
+    assert in_new_process(program) == "ended\n"
+
+
+def test_a_forked_child_which_has_no_such_thread_does_not_wait():
+    program = """
+import os, sys, time
+from tfaccel.data.endings import ender
+ender()
+began, child = time.monotonic(), os.fork()
+if child:
+    os.waitpid(child, 0)
+    print(time.monotonic() - began < 10)
+"""
+    assert in_new_process(program) == "True\n"
