@@ -205,7 +205,9 @@ def test_digits_in_real_processes(tmp_path, capsys):
     for each in results["rows"]:
         assert each["status"] != "failed", each["why"]
         assert each["first_step_s"] > 1
-        assert len(each["losses"]) >= 23 + 3 * 15
+        stretches = min(3, len(each["rates"]))  # of what is not half as fast, one
+        assert len(each["losses"]) >= 23 + stretches * 15
+        assert stretches in (1, 3)
         assert all(rate > 0 and math.isfinite(rate) for rate in each["rates"])
     assert results["rows"][-1]["status"] == "ceiling"
     assert "the best" in capsys.readouterr().out
