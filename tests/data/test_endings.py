@@ -45,7 +45,7 @@ ender()(lambda: print("ended", flush=True))
 
 def test_a_forked_child_which_has_no_such_thread_does_not_wait():
     program = """
-import os, sys, time
+import os, time
 from tfaccel.data.endings import ender
 ender()
 began, child = time.monotonic(), os.fork()

@@ -179,7 +179,7 @@ class Contest:
         faster = is_faster(row.rates, others, noise=self.noise or 0.0)
         row.times = times(row.rates, others) * self.champion.times
         turn = "" if in_turn else " (not in turn: both did not fit in memory)"
-        if len(row.rates) < self._repeats:
+        if len(row.rates) < self._repeats:  # then they were in turn
             turn = ", in the one stretch that it was given"
         ratio = f"{times(row.rates, others):.2f} times as fast as {self.champion.number}{turn}"
         if row.apart > self.tolerance:
@@ -291,8 +291,8 @@ class Contest:
                     elif self._arm:
                         with self._champion_may_fail():
                             others.append(self._arm.stretch())
-                is_far = others and row.rates[0] < FAR * others[0]
-                if number == 0 and is_far and not in_full:
+                may_end = number == 0 and others and not in_full
+                if may_end and row.rates[0] < FAR * others[0]:
                     break
         except BaseException:
             arm.close()

@@ -73,7 +73,7 @@ def test_it_may_be_collected_where_a_lock_is_held_that_it_needs(no_collector):
     assert is_gone(iterator)
 
 
-def test_a_first_batch_that_fails_is_said_and_leaves_nothing():
+def test_a_first_batch_that_fails_is_said():
     def begin(number):
         raise OSError("no such disk")
 
