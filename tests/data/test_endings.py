@@ -1,11 +1,12 @@
 """Ends in a thread of their own: in order, held by nothing afterwards, and before Python's own."""
 
+import gc
 import threading
 import weakref
 
 from conftest import in_new_process
 
-from tfaccel.data.endings import ender
+from tfaccel.data.endings import ender, is_collecting
 
 SOON_S = 60
 
@@ -31,6 +32,32 @@ def test_nothing_holds_what_was_called():
     end_later(over.set)
     assert over.wait(SOON_S)
     assert called() is None
+
+
+def test_it_is_known_where_the_collector_is_at_work():
+    class Garbage:
+        def __init__(self):
+            self.itself = self
+
+        def __del__(self):
+            found.append((is_collecting(), in_another()))
+
+    def in_another():
+        said = []
+        thread = threading.Thread(target=lambda: said.append(is_collecting()))
+        thread.start()
+        thread.join()
+        return said[0]
+
+    ender()
+    found = []
+    Garbage()
+    gc.collect()
+    dropped = Garbage()
+    dropped.itself = None
+    del dropped
+    assert found == [(True, False), (False, False)]
+    assert not is_collecting()
 
 
 def test_python_ends_after_what_was_asked_for():

@@ -1,5 +1,6 @@
 """The stream below the loaders on the CPU: that it ends, wherever it is dropped."""
 
+import gc
 import threading
 import time
 import weakref
@@ -27,20 +28,29 @@ def is_gone(reference):
     return reference() is None
 
 
+class Holder:
+    """Garbage, once it is dropped, that only the collector finds."""
+
+    def __init__(self, stream):
+        self.stream, self.itself = stream, self
+
+
 def test_it_may_be_collected_in_a_thread_of_its_own(no_collector):
     """Of old that thread waited for itself, and nothing was collected in the process any more."""
-    held, waited_for, back = {}, threading.Event(), threading.Event()
+    waited_for, back = threading.Event(), threading.Event()
 
     def begin(number):
         if number == 4:
             waited_for.wait()
-            held.clear()  # as the garbage collector does, anywhere
+            gc.collect()  # as it comes by itself, anywhere
             back.set()
         return numbers(number)
 
-    held["stream"] = HostStream(begin, None, placement=PLACEMENT)
-    np.testing.assert_array_equal(next(held["stream"])["x"], numbers(0)["x"])
-    iterator = weakref.ref(held["stream"]._iterator)
+    holder = Holder(HostStream(begin, None, placement=PLACEMENT))
+    np.testing.assert_array_equal(next(holder.stream)["x"], numbers(0)["x"])
+    iterator = weakref.ref(holder.stream._iterator)
+    del holder
+    assert iterator() is not None
     waited_for.set()
     assert back.wait(SOON_S)
     assert is_gone(iterator)
@@ -54,23 +64,35 @@ def test_it_may_be_collected_where_a_lock_is_held_that_it_needs(no_collector):
         with lock:
             return numbers(number)
 
-    held = {"stream": HostStream(begin, None, placement=PLACEMENT)}
-    iterator = weakref.ref(held["stream"]._iterator)
+    held = [Holder(HostStream(begin, None, placement=PLACEMENT))]
+    iterator = weakref.ref(held[0].stream._iterator)
 
     def collect():
-        next(held["stream"])
+        next(held[0].stream)
         while begun.acquire(timeout=1):
             pass  # all are made that are made ahead
         with lock:
-            next(held["stream"])
+            next(held[0].stream)
             begun.acquire()  # another one is begun, and waits for the lock
             held.clear()
+            gc.collect()
 
     collecting = threading.Thread(target=collect, daemon=True)
     collecting.start()
     collecting.join(SOON_S)
     assert not collecting.is_alive()
     assert is_gone(iterator)
+
+
+def test_what_is_dropped_otherwise_ends_at_once(no_collector):
+    def begin(number):
+        return numbers(number)
+
+    stream = HostStream(begin, None, placement=PLACEMENT)
+    next(stream)
+    ended = [weakref.ref(each) for each in (stream._iterator, begin)]
+    del stream, begin
+    assert [each() for each in ended] == [None, None]
 
 
 def test_a_first_batch_that_fails_is_said():

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.data.endings import ender
+from tfaccel.data.endings import ender, is_collecting
 from tfaccel.data.placement import Placement, untuned
 
 PREFETCH_BATCHES = 2  # made ahead of the step
@@ -78,11 +78,11 @@ class HostStream(Iterator):
         self._iterator = iter(dataset)
 
     def __del__(self, is_finalizing=sys.is_finalizing):
-        """Lets the iterator end in another thread: it waits for `begin`, which may be in this one.
+        """Lets the iterator, where it is collected, end in another thread, and else at once.
 
-        The garbage collector may come here in any thread. (Python's own end is in none of them.)
+        It waits for `begin`, which may be in this very thread, or may want a lock that it holds.
         """
-        if not is_finalizing():
+        if is_collecting() and not is_finalizing():
             self._end_later([self._begin, self._iterator].clear)  # from the last to the first
 
     def __next__(self):
