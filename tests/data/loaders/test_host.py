@@ -29,10 +29,19 @@ def is_gone(reference):
 
 
 class Holder:
-    """Garbage, once it is dropped, that only the collector finds."""
+    """Garbage, once it is dropped, that only the collector finds, and is not soon done with."""
 
     def __init__(self, stream):
-        self.stream, self.itself = stream, self
+        self.before, self.stream, self.after = Slow(), stream, Slow()
+        self.itself = self
+
+
+class Slow:
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        time.sleep(0.2)
 
 
 def test_it_may_be_collected_in_a_thread_of_its_own(no_collector):

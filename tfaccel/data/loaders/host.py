@@ -83,7 +83,9 @@ class HostStream(Iterator):
         It waits for `begin`, which may be in this very thread, or may want a lock that it holds.
         """
         if is_collecting() and not is_finalizing():
-            self._end_later([self._begin, self._iterator].clear)  # from the last to the first
+            # Taken away from here, or the collector, which is not done, would still end it itself.
+            held = [vars(self).pop(name) for name in ("_begin", "_iterator")]
+            self._end_later(held.clear)  # from the last to the first
 
     def __next__(self):
         """Returns the next batch."""
