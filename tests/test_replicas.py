@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 from conftest import compiled, strategy_of
 from keras import layers
+from tensorflow.python.distribute import values, values_util
 
 from tfaccel import UserError, seam
 from tfaccel.config import StepConfig
@@ -205,7 +206,8 @@ def test_weights_of_samples_and_classes():
     assert_fits_alike(pair, class_weight={0: 2.0, 1: 0.5, 2: 1.0})
 
 
-def test_metrics_of_ones_own_and_made_outside_the_scope():
+@pytest.mark.parametrize("xla", [False, True])
+def test_metrics_of_ones_own_and_made_outside_the_scope(xla):
     def make():
         last = layers.Dense(1, activation="sigmoid")
         return keras.Sequential([keras.Input((3,)), last])
@@ -213,9 +215,43 @@ def test_metrics_of_ones_own_and_made_outside_the_scope():
     def metrics():
         return [keras.metrics.AUC(name="auc"), keras.metrics.F1Score(threshold=0.5), Above()]
 
-    pair = both(make, loss=lambda: "binary_crossentropy", metrics=metrics)
+    pair = both(make, loss=lambda: "binary_crossentropy", metrics=metrics, xla=xla)
     y = (Y[:, np.newaxis] > 0).astype("float32")
     assert_fits_alike(pair, y=y, validation_data=(X, y))
+
+
+class FromThree(Above):
+    """The same, from 3 on."""
+
+    def reset_state(self):
+        self.total.assign(3.0)
+
+
+def test_an_epoch_asks_the_strategy_for_no_metric(monkeypatch):
+    """Which would share out and add each value by itself: milliseconds between two epochs."""
+
+    def metrics():
+        return ["accuracy", FromThree()]
+
+    pair = both(small, metrics=metrics, xla=True)
+    assert_fits_alike(pair, validation_data=(X, Y))
+    for name in ("on_read_assign_cross_replica", "on_read_assign_add_cross_replica"):
+        monkeypatch.setattr(values_util, name, refuse)
+    monkeypatch.setattr(values.SyncOnReadVariable, "_get_cross_replica", refuse)
+    assert_fits_alike(pair, validation_data=(X, Y))
+
+
+def refuse(*_, **__):
+    raise AssertionError("the strategy was asked")
+
+
+def test_metrics_are_reset_to_what_their_sum_is_on_one_device():
+    ours, _ = both(small, metrics=lambda: [FromThree()])
+    ours.fit(X, Y, **FIT)
+    ours.reset_metrics()
+    for variable in ours.metrics_variables:
+        values = [each.numpy() for each in seam.components(variable)]
+        assert values == ([3.0, 0.0] if variable.path.startswith("above") else [0.0, 0.0])
 
 
 class OwnStep(keras.Model):

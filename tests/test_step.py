@@ -420,6 +420,52 @@ def test_a_train_step_of_the_users_own_runs(setup):
     assert history["own"][1] < history["own"][0]
 
 
+def test_an_epochs_metrics_are_not_worked_out_twice(setup, monkeypatch):
+    model, first = trained_here(setup(), "sgd", tested=True)
+    for kind in (keras.metrics.Mean, keras.metrics.SparseCategoricalAccuracy):
+        monkeypatch.setattr(kind, "result", lambda _: pytest.fail("the metric was asked"))
+    model, again = fitted(model, tested=True)
+    assert list(again) == list(first)
+
+
+class SaysItsLastLoss(keras.Model):
+    """By a step of its own, whose loss is of the batch; the metric's is of the epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(3)
+        self.mean = keras.metrics.Mean(name="loss")
+
+    def call(self, x):
+        return self.dense(keras.ops.reshape(x, (-1, 64)))
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            value = loss()(y, self(x, training=True))
+        grads = tape.gradient(value, self.trainable_weights)
+        self.optimizer.apply_gradients(zip(grads, self.trainable_weights, strict=True))
+        self.mean.update_state(value)
+        return {"loss": value}
+
+    @property
+    def metrics(self):
+        return [self.mean]
+
+
+def test_an_epochs_log_is_the_metric_of_that_name(setup):
+    def made():
+        keras.utils.set_random_seed(0)
+        return SaysItsLastLoss()
+
+    run, keras_own = setup(), made()
+    keras_own.compile("sgd", jit_compile=False)
+    with run.scope():
+        model = made()
+    run.compile(model, "sgd")
+    assert_same(fitted(model), fitted(keras_own), rtol=1e-5)
+
+
 def test_keras_callbacks_change_the_learning_rate(setup):
     schedule = keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (epoch + 1))
     model, history = trained_here(setup(), "sgd", make=small, callbacks=[schedule])

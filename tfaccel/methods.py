@@ -64,6 +64,12 @@ def extend(model: keras.Model, config: StepConfig, *, guard: Callable) -> None:
         method = types.MethodType(getattr(type(model), name), model)
         # Within the guard, or it would look for a lost worker where memory is full.
         setattr(model, name, _guarded(explained(wrap(method), model, config), model, guard))
+    if several := model.distribute_strategy.num_replicas_in_sync > 1:
+        replicas = seam.local_replicas(model.distribute_strategy)
+        model.reset_metrics = functools.partial(seam.reset_metrics, model, replicas)
+    if not seam.runs_eagerly(model) and (several or seam.has_steps_of_keras(model)):
+        # A step's logs are the metrics' results: Keras would work out those once more.
+        model._get_metrics_result_or_logs = lambda logs: logs
 
 
 def _without_padding(predict: Callable) -> Callable:

@@ -201,6 +201,15 @@ def runs_eagerly(model) -> bool:
     return model.run_eagerly or tf.config.functions_run_eagerly()
 
 
+def has_steps_of_keras(model) -> bool:
+    """Returns whether the model trains and tests as Keras has it, by no step of its own."""
+    names = ("train_step", "test_step")
+    return all(
+        getattr(getattr(model, each), "__func__", None) is getattr(keras.Model, each)
+        for each in names
+    )
+
+
 def takes_labels(model) -> bool:
     """Returns whether the model's loss is the cross-entropy of labels, not of probabilities."""
     sparse = keras.losses.SparseCategoricalCrossentropy
@@ -287,9 +296,30 @@ def as_replica(model, replica: Replica):
         distribute_lib._pop_per_thread_mode()
 
 
+def reset_metrics(model, replicas: Sequence[Replica]) -> None:
+    """Resets the metrics on this process's replicas, over which they are summed.
+
+    What is not reset to zero is the first replica's alone. Keras would have the strategy share each
+    value out, and read the variable for nothing: 3 ms for each between two epochs, in a profile of
+    two H100s (2026-11-24).
+    """
+    variables = model.metrics_variables
+    for replica in replicas:
+        own = [
+            components(each)[replica.local_index] if is_distributed(each) else each._value
+            for each in variables
+        ]
+        with tf.device(replica.device), metrics_as(model, own):
+            if replica.local_index == 0:
+                type(model).reset_metrics(model)
+            if replica.index > 0:
+                for each in own:
+                    each.assign(tf.zeros(each.shape, each.dtype))
+
+
 @contextlib.contextmanager
-def metrics_as(model, values: list[tf.Tensor]):
-    """Within the context, the metrics' variables read as `values`."""
+def metrics_as(model, values: list):
+    """Within the context, the metrics' variables stand for `values`."""
     variables = model.metrics_variables
     own = [each._value for each in variables]
     try:

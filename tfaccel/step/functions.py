@@ -398,7 +398,8 @@ def _update(
         metrics = [tf.where(spoilt, old, new) for old, new in pairs]
         logs[finite.LOG] = watch.code()
     with seam.metrics_as(model, metrics):
-        results = model.get_metrics_result()
+        # Within: a metric may give a variable of its own, as Keras's guide has it.
+        results = tf.nest.map_structure(tf.convert_to_tensor, model.get_metrics_result())
     # A log that no metric is of is the step's own value: its mean over rows.
     own = {name: results.get(name, value / rows) for name, value in totals.logs.items()}
     return own | logs
