@@ -259,9 +259,10 @@ def test_what_a_callback_trains_has_its_own_logs(train):
     trained = []
     for others in ([], [Sees()]):
         model, trains = model_of(), Trains(train)
+        before = model._get_metrics_result_or_logs
         trained.append([fit(model, epochs=2, callbacks=[trains, *others]), trains.seen])
         assert model.train_function.launched is None
-        assert "_get_metrics_result_or_logs" not in vars(model)
+        assert model._get_metrics_result_or_logs == before
     assert trained[0] == trained[1]
 
 

@@ -277,7 +277,13 @@ class Layout:
         return self._totals.with_tensors(tf.nest.pack_sequence_as(self._totals.tensors(), flat))
 
     def _members(self, dtype) -> list[int]:
-        return [index for index, each in enumerate(self._dtypes) if each == dtype]
+        """Returns which tensors lie in a dtype's vector, the largest last.
+
+        Where XLA compiles for a GPU, it joins each 128 of many first, from the front, and only then
+        those with the rest: ResNet-50's gradients were copied twice (two H100s, 2026-11-24).
+        """
+        members = [index for index, each in enumerate(self._dtypes) if each == dtype]
+        return sorted(members, key=lambda index: self._specs[index].shape.num_elements())
 
 
 def _travels_as(dtype: tf.DType, wanted: str | None) -> tf.DType:
