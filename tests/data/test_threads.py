@@ -108,6 +108,20 @@ def test_the_choice_is_made_anew_where_later_items_are_others(work, monkeypatch,
     assert caplog.messages[-1] == "data: in 4 threads again, which are quicker now"
 
 
+def test_what_a_busy_moment_chose_is_not_gone_on_with_for_long(monkeypatch):
+    work = Planted(monkeypatch)
+
+    def disturbed(item):
+        if item == 2:  # of the sample of one thread
+            work.now += 1.0
+        return work.held(item)
+
+    by = list(mapped(disturbed, range(1000), num_threads=NUM_THREADS))
+
+    assert threading.get_ident() not in by[3:40]  # it was mistaken
+    assert by[100:].count(threading.get_ident()) > 800
+
+
 @pytest.mark.parametrize("bad", [0, 1, 4, 60])
 def test_an_error_ends_it_and_what_was_not_begun(bad):
     done = []

@@ -7,7 +7,7 @@ A thread that lets go of Python's lock for some microseconds, as to read or to d
 wait for it behind all others: 60,000 MNIST PNGs took 3.4 s in one thread, 6.3 s in two and 11 s in
 16 (2 cores, 2026-11-24), and 16 s in 16 on 16 cores. Photographs are decoded without the lock
 mostly, and files of a network's disk are waited for without it: there threads are quicker. What the
-next items are nobody knows, so both ways are timed, again and again.
+next items are nobody knows, nor who else uses the machine, so both ways are timed, again and again.
 """
 
 import itertools
@@ -20,7 +20,8 @@ from typing import TypeVar
 Item, Result = TypeVar("Item"), TypeVar("Result")
 
 SAMPLE = 2  # items that one thread is timed with; many are timed with one for each
-HOLD_S = 10.0  # for which the quicker way is gone on with
+FIRST_HOLD_S = 0.5  # for which the quicker way is gone on with; then twice as long each time
+HOLD_S = 10.0  # at most
 
 log = logging.getLogger("tfaccel")
 
@@ -38,7 +39,7 @@ def mapped(
     Raises:
       Exception: as `function` does, of the first item that fails; what is not begun is left.
     """
-    items, num_before = iter(items), num_threads
+    items, num_before, hold_s = iter(items), num_threads, min(FIRST_HOLD_S, HOLD_S)
     yield from map(function, itertools.islice(items, 1 if num_threads > 1 else None))  # cold
     pool = ThreadPoolExecutor(num_threads)
     ways = {1: (map, SAMPLE), num_threads: (pool.map, num_threads)}
@@ -54,15 +55,16 @@ def mapped(
             quicker = min(seconds, key=seconds.get)
             _tell(quicker, num_before, seconds)
             num_before, run = quicker, ways[quicker][0]
-            most = int(HOLD_S / seconds[quicker]) + 1
-            yield from run(function, itertools.islice(_for_some_time(items), most))
+            most = int(hold_s / seconds[quicker]) + 1
+            yield from run(function, itertools.islice(_until(items, hold_s), most))
+            hold_s = min(2 * hold_s, HOLD_S)
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _for_some_time(items: Iterator[Item]) -> Iterator[Item]:
+def _until(items: Iterator[Item], hold_s: float) -> Iterator[Item]:
     """Yields the next items; those of one thread may come to take far longer than its sample."""
-    ends = time.perf_counter() + HOLD_S
+    ends = time.perf_counter() + hold_s
     while time.perf_counter() < ends:
         try:
             yield next(items)
