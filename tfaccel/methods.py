@@ -67,9 +67,10 @@ def extend(model: keras.Model, config: StepConfig, *, guard: Callable) -> None:
     if several := model.distribute_strategy.num_replicas_in_sync > 1:
         replicas = seam.local_replicas(model.distribute_strategy)
         model.reset_metrics = functools.partial(seam.reset_metrics, model, replicas)
-    if not seam.runs_eagerly(model) and (several or seam.has_steps_of_keras(model)):
-        # A step's logs are the metrics' results: Keras would work out those once more.
-        model._get_metrics_result_or_logs = lambda logs: logs
+    # Where a step's logs are the metrics' results, Keras would work out those once more.
+    are_results = not seam.runs_eagerly(model) and (several or seam.has_steps_of_keras(model))
+    keras_own = types.MethodType(type(model)._get_metrics_result_or_logs, model)
+    model._get_metrics_result_or_logs = (lambda logs: logs) if are_results else keras_own
 
 
 def _without_padding(predict: Callable) -> Callable:
