@@ -250,8 +250,8 @@ def test_metrics_are_reset_to_what_their_sum_is_on_one_device():
     ours.fit(X, Y, **FIT)
     ours.reset_metrics()
     for variable in ours.metrics_variables:
-        values = [each.numpy() for each in seam.components(variable)]
-        assert values == ([3.0, 0.0] if variable.path.startswith("above") else [0.0, 0.0])
+        found = [each.numpy() for each in seam.components(variable)]
+        assert found == ([3.0, 0.0] if variable.path.startswith("above") else [0.0, 0.0])
 
 
 class OwnStep(keras.Model):

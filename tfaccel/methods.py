@@ -64,9 +64,9 @@ def extend(model: keras.Model, config: StepConfig, *, guard: Callable) -> None:
         method = types.MethodType(getattr(type(model), name), model)
         # Within the guard, or it would look for a lost worker where memory is full.
         setattr(model, name, _guarded(explained(wrap(method), model, config), model, guard))
-    if several := model.distribute_strategy.num_replicas_in_sync > 1:
-        replicas = seam.local_replicas(model.distribute_strategy)
-        model.reset_metrics = functools.partial(seam.reset_metrics, model, replicas)
+    replicas = seam.local_replicas(model.distribute_strategy)
+    several = replicas[0].num_replicas > 1
+    model.reset_metrics = functools.partial(seam.reset_metrics, model, replicas)
     # Where a step's logs are the metrics' results, Keras would work out those once more.
     are_results = not seam.runs_eagerly(model) and (several or seam.has_steps_of_keras(model))
     keras_own = types.MethodType(type(model)._get_metrics_result_or_logs, model)

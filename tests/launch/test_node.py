@@ -478,14 +478,14 @@ def test_p6_a_mistake_is_every_nodes_exit_code_though_a_scheduler_ends_them_then
     first, second = nodes("mistake of one that others outlive", 0, "--grace=3")
     first.wait_for("there-3-0")
     # Slurm's srun -K1 ends the other launchers once the first has ended ill.
-    while first.process.poll() is None:
-        time.sleep(0.002)
+    code, _, err, _ = first.end()
+    assert code == 2, err
+    assert second.process.poll() is None
     while second.process.poll() is None:  # in its last milliseconds too
         second.process.send_signal(signal.SIGTERM)
         time.sleep(0.002)
-    for job in (first, second):
-        code, _, err, _ = job.end()
-        assert code == 2, err
+    code, _, err, _ = second.end()
+    assert code == 2, err
     assert not second.left()
 
 

@@ -53,8 +53,8 @@ def run(options: Options, command: Sequence[str]) -> int:
         terminals = stack.enter_context(Terminals())
         stack.enter_context(_shown_log(options, terminals.err))
         log.info("launch: what the ranks print is kept in %s", options.log_dir)
-        stack.push(_hear_no_more_of_a_code)
         stop = stack.enter_context(Stop())
+        stack.push(_hear_no_more_of_a_code)  # before `stop` puts back what would end the process
         if options.num_nodes > 1:
             check_reach(options, token=token)
         if options.node_rank == 0:

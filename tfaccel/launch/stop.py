@@ -48,9 +48,10 @@ class Stop:
         return self
 
     def __exit__(self, *_):
-        """Puts back what was there."""
+        """Puts back what was there, but for what is ignored by now: see `hear_no_more`."""
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, handler)
 
     def _hear(self, number: int, _frame) -> None:
         if number != signal.SIGHUP:
