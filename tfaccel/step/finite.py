@@ -12,12 +12,13 @@ ReLU hid from it.
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import keras
 import tensorflow as tf
 
 from tfaccel import seam
+from tfaccel.step.totals import Run
 
 # Any other code is 1 + the index of a variable in `seam.variables_of`.
 FINE, WEIGHTS, OTHER = 0, -1, 2**40  # OTHER: the gradient of what is not the model's
@@ -86,22 +87,30 @@ class Watch:
         self._refused = self._overflowed = tf.constant(False)
 
     @contextlib.contextmanager
-    def updates(self) -> Iterator[None]:
+    def updates(self, runs: Sequence[Run] | None = None) -> Iterator[None]:
         """Within the context, the optimizer applies gradients if all are finite, or none.
 
         Otherwise weights, slots and iterations stay as they are. A dynamic loss scale that
         overflows is halved, by Keras, and is no fault.
+
+        Args:
+          runs: the gradients that will be applied, where some vectors hold them all: one look at
+            each is quicker than one at every gradient.
         """
         optimizer = self._model.optimizer
-        with contextlib.nullcontext() if optimizer is None else _set(optimizer, apply=self._apply):
+        apply = functools.partial(self._apply, runs=runs)
+        with contextlib.nullcontext() if optimizer is None else _set(optimizer, apply=apply):
             yield
 
-    def _apply(self, grads, trainable_variables=None) -> None:
+    def _apply(self, grads, trainable_variables=None, *, runs: Sequence[Run] | None) -> None:
         optimizer, grads = self._model.optimizer, list(grads)
         variables = list(trainable_variables or self._model.trainable_variables)
         dense = [each.values if isinstance(each, tf.IndexedSlices) else each for each in grads]
         given = [pair for pair in zip(variables, dense, strict=True) if pair[1] is not None]
-        code = self._first([each for each, _ in given], [each for _, each in given])
+        if runs is None:
+            code = self._first([each for each, _ in given], [each for _, each in given])
+        else:
+            code = self._code_at(variables, _index_in_runs(runs, len(variables), xla=self._xla))
         refused = tf.not_equal(code, _NONE)
         apply = functools.partial(type(optimizer).apply, optimizer, grads, trainable_variables)
         scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
@@ -172,8 +181,13 @@ class Watch:
         after = [tf.convert_to_tensor(each) for each in after]
         if not after:
             return tf.cast(_NONE, tf.int64)
+        return self._code_at(
+            variables, (_index_in_each if self._xla else _index_in_all)(after, before)
+        )
+
+    def _code_at(self, variables, index: tf.Tensor) -> tf.Tensor:
+        """Returns the code of the variable at an index, or _NONE for their number."""
         codes = [self._codes.get(id(each), OTHER) for each in variables]
-        index = (_index_in_each if self._xla else _index_in_all)(after, before)
         return tf.gather(tf.constant([*codes, _NONE], tf.int64), index)
 
 
@@ -195,7 +209,7 @@ def _index_in_each(after, before) -> tf.Tensor:
         good = [_good(*each) for each in zip(after[part], before[part], strict=True)]
         good = [tf.reduce_all(each, axis) if len(each.shape) > 1 else each for each in good]
         good = [each if len(each.shape) == 1 else tf.reshape(each, flat) for each in good]
-        index = _index_of_first(~tf.concat(good, axis=0), good)
+        index = _index_of_first(~tf.concat(good, axis=0), _sizes(good))
         found.append(tf.where(index < len(good), start + index, len(after)))
     return tf.reduce_min(tf.stack(found))
 
@@ -203,24 +217,44 @@ def _index_in_each(after, before) -> tf.Tensor:
 def _index_in_all(after, before) -> tf.Tensor:
     """Returns the same without XLA, where two kernels for each tensor would take their time."""
     bad = ~_good(_packed(after), None if before is None else _packed(before))
+    return _index_if_any(bad, _sizes(after))
+
+
+def _index_in_runs(runs: Sequence[Run], num_gradients: int, *, xla: bool) -> tf.Tensor:
+    """Returns which gradient is the first with a bad value, or their number."""
+    index_of = _index_of_first if xla else _index_if_any
+    found = [
+        tf.gather([*run.indices, num_gradients], index_of(~_good(run.values, None), run.sizes))
+        for run in runs
+    ]
+    return tf.reduce_min(tf.stack(found))
+
+
+def _index_if_any(bad: tf.Tensor, sizes: list) -> tf.Tensor:
+    """Returns what `_index_of_first` does, in which TensorFlow alone would pass over all thrice."""
     return tf.cond(
-        tf.reduce_any(bad), lambda: _index_of_first(bad, after), lambda: tf.constant(len(after))
+        tf.reduce_any(bad), lambda: _index_of_first(bad, sizes), lambda: tf.constant(len(sizes))
     )
 
 
-def _index_of_first(bad: tf.Tensor, parts: list[tf.Tensor]) -> tf.Tensor:
+def _index_of_first(bad: tf.Tensor, sizes: list) -> tf.Tensor:
     """Returns which part the first True of a vector is in, or their number: a scalar, int32.
 
     Args:
       bad: [values of all parts] bool.
-      parts: tensors, each with as many values as its part of the vector.
+      sizes: values of each part.
     """
     num_bad = tf.size(bad)
     first = tf.reduce_min(tf.where(bad, tf.range(num_bad), num_bad))
+    return tf.reduce_sum(tf.cast(first >= tf.cumsum(sizes), tf.int32))
+
+
+def _sizes(parts: list[tf.Tensor]) -> list:
+    """Returns the number of values of each; tensors, where that is not known beforehand."""
     sizes = [each.shape.num_elements() for each in parts]
     if None in sizes:  # the slices of an embedding's gradient
-        sizes = [tf.size(each) for each in parts]
-    return tf.reduce_sum(tf.cast(first >= tf.cumsum(sizes), tf.int32))
+        return [tf.size(each) for each in parts]
+    return sizes
 
 
 def _good(after, before) -> tf.Tensor:

@@ -381,12 +381,14 @@ def _update(
     # Where all rows are padding, there are none, and the sums are 0: no NaN shall come of them.
     rows = tf.maximum(totals.rows, 1 / ROWS_UNIT)
     watch, logs = finite.Watch(model, xla=xla), {}
+
+    def mean(gradients: tf.Tensor) -> tf.Tensor:
+        return gradients / tf.cast(rows, gradients.dtype)
+
     if totals.gradients:
-        with watch.updates():
-            model.optimizer.apply(
-                [each / tf.cast(rows, each.dtype) for each in totals.gradients],
-                totals.gradients_of,
-            )
+        runs = totals.runs and [each._replace(values=mean(each.values)) for each in totals.runs]
+        with watch.updates(runs):
+            model.optimizer.apply([mean(each) for each in totals.gradients], totals.gradients_of)
         logs = watch.scale_logs()
     changes = _changed(totals, rows)
     metrics = totals.metrics

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
@@ -25,7 +26,25 @@ from tfaccel.seam import Replica
 # without loss scaling may feel. A power of two, so that the unit costs no precision.
 ROWS_UNIT = 256.0
 
+# Where XLA compiles for a GPU, it joins the first 128 of many tensors, then those and the next 127,
+# and so on: only what it joins last is copied once.
+_JOINED_AT_ONCE = 127
+
 _SUMMED = ("rows", "gradients", "changes", "logs", "metrics", "metrics_before")
+
+
+class Run(NamedTuple):
+    """Gradients of one dtype that lie one behind the other in a vector, in the model's order.
+
+    Attributes:
+      values: all of theirs, [values].
+      indices: which of `Totals.gradients` they are.
+      sizes: of each, in values.
+    """
+
+    values: tf.Tensor
+    indices: list[int]
+    sizes: list[int]
 
 
 @dataclasses.dataclass
@@ -43,6 +62,7 @@ class Totals:
       metrics_before: the same before the step.
       gradients_of: the Keras variables of `gradients`.
       changes_of: the Keras variables of `changes`.
+      runs: `gradients` once more, uncut; None where they do not come out of vectors.
     """
 
     rows: tf.Tensor
@@ -53,14 +73,15 @@ class Totals:
     metrics_before: list[tf.Tensor]
     gradients_of: list
     changes_of: list
+    runs: list[Run] | None = None
 
     def tensors(self) -> list:
         """Returns what is summed over replicas, as one nest."""
         return [getattr(self, name) for name in _SUMMED]
 
-    def with_tensors(self, tensors: list) -> "Totals":
+    def with_tensors(self, tensors: list, *, runs: list[Run] | None = None) -> "Totals":
         """Returns totals of the same variables with other values."""
-        return dataclasses.replace(self, **dict(zip(_SUMMED, tensors, strict=True)))
+        return dataclasses.replace(self, runs=runs, **dict(zip(_SUMMED, tensors, strict=True)))
 
 
 def make_totals(
@@ -233,7 +254,10 @@ def one_zero_row(each):
 
 
 class Layout:
-    """How totals lie in a few vectors, one per dtype, so that few collectives carry them."""
+    """How totals lie in a few vectors, one per dtype, so that few collectives carry them.
+
+    In each: what is no gradient, then the gradients, the largest last.
+    """
 
     def __init__(self, totals: Totals, *, gradients_as: str | None):
         """Lays out totals like these.
@@ -246,13 +270,14 @@ class Layout:
             lambda each: tf.TensorSpec(each.shape, each.dtype), totals.tensors()
         )
         self._totals = totals.with_tensors(specs)  # no tensors: they belong to another graph
-        gradients = {id(each) for each in self._totals.gradients}
         self._specs = tf.nest.flatten(specs)
+        gradients = {id(each): index for index, each in enumerate(self._totals.gradients)}
+        self._gradients = [gradients.get(id(each)) for each in self._specs]  # which, or None
         self._dtypes = [
-            _travels_as(each.dtype, gradients_as if id(each) in gradients else None)
-            for each in self._specs
+            _travels_as(each.dtype, None if index is None else gradients_as)
+            for each, index in zip(self._specs, self._gradients, strict=True)
         ]
-        self._vectors = sorted(set(self._dtypes), key=str)
+        self._parts = {dtype: self._parts_of(dtype) for dtype in sorted(set(self._dtypes), key=str)}
 
     def pack(self, totals: Totals) -> list[tf.Tensor]:
         """Returns one vector per dtype."""
@@ -261,29 +286,49 @@ class Layout:
             for each, dtype in zip(tf.nest.flatten(totals.tensors()), self._dtypes, strict=True)
         ]
         return [
-            tf.concat([flat[index] for index in self._members(dtype)], axis=0)
-            for dtype in self._vectors
+            tf.concat([flat[index] for index in itertools.chain(*parts)], axis=0)
+            for parts in self._parts.values()
         ]
 
     def unpack(self, vectors: list[tf.Tensor]) -> Totals:
         """Returns the totals that lie in the vectors."""
         flat = [None] * len(self._specs)
-        for dtype, vector in zip(self._vectors, vectors, strict=True):
-            members = self._members(dtype)
-            sizes = [self._specs[index].shape.num_elements() for index in members]
-            for index, part in zip(members, tf.split(vector, sizes), strict=True):
+        for parts, vector in zip(self._parts.values(), vectors, strict=True):
+            members = list(itertools.chain(*parts))
+            for index, part in zip(members, tf.split(vector, self._sizes(members)), strict=True):
                 spec = self._specs[index]
                 flat[index] = tf.cast(tf.reshape(part, spec.shape), spec.dtype)
-        return self._totals.with_tensors(tf.nest.pack_sequence_as(self._totals.tensors(), flat))
+        tensors = tf.nest.pack_sequence_as(self._totals.tensors(), flat)
+        return self._totals.with_tensors(tensors, runs=self._runs(vectors))
 
-    def _members(self, dtype) -> list[int]:
-        """Returns which tensors lie in a dtype's vector, the largest last.
+    def _runs(self, vectors: list[tf.Tensor]) -> list[Run]:
+        runs = []
+        for (others, *parts), vector in zip(self._parts.values(), vectors, strict=True):
+            start = sum(self._sizes(others))
+            for part in parts:
+                for dtype, run in itertools.groupby(part, lambda index: self._specs[index].dtype):
+                    members = list(run)
+                    sizes = self._sizes(members)
+                    values = tf.cast(vector[start : start + sum(sizes)], dtype)
+                    runs.append(Run(values, [self._gradients[each] for each in members], sizes))
+                    start += sum(sizes)
+        return runs
 
-        Where XLA compiles for a GPU, it joins each 128 of many first, from the front, and only then
-        those with the rest: ResNet-50's gradients were copied twice (two H100s, 2026-11-24).
+    def _parts_of(self, dtype: tf.DType) -> tuple[list[int], list[int], list[int]]:
+        """Returns which tensors lie in a dtype's vector: no gradients, gradients, the largest.
+
+        Each part is in the model's order. ResNet-50's gradients, in one part, were copied twice
+        (two H100s, 2026-11-24).
         """
         members = [index for index, each in enumerate(self._dtypes) if each == dtype]
-        return sorted(members, key=lambda index: self._specs[index].shape.num_elements())
+        gradients = [each for each in members if self._gradients[each] is not None]
+        num_last = (len(members) - 1) % _JOINED_AT_ONCE or _JOINED_AT_ONCE
+        by_size = sorted(gradients, key=lambda index: self._specs[index].shape.num_elements())
+        others = [each for each in members if self._gradients[each] is None]
+        return others, sorted(by_size[:-num_last]), sorted(by_size[-num_last:])
+
+    def _sizes(self, members: list[int]) -> list[int]:
+        return [self._specs[index].shape.num_elements() for index in members]
 
 
 def _travels_as(dtype: tf.DType, wanted: str | None) -> tf.DType:
