@@ -14,7 +14,7 @@ from keras import layers
 
 from tfaccel.callbacks.finite import NonFiniteError, RollBackError
 from tfaccel.config import StepConfig
-from tfaccel.step import finite, totals
+from tfaccel.step import totals
 
 RNG = np.random.default_rng(0)
 BATCH = 8
@@ -199,7 +199,6 @@ def test_p8_stop_names_step_and_layer(num_replicas, xla):
 @pytest.mark.parametrize("xla", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_p8_the_first_layer_is_named_wherever_its_gradient_lies(monkeypatch, xla):
     monkeypatch.setattr(totals, "_JOINED_AT_ONCE", 1)  # so the largest, first/kernel's, lies last
-    monkeypatch.setattr(finite, "LARGE", 10)  # so some of the vectors are
     model = model_of(hiding, 2, "stop", xla=xla)
     with pytest.raises(NonFiniteError, match="the gradient of first/kernel"):
         fit(model, X, spoilt(Y, row=LAST, value=np.nan))

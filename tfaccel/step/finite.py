@@ -25,7 +25,6 @@ FINE, WEIGHTS, OTHER = 0, -1, 2**40  # OTHER: the gradient of what is not the mo
 _NONE = OTHER + 1  # nothing was found, as a number above all that may be
 LOG = "nonfinite"  # where a step's logs have the code, until Keras sees them
 AT_ONCE = 32  # tensors: XLA fuses at most some ninety operands
-LARGE = tf.int32.max  # values, above which they are counted as int64, which is slower
 
 
 def watched(model, step: Callable, batch, *, xla: bool) -> dict:
@@ -245,11 +244,9 @@ def _index_of_first(bad: tf.Tensor, sizes: list) -> tf.Tensor:
       bad: [values of all parts] bool.
       sizes: values of each part.
     """
-    is_large = (bad.shape.num_elements() or 0) > LARGE
-    num_bad = tf.size(bad, tf.int64 if is_large else tf.int32)
+    num_bad = tf.size(bad)
     first = tf.reduce_min(tf.where(bad, tf.range(num_bad), num_bad))
-    ends = tf.cumsum(tf.convert_to_tensor(sizes, num_bad.dtype))
-    return tf.reduce_sum(tf.cast(first >= ends, tf.int32))
+    return tf.reduce_sum(tf.cast(first >= tf.cumsum(sizes), tf.int32))
 
 
 def _sizes(parts: list[tf.Tensor]) -> list:
