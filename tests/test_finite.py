@@ -14,7 +14,8 @@ from keras import layers
 
 from tfaccel.callbacks.finite import NonFiniteError, RollBackError
 from tfaccel.config import StepConfig
-from tfaccel.step import totals
+from tfaccel.step import finite, totals
+from tfaccel.step.totals import Span
 
 RNG = np.random.default_rng(0)
 BATCH = 8
@@ -196,9 +197,35 @@ def test_p8_stop_names_step_and_layer(num_replicas, xla):
     assert is_finite(model)
 
 
+@pytest.mark.parametrize("xla", [False, True])
+@pytest.mark.parametrize(
+    ("bad", "wanted"),  # places in either span, and which gradient is the first with one
+    [
+        (((), ()), 5),
+        (((0,), ()), 1),
+        (((1,), ()), 1),
+        (((2,), ()), 3),
+        (((3, 2), ()), 3),
+        (((), (0,)), 0),
+        (((), (2,)), 0),
+        (((), (3,)), 4),
+        (((3,), (3,)), 3),
+        (((2,), (0, 3)), 0),
+    ],
+)
+def test_p8_the_first_gradient_of_all_spans_is_found(bad, wanted, xla):
+    values = np.zeros((2, 4), np.float32)
+    for span, places in zip(values, bad, strict=True):
+        span[list(places)] = np.nan
+    # Gradient 2 has no values.
+    spans = Span(values[0], [1, 2, 3], [2, 0, 2]), Span(values[1], [0, 4], [3, 1])
+    find = tf.function(lambda: finite.index_in_spans(spans, 5, xla=xla), jit_compile=xla)
+    assert find().numpy() == wanted
+
+
 @pytest.mark.parametrize("xla", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_p8_the_first_layer_is_named_wherever_its_gradient_lies(monkeypatch, xla):
-    monkeypatch.setattr(totals, "_JOINED_AT_ONCE", 1)  # so the largest, first/kernel's, lies last
+    monkeypatch.setattr(totals, "_JOINED_AT_ONCE", 14)  # of 15: its gradient alone lies last
     model = model_of(hiding, 2, "stop", xla=xla)
     with pytest.raises(NonFiniteError, match="the gradient of first/kernel"):
         fit(model, X, spoilt(Y, row=LAST, value=np.nan))

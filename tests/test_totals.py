@@ -32,7 +32,7 @@ def totals():
 @pytest.mark.parametrize("gradients_as", [None, "float16"])
 def test_totals_come_back(totals, gradients_as):
     layout = Layout(totals, gradients_as=gradients_as)
-    same = layout.unpack(layout.pack(totals))
+    same, _ = layout.unpack(layout.pack(totals))
     pairs = zip(*map(tf.nest.flatten, (same.tensors(), totals.tensors())), strict=True)
     for own, wanted in pairs:
         assert own.dtype == wanted.dtype
@@ -49,34 +49,45 @@ def test_there_is_a_vector_for_each_dtype(totals):
     }
 
 
-@pytest.mark.parametrize("gradients_as", [None, "float16"])
-def test_the_gradients_that_xla_joins_last_are_the_largest(totals, monkeypatch, gradients_as):
-    monkeypatch.setattr(totals_lib, "_JOINED_AT_ONCE", 1)
-    totals.gradients = [tf.fill(shape, float(index)) for index, shape in enumerate(SHAPES)]
-    vector, *_ = Layout(totals, gradients_as=gradients_as).pack(totals)
-    wanted = [1.0] * 4 + [2.0] * 12 + [3.0] * 3 + [0.0] * 20
-    assert vector.numpy().tolist()[-len(wanted) :] == wanted
-
-
-@pytest.mark.parametrize("gradients_as", [None, "float16"])
-def test_runs_hold_all_gradients_in_order(totals, monkeypatch, gradients_as):
-    monkeypatch.setattr(totals_lib, "_JOINED_AT_ONCE", 1)
+# Of 9 float32 tensors, or of the 4 gradients alone, by how many XLA joins at once.
+@pytest.mark.parametrize(
+    ("gradients_as", "at_once", "wanted"),
+    [
+        (None, 128, [[0, 1, 2, 3]]),
+        (None, 9, [[0, 1, 2, 3]]),
+        (None, 8, [[1, 2, 3], [0]]),  # eight, and those with the one that is left
+        (None, 7, [[1, 3], [0, 2]]),
+        (None, 5, [[0, 1, 2, 3]]),  # four are left
+        (None, 3, [[0, 1, 2, 3]]),  # none is
+        ("float16", 4, [[0, 1, 2, 3]]),
+        ("float16", 3, [[1, 2, 3], [0]]),
+    ],
+)
+def test_what_xla_leaves_to_the_end_are_the_largest_gradients(
+    totals, monkeypatch, gradients_as, at_once, wanted
+):
+    monkeypatch.setattr(totals_lib, "_JOINED_AT_ONCE", at_once)
     layout = Layout(totals, gradients_as=gradients_as)
-    runs = layout.unpack(layout.pack(totals)).runs
-    assert [each.indices for each in runs] == [[1, 2, 3], [0]]
-    for run in runs:
-        flat = [tf.reshape(totals.gradients[index], [-1]) for index in run.indices]
-        assert run.sizes == [each.shape[0] for each in flat]
-        assert run.values.dtype == tf.float32
-        np.testing.assert_array_equal(run.values, tf.concat(flat, axis=0))
+    vectors = layout.pack(totals)
+    _, spans = layout.unpack(vectors)
+    assert [each.indices for each in spans] == wanted
+    for span in spans:
+        flat = [tf.reshape(totals.gradients[index], [-1]) for index in span.indices]
+        assert span.sizes == [each.shape[0] for each in flat]
+        assert span.values.dtype == tf.float32
+        np.testing.assert_array_equal(span.values, tf.concat(flat, axis=0))
+    num_values = sum(each.values.shape[0] for each in spans)
+    np.testing.assert_array_equal(  # and they lie at the end
+        tf.cast(vectors[0][-num_values:], tf.float32), tf.concat([e.values for e in spans], axis=0)
+    )
 
 
-def test_each_run_has_one_dtype(totals):
+def test_each_span_has_one_dtype(totals):
     totals.gradients[2] = tf.cast(totals.gradients[2], tf.float16)
     layout = Layout(totals, gradients_as="float16")
-    runs = layout.unpack(layout.pack(totals)).runs
-    assert [(each.indices, each.values.dtype.name) for each in runs] == [
-        ([3], "float32"),  # the smallest, of more than are joined last
+    _, spans = layout.unpack(layout.pack(totals))
+    assert [(each.indices, each.values.dtype.name) for each in spans] == [
         ([0, 1], "float32"),
         ([2], "float16"),
+        ([3], "float32"),
     ]

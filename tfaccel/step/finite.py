@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel import seam
-from tfaccel.step.totals import Run
+from tfaccel.step.totals import Span
 
 # Any other code is 1 + the index of a variable in `seam.variables_of`.
 FINE, WEIGHTS, OTHER = 0, -1, 2**40  # OTHER: the gradient of what is not the model's
@@ -87,30 +87,31 @@ class Watch:
         self._refused = self._overflowed = tf.constant(False)
 
     @contextlib.contextmanager
-    def updates(self, runs: Sequence[Run] | None = None) -> Iterator[None]:
+    def updates(self, spans: Sequence[Span] = ()) -> Iterator[None]:
         """Within the context, the optimizer applies gradients if all are finite, or none.
 
         Otherwise weights, slots and iterations stay as they are. A dynamic loss scale that
         overflows is halved, by Keras, and is no fault.
 
         Args:
-          runs: the gradients that will be applied, where some vectors hold them all: one look at
-            each is quicker than one at every gradient.
+          spans: the same gradients, uncut, where they came out of vectors: a look at each span is
+            quicker than one at every gradient.
         """
         optimizer = self._model.optimizer
-        apply = functools.partial(self._apply, runs=runs)
+        apply = functools.partial(self._apply, spans=spans)
         with contextlib.nullcontext() if optimizer is None else _set(optimizer, apply=apply):
             yield
 
-    def _apply(self, grads, trainable_variables=None, *, runs: Sequence[Run] | None) -> None:
+    def _apply(self, grads, trainable_variables=None, *, spans: Sequence[Span]) -> None:
         optimizer, grads = self._model.optimizer, list(grads)
         variables = list(trainable_variables or self._model.trainable_variables)
-        dense = [each.values if isinstance(each, tf.IndexedSlices) else each for each in grads]
-        given = [pair for pair in zip(variables, dense, strict=True) if pair[1] is not None]
-        if runs is None:
-            code = self._first([each for each, _ in given], [each for _, each in given])
+        if spans:
+            index = index_in_spans(spans, len(variables), xla=self._xla)
+            code = self._code_at(index, variables)
         else:
-            code = self._code_at(variables, _index_in_runs(runs, len(variables), xla=self._xla))
+            dense = [each.values if isinstance(each, tf.IndexedSlices) else each for each in grads]
+            given = [each for each in zip(variables, dense, strict=True) if each[1] is not None]
+            code = self._first([each for each, _ in given], [each for _, each in given])
         refused = tf.not_equal(code, _NONE)
         apply = functools.partial(type(optimizer).apply, optimizer, grads, trainable_variables)
         scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
@@ -181,12 +182,11 @@ class Watch:
         after = [tf.convert_to_tensor(each) for each in after]
         if not after:
             return tf.cast(_NONE, tf.int64)
-        return self._code_at(
-            variables, (_index_in_each if self._xla else _index_in_all)(after, before)
-        )
+        index = (_index_in_each if self._xla else _index_in_all)(after, before)
+        return self._code_at(index, variables)
 
-    def _code_at(self, variables, index: tf.Tensor) -> tf.Tensor:
-        """Returns the code of the variable at an index, or _NONE for their number."""
+    def _code_at(self, index: tf.Tensor, variables) -> tf.Tensor:
+        """Returns the code of the variable at an index, or _NONE where that is their number."""
         codes = [self._codes.get(id(each), OTHER) for each in variables]
         return tf.gather(tf.constant([*codes, _NONE], tf.int64), index)
 
@@ -220,18 +220,18 @@ def _index_in_all(after, before) -> tf.Tensor:
     return _index_if_any(bad, _sizes(after))
 
 
-def _index_in_runs(runs: Sequence[Run], num_gradients: int, *, xla: bool) -> tf.Tensor:
-    """Returns which gradient is the first with a bad value, or their number."""
+def index_in_spans(spans: Sequence[Span], num_gradients: int, *, xla: bool) -> tf.Tensor:
+    """Returns which gradient is the first with a bad value, or their number: a scalar, int32."""
     index_of = _index_of_first if xla else _index_if_any
     found = [
-        tf.gather([*run.indices, num_gradients], index_of(~_good(run.values, None), run.sizes))
-        for run in runs
+        tf.gather([*span.indices, num_gradients], index_of(~_good(span.values, None), span.sizes))
+        for span in spans
     ]
     return tf.reduce_min(tf.stack(found))
 
 
 def _index_if_any(bad: tf.Tensor, sizes: list) -> tf.Tensor:
-    """Returns what `_index_of_first` does, in which TensorFlow alone would pass over all thrice."""
+    """Returns what `_index_of_first` does, whose passes over all XLA alone makes one."""
     return tf.cond(
         tf.reduce_any(bad), lambda: _index_of_first(bad, sizes), lambda: tf.constant(len(sizes))
     )

@@ -46,7 +46,7 @@ from tfaccel.data.deferred import Deferred
 from tfaccel.seam import Replica
 from tfaccel.step import finite, mixing, names, padding
 from tfaccel.step import totals as totals_lib
-from tfaccel.step.totals import ROWS_UNIT, Layout, Totals
+from tfaccel.step.totals import ROWS_UNIT, Layout, Span, Totals
 
 log = logging.getLogger("tfaccel")
 
@@ -335,8 +335,8 @@ class _ReplicaStep:
 
         def update(buffers, metrics_before):
             with seam.as_replica(model, replica):
-                totals = layout.unpack(buffers)
-                return _update(model, totals, metrics_before, trains=trains, xla=xla)
+                totals, spans = layout.unpack(buffers)
+                return _update(model, totals, metrics_before, spans, trains=trains, xla=xla)
 
         def whole(batch):
             buffers, metrics_before = forward_backward(batch)
@@ -367,7 +367,13 @@ def _compiled(function: Callable) -> Callable:
 
 
 def _update(
-    model, totals: Totals, metrics_before: list[tf.Tensor], *, trains: bool, xla: bool
+    model,
+    totals: Totals,
+    metrics_before: list[tf.Tensor],
+    spans: Sequence[Span] = (),
+    *,
+    trains: bool,
+    xla: bool,
 ) -> dict:
     """Applies the sums over all replicas to this one's variables, and returns the step's logs.
 
@@ -375,6 +381,7 @@ def _update(
       model: within `seam.as_replica`.
       totals: the sums.
       metrics_before: this replica's own metrics before the step.
+      spans: the gradients of `totals`, uncut, where they came out of vectors.
       trains: whether what is not finite is left out: in a test it is for all to see.
       xla: whether XLA compiles what is traced.
     """
@@ -386,8 +393,8 @@ def _update(
         return gradients / tf.cast(rows, gradients.dtype)
 
     if totals.gradients:
-        runs = totals.runs and [each._replace(values=mean(each.values)) for each in totals.runs]
-        with watch.updates(runs):
+        # What is looked at is what is applied: few rows may make infinity of a large sum.
+        with watch.updates([each._replace(values=mean(each.values)) for each in spans]):
             model.optimizer.apply([mean(each) for each in totals.gradients], totals.gradients_of)
         logs = watch.scale_logs()
     changes = _changed(totals, rows)

@@ -5,13 +5,13 @@ few vectors. Nothing but the metrics is changed yet: tfaccel/step/functions.py s
 
     totals = make_totals(model, model.train_step, replica, batch, weigh=..., parts=1, xla=True)
     layout = Layout(totals, gradients_as=None)
-    same = layout.unpack(layout.pack(totals))
+    same, spans = layout.unpack(layout.pack(totals))
 """
 
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import keras
@@ -26,14 +26,15 @@ from tfaccel.seam import Replica
 # without loss scaling may feel. A power of two, so that the unit costs no precision.
 ROWS_UNIT = 256.0
 
-# Where XLA compiles for a GPU, it joins the first 128 of many tensors, then those and the next 127,
-# and so on: only what it joins last is copied once.
-_JOINED_AT_ONCE = 127
+# Where XLA compiles for a GPU, of more tensors than this it joins each so many first, from the
+# front, and then what that gave with the rest, which alone is copied once: its
+# variadic_op_splitter.cc. To join some of them here would not help, as that is flattened before.
+_JOINED_AT_ONCE = 128
 
 _SUMMED = ("rows", "gradients", "changes", "logs", "metrics", "metrics_before")
 
 
-class Run(NamedTuple):
+class Span(NamedTuple):
     """Gradients of one dtype that lie one behind the other in a vector, in the model's order.
 
     Attributes:
@@ -62,7 +63,6 @@ class Totals:
       metrics_before: the same before the step.
       gradients_of: the Keras variables of `gradients`.
       changes_of: the Keras variables of `changes`.
-      runs: `gradients` once more, uncut; None where they do not come out of vectors.
     """
 
     rows: tf.Tensor
@@ -73,15 +73,14 @@ class Totals:
     metrics_before: list[tf.Tensor]
     gradients_of: list
     changes_of: list
-    runs: list[Run] | None = None
 
     def tensors(self) -> list:
         """Returns what is summed over replicas, as one nest."""
         return [getattr(self, name) for name in _SUMMED]
 
-    def with_tensors(self, tensors: list, *, runs: list[Run] | None = None) -> "Totals":
+    def with_tensors(self, tensors: list) -> "Totals":
         """Returns totals of the same variables with other values."""
-        return dataclasses.replace(self, runs=runs, **dict(zip(_SUMMED, tensors, strict=True)))
+        return dataclasses.replace(self, **dict(zip(_SUMMED, tensors, strict=True)))
 
 
 def make_totals(
@@ -256,7 +255,7 @@ def one_zero_row(each):
 class Layout:
     """How totals lie in a few vectors, one per dtype, so that few collectives carry them.
 
-    In each: what is no gradient, then the gradients, the largest last.
+    In each: what is no gradient, the smaller gradients, and the largest.
     """
 
     def __init__(self, totals: Totals, *, gradients_as: str | None):
@@ -290,42 +289,43 @@ class Layout:
             for parts in self._parts.values()
         ]
 
-    def unpack(self, vectors: list[tf.Tensor]) -> Totals:
-        """Returns the totals that lie in the vectors."""
-        flat = [None] * len(self._specs)
+    def unpack(self, vectors: list[tf.Tensor]) -> tuple[Totals, list[Span]]:
+        """Returns the totals that lie in the vectors, and the gradients once more, uncut."""
+        flat, spans = [None] * len(self._specs), []
         for parts, vector in zip(self._parts.values(), vectors, strict=True):
             members = list(itertools.chain(*parts))
             for index, part in zip(members, tf.split(vector, self._sizes(members)), strict=True):
                 spec = self._specs[index]
                 flat[index] = tf.cast(tf.reshape(part, spec.shape), spec.dtype)
+            spans += self._spans(parts, vector)
         tensors = tf.nest.pack_sequence_as(self._totals.tensors(), flat)
-        return self._totals.with_tensors(tensors, runs=self._runs(vectors))
+        return self._totals.with_tensors(tensors), spans
 
-    def _runs(self, vectors: list[tf.Tensor]) -> list[Run]:
-        runs = []
-        for (others, *parts), vector in zip(self._parts.values(), vectors, strict=True):
-            start = sum(self._sizes(others))
-            for part in parts:
-                for dtype, run in itertools.groupby(part, lambda index: self._specs[index].dtype):
-                    members = list(run)
-                    sizes = self._sizes(members)
-                    values = tf.cast(vector[start : start + sum(sizes)], dtype)
-                    runs.append(Run(values, [self._gradients[each] for each in members], sizes))
-                    start += sum(sizes)
-        return runs
+    def _spans(self, parts: tuple[list[int], ...], vector: tf.Tensor) -> Iterator[Span]:
+        others, *gradients = parts
+        start = sum(self._sizes(others))
+        for part in gradients:
+            for dtype, group in itertools.groupby(part, lambda index: self._specs[index].dtype):
+                members = list(group)
+                sizes = self._sizes(members)
+                values = tf.cast(vector[start : start + sum(sizes)], dtype)
+                yield Span(values, [self._gradients[each] for each in members], sizes)
+                start += sum(sizes)
 
     def _parts_of(self, dtype: tf.DType) -> tuple[list[int], list[int], list[int]]:
-        """Returns which tensors lie in a dtype's vector: no gradients, gradients, the largest.
+        """Returns which tensors lie in a dtype's vector, part by part, each in the model's order.
 
-        Each part is in the model's order. ResNet-50's gradients, in one part, were copied twice
-        (two H100s, 2026-11-24).
+        The last part is what XLA copies once. All in the model's order, nearly all of ResNet-50's
+        gradients were copied twice (two H100s, 2026-11-24).
         """
         members = [index for index, each in enumerate(self._dtypes) if each == dtype]
-        gradients = [each for each in members if self._gradients[each] is not None]
-        num_last = (len(members) - 1) % _JOINED_AT_ONCE or _JOINED_AT_ONCE
-        by_size = sorted(gradients, key=lambda index: self._specs[index].shape.num_elements())
         others = [each for each in members if self._gradients[each] is None]
-        return others, sorted(by_size[:-num_last]), sorted(by_size[-num_last:])
+        gradients = [each for each in members if self._gradients[each] is not None]
+        by_size = sorted(gradients, key=lambda index: self._specs[index].shape.num_elements())
+        fits = len(members) <= _JOINED_AT_ONCE
+        num_large = len(members) if fits else len(members) % _JOINED_AT_ONCE
+        num_small = max(0, len(by_size) - num_large)
+        return others, sorted(by_size[:num_small]), sorted(by_size[num_small:])
 
     def _sizes(self, members: list[int]) -> list[int]:
         return [self._specs[index].shape.num_elements() for index in members]
