@@ -21,6 +21,11 @@ def numbers(number):
     return {"x": np.full(3, int(number), np.float32)}
 
 
+def slow_numbers(number):
+    time.sleep(0.3)
+    return numbers(number)
+
+
 def is_gone(reference):
     ends = time.monotonic() + SOON_S
     while reference() is not None and time.monotonic() < ends:
@@ -57,7 +62,7 @@ def test_it_may_be_collected_in_a_thread_of_its_own(no_collector):
 
     holder = Holder(HostStream(begin, None, placement=PLACEMENT))
     np.testing.assert_array_equal(next(holder.stream)["x"], numbers(0)["x"])
-    iterator = weakref.ref(holder.stream._iterator)
+    iterator = weakref.ref(holder.stream._held[-1])
     del holder
     assert iterator() is not None
     waited_for.set()
@@ -74,7 +79,7 @@ def test_it_may_be_collected_where_a_lock_is_held_that_it_needs(no_collector):
             return numbers(number)
 
     held = [Holder(HostStream(begin, None, placement=PLACEMENT))]
-    iterator = weakref.ref(held[0].stream._iterator)
+    iterator = weakref.ref(held[0].stream._held[-1])
 
     def collect():
         next(held[0].stream)
@@ -99,7 +104,7 @@ def test_what_is_dropped_otherwise_ends_at_once(no_collector):
 
     stream = HostStream(begin, None, placement=PLACEMENT)
     next(stream)
-    ended = [weakref.ref(each) for each in (stream._iterator, begin)]
+    ended = [weakref.ref(each) for each in (stream._held[-1], begin)]
     del stream, begin
     assert [each() for each in ended] == [None, None]
 
@@ -112,13 +117,15 @@ def test_a_first_batch_that_fails_is_said():
         HostStream(begin, None, placement=PLACEMENT)
 
 
+@pytest.mark.parametrize("begin", ["numbers", "slow_numbers"])
 @pytest.mark.parametrize("last", ["stream", "del stream"])
-def test_python_ends_with_a_stream_that_is_in_use_and_with_one_just_dropped(last):
+def test_python_ends_with_a_stream_that_is_in_use_and_with_one_just_dropped(last, begin):
+    """One that was not ended before Python let no thread in any more waited for it for ever."""
     program = f"""
 import sys
 sys.path[:0] = ["tests", "tests/data/loaders"]
 import test_host as here
-stream = here.HostStream(here.numbers, None, placement=here.PLACEMENT)
+stream = here.HostStream(here.{begin}, None, placement=here.PLACEMENT)
 for number in range(5):
     next(stream)
 print("drawn")

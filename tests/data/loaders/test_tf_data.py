@@ -338,7 +338,7 @@ def test_what_is_dropped_is_freed(source, device):
     mine = ImageSource(Blobs(tuple(source.images.files)), source.labels.copy())
     stream = stream_of(mine, IMAGES, EVERY_DRAW, rows=5, device=device)
     next(stream)
-    freed = weakref.ref(stream), weakref.ref(stream._stream._begin), weakref.ref(mine)
+    freed = weakref.ref(stream), weakref.ref(stream._stream._held[0]), weakref.ref(mine)
     del stream, mine
     gc.collect()
     assert [each() for each in freed] == [None] * 3

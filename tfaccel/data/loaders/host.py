@@ -6,7 +6,6 @@ Takes what to do at each of the three places; gives the endless iterator that ev
     image, label = next(stream)
 """
 
-import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -54,9 +53,6 @@ class HostStream(Iterator):
           Whatever `begin` raises at its first batch.
         """
         self._device, self._resident, self._finish = placement.device, resident, None
-        # TensorFlow keeps the functions of a data set for good: they hold no reference to `begin`,
-        # or the images would be kept with it. It goes after the iterator, whose threads call it.
-        self._end_later, self._iterator, self._begin = ender(), None, begin
         finish = finish and tf.function(finish, autograph=False)
         like = begin(0)
         with tf.device(CPU):
@@ -75,25 +71,31 @@ class HostStream(Iterator):
             # As bytes, a quarter of what float32 would be; the step's own kernels run meanwhile.
             to_device = tf.data.experimental.prefetch_to_device(self._device.name, PREFETCH_BATCHES)
             dataset, self._finish = untuned(dataset.apply(to_device)), finish
-        self._iterator = iter(dataset)
-
-    def __del__(self, is_finalizing=sys.is_finalizing):
-        """Lets the iterator, where it is collected, end in another thread, and else at once.
-
-        It waits for `begin`, which may be in this very thread, or may want a lock that it holds.
-        """
-        if is_collecting() and not is_finalizing():
-            # Taken away from here, or the collector, which is not done, would still end it itself.
-            held = [vars(self).pop(name) for name in ("_begin", "_iterator")]
-            self._end_later(held.clear)  # from the last to the first
+        # TensorFlow keeps the functions of a data set for good: they hold no reference to `begin`,
+        # or the images would be kept with it. It goes after the iterator, whose threads call it:
+        # a list drops its last one first.
+        self._held = [begin, iter(dataset)]
+        # Before Python ends, at the latest: then no thread may call `begin` any more.
+        weakref.finalize(self, _end, self._held, ender())
 
     def __next__(self):
         """Returns the next batch."""
-        batch = next(self._iterator)
+        batch = next(self._held[-1])
         with tf.device(self._device.name):
             if self._device.cuda_ordinal is None:
                 return tf.nest.map_structure(tf.identity, batch)  # to the logical device
             return self._finish({**batch, **self._resident}) if self._finish else batch
+
+
+def _end(held: list, end_later: Callable) -> None:
+    """Ends a stream's iterator: in another thread where it is collected, and else at once.
+
+    It waits for `begin`, which may be in this very thread, or may want a lock that it holds.
+    """
+    if is_collecting():
+        end_later(held.clear)
+    else:
+        held.clear()
 
 
 def _numbered(
