@@ -1,5 +1,6 @@
 """Planted jobs, really trained: one that its loader bounds and one that its step bounds."""
 
+import itertools
 import time
 
 import keras
@@ -17,7 +18,8 @@ from tfaccel.data.shards import Plan
 from tfaccel.data.source import ArraySource, Blobs, ImageSource
 from tfaccel.errors import UserError
 from tfaccel.presets import preset
-from tfaccel.profiling.ceilings import beside, real_rate, step_rate
+from tfaccel.profiling import ceilings
+from tfaccel.profiling.ceilings import beside, loader_rate, real_rate, step_rate
 from tfaccel.profiling.resident import Resident
 from tfaccel.profiling.trace import trace
 from tfaccel.runtime import Device
@@ -186,6 +188,33 @@ def test_steps_that_are_given_their_batches_together(tmp_path):
     assert made / 2 < found.steps <= made  # of the steady stretch alone
     assert program.__wrapped__.experimental_get_tracing_count() == 1
     assert min(each.steps for each in vars(beside(rate, model, loader, seconds=0.1)).values()) > 4
+
+
+def test_two_replicas_whose_batches_are_made_together():
+    strategy, loader = strategy_of(2), in_memory(2)
+    rate = loader_rate(loader, strategy=strategy, steps=2, may_wait=True, seconds=0.1)
+    assert rate.steps > 4
+    assert rate.median > 0
+
+
+def test_a_loader_goes_on_while_the_device_makes_its_last_batches(monkeypatch):
+    drawn, numbers, batch = [], itertools.count(1), (tf.zeros((4, 2)), tf.zeros(4))
+
+    def endless():
+        while True:
+            drawn.append(1)
+            yield batch
+
+    def wait_for_the_next_one(sample):
+        number, ends = next(numbers), time.monotonic() + 30
+        while len(drawn) == number:
+            assert time.monotonic() < ends, "waited for its own before the next one was drawn"
+            time.sleep(1e-3)
+
+    monkeypatch.setattr(ceilings, "make_to_host", lambda device: wait_for_the_next_one)
+    with ceilings._Drawing(endless(), strategy_of(1), 1, may_wait=True) as draw:
+        assert [draw() for _ in range(4)] == [1] * 4
+        drawn.append(1)  # as if one more were
 
 
 def test_two_replicas_whose_batches_come_one_by_one():

@@ -8,8 +8,11 @@ The real one comes first: `fit` builds what a model does not have before it is t
 counted as the steps compute them: a partial last batch as a whole one, in all three.
 """
 
+import concurrent.futures
+import functools
+import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import keras
 import tensorflow as tf
@@ -19,8 +22,10 @@ from tfaccel.data.distribute import Loader
 from tfaccel.profiling.rates import Lap, Rate, Stopwatch
 from tfaccel.profiling.resident import Resident, ResidentLaunch
 from tfaccel.profiling.verdict import Ceilings
+from tfaccel.to_host import make_to_host
 
 ENDLESS = 10**9  # epochs; a Stopwatch ends them
+HOST = "/cpu:0"
 
 
 def beside(real: Rate, model: keras.Model, loader: Loader, *, seconds: float) -> Ceilings:
@@ -113,71 +118,88 @@ def loader_rate(
       seconds: of the steady stretch.
     """
     watch = Stopwatch(seconds=seconds)
-    draw = _Drawing(loader, strategy, steps, may_wait=may_wait)
-    while not watch.is_done:
-        began = time.perf_counter()
-        num_batches = draw()
-        watch.add(Lap(num_batches, time.perf_counter() - began))
+    with _Drawing(loader, strategy, steps, may_wait=may_wait) as draw:
+        while not watch.is_done:
+            began = time.perf_counter()
+            num_batches = draw()
+            watch.add(Lap(num_batches, time.perf_counter() - began))
     return watch.rate(loader.global_batch_size)
 
 
 class _Drawing:
-    """Draws an execution's batches, over the ends of epochs, and waits until they are there."""
+    """Draws an execution's batches, over the ends of epochs; waits until those before are there.
+
+    Not for its own: beside a step, too, a loader goes on while the device makes its last ones.
+    """
 
     def __init__(
         self, loader: Loader, strategy: tf.distribute.Strategy, steps: int, *, may_wait: bool
     ):
         self._loader, self._strategy = loader, strategy
         self._steps, self._may_wait = steps, may_wait
-        self._iterator, self._made = iter(loader), {}
+        self._iterator, self._made, self._before = iter(loader), {}, None
+
+    def __enter__(self):
+        # Two threads: one that waits for batches lets the next ones' copy be queued.
+        self._reader = concurrent.futures.ThreadPoolExecutor(2, thread_name_prefix="drawn")
+        return self
+
+    def __exit__(self, *_):
+        self._reader.shutdown()
 
     def __call__(self) -> int:
         """Returns how many batches it drew."""
         try:
-            return self._draw()
+            number, sample = self._draw()
         except StopIteration:
             self._iterator = iter(self._loader)
-            return self._draw()
+            number, sample = self._draw()
+        before, self._before = self._before, self._reader.submit(make_to_host(HOST), sample)
+        if before is not None:
+            before.result()
+        return number
 
-    def _draw(self) -> int:
+    def _draw(self) -> tuple[int, list[tf.Tensor]]:
+        """Returns how many, and a number of each replica, which is there once they are."""
         deferred = _taken(self._iterator, self._steps, may_wait=self._may_wait)
         if deferred is not None:
-            sums = [self._sum(each) for each in deferred]
-            for each in sums:
-                each.numpy()  # waits for the device
-            return len(deferred[0])
+            return len(deferred[0]), self._sums(deferred)
         batches = [next(self._iterator)]
-        for _ in range(self._steps - 1):
-            batch = next(self._iterator, None)
-            if batch is None:
-                break
-            batches.append(batch)
-        _wait_for(
-            batches[-1], self._strategy
-        )  # streams are in order: those before it are there, too
-        return len(batches)
+        batches += itertools.islice(self._iterator, self._steps - 1)
+        return len(batches), _sample(batches[-1], self._strategy)  # streams are in order
 
-    def _sum(self, deferred: Deferred) -> tf.Tensor:
-        """Makes a replica's batches as the step would, in one launch, and returns a sum of them."""
-        make = deferred.make
+    def _sums(self, deferred: list[Deferred]) -> list[tf.Tensor]:
+        """Makes the replicas' batches at once, as the step would; returns a sum of each one's."""
+        make, devices = deferred[0].make, [_device_of(each) for each in deferred]
         if make not in self._made:
+            sum_of = tf.function(
+                functools.partial(_sum_of_all, make), autograph=False, jit_compile=True
+            )
 
-            @tf.function(autograph=False, jit_compile=True)
-            def all_of(inputs, shared):
-                num_batches = next(iter(inputs.values())).shape[0]
+            @tf.function(autograph=False)
+            def sums_of(arguments):
+                sums = []
+                for device, own in zip(devices, arguments, strict=True):
+                    with tf.device(device):
+                        sums.append(sum_of(*own))
+                return sums
 
-                def go_on(index, total):
-                    own = {name: each[index] for name, each in inputs.items()}
-                    leaves = tf.nest.flatten(make({**own, **shared}))
-                    sums = [tf.reduce_sum(tf.cast(each, tf.float32)) for each in leaves]
-                    return index + 1, total + tf.add_n(sums)
+            self._made[make] = sums_of
+        return self._made[make]([(dict(each.inputs), dict(each.shared)) for each in deferred])
 
-                start = tf.constant(0), tf.constant(0.0)
-                return tf.while_loop(lambda index, _: index < num_batches, go_on, start)[1]
 
-            self._made[make] = all_of
-        with tf.device(_device_of(deferred)):
-            return self._made[make](dict(deferred.inputs), dict(deferred.shared))
+def _sum_of_all(make: Callable, inputs: dict, shared: dict) -> tf.Tensor:
+    """Makes each batch; the sum is what XLA cannot leave out."""
+    num_batches = next(iter(inputs.values())).shape[0]
+
+    def go_on(index, total):
+        own = {name: each[index] for name, each in inputs.items()}
+        leaves = tf.nest.flatten(make({**own, **shared}))
+        sums = [tf.reduce_sum(tf.cast(each, tf.float32)) for each in leaves]
+        return index + 1, total + tf.add_n(sums)
+
+    start = tf.constant(0), tf.constant(0.0)
+    return tf.while_loop(lambda index, _: index < num_batches, go_on, start)[1]
 
 
 def _taken(iterator: Iterator, steps: int, *, may_wait: bool) -> list[Deferred] | None:
@@ -210,9 +232,11 @@ def _distributed(strategy: tf.distribute.Strategy, parts: list[tuple]) -> tuple:
     return tf.nest.map_structure(per_replica, *parts)
 
 
-def _wait_for(batch: tuple, strategy: tf.distribute.Strategy) -> None:
-    """Waits until a batch is on its devices, by reading a number of each replica's part."""
-    for leaf in tf.nest.flatten(batch):
-        for part in strategy.experimental_local_results(leaf):
-            if part is not None:
-                tf.reshape(part, [-1])[:1].numpy()
+def _sample(batch: tuple, strategy: tf.distribute.Strategy) -> list[tf.Tensor]:
+    """Returns a number of each replica's part of a batch, of each of its tensors."""
+    return [
+        tf.reshape(part, [-1])[:1]
+        for leaf in tf.nest.flatten(batch)
+        for part in strategy.experimental_local_results(leaf)
+        if part is not None
+    ]
