@@ -121,6 +121,17 @@ def test_a_short_curve_does_not_cut_the_others():
         assert sorted(last)[1] > 50
 
 
+@pytest.mark.parametrize("rates", [(2_000_000,) * 3, (1_000_000, 2_000_000, 3_900_000)])
+def test_every_label_is_within_the_picture(rates):
+    """Also beside the longest bar, or a stretch that was far quicker than the others."""
+    longest = dataclasses.replace(CEILING, rates=list(rates))
+    figure = plots.speed_figure(made(PLAIN, BEST, longest))
+    figure.draw_without_rendering()
+    ends = [each.get_window_extent().x1 for each in figure.axes[0].texts]
+    assert len(ends) == 3
+    assert max(ends) < figure.bbox.x1
+
+
 def test_nothing_ran():
     comparison = made(FAILED, winner=None, flags=())
     assert comparison.exit_code == 1

@@ -51,12 +51,18 @@ def speed_figure(comparison: Comparison):
         error_kw={"ecolor": "#282828", "elinewidth": 1, "capsize": 2},
         height=0.72,
     )
-    most = max(each for _, each in spans)
-    for place, row, (_, end) in zip(places, rows, spans, strict=True):
-        words = f"{row.times:.2f}  {row.status}, {row.rate:,.0f} images/s"
-        chart.text(end + 0.015 * most, place, words, va="center", fontsize=8)
+    said = [
+        chart.annotate(
+            f"{row.times:.2f}  {row.status}, {row.rate:,.0f} images/s",
+            (end, place),
+            (6, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+        )
+        for place, row, (_, end) in zip(places, rows, spans, strict=True)
+    ]
     chart.set_yticks(list(places), [f"{each.number}  {each.variant}" for each in rows], fontsize=8)
-    chart.set_xlim(0, 1.45 * most)
     chart.invert_yaxis()
     chart.set_title("times as fast as the first", loc="left", fontsize=10)
     chart.tick_params(axis="x", labelsize=8)
@@ -64,7 +70,18 @@ def speed_figure(comparison: Comparison):
     chart.set_axisbelow(True)
     chart.spines[["top", "right", "left"]].set_visible(False)
     chart.tick_params(axis="y", length=0)
+    chart.set_xlim(0, _right_edge(figure, chart, said, [end for _, end in spans]))
     return figure
+
+
+def _right_edge(figure, chart, labels: list, ends: list[float]) -> float:
+    """Returns the end of the axis with which each label fits beside the end of its bar."""
+    for each in labels:
+        each.set_in_layout(False)  # or the chart would be narrowed for them instead
+    figure.draw_without_rendering()  # now it is known how wide all are
+    width = chart.get_window_extent().width
+    shares = [1 - (each.get_window_extent().width + 20) / width for each in labels]
+    return max(end / share for end, share in zip(ends, shares, strict=True))
 
 
 def span(row: Row) -> tuple[float, float]:
