@@ -24,7 +24,8 @@ def begin(settings):
     if "notes" in settings:
         protocol.write(protocol.pathlib.Path(settings["notes"]), {"id": os.getpid()})
     if settings.get("dies") == "at once":
-        sys.exit("something about a GPU")
+        stack = "".join(f"    @     {address:#x}  (unknown)\\n" for address in range(50))
+        sys.exit(f"something about a GPU\\n{stack}")
     time.sleep(settings.get("sleeps", 0))
     values = iter(settings["values"])
 

@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import tempfile
@@ -24,6 +25,7 @@ from bench_arms import protocol
 
 END_S = 20  # for an arm to end by itself; a launcher ends its ranks first
 LOG_LINES = 30
+FRAME = re.compile(r" +@ +0x")  # of the stack that a crash in TensorFlow prints, after its reason
 
 
 class ArmError(Exception):
@@ -129,8 +131,9 @@ class ArmProcess:
         return json.loads(path.read_text())
 
     def _log_end(self) -> str:
-        lines = (self._folder / "log.txt").read_text(errors="replace").splitlines()[-LOG_LINES:]
-        return "; its last lines:\n" + "\n".join(f"  {line}" for line in lines)
+        lines = (self._folder / "log.txt").read_text(errors="replace").splitlines()
+        said = [line for line in lines if not FRAME.match(line)][-LOG_LINES:]
+        return "; its last lines:\n" + "\n".join(f"  {line}" for line in said)
 
     def _wait(self) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
