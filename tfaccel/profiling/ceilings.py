@@ -113,7 +113,7 @@ def loader_rate(
     Args:
       loader: whose batches are drawn.
       strategy: of the replicas that they are for.
-      steps: of an execution: so many are drawn before the device is waited for.
+      steps: of an execution: so many are drawn at a time.
       may_wait: whether they may be drawn together, as the step would.
       seconds: of the steady stretch.
     """
@@ -129,7 +129,7 @@ def loader_rate(
 class _Drawing:
     """Draws an execution's batches, over the ends of epochs; waits until those before are there.
 
-    Not for its own: beside a step, too, a loader goes on while the device makes its last ones.
+    Not for its own: a run waits for its step there, but the loader's threads go on meanwhile.
     """
 
     def __init__(

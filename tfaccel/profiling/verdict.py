@@ -88,19 +88,19 @@ class Verdict:
 def judge(ceilings: Ceilings, setup: Setup) -> Verdict:
     """Returns what bounds a run."""
     step, loader, real = (getattr(ceilings, each).median for each in ("step", "loader", "real"))
-    loader = max(loader, real)  # a run shows that its loader can do as much
+    alone, loader = loader, max(loader, real)  # a run shows that its loader can do as much
     lost = max(0.0, 1 - real / min(step, loader))
     in_turn = 1 / (1 / step + 1 / loader)
     if real < in_turn * (1 - LOST_BY_HOST):
         bound, sentence = "host", _host(ceilings, setup)
     elif loader < step * (1 - NEAR):
         bound, sentence = "loader", _loader(ceilings, setup)
-    elif step < loader * (1 - NEAR) or ceilings.loader.median < real * (1 - NEAR):
+    elif step < loader * (1 - NEAR) or alone < real * (1 - NEAR):
         bound, sentence = "step", _step(ceilings)
     else:
         bound = "both"
         sentence = (
-            f"step and loader are alike ({step:,.0f} and {loader:,.0f} images/s): "
+            f"step and loader are alike ({step:,.0f} and {alone:,.0f} images/s): "
             f"the run gets {real:,.0f}, and to be faster it needs both"
         )
     if bound != "host" and lost > LOST:
@@ -125,7 +125,11 @@ def _loader(ceilings: Ceilings, setup: Setup) -> str:
 
 def _step(ceilings: Ceilings) -> str:
     step, loader, real = ceilings.step.median, ceilings.loader.median, ceilings.real.median
-    compared = f"{_times(loader / step)} as many" if loader > real else "but kept up with the step"
+    compared = (
+        f"{_times(loader / step)} as many"
+        if loader > min(step, real)
+        else "but kept up with the step"
+    )
     return (
         f"the step bounds: the run gets {real:,.0f} of the {step:,.0f} images/s ({real / step:.0%})"
         f" that it makes with its batch on the device; the loader alone gives {loader:,.0f}, "

@@ -1,6 +1,8 @@
 """The stream below the loaders on the CPU: that it ends, wherever it is dropped."""
 
 import gc
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -24,6 +26,12 @@ def numbers(number):
 def slow_numbers(number):
     time.sleep(0.3)
     return numbers(number)
+
+
+def slow_numbers_that_end(number):
+    if number == 3:
+        raise OSError("no such disk")
+    return slow_numbers(number)
 
 
 def is_gone(reference):
@@ -132,3 +140,22 @@ print("drawn")
 {last}
 """
     assert in_new_process(program) == "drawn\n"
+
+
+@pytest.mark.parametrize("begin", ["slow_numbers", "slow_numbers_that_end"])
+def test_python_ends_with_an_error_out_of_a_stream(begin):
+    """Its frames held the iterator: also those of Ctrl-C, which finds a starved run in `next`."""
+    program = f"""
+import signal, sys, threading
+sys.path[:0] = ["tests", "tests/data/loaders"]
+import test_host as here
+stream = here.HostStream(here.{begin}, None, placement=here.PLACEMENT)
+next(stream)
+threading.Timer(1, signal.raise_signal, (signal.SIGINT,)).start()
+for number in range(100):
+    next(stream)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode != 0
+    error = "no such disk" if begin == "slow_numbers_that_end" else "KeyboardInterrupt"
+    assert error in done.stderr

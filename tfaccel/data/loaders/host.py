@@ -6,6 +6,7 @@ Takes what to do at each of the three places; gives the endless iterator that ev
     image, label = next(stream)
 """
 
+import traceback
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -41,6 +42,7 @@ class HostStream(Iterator):
         Args:
           begin: returns the arrays, by name, of batch number 0, 1, 2, ...: of fixed shapes and
             dtypes, with a row for each example; dtype object for bytes. Called in several threads.
+            It must not hold the stream, which would then never be freed.
           finish: turns the tensors of those arrays, by name, into a batch; None to leave them as
             they are. TensorFlow keeps it for good: it must not hold what should be freed.
           placement: the replica's device, and how many threads.
@@ -80,7 +82,12 @@ class HostStream(Iterator):
 
     def __next__(self):
         """Returns the next batch."""
-        batch = next(self._held[-1])
+        try:
+            batch = next(self._held[-1])
+        except BaseException as error:
+            # Python keeps what it ends with, whose frames hold the iterator, until it is too late.
+            traceback.clear_frames(error.__traceback__)
+            raise
         with tf.device(self._device.name):
             if self._device.cuda_ordinal is None:
                 return tf.nest.map_structure(tf.identity, batch)  # to the logical device

@@ -34,9 +34,9 @@ from tfaccel.runtime import Device
 
 log = logging.getLogger("tfaccel")
 
-# Replicas' threads share Python's lock, which NumPy gives up at each operation: in turn they took
-# 12 ms of CPU and 36 switches for an epoch of MNIST on two replicas, at once 18 and 400 (2 cores,
-# 2026-11-25).
+# A stream's two threads, and replicas', share Python's lock, which NumPy often gives up for an
+# operation: in turn they took 12 ms of CPU and 36 switches for an epoch of MNIST on two replicas,
+# at once 18 and 400 (2 cores, 2026-11-25).
 _ONE_AT_A_TIME = threading.Lock()
 
 
