@@ -151,6 +151,7 @@ sys.path[:0] = ["tests", "tests/data/loaders"]
 import test_host as here
 stream = here.HostStream(here.{begin}, None, placement=here.PLACEMENT)
 next(stream)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
 threading.Timer(1, signal.raise_signal, (signal.SIGINT,)).start()
 for number in range(100):
     next(stream)
