@@ -181,6 +181,20 @@ def test_xla_waits_for_replicas_that_are_still_compiled(monkeypatch):
     )
 
 
+def test_sums_over_gpus_are_recorded_unless_the_user_says_otherwise(monkeypatch, caplog):
+    own = "--xla_gpu_enable_command_buffer=FUSION"
+    monkeypatch.setenv("XLA_FLAGS", own)
+    with caplog.at_level(logging.INFO, logger="tfaccel"):
+        runtime._record_sums()
+    assert os.environ["XLA_FLAGS"] == own
+    assert "XLA_FLAGS decides on xla_gpu_enable_command_buffer" in caplog.text
+    monkeypatch.setenv("XLA_FLAGS", "")
+    runtime._record_sums()
+    in_new_process(
+        "import tensorflow as tf; tf.function(lambda: tf.constant(1), jit_compile=True)()"
+    )
+
+
 @pytest.mark.parametrize(
     ("num_gpus", "num_workers", "waits", "alike"),
     [(1, 1, False, False), (2, 1, True, True), (1, 2, False, True), (2, 2, False, True)],
@@ -202,6 +216,7 @@ def test_only_replicas_that_are_all_in_one_process_wait_in_xla(
     runtime.configure(RuntimeConfig(precision="float32", xla=True), cluster)
     flags = os.environ["XLA_FLAGS"]
     assert ("xla_gpu_executable_terminate_timeout" in flags) is waits
+    assert ("--xla_gpu_enable_command_buffer=+COLLECTIVES" in flags) is waits
     assert (NO_TIMING in flags) is alike
 
 
