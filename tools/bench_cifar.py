@@ -41,12 +41,11 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 
-from bench_arms.arm_process import ArmError
+from bench_arms.arm_process import ArmError, said_last
 from bench_arms.call import NO_TORCH, UsageError, exit_code, whole
 from bench_arms.machine import TOOLS, environment_of, gpu_names, hardware, has_torch
 
 GOAL, TARGET = 1.5, 0.94
-LOG_LINES = 30
 RIVALS = {
     "bfloat16": ["--precision=bfloat16"],
     "bfloat16-autotune": ["--precision=bfloat16", "--mode=max-autotune"],
@@ -184,8 +183,7 @@ def run_arm(name: str, command: list[str], scratch: pathlib.Path, *, num_gpus: i
         with ended(process):
             code = process.wait()
     if code != 0:
-        lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
-        raise ArmError("\n  ".join([f"arm '{name}' ended with exit code {code}:", *lines]))
+        raise ArmError(f"arm '{name}' ended with exit code {code}{said_last(log)}")
     return of_ours(workdir) if is_ours else of_rival((scratch / "out.txt").read_text())
 
 

@@ -60,7 +60,8 @@ class ArmProcess:
         self._folder = pathlib.Path(self._temporary.name)
         facts = {"driver": os.getpid(), "started": time.time()}
         protocol.write(self._folder / "settings.json", {**settings, **facts})
-        with open(self._folder / "log.txt", "wb") as log:
+        self._log = self._folder / "log.txt"
+        with open(self._log, "wb") as log:
             self._process = subprocess.Popen(
                 [*command, str(self._folder)],
                 stdin=subprocess.DEVNULL,
@@ -124,16 +125,15 @@ class ArmProcess:
         while not path.exists():
             code = self._process.poll()
             if code is not None and not path.exists():
-                raise ArmError(f"arm '{self.name}' ended with exit code {code}{self._log_end()}")
+                raise ArmError(
+                    f"arm '{self.name}' ended with exit code {code}{said_last(self._log)}"
+                )
             if time.monotonic() > ends:
-                raise ArmError(f"arm '{self.name}' said nothing for {limit_s:g} s{self._log_end()}")
+                raise ArmError(
+                    f"arm '{self.name}' said nothing for {limit_s:g} s{said_last(self._log)}"
+                )
             time.sleep(protocol.POLL_S)
         return json.loads(path.read_text())
-
-    def _log_end(self) -> str:
-        lines = (self._folder / "log.txt").read_text(errors="replace").splitlines()
-        said = [line for line in lines if not FRAME.match(line)][-LOG_LINES:]
-        return "; its last lines:\n" + "\n".join(f"  {line}" for line in said)
 
     def _wait(self) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -142,3 +142,10 @@ class ArmProcess:
     def _signal_all(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
+
+
+def said_last(log: pathlib.Path) -> str:
+    """Returns the last lines of a log, to end a sentence with; without the stack of a crash."""
+    lines = log.read_text(errors="replace").splitlines()
+    said = [line for line in lines if not FRAME.match(line)][-LOG_LINES:]
+    return "\n  ".join(["; its last lines:", *said])
