@@ -209,7 +209,7 @@ def _record_sums() -> None:
     at 13,460 images/s instead of 13,357 (two H100s, 2026-11-25).
     """
     if _add_xla_flag(COMMAND_BUFFER, "+COLLECTIVES"):
-        log.info("xla: sums over the GPUs are in its command buffers")
+        log.info("xla: sums over the GPUs are in its command buffers, which end at none of them")
     else:
         log.info("xla: XLA_FLAGS decides on %s", COMMAND_BUFFER)
 
