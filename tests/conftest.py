@@ -25,6 +25,7 @@ from tensorflow.python.framework import config as tf_config
 
 import tfaccel
 from tfaccel import methods, runtime, seam
+from tfaccel.cluster import Cluster
 from tfaccel.config import StepConfig
 from tfaccel.data.placement import untuned
 from tfaccel.export import fresh_process, parity
@@ -144,7 +145,7 @@ def compiled(make, num_replicas, *, optimizer, xla=True, config=None, **compile_
         model = make()
     optimizer = optimizer() if callable(optimizer) else optimizer
     compile_model(model, strategy, config, xla=xla, optimizer=optimizer, **compile_args)
-    methods.extend(model, config, guard=contextlib.nullcontext)
+    methods.extend(model, config, guard=contextlib.nullcontext, cluster=Cluster())
     return model
 
 

@@ -21,7 +21,9 @@ import tensorflow as tf
 from conftest import in_new_process
 
 from tfaccel import UserError
+from tfaccel.cluster import Cluster
 from tfaccel.collectives import all_gather, all_reduce, broadcast, local_rank, rank, world_size
+from tfaccel.strategy import make_strategy
 
 FLOATS = (np.float64, np.float32, np.float16, tf.bfloat16.as_numpy_dtype)
 DTYPES = {
@@ -41,6 +43,10 @@ SIZES = (2, 0, 3)  # along the axis to gather, by rank
 )
 def test_replicas_of_one_process(num_replicas, most_dtypes):
     run_together(f"check_replicas({num_replicas}, {most_dtypes})")
+
+
+def test_replicas_of_a_run_out_of_its_scope():
+    run_together("check_run()")
 
 
 @pytest.mark.slow  # half a minute; that workers sum and gather, tests/test_workers.py sees too
@@ -71,13 +77,30 @@ def free_ports(num):
     return ports
 
 
-def check_replicas(num_replicas, most_dtypes):
-    DTYPES.update({op: dtypes[:most_dtypes] for op, dtypes in DTYPES.items()})
+def devices_of(num_replicas):
     cpu = tf.config.list_physical_devices("CPU")[0]
     logical = [tf.config.LogicalDeviceConfiguration()] * num_replicas
     tf.config.set_logical_device_configuration(cpu, logical)
-    devices = [f"/cpu:{index}" for index in range(num_replicas)]
-    strategy = tf.distribute.MirroredStrategy(devices)
+    return tuple(f"/cpu:{index}" for index in range(num_replicas))
+
+
+def check_run():
+    strategy = make_strategy(Cluster(), devices_of(2))
+    assert (rank(), local_rank(), world_size()) == (0, 0, 2)
+    value = per_replica(strategy, np.float32)  # of rank 0 a 0, of rank 1 a 1
+    for call in (all_reduce, tf.function(all_reduce)):
+        assert float(call(1.0)) == 2
+        assert float(call(value)) == 1
+    np.testing.assert_array_equal(all_gather(tf.constant([3])), [3, 3])
+    assert float(broadcast(value, root_rank=1)) == 1
+    of_replica = strategy.run(lambda: tf.constant([rank(), world_size()]))
+    assert [each.numpy().tolist() for each in of_replica.values] == [[0, 2], [1, 2]]
+    print("all well")
+
+
+def check_replicas(num_replicas, most_dtypes):
+    DTYPES.update({op: dtypes[:most_dtypes] for op, dtypes in DTYPES.items()})
+    strategy = tf.distribute.MirroredStrategy(devices_of(num_replicas))
     check_everything(strategy, first_rank=0)
     with pytest.raises(UserError, match="without its strategy; call this within `with strategy"):
         all_reduce(per_replica(strategy, np.float32))

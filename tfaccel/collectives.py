@@ -6,20 +6,19 @@ Takes a tensor or a nest of tensors, one on each replica; gives every replica th
         loss = ...
         return all_reduce(loss, op="mean")
 
-    with strategy.scope():  # outside a replica function
-        examples = all_gather(per_replica_examples)
+    examples = all_gather(per_replica_examples)  # outside a replica function
 
 Every function works in three places, eagerly and in a `tf.function`:
 
 - In a replica function, the one that `strategy.run` calls: a value is this replica's.
-- Outside, within `with strategy.scope():`, a per-replica value holds the value of each of this
-  worker's replicas, and any other value counts as the value of every one of them, as it does when
-  `strategy.run` is given it. The result is an ordinary tensor on each worker. So
-  `all_reduce(1) == world_size()` everywhere, and with one GPU per worker a plain tensor is that
-  worker's own value. One call for every step belongs in a `tf.function`: eagerly TensorFlow traces
-  each gather anew, min and max too, in 0.1 s or more.
-- Without a strategy: the job is one replica of rank 0. A call outside a replica function that is
-  not within the scope is such a one, whatever strategies exist.
+- Outside, in a callback say, a per-replica value holds the value of each of this worker's replicas,
+  and any other value counts as the value of every one of them, as it does when `strategy.run` is
+  given it. The result is an ordinary tensor on each worker. So `all_reduce(1) == world_size()`
+  everywhere, and with one GPU per worker a plain tensor is that worker's own value. The replicas
+  are those of the strategy in scope, or, out of every scope, of `tfaccel.setup`. One call for every
+  step belongs in a `tf.function`: eagerly TensorFlow traces each gather anew, min and max too, in
+  0.1 s or more.
+- Without a run and a scope: the job is one replica of rank 0.
 
 MirroredStrategy and MultiWorkerMirroredStrategy are supported. A collective ends when the last
 replica has joined it: every replica of every worker makes the same calls in the same order. Under
@@ -37,6 +36,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfaccel import strategy as strategy_lib
 from tfaccel.errors import UserError
 
 # A tensor, a tf.IndexedSlices or a tf.distribute.DistributedValues of them, or a nest of these.
@@ -57,8 +57,8 @@ _CARRIED = (tf.float16, tf.float32, tf.float64, tf.int64, *_CARRIERS)
 
 
 def world_size() -> int:
-    """Returns the number of replicas over all workers; 1 without a strategy."""
-    return tf.distribute.get_strategy().num_replicas_in_sync
+    """Returns the number of replicas over all workers; 1 without a run or a strategy."""
+    return (_outside() or tf.distribute.get_strategy()).num_replicas_in_sync
 
 
 def rank() -> int:
@@ -67,20 +67,19 @@ def rank() -> int:
     Outside a replica function it is the first of this worker's replicas, so that `rank() == 0` is
     true on the first worker alone.
     """
-    context = tf.distribute.get_replica_context()
-    if context is None:
-        strategy = tf.distribute.get_strategy()
+    if strategy := _outside():
         ranks = strategy.experimental_distribute_values_from_function(
             lambda context: context.replica_id_in_sync_group
         )
         return strategy.experimental_local_results(ranks)[0]
+    context = tf.distribute.get_replica_context()
     # A Python number also while a tf.function is traced, which happens once for each replica.
     return int(tf.get_static_value(tf.convert_to_tensor(context.replica_id_in_sync_group)))
 
 
 def local_rank() -> int:
     """Returns this replica's index among its worker's, from 0; 0 outside a replica function."""
-    if not tf.distribute.has_strategy():
+    if _outside() or not tf.distribute.has_strategy():
         return 0
     return rank() % len(tf.distribute.get_strategy().extended.worker_devices)
 
@@ -148,11 +147,17 @@ def broadcast(value: Value, *, root_rank: int = 0) -> Value:
     return _on_replicas(functools.partial(_broadcast, root_rank=root_rank), value)
 
 
+def _outside() -> tf.distribute.Strategy | None:
+    """Returns the strategy whose replicas a call is of that no replica makes; None of one's own."""
+    if tf.distribute.in_cross_replica_context():
+        return tf.distribute.get_strategy()
+    return None if tf.distribute.has_strategy() else strategy_lib.latest()
+
+
 def _on_replicas(operation: Callable[[list], list], value: Value) -> Value:
     """Calls the operation, of this replica's flat values, on this replica or on all those here."""
     values = tf.nest.flatten(value)
-    if tf.distribute.in_cross_replica_context():
-        strategy = tf.distribute.get_strategy()
+    if strategy := _outside():
         # Also eagerly: to trace a tf.function for the call would take longer, 1.7 s against 0.15 s
         # for a broadcast of 200 variables over three replicas (two CPU cores, 2026-11).
         on_all_here = strategy.run(operation, args=(values,))

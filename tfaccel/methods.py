@@ -3,13 +3,14 @@
 Takes a compiled model; gives it methods of the same signatures that obey a Loader's rules, watch
 the replicas and the loss scale, and answer for lost workers.
 
-    extend(model, StepConfig(), guard=watchdog.guard)
+    extend(model, StepConfig(), guard=watchdog.guard, cluster=cluster)
 """
 
 import contextlib
 import functools
 import inspect
 import re
+import sys
 import types
 import warnings
 from collections.abc import Callable
@@ -23,8 +24,10 @@ from tfaccel.agreement import of_workers
 from tfaccel.callbacks.ahead import Ahead, alone, can_be_ahead
 from tfaccel.callbacks.beats import Beats
 from tfaccel.callbacks.finite import Finite
+from tfaccel.callbacks.keras_writers import of_this_worker
 from tfaccel.callbacks.loss_scale import LossScale
 from tfaccel.callbacks.replica_audit import ReplicaAudit
+from tfaccel.cluster import Cluster
 from tfaccel.config import StepConfig
 from tfaccel.data.distribute import Loader, check_same_classes
 from tfaccel.errors import UserError
@@ -35,24 +38,28 @@ from tfaccel.step import padding
 NOT_IN_XLA = re.compile(r"No registered '(\w+)' OpKernel for XLA_")
 
 
-def extend(model: keras.Model, config: StepConfig, *, guard: Callable) -> None:
+def extend(model: keras.Model, config: StepConfig, *, guard: Callable, cluster: Cluster) -> None:
     """Sets the methods on the model.
 
     Args:
       model: compiled for a strategy.
       config: floor of the loss scale, and steps between audits.
       guard: makes the context of every call that other workers take part in.
+      cluster: of how many workers, and which this is.
     """
     counting = functools.partial(_for_loaders, counts=model, mixed=config.mixes_labels)
     # Each knows what has been compiled.
     beats, by_batch = Beats(), Beats()
+    quiet = functools.partial(_quiet, cluster=cluster)
     ours = {
         "fit": lambda fit: _as_call(
-            _watched(from_checkpoint(counting(fit), model, config), model, config, beats)
+            _watched(
+                from_checkpoint(counting(quiet(fit)), model, config), model, config, beats, cluster
+            )
         ),
-        "evaluate": lambda evaluate: _as_call(counting(_beating(evaluate, beats))),
+        "evaluate": lambda evaluate: _as_call(counting(_beating(quiet(evaluate), beats))),
         "predict": lambda predict: _as_call(
-            _for_loaders(_beating(_without_padding(predict), beats))
+            _for_loaders(_beating(_without_padding(quiet(predict)), beats))
         ),
         "train_on_batch": lambda train: _after(
             by_batch.on_train_batch_begin, _with_keras_logs(train, model, config)
@@ -164,7 +171,25 @@ def _guarded(method: Callable, model, guard: Callable) -> Callable:
     return wrapper
 
 
-def _watched(fit: Callable, model, config: StepConfig, beats: Beats) -> Callable:
+def _quiet(method: Callable, *, cluster: Cluster) -> Callable:
+    """Returns a method that says how far it is on the chief alone, unless it is told otherwise."""
+    signature = inspect.signature(method)
+    if cluster.num_workers == 1:
+        return method
+    in_lines = 1 if sys.stdout.isatty() else 2  # a bar, or a line for each epoch
+    usual = in_lines if cluster.is_chief else 0
+
+    @functools.wraps(method)
+    def wrapper(*args, **kwargs):
+        call = signature.bind(*args, **kwargs)
+        if call.arguments.get("verbose", "auto") == "auto":
+            call.arguments["verbose"] = usual
+        return method(*call.args, **call.kwargs)
+
+    return wrapper
+
+
+def _watched(fit: Callable, model, config: StepConfig, beats: Beats, cluster: Cluster) -> Callable:
     """Returns `fit` with the callbacks that the replicas and the loss scale need."""
     signature = inspect.signature(fit)
     finite = Finite(config.nonfinite)
@@ -182,7 +207,8 @@ def _watched(fit: Callable, model, config: StepConfig, beats: Beats) -> Callable
         is_list = isinstance(given, keras.callbacks.CallbackList)
         theirs = [each for each in flat(given) if each not in ours and not isinstance(each, Ahead)]
         # Of each call its own: a callback may call `fit` within another.
-        ahead, is_ahead = Ahead(*each_batch), can_be_ahead(model, theirs)
+        ahead, is_ahead = Ahead(*each_batch), can_be_ahead(model, theirs)  # alike on all workers
+        theirs = of_this_worker(theirs, cluster)
         # Ours come first: what they write to the logs is for all others to see.
         together = [*((ahead,) if is_ahead else each_batch), beats, *theirs]
         if is_list:

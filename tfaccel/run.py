@@ -383,7 +383,7 @@ class Run:
         compile_model(
             model, self.strategy, step, xla=self.runtime.xla, optimizer=optimizer, **compile_args
         )
-        methods.extend(model, step, guard=self.watchdog.guard)
+        methods.extend(model, step, guard=self.watchdog.guard, cluster=self.cluster)
 
     def checkpoints(
         self,
@@ -452,6 +452,8 @@ class Run:
         In a process of its own, without tfaccel, DALI and a GPU, it is then compared with the
         trained model, behind the loader's own pipeline where there is one.
 
+        Of several workers the chief alone writes; the others are not kept waiting.
+
         Args:
           model: built; functional or Sequential. With a loader, compiled.
           path: a folder that does not exist yet. For TensorFlow Serving its name is a whole number.
@@ -472,10 +474,15 @@ class Run:
             beside `path`, as `<name>.<random>.rejected`.
         """
         check_names("export", export, [field.name for field in dataclasses.fields(ExportConfig)])
+        config = ExportConfig(**export)
+        if not self.cluster.is_chief:
+            path = pathlib.Path(path).expanduser().absolute()
+            log.info("export: %s, by the chief alone, which writes for all workers", path)
+            return path
         return export_model(
             model,
             path,
-            config=ExportConfig(**export),
+            config=config,
             runtime=self.runtime,
             loader=loader,
             images=images,

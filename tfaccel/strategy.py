@@ -40,10 +40,21 @@ def make_strategy(
     Raises:
       UserError: there are several workers, and TensorFlow has started or joined them otherwise.
     """
+    global _latest
     # Apart, so that it is one strategy for the same devices whatever the timeout.
     if cluster.num_workers == 1:
-        return _mirrored(devices)
-    return _multi_worker(cluster, devices, peer_timeout_s)
+        _latest = _mirrored(devices)
+    else:
+        _latest = _multi_worker(cluster, devices, peer_timeout_s)
+    return _latest
+
+
+_latest: tf.distribute.Strategy | None = None
+
+
+def latest() -> tf.distribute.Strategy | None:
+    """Returns the strategy that this process made last, which is its run's; None without a run."""
+    return _latest
 
 
 @functools.cache
