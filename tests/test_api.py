@@ -177,6 +177,19 @@ def test_class_weights_that_no_class_has_are_refused(setup, folder, wrong):
         model.fit(loader, class_weight=wrong, verbose=0)
 
 
+def test_images_of_another_shape_than_the_model_takes_are_refused(setup, folder):
+    run = setup()
+    loader = run.image_folder(folder, image_size=(12, 10), channels=1, global_batch_size=8)
+    with run.scope():
+        model = keras.Sequential([keras.Input((12, 10, 3)), keras.layers.Flatten()], name="rgb")
+        model.add(keras.layers.Dense(3))
+    run.compile(model, "sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    sentence = r"the loader gives \(12, 10, 1\) float32, but model rgb takes \(12, 10, 3\); "
+    for method in (model.fit, model.evaluate):
+        with pytest.raises(tfaccel.UserError, match=sentence):
+            method(loader, verbose=0)
+
+
 @pytest.mark.parametrize(
     "loss",
     ["sparse_categorical_crossentropy", keras.losses.SparseCategoricalCrossentropy()],

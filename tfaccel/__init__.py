@@ -26,6 +26,7 @@ from tfaccel.progress import is_launched
 
 if TYPE_CHECKING:
     from tfaccel import collectives, doctor
+    from tfaccel.callbacks.throughput import Throughput
     from tfaccel.comparison.run import compare
     from tfaccel.data import sources
     from tfaccel.isolate import IsolatedError, run_isolated
@@ -46,6 +47,7 @@ __all__ = [
     "Run",
     "RunError",
     "StepConfig",
+    "Throughput",
     "UserError",
     "__version__",
     "beat",
@@ -70,6 +72,7 @@ if is_launched():
 _LATER = {
     "IsolatedError": ("tfaccel.isolate", "IsolatedError"),
     "Run": ("tfaccel.run", "Run"),
+    "Throughput": ("tfaccel.callbacks.throughput", "Throughput"),
     "collectives": ("tfaccel.collectives", None),
     "compare": ("tfaccel.comparison.run", "compare"),
     "doctor": ("tfaccel.doctor", None),

@@ -267,6 +267,7 @@ def _for_loaders(
         for each in (loader, *tests):
             each.check_workers()
             if counts:
+                _check_inputs(counts, each)
                 _check_outputs(counts, each, mixed=mixed)
             check_same_classes(loader, each)
         if counts and any(each.pads for each in (loader, *tests)):
@@ -294,6 +295,21 @@ def _check_batches(dataset: tf.data.Dataset) -> None:
         raise UserError(
             f"the data set gives examples, of the shapes {', '.join(map(str, shapes))}; give it in "
             "batches, as dataset.batch(rows)"
+        )
+
+
+def _check_inputs(model: keras.Model, loader: Loader) -> None:
+    """Raises UserError where a batch has as many axes as the model takes, but of another size."""
+    given = tf.nest.flatten(loader.element_spec[0])
+    if not (model.built and len(model.inputs or ()) == 1 and len(given) == 1):
+        return
+    has, takes = tuple(given[0].shape)[1:], tuple(model.inputs[0].shape)[1:]
+    if len(has) == len(takes) and any(
+        None not in sizes and sizes[0] != sizes[1] for sizes in zip(has, takes, strict=True)
+    ):
+        raise UserError(
+            f"the loader gives {has} {given[0].dtype.name}, but model {model.name} takes {takes}; "
+            "make them alike: keras.Input of the one, or image_size and channels of the other"
         )
 
 

@@ -94,7 +94,7 @@ def compile_model(
 
 
 def _check_layers(model, strategy, *, xla: bool) -> None:
-    """Raises for layers that a CPU has no code for, and warns of weights in half precision."""
+    """Raises for layers that a CPU has no code for; warns of weights and outputs in half."""
     on_cpu = all("CPU" in each.upper() for each in strategy.extended.worker_devices)
     for layer in model._flatten_layers() if on_cpu and not xla else ():
         if isinstance(layer, CHANNELS_LAST_ON_CPU) and layer.data_format == "channels_first":
@@ -110,6 +110,14 @@ def _check_layers(model, strategy, *, xla: bool) -> None:
             "give their layers the policy mixed_float16 instead",
             halves[0],
             len(halves) - 1,
+        )
+    outputs = [each for each in model.outputs or () if each.dtype in HALVES] if model.built else []
+    if outputs and model.dtype_policy.name not in HALVES:
+        log.warning(
+            "step: an output of model %s is %s, in which the loss begins with less than it could, and "
+            "in float16 with infinity above 65504; give its layer dtype='float32'",
+            model.name,
+            outputs[0].dtype,
         )
 
 
