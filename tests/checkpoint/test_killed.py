@@ -207,7 +207,7 @@ while kills < NUM_KILLS:
 """
 
 
-@pytest.mark.parametrize("num_kills", [1, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_kills", [1, pytest.param(20, marks=pytest.mark.slow)])
 def test_p1_sigkill_inside_a_save_of_100_mb(tmp_path, num_kills):
     done = subprocess.run(
         [sys.executable, "-c", SAVES_UNTIL_KILLED, str(num_kills), str(tmp_path)],

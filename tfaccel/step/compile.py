@@ -114,8 +114,8 @@ def _check_layers(model, strategy, *, xla: bool) -> None:
     outputs = [each for each in model.outputs or () if each.dtype in HALVES] if model.built else []
     if outputs and model.dtype_policy.name not in HALVES:
         log.warning(
-            "step: an output of model %s is %s, in which the loss begins with less than it could, and "
-            "in float16 with infinity above 65504; give its layer dtype='float32'",
+            "step: an output of model %s is %s, so that its loss is of rounded values, or infinite "
+            "where float16 ends; give its layer dtype='float32'",
             model.name,
             outputs[0].dtype,
         )
