@@ -104,6 +104,7 @@ def test_help_and_flag_errors_take_under_a_second_and_no_tensorflow(arguments):
 CALLS = [
     (["tran"], "there is no command 'tran'; did you mean 'train'?"),
     (["train"], "no config; give one"),
+    (["train", f"--confg={DIGITS}"], "there is no flag --confg; did you mean --config?"),
     (["lint", "--script=mine.py"], "e.g. `tfaccel lint --config=configs/digits.py`"),
     (["train", "--config=configs/nope.py"], "config file configs/nope.py does not exist"),
     (["train", f"--config={REPOSITORY}/configs/digit.py"], "did you mean '"),
@@ -135,6 +136,11 @@ CALLS = [
     (["train", DIGITS, "--config.runtime.gpu_ids=99"], "gpu_ids=(99,) asks for GPU 99"),
     (["train", DIGITS, "--config.model.name=resnet5"], "no model 'resnet5'; did you mean"),
     (["train", DIGITS, "--config.train.optimizer=adm"], "no optimizer 'adm'; did you mean"),
+    (["train", DIGITS, "--config.train.monitor=val_acuracy"], "did you mean 'val_accuracy'"),
+    (["lint", DIGITS, "--config.train.monitor=val_acuracy"], "did you mean 'val_accuracy'"),
+    (["lint", DIGITS, "--config.train.optimizer=adm"], "no optimizer 'adm'; did you mean"),
+    (["lint", DIGITS, "--config.model.weights=/no/where"], "weights='/no/where' is no file"),
+    (["train", DIGITS, f"--workdir={__file__}"], "test_main.py is a file; give another --workdir"),
     (["train", MNIST, "--config.data.root=/no/where"], "image folder /no/where/training does not"),
     (["train", DIGITS, "--workers=a:1,b:1", "--worker-index=0"], "no --workdir with 2 workers ("),
     (["train", DIGITS, "--workers=a:1,b:1"], "worker_index=None with 2 workers; expected the"),
@@ -230,6 +236,27 @@ def test_wrong_data_is_one_line_and_code_2(command, splits, plant, seed):
     assert words in line
 
 
+def test_a_batch_of_more_than_all_images_is_said_and_the_rate_is_of_what_a_step_has(
+    command, caplog
+):
+    size, base = "--config.data.global_batch_size=5000", "--config.train.base_batch_size=256"
+    with caplog.at_level(logging.INFO, logger="tfaccel"):
+        code, _, err = command("train", DIGITS, size, base, "--dry-run")
+    assert code == 0, err
+    assert "a step is of all 1437 examples, fewer than 5000" in caplog.text
+    assert "1 steps of 1437 an epoch" in caplog.text
+    assert "x 1437/256" in caplog.text
+
+
+def test_a_run_whose_reader_has_gone_is_done(monkeypatch, tmp_path):
+    read, write = os.pipe()
+    os.close(read)
+    monkeypatch.setattr("tfaccel.train.run", lambda *_, **__: {"steps": 1})
+    with open(write, "w") as gone:
+        monkeypatch.setattr(sys, "stdout", gone)
+        assert main.main(["train", DIGITS, f"--workdir={tmp_path / 'run'}"]) == 0
+
+
 def test_several_workers_need_a_workdir_that_they_share(command, monkeypatch):
     task = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(task))
@@ -257,8 +284,9 @@ def test_a_workdir_is_not_written_over(command, tmp_path):
 FILES = [
     ("def get_config():\n  return None", "get_config() returned None"),
     ("def make_config():\n  return None", "own.py: it has no get_config(); let it return"),
-    ("def get_config():\n  return {}['b']", "own.py: KeyError: 'b'"),
-    ("import math\ndef get_config():\n  return math.foo", "own.py: AttributeError: module 'math'"),
+    ("def get_config():\n  return {}['b']", "own.py, line 2: KeyError: 'b'"),
+    ("import sys\ndef get_config():\n  sys.exit(3)", "own.py, line 3: SystemExit: 3"),
+    ("import math\ndef get_config():\n  return math.foo", "line 3: AttributeError: module 'math'"),
     ("def get_config():\n  return nonsense", "name 'nonsense' is not defined"),
     (
         "import ml_collections\ndef get_config():\n  return ml_collections.ConfigDict()",

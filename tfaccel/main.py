@@ -5,6 +5,7 @@ SIGTERM, and of a training run that a signal made save and stop what its config 
 """
 
 import datetime
+import difflib
 import importlib.machinery
 import importlib.util
 import itertools
@@ -15,6 +16,7 @@ import re
 import shlex
 import sys
 import tempfile
+import traceback
 import types
 from collections.abc import Mapping
 
@@ -112,7 +114,7 @@ def train(arguments: list[str]) -> int:
         resume=values.resume,
         accept_changes=values.accept_changes,
     )
-    print(json.dumps(result))
+    show(json.dumps(result))
     return 0
 
 
@@ -212,7 +214,7 @@ def plot(arguments: list[str]) -> int:
     from tfaccel import plot as plot_room
 
     plot_room.plot([pathlib.Path(each).expanduser() for each in workdirs], output)
-    print(output)
+    show(output)
     return 0
 
 
@@ -228,13 +230,13 @@ def autobatch(arguments: list[str]) -> int:
     if values["keep-batch"].value:
         parts = auto_batch.auto_parts(config)
         flag = f"--config.step.accumulation_steps={parts}"
-        print(json.dumps({"accumulation_steps": parts, "flag": flag}))
+        show(json.dumps({"accumulation_steps": parts, "flag": flag}))
         return 0
     batch = auto_batch.auto_batch(config)
     flag = f"--config.data.global_batch_size={batch}"
     if config.data.batch_per_replica is not None:
         flag += " --config.data.batch_per_replica=None"
-    print(json.dumps({"global_batch_size": batch, "flag": flag}))
+    show(json.dumps({"global_batch_size": batch, "flag": flag}))
     return 0
 
 
@@ -315,7 +317,7 @@ def export(arguments: list[str]) -> int:
 
     out = pathlib.Path(values.out) if values.out else workdir / "export"
     moved = {"root": values.root, "loader": values.loader}
-    print(export_run(workdir, out, config, checkpoint=values.checkpoint, **moved))
+    show(export_run(workdir, out, config, checkpoint=values.checkpoint, **moved))
     return 0
 
 
@@ -578,6 +580,7 @@ def _config_apart(arguments: list[str]) -> tuple[list[str], list[str]]:
 def _one_file(command: str, given: list[str], others: list[str]) -> str:
     """Returns the one that --config names: a file, perhaps with an argument after a colon."""
     if not any(given):
+        _check_spelling(others)
         files = [each for each in others if ".py" in each and not each.startswith("-")]
         meant = next(iter(files), "configs/digits.py")
         raise UserError(f"no config; give one, e.g. `tfaccel {command} --config={meant}`")
@@ -590,6 +593,16 @@ def _one_file(command: str, given: list[str], others: list[str]) -> str:
         wrong = "is a folder" if file.is_dir() else "does not exist"
         raise UserError(f"config file {file} {wrong}{did_you_mean(str(file), there)}")
     return given[0]
+
+
+def _check_spelling(arguments: list[str]) -> None:
+    """Raises UserError for a --config that is spelled otherwise."""
+    for each in arguments:
+        name = each.partition("=")[0]
+        if name.startswith("-") and difflib.get_close_matches(
+            name.strip("-"), ["config"], cutoff=0.8
+        ):
+            raise UserError(f"there is no flag {name}; did you mean --config?")
 
 
 def _load(given: str) -> ml_collections.ConfigDict:
@@ -607,8 +620,14 @@ def _load(given: str) -> ml_collections.ConfigDict:
         check_is_config(config)
     except UserError as error:
         raise UserError(f"{file}: {error}") from error
-    except Exception as error:  # whatever else the user's file raises
-        raise UserError(f"{file}: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:  # whatever else the user's file raises
+        lines = [
+            each.lineno
+            for each in traceback.extract_tb(error.__traceback__, limit=None)
+            if each.filename == file
+        ]
+        where = f"{file}, line {lines[-1]}" if lines else file
+        raise UserError(f"{where}: {type(error).__name__}: {error}") from error
     return config
 
 

@@ -44,6 +44,7 @@ def from_checkpoint(fit: Callable, model: keras.Model, config: StepConfig) -> Ca
                     found.store.remove_unfinished()
             stop = stack.enter_context(StopSignals())
             beginning = found.begin(model, loader, others, stop, config)
+            _check_epochs(call.arguments.get("epochs", 1), loader, found)
             stack.callback(found.finish)
             while True:
                 # What was saved is put back around the others; it saves what they came to.
@@ -73,6 +74,17 @@ def flat(callbacks) -> list:
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return list(callbacks.callbacks)
     return keras.tree.flatten(callbacks or [])
+
+
+def _check_epochs(epochs: int, loader: Loader, found: Checkpoints) -> None:
+    """Raises UserError where training is past its end: its weights are of none of the results."""
+    begun, steps = divmod(loader.next_position, loader.num_batches)
+    if loader.next_position > epochs * loader.num_batches:
+        done = f"{begun} epochs and {steps} steps" if steps else f"{begun} epochs"
+        raise UserError(
+            f"epochs={epochs}, but the checkpoint in {found.store.folder} is of {done}; give "
+            f"{begun + bool(steps)} or more, or another folder to begin anew"
+        )
 
 
 def _check(loader, arguments: dict, found: Checkpoints) -> None:

@@ -319,11 +319,15 @@ class Run:
 
     def _loader(self, data, num_threads: int) -> Loader:
         plan = data.plan
+        batch = plan.global_batch_size
+        if plan.rows_per_replica * plan.num_replicas < batch:
+            log.info("data: a step is of all %d examples, fewer than %d", plan.num_examples, batch)
+            batch = plan.num_examples
         log.info(
             "data: %s examples, %d steps of %d an epoch, %d rows on each of %d replicas",
             "endless" if plan.num_examples is None else plan.num_examples,
             plan.num_steps,
-            plan.global_batch_size,
+            batch,
             plan.rows_per_replica,
             plan.num_replicas,
         )

@@ -17,7 +17,7 @@ from tfaccel.config import ModelConfig, StepConfig
 from tfaccel.data.images import ImageData
 from tfaccel.data.source import Blobs
 from tfaccel.data.sources.pillow import UNREADABLE, largest_value
-from tfaccel.errors import UserError
+from tfaccel.errors import UserError, did_you_mean
 from tfaccel.metrics import PSNR
 
 NUM_MASKS = 64  # that are looked at, from the first to the last: 0.1 s where they are photographs'
@@ -80,6 +80,15 @@ def check_model(model: keras.Model, task: Task) -> None:
             f"{task.output_shape}, as the targets of these data are: use a model that gives "
             + ("an image" if len(task.output_shape) == 3 else "classes")
         )
+
+
+def check_monitor(monitor: str, task: Task) -> None:
+    """Raises UserError for a metric that no epoch will have."""
+    names = ["loss", *(each if isinstance(each, str) else each.name for each in task.metrics)]
+    known = [*names, *(f"val_{name}" for name in names)]
+    if monitor not in known:
+        cure = did_you_mean(monitor, known)
+        raise UserError(f"train.monitor={monitor!r} is none of an epoch's metrics{cure}")
 
 
 def _num_outputs(num_classes: int, asked: int | None) -> int:

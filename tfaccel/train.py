@@ -155,10 +155,12 @@ def prepare(this_run: Run, config: Config) -> tuple[Loader, Loader, keras.Model]
 
     # ----- Model: what the data ask for.
     model, task = build(this_run, config, train.data)
+    tasks.check_monitor(config.train.monitor, task)
     log.info("model: %s, %d parameters", model.name, model.count_params())
 
     # ----- Step: loss on float32 outputs; one XLA function for a whole step.
-    epoch = {"global_batch_size": train.global_batch_size, "num_steps": train.num_batches}
+    batch = min(train.global_batch_size, train.num_examples)  # what a step has at most
+    epoch = {"global_batch_size": batch, "num_steps": train.num_batches}
     schedule = recipe.make_schedule(config.train, **epoch)
     log.info("%s", recipe.describe(config.train, schedule, **epoch))
     this_run.compile(

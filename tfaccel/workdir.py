@@ -71,8 +71,9 @@ def check_usable(path: pathlib.Path, *, resume: str) -> pathlib.Path:
         )
     there = next(each for each in (path, *path.parents) if os.path.exists(each))
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        why = "may not be written to" if there.is_dir() else "is a file"
         raise UserError(
-            f"workdir {path} cannot be written, because {there} cannot; give another --workdir"
+            f"workdir {path} cannot be written, because {there} {why}; give another --workdir"
         )
     return path
 

@@ -49,6 +49,11 @@ def planted(monkeypatch):
     monkeypatch.setattr(room, "ArmProcess", PlantedArm)
 
 
+def test_a_path_is_no_config():
+    with pytest.raises(UserError, match=r"config='digits.py'; expected what a config file's get_c"):
+        room.compare("digits.py", minutes=1)
+
+
 @pytest.mark.usefixtures("planted")
 def test_the_command_prints_the_table_and_writes_the_report(tmp_path, capsys):
     out = tmp_path / "report"

@@ -168,6 +168,8 @@ VARIABLES = [
     ({"NVIDIA_TF32_OVERRIDE": "0"}, 2, "warning", "TF32"),
     ({"CUDA_LAUNCH_BLOCKING": "1"}, 2, "warning", "one after another"),
     ({"CUDA_CACHE_DISABLE": "1"}, 2, "warning", "every start"),
+    ({"TF_CONFIG": "{bad"}, 0, "error", "TF_CONFIG='{bad' cannot be read"),
+    ({"TF_CONFIG": "{}"}, 0, None, ""),
     ({"NCCL_P2P_DISABLE": "1"}, 2, "warning", "NVLink"),
     ({"NCCL_P2P_DISABLE": "1"}, 1, None, ""),
     ({"NCCL_P2P_DISABLE": "0"}, 2, None, ""),

@@ -141,6 +141,9 @@ def test_batches_are_multiples_of_8_on_each_replica():
     assert not found(64, dense(64))
     (odd,) = found(250, dense(64))
     assert (odd.severity, odd.change) == ("note", "--config.data.global_batch_size=248")
+    few = Data(global_batch_size=1437, num_examples=1437)
+    (all_of_few,) = batches.batch_rows(facts_of(dense(64), data=few, step=Step(from_config=True)))
+    assert all_of_few.change == "--config.data.global_batch_size=1432"
     (four,) = found(32, dense(64), replicas=8)
     assert (four.severity, four.fix) == ("warning", "a batch of 64")  # half of each tile
     # A convolution's rows are pixels too: 4 x 24 x 24 is a multiple of 8.

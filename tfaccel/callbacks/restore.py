@@ -27,6 +27,7 @@ from tfaccel.errors import UserError
 
 log = logging.getLogger("tfaccel")
 
+MOST_SAID = 8  # of what differs
 # The facts by which step s of an epoch has its images.
 CUT_BY = ("num_examples", "global_batch_size", "seed", "shuffle")
 
@@ -170,12 +171,14 @@ class Origin:
         now, defaults = self.run["facts"], deciding(Config())
         # A setting that came later than the checkpoint was at its default.
         before = {name: defaults[name] for name in now if name in defaults} | state["facts"]
-        changed = "; ".join(_differences(before, now))
+        differences = list(_differences(before, now))
+        more = f"; and {len(differences) - MOST_SAID} more" if len(differences) > MOST_SAID else ""
+        changed = "; ".join(differences[:MOST_SAID]) + more
         if changed and not self._accept_changes:
             raise UserError(
                 f"the checkpoint of step {state['step']} in {self._store.folder} is of another "
                 f"run: {changed}; change that back, give another folder, or go on all the same by "
-                "accept_changes"
+                "accept_changes (of the command, --accept_changes)"
             )
         if changed:
             log.warning("checkpoint: resumed with changes: %s", changed)
@@ -220,11 +223,14 @@ class Origin:
 
 
 def _differences(before: Mapping, now: Mapping, prefix: str = "") -> Iterator[str]:
-    """Yields "name old -> new" of each field that is another, also of mappings within."""
+    """Yields "name old -> new" of each field that is another, also within mappings and lists."""
     for name in sorted({*before, *now}):
         old, new = before.get(name), now.get(name)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             yield from _differences(old, new, f"{prefix}{name}.")
+        elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+            each_of = ({str(place): each for place, each in enumerate(all_)} for all_ in (old, new))
+            yield from _differences(*each_of, f"{prefix}{name}.")
         elif old != new:
             yield f"{prefix}{name} {old!r} -> {new!r}"
 

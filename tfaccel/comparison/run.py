@@ -38,6 +38,7 @@ from tfaccel.comparison.variants import (
     one_by_one,
 )
 from tfaccel.config import Config, parse
+from tfaccel.errors import UserError
 from tfaccel.isolate import run_quietly
 from tfaccel.redact import without_userinfo
 from tfaccel.table_text import counted
@@ -83,6 +84,8 @@ def compare(
       SystemExit: likewise, where a handler of SIGTERM raises it, as that of `tfaccel compare` does.
     """
     config = parse(config) if isinstance(config, ml_collections.ConfigDict) else config
+    if not isinstance(config, Config):
+        raise UserError(f"config={config!r}; expected what a config file's get_config() returns")
     check_int("steps", steps, at_least=1)
     check_int("repeats", repeats, at_least=3)
     check_number("minutes", minutes, above=0)

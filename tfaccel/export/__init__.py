@@ -50,6 +50,8 @@ def export_model(
 ) -> pathlib.Path:
     """Writes `path` whole or not at all, and proves it before it appears: see `Run.export`."""
     path = _new_path(path)
+    if not isinstance(model, keras.Model):
+        raise UserError(f"model={model!r}; expected the keras.Model that was trained")
     if config.onnx:
         onnx.check_installed()
     if not getattr(model, "inputs", None):

@@ -22,7 +22,11 @@ def batch_rows(facts: Facts) -> Iterator[Finding]:
     if not touched and facts.model.layers and batch % replicas == 0:
         return
     on = f" on each of {replicas} replicas" if replicas > 1 else ""
-    whole = max(8 * replicas, round(batch / (8 * replicas)) * 8 * replicas)
+    whole = max(1, round(batch / (8 * replicas))) * 8 * replicas
+    if facts.data.num_examples and whole > facts.data.num_examples:  # a step would have those alone
+        whole -= 8 * replicas
+    if whole == 0:
+        return
     yield Finding(
         "warning" if lost >= MUCH else "note",
         "data",

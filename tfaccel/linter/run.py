@@ -12,14 +12,16 @@ from collections.abc import Iterator
 
 import keras
 
-from tfaccel import models, tasks
+from tfaccel import models, recipe, tasks
 from tfaccel.cluster import check_one_process, find
 from tfaccel.config import Config
+from tfaccel.data.distribute import Loader
 from tfaccel.data.from_config import open_loader
 from tfaccel.linter.facts import Facts, Model, Step
 from tfaccel.linter.lint import Lint, gpu_capability, in_script, judge, precision_of
 from tfaccel.linter.read_data import read_data
 from tfaccel.linter.read_model import read_model
+from tfaccel.models.weights import begin_from
 from tfaccel.run import Run
 
 
@@ -44,19 +46,30 @@ def run(config: Config, *, script: pathlib.Path | None) -> Lint:
         loader = open_loader(
             this_run, config, "train", loader="tf_data", stored_size=None, bad_files="error"
         )
+    _check_recipe(config, loader)
     num_outputs = config.model.num_outputs
     if num_outputs is None:
-        num_outputs = tasks.task_of(loader.data, config.model, config.step).num_outputs
+        task = tasks.task_of(loader.data, config.model, config.step)
+        tasks.check_monitor(config.train.monitor, task)
+        num_outputs = task.num_outputs
     with this_run.scope():
         model = models.build(
             config.model.name,
             image_shape=(*config.data.image_size, config.data.channels),
             num_outputs=num_outputs,
         )
+        if config.model.weights is not None:
+            begin_from(config.model.weights, model)
     data, specs = read_data(loader)
     read = read_model(model, data_specs=specs, strategy=this_run.strategy)
     facts = Facts(read, data, _step(config, this_run, read, model))
     return judge(facts, model=model, strategy=this_run.strategy, also=source)
+
+
+def _check_recipe(config: Config, loader: Loader) -> None:
+    """Raises UserError where training would, for its optimizer or learning rate."""
+    epoch = {"global_batch_size": loader.global_batch_size, "num_steps": loader.num_batches}
+    recipe.make_optimizer(config.train, recipe.make_schedule(config.train, **epoch))
 
 
 @contextlib.contextmanager

@@ -93,6 +93,25 @@ def test_counts_all_that_are_no_images(tmp_path):
     with pytest.raises(UserError) as error:
         class_folders(tmp_path)
     assert f"class folder {tmp_path / 'a'} holds '1.gif', not an image" in str(error.value)
+
     others = f"nor are 3 others, first {tmp_path / 'b' / '1.gif'}, {tmp_path / 'b' / '2.txt'};"
     assert others in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("files", "cure"),
+    [(("a/b/1.png",), "as the image folder?"), (("a/1.png", "a/b/2.png"), "move it")],
+)
+def test_a_folder_within_a_class_is_named_with_what_to_do(tmp_path, files, cure):
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    with pytest.raises(UserError, match=r"holds 'b', a folder; expected only images: ") as error:
+        class_folders(tmp_path)
+    assert cure in str(error.value)
+
+
+def test_what_is_no_path_is_refused():
+    with pytest.raises(UserError, match="None is no path; give text"):
+        class_folders(None)

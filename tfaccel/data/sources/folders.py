@@ -77,7 +77,8 @@ def list_classes(
     if unknown:
         raise UserError(
             f"image folder {root} has the class '{unknown[0]}', which is not among the "
-            f"{len(class_names)} class_names, {', '.join(class_names[:3])}, ...; expected no other"
+            f"{len(class_names)} class_names, {', '.join(class_names[:3])}"
+            f"{', ...' if len(class_names) > 3 else ''}; move it away, or add it to the others"
         )
     missing = [each for each in class_names if each not in found]
     if missing:
@@ -115,12 +116,16 @@ def _files(folder: os.DirEntry, root: pathlib.Path) -> list[str]:
         raise UserError(
             f"class folder {folder.path} is empty; put images into it, or remove it from {root}"
         )
-    for entry in entries:
-        if entry.is_dir():
-            raise UserError(
-                f"class folder {folder.path} holds '{entry.name}', a folder; expected only images: "
-                f"did you mean {folder.path} as the image folder?"
-            )
+    below = [entry.name for entry in entries if entry.is_dir()]
+    if below:
+        cure = (
+            f"did you mean {folder.path} as the image folder?"
+            if len(below) == len(entries)
+            else "move it away"
+        )
+        raise UserError(
+            f"class folder {folder.path} holds '{below[0]}', a folder; expected only images: {cure}"
+        )
     return [entry.path for entry in entries]
 
 

@@ -6,13 +6,19 @@ absolute("~/data/training"), nearest(path, kind="folder", wanted="one folder per
 import os
 import pathlib
 
-from tfaccel.errors import did_you_mean
+from tfaccel.errors import UserError, did_you_mean
 
 MOST_NAMES = 1000  # looked through for one like it: a folder may hold millions
 
 
 def absolute(path: str | os.PathLike) -> pathlib.Path:
-    """Returns the path from the root, links and all."""
+    """Returns the path from the root, links and all.
+
+    Raises:
+      UserError: it is no path.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise UserError(f"{path!r} is no path; give text, as '/data/training', or a pathlib.Path")
     return pathlib.Path(path).expanduser().absolute()
 
 

@@ -7,7 +7,9 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from tfaccel.cluster import tf_config
 from tfaccel.doctor.table import Finding, Status, error, warning
+from tfaccel.errors import UserError
 
 NAME = "variables"
 
@@ -134,7 +136,16 @@ def check(environment: Mapping[str, str], num_gpus: int, *, num_visible: int) ->
             found.append(Finding(NAME, rule.status, said, rule.fix))
     visible = _visible_devices(environment.get("CUDA_VISIBLE_DEVICES"), num_gpus, num_visible)
     library_path = _library_path(environment.get("LD_LIBRARY_PATH", ""), num_gpus)
-    return [*found, *filter(None, (visible, library_path))]
+    return [*found, *filter(None, (visible, library_path, _cluster(environment)))]
+
+
+def _cluster(environment: Mapping[str, str]) -> Finding | None:
+    """Returns the line for a TF_CONFIG by which no run would start."""
+    try:
+        tf_config.claim(environment)
+    except UserError as mistake:
+        return error(NAME, str(mistake), "mend TF_CONFIG, or unset it")
+    return None
 
 
 def _visible_devices(value: str | None, num_gpus: int, num_visible: int) -> Finding | None:
