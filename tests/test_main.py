@@ -411,6 +411,13 @@ def test_an_interrupt_is_one_line_and_code_130(command, monkeypatch):
     assert err.splitlines()[-1] == "tfaccel: interrupted"
 
 
+def test_a_rate_that_was_not_measured_is_null(command):
+    whole = "--config.data.global_batch_size=1437"
+    code, out, err = command("train", DIGITS, "--workdir=out", whole, "--config.train.epochs=1")
+    assert code == 0, err
+    assert json.loads(out.splitlines()[-1])["images_per_second"] is None
+
+
 def test_a_run_prints_its_result_and_leaves_its_folder(command, tmp_path, caplog):
     caplog.set_level(logging.INFO, logger="tfaccel")
     code, out, err = command("train", DIGITS, "--workdir=out", "--config.train.epochs=2")

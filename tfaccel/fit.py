@@ -36,7 +36,7 @@ class Outcome:
     Attributes:
       metrics: the last epoch's, by Keras's names; `val_` is the test images'.
       images_per_second: over all replicas, since this process began; validation and compilation
-        left out.
+        left out; None where nothing else was trained.
       steps: optimizer updates asked for, those before a resume included.
       seconds: wall time, compilation and validation included, and of earlier processes what their
         checkpoints kept.
@@ -45,7 +45,7 @@ class Outcome:
     """
 
     metrics: dict[str, float]
-    images_per_second: float
+    images_per_second: float | None
     steps: int
     seconds: float
     first_execution_seconds: float
@@ -98,7 +98,7 @@ def fit(
         )
     return Outcome(
         metrics=metrics,
-        images_per_second=throughput.images_per_second,
+        images_per_second=throughput.images_per_second or None,
         steps=train.position,
         seconds=logs.seconds,
         first_execution_seconds=throughput.first_execution_s,
