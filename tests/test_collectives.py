@@ -21,6 +21,7 @@ import tensorflow as tf
 from conftest import in_new_process
 
 from tfaccel import UserError
+from tfaccel import strategy as strategy_lib
 from tfaccel.cluster import Cluster
 from tfaccel.collectives import all_gather, all_reduce, broadcast, local_rank, rank, world_size
 from tfaccel.strategy import make_strategy
@@ -56,7 +57,8 @@ def test_workers(num_workers):
     run_together(*(f"check_worker({workers}, {index})" for index in range(num_workers)))
 
 
-def test_without_a_strategy():
+def test_without_a_strategy(monkeypatch):
+    monkeypatch.setattr(strategy_lib, "_latest", None)  # of another test's run
     check_everything(tf.distribute.get_strategy(), first_rank=0)
 
 

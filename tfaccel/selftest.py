@@ -307,7 +307,7 @@ class _Trainer:
         config = dataclasses.replace(config, audit_steps=0)  # replicas apart are a row, not an end
         compile_args = self._compile_args(optimizer)
         compile_model(model, self.strategy, config, xla=self.xla, **compile_args)
-        extend(model, config, guard=contextlib.nullcontext)
+        extend(model, config, guard=contextlib.nullcontext, cluster=Cluster())
 
     def _compile_args(self, optimizer) -> dict:
         return {
