@@ -196,8 +196,10 @@ def _wait_for_compilation() -> None:
     waits in it for the others. ResNet-50 takes 70 to 150 s to compile, and XLA ends the process
     after 30 s.
     """
-    for name, seconds in XLA_PATIENCE_S.items():
-        _add_xla_flag(name, seconds)
+    decided = [name for name, each in XLA_PATIENCE_S.items() if not _add_xla_flag(name, each)]
+    if decided:
+        log.info("xla: XLA_FLAGS decides on %s", ", ".join(decided))
+        return
     seconds = max(XLA_PATIENCE_S.values())
     log.info("xla: a replica waits %d s for others, whose step may still be compiled", seconds)
 
@@ -230,11 +232,10 @@ def _norm_channels_last() -> None:
     TensorFlow leaves cuDNN's other ones out because they sum in scaled whole numbers, which huge
     inputs overflow; PyTorch uses them.
     """
-    if PERSISTENT_NORM in os.environ:
-        log.info("batch norm: %s=%s, as it was", PERSISTENT_NORM, os.environ[PERSISTENT_NORM])
-        return
-    os.environ[PERSISTENT_NORM] = "1"
-    log.info("batch norm: float16 with channels last, by %s=1", PERSISTENT_NORM)
+    if (value := os.environ.setdefault(PERSISTENT_NORM, "1")) == "1":
+        log.info("batch norm: float16 with channels last, by %s=1", PERSISTENT_NORM)
+    else:
+        log.info("batch norm: %s=%s, as it was", PERSISTENT_NORM, value)
 
 
 def _keep_programs(config: RuntimeConfig, gpu_ids: Sequence[int]) -> None:

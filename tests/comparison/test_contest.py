@@ -1,10 +1,11 @@
 """Champion against challengers, with arms whose speed and losses are planted."""
 
+import contextlib
 import math
 
 import pytest
 
-from tfaccel.comparison.arm import ArmError
+from tfaccel.comparison.arm import ArmError, OutOfTimeError
 from tfaccel.comparison.contest import Contest
 from tfaccel.comparison.variants import Levels, Variant, every_combination, one_by_one
 
@@ -303,6 +304,41 @@ def test_a_grid_measures_every_combination():
     contest = held(machine, every_combination)
     assert {each.variant for each in contest.rows} >= {PLAIN, *every_combination(LEVELS)}
     assert contest.champion.variant == Variant("dali_gpu", "mixed_float16", True, 1)
+
+
+@pytest.mark.parametrize("fault", [ArmError("gone"), OutOfTimeError("over"), KeyboardInterrupt()])
+def test_of_one_that_fails_between_its_stretches_no_rate_is_shown(fault):
+    class Fails(Machine):
+        def start(self, variant, seed):
+            arm, rates = super().start(variant, seed), iter([100.0])
+            if variant == XLA:
+                arm.stretch = lambda: next(rates, None) or throw(fault)
+            return arm
+
+    def throw(error):
+        raise error
+
+    machine = Fails({PLAIN: 100.0})
+    contest = Contest(machine.start, repeats=3, time_left=lambda: math.inf, say=lambda text: None)
+    with contextlib.suppress(KeyboardInterrupt):
+        contest.run(LEVELS, one_by_one)
+    failed = next(each for each in contest.rows if each.variant == XLA)
+    assert failed.status in ("failed", "left out")
+    assert (failed.rates, failed.times) == ([], None)
+
+
+def test_the_plain_one_stays_what_it_is_where_its_other_seed_is_interrupted():
+    class Interrupted(Machine):
+        def start(self, variant, seed):
+            if seed:
+                raise KeyboardInterrupt
+            return super().start(variant, seed)
+
+    machine = Interrupted({PLAIN: 100.0})
+    contest = Contest(machine.start, repeats=3, time_left=lambda: math.inf, say=lambda text: None)
+    with pytest.raises(KeyboardInterrupt):
+        contest.run(LEVELS, one_by_one)
+    assert (contest.rows[0].status, contest.rows[0].times) == ("plain", 1.0)
 
 
 def test_an_interruption_ends_all_arms():

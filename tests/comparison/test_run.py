@@ -3,6 +3,7 @@
 import json
 import math
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,9 @@ import pytest
 
 from tfaccel import main
 from tfaccel.comparison import run as room
+from tfaccel.comparison.arm import ArmError
 from tfaccel.comparison.facts import Facts
+from tfaccel.config import Config
 from tfaccel.errors import UserError
 
 DIGITS = f"--config={pathlib.Path(__file__).parents[2]}/configs/digits.py"
@@ -47,6 +50,26 @@ class PlantedArm:
 def planted(monkeypatch):
     monkeypatch.setattr(room, "run_quietly", lambda function, config: FACTS)
     monkeypatch.setattr(room, "ArmProcess", PlantedArm)
+
+
+@pytest.mark.parametrize("is_to_fail", [True, False])
+def test_without_a_report_logs_stay_only_where_a_row_names_one(monkeypatch, is_to_fail):
+    seen = []
+
+    class Fails(PlantedArm):
+        def __init__(self, config, settings, *, log, limit):
+            super().__init__(config, settings, log=log, limit=limit)
+            seen.append(log)
+            if is_to_fail and config.runtime.xla:
+                raise ArmError(f"it did not answer within 1 s; log: {log}")
+
+    monkeypatch.setattr(room, "run_quietly", lambda function, config: FACTS)
+    monkeypatch.setattr(room, "ArmProcess", Fails)
+    comparison = room.compare(Config(), repeats=3, minutes=1, say=lambda text: None)
+    failed = [each for each in comparison.rows if each.status == "failed"]
+    assert bool(failed) is is_to_fail
+    assert {each.is_file() for each in seen} == {is_to_fail}
+    shutil.rmtree(seen[0].parent, ignore_errors=True)
 
 
 def test_a_path_is_no_config():

@@ -2,6 +2,7 @@
 
 import itertools
 import time
+import types
 
 import keras
 import numpy as np
@@ -104,7 +105,7 @@ def test_a_batch_that_stays_trains_as_it_does_one_by_one():
             steps_per_execution=3,
         )
         model.optimizer.build(model.trainable_variables)
-        model.train_function(Resident(batch, pads=True, parts=parts))
+        model.train_function(Resident(batch, pads=True, parts=parts, most=3))
         assert model.optimizer.iterations.numpy() == 3
         weights.append(model.get_weights())
     for one, other in zip(*weights, strict=True):
@@ -190,13 +191,23 @@ def test_steps_that_are_given_their_batches_together(tmp_path):
     assert min(each.steps for each in vars(beside(rate, model, loader, seconds=0.1)).values()) > 4
 
 
+def stepping(replicas, *, steps, take):
+    """A model that is asked how its step takes batches, and does not train."""
+    return types.SimpleNamespace(
+        distribute_strategy=strategy_of(replicas),
+        steps_per_execution=steps,
+        train_function=types.SimpleNamespace(xla=True, take=take),
+    )
+
+
 def test_two_replicas_whose_batches_are_made_together(monkeypatch):
     """In one call for both, over the ends of epochs of 4 batches, of which 3 are an execution."""
     sums, sums_of_all = [], ceilings._Drawing._sums
     monkeypatch.setattr(
         ceilings._Drawing, "_sums", lambda *args: sums.append(sums_of_all(*args)) or sums[-1]
     )
-    with ceilings._Drawing(in_memory(2), strategy_of(2), 3, may_wait=True) as draw:
+    model = stepping(2, steps=3, take=lambda iterator: iterator.take(3, may_wait=True))
+    with ceilings._Drawing(model, in_memory(2)) as draw:
         assert [draw() for _ in range(5)] == [3, 1, 3, 1, 3]
     assert [len(each) for each in sums] == [2] * 5
     assert all(float(each) > 0 for each in sums[0])
@@ -217,7 +228,8 @@ def test_a_loader_goes_on_while_the_device_makes_its_last_batches(monkeypatch):
             time.sleep(1e-3)
 
     monkeypatch.setattr(ceilings, "make_to_host", lambda device: wait_for_the_next_one)
-    with ceilings._Drawing(endless(), strategy_of(1), 1, may_wait=True) as draw:
+    model = stepping(1, steps=1, take=lambda iterator: None)
+    with ceilings._Drawing(model, endless()) as draw:
         assert [draw() for _ in range(4)] == [1] * 4
         drawn.append(1)  # as if one more were
 
@@ -227,6 +239,30 @@ def test_two_replicas_whose_batches_come_one_by_one():
     found = tfaccel.profile(small_model(2, xla=False), loader, seconds=0.1)
     assert found.setup.global_batch_size == 16
     assert found.ceilings.real.median > 0
+
+
+def test_the_loader_alone_is_drawn_as_the_step_draws_it(monkeypatch):
+    """Two replicas without XLA: each step has its own launch, though their batches could be one."""
+    together = []
+    monkeypatch.setattr(ceilings._Drawing, "_sums", lambda *_: together.append(1))
+    model = small_model(2, xla=False, steps_per_execution=2)
+    rates = tfaccel.profile(model, in_memory(2), seconds=0.1).ceilings
+    assert rates.loader.median > 0
+    assert not together
+
+
+def test_the_step_alone_has_launches_no_longer_than_an_epoch(monkeypatch):
+    lengths, in_a_row = set(), functions._Step.in_a_row
+
+    def noted(step, deferred, **padded):
+        lengths.add(len(deferred[0]))
+        return in_a_row(step, deferred, **padded)
+
+    monkeypatch.setattr(functions._Step, "in_a_row", noted)
+    loader = in_memory(1)
+    model = small_model(1, xla=False, steps_per_execution=9)
+    beside(real_rate(model, loader, seconds=0.1), model, loader, seconds=0.1)
+    assert lengths == {loader.num_batches}
 
 
 def test_a_trace_is_written(setup, tmp_path):

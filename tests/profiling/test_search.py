@@ -149,6 +149,33 @@ def test_the_time_budget_ends_it_and_a_gain_that_is_not_confirmed_is_not_kept():
     assert enough.changes == {"dali.threads": 4}
 
 
+def test_a_budget_of_one_run_still_gives_the_start():
+    found = Machine(lambda setting: 100).search(THREADS, budget_s=15)
+    assert outcomes(found) == [(None, None, "start")]
+    assert found.best == START
+    assert "the time was over" in found.remarks[0]
+
+
+def test_a_best_that_was_not_measured_beside_the_start_in_the_end_is_said():
+    machine = Machine(lambda setting: 100 * setting["dali.threads"] ** 2)
+    found = machine.search(Knob("dali.threads", (2, 4)), budget_s=35)
+    assert found.changes == {"dali.threads": 4}
+    assert "nor was the best measured beside the start in the end" in found.remarks
+
+
+def test_where_the_best_fails_it_is_not_its_challenger_that_did():
+    class Fails(Machine):
+        def __call__(self, setting, timeout_s):
+            if setting == START and self.runs.count(START) == 2:
+                raise TrialError("the start fails now")
+            return super().__call__(setting, timeout_s)
+
+    machine = Fails(lambda setting: 100 + 10 * setting["dali.threads"])
+    found = machine.search(Knob("dali.threads", (2, 4)))
+    assert outcomes(found) == [(None, None, "start"), ("dali.threads", 4, "noise")]
+    assert "the best so far failed beside it: the start fails now" in found.trials[1].why
+
+
 def test_a_gain_by_a_factor_needs_no_repeats():
     machine = Machine(lambda s: 30_000 if s["data.loader"] == "tf_data" else 1000)
     found = machine.search(LOADER, budget_s=45)

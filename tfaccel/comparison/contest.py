@@ -74,6 +74,10 @@ class Row:
         self.first_step_s, self.peak_mib, self.waited = arm.first_step_s, arm.peak_mib, arm.waited
         self.losses = tuple(arm.losses)
 
+    def leave(self, status: str, why: str) -> None:
+        """Takes that it was not measured; of some stretches alone there is no rate."""
+        self.status, self.why, self.rates = status, why, []
+
 
 class Contest:
     """A comparison in its course.
@@ -158,12 +162,13 @@ class Contest:
             try:
                 step(row)
             except OutOfTimeError:
-                row.status, row.why = "left out", "the time was over before it was measured"
+                row.leave("left out", "the time was over before it was measured")
             except (KeyboardInterrupt, SystemExit):
-                row.status, row.why = "left out", "interrupted"
+                if row is not self.champion:  # which has been measured
+                    row.leave("left out", "interrupted")
                 raise
             except ArmError as error:
-                row.status, row.why = "failed", str(error)
+                row.leave("failed", str(error))
         rate = f", {row.rate:,.0f} images/s" if row.rates else ""
         self._say(f"{row.number} {row.status}: {row.variant}{rate}")
         if row.status != "rejected" or row.apart > self.tolerance:
@@ -230,13 +235,16 @@ class Contest:
 
     def _prove(self) -> None:
         """Measures the champion in turn with the first again: keeping was a chain of such duels."""
-        if self.champion is self.reference or self._time_left() < self._slow_s:
+        if self.champion is self.reference:
+            return
+        if self._time_left() < self._slow_s:
+            self._is_unproven("the time was over")
             return
         first = Row(self.reference.number, self.reference.variant)
         try:
             arm, rates, in_turn = self._duel(first, in_full=True)
         except ArmError as error:
-            self._say(f"the proof was not made: {error}")
+            self._is_unproven(str(error))
             return
         best, ratio = self.champion, times(rates, first.rates)
         self.proof = f"in the end {best.number} was {ratio:.2f} times as fast as {first.number}"
@@ -254,6 +262,10 @@ class Contest:
         else:
             arm.close()
         return None
+
+    def _is_unproven(self, why: str) -> None:
+        first, best = self.reference.number, self.champion
+        best.why += f"; not measured beside {first} again in the end: {why}"
 
     def _measure_ceiling(self, row: Row) -> None:
         arm, others, _ = self._duel(row)

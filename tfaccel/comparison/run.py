@@ -6,13 +6,13 @@
 This process starts no TensorFlow device: each variant has a process of its own.
 """
 
-import contextlib
 import dataclasses
 import datetime
 import functools
 import itertools
 import os
 import pathlib
+import shutil
 import sys
 import tempfile
 import time
@@ -100,21 +100,23 @@ def compare(
     settings = Settings(steps, LEAD_IN, WARM_UP, repeats)
     plan = f"{_range(*numbers)} variants, {repeats} stretches of {steps} steps each"
     say(f"{plan}, {minutes:g} minutes at most; a closer estimate follows the plain one")
-    with _logs(folder) as logs:
-        contest = Contest(
-            functools.partial(_start, config, facts, settings, logs, itertools.count(1), ends),
-            repeats=repeats,
-            time_left=lambda: ends - time.monotonic(),
-            say=say,
-            begun=lambda start_s, stretch_s: say(
-                forecast(start_s, stretch_s, numbers, repeats, on_gpu=bool(facts.gpu_ids))
-            ),
-        )
-        interrupted = None
-        try:
-            contest.run(levels, every_combination if grid else one_by_one)
-        except (KeyboardInterrupt, SystemExit) as error:
-            interrupted = error
+    logs = _logs(folder)
+    contest = Contest(
+        functools.partial(_start, config, facts, settings, logs, itertools.count(1), ends),
+        repeats=repeats,
+        time_left=lambda: ends - time.monotonic(),
+        say=say,
+        begun=lambda start_s, stretch_s: say(
+            forecast(start_s, stretch_s, numbers, repeats, on_gpu=bool(facts.gpu_ids))
+        ),
+    )
+    interrupted = None
+    try:
+        contest.run(levels, every_combination if grid else one_by_one)
+    except (KeyboardInterrupt, SystemExit) as error:
+        interrupted = error
+    if not folder and not any(each.status == "failed" for each in contest.rows):
+        shutil.rmtree(logs, ignore_errors=True)  # else a row may name one of them
     how = _how(contest, plan, facts, grid=grid)
     comparison = _comparison(config, facts, contest, name=name, command=command, how=how)
     asked = {"steps": steps, "repeats": repeats, "minutes": minutes, "grid": grid}
@@ -189,15 +191,12 @@ def _start(
     )
 
 
-@contextlib.contextmanager
-def _logs(folder: pathlib.Path | None) -> Iterator[pathlib.Path]:
-    """Gives a folder for what the processes print: in the report's, or one that goes again."""
-    if folder:
-        (folder / "logs").mkdir()
-        yield folder / "logs"
-        return
-    with tempfile.TemporaryDirectory(prefix="tfaccel-compare-") as logs:
-        yield pathlib.Path(logs)
+def _logs(folder: pathlib.Path | None) -> pathlib.Path:
+    """Returns a new folder for what the processes print: in the report's, or a temporary one."""
+    if folder is None:
+        return pathlib.Path(tempfile.mkdtemp(prefix="tfaccel-compare-"))
+    (folder / "logs").mkdir()
+    return folder / "logs"
 
 
 def _comparison(

@@ -2,7 +2,7 @@
 
     real = real_rate(model, loader, seconds=5.0)       # `fit`, as a run calls it
     step = step_rate(model, loader, seconds=5.0)       # one batch on the device
-    rate = loader_rate(loader, ...)             # nothing trains
+    rate = loader_rate(model, loader, seconds=5.0)      # nothing trains
 
 The real one comes first: `fit` builds what a model does not have before it is trained. Rows are
 counted as the steps compute them: a partial last batch as a whole one, in all three.
@@ -10,9 +10,8 @@ counted as the steps compute them: a partial last batch as a whole one, in all t
 
 import concurrent.futures
 import functools
-import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import keras
 import tensorflow as tf
@@ -38,9 +37,7 @@ def beside(real: Rate, model: keras.Model, loader: Loader, *, seconds: float) ->
       seconds: of each steady stretch.
     """
     step = step_rate(model, loader, seconds=seconds)
-    strategy, steps = model.distribute_strategy, model.steps_per_execution
-    may_wait = model.train_function.xla  # as the step itself asks
-    alone = loader_rate(loader, strategy=strategy, steps=steps, may_wait=may_wait, seconds=seconds)
+    alone = loader_rate(model, loader, seconds=seconds)
     return Ceilings(step=step, loader=alone, real=real)
 
 
@@ -92,33 +89,26 @@ def step_rate(model: keras.Model, loader: Loader, *, seconds: float) -> Rate:
 def _resident(model: keras.Model, loader: Loader) -> tuple[Resident | ResidentLaunch, int]:
     """Returns what gives the same batches again, and how many steps of an execution."""
     iterator, steps = iter(loader), model.steps_per_execution
-    deferred = _taken(iterator, steps, may_wait=model.train_function.xla)
-    if deferred and deferred[0].is_made:
+    deferred = model.train_function.take(iterator)
+    if deferred is None:
+        return Resident(next(iterator), pads=loader.pads), steps
+    if deferred[0].is_made:
         return ResidentLaunch(deferred, pads=loader.pads), len(deferred[0])
-    parts = deferred and [_first(each) for each in deferred]
-    batch = _distributed(model.distribute_strategy, parts) if parts else next(iterator)
-    return Resident(batch, pads=loader.pads, parts=parts), steps
+    parts, steps = [_first(each) for each in deferred], len(deferred[0])  # an epoch may have fewer
+    batch = _distributed(model.distribute_strategy, parts)
+    return Resident(batch, pads=loader.pads, parts=parts, most=steps), steps
 
 
-def loader_rate(
-    loader: Loader,
-    *,
-    strategy: tf.distribute.Strategy,
-    steps: int,
-    may_wait: bool,
-    seconds: float,
-) -> Rate:
-    """Returns the rate of batches that nothing trains on.
+def loader_rate(model: keras.Model, loader: Loader, *, seconds: float) -> Rate:
+    """Returns the rate of batches that nothing trains on. After `real_rate`.
 
     Args:
+      model: whose step they are drawn for, so many at a time and together, as it would.
       loader: whose batches are drawn.
-      strategy: of the replicas that they are for.
-      steps: of an execution: so many are drawn at a time.
-      may_wait: whether they may be drawn together, as the step would.
       seconds: of the steady stretch.
     """
     watch = Stopwatch(seconds=seconds)
-    with _Drawing(loader, strategy, steps, may_wait=may_wait) as draw:
+    with _Drawing(model, loader) as draw:
         while not watch.is_done:
             began = time.perf_counter()
             num_batches = draw()
@@ -132,11 +122,8 @@ class _Drawing:
     Not for its own: a run waits for its step there, but the loader's threads go on meanwhile.
     """
 
-    def __init__(
-        self, loader: Loader, strategy: tf.distribute.Strategy, steps: int, *, may_wait: bool
-    ):
-        self._loader, self._strategy = loader, strategy
-        self._steps, self._may_wait = steps, may_wait
+    def __init__(self, model: keras.Model, loader: Loader):
+        self._model, self._loader = model, loader
         self._iterator, self._made, self._before = iter(loader), {}, None
 
     def __enter__(self):
@@ -161,19 +148,22 @@ class _Drawing:
 
     def _draw(self) -> tuple[int, list[tf.Tensor]]:
         """Returns how many, and a number of each replica, which is there once they are."""
-        deferred = _taken(self._iterator, self._steps, may_wait=self._may_wait)
+        deferred = self._model.train_function.take(self._iterator)
         if deferred is not None:
             return len(deferred[0]), self._sums(deferred)
-        batches = [next(self._iterator)]
-        batches += itertools.islice(self._iterator, self._steps - 1)
-        return len(batches), _sample(batches[-1], self._strategy)  # streams are in order
+        batch, number, most = next(self._iterator), 1, self._model.steps_per_execution
+        while number < most and (following := next(self._iterator, None)) is not None:
+            batch, number = following, number + 1  # the one before goes, as a step lets it
+        return number, _sample(batch, self._model.distribute_strategy)  # streams are in order
 
     def _sums(self, deferred: list[Deferred]) -> list[tf.Tensor]:
         """Makes the replicas' batches at once, as the step would; returns a sum of each one's."""
         make, devices = deferred[0].make, [_device_of(each) for each in deferred]
         if make not in self._made:
             sum_of = tf.function(
-                functools.partial(_sum_of_all, make), autograph=False, jit_compile=True
+                functools.partial(_sum_of_all, make),
+                autograph=False,
+                jit_compile=self._model.train_function.xla,
             )
 
             @tf.function(autograph=False)
@@ -200,14 +190,6 @@ def _sum_of_all(make: Callable, inputs: dict, shared: dict) -> tf.Tensor:
 
     start = tf.constant(0), tf.constant(0.0)
     return tf.while_loop(lambda index, _: index < num_batches, go_on, start)[1]
-
-
-def _taken(iterator: Iterator, steps: int, *, may_wait: bool) -> list[Deferred] | None:
-    """Returns each replica's batches of an execution, where the step would take them at once.
-
-    None elsewhere, and at the end of an epoch.
-    """
-    return iterator.take(steps, may_wait=may_wait) if steps > 1 else None
 
 
 def _first(deferred: Deferred) -> tuple:

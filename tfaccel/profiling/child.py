@@ -6,7 +6,6 @@ sample = run_quietly(measure_once, config, seconds=5.0)
 
 import contextlib
 import dataclasses
-import os
 import pathlib
 from collections.abc import Iterator
 
@@ -14,7 +13,6 @@ import keras
 
 from tfaccel.callbacks.logs import Logs
 from tfaccel.callbacks.throughput import Throughput
-from tfaccel.cluster.share import num_cores
 from tfaccel.config import Config
 from tfaccel.data.distribute import Loader
 from tfaccel.data.from_config import open_source
@@ -55,8 +53,8 @@ def measure_all(config: Config, *, seconds: float, trace_to: str | None) -> Meas
     run = Run(config.runtime)
     train, _, model = prepare(run, config)
     device = run.runtime.devices[0]
-    threads = config.dali.threads or run.runtime.loader_threads
-    cores = max(1, num_cores(os.environ, run.cluster) // len(run.runtime.devices))
+    cores = run.runtime.loader_threads
+    threads = config.dali.threads or cores
     with _callbacks(run, train) as callbacks:
         real = real_rate(model, train, seconds=seconds, callbacks=callbacks)
     memory_mib = _memory_mib(run)  # before what a run has not

@@ -21,15 +21,18 @@ class Resident:
       pads: as the loader's iterator.
     """
 
-    def __init__(self, batch: tuple, *, pads: bool, parts: Sequence[tuple] | None = None):
+    def __init__(
+        self, batch: tuple, *, pads: bool, parts: Sequence[tuple] | None = None, most: int = 1
+    ):
         """Keeps the batch.
 
         Args:
           batch: (x, y) or (x, y, weight), of one replica or distributed.
           pads: whether rows of weight 0 are padding.
           parts: of each replica, where several steps are one launch; None where each has its own.
+          most: steps of such a launch.
         """
-        self._batch, self.pads, self._parts = batch, pads, parts
+        self._batch, self.pads, self._parts, self._most = batch, pads, parts, most
 
     def __iter__(self) -> Iterator:
         """Returns itself."""
@@ -40,8 +43,8 @@ class Resident:
         return self._batch
 
     def take(self, most: int, *, may_wait: bool = True) -> list[Deferred] | None:
-        """Returns the batch so many times, of each replica, for one launch; or None."""
-        return self._parts and [_deferred(each, most) for each in self._parts]
+        """Returns the batch as often as a launch has it, of each replica; or None."""
+        return self._parts and [_deferred(each, min(most, self._most)) for each in self._parts]
 
 
 class ResidentLaunch:

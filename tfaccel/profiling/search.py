@@ -13,6 +13,7 @@ Once all is done, so is the start again: what both gained from a machine that be
 gain.
 """
 
+import contextlib
 import dataclasses
 import statistics
 import time
@@ -178,13 +179,16 @@ class _Search:
             self._confirm(remarks)
         except _TimeOver:
             remarks.append("the time was over before all was tried; --minutes gives it more")
+            if self._best != self._start:
+                remarks.append("nor was the best measured beside the start in the end")
         if self._too_large(self._of(self._best)):
             remarks.append("no setting that was tried takes so little memory")
         return Found(tuple(self._trials), self._best, tuple(remarks))
 
     def _begin(self) -> None:
         """Measures the start, twice, so that its spread is known from the first."""
-        for _ in range(2):
+        self._sample(self._start)
+        with contextlib.suppress(_TimeOver):  # which the first knob finds, too
             self._sample(self._start)
         why = self._too_large(self._of(self._start))
         self._decided(self._start, None, "start", why)
@@ -239,12 +243,12 @@ class _Search:
         if self._of(setting)[0].rate <= _median(self._of(self._best)) * (1 + LEAST_GAIN):
             return "slower", ""
         if self._of(setting)[0].rate > CLEARLY * max(each.rate for each in self._of(self._best)):
-            return (
-                "kept",
-                "",
-            )  # chance is no such factor, and the start is measured again at the end
+            return "kept", ""  # chance is no such factor; the end compares it with the start
         for _ in range(REPEATS - 1):
-            self._sample(self._best)  # in turn, so that both have the same moods of the machine
+            try:
+                self._sample(self._best)  # in turn: both have the same moods of the machine
+            except TrialError as error:
+                return "noise", f"faster at first, but the best so far failed beside it: {error}"
             self._sample(setting)
             if not _beats(self._of(setting), self._of(self._best)):
                 return "noise", "faster at first, but not beyond the spread of repeated runs"
@@ -275,7 +279,12 @@ class _Search:
             raise _TimeOver
         began = self._clock()
         runs = self._samples.setdefault(_key(setting), [])
-        runs.append(self._measure(setting, left_s))
+        try:
+            runs.append(self._measure(setting, left_s))
+        except TrialError:
+            if self._trials and self._clock() >= self._ends:  # it was ended for that
+                raise _TimeOver from None
+            raise
         self._longest_s = max(self._longest_s, self._clock() - began)
         for index, each in enumerate(self._trials):  # those that were decided have it too
             if each.setting == setting:

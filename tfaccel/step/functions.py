@@ -116,10 +116,7 @@ class Execution:
 
     def _launch(self, iterator: Iterator) -> dict:
         padded, num_steps = getattr(iterator, "pads", False), self._model.steps_per_execution
-        takes = num_steps > 1 and self._step.can_be_in_a_row and hasattr(iterator, "take")
-        # A test is not worth the compilation of what is left over at its end.
-        may_wait = self.xla and self._step.trains
-        deferred = iterator.take(num_steps, may_wait=may_wait) if takes else None
+        deferred = self.take(iterator)
         if deferred is not None:
             logs = self._step.in_a_row(deferred, padded=padded)
             self._found = logs.pop(finite.LOG)
@@ -136,6 +133,17 @@ class Execution:
             # Of tensors alone: to bring a number to the GPU is to wait for what it is doing.
             logs["skipped_steps"] = functools.reduce(operator.add, skipped)
         return logs
+
+    def take(self, iterator: Iterator) -> list[Deferred] | None:
+        """Returns each replica's batches of an execution, where its steps are one launch; or None.
+
+        None also at the end of an epoch.
+        """
+        num_steps = self._model.steps_per_execution
+        if num_steps == 1 or not self._step.can_be_in_a_row or not hasattr(iterator, "take"):
+            return None
+        # A test is not worth the compilation of what is left over at its end.
+        return iterator.take(num_steps, may_wait=self.xla and self._step.trains)
 
     @property
     def nonfinite(self) -> np.ndarray:
