@@ -177,6 +177,15 @@ def test_class_weights_that_no_class_has_are_refused(setup, folder, wrong):
         model.fit(loader, class_weight=wrong, verbose=0)
 
 
+def test_another_precision_in_the_same_process_is_said(setup, caplog):
+    setup(precision="mixed_float16")
+    caplog.clear()  # of what another test's run had
+    setup(precision="mixed_float16")
+    assert "from now on" not in caplog.text
+    setup(precision="float32")
+    assert "float32 from now on, in the scopes of earlier runs, too, which had mixed" in caplog.text
+
+
 def test_images_of_another_shape_than_the_model_takes_are_refused(setup, folder):
     run = setup()
     loader = run.image_folder(folder, image_size=(12, 10), channels=1, global_batch_size=8)

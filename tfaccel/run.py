@@ -52,7 +52,7 @@ from tfaccel.export import export_model
 from tfaccel.models import mirrored  # noqa: F401  so that Keras reads files with its layers
 from tfaccel.presets import preset
 from tfaccel.step import compile_model
-from tfaccel.strategy import make_strategy
+from tfaccel.strategy import latest, make_strategy
 from tfaccel.watchdog import Watchdog
 from tfaccel.workdir import RESUMES
 
@@ -117,6 +117,17 @@ def setup(
     )
 
 
+def _say_what_changes(config: RuntimeConfig) -> None:
+    """Warns where a process that was prepared before makes other models from now on."""
+    before = keras.config.dtype_policy().name
+    if latest() is not None and before != config.precision:
+        log.warning(
+            "precision: %s from now on, in the scopes of earlier runs, too, which had %s",
+            config.precision,
+            before,
+        )
+
+
 class Run:
     """A prepared process: devices, precision and strategy.
 
@@ -137,6 +148,7 @@ class Run:
         progress.beat("start")
         undo_legacy_keras(os.environ)
         self.cluster = cluster or find(os.environ)
+        _say_what_changes(config)
         # It chooses devices and sets the seed but starts no device: a cluster can still be joined.
         self.runtime = runtime_lib.configure(config, self.cluster)
         log.info("cluster: %d worker(s): %s", self.cluster.num_workers, self.cluster.source)
