@@ -623,7 +623,7 @@ def _load(given: str) -> ml_collections.ConfigDict:
     except (Exception, SystemExit) as error:  # whatever else the user's file raises
         lines = [
             each.lineno
-            for each in traceback.extract_tb(error.__traceback__, limit=None)
+            for each in traceback.extract_tb(error.__traceback__)
             if each.filename == file
         ]
         where = f"{file}, line {lines[-1]}" if lines else file

@@ -44,8 +44,8 @@ def from_checkpoint(fit: Callable, model: keras.Model, config: StepConfig) -> Ca
                     found.store.remove_unfinished()
             stop = stack.enter_context(StopSignals())
             beginning = found.begin(model, loader, others, stop, config)
-            _check_epochs(call.arguments.get("epochs", 1), loader, found)
             stack.callback(found.finish)
+            _check_epochs(call.arguments.get("epochs", 1), loader, found)
             while True:
                 # What was saved is put back around the others; it saves what they came to.
                 around = beginning.around(others, is_chief=found.is_chief)

@@ -159,13 +159,9 @@ def prepare(this_run: Run, config: Config) -> tuple[Loader, Loader, keras.Model]
     log.info("model: %s, %d parameters", model.name, model.count_params())
 
     # ----- Step: loss on float32 outputs; one XLA function for a whole step.
-    batch = min(train.global_batch_size, train.num_examples)  # what a step has at most
-    epoch = {"global_batch_size": batch, "num_steps": train.num_batches}
-    schedule = recipe.make_schedule(config.train, **epoch)
-    log.info("%s", recipe.describe(config.train, schedule, **epoch))
     this_run.compile(
         model,
-        recipe.make_optimizer(config.train, schedule),
+        optimizer_of(config.train, train),
         task.loss,
         metrics=task.metrics,
         steps_per_execution=steps_in_execution(
@@ -174,6 +170,19 @@ def prepare(this_run: Run, config: Config) -> tuple[Loader, Loader, keras.Model]
         step=config.step,
     )
     return train, test, model
+
+
+def optimizer_of(config: TrainConfig, loader: Loader) -> keras.optimizers.Optimizer:
+    """Returns the recipe's optimizer, its schedule made for what the loader has, and logs it.
+
+    Raises:
+      UserError: Keras has no such optimizer, or the recipe does not fit it.
+    """
+    batch = min(loader.global_batch_size, loader.num_examples)  # what a step has at most
+    epoch = {"global_batch_size": batch, "num_steps": loader.num_batches}
+    schedule = recipe.make_schedule(config, **epoch)
+    log.info("%s", recipe.describe(config, schedule, **epoch))
+    return recipe.make_optimizer(config, schedule)
 
 
 def build(this_run: Run, config: Config, data: ImageData) -> tuple[keras.Model, tasks.Task]:

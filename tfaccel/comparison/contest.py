@@ -89,7 +89,6 @@ class Contest:
       tolerance: how far losses may be from it.
       noise: by which part the same thing, measured twice, differed; None where it is not known.
       other_seed: the losses of the reference with another seed.
-      proof: in a sentence, what came of the champion against the first in the end; "" for nothing.
     """
 
     def __init__(
@@ -113,7 +112,7 @@ class Contest:
         self._start, self._repeats, self._time_left, self._say = start, repeats, time_left, say
         self._begun = begun
         self.rows, self.champion, self.reference = [], None, None
-        self.tolerance, self.noise, self.other_seed, self.proof = tolerance_of(0.0), None, (), ""
+        self.tolerance, self.noise, self.other_seed = tolerance_of(0.0), None, ()
         self._arm = None  # the champion's
         self._fit_together = True
         # What duels took: the plain one's with itself, as the proof's will, and the latest.
@@ -247,14 +246,14 @@ class Contest:
             self._is_unproven(str(error))
             return
         best, ratio = self.champion, times(rates, first.rates)
-        self.proof = f"in the end {best.number} was {ratio:.2f} times as fast as {first.number}"
+        proof = f"in the end {best.number} was {ratio:.2f} times as fast as {first.number}"
         chained, best.times = best.times, ratio
         for each in self.rows[best.number :]:  # all were measured in turn with the best
             each.times = each.times and each.times * ratio / chained
         if is_faster(rates, first.rates, noise=self.noise or 0.0):
-            best.why += f"; {self.proof}"
+            best.why += f"; {proof}"
             return arm.close()
-        best.status, best.why = "rejected", f"{best.why}; but {self.proof}, which is no gain"
+        best.status, best.why = "rejected", f"{best.why}; but {proof}, which is no gain"
         self._rest()
         self.champion = self.reference
         if in_turn:

@@ -12,10 +12,9 @@ from collections.abc import Iterator
 
 import keras
 
-from tfaccel import models, recipe, tasks
+from tfaccel import models, tasks
 from tfaccel.cluster import check_one_process, find
 from tfaccel.config import Config
-from tfaccel.data.distribute import Loader
 from tfaccel.data.from_config import open_loader
 from tfaccel.linter.facts import Facts, Model, Step
 from tfaccel.linter.lint import Lint, gpu_capability, in_script, judge, precision_of
@@ -23,6 +22,7 @@ from tfaccel.linter.read_data import read_data
 from tfaccel.linter.read_model import read_model
 from tfaccel.models.weights import begin_from
 from tfaccel.run import Run
+from tfaccel.train import optimizer_of
 
 
 def run(config: Config, *, script: pathlib.Path | None) -> Lint:
@@ -46,7 +46,7 @@ def run(config: Config, *, script: pathlib.Path | None) -> Lint:
         loader = open_loader(
             this_run, config, "train", loader="tf_data", stored_size=None, bad_files="error"
         )
-    _check_recipe(config, loader)
+        optimizer_of(config.train, loader)  # raises where training would, for its recipe
     num_outputs = config.model.num_outputs
     if num_outputs is None:
         task = tasks.task_of(loader.data, config.model, config.step)
@@ -64,12 +64,6 @@ def run(config: Config, *, script: pathlib.Path | None) -> Lint:
     read = read_model(model, data_specs=specs, strategy=this_run.strategy)
     facts = Facts(read, data, _step(config, this_run, read, model))
     return judge(facts, model=model, strategy=this_run.strategy, also=source)
-
-
-def _check_recipe(config: Config, loader: Loader) -> None:
-    """Raises UserError where training would, for its optimizer or learning rate."""
-    epoch = {"global_batch_size": loader.global_batch_size, "num_steps": loader.num_batches}
-    recipe.make_optimizer(config.train, recipe.make_schedule(config.train, **epoch))
 
 
 @contextlib.contextmanager
