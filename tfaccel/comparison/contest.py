@@ -246,14 +246,17 @@ class Contest:
             self._is_unproven(str(error))
             return
         best, ratio = self.champion, times(rates, first.rates)
-        proof = f"in the end {best.number} was {ratio:.2f} times as fast as {first.number}"
         chained, best.times = best.times, ratio
+        proof = (
+            f"in the end {best.number} was {ratio:.2f} times as fast as {first.number}; the gains' "
+            f"product is {chained:.2f}"
+        )
         for each in self.rows[best.number :]:  # all were measured in turn with the best
             each.times = each.times and each.times * ratio / chained
         if is_faster(rates, first.rates, noise=self.noise or 0.0):
             best.why += f"; {proof}"
             return arm.close()
-        best.status, best.why = "rejected", f"{best.why}; but {proof}, which is no gain"
+        best.status, best.why = "rejected", f"{best.why}; but no gain: {proof}"
         self._rest()
         self.champion = self.reference
         if in_turn:

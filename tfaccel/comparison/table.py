@@ -14,11 +14,11 @@ HEADS = ("", "loader", "arithmetic", "XLA", "GPUs", "images/s", "spread", "times
 HEADS += ("apart",)
 MEANINGS = (
     "spread: from the slowest stretch to the fastest, as a part of the median. times: as fast as "
-    "the first that ran, each measured in turn with the best so far, and the best in turn with the "
-    "first in the end. start: seconds from a process's start to the end of its first step (or "
-    "steps, where several are one execution), with everything compiled anew. MiB: what "
-    "TensorFlow's tensors took at most, on the fullest GPU. apart: the largest distance of the "
-    "loss from the first one's, in five parts of its course"
+    "the first that ran, as the product of gains, each measured in turn with the best before it; "
+    "the best's is measured in turn with the first in the end. start: seconds from a process's "
+    "start to the end of its first step (or steps, where several are one execution), with "
+    "everything compiled anew. MiB: what TensorFlow's tensors took at most, on the fullest GPU. "
+    "apart: the largest distance of the loss from the first one's, in five parts of its course"
 )
 WIDTHS = (3, -8, -14, 3, 4, 9, 6, 5, 5, 7, 5)  # of the columns; what is negative begins at the left
 LEFT = "text-align:left;vertical-align:top"
