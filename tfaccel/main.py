@@ -278,7 +278,7 @@ def lint(arguments: list[str]) -> int:
         return table.exit_code
     show(table)
     if values.fix:
-        _say_wait("compiling and timing two models' steps")
+        _say_wait("compiling and timing steps, before and after")
         show(f"\n{table.fix()}")
         flags_of_rest = "".join(f"\n  {each}" for each in table.changes)
         if flags_of_rest:

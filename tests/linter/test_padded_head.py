@@ -97,7 +97,7 @@ def test_what_cannot_be_padded_is_said():
 
     with pytest.raises(UserError, match="is a subclassed model"):
         with_padded_heads(Mine(), ["logits"])
-    with pytest.raises(UserError, match="has no Dense layer head"):
+    with pytest.raises(UserError, match="has no layer head among its own; put PaddedHead"):
         with_padded_heads(classifier(), ["head"])
     twice = keras.Sequential([keras.Input((12,)), layers.Lambda(lambda x: 2 * x), layers.Dense(5)])
     with pytest.raises(UserError, match=r"cannot be copied .*Lambda"):

@@ -17,6 +17,9 @@ LINEAR += tuple(f"{each}Transpose" for each in LINEAR if each.startswith("Conv")
 PASSES = ("Flatten", "Reshape", "Permute", "Identity", "Activation")
 PASSES_BY_START = ("Dropout", "SpatialDropout", "ZeroPadding", "Cropping")
 SATURATING = ("tanh", "sigmoid", "hard_sigmoid", "hard_tanh", "softsign")
+# Of more arithmetic than a comparison; by Keras's own names.
+MATH_HEAVY = ("gelu", "silu", "mish", "softplus", "elu", "selu", "celu", "exponential")
+HAVE_ONE = (*LINEAR, "DepthwiseConv2D", "SeparableConv2D", "Activation")
 # Slope at most: of x / (1 + |x|) and tanh 1, of the logistic function 1/4, of its broken line 1/6.
 LARGEST_SLOPE = {"sigmoid": "1/4", "hard_sigmoid": "1/6"}
 
@@ -98,8 +101,7 @@ def saturating(facts: Facts) -> Iterator[Finding]:
     """Yields tanh and sigmoid where a layer with weights follows: gates and outputs are none."""
     found: dict[str, list[Layer]] = {}
     for index, layer in enumerate(facts.model.layers):
-        has_place = layer.kind in LINEAR or layer.kind == "Activation"
-        if has_place and layer.activation in SATURATING and _leads_to_weights(facts.model, index):
+        if _saturates(facts.model, index):
             found.setdefault(layer.activation, []).append(layer)
     for name, layers in found.items():
         yield Finding(
@@ -108,9 +110,37 @@ def saturating(facts: Facts) -> Iterator[Finding]:
             f"{name} between layers with weights",
             f"its slope is at most {LARGEST_SLOPE.get(name, '1')} and near 0 away from 0, so that "
             "gradients shrink in each",
-            "little in time; a deep network trains in fewer steps, or at all",
+            "a deep network trains in fewer steps, or at all; in time little, which --fix, or "
+            ".fix(), measures",
             "activation='relu', unless bounded values are what you want",
         )
+
+
+def math_heavy(facts: Facts) -> Iterator[str]:
+    """Yields a remark on activations that compute more than ReLU: they may well be worth it."""
+    layers = [each for each in costly(facts.model) if each.activation in MATH_HEAVY]
+    if layers:
+        names = sorted({each.activation for each in layers})
+        yield (
+            f"{' and '.join(names)} in {named(layers)}: more arithmetic than relu; --fix, or "
+            ".fix(), measures what it costs"
+        )
+
+
+def costly(model: Model) -> list[Layer]:
+    """Returns the layers whose activation relu could stand for, to see what it costs."""
+    return [
+        layer
+        for index, layer in enumerate(model.layers)
+        if (layer.activation in MATH_HEAVY and layer.kind in HAVE_ONE and not layer.is_output)
+        or _saturates(model, index)
+    ]
+
+
+def _saturates(model: Model, index: int) -> bool:
+    layer = model.layers[index]
+    has_place = layer.kind in LINEAR or layer.kind == "Activation"
+    return has_place and layer.activation in SATURATING and _leads_to_weights(model, index)
 
 
 def _leads_to_weights(model: Model, index: int) -> bool:

@@ -22,7 +22,7 @@ from tfaccel.errors import UserError
 from tfaccel.linter import batches, fits, layers, speed, tensor_cores
 from tfaccel.linter.facts import Facts, Model, Step
 from tfaccel.linter.findings import Finding, Table
-from tfaccel.linter.fix import Fix, padded_if_faster
+from tfaccel.linter.fix import Fix, fixed
 from tfaccel.linter.read_data import read_data, shapes_of
 from tfaccel.linter.read_model import by_input_name, read_model
 from tfaccel.linter.script import read_script
@@ -48,7 +48,12 @@ RULES = (
     tensor_cores.widths,
     batches.batch_rows,
 )
-REMARKS = (tensor_cores.few_channels, batches.rows_of_pixels, speed.not_judged)
+REMARKS = (
+    tensor_cores.few_channels,
+    batches.rows_of_pixels,
+    layers.math_heavy,
+    speed.not_judged,
+)
 
 
 def lint(
@@ -106,7 +111,7 @@ def judge(facts: Facts, *, model: keras.Model, strategy, also: Sequence[Finding]
         findings=(*also, *findings),
         title=_title(facts),
         remarks=tuple(each for remark in REMARKS for each in remark(facts)),
-        fixer=functools.partial(padded_if_faster, facts, model, strategy),
+        fixer=functools.partial(fixed, facts, model, strategy),
     )
 
 
@@ -212,13 +217,16 @@ class Lint(Table):
     def fix(self, *, keep: bool | None = None, num_steps: int = 30) -> Fix:
         """Pads heads to whole tiles, measures, and returns the better model. Writes nothing.
 
+        Where activations compute more than ReLU, a copy with ReLU is timed too, never returned.
+
         Args:
           keep: whether to return the padded model; None for where it is faster beyond the spread.
           num_steps: of each model that are timed.
 
         Raises:
-          UserError: the model is a subclassed one, or has a layer that cannot be copied, a Lambda
-            say; the head has LoRA, or a regularizer or constraint that may see the padding; inputs
-            are text, or of a size that neither model nor data say.
+          UserError: there is a head to pad, and the model is a subclassed one, or has a layer that
+            cannot be copied, a Lambda say; the head has LoRA, or a regularizer or constraint that
+            may see the padding; there is a step to time, and inputs are text, or of a size that
+            neither model nor data say.
         """
         return self.fixer(keep=keep, num_steps=num_steps)

@@ -8,21 +8,17 @@ The spare logits are masked by leaving them out, inside the layer, rather than b
 number after it: label smoothing would give those a part of each label, and a large loss for it;
 one-hot targets, top-k metrics and exports would have to know of them. So nothing outside can tell.
 Their weights start at 0, have no gradient, and stay 0: norms, clipping and decay are as before.
-
-Private Keras name relied on: `Functional`, the class of `keras.Model(inputs, outputs)`.
 """
 
-import contextlib
 from collections.abc import Sequence
 
 import keras
 import numpy as np
 from keras import layers
-from keras.src.models.functional import Functional
 
 from tfaccel.errors import UserError
+from tfaccel.linter.copied import with_layers
 from tfaccel.linter.products import padded
-from tfaccel.table_text import cleaned
 
 # Of Dense's weights: what is 0 adds nothing to these, and stays 0. Of others that is not known.
 OF_WEIGHTS = ("kernel_regularizer", "bias_regularizer", "kernel_constraint", "bias_constraint")
@@ -104,21 +100,9 @@ def with_padded_heads(
       UserError: the model is of another kind, or cannot be copied; it has no such Dense layer, or
         one whose regularizer, constraint or LoRA would tell the padding.
     """
-    # Exactly these: a copy of a subclass would lose what it adds, a train_step say.
-    if type(model) not in (keras.Sequential, Functional):
-        raise UserError(
-            f"{model.name} is a subclassed model, which cannot be copied with another layer; put "
-            "PaddedHead(units), from tfaccel.linter.padded_head, in its Dense head's place"
-        )
-    heads = [each for each in model.layers if each.name in names]
-    if len(heads) != len(set(names)) or not all(isinstance(each, layers.Dense) for each in heads):
-        raise UserError(f"{model.name} has no Dense layer {', '.join(names)} among its own layers")
-    for head in heads:
-        _check(head)
 
-    def copy(layer):
-        if layer.name not in names:
-            return layer.__class__.from_config(layer.get_config())
+    def pad(layer):
+        _check(layer)
         return PaddedHead(
             layer.units,
             multiple=multiple,
@@ -131,25 +115,21 @@ def with_padded_heads(
             **{name: getattr(layer, name) for name in OF_WEIGHTS},
         )
 
-    try:
-        with strategy.scope() if strategy else contextlib.nullcontext():
-            wider = keras.models.clone_model(model, clone_function=copy)
-    except Exception as error:  # whatever a layer's `from_config` raises, Lambda's say
-        raise UserError(
-            f"{model.name} cannot be copied with another layer "
-            f"({cleaned(str(error)).partition('. ')[0]}); put PaddedHead(units), from "
-            "tfaccel.linter.padded_head, in its Dense head's place"
-        ) from error
-    for old, new in zip(model.layers, wider.layers, strict=True):
-        if isinstance(new, PaddedHead):
-            new.take_weights(old.get_weights())
-        else:
-            new.set_weights(old.get_weights())
+    wider = with_layers(
+        model,
+        dict.fromkeys(names, pad),
+        strategy=strategy,
+        instead="put PaddedHead(units), from tfaccel.linter.padded_head, in its Dense head's place",
+    )
+    for name in names:
+        wider.get_layer(name).take_weights(model.get_layer(name).get_weights())
     return wider
 
 
-def _check(head: layers.Dense) -> None:
+def _check(head: layers.Layer) -> None:
     """Raises UserError for a head that would not give the same with padding."""
+    if not isinstance(head, layers.Dense):
+        raise UserError(f"{head.name} is a layer of kind {type(head).__name__}; expected a Dense")
     if head.lora_enabled:
         raise UserError(f"{head.name} has LoRA, which cannot be padded; leave the head as it is")
     for name in OF_WEIGHTS:
