@@ -13,9 +13,11 @@ tensor_cores.py    rules: which products Tensor Cores waste tiles on
 batches.py         rules: what the size of the batch leaves empty, or makes noisy
 speed.py           rules: how the step runs, and how the input comes
 findings.py        a finding, and the table of them
+copied.py          a copy of a model, some of whose layers are others
 padded_head.py     the fix: a head padded for Tensor Cores, whose outputs stay the same
-measure.py         two models' steps, timed in turn
-fix.py             both: padded, measured, and kept if it is faster
+light.py           ReLU in place of activations that compute more
+measure.py         models' steps, timed in turn
+fix.py             all three: padded, measured, and kept if it is faster; what activations cost
 lint.py            `tfaccel.lint`, in order
 run.py             `tfaccel lint`
 

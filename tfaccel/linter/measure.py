@@ -1,6 +1,6 @@
-"""Whether a change helps, on this machine: two models' steps, timed in turn.
+"""Whether a change helps, on this machine: models' steps, timed in turn.
 
-Takes two models of the same inputs; gives how long each step took, forward and backward.
+Takes models of the same inputs; gives how long each step took, forward and backward.
 
     before, after = step_times([model, wider], specs, rows=256, xla=True)
     print(Spread.of(before).median_s)
