@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tfaccel.data import sources
     from tfaccel.isolate import IsolatedError, run_isolated
     from tfaccel.linter.lint import lint
-    from tfaccel.precision import float32_region
+    from tfaccel.precision import float32_region, with_float32_layers
     from tfaccel.profiling.api import profile
     from tfaccel.run import Run, setup
     from tfaccel.underflow import gradient_underflow
@@ -62,6 +62,7 @@ __all__ = [
     "run_isolated",
     "setup",
     "sources",
+    "with_float32_layers",
 ]
 
 if is_launched():
@@ -83,6 +84,7 @@ _LATER = {
     "run_isolated": ("tfaccel.isolate", "run_isolated"),
     "setup": ("tfaccel.run", "setup"),
     "sources": ("tfaccel.data.sources", None),
+    "with_float32_layers": ("tfaccel.precision", "with_float32_layers"),
 }
 
 

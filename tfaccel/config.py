@@ -342,11 +342,14 @@ class ModelConfig:
       weights: a file on this machine with weights to begin from, ".keras", ".weights.h5", or ".h5"
         as keras.applications has them; of layers that differ, as of another number of classes, it
         is said that they begin at random. None for random ones.
+      float32_layers: names of layers that compute in float32 whatever the precision, as for one in
+        which float16 overflows; "*" stands for any letters. None for none.
     """
 
     name: str = "mnist_cnn"
     num_outputs: int | None = None
     weights: str | None = None
+    float32_layers: Sequence[str] | None = None
 
     def __post_init__(self):
         """Checks every field."""
@@ -354,6 +357,7 @@ class ModelConfig:
         _check_optional_ints(self, "num_outputs")
         if self.weights is not None:
             check_text("weights", self.weights, expected="a file's path, or None")
+        object.__setattr__(self, "float32_layers", _layer_names(self.float32_layers))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -626,7 +630,7 @@ def deciding(config: Config) -> dict[str, object]:
             "peer_timeout_s",
             "allow_public_network",
         },
-        "model": {"weights"},
+        "model": {"weights", "float32_layers"},
         "step": {"audit_steps", "nonfinite", "max_rollbacks"},
         "train": {"steps_per_execution"},
     }
@@ -697,6 +701,16 @@ def _gpu_ids(value) -> tuple[int, ...] | None:
         raise UserError(f"gpu_ids={value!r} names a GPU twice; name each once")
     # TensorFlow numbers the GPUs that it may use in this order, whatever order they are given in.
     return tuple(sorted(ids))
+
+
+def _layer_names(value) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    # From the command line: --config.model.float32_layers=conv5_*,predictions
+    names = [each.strip() for each in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(names, Sequence) or not all(each and isinstance(each, str) for each in names):
+        raise UserError(f"float32_layers={value!r}; expected names of layers, e.g. conv5_*,logits")
+    return tuple(names)
 
 
 def _precision(value) -> str:

@@ -25,6 +25,7 @@ from tfaccel.data.images import ImageData
 from tfaccel.errors import RunError
 from tfaccel.fit import fit
 from tfaccel.models.weights import begin_from
+from tfaccel.precision import with_float32_layers
 from tfaccel.run import Run
 from tfaccel.runtime import Device
 
@@ -197,16 +198,28 @@ def build(this_run: Run, config: Config, data: ImageData) -> tuple[keras.Model, 
       UserError: the data do not suit the model.
     """
     task = tasks.task_of(data, config.model, config.step)
+    model = model_of(this_run, config, num_outputs=task.num_outputs)
+    tasks.check_model(model, task)
+    return model, task
+
+
+def model_of(this_run: Run, config: Config, *, num_outputs: int) -> keras.Model:
+    """Returns the config's model, of that many classes or channels, in the strategy's scope.
+
+    Raises:
+      UserError: it does not suit the images, or the config's weights or layers do not suit it.
+    """
     with this_run.scope():
         model = models.build(
             config.model.name,
             image_shape=(*config.data.image_size, config.data.channels),
-            num_outputs=task.num_outputs,
+            num_outputs=num_outputs,
         )
         if config.model.weights is not None:
             begin_from(config.model.weights, model)
-    tasks.check_model(model, task)
-    return model, task
+        if config.model.float32_layers:
+            model = with_float32_layers(model, config.model.float32_layers)
+    return model
 
 
 def steps_in_execution(train: TrainConfig, device: Device, *, num_steps: int) -> int:

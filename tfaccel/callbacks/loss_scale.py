@@ -47,7 +47,9 @@ class LossScale(keras.callbacks.Callback):
             raise LossScaleFloorError(
                 f"the loss scale fell to {float(logs['loss_scale']):g}, below its floor of "
                 f"{self._floor:g}, after {self._skipped} skipped steps in this epoch: gradients"
-                " stay infinite or NaN; look for NaN in the data or lower the learning rate"
+                " stay infinite or NaN; look for NaN in the data, lower the learning rate, or let "
+                "layers in which float16 overflows compute in float32 (tfaccel.with_float32_layers,"
+                " or --config.model.float32_layers)"
             )
 
     def on_epoch_end(self, epoch, logs=None):

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import keras
 
-from tfaccel import models, tasks
+from tfaccel import tasks
 from tfaccel.cluster import check_one_process, find
 from tfaccel.config import Config
 from tfaccel.data.from_config import open_loader
@@ -20,9 +20,8 @@ from tfaccel.linter.facts import Facts, Model, Step
 from tfaccel.linter.lint import Lint, gpu_capability, in_script, judge, precision_of
 from tfaccel.linter.read_data import read_data
 from tfaccel.linter.read_model import read_model
-from tfaccel.models.weights import begin_from
 from tfaccel.run import Run
-from tfaccel.train import optimizer_of
+from tfaccel.train import model_of, optimizer_of
 
 
 def run(config: Config, *, script: pathlib.Path | None) -> Lint:
@@ -52,14 +51,7 @@ def run(config: Config, *, script: pathlib.Path | None) -> Lint:
         task = tasks.task_of(loader.data, config.model, config.step)
         tasks.check_monitor(config.train.monitor, task)
         num_outputs = task.num_outputs
-    with this_run.scope():
-        model = models.build(
-            config.model.name,
-            image_shape=(*config.data.image_size, config.data.channels),
-            num_outputs=num_outputs,
-        )
-        if config.model.weights is not None:
-            begin_from(config.model.weights, model)
+    model = model_of(this_run, config, num_outputs=num_outputs)
     data, specs = read_data(loader)
     read = read_model(model, data_specs=specs, strategy=this_run.strategy)
     facts = Facts(read, data, _step(config, this_run, read, model))

@@ -1,0 +1,123 @@
+"""Layers of a model of half precision compute in float32, by name."""
+
+import keras
+import numpy as np
+import pytest
+from conftest import compiled
+from keras import layers
+
+import tfaccel
+from tfaccel.config import ModelConfig
+from tfaccel.errors import UserError
+from tfaccel.precision import with_float32_layers
+
+X = np.random.default_rng(0).normal(size=(16, 8)).astype("float32")
+Y = np.arange(16) % 3
+
+
+@pytest.fixture
+def half():
+    keras.config.set_dtype_policy("mixed_float16")
+    yield
+    keras.config.set_dtype_policy("float32")
+
+
+def nested(**of_deep):
+    """Returns a model in a model."""
+    inner = keras.Sequential(
+        [keras.Input((8,)), layers.Dense(8, "relu", name="deep", **of_deep), layers.Dense(8)]
+    )
+    x = inner(inputs := keras.Input((8,)))
+    return keras.Model(inputs, layers.Dense(3, dtype="float32", name="logits")(x), name="nested")
+
+
+def deep_of(model):
+    return next(each for each in model._flatten_layers() if each.name == "deep")
+
+
+def test_the_named_layers_compute_in_float32_and_the_others_do_not(half):
+    model = nested()
+    copy = with_float32_layers(model, ["de[e]p", "log*"])
+    assert deep_of(copy).compute_dtype == "float32"
+    assert deep_of(copy).output.dtype == "float32"  # no other dtype is left in its graph
+    assert deep_of(model).compute_dtype == "float16"
+    (within,) = [each for each in copy.layers if isinstance(each, keras.Sequential)]
+    assert [each.compute_dtype for each in within.layers] == ["float32", "float16"]
+    assert copy.get_layer("logits").compute_dtype == "float32"
+    for old, new in zip(model.get_weights(), copy.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_it_is_the_model_that_was_built_so(half):
+    built = nested(dtype="float32")
+    model = nested()
+    model.set_weights(built.get_weights())
+    copy = with_float32_layers(model, ["deep"])
+    np.testing.assert_array_equal(copy(X), built(X))
+    assert not np.array_equal(copy(X), model(X))  # as float16 rounds what float32 does not
+
+
+def test_what_overflows_in_float16_does_not(half):
+    model = nested()
+    deep = deep_of(model)
+    deep.set_weights([np.full((8, 8), 1e4, "float32"), np.zeros(8, "float32")])
+    last = model.layers[1].layers[-1]
+    last.set_weights([np.full((8, 8), 1e-6, "float32"), np.zeros(8, "float32")])
+    images = np.full((1, 8), 100, "float32")
+    assert not np.isfinite(model(images)).all()
+    assert np.isfinite(with_float32_layers(model, ["deep", last.name])(images)).all()
+
+
+def test_inputs_keep_their_dtype_and_wrappers_pass_it_on(half):
+    words = keras.Input((4,), dtype="int32", name="words")
+    x = layers.Embedding(10, 8, name="embed")(words)
+    x = layers.Bidirectional(layers.LSTM(4, name="lstm"), name="both")(x)
+    model = keras.Model(words, layers.Dense(3, name="logits")(x))
+    copy = with_float32_layers(model, ["*"])
+    assert copy.inputs[0].dtype == "int32"
+    both = copy.get_layer("both")
+    assert both.forward_layer.compute_dtype == both.backward_layer.compute_dtype == "float32"
+    assert copy(np.zeros((2, 4), "int32")).dtype == "float32"
+
+
+def test_wrong_names_and_models_are_said(half):
+    class Mine(keras.Model):
+        pass
+
+    with pytest.raises(UserError, match=r"nested has no layer 'dep'; did you mean 'deep'\?"):
+        with_float32_layers(nested(), ["logits", "dep"])
+    with pytest.raises(UserError, match="is a subclassed model, which cannot be copied; give its"):
+        with_float32_layers(Mine(), ["deep"])
+    with_lambda = keras.Sequential([keras.Input((8,)), layers.Lambda(lambda x: 2 * x)])
+    with pytest.raises(UserError, match=r"cannot be copied .*give its layers"):
+        with_float32_layers(with_lambda, ["*"])
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [(None, None), ("conv5_*, logits", ("conv5_*", "logits")), (["a"], ("a",)), ((), ())],
+)
+def test_names_as_config_and_command_line_give_them(given, names):
+    assert ModelConfig(float32_layers=given).float32_layers == names
+
+
+@pytest.mark.parametrize("given", [",", 3, ("a", 1)])
+def test_what_is_no_name_is_refused(given):
+    with pytest.raises(UserError, match="expected names of layers"):
+        ModelConfig(float32_layers=given)
+
+
+@pytest.mark.parametrize("xla", [False, True])
+def test_two_replicas_train_it(half, xla):
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    def make():
+        return with_float32_layers(nested(), ["deep"])
+
+    model = compiled(make, 2, optimizer="sgd", xla=xla, loss=loss)
+    losses = model.fit(X, Y, epochs=3, batch_size=8, verbose=0).history["loss"]
+    assert losses[-1] < losses[0]
+
+
+def test_it_is_offered():
+    assert tfaccel.with_float32_layers is with_float32_layers
