@@ -7,9 +7,10 @@ from conftest import compiled
 from keras import layers
 
 import tfaccel
-from tfaccel.config import ModelConfig
+from tfaccel.config import ModelConfig, default_config, parse
 from tfaccel.errors import UserError
-from tfaccel.precision import with_float32_layers
+from tfaccel.precision import layers_by_name, with_float32_layers
+from tfaccel.train import make_model
 
 X = np.random.default_rng(0).normal(size=(16, 8)).astype("float32")
 Y = np.arange(16) % 3
@@ -37,7 +38,7 @@ def deep_of(model):
 
 def test_the_named_layers_compute_in_float32_and_the_others_do_not(half):
     model = nested()
-    copy = with_float32_layers(model, ["de[e]p", "log*"])
+    copy = with_float32_layers(model, ["de*p", "log*"])
     assert deep_of(copy).compute_dtype == "float32"
     assert deep_of(copy).output.dtype == "float32"  # no other dtype is left in its graph
     assert deep_of(model).compute_dtype == "float16"
@@ -88,9 +89,78 @@ def test_wrong_names_and_models_are_said(half):
         with_float32_layers(nested(), ["logits", "dep"])
     with pytest.raises(UserError, match="is a subclassed model, which cannot be copied; give its"):
         with_float32_layers(Mine(), ["deep"])
+    with pytest.raises(UserError, match="is not built; begin it with"):
+        with_float32_layers(keras.Sequential([layers.Dense(3)]), ["*"])
     with_lambda = keras.Sequential([keras.Input((8,)), layers.Lambda(lambda x: 2 * x)])
-    with pytest.raises(UserError, match=r"cannot be copied .*give its layers"):
+    with pytest.raises(UserError, match="cannot be made again from its config"):
         with_float32_layers(with_lambda, ["*"])
+    many = keras.applications.MobileNetV3Small(weights=None, input_shape=(32, 32, 3))
+    with pytest.raises(
+        UserError, match=r"no layer 'zzz'; model.summary\(expand_nested=True\) lists"
+    ):
+        with_float32_layers(many, ["zzz"])
+
+
+def test_a_model_within_means_all_its_layers_and_operations_are_left_as_they_are(half):
+    inner = keras.applications.MobileNetV3Small(
+        weights=None, input_shape=(32, 32, 3), pooling="avg"
+    )
+    x = inner(image := keras.Input((32, 32, 3)))
+    whole = keras.ops.cast(keras.ops.cast(x * 10, "int32"), "float32")
+    model = keras.Model(image, layers.Dense(3, name="logits")(whole))
+    images = np.random.default_rng(0).random((2, 32, 32, 3), np.float32)
+    for names in (inner.name, ["*"]):
+        copy = with_float32_layers(model, names)
+        within = copy.get_layer(inner.name)
+        assert {each.compute_dtype for each in layers_by_name(within)} == {"float32"}
+        assert copy(images).shape == (2, 3)
+    assert copy.get_layer("logits").compute_dtype == "float32"
+    casts = [each for each in copy.operations if type(each).__name__ == "Cast"]
+    assert [each.dtype for each in casts] == ["int32", "float32"]
+
+
+def test_cells_and_wrapped_models_are_reached(half):
+    deep = keras.Sequential([keras.Input((8,)), layers.Dense(4, name="deep")])
+    model = keras.Sequential(
+        [
+            keras.Input((5, 8)),
+            layers.TimeDistributed(deep, name="each"),
+            layers.RNN(layers.LSTMCell(4), name="rnn"),
+        ]
+    )
+    copy = with_float32_layers(model, ["each", "rnn"])
+    assert copy.get_layer("rnn").cell.compute_dtype == "float32"
+    assert copy.get_layer("each").layer.get_layer("deep").compute_dtype == "float32"
+
+
+def test_what_a_layer_made_without_its_dtype_is_said(half, caplog):
+    class Two(layers.Layer):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.inner = layers.Dense(4, name="inner")
+
+        def call(self, x):
+            return self.inner(x)
+
+    model = keras.Sequential([keras.Input((8,)), Two(name="two")])
+    with caplog.at_level("WARNING", "tfaccel"):
+        with_float32_layers(model, ["two"])
+    assert "two is in float32, but not inner, which it made without its dtype" in caplog.text
+
+
+def test_the_config_s_layers_are_those_of_the_model_that_is_trained(setup, folder):
+    config = default_config()
+    config.data.root = str(folder)
+    config.data.image_size = (8, 8)
+    config.data.global_batch_size = 4
+    config.model.float32_layers = "dense*"
+    run = setup(precision="mixed_float16", xla=False)
+    model = make_model(run, parse(config), num_outputs=3)
+    computed = {each.name: each.compute_dtype for each in model.layers if each.weights}
+    assert {name: dtype for name, dtype in computed.items() if dtype == "float32"}.keys() == {
+        name for name in computed if name.startswith("dense") or name == "logits"
+    }
+    assert "float16" in computed.values()
 
 
 @pytest.mark.parametrize(

@@ -630,12 +630,14 @@ def deciding(config: Config) -> dict[str, object]:
             "peer_timeout_s",
             "allow_public_network",
         },
-        "model": {"weights", "float32_layers"},
+        "model": {"weights"},
         "step": {"audit_steps", "nonfinite", "max_rollbacks"},
         "train": {"steps_per_execution"},
     }
     if config.train.decay in ("constant", "step"):
         free["train"].add("epochs")
+    if config.runtime.precision != "float16":  # there it decides what the weights are
+        free["model"].add("float32_layers")
     return {
         f"{section}.{name}": list(value) if isinstance(value, tuple) else value
         for section in ("runtime", "model", "train", "step")

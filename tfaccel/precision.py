@@ -3,23 +3,27 @@
 with tfaccel.float32_region():
     x = keras.layers.Dense(10)(x)       # built here, so of the policy float32
 
-model = tfaccel.with_float32_layers(model, ["conv5_*"])     # of a model that is there already
+with run.scope():                       # of a model that is there already
+    model = tfaccel.with_float32_layers(model, ["conv5_*"])
 
-Private Keras name relied on: `Functional`, the class of `keras.Model(inputs, outputs)`.
+Private Keras names relied on: `Functional`, the class of `keras.Model(inputs, outputs)`, and
+Layer._flatten_layers, of Keras 3.15.
 """
 
 import contextlib
-import fnmatch
 import logging
+import re
 from collections.abc import Iterator, Sequence
 
 import keras
 from keras.src.models.functional import Functional
 
+from tfaccel.copies import in_float32
 from tfaccel.errors import UserError, did_you_mean
-from tfaccel.table_text import cleaned
 
 log = logging.getLogger("tfaccel")
+
+MOST_NAMES = 12  # that an error lists
 
 
 @contextlib.contextmanager
@@ -37,57 +41,85 @@ def float32_region() -> Iterator[None]:
         keras.config.set_dtype_policy(before)
 
 
-def with_float32_layers(model: keras.Model, names: Sequence[str]) -> keras.Model:
+def with_float32_layers(model: keras.Model, names: Sequence[str] | str) -> keras.Model:
     """Returns a copy of a model, not compiled, in which these layers compute in float32.
 
-    Its weights are the model's: call it in the scope where they belong.
+    Its weights are the model's. Call it in `run.scope()`. A layer of your own must pass its dtype
+    on to layers that it makes; a warning names those that it does not reach.
 
     Args:
       model: functional or sequential, built.
-      names: of layers, those of models within it included; "*" stands for any letters.
+      names: of layers, also of those in models within it, by their own names; or of models within
+        it, for all of their layers. "*" stands for any letters. One name may be given alone.
 
     Raises:
-      UserError: the model is of another kind, cannot be made again from its config, or a name is
-        that of no layer.
+      UserError: the model is of another kind, not built, or cannot be made again from its config;
+        or a name is that of no layer.
     """
-    cure = 'give its layers dtype="float32", or make them in tfaccel.float32_region()'
+    names = [names] if isinstance(names, str) else list(names)
     if type(model) not in (keras.Sequential, Functional):
-        raise UserError(f"{model.name} is a subclassed model, which cannot be copied; {cure}")
-    try:
-        config = model.get_config()
-        layers = list(_configs(config))
-        known = [each["name"] for each in layers]
-        for name in names:
-            if not fnmatch.filter(known, name):
-                raise UserError(f"{model.name} has no layer '{name}'{did_you_mean(name, known)}")
-        chosen = [
-            each for each in layers if any(fnmatch.fnmatchcase(each["name"], one) for one in names)
-        ]
-        for each in chosen:
-            _set_float32(each)
-        copy = type(model).from_config(config)
-    except UserError:
-        raise
-    except Exception as error:  # whatever a layer's own config raises, Lambda's say
-        reason = cleaned(str(error)).partition(". ")[0]
-        raise UserError(f"{model.name} cannot be copied ({reason}); {cure}") from error
-    copy.set_weights(model.get_weights())
-    log.info("precision: %d of %d layers compute in float32", len(chosen), len(layers))
+        raise UserError(
+            f"{model.name} is a subclassed model, which cannot be copied; give its layers "
+            'dtype="float32", or make them in tfaccel.float32_region()'
+        )
+    if not model.built:
+        raise UserError(f"{model.name} is not built; begin it with keras.Input(shape)")
+    for name in names:
+        if not isinstance(name, str) or not any(_fits(name, each) for each in _known(model)):
+            raise UserError(f"{model.name} has no layer {name!r}{_nearest(name, _known(model))}")
+    chosen = list(_chosen(model, names))
+    copy = in_float32(model, lambda layer: any(layer is each for each in chosen))
+    for layer in _chosen(copy, names):
+        left = [each.name for each in layer._flatten_layers() if each.compute_dtype != "float32"]
+        if left:
+            log.warning(
+                "precision: %s is in float32, but not %s, which it made without its dtype",
+                layer.name,
+                left[0],
+            )
+    log.info("precision: in float32 by name: %s", ", ".join(each.name for each in chosen))
     return copy
 
 
-def _configs(config: dict) -> Iterator[dict]:
-    """Yields the configs of a model's layers, and of models' within it; an input is none."""
-    for each in config["layers"]:
-        inner = each["config"]
-        if "layers" in inner:
-            yield from _configs(inner)
-        elif each["class_name"] != "InputLayer":
-            yield inner
+def layers_by_name(model: keras.Model) -> Iterator[keras.layers.Layer]:
+    """Yields the layers that `with_float32_layers` can be told; none of a subclassed model."""
+    if type(model) in (keras.Sequential, Functional):
+        yield from _chosen(model, ["*"])
 
 
-def _set_float32(config: dict) -> None:
-    config["dtype"] = "float32"
-    for name in ("layer", "forward_layer", "backward_layer"):  # of wrappers
-        if config.get(name):
-            _set_float32(config[name]["config"])
+def _chosen(model: keras.Model, names: Sequence[str]) -> Iterator[keras.layers.Layer]:
+    """Yields the layers of these names, and all those of a model within that has one of them."""
+    for each in model.layers:
+        is_named = any(_fits(name, each.name) for name in names)
+        if type(each) in (keras.Sequential, Functional):
+            yield from _chosen(each, ["*"] if is_named else names)
+        elif is_named and _computes(each):
+            yield each
+
+
+def _known(model: keras.Model) -> list[str]:
+    """Returns the names of layers, of models within, and of their layers."""
+    known = []
+    for each in model.layers:
+        if type(each) in (keras.Sequential, Functional):
+            known += [each.name, *_known(each)]
+        elif _computes(each):
+            known.append(each.name)
+    return known
+
+
+def _computes(layer) -> bool:
+    """Whether it is a layer with a dtype of its own: not an input, nor an operation as `a + b`."""
+    return isinstance(layer, keras.layers.Layer) and not isinstance(layer, keras.layers.InputLayer)
+
+
+def _fits(pattern: str, name: str) -> bool:
+    letters = ".*".join(map(re.escape, pattern.split("*")))
+    return pattern == name or re.fullmatch(letters, name) is not None
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    if isinstance(name, str) and len(known) > MOST_NAMES:
+        said = did_you_mean(name, known)
+        return said if "did you mean" in said else "; model.summary(expand_nested=True) lists them"
+    return did_you_mean(str(name), known)

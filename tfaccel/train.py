@@ -162,7 +162,7 @@ def prepare(this_run: Run, config: Config) -> tuple[Loader, Loader, keras.Model]
     # ----- Step: loss on float32 outputs; one XLA function for a whole step.
     this_run.compile(
         model,
-        optimizer_of(config.train, train),
+        make_optimizer(config.train, train),
         task.loss,
         metrics=task.metrics,
         steps_per_execution=steps_in_execution(
@@ -173,7 +173,7 @@ def prepare(this_run: Run, config: Config) -> tuple[Loader, Loader, keras.Model]
     return train, test, model
 
 
-def optimizer_of(config: TrainConfig, loader: Loader) -> keras.optimizers.Optimizer:
+def make_optimizer(config: TrainConfig, loader: Loader) -> keras.optimizers.Optimizer:
     """Returns the recipe's optimizer, its schedule made for what the loader has, and logs it.
 
     Raises:
@@ -198,12 +198,12 @@ def build(this_run: Run, config: Config, data: ImageData) -> tuple[keras.Model, 
       UserError: the data do not suit the model.
     """
     task = tasks.task_of(data, config.model, config.step)
-    model = model_of(this_run, config, num_outputs=task.num_outputs)
+    model = make_model(this_run, config, num_outputs=task.num_outputs)
     tasks.check_model(model, task)
     return model, task
 
 
-def model_of(this_run: Run, config: Config, *, num_outputs: int) -> keras.Model:
+def make_model(this_run: Run, config: Config, *, num_outputs: int) -> keras.Model:
     """Returns the config's model, of that many classes or channels, in the strategy's scope.
 
     Raises:

@@ -17,8 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.checks import check_number
+from tfaccel.copies import in_float32, without_training_state
 from tfaccel.errors import UserError
-from tfaccel.export.copies import in_float32, without_training_state
 from tfaccel.seam import loss_weights_of, optimizers_of
 from tfaccel.table_text import as_html, html_table, in_lines
 

@@ -296,7 +296,10 @@ def test_what_lost_to_the_best_is_not_above_it_where_the_chain_of_duels_said_mor
     speeds = {PLAIN: 100.0, "awake": 125.0, XLA: 150.0, slower: 135.0}
     contest = held(Waking(speeds, jitter=0.0))
     assert contest.champion.times == pytest.approx(1.2)  # measured with the first, in the end
-    assert "was 1.20 times as fast as 1; the gains' product is 1.50" in contest.champion.why
+    assert (
+        "was 1.20 times as fast as 1 (150 and 125 images/s); the gains' product is 1.50"
+        in contest.champion.why
+    )
     assert row(contest, slower).times == pytest.approx(1.2 * 0.9)
 
 

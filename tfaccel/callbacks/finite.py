@@ -7,6 +7,7 @@ import numpy as np
 
 from tfaccel import seam
 from tfaccel.errors import RunError
+from tfaccel.precision import layers_by_name
 from tfaccel.step.finite import FINE, WEIGHTS
 
 log = logging.getLogger("tfaccel")
@@ -126,17 +127,11 @@ class Finite(keras.callbacks.Callback):
                 "step out; look for NaN or infinity in its images and labels"
             )
         changed = variable is not None and not variable.trainable
-        layer = self._layer(variable)
-        in_float32 = ""
-        if layer is not None and layer.compute_dtype == "float16":
-            in_float32 = (
-                f"; if float16 overflows there, let {layer.name} compute in float32 "
-                "(tfaccel.with_float32_layers, or --config.model.float32_layers)"
-            )
         return (
             f"the {'value' if changed else 'gradient'} of {self._name(variable)} is not finite at "
             f"step {step}, and was not applied; look for NaN or infinity in its images and labels, "
-            f"and for labels beyond the model's outputs, or lower the learning rate{in_float32}"
+            "and for labels beyond the model's outputs, or lower the learning rate"
+            + self._cure(variable)
         )
 
     def _weights(self, step: int) -> str:
@@ -155,11 +150,18 @@ class Finite(keras.callbacks.Callback):
         if variable is None:
             return "a variable that is not the model's"
         path = variable.path.removeprefix(f"{self.model.name}/")
-        layer = self._layer(variable)
-        return path if layer is None else f"{path} (layer {layer.name}, {type(layer).__name__})"
-
-    def _layer(self, variable) -> keras.layers.Layer | None:
         for layer in reversed(list(self.model._flatten_layers(include_self=False))):
             if any(variable is each for each in layer.variables):
-                return layer
-        return None
+                return f"{path} (layer {layer.name}, {type(layer).__name__})"
+        return path
+
+    def _cure(self, variable) -> str:
+        """Returns what else may help, where the variable's layer computes in float16."""
+        for layer in layers_by_name(self.model):
+            owns = any(variable is each for each in layer.variables)
+            if owns and layer.compute_dtype == "float16":
+                return (
+                    f"; if float16 overflows there, let {layer.name} compute in float32 "
+                    "(tfaccel.with_float32_layers, or --config.model.float32_layers)"
+                )
+        return ""

@@ -248,8 +248,9 @@ class Contest:
         best, ratio = self.champion, times(rates, first.rates)
         chained, best.times = best.times, ratio
         proof = (
-            f"in the end {best.number} was {ratio:.2f} times as fast as {first.number}; the gains' "
-            f"product is {chained:.2f}"
+            f"in the end {best.number} was {ratio:.2f} times as fast as {first.number} "
+            f"({statistics.median(rates):,.0f} and {statistics.median(first.rates):,.0f} "
+            f"images/s); the gains' product is {chained:.2f}"
         )
         for each in self.rows[best.number :]:  # all were measured in turn with the best
             each.times = each.times and each.times * ratio / chained

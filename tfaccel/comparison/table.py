@@ -13,9 +13,11 @@ from tfaccel.table_text import as_html, cleaned, in_lines
 HEADS = ("", "loader", "arithmetic", "XLA", "GPUs", "images/s", "spread", "times", "start", "MiB")
 HEADS += ("apart",)
 MEANINGS = (
-    "spread: from the slowest stretch to the fastest, as a part of the median. times: as fast as "
-    "the first that ran, as the product of gains, each measured in turn with the best before it; "
-    "the best's is measured in turn with the first in the end. start: seconds from a process's "
+    "images/s: the median stretch, at the time when it was measured: what two of different times "
+    "say of each other is less than times. spread: from the slowest stretch to the fastest, as a "
+    "part of that median. times: as fast as the first that ran, as the product of gains, each "
+    "measured in turn with the best before it; the best's is measured in turn with the first in "
+    "the end, and what came after the best is reckoned from that. start: seconds from a process's "
     "start to the end of its first step (or steps, where several are one execution), with "
     "everything compiled anew. MiB: what TensorFlow's tensors took at most, on the fullest GPU. "
     "apart: the largest distance of the loss from the first one's, in five parts of its course"

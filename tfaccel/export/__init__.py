@@ -20,12 +20,12 @@ import tensorflow as tf
 from tfaccel import progress
 from tfaccel.callbacks.ema import averages_of
 from tfaccel.config import ExportConfig, ImageConfig
+from tfaccel.copies import in_float32, without_training_state
 from tfaccel.data.distribute import Loader
 from tfaccel.data.images import ImageData
 from tfaccel.errors import RunError, UserError
 from tfaccel.export import card, onnx, parity, saved_model
 from tfaccel.export.answers import answers_of
-from tfaccel.export.copies import in_float32, without_training_state
 from tfaccel.export.parting import where_pixels_part
 from tfaccel.export.preprocessing import Preprocessing
 from tfaccel.export.samples import take_samples

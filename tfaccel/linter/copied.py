@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 import keras
 from keras.src.models.functional import Functional
 
+from tfaccel.copies import take_state
 from tfaccel.errors import UserError
 from tfaccel.table_text import cleaned
 
@@ -62,7 +63,9 @@ def with_layers(
             f"{model.name} cannot be copied with another layer "
             f"({cleaned(str(error)).partition('. ')[0]}); {instead}"
         ) from error
+    if not model.trainable:
+        made.trainable = False
     for old, new in zip(model.layers, made.layers, strict=True):
         if old.name not in others:
-            new.set_weights(old.get_weights())
+            take_state(new, old)
     return made

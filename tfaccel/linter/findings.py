@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from tfaccel.table_text import as_html, counted, in_lines
 
+REMARKS = "looked at, and in order or not to be judged:"
 SEVERITIES = ("error", "warning", "note")
 COLUMNS = ("severity", "where", "what", "why", "gain", "fix")
 LEFT = "style='text-align:left;vertical-align:top'"  # notebooks center what says nothing
@@ -107,7 +108,7 @@ class Table:
         blocks = [in_lines(self.summary), *map(str, self.findings)]
         if self.remarks:
             lines = [in_lines(each, first="  ", rest="    ") for each in self.remarks]
-            blocks.append("\n".join(["no findings, but looked at:", *lines]))
+            blocks.append("\n".join([REMARKS, *lines]))
         return "\n\n".join(blocks)
 
     def __repr__(self):
@@ -128,7 +129,7 @@ class Table:
         return (
             f"<p>{as_html(self.summary)}</p>"
             + (f"<table><thead><tr>{head}</tr></thead>{rows}</table>" if rows else "")
-            + (f"<p>no findings, but looked at:</p><ul>{remarks}</ul>" if remarks else "")
+            + (f"<p>{REMARKS}</p><ul>{remarks}</ul>" if remarks else "")
         )
 
 

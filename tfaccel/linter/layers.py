@@ -17,8 +17,9 @@ LINEAR += tuple(f"{each}Transpose" for each in LINEAR if each.startswith("Conv")
 PASSES = ("Flatten", "Reshape", "Permute", "Identity", "Activation")
 PASSES_BY_START = ("Dropout", "SpatialDropout", "ZeroPadding", "Cropping")
 SATURATING = ("tanh", "sigmoid", "hard_sigmoid", "hard_tanh", "softsign")
-# Of more arithmetic than a comparison; by Keras's own names.
-MATH_HEAVY = ("gelu", "silu", "mish", "softplus", "elu", "selu", "celu", "exponential")
+# Of more arithmetic than a comparison; by Keras's own names. The last two make outputs positive.
+MATH_HEAVY = ("gelu", "silu", "mish", "elu", "selu", "celu", "softplus", "exponential")
+FOR_OUTPUTS = ("softplus", "exponential", *SATURATING)
 HAVE_ONE = (*LINEAR, "DepthwiseConv2D", "SeparableConv2D", "Activation")
 # Slope at most: of x / (1 + |x|) and tanh 1, of the logistic function 1/4, of its broken line 1/6.
 LARGEST_SLOPE = {"sigmoid": "1/4", "hard_sigmoid": "1/6"}
@@ -101,7 +102,7 @@ def saturating(facts: Facts) -> Iterator[Finding]:
     """Yields tanh and sigmoid where a layer with weights follows: gates and outputs are none."""
     found: dict[str, list[Layer]] = {}
     for index, layer in enumerate(facts.model.layers):
-        if _saturates(facts.model, index):
+        if layer.activation in SATURATING and _has_place(facts.model, index):
             found.setdefault(layer.activation, []).append(layer)
     for name, layers in found.items():
         yield Finding(
@@ -132,15 +133,16 @@ def costly(model: Model) -> list[Layer]:
     return [
         layer
         for index, layer in enumerate(model.layers)
-        if (layer.activation in MATH_HEAVY and layer.kind in HAVE_ONE and not layer.is_output)
-        or _saturates(model, index)
+        if layer.activation in (*MATH_HEAVY, *SATURATING) and _has_place(model, index)
     ]
 
 
-def _saturates(model: Model, index: int) -> bool:
+def _has_place(model: Model, index: int) -> bool:
+    """Whether an activation is between layers, not an output's or a gate's, which need it."""
     layer = model.layers[index]
-    has_place = layer.kind in LINEAR or layer.kind == "Activation"
-    return has_place and layer.activation in SATURATING and _leads_to_weights(model, index)
+    if layer.kind not in HAVE_ONE or layer.is_output:
+        return False
+    return layer.activation not in FOR_OUTPUTS or _leads_to_weights(model, index)
 
 
 def _leads_to_weights(model: Model, index: int) -> bool:

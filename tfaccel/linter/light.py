@@ -1,35 +1,103 @@
-"""What activations cost: a copy of a model with ReLU in their place, to be timed beside it.
+"""What activations cost: a copy of the model with ReLU in their place, timed beside it.
 
-It is another model, and nobody is given it: as good a result may need the activation it had.
+It is another model, and nobody is given it: as good a result may need the activations it had.
 
-    lighter = with_relu(model, ["dense", "activation_3"], strategy=None)
+    cost = cost_of(facts, model, strategy, num_steps=30)
+    print(cost)
 """
 
+import dataclasses
 from collections.abc import Sequence
 
 import keras
 
+from tfaccel.errors import UserError
 from tfaccel.linter.copied import with_layers
+from tfaccel.linter.facts import Facts, Layer
+from tfaccel.linter.layers import costly
+from tfaccel.linter.measure import Spread, device, specs_of, step_times
+from tfaccel.linter.words import named
+from tfaccel.table_text import cleaned
 
 
-def with_relu(model: keras.Model, names: Sequence[str], *, strategy) -> keras.Model:
-    """Returns a copy of a model, not compiled, whose layers of these names have ReLU.
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What activations cost on this machine.
+
+    Attributes:
+      activations: that compute more than ReLU, and where, in words.
+      own: seconds of a step, forward and backward, with them; None where it was not timed.
+      relu: likewise, with ReLU.
+      not_timed: why it was not, in words; "" where it was.
+    """
+
+    activations: str
+    own: Spread | None = None
+    relu: Spread | None = None
+    not_timed: str = ""
+
+    def __str__(self):
+        """Returns a sentence or two."""
+        if not self.own:
+            return f"cost of {self.activations}: not timed, {self.not_timed}"
+        return (
+            f"cost of {self.activations}: a step, forward and backward, took {self.own} with it, "
+            f"and {self.relu} with relu, {self.own.median_s / self.relu.median_s:.2f} times as "
+            f"fast, on {device()}. The model is left as it is"
+        )
+
+
+def cost_of(facts: Facts, model: keras.Model, strategy, *, num_steps: int) -> Cost | None:
+    """Returns what activations cost that compute more than ReLU; None where there are none.
+
+    Args:
+      facts: of the model, and of its step.
+      model: of any kind; a subclassed one is not timed.
+      strategy: whose scope it belongs to; None for none.
+      num_steps: that are timed, with them and with ReLU.
+    """
+    found = costly(facts.model)
+    if not found:
+        return None
+    names = " and ".join(sorted({each.activation for each in found}))
+    cost = Cost(f"{names} in {named(found)}")
+    try:
+        times = step_times(
+            [model, with_relu(model, found, strategy=strategy)],
+            specs_of(model, facts.data),
+            rows=facts.rows or 32,
+            xla=facts.step.xla is not False,
+            num_steps=num_steps,
+        )
+    except Exception as error:  # whatever a step raises: this is beside what was asked for
+        reason = cleaned(str(error)).partition(". ")[0]
+        return dataclasses.replace(cost, not_timed=reason)
+    own, relu = map(Spread.of, times)
+    return dataclasses.replace(cost, own=own, relu=relu)
+
+
+def with_relu(model: keras.Model, found: Sequence[Layer], *, strategy) -> keras.Model:
+    """Returns a copy of a model, not compiled, with ReLU as these layers' activation.
 
     Args:
       model: functional or sequential, built.
-      names: of layers among its own that have an activation.
+      found: layers of its own, none of models within it.
       strategy: whose scope the copy is built in; None for none.
 
     Raises:
       UserError: the model is of another kind, lacks such a layer, or cannot be copied.
     """
+    activations = {each.name: each.activation for each in found}
 
     def lighten(layer):
+        activation = getattr(layer, "activation", None)
+        if getattr(activation, "__name__", None) != activations[layer.name]:
+            raise UserError(f"{layer.name} is also the name of a layer in a model within")
         return layer.__class__.from_config(layer.get_config() | {"activation": "relu"})
 
     return with_layers(
         model,
-        dict.fromkeys(names, lighten),
+        dict.fromkeys(activations, lighten),
         strategy=strategy,
         instead="time it with another activation yourself",
     )

@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel import seam
+from tfaccel.checks import check_flag, check_int
 from tfaccel.data.distribute import Loader
 from tfaccel.errors import UserError
 from tfaccel.linter import batches, fits, layers, speed, tensor_cores
@@ -86,6 +87,8 @@ def lint(
     """
     if not isinstance(model, keras.Model):
         raise UserError(f"model={type(model).__name__}; expected a keras.Model")
+    if batch_size is not None:
+        check_int("batch_size", batch_size, at_least=1)
     data, specs = read_data(dataset, batch_size=batch_size, num_classes=num_classes)
     if specs is not None:
         specs = by_input_name(model, specs)
@@ -215,9 +218,9 @@ class Lint(Table):
     fixer: functools.partial = dataclasses.field(default=None, compare=False)
 
     def fix(self, *, keep: bool | None = None, num_steps: int = 30) -> Fix:
-        """Pads heads to whole tiles, measures, and returns the better model. Writes nothing.
+        """Pads heads to whole tiles, and measures: `.model` is the better one. Writes nothing.
 
-        Where activations compute more than ReLU, a copy with ReLU is timed too, never returned.
+        Where activations compute more than ReLU, what they cost is timed too: `.cost`.
 
         Args:
           keep: whether to return the padded model; None for where it is faster beyond the spread.
@@ -226,7 +229,9 @@ class Lint(Table):
         Raises:
           UserError: there is a head to pad, and the model is a subclassed one, or has a layer that
             cannot be copied, a Lambda say; the head has LoRA, or a regularizer or constraint that
-            may see the padding; there is a step to time, and inputs are text, or of a size that
-            neither model nor data say.
+            may see the padding; inputs are text, or of a size that neither model nor data say.
         """
+        if keep is not None:
+            check_flag("keep", keep)
+        check_int("num_steps", num_steps, at_least=1)
         return self.fixer(keep=keep, num_steps=num_steps)

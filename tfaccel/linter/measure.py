@@ -5,7 +5,8 @@ Takes models of the same inputs; gives how long each step took, forward and back
     before, after = step_times([model, wider], specs, rows=256, xla=True)
     print(Spread.of(before).median_s)
 
-The optimizer's part is left out: it is the same but for the padding's few weights.
+The optimizer's part is left out: it is the same but for the padding's few weights. What a forward
+pass changes, as batch norm's statistics and seeds, is put back.
 """
 
 import dataclasses
@@ -17,6 +18,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.errors import UserError
+from tfaccel.linter.facts import Data
+from tfaccel.linter.words import shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +35,11 @@ class Spread:
         """Returns those of some times."""
         first, median, third = np.percentile(times_s, (25, 50, 75)).tolist()
         return cls(median, first, third)
+
+    def __str__(self):
+        """Returns the median, and between which times half of them are."""
+        first, third = 1000 * self.first_s, 1000 * self.third_s
+        return f"{1000 * self.median_s:.3g} ms (half of them {first:.3g} to {third:.3g})"
 
     def is_below(self, other: "Spread") -> bool:
         """Whether most of these times are less than most of the others."""
@@ -60,20 +68,54 @@ def step_times(
       clock: gives the time in seconds.
 
     Raises:
-      UserError: an input is text, of which there are no random numbers.
+      UserError: an input is text, of which there are no random numbers; or of unknown size.
     """
     inputs = [_random((rows, *each.shape[1:]), each.dtype) for each in specs]
     given = inputs[0] if len(inputs) == 1 else inputs
     steps = [_step(each, given, xla=xla) for each in models]
-    for step in steps:  # compiles, and warms up
-        step(), step()
-    times, began = [[] for _ in steps], clock()
-    while len(times[0]) < num_steps and (len(times[0]) < 3 or clock() - began < budget_s):
-        for taken, step in zip(times, steps, strict=True):
-            start = clock()
-            step()
-            taken.append(clock() - start)
+    changed = [one for each in models for one in each.non_trainable_variables]
+    before = [one.numpy() for one in changed]
+    try:
+        for step in steps:  # compiles, and warms up
+            step(), step()
+        times, began = [[] for _ in steps], clock()
+        while len(times[0]) < num_steps and (len(times[0]) < 3 or clock() - began < budget_s):
+            for taken, step in zip(times, steps, strict=True):
+                start = clock()
+                step()
+                taken.append(clock() - start)
+    finally:
+        for variable, value in zip(changed, before, strict=True):
+            variable.assign(value)
     return times
+
+
+def specs_of(model: keras.Model, data: Data) -> list[tf.TensorSpec]:
+    """Returns what the model takes; sizes that it leaves open are the data's.
+
+    Raises:
+      UserError: neither says a size.
+    """
+    shapes = [tuple(each.shape[1:]) for each in model.inputs]
+    given = data.inputs if list(map(len, data.inputs)) == list(map(len, shapes)) else shapes
+    known = [
+        tuple(other if size is None else size for size, other in zip(*pair, strict=True))
+        for pair in zip(shapes, given, strict=True)
+    ]
+    if any(None in each for each in known):
+        raise UserError(
+            f"{model.name} takes {' and '.join(map(shown, known))}, and a step is timed with whole "
+            "shapes; give lint a dataset in which all examples are of one size"
+        )
+    return [
+        tf.TensorSpec((None, *shape), each.dtype)
+        for shape, each in zip(known, model.inputs, strict=True)
+    ]
+
+
+def device() -> str:
+    """Returns where steps are timed, in words."""
+    return "the GPU" if tf.config.list_logical_devices("GPU") else "the CPU"
 
 
 def _random(shape: tuple, dtype: tf.DType) -> tf.Tensor:
@@ -101,4 +143,5 @@ def _step(model: keras.Model, inputs, *, xla: bool) -> Callable[[], None]:
         # One number that needs all of them, so that none is left out and little is copied.
         return tf.add_n([loss, *(tf.reduce_sum(tf.cast(each, tf.float32)) for each in gradients)])
 
-    return lambda: compute(inputs).numpy()  # waits for the device
+    traced = compute.get_concrete_function(inputs)
+    return lambda: traced(inputs).numpy()  # waits for the device

@@ -21,7 +21,7 @@ from tfaccel.linter.lint import Lint, gpu_capability, in_script, judge, precisio
 from tfaccel.linter.read_data import read_data
 from tfaccel.linter.read_model import read_model
 from tfaccel.run import Run
-from tfaccel.train import model_of, optimizer_of
+from tfaccel.train import make_model, make_optimizer
 
 
 def run(config: Config, *, script: pathlib.Path | None) -> Lint:
@@ -45,13 +45,13 @@ def run(config: Config, *, script: pathlib.Path | None) -> Lint:
         loader = open_loader(
             this_run, config, "train", loader="tf_data", stored_size=None, bad_files="error"
         )
-        optimizer_of(config.train, loader)  # raises where training would, for its recipe
+        make_optimizer(config.train, loader)  # raises where training would, for its recipe
     num_outputs = config.model.num_outputs
     if num_outputs is None:
         task = tasks.task_of(loader.data, config.model, config.step)
         tasks.check_monitor(config.train.monitor, task)
         num_outputs = task.num_outputs
-    model = model_of(this_run, config, num_outputs=num_outputs)
+    model = make_model(this_run, config, num_outputs=num_outputs)
     data, specs = read_data(loader)
     read = read_model(model, data_specs=specs, strategy=this_run.strategy)
     facts = Facts(read, data, _step(config, this_run, read, model))

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from keras import layers
 
+from tfaccel.copies import in_float32, without_training_state
 from tfaccel.errors import UserError
-from tfaccel.export.copies import in_float32, without_training_state
+from tfaccel.linter.padded_head import with_padded_heads
 
 
 class WithoutConfig(layers.Layer):
@@ -68,6 +69,39 @@ def test_what_cannot_be_made_again_is_one_sentence(copied, layer, why):
     assert "get_config(), take **kwargs, and be registered" in said
     assert "\n" not in said
     assert "class CustomLayer" not in said
+
+
+def adapted():
+    """Layers whose state is not their weights alone."""
+    scaled = layers.Normalization(name="scaled")
+    scaled.adapt(np.arange(12, dtype="float32").reshape(4, 3))
+    words = layers.IntegerLookup(name="words")
+    words.adapt(np.array([5, 7, 9]))
+    number, word = keras.Input((3,)), keras.Input((1,), dtype="int64")
+    embedded = layers.Flatten()(layers.Embedding(8, 2)(words(word)))
+    frozen = layers.Dense(3, trainable=False, name="frozen")(scaled(number))
+    both = layers.Concatenate()([frozen, embedded])
+    return keras.Model([number, word], layers.Dense(2, name="head")(both))
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [in_float32, without_training_state, lambda model: with_padded_heads(model, ["head"])],
+    ids=["float32", "plain", "padded"],
+)
+def test_a_copy_has_what_was_adapted_and_what_was_frozen(copied):
+    model = adapted()
+    given = [np.array([[1.0, 2, 3], [4, 5, 6]], "float32"), np.array([[7], [9]])]
+    copy = copied(model)
+    np.testing.assert_allclose(copy(given), model(given), atol=1e-6)
+    assert not copy.get_layer("frozen").trainable
+    assert len(copy.trainable_variables) == len(model.trainable_variables)
+
+
+def test_a_frozen_sequential_model_stays_frozen():
+    model = keras.Sequential([keras.Input((2,)), layers.Dense(2)], name="mine")
+    model.trainable = False
+    assert not in_float32(model).trainable
 
 
 def test_an_export_to_onnx_says_the_same_and_leaves_nothing(setup, tmp_path):
