@@ -71,8 +71,14 @@ def take_state(copy: keras.layers.Layer, layer: keras.layers.Layer) -> None:
             with tempfile.TemporaryDirectory() as folder:
                 old.save_assets(folder)
                 new.load_assets(folder)
-        if isinstance(new, keras.layers.Normalization):
-            new.finalize_state()  # mean and variance, of the weights
+    refresh(copy)
+
+
+def refresh(layer: keras.layers.Layer) -> None:
+    """Recomputes what a layer, or a model's layers, keep of weights that were assigned."""
+    for each in _flat(layer):
+        if isinstance(each, keras.layers.Normalization):
+            each.finalize_state()  # its mean and variance, as its `call` takes them
 
 
 def _flat(layer: keras.layers.Layer) -> list[keras.layers.Layer]:

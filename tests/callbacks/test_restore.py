@@ -334,3 +334,15 @@ def test_a_state_that_json_has_not_is_named(value):
         UserError, match=r"get_state\(\) of Mine returned 'bad': .*; return numbers"
     ):
         state.of_callbacks([Mine()])
+
+
+def test_what_a_layer_had_adapted_to_is_back_with_its_weights():
+    def make():
+        return keras.Sequential([keras.Input((6,)), keras.layers.Normalization()])
+
+    adapted, other = make(), make()
+    adapted.layers[0].adapt(3 * X + 1)
+    for each in (adapted, other):
+        each.compile("sgd", "mse")
+    state.put_variables(other, state.variables(adapted))
+    np.testing.assert_array_equal(other(X), adapted(X))

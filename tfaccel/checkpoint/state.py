@@ -20,6 +20,7 @@ import numpy as np
 
 from tfaccel import seam
 from tfaccel.agreement import of_workers
+from tfaccel.copies import refresh
 from tfaccel.errors import UserError
 
 log = logging.getLogger("tfaccel")
@@ -76,6 +77,7 @@ def put_variables(model: keras.Model, arrays: Arrays, *, keep: str | None = None
             continue
         for component in _components(variable):
             component.assign(array)
+    refresh(model)
 
 
 def metrics(model: keras.Model) -> Arrays:
