@@ -13,7 +13,6 @@ tensor_cores.py    rules: which products Tensor Cores waste tiles on
 batches.py         rules: what the size of the batch leaves empty, or makes noisy
 speed.py           rules: how the step runs, and how the input comes
 findings.py        a finding, and the table of them
-copied.py          a copy of a model, some of whose layers are others
 padded_head.py     the fix: a head padded for Tensor Cores, whose outputs stay the same
 light.py           ReLU in place of activations that compute more
 measure.py         models' steps, timed in turn

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import keras
 
+from tfaccel.copies import with_layers
 from tfaccel.errors import UserError
-from tfaccel.linter.copied import with_layers
 from tfaccel.linter.facts import Facts, Layer
 from tfaccel.linter.layers import costly
 from tfaccel.linter.measure import Spread, device, specs_of, step_times

@@ -16,8 +16,8 @@ import keras
 import numpy as np
 from keras import layers
 
+from tfaccel.copies import with_layers
 from tfaccel.errors import UserError
-from tfaccel.linter.copied import with_layers
 from tfaccel.linter.products import padded
 
 # Of Dense's weights: what is 0 adds nothing to these, and stays 0. Of others that is not known.
