@@ -68,7 +68,7 @@ def step_times(
       clock: gives the time in seconds.
 
     Raises:
-      UserError: an input is text, of which there are no random numbers; or of unknown size.
+      UserError: an input is text, of which there are no random numbers.
     """
     inputs = [_random((rows, *each.shape[1:]), each.dtype) for each in specs]
     given = inputs[0] if len(inputs) == 1 else inputs
