@@ -63,7 +63,7 @@ def export_model(
     if precision != "float32":
         log.info(
             "export: it computes in %s, as it was trained; for servers without a GPU, which are "
-            "slow in that, give computes_in='float32'",
+            "slow in that, give computes_in='float32' (tfaccel export --computes-in=float32)",
             precision,
         )
     names = saved_model.input_names(model)
