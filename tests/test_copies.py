@@ -1,13 +1,20 @@
-"""A model that cannot be made again is one sentence, whichever copy is asked for."""
+"""A copy is in the state of its model; one that cannot be made is one sentence, whichever it is."""
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 
 from tfaccel.copies import in_float32, without_training_state
 from tfaccel.errors import UserError
 from tfaccel.linter.padded_head import with_padded_heads
+
+COPIED = pytest.mark.parametrize(
+    "copied",
+    [in_float32, without_training_state, lambda model: with_padded_heads(model, ["head"])],
+    ids=["float32", "plain", "padded"],
+)
 
 
 class WithoutConfig(layers.Layer):
@@ -84,11 +91,7 @@ def adapted():
     return keras.Model([number, word], layers.Dense(2, name="head")(both))
 
 
-@pytest.mark.parametrize(
-    "copied",
-    [in_float32, without_training_state, lambda model: with_padded_heads(model, ["head"])],
-    ids=["float32", "plain", "padded"],
-)
+@COPIED
 def test_a_copy_has_what_was_adapted_and_what_was_frozen(copied):
     model = adapted()
     given = [np.array([[1.0, 2, 3], [4, 5, 6]], "float32"), np.array([[7], [9]])]
@@ -96,6 +99,66 @@ def test_a_copy_has_what_was_adapted_and_what_was_frozen(copied):
     np.testing.assert_allclose(copy(given), model(given), atol=1e-6)
     assert not copy.get_layer("frozen").trainable
     assert len(copy.trainable_variables) == len(model.trainable_variables)
+
+
+@COPIED
+def test_a_copy_trains_what_is_trained_and_nothing_else(copied):
+    inner = layers.Dense(4, name="inner")
+    head = layers.Dense(3, trainable=False, name="head")
+    model = keras.Sequential([keras.Input((2,)), inner, head])
+    inner.bias.trainable = False
+    assert len(copied(model).trainable_variables) == 1
+
+
+@COPIED
+def test_a_layer_shared_by_models_within_and_one_beside_the_graph_are_no_matter(copied):
+    shared = layers.ReLU()
+    first = keras.Sequential([keras.Input((2,)), layers.Dense(2), shared])
+    second = keras.Sequential([keras.Input((2,)), shared, layers.Dense(2)])
+    x = second(first(image := keras.Input((2,))))
+    model = keras.Model(image, layers.Dense(3, name="head")(x))
+    model.augment = keras.Sequential([layers.RandomFlip()])
+    given = np.array([[1.0, -2], [3, 4]], "float32")
+    np.testing.assert_allclose(copied(model)(given), model(given), atol=1e-6)
+
+
+@COPIED
+@pytest.mark.parametrize("output_mode", ["int", "tf_idf"])
+@pytest.mark.parametrize("has_adapted", [True, False])
+def test_a_copy_knows_the_words(copied, output_mode, has_adapted):
+    vectors = layers.TextVectorization(output_mode=output_mode)
+    if has_adapted:
+        vectors.adapt(["a b c", "a d"])
+    elif output_mode == "tf_idf":
+        pytest.skip("Keras calls none that has not adapted")
+    text = keras.Input((), dtype="string")
+    x = vectors(text)
+    x = x if output_mode == "tf_idf" else layers.Embedding(8, 2)(x)
+    x = x if output_mode == "tf_idf" else layers.GlobalAveragePooling1D()(x)
+    model = keras.Model(text, layers.Dense(3, name="head")(x))
+    copy = copied(model)
+    if has_adapted:
+        given = tf.constant(["a c", "d d"])
+        np.testing.assert_allclose(copy(given), model(given), atol=1e-6)
+
+
+def test_what_a_model_was_compiled_with_is_no_matter():
+    class Own(keras.losses.Loss):
+        def call(self, y_true, y_pred):
+            return y_pred
+
+    model = keras.Sequential([keras.Input((2,)), layers.Dense(3, name="head")])
+    model.compile("sgd", Own())
+    assert not with_padded_heads(model, ["head"]).compiled
+    assert model.compiled
+
+
+def test_a_subclassed_model_is_said_to_be_one():
+    class Mine(keras.Model):
+        pass
+
+    with pytest.raises(UserError, match="mine is a subclassed model, which cannot be made again"):
+        in_float32(Mine(name="mine"))
 
 
 def test_a_frozen_sequential_model_stays_frozen():

@@ -119,6 +119,29 @@ def test_a_model_within_means_all_its_layers_and_operations_are_left_as_they_are
     assert [each.dtype for each in casts] == ["int32", "float32"]
 
 
+def test_a_model_within_may_be_of_a_class_of_its_own(half):
+    class Block(keras.Model):
+        def __init__(self, **kwargs):
+            image = keras.Input((8,))
+            deep = layers.Dense(8, name="deep")(image)
+            super().__init__(inputs=image, outputs=deep, **kwargs)
+
+    model = keras.Sequential([keras.Input((8,)), Block(name="block"), layers.Dense(3)])
+    for names in ("deep", "block"):
+        assert deep_of(with_float32_layers(model, names)).compute_dtype == "float32"
+
+
+def test_words_are_no_floats(half, caplog):
+    number = layers.IntegerLookup(vocabulary=[1, 2], name="words")(
+        word := keras.Input((4,), dtype="int64")
+    )
+    model = keras.Model(word, layers.Embedding(4, 2, name="embed")(number))
+    with caplog.at_level("INFO", "tfaccel"):
+        with_float32_layers(model, "*")
+    assert "in float32 by name: embed" in caplog.text
+    assert "words" not in caplog.text
+
+
 def test_cells_and_wrapped_models_are_reached(half):
     deep = keras.Sequential([keras.Input((8,)), layers.Dense(4, name="deep")])
     model = keras.Sequential(
@@ -187,6 +210,8 @@ def test_two_replicas_train_it(half, xla):
     model = compiled(make, 2, optimizer="sgd", xla=xla, loss=loss)
     losses = model.fit(X, Y, epochs=3, batch_size=8, verbose=0).history["loss"]
     assert losses[-1] < losses[0]
+    assert deep_of(model).compute_dtype == "float32"
+    assert len(deep_of(model).kernel._value.values) == 2
 
 
 def test_it_is_offered():

@@ -620,7 +620,8 @@ def deciding(config: Config) -> dict[str, object]:
     """Returns the settings that a resumed run must share with the one it goes on with, by name.
 
     What the data are is compared as it was found, and on how many replicas, or how fast, they are
-    trained on is free. So is the number of epochs, where no learning rate goes by it.
+    trained on is free. So is the number of epochs, where no learning rate goes by it, and which
+    layers compute in float32 by name, which may be the cure for what stopped a run.
     """
     free = {
         "runtime": {

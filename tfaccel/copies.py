@@ -38,14 +38,20 @@ def in_float32(
     Args:
       model: functional or sequential.
       chosen: says of which; of all by default. Models within are not asked for: their layers are.
+        Layers of whole numbers, and quantized ones, stay as they are.
 
     Raises:
-      UserError: it has a layer that its config does not make again.
+      UserError: the model is of another kind, or has a layer that its config does not make again.
     """
+    if not isinstance(model, keras.Sequential | Functional):
+        raise UserError(
+            f"{model.name} is a subclassed model, which cannot be made again in float32; make it "
+            "of keras.Model(inputs, outputs)"
+        )
 
     def again(layer):
         config = layer.get_config()
-        if _is_of_floats(layer) and chosen(layer):
+        if is_of_floats(layer) and chosen(layer):
             config = _policies_in_float32(config) | {"dtype": "float32"}
         return type(layer).from_config(config)
 
@@ -88,7 +94,8 @@ def with_layers(
         return layer.__class__.from_config(layer.get_config())
 
     try:
-        with strategy.scope() if strategy else contextlib.nullcontext():
+        scope = strategy.scope() if strategy else contextlib.nullcontext()
+        with scope, _as_not_compiled(model):
             made = keras.models.clone_model(model, clone_function=copy)
         if not model.trainable:
             made.trainable = False
@@ -105,40 +112,59 @@ def with_layers(
         ) from error
 
 
-def _is_of_floats(layer) -> bool:
+def is_of_floats(layer) -> bool:
+    """Whether it is a layer that computes in a dtype which may be another."""
     # Of Keras's operations, as `a + b`, no dtype is to be set; they take that of their inputs.
-    return isinstance(layer, keras.layers.Layer) and keras.backend.is_float_dtype(
-        layer.compute_dtype
+    return (
+        isinstance(layer, keras.layers.Layer)
+        and keras.backend.is_float_dtype(layer.compute_dtype)
+        and not layer.quantization_mode
     )
 
 
 def take_state(copy: keras.layers.Layer, layer: keras.layers.Layer) -> None:
-    """Gives a layer's copy, or a model's, its state: weights, what is kept beside them, and flags.
+    """Gives a layer's copy, or a model's, its state: weights, vocabularies, what is trained.
 
     Raises:
       ValueError: the copy has other weights, by a poor config.
     """
     copy.set_weights(layer.get_weights())
-    pairs = zip(_flat(layer), _flat(copy), strict=True)
-    for old, new in pairs:  # those that hold others first
+    for old, new in _pairs(layer, copy):  # those that hold others first
         if new.trainable != old.trainable:
             new.trainable = old.trainable
-        if hasattr(old, "save_assets") and hasattr(new, "load_assets"):  # a vocabulary
+        # One that has adapted: its config does not say to what.
+        if hasattr(old, "get_vocabulary") and old.get_vocabulary(include_special_tokens=False):
+            store = {}
+            old.save_own_variables(store)
+            new.load_own_variables(store)
             with tempfile.TemporaryDirectory() as folder:
                 old.save_assets(folder)
                 new.load_assets(folder)
+    for old, new in zip(layer.weights, copy.weights, strict=True):
+        if new.trainable != old.trainable:
+            new.trainable = old.trainable
     refresh(copy)
+
+
+def _pairs(layer, copy) -> Iterator[tuple[keras.layers.Layer, keras.layers.Layer]]:
+    """Yields layer and copy, and then what they hold, likewise; a layer twice if it is there so."""
+    yield layer, copy
+    for each in zip(_held(layer), _held(copy), strict=False):
+        yield from _pairs(*each)
+
+
+def _held(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
+    # A layer that a model was given as an attribute is not copied with it.
+    if isinstance(layer, keras.Sequential | Functional):
+        return layer.layers
+    return list(layer._flatten_layers(include_self=False, recursive=False))
 
 
 def refresh(layer: keras.layers.Layer) -> None:
     """Recomputes what a layer, or a model's layers, keep of weights that were assigned."""
-    for each in _flat(layer):
+    for each in layer._flatten_layers():
         if isinstance(each, keras.layers.Normalization):
             each.finalize_state()  # its mean and variance, as its `call` takes them
-
-
-def _flat(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
-    return list(layer._flatten_layers())
 
 
 def _made_again(model: keras.Model, **how) -> keras.Model:
@@ -148,7 +174,7 @@ def _made_again(model: keras.Model, **how) -> keras.Model:
             copy = keras.models.clone_model(model, **how)
         take_state(copy, model)
         return copy
-    except (NotImplementedError, TypeError, ValueError) as error:
+    except Exception as error:  # whatever a layer's own config raises
         why = cleaned(str(error).partition("\n\nExample:")[0])  # Keras adds a page of code
         raise UserError(
             f"model {model.name} cannot be made again from its config ({why}); let its own classes "

@@ -18,11 +18,12 @@ from collections.abc import Iterator, Sequence
 import keras
 from keras.src.models.functional import Functional
 
-from tfaccel.copies import in_float32
+from tfaccel.copies import in_float32, is_of_floats
 from tfaccel.errors import UserError, did_you_mean
 
 log = logging.getLogger("tfaccel")
 
+HALF = ("float16", "bfloat16")
 MOST_NAMES = 12  # that an error lists
 
 
@@ -70,7 +71,7 @@ def with_float32_layers(model: keras.Model, names: Sequence[str] | str) -> keras
     chosen = list(_chosen(model, names))
     copy = in_float32(model, lambda layer: any(layer is each for each in chosen))
     for layer in _chosen(copy, names):
-        left = [each.name for each in layer._flatten_layers() if each.compute_dtype != "float32"]
+        left = [each.name for each in layer._flatten_layers() if each.compute_dtype in HALF]
         if left:
             log.warning(
                 "precision: %s is in float32, but not %s, which it made without its dtype",
@@ -91,9 +92,9 @@ def _chosen(model: keras.Model, names: Sequence[str]) -> Iterator[keras.layers.L
     """Yields the layers of these names, and all those of a model within that has one of them."""
     for each in model.layers:
         is_named = any(_fits(name, each.name) for name in names)
-        if type(each) in (keras.Sequential, Functional):
+        if isinstance(each, keras.Sequential | Functional):
             yield from _chosen(each, ["*"] if is_named else names)
-        elif is_named and _computes(each):
+        elif is_named and _has_dtype(each):
             yield each
 
 
@@ -101,16 +102,15 @@ def _known(model: keras.Model) -> list[str]:
     """Returns the names of layers, of models within, and of their layers."""
     known = []
     for each in model.layers:
-        if type(each) in (keras.Sequential, Functional):
+        if isinstance(each, keras.Sequential | Functional):
             known += [each.name, *_known(each)]
-        elif _computes(each):
+        elif _has_dtype(each):
             known.append(each.name)
     return known
 
 
-def _computes(layer) -> bool:
-    """Whether it is a layer with a dtype of its own: not an input, nor an operation as `a + b`."""
-    return isinstance(layer, keras.layers.Layer) and not isinstance(layer, keras.layers.InputLayer)
+def _has_dtype(layer) -> bool:
+    return is_of_floats(layer) and not isinstance(layer, keras.layers.InputLayer)
 
 
 def _fits(pattern: str, name: str) -> bool:

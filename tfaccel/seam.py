@@ -239,8 +239,8 @@ def is_distributed(variable) -> bool:
 
 
 def components(variable) -> tuple:
-    """Returns the `tf.Variable` of each of this process's replicas."""
-    return variable._value.values
+    """Returns a Keras variable's `tf.Variable` on each of this process's replicas."""
+    return variable._value.values if is_distributed(variable) else (variable._value,)
 
 
 def is_synchronized(model) -> bool:

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from conftest import strategy_of
 from keras import layers
 
 import tfaccel
@@ -95,6 +96,35 @@ def test_the_model_keeps_its_statistics_and_seeds(classes):
         np.testing.assert_array_equal(old, new.numpy())
     inputs = np.ones((3, 2), "float32")
     np.testing.assert_allclose(fix.model(inputs), model(inputs), atol=1e-6)
+
+
+def test_each_replica_keeps_its_own_statistics():
+    with strategy_of(2).scope():
+        hidden = [layers.Dense(8, "gelu"), layers.BatchNormalization(name="norm")]
+        model = keras.Sequential([keras.Input((4,)), *hidden, layers.Dense(5)])
+        model.compile("sgd", "mse")
+    x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+    model.fit(x, np.zeros((64, 5)), batch_size=16, verbose=0)
+    own = model.get_layer("norm").moving_mean._value.values
+    before = [each.numpy() for each in own]
+    assert not np.array_equal(*before)
+    assert tfaccel.lint(model, xla=False).fix(num_steps=3).cost.own
+    for old, new in zip(before, own, strict=True):
+        np.testing.assert_array_equal(old, new.numpy())
+    assert model.compiled
+
+
+def test_what_a_layer_changes_of_its_weights_and_inputs_by_name():
+    first, second = keras.Input((2,), name="a"), keras.Input((3,), name="b")
+    x = layers.Concatenate()([first, second])
+    x = layers.SpectralNormalization(layers.Dense(8))(x)
+    x = layers.Dense(8, "gelu", activity_regularizer="l2", name="hidden")(x)
+    model = keras.Model({"z": first, "b": second}, layers.Dense(5)(x))
+    before = [each.numpy() for each in model.variables]
+    assert tfaccel.lint(model, xla=False).fix(num_steps=3).cost.own
+    for old, new in zip(before, model.variables, strict=True):
+        np.testing.assert_array_equal(old, new.numpy())
+    assert not model.losses
 
 
 def nested(name="deep", outer=None):

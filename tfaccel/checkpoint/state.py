@@ -75,7 +75,7 @@ def put_variables(model: keras.Model, arrays: Arrays, *, keep: str | None = None
     for variable, array in zip(ours, theirs.values(), strict=True):
         if variable.name == keep:
             continue
-        for component in _components(variable):
+        for component in seam.components(variable):
             component.assign(array)
     refresh(model)
 
@@ -83,7 +83,7 @@ def put_variables(model: keras.Model, arrays: Arrays, *, keep: str | None = None
 def metrics(model: keras.Model) -> Arrays:
     """Returns the sums over all replicas of what the metrics have counted. All workers call it."""
     counted = [
-        sum(each.numpy().astype(np.float64) for each in _components(variable))
+        sum(each.numpy().astype(np.float64) for each in seam.components(variable))
         for variable in model.metrics_variables
     ]
     flat = np.concatenate([each.ravel() for each in counted]) if counted else np.zeros(0)
@@ -113,7 +113,7 @@ def put_metrics(model: keras.Model, arrays: Arrays, *, is_chief: bool) -> None:
     for variable, array in zip(
         model.metrics_variables, _of("metric", arrays).values(), strict=True
     ):
-        first, *others = _components(variable)
+        first, *others = seam.components(variable)
         first.assign((array if is_chief else 0 * array).astype(first.dtype.as_numpy_dtype))
         for each in others:
             each.assign(np.zeros_like(each.numpy()))
@@ -232,9 +232,4 @@ def _check_alike(variable, name: str, array: np.ndarray) -> None:
 
 
 def _of_first_replica(variable):
-    return _components(variable)[0]
-
-
-def _components(variable) -> tuple:
-    """Returns a Keras variable's `tf.Variable` on each local replica."""
-    return seam.components(variable) if seam.is_distributed(variable) else (variable._value,)
+    return seam.components(variable)[0]

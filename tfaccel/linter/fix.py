@@ -23,7 +23,8 @@ class Fix:
     """A model with padded heads, and whether it is faster here.
 
     Attributes:
-      model: the padded one where it is faster, or was asked for; else the one that was given.
+      model: the padded one, not compiled, where it is faster, or was asked for; else the one that
+        was given.
       kept: whether it is the padded one.
       heads: what was padded, in words.
       before: seconds of a step, forward and backward.

@@ -19,6 +19,8 @@ from tfaccel.linter.measure import Spread, device, specs_of, step_times
 from tfaccel.linter.words import named
 from tfaccel.table_text import cleaned
 
+MOST_LETTERS = 200  # of what an error says
+
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
@@ -70,10 +72,16 @@ def cost_of(facts: Facts, model: keras.Model, strategy, *, num_steps: int) -> Co
             num_steps=num_steps,
         )
     except Exception as error:  # whatever a step raises: this is beside what was asked for
-        reason = cleaned(str(error)).partition(". ")[0]
-        return dataclasses.replace(cost, not_timed=reason)
+        return dataclasses.replace(cost, not_timed=_reason(error))
     own, relu = map(Spread.of, times)
     return dataclasses.replace(cost, own=own, relu=relu)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UserError):
+        return str(error)
+    lines = [each for each in str(error).splitlines() if each.strip()] or ["no reason given"]
+    return f"{type(error).__name__}: {cleaned(lines[-1])[:MOST_LETTERS]}"
 
 
 def with_relu(model: keras.Model, found: Sequence[Layer], *, strategy) -> keras.Model:

@@ -6,7 +6,7 @@ Takes models of the same inputs; gives how long each step took, forward and back
     print(Spread.of(before).median_s)
 
 The optimizer's part is left out: it is the same but for the padding's few weights. What a forward
-pass changes, as batch norm's statistics and seeds, is put back.
+pass changes of a model's variables, as batch norm's statistics and seeds, is put back.
 """
 
 import dataclasses
@@ -17,6 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfaccel import seam
 from tfaccel.errors import UserError
 from tfaccel.linter.facts import Data
 from tfaccel.linter.words import shown
@@ -59,7 +60,7 @@ def step_times(
     """Returns seconds of each step of each model, which take turns.
 
     Args:
-      models: of the same inputs.
+      models: functional or sequential, of the same inputs.
       specs: of these inputs, all sizes known; their batch is not looked at.
       rows: in a batch, of random numbers.
       xla: whether steps are compiled.
@@ -71,11 +72,12 @@ def step_times(
       UserError: an input is text, of which there are no random numbers.
     """
     inputs = [_random((rows, *each.shape[1:]), each.dtype) for each in specs]
-    given = inputs[0] if len(inputs) == 1 else inputs
-    steps = [_step(each, given, xla=xla) for each in models]
-    changed = [one for each in models for one in each.non_trainable_variables]
-    before = [one.numpy() for one in changed]
+    is_one = isinstance(models[0], keras.Sequential)
+    given = inputs[0] if is_one else tf.nest.pack_sequence_as(models[0].input, inputs)
+    kept = [one for each in models for of in each.variables for one in seam.components(of)]
+    before = [one.numpy() for one in kept]
     try:
+        steps = [_step(each, given, xla=xla) for each in models]
         for step in steps:  # compiles, and warms up
             step(), step()
         times, began = [[] for _ in steps], clock()
@@ -85,8 +87,10 @@ def step_times(
                 step()
                 taken.append(clock() - start)
     finally:
-        for variable, value in zip(changed, before, strict=True):
+        for variable, value in zip(kept, before, strict=True):
             variable.assign(value)
+        for each in models:
+            each._clear_losses()  # of the graph that was traced
     return times
 
 

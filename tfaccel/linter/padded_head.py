@@ -51,6 +51,7 @@ class PaddedHead(layers.Layer):
             use_bias=use_bias,
             dtype=self.dtype_policy,
             name="padded",
+            trainable=self.trainable,
             **of_weights,
         )
 
@@ -122,7 +123,10 @@ def with_padded_heads(
         instead="put PaddedHead(units), from tfaccel.linter.padded_head, in its Dense head's place",
     )
     for name in names:
-        wider.get_layer(name).take_weights(model.get_layer(name).get_weights())
+        head = model.get_layer(name)
+        wider.get_layer(name).take_weights(head.get_weights())
+        for old, new in zip(head.weights, wider.get_layer(name).weights, strict=True):
+            new.trainable = old.trainable
     return wider
 
 
