@@ -21,6 +21,8 @@ import keras
 
 from tfaccel import methods, progress
 from tfaccel import runtime as runtime_lib
+from tfaccel.audit.dry_epochs import dry_epochs
+from tfaccel.audit.proof import Verdict
 from tfaccel.callbacks.checkpoints import Checkpoints
 from tfaccel.checks import (
     check_batch,
@@ -30,7 +32,7 @@ from tfaccel.checks import (
     check_names,
     check_type,
 )
-from tfaccel.cluster import Cluster, find
+from tfaccel.cluster import Cluster, check_one_process, find
 from tfaccel.cluster.addresses import check_private
 from tfaccel.cluster.ray import undo_legacy_keras
 from tfaccel.cluster.share import num_cores
@@ -203,11 +205,7 @@ class Run:
         check_flag("shuffle", shuffle)
         check_names("loader", images, [field.name for field in dataclasses.fields(ImageConfig)])
         dali = DaliConfig() if dali is None else dali
-        if not isinstance(source, ImageSource | ArraySource):
-            raise UserError(
-                f"source={source!r}; expected one of tfaccel.sources, e.g. "
-                "sources.class_folders('train'); or use run.examples or run.pipeline"
-            )
+        _check_source(source)
         augment = preset(augment) if isinstance(augment, str) else augment
         if not isinstance(augment, AugmentConfig):
             raise UserError(
@@ -239,6 +237,33 @@ class Run:
           UserError: the folder is not as it should be, or as `loader`.
         """
         return self.loader(sources.class_folders(root), **settings)
+
+    def audit(
+        self, source: ImageSource | ArraySource, *, shuffle: bool = False, **settings
+    ) -> Verdict:
+        """Returns what two dry epochs prove of the loader that `loader` would return.
+
+        Whether each example comes once, in a new order where it is to be shuffled, each replica's
+        apart from the others', and with random draws of its own. Print it: a line for each.
+
+        Args:
+          source: from `tfaccel.sources`. A file that cannot be decoded is an error: `tfaccel audit`
+            of a config lists them.
+          shuffle: as for `loader`.
+          **settings: likewise.
+
+        Raises:
+          UserError: as `loader`; or there are several workers, of which each sees its own share.
+        """
+        check_one_process(self.cluster, "the audit")
+        _check_source(source)
+        return dry_epochs(
+            self,
+            source,
+            lambda **changes: self.loader(shuffle=shuffle, **{**settings, **changes}),
+            shuffle=shuffle,
+            last_batch=settings.get("last_batch", ImageConfig.last_batch),
+        )
 
     def examples(
         self,
@@ -502,4 +527,12 @@ class Run:
             runtime=self.runtime,
             loader=loader,
             images=images,
+        )
+
+
+def _check_source(source) -> None:
+    if not isinstance(source, ImageSource | ArraySource):
+        raise UserError(
+            f"source={source!r}; expected one of tfaccel.sources, e.g. "
+            "sources.class_folders('train'); or use run.examples or run.pipeline"
         )

@@ -4,8 +4,10 @@ import numpy as np
 import PIL.Image
 import pytest
 
+from tfaccel import sources
 from tfaccel.audit import run
 from tfaccel.config import default_config, parse
+from tfaccel.errors import UserError
 
 
 @pytest.fixture
@@ -32,3 +34,34 @@ def test_masks_are_sound_and_shown_in_colour(config, tmp_path, capsys):
     with PIL.Image.open(sheet) as image:
         colors = [color for _, color in image.getcolors(2**16)]
     assert len([each for each in colors if len(set(each)) > 1]) == 2  # one for each class but 0
+
+
+SETTINGS = {"image_size": (8, 8), "channels": 1, "global_batch_size": 4}
+
+
+def test_a_script_has_its_loader_proved(setup, folder):
+    run = setup(xla=False)
+    source = sources.class_folders(folder)
+    found = run.audit(source, shuffle=True, augment="mnist", last_batch="drop", **SETTINGS)
+    assert found.ok, str(found)
+    assert str(found).startswith(f"the loader is sound: {len(source)} examples, 2 epochs")
+    said = {each.name: each.text for each in found.findings}
+    assert "another one in every epoch" in said["order"]
+    assert "different ones" in said["draws"]
+    assert "nothing is to be shuffled" in str(run.audit(source, **SETTINGS))
+
+
+def test_a_loader_at_fault_is_named_in_a_script(setup, folder, monkeypatch):
+    run = setup(xla=False)
+    loader = run.loader
+    monkeypatch.setattr(
+        run, "loader", lambda shuffle, **settings: loader(shuffle=False, **settings)
+    )
+    found = run.audit(sources.class_folders(folder), shuffle=True, **SETTINGS)
+    assert not found.ok
+    assert "nothing shuffles" in str(found)
+
+
+def test_a_script_s_source_is_one_of_ours(setup, folder):
+    with pytest.raises(UserError, match="expected one of tfaccel"):
+        setup(xla=False).audit(str(folder), **SETTINGS)

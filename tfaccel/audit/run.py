@@ -3,25 +3,24 @@
 all_well = run(parse(get_config()), report=None, sheet=pathlib.Path("sheet.png"))
 """
 
-import dataclasses
+import functools
 import os
 import pathlib
-from collections.abc import Iterator
 
 import numpy as np
 
-from tfaccel.audit import contact_sheet, proof
+from tfaccel.audit import contact_sheet
+from tfaccel.audit.dry_epochs import dry_epochs
 from tfaccel.cluster import check_one_process, find
 from tfaccel.config import Config
 from tfaccel.data.distribute import Loader
 from tfaccel.data.from_config import open_loader, open_source
 from tfaccel.data.scan import files
 from tfaccel.data.scan.report import write_list
-from tfaccel.data.source import ArraySource, ImageSource
+from tfaccel.data.source import ImageSource
 from tfaccel.run import Run
 from tfaccel.table_text import show
 
-NUM_EPOCHS = 2  # to see whether the order changes
 NUM_SHOWN = 64  # images on the contact sheet
 
 
@@ -60,14 +59,11 @@ def run(config: Config, *, report: pathlib.Path | None, sheet: pathlib.Path | No
             faults += found.faults
             source = files.usable(source, found)
 
-        # ----- Epochs: what the real pipeline of each replica gives, with ids in labels' place.
-        numbered = _numbered(source)
-        changes = {"bad_files": "error", "targets": "image"}  # a mask needs pairs
-        loader = open_loader(this_run, config, split, source=numbered, **changes)
-        trace = _trace(loader, this_run, NUM_EPOCHS)
-        verdict = proof.verdict(
-            proof.record(trace, loader.num_batches),
-            num_examples=len(source),
+        # ----- Epochs: what the real pipeline of each replica gives.
+        verdict = dry_epochs(
+            this_run,
+            source,
+            functools.partial(open_loader, this_run, config, split),
             shuffle=split == "train",
             last_batch=config.data.last_batch,
         )
@@ -85,32 +81,6 @@ def run(config: Config, *, report: pathlib.Path | None, sheet: pathlib.Path | No
     if report:
         write_list(report, faults)
     return all_well
-
-
-def _numbered(source: ImageSource | ArraySource) -> ImageSource | ArraySource:
-    """Returns the source with each example's index as its label, and without targets."""
-    ids = np.arange(len(source), dtype=np.int32)
-    return dataclasses.replace(source, labels=ids, class_names=(), targets=None)
-
-
-def _trace(loader: Loader, this_run: Run, num_epochs: int) -> Iterator[list[tuple]]:
-    """Yields, for each step, each local replica's (ids, real, fingerprints of its draws)."""
-    local = this_run.strategy.experimental_local_results
-    feeds = [
-        loader.data.feed(this_run.first_replica + index)
-        for index in range(len(this_run.runtime.devices))
-    ]
-    for epoch in range(num_epochs):
-        for step, (_, label, *weight) in enumerate(loader):
-            ids = [each.numpy() for each in local(label)]
-            weights = (
-                [each.numpy() for each in local(weight[0])] if weight else map(np.ones_like, ids)
-            )
-            draws = [feed.draws(epoch * loader.num_batches + step) for feed in feeds]
-            yield [
-                (each, real > 0, proof.fingerprints(drawn))
-                for each, real, drawn in zip(ids, weights, draws, strict=True)
-            ]
 
 
 def _shown(loader: Loader, this_run: Run) -> tuple[np.ndarray, np.ndarray]:
