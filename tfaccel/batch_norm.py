@@ -25,6 +25,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.errors import UserError
+from tfaccel.precision import HALVES
 
 _converted = weakref.WeakSet()  # layers that `convert` has made synchronized
 
@@ -103,7 +104,7 @@ def _can_fuse(layer, inputs, mask) -> bool:
 def _is_plain(layer, inputs, mask) -> bool:
     """Returns whether the layer takes the mean and variance of all inputs, of half precision."""
     return (
-        keras.backend.standardize_dtype(inputs.dtype) in ("float16", "bfloat16")
+        keras.backend.standardize_dtype(inputs.dtype) in HALVES
         and mask is None
         and not layer.renorm
         and not layer.synchronized

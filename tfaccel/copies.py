@@ -20,6 +20,8 @@ from keras.src.models.functional import Functional
 from tfaccel.errors import UserError
 from tfaccel.table_text import cleaned
 
+PLAIN = (keras.Sequential, Functional)  # kinds of models that Keras copies layer by layer
+
 
 def without_training_state(model: keras.Model) -> keras.Model:
     """Returns a copy that plain Keras loads: not compiled, so without optimizer or loss of ours.
@@ -43,7 +45,7 @@ def in_float32(
     Raises:
       UserError: the model is of another kind, or has a layer that its config does not make again.
     """
-    if not isinstance(model, keras.Sequential | Functional):
+    if not isinstance(model, PLAIN):
         raise UserError(
             f"{model.name} is a subclassed model, which cannot be made again in float32; make it "
             "of keras.Model(inputs, outputs)"
@@ -79,7 +81,7 @@ def with_layers(
       UserError: the model is of another kind, lacks such a layer, or cannot be copied.
     """
     # Exactly these: a copy of a subclass would lose what it adds, a train_step say.
-    if type(model) not in (keras.Sequential, Functional):
+    if type(model) not in PLAIN:
         raise UserError(
             f"{model.name} is a subclassed model, which cannot be copied with another layer; "
             f"{instead}"
@@ -155,7 +157,7 @@ def _pairs(layer, copy) -> Iterator[tuple[keras.layers.Layer, keras.layers.Layer
 
 def _held(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
     # A layer that a model was given as an attribute is not copied with it.
-    if isinstance(layer, keras.Sequential | Functional):
+    if isinstance(layer, PLAIN):
         return layer.layers
     return list(layer._flatten_layers(include_self=False, recursive=False))
 

@@ -6,8 +6,7 @@ with tfaccel.float32_region():
 with run.scope():                       # of a model that is there already
     model = tfaccel.with_float32_layers(model, ["conv5_*"])
 
-Private Keras names relied on: `Functional`, the class of `keras.Model(inputs, outputs)`, and
-Layer._flatten_layers, of Keras 3.15.
+Private Keras name relied on: Layer._flatten_layers, of Keras 3.15.
 """
 
 import contextlib
@@ -16,14 +15,13 @@ import re
 from collections.abc import Iterator, Sequence
 
 import keras
-from keras.src.models.functional import Functional
 
-from tfaccel.copies import in_float32, is_of_floats
+from tfaccel.copies import PLAIN, in_float32, is_of_floats
 from tfaccel.errors import UserError, did_you_mean
 
 log = logging.getLogger("tfaccel")
 
-HALF = ("float16", "bfloat16")
+HALVES = ("float16", "bfloat16")
 MOST_NAMES = 12  # that an error lists
 
 
@@ -58,20 +56,21 @@ def with_float32_layers(model: keras.Model, names: Sequence[str] | str) -> keras
         or a name is that of no layer.
     """
     names = [names] if isinstance(names, str) else list(names)
-    if type(model) not in (keras.Sequential, Functional):
+    if type(model) not in PLAIN:
         raise UserError(
             f"{model.name} is a subclassed model, which cannot be copied; give its layers "
             'dtype="float32", or make them in tfaccel.float32_region()'
         )
     if not model.built:
         raise UserError(f"{model.name} is not built; begin it with keras.Input(shape)")
+    known = list(dict.fromkeys(name for own, _ in _named(model) for name in own))
     for name in names:
-        if not isinstance(name, str) or not any(_fits(name, each) for each in _known(model)):
-            raise UserError(f"{model.name} has no layer {name!r}{_nearest(name, _known(model))}")
-    chosen = list(_chosen(model, names))
+        if not isinstance(name, str) or not any(_fits(name, each) for each in known):
+            raise UserError(f"{model.name} has no layer {name!r}{_nearest(name, known)}")
+    chosen = _chosen(model, names)
     copy = in_float32(model, lambda layer: any(layer is each for each in chosen))
     for layer in _chosen(copy, names):
-        left = [each.name for each in layer._flatten_layers() if each.compute_dtype in HALF]
+        left = [each.name for each in layer._flatten_layers() if each.compute_dtype in HALVES]
         if left:
             log.warning(
                 "precision: %s is in float32, but not %s, which it made without its dtype",
@@ -82,31 +81,27 @@ def with_float32_layers(model: keras.Model, names: Sequence[str] | str) -> keras
     return copy
 
 
-def layers_by_name(model: keras.Model) -> Iterator[keras.layers.Layer]:
-    """Yields the layers that `with_float32_layers` can be told; none of a subclassed model."""
-    if type(model) in (keras.Sequential, Functional):
-        yield from _chosen(model, ["*"])
+def layers_by_name(model: keras.Model) -> list[keras.layers.Layer]:
+    """Returns the layers that `with_float32_layers` can be told; none of a subclassed model."""
+    return [layer for _, layer in _named(model)] if type(model) in PLAIN else []
 
 
-def _chosen(model: keras.Model, names: Sequence[str]) -> Iterator[keras.layers.Layer]:
-    """Yields the layers of these names, and all those of a model within that has one of them."""
+def _chosen(model: keras.Model, names: Sequence[str]) -> list[keras.layers.Layer]:
+    return [
+        layer
+        for own, layer in _named(model)
+        if any(_fits(name, each) for name in names for each in own)
+    ]
+
+
+def _named(model: keras.Model) -> Iterator[tuple[tuple[str, ...], keras.layers.Layer]]:
+    """Yields each layer with its names: those of models within that it is in, and its own."""
     for each in model.layers:
-        is_named = any(_fits(name, each.name) for name in names)
-        if isinstance(each, keras.Sequential | Functional):
-            yield from _chosen(each, ["*"] if is_named else names)
-        elif is_named and _has_dtype(each):
-            yield each
-
-
-def _known(model: keras.Model) -> list[str]:
-    """Returns the names of layers, of models within, and of their layers."""
-    known = []
-    for each in model.layers:
-        if isinstance(each, keras.Sequential | Functional):
-            known += [each.name, *_known(each)]
+        if isinstance(each, PLAIN):
+            for own, layer in _named(each):
+                yield (each.name, *own), layer
         elif _has_dtype(each):
-            known.append(each.name)
-    return known
+            yield (each.name,), each
 
 
 def _has_dtype(layer) -> bool:

@@ -12,6 +12,7 @@ run.export(model, "exported/1", loader=test)
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 import pathlib
@@ -260,7 +261,7 @@ class Run:
         return dry_epochs(
             self,
             source,
-            lambda **changes: self.loader(shuffle=shuffle, **{**settings, **changes}),
+            functools.partial(self.loader, shuffle=shuffle, **settings),
             shuffle=shuffle,
             last_batch=settings.get("last_batch", ImageConfig.last_batch),
         )

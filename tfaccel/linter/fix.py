@@ -12,7 +12,7 @@ import keras
 
 from tfaccel.linter.facts import Facts, Layer, Model
 from tfaccel.linter.light import Cost, cost_of
-from tfaccel.linter.measure import Spread, device, specs_of, step_times
+from tfaccel.linter.measure import Spread, device, spreads
 from tfaccel.linter.padded_head import with_padded_heads
 from tfaccel.linter.products import can_pad, heads, multiple_of, padded
 from tfaccel.table_text import as_html, in_lines
@@ -61,12 +61,9 @@ class Fix:
 
     def as_dict(self) -> dict:
         """Returns what is ready for JSON: all but the model."""
-        named = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
-        del named["model"]
-        return {
-            name: dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value
-            for name, value in named.items()
-        }
+        said = dataclasses.asdict(dataclasses.replace(self, model=None))
+        del said["model"]
+        return said
 
     def _repr_html_(self) -> str:
         """Returns it for a notebook."""
@@ -98,14 +95,7 @@ def _padded(
     if not odd:
         return Fix(model)
     wider = with_padded_heads(model, [each.name for each in odd], strategy=strategy)
-    times = step_times(
-        [model, wider],
-        specs_of(model, facts.data),
-        rows=facts.rows or 32,
-        xla=facts.step.xla is not False,
-        num_steps=num_steps,
-    )
-    before, after = map(Spread.of, times)
+    before, after = spreads([model, wider], facts, num_steps=num_steps)
     kept, verdict = _judged(before, after, keep)
     return Fix(
         wider if kept else model,

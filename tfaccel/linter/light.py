@@ -15,7 +15,7 @@ from tfaccel.copies import with_layers
 from tfaccel.errors import UserError
 from tfaccel.linter.facts import Facts, Layer
 from tfaccel.linter.layers import costly
-from tfaccel.linter.measure import Spread, device, specs_of, step_times
+from tfaccel.linter.measure import Spread, device, spreads
 from tfaccel.linter.words import named
 from tfaccel.table_text import cleaned
 
@@ -64,16 +64,10 @@ def cost_of(facts: Facts, model: keras.Model, strategy, *, num_steps: int) -> Co
     names = " and ".join(sorted({each.activation for each in found}))
     cost = Cost(f"{names} in {named(found)}")
     try:
-        times = step_times(
-            [model, with_relu(model, found, strategy=strategy)],
-            specs_of(model, facts.data),
-            rows=facts.rows or 32,
-            xla=facts.step.xla is not False,
-            num_steps=num_steps,
-        )
+        lighter = with_relu(model, found, strategy=strategy)
+        own, relu = spreads([model, lighter], facts, num_steps=num_steps)
     except Exception as error:  # whatever a step raises: this is beside what was asked for
         return dataclasses.replace(cost, not_timed=_reason(error))
-    own, relu = map(Spread.of, times)
     return dataclasses.replace(cost, own=own, relu=relu)
 
 

@@ -2,11 +2,13 @@
 
 Takes models of the same inputs; gives how long each step took, forward and backward.
 
-    before, after = step_times([model, wider], specs, rows=256, xla=True)
-    print(Spread.of(before).median_s)
+    before, after = spreads([model, wider], facts, num_steps=30)
+    print(before.median_s)
 
 The optimizer's part is left out: it is the same but for the padding's few weights. What a forward
 pass changes of a model's variables, as batch norm's statistics and seeds, is put back.
+
+Private name relied on: Layer._clear_losses, of Keras 3.15.
 """
 
 import dataclasses
@@ -19,7 +21,7 @@ import tensorflow as tf
 
 from tfaccel import seam
 from tfaccel.errors import UserError
-from tfaccel.linter.facts import Data
+from tfaccel.linter.facts import Data, Facts
 from tfaccel.linter.words import shown
 
 
@@ -45,6 +47,27 @@ class Spread:
     def is_below(self, other: "Spread") -> bool:
         """Whether most of these times are less than most of the others."""
         return self.third_s < other.first_s
+
+
+def spreads(models: Sequence[keras.Model], facts: Facts, *, num_steps: int) -> list[Spread]:
+    """Returns how long a step of each model takes, in turn, by what is known of the first.
+
+    Args:
+      models: functional or sequential, of the same inputs.
+      facts: of the data's shapes and batch, and whether steps are compiled.
+      num_steps: of each that are timed.
+
+    Raises:
+      UserError: nobody says a size of the inputs, or they are text.
+    """
+    times = step_times(
+        models,
+        _specs(models[0], facts.data),
+        rows=facts.rows or 32,
+        xla=facts.step.xla is not False,
+        num_steps=num_steps,
+    )
+    return [Spread.of(each) for each in times]
 
 
 def step_times(
@@ -94,7 +117,7 @@ def step_times(
     return times
 
 
-def specs_of(model: keras.Model, data: Data) -> list[tf.TensorSpec]:
+def _specs(model: keras.Model, data: Data) -> list[tf.TensorSpec]:
     """Returns what the model takes; sizes that it leaves open are the data's.
 
     Raises:

@@ -15,12 +15,12 @@ import tensorflow as tf
 from tfaccel import batch_norm, seam
 from tfaccel.config import StepConfig
 from tfaccel.errors import UserError
+from tfaccel.precision import HALVES
 from tfaccel.step import mixing, padding
 from tfaccel.step.functions import set_functions
 
 log = logging.getLogger("tfaccel")
 
-HALVES = ("float16", "bfloat16")
 CHANNELS_LAST_ON_CPU = (
     keras.layers.Conv1D,
     keras.layers.Conv2D,
