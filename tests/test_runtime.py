@@ -1,6 +1,8 @@
 import importlib.metadata
 import logging
 import os
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -172,9 +174,10 @@ def test_xla_waits_for_replicas_that_are_still_compiled(monkeypatch):
     for _ in range(2):
         runtime._wait_for_compilation()
     flags = os.environ["XLA_FLAGS"].split()
-    assert len(flags) == 4
+    assert len(flags) == 5
     assert flags[0] == own
     assert "--xla_gpu_first_collective_call_terminate_timeout_seconds=600" in flags
+    assert "--xla_gpu_nccl_termination_timeout_seconds=600" in flags
     # XLA ends a process that has a flag which it does not know.
     in_new_process(
         "import tensorflow as tf; tf.function(lambda: tf.constant(1), jit_compile=True)()"
@@ -325,6 +328,36 @@ def test_a_memory_limit_holds():
         "except tf.errors.ResourceExhaustedError: print('refused')"
     )
     assert in_new_process(program) == "refused\n"
+
+
+ONE_REPLICA_FULL = """
+import keras, numpy as np, tensorflow as tf, tfaccel
+run = tfaccel.setup(gpu_ids=[0, 1], memory=3000, precision="float32", xla=True)
+with run.scope():
+    model = keras.Sequential([keras.Input((1,))])
+    for width in (4096, 1):
+        model.add(keras.layers.Dense(width, activation="relu"))
+run.compile(model, "sgd", "mse")
+with tf.device("/gpu:1"):
+    taken = tf.zeros((2400, 2**20 // 4))  # MiB
+rows = np.ones((131072, 1), "float32")  # whose activations are 1024 MiB on each
+model.fit(rows, rows, batch_size=len(rows), verbose=0)
+"""
+
+
+@pytest.mark.multi_gpu
+def test_a_replica_that_waits_for_one_whose_memory_is_full_ends_with_the_process():
+    flags = "--xla_gpu_nccl_termination_timeout_seconds=20"  # instead of 600
+    done = subprocess.run(
+        [sys.executable, "-c", ONE_REPLICA_FULL],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"XLA_FLAGS": flags},
+        timeout=200,
+    )
+    assert done.returncode != 0
+    assert "ran out of memory" in done.stderr
+    assert "Termination timeout" in done.stderr
 
 
 @pytest.mark.gpu

@@ -46,12 +46,14 @@ ALONE = Cluster()
 FUSION_AUTOTUNER = "xla_gpu_experimental_enable_fusion_autotuner"
 COMMAND_BUFFER = "xla_gpu_enable_command_buffer"
 # XLA's patience with replicas that are not yet where the others wait for them, in seconds: before
-# it says so (10 and 20 by default), and before it ends the process (30 and 40).
+# it says so (10 and 20 by default), and before it ends the process (30 and 40). Where each step
+# begins, which a replica whose memory is full never does, its patience is without end by default.
 XLA_PATIENCE_S = {
     "xla_gpu_executable_warn_stuck_timeout": 120,
     "xla_gpu_first_collective_call_warn_stuck_timeout_seconds": 120,
     "xla_gpu_executable_terminate_timeout": 600,
     "xla_gpu_first_collective_call_terminate_timeout_seconds": 600,
+    "xla_gpu_nccl_termination_timeout_seconds": 600,
 }
 PERSISTENT_NORM = "TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"
 QUEUES, MOST_QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS", 32
@@ -194,14 +196,19 @@ def _wait_for_compilation() -> None:
 
     Where a sum over replicas is in their programs, one that is compiled, or came from the cache,
     waits in it for the others. ResNet-50 takes 70 to 150 s to compile, and XLA ends the process
-    after 30 s.
+    after 30 s. But not for ever: one that has failed, as where memory is full on its GPU alone,
+    never comes, and TensorFlow says so when all have ended.
     """
     decided = [name for name, each in XLA_PATIENCE_S.items() if not _add_xla_flag(name, each)]
     if decided:
         log.info("xla: XLA_FLAGS decides on %s", ", ".join(decided))
         return
     seconds = max(XLA_PATIENCE_S.values())
-    log.info("xla: a replica waits %d s for others, whose step may still be compiled", seconds)
+    log.info(
+        "xla: a replica waits %d s for others, whose step may still be compiled; then one has "
+        "failed, and the process ends",
+        seconds,
+    )
 
 
 def _record_sums() -> None:

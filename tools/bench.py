@@ -67,7 +67,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--mnist", type=pathlib.Path, help="a folder as write_mnist_png.py makes it")
     add("--output", type=pathlib.Path, help="a folder for a JSON file per row; default: none")
     add("--torch-python", default=sys.executable, help="the interpreter that has torch")
-    add("--ours", type=settings_of_ours, default={}, help="JSON, merged into our arms' settings")
+    add(
+        "--ours",
+        type=settings_of_ours,
+        default={},
+        help="JSON, merged into our arms' settings; its setup also into a rival's that is tfaccel",
+    )
     add("--repeats", type=whole(1), default=3, help="stretches of each arm")
     add("--steps", type=whole(1), default=300, help="of a stretch that are timed")
     add("--drop", type=whole(1), default=50, help="of a stretch that are not; and of an epoch")
@@ -165,10 +170,15 @@ def with_work(row: Row, options: argparse.Namespace) -> Row:
     """Returns the row with all settings of each arm."""
     work = {name: getattr(options, name) for name in WORK}
     work |= {name: str(getattr(options, name).absolute()) for name in {*row.needs} & {*FOLDERS}}
+    # Where tfaccel is compared with itself, both sides' processes are set up alike.
+    shared = {name: options.ours[name] for name in {"setup"} & options.ours.keys()}
     return dataclasses.replace(
         row,
         ours={name: work | each | options.ours for name, each in row.ours.items()},
-        rivals={name: work | each for name, each in row.rivals.items()},
+        rivals={
+            name: work | each | (shared if each["program"] == "ours.py" else {})
+            for name, each in row.rivals.items()
+        },
     )
 
 

@@ -3,6 +3,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from bench_arms import protocol
 
 def begin(settings):
     if "notes" in settings:
+        print("at work", flush=True)
         protocol.write(protocol.pathlib.Path(settings["notes"]), {"id": os.getpid()})
     if settings.get("dies") == "at once":
         stack = "".join(f"    @     {address:#x}  (unknown)\\n" for address in range(50))
@@ -267,12 +269,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # as where this runs i
 bench.make_rows = lambda batch: [bench.Row("S1", "a / b", 1, {{"a": {arm!r}}})]
 sys.exit(bench.main(["--rows=S1"]))
 """
-    process = subprocess.Popen([sys.executable, "-c", driver])
+    process = subprocess.Popen([sys.executable, "-c", driver], stderr=subprocess.PIPE, text=True)
     ends = time.monotonic() + 60
     while not notes.exists() and time.monotonic() < ends:
         time.sleep(0.02)
     process.send_signal(number)
-    assert process.wait(60) == 128 + number
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert re.search(r"arm 'a' was waited for, for \d+ s; its last lines:\n  at work", said)
     with pytest.raises(ProcessLookupError):
         os.kill(json.loads(notes.read_text())["id"], 0)
 
@@ -382,6 +386,15 @@ def test_settings_of_an_arm_come_from_the_flags_and_ours_from_the_command_line(b
     assert (ours["batch"], ours["jpegs"], ours["loader"]) == (7, "/x", "dali_gpu")
     assert (ours["steps_per_execution"], rival["steps_per_execution"]) == (10, "epoch")
     assert "jpegs" not in bench.with_work(row_of(bench, "S1"), options).ours["mixed_float16"]
+
+
+def test_where_tfaccel_is_compared_with_itself_both_sides_are_set_up_alike(bench):
+    options = bench.parse(["--jpegs=/x", '--ours={"setup": {"memory": 9000}, "epoch_steps": 7}'])
+    for name, is_shared in [("E1", True), ("S2", False)]:
+        row = bench.with_work(row_of(bench, name), options)
+        assert all(each["setup"] == {"memory": 9000} for each in row.ours.values())
+        assert all(("setup" in each) is is_shared for each in row.rivals.values())
+        assert not any("epoch_steps" in each for each in row.rivals.values())
 
 
 def test_every_arm_has_a_program_and_a_command(bench):

@@ -17,6 +17,7 @@ import pathlib
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -121,19 +122,23 @@ class ArmProcess:
             self._is_over = True
 
     def _answer(self, name: str, limit_s: float) -> dict:
-        path, ends = self._folder / name, time.monotonic() + limit_s
-        while not path.exists():
-            code = self._process.poll()
-            if code is not None and not path.exists():
-                raise ArmError(
-                    f"arm '{self.name}' ended with exit code {code}{said_last(self._log)}"
-                )
-            if time.monotonic() > ends:
-                raise ArmError(
-                    f"arm '{self.name}' said nothing for {limit_s:g} s{said_last(self._log)}"
-                )
-            time.sleep(protocol.POLL_S)
+        path, began = self._folder / name, time.monotonic()
+        try:
+            while not path.exists():
+                code = self._process.poll()
+                if code is not None and not path.exists():
+                    raise ArmError(self._why(f"ended with exit code {code}"))
+                if time.monotonic() > began + limit_s:
+                    raise ArmError(self._why(f"said nothing for {limit_s:g} s"))
+                time.sleep(protocol.POLL_S)
+        except (KeyboardInterrupt, SystemExit):  # nobody else can tell what it was at
+            waited = f"was waited for, for {time.monotonic() - began:.0f} s"
+            print(self._why(waited), file=sys.stderr, flush=True)
+            raise
         return json.loads(path.read_text())
+
+    def _why(self, what: str) -> str:
+        return f"arm '{self.name}' {what}{said_last(self._log)}"
 
     def _wait(self) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
