@@ -197,7 +197,7 @@ def _wait_for_compilation() -> None:
     Where a sum over replicas is in their programs, one that is compiled, or came from the cache,
     waits in it for the others. ResNet-50 takes 70 to 150 s to compile, and XLA ends the process
     after 30 s. But not for ever: one that has failed, as where memory is full on its GPU alone,
-    never comes, and TensorFlow says so when all have ended.
+    never comes, and its error reaches Python when all have ended.
     """
     decided = [name for name, each in XLA_PATIENCE_S.items() if not _add_xla_flag(name, each)]
     if decided:
@@ -205,8 +205,8 @@ def _wait_for_compilation() -> None:
         return
     seconds = max(XLA_PATIENCE_S.values())
     log.info(
-        "xla: a replica waits %d s for others, whose step may still be compiled; then one has "
-        "failed, and the process ends",
+        "xla: a replica waits %d s for others, whose step may still be compiled; then it takes "
+        "them for failed and ends the process",
         seconds,
     )
 

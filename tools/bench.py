@@ -41,6 +41,7 @@ from tfaccel.errors import did_you_mean
 ARMS, RESULTS = TOOLS / "bench_arms", TOOLS / "results"
 LIMIT_S = 1200  # for an arm to be set up (max-autotune takes 8 minutes), and for a stretch
 OF_DRIVER = {"program", "gpus", "processes", "environment"}  # settings that no arm reads
+OF_SETUP = {"precision", "xla", "setup", "environment"}  # settings of an arm's whole process
 WORK = ("steps", "drop", "batch", "image_size", "model")  # of every arm
 FOLDERS = {"jpegs": ".", "mnist": "training"}  # of those that need them, and what is in them
 
@@ -71,7 +72,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--ours",
         type=settings_of_ours,
         default={},
-        help="JSON, merged into our arms' settings; its setup also into a rival's that is tfaccel",
+        help="JSON, merged into our arms' settings; what is for tfaccel.setup also into those of "
+        "rivals that are tfaccel",
     )
     add("--repeats", type=whole(1), default=3, help="stretches of each arm")
     add("--steps", type=whole(1), default=300, help="of a stretch that are timed")
@@ -171,12 +173,12 @@ def with_work(row: Row, options: argparse.Namespace) -> Row:
     work = {name: getattr(options, name) for name in WORK}
     work |= {name: str(getattr(options, name).absolute()) for name in {*row.needs} & {*FOLDERS}}
     # Where tfaccel is compared with itself, both sides' processes are set up alike.
-    shared = {name: options.ours[name] for name in {"setup"} & options.ours.keys()}
+    setup = {name: value for name, value in options.ours.items() if name in OF_SETUP}
     return dataclasses.replace(
         row,
         ours={name: work | each | options.ours for name, each in row.ours.items()},
         rivals={
-            name: work | each | (shared if each["program"] == "ours.py" else {})
+            name: work | each | (setup if each["program"] == "ours.py" else {})
             for name, each in row.rivals.items()
         },
     )

@@ -276,7 +276,9 @@ sys.exit(bench.main(["--rows=S1"]))
     process.send_signal(number)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 128 + number
-    assert re.search(r"arm 'a' was waited for, for \d+ s; its last lines:\n  at work", said)
+    assert re.search(
+        r"bench: arm 'a' was still awaited after \d+ s; its last lines:\n  at work", said
+    )
     with pytest.raises(ProcessLookupError):
         os.kill(json.loads(notes.read_text())["id"], 0)
 

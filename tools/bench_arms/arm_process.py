@@ -131,9 +131,10 @@ class ArmProcess:
                 if time.monotonic() > began + limit_s:
                     raise ArmError(self._why(f"said nothing for {limit_s:g} s"))
                 time.sleep(protocol.POLL_S)
-        except (KeyboardInterrupt, SystemExit):  # nobody else can tell what it was at
-            waited = f"was waited for, for {time.monotonic() - began:.0f} s"
-            print(self._why(waited), file=sys.stderr, flush=True)
+        except (KeyboardInterrupt, SystemExit):  # its log goes with its folder
+            with contextlib.suppress(OSError):  # as of a terminal that is gone
+                waited = f"was still awaited after {time.monotonic() - began:.0f} s"
+                print(f"bench: {self._why(waited)}", file=sys.stderr, flush=True)
             raise
         return json.loads(path.read_text())
 

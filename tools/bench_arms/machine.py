@@ -33,7 +33,8 @@ def environment_of(num_gpus: int, *, python: str = sys.executable) -> dict[str, 
         "CUDA_VISIBLE_DEVICES": ",".join(visible_gpus()[:num_gpus]) or "-1",
         "PYTHONPATH": os.pathsep.join(filter(None, [str(TOOLS), inherited.get("PYTHONPATH")])),
     }
-    return {"TF_CPP_MIN_LOG_LEVEL": "2"} | inherited | own
+    # With its warnings, TensorFlow says on which GPU memory was full: read where an arm fails.
+    return {"TF_CPP_MIN_LOG_LEVEL": "1"} | inherited | own
 
 
 def visible_gpus() -> list[str]:

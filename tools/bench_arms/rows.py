@@ -30,7 +30,8 @@ class Row:
       name: of the row; E2 has one for each number of GPUs.
       compared: what with what, in words.
       goal: of the ratio: at least, of rates; at most, of memory and of seconds.
-      ours: the arms above the line, by name: settings. `--ours` is merged into these.
+      ours: the arms above the line, by name: settings. `--ours` is merged into these, and
+        what of it is for `tfaccel.setup` also into rivals that are tfaccel.
       rivals: those below it. Empty for START: the first arm's start with an empty compile cache.
       gpus: that it needs; rows for one GPU can be tried on the CPU, too.
       measure: RATE, MEMORY, START or TARGET.
