@@ -81,13 +81,22 @@ def in_new_process(program):
 
     TensorFlow fixes memory when devices start, so each setting needs a process.
     """
-    ours = ("LD_LIBRARY_PATH", "TF_FORCE_GPU_ALLOW_GROWTH")
-    environment = {key: value for key, value in os.environ.items() if key not in ours}
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment
-    )
+    done = new_process(program)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def new_process(program, *, timeout_s=None, **environment):
+    """Runs it likewise, with more in the environment, and returns how it ended."""
+    ours = ("LD_LIBRARY_PATH", "TF_FORCE_GPU_ALLOW_GROWTH")
+    users = {key: value for key, value in os.environ.items() if key not in ours}
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=users | environment,
+        timeout=timeout_s,
+    )
 
 
 def in_workers(program, num_workers, *, timeout_s=120, stderr=""):

@@ -1,14 +1,12 @@
 import importlib.metadata
 import logging
 import os
-import subprocess
-import sys
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import FIRST_GPU, in_new_process
+from conftest import FIRST_GPU, in_new_process, new_process
 from tensorflow.python.eager import context
 from tensorflow.python.framework import config as tf_config
 
@@ -349,14 +347,11 @@ model.fit(rows, rows, batch_size=len(rows), verbose=0)
 
 @pytest.mark.multi_gpu
 def test_a_replica_that_waits_for_one_whose_memory_is_full_ends_with_the_process():
-    ours = ("XLA_FLAGS", "TF_FORCE_GPU_ALLOW_GROWTH")
-    environment = {key: value for key, value in os.environ.items() if key not in ours}
-    done = subprocess.run(
-        [sys.executable, "-c", ONE_REPLICA_FULL],
-        capture_output=True,
-        text=True,
-        env=environment | {"TF_CPP_MIN_LOG_LEVEL": "1"},  # or the first line is left out
-        timeout=200,
+    done = new_process(
+        ONE_REPLICA_FULL,
+        timeout_s=200,
+        XLA_FLAGS="",
+        TF_CPP_MIN_LOG_LEVEL="1",  # or what the allocator says is left out
     )
     assert done.returncode != 0
     assert "(GPU_1_bfc) ran out of memory" in done.stderr

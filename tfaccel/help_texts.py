@@ -345,9 +345,8 @@ AUTOBATCH = """usage: tfaccel autobatch --config=FILE [--keep-batch]
   JSON. A try takes about as long as a run to its first steps.
 
   --keep-batch    find instead the fewest parts (accumulation_steps) in which
-                  the config's batch
-                  fits: the same mathematics but for batch norm, which sees a
-                  part at a time
+                  the config's batch fits: the same mathematics but for batch
+                  norm, which sees a part at a time
 
   tfaccel autobatch --config=configs/imagenet_resnet50.py \\
     --config.data.root=/data/imagenet
