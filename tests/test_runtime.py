@@ -182,20 +182,6 @@ def test_xla_waits_for_replicas_that_are_still_compiled(monkeypatch):
     )
 
 
-def test_sums_over_gpus_are_recorded_unless_the_user_says_otherwise(monkeypatch, caplog):
-    own = "--xla_gpu_enable_command_buffer=FUSION"
-    monkeypatch.setenv("XLA_FLAGS", own)
-    with caplog.at_level(logging.INFO, logger="tfaccel"):
-        runtime._record_sums()
-    assert os.environ["XLA_FLAGS"] == own
-    assert "XLA_FLAGS decides on xla_gpu_enable_command_buffer" in caplog.text
-    monkeypatch.setenv("XLA_FLAGS", "")
-    runtime._record_sums()
-    in_new_process(
-        "import tensorflow as tf; tf.function(lambda: tf.constant(1), jit_compile=True)()"
-    )
-
-
 @pytest.mark.parametrize(
     ("num_gpus", "num_workers", "waits", "alike"),
     [(1, 1, False, False), (2, 1, True, True), (1, 2, False, True), (2, 2, False, True)],
@@ -217,7 +203,6 @@ def test_only_replicas_that_are_all_in_one_process_wait_in_xla(
     runtime.configure(RuntimeConfig(precision="float32", xla=True), cluster)
     flags = os.environ["XLA_FLAGS"]
     assert ("xla_gpu_executable_terminate_timeout" in flags) is waits
-    assert ("--xla_gpu_enable_command_buffer=+COLLECTIVES" in flags) is waits
     assert (NO_TIMING in flags) is alike
 
 
@@ -346,7 +331,7 @@ model.fit(rows, rows, batch_size=len(rows), verbose=0)
 
 
 @pytest.mark.multi_gpu
-def test_a_replica_that_waits_for_one_whose_memory_is_full_ends_with_the_process():
+def test_the_process_ends_where_memory_is_full_on_one_gpu_alone():
     done = new_process(
         ONE_REPLICA_FULL,
         timeout_s=200,
@@ -354,8 +339,7 @@ def test_a_replica_that_waits_for_one_whose_memory_is_full_ends_with_the_process
         TF_CPP_MIN_LOG_LEVEL="1",  # or what the allocator says is left out
     )
     assert done.returncode != 0
-    assert "(GPU_1_bfc) ran out of memory" in done.stderr
-    assert "Termination timeout" in done.stderr
+    assert "(GPU_1_bfc) ran out of memory" in done.stderr, done.stderr
 
 
 @pytest.mark.gpu

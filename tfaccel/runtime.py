@@ -44,7 +44,6 @@ log = logging.getLogger("tfaccel")
 
 ALONE = Cluster()
 FUSION_AUTOTUNER = "xla_gpu_experimental_enable_fusion_autotuner"
-COMMAND_BUFFER = "xla_gpu_enable_command_buffer"
 # XLA's patience with replicas that are not yet where the others wait for them, in seconds: before
 # it says so (10 and 20 by default), and before it ends the process (30 and 40). Where each step
 # begins, which a replica whose memory is full never does, its patience is without end by default.
@@ -132,7 +131,6 @@ def configure(config: RuntimeConfig, cluster: Cluster = ALONE) -> Runtime:
         _compile_alike()
         if cluster.num_workers == 1:  # or no sum is in XLA's programs: see seam.local_replicas
             _wait_for_compilation()
-            _record_sums()
     keras.utils.set_random_seed(config.seed)
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()
@@ -209,18 +207,6 @@ def _wait_for_compilation() -> None:
         "them for failed and ends the process",
         seconds,
     )
-
-
-def _record_sums() -> None:
-    """Lets XLA record sums over the GPUs, too, in its command buffers, before it reads its flags.
-
-    They are CUDA graphs, of which XLA else ends one and begins another around each sum: ResNet-50
-    at 13,460 images/s instead of 13,357 (two H100s, 2026-11-25).
-    """
-    if _add_xla_flag(COMMAND_BUFFER, "+COLLECTIVES"):
-        log.info("xla: sums over the GPUs are in its command buffers, which end at none of them")
-    else:
-        log.info("xla: XLA_FLAGS decides on %s", COMMAND_BUFFER)
 
 
 def _add_xla_flag(name: str, value) -> bool:

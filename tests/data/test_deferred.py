@@ -196,20 +196,49 @@ def test_batches_of_dali_are_trained_on_together_and_tested_one_by_one(files):
     assert (trains, tests) == ({True}, {False})
 
 
+def room_for(number, *, replicas=1):
+    """What gives a device's memory in which so many batches may wait, and no more."""
+    batch = 12 // replicas * (PIXELS[0].size + 1) * 4  # of float32, and int32
+    room = int((number + 0.5) * images_lib.HELD * batch / images_lib.TOGETHER_SHARE)
+    return lambda _: room
+
+
 @pytest.mark.parametrize("settings", [{"xla": False}, {"xla": True, "too_large": True}])
 def test_batches_of_dali_come_one_by_one(files, settings, monkeypatch, caplog):
     if settings.pop("too_large", False):
-        monkeypatch.setattr(images_lib, "all_bytes", lambda _: 2**20)
+        monkeypatch.setattr(images_lib, "all_bytes", room_for(2))  # which does not divide 3
     with caplog.at_level("INFO", logger="tfaccel"):
         model, _, loader = trained(3, files=files, **settings)
     assert loader._deferred is None
     assert not any(make for _, make in model.train_function._step._made)
-    assert caplog.text.count("3 together would take") == settings["xla"]
+    assert caplog.text.count("come one by one, because 3 would take up to") == settings["xla"]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_an_execution_has_several_launches_where_one_would_be_too_large(
+    replicas, in_one_function, files, monkeypatch, caplog
+):
+    monkeypatch.setattr(images_lib, "all_bytes", room_for(3, replicas=replicas))
+    with caplog.at_level("INFO", logger="tfaccel"):
+        ours = trained(4, replicas=replicas, files=files)
+    assert_alike(ours, trained(1, replicas=replicas, files=files))
+    assert ours[0].train_function._step._lengths == {2}
+    assert caplog.text.count("data: 2 batches at a time, because 4 would take up to") == 1
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_fault_is_named_by_its_step_of_several_launches(waits, files, monkeypatch):
+    monkeypatch.setattr(images_lib, "all_bytes", room_for(2))
+    model, loader = model_of(4), make_loader(files=files, shuffle=False)
+    loader.data.source.labels[24:36] = 7  # no class: the loss is NaN
+    see = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: None)
+    with pytest.raises(NonFiniteError, match="at step 3,"):
+        model.fit(loader, callbacks=[see] if waits else [], verbose=0)
 
 
 def test_fewer_may_come_together_where_many_were_too_large(files, monkeypatch):
     loader = make_loader(files=files)
-    monkeypatch.setattr(images_lib, "all_bytes", lambda _: 3_000_000)
+    monkeypatch.setattr(images_lib, "all_bytes", room_for(2))
     iterator = iter(loader)
     assert iterator.take(3) is None
     assert [len(each) for each in iterator.take(2)] == [2]

@@ -127,8 +127,7 @@ class Ahead(keras.callbacks.Callback):
         logs = pythonify_logs(logs)  # as Keras's callbacks get them
         self._loss_scale.on_train_batch_end(0, logs)
         # By NumPy: an operation of TensorFlow's would be the device's, behind the next execution.
-        codes = np.array(tf.nest.map_structure(lambda each: each.numpy(), codes))
-        self._finite.look(codes, position, logs)
+        self._finite.look(np.hstack([each.numpy() for each in codes]), position, logs)
         return logs
 
     def _look_at_last(self) -> None:

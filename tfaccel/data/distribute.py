@@ -304,6 +304,8 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
                     self._one_by_one.add(most)
                     log.info("data: batches come one by one, because %s", found[-1])
                     return None
+            if fewer := getattr(found[0], "fewer", ""):
+                log.info("data: %d batches at a time, because %s", found[0].most, fewer)
             self._deferred, self._most, self._streams = found, most, None
         return [next(each) for each in self._deferred]
 

@@ -35,8 +35,9 @@ from tfaccel.runtime import Runtime
 log = logging.getLogger("tfaccel")
 
 # Of the GPU's memory, for batches that wait for others; of which there are so many at a time:
-# in DALI's memory, of the launches after next, and in TensorFlow's, of this one and the next.
-TOGETHER_SHARE, HELD = 0.05, 6
+# in DALI's memory, of the launches after next, and in TensorFlow's, of this one and the next. So
+# much that ten batches of 256 of 224x224 in float16, 4,410 MiB, are one launch on 80 GB.
+TOGETHER_SHARE, HELD = 0.06, 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,19 +122,20 @@ class ImageData:
         does quickly as a program of its own alone. As part of another it computes weights anew for
         every pixel: 155 ms for 7 (32 windows of 320x320 to 128x128 on the CPU, 2026-11-22).
 
-        What DALI makes on a GPU waits there for the rest, where that takes little memory.
+        What DALI makes on a GPU waits there for the rest: so many at a time as take little memory
+        and divide `most`, so that executions have launches of one length.
 
         Args:
           placement: of the replica.
           feed: what it reads.
-          most: batches at a time.
+          most: batches at a time, at most.
 
         Returns:
           The stream; or why they come one by one, in words.
         """
-        settings = {"feed": feed, "placement": placement, "dtype": self.dtype, "most": most}
+        settings = {"feed": feed, "placement": placement, "dtype": self.dtype}
         if self.come_made:
-            return self._together(settings)
+            return self._together(settings, most)
         if self.loader != "memory":
             return f"the loader is {self.loader}"
         if placement.device.cuda_ordinal is None:
@@ -141,18 +143,19 @@ class ImageData:
         stored, size = self.source.images.shape[1:3], self.images.image_size
         if resizes(stored, size, self.augment):
             return "images in memory are resized"
-        return DeferredStream(self.source, self.images, **settings)
+        return DeferredStream(self.source, self.images, most=most, **settings)
 
-    def _together(self, settings: dict) -> Iterator[Deferred] | str:
+    def _together(self, settings: dict, most: int) -> Iterator[Deferred] | str:
         from tfaccel.data.loaders.dali import TogetherStream
 
-        batch = sum(each.shape.num_elements() * each.dtype.size for each in self.spec)
-        needed, room = HELD * settings["most"] * batch, all_bytes(settings["placement"].device)
-        if needed > TOGETHER_SHARE * room:
-            return (
-                f"{settings['most']} together would take up to {needed >> 20:,} of the GPU's "
-                f"{room >> 20:,} MiB; let steps_per_execution be less"
-            )
+        batch = HELD * sum(each.shape.num_elements() * each.dtype.size for each in self.spec)
+        room = all_bytes(settings["placement"].device)
+        fit = min(int(TOGETHER_SHARE * room / batch), most)
+        together = max((each for each in range(1, fit + 1) if most % each == 0), default=1)
+        fewer = f"{most} would take up to {most * batch >> 20:,} of the GPU's {room >> 20:,} MiB"
+        if together == 1:
+            return f"{fewer}; let steps_per_execution be less, or have more divisors"
+        settings |= {"most": together, "fewer": fewer if together < most else ""}
         return TogetherStream(
             self.source, self.images, dali=self.dali, decode_on_gpu=True, **settings
         )

@@ -10,6 +10,7 @@ counted as the steps compute them: a partial last batch as a whole one, in all t
 
 import concurrent.futures
 import functools
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -92,11 +93,14 @@ def _resident(model: keras.Model, loader: Loader) -> tuple[Resident | ResidentLa
     deferred = model.train_function.take(iterator)
     if deferred is None:
         return Resident(next(iterator), pads=loader.pads), steps
+    length = len(deferred[0])
     if deferred[0].is_made:
-        return ResidentLaunch(deferred, pads=loader.pads), len(deferred[0])
-    parts, steps = [_first(each) for each in deferred], len(deferred[0])  # an epoch may have fewer
-    batch = _distributed(model.distribute_strategy, parts)
-    return Resident(batch, pads=loader.pads, parts=parts, most=steps), steps
+        resident = ResidentLaunch(deferred, pads=loader.pads)
+    else:
+        parts = [_first(each) for each in deferred]
+        batch = _distributed(model.distribute_strategy, parts)
+        resident = Resident(batch, pads=loader.pads, parts=parts, most=length)
+    return resident, length * math.ceil(steps / length)  # in whole launches: an epoch has an end
 
 
 def loader_rate(model: keras.Model, loader: Loader, *, seconds: float) -> Rate:

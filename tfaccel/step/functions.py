@@ -115,15 +115,8 @@ class Execution:
         return logs if self.launched is None else self.launched(logs, self._found)
 
     def _launch(self, iterator: Iterator) -> dict:
-        padded, num_steps = getattr(iterator, "pads", False), self._model.steps_per_execution
-        deferred = self.take(iterator)
-        if deferred is not None:
-            logs = self._step.in_a_row(deferred, padded=padded)
-            self._found = logs.pop(finite.LOG)
-            return logs
         found, skipped, logs = [], [], None
-        for batch in itertools.islice(iterator, num_steps):
-            logs = self._step(batch, padded=padded)
+        for logs in self._launches(iterator):
             found.append(logs.pop(finite.LOG, None))
             skipped += [logs["skipped_steps"]] if "skipped_steps" in logs else []
         if logs is None:
@@ -134,8 +127,19 @@ class Execution:
             logs["skipped_steps"] = functools.reduce(operator.add, skipped)
         return logs
 
+    def _launches(self, iterator: Iterator) -> Iterator[dict]:
+        """Yields the logs of an execution's launches, of several steps each where that can be."""
+        padded, num_steps = getattr(iterator, "pads", False), self._model.steps_per_execution
+        done = 0
+        while done < num_steps and (deferred := self.take(iterator)) is not None:
+            done += len(deferred[0])
+            yield self._step.in_a_row(deferred, padded=padded)
+        if not done:
+            for batch in itertools.islice(iterator, num_steps):
+                yield self._step(batch, padded=padded)
+
     def take(self, iterator: Iterator) -> list[Deferred] | None:
-        """Returns each replica's batches of an execution, where its steps are one launch; or None.
+        """Returns each replica's batches of a launch of several of an execution's steps; or None.
 
         None also at the end of an epoch.
         """
@@ -151,7 +155,10 @@ class Execution:
 
         Reading it waits for the device, and copies one small array from it.
         """
-        return tf.stack(self._found).numpy() if len(self._found) else np.zeros(0, np.int64)
+        if not self._found:
+            return np.zeros(0, np.int64)
+        join = tf.concat if self._found[0].shape.rank else tf.stack  # of launches, or of steps
+        return join(self._found, axis=0).numpy()
 
 
 class _Step:
