@@ -393,7 +393,8 @@ class TrainConfig:
         checkpoints come once for so many, and the GPU does not wait for them in between. On the
         GPUs of one process, with XLA, they are one launch if the images are in GPU memory
         (loader="memory") and not resized, or if DALI decodes them on the GPU (loader="dali_gpu"),
-        where the batches wait for one another: let it divide the steps of an epoch, or the step is
+        where the batches wait for one another; they are some launches of one length if all would
+        take more than 6% of the GPU's memory. Let it divide the steps of an epoch, or the step is
         compiled once more for what is left over. The first execution, which compiles, counts in no
         images_per_second. None for about 10 on GPUs, 1 on the CPU.
       early_stopping_epochs: training ends after so many epochs without a better monitor, and the
