@@ -15,16 +15,15 @@ batch is copied by TensorFlow, in its turn on the GPU; what DALI holds stays unt
 
 import collections
 import concurrent.futures
-import ctypes
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
-from nvidia.dali import Pipeline, tensors
-from nvidia.dali.backend import DLDeviceType
+from nvidia.dali import Pipeline
 
 from tfaccel.data.endings import ender
+from tfaccel.data.loaders.dali_view import view_of
 from tfaccel.runtime import Device
 from tfaccel.to_host import make_to_host
 
@@ -151,38 +150,15 @@ def _feed(pipeline, inputs: dict[str, object]) -> None:
         pipeline.feed_input(name, values)
 
 
-def _as_tensor(output, device: Device) -> tf.Tensor:
-    """Returns a DALI batch as a tensor of the same memory, on the pipeline's device."""
-    tensor = output.as_tensor()
-    # The data are there, and DALI's stream is at a later batch: stream=-1 does not wait for it.
-    if isinstance(output, tensors.TensorListGPU):
-        capsule = tensor.__dlpack__(stream=-1)
-        _renumber(capsule, int(device.name.rpartition(":")[2]))
-    else:  # whether pinned or not, which TensorFlow would refuse
-        capsule = tensor.__dlpack__(stream=-1, dl_device=(DLDeviceType.kDLCPU, 0))
-    return tf.experimental.dlpack.from_dlpack(capsule)
-
-
-def _renumber(capsule, number: int) -> None:
-    """Changes which GPU a DLPack capsule says it is on.
-
-    DALI counts the GPUs that CUDA sees, TensorFlow takes it to be of those that were chosen.
-    """
-    pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-    # A DLManagedTensor begins with a pointer to the data, the device's type and its number.
-    ctypes.c_int32.from_address(pointer(capsule, b"dltensor") + 12).value = number
-
-
 def _copied(
     outputs: Sequence[tuple], held: collections.deque, device: Device
 ) -> tuple[tf.Tensor, ...]:
     """Queues a batch's copy to the device, and returns it. `held` then holds what is copied."""
-    (batch,) = ([_as_tensor(each, device) for each in output] for output in outputs)
+    (batch,) = outputs
     with tf.device(device.name):
         # Not identity, which shares the memory; nor DeepCopy, whose int32 stays on the host. This
         # reuses an input of TensorFlow's own, which DALI's memory is not.
-        copies = tuple(tf.raw_ops.Snapshot(input=each) for each in batch)
+        copies = tuple(tf.raw_ops.Snapshot(input=view_of(each, device)) for each in batch)
     held.append(batch)  # not before: `_release` takes what is there for queued
     return copies
 
@@ -193,10 +169,12 @@ def _together(
     """Does the same with several batches: each output is [batches, rows, ...]."""
     if len(outputs) == 1:  # of which a stack would share the memory
         return tuple(each[None] for each in _copied(outputs, held, device))
-    batches = [[_as_tensor(each, device) for each in output] for output in outputs]
     with tf.device(device.name):
-        copies = tuple(_stacked(each) for each in zip(*batches, strict=True))
-    held.append(batches)
+        copies = tuple(
+            _stacked([view_of(each, device) for each in parts])
+            for parts in zip(*outputs, strict=True)
+        )
+    held.append(list(outputs))  # which the caller empties
     return copies
 
 
