@@ -174,7 +174,7 @@ def _together(
             _stacked([view_of(each, device) for each in parts])
             for parts in zip(*outputs, strict=True)
         )
-    held.append(list(outputs))  # which the caller empties
+    held.append(outputs)
     return copies
 
 
