@@ -393,10 +393,11 @@ class TrainConfig:
         checkpoints come once for so many, and the GPU does not wait for them in between. On the
         GPUs of one process, with XLA, they are one launch if the images are in GPU memory
         (loader="memory") and not resized, or if DALI decodes them on the GPU (loader="dali_gpu"),
-        where the batches wait for one another; they are some launches of one length if all would
-        take more than 6% of the GPU's memory. Let it divide the steps of an epoch, or the step is
-        compiled once more for what is left over. The first execution, which compiles, counts in no
-        images_per_second. None for about 10 on GPUs, 1 on the CPU.
+        where the batches wait for one another. If all would take more than 6% of the GPU's memory,
+        they are several launches of one length, or one by one if nothing else divides them. Let
+        it divide the steps of an epoch, or the step is compiled once more for what is left over.
+        The first execution, which compiles, counts in no images_per_second. None for about 10 on
+        GPUs, 1 on the CPU.
       early_stopping_epochs: training ends after so many epochs without a better monitor, and the
         best epoch's weights are exported (with ema_momentum, the last average); None to train all
         epochs.

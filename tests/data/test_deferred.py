@@ -18,7 +18,6 @@ from tfaccel.data.deferred import span
 from tfaccel.data.distribute import Loader
 from tfaccel.data.feed import Feed
 from tfaccel.data.images import ImageData
-from tfaccel.data.placement import Placement
 from tfaccel.data.shards import Plan
 from tfaccel.data.source import ArraySource, Blobs, ImageSource, UnreadableError
 from tfaccel.presets import preset
@@ -223,17 +222,24 @@ def test_an_execution_has_several_launches_where_one_would_be_too_large(
         ours = trained(4, replicas=replicas, files=files)
     assert_alike(ours, trained(1, replicas=replicas, files=files))
     assert ours[0].train_function._step._lengths == {2}
-    assert caplog.text.count("data: 2 batches at a time, because 4 would take up to") == 1
+    assert caplog.text.count("data: batches come 2 at a time, because 4 would take up to") == 1
 
 
-@pytest.mark.parametrize("waits", [False, True])
-def test_a_fault_is_named_by_its_step_of_several_launches(waits, files, monkeypatch):
+@pytest.mark.parametrize(("step", "waits"), [(2, False), (2, True), (3, False), (3, True)])
+def test_a_fault_is_named_by_its_step_of_several_launches(step, waits, files, monkeypatch):
     monkeypatch.setattr(images_lib, "all_bytes", room_for(2))
     model, loader = model_of(4), make_loader(files=files, shuffle=False)
-    loader.data.source.labels[24:36] = 7  # no class: the loss is NaN
+    loader.data.source.labels[12 * (step - 1) : 12 * step] = 7  # no class: the loss is NaN
     see = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: None)
-    with pytest.raises(NonFiniteError, match="at step 3,"):
+    with pytest.raises(NonFiniteError, match=f"at step {step},"):
         model.fit(loader, callbacks=[see] if waits else [], verbose=0)
+
+
+def test_the_smallest_gpu_decides_how_many_come_together(files, monkeypatch):
+    rooms = [room_for(4, replicas=2)(None), room_for(2, replicas=2)(None)]
+    monkeypatch.setattr(images_lib, "all_bytes", lambda device: rooms[int(device.name[-1])])
+    taken = iter(make_loader(files=files, replicas=2)).take(4)
+    assert [len(each) for each in taken] == [2, 2]
 
 
 def test_fewer_may_come_together_where_many_were_too_large(files, monkeypatch):
@@ -327,7 +333,9 @@ def test_a_fault_is_named_by_its_step():
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16"], indirect=True)
-def test_skipped_steps_of_an_execution_are_counted(policy):
+@pytest.mark.parametrize("launches", [1, 2])
+def test_skipped_steps_of_an_execution_are_counted(policy, launches, files, monkeypatch):
+    monkeypatch.setattr(images_lib, "all_bytes", room_for(4 // launches))
     seen = []
 
     class See(keras.callbacks.Callback):
@@ -335,8 +343,10 @@ def test_skipped_steps_of_an_execution_are_counted(policy):
             seen.append((int(logs["skipped_steps"]), float(logs["loss_scale"])))
 
     config = StepConfig(loss_scale_initial=2.0**40)  # so large that gradients overflow
-    model_of(4, config=config).fit(make_loader(), epochs=1, verbose=0, callbacks=[See()])
+    model, loader = model_of(4, config=config), make_loader(files=files)
+    model.fit(loader, epochs=1, verbose=0, callbacks=[See()])
     assert seen == [(4, 2.0**36)]
+    assert model.train_function._step._lengths == {4 // launches}
 
 
 def test_predictions_and_tests_count_every_image_once():
@@ -393,8 +403,8 @@ def test_images_that_are_resized_come_one_by_one(window, comes, caplog):
 
 
 def test_on_the_cpu_they_come_one_by_one():
-    data, placement = make_loader().data, Placement(Device("/cpu:0", None), num_threads=1, seed=0)
-    assert data.deferred(placement, data.feed(0), 2) == "the device is the CPU"
+    found = make_loader().data.at_a_time([Device("/cpu:0", None)], 2)
+    assert found == (1, "the device is the CPU")
 
 
 class Nested(keras.Sequential):

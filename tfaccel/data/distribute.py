@@ -93,7 +93,7 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         self._lost = frozenset()
         self._streams = None
         self._deferred, self._most = None, None  # streams of them, and how many at a time
-        self._one_by_one = set()  # how many at a time were found not to be deferred
+        self._at_a_time = {}  # how many of them together, by how many at most: 1 for none
         self._masks = {}  # on a device, by its number and the mask: nearly always the same few
         self._recording = None  # the masks of drawn batches, while `recorded_real` asks for them
         self.waited_s = 0.0
@@ -281,7 +281,8 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
     def _take(self, epoch: "_Epoch", most: int, *, may_wait: bool) -> list[Deferred] | None:
         is_alone = self._strategy.num_replicas_in_sync == len(self._devices)
         too_soon = not may_wait and getattr(self.data, "come_made", False)
-        if epoch is not self._drawing or not is_alone or too_soon or most in self._one_by_one:
+        one_by_one = self._at_a_time.get(most) == 1
+        if epoch is not self._drawing or not is_alone or too_soon or one_by_one:
             return None
         with self._reading():
             deferred = self._unless_lost(lambda: self._draw_deferred(most))
@@ -296,23 +297,28 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
 
     def _draw_deferred(self, most: int) -> list[Deferred] | None:
         """Returns each local replica's next ones, where these data can be left to the step."""
+        if most not in self._at_a_time:
+            self._at_a_time[most] = self._choose_number(most)
+        number = self._at_a_time[most]
+        if number == 1:
+            return None
         if self._deferred is None or self._most != most:
-            found = []
-            for index in range(len(self._devices)):
-                found.append(self._deferred_stream(index, most))
-                if isinstance(found[-1], str):
-                    self._one_by_one.add(most)
-                    log.info("data: batches come one by one, because %s", found[-1])
-                    return None
-            if fewer := getattr(found[0], "fewer", ""):
-                log.info("data: %d batches at a time, because %s", found[0].most, fewer)
-            self._deferred, self._most, self._streams = found, most, None
+            self._deferred = [
+                self.data.deferred(self._placement(index), self._feed(index), number)
+                for index in range(len(self._devices))
+            ]
+            self._most, self._streams = most, None
         return [next(each) for each in self._deferred]
 
-    def _deferred_stream(self, local_index: int, most: int) -> Iterator[Deferred] | str:
-        if not hasattr(self.data, "deferred"):
-            return "they are of examples or a pipeline of one's own"
-        return self.data.deferred(self._placement(local_index), self._feed(local_index), most)
+    def _choose_number(self, most: int) -> int:
+        """Returns how many batches are taken together, of so many at most; says why no more."""
+        number, why = 1, "they are of examples or a pipeline of one's own"
+        if hasattr(self.data, "at_a_time"):
+            number, why = self.data.at_a_time(self._devices, most)
+        if number < most:
+            how = "one by one" if number == 1 else f"{number} at a time"
+            log.info("data: batches come %s, because %s", how, why)
+        return number
 
     @contextlib.contextmanager
     def _reading(self):

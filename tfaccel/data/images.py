@@ -8,7 +8,7 @@ Takes a source, the settings and the machine; gives an `ImageData`, which makes 
 
 import dataclasses
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import keras
 import numpy as np
@@ -30,7 +30,7 @@ from tfaccel.data.shards import Plan, check_even
 from tfaccel.data.source import ArraySource, ImageSource, UnreadableError
 from tfaccel.data.sources.pillow import check_mask, image_size
 from tfaccel.errors import UserError
-from tfaccel.runtime import Runtime
+from tfaccel.runtime import Device, Runtime
 
 log = logging.getLogger("tfaccel")
 
@@ -115,47 +115,59 @@ class ImageData:
         """Whether batches that are `deferred` are there already, and wait for one another."""
         return self.loader == "dali_gpu"
 
-    def deferred(self, placement: Placement, feed: Feed, most: int) -> Iterator[Deferred] | str:
-        """Returns one replica's batches, at most so many at a time, for steps in one launch.
+    def at_a_time(self, devices: Sequence[Device], most: int) -> tuple[int, str]:
+        """Returns how many batches a launch of several steps has, and why no more, in words.
 
         Those of images in a GPU's memory are made in the step; unless they are resized, which XLA
         does quickly as a program of its own alone. As part of another it computes weights anew for
         every pixel: 155 ms for 7 (32 windows of 320x320 to 128x128 on the CPU, 2026-11-22).
 
-        What DALI makes on a GPU waits there for the rest: so many at a time as take little memory
-        and divide `most`, so that executions have launches of one length.
+        What DALI makes on a GPU waits there for the rest: so many as take little memory on each of
+        the GPUs and divide `most`, so that executions have launches of one length.
+
+        Args:
+          devices: of the replicas.
+          most: steps of an execution, at least 2.
+
+        Returns:
+          1 where batches come one by one; `most`, and "", where an execution is one launch.
+        """
+        if self.come_made:
+            return self._fit_together(devices, most)
+        if self.loader != "memory":
+            return 1, f"the loader is {self.loader}"
+        if devices[0].cuda_ordinal is None:
+            return 1, "the device is the CPU"
+        stored, size = self.source.images.shape[1:3], self.images.image_size
+        if resizes(stored, size, self.augment):
+            return 1, "images in memory are resized"
+        return most, ""
+
+    def _fit_together(self, devices: Sequence[Device], most: int) -> tuple[int, str]:
+        batch = HELD * sum(each.shape.num_elements() * each.dtype.size for each in self.spec)
+        room = min(all_bytes(each) for each in devices)
+        fit = min(int(TOGETHER_SHARE * room / batch), most)
+        number = max((each for each in range(1, fit + 1) if most % each == 0), default=1)
+        if number == most:
+            return most, ""
+        why = f"{most} would take up to {most * batch >> 20:,} of the GPU's {room >> 20:,} MiB"
+        if number == 1 and fit > 1:
+            why = f"{why}, and no fewer divide {most}; let steps_per_execution have divisors"
+        return number, why
+
+    def deferred(self, placement: Placement, feed: Feed, number: int) -> Iterator[Deferred]:
+        """Returns one replica's batches, for launches of several steps.
 
         Args:
           placement: of the replica.
           feed: what it reads.
-          most: batches at a time, at most.
-
-        Returns:
-          The stream; or why they come one by one, in words.
+          number: batches at a time, of `at_a_time`; an epoch's last ones may be fewer.
         """
-        settings = {"feed": feed, "placement": placement, "dtype": self.dtype}
-        if self.come_made:
-            return self._together(settings, most)
-        if self.loader != "memory":
-            return f"the loader is {self.loader}"
-        if placement.device.cuda_ordinal is None:
-            return "the device is the CPU"
-        stored, size = self.source.images.shape[1:3], self.images.image_size
-        if resizes(stored, size, self.augment):
-            return "images in memory are resized"
-        return DeferredStream(self.source, self.images, most=most, **settings)
-
-    def _together(self, settings: dict, most: int) -> Iterator[Deferred] | str:
+        settings = {"feed": feed, "placement": placement, "dtype": self.dtype, "most": number}
+        if not self.come_made:
+            return DeferredStream(self.source, self.images, **settings)
         from tfaccel.data.loaders.dali import TogetherStream
 
-        batch = HELD * sum(each.shape.num_elements() * each.dtype.size for each in self.spec)
-        room = all_bytes(settings["placement"].device)
-        fit = min(int(TOGETHER_SHARE * room / batch), most)
-        together = max((each for each in range(1, fit + 1) if most % each == 0), default=1)
-        fewer = f"{most} would take up to {most * batch >> 20:,} of the GPU's {room >> 20:,} MiB"
-        if together == 1:
-            return f"{fewer}; let steps_per_execution be less, or have more divisors"
-        settings |= {"most": together, "fewer": fewer if together < most else ""}
         return TogetherStream(
             self.source, self.images, dali=self.dali, decode_on_gpu=True, **settings
         )

@@ -151,7 +151,7 @@ class Step:
       xla: whether training is compiled; None where that is not known.
       without_xla: why not, where something else than the user's own word keeps it off.
       run_eagerly: whether each operation waits for Python.
-      steps_per_execution: of one launch; None where that is not known.
+      steps_per_execution: between two looks of the host; None where that is not known.
       accumulation_steps: parts of a batch that batch norm sees one at a time.
       num_replicas: over all workers.
       sync_batchnorm: whether batch norm sees all replicas' rows.

@@ -121,7 +121,7 @@ def loader_rate(model: keras.Model, loader: Loader, *, seconds: float) -> Rate:
 
 
 class _Drawing:
-    """Draws an execution's batches, over the ends of epochs; waits until those before are there.
+    """Draws a launch's batches, over the ends of epochs; waits until those before are there.
 
     Not for its own: a run waits for its step there, but the loader's threads go on meanwhile.
     """

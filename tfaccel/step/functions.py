@@ -131,9 +131,14 @@ class Execution:
         """Yields the logs of an execution's launches, of several steps each where that can be."""
         padded, num_steps = getattr(iterator, "pads", False), self._model.steps_per_execution
         done = 0
-        while done < num_steps and (deferred := self.take(iterator)) is not None:
+        while done < num_steps:
+            deferred = self.take(iterator)
+            if deferred is None:
+                break
             done += len(deferred[0])
-            yield self._step.in_a_row(deferred, padded=padded)
+            logs = self._step.in_a_row(deferred, padded=padded)
+            del deferred  # before the next ones are taken: they are many megabytes
+            yield logs
         if not done:
             for batch in itertools.islice(iterator, num_steps):
                 yield self._step(batch, padded=padded)

@@ -287,8 +287,11 @@ def test_a_graph_that_is_recorded_meanwhile_is_whole():
     assert runtime.cudaSetDevice(0) == 0
     assert runtime.cudaStreamCreateWithFlags(ctypes.byref(stream), NON_BLOCKING) == 0
     assert runtime.cudaStreamBeginCapture(stream, THREAD_LOCAL) == 0
-    with concurrent.futures.ThreadPoolExecutor(1) as elsewhere:  # this thread may not ask for much
-        kept += elsewhere.submit(lambda: [next(batches) for _ in range(50)]).result()
-    time.sleep(0.5)  # for what is dropped in threads of DALI's
-    assert runtime.cudaStreamEndCapture(stream, ctypes.byref(graph)) == 0
+    try:
+        with concurrent.futures.ThreadPoolExecutor(1) as elsewhere:  # here little may be asked for
+            kept += elsewhere.submit(lambda: [next(batches) for _ in range(50)]).result()
+        time.sleep(0.5)  # for what is dropped in threads of DALI's
+    finally:
+        ended = runtime.cudaStreamEndCapture(stream, ctypes.byref(graph))
+    assert ended == 0
     assert all(are_of(batch, number) for number, batch in enumerate(kept))

@@ -60,16 +60,47 @@ def test_it_is_the_same_memory():
     assert float(tensor[0, 0, 0]) == 7
 
 
-def test_it_frees_itself_and_nothing_else():
-    """What is freed twice ends the process."""
+def test_it_frees_itself_once_and_nothing_else(monkeypatch):
+    freed = []
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    def free(address):
+        freed.append(address)
+        dali_view._libc.free(ctypes.c_void_p(address))
+
+    monkeypatch.setattr(dali_view, "_FREE", ctypes.cast(free, ctypes.c_void_p).value)
     output, where = made("cpu", types.FLOAT)
-    for _ in range(1000):
+    for _ in range(100):
         view_of(output, where)
     gc.collect()
+    assert len(freed) == 100
     np.testing.assert_array_equal(view_of(output, where), VALUES)
+    gc.collect()
+    assert len(freed) == 101
 
 
-def test_a_gpu_is_counted_as_tensorflow_does():
+def test_a_gpu_is_counted_as_tensorflow_does(monkeypatch):
+    output, _ = made("cpu", types.FLOAT)
+    tensor, seen, capsule_of = output.as_tensor(), {}, dali_view._capsule
+
+    class OnGpu:  # or so it says
+        __cuda_array_interface__ = tensor.__array_interface__
+        data_ptr = tensor.data_ptr
+
+        def as_tensor(self):
+            return self
+
+    def noted(*args, **device):
+        seen.update(device)
+        return capsule_of(*args, device_type=dali_view.CPU, device_id=0)
+
+    monkeypatch.setattr(dali_view, "TensorListGPU", OnGpu)
+    monkeypatch.setattr(dali_view, "_capsule", noted)
+    view_of(OnGpu(), Device("/gpu:1", 5))
+    assert seen == {"device_type": dali_view.CUDA, "device_id": 1}
+
+
+def test_the_structure_is_dlpacks():
     data = np.zeros((2, 3), np.float16)
     capsule = dali_view._capsule(
         data.ctypes.data, data.shape, data.dtype, device_type=dali_view.CUDA, device_id=5

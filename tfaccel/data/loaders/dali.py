@@ -116,37 +116,21 @@ class DaliStream(Iterator):
 
 
 class TogetherStream(Iterator):
-    """An endless iterator over `Deferred` batches of one replica, which DALI has made already.
+    """An endless iterator over `Deferred` batches of one replica, which DALI has made already."""
 
-    Attributes:
-      most: batches at a time; those of an epoch's end may be fewer.
-      fewer: why these are fewer than an execution has, in words; "" where they are not.
-    """
-
-    def __init__(
-        self,
-        source: ImageSource,
-        images: ImageConfig,
-        *,
-        feed: Feed,
-        most: int,
-        fewer: str = "",
-        **how,
-    ):
+    def __init__(self, source: ImageSource, images: ImageConfig, *, feed: Feed, most: int, **how):
         """Builds and checks the pipeline.
 
         Args:
           source: the encoded images.
           images: size, channels and normalisation.
           feed: which of them each batch holds, with which draws.
-          most: batches at a time.
-          fewer: why no more.
+          most: batches at a time; those of an epoch's end may be fewer.
           **how: what else `DaliStream` takes.
 
         Raises:
           UserError: as of `DaliStream`.
         """
-        self.most, self.fewer = most, fewer
         sizes = (len(span(feed, number, most=most)) for number in itertools.count())
         self._stream = DaliStream(source, images, feed=feed, sizes=sizes, **how)
 

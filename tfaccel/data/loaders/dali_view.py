@@ -50,9 +50,10 @@ class _Managed(ctypes.Structure):
 _libc = ctypes.CDLL(None)
 _libc.malloc.restype, _libc.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
 _FREE = ctypes.cast(_libc.free, ctypes.c_void_p).value  # which needs not Python's lock
-_new_capsule = ctypes.pythonapi.PyCapsule_New
-_new_capsule.restype = ctypes.py_object
-_new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+# A prototype of its own: what `ctypes.pythonapi` has is every library's.
+_new_capsule = ctypes.PYFUNCTYPE(
+    ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
+)(("PyCapsule_New", ctypes.pythonapi))
 
 
 def view_of(output: TensorListCPU | TensorListGPU, device: Device) -> tf.Tensor:
