@@ -92,8 +92,8 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         self._is_epochs_end = False  # whether an epoch without a step comes next
         self._lost = frozenset()
         self._streams = None
-        self._deferred, self._most = None, None  # streams of them, and how many at a time
-        self._at_a_time = {}  # how many of them together, by how many at most: 1 for none
+        self._deferred, self._number = None, None  # streams of them, and how many at a time
+        self._at_a_time = {}  # that number, by how many at most; 1 where they come one by one
         self._masks = {}  # on a device, by its number and the mask: nearly always the same few
         self._recording = None  # the masks of drawn batches, while `recorded_real` asks for them
         self.waited_s = 0.0
@@ -281,13 +281,15 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
     def _take(self, epoch: "_Epoch", most: int, *, may_wait: bool) -> list[Deferred] | None:
         is_alone = self._strategy.num_replicas_in_sync == len(self._devices)
         too_soon = not may_wait and getattr(self.data, "come_made", False)
-        one_by_one = self._at_a_time.get(most) == 1
-        if epoch is not self._drawing or not is_alone or too_soon or one_by_one:
+        if epoch is not self._drawing or not is_alone or too_soon:
+            return None
+        if most not in self._at_a_time:
+            self._at_a_time[most] = self._choose_number(most)
+        number = self._at_a_time[most]
+        if number == 1:
             return None
         with self._reading():
-            deferred = self._unless_lost(lambda: self._draw_deferred(most))
-            if deferred is None:
-                return None
+            deferred = self._unless_lost(lambda: self._draw_deferred(number))
             deferred = [self._weighing(index, each) for index, each in enumerate(deferred)]
         self._given(len(deferred[0]))
         if self._num_to_keep:
@@ -295,19 +297,14 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
             self.kept, self._num_to_keep = _first_rows(batches, self._num_to_keep), 0
         return deferred
 
-    def _draw_deferred(self, most: int) -> list[Deferred] | None:
-        """Returns each local replica's next ones, where these data can be left to the step."""
-        if most not in self._at_a_time:
-            self._at_a_time[most] = self._choose_number(most)
-        number = self._at_a_time[most]
-        if number == 1:
-            return None
-        if self._deferred is None or self._most != most:
+    def _draw_deferred(self, number: int) -> list[Deferred]:
+        """Returns each local replica's next ones, so many at a time."""
+        if self._deferred is None or self._number != number:
             self._deferred = [
                 self.data.deferred(self._placement(index), self._feed(index), number)
                 for index in range(len(self._devices))
             ]
-            self._most, self._streams = most, None
+            self._number, self._streams = number, None
         return [next(each) for each in self._deferred]
 
     def _choose_number(self, most: int) -> int:
