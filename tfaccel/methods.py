@@ -13,7 +13,7 @@ import re
 import sys
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import keras
 import numpy as np
@@ -202,8 +202,7 @@ def _watched(fit: Callable, model, config: StepConfig, beats: Beats, cluster: Cl
     def wrapper(*args, **kwargs):
         call = signature.bind(*args, **kwargs)
         given, x = call.arguments.get("callbacks"), call.arguments.get("x")
-        for each in (finite, beats, *audits):
-            each.loader = x if isinstance(x, Loader) else None
+        loader = x if isinstance(x, Loader) else None
         is_list = isinstance(given, keras.callbacks.CallbackList)
         theirs = [each for each in flat(given) if each not in ours and not isinstance(each, Ahead)]
         # Of each call its own: a callback may call `fit` within another.
@@ -216,10 +215,26 @@ def _watched(fit: Callable, model, config: StepConfig, beats: Beats, cluster: Cl
             given.set_model(model)
         else:
             call.arguments["callbacks"] = together
-        with ahead.of(model) if is_ahead else alone(model):
+        with (
+            _reading(loader, (finite, beats, *audits)),
+            ahead.of(model) if is_ahead else alone(model),
+        ):
             return fit(*call.args, **call.kwargs)
 
     return wrapper
+
+
+@contextlib.contextmanager
+def _reading(loader: Loader | None, callbacks: Sequence):
+    """Within the context, callbacks know what `fit` reads: not after it, or it would be held."""
+    before = [each.loader for each in callbacks]  # of the `fit` that this one is within
+    for each in callbacks:
+        each.loader = loader
+    try:
+        yield
+    finally:
+        for each, its in zip(callbacks, before, strict=True):
+            each.loader = its
 
 
 def _beating(method: Callable, beats: Beats) -> Callable:

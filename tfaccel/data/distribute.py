@@ -87,7 +87,7 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         self._devices, self._seed, self._num_threads = tuple(devices), seed, num_threads
         self._first_replica, self._strategy = first_replica, strategy
         self._class_weight, self._is_agreed, self._padding_is_known = None, False, False
-        self._drawing = None  # the _Epoch that may draw
+        self._drawing = None  # the ticket of the _Epoch that may draw
         self._position = 0  # of the batch that comes next, counted from the start of epoch 0
         self._is_epochs_end = False  # whether an epoch without a step comes next
         self._lost = frozenset()
@@ -247,8 +247,8 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
 
     # How an epoch is drawn.
 
-    def _begin(self, epoch: "_Epoch") -> int:
-        """Makes `epoch` the one that batches are drawn for and returns how many it has."""
+    def _begin(self, ticket: object) -> int:
+        """Makes a ticket the one that draws, and returns how many batches its epoch has."""
         if self.next_position != self._position:
             step = self._position % self.num_batches
             if self._skip_to(self.next_position):
@@ -256,14 +256,14 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
             else:
                 log.info("data: a new pipeline, because an epoch was left at step %d", step)
                 self._restart(self.next_position)
-        self._drawing = epoch
+        self._drawing = ticket
         if self._is_epochs_end:
             self._is_epochs_end = False
             return 0
         return self.num_batches - self._position % self.num_batches
 
-    def _next(self, epoch: "_Epoch"):
-        if epoch is not self._drawing:
+    def _next(self, ticket: object):
+        if ticket is not self._drawing:
             raise UserError(
                 "this iterator has failed, or a newer one draws from the same loader; begin anew "
                 "with iter(loader), and give each of two readers a loader of its own"
@@ -278,10 +278,10 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
             self.kept, self._num_to_keep = _first_rows(batches, self._num_to_keep), 0
         return batch
 
-    def _take(self, epoch: "_Epoch", most: int, *, may_wait: bool) -> list[Deferred] | None:
+    def _take(self, ticket: object, most: int, *, may_wait: bool) -> list[Deferred] | None:
         is_alone = self._strategy.num_replicas_in_sync == len(self._devices)
         too_soon = not may_wait and getattr(self.data, "come_made", False)
-        if epoch is not self._drawing or not is_alone or too_soon:
+        if ticket is not self._drawing or not is_alone or too_soon:
             return None
         if most not in self._at_a_time:
             self._at_a_time[most] = self._choose_number(most)
@@ -455,6 +455,9 @@ class _Epoch:
 
     def __init__(self, loader: Loader):
         self._loader = loader
+        # By which the loader knows it: if it held this, neither would end before Python looks for
+        # such circles, which is seldom, and the memory of its pipelines would be held until then.
+        self._ticket = object()
         self._left = None  # not begun
         self.pads = loader.pads
 
@@ -464,7 +467,7 @@ class _Epoch:
     def __next__(self):
         if self._num_left() == 0:
             raise StopIteration
-        batch = self._loader._next(self)
+        batch = self._loader._next(self._ticket)
         self._left -= 1
         return batch
 
@@ -477,14 +480,16 @@ class _Epoch:
           most: how many.
           may_wait: whether batches that a loader makes may wait until all of them are made.
         """
-        deferred = self._loader._take(self, most, may_wait=may_wait) if self._num_left() else None
+        if self._num_left() == 0:
+            return None
+        deferred = self._loader._take(self._ticket, most, may_wait=may_wait)
         if deferred is not None:
             self._left -= len(deferred[0])
         return deferred
 
     def _num_left(self) -> int:
         if self._left is None:
-            self._left = self._loader._begin(self)
+            self._left = self._loader._begin(self._ticket)
         return self._left
 
 
