@@ -174,11 +174,15 @@ def test_every_method_and_error_is_explained(trains, error):
         (Plan(GIB, GIB, GIB), False),  # of the CPU
     ],
 )
+@pytest.mark.parametrize(
+    "text",
+    ["cuDNN launch failure : input shape ([64,8])", "aborted by: NCCL: unhandled cuda error"],
+)
 def test_an_error_that_names_no_cause_is_explained_if_memory_was_full(
-    plan, is_explained, monkeypatch
+    text, plan, is_explained, monkeypatch
 ):
     def fit(x):
-        raise tf.errors.InternalError(None, None, "cuDNN launch failure : input shape ([64,8])")
+        raise tf.errors.InternalError(None, None, text)
 
     monkeypatch.setattr(memory_plan, "read_plan", lambda model, text, trains: plan)
     model = compiled(make, 1, optimizer="sgd", loss="mse")

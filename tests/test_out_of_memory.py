@@ -42,11 +42,24 @@ def test_other_faults_are_not_taken_for_it(text):
     assert asked_bytes(text) is None
 
 
-def test_what_cudnn_had_no_room_for_is_told_by_the_log():
-    error = "INTERNAL: cuDNN launch failure : input shape ([64,128,128,64])"
-    full = "dnn.cc:933] OOM when allocating tensor with shape[3382940] and type uint8 on /job:"
+@pytest.mark.parametrize(
+    ("error", "full", "other"),
+    [
+        (
+            "INTERNAL: cuDNN launch failure : input shape ([64,128,128,64])",
+            "dnn.cc:933] OOM when allocating tensor with shape[3382940] and type uint8 on /job:",
+            "dnn.cc:933] CUDNN_STATUS_EXECUTION_FAILED",
+        ),
+        (
+            "Collective ops is aborted by: NCCL: unhandled cuda error (run with NCCL_DEBUG=INFO)",
+            "[0] transport/nvls.cc:170 NCCL WARN Cuda failure 2 'out of memory'",
+            "[0] transport/nvls.cc:254 NCCL WARN Cuda failure 401 'the operation cannot be",
+        ),
+    ],
+)
+def test_what_a_library_had_no_room_for_is_told_by_the_log(error, full, other):
     assert is_out_of_memory(error, log=full)
-    assert not is_out_of_memory(error, log="dnn.cc:933] CUDNN_STATUS_EXECUTION_FAILED")
+    assert not is_out_of_memory(error, log=other)
     assert not is_out_of_memory("INVALID_ARGUMENT: of another cause", log=full)
 
 

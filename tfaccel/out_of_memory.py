@@ -39,8 +39,10 @@ _SAYS = re.compile(
     ),
     re.IGNORECASE,
 )
-# Of batch norm without XLA, for one, where cuDNN had no room beside the tensors (TensorFlow 2.21).
-_LOGS_ITS_CAUSE = "cuDNN launch failure"
+# Of batch norm without XLA, for one, where cuDNN had no room beside the tensors (TensorFlow 2.21);
+# and of GPUs' first collective, beside another job that filled one of them (NCCL logs it if it is
+# asked to, by NCCL_DEBUG).
+_LOGS_ITS_CAUSE = re.compile("cuDNN launch failure|NCCL: unhandled cuda error")
 _UNITS = {"B": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40, "bytes": 0}
 _XLA = re.compile(
     r"Out of memory (?:while trying to allocate|allocating) ([\d.]+) ?([KMGT]iB|B|by)"
@@ -63,7 +65,7 @@ def is_out_of_memory(text: str, *, log: str = "") -> bool:
 
 def leaves_its_cause_to_the_log(text: str) -> bool:
     """Returns whether an error's text does not tell a full memory from another fault."""
-    return _LOGS_ITS_CAUSE in text
+    return bool(_LOGS_ITS_CAUSE.search(text))
 
 
 def asked_bytes(text: str) -> int | None:
