@@ -193,6 +193,18 @@ def test_an_error_that_names_no_cause_is_explained_if_memory_was_full(
     assert is_out_of_memory(str(caught.value)) == is_explained
 
 
+def test_what_a_method_within_it_explained_stays():
+    own = OutOfMemoryError("out of memory with global_batch_size=8; use a smaller batch")
+
+    def fit(x):
+        raise own
+
+    model = compiled(make, 1, optimizer="sgd", loss="mse")
+    with pytest.raises(OutOfMemoryError) as caught:
+        explained(fit, model, StepConfig())(np.ones((64, 8)))
+    assert caught.value is own
+
+
 def test_a_batch_that_is_given_whole_is_known():
     def train_on_batch(x, y=None):
         raise tf.errors.ResourceExhaustedError(None, None, FULL)

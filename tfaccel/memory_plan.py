@@ -107,6 +107,8 @@ def explained(method: Callable, model: keras.Model, config: StepConfig) -> Calla
     def wrapper(*args, **kwargs):
         try:
             return method(*args, **kwargs)
+        except OutOfMemoryError:
+            raise  # of `fit`'s `evaluate`, whose batch that one knows
         except Exception as error:  # of TensorFlow, DALI, or a sentence that quotes one
             is_said = is_out_of_memory(str(error))
             if not is_said and not leaves_its_cause_to_the_log(str(error)):
