@@ -46,7 +46,7 @@ def use_indexed(monkeypatch):
 @pytest.mark.parametrize("padding", ["valid", "same"])
 @pytest.mark.parametrize("window", [(2, 2), (3, 3), (1, 4), (5, 5)])
 @pytest.mark.parametrize("strides", [None, 2, (3, 4)])
-@pytest.mark.parametrize("few_values", [False, True])
+@pytest.mark.parametrize("few_values", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_it_is_max_pooling_and_so_is_its_gradient(
     use_indexed, padding, window, strides, few_values
 ):
@@ -67,7 +67,7 @@ def test_it_is_max_pooling_and_so_is_its_gradient(
 
 @pytest.mark.parametrize("padding", ["valid", "same"])
 @pytest.mark.parametrize(("window", "strides"), [(2, 2), (3, 2), (3, 1), ((2, 3), (3, 2))])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_two_channels_go_together(use_indexed, dtype, window, strides, padding):
     x = np.random.default_rng(0).integers(-4, 5, (2, 9, 8, 4))
     own = use_indexed()

@@ -105,7 +105,9 @@ def test_who_sees_each_batch_has_one_launched_at_a_time(caplog):
     [
         {},
         {"num_replicas": 2, "steps_per_execution": 4},
-        {"config": StepConfig(nonfinite="skip"), "x": spoilt(3)},
+        pytest.param(
+            {"config": StepConfig(nonfinite="skip"), "x": spoilt(3)}, marks=pytest.mark.slow
+        ),
         {"config": StepConfig(nonfinite="skip"), "x": spoilt(STEPS)},
     ],
 )

@@ -64,7 +64,9 @@ def test_what_takes_too_long_is_ended_with_its_group(tmp_path):
     assert end((tmp_path / "ids").read_text().split())
 
 
-@pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize(
+    "how", ["SIGINT", pytest.param("SIGTERM", marks=pytest.mark.slow), "SIGKILL"]
+)
 def test_no_orphan_is_left_when_the_parent_ends(tmp_path, how):
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, STUCK, str(tmp_path / "ids")], stderr=subprocess.DEVNULL

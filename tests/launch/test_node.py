@@ -215,8 +215,8 @@ def test_p3_a_rank_that_hangs_says_where_its_python_is(launch, tmp_path):
     ("mode", "flag"),
     [
         ("takes SIGUSR2", "--step-timeout=1"),
-        ("takes SIGUSR2 late", "--step-timeout=1"),
-        ("takes SIGUSR2 away", "--step-timeout=1"),
+        pytest.param("takes SIGUSR2 late", "--step-timeout=1", marks=pytest.mark.slow),
+        pytest.param("takes SIGUSR2 away", "--step-timeout=1", marks=pytest.mark.slow),
         ("has SIGUSR2 for faulthandler", "--step-timeout=1"),
         ("never speaks, to SIGUSR2 either", "--start-timeout=2"),
     ],

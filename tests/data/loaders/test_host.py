@@ -125,8 +125,15 @@ def test_a_first_batch_that_fails_is_said():
         HostStream(begin, None, placement=PLACEMENT)
 
 
-@pytest.mark.parametrize("begin", ["numbers", "slow_numbers"])
-@pytest.mark.parametrize("last", ["stream", "del stream"])
+@pytest.mark.parametrize(
+    ("last", "begin"),
+    [
+        ("stream", "numbers"),
+        ("del stream", "slow_numbers"),
+        pytest.param("stream", "slow_numbers", marks=pytest.mark.slow),
+        pytest.param("del stream", "numbers", marks=pytest.mark.slow),
+    ],
+)
 def test_python_ends_with_a_stream_that_is_in_use_and_with_one_just_dropped(last, begin):
     """One that was not ended before Python let no thread in any more waited for it for ever."""
     program = f"""
@@ -142,7 +149,9 @@ print("drawn")
     assert in_new_process(program) == "drawn\n"
 
 
-@pytest.mark.parametrize("begin", ["slow_numbers", "slow_numbers_that_end"])
+@pytest.mark.parametrize(
+    "begin", ["slow_numbers", pytest.param("slow_numbers_that_end", marks=pytest.mark.slow)]
+)
 def test_python_ends_with_an_error_out_of_a_stream(begin):
     """Its frames held the iterator: also those of Ctrl-C, which finds a starved run in `next`."""
     program = f"""
