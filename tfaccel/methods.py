@@ -13,7 +13,7 @@ import re
 import sys
 import types
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from tfaccel import progress, seam
 from tfaccel.agreement import of_workers
-from tfaccel.callbacks.ahead import Ahead, alone, can_be_ahead
+from tfaccel.callbacks.ahead import Ahead, alone, can_be_ahead, having
 from tfaccel.callbacks.beats import Beats
 from tfaccel.callbacks.finite import Finite
 from tfaccel.callbacks.keras_writers import of_this_worker
@@ -202,7 +202,6 @@ def _watched(fit: Callable, model, config: StepConfig, beats: Beats, cluster: Cl
     def wrapper(*args, **kwargs):
         call = signature.bind(*args, **kwargs)
         given, x = call.arguments.get("callbacks"), call.arguments.get("x")
-        loader = x if isinstance(x, Loader) else None
         is_list = isinstance(given, keras.callbacks.CallbackList)
         theirs = [each for each in flat(given) if each not in ours and not isinstance(each, Ahead)]
         # Of each call its own: a callback may call `fit` within another.
@@ -215,26 +214,13 @@ def _watched(fit: Callable, model, config: StepConfig, beats: Beats, cluster: Cl
             given.set_model(model)
         else:
             call.arguments["callbacks"] = together
-        with (
-            _reading(loader, (finite, beats, *audits)),
-            ahead.of(model) if is_ahead else alone(model),
-        ):
+        with contextlib.ExitStack() as during:  # not after it, or they would hold the loader
+            for each in (finite, beats, *audits):
+                during.enter_context(having(each, loader=x if isinstance(x, Loader) else None))
+            during.enter_context(ahead.of(model) if is_ahead else alone(model))
             return fit(*call.args, **call.kwargs)
 
     return wrapper
-
-
-@contextlib.contextmanager
-def _reading(loader: Loader | None, callbacks: Sequence):
-    """Within the context, callbacks know what `fit` reads: not after it, or it would be held."""
-    before = [each.loader for each in callbacks]  # of the `fit` that this one is within
-    for each in callbacks:
-        each.loader = loader
-    try:
-        yield
-    finally:
-        for each, its in zip(callbacks, before, strict=True):
-            each.loader = its
 
 
 def _beating(method: Callable, beats: Beats) -> Callable:

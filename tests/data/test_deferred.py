@@ -226,7 +226,8 @@ def test_an_execution_has_several_launches_where_one_would_be_too_large(
     assert caplog.text.count("data: batches come 2 at a time, because 4 would take up to") == 1
 
 
-@pytest.mark.parametrize(("step", "waits"), [(2, False), (3, True)])
+@pytest.mark.parametrize("step", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("waits", [False, True])
 def test_a_fault_is_named_by_its_step_of_several_launches(step, waits, files, monkeypatch):
     monkeypatch.setattr(images_lib, "all_bytes", room_for(2))
     model, loader = model_of(4), make_loader(files=files, shuffle=False)

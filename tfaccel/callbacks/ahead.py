@@ -60,11 +60,11 @@ def alone(model: keras.Model) -> contextlib.AbstractContextManager:
     """
     execution = model.train_function
     has = hasattr(type(execution), "launched")
-    return _having(execution, launched=None) if has else contextlib.nullcontext()
+    return having(execution, launched=None) if has else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
-def _having(owner, **attributes) -> Iterator[None]:
+def having(owner, **attributes) -> Iterator[None]:
     """Within the context, the object has these attributes; then those of its own from before."""
     own = vars(owner)  # past Keras's tracking of attributes
     before = {name: own[name] for name in attributes if name in own}
@@ -104,8 +104,8 @@ class Ahead(keras.callbacks.Callback):
         # Two threads: one that waits for an execution's end lets the next one's copy be queued.
         with (
             concurrent.futures.ThreadPoolExecutor(2, thread_name_prefix="look") as self._reader,
-            _having(model.train_function, launched=self._launched),
-            _having(model, _get_metrics_result_or_logs=results_of_all),
+            having(model.train_function, launched=self._launched),
+            having(model, _get_metrics_result_or_logs=results_of_all),
         ):
             yield
 
