@@ -14,7 +14,7 @@ from tensorflow.python.distribute import values, values_util
 
 from tfaccel import UserError, seam
 from tfaccel.config import StepConfig
-from tfaccel.step import compile_model
+from tfaccel.step import compile_model, functions
 
 RTOL = 1e-4
 RNG = np.random.default_rng(0)
@@ -120,6 +120,27 @@ def test_the_whole_step_in_one_function(in_one_function):
     assert_fits_alike(pair, X, Y, batch_size=4)
     evaluated = [each.evaluate(X, Y, batch_size=4, verbose=0) for each in pair]
     np.testing.assert_allclose(*evaluated, rtol=RTOL)
+
+
+def test_no_replica_waits_for_the_end_of_another_ones_step(in_one_function, monkeypatch):
+    """Which would be an edge from one device to another: the host, too, would wait for its end."""
+    graphs, split_step = [], functions._split_step
+
+    def kept(*arguments):
+        graphs.append(tf.compat.v1.get_default_graph())
+        return split_step(*arguments)
+
+    monkeypatch.setattr(functions, "_split_step", kept)
+    model = compiled(small, 2, optimizer="sgd", loss=loss(), xla=True)
+    model.fit(X, Y, **FIT)
+    model.evaluate(X, Y, batch_size=5, verbose=0)
+    assert len(graphs) == 2  # a step of training, and one of a test
+    for graph in graphs:
+        steps = [each for each in graph.get_operations() if "PartitionedCall" in each.type]
+        assert len({each.device for each in steps}) == 2
+        for op in graph.get_operations():
+            before = {*op.control_inputs, *(each.op for each in op.inputs)}
+            assert {each.device for each in before} <= {op.device, ""}, op.name
 
 
 @pytest.mark.parametrize(

@@ -515,7 +515,8 @@ def check_arms(found):
 def test_arms_run(bench, images, capsys, row):
     folder = images / "results"
     flags = [f"--jpegs={images}", f"--mnist={images}", f"--output={folder}"]
-    flags += ['--ours={"loader": "dali_cpu", "step_times": true}'] if row == "E1" else []
+    ours = {"loader": "dali_cpu", "step_times": True, "steps_per_execution": 1, "epoch_steps": 6}
+    flags += [f"--ours={json.dumps(ours)}"] if row == "E1" else []
     assert bench.main([f"--rows={row}", *SMALL, *flags]) == 0, capsys.readouterr().err
     (file,) = folder.iterdir()
     found = json.loads(file.read_text())

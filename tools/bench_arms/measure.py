@@ -67,7 +67,7 @@ def result_of(row: Row, arms: Sides) -> dict:
         "ratio to each rival": {name: ours / each for name, each in sides[1].items()},
     }
     if row.step_goal is not None:
-        # To time each step is to wait for it, so that the arms that do are not the quickest.
+        # Of the arms with a step in each execution, which need not be the quickest.
         ratios = [
             each["step_p99_s"] / each["step_p50_s"]
             for arm in arms[0].values()
@@ -118,7 +118,7 @@ def leave_out_slow(row: Row, side: dict[str, dict], when: str) -> None:
     best = (max if row.is_rate else min)(medians.values())
     for name, value in medians.items():
         behind = 1 - (value / best if row.is_rate else best / value)
-        # Step times are another measure, which costs an arm its speed.
+        # Step times are another measure, for which an arm may be slow.
         if behind > MOST_BEHIND and not side[name]["settings"].get("step_times"):
             side[name]["left out"] = f"{behind:.0%} behind the best of its side, {when}"
 

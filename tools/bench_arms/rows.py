@@ -198,7 +198,7 @@ def jpeg_row(name: str, *, gpus: int, goal: float, step_goal: float | None = Non
         }
     if step_goal is not None:
         each = {"steps_per_execution": 1, "step_times": True}
-        mine["one process, which waits for each step"] = ours_from_jpegs(gpus=gpus, **each)
+        mine["one process, a step in each execution"] = ours_from_jpegs(gpus=gpus, **each)
     return Row(
         name,
         f"images/s from JPEG files / from data on the device, {gpus} GPU{'s' if several else ''}",

@@ -5,8 +5,8 @@ epochs: some that are dropped, then those that are timed, between two waits for 
 
     serve(lambda settings: fit_arm(model, data, settings, ...))
 
-Only hooks of whole epochs: one of each batch, if it is not marked as safe, would have Keras wait
-for every step. Where step times are asked for they are taken so, in that arm alone.
+Only hooks of whole epochs, and of a batch's beginning where step times are asked for: one of each
+batch's end would have the host wait for every step.
 """
 
 import contextlib
@@ -25,6 +25,7 @@ from tfaccel import runtime
 # ImageNet's: its classes, and the mean and deviation of its channels.
 NUM_CLASSES = 1000
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+GETTING_AHEAD = 3  # executions of an epoch
 
 
 def fit_arm(
@@ -43,15 +44,20 @@ def fit_arm(
       model: compiled.
       data: for `fit`.
       settings: of the arm: "drop" and "steps", in steps, which are rounded up to whole epochs;
-        "step_times"; "trace", a folder, where a profile is wanted; "started", when its process
-        began.
+        "step_times", of so many executions; "trace", a folder, where a profile is wanted;
+        "started", when its process began.
       epoch_steps: steps of an epoch.
       images_per_epoch: over all replicas; padding does not count.
       speaks: whether this process tells the driver.
       **fit_args: for `fit`.
+
+    Raises:
+      ValueError: step times are asked for, of epochs too short to have any.
     """
+    wants_steps = settings.get("step_times", False)
     num_dropped = math.ceil(settings["drop"] / epoch_steps)
-    num_timed = math.ceil(settings["steps"] / epoch_steps)
+    each = executions_timed(epoch_steps, model.steps_per_execution) if wants_steps else epoch_steps
+    num_timed = math.ceil(settings["steps"] / each)
     first = FirstExecution()
     model.fit(data, epochs=max(1, num_dropped), callbacks=[first], verbose=0, **fit_args)
 
@@ -69,7 +75,6 @@ def fit_arm(
         }
         return result | ({"step_seconds": times.seconds} if wants_steps else {})
 
-    wants_steps = settings.get("step_times", False)
     ready = {
         "settings": {**settings, "epoch_steps": epoch_steps},
         "environment": environment(),
@@ -77,6 +82,18 @@ def fit_arm(
         "peak_memory_mib": peak_memory_mib(),
     }
     return Arm(ready, stretch, speaks)
+
+
+def executions_timed(epoch_steps: int, steps_per_execution: int) -> int:
+    """Returns how many executions of an epoch have a time of their own: see `StepTimes`."""
+    number = math.ceil(epoch_steps / steps_per_execution)
+    timed = number - GETTING_AHEAD - 1
+    if timed < 1:
+        raise ValueError(
+            f"step_times: an epoch of {number} execution(s) has none to time; have epochs of "
+            f"{GETTING_AHEAD + 2} or more, by epoch_steps or steps_per_execution"
+        )
+    return timed
 
 
 def traced(folder: str | None):
@@ -159,7 +176,9 @@ class Clock(keras.callbacks.Callback):
 class StepTimes(keras.callbacks.Callback):
     """Times each execution after the epochs that are dropped: `seconds`, of each.
 
-    What lies between epochs is of no step.
+    From the beginning of one to that of the next, for which nobody waits: where `fit` is ahead of
+    the device, an execution begins as soon as the one two before it has ended. The first of an
+    epoch, by which it gets ahead, are not counted, and what lies between epochs is of no execution.
     """
 
     def __init__(self, num_dropped: int):
@@ -168,16 +187,17 @@ class StepTimes(keras.callbacks.Callback):
         self._first, self.seconds = num_dropped, []
 
     def on_epoch_begin(self, epoch, logs=None):
-        """Notes when the first step begins."""
-        self._epoch, self._last = epoch, time.perf_counter()
+        """Begins anew."""
+        self._begun = []
 
-    def on_train_batch_end(self, batch, logs=None):
-        """Waits for the device, and notes how long it took."""
-        wait_for_device(self.model)
-        now = time.perf_counter()
-        if self._epoch >= self._first:
-            self.seconds.append(now - self._last)
-        self._last = now
+    def on_train_batch_begin(self, batch, logs=None):
+        """Notes when."""
+        self._begun.append(time.perf_counter())
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Adds those of the epoch."""
+        if epoch >= self._first:
+            self.seconds += np.diff(self._begun[GETTING_AHEAD:]).tolist()
 
 
 def wait_for_device(model: keras.Model) -> None:
