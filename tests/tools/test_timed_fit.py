@@ -1,4 +1,4 @@
-"""What an arm of tools/bench.py says of its own GPUs and steps, of which TensorFlow tells it here."""
+"""What an arm of tools/bench.py says of its GPUs, of which TensorFlow tells it here, and steps."""
 
 import itertools
 import pathlib
