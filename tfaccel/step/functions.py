@@ -16,10 +16,10 @@ clipping and update. On several, the order is what makes N replicas equal one de
 
 On the GPUs of one process the three are one XLA function, which has a collective of its own: the
 GPU goes from one to the next by itself. On the CPU XLA has none; and of several processes only
-TensorFlow's collectives can be broken off, by those whose peer has died. Nor has the host to wait
-then until a step is done: a replica's function meets the others' in that sum alone, and needs none
-of TensorFlow's order of side effects, in which what one GPU returns comes after all are done. Each
-step was launched only then, and took 50 ms for 39 (ResNet-50, two H100s, 2026-11-26).
+TensorFlow's collectives can be broken off, by those whose peer has died. Nor does the host wait
+then until a step is done. The replicas' functions meet in that sum alone and need none of
+TensorFlow's order of side effects, by which what one GPU returns comes after all have ended: a step
+took 49 ms for 43 (40 dense layers of 4,096, batch 4,096, two H100s, 2026-11-26).
 
 What is not finite is applied on no number of replicas (tfaccel/step/finite.py says what);
 `model.train_function.nonfinite` has what was found.
