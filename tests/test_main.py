@@ -246,7 +246,9 @@ def test_a_batch_of_more_than_all_images_is_said_and_the_rate_is_of_what_a_step_
 ):
     size, base = "--config.data.global_batch_size=5000", "--config.train.base_batch_size=256"
     with caplog.at_level(logging.INFO, logger="tfaccel"):
-        code, _, err = command("train", DIGITS, size, base, "--dry-run")
+        code, _, err = command(
+            "train", DIGITS, size, base, "--config.runtime.xla=False", "--dry-run"
+        )
     assert code == 0, err
     assert "a step is of all 1437 examples, fewer than 5000" in caplog.text
     assert "1 steps of 1437 an epoch" in caplog.text
@@ -417,8 +419,8 @@ def test_an_interrupt_is_one_line_and_code_130(command, monkeypatch):
 
 
 def test_a_rate_that_was_not_measured_is_null(command):
-    whole = "--config.data.global_batch_size=1437"
-    code, out, err = command("train", DIGITS, "--workdir=out", whole, "--config.train.epochs=1")
+    flags = ("--config.data.global_batch_size=1437", "--config.runtime.xla=False")
+    code, out, err = command("train", DIGITS, "--workdir=out", *flags, "--config.train.epochs=1")
     assert code == 0, err
     assert json.loads(out.splitlines()[-1])["images_per_second"] is None
 

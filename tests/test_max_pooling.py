@@ -45,7 +45,7 @@ def use_indexed(monkeypatch):
 
 @pytest.mark.parametrize("padding", ["valid", "same"])
 @pytest.mark.parametrize("window", [(2, 2), (3, 3), (1, 4), (5, 5)])
-@pytest.mark.parametrize("strides", [None, 2, (3, 4)])
+@pytest.mark.parametrize("strides", [None, 2, pytest.param((3, 4), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("few_values", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_it_is_max_pooling_and_so_is_its_gradient(
     use_indexed, padding, window, strides, few_values

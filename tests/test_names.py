@@ -76,6 +76,12 @@ def test_names_of_steps_do_not_depend_on_what_was_made_before(given):
     tf.constant(0) + tf.constant(1)  # takes numbers of the process's count
     fit_and_evaluate()
     assert own(given) == first
+
+
+@pytest.mark.slow
+def test_names_of_steps_do_not_depend_on_which_is_first(given):
+    fit_and_evaluate()
+    first = own(given)
     fit_and_evaluate(evaluates_first=True)
     assert sorted(own(given)) == sorted(first)
 

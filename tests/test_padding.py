@@ -87,11 +87,11 @@ def wanted():
 @pytest.mark.parametrize(
     ("num_replicas", "xla", "parts"),
     [
-        (1, 0, 1),
         (2, 0, 1),
         *(
             pytest.param(*each, marks=pytest.mark.slow)
             for each in [
+                (1, 0, 1),
                 (1, 1, 1),
                 (1, 0, 3),
                 (1, 1, 3),

@@ -200,7 +200,7 @@ def test_what_is_no_name_is_refused(given):
         ModelConfig(float32_layers=given)
 
 
-@pytest.mark.parametrize("xla", [False, True])
+@pytest.mark.parametrize("xla", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_two_replicas_train_it(half, xla):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 

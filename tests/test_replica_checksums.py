@@ -180,7 +180,8 @@ class Plant(keras.callbacks.Callback):
     [
         # Of 6 steps in each of two epochs.
         pytest.param(2, 1, 3, "at step 4", marks=pytest.mark.slow),
-        (4, 1, 6, "at step 8"),  # over the end of the epoch
+        # Over the end of the epoch.
+        pytest.param(4, 1, 6, "at step 8", marks=pytest.mark.slow),
         (4, 3, 3, "at step 6"),  # whole executions
         (1000, 1, 3, "at the end of training"),
         (0, 1, 3, None),

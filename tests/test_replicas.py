@@ -227,7 +227,7 @@ def test_weights_of_samples_and_classes():
     assert_fits_alike(pair, class_weight={0: 2.0, 1: 0.5, 2: 1.0})
 
 
-@pytest.mark.parametrize("xla", [False, True])
+@pytest.mark.parametrize("xla", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_metrics_of_ones_own_and_made_outside_the_scope(xla):
     def make():
         last = layers.Dense(1, activation="sigmoid")
@@ -628,7 +628,7 @@ class Counting(layers.Layer):
         return x
 
 
-@pytest.mark.parametrize("pads", [False, True])
+@pytest.mark.parametrize("pads", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_what_a_layer_counts_is_added(pads):
     def make():
         return keras.Sequential([keras.Input((3,)), Counting(), layers.Dense(3)])

@@ -43,6 +43,7 @@ print(json.dumps({{"seen": seen, "path": str(path), "printed": printed.getvalue(
 """
 
 
+@pytest.mark.slow
 def test_the_chief_alone_writes_and_a_callback_asks_all(folder, tmp_path):
     program = PROGRAM.format(root=str(tmp_path), images=str(folder))
     chief, other = map(json.loads, in_workers(program, 2))

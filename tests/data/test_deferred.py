@@ -214,7 +214,7 @@ def test_batches_of_dali_come_one_by_one(files, settings, monkeypatch, caplog):
     assert caplog.text.count("come one by one, because 3 would take up to") == settings["xla"]
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_an_execution_has_several_launches_where_one_would_be_too_large(
     replicas, in_one_function, files, monkeypatch, caplog
 ):
@@ -227,7 +227,7 @@ def test_an_execution_has_several_launches_where_one_would_be_too_large(
 
 
 @pytest.mark.parametrize("step", [pytest.param(2, marks=pytest.mark.slow), 3])
-@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("waits", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_fault_is_named_by_its_step_of_several_launches(step, waits, files, monkeypatch):
     monkeypatch.setattr(images_lib, "all_bytes", room_for(2))
     model, loader = model_of(4), make_loader(files=files, shuffle=False)

@@ -202,8 +202,13 @@ def model_on(num_replicas, make=linear, **settings):
     )
 
 
-@pytest.mark.parametrize("batch", [12, 36])
-@pytest.mark.parametrize("num_replicas", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("num_replicas", "batch"),
+    [
+        *[(1, 36), (2, 12), (3, 36)],
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in [(1, 12), (2, 36), (3, 12)]),
+    ],
+)
 def test_every_example_counts_once_whatever_the_batch_and_the_replicas(num_replicas, batch):
     # The reference has no batches at all. 1e-6 is the issue's own tolerance.
     model = model_on(num_replicas)

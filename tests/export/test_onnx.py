@@ -69,7 +69,10 @@ def assert_alike(received, expected, tolerance):
         np.testing.assert_allclose(received[name], array, rtol=0, atol=tolerance * largest)
 
 
-@pytest.mark.parametrize("precision", ["float32", "mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize(
+    "precision",
+    ["float32", "mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)],
+)
 def test_it_answers_as_the_saved_model_does(setup, loader, tmp_path, precision):
     run = setup(precision=precision)
     model = classifier(run)

@@ -65,7 +65,8 @@ def test_what_takes_too_long_is_ended_with_its_group(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "how", ["SIGINT", pytest.param("SIGTERM", marks=pytest.mark.slow), "SIGKILL"]
+    "how",
+    [*(pytest.param(each, marks=pytest.mark.slow) for each in ("SIGINT", "SIGTERM")), "SIGKILL"],
 )
 def test_no_orphan_is_left_when_the_parent_ends(tmp_path, how):
     parent = subprocess.Popen(

@@ -126,7 +126,7 @@ def test_a_first_batch_that_fails_is_said():
 
 
 @pytest.mark.parametrize("begin", [pytest.param("numbers", marks=pytest.mark.slow), "slow_numbers"])
-@pytest.mark.parametrize("last", ["stream", "del stream"])
+@pytest.mark.parametrize("last", [pytest.param("stream", marks=pytest.mark.slow), "del stream"])
 def test_python_ends_with_a_stream_that_is_in_use_and_with_one_just_dropped(last, begin):
     """One that was not ended before Python let no thread in any more waited for it for ever."""
     program = f"""
