@@ -73,13 +73,14 @@ def test_every_config_is_tried_here():
     assert {each.stem for each in CONFIGS.glob("*.py")} == {"digits", *EXPERIMENTS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        pytest.param("mnist", {}, marks=pytest.mark.slow),
+        ("mnist", {}),
         ("restoration", {}),
-        pytest.param("cifar10", {}, marks=pytest.mark.slow),  # half a minute
-        pytest.param("imagenet_resnet50", {"runtime.xla": False}, marks=pytest.mark.slow),
+        ("cifar10", {}),  # half a minute
+        ("imagenet_resnet50", {"runtime.xla": False}),
     ],
 )
 def test_trains_measures_and_exports_at_its_smoke_size(name, changes, tmp_path):

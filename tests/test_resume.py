@@ -289,7 +289,7 @@ def test_p8_roll_back_goes_on_after_the_bad_step(train, monkeypatch, caplog):
     assert len(history["loss"]) == TRAIN.epochs
 
 
-@pytest.mark.parametrize("on_error", ["stop", "continue"])
+@pytest.mark.parametrize("on_error", ["stop", pytest.param("continue", marks=pytest.mark.slow)])
 def test_p3_a_full_disk_leaves_the_older_ones(train, tmp_path, monkeypatch, caplog, on_error):
     fill = folder_lib.fill
 

@@ -118,7 +118,14 @@ def test_float16_images_for_a_float16_policy(setup, folder):
         assert image.dtype.name == loader.element_spec[0].dtype.name == dtype
 
 
-@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize(
+    "loader",
+    [
+        "dali_cpu",
+        "tf_data",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("memory", "cache")),
+    ],
+)
 def test_two_epochs_of_fit_evaluate_and_predict_build_one_pipeline(folder, loader, caplog):
     caplog.set_level("INFO")
     source = sources.class_folders(folder)

@@ -166,7 +166,10 @@ def test_a_nan_is_no_parity(setup, tmp_path, photographs):
         run.export(model, tmp_path / "1", loader=loader)
 
 
-@pytest.mark.parametrize("window", ["stretch", "resized_center_crop", "center_crop"])
+@pytest.mark.parametrize(
+    "window",
+    [pytest.param("stretch", marks=pytest.mark.slow), "resized_center_crop", "center_crop"],
+)
 def test_each_window_is_that_of_dali(setup, tmp_path, photographs, window):
     run, model, loader = job(setup, photographs, augment=preset("none", window=window))
     facts = card.read(run.export(model, tmp_path / "1", loader=loader))
@@ -175,7 +178,11 @@ def test_each_window_is_that_of_dali(setup, tmp_path, photographs, window):
 
 
 @pytest.mark.parametrize(
-    ("window", "loader"), [("resized_center_crop", "memory"), ("center_crop", "cache")]
+    ("window", "loader"),
+    [
+        ("resized_center_crop", "memory"),
+        pytest.param("center_crop", "cache", marks=pytest.mark.slow),
+    ],
 )
 def test_a_size_that_images_are_stored_in_comes_first(setup, tmp_path, photographs, window, loader):
     """They are stretched to it, which no window of the file itself is."""

@@ -187,7 +187,10 @@ def test_p6_a_rank_that_fails_ends_all_with_its_code(launch, rank, mode, code, w
             marks=pytest.mark.slow,
         ),
         ("sleeps", "--step-timeout=1", "made no progress in training for"),
-        ("never starts", "--start-timeout=2", "made no progress before its first step ended"),
+        pytest.param(
+            *("never starts", "--start-timeout=2", "made no progress before its first step ended"),
+            marks=pytest.mark.slow,
+        ),
         ("saves slowly", "--save-timeout=1", "made no progress in saving for"),
     ],
 )
@@ -218,7 +221,9 @@ def test_p3_a_rank_that_hangs_says_where_its_python_is(launch, tmp_path):
         pytest.param("takes SIGUSR2 late", "--step-timeout=1", marks=pytest.mark.slow),
         pytest.param("takes SIGUSR2 away", "--step-timeout=1", marks=pytest.mark.slow),
         ("has SIGUSR2 for faulthandler", "--step-timeout=1"),
-        ("never speaks, to SIGUSR2 either", "--start-timeout=2"),
+        pytest.param(
+            "never speaks, to SIGUSR2 either", "--start-timeout=2", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_p3_a_rank_whose_sigusr2_is_its_own_hears_nothing_before_sigterm(
