@@ -253,7 +253,13 @@ def test_fewer_may_come_together_where_many_were_too_large(files, monkeypatch):
     assert iterator.take(2, may_wait=False) is None
 
 
-@pytest.mark.parametrize(("steps_per_execution", "replicas"), [(1, 1), (NUM_STEPS, 2)])
+@pytest.mark.parametrize(
+    ("steps_per_execution", "replicas"),
+    [
+        *[(1, 1), (NUM_STEPS, 2)],
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in [(1, 2), (NUM_STEPS, 1)]),
+    ],
+)
 def test_a_dropped_loader_ends_at_once(steps_per_execution, replicas, files, no_collector):
     """The collector comes seldom: ten loaders in turn had 1,783 threads and 6 GB of a GPU."""
     model = model_of(steps_per_execution, xla=False, replicas=replicas)

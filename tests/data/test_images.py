@@ -120,11 +120,7 @@ def test_float16_images_for_a_float16_policy(setup, folder):
 
 @pytest.mark.parametrize(
     "loader",
-    [
-        "dali_cpu",
-        "tf_data",
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ("memory", "cache")),
-    ],
+    [*LOADERS[:2], *(pytest.param(each, marks=pytest.mark.slow) for each in LOADERS[2:])],
 )
 def test_two_epochs_of_fit_evaluate_and_predict_build_one_pipeline(folder, loader, caplog):
     caplog.set_level("INFO")
