@@ -405,7 +405,9 @@ def test_every_arm_has_a_program_and_a_command(bench):
             command = bench.command_of(settings, torch_python="torch's", scratch="/tmp/x")
             assert pathlib.Path(command[-1]).is_file()
             assert (command[0] == "torch's") == ("torch" in command[-1])
-            assert ("--nproc-per-node=2" in command) == (settings.get("processes") == 2)
+            assert not any("--nproc-per-node" in each for each in command)
+    by_two = row_of(bench, "D2", gpus=4).ours["one process"] | {"processes": 2}
+    assert "--nproc-per-node=2" in bench.command_of(by_two, torch_python="", scratch="/tmp/x")
 
 
 def test_an_arm_sees_so_many_gpus(bench, monkeypatch):

@@ -177,25 +177,18 @@ def keras_arms_fed_by_tf_data() -> Arms:
     }
 
 
-def ways(make, *, gpus: int) -> Arms:
-    """Returns one process for all GPUs, and, on more than two, a process for each.
-
-    That is slower on two; on four it was not, before the sum was in XLA.
-    """
-    one = {"one process": make(gpus=gpus)}
-    return one if gpus == 2 else one | {"a process for each GPU": make(gpus=gpus, processes=gpus)}
-
-
 def jpeg_row(name: str, *, gpus: int, goal: float, step_goal: float | None = None) -> Row:
     """Returns a row of JPEG files against data on the device."""
     several = gpus > 1
     if several:
-        mine = ways(ours_from_jpegs, gpus=gpus)
+        mine = {"one process": ours_from_jpegs(gpus=gpus)}
+        rival = {"one process": ours(gpus=gpus)}
     else:
         mine = {
             "ten steps in an execution": ours_from_jpegs(),
             "an epoch in one execution": ours_from_jpegs(steps_per_execution="epoch"),
         }
+        rival = {"one GPU": ours()}
     if step_goal is not None:
         each = {"steps_per_execution": 1, "step_times": True}
         mine["one process, a step in each execution"] = ours_from_jpegs(gpus=gpus, **each)
@@ -204,7 +197,7 @@ def jpeg_row(name: str, *, gpus: int, goal: float, step_goal: float | None = Non
         f"images/s from JPEG files / from data on the device, {gpus} GPU{'s' if several else ''}",
         goal,
         mine,
-        ways(ours, gpus=gpus) if several else {"one GPU": ours()},
+        rival,
         gpus=gpus,
         needs=("jpegs",),
         step_goal=step_goal,
@@ -217,7 +210,7 @@ def scaling_row(name: str, *, gpus: int, goal: float) -> Row:
         name,
         f"{gpus} GPUs / the best step on one GPU; data on the devices",
         goal,
-        ways(ours, gpus=gpus),
+        {"one process": ours(gpus=gpus)},
         {"one GPU": ours()},  # mixed_bfloat16 is slower: see S3's file
         gpus=gpus,
     )
