@@ -22,7 +22,12 @@ def test_none_stays_none():
     assert make_to_host(tf.zeros(()).device)({"nothing": None}) == {"nothing": None}
 
 
-def test_it_is_made_once():
-    # Of what every `fit` traces anew, TensorFlow warns.
-    device = tf.zeros(()).device
-    assert make_to_host(device) is make_to_host(device)
+def test_it_is_traced_once_for_all_devices():
+    # Of what is traced anew for each, or by every `fit`, TensorFlow warns.
+    for index in range(3):
+        with tf.device(f"/cpu:{index}"):
+            tensor = tf.fill((2,), index)
+        to_host = make_to_host(tensor.device)
+        before = to_host.experimental_get_tracing_count()
+        np.testing.assert_array_equal(to_host(tensor), [index, index])
+    assert to_host.experimental_get_tracing_count() == before

@@ -14,7 +14,6 @@ from collections.abc import Callable
 import tensorflow as tf
 
 
-@functools.cache  # traced anew by each `fit`, it would be warned of by TensorFlow
 def make_to_host(device: str) -> Callable:
     """Returns the function of a nest of tensors, or None, that gives their copies on the host.
 
@@ -22,8 +21,11 @@ def make_to_host(device: str) -> Callable:
       device: of the tensors, as one of them says; of several workers, this one's.
     """
     spec = tf.DeviceSpec.from_string(device)
-    host = spec.replace(device_type="CPU", device_index=0).to_string()
+    return _to(spec.replace(device_type="CPU", device_index=0).to_string())
 
+
+@functools.cache  # traced anew by each `fit`, or for each GPU, it would be warned of by TensorFlow
+def _to(host: str) -> Callable:
     @tf.function(autograph=False)
     def to_host(tensors):
         with tf.device(host):
