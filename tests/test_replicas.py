@@ -105,7 +105,9 @@ class Subclassed(keras.Model):
 
 
 # Of 10 rows, the last batch has one for each replica.
-@pytest.mark.parametrize(("make", "xla"), [(small, True), (Subclassed, False)])
+@pytest.mark.parametrize(
+    ("make", "xla"), [(small, True), pytest.param(Subclassed, False, marks=pytest.mark.slow)]
+)
 def test_sequential_and_subclassed_models(make, xla):
     pair = both(make, metrics=lambda: ["accuracy"], xla=xla)
     assert_fits_alike(pair, X, Y, batch_size=4)

@@ -103,7 +103,7 @@ def test_who_sees_each_batch_has_one_launched_at_a_time(caplog):
 @pytest.mark.parametrize(
     "settings",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.slow),
         {"num_replicas": 2, "steps_per_execution": 4},
         pytest.param(
             {"config": StepConfig(nonfinite="skip"), "x": spoilt(3)}, marks=pytest.mark.slow
@@ -256,7 +256,7 @@ def within(model):
     return within_fit
 
 
-@pytest.mark.parametrize("train", [on_batch, within])
+@pytest.mark.parametrize("train", [pytest.param(on_batch, marks=pytest.mark.slow), within])
 def test_what_a_callback_trains_has_its_own_logs(train):
     trained = []
     for others in ([], [Sees()]):

@@ -85,7 +85,7 @@ def averages(steps, momentum=0.7):
 @pytest.mark.parametrize(
     ("num_replicas", "policy"),
     [
-        (1, "float32"),
+        pytest.param(1, "float32", marks=pytest.mark.slow),
         (2, "mixed_float16"),
         pytest.param(1, "mixed_float16", marks=pytest.mark.slow),
         pytest.param(2, "float32", marks=pytest.mark.slow),

@@ -64,7 +64,9 @@ def evaluation(run, root, **changes):
     return run.image_folder(root, **settings | {"loader": "tf_data"} | changes)
 
 
-@pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
+@pytest.mark.parametrize(
+    "precision", ["float32", pytest.param("mixed_float16", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("xla", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_files_and_pixels_are_answered_alike(setup, tmp_path, root, precision, xla):
     run = setup(precision=precision)
