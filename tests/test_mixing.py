@@ -332,7 +332,10 @@ def test_a_step_trains_on_the_changed_batch(num_replicas, num_parts, policy, xla
     assert logs["accuracy"] == pytest.approx((y_mixed.argmax(axis=1) == 0).mean())
 
 
-@pytest.mark.parametrize(("num_replicas", "num_parts", "xla"), [(1, 1, True), (2, 2, False)])
+@pytest.mark.parametrize(
+    ("num_replicas", "num_parts", "xla"),
+    [pytest.param(1, 1, True, marks=pytest.mark.slow), (2, 2, False)],
+)
 def test_a_step_with_cutout_alone_keeps_whole_number_labels(num_replicas, num_parts, xla):
     rows, cut = 8, CUT["cutout"]
     keras.utils.set_random_seed(0)

@@ -184,7 +184,7 @@ class Plant(keras.callbacks.Callback):
         pytest.param(4, 1, 6, "at step 8", marks=pytest.mark.slow),
         (4, 3, 3, "at step 6"),  # whole executions
         (1000, 1, 3, "at the end of training"),
-        (0, 1, 3, None),
+        pytest.param(0, 1, 3, None, marks=pytest.mark.slow),
     ],
 )
 def test_training_stops_at_the_next_audit(audit_steps, steps_per_execution, planted_at, found):

@@ -169,7 +169,7 @@ def test_p14_a_step_in_parts_is_the_step_of_the_whole_batch(num_parts, rows):
     [
         pytest.param("mixed_float16", False, marks=pytest.mark.slow),
         ("mixed_float16", True),
-        ("mixed_bfloat16", False),
+        pytest.param("mixed_bfloat16", False, marks=pytest.mark.slow),
         pytest.param("mixed_bfloat16", True, marks=pytest.mark.slow),
     ],
 )

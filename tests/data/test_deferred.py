@@ -367,7 +367,7 @@ def test_a_fault_is_named_by_its_step():
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16"], indirect=True)
-@pytest.mark.parametrize("launches", [1, 2])
+@pytest.mark.parametrize("launches", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_skipped_steps_of_an_execution_are_counted(policy, launches, files, monkeypatch):
     monkeypatch.setattr(images_lib, "all_bytes", room_for(4 // launches))
     seen = []

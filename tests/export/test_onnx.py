@@ -71,7 +71,10 @@ def assert_alike(received, expected, tolerance):
 
 @pytest.mark.parametrize(
     "precision",
-    ["float32", "mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)],
+    [
+        "mixed_float16",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("float32", "mixed_bfloat16")),
+    ],
 )
 def test_it_answers_as_the_saved_model_does(setup, loader, tmp_path, precision):
     run = setup(precision=precision)

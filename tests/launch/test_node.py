@@ -191,7 +191,10 @@ def test_p6_a_rank_that_fails_ends_all_with_its_code(launch, rank, mode, code, w
             *("never starts", "--start-timeout=2", "made no progress before its first step ended"),
             marks=pytest.mark.slow,
         ),
-        ("saves slowly", "--save-timeout=1", "made no progress in saving for"),
+        pytest.param(
+            *("saves slowly", "--save-timeout=1", "made no progress in saving for"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_p7_a_rank_that_hangs_is_found_within_its_limit(launch, rank, mode, flag, words):
