@@ -26,19 +26,23 @@ def cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
-def make_loader(source, *, num_replicas=1, augment="none", shuffle=True, **images):
-    devices = tuple(Device(f"/cpu:{index}", None) for index in range(num_replicas))
-    data = open_images(
+def open_on(devices, source, *, augment="none", shuffle=True, dali=None, **images):
+    return open_images(
         source,
         ImageConfig(**{**SETTINGS, **images}),
         preset(augment) if isinstance(augment, str) else augment,
         shuffle=shuffle,
-        num_replicas=num_replicas,
+        num_replicas=len(devices),
         runtime=Runtime(devices, "float32", xla=False, seed=0, loader_threads=1),
         num_local=1,
         num_threads=1,
-        dali=DaliConfig(),
+        dali=dali or DaliConfig(),
     )
+
+
+def make_loader(source, *, num_replicas=1, **settings):
+    devices = tuple(Device(f"/cpu:{index}", None) for index in range(num_replicas))
+    data = open_on(devices, source, **settings)
     return Loader(
         data,
         devices=devices,
@@ -94,6 +98,23 @@ def test_a_batch_said_for_each_replica(folder):
     settings = {"global_batch_size": None, "batch_per_replica": 4}
     loader = make_loader(sources.class_folders(folder), num_replicas=3, **settings)
     assert (loader.global_batch_size, len(loader)) == (12, 4)
+
+
+@pytest.mark.parametrize(
+    ("dali", "said"),
+    [
+        (DaliConfig(), "32 MiB of GPU memory and twice 32 MiB of pinned memory"),
+        (
+            DaliConfig(device_memory_padding=2**26, host_memory_padding=None),
+            "64 MiB of GPU memory and twice DALI's own default of pinned memory",
+        ),
+    ],
+)
+def test_what_the_decoder_takes_on_a_gpu_is_said(folder, caplog, dali, said):
+    caplog.set_level("INFO", "tfaccel")
+    source = sources.class_folders(folder)
+    open_on((Device("/gpu:0", 0),), source, loader="dali_gpu", dali=dali)
+    assert f"each of the decoder's threads begins with {said}" in caplog.text
 
 
 @pytest.mark.parametrize("augment", ["imagenet_color", "imagenet_eval", "cifar"])

@@ -219,6 +219,8 @@ def open_images(
     log.info("loader: %s, because %s", choice.loader, choice.reason)
     if choice.loader.startswith("dali"):
         check_dali()
+    if choice.loader == "dali_gpu":
+        _log_decoder_memory(dali)
     _log_resize(source, images, augment)
     if isinstance(source, ImageSource) and source.targets and images.targets == "mask":
         check_mask(source.targets, 0)  # one for all: they come from one tool
@@ -270,6 +272,20 @@ def _decoded(source: ImageSource, images, choice: Choice, *, num_threads) -> Arr
         log.warning("data: %s; left out", error)
         left = source.without(np.array(error.ids))
         return store(left, num_threads=num_threads, **settings)
+
+
+def _log_decoder_memory(dali: DaliConfig) -> None:
+    """Says what of a GPU and of the host is taken before the first image."""
+    device, pinned = (
+        "DALI's own default" if each is None else f"{each / 2**20:,.0f} MiB"
+        for each in (dali.device_memory_padding, dali.host_memory_padding)
+    )
+    log.info(
+        "loader: each of the decoder's threads begins with %s of GPU memory and twice %s of pinned "
+        "memory, so that few images need more (dali.device_memory_padding, host_memory_padding)",
+        device,
+        pinned,
+    )
 
 
 def _log_resize(source, images: ImageConfig, augment: AugmentConfig) -> None:
