@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tfaccel.config import AugmentConfig, ImageConfig
-from tfaccel.data.free_memory import free_bytes
+from tfaccel.data.free_memory import free_bytes, mib
 from tfaccel.data.source import ArraySource, ImageSource
 from tfaccel.data.sources.pillow import image_sizes
 from tfaccel.errors import UserError
@@ -88,9 +88,9 @@ def choose_loader(
         free = free_bytes(device, num_local)
         place = "the GPU" if on_gpu else "this machine"
         if needed <= MEMORY_SHARE * free:
-            reason = f"{why}; all {len(source)} take {_mib(needed)} of {_mib(free)} free on {place}"
+            reason = f"{why}; all {len(source)} take {mib(needed)} of {mib(free)} free on {place}"
             return Choice("memory", reason, stored)
-        why = f"all {len(source)} would take {_mib(needed)} of {_mib(free)} free on {place}"
+        why = f"all {len(source)} would take {mib(needed)} of {mib(free)} free on {place}"
     if on_gpu:
         return Choice("dali_gpu", f"{why}, so that they are decoded anew each epoch, on the GPU")
     other = sorted(_suffixes(source) - TENSORFLOW_SUFFIXES)
@@ -138,8 +138,8 @@ def _for_arrays(source, images, device, num_local: int) -> Choice:
     arrays = [each for each in (source.images, source.targets) if each is not None]
     needed, free = sum(each.nbytes for each in arrays), free_bytes(device, num_local)
     if needed <= MEMORY_SHARE * free:
-        return Choice("memory", f"the arrays take {_mib(needed)} of {_mib(free)} free")
-    would = f"the arrays would take {_mib(needed)} of {_mib(free)} free: they stay mapped"
+        return Choice("memory", f"the arrays take {mib(needed)} of {mib(free)} free")
+    would = f"the arrays would take {mib(needed)} of {mib(free)} free: they stay mapped"
     return Choice("cache", would)
 
 
@@ -148,7 +148,3 @@ def _bytes(source: ImageSource, size: tuple[int, int], images: ImageConfig) -> i
     if source.targets is not None:
         channels += 1 if images.targets == "mask" else channels
     return len(source) * size[0] * size[1] * channels
-
-
-def _mib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:,.0f} MiB"

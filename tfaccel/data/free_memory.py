@@ -2,6 +2,7 @@
 
 free_bytes(Device("/gpu:0", 0))     # that images may take now
 all_bytes(Device("/gpu:0", 0))      # whoever has it now
+mib(2**30)                          # "1,024 MiB"
 """
 
 import os
@@ -62,3 +63,8 @@ def _limit_bytes(device: Device) -> int | None:
     limits = tf.config.get_logical_device_configuration(gpus[place]) if place < len(gpus) else None
     limit = limits[0].memory_limit if limits else None
     return None if limit is None else int(limit) << 20
+
+
+def mib(num_bytes: int) -> str:
+    """Returns an amount of memory for people: "1,024 MiB"."""
+    return f"{num_bytes / 2**20:,.0f} MiB"

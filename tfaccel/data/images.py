@@ -19,7 +19,7 @@ from tfaccel.config import AugmentConfig, DaliConfig, ImageConfig
 from tfaccel.data.choose import Choice, choose_loader
 from tfaccel.data.deferred import Deferred
 from tfaccel.data.feed import Feed
-from tfaccel.data.free_memory import all_bytes
+from tfaccel.data.free_memory import all_bytes, mib
 from tfaccel.data.loaders.cache import cached
 from tfaccel.data.loaders.memory import DeferredStream, MemoryStream, decode_all
 from tfaccel.data.loaders.pixels import batch_spec, resizes
@@ -277,12 +277,13 @@ def _decoded(source: ImageSource, images, choice: Choice, *, num_threads) -> Arr
 def _log_decoder_memory(dali: DaliConfig) -> None:
     """Says what of a GPU and of the host is taken before the first image."""
     device, pinned = (
-        "DALI's own default" if each is None else f"{each / 2**20:,.0f} MiB"
+        "DALI's own default" if each is None else mib(each)
         for each in (dali.device_memory_padding, dali.host_memory_padding)
     )
     log.info(
         "loader: each of the decoder's threads begins with %s of GPU memory and twice %s of pinned "
-        "memory, so that few images need more (dali.device_memory_padding, host_memory_padding)",
+        "memory; steps may wait for an image that needs more (dali.device_memory_padding, "
+        "dali.host_memory_padding)",
         device,
         pinned,
     )

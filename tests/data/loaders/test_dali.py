@@ -45,7 +45,6 @@ EVERY_DRAW = AugmentConfig(
     saturation=0.4,
     hue_degrees=30.0,
 )
-NO_PADDING = DaliConfig(device_memory_padding=None, host_memory_padding=None)
 # DALI keeps whole grey levels between its operators: each may be off by a half, and a little.
 HALF_LEVEL = 0.51 / 255
 
@@ -518,7 +517,13 @@ def test_settings_reach_the_pipeline(source, device, built):
     assert built[0].max_batch_size == 17
 
 
-@pytest.mark.parametrize(("given", "expected"), [(DaliConfig(), 2**25), (NO_PADDING, None)])
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (DaliConfig(), 2**25),
+        (DaliConfig(device_memory_padding=None, host_memory_padding=None), None),
+    ],
+)
 def test_the_decoder_has_room_for_a_large_image_at_the_start(given, expected):
     # Else a rare one makes its thread take memory, and all GPUs wait for that one.
     arguments = dali_loader._decoder(given, Device("/gpu:0", 0))
