@@ -310,20 +310,21 @@ class DaliConfig:
         A JPEG that needs more makes it take more, for which steps wait: some 6 bytes a pixel
         (NVIDIA's ResNet-50 has 211,025,920 for ImageNet's up to 5980 x 6430).
       host_memory_padding: twice so many bytes of pinned host memory, likewise: some 4 a pixel.
-      preallocate_width_hint: of the largest image, in pixels, for the hardware decoder's memory.
-      preallocate_height_hint: of the largest image, in pixels, likewise.
+      preallocate_width_hint: of the largest image that the hardware decoder has memory for at the
+        start, in pixels.
+      preallocate_height_hint: of the same image, in pixels.
       bytes_per_sample_hint: bytes of a decoded image, for the buffers between operators.
     """
 
     threads: int | None = None
     prefetch_batches: int = 2  # DALI's own
     hw_decoder_load: float = 0.65  # DALI's own
-    # Not DALI's own, 16 and 8 MiB: of 1,000 ImageNet files one has 3.8 million pixels, and a step
-    # takes as long as on the GPU that waits for it (four H100s, 2026-11-26).
+    # Not DALI's own, 16 and 8 MiB and no size: of 1,000 ImageNet files one has 3.8 million pixels,
+    # and a step takes as long as on the GPU that waits for it (four H100s, 2026-11-26).
     device_memory_padding: int | None = 32 * 2**20
     host_memory_padding: int | None = 32 * 2**20
-    preallocate_width_hint: int | None = None
-    preallocate_height_hint: int | None = None
+    preallocate_width_hint: int | None = 2400
+    preallocate_height_hint: int | None = 1632
     bytes_per_sample_hint: int | None = None
 
     def __post_init__(self):

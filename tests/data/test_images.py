@@ -103,10 +103,17 @@ def test_a_batch_said_for_each_replica(folder):
 @pytest.mark.parametrize(
     ("dali", "said"),
     [
-        (DaliConfig(), "32 MiB of GPU memory and twice 32 MiB of pinned memory"),
         (
-            DaliConfig(device_memory_padding=2**26, host_memory_padding=None),
-            "64 MiB of GPU memory and twice DALI's own default of pinned memory",
+            DaliConfig(),
+            "32 MiB of GPU memory and twice 32 MiB of pinned memory, the hardware decoder with "
+            "what 2400x1632 pixels need;",
+        ),
+        (
+            DaliConfig(
+                device_memory_padding=2**26, host_memory_padding=None, preallocate_width_hint=None
+            ),
+            "64 MiB of GPU memory and twice DALI's own default of pinned memory, the hardware "
+            "decoder with DALI's own default;",
         ),
     ],
 )

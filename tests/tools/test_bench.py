@@ -460,6 +460,21 @@ def test_the_table_has_a_line_for_each_row_and_machine(bench, tmp_path):
     assert "| 0.95; p99/p50 was not measured | 0.93 or more; 1.3 or less |" in last
 
 
+@pytest.mark.parametrize(
+    ("row", "ratio", "words"),
+    [
+        ("E1", 0.96996, "0.96996"),
+        ("E1", 0.9701, "0.97"),
+        ("C1", 0.1504, "0.1504"),
+        ("C1", 0.15, "0.15"),
+    ],
+)
+def test_a_missed_goal_is_not_rounded_to_a_met_one(bench, tmp_path, row, ratio, words):
+    result = {"row": row, "gpus": 1, "hardware": "H100", "date": "2026-11-26", "ratio": ratio}
+    (tmp_path / f"speed-{row}-H100.json").write_text(json.dumps(result))
+    assert f"| {words} | " in bench.speed_table(bench.make_rows(batch=256), tmp_path)
+
+
 def test_another_program_measures_t2_and_the_table_shows_it(bench, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(bench, "gpu_names", lambda: ["NVIDIA H200"])
     assert bench.main(["--rows=T2", f"--output={tmp_path}"]) == 0

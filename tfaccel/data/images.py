@@ -276,16 +276,20 @@ def _decoded(source: ImageSource, images, choice: Choice, *, num_threads) -> Arr
 
 def _log_decoder_memory(dali: DaliConfig) -> None:
     """Says what of a GPU and of the host is taken before the first image."""
+    own = "DALI's own default"
     device, pinned = (
-        "DALI's own default" if each is None else mib(each)
+        own if each is None else mib(each)
         for each in (dali.device_memory_padding, dali.host_memory_padding)
     )
+    size = dali.preallocate_width_hint, dali.preallocate_height_hint
     log.info(
         "loader: each of the decoder's threads begins with %s of GPU memory and twice %s of pinned "
-        "memory; steps may wait for an image that needs more (dali.device_memory_padding, "
-        "dali.host_memory_padding)",
+        "memory, the hardware decoder with %s; steps may wait for an image that needs more "
+        "(dali.device_memory_padding, dali.host_memory_padding, dali.preallocate_width_hint and "
+        "_height_hint)",
         device,
         pinned,
+        own if None in size else "what {}x{} pixels need".format(*size),
     )
 
 

@@ -5,6 +5,7 @@ Takes rows and a folder; gives Markdown: a line for each row and each machine th
     print(speed_table(make_rows(batch=256), pathlib.Path("tools/results")))
 """
 
+import itertools
 import json
 import pathlib
 from collections.abc import Sequence
@@ -39,8 +40,19 @@ def _measured(row: Row, result: dict) -> str:
         return f"not run: {result['not run']}" if result["not run"] else "not run"
     if result["ratio"] is None:
         return "94% was not reached on both sides"
-    measured = f"{result['ratio']:.3g}"
+    measured = _rounded(result["ratio"], row.goal, more=row.is_rate)
     if row.step_goal is not None:
         ratio = result["p99/p50"]
-        measured += f"; p99/p50 {'was not measured' if ratio is None else f'{ratio:.3g}'}"
+        spread = "was not measured" if ratio is None else _rounded(ratio, row.step_goal, more=False)
+        measured += f"; p99/p50 {spread}"
     return measured
+
+
+def _rounded(value: float, goal: float, *, more: bool) -> str:
+    """Returns three digits, or as many as do not make a missed goal a met one, or the reverse."""
+
+    def is_met(value: float) -> bool:
+        return value >= goal if more else value <= goal
+
+    texts = (f"{value:.{digits}g}" for digits in itertools.count(3))
+    return next(each for each in texts if is_met(float(each)) == is_met(value))
