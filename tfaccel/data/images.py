@@ -285,8 +285,8 @@ def _log_decoder_memory(dali: DaliConfig) -> None:
     log.info(
         "loader: each of the decoder's threads begins with %s of GPU memory and twice %s of pinned "
         "memory, the hardware decoder with %s; steps may wait for an image that needs more "
-        "(dali.device_memory_padding, dali.host_memory_padding, dali.preallocate_width_hint and "
-        "_height_hint)",
+        "(dali.device_memory_padding, dali.host_memory_padding; dali.preallocate_width_hint, "
+        "dali.preallocate_height_hint)",
         device,
         pinned,
         own if None in size else "what {}x{} pixels need".format(*size),

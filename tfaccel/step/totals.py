@@ -288,7 +288,7 @@ class Layout:
     def pack(self, totals: Totals) -> list[tf.Tensor]:
         """Returns one vector per dtype."""
         flat = [
-            self._flat(index, tf.cast(each, self._dtypes[index]))
+            self._values_of(index, tf.cast(each, self._dtypes[index]))
             for index, each in enumerate(tf.nest.flatten(totals.tensors()))
         ]
         return [
@@ -301,7 +301,7 @@ class Layout:
         flat, spans = [None] * len(self._specs), []
         for parts, vector in zip(self._parts.values(), vectors, strict=True):
             for index, part in self._cut(list(itertools.chain(*parts)), vector):
-                flat[index] = tf.cast(self._unflat(index, part), self._specs[index].dtype)
+                flat[index] = tf.cast(self._tensor_of(index, part), self._specs[index].dtype)
             spans += self._spans(parts, vector)
         tensors = tf.nest.pack_sequence_as(self._totals.tensors(), flat)
         return self._totals.with_tensors(tensors), spans
@@ -322,15 +322,15 @@ class Layout:
             start += size
             yield index, part
 
-    def _flat(self, index: int, tensor: tf.Tensor) -> tf.Tensor:
+    def _values_of(self, index: int, tensor: tf.Tensor) -> tf.Tensor:
         """Returns a tensor's values, [values]: a filter's as cuDNN writes them, outputs first."""
         if self._is_filter(index):
             *others, outputs = range(tensor.shape.rank)
             tensor = tf.transpose(tensor, [outputs, *others])
         return tf.reshape(tensor, [-1])
 
-    def _unflat(self, index: int, values: tf.Tensor) -> tf.Tensor:
-        """Returns the tensor that `_flat` had these values of."""
+    def _tensor_of(self, index: int, values: tf.Tensor) -> tf.Tensor:
+        """Returns the tensor that has these values, by `_values_of`."""
         shape = self._shape(index)
         if not self._is_filter(index):
             return tf.reshape(values, shape)
