@@ -32,14 +32,17 @@ def totals():
     )
 
 
+def assert_same(own, wanted):
+    for each, other in zip(*map(tf.nest.flatten, (own, wanted)), strict=True):
+        assert each.dtype == other.dtype
+        np.testing.assert_array_equal(each, other)
+
+
 @pytest.mark.parametrize("gradients_as", [None, "float16"])
 def test_totals_come_back(totals, gradients_as):
     layout = Layout(totals, gradients_as=gradients_as, in_xla=False)
     same, _ = layout.unpack(layout.pack(totals))
-    pairs = zip(*map(tf.nest.flatten, (same.tensors(), totals.tensors())), strict=True)
-    for own, wanted in pairs:
-        assert own.dtype == wanted.dtype
-        np.testing.assert_array_equal(own, wanted)
+    assert_same(same.tensors(), totals.tensors())
 
 
 def test_there_is_a_vector_for_each_dtype(totals):
@@ -113,9 +116,7 @@ def test_all_come_back_where_xla_compiles_both_ways(with_filters, gradients_as):
         return same.tensors(), [each.values for each in spans]
 
     same, spans = there_and_back(with_filters.tensors())
-    for own, wanted in zip(*map(tf.nest.flatten, (same, with_filters.tensors())), strict=True):
-        assert own.dtype == wanted.dtype
-        np.testing.assert_array_equal(own, wanted)
+    assert_same(same, with_filters.tensors())
     sums = [float(tf.reduce_sum(each)) for each in (*spans, *with_filters.gradients)]
     assert sum(sums[: len(spans)]) == sum(sums[len(spans) :])
 
