@@ -29,7 +29,7 @@ from tfaccel.cluster import Cluster
 from tfaccel.config import StepConfig
 from tfaccel.data.placement import untuned
 from tfaccel.export import fresh_process, parity
-from tfaccel.step import compile_model, finite, functions, totals
+from tfaccel.step import compile_model, finite, functions
 
 # As the driver counts, TensorFlow's first one.
 FIRST_GPU = int((os.environ.get("CUDA_VISIBLE_DEVICES") or "0").split(",")[0])
@@ -201,7 +201,6 @@ def in_one_function(monkeypatch):
         seam.Replica, "all_reduce_in_xla", lambda self, values: [*map(self.all_reduce, values)]
     )
     monkeypatch.setattr(seam, "layer_paths", lambda **args: layer_paths(**{**args, "xla": False}))
-    monkeypatch.setattr(totals.xla, "optimization_barrier", lambda *tensors: tensors)
     monkeypatch.setattr(functions, "_compiled", lambda each: tf.function(each, autograph=False))
     monkeypatch.setattr(functions, "_in_a_row", unrolled)
 

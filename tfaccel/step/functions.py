@@ -362,14 +362,13 @@ class _ReplicaStep:
         trains: bool,
     ):
         self.replica = replica
-        in_xla = xla and replica.reduces_in_xla
         layout = None  # known once the pass is traced
 
         def forward_backward(batch):
             nonlocal layout
             with seam.as_replica(model, replica):
                 totals = pass_(replica, batch)
-            layout = Layout(totals, gradients_as=gradients_as, in_xla=in_xla)
+            layout = Layout(totals, gradients_as=gradients_as)
             return layout.pack(totals), totals.metrics_before
 
         def update(buffers, metrics_before):
@@ -385,7 +384,7 @@ class _ReplicaStep:
             buffers, metrics_before = forward_backward(batch)
             return update([replica.all_reduce(each) for each in buffers], metrics_before)
 
-        if in_xla:
+        if xla and replica.reduces_in_xla:
             self._step = _compiled(_of_deferred(whole, make_batch))
         else:
             if xla:  # else all is traced into the caller's graph, where batch norm's sums may be

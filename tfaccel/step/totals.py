@@ -4,23 +4,18 @@ Takes a step of the model's own and a batch; gives `Totals`, and a `Layout` that
 few vectors. Nothing but the metrics is changed yet: tfaccel/step/functions.py sums and updates.
 
     totals = make_totals(model, model.train_step, replica, batch, weigh=..., parts=1, xla=True)
-    layout = Layout(totals, gradients_as=None, in_xla=False)
+    layout = Layout(totals, gradients_as=None)
     same, spans = layout.unpack(layout.pack(totals))
-
-Private names relied on:
-  TensorFlow 2.21: compiler.tf2xla.python.xla.optimization_barrier.
 """
 
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import keras
 import tensorflow as tf
-from tensorflow.compiler.tf2xla.python import xla
 
 from tfaccel import seam
 from tfaccel.errors import UserError
@@ -263,15 +258,13 @@ class Layout:
     In each: what is no gradient, the smaller gradients, and the largest.
     """
 
-    def __init__(self, totals: Totals, *, gradients_as: str | None, in_xla: bool):
+    def __init__(self, totals: Totals, *, gradients_as: str | None):
         """Lays out totals like these.
 
         Args:
           totals: of any replica: all have the same variables.
           gradients_as: dtype in which gradients travel; None for their own.
-          in_xla: whether XLA compiles all that is done with them as one program, for a GPU.
         """
-        self._in_xla = in_xla
         specs = tf.nest.map_structure(
             lambda each: tf.TensorSpec(each.shape, each.dtype), totals.tensors()
         )
@@ -288,8 +281,8 @@ class Layout:
     def pack(self, totals: Totals) -> list[tf.Tensor]:
         """Returns one vector per dtype."""
         flat = [
-            self._values_of(index, tf.cast(each, self._dtypes[index]))
-            for index, each in enumerate(tf.nest.flatten(totals.tensors()))
+            tf.reshape(tf.cast(each, dtype), [-1])
+            for each, dtype in zip(tf.nest.flatten(totals.tensors()), self._dtypes, strict=True)
         ]
         return [
             tf.concat([flat[index] for index in itertools.chain(*parts)], axis=0)
@@ -300,57 +293,13 @@ class Layout:
         """Returns the totals that lie in the vectors, and the gradients once more, uncut."""
         flat, spans = [None] * len(self._specs), []
         for parts, vector in zip(self._parts.values(), vectors, strict=True):
-            for index, part in self._cut(list(itertools.chain(*parts)), vector):
-                flat[index] = tf.cast(self._tensor_of(index, part), self._specs[index].dtype)
+            members = list(itertools.chain(*parts))
+            for index, part in zip(members, tf.split(vector, self._sizes(members)), strict=True):
+                spec = self._specs[index]
+                flat[index] = tf.cast(tf.reshape(part, spec.shape), spec.dtype)
             spans += self._spans(parts, vector)
         tensors = tf.nest.pack_sequence_as(self._totals.tensors(), flat)
         return self._totals.with_tensors(tensors), spans
-
-    def _cut(self, members: list[int], vector: tf.Tensor) -> Iterator[tuple[int, tf.Tensor]]:
-        """Gives each tensor of a vector, [values].
-
-        XLA updates variables of one shape in one kernel where their gradients are of one vector.
-        That kernel does not write where it reads: their values are copied back, in 0.15 ms of
-        ResNet-50's step (four H100s, 2026-11-26). So each matrix has a vector of its own, as far as
-        XLA sees while it chooses kernels. Vectors, as biases, were not copied: they stay together.
-        """
-        start, sizes = 0, self._sizes(members)
-        for index, size, part in zip(members, sizes, tf.split(vector, sizes), strict=True):
-            if self._is_xlas(index) and self._shape(index).rank > 1:
-                (vector,) = xla.optimization_barrier(vector)
-                part = vector[start : start + size]
-            start += size
-            yield index, part
-
-    def _values_of(self, index: int, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns a tensor's values, [values]: a filter's as cuDNN writes them, outputs first."""
-        if self._is_filter(index):
-            *others, outputs = range(tensor.shape.rank)
-            tensor = tf.transpose(tensor, [outputs, *others])
-        return tf.reshape(tensor, [-1])
-
-    def _tensor_of(self, index: int, values: tf.Tensor) -> tf.Tensor:
-        """Returns the tensor that has these values, by `_values_of`."""
-        shape = self._shape(index)
-        if not self._is_filter(index):
-            return tf.reshape(values, shape)
-        outputs_first = tf.reshape(values, [shape[-1], *shape[:-1]])
-        return tf.transpose(outputs_first, [*range(1, shape.rank), 0])
-
-    def _is_filter(self, index: int) -> bool:
-        """Returns whether XLA has cuDNN compute the gradient of [*window, inputs, outputs].
-
-        That of a window of one pixel is a matrix product (tfaccel/convolution.py).
-        """
-        window = self._shape(index)[:-2]
-        return self._is_xlas(index) and len(window) > 1 and math.prod(window) > 1
-
-    def _is_xlas(self, index: int) -> bool:
-        """Returns whether it is a gradient that XLA computes and applies in one program."""
-        return self._in_xla and self._gradients[index] is not None
-
-    def _shape(self, index: int) -> tf.TensorShape:
-        return self._specs[index].shape
 
     def _spans(self, parts: tuple[list[int], ...], vector: tf.Tensor) -> Iterator[Span]:
         others, *gradients = parts
@@ -372,14 +321,14 @@ class Layout:
         members = [index for index, each in enumerate(self._dtypes) if each == dtype]
         others = [each for each in members if self._gradients[each] is None]
         gradients = [each for each in members if self._gradients[each] is not None]
-        by_size = sorted(gradients, key=lambda index: self._shape(index).num_elements())
+        by_size = sorted(gradients, key=lambda index: self._specs[index].shape.num_elements())
         fits = len(members) <= _JOINED_AT_ONCE
         num_large = len(members) if fits else len(members) % _JOINED_AT_ONCE
         num_small = max(0, len(by_size) - num_large)
         return others, sorted(by_size[:num_small]), sorted(by_size[num_small:])
 
     def _sizes(self, members: list[int]) -> list[int]:
-        return [self._shape(index).num_elements() for index in members]
+        return [self._specs[index].shape.num_elements() for index in members]
 
 
 def _travels_as(dtype: tf.DType, wanted: str | None) -> tf.DType:
