@@ -5,6 +5,7 @@ check_int("seed", seed, at_least=0)
 
 import importlib.util
 import math
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,7 +13,10 @@ from tfaccel.errors import UserError, did_you_mean
 
 
 def check_dali() -> None:
-    """Raises UserError where DALI is not installed; it is imported where it is used, and later."""
+    """Raises UserError where DALI is not installed, or cannot run beside what XLA is told to do.
+
+    It is imported where it is used, and later.
+    """
     try:
         found = importlib.util.find_spec("nvidia.dali")
     except ModuleNotFoundError:  # no package of NVIDIA's at all
@@ -21,6 +25,12 @@ def check_dali() -> None:
         raise UserError(
             "DALI is not installed; install nvidia-dali-cuda120 (`tfaccel doctor` says more), or "
             "use another loader"
+        )
+    if "COLLECTIVES" in (flags := os.environ.get("XLA_FLAGS", "")):
+        raise UserError(
+            f"XLA_FLAGS={flags}, by which XLA records sums over the GPUs in CUDA graphs; DALI now "
+            "and then waits for all of a GPU, which ends the recording, and the process; leave "
+            "COLLECTIVES out, or use another loader"
         )
 
 

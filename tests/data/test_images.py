@@ -1,3 +1,4 @@
+import contextlib
 import os
 import pathlib
 import shutil
@@ -122,6 +123,14 @@ def test_what_the_decoder_takes_on_a_gpu_is_said(folder, caplog, dali, said):
     source = sources.class_folders(folder)
     open_on((Device("/gpu:0", 0),), source, loader="dali_gpu", dali=dali)
     assert f"each of the decoder's threads begins with {said}" in caplog.text
+
+
+@pytest.mark.parametrize("loader", ["dali_cpu", "memory"])
+def test_dali_is_refused_beside_sums_that_xla_records(folder, loader, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_command_buffer=+COLLECTIVES")
+    refused = pytest.raises(UserError, match=r"leave COLLECTIVES out, or use another loader$")
+    with refused if loader.startswith("dali") else contextlib.nullcontext():
+        make_loader(sources.class_folders(folder), loader=loader)
 
 
 @pytest.mark.parametrize("augment", ["imagenet_color", "imagenet_eval", "cifar"])
