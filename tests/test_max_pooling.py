@@ -9,6 +9,7 @@ from tfaccel import max_pooling
 
 LAYER = keras.layers.MaxPooling2D
 KERAS_CALL = LAYER.call
+MORE_WINDOWS = (2, 2), ((2, 3), (3, 2))  # and their strides
 DTYPES = pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 
 
@@ -44,7 +45,10 @@ def use_indexed(monkeypatch):
 
 
 @pytest.mark.parametrize("padding", ["valid", "same"])
-@pytest.mark.parametrize("window", [(2, 2), (3, 3), (1, 4), (5, 5)])
+@pytest.mark.parametrize(
+    "window",
+    [(2, 2), (3, 3), *(pytest.param(each, marks=pytest.mark.slow) for each in ((1, 4), (5, 5)))],
+)
 @pytest.mark.parametrize("strides", [None, 2, pytest.param((3, 4), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("few_values", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_it_is_max_pooling_and_so_is_its_gradient(
@@ -66,7 +70,10 @@ def test_it_is_max_pooling_and_so_is_its_gradient(
 
 
 @pytest.mark.parametrize("padding", ["valid", "same"])
-@pytest.mark.parametrize(("window", "strides"), [(2, 2), (3, 2), (3, 1), ((2, 3), (3, 2))])
+@pytest.mark.parametrize(
+    ("window", "strides"),
+    [(3, 2), (3, 1), *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE_WINDOWS)],
+)
 @pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_two_channels_go_together(use_indexed, dtype, window, strides, padding):
     x = np.random.default_rng(0).integers(-4, 5, (2, 9, 8, 4))
@@ -112,7 +119,9 @@ def with_ones_back(layer, x):
 
 
 @DTYPES
-@pytest.mark.parametrize("shape", [(2, 9, 8, 4), (2, 9, 12, 4), (2, 11, 16, 4)])
+@pytest.mark.parametrize(
+    "shape", [(2, 9, 8, 4), pytest.param((2, 9, 12, 4), marks=pytest.mark.slow), (2, 11, 16, 4)]
+)
 def test_padding_spoils_nothing(use_indexed, shape, dtype):
     x = tf.cast(np.random.default_rng(0).integers(-4, 5, shape), dtype)
     layer = LAYER(3, strides=2, padding="same", dtype=dtype)

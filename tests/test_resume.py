@@ -167,7 +167,7 @@ CUTS = [
     pytest.param({"step": 2 * STEPS + 3}, id="mid-epoch"),
     pytest.param(FIRST, id="first step", marks=pytest.mark.slow),
     pytest.param({"step": 2 * STEPS}, id="last step of an epoch", marks=pytest.mark.slow),
-    pytest.param({"test_of": 1}, id="in the tests"),
+    pytest.param({"test_of": 1}, id="in the tests", marks=pytest.mark.slow),
 ]
 
 

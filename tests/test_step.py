@@ -579,12 +579,12 @@ def given_to(make):
     ("make", "calls"),
     [
         (as_a_graph, 1),
-        (in_lists, 1),
+        pytest.param(in_lists, 1, marks=pytest.mark.slow),
         (in_dicts, 1),
-        (of_other_rows, 1),
-        (unbuilt, 2),
+        pytest.param(of_other_rows, 1, marks=pytest.mark.slow),
+        pytest.param(unbuilt, 2, marks=pytest.mark.slow),
         (of_any_size, 2),
-        (with_a_call_of_its_own, 2),
+        pytest.param(with_a_call_of_its_own, 2, marks=pytest.mark.slow),
         (with_an_optional_input, 2),
     ],
 )

@@ -1,7 +1,7 @@
 """What stock Keras 3.15 gets wrong under a strategy, and the same here, on the CPU.
 
-Every test runs twice: here it passes, and with stock Keras it must fail (`strict`): should it pass
-one day, Keras has mended it, and what works around it can go.
+Every test runs twice: here it passes, and with stock Keras (`-m slow`) it must fail (`strict`):
+should it pass one day, Keras has mended it, and what works around it can go.
 """
 
 import keras
@@ -14,7 +14,8 @@ from keras import layers
 from tfaccel import UserError
 from tfaccel.config import StepConfig
 
-STOCK = pytest.param(("stock", 2), marks=pytest.mark.xfail(strict=True), id="stock Keras")
+FAILS = (pytest.mark.xfail(strict=True), pytest.mark.slow)
+STOCK = pytest.param(("stock", 2), marks=FAILS, id="stock Keras")
 OURS = pytest.param(("tfaccel", 2), id="2 replicas")
 THREE = pytest.param(("tfaccel", 3), id="3 replicas", marks=pytest.mark.slow)
 # On three replicas too, but for what does not depend on their number.

@@ -104,7 +104,7 @@ def test_who_sees_each_batch_has_one_launched_at_a_time(caplog):
     "settings",
     [
         pytest.param({}, marks=pytest.mark.slow),
-        {"num_replicas": 2, "steps_per_execution": 4},
+        pytest.param({"num_replicas": 2, "steps_per_execution": 4}, marks=pytest.mark.slow),
         pytest.param(
             {"config": StepConfig(nonfinite="skip"), "x": spoilt(3)}, marks=pytest.mark.slow
         ),

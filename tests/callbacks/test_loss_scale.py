@@ -69,7 +69,10 @@ def fit(model, x, **settings):
     return seen, model.fit(x, x, callbacks=[seen], **settings).history
 
 
-@pytest.mark.parametrize(("num_replicas", "xla"), [(1, True), (2, False), (2, True)])
+@pytest.mark.parametrize(
+    ("num_replicas", "xla"),
+    [(1, True), pytest.param(2, False, marks=pytest.mark.slow), (2, True)],
+)
 def test_logs_and_history_say_scale_and_skipped_steps(num_replicas, xla):
     model = compile_on(num_replicas, xla=xla)
     seen, history = fit(model, rows_with_overflow(num_steps=3, at=[1]))

@@ -292,7 +292,7 @@ def own_step():
     return OwnStep(like.inputs, like.outputs)
 
 
-@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize("num_replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_step_of_ones_own_takes_batches_that_come_out_even(num_replicas):
     ours, reference = model_on(num_replicas, own_step), model_on(num_replicas)
     for model in (ours, reference):
@@ -362,7 +362,7 @@ def test_class_weights_ride_along_without_padding():
     np.testing.assert_array_equal(weight, np.where(label.numpy() == 0, 2.0, 1.0))
 
 
-@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize("num_replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_weight_of_zero_is_no_padding(num_replicas):
     # The reference: plain Keras, plain arrays. Accuracy is not weighted, so all rows count in it.
     weights = {0: 0.0, 1: 2.0}

@@ -117,7 +117,7 @@ PLANTED = {
 @pytest.mark.parametrize(
     ("step", "loader"),
     [
-        ("decoder", "dali_cpu"),
+        pytest.param("decoder", "dali_cpu", marks=pytest.mark.slow),
         ("resize", "memory"),
         pytest.param("decoder", "memory", marks=pytest.mark.slow),
         pytest.param("resize", "dali_cpu", marks=pytest.mark.slow),

@@ -142,9 +142,8 @@ print("drawn")
     assert in_new_process(program) == "drawn\n"
 
 
-@pytest.mark.parametrize(
-    "begin", ["slow_numbers", pytest.param("slow_numbers_that_end", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow  # a Python for each
+@pytest.mark.parametrize("begin", ["slow_numbers", "slow_numbers_that_end"])
 def test_python_ends_with_an_error_out_of_a_stream(begin):
     """Its frames held the iterator: also those of Ctrl-C, which finds a starved run in `next`."""
     program = f"""

@@ -126,7 +126,14 @@ FAST = {"png": (1.2 / 127.5, 0.3 / 127.5), "jpg": (12 / 127.5, 1.5 / 127.5)}  # 
 
 
 @pytest.mark.parametrize("suffix", ["png", "jpg"])
-@pytest.mark.parametrize("size", [(20, 16), (60, 60), (170, 150), (320, 400)])
+@pytest.mark.parametrize(
+    "size",
+    [
+        (20, 16),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ((60, 60), (170, 150))),
+        (320, 400),
+    ],
+)
 def test_random_resized_windows(tmp_path, size, suffix):
     # JPEGs are decoded at an eighth for the first size, for the last one as they are.
     random = np.random.default_rng(0)
