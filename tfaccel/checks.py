@@ -15,7 +15,7 @@ from tfaccel.errors import UserError, did_you_mean
 def check_dali() -> None:
     """Raises UserError where DALI is not installed, or cannot run beside what XLA is told to do.
 
-    It is imported where it is used, and later.
+    DALI is imported where it is used, and later.
     """
     try:
         found = importlib.util.find_spec("nvidia.dali")

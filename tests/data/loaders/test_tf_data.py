@@ -130,7 +130,8 @@ FAST = {"png": (1.2 / 127.5, 0.3 / 127.5), "jpg": (12 / 127.5, 1.5 / 127.5)}  # 
     "size",
     [
         (20, 16),
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ((60, 60), (170, 150))),
+        pytest.param((60, 60), marks=pytest.mark.slow),
+        pytest.param((170, 150), marks=pytest.mark.slow),
         (320, 400),
     ],
 )
