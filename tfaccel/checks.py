@@ -6,10 +6,16 @@ check_int("seed", seed, at_least=0)
 import importlib.util
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tfaccel.errors import UserError, did_you_mean
+
+# Where XLA is told to record sums over GPUs; it takes names in upper and lower case.
+SUMS_IN_GRAPHS = re.compile(
+    r"--xla_gpu_enable_command_buffer=(?:\S*,)?\+?COLLECTIVES\b", re.IGNORECASE
+)
 
 
 def check_dali() -> None:
@@ -26,7 +32,7 @@ def check_dali() -> None:
             "DALI is not installed; install nvidia-dali-cuda120 (`tfaccel doctor` says more), or "
             "use another loader"
         )
-    if "COLLECTIVES" in (flags := os.environ.get("XLA_FLAGS", "")):
+    if SUMS_IN_GRAPHS.search(flags := os.environ.get("XLA_FLAGS", "")):
         raise UserError(
             f"XLA_FLAGS={flags}, by which XLA records sums over the GPUs in CUDA graphs; DALI now "
             "and then waits for all of a GPU, which ends the recording, and the process; leave "

@@ -176,12 +176,21 @@ def with_work(row: Row, options: argparse.Namespace) -> Row:
     setup = {name: value for name, value in options.ours.items() if name in OF_SETUP}
     return dataclasses.replace(
         row,
-        ours={name: work | each | options.ours for name, each in row.ours.items()},
+        ours={name: work | with_ours(each, options.ours) for name, each in row.ours.items()},
         rivals={
             name: work | each | (setup if each["program"] == "ours.py" else {})
             for name, each in row.rivals.items()
         },
     )
+
+
+def with_ours(settings: dict, ours: dict) -> dict:
+    """Returns an arm's settings with those of --ours, which add to its environment."""
+    merged = settings | ours
+    if "environment" in merged:
+        own, added = (each.get("environment", {}) for each in (settings, ours))
+        merged["environment"] = own | added
+    return merged
 
 
 def command_of(settings: dict, *, torch_python: str, scratch: str) -> list[str]:

@@ -124,12 +124,18 @@ def test_what_the_decoder_takes_on_a_gpu_is_said(folder, caplog, dali, said):
     assert f"each of the decoder's threads begins with {said}" in caplog.text
 
 
-def test_dali_is_refused_beside_sums_that_xla_records(folder, monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_command_buffer=+COLLECTIVES")
+@pytest.mark.parametrize("recorded", ["+COLLECTIVES", "fusion,collectives", "-CUBLAS,+COLLECTIVES"])
+def test_dali_is_refused_beside_sums_that_xla_records(folder, monkeypatch, recorded):
+    monkeypatch.setenv("XLA_FLAGS", f"--xla_a=1 --xla_gpu_enable_command_buffer={recorded}")
     source = sources.class_folders(folder)
     make_loader(source, loader="memory")
     with pytest.raises(UserError, match=r"leave COLLECTIVES out, or use another loader$"):
         make_loader(source, loader="dali_cpu")
+
+
+def test_dali_is_not_refused_beside_other_flags_of_xla(folder, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_command_buffer=+CUBLAS,-COLLECTIVES")
+    make_loader(sources.class_folders(folder), loader="dali_cpu")
 
 
 @pytest.mark.parametrize("augment", ["imagenet_color", "imagenet_eval", "cifar"])

@@ -390,6 +390,18 @@ def test_settings_of_an_arm_come_from_the_flags_and_ours_from_the_command_line(b
     assert "jpegs" not in bench.with_work(row_of(bench, "S1"), options).ours["mixed_float16"]
 
 
+def test_an_arm_keeps_its_own_environment_beside_that_of_the_command_line(bench):
+    options = bench.parse(['--ours={"environment": {"A": "1"}}'])
+    one, graphs = bench.with_work(row_of(bench, "D1", gpus=2), options).ours.values()
+    assert one["environment"] == {"A": "1"}
+    assert graphs["environment"] == {
+        "A": "1",
+        "XLA_FLAGS": "--xla_gpu_enable_command_buffer=+COLLECTIVES",
+    }
+    (s1,) = bench.with_work(row_of(bench, "S1"), bench.parse([])).ours.values()
+    assert "environment" not in s1
+
+
 def test_where_tfaccel_is_compared_with_itself_both_sides_are_set_up_alike(bench):
     options = bench.parse(["--jpegs=/x", '--ours={"setup": {"memory": 9000}, "epoch_steps": 7}'])
     for name, is_shared in [("E1", True), ("S2", False)]:
