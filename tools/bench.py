@@ -178,7 +178,7 @@ def with_work(row: Row, options: argparse.Namespace) -> Row:
         row,
         ours={name: work | with_ours(each, options.ours) for name, each in row.ours.items()},
         rivals={
-            name: work | each | (setup if each["program"] == "ours.py" else {})
+            name: work | with_ours(each, setup if each["program"] == "ours.py" else {})
             for name, each in row.rivals.items()
         },
     )
