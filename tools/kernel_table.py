@@ -34,7 +34,7 @@ BYTES_PER_GB = 1e9
 SHORT_GAP_MS, LONG_GAP_MS = 0.01, 0.3
 # The first that a kernel's name matches is its kind.
 KINDS = {
-    "convolution or product": r"conv|gemm|cudnn|xmma|cutlass|nvjet|wgrad|dgrad|fprop|matmul",
+    "convolution or product": r"conv(?!ert)|gemm|cudnn|xmma|cutlass|nvjet|wgrad|dgrad|fprop|matmul",
     "all-reduce": r"nccl",
     "copy": r"memcpy|memset|copy",
     "sum": r"reduce",

@@ -60,7 +60,7 @@ def trace(tmp_path):
         kernels += [
             ("sm90_xmma_fprop", step + 1, step + 3),
             ("input_reduce_fusion_7", step + 3.008, step + 4.008),
-            ("loop_select_fusion", step + 9, step + 11),
+            ("loop_convert_fusion", step + 9, step + 11),
         ]
     plane(space, "/device:GPU:0", {"Stream #13(Compute)": kernels, "XLA Ops": kernels})
     second = {"Stream #14(MemcpyH2D)": [("MemcpyH2D", 1.5, 2.5)]}
@@ -71,7 +71,7 @@ def trace(tmp_path):
             ("a", "F16", [500, 10**6], []),
             ("b", "PRED", [1000, 10**6], []),
             ("input_reduce_fusion.7", "F32", [125, 10**6], [0, 1]),  # 2.5 GB in 1 ms
-            ("loop_select_fusion", "F32", [10, 10**9], [0]),  # too much for 2 ms: of a slice
+            ("loop_convert_fusion", "F32", [10, 10**9], [0]),  # too much for 2 ms: of a slice
         ],
     )
     python = [("launch", 3.5, 9.5), ("launch", 14, 15), ("tiny", 5, 5.5), ("elsewhere", 1, 2)]
@@ -116,7 +116,7 @@ def test_says_where_a_steps_time_goes(run, trace):
     assert "0.01 ms idle for less than 0.01 ms at a time, 1.0 times" in lines
     assert "4.99 ms idle for more than 0.3 ms at a time, 1.0 times" in lines
     start = lines.index("the longest kernels, ms a step and times:") + 1
-    assert lines[start : start + 2] == ["2.00 1.0 sm90_xmma_fprop", "2.00 1.0 loop_select_fusion"]
+    assert lines[start : start + 2] == ["2.00 1.0 sm90_xmma_fprop", "2.00 1.0 loop_convert_fusion"]
     # Of 4.008 to 9 and 14.008 to 19 ms the host launched 4.992 and 0.992.
     start = lines.index("what the host did while it was idle for more than 0.3 ms, ms a step:") + 1
     assert lines[start : start + 2] == ["2.99 launch", "0.25 tiny"]
@@ -124,7 +124,7 @@ def test_says_where_a_steps_time_goes(run, trace):
         "3.00 ms in XLA's kernels, which read and write at most 10.5 GB: 2.62 ms at 4 TB/s",
         "those that take longest beyond that, ms a step, of them beyond, and GB:",
         "1.00 0.38 2.50 input_reduce_fusion.7 (input_reduce_fusion_7)",
-        "2.00 0.00 8.00 loop_select_fusion (loop_select_fusion)",
+        "2.00 0.00 8.00 loop_convert_fusion (loop_convert_fusion)",
     ]
     assert second.startswith("/device:GPU:1")
     assert "0.50 ms copy" in " ".join(second.split())
