@@ -8,7 +8,7 @@ GPU. An arm of tools/bench.py writes one where it is asked to:
 
 What a kernel of XLA's reads and writes is its operands and results, whole, and at most what the
 bandwidth allows: of some it reads a slice. No kernel of an H200 had more than 4.4 of its memory's
-4.8 TB/s (ResNet-50, 2026-11-22).
+4.8 TB/s (ResNet-50, 2026-11-22), and no large one of an H100 more than 3.2 of 3.35 (2026-11-26).
 
 Names relied on: TensorFlow 2.21's tensorflow.tsl.profiler.protobuf.xplane_pb2, and its planes
 "/device:GPU:N" with lines "Stream ...", "/host:CPU", and "/host:metadata" with programs ("Hlo
