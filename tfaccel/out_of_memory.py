@@ -68,6 +68,11 @@ def leaves_its_cause_to_the_log(text: str) -> bool:
     return bool(_LOGS_ITS_CAUSE.search(text))
 
 
+def is_of_xla(text: str) -> bool:
+    """Returns whether an error's text says that XLA had no memory for what it runs."""
+    return bool(_XLA.search(text))
+
+
 def asked_bytes(text: str) -> int | None:
     """Returns the bytes that were asked for in vain; None where the text does not say.
 

@@ -52,7 +52,7 @@ from tfaccel.data.deferred import Deferred
 from tfaccel.seam import Replica
 from tfaccel.step import finite, mixing, names, padding
 from tfaccel.step import totals as totals_lib
-from tfaccel.step.donated import Donated
+from tfaccel.step.recoverable import Recoverable
 from tfaccel.step.totals import ROWS_UNIT, Layout, Span, Totals
 
 log = logging.getLogger("tfaccel")
@@ -187,15 +187,13 @@ class _Step:
         self.can_be_in_a_row = not self._several or sums_in_xla
         make = functools.partial(_make, model, strategy, config, step, replicas)
         self._make = functools.partial(make, xla=xla, trains=trains)
-        self._compile = functools.partial(
+        compile_ = functools.partial(
             tf.function,
             autograph=False,
             jit_compile=xla and not self._several,
             experimental_attributes=UNORDERED if sums_in_xla else None,
         )
-        donated = Donated(model, trains=trains)
-        self._kept_before = donated.kept_before if xla else lambda made: made
-        self._given = donated.given if xla else contextlib.nullcontext
+        self._compile = functools.partial(Recoverable, compile_, model=model) if xla else compile_
         self._numbers = names.own_numbers()  # now: `fit` may come before `evaluate`, or after it
         # For padded batches and for others, one by one and in a row: most models need one alone.
         self._made = {}
@@ -204,7 +202,7 @@ class _Step:
     def __call__(self, batch, *, padded: bool) -> dict:
         batches = seam.local_batches(self._strategy, batch, len(self._replicas))
         step = self._function(padded, None)
-        with self._saying_if_traced(step, batches[0]), self._running():
+        with self._saying_if_traced(step, batches[0]):
             if self._several:
                 return step([(each,) for each in batches])[0]  # all are alike
             return step(batches[0])
@@ -218,17 +216,7 @@ class _Step:
         step = self._function(padded, deferred[0].make)  # that of all is equal
         self._say_if_shorter(len(deferred[0]))
         arguments = [(dict(each.inputs), dict(each.shared)) for each in deferred]
-        with self._running():
-            return step(arguments)[0] if self._several else step(*arguments[0])
-
-    @contextlib.contextmanager
-    def _running(self) -> Iterator[None]:
-        try:
-            with self._given():
-                yield
-        except tf.errors.OpError:
-            self._made.clear()  # what is called again is traced again, and its variables kept
-            raise
+        return step(arguments)[0] if self._several else step(*arguments[0])
 
     @contextlib.contextmanager
     def _saying_if_traced(self, step: Callable, batch) -> Iterator[None]:
@@ -259,7 +247,7 @@ class _Step:
     def _function(self, padded: bool, make_batch: Callable | None) -> Callable:
         padded = padded or self._always_padded
         if (padded, make_batch) not in self._made:
-            made = self._kept_before(self._make(padded=padded, make_batch=make_batch))
+            made = self._make(padded=padded, make_batch=make_batch)
             self._made[padded, make_batch] = names.alike(self._compile(made), self._numbers)
         return self._made[padded, make_batch]
 
@@ -501,7 +489,6 @@ class _Predict:
             for each in replicas
         ]
 
-        @tf.function(autograph=False)
         def run(batches):
             outputs = []
             for replica, function, batch in zip(replicas, compiled, batches, strict=True):
@@ -512,6 +499,8 @@ class _Predict:
                     outputs.append(rows)
             return outputs[:1] if several_workers else outputs
 
+        compile_ = functools.partial(tf.function, autograph=False)
+        run = Recoverable(compile_, run, model) if xla else compile_(run)
         self._run = names.alike(run, names.own_numbers())
 
     def __call__(self, batches: list):

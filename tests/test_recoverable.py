@@ -1,0 +1,268 @@
+"""A model's variables outlive a step for which there was no memory, and the process its end."""
+
+import signal
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import compiled, new_process
+
+from tfaccel import seam
+from tfaccel.memory_plan import OutOfMemoryError
+from tfaccel.step import functions, recoverable
+from tfaccel.step.recoverable import Recoverable
+
+FULL = "Out of memory while trying to allocate 9.00GiB."
+X = np.linspace(-1, 1, 96, dtype=np.float32).reshape(16, 6)
+FIT = {"batch_size": 8, "shuffle": False, "verbose": 0}
+
+
+class Fails(Recoverable):
+    """Where `says` is set, a call does what XLA's does: others write what it changes, it ends."""
+
+    says, made = None, []
+
+    def _made(self):
+        self.made.append(self)
+        return _Function(self, super()._made())
+
+
+class _Function:
+    def __init__(self, step, function):
+        self._step, self._function = step, function
+        self.experimental_get_tracing_count = function.experimental_get_tracing_count
+
+    def __call__(self, *arguments):
+        if Fails.says is None:
+            return self._function(*arguments)
+        self._function.get_concrete_function(*arguments)  # traced, if it was not
+        for each in self._step._changed.values():
+            each.assign(np.ones(each.shape, each.dtype.as_numpy_dtype))
+        raise tf.errors.ResourceExhaustedError(None, None, Fails.says)
+
+
+@pytest.fixture(autouse=True)
+def made(monkeypatch):
+    """The recoverable steps that a test makes."""
+    monkeypatch.setattr(functions, "Recoverable", Fails)
+    monkeypatch.setattr(Fails, "made", made := [])
+    monkeypatch.setattr(Fails, "says", None)
+    return made
+
+
+class Noisy(keras.layers.Layer):
+    """Draws, in tests too."""
+
+    def __init__(self, name):
+        super().__init__(name=name)
+        self.seeds = keras.random.SeedGenerator(1, name="seeds")
+
+    def call(self, inputs):
+        return inputs + 0.01 * keras.random.normal(keras.ops.shape(inputs), seed=self.seeds)
+
+
+def make():
+    keras.utils.set_random_seed(0)
+    layers = [
+        keras.layers.Dense(6, trainable=False, name="frozen"),
+        keras.layers.Dense(6, name="dense"),
+        keras.layers.BatchNormalization(name="norm"),
+        Noisy(name="noisy"),
+    ]
+    return keras.Sequential([keras.Input((6,)), *layers], name="model")
+
+
+def trained(num_replicas):
+    adam = keras.optimizers.Adam(0.1, name="adam")
+    model = compiled(make, num_replicas, optimizer=adam, loss="mse", metrics=["mae"])
+    model.fit(X, X, **FIT)
+    return model
+
+
+def state(model):
+    """Each variable's values on each replica."""
+    return {
+        (variable.path, replica): each.numpy()
+        for variable in seam.variables_of(model)
+        for replica, each in enumerate(seam.components(variable))
+    }
+
+
+def check_same(these, others):
+    assert these.keys() == others.keys()
+    differ = [key for key in these if not np.array_equal(these[key], others[key])]
+    assert not differ
+
+
+@pytest.mark.parametrize("num_replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_step_that_never_ran_leaves_the_variables_as_they_were(num_replicas, monkeypatch):
+    model, twin = trained(num_replicas), trained(num_replicas)
+    for _ in range(2):  # the second time the step has been traced, and has not run
+        monkeypatch.setattr(Fails, "says", FULL)
+        with pytest.raises(OutOfMemoryError):
+            model.fit(X, X, **FIT | {"batch_size": 16})
+        monkeypatch.setattr(Fails, "says", None)
+    for each in (model, twin):
+        each.reset_metrics()  # as `fit` did
+    check_same(state(model), state(twin))
+    assert model.fit(X, X, **FIT).history == twin.fit(X, X, **FIT).history
+    check_same(state(model), state(twin))
+
+
+@pytest.mark.parametrize("num_replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_what_a_step_changes_is_known(num_replicas, made):
+    model = trained(num_replicas)
+    calls = {
+        "predict": lambda: model.predict(X, verbose=0),
+        "train": lambda: model.train_on_batch(X[:8], X[:8]),
+        "test": lambda: model.evaluate(X, X, verbose=0),
+    }
+    moved = {}
+    for name, call in calls.items():
+        before = state(model)
+        call()
+        after = state(model)
+        moved[name] = {key for key in after if not np.array_equal(before[key], after[key])}
+    keys = {
+        id(each.handle): (variable.path, replica)
+        for variable in seam.variables_of(model)
+        for replica, each in enumerate(seam.components(variable))
+    }
+    for name, step in zip(("predict", "train", "test"), made, strict=True):
+        # On several replicas TensorFlow has a variable of its own, by which it orders its sums.
+        known = {keys[handle] for handle in step._changed if handle in keys}
+        assert moved[name]
+        assert moved[name] <= known
+        paths = {path for path, _ in known - moved[name]}
+        assert not any("learning_rate" in each or "frozen" in each for each in paths)
+        assert name == "train" or not any("kernel" in each for each in paths)
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_what_is_put_back_is_of_each_replica(num_replicas, monkeypatch):
+    model = compiled(make, num_replicas, optimizer="sgd", loss="mse")
+    metric = model.metrics_variables[0]
+    for number, component in enumerate(seam.components(metric)):
+        component.assign(float(number))
+
+    def count():
+        for component in seam.components(metric):
+            component.assign_add(1.0)
+        for component in seam.components(model.weights[2]):
+            component.assign_add(tf.ones_like(component))
+        return tf.constant(0)
+
+    step = Fails(tf.function, count, model)
+    before = state(model)
+    monkeypatch.setattr(Fails, "says", FULL)
+    with pytest.raises(tf.errors.ResourceExhaustedError):
+        step()
+    check_same(state(model), before)
+
+
+def test_what_a_step_that_had_run_changes_is_lost_and_that_is_said(monkeypatch, caplog):
+    model = trained(1)
+    weights = model.get_weights()
+    monkeypatch.setattr(Fails, "says", FULL)
+    with pytest.raises(OutOfMemoryError):
+        model.fit(X, X, **FIT)
+    assert "step: memory was full for a step that had run before, and what it " in caplog.text
+    for (path, _), value in state(model).items():
+        is_kept = any(name in path for name in ("learning_rate", "frozen"))
+        assert np.isfinite(value).all() == (is_kept or value.dtype.kind != "f"), path
+    monkeypatch.setattr(Fails, "says", None)
+    model.set_weights(weights)
+    assert np.isfinite(model.predict_on_batch(X)).all()
+
+
+@pytest.mark.parametrize("says", ["OOM when allocating tensor with shape[8]", "aborted"])
+def test_other_errors_leave_the_variables_alone(says, monkeypatch):
+    model = compiled(make, 1, optimizer="sgd", loss="mse")
+    step = Fails(tf.function, lambda: model.weights[2].assign(model.weights[2] * 2), model)
+    step()
+    monkeypatch.setattr(Fails, "says", says)
+    with pytest.raises(tf.errors.ResourceExhaustedError):
+        step()
+    assert np.array_equal(model.weights[2], np.ones((6, 6)))  # as who failed left it
+
+
+def test_no_more_than_a_part_of_the_hosts_memory_is_taken(monkeypatch, caplog):
+    monkeypatch.setattr(recoverable, "free_bytes", lambda device: 287)  # of two kernels of 6 x 6
+    monkeypatch.setattr(Fails, "says", FULL)
+    caplog.set_level("INFO", "tfaccel")
+    model = compiled(make, 1, optimizer="sgd", loss="mse")
+    step = Fails(tf.function, lambda: model.weights[2].assign(model.weights[2] * 2), model)
+    with pytest.raises(tf.errors.ResourceExhaustedError):
+        step()
+    assert "should memory be too small for it, variables will be lost: a copy would" in caplog.text
+    assert np.isnan(model.weights[2]).all()
+
+
+PROGRAM = """
+import contextlib, keras, numpy as np, tensorflow as tf, tfaccel
+from tfaccel import seam
+
+class Greedy(keras.layers.Layer):
+    asks = False
+
+    def call(self, inputs):
+        if not self.asks or tf.executing_eagerly():
+            return inputs
+        seed = tf.cast(inputs[0, :2], tf.int32)  # 16 TiB
+        return inputs + tf.sort(tf.random.stateless_uniform((2**36, 2**6), seed))[0, :8]
+
+def state():
+    found = seam.variables_of(model)
+    return [one.numpy() for each in found[:-2] for one in seam.components(each)]
+
+run = tfaccel.setup(gpu_ids={gpus})
+with contextlib.nullcontext() if {is_stock} else run.scope():
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8), Greedy()])
+if {is_stock}:
+    model.compile("adam", "mse", jit_compile=True)
+else:
+    run.compile(model, "adam", "mse")
+x = np.ones((64, 8), np.float32)
+model.fit(x, x, batch_size=32, verbose=0)
+model.layers[-1].asks = True
+model.reset_metrics()  # as `fit` does
+before = state()
+for method in (model.fit, model.fit, model.evaluate):
+    try:
+        method(x, x, batch_size=16, verbose=0)
+    except (tfaccel.memory_plan.OutOfMemoryError, tf.errors.ResourceExhaustedError):
+        print("full", flush=True)
+print(len(before), all(map(np.array_equal, before, state())))
+model.layers[-1].asks = False
+model.fit(x, x, batch_size=8, verbose=0)
+"""
+
+
+def run_program(gpus, *, is_stock):
+    return new_process(PROGRAM.replace("{gpus}", gpus).replace("{is_stock}", str(is_stock)))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "num_replicas"),
+    [
+        pytest.param("[]", 1, marks=pytest.mark.slow),  # TensorFlow waits for 10 s, each time
+        pytest.param("[0]", 1, marks=pytest.mark.gpu),
+        pytest.param("[0, 1]", 2, marks=pytest.mark.multi_gpu),
+    ],
+)
+def test_a_full_memory_costs_neither_variables_nor_the_process(gpus, num_replicas):
+    done = run_program(gpus, is_stock=False)
+    assert done.stdout.split()[:3] == 3 * ["full"], done.stderr
+    number, is_same = done.stdout.split()[3:]
+    assert int(number) % num_replicas == 0
+    assert int(number) >= 8 * num_replicas  # two weights, their momenta, three numbers, a metric
+    assert is_same == "True"
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_tensorflow_still_needs_it():
+    done = run_program("[]", is_stock=True)
+    assert done.returncode in (-signal.SIGABRT, -signal.SIGSEGV), done.stderr
+    assert "full" in done.stdout

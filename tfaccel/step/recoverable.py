@@ -1,0 +1,164 @@
+"""A step whose variables outlive a call for which XLA has no memory.
+
+Takes what traces the step; gives it compiled.
+
+    step = Recoverable(functools.partial(tf.function, jit_compile=True), step, model)
+    step(batch)
+
+XLA is given the memory of the variables that a step changes, to write their new values there. Where
+it then finds no room for all else, it frees that memory, and TensorFlow frees it once more: a
+variable has whatever is written there next, and the process aborts, when it ends at the latest
+(TensorFlow 2.21, "double free" on the CPU, "Check failed: c->in_use()" on four H100s, 2026-11-26).
+
+Here TensorFlow does not free it again, and each variable gets memory of its own, and a value: the
+one that it had, where XLA had no memory when the step was first called with such a batch. So it is
+most often, as a step asks for the same each time. For that call they are copied to the host, where
+there is room. Later on there is no copy, and what the step changes becomes NaN, or 0 of what has
+none; that is said.
+
+Of several XLA functions in a step, all that it changes is taken to be freed: what was not is lost
+to this process. What else ends an execution, as a sum that is broken off, is not dealt with.
+
+Private names relied on:
+  TensorFlow 2.21: python.framework.auto_control_deps_utils.get_read_write_resource_inputs,
+    python.ops.handle_data_util.get_resource_handle_data.
+"""
+
+import ctypes
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.framework.auto_control_deps_utils import get_read_write_resource_inputs
+from tensorflow.python.ops.handle_data_util import get_resource_handle_data
+
+from tfaccel import seam
+from tfaccel.data.free_memory import free_bytes, mib
+from tfaccel.out_of_memory import is_of_xla
+from tfaccel.runtime import Device
+
+log = logging.getLogger("tfaccel")
+
+HOST = Device("/cpu:0", None)
+SHARE = 0.5  # of the host's free memory, which copies may take
+
+
+class _Variable(NamedTuple):
+    """One replica's variable, as a traced step has it."""
+
+    handle: tf.Tensor
+    dtype: tf.DType
+    shape: tf.TensorShape
+
+    def read(self) -> tf.Tensor:
+        """Returns a tensor that has the variable's own memory."""
+        with tf.device(self.handle.device):
+            return tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self.dtype)
+
+    def assign(self, value: np.ndarray) -> None:
+        with tf.device(self.handle.device):
+            tf.raw_ops.AssignVariableOp(resource=self.handle, value=tf.constant(value, self.dtype))
+
+    def no_value(self) -> np.ndarray:
+        return np.full(
+            self.shape, np.nan if self.dtype.is_floating else 0, self.dtype.as_numpy_dtype
+        )
+
+
+class Recoverable:
+    """A compiled step, as a function of what it is called with."""
+
+    def __init__(self, compile_: Callable, step: Callable, model):
+        """Takes what makes a `tf.function` of a step, the step, and the model whose it is."""
+        self._compile, self._step, self._model = compile_, step, model
+        self._changed = {}  # by the handle's id, each variable that the step was found to change
+        self._kept = {}  # likewise, their values, for the call that traces it
+        self._function = self._made()
+
+    def __call__(self, *arguments):
+        """Calls the step.
+
+        Raises:
+          tf.errors.OpError: whatever the step raises.
+        """
+        try:
+            return self._function(*arguments)
+        except tf.errors.OpError as error:
+            if is_of_xla(str(error)):
+                self._renew()
+                self._function = self._made()  # so that the next call keeps the values again
+            raise
+        finally:
+            self._kept = {}
+
+    def experimental_get_tracing_count(self) -> int:
+        """Returns how often it was traced, as `tf.function` does."""
+        return self._function.experimental_get_tracing_count()
+
+    def _made(self) -> Callable:
+        # Not the method itself: TensorFlow would take all steps for one that is traced too often.
+        return self._compile(functools.partial(self._traced))
+
+    def _traced(self, *arguments):
+        """Traces the step: what it changes is known then, and it has not run yet."""
+        outputs = self._step(*arguments)
+        changed = {id(each.handle): each for each in _changed_in(tf.compat.v1.get_default_graph())}
+        with tf.init_scope():
+            self._kept = _copied(changed, self._model)
+        self._changed |= changed
+        return outputs
+
+    def _renew(self) -> None:
+        """Gives each variable memory, and the value that it had, if that was kept."""
+        for each in self._changed.values():
+            _never_freed(each.read())
+        if not self._kept:
+            log.error(
+                "step: memory was full for a step that had run before, and what it changes is lost "
+                "(NaN now, or 0): load it again, from a checkpoint say"
+            )
+        try:
+            for key, each in self._changed.items():
+                each.assign(self._kept[key] if key in self._kept else each.no_value())
+        except tf.errors.OpError:
+            log.exception("step: no memory is left for the model's variables: build it again")
+
+
+def _changed_in(graph) -> Iterator[_Variable]:
+    """Yields the variables that a traced function may assign."""
+    read_by = functools.cache(lambda operation: get_read_write_resource_inputs(operation)[0])
+    for handle, own in graph.captures:
+        data = get_resource_handle_data(own) if own.dtype == tf.resource else None
+        if data is None or not data.is_set:  # a tensor, or an iterator
+            continue
+        if any(own not in read_by(each) for each in own.consumers()):
+            (of,) = data.shape_and_type
+            yield _Variable(handle, tf.as_dtype(of.dtype), tf.TensorShape(of.shape))
+
+
+def _copied(variables: dict[int, _Variable], model) -> dict[int, np.ndarray]:
+    """Returns the variables' values on the host; nothing where they would fill it."""
+    same = {  # on each replica, between steps
+        id(each.handle): id(variable)
+        for variable in seam.state_of(model)
+        for each in seam.components(variable)
+    }
+    groups = {same.get(key, key): each for key, each in variables.items()}
+    needed = sum(each.shape.num_elements() * each.dtype.size for each in groups.values())
+    if needed > SHARE * free_bytes(HOST):
+        log.info(
+            "step: should memory be too small for it, variables will be lost: a copy would take %s "
+            "of the host",
+            mib(needed),
+        )
+        return {}
+    values = {key: each.read().numpy() for key, each in groups.items()}
+    return {key: values[same.get(key, key)] for key in variables}
+
+
+def _never_freed(tensor: tf.Tensor) -> None:
+    """Keeps the tensor, which has a variable's memory, also where Python ends."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(tensor))
