@@ -13,11 +13,12 @@ variable has whatever is written there next, and the process aborts, when it end
 Here TensorFlow does not free it again, and each variable gets memory of its own, and a value: the
 one that it had, where XLA had no memory when the step was first called with such a batch. So it is
 most often, as a step asks for the same each time. For that call they are copied to the host, where
-there is room. Later on there is no copy, and what the step changes becomes NaN, or 0 of what has
-none; that is said.
+that has room. Later on there is no copy, and what the step changes becomes NaN, or 0 where the type
+has none; that is said.
 
-Of several XLA functions in a step, all that it changes is taken to be freed: what was not is lost
-to this process. What else ends an execution, as a sum that is broken off, is not dealt with.
+Where a step has several XLA functions, all that it changes is taken to be freed: the old memory of
+a variable that was not stays taken until the process ends. What else ends an execution, as a sum
+that is broken off or CUDA's own errors, is not dealt with.
 
 Private names relied on:
   TensorFlow 2.21: python.framework.auto_control_deps_utils.get_read_write_resource_inputs,
@@ -51,21 +52,16 @@ class _Variable(NamedTuple):
 
     handle: tf.Tensor
     dtype: tf.DType
-    shape: tf.TensorShape
 
     def read(self) -> tf.Tensor:
         """Returns a tensor that has the variable's own memory."""
         with tf.device(self.handle.device):
+            tf.raw_ops.DisableCopyOnRead(resource=self.handle)
             return tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self.dtype)
 
     def assign(self, value: np.ndarray) -> None:
         with tf.device(self.handle.device):
             tf.raw_ops.AssignVariableOp(resource=self.handle, value=tf.constant(value, self.dtype))
-
-    def no_value(self) -> np.ndarray:
-        return np.full(
-            self.shape, np.nan if self.dtype.is_floating else 0, self.dtype.as_numpy_dtype
-        )
 
 
 class Recoverable:
@@ -74,9 +70,7 @@ class Recoverable:
     def __init__(self, compile_: Callable, step: Callable, model):
         """Takes what makes a `tf.function` of a step, the step, and the model whose it is."""
         self._compile, self._step, self._model = compile_, step, model
-        self._changed = {}  # by the handle's id, each variable that the step was found to change
-        self._kept = {}  # likewise, their values, for the call that traces it
-        self._function = self._made()
+        self._make()
 
     def __call__(self, *arguments):
         """Calls the step.
@@ -84,59 +78,54 @@ class Recoverable:
         Raises:
           tf.errors.OpError: whatever the step raises.
         """
+        self._now = self._kept = None
         try:
             return self._function(*arguments)
         except tf.errors.OpError as error:
             if is_of_xla(str(error)):
-                self._renew()
-                self._function = self._made()  # so that the next call keeps the values again
+                _renew(self._changed if self._now is None else self._now, self._kept or {})
+            if is_of_xla(str(error)) or self._now is not None:
+                self._make()  # what is called next is traced again, and its values kept
             raise
         finally:
-            self._kept = {}
+            self._now = self._kept = None
 
     def experimental_get_tracing_count(self) -> int:
         """Returns how often it was traced, as `tf.function` does."""
         return self._function.experimental_get_tracing_count()
 
-    def _made(self) -> Callable:
+    def _make(self) -> None:
         # Not the method itself: TensorFlow would take all steps for one that is traced too often.
-        return self._compile(functools.partial(self._traced))
+        self._function = self._compile(functools.partial(self._traced))
+        self._changed = {}  # by the handle's id, each variable that any trace of it changes
+        self._now = None  # of these, those that the trace of this call does
+        self._kept = None  # likewise, their values
 
     def _traced(self, *arguments):
         """Traces the step: what it changes is known then, and it has not run yet."""
         outputs = self._step(*arguments)
-        changed = {id(each.handle): each for each in _changed_in(tf.compat.v1.get_default_graph())}
+        if tf.executing_eagerly():  # as tf.config.run_functions_eagerly asks
+            return outputs
+        graph = tf.compat.v1.get_default_graph()
         with tf.init_scope():
-            self._kept = _copied(changed, self._model)
-        self._changed |= changed
+            self._now = {id(each.handle): each for each in _changed_in(graph)}
+            self._kept = _copied(self._now, self._model)
+        self._changed |= self._now
         return outputs
-
-    def _renew(self) -> None:
-        """Gives each variable memory, and the value that it had, if that was kept."""
-        for each in self._changed.values():
-            _never_freed(each.read())
-        if not self._kept:
-            log.error(
-                "step: memory was full for a step that had run before, and what it changes is lost "
-                "(NaN now, or 0): load it again, from a checkpoint say"
-            )
-        try:
-            for key, each in self._changed.items():
-                each.assign(self._kept[key] if key in self._kept else each.no_value())
-        except tf.errors.OpError:
-            log.exception("step: no memory is left for the model's variables: build it again")
 
 
 def _changed_in(graph) -> Iterator[_Variable]:
-    """Yields the variables that a traced function may assign."""
+    """Yields the variables that a traced function may assign, and that have a value."""
     read_by = functools.cache(lambda operation: get_read_write_resource_inputs(operation)[0])
     for handle, own in graph.captures:
         data = get_resource_handle_data(own) if own.dtype == tf.resource else None
         if data is None or not data.is_set:  # a tensor, or an iterator
             continue
-        if any(own not in read_by(each) for each in own.consumers()):
-            (of,) = data.shape_and_type
-            yield _Variable(handle, tf.as_dtype(of.dtype), tf.TensorShape(of.shape))
+        if all(own in read_by(each) for each in own.consumers()):
+            continue
+        # One that is made as a function is first traced has none; it is traced again at once.
+        if tf.raw_ops.VarIsInitializedOp(resource=handle):
+            yield _Variable(handle, tf.as_dtype(data.shape_and_type[0].dtype))
 
 
 def _copied(variables: dict[int, _Variable], model) -> dict[int, np.ndarray]:
@@ -146,17 +135,40 @@ def _copied(variables: dict[int, _Variable], model) -> dict[int, np.ndarray]:
         for variable in seam.state_of(model)
         for each in seam.components(variable)
     }
-    groups = {same.get(key, key): each for key, each in variables.items()}
-    needed = sum(each.shape.num_elements() * each.dtype.size for each in groups.values())
-    if needed > SHARE * free_bytes(HOST):
+    tensors = {same.get(key, key): each.read() for key, each in variables.items()}
+    needed = sum(each.shape.num_elements() * each.dtype.size for each in tensors.values())
+    replicas = seam.local_replicas(model.distribute_strategy)
+    if needed > SHARE * free_bytes(HOST, replicas[0].num_replicas // len(replicas)):
         log.info(
             "step: should memory be too small for it, variables will be lost: a copy would take %s "
             "of the host",
             mib(needed),
         )
         return {}
-    values = {key: each.read().numpy() for key, each in groups.items()}
+    values = {key: each.numpy() for key, each in tensors.items()}
     return {key: values[same.get(key, key)] for key in variables}
+
+
+def _renew(variables: dict[int, _Variable], kept: dict[int, np.ndarray]) -> None:
+    """Gives each variable memory, and the value that it had, if that was kept."""
+    old = {key: each.read() for key, each in variables.items()}
+    for each in old.values():
+        _never_freed(each)
+    lost = [key for key in variables if key not in kept]
+    for key, each in variables.items():
+        try:
+            each.assign(kept[key] if key in kept else _no_value(old[key]))
+        except tf.errors.OpError:  # no memory is left for it, but may be for others
+            lost.append(key)
+    if lost:
+        log.error(
+            "step: memory was full, and what the step changes is lost (NaN now, or 0): load it "
+            "again, from a checkpoint say"
+        )
+
+
+def _no_value(like: tf.Tensor) -> np.ndarray:
+    return np.full(like.shape, np.nan if like.dtype.is_floating else 0, like.dtype.as_numpy_dtype)
 
 
 def _never_freed(tensor: tf.Tensor) -> None:
