@@ -215,7 +215,7 @@ def test_nothing_is_lost_where_nothing_is_changed(monkeypatch, caplog):
     step = Fails(tf.function, lambda: tf.reduce_sum(model.weights[2]), model)
     step()
     no_memory(monkeypatch, step)
-    assert not caplog.text
+    assert "is lost" not in caplog.text
 
 
 def test_what_another_batch_changes_is_left_alone(monkeypatch, caplog):
@@ -232,7 +232,7 @@ def test_what_another_batch_changes_is_left_alone(monkeypatch, caplog):
     no_memory(monkeypatch, step, tf.zeros(2))
     assert np.array_equal(frozen, before)
     assert np.array_equal(weight, as_built)
-    assert not caplog.text
+    assert "is lost" not in caplog.text
 
 
 def test_variables_of_a_users_own_are_found(monkeypatch):
@@ -283,8 +283,15 @@ class Greedy(keras.layers.Layer):
     def call(self, inputs):
         if not self.asks or tf.executing_eagerly():
             return inputs
-        seed = tf.cast(inputs[0, :2], tf.int32)  # 16 TiB
-        return inputs + tf.sort(tf.random.stateless_uniform((2**36, 2**6), seed))[0, :8]
+        seed = tf.cast(inputs[0, :2], tf.int32)
+        values = tf.random.stateless_uniform(({rows}, 64), seed)
+        # In a loop of a length that XLA does not know, they have to be in memory.
+        _, values = tf.while_loop(
+            lambda index, _: index < seed[0],
+            lambda index, values: (index + 1, values / 2),
+            (0, values),
+        )
+        return inputs + tf.stop_gradient(values[0, :8])
 
 def state():
     found = seam.variables_of(model)
@@ -314,7 +321,13 @@ model.fit(x, x, batch_size=8, verbose=0)
 
 
 def run_program(gpus, *, is_stock):
-    return new_process(PROGRAM.replace("{gpus}", gpus).replace("{is_stock}", str(is_stock)))
+    # On the host 16 TiB, as less may be given that is not there; of a GPU's memory 256 GiB.
+    rows = 2**36 if gpus == "[]" else 2**30
+    settings = {"gpus": gpus, "is_stock": is_stock, "rows": rows}
+    program = PROGRAM
+    for name, value in settings.items():
+        program = program.replace(f"{{{name}}}", str(value))
+    return new_process(program)
 
 
 @pytest.mark.parametrize(
