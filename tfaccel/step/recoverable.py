@@ -45,6 +45,8 @@ log = logging.getLogger("tfaccel")
 
 HOST = Device("/cpu:0", None)
 SHARE = 0.5  # of the host's free memory, which copies may take
+# A prototype of its own: what `ctypes.pythonapi` has is every library's.
+_keep_for_ever = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", ctypes.pythonapi))
 
 
 class _Variable(NamedTuple):
@@ -56,8 +58,15 @@ class _Variable(NamedTuple):
     def read(self) -> tf.Tensor:
         """Returns a tensor that has the variable's own memory."""
         with tf.device(self.handle.device):
-            tf.raw_ops.DisableCopyOnRead(resource=self.handle)
             return tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self.dtype)
+
+    def let_go(self) -> tf.Tensor:
+        """Returns the tensor, which is never freed: not where Python ends either."""
+        with tf.device(self.handle.device):
+            tf.raw_ops.DisableCopyOnRead(resource=self.handle)
+        tensor = self.read()
+        _keep_for_ever(tensor)
+        return tensor
 
     def assign(self, value: np.ndarray) -> None:
         with tf.device(self.handle.device):
@@ -70,6 +79,8 @@ class Recoverable:
     def __init__(self, compile_: Callable, step: Callable, model):
         """Takes what makes a `tf.function` of a step, the step, and the model whose it is."""
         self._compile, self._step, self._model = compile_, step, model
+        self._now = None  # what the trace of this call changes, where it is traced
+        self._kept = {}  # the values of that, where the host has room
         self._make()
 
     def __call__(self, *arguments):
@@ -78,17 +89,17 @@ class Recoverable:
         Raises:
           tf.errors.OpError: whatever the step raises.
         """
-        self._now = self._kept = None
         try:
             return self._function(*arguments)
         except tf.errors.OpError as error:
-            if is_of_xla(str(error)):
-                _renew(self._changed if self._now is None else self._now, self._kept or {})
-            if is_of_xla(str(error)) or self._now is not None:
+            lacked_memory, is_first = is_of_xla(str(error)), self._now is not None
+            if lacked_memory:
+                _renew(self._now if is_first else self._changed, self._kept)
+            if lacked_memory or is_first:
                 self._make()  # what is called next is traced again, and its values kept
             raise
         finally:
-            self._now = self._kept = None
+            self._now, self._kept = None, {}
 
     def experimental_get_tracing_count(self) -> int:
         """Returns how often it was traced, as `tf.function` does."""
@@ -98,8 +109,6 @@ class Recoverable:
         # Not the method itself: TensorFlow would take all steps for one that is traced too often.
         self._function = self._compile(functools.partial(self._traced))
         self._changed = {}  # by the handle's id, each variable that any trace of it changes
-        self._now = None  # of these, those that the trace of this call does
-        self._kept = None  # likewise, their values
 
     def _traced(self, *arguments):
         """Traces the step: what it changes is known then, and it has not run yet."""
@@ -138,7 +147,8 @@ def _copied(variables: dict[int, _Variable], model) -> dict[int, np.ndarray]:
     tensors = {same.get(key, key): each.read() for key, each in variables.items()}
     needed = sum(each.shape.num_elements() * each.dtype.size for each in tensors.values())
     replicas = seam.local_replicas(model.distribute_strategy)
-    if needed > SHARE * free_bytes(HOST, replicas[0].num_replicas // len(replicas)):
+    num_processes = replicas[0].num_replicas // len(replicas)  # no more than these share the host
+    if needed > SHARE * free_bytes(HOST, num_processes):
         log.info(
             "step: should memory be too small for it, variables will be lost: a copy would take %s "
             "of the host",
@@ -151,15 +161,13 @@ def _copied(variables: dict[int, _Variable], model) -> dict[int, np.ndarray]:
 
 def _renew(variables: dict[int, _Variable], kept: dict[int, np.ndarray]) -> None:
     """Gives each variable memory, and the value that it had, if that was kept."""
-    old = {key: each.read() for key, each in variables.items()}
-    for each in old.values():
-        _never_freed(each)
-    lost = [key for key in variables if key not in kept]
+    old = {key: each.let_go() for key, each in variables.items()}
+    lost = not variables.keys() <= kept.keys()
     for key, each in variables.items():
         try:
             each.assign(kept[key] if key in kept else _no_value(old[key]))
         except tf.errors.OpError:  # no memory is left for it, but may be for others
-            lost.append(key)
+            lost = True
     if lost:
         log.error(
             "step: memory was full, and what the step changes is lost (NaN now, or 0): load it "
@@ -169,8 +177,3 @@ def _renew(variables: dict[int, _Variable], kept: dict[int, np.ndarray]) -> None
 
 def _no_value(like: tf.Tensor) -> np.ndarray:
     return np.full(like.shape, np.nan if like.dtype.is_floating else 0, like.dtype.as_numpy_dtype)
-
-
-def _never_freed(tensor: tf.Tensor) -> None:
-    """Keeps the tensor, which has a variable's memory, also where Python ends."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(tensor))
