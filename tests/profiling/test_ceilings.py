@@ -21,6 +21,7 @@ from tfaccel.errors import UserError
 from tfaccel.presets import preset
 from tfaccel.profiling import ceilings
 from tfaccel.profiling.ceilings import beside, real_rate, step_rate
+from tfaccel.profiling.rates import LEAST_LAPS, Stopwatch
 from tfaccel.profiling.resident import Resident
 from tfaccel.profiling.trace import trace
 from tfaccel.runtime import Device
@@ -178,15 +179,23 @@ def test_steps_that_make_their_own_batches(monkeypatch):
     assert min(found.step.steps, found.loader.steps) > 5
 
 
-def test_steps_that_are_given_their_batches_together(tmp_path):
+def test_steps_that_are_given_their_batches_together(tmp_path, monkeypatch):
     # More than an epoch has: so many are counted as were made.
     model, loader = small_model(1, steps_per_execution=9), by_dali(tmp_path)
     rate = real_rate(model, loader, seconds=0.1)
     (program,) = model.train_function._step._made.values()
-    before = int(model.optimizer.iterations.numpy())
-    found = step_rate(model, loader, seconds=0.1)
-    made = int(model.optimizer.iterations.numpy()) - before
-    assert made / 2 < found.steps <= made  # of the steady stretch alone
+    before, steps = int(model.optimizer.iterations.numpy()), []
+
+    class Counted(Stopwatch):
+        def add(self, lap):
+            steps.append(lap.steps)
+            super().add(lap)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ceilings, "Stopwatch", Counted)
+        found = step_rate(model, loader, seconds=0.1)
+    assert sum(steps) == int(model.optimizer.iterations.numpy()) - before
+    assert LEAST_LAPS * steps[0] <= found.steps < sum(steps)  # of the steady stretch alone
     assert program.__wrapped__.experimental_get_tracing_count() == 1
     assert min(each.steps for each in vars(beside(rate, model, loader, seconds=0.1)).values()) > 4
 
