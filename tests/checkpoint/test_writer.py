@@ -3,7 +3,6 @@
 import logging
 import pathlib
 import threading
-import time
 
 import pytest
 from conftest import in_new_process
@@ -34,13 +33,10 @@ class SlowStore:
 def test_training_goes_on_while_one_is_written_and_waits_for_it_at_the_next():
     store = SlowStore()
     writer = Writer(store, on_error="stop")
-    begun = time.monotonic()
     writer.write(snapshot(1))
-    assert time.monotonic() - begun < 0.1
     assert store.written == []
     threading.Timer(0.2, store.may_write.set).start()
     writer.write(snapshot(2))
-    assert time.monotonic() - begun > 0.1
     assert store.written[0] == 1
     writer.wait()
     assert (store.written, store.most) == ([1, 2], 1)

@@ -145,7 +145,7 @@ def test_each_launch_begins_its_part_of_a_log(start, tmp_path):
 
 
 def test_pipes_that_stay_open_are_waited_for_together(start, monkeypatch):
-    monkeypatch.setattr(ranks_room, "CLOSE_S", 1.0)
+    monkeypatch.setattr(ranks_room, "CLOSE_S", 2.0)
     ranks = start(LEAVES_A_CHILD, count=3)
     slowest = 0.0
 
@@ -157,10 +157,10 @@ def test_pipes_that_stay_open_are_waited_for_together(start, monkeypatch):
         return codes == [3, 3, 3]
 
     wait_for(all_ended)
-    assert slowest < 0.5
+    assert slowest < 1.5
     begun = time.monotonic()
     ranks.end()
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 5  # one after another would take 6
 
 
 def test_a_rank_that_cannot_be_ended_is_named_and_not_waited_for(start, monkeypatch, caplog):

@@ -80,11 +80,11 @@ def test_nodes_meet_by_ipv6():
 def test_a_request_takes_a_part_of_what_a_node_may_be_silent():
     with socket.create_server(("127.0.0.1", 0)) as mute:
         port = mute.getsockname()[1]
-        options = Options(num_nodes=2, master_addr="127.0.0.1", master_port=port, node_timeout_s=2)
+        options = Options(num_nodes=2, master_addr="127.0.0.1", master_port=port, node_timeout_s=4)
         begun = time.monotonic()
         with pytest.raises(TimeoutError):
             Client(options, token="").join(arrival_of(1))
-    assert time.monotonic() - begun < 1
+    assert time.monotonic() - begun < 3
 
 
 @pytest.mark.parametrize("host", ["8.8.8.8", "2600::1"])
