@@ -8,7 +8,7 @@ import pytest
 from conftest import compiled
 from keras import layers
 
-from tfaccel import seam
+from tfaccel import replica_checksums, seam
 from tfaccel.callbacks.replica_audit import ReplicaAudit
 from tfaccel.config import StepConfig
 from tfaccel.replica_checksums import Audit, ReplicasDifferError
@@ -61,6 +61,20 @@ def plant(variable, *, on, value=None):
 
 def test_equal_replicas_pass(trained):
     trained[1].check(when="now")
+
+
+def test_a_shape_is_traced_once_for_all_replicas_and_audits(trained):
+    trained[1].check(when="now")  # which has traced single numbers
+    model = compiled(
+        lambda: keras.Sequential([keras.Input((2,)), layers.Dense(67), layers.Dense(67)]),
+        3,
+        optimizer="sgd",
+    )
+    count = replica_checksums._checksum.experimental_get_tracing_count
+    before = count()
+    for _ in range(2):
+        Audit(model).check(when="now")
+    assert count() - before == 3  # [2, 67], [67, 67] and [67]
 
 
 @pytest.mark.parametrize("replica", [0, 1, 2])

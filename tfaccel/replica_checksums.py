@@ -97,28 +97,26 @@ class Audit:
     @functools.cached_property
     def _checksums(self):
         """A function that returns the checksums: [replicas, variables] int64."""
-        variables = self._variables
-
-        def of_replica(replica):
-            own = [seam.components(each)[replica.local_index] for each in variables]
-            return tf.stack([_checksum(each) for each in own])[tf.newaxis]
+        columns = [seam.components(each) for each in self._variables]
 
         @tf.function(autograph=False)
         def checksums():
             gathered = []
             for replica in self._replicas:
-                of_this = functools.partial(of_replica, replica)
                 with tf.device(replica.device):
-                    own = tf.function(of_this, autograph=False, jit_compile=True)()
-                    gathered.append(replica.all_gather(own))
+                    own = [_checksum(each[replica.local_index].read_value()) for each in columns]
+                    gathered.append(replica.all_gather(tf.stack(own)[tf.newaxis]))
             return gathered[0]
 
         return checksums
 
 
-def _checksum(variable: tf.Variable) -> tf.Tensor:
+# Of each shape for all variables, replicas and models: a ResNet-50 on four replicas took 31 s to be
+# traced and compiled whole, and takes 14 (two CPU cores, 2026-11-27).
+@tf.function(autograph=False, jit_compile=True)
+def _checksum(value: tf.Tensor) -> tf.Tensor:
     """Returns a sum of the bits, each mixed with its place: [] int64, wrapping around."""
-    value = tf.reshape(variable, [-1])
+    value = tf.reshape(value, [-1])
     if value.dtype.is_bool:
         value = tf.cast(value, tf.int32)
     bits = tf.cast(tf.bitcast(value, f"int{8 * value.dtype.size}"), tf.int64)

@@ -61,7 +61,7 @@ class _Variable(NamedTuple):
             return tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self.dtype)
 
     def let_go(self) -> tf.Tensor:
-        """Returns the tensor, which is never freed: not where Python ends either."""
+        """Returns that tensor, which is then never freed, not even where Python ends."""
         with tf.device(self.handle.device):
             tf.raw_ops.DisableCopyOnRead(resource=self.handle)
         tensor = self.read()
