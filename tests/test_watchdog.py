@@ -174,4 +174,4 @@ def test_one_worker_watches_nobody():
         pass
     with pytest.raises(tf.errors.InternalError), Watchdog(Cluster()).guard():
         raise tf.errors.InternalError(None, None, "mine")
-    assert threading.active_count() == threads
+    assert threading.active_count() <= threads

@@ -147,7 +147,7 @@ def test_no_thread_is_left_where_the_results_are_not_all_taken():
 
     found.close()
 
-    assert threading.active_count() == before
+    assert threading.active_count() <= before  # an earlier test's may have ended meanwhile
 
 
 def _waited(item):
