@@ -1,12 +1,22 @@
 """The faults of test_launched_training.py once more: a process for each GPU, summed by NCCL."""
 
+import json
 import re
 
 import pytest
 import test_launched_training as on_cpu
-from test_launched_training import check_weights, launched, weights_alone  # noqa: F401
+from conftest import in_new_process
+from test_launched_training import check_weights, launched
 
 pytestmark = pytest.mark.multi_gpu
+
+
+@pytest.fixture
+def weights_alone(folder, tmp_path):
+    """What one process on the CPU comes to, without a fault: not this one, which may have GPUs."""
+    arguments = ["", "none", "9", str(tmp_path), str(folder)]
+    out = in_new_process(f"import sys\nsys.argv = {arguments}\n{on_cpu.PROGRAM}")
+    return json.loads(out.splitlines()[-1])
 
 
 @pytest.fixture
@@ -20,11 +30,7 @@ def on_gpus(monkeypatch):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_p6_a_killed_rank_ends_the_job_which_goes_on_from_its_checkpoint(
-    tmp_path,
-    folder,
-    weights_alone,  # noqa: F811
-    on_gpus,
-    rank,
+    tmp_path, folder, weights_alone, on_gpus, rank
 ):
     code, out, err, took_s = launched(tmp_path, folder, "SIGKILL", rank, "--max-restarts=1")
     print(err)
