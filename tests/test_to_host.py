@@ -13,8 +13,9 @@ from tfaccel.to_host import make_to_host
 def test_a_nest_of_tensors_is_copied_to_the_host(device):
     with tf.device(device):
         tensors = {"codes": [tf.constant([1, 2], tf.int64)], "logs": {"loss": tf.constant(0.5)}}
-    host = make_to_host(tensors["codes"][0].device)(tensors)
-    assert {each.device[-5:] for each in tf.nest.flatten(host)} == {"CPU:0"}
+        host = make_to_host(tensors["codes"][0].device)(tensors)
+    # Where the values are: `device` is that of the function, the first GPU where there is one.
+    assert {each.backing_device[-5:] for each in tf.nest.flatten(host)} == {"CPU:0"}
     tf.nest.map_structure(np.testing.assert_array_equal, host, tensors)
 
 
