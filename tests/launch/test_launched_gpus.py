@@ -1,22 +1,13 @@
 """The faults of test_launched_training.py once more: a process for each GPU, summed by NCCL."""
 
-import json
 import re
 
 import pytest
 import test_launched_training as on_cpu
-from conftest import in_new_process
 from test_launched_training import check_weights, launched
 
 pytestmark = pytest.mark.multi_gpu
-
-
-@pytest.fixture
-def weights_alone(folder, tmp_path):
-    """What one process on the CPU comes to, without a fault: not this one, which may have GPUs."""
-    arguments = ["", "none", "9", str(tmp_path), str(folder)]
-    out = in_new_process(f"import sys\nsys.argv = {arguments}\n{on_cpu.PROGRAM}")
-    return json.loads(out.splitlines()[-1])
+weights_alone = on_cpu.weights_alone
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """`tfaccel launch` of ranks that really train: one fails or hangs, and what becomes of the job."""
 
-import contextlib
-import io
 import json
 import os
 import re
@@ -9,10 +7,10 @@ import subprocess
 import sys
 import time
 
-import keras
 import numpy as np
 import psutil
 import pytest
+from conftest import in_new_process
 
 # `fault` happens to the rank `at_fault` once, in the middle of the third epoch of five.
 PROGRAM = """
@@ -75,13 +73,11 @@ print(json.dumps([each.tolist() for each in model.get_weights()]))
 
 
 @pytest.fixture
-def weights_alone(folder, tmp_path, monkeypatch):
-    """What one process comes to, without a fault: this one."""
-    monkeypatch.setattr(sys, "argv", ["", "none", "9", str(tmp_path), str(folder)])
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        exec(PROGRAM, {})
-    keras.config.set_dtype_policy("float32")
-    return json.loads(printed.getvalue().splitlines()[-1])
+def weights_alone(folder, tmp_path):
+    """What one process on the CPU comes to, without a fault: not this one, which may have GPUs."""
+    arguments = ["", "none", "9", str(tmp_path), str(folder)]
+    out = in_new_process(f"import sys\nsys.argv = {arguments}\n{PROGRAM}")
+    return json.loads(out.splitlines()[-1])
 
 
 def launched(tmp_path, folder, fault, at_fault, *flags):
