@@ -78,9 +78,9 @@ def _step(config: Config, this_run: Run, read: Model, model: keras.Model) -> Ste
     return Step(
         precision=precision_of(read, model),
         tf32=config.runtime.tf32,
-        xla=config.runtime.xla,
+        xla=this_run.runtime.xla,
         without_xla="step.sync_batchnorm sums inside it"
-        if synchronized and batch_norm and config.runtime.xla
+        if synchronized and batch_norm and this_run.runtime.xla
         else None,
         steps_per_execution=config.train.steps_per_execution,
         accumulation_steps=config.step.accumulation_steps,
