@@ -432,5 +432,5 @@ def test_what_the_default_of_xla_chose_may_change(train, caplog):
 def test_another_xla_that_is_asked_for_is_refused(train):
     with pytest.raises(CutError):
         train("cut", every_steps=2, step=5, facts={"runtime.xla": None})
-    with pytest.raises(tfaccel.UserError, match="runtime.xla False -> True"):
+    with pytest.raises(tfaccel.UserError, match=r"runtime\.xla False -> True"):
         train("cut", facts={"runtime.xla": True})
