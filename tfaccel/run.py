@@ -226,6 +226,11 @@ class Run:
             num_threads=num_threads,
             dali=dali,
         )
+        log.info(
+            "data: pixels come as %.4g to %.4g, by mean and std; for 0 to 255, as "
+            "keras.utils.image_dataset_from_directory gives them, mean=0 and std=1/255",
+            *data.pixel_range,
+        )
         return self._loader(data, num_threads)
 
     def image_folder(self, root: str | os.PathLike, **settings) -> Loader:

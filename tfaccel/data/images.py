@@ -70,6 +70,14 @@ class ImageData:
         return self.source.class_names
 
     @property
+    def pixel_range(self) -> tuple[float, float]:
+        """The least and the largest value that a pixel may have: (pixel / 255 - mean) / std."""
+        pairs = list(zip(self.images.mean, self.images.std, strict=True))
+        return min((0 - mean) / std for mean, std in pairs), max(
+            (1 - mean) / std for mean, std in pairs
+        )
+
+    @property
     def spec(self) -> tuple[tf.TensorSpec, tf.TensorSpec]:
         """The `tf.TensorSpec` of one replica's batch."""
         rows = self.plan.rows_per_replica

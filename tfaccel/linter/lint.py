@@ -32,6 +32,7 @@ from tfaccel.step.functions import Execution
 
 RULES = (
     fits.takes_the_data,
+    fits.scales_once,
     fits.gives_the_classes,
     fits.gives_the_targets,
     layers.linear_chains,
