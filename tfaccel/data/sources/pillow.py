@@ -130,6 +130,12 @@ def unfit_mask(image: PIL.Image.Image) -> str | None:
     return deep(image)
 
 
+def too_deep(blobs: Blobs, index: int) -> str | None:
+    """Returns `"name (cause)"` of an image of more than 8 bits a sample, None of any other."""
+    fault = deep(_header(blobs, index))
+    return f"{blobs.name(index)} ({fault})" if fault else None
+
+
 def deep(image: PIL.Image.Image) -> str | None:
     """Returns that an image, not decoded yet, has samples of more than 8 bits; None if not."""
     if sample_bits(image) <= 8:
