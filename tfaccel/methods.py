@@ -302,9 +302,10 @@ def _check_batches(dataset: tf.data.Dataset) -> None:
 def _check_inputs(model: keras.Model, loader: Loader) -> None:
     """Raises UserError where a batch has as many axes as the model takes, but of another size."""
     given = tf.nest.flatten(loader.element_spec[0])
-    if not (model.built and len(model.inputs or ()) == 1 and len(given) == 1):
+    declared = seam.inputs_of(model)
+    if not (len(declared) == 1 and len(given) == 1):
         return
-    has, takes = tuple(given[0].shape)[1:], tuple(model.inputs[0].shape)[1:]
+    has, takes = tuple(given[0].shape)[1:], tuple(declared[0].shape)[1:]
     if len(has) == len(takes) and any(
         None not in sizes and sizes[0] != sizes[1] for sizes in zip(has, takes, strict=True)
     ):
@@ -317,9 +318,10 @@ def _check_inputs(model: keras.Model, loader: Loader) -> None:
 def _check_outputs(model: keras.Model, loader: Loader, *, mixed: bool) -> None:
     """Raises UserError where labels are above what the model gives: the loss would be NaN."""
     labels = mixed or seam.takes_labels(model)
-    if not (labels and loader.class_names and model.built and len(model.outputs or ()) == 1):
+    declared = seam.outputs_of(model)
+    if not (labels and loader.class_names and len(declared) == 1):
         return
-    num_outputs = model.outputs[0].shape[-1]
+    num_outputs = declared[0].shape[-1]
     if num_outputs is not None and num_outputs < len(loader.class_names):
         raise UserError(
             f"model {model.name} gives {num_outputs} outputs, but the data have "

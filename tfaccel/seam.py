@@ -201,6 +201,16 @@ def runs_eagerly(model) -> bool:
     return model.run_eagerly or tf.config.functions_run_eagerly()
 
 
+def inputs_of(model) -> list:
+    """Returns the tensors that the model declares as its inputs; none for a subclassed model."""
+    return list(getattr(model, "inputs", None) or ())  # Sequential raises until it is built
+
+
+def outputs_of(model) -> list:
+    """Returns the tensors that the model declares as its outputs; none for a subclassed model."""
+    return list(getattr(model, "outputs", None) or ())
+
+
 def has_steps_of_keras(model) -> bool:
     """Returns whether the model trains and tests as Keras has it, by no step of its own."""
     names = ("train_step", "test_step")

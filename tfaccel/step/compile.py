@@ -111,7 +111,7 @@ def _check_layers(model, strategy, *, xla: bool) -> None:
             halves[0],
             len(halves) - 1,
         )
-    outputs = [each for each in model.outputs or () if each.dtype in HALVES] if model.built else []
+    outputs = [each for each in seam.outputs_of(model) if each.dtype in HALVES]
     if outputs and model.dtype_policy.name not in HALVES:
         log.warning(
             "step: an output of model %s is %s, so that its loss is of rounded values, or infinite "
