@@ -3,7 +3,6 @@
 import keras
 import numpy as np
 import pytest
-
 from conftest import compiled
 
 X = np.random.default_rng(0).normal(size=(10, 3)).astype("float32")

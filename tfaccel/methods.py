@@ -1,7 +1,8 @@
 """What `fit`, `evaluate` and `predict` of a compiled model do beside Keras's own.
 
-Takes a compiled model; gives it methods of the same signatures that obey a Loader's rules, watch
-the replicas and the loss scale, and answer for lost workers.
+Takes a compiled model. Where Keras's own `fit` and the like are entered for it, also by a `fit` of
+the model's own, they obey a Loader's rules, watch the replicas and the loss scale, and answer for
+lost workers. A model's own methods are given no argument that the user did not give.
 
     extend(model, StepConfig(), guard=watchdog.guard, cluster=cluster)
 """
@@ -39,7 +40,7 @@ NOT_IN_XLA = re.compile(r"No registered '(\w+)' OpKernel for XLA_")
 
 
 def extend(model: keras.Model, config: StepConfig, *, guard: Callable, cluster: Cluster) -> None:
-    """Sets the methods on the model.
+    """Puts all that around Keras's own methods, for this model.
 
     Args:
       model: compiled for a strategy.
@@ -68,9 +69,7 @@ def extend(model: keras.Model, config: StepConfig, *, guard: Callable, cluster: 
         "predict_on_batch": functools.partial(_after, by_batch.on_predict_batch_begin),
     }
     for name, wrap in ours.items():
-        method = types.MethodType(getattr(type(model), name), model)
-        # Within the guard, or it would look for a lost worker where memory is full.
-        setattr(model, name, _guarded(explained(wrap(method), model, config), model, guard))
+        _around(model, name, wrap, config, guard)
     replicas = seam.local_replicas(model.distribute_strategy)
     several = replicas[0].num_replicas > 1
     model.reset_metrics = functools.partial(seam.reset_metrics, model, replicas)
@@ -78,6 +77,16 @@ def extend(model: keras.Model, config: StepConfig, *, guard: Callable, cluster: 
     are_results = not seam.runs_eagerly(model) and (several or seam.has_steps_of_keras(model))
     keras_own = types.MethodType(type(model)._get_metrics_result_or_logs, model)
     model._get_metrics_result_or_logs = (lambda logs: logs) if are_results else keras_own
+
+
+def _around(model, name: str, wrap: Callable, config: StepConfig, guard: Callable) -> None:
+    """Puts `wrap` around the model's method as Keras has it, within what explains errors."""
+
+    def wrapped(method):
+        # Within the guard, or it would look for a lost worker where memory is full.
+        return _guarded(explained(wrap(method), model, config), model, guard)
+
+    seam.around_keras(model, name, wrapped)
 
 
 def _without_padding(predict: Callable) -> Callable:
