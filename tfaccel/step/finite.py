@@ -97,14 +97,27 @@ class Watch:
           spans: the same gradients, uncut, where they came out of vectors: a look at each span is
             quicker than one at every gradient.
         """
-        optimizer = self._model.optimizer
-        apply = functools.partial(self._apply, spans=spans)
-        with contextlib.nullcontext() if optimizer is None else _set(optimizer, apply=apply):
+        with contextlib.ExitStack() as watched:
+            for each in seam.every_optimizer(self._model):
+                apply = functools.partial(self.apply, each, spans=spans)
+                watched.enter_context(_set(each, apply=apply))
             yield
 
-    def _apply(self, grads, trainable_variables=None, *, spans: Sequence[Span]) -> None:
-        optimizer, grads = self._model.optimizer, list(grads)
+    def apply(
+        self, optimizer, grads, trainable_variables=None, *, spans: Sequence[Span] = ()
+    ) -> None:
+        """Applies gradients to the variables if all are finite, or none.
+
+        Args:
+          optimizer: of the model.
+          grads: of each variable; None where there is none.
+          trainable_variables: Keras's; None for the model's.
+          spans: as for `updates`.
+        """
+        grads = list(grads)
         variables = list(trainable_variables or self._model.trainable_variables)
+        if not optimizer.built:  # now, and not in the branch below
+            optimizer.build(variables)
         if spans:
             index = index_in_spans(spans, len(variables), xla=self._xla)
             code = self._code_at(index, variables)
@@ -131,7 +144,7 @@ class Watch:
     def scale_logs(self) -> dict[str, tf.Tensor]:
         """Returns the loss scale and whether the update was skipped for it; {} without a scale."""
         optimizer = self._model.optimizer
-        if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or not optimizer.built:
             return {}
         return {
             "loss_scale": tf.identity(optimizer.dynamic_scale._value),

@@ -72,7 +72,10 @@ def set_functions(model, strategy, config: StepConfig, *, xla: bool) -> None:
     if synchronized and xla:
         log.info("step: training without XLA, because synchronized batch norm sums inside it")
     make = functools.partial(_Step, model, strategy, config)
-    train_xla = xla and not synchronized
+    sums_within = several and len(seam.every_optimizer(model)) > 1
+    if sums_within and xla:
+        log.info("step: training without XLA, because each of several optimizers sums inside it")
+    train_xla = xla and not synchronized and not sums_within
     train = make(model.train_step, replicas, xla=train_xla, trains=True)
     test = make(model.test_step, replicas, xla=xla, trains=False)
     predict = _Predict(model, strategy, replicas, xla=xla)
@@ -272,6 +275,7 @@ def _make(
     if strategy.num_replicas_in_sync > 1:
         wire = "float16" if config.float16_allreduce else None
         settings = {"gradients_as": wire, "make_batch": make_batch, "xla": xla, "trains": trains}
+        settings["at_once"] = trains and parts == 1 and len(seam.every_optimizer(model)) > 1
         steps = [_ReplicaStep(model, pass_, each, **settings) for each in replicas]
         return functools.partial(_split_step, steps)
     if parts > 1:
@@ -320,7 +324,7 @@ def _on_changed(change: Callable, step: Callable, pass_: Callable, replica: Repl
     """Returns both, on batches that `change` has changed: whole ones, not yet cut in parts."""
     return (
         lambda batch: step(change(replica, batch)),
-        lambda each, batch: pass_(each, change(each, batch)),
+        lambda each, batch, **settings: pass_(each, change(each, batch), **settings),
     )
 
 
@@ -362,21 +366,25 @@ class _ReplicaStep:
         make_batch: Callable | None,
         xla: bool,
         trains: bool,
+        at_once: bool,
     ):
         self.replica = replica
-        layout = None  # known once the pass is traced
+        layout = watch = None  # known once the pass is traced
 
         def forward_backward(batch):
-            nonlocal layout
+            nonlocal layout, watch
             with seam.as_replica(model, replica):
-                totals = pass_(replica, batch)
+                watch = finite.Watch(model, xla=xla) if at_once else None
+                totals = pass_(replica, batch, **({"apply": watch.apply} if at_once else {}))
             layout = Layout(totals, gradients_as=gradients_as)
             return layout.pack(totals), totals.metrics_before
 
         def update(buffers, metrics_before):
             with seam.as_replica(model, replica):
                 totals, spans = layout.unpack(buffers)
-                return _update(model, totals, metrics_before, spans, trains=trains, xla=xla)
+                return _update(
+                    model, totals, metrics_before, spans, trains=trains, xla=xla, watch=watch
+                )
 
         def whole(batch):
             buffers, metrics_before = forward_backward(batch)
@@ -414,6 +422,7 @@ def _update(
     *,
     trains: bool,
     xla: bool,
+    watch: finite.Watch | None = None,
 ) -> dict:
     """Applies the sums over all replicas to this one's variables, and returns the step's logs.
 
@@ -424,10 +433,12 @@ def _update(
       spans: the gradients of `totals`, uncut, where they came out of vectors.
       trains: whether what is not finite is left out: in a test it is for all to see.
       xla: whether XLA compiles what is traced.
+      watch: that saw gradients which were applied at once; None where none were.
     """
     # Where all rows are padding, there are none, and the sums are 0: no NaN shall come of them.
     rows = tf.maximum(totals.rows, 1 / ROWS_UNIT)
-    watch, logs = finite.Watch(model, xla=xla), {}
+    logs = {} if watch is None else watch.scale_logs()
+    watch = finite.Watch(model, xla=xla) if watch is None else watch
 
     def mean(gradients: tf.Tensor) -> tf.Tensor:
         return gradients / tf.cast(rows, gradients.dtype)
