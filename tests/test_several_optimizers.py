@@ -175,3 +175,52 @@ def test_a_compile_that_does_not_reach_keras_is_refused(setup):
         model = Forgets()
     with pytest.raises(tfaccel.UserError, match=r"does not call super\(\)\.compile"):
         run.compile(model, keras.optimizers.SGD())
+
+
+class Autoencoder(keras.Model):
+    """As the tutorial's VAE: no `call`, steps of its own, and layers that are built by them."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = keras.Sequential([layers.Dense(2, kernel_initializer="ones")])
+        self.decoder = keras.Sequential([layers.Dense(4, kernel_initializer="ones")])
+        self.tracker = keras.metrics.Mean(name="loss")
+
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+    def _loss(self, data):
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        loss = tf.reduce_mean(tf.square(x - self.decoder(self.encoder(x))))
+        self.tracker.update_state(loss, sample_weight=tf.shape(x)[0])
+        return loss
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = self._loss(data)
+        grads = tape.gradient(loss, self.trainable_weights)
+        self.optimizer.apply_gradients(zip(grads, self.trainable_weights, strict=True))
+        return {"loss": self.tracker.result()}
+
+    def test_step(self, data):
+        self._loss(data)
+        return {"loss": self.tracker.result()}
+
+    def predict_step(self, data):
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        return self.encoder(x)
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_a_model_without_call_trains_evaluates_and_predicts_in_any_order(num_replicas):
+    stock = Autoencoder()
+    stock.compile(keras.optimizers.SGD(0.01), jit_compile=False)
+    fit = {**SETTINGS, "validation_data": (X,)}
+    wanted = [stock.predict(X, verbose=0), stock.evaluate(X, verbose=0), stock.fit(X, **fit)]
+    model = compiled(Autoencoder, num_replicas, optimizer=keras.optimizers.SGD(0.01), xla=False)
+    got = [model.predict(X, verbose=0), model.evaluate(X, verbose=0), model.fit(X, **fit)]
+    np.testing.assert_allclose(got[0], wanted[0], rtol=1e-5)
+    np.testing.assert_allclose(got[1], wanted[1], rtol=1e-5)
+    for name in ("loss", "val_loss"):
+        np.testing.assert_allclose(got[2].history[name], wanted[2].history[name], rtol=1e-4)

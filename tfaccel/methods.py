@@ -10,6 +10,7 @@ lost workers. A model's own methods are given no argument that the user did not 
 import contextlib
 import functools
 import inspect
+import logging
 import re
 import sys
 import types
@@ -24,7 +25,7 @@ from tfaccel import progress, seam
 from tfaccel.agreement import of_workers
 from tfaccel.callbacks.ahead import Ahead, alone, can_be_ahead, having
 from tfaccel.callbacks.beats import Beats
-from tfaccel.callbacks.finite import Finite
+from tfaccel.callbacks.finite import Finite, NonFiniteError
 from tfaccel.callbacks.keras_writers import of_this_worker
 from tfaccel.callbacks.loss_scale import LossScale
 from tfaccel.callbacks.replica_audit import ReplicaAudit
@@ -35,6 +36,10 @@ from tfaccel.errors import UserError
 from tfaccel.memory_plan import explained
 from tfaccel.resume import flat, from_checkpoint
 from tfaccel.step import padding
+from tfaccel.step.finite import FINE
+from tfaccel.step.labels import CURE, REFUSED
+
+log = logging.getLogger("tfaccel")
 
 NOT_IN_XLA = re.compile(r"No registered '(\w+)' OpKernel for XLA_")
 
@@ -58,14 +63,18 @@ def extend(model: keras.Model, config: StepConfig, *, guard: Callable, cluster: 
                 from_checkpoint(counting(quiet(fit)), model, config), model, config, beats, cluster
             )
         ),
-        "evaluate": lambda evaluate: _as_call(counting(_beating(quiet(evaluate), beats))),
+        "evaluate": lambda evaluate: _as_call(
+            _naming_labels(counting(_beating(quiet(evaluate), beats)), model, config)
+        ),
         "predict": lambda predict: _as_call(
             _for_loaders(_beating(_without_padding(quiet(predict)), beats))
         ),
         "train_on_batch": lambda train: _after(
             by_batch.on_train_batch_begin, _with_keras_logs(train, model, config)
         ),
-        "test_on_batch": functools.partial(_after, by_batch.on_test_batch_begin),
+        "test_on_batch": lambda test: _after(
+            by_batch.on_test_batch_begin, _naming_labels(test, model, config)
+        ),
         "predict_on_batch": functools.partial(_after, by_batch.on_predict_batch_begin),
     }
     for name, wrap in ours.items():
@@ -127,6 +136,38 @@ def _with_keras_logs(train_on_batch: Callable, model, config: StepConfig) -> Cal
     return wrapper
 
 
+def _naming_labels(test: Callable, model, config: StepConfig) -> Callable:
+    """Returns a method that tests, and names a label beyond the outputs, as `fit` does.
+
+    Raises:
+      NonFiniteError: there is one, and loss or a metric is not finite for it; a warning, where
+        `nonfinite` is "skip".
+    """
+
+    @functools.wraps(test)
+    def wrapper(*args, **kwargs):
+        execution = model.test_function
+        if not hasattr(type(execution), "kept"):
+            return test(*args, **kwargs)  # stock Keras's step
+        with having(execution, kept=[]):
+            outcome, codes = test(*args, **kwargs), execution.kept
+        results = np.hstack([np.ravel(each) for each in keras.tree.flatten(outcome)] or [[0.0]])
+        if np.isfinite(results).all():
+            return outcome
+        faults = np.flatnonzero(np.hstack([np.ravel(each) for each in codes] or [[]]) != FINE)
+        if len(faults):
+            what = (
+                f"a label is beyond the model's outputs at step {faults[0] + 1} of the evaluation, "
+                f"so that its loss is not finite; {CURE}"
+            )
+            if config.nonfinite != "skip":
+                raise NonFiniteError(what)
+            log.warning("step: %s", what)
+        return outcome
+
+    return wrapper
+
+
 def _after(begins: Callable[[int], None], on_batch: Callable) -> Callable:
     """Returns a method of one batch, which begins with a beat."""
 
@@ -156,6 +197,10 @@ def _guarded(method: Callable, model, guard: Callable) -> Callable:
             try:
                 outcome = method(*args, **kwargs)
             except tf.errors.InvalidArgumentError as error:
+                if label := REFUSED.search(str(error)):
+                    raise NonFiniteError(
+                        f"the label {label[1]} is beyond the model's {label[2]} outputs; {CURE}"
+                    ) from error
                 if not (lacking := NOT_IN_XLA.search(str(error))):
                     raise
                 raise UserError(

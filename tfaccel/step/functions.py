@@ -50,7 +50,7 @@ from tfaccel import seam
 from tfaccel.config import StepConfig
 from tfaccel.data.deferred import Deferred
 from tfaccel.seam import Replica
-from tfaccel.step import finite, mixing, names, padding
+from tfaccel.step import finite, labels, mixing, names, padding
 from tfaccel.step import totals as totals_lib
 from tfaccel.step.recoverable import Recoverable
 from tfaccel.step.totals import ROWS_UNIT, Layout, Span, Totals
@@ -77,7 +77,8 @@ def set_functions(model, strategy, config: StepConfig, *, xla: bool) -> None:
         log.info("step: training without XLA, because each of several optimizers sums inside it")
     train_xla = xla and not synchronized and not sums_within
     train = make(model.train_step, replicas, xla=train_xla, trains=True)
-    test = make(model.test_step, replicas, xla=xla, trains=False)
+    seen = labels.watched(model.test_step, are_probabilities=config.mixes_labels)
+    test = make(seen, replicas, xla=xla, trains=False)
     predict = _Predict(model, strategy, replicas, xla=xla)
     log.info(
         "step: %s, %s XLA%s",
@@ -108,9 +109,11 @@ class Execution:
       xla: whether XLA compiles them.
       launched: makes the logs that Keras is given, of the logs and codes of an execution that the
         device still works at; None to give it those.
+      kept: takes the codes of all launches; None to keep those of the last execution alone.
     """
 
     launched: Callable[[dict, Sequence[tf.Tensor]], dict] | None = None
+    kept: list[tf.Tensor] | None = None
 
     def __init__(self, model, step: Callable, *, xla: bool):
         """Takes what makes one step of a batch, and the model, which says how many are made."""
@@ -135,6 +138,8 @@ class Execution:
         if logs is None:
             raise StopIteration
         self._found = found
+        if self.kept is not None:
+            self.kept += found
         if skipped:
             # Of tensors alone: to bring a number to the GPU is to wait for what it is doing.
             logs["skipped_steps"] = functools.reduce(operator.add, skipped)
@@ -462,6 +467,8 @@ def _update(
         results = tf.nest.map_structure(tf.convert_to_tensor, model.get_metrics_result())
     # A log that no metric is of is the step's own value: its mean over rows.
     own = {name: results.get(name, value / rows) for name, value in totals.logs.items()}
+    if finite.LOG in own:  # of a test step, on any replica
+        own[finite.LOG] = tf.cast(own[finite.LOG] > 0, tf.int64) * labels.LABELS
     return own | logs
 
 
@@ -486,6 +493,8 @@ class _Predict:
 
     def __init__(self, model, strategy, replicas: list[Replica], *, xla: bool):
         self._model, self._strategy, self._replicas = model, strategy, replicas
+        # A `predict_step` of the model's own may call its layers alone, and builds them itself.
+        self._is_keras_step = type(model).predict_step is keras.Model.predict_step
         several_workers = strategy.num_replicas_in_sync > len(replicas)
 
         def predict(replica: Replica, batch):
@@ -518,7 +527,7 @@ class _Predict:
         outputs = []
         for batch in batches:
             parts = seam.local_batches(self._strategy, batch, len(self._replicas))
-            if not self._model.built:
+            if not self._model.built and self._is_keras_step:
                 _build(self._model, parts[0])
             outputs += self._run(parts)
         return tf.nest.map_structure(lambda *each: tf.concat(each, axis=0), *outputs)
