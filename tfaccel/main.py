@@ -40,6 +40,7 @@ from tfaccel.config import (
     default_config,
     parse,
 )
+from tfaccel.disk_errors import OF_DISKS, cure
 from tfaccel.errors import RunError, UserError, did_you_mean, tell
 from tfaccel.signals import exiting_on_sigterm
 from tfaccel.table_text import show
@@ -54,6 +55,12 @@ def cli() -> None:
         sys.exit(main(sys.argv[1:]))
     except (UserError, RunError) as error:
         sys.exit(tell(error))
+    except OSError as error:
+        if error.errno not in OF_DISKS:  # what else it is needs its traceback
+            raise
+        where = error.filename or os.getcwd()
+        sentence = f"{where} cannot be used ({error.strerror}): {cure(error, pathlib.Path(where))}"
+        sys.exit(tell(RunError(sentence)))
     except KeyboardInterrupt:
         print("tfaccel: interrupted", file=sys.stderr)
         sys.exit(130)

@@ -14,6 +14,7 @@ import math
 import os
 import pathlib
 
+from tfaccel.disk_errors import not_written
 from tfaccel.errors import UserError
 from tfaccel.logs import Record, csv, json_lines, metric_names
 
@@ -62,7 +63,7 @@ def plot(workdirs: list[pathlib.Path], output: pathlib.Path) -> None:
             file.write(data.getvalue())
     except OSError as error:
         raise UserError(
-            f"output {output} cannot be written ({error.strerror}); give another --output"
+            f"output {output} {not_written(error, output.parent)}, or give another --output"
         ) from error
 
 
