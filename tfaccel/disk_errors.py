@@ -36,7 +36,7 @@ def cure(error: OSError, where: pathlib.Path, *, num_bytes: int | None = None) -
     """Returns what to do about an error that came while a file was written."""
     needs = f"it needs {mib(num_bytes)}" if num_bytes is not None else ""
     folder = _existing(where)
-    match error.errno:
+    match error.errno or _number_in(str(error)):
         case errno.ENOSPC:
             return _full(folder, needs)
         case errno.EDQUOT:
@@ -76,18 +76,22 @@ def cure(error: OSError, where: pathlib.Path, *, num_bytes: int | None = None) -
 def from_tensorflow(error: Exception, path: pathlib.Path) -> OSError:
     """Returns an error of TensorFlow's file system as Python's, with the number of its cause.
 
-    TensorFlow keeps the system's number to itself, but writes its words at the end: "...; File too
-    large". An error without such words is EIO, with TensorFlow's words.
+    TensorFlow keeps the system's number to itself, but writes its words: "...; File too large". An
+    error without such words is EIO, with TensorFlow's words.
     """
     message = getattr(error, "message", str(error)).partition(" [Op:")[0]
     message = message.rpartition("}} ")[2]  # before it, the name of a generated function
-    for number in sorted(errno.errorcode):
-        words = os.strerror(number)
-        if message.endswith((f"; {words}", f": {words}")) or f"; {words}\n" in message:
-            return OSError(number, words, str(path))
+    if number := _number_in(message):
+        return OSError(number, os.strerror(number), str(path))
     if type(error).__name__ == "ResourceExhaustedError":
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     return OSError(errno.EIO, message, str(path))
+
+
+def _number_in(message: str) -> int | None:
+    """Returns the number of the system's error that some library tells by its words alone."""
+    of_words = {os.strerror(each).lower(): each for each in (*OF_DISKS, errno.EPERM, errno.EACCES)}
+    return next((number for words, number in of_words.items() if words in message.lower()), None)
 
 
 def mib(num_bytes: int) -> str:

@@ -22,6 +22,7 @@ import PIL.ImageFont
 
 from tfaccel.config import ImageConfig
 from tfaccel.own_files import replace
+from tfaccel.table_text import cleaned
 
 SMALLEST, LARGEST = 128, 320  # pixels of a shown image's longer side
 GAP, MARGIN = 4, 12  # pixels, between a pair's images and around each example
@@ -142,7 +143,7 @@ def _side_by_side(one: PIL.Image.Image, other: PIL.Image.Image) -> PIL.Image.Ima
 
 def _cut(caption: str, font: PIL.ImageFont.ImageFont, width: int) -> str:
     """Returns the caption, or as much of its beginning as fits, in one line."""
-    caption = " ".join(caption.split())
+    caption = cleaned(caption)
     if font.getlength(caption) <= width:
         return caption
     while caption and font.getlength(caption + "...") > width:

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from tfaccel.checkpoint.folder import to_disk
-from tfaccel.disk_errors import from_tensorflow, not_written
+from tfaccel.disk_errors import cure, from_tensorflow, not_written
 from tfaccel.errors import RunError, UserError
 from tfaccel.out_of_memory import is_out_of_memory
 
@@ -55,7 +55,8 @@ def whole_or_not_at_all(path: pathlib.Path) -> Iterator[pathlib.Path]:
         unfinished = pathlib.Path(tempfile.mkdtemp(prefix=_prefix(path), dir=path.parent))
     except OSError as error:
         raise UserError(
-            f"export path {path} {not_written(error, path.parent)}, or give another"
+            f"export path {path} cannot be made ({error.strerror}): "
+            f"{cure(error, path.parent)}, or give another"
         ) from error
     try:
         unfinished.chmod(0o755)  # mkdtemp's 0700 would hide it from a server

@@ -25,7 +25,7 @@ from tfaccel.launch.gang import RankState
 from tfaccel.launch.guard import Guard
 from tfaccel.launch.output import Output
 from tfaccel.launch.terminal import Terminals
-from tfaccel.redact import redacted
+from tfaccel.redact import escaped, redacted_command
 
 log = logging.getLogger("tfaccel")
 
@@ -245,15 +245,5 @@ class _Rank:
 
 
 def _in_words(argv: Sequence[str]) -> str:
-    """Returns a command in one line, without secrets: `--token=abc` or `--token abc`."""
-    said, flag = [], ""  # the one that a value follows
-    for each in argv:
-        name, sign, value = each.partition("=")
-        if flag and not each.startswith("-"):
-            said.append(redacted(each, flag))
-            flag = ""
-        else:
-            flag = name.lstrip("-").replace("-", "_")
-            said.append(name + sign + redacted(value, flag))
-            flag = "" if sign or not each.startswith("-") else flag
-    return redacted(shlex.join(said)).replace("\n", " ")
+    """Returns a command in one line, without secrets."""
+    return escaped(shlex.join(redacted_command(argv)).replace("\n", " "))

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 from tfaccel.disk_errors import not_written
 from tfaccel.errors import UserError
-from tfaccel.launch.options import Options, flags_of
+from tfaccel.launch.options import Options, flags_of, warn_of_secrets
 from tfaccel.own_files import replace
 
 log = logging.getLogger("tfaccel")
@@ -85,6 +85,7 @@ def run(options: Options, command: Sequence[str]) -> int:
     """
     text = script(options, command)
     if options.prints:
+        warn_of_secrets(command)
         print(text, end="")
         return 0
     try:

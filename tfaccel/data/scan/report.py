@@ -14,6 +14,7 @@ import numpy as np
 
 from tfaccel.data.scan.examine import BAD, NOTE
 from tfaccel.own_files import replace
+from tfaccel.redact import shown
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -81,8 +82,8 @@ def write_list(path: str | os.PathLike, faults: Iterable[Fault]) -> None:
     """Writes a line for each fault: severity, kind, path and cause, with tabs between them."""
     words = ((each.severity, each.kind, each.name, each.cause) for each in faults)
     text = "".join("\t".join(map(_escaped, each)) + "\n" for each in words)
-    replace(pathlib.Path(path), text.encode(errors="surrogateescape"))
+    replace(pathlib.Path(path), text.encode())
 
 
 def _escaped(word: str) -> str:
-    return word.replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n")
+    return shown(word.replace("\\", "\\\\"), keep="")
