@@ -184,6 +184,13 @@ def test_the_newest_version_is_taken(export, predictor):
     assert Predictor(export / "9").class_names == ["x", "y", "z"]
 
 
+def test_an_export_below_brackets_answers(export, names, tmp_path):
+    moved = tmp_path / "lr=[0.1]"
+    shutil.copytree(export, moved)
+    (there,), (here,) = (list(Predictor(each)(names[:1])) for each in (moved, export))
+    np.testing.assert_array_equal(there.probabilities, here.probabilities)
+
+
 def test_a_folder_without_an_export_is_refused(tmp_path):
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(UserError, match="holds no SavedModel, and no numbered folder with one"):

@@ -332,6 +332,36 @@ def test_p4_a_damaged_newest_checkpoint_is_passed_over(train, tmp_path, caplog):
     assert_alike(resumed, whole(train))
 
 
+def test_replaced_images_are_refused_unless_they_are_accepted(train, folder, caplog):
+    with pytest.raises(CutError):
+        train("cut", step=STEPS + 1)
+    image = sorted(folder.rglob("*.png"))[3]
+    before = image.stat()
+    try:
+        os.utime(image, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+        with pytest.raises(tfaccel.UserError, match=r"the data were changed.*sizes and times"):
+            train("cut")
+        train("cut", accept_changes=True)
+        assert "resumed with changed data" in caplog.text
+        train("cut")  # which is what it was made with now
+    finally:
+        os.utime(image, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_a_checkpoint_without_sizes_and_times_is_gone_on_with(train, monkeypatch):
+    monkeypatch.setattr(restore.Origin, "_note_stamps", lambda *_: None)  # as before they were kept
+    with pytest.raises(CutError):
+        train("cut", step=STEPS + 1)
+    monkeypatch.undo()
+    train("cut")
+
+
+def test_a_run_below_brackets_goes_on(train):
+    with pytest.raises(CutError):
+        train("lr=[0.1]", every_steps=2, step=2 * STEPS + 3)
+    assert_alike(train("lr=[0.1]", every_steps=2), whole(train))
+
+
 def test_what_does_not_fit_is_refused_in_a_sentence(train, tmp_path):
     with pytest.raises(tfaccel.UserError, match="has no checkpoint to resume from"):
         train("cut", resume="required")

@@ -11,11 +11,11 @@ def test_lines_are_narrow_and_words_stay_whole():
     lines = in_lines(f"{'word ' * 30}{path}", first="fix: ", rest="     ").splitlines()
     assert max(map(len, lines[:-1])) <= 80
     assert lines[-1] == f"     {path}"
-    assert in_lines("a\n\tb\x1b[1;31m \x07c\x1b[0m") == "a b c"
+    assert in_lines("a\n\tb\x1b[1m \x07c\x1b[0m\x1b[31m") == r"a b \x07c\x1b[31m"
 
 
 def test_html_and_counts():
-    assert as_html("<b>\x00&") == "&lt;b&gt;&amp;"
+    assert as_html("<b>\x00&") == r"&lt;b&gt;\x00&amp;"
     assert (counted(1, "note"), counted(1000, "note")) == ("1 note", "1,000 notes")
 
 

@@ -21,7 +21,6 @@ Private names relied on:
   TensorFlow 2.21: python.eager.context.context, Context._physical_devices.
 """
 
-import atexit
 import contextlib
 import functools
 import hashlib
@@ -38,6 +37,7 @@ from typing import BinaryIO
 
 from tensorflow.python.eager import context
 
+from tfaccel import temporary
 from tfaccel.cache_folder import cache_folder
 
 log = logging.getLogger("tfaccel")
@@ -53,6 +53,8 @@ LARGEST_BYTES = 64 << 20
 LEAST_FREE_BYTES = 1 << 30
 DAY_S = 24 * 3600
 
+_own: list[temporary.Held] = []  # the folder of the link, for as long as the process
+
 
 def prepare(*, wanted: bool) -> None:
     """Tells TensorFlow a place where nothing is kept yet, before it reads its flags.
@@ -63,6 +65,7 @@ def prepare(*, wanted: bool) -> None:
     """
     if _is_prepared() or devices_are_known():
         return  # TensorFlow has read its flags
+    temporary.remove_left()  # of any kind: each start clears up after processes that were killed
     flags, root = _flags(), cache_folder("xla")
     if wanted and FLAG not in flags:
         with contextlib.suppress(OSError):  # `use` will say it
@@ -129,8 +132,10 @@ def _is_prepared() -> bool:
 @functools.cache
 def _link() -> pathlib.Path:
     """Returns this process's link, which points to a folder of its own at first."""
-    own = pathlib.Path(tempfile.mkdtemp(prefix=LINK_PREFIX))
-    atexit.register(shutil.rmtree, own, ignore_errors=True)
+    # TensorFlow's flags take no blank or quote in a path.
+    plain = not re.search(r"[\s'\"\\]", tempfile.gettempdir())
+    _own.append(temporary.Held("xla", parent=None if plain else "/tmp"))
+    own = _own[-1].path
     unused = own / "unused"  # TensorFlow ends the run where there is none
     unused.mkdir()
     link = own / "entries"

@@ -11,12 +11,12 @@ Private Keras names relied on: Layer._flatten_layers, of Keras 3.15, and `Functi
 """
 
 import contextlib
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 
 import keras
 from keras.src.models.functional import Functional
 
+from tfaccel import temporary
 from tfaccel.errors import UserError
 from tfaccel.table_text import cleaned
 
@@ -139,9 +139,9 @@ def take_state(copy: keras.layers.Layer, layer: keras.layers.Layer) -> None:
             store = {}
             old.save_own_variables(store)
             new.load_own_variables(store)
-            with tempfile.TemporaryDirectory() as folder:
-                old.save_assets(folder)
-                new.load_assets(folder)
+            with temporary.folder("copy") as folder:
+                old.save_assets(str(folder))
+                new.load_assets(str(folder))
     for old, new in zip(layer.weights, copy.weights, strict=True):
         if new.trainable != old.trainable:
             new.trainable = old.trainable

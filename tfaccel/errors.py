@@ -9,7 +9,7 @@ import difflib
 import sys
 from collections.abc import Iterable
 
-from tfaccel.redact import without_userinfo
+from tfaccel.redact import shown
 
 
 class UserError(ValueError):
@@ -17,14 +17,26 @@ class UserError(ValueError):
 
     ag_pass_through = True  # or AutoGraph makes another error of it in a traced function
 
+    def __init__(self, *said):
+        """Takes the sentence. Python prints it too, so that secrets must not get into it."""
+        super().__init__(*map(_shown, said))
+
 
 class RunError(RuntimeError):
     """One sentence: what ended a run that the call was right for, and what to do about it."""
 
+    def __init__(self, *said):
+        """Takes the sentence, as UserError does."""
+        super().__init__(*map(_shown, said))
+
+
+def _shown(said: object) -> object:
+    return shown(said) if isinstance(said, str) else said
+
 
 def tell(error: UserError | RunError) -> int:
     """Prints the sentence on standard error, and returns the exit code for it."""
-    message = without_userinfo(" ".join(str(error).split()))
+    message = shown(" ".join(str(error).split()))
     print(f"tfaccel: error: {message}", file=sys.stderr)
     return 2 if isinstance(error, UserError) else 1
 

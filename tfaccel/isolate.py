@@ -39,6 +39,7 @@ from tfaccel import progress
 from tfaccel.checks import check_number
 from tfaccel.errors import RunError, UserError
 from tfaccel.out_of_memory import is_out_of_memory
+from tfaccel.redact import shown
 
 log = logging.getLogger("tfaccel")
 
@@ -77,10 +78,8 @@ class IsolatedError(RunError):
         full = " (out of memory)" if self.out_of_memory else ""
         last = outcome.get("traceback") or tail
         lines = "\n".join(last.strip().splitlines()[-TAIL_LINES:])
-        shown = f"; its last lines:\n{lines}" if lines else ""
-        super().__init__(
-            f"{name} in its own process {raised}{self.reason}{full}; log: {log}{shown}"
-        )
+        last = f"; its last lines:\n{lines}" if lines else ""
+        super().__init__(f"{name} in its own process {raised}{self.reason}{full}; log: {log}{last}")
 
 
 def run_isolated(
@@ -271,10 +270,10 @@ class _Output:
         self.tail = ""
         self._process, self._log = process, log
         self._selector = selectors.DefaultSelector()
-        for pipe, shown in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
+        for pipe, terminal in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
             os.set_blocking(pipe.fileno(), False)
             decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-            self._selector.register(pipe, selectors.EVENT_READ, (decoder, shown))
+            self._selector.register(pipe, selectors.EVENT_READ, (decoder, terminal))
 
     def follow(self, timeout_s: float | None) -> bool:
         """Shows what comes until the child has ended; returns False if it has not in time."""
@@ -301,21 +300,21 @@ class _Output:
             if not data:
                 self._selector.unregister(key.fileobj)
                 continue
-            decoder, shown = key.data
+            decoder, terminal = key.data
             text = decoder.decode(data)
             self._log.write(data)
             self.tail = (self.tail + text)[-KEPT_LETTERS:]
-            _show(text, shown)
+            _show(text, terminal)
         return bool(ready)
 
 
-def _show(text: str, shown: TextIO | None) -> None:
+def _show(text: str, terminal: TextIO | None) -> None:
     """Writes to a stream, which may be none (as of a service) or have fewer letters than UTF-8."""
-    if shown is None:
+    if terminal is None:
         return
-    encoding = getattr(shown, "encoding", None) or "utf-8"
-    shown.write(text.encode(encoding, errors="replace").decode(encoding))
-    shown.flush()
+    encoding = getattr(terminal, "encoding", None) or "utf-8"
+    terminal.write(text.encode(encoding, errors="replace").decode(encoding))
+    terminal.flush()
 
 
 # In the child.
@@ -353,7 +352,7 @@ def _die_with(parent: int) -> None:
 
 
 def _report(error: Exception) -> dict:
-    text = "".join(traceback.format_exception(error))
+    text = shown("".join(traceback.format_exception(error)))
     print(text, file=sys.stderr, end="", flush=True)
     return {"type_name": type(error).__name__, "reason": str(error), "traceback": text}
 

@@ -19,6 +19,7 @@ import tempfile
 import traceback
 import types
 from collections.abc import Mapping
+from typing import NoReturn
 
 import ml_collections
 from absl import flags
@@ -40,7 +41,9 @@ from tfaccel.config import (
     default_config,
     parse,
 )
+from tfaccel.disk_errors import OF_DISKS, cure
 from tfaccel.errors import RunError, UserError, did_you_mean, tell
+from tfaccel.redact import shown
 from tfaccel.signals import exiting_on_sigterm
 from tfaccel.table_text import show
 from tfaccel.workdir import RESUMES, check_usable, read_config
@@ -54,9 +57,23 @@ def cli() -> None:
         sys.exit(main(sys.argv[1:]))
     except (UserError, RunError) as error:
         sys.exit(tell(error))
+    except OSError as error:
+        if error.errno not in OF_DISKS:
+            _end_with_traceback()
+        where = error.filename or os.getcwd()
+        sentence = f"{where} cannot be used ({error.strerror}): {cure(error, pathlib.Path(where))}"
+        sys.exit(tell(RunError(sentence)))
     except KeyboardInterrupt:
         print("tfaccel: interrupted", file=sys.stderr)
         sys.exit(130)
+    except Exception:  # a fault of tfaccel's, or of a library's
+        _end_with_traceback()
+
+
+def _end_with_traceback() -> NoReturn:
+    """Prints the traceback of what is being handled, as Python would, but without secrets."""
+    print(shown(traceback.format_exc()), end="", file=sys.stderr)
+    sys.exit(1)
 
 
 def main(arguments: list[str]) -> int:
@@ -86,7 +103,7 @@ def main(arguments: list[str]) -> int:
 def train(arguments: list[str]) -> int:
     """Trains what the flags say and prints the result as one JSON line."""
     if HELP_FLAGS & set(arguments):
-        print(_train_help([each for each in arguments if each not in HELP_FLAGS]), end="")
+        show(_train_help([each for each in arguments if each not in HELP_FLAGS]), end="")
         return 0
     values, file = _parse_config_flags("train", arguments, paths=("workdir",), trains=True)
     config, workdir = parse(values.config), values.workdir
@@ -122,7 +139,7 @@ def _train_dry(config: Config, workdir: pathlib.Path, cluster: Cluster) -> int:
     from tfaccel.dry_run import dry_run
 
     # In one piece: other workers may write to the same terminal.
-    print(dry_run(config, workdir=workdir, cluster=cluster), end="", flush=True)
+    show(dry_run(config, workdir=workdir, cluster=cluster), end="")
     return 0
 
 

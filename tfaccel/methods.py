@@ -1,7 +1,8 @@
 """What `fit`, `evaluate` and `predict` of a compiled model do beside Keras's own.
 
-Takes a compiled model; gives it methods of the same signatures that obey a Loader's rules, watch
-the replicas and the loss scale, and answer for lost workers.
+Takes a compiled model. Where Keras's own `fit` and the like are entered for it, also by a `fit` of
+the model's own, they obey a Loader's rules, watch the replicas and the loss scale, and answer for
+lost workers. A model's own methods are given no argument that the user did not give.
 
     extend(model, StepConfig(), guard=watchdog.guard, cluster=cluster)
 """
@@ -24,7 +25,7 @@ from tfaccel import progress, seam
 from tfaccel.agreement import of_workers
 from tfaccel.callbacks.ahead import Ahead, alone, can_be_ahead, having
 from tfaccel.callbacks.beats import Beats
-from tfaccel.callbacks.finite import Finite
+from tfaccel.callbacks.finite import Finite, NonFiniteError
 from tfaccel.callbacks.keras_writers import of_this_worker
 from tfaccel.callbacks.loss_scale import LossScale
 from tfaccel.callbacks.replica_audit import ReplicaAudit
@@ -36,6 +37,10 @@ from tfaccel.memory_plan import explained
 from tfaccel.models.own_scaling import misfit
 from tfaccel.resume import flat, from_checkpoint
 from tfaccel.step import padding
+from tfaccel.step.finite import FINE
+from tfaccel.step.labels import CURE, REFUSED
+
+log = logging.getLogger("tfaccel")
 
 log = logging.getLogger("tfaccel")
 
@@ -43,7 +48,7 @@ NOT_IN_XLA = re.compile(r"No registered '(\w+)' OpKernel for XLA_")
 
 
 def extend(model: keras.Model, config: StepConfig, *, guard: Callable, cluster: Cluster) -> None:
-    """Sets the methods on the model.
+    """Puts all that around Keras's own methods, for this model.
 
     Args:
       model: compiled for a strategy.
@@ -61,20 +66,22 @@ def extend(model: keras.Model, config: StepConfig, *, guard: Callable, cluster: 
                 from_checkpoint(counting(quiet(fit)), model, config), model, config, beats, cluster
             )
         ),
-        "evaluate": lambda evaluate: _as_call(counting(_beating(quiet(evaluate), beats))),
+        "evaluate": lambda evaluate: _as_call(
+            _naming_labels(counting(_beating(quiet(evaluate), beats)), model, config)
+        ),
         "predict": lambda predict: _as_call(
             _for_loaders(_beating(_without_padding(quiet(predict)), beats))
         ),
         "train_on_batch": lambda train: _after(
             by_batch.on_train_batch_begin, _with_keras_logs(train, model, config)
         ),
-        "test_on_batch": functools.partial(_after, by_batch.on_test_batch_begin),
+        "test_on_batch": lambda test: _after(
+            by_batch.on_test_batch_begin, _naming_labels(test, model, config)
+        ),
         "predict_on_batch": functools.partial(_after, by_batch.on_predict_batch_begin),
     }
     for name, wrap in ours.items():
-        method = types.MethodType(getattr(type(model), name), model)
-        # Within the guard, or it would look for a lost worker where memory is full.
-        setattr(model, name, _guarded(explained(wrap(method), model, config), model, guard))
+        _around(model, name, wrap, config, guard)
     replicas = seam.local_replicas(model.distribute_strategy)
     several = replicas[0].num_replicas > 1
     model.reset_metrics = functools.partial(seam.reset_metrics, model, replicas)
@@ -82,6 +89,16 @@ def extend(model: keras.Model, config: StepConfig, *, guard: Callable, cluster: 
     are_results = not seam.runs_eagerly(model) and (several or seam.has_steps_of_keras(model))
     keras_own = types.MethodType(type(model)._get_metrics_result_or_logs, model)
     model._get_metrics_result_or_logs = (lambda logs: logs) if are_results else keras_own
+
+
+def _around(model, name: str, wrap: Callable, config: StepConfig, guard: Callable) -> None:
+    """Puts `wrap` around the model's method as Keras has it, within what explains errors."""
+
+    def wrapped(method):
+        # Within the guard, or it would look for a lost worker where memory is full.
+        return _guarded(explained(wrap(method), model, config), model, guard)
+
+    seam.around_keras(model, name, wrapped)
 
 
 def _without_padding(predict: Callable) -> Callable:
@@ -122,6 +139,38 @@ def _with_keras_logs(train_on_batch: Callable, model, config: StepConfig) -> Cal
     return wrapper
 
 
+def _naming_labels(test: Callable, model, config: StepConfig) -> Callable:
+    """Returns a method that tests, and names a label beyond the outputs, as `fit` does.
+
+    Raises:
+      NonFiniteError: there is one, and loss or a metric is not finite for it; a warning, where
+        `nonfinite` is "skip".
+    """
+
+    @functools.wraps(test)
+    def wrapper(*args, **kwargs):
+        execution = model.test_function
+        if not hasattr(type(execution), "kept"):
+            return test(*args, **kwargs)  # stock Keras's step
+        with having(execution, kept=[]):
+            outcome, codes = test(*args, **kwargs), execution.kept
+        results = np.hstack([np.ravel(each) for each in keras.tree.flatten(outcome)] or [[0.0]])
+        if np.isfinite(results).all():
+            return outcome
+        faults = np.flatnonzero(np.hstack([np.ravel(each) for each in codes] or [[]]) != FINE)
+        if len(faults):
+            what = (
+                f"a label is beyond the model's outputs at step {faults[0] + 1} of the evaluation, "
+                f"so that its loss is not finite; {CURE}"
+            )
+            if config.nonfinite != "skip":
+                raise NonFiniteError(what)
+            log.warning("step: %s", what)
+        return outcome
+
+    return wrapper
+
+
 def _after(begins: Callable[[int], None], on_batch: Callable) -> Callable:
     """Returns a method of one batch, which begins with a beat."""
 
@@ -151,6 +200,10 @@ def _guarded(method: Callable, model, guard: Callable) -> Callable:
             try:
                 outcome = method(*args, **kwargs)
             except tf.errors.InvalidArgumentError as error:
+                if label := REFUSED.search(str(error)):
+                    raise NonFiniteError(
+                        f"the label {label[1]} is beyond the model's {label[2]} outputs; {CURE}"
+                    ) from error
                 if not (lacking := NOT_IN_XLA.search(str(error))):
                     raise
                 raise UserError(
@@ -307,9 +360,10 @@ def _check_batches(dataset: tf.data.Dataset) -> None:
 def _check_inputs(model: keras.Model, loader: Loader) -> None:
     """Raises UserError where a batch has as many axes as the model takes, but of another size."""
     given = tf.nest.flatten(loader.element_spec[0])
-    if not (model.built and len(model.inputs or ()) == 1 and len(given) == 1):
+    declared = seam.inputs_of(model)
+    if not (len(declared) == 1 and len(given) == 1):
         return
-    has, takes = tuple(given[0].shape)[1:], tuple(model.inputs[0].shape)[1:]
+    has, takes = tuple(given[0].shape)[1:], tuple(declared[0].shape)[1:]
     if len(has) == len(takes) and any(
         None not in sizes and sizes[0] != sizes[1] for sizes in zip(has, takes, strict=True)
     ):
@@ -329,9 +383,10 @@ def _warn_of_scale(model: keras.Model, loader: Loader) -> None:
 def _check_outputs(model: keras.Model, loader: Loader, *, mixed: bool) -> None:
     """Raises UserError where labels are above what the model gives: the loss would be NaN."""
     labels = mixed or seam.takes_labels(model)
-    if not (labels and loader.class_names and model.built and len(model.outputs or ()) == 1):
+    declared = seam.outputs_of(model)
+    if not (labels and loader.class_names and len(declared) == 1):
         return
-    num_outputs = model.outputs[0].shape[-1]
+    num_outputs = declared[0].shape[-1]
     if num_outputs is not None and num_outputs < len(loader.class_names):
         raise UserError(
             f"model {model.name} gives {num_outputs} outputs, but the data have "

@@ -7,15 +7,17 @@ line, what in training the dashed one.
     plot([pathlib.Path("runs/a"), pathlib.Path("runs/b")], pathlib.Path("curves.png"))
 """
 
-import html
 import io
 import logging
 import math
 import os
 import pathlib
 
+from tfaccel.disk_errors import not_written
 from tfaccel.errors import UserError
 from tfaccel.logs import Record, csv, json_lines, metric_names
+from tfaccel.redact import shown
+from tfaccel.table_text import as_html
 
 log = logging.getLogger("tfaccel")
 
@@ -50,7 +52,7 @@ def plot(workdirs: list[pathlib.Path], output: pathlib.Path) -> None:
       UserError: a workdir or its metrics are not there, or the output cannot be written.
     """
     _check_output(output)
-    runs = {str(each): read(each) for each in workdirs}
+    runs = {shown(str(each)): read(each) for each in workdirs}
     figure = _draw(runs)
     data = io.BytesIO()
     if output.suffix == ".png":
@@ -62,7 +64,7 @@ def plot(workdirs: list[pathlib.Path], output: pathlib.Path) -> None:
             file.write(data.getvalue())
     except OSError as error:
         raise UserError(
-            f"output {output} cannot be written ({error.strerror}); give another --output"
+            f"output {output} {not_written(error, output.parent)}, or give another --output"
         ) from error
 
 
@@ -110,7 +112,8 @@ def _draw(runs: Runs):
     for name, chart in zip(names, charts, strict=False):
         for index, epochs in enumerate(runs.values()):
             _lines(chart, name, epochs, color=f"C{index % 10}")
-        chart.set_title(name.replace("_", " "), loc="left")
+        # Not as TeX, which begins with $.
+        chart.set_title(shown(name.replace("_", " ")), loc="left", parse_math=False)
         chart.set_xlabel("epoch")
         chart.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         if name == "images_per_second":
@@ -180,5 +183,5 @@ def _page(figure, runs: Runs) -> str:
 
 
 def _row(cell: str, texts: list[str]) -> str:
-    cells = "".join(f"<{cell}>{html.escape(each)}</{cell}>" for each in texts)
+    cells = "".join(f"<{cell}>{as_html(each)}</{cell}>" for each in texts)
     return f"<tr>{cells}</tr>"

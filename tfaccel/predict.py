@@ -20,6 +20,7 @@ from tfaccel import runtime
 from tfaccel.data.source import open_regular
 from tfaccel.errors import UserError
 from tfaccel.export import card
+from tfaccel.literal_path import literal
 from tfaccel.table_text import in_lines
 from tfaccel.workdir import versions
 
@@ -79,7 +80,8 @@ class Predictor:
             for gpu in tf.config.list_physical_devices("GPU"):
                 tf.config.experimental.set_memory_growth(gpu, True)
         try:
-            self._loaded = tf.saved_model.load(folder)
+            with literal(folder) as plain:
+                self._loaded = tf.saved_model.load(plain)
         except (OSError, ValueError, tf.errors.OpError) as error:
             raise UserError(f"{folder} cannot be loaded ({error}); export it again") from error
         self._answer = self._loaded.signatures.get("predict_bytes")

@@ -54,7 +54,7 @@ from tfaccel.errors import UserError
 from tfaccel.export import export_model
 from tfaccel.models import mirrored  # noqa: F401  so that Keras reads files with its layers
 from tfaccel.presets import preset
-from tfaccel.step import compile_model
+from tfaccel.step import compile_model, parameters_of_compile
 from tfaccel.strategy import latest, make_strategy
 from tfaccel.watchdog import Watchdog
 from tfaccel.workdir import RESUMES
@@ -404,9 +404,7 @@ class Run:
     def compile(
         self,
         model: keras.Model,
-        optimizer="rmsprop",
-        loss=None,
-        *,
+        *args,
         step: StepConfig | None = None,
         **compile_args,
     ) -> None:
@@ -414,23 +412,20 @@ class Run:
 
         Args:
           model: the model.
-          optimizer: as for `keras.Model.compile`.
-          loss: as for `keras.Model.compile`.
+          *args: as the model's `compile` takes them: `optimizer` and `loss` of Keras's.
           step: `tfaccel.StepConfig(...)`: synchronized batch norm, accumulation, loss scale, audit.
-          **compile_args: as for `keras.Model.compile`, less `jit_compile`.
+          **compile_args: as the model's `compile` takes them, less `jit_compile`: a `compile` of
+            the model's own may take several optimizers, say.
 
         Raises:
           UserError: a setting of `step` beside it, or as `tfaccel.step.compile_model`.
         """
         step = StepConfig() if step is None else step
         check_type("step", step, StepConfig)
-        for name in compile_args.keys() & {each.name for each in dataclasses.fields(StepConfig)}:
+        of_step = {each.name for each in dataclasses.fields(StepConfig)}
+        for name in compile_args.keys() & (of_step - set(parameters_of_compile(model))):
             raise UserError(f"{name} is of the step; give step=tfaccel.StepConfig({name}=...)")
-        if loss is not None:  # a model's own `compile` may take none
-            compile_args["loss"] = loss
-        compile_model(
-            model, self.strategy, step, xla=self.runtime.xla, optimizer=optimizer, **compile_args
-        )
+        compile_model(model, self.strategy, step, *args, xla=self.runtime.xla, **compile_args)
         methods.extend(model, step, guard=self.watchdog.guard, cluster=self.cluster)
 
     def checkpoints(

@@ -187,11 +187,37 @@ def optimizers_of(optimizer) -> list:
     return [optimizer, *(found for each in inner for found in optimizers_of(each))]
 
 
+def every_optimizer(model) -> list:
+    """Returns the compiled optimizer, and those of the model's attributes, without what they wrap.
+
+    A `train_step` of the model's own may use several: `self.d_optimizer`, a list or a dict of them.
+    """
+    found = [model.optimizer] if model.optimizer is not None else []
+    if not has_steps_of_keras(model):
+        found += _optimizers_in(list(vars(model).values()))
+    wrapped = {id(inner) for each in found for inner in optimizers_of(each)[1:]}
+    return [each for each in {id(each): each for each in found}.values() if id(each) not in wrapped]
+
+
+def _optimizers_in(value) -> list:
+    """Returns the optimizers in lists, tuples and dicts, in order."""
+    if isinstance(value, BaseOptimizer):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [
+        found
+        for each in (value if isinstance(value, list | tuple) else ())
+        for found in _optimizers_in(each)
+    ]
+
+
 def variables_of(model) -> list:
     """Returns every Keras variable that a step reads or changes, each once."""
     found = [*model.variables, *model.metrics_variables]
-    for optimizer in optimizers_of(model.optimizer):
-        found += optimizer.variables
+    for each in every_optimizer(model):
+        for optimizer in optimizers_of(each):
+            found += optimizer.variables
     return list({id(each): each for each in found}.values())
 
 
@@ -207,6 +233,16 @@ def state_of(model) -> list:
 def runs_eagerly(model) -> bool:
     """Returns whether steps run as Python, operation by operation: stock Keras's then."""
     return model.run_eagerly or tf.config.functions_run_eagerly()
+
+
+def inputs_of(model) -> list:
+    """Returns the tensors that the model declares as its inputs; none for a subclassed model."""
+    return list(getattr(model, "inputs", None) or ())  # Sequential raises until it is built
+
+
+def outputs_of(model) -> list:
+    """Returns the tensors that the model declares as its outputs; none for a subclassed model."""
+    return list(getattr(model, "outputs", None) or ())
 
 
 def has_steps_of_keras(model) -> bool:
@@ -285,23 +321,42 @@ def as_replica(model, replica: Replica):
     that Keras asks for no reduction. (Stock Keras puts the strategy's machinery inside the XLA
     function, which raises: keras issues 18666 and 21366.)
     """
-    optimizers = optimizers_of(model.optimizer)
+    optimizers = [each for own in every_optimizer(model) for each in optimizers_of(own)]
     distributed = [(each, each._value) for each in variables_of(model) if is_distributed(each)]
     strategies = [(each, each._distribution_strategy) for each in optimizers]
     default = distribute_lib._get_default_replica_mode()
     distribute_lib._push_per_thread_mode(default)
+
+    def initialize(variable, value):
+        # Made while a step is traced: a layer that is not built, an optimizer's slots.
+        with tf.init_scope(), strategy.scope():
+            make_variable(variable, _lifted(value))
+        if is_distributed(variable):
+            distributed.append((variable, variable._value))
+            variable._value = variable._value.values[replica.local_index]
+
+    strategy, make_variable = model.distribute_strategy, TensorFlowVariable._initialize
     try:
         for variable, value in distributed:
             variable._value = value.values[replica.local_index]
         for optimizer in optimizers:
             optimizer._distribution_strategy = default.strategy
-        yield
+        with patched(TensorFlowVariable, "_initialize", initialize):
+            yield
     finally:
         for variable, value in distributed:
             variable._value = value
         for optimizer, strategy in strategies:
             optimizer._distribution_strategy = strategy
         distribute_lib._pop_per_thread_mode()
+
+
+def _lifted(value):
+    """Returns a variable's first value as one that is known outside the traced function."""
+    if callable(value) or not tf.is_tensor(value) or hasattr(value, "numpy"):
+        return value
+    known = tf.get_static_value(value)
+    return value if known is None else known
 
 
 def reset_metrics(model, replicas: Sequence[Replica]) -> None:
@@ -350,6 +405,7 @@ class Recording:
         self.trained = []
         self._gradients = None
         self._before = {}
+        self._is_paused = False
 
     def gradients(self, grads, variables) -> None:
         """Takes what `optimizer.apply` is called with."""
@@ -372,8 +428,17 @@ class Recording:
 
     def before(self, variable) -> None:
         """Keeps the value that a variable has before its first assignment."""
-        if id(variable) not in self._before:
+        if not self._is_paused and id(variable) not in self._before:
             self._before[id(variable)] = (variable, tf.identity(variable._value))
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Within the context no assignment is noted: it is the same on every replica."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
 
     def assigned(self) -> list[tuple]:
         """Returns (Keras variable, value before) of what was assigned, in the order of it."""
@@ -381,17 +446,35 @@ class Recording:
 
 
 @contextlib.contextmanager
-def recorded(model, replica: Replica):
+def recorded(model, replica: Replica, *, apply: Callable | None = None):
     """Within `as_replica`: gradients are kept instead of applied, assignments are noted.
 
-    Each replica draws its own random numbers (replica 0 those of a single device), and a second
-    optimizer is refused: it would update this replica by its own gradients alone.
+    Each replica draws its own random numbers (replica 0 those of a single device), and an optimizer
+    that is not the model's is refused: it would update this replica by its own gradients alone.
+
+    Args:
+      model: whose step is traced.
+      replica: that it is traced for.
+      apply: what is done at once instead, of an optimizer, gradients and variables, wherever the
+        step applies gradients; None where it does so once, with the compiled optimizer.
 
     Yields:
       The Recording.
     """
     recording = Recording()
-    own = model.optimizer
+    optimizers = [each for each in (model.optimizer,) if each is not None]
+    if apply is not None:
+        optimizers = every_optimizer(model)
+
+    def apply_at_once(optimizer, grads, trainable_variables=None):
+        variables = trainable_variables or optimizer._trainable_variables
+        pairs = [each for each in zip(grads, variables, strict=True) if each[0] is not None]
+        with recording.paused():
+            own = optimizer.__dict__.pop("apply")  # so that what applies them calls Keras's
+            try:
+                apply(optimizer, [grad for grad, _ in pairs], [each for _, each in pairs])
+            finally:
+                optimizer.__dict__["apply"] = own
 
     def keep(grads, trainable_variables=None):
         if trainable_variables is None:
@@ -400,8 +483,9 @@ def recorded(model, replica: Replica):
 
     def refuse(optimizer, *_args, **_kwargs):
         raise UserError(
-            f"train_step uses the optimizer {optimizer.name} beside the compiled one; with several "
-            "replicas or accumulation only self.optimizer is reduced: use one replica"
+            f"train_step uses the optimizer {optimizer.name}, which is not self.optimizer; on "
+            "several replicas let it be an attribute of the model before run.compile, and use no "
+            "accumulation with it: or use one replica"
         )
 
     def note_and_assign(variable, value):
@@ -422,8 +506,9 @@ def recorded(model, replica: Replica):
     direct_assign = TensorFlowVariable._direct_assign
     next_seed = keras.random.SeedGenerator.next
     with contextlib.ExitStack() as patches:
-        patches.enter_context(patched(BaseOptimizer, "apply", refuse))
-        patches.enter_context(patched(keras.optimizers.LossScaleOptimizer, "apply", refuse))
+        if apply is None:
+            patches.enter_context(patched(BaseOptimizer, "apply", refuse))
+            patches.enter_context(patched(keras.optimizers.LossScaleOptimizer, "apply", refuse))
         patches.enter_context(patched(TensorFlowVariable, "_direct_assign", note_and_assign))
         patches.enter_context(patched(keras.random.SeedGenerator, "next", own_seed))
         trust = _Trust(says=replica.local_index == 0)
@@ -431,9 +516,9 @@ def recorded(model, replica: Replica):
         patches.enter_context(patched(keras_loss, "reduce_weighted_values", of_parts))
         counted = _counted_in_parts(keras.metrics.Mean.update_state, trust)
         patches.enter_context(patched(keras.metrics.Mean, "update_state", counted))
-        if own is not None:
-            own.__dict__["apply"] = keep  # past Keras's tracking of attributes
-            patches.callback(own.__dict__.pop, "apply")
+        for each in optimizers:  # past Keras's tracking of attributes
+            each.__dict__["apply"] = functools.partial(apply_at_once, each) if apply else keep
+            patches.callback(each.__dict__.pop, "apply")
         yield recording
 
 
@@ -535,6 +620,47 @@ def layer_paths(*, xla: bool, all_reduce: Callable | None):
         yield
 
 
+# Keras's own `fit`, `evaluate` and `predict`, as a model has them.
+
+AROUND = "_tfaccel_around"  # in a model's __dict__: what its calls of Keras's own methods become
+
+
+def around_keras(model, name: str, wrap: Callable) -> None:
+    """Puts `wrap` around the method `name` as Keras has it, for this model alone.
+
+    A model's own `fit` may take any arguments, and may call Keras's as often as it likes: what is
+    added to a call is added where Keras's own method is entered, whose arguments are known.
+
+    Args:
+      model: of Keras.
+      name: of a method of `keras.Model`: "fit", "evaluate", "predict" or one of a batch.
+      wrap: from the method, bound to the model, to what stands for it.
+    """
+    method = types.MethodType(_KERAS_METHODS[name], model)
+    vars(model).setdefault(AROUND, {})[name] = wrap(method)  # past Keras's tracking of attributes
+
+
+def _with_around(name: str, keras_own: Callable) -> Callable:
+    """Returns what stands for Keras's own method on `keras.Model`: it asks the model first."""
+
+    @functools.wraps(keras_own)
+    def method(model, *args, **kwargs):
+        around = vars(model).get(AROUND, {}).get(name)
+        if around is None:
+            return keras_own(model, *args, **kwargs)
+        return around(*args, **kwargs)
+
+    return method
+
+
+_ON_BATCH = ("train_on_batch", "test_on_batch", "predict_on_batch")
+_KERAS_METHODS = {
+    name: getattr(keras.Model, name) for name in ("fit", "evaluate", "predict", *_ON_BATCH)
+}
+for _name, _method in _KERAS_METHODS.items():
+    setattr(keras.Model, _name, _with_around(_name, _method))
+
+
 @contextlib.contextmanager
 def patched(owner, name: str, value):
     """Within the context, an attribute of a class or module has another value."""
@@ -600,6 +726,9 @@ def build_from_specs(model, *, change: Callable) -> Callable:
     by_batch = types.MethodType(type(model)._maybe_symbolic_build, model)
 
     def build(iterator=None, data_batch=None):
+        if not has_steps_of_keras(model):
+            build_by_step(iterator, data_batch)
+            return adopt_metrics()
         if iterator is None:
             by_batch(data_batch=change(data_batch))
             return adopt_metrics()
@@ -616,6 +745,21 @@ def build_from_specs(model, *, change: Callable) -> Callable:
             model._symbolic_build(data_batch=change(specs))
         return adopt_metrics()
 
+    def build_by_step(iterator, batch):
+        # As stock Keras does without a strategy. `call` may be missing, or take something else.
+        if _is_built(model):
+            return
+        if iterator is not None:
+            specs = tf.nest.map_structure(
+                _of_one_replica, iterator._distributed_dataset.element_spec
+            )
+            has_shapes = all(_has_shape(each) for each in tf.nest.flatten(specs))
+            batch = specs if has_shapes else _first_batch(model, iterator)
+        _trace_once(model, change(batch))
+        if every_optimizer(model) == [model.optimizer] and not model.optimizer.built:
+            with model.distribute_strategy.scope():  # that no step has used yet
+                model.optimizer.build(model.trainable_variables)
+
     def adopt_metrics():
         # `run.compile(model, metrics=[keras.metrics.AUC()])` makes one outside the scope.
         for variable in model.metrics_variables:
@@ -623,6 +767,39 @@ def build_from_specs(model, *, change: Callable) -> Callable:
                 adopt(variable, model.distribute_strategy)
 
     return build
+
+
+def _is_built(model) -> bool:
+    """Returns whether all is there that a step of the model's own makes as it is first traced."""
+    compiled = (model._compile_loss, model._compile_metrics)
+    layers = model._flatten_layers(include_self=False)
+    return (
+        all(each.built for each in layers)
+        and all(each is None or each.built for each in compiled)
+        and all(each.built for each in every_optimizer(model))
+    )
+
+
+def _trace_once(model, batch) -> None:
+    """Traces a step that is never run: what it makes is there before the first one.
+
+    So a checkpoint can be put back. What fails here fails in the step itself, which says why.
+    """
+    step = model.test_step if model.optimizer is None else model.train_step
+    replica = local_replicas(model.distribute_strategy)[0]
+    with tf.__internal__.FuncGraph("made_by_step").as_default():
+        inputs = tf.nest.map_structure(
+            lambda each: None if each is None else tf.zeros(each.shape, each.dtype), batch
+        )
+        try:
+            with as_replica(model, replica):
+                step(inputs)
+        except Exception as error:
+            log.debug("step: it makes its variables as it runs, because of %s", error)
+
+
+def _has_shape(spec) -> bool:
+    return spec is None or (_is_dense(spec) and None not in spec.shape)
 
 
 def _weighing_by_row(reduce_weighted_values: Callable) -> Callable:

@@ -20,7 +20,6 @@ import datetime
 import logging
 import pathlib
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 
 import keras
@@ -28,7 +27,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from tfaccel import seam
+from tfaccel import seam, temporary
 from tfaccel.cluster import Cluster
 from tfaccel.config import RuntimeConfig, StepConfig
 from tfaccel.methods import extend
@@ -261,8 +260,8 @@ class _Trainer:
 
     def resumed(self, half: _Trained) -> _Trained:
         """Saves, loads and goes on where `half` stopped."""
-        with tempfile.TemporaryDirectory() as folder:
-            path = pathlib.Path(folder) / "model.keras"
+        with temporary.folder("selftest") as folder:
+            path = folder / "model.keras"
             half.model.save(path)
             with self.strategy.scope():
                 model = keras.models.load_model(path)

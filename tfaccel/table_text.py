@@ -10,8 +10,10 @@ import sys
 import textwrap
 from collections.abc import Container, Iterable, Sequence
 
+from tfaccel.redact import shown
+
 WIDTH = 80  # columns, also of a wide terminal: what goes into an issue is read everywhere
-COLOUR = re.compile(r"\x1b\[[\d;]*m")  # Keras writes its errors in bold
+BOLD = re.compile(r"\x1b\[[01]m")  # Keras writes its errors so
 
 
 def in_lines(text: str, *, first: str = "", rest: str = "") -> str:
@@ -62,9 +64,11 @@ def as_html(text: str) -> str:
 
 
 def cleaned(text: str) -> str:
-    """Returns text as one line without colours and control characters."""
-    words = (filter(str.isprintable, each) for each in COLOUR.sub("", text).split())
-    return " ".join("".join(each) for each in words)
+    """Returns text as one line without secrets, its control characters escaped.
+
+    Keras's marks of bold letters are taken out.
+    """
+    return shown(" ".join(BOLD.sub("", text).split()), keep="")
 
 
 def counted(number: int, noun: str) -> str:
@@ -72,9 +76,12 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def show(text: object) -> None:
-    """Prints, also where the reader of a pipe has gone, as of `| head`."""
+def show(text: object, *, end: str = "\n") -> None:
+    """Prints without secrets or control characters of others: the text's own lines stay.
+
+    Also where the reader of a pipe has gone, as of `| head`.
+    """
     try:
-        print(text, flush=True)
+        print(shown(str(text)), end=end, flush=True)
     except BrokenPipeError:  # what Python writes at its end shall not fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

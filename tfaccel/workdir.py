@@ -21,6 +21,7 @@ import json
 import logging
 import os
 import pathlib
+import re
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -29,12 +30,19 @@ import ml_collections
 
 from tfaccel.checks import check_choice
 from tfaccel.config import Config, parse
+from tfaccel.disk_errors import not_written
 from tfaccel.errors import RunError, UserError
+from tfaccel.own_files import open_own, replace
 from tfaccel.redact import redacted
 
 log = logging.getLogger("tfaccel")
 
 RESUMES = ("auto", "required", "never")
+
+# As `own_files.replace` names them.
+_UNFINISHED = re.compile(
+    r"\.(config|environment|result|metrics|first_batch)\.(jsonl?|csv|png)\.\d+(\.[0-9a-f]{8})?"
+)
 
 _locks = set()  # descriptors of the folders that this process holds
 
@@ -94,12 +102,13 @@ def held(path: pathlib.Path) -> Iterator[pathlib.Path]:
     path = path.expanduser().absolute()
     try:
         path.mkdir(parents=True, exist_ok=True)
-        file = os.open(path / "run.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        file = open_own(path / "run.lock", os.O_RDWR | os.O_CREAT)
     except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}); give another") from error
+        raise UserError(f"{path} {not_written(error, path)}, or give another folder") from error
     _locks.add(file)
     try:
-        _lock(file, path)
+        if _lock(file, path):
+            _remove_unfinished(path)
         yield path
     finally:
         if file in _locks:  # of a forked child it is closed
@@ -107,7 +116,16 @@ def held(path: pathlib.Path) -> Iterator[pathlib.Path]:
             os.close(file)
 
 
-def _lock(file: int, path: pathlib.Path) -> None:
+def _remove_unfinished(path: pathlib.Path) -> None:
+    """Removes what killed processes left of files that they were about to replace."""
+    for each in path.glob(".*"):
+        if _UNFINISHED.fullmatch(each.name):
+            with contextlib.suppress(OSError):
+                each.unlink()
+
+
+def _lock(file: int, path: pathlib.Path) -> bool:
+    """Returns whether it is locked; where the file system has no locks, nobody can say."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -117,7 +135,7 @@ def _lock(file: int, path: pathlib.Path) -> None:
                 path,
                 error.strerror,
             )
-            return
+            return False
         holder = os.read(file, 200).decode(errors="replace").strip() or "another process"
         raise RunError(
             f"{path} is held by a live run ({holder}); wait for it, stop it, or give another "
@@ -125,6 +143,7 @@ def _lock(file: int, path: pathlib.Path) -> None:
         ) from None
     os.ftruncate(file, 0)
     os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+    return True
 
 
 def finished(path: pathlib.Path, config: dict) -> dict | None:
@@ -196,12 +215,9 @@ def write_json(path: pathlib.Path, value: Any) -> None:
     Raises:
       RunError: it cannot be written, as on a full disk.
     """
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        unfinished.write_text(json.dumps(value, indent=2) + "\n")
-        unfinished.replace(path)
+        replace(path, (json.dumps(value, indent=2) + "\n").encode())
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
         raise RunError(
-            f"{path} cannot be written ({error.strerror}); make room, or give another --workdir"
+            f"{path} {not_written(error, path.parent)}, or give another --workdir"
         ) from error

@@ -517,12 +517,13 @@ def test_on_a_gpu(files):
     data = opened(pipe, files=files, replicas=2, rows=5, device=gpu)
     labels = []
     for replica in range(2):
-        stream, feed = stream_of(data, replica=replica, device=gpu), data.feed(replica)
+        stream = stream_of(data, replica=replica, device=gpu)
         for number in range(data.plan.num_steps):
             image, label = next(stream)
             assert "GPU:0" in image.device
             np.testing.assert_array_equal(image[:, 0, 0, 0], label)  # the label comes from the CPU
-            labels += label.numpy()[feed.rows(number).real].tolist()
+            real = data.plan.real(step=number, epoch=0, replica_index=replica)
+            labels += label.numpy()[real].tolist()
     assert labels == list(range(NUM_EXAMPLES))
 
 

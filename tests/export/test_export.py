@@ -230,7 +230,9 @@ def test_a_failed_export_leaves_nothing(setup, tmp_path, monkeypatch):
 
     monkeypatch.setattr(keras.Sequential, "save", fail)
     run = setup()
-    with pytest.raises(RunError, match=r"cannot be written .no space left on device.; make room"):
+    with pytest.raises(
+        RunError, match=r"cannot be written .no space left on device.: .* free there; make room"
+    ):
         run.export(build(run), tmp_path / "1")
     assert list(tmp_path.iterdir()) == []
 
@@ -245,3 +247,12 @@ def test_a_model_of_unknown_inputs_is_refused(setup, tmp_path):
         model = Subclassed()
     with pytest.raises(UserError, match=r"no known inputs.*keras\.Input"):
         run.export(model, tmp_path / "1")
+
+
+def test_a_path_that_is_a_pattern_is_exported_and_its_servers_are_warned(setup, tmp_path, caplog):
+    run = setup()
+    with run.scope():
+        model = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
+    path = run.export(model, tmp_path / "lr=[0.1]" / "1")  # asked in a process of its own
+    assert (path / "saved_model.pb").is_file()
+    assert "takes that for a pattern; copy the export" in caplog.text

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from tfaccel.cluster.addresses import is_loopback
 from tfaccel.errors import RunError, UserError
 from tfaccel.launch.coordinator import Coordinator
 from tfaccel.launch.gang import RankState
@@ -166,3 +167,60 @@ def test_an_address_of_another_machine_is_a_sentence():
         serving(Coordinator(options, ""), options, token=""),
     ):
         pass
+
+
+# A machine's own name, as Debian has it.
+
+
+@pytest.fixture
+def own_name(monkeypatch):
+    """`node0` is 127.0.1.1 here."""
+    real = socket.getaddrinfo
+
+    def getaddrinfo(host, *args, **kwargs):
+        return real("127.0.1.1" if host == "node0" else host, *args, **kwargs)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+
+
+def test_a_name_that_leads_here_from_here_alone_needs_a_token(own_name):
+    options = Options(num_nodes=2, master_addr="node0")
+    with pytest.raises(UserError, match=r"node0 is 127\.0\.1\.1 on this machine.*TFACCEL_LAUNCH"):
+        check_reach(options, token="")
+    check_reach(options, token="secret")
+    check_reach(dataclasses.replace(options, node_rank=1), token="")  # its own name is another
+
+
+@pytest.mark.parametrize(("token", "others_come_in"), [("", False), ("secret", True)])
+def test_without_a_token_only_the_address_that_was_asked_for_is_bound(
+    own_name, caplog, token, others_come_in
+):
+    options = dataclasses.replace(options_with_port(node_timeout_s=0.2), master_addr="node0")
+    coordinator = Coordinator(options, "digest")
+    with serving(coordinator, options, token=token):
+        socket.create_connection(("127.0.1.1", options.master_port), 2).close()
+        try:
+            socket.create_connection(("127.0.0.1", options.master_port), 2).close()
+            came_in = True
+        except ConnectionRefusedError:
+            came_in = False
+    assert came_in == others_come_in
+    assert ("listens on all addresses" in caplog.text) == others_come_in
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_all_addresses_are_none_to_reach_node_0_by(host):
+    options = dataclasses.replace(options_with_port(), master_addr=host)
+    for token in ("", "secret"):
+        with pytest.raises(UserError, match="leads nobody to node 0"):
+            check_reach(options, token=token)
+    with (
+        pytest.raises(UserError, match="all addresses of this machine"),
+        serving(Coordinator(options, "digest"), options, token=""),
+    ):
+        pass
+
+
+def test_a_name_that_begins_as_a_loopback_address_is_none():
+    assert [is_loopback(each) for each in ("127.0.0.1", "::1", "::ffff:127.0.0.1")] == [True] * 3
+    assert not any(map(is_loopback, ("127.example.org", "10.0.0.1", "localhost")))

@@ -4,7 +4,8 @@ import signal
 
 import pytest
 
-from tfaccel.logs.appended import Appended, replace
+from tfaccel.logs.appended import Appended
+from tfaccel.own_files import replace
 
 
 @contextlib.contextmanager

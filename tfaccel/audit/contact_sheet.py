@@ -9,6 +9,7 @@ Of a loader's batch, which is normalised, `write_batch` makes such pixels first.
 """
 
 import colorsys
+import io
 import math
 import os
 import pathlib
@@ -20,6 +21,8 @@ import PIL.ImageDraw
 import PIL.ImageFont
 
 from tfaccel.config import ImageConfig
+from tfaccel.own_files import replace
+from tfaccel.table_text import cleaned
 
 SMALLEST, LARGEST = 128, 320  # pixels of a shown image's longer side
 GAP, MARGIN = 4, 12  # pixels, between a pair's images and around each example
@@ -62,7 +65,9 @@ def write(
         draw.rectangle((left - 1, top - 1, left + cell.width, top + cell.height), outline=FRAME)
         middle = left + cell.width // 2, top + cell.height + CAPTION_HEIGHT // 2
         draw.text(middle, _cut(caption, font, cell.width), INK, font, anchor="mm")
-    sheet.save(path, "PNG")
+    data = io.BytesIO()
+    sheet.save(data, "PNG")
+    replace(pathlib.Path(path), data.getvalue())
     return pathlib.Path(path)
 
 
@@ -138,7 +143,7 @@ def _side_by_side(one: PIL.Image.Image, other: PIL.Image.Image) -> PIL.Image.Ima
 
 def _cut(caption: str, font: PIL.ImageFont.ImageFont, width: int) -> str:
     """Returns the caption, or as much of its beginning as fits, in one line."""
-    caption = " ".join(caption.split())
+    caption = cleaned(caption)
     if font.getlength(caption) <= width:
         return caption
     while caption and font.getlength(caption + "...") > width:

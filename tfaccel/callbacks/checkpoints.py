@@ -71,7 +71,7 @@ class Checkpoints(keras.callbacks.Callback):
             keep_best=config.keep_best,
             largest_is_best=largest_is_best(monitor),
         )
-        self._origin = Origin(self.store, resume, accept_changes, facts)
+        self._origin = Origin(self.store, resume, accept_changes, facts, is_chief=is_chief)
 
     def begin(
         self, model, loader: Loader, others: list, stop: StopSignals, config: StepConfig

@@ -61,8 +61,17 @@ class Beginning:
 class Origin:
     """The checkpoints that a `fit` may begin with, and `run`: what they say of who made them."""
 
-    def __init__(self, store: Store, resume: str, accept_changes: bool, facts: dict):
+    def __init__(
+        self,
+        store: Store,
+        resume: str,
+        accept_changes: bool,
+        facts: dict,
+        *,
+        is_chief: bool = True,
+    ):
         """Takes the checkpoints, and which of them will do: see `Checkpoints`."""
+        self._is_chief = is_chief
         self._store, self._facts = store, facts
         self._resume, self._accept_changes = resume, accept_changes
 
@@ -87,15 +96,21 @@ class Origin:
             "xla": getattr(model.train_function, "xla", False),
             "num_steps": loader.num_batches,
             "num_replicas": model.distribute_strategy.num_replicas_in_sync,
+            "stamps": {},
         }
         snapshot = self._read()
         self._check_resume(snapshot)
+        if snapshot is not None:
+            self._check_facts(snapshot.state)
+        with together(model.distribute_strategy, "has other data than before"):
+            # The chief's alone: copies on other machines may have other times.
+            if self._is_chief:
+                self._note_stamps(loader, snapshot)
         if snapshot is None:
             loader.start_at(epoch=0)  # it may have given batches before
             new = {"offset": 0, "rollbacks": 0, "history": {}, "logs": {}}
             return Beginning(epoch=0, goes_on=False, state=new, arrays={})
         state = snapshot.state
-        self._check_facts(state)
         self._say_what_changes(state)
         epoch, step = state["epoch"], state["step_in_epoch"]
         if step and not self._has_the_steps_of(state):
@@ -191,6 +206,27 @@ class Origin:
         if changed:
             log.warning("checkpoint: resumed with changes: %s", changed)
             self._keep = "learning_rate"  # or it would be put back with the optimizer
+
+    def _note_stamps(self, loader: Loader, snapshot: Snapshot | None) -> None:
+        """Notes the sizes and times of the data's files.
+
+        Raises:
+          UserError: they are others than when the checkpoint was made.
+        """
+        if hasattr(loader.data, "stamps"):  # of what a user's own code reads nobody knows
+            self.run["stamps"] = loader.data.stamps()
+        before = snapshot.state.get("stamps", {}) if snapshot else {}  # none in older checkpoints
+        now = {name: self.run["stamps"].get(name) for name in before}
+        changed = "; ".join(_differences(before, now))
+        if changed and not self._accept_changes:
+            raise UserError(
+                f"the data were changed since the checkpoint of step {snapshot.step} in "
+                f"{self._store.folder} was made: {changed}; put the files back as they were (`cp "
+                "-p` and `rsync -t` keep times), give another folder, or go on all the same by "
+                "accept_changes (of the command, --accept_changes)"
+            )
+        if changed:
+            log.warning("checkpoint: resumed with changed data: %s", changed)
 
     def _say_what_changes(self, state: dict) -> None:
         log.info(

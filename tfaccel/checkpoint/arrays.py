@@ -8,7 +8,6 @@ Takes a path and arrays by name; gives two files, and from them the same arrays,
 Nothing that is read is run: there is no object graph, and no pickle.
 """
 
-import errno
 import pathlib
 from collections.abc import Mapping
 
@@ -16,6 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.checkpoint.manifest import CheckpointError
+from tfaccel.disk_errors import from_tensorflow
+from tfaccel.literal_path import literal
 
 
 def write_arrays(prefix: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -38,9 +39,7 @@ def write_arrays(prefix: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None
                 tensors=[tf.constant(arrays[name]) for name in names],
             )
     except tf.errors.OpError as error:
-        full = isinstance(error, tf.errors.ResourceExhaustedError)
-        reason = error.message.partition(" [Op:")[0]
-        raise OSError(errno.ENOSPC if full else errno.EIO, reason, str(prefix)) from error
+        raise from_tensorflow(error, prefix) from error
 
 
 def read_arrays(prefix: pathlib.Path) -> dict[str, np.ndarray]:
@@ -51,12 +50,14 @@ def read_arrays(prefix: pathlib.Path) -> dict[str, np.ndarray]:
     """
     name = None
     try:
-        reader = tf.train.load_checkpoint(str(prefix))
-        arrays = {}
-        for name in sorted(reader.get_variable_to_shape_map()):
-            arrays[name] = np.asarray(reader.get_tensor(name))  # else a scalar, where it has no dim
+        with literal(prefix.parent) as folder:
+            reader = tf.train.load_checkpoint(f"{folder}/{prefix.name}")
+            arrays = {}
+            for name in sorted(reader.get_variable_to_shape_map()):
+                # An array also where it has no dimension: the reader gives a scalar then.
+                arrays[name] = np.asarray(reader.get_tensor(name))
     # The reader has Python's errors for some of TensorFlow's.
-    except (tf.errors.OpError, RuntimeError, ValueError) as error:
+    except (tf.errors.OpError, OSError, RuntimeError, ValueError) as error:
         what = f"array '{name}' in {prefix}" if name else f"{prefix}.index"
         raise CheckpointError(f"{what} cannot be read ({error})") from error
     return arrays

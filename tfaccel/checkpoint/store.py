@@ -18,7 +18,6 @@ import json
 import logging
 import os
 import pathlib
-import shutil
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -27,6 +26,7 @@ import numpy as np
 from tfaccel.checkpoint import folder as folders
 from tfaccel.checkpoint.manifest import ARRAYS, FORMAT_VERSION, STATE, CheckpointError, verify
 from tfaccel.checkpoint.rotation import best_first, to_keep
+from tfaccel.disk_errors import free_bytes, mib, not_written
 from tfaccel.errors import UserError
 
 log = logging.getLogger("tfaccel")
@@ -118,9 +118,9 @@ class Store:
             with contextlib.suppress(OSError):
                 folders.remove_unfinished(unfinished)
             raise CheckpointError(
-                f"checkpoint {final} cannot be written ({error.strerror or error}): it needs "
-                f"{_mib(snapshot.num_bytes + len(text))}, and {_mib(_free_bytes(self.folder))} "
-                "are free there; make room, or give another workdir"
+                f"checkpoint {final} "
+                f"{not_written(error, self.folder, num_bytes=snapshot.num_bytes + len(text))}, or "
+                "give another workdir"
             ) from error
         self._damaged.discard(name)
         self._rotate(name)
@@ -234,10 +234,10 @@ def check_space(folder: pathlib.Path, num_bytes: int, *, keep: int) -> None:
     Raises:
       UserError: there is no room for one checkpoint beside those that are there.
     """
-    free = _free_bytes(folder)
+    free = free_bytes(folder)
     if free < num_bytes:
         raise UserError(
-            f"checkpoints in {folder} take {_mib(num_bytes)} each, and {_mib(free)} are free "
+            f"checkpoints in {folder} take {mib(num_bytes)} each, and {mib(free)} are free "
             "there; make room, or give another workdir"
         )
     there = sum(each.stat().st_size for each in folder.glob("step-*/*") if each.is_file())
@@ -245,7 +245,7 @@ def check_space(folder: pathlib.Path, num_bytes: int, *, keep: int) -> None:
         log.warning(
             "checkpoints in %s: %d of %s are to be there at a time, and with those of before there "
             "is room for %d; make room, or keep fewer",
-            *(folder, keep + 1, _mib(num_bytes), (free + there) // num_bytes),
+            *(folder, keep + 1, mib(num_bytes), (free + there) // num_bytes),
         )
 
 
@@ -296,13 +296,3 @@ def _check_finite(snapshot: Snapshot) -> None:
                 f"the state after step {snapshot.step} is not saved: '{name}' has values that are "
                 "infinite or NaN; an earlier checkpoint is the last good one"
             )
-
-
-def _free_bytes(folder: pathlib.Path) -> int:
-    folder = folder.absolute()
-    there = next(each for each in (folder, *folder.parents) if os.path.exists(each))
-    return shutil.disk_usage(there).free
-
-
-def _mib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:,.1f} MiB"

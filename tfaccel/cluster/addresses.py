@@ -72,7 +72,23 @@ def in_url(host: str) -> str:
 
 def is_loopback(host: str) -> bool:
     """Returns whether this is an IP address that no other machine reaches."""
-    return host.startswith("127.") or host == "::1"
+    address = _parsed(host)
+    return address is not None and address.is_loopback
+
+
+def is_any(host: str) -> bool:
+    """Returns whether this is 0.0.0.0 or ::, which stand for all addresses of a machine."""
+    address = _parsed(host)
+    return address is not None and address.is_unspecified
+
+
+def _parsed(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Returns a host as an IP address; None where it is a name."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 def public(found: Iterable[str]) -> list[str]:

@@ -13,13 +13,12 @@ import itertools
 import json
 import os
 import pathlib
-import shutil
 import signal
-import tempfile
 import threading
 import time
 from typing import NamedTuple, Protocol
 
+from tfaccel import temporary
 from tfaccel.config import Config
 from tfaccel.isolate import TAIL_LETTERS, IsolatedError, run_isolated
 from tfaccel.out_of_memory import is_out_of_memory
@@ -100,7 +99,8 @@ class ArmProcess:
         Raises:
           ArmError: it failed.
         """
-        self._folder = pathlib.Path(tempfile.mkdtemp(prefix="tfaccel-compare-"))
+        self._held = temporary.Held("compare")
+        self._folder = self._held.path
         self._log, self._limit, self._failure = log, limit, None
         self._thread = threading.Thread(
             target=self._wait, args=(config, settings), name="tfaccel compare", daemon=True
@@ -133,7 +133,7 @@ class ArmProcess:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(int(said.read_text()), signal.SIGKILL)
             self._thread.join(POLL_S)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._held.remove()
 
     def _take(self, answer: dict) -> None:
         self.losses += answer["losses"]

@@ -10,6 +10,7 @@ import pathlib
 from tfaccel.comparison import plots
 from tfaccel.comparison.contest import Row
 from tfaccel.comparison.table import MEANINGS, Comparison, as_preformatted
+from tfaccel.disk_errors import not_written
 from tfaccel.errors import UserError
 from tfaccel.table_text import as_html
 
@@ -70,7 +71,7 @@ def check_folder(folder: pathlib.Path) -> None:
             raise UserError(f"out {folder} is not empty; give a new folder")
     except OSError as error:
         raise UserError(
-            f"out {folder} cannot be written ({error.strerror}); give another folder"
+            f"out {folder} {not_written(error, folder)}, or give another folder"
         ) from error
 
 
@@ -89,7 +90,7 @@ def write(comparison: Comparison, folder: pathlib.Path) -> None:
         plots.loss_figure(comparison).savefig(folder / "losses.png", dpi=plots.DPI)
     except OSError as error:
         raise UserError(
-            f"out {folder} cannot be written ({error.strerror}); give another folder"
+            f"out {folder} {not_written(error, folder)}, or give another folder"
         ) from error
 
 

@@ -40,7 +40,7 @@ from tfaccel.comparison.variants import (
 from tfaccel.config import Config, parse
 from tfaccel.errors import UserError
 from tfaccel.isolate import run_quietly
-from tfaccel.redact import without_userinfo
+from tfaccel.redact import shown
 from tfaccel.table_text import counted
 
 WARM_UP, LEAD_IN = 10, 5  # steps
@@ -211,7 +211,7 @@ def _comparison(
         rows=tuple(contest.rows),
         winner=best,
         flags=tuple(as_flags(config, chosen)),
-        command=without_userinfo(command),
+        command=shown(command),
         how=how,
         tolerance=contest.tolerance,
         noise=contest.noise,
@@ -254,4 +254,4 @@ def _how(contest: Contest, plan: str, facts: Facts, *, grid: bool) -> str:
 
 
 def _on_stderr(text: str) -> None:
-    print(f"tfaccel: compare: {text}", file=sys.stderr, flush=True)
+    print(shown(f"tfaccel: compare: {text}"), file=sys.stderr, flush=True)

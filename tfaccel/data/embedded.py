@@ -4,6 +4,7 @@ root = write_once("digits", write)
 """
 
 import logging
+import os
 import pathlib
 import tempfile
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from tfaccel.cache_folder import cache_folder
 from tfaccel.errors import UserError
 
 log = logging.getLogger("tfaccel")
+
+WRITTEN_AT = 1_700_000_000  # seconds: the time of every file, of any start
 
 
 def write_once(name: str, write: Callable[[pathlib.Path], None]) -> pathlib.Path:
@@ -37,6 +40,8 @@ def write_once(name: str, write: Callable[[pathlib.Path], None]) -> pathlib.Path
             unfinished = pathlib.Path(aside, name)
             unfinished.mkdir()
             write(unfinished)
+            for file in unfinished.rglob("*"):  # written anew they are the same, for a resume too
+                os.utime(file, (WRITTEN_AT, WRITTEN_AT))
             _rename(unfinished, root)
     except OSError as error:
         raise UserError(

@@ -99,6 +99,10 @@ class ImageData:
         }
         return self.found.facts() | settings
 
+    def stamps(self) -> dict[str, dict]:
+        """Returns what changes when the data are replaced while a run is stopped."""
+        return self.found.stamps()
+
     def feed(self, replica_index: int, *, first: int = 0, lost: frozenset = frozenset()) -> Feed:
         """Returns what a replica reads from batch `first` on, counted from epoch 0."""
         return Feed(self.plan, self.augment, self.images.image_size, replica_index, first, lost)

@@ -14,6 +14,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from tfaccel.data import stamps
 from tfaccel.errors import UserError
 
 
@@ -147,6 +148,11 @@ class ImageSource:
         parts = [each.digest() for each in (self.images, self.targets) if each is not None]
         return {"number of examples": len(self), "files": parts, "labels": _digest(self.labels)}
 
+    def stamps(self) -> dict[str, dict]:
+        """Returns what changes when a file is replaced; of workers' own copies it may differ."""
+        parts = {"files": self.images, "target files": self.targets}
+        return {name: stamps.of_files(each.files) for name, each in parts.items() if each}
+
     def taken(self, ids: np.ndarray) -> "ImageSource":
         """Returns the examples at these indices alone. Class numbers stay."""
         return dataclasses.replace(
@@ -188,6 +194,11 @@ class ArraySource:
         """Returns what must be the same for all workers, by name. (Not pixels: they take long.)"""
         shapes = [each.shape for each in (self.images, self.targets) if each is not None]
         return {"number of examples": len(self), "shape": shapes, "labels": _digest(self.labels)}
+
+    def stamps(self) -> dict[str, dict]:
+        """Returns what changes when an array is replaced: see `stamps.of_array`."""
+        parts = {"images": self.images, "targets": self.targets}
+        return {name: stamps.of_array(each) for name, each in parts.items() if each is not None}
 
     def taken(self, ids: np.ndarray) -> "ArraySource":
         """Returns the examples at these indices alone. Class numbers stay."""

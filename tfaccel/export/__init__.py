@@ -31,6 +31,7 @@ from tfaccel.export.parting import where_pixels_part
 from tfaccel.export.preprocessing import Preprocessing
 from tfaccel.export.samples import take_samples
 from tfaccel.export.unfinished import keep_rejected, whole_or_not_at_all
+from tfaccel.literal_path import warn_servers
 from tfaccel.runtime import Runtime
 from tfaccel.step import in_xla
 
@@ -97,6 +98,7 @@ def export_model(
         if proof.failed:
             kept = keep_rejected(folder, path)
             _reject(proof, kept, _parted(proof, samples, loader, surrounded, runtime))
+    warn_servers(path)
     log.info("export: %s, by %d samples in a process without tfaccel and DALI", path, proof.num)
     return path
 

@@ -15,13 +15,14 @@ import os
 import pathlib
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tfaccel import temporary
+from tfaccel.disk_errors import from_tensorflow, not_written
 from tfaccel.errors import RunError
 from tfaccel.export import fresh_process, own_process
 from tfaccel.export.samples import Samples
@@ -289,16 +290,26 @@ def _called(model, inputs: list[np.ndarray]) -> Iterator:
 
 def _asked(folder: pathlib.Path, inputs: Arrays, encoded: Sequence[bytes] = ()) -> Arrays:
     """Returns what the export answers in a fresh process, by "SIGNATURE/NAME"."""
-    with tempfile.TemporaryDirectory(prefix="tfaccel-export-") as shared:
-        shared = pathlib.Path(shared)
-        np.savez(shared / "inputs.npz", **inputs)
-        if encoded:
-            with tf.io.TFRecordWriter(str(shared / "encoded.tfrecord")) as writer:
-                for each in encoded:
-                    writer.write(each)
+    with temporary.folder("export") as shared:
+        try:
+            _write_questions(shared, inputs, encoded)
+        except (OSError, tf.errors.OpError) as error:
+            cause = error if isinstance(error, OSError) else from_tensorflow(error, shared)
+            raise RunError(
+                f"the samples that the export is asked, in {shared}, {not_written(cause, shared)}, "
+                "or set TMPDIR to another folder; nothing is exported"
+            ) from error
         _run(folder, shared, num_samples=len(next(iter(inputs.values()))))
         with np.load(shared / "answers.npz") as stored:
             return dict(stored)
+
+
+def _write_questions(shared: pathlib.Path, inputs: Arrays, encoded: Sequence[bytes]) -> None:
+    np.savez(shared / "inputs.npz", **inputs)
+    if encoded:
+        with tf.io.TFRecordWriter(str(shared / "encoded.tfrecord")) as writer:
+            for each in encoded:
+                writer.write(each)
 
 
 def _run(folder: pathlib.Path, shared: pathlib.Path, *, num_samples: int) -> None:

@@ -11,6 +11,7 @@ soon as it is whole.
 """
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -23,6 +24,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from tfaccel.checkpoint.folder import to_disk
+from tfaccel.disk_errors import cure, from_tensorflow, not_written
 from tfaccel.errors import RunError, UserError
 from tfaccel.out_of_memory import is_out_of_memory
 
@@ -53,7 +55,8 @@ def whole_or_not_at_all(path: pathlib.Path) -> Iterator[pathlib.Path]:
         unfinished = pathlib.Path(tempfile.mkdtemp(prefix=_prefix(path), dir=path.parent))
     except OSError as error:
         raise UserError(
-            f"export path {path} cannot be made ({error.strerror}); give another"
+            f"export path {path} cannot be made ({error.strerror}): "
+            f"{cure(error, path.parent)}, or give another"
         ) from error
     try:
         unfinished.chmod(0o755)  # mkdtemp's 0700 would hide it from a server
@@ -65,11 +68,15 @@ def whole_or_not_at_all(path: pathlib.Path) -> Iterator[pathlib.Path]:
             to_disk(unfinished)
             unfinished.rename(path)
         to_disk(path.parent)
-    except (OSError, tf.errors.ResourceExhaustedError) as error:
+    except (OSError, tf.errors.OpError) as error:
         if is_out_of_memory(str(error)):
             raise
+        cause = error if isinstance(error, OSError) else from_tensorflow(error, path)
+        # What TensorFlow says of a model, not of a file, has none of the system's words.
+        if isinstance(error, tf.errors.OpError) and cause.errno == errno.EIO:
+            raise
         raise RunError(
-            f"export path {path} cannot be written ({error}); make room, or give another"
+            f"export path {path} {not_written(cause, path.parent)}, or give another"
         ) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)  # it is there only after a failure

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from tfaccel.cluster.addresses import FIRST_PORT
 from tfaccel.errors import UserError
-from tfaccel.launch.options import Options, argv_of, workdir_of
+from tfaccel.launch.options import Options, argv_of, warn_of_secrets, workdir_of
 
 MANIFEST = """\
 # Written by `tfaccel launch --engine=k8s --print`. Checked against the schemas that Kubernetes and
@@ -129,6 +129,7 @@ def run(options: Options, command: Sequence[str]) -> int:
             "--engine=k8s submits nothing; add --print, look the manifest through, and give it to "
             "`kubectl apply -f FILE`"
         )
+    warn_of_secrets(command)
     print(manifest(options, command), end="")
     return 0
 

@@ -22,6 +22,7 @@ from absl import flags
 from tfaccel.cluster.addresses import in_url
 from tfaccel.errors import UserError, did_you_mean
 from tfaccel.launch import scheduler
+from tfaccel.redact import redacted_command
 
 log = logging.getLogger("tfaccel")
 
@@ -251,6 +252,15 @@ def _check(options: Options, environment: Mapping[str, str]) -> None:
     if options.prints and options.engine not in ("slurm", "k8s"):
         raise UserError(
             f"--print with --engine={options.engine}, which has no script; it is for slurm and k8s"
+        )
+
+
+def warn_of_secrets(command: Sequence[str]) -> None:
+    """Says that a script which runs a command holds the secrets that the command was given."""
+    if list(command) != list(redacted_command(command)):
+        log.warning(
+            "launch: the command holds a password or a token, and so does what is printed; keep "
+            "that from others, or give the secret by a variable of the environment"
         )
 
 

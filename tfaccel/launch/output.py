@@ -9,6 +9,7 @@ Takes a process with pipes; gives its last lines, and the first that looks like 
 
 import collections
 import logging
+import os
 import pathlib
 import re
 import subprocess
@@ -17,6 +18,7 @@ import time
 from typing import BinaryIO
 
 from tfaccel.launch.terminal import Terminal, Terminals
+from tfaccel.own_files import open_own
 
 log = logging.getLogger("tfaccel")
 
@@ -103,7 +105,8 @@ class Output:
     def _opened(self) -> BinaryIO | None:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            return self._path.open("ab", buffering=0)
+            number = open_own(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            return open(number, "ab", buffering=0)
         except OSError as error:
             self._complain(error)
             return None

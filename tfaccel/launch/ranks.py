@@ -17,16 +17,15 @@ import shlex
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from tfaccel import progress
+from tfaccel import progress, temporary
 from tfaccel.launch.gang import RankState
 from tfaccel.launch.guard import Guard
 from tfaccel.launch.output import Output
 from tfaccel.launch.terminal import Terminals
-from tfaccel.redact import redacted
+from tfaccel.redact import escaped, redacted_command
 
 log = logging.getLogger("tfaccel")
 
@@ -72,11 +71,11 @@ class Ranks:
           hurries: whether SIGKILL is to come at once.
         """
         self._grace_s, self._hurries, self._ranks = grace_s, hurries, {}
-        self._heartbeats = tempfile.TemporaryDirectory(prefix="tfaccel-launch-")
+        self._heartbeats = temporary.Held("launch")
         self._guard = Guard()
         try:
             for rank, environment in enumerate(environments, first_rank):
-                heartbeat = pathlib.Path(self._heartbeats.name, str(rank))
+                heartbeat = self._heartbeats.path / str(rank)
                 each = self._ranks[rank] = _Rank(argv, environment, heartbeat)
                 self._guard.watch(each.pid)
                 each.show(f"[rank {rank}] ", log_dir / f"rank-{rank}.log", terminals)
@@ -139,7 +138,7 @@ class Ranks:
         for each in self._ranks.values():
             each.close(ends)
         self._guard.close()
-        self._heartbeats.cleanup()
+        self._heartbeats.remove()
 
     def _wait(self) -> None:
         ends = time.monotonic() + KILLED_S
@@ -246,15 +245,5 @@ class _Rank:
 
 
 def _in_words(argv: Sequence[str]) -> str:
-    """Returns a command in one line, without secrets: `--token=abc` or `--token abc`."""
-    said, flag = [], ""  # the one that a value follows
-    for each in argv:
-        name, sign, value = each.partition("=")
-        if flag and not each.startswith("-"):
-            said.append(redacted(each, flag))
-            flag = ""
-        else:
-            flag = name.lstrip("-").replace("-", "_")
-            said.append(name + sign + redacted(value, flag))
-            flag = "" if sign or not each.startswith("-") else flag
-    return redacted(shlex.join(said)).replace("\n", " ")
+    """Returns a command in one line, without secrets."""
+    return escaped(shlex.join(redacted_command(argv)).replace("\n", " "))

@@ -22,9 +22,9 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from tfaccel.cluster.addresses import in_url, is_loopback, look_up, public
+from tfaccel.cluster.addresses import in_url, is_any, is_loopback, look_up, public
 from tfaccel.errors import RunError, UserError
 from tfaccel.launch.coordinator import Coordinator
 from tfaccel.launch.gang import RankState
@@ -94,15 +94,28 @@ def check_reach(options: Options, *, token: str) -> None:
     """Looks at who reaches node 0's port; a host that has no address yet is none to speak of.
 
     Raises:
-      UserError: everybody does, and there is no token.
+      UserError: everybody does, and there is no token; or the address leads no other machine to
+        node 0.
     """
-    if token:
-        return
     try:
         found = look_up(options.master_addr)
     except OSError:
         return
+    if any(map(is_any, found)):
+        raise UserError(
+            f"--master-addr={options.master_addr} stands for all addresses of any machine, and "
+            "leads nobody to node 0; give the address by which the other nodes reach it"
+        )
+    if token:
+        return
     where = options.node_0
+    if options.node_rank == 0 and _is_own_name(options.master_addr, found):
+        raise UserError(
+            f"--master-addr={options.master_addr} is {sorted(found)[0]} on this machine, where no "
+            "other machine comes in; give this machine's address in the network instead of its "
+            f"name, or set the same secret as {TOKEN_VARIABLE} on all nodes: node 0 then listens "
+            "on all addresses"
+        )
     if open_to_all := public(found):
         raise UserError(
             f"node 0's port {where} is public ({open_to_all[0]}), and without a token whoever "
@@ -123,10 +136,11 @@ def serving(coordinator: Coordinator, options: Options, *, token: str) -> Iterat
     """Within the context other nodes are answered; at its end, until all know that it is over.
 
     Raises:
-      UserError: the address is none of this machine, or the port that a flag gives is taken.
+      UserError: the address is none of this machine, or the port that a flag gives is taken, or
+        without a token the address would be all of this machine's.
       RunError: a port that a scheduler chose is taken: another start has another.
     """
-    family, address = _listening_address(options)
+    family, address = _listening_address(options, token=token)
     handler = type("Handler", (_Handler,), {"coordinator": coordinator, "token": token})
     server_class = type("Server", (http.server.ThreadingHTTPServer,), {"address_family": family})
     try:
@@ -162,8 +176,19 @@ def _bearer(token: str) -> bytes:
     return f"Bearer {token}".encode()
 
 
-def _listening_address(options: Options) -> tuple[int, str]:
-    """Returns the family and the address that node 0 listens on: the one that the others use."""
+def _is_own_name(host: str, found: Iterable[str]) -> bool:
+    """Returns whether a host is this machine by a name that leads here from here alone.
+
+    Debian gives a machine's own name to 127.0.1.1, where no other machine comes in.
+    """
+    return host not in ("localhost", *found) and all(map(is_loopback, found))
+
+
+def _listening_address(options: Options, *, token: str) -> tuple[int, str]:
+    """Returns the family and the address that node 0 listens on: the one that the others use.
+
+    It is "", for all addresses, only with a token and where the name leads here from here alone.
+    """
     try:
         found = socket.getaddrinfo(
             options.master_addr, options.master_port, type=socket.SOCK_STREAM
@@ -174,9 +199,18 @@ def _listening_address(options: Options) -> tuple[int, str]:
             "0's address"
         ) from error
     family, *_, (address, *_) = found[0]
-    if is_loopback(address) and options.master_addr not in ("localhost", address):
-        # Debian gives a machine's own name to 127.0.1.1, where no other machine comes in.
-        log.info("launch: %s is %s here: listening on all", options.master_addr, address)
+    if is_any(address) and not token:
+        raise UserError(
+            f"--master-addr={options.master_addr} is {address}, all addresses of this machine; "
+            "give one of them"
+        )
+    if token and _is_own_name(options.master_addr, {each[4][0] for each in found}):
+        log.warning(
+            "launch: %s is %s on this machine, where no other machine comes in: node 0 listens on "
+            "all addresses, and answers only who has the token",
+            options.master_addr,
+            address,
+        )
         return family, ""
     return family, address
 

@@ -20,8 +20,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from tfaccel.disk_errors import not_written
 from tfaccel.errors import UserError
-from tfaccel.launch.options import Options, flags_of
+from tfaccel.launch.options import Options, flags_of, warn_of_secrets
+from tfaccel.own_files import replace
 
 log = logging.getLogger("tfaccel")
 
@@ -83,10 +85,18 @@ def run(options: Options, command: Sequence[str]) -> int:
     """
     text = script(options, command)
     if options.prints:
+        warn_of_secrets(command)
         print(text, end="")
         return 0
-    options.log_dir.mkdir(parents=True, exist_ok=True)
-    _file(options).write_text(text)
+    try:
+        options.log_dir.mkdir(parents=True, exist_ok=True)
+        # It holds the command with all that was given to it.
+        replace(_file(options), text.encode(), mode=0o600)
+    except OSError as error:
+        raise UserError(
+            f"the batch script {_file(options)} {not_written(error, options.log_dir)}, or give "
+            "another --log-dir"
+        ) from error
     number = _submit(_file(options))
     log.info("launch: Slurm has job %s; `scancel %s` ends it", number, number)
     output = str(options.log_dir / f"slurm-{number}.log")

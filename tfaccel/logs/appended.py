@@ -10,6 +10,8 @@ import contextlib
 import os
 import pathlib
 
+from tfaccel.own_files import open_own
+
 
 class Appended:
     """An open file. It is not buffered: what was appended outlives the process."""
@@ -25,7 +27,9 @@ class Appended:
           OSError: it cannot be opened.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(path, "ab" if keep else "wb", buffering=0)  # noqa: SIM115
+        how = os.O_APPEND if keep else os.O_TRUNC
+        number = open_own(path, os.O_WRONLY | os.O_CREAT | how)
+        self._file = open(number, "ab" if keep else "wb", buffering=0)  # noqa: SIM115
 
     def append(self, data: bytes) -> None:
         """Adds `data` as a whole.
@@ -47,18 +51,3 @@ class Appended:
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
-
-
-def replace(path: pathlib.Path, data: bytes) -> None:
-    """Writes a whole file in place of another, or leaves that one as it is.
-
-    Raises:
-      OSError: it cannot be written.
-    """
-    temporary = path.with_name(f"{path.name}.tmp")
-    try:
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise

@@ -13,7 +13,7 @@ import logging
 import pathlib
 
 from tfaccel.logs import Record, Writer
-from tfaccel.logs.appended import replace
+from tfaccel.own_files import replace
 
 log = logging.getLogger("tfaccel")
 

@@ -13,7 +13,8 @@ import math
 import pathlib
 
 from tfaccel.logs import Record, Writer
-from tfaccel.logs.appended import Appended, replace
+from tfaccel.logs.appended import Appended
+from tfaccel.own_files import replace
 
 log = logging.getLogger("tfaccel")
 

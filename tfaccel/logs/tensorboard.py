@@ -25,7 +25,8 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util import tensor_util
 
 from tfaccel.logs import Record, Writer
-from tfaccel.logs.appended import Appended, replace
+from tfaccel.logs.appended import Appended
+from tfaccel.own_files import replace
 
 NO_CHARTS = ("step", "epoch", "seconds", "images", "eta_s")  # they are the charts' own axes
 EPOCH = "epoch"  # the tag by which an event is known for an epoch's

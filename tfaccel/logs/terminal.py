@@ -16,6 +16,7 @@ import sys
 from typing import TextIO
 
 from tfaccel.logs import Record, Writer, metric_names
+from tfaccel.redact import escaped
 
 log = logging.getLogger("tfaccel")
 
@@ -94,7 +95,7 @@ class Terminal(Writer):
 
 def _numbers(record: Record) -> list[str]:
     """Returns what there is of a record's numbers, in their fixed order."""
-    shown = [f"{name} {_short(record[name])}" for name in metric_names(record)]
+    shown = [f"{escaped(name)} {_short(record[name])}" for name in metric_names(record)]
     formats = {
         "images_per_second": "{:.0f} images/s",
         "learning_rate": "lr {:.4g}",

@@ -1,5 +1,5 @@
 """One training, test and predict step, compiled, on any number of replicas."""
 
-from tfaccel.step.compile import compile_model
+from tfaccel.step.compile import compile_model, parameters_of_compile
 
-__all__ = ["compile_model"]
+__all__ = ["compile_model", "parameters_of_compile"]

@@ -8,6 +8,7 @@ functions set. `fit`, `evaluate` and `predict` stay Keras's own.
 
 import inspect
 import logging
+from collections.abc import Mapping
 
 import keras
 import tensorflow as tf
@@ -33,7 +34,7 @@ def compile_model(
     model: keras.Model,
     strategy: tf.distribute.Strategy,
     config: StepConfig,
-    *,
+    *args,
     xla: bool,
     **compile_args,
 ) -> None:
@@ -43,11 +44,13 @@ def compile_model(
       model: built in `strategy.scope()`.
       strategy: a MirroredStrategy or MultiWorkerMirroredStrategy.
       config: what a step does beside Keras's.
+      *args: as the model's `compile` takes them, which may be one of its own.
       xla: whether steps are compiled with XLA.
-      **compile_args: as for `keras.Model.compile`, less `jit_compile`.
+      **compile_args: likewise, less `jit_compile`.
 
     Raises:
-      UserError: the model belongs to no or another strategy, the optimizer has already trained
+      UserError: the model's `compile` does not take these, or does not call Keras's; the model
+        belongs to no or another strategy, the optimizer has already trained
         another model, or several replicas would train wrongly.
     """
     if "jit_compile" in compile_args:
@@ -60,11 +63,9 @@ def compile_model(
     _check_layers(model, strategy, xla=xla)
     num_replicas = strategy.num_replicas_in_sync
     with strategy.scope():
-        optimizer = keras.optimizers.get(compile_args.pop("optimizer", "rmsprop"))
-        scaled = compile_args.pop("auto_scale_loss", True)
-        optimizer = _scale_loss(optimizer, model, config) if scaled else optimizer
-        _adopt(optimizer, strategy)
-        _compile(model, optimizer, compile_args)
+        _compile(model, args, compile_args, config)
+        for each in seam.every_optimizer(model):
+            _adopt(each, strategy)
     batch_norm.convert_back(model)
     if config.sync_batchnorm and num_replicas > 1:
         layers = batch_norm.convert(model)
@@ -111,7 +112,7 @@ def _check_layers(model, strategy, *, xla: bool) -> None:
             halves[0],
             len(halves) - 1,
         )
-    outputs = [each for each in model.outputs or () if each.dtype in HALVES] if model.built else []
+    outputs = [each for each in seam.outputs_of(model) if each.dtype in HALVES]
     if outputs and model.dtype_policy.name not in HALVES:
         log.warning(
             "step: an output of model %s is %s, so that its loss is of rounded values, or infinite "
@@ -124,16 +125,55 @@ def _check_layers(model, strategy, *, xla: bool) -> None:
 # What the model is compiled with.
 
 
-def _compile(model, optimizer, compile_args: dict) -> None:
-    """Calls the model's `compile`, which may be one of its own that takes little."""
-    ours = {"auto_scale_loss": False, "jit_compile": False}
-    parameters = inspect.signature(model.compile).parameters
-    takes_all = any(each.kind == each.VAR_KEYWORD for each in parameters.values())
-    taken = {name: each for name, each in ours.items() if takes_all or name in parameters}
-    model.compile(optimizer, **compile_args, **taken)
-    model.jit_compile = False
-    if optimizer in seam.optimizers_of(model.optimizer):
-        model.optimizer = optimizer  # without the loss scaling that Keras adds unasked
+def parameters_of_compile(model: keras.Model) -> Mapping[str, inspect.Parameter]:
+    """Returns what the model's `compile` takes, by name: Keras's, or one of the model's own."""
+    return inspect.signature(model.compile).parameters
+
+
+def _compile(model, args: tuple, compile_args: dict, config: StepConfig) -> None:
+    """Calls the model's `compile`, in the strategy's scope.
+
+    What is ours is set where Keras's own is entered: a `compile` of the model's own may take
+    anything, and need not pass it on.
+    """
+    signature = inspect.signature(model.compile)
+    takes_all = any(each.kind == each.VAR_KEYWORD for each in signature.parameters.values())
+    # "None" asks for nothing, so that a `compile` which knows no such argument need not have it.
+    none = [
+        name
+        for name, value in compile_args.items()
+        if value is None and not takes_all and name not in signature.parameters
+    ]
+    compile_args = {name: each for name, each in compile_args.items() if name not in none}
+    try:
+        signature.bind(*args, **compile_args)
+    except TypeError as error:
+        raise UserError(
+            f"run.compile of model {model.name}: {error}; compile of {type(model).__name__} takes "
+            f"{signature}"
+        ) from error
+    keras_own = keras.Model.compile
+
+    def compile_(compiled, *args, **kwargs):
+        call = inspect.signature(keras_own).bind(compiled, *args, **kwargs)
+        if compiled is model:
+            given = call.arguments
+            # Keras's default, beside optimizers of the model's own, is not the one that trains.
+            is_used = "optimizer" in given or seam.has_steps_of_keras(model)
+            optimizer = keras.optimizers.get(given.get("optimizer", "rmsprop"))
+            if is_used and given.get("auto_scale_loss", True):
+                optimizer = _scale_loss(optimizer, model, config)
+            given |= {"optimizer": optimizer, "auto_scale_loss": False, "jit_compile": False}
+        return keras_own(*call.args, **call.kwargs)
+
+    model.compiled = False
+    with seam.patched(keras.Model, "compile", compile_):
+        model.compile(*args, **compile_args)
+    if not model.compiled:
+        raise UserError(
+            f"compile of {type(model).__name__} does not call super().compile(), without which "
+            "Keras does not train a model; call it there"
+        )
 
 
 def _scale_loss(optimizer, model, config: StepConfig):

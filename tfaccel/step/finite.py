@@ -102,14 +102,27 @@ class Watch:
           spans: the same gradients, uncut, where they came out of vectors: a look at each span is
             quicker than one at every gradient.
         """
-        optimizer = self._model.optimizer
-        apply = functools.partial(self._apply, spans=spans)
-        with contextlib.nullcontext() if optimizer is None else _set(optimizer, apply=apply):
+        with contextlib.ExitStack() as watched:
+            for each in seam.every_optimizer(self._model):
+                apply = functools.partial(self.apply, each, spans=spans)
+                watched.enter_context(_set(each, apply=apply))
             yield
 
-    def _apply(self, grads, trainable_variables=None, *, spans: Sequence[Span]) -> None:
-        optimizer, grads = self._model.optimizer, list(grads)
+    def apply(
+        self, optimizer, grads, trainable_variables=None, *, spans: Sequence[Span] = ()
+    ) -> None:
+        """Applies gradients to the variables if all are finite, or none.
+
+        Args:
+          optimizer: of the model.
+          grads: of each variable; None where there is none.
+          trainable_variables: Keras's; None for the model's.
+          spans: as for `updates`.
+        """
+        grads = list(grads)
         variables = list(trainable_variables or self._model.trainable_variables)
+        if not optimizer.built:  # now, and not in the branch below
+            optimizer.build(variables)
         scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         xla = self._xla or self._compile is not None
 
@@ -121,7 +134,9 @@ class Watch:
             else:
                 dense = [_dense(each) for each in grads]
                 given = [each for each in zip(variables, dense, strict=True) if each[1] is not None]
-                code = self._first(*map(list, zip(*given, strict=True)), xla=xla)
+                code = self._first(
+                    [each for each, _ in given], [each for _, each in given], xla=xla
+                )
             refused = tf.not_equal(code, _NONE)
             apply = functools.partial(type(optimizer).apply, optimizer, grads, trainable_variables)
             if scales:
@@ -144,7 +159,7 @@ class Watch:
     def scale_logs(self) -> dict[str, tf.Tensor]:
         """Returns the loss scale and whether the update was skipped for it; {} without a scale."""
         optimizer = self._model.optimizer
-        if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or not optimizer.built:
             return {}
         return {
             "loss_scale": tf.identity(optimizer.dynamic_scale._value),

@@ -50,7 +50,7 @@ from tfaccel import seam
 from tfaccel.config import StepConfig
 from tfaccel.data.deferred import Deferred
 from tfaccel.seam import Replica
-from tfaccel.step import finite, in_xla, mixing, names, padding
+from tfaccel.step import finite, in_xla, labels, mixing, names, padding
 from tfaccel.step import totals as totals_lib
 from tfaccel.step.recoverable import Recoverable
 from tfaccel.step.totals import ROWS_UNIT, Layout, Span, Totals
@@ -71,14 +71,20 @@ def set_functions(model, strategy, config: StepConfig, *, xla: bool) -> None:
     synchronized = several and seam.is_synchronized(model)
     if synchronized and xla:
         log.info("step: training without XLA, because synchronized batch norm sums inside it")
+    sums_within = several and len(seam.every_optimizer(model)) > 1
+    if sums_within and xla:
+        log.info("step: training without XLA, because each of several optimizers sums inside it")
     choose = functools.partial(in_xla.Choice, model, said=set())
-    choices = [choose(wanted=each) for each in (xla and not synchronized, xla, xla)]
+    train_xla = xla and not synchronized and not sums_within
+    choices = [choose(wanted=each) for each in (train_xla, xla, xla)]
     for each in choices:
         each.layers()
     trains, tests, predicts = choices
     make = functools.partial(_Step, model, strategy, config)
-    train = make(model.train_step, replicas, choice=trains, updates_in_xla=xla, trains=True)
-    test = make(model.test_step, replicas, choice=tests, updates_in_xla=xla, trains=False)
+    updates = xla and not sums_within
+    train = make(model.train_step, replicas, choice=trains, updates_in_xla=updates, trains=True)
+    seen = labels.watched(model.test_step, are_probabilities=config.mixes_labels)
+    test = make(seen, replicas, choice=tests, updates_in_xla=xla, trains=False)
     log.info(
         "step: %s, %s XLA%s",
         _in_words(replicas, xla=trains.on),
@@ -107,9 +113,11 @@ class Execution:
     Attributes:
       launched: makes the logs that Keras is given, of the logs and codes of an execution that the
         device still works at; None to give it those.
+      kept: takes the codes of all launches; None to keep those of the last execution alone.
     """
 
     launched: Callable[[dict, Sequence[tf.Tensor]], dict] | None = None
+    kept: list[tf.Tensor] | None = None
 
     def __init__(self, model, step: "_Step"):
         """Takes what makes one step of a batch, and the model, which says how many are made."""
@@ -144,6 +152,8 @@ class Execution:
         if logs is None:
             raise StopIteration
         self._found = found
+        if self.kept is not None:
+            self.kept += found
         if skipped:
             # Of tensors alone: to bring a number to the GPU is to wait for what it is doing.
             logs["skipped_steps"] = functools.reduce(operator.add, skipped)
@@ -360,6 +370,7 @@ def _make(
         wire = "float16" if config.float16_allreduce else None
         settings = {"gradients_as": wire, "make_batch": make_batch, "trains": trains}
         settings |= {"xla": xla, "updates_in_xla": updates_in_xla}
+        settings["at_once"] = trains and parts == 1 and len(seam.every_optimizer(model)) > 1
         steps = [_ReplicaStep(model, pass_, each, **settings) for each in replicas]
         return functools.partial(_split_step, steps)
     if parts > 1:
@@ -418,7 +429,7 @@ def _on_changed(change: Callable, step: Callable, pass_: Callable, replica: Repl
     """Returns both, on batches that `change` has changed: whole ones, not yet cut in parts."""
     return (
         lambda batch: step(change(replica, batch)),
-        lambda each, batch: pass_(each, change(each, batch)),
+        lambda each, batch, **settings: pass_(each, change(each, batch), **settings),
     )
 
 
@@ -476,15 +487,17 @@ class _ReplicaStep:
         xla: bool,
         updates_in_xla: bool,
         trains: bool,
+        at_once: bool,
     ):
         self.replica = replica
         updates_in_xla = updates_in_xla or xla
-        layout = None  # known once the pass is traced
+        layout = watch = None  # known once the pass is traced
 
         def forward_backward(batch):
-            nonlocal layout
+            nonlocal layout, watch
             with seam.as_replica(model, replica):
-                totals = pass_(replica, batch)
+                watch = finite.Watch(model, xla=xla) if at_once else None
+                totals = pass_(replica, batch, **({"apply": watch.apply} if at_once else {}))
             layout = Layout(totals, gradients_as=gradients_as)
             return layout.pack(totals), totals.metrics_before
 
@@ -492,7 +505,13 @@ class _ReplicaStep:
             with seam.as_replica(model, replica):
                 totals, spans = layout.unpack(buffers)
                 return _update(
-                    model, totals, metrics_before, spans, trains=trains, xla=updates_in_xla
+                    model,
+                    totals,
+                    metrics_before,
+                    spans,
+                    trains=trains,
+                    xla=updates_in_xla,
+                    watch=watch,
                 )
 
         def whole(batch):
@@ -534,6 +553,7 @@ def _update(
     *,
     trains: bool,
     xla: bool,
+    watch: finite.Watch | None = None,
 ) -> dict:
     """Applies the sums over all replicas to this one's variables, and returns the step's logs.
 
@@ -544,10 +564,12 @@ def _update(
       spans: the gradients of `totals`, uncut, where they came out of vectors.
       trains: whether what is not finite is left out: in a test it is for all to see.
       xla: whether XLA compiles what is traced.
+      watch: that saw gradients which were applied at once; None where none were.
     """
     # Where all rows are padding, there are none, and the sums are 0: no NaN shall come of them.
     rows = tf.maximum(totals.rows, 1 / ROWS_UNIT)
-    watch, logs = finite.Watch(model, xla=xla), {}
+    logs = {} if watch is None else watch.scale_logs()
+    watch = finite.Watch(model, xla=xla) if watch is None else watch
 
     def mean(gradients: tf.Tensor) -> tf.Tensor:
         return gradients / tf.cast(rows, gradients.dtype)
@@ -571,6 +593,8 @@ def _update(
         results = tf.nest.map_structure(tf.convert_to_tensor, model.get_metrics_result())
     # A log that no metric is of is the step's own value: its mean over rows.
     own = {name: results.get(name, value / rows) for name, value in totals.logs.items()}
+    if finite.LOG in own:  # of a test step, on any replica
+        own[finite.LOG] = tf.cast(own[finite.LOG] > 0, tf.int64) * labels.LABELS
     return own | logs
 
 
@@ -597,6 +621,8 @@ class _Predict:
         self._model, self._strategy, self._replicas = model, strategy, replicas
         self._choice, self._numbers = choice, names.own_numbers()
         self._made = []  # the function, once it is needed
+        # A `predict_step` of the model's own may call its layers alone, and builds them itself.
+        self._is_keras_step = type(model).predict_step is keras.Model.predict_step
 
     def _run(self, parts: list) -> list:
         if not self._made:
@@ -638,7 +664,7 @@ class _Predict:
         outputs = []
         for batch in batches:
             parts = seam.local_batches(self._strategy, batch, len(self._replicas))
-            if not self._model.built:
+            if not self._model.built and self._is_keras_step:
                 _build(self._model, parts[0])
             run = functools.partial(self._run, parts)
             outputs += self._choice.run(run, parts, forget=self._made.clear)

@@ -74,7 +74,7 @@ def specs_as_probabilities(model: keras.Model) -> Callable:
 
 def check(model: keras.Model, config: StepConfig) -> None:
     """Raises UserError for a model whose labels cannot be probabilities, or images not be mixed."""
-    outputs = (getattr(model, "outputs", None) or ()) if model.built else ()
+    outputs = seam.outputs_of(model)
     if len(outputs) != 1 or len(outputs[0].shape) != 2 or (outputs[0].shape[-1] or 0) < 2:
         received = ", ".join(str(each.shape[1:]) for each in outputs) or "no known outputs"
         raise UserError(

@@ -84,17 +84,34 @@ class Totals:
 
 
 def make_totals(
-    model, step, replica: Replica, batch, *, weigh: Callable, parts: int, xla: bool
+    model,
+    step,
+    replica: Replica,
+    batch,
+    *,
+    weigh: Callable,
+    parts: int,
+    xla: bool,
+    apply: Callable | None = None,
 ) -> Totals:
-    """Runs `step` on this replica's rows, in `parts`; leaves all but the metrics as it was."""
+    """Runs `step` on this replica's rows, in `parts`; leaves all but the metrics as it was.
+
+    With `apply`, of an optimizer, gradients and variables, gradients are summed over the replicas
+    and given to it as soon as the step applies them: a step with several optimizers goes on with
+    the weights that the first has changed. The totals then have none.
+    """
     rows, weight = num_rows(batch), weigh(batch)
     if rows == 0:
         # A partial batch that ends before this replica: a row of zeros stands in, weighing nothing.
         batch = tf.nest.map_structure(one_zero_row, batch)
     metrics_before = {id(each): tf.identity(each._value) for each in model.metrics_variables}
     all_reduce = functools.partial(replica.all_reduce_in_forward, weight=weight)
+
+    def at_once(optimizer, gradients, variables):
+        apply(optimizer, _mean_over_replicas(gradients, weight, replica), variables)
+
     with (
-        seam.recorded(model, replica) as recording,
+        seam.recorded(model, replica, apply=at_once if apply else None) as recording,
         seam.layer_paths(xla=xla, all_reduce=all_reduce if replica.num_replicas > 1 else None),
     ):
         run_part = functools.partial(_part, step, recording, weigh)
@@ -121,6 +138,24 @@ def make_totals(
         gradients_of=recording.trained,
         changes_of=[variable for variable, _ in assigned],
     )
+
+
+def _mean_over_replicas(gradients: list, weight, replica: Replica) -> list[tf.Tensor]:
+    """Returns the gradients of the mean over all replicas' rows, summed in one vector per dtype."""
+    dense = [tf.convert_to_tensor(each) for each in gradients]
+    means = [None] * len(dense)
+    for dtype in sorted({each.dtype for each in dense}, key=str):
+        members = [index for index, each in enumerate(dense) if each.dtype == dtype]
+        flat = [tf.reshape(_times(dense[index], weight), [-1]) for index in members]
+        rows = tf.reshape(tf.cast(weight, dtype), [1])
+        *sums, rows = tf.split(
+            replica.all_reduce(tf.concat([*flat, rows], axis=0)),
+            [*(dense[index].shape.num_elements() for index in members), 1],
+        )
+        rows = tf.maximum(rows[0], tf.cast(1 / ROWS_UNIT, dtype))
+        for index, each in zip(members, sums, strict=True):
+            means[index] = tf.reshape(each / rows, dense[index].shape)
+    return means
 
 
 def _part(step, recording: seam.Recording, weigh: Callable, batch):

@@ -32,6 +32,7 @@ from tfaccel.cache_folder import cache_folder
 from tfaccel.data.loaders.decode import decode_into, shapes
 from tfaccel.data.source import ArraySource, ImageSource
 from tfaccel.errors import UserError
+from tfaccel.own_files import open_own
 
 VERSION = 2  # changed whenever the same key would stand for other bytes
 BLOCK_BYTES = 2**24  # that a checksum is of
@@ -116,7 +117,8 @@ def _identity(file: str) -> bytes:
 @contextlib.contextmanager
 def _alone(lock: pathlib.Path) -> Iterator[None]:
     """Within the context no other process has this lock. It ends with the process that holds it."""
-    with open(lock, "w") as file:  # stays: to remove it would let two hold it
+    # It stays: to remove it would let two hold it.
+    with open(open_own(lock, os.O_WRONLY | os.O_CREAT), "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -13,6 +13,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from tfaccel.data.scan.examine import BAD, NOTE
+from tfaccel.own_files import replace
+from tfaccel.redact import shown
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -78,11 +80,10 @@ class Report:
 
 def write_list(path: str | os.PathLike, faults: Iterable[Fault]) -> None:
     """Writes a line for each fault: severity, kind, path and cause, with tabs between them."""
-    with open(path, "w", encoding="utf-8", errors="surrogateescape") as file:
-        for each in faults:
-            words = (each.severity, each.kind, each.name, each.cause)
-            file.write("\t".join(_escaped(word) for word in words) + "\n")
+    words = ((each.severity, each.kind, each.name, each.cause) for each in faults)
+    text = "".join("\t".join(map(_escaped, each)) + "\n" for each in words)
+    replace(pathlib.Path(path), text.encode())
 
 
 def _escaped(word: str) -> str:
-    return word.replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n")
+    return shown(word.replace("\\", "\\\\"), keep="")

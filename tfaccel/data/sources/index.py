@@ -72,7 +72,12 @@ def _matches(pattern: pathlib.Path) -> list[str]:
     # What is there is meant as it is, whatever its name has.
     folder = next(each for each in pattern.parents if each.is_dir())
     within = os.path.join(glob.escape(str(folder)), pattern.relative_to(folder))
-    found = [each for each in glob.glob(within, recursive=True) if not each.endswith(OURS)]
+    found = glob.glob(within, recursive=True)
+    # Of "a[1]-*.tar" the brackets may be a name's own, where nothing matches them as a pattern.
+    if not found and "[" in (own := str(pattern.relative_to(folder))):
+        within = os.path.join(glob.escape(str(folder)), own.replace("[", "[[]"))
+        found = glob.glob(within, recursive=True)
+    found = [each for each in found if not each.endswith(OURS)]
     found = [each for each in found if os.path.isfile(each)]
     if not found:
         cure = nearest(pattern, kind="file", wanted="the shards")

@@ -21,7 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
-from tfaccel.redact import without_userinfo
+from tfaccel.redact import shown
 
 CHILD = (
     "import json, sys; path, module, arguments, number, seconds = json.loads(sys.argv[1])\n"
@@ -158,7 +158,7 @@ def _last_words(output: BinaryIO, written: int) -> str:
 
 
 def _short(text: str, *, from_end: bool) -> str:
-    text = without_userinfo(" ".join(text.split()))
+    text = shown(" ".join(text.split()))
     if len(text) <= MAX_WORDS:
         return text
     return f"... {text[-MAX_WORDS:]}" if from_end else f"{text[:MAX_WORDS]} ..."

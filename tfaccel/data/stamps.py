@@ -1,0 +1,76 @@
+"""Whether the data are still those that a run began with: sizes, times and samples of their bytes.
+
+Takes files or arrays; gives values for JSON, which differ where the data were changed in between.
+
+    of_files(("a/1.png", "a/2.png"))
+    # {"bytes": 2310, "newest change": "2026-11-27T09:12:00+00:00", "sizes and times": "5c2a..."}
+    of_array(images)
+
+A million files take 3 s of wall time and 2 of CPU, once a start (2 cores, 2026-11-27). A file that
+was replaced by one of the same size and the same time of change is not found out.
+"""
+
+import concurrent.futures
+import datetime
+import hashlib
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+NUM_THREADS = 16  # to hide the latency of a network drive
+FILES_AT_A_TIME = 1024
+SAMPLED_BYTES = 64 << 20  # of an array in memory: all of a smaller one
+
+
+def of_files(files: Sequence[str]) -> dict[str, object]:
+    """Returns what tells the files from changed ones, wherever their folder is.
+
+    Args:
+      files: their paths, in the order of the source. One that is gone counts as empty.
+    """
+    starts = range(0, len(files), FILES_AT_A_TIME)
+    parts = (files[start : start + FILES_AT_A_TIME] for start in starts)
+    with concurrent.futures.ThreadPoolExecutor(NUM_THREADS) as pool:
+        states = np.concatenate([np.zeros((0, 2), np.int64), *pool.map(_states, parts)])
+    newest = int(states[:, 1].max(initial=0)) / 1e9
+    return {
+        "bytes": int(states[:, 0].sum()),
+        "newest change": datetime.datetime.fromtimestamp(newest, datetime.UTC).isoformat(),
+        "sizes and times": _digest(states),
+    }
+
+
+def of_array(array: np.ndarray) -> dict[str, object]:
+    """Returns what tells an array from a changed one.
+
+    Of one that is mapped from a file, that is the file's size and time. Of one in memory it is a
+    digest of its rows: of all of them, or of 64 MiB evenly spread over it where it is larger.
+
+    Args:
+      array: [num_examples, ...], of any numbers.
+    """
+    file = getattr(array, "filename", None)
+    if isinstance(array, np.memmap) and file:
+        return of_files((str(file),))
+    row_bytes = max(1, array.nbytes // max(1, len(array)))
+    step = max(1, -(-len(array) * row_bytes // SAMPLED_BYTES))
+    rows = np.ascontiguousarray(array[::step])
+    return {"bytes": array.nbytes, "content" if step == 1 else f"each row of {step}": _digest(rows)}
+
+
+def _states(files: Sequence[str]) -> np.ndarray:
+    """Returns [num_files, 2] int64: bytes, and the time of the last change in ns."""
+    return np.array([_state(each) for each in files], np.int64)
+
+
+def _state(file: str) -> tuple[int, int]:
+    try:
+        found = os.stat(file)
+    except OSError:  # reading it says what is wrong
+        return 0, 0
+    return found.st_size, found.st_mtime_ns
+
+
+def _digest(array: np.ndarray) -> str:
+    return hashlib.blake2b(array, digest_size=16).hexdigest()
