@@ -289,5 +289,6 @@ def test_a_pair_of_two_sizes_is_named(files, tmp_path):
 def test_long_ones_say_how_far_they_are(files, caplog, monkeypatch):
     caplog.set_level(logging.INFO, "tfaccel")
     monkeypatch.setattr(decode, "LOG_SECONDS", 0)
+    monkeypatch.setattr(decode, "FIRST_LOG_SECONDS", 0)
     decode_all(files, **SETTINGS)
     assert "64 of 150 images are decoded" in caplog.text
