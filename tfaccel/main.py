@@ -43,6 +43,7 @@ from tfaccel.config import (
 )
 from tfaccel.disk_errors import OF_DISKS, cure
 from tfaccel.errors import RunError, UserError, did_you_mean, tell
+from tfaccel.local_path import check_local, local_path
 from tfaccel.redact import shown
 from tfaccel.signals import exiting_on_sigterm
 from tfaccel.table_text import show
@@ -163,7 +164,7 @@ def _new_file(name: str, given: str | None) -> pathlib.Path | None:
     Raises:
       UserError: it exists, or its folder does not or cannot be written to.
     """
-    path = pathlib.Path(given).expanduser().absolute() if given else None
+    path = local_path(given).absolute() if given else None
     if path and path.exists():
         raise UserError(f"{name} {path} exists; give a new file")
     if path:
@@ -227,10 +228,10 @@ def plot(arguments: list[str]) -> int:
     workdirs = _parse_own_flags("plot", values, arguments, takes_paths=True)
     if not workdirs:
         raise UserError("no workdir; name one or more, e.g. `tfaccel plot runs/a runs/b`")
-    output = pathlib.Path(values.output).expanduser()
+    output = local_path(values.output)
     from tfaccel import plot as plot_room
 
-    plot_room.plot([pathlib.Path(each).expanduser() for each in workdirs], output)
+    plot_room.plot([local_path(each) for each in workdirs], output)
     show(output)
     return 0
 
@@ -285,7 +286,7 @@ def lint(arguments: list[str]) -> int:
     switches = ("fix", "json")
     values, _ = _parse_config_flags("lint", arguments, paths=("script",), switches=switches)
     config = parse(values.config)
-    script = pathlib.Path(values.script).expanduser() if values.script else None
+    script = local_path(values.script) if values.script else None
     from tfaccel.linter.run import run
 
     table = run(config, script=script)
@@ -320,7 +321,7 @@ def export(arguments: list[str]) -> int:
     _parse_own_flags("export", values, arguments)
     if not values.workdir:
         raise UserError("no workdir; name the run, e.g. `tfaccel export --workdir=runs/a`")
-    workdir = pathlib.Path(values.workdir).expanduser().absolute()
+    workdir = local_path(values.workdir).absolute()
     averages = read_config(workdir).train.ema_momentum is not None
     config = ExportConfig(
         samples=values.samples,
@@ -332,7 +333,7 @@ def export(arguments: list[str]) -> int:
     )
     from tfaccel.export.from_workdir import export_run
 
-    out = pathlib.Path(values.out) if values.out else workdir / "export"
+    out = local_path(values.out) if values.out else workdir / "export"
     moved = {"root": values.root, "loader": values.loader}
     show(export_run(workdir, out, config, checkpoint=values.checkpoint, **moved))
     return 0
@@ -349,6 +350,8 @@ def predict(arguments: list[str]) -> int:
     if not values.model or not paths:
         missing = "files" if values.model else "model"
         raise UserError(f"no {missing}; e.g. `tfaccel predict --model=runs/a/export cat.jpg`")
+    for each in (values.model, *paths):
+        check_local(each)  # before TensorFlow starts
     from tfaccel.predict import Predictor
 
     predictor, failed = Predictor(pathlib.Path(values.model)), False
@@ -603,6 +606,7 @@ def _one_file(command: str, given: list[str], others: list[str]) -> str:
         raise UserError(f"no config; give one, e.g. `tfaccel {command} --config={meant}`")
     if len(given) > 1:
         raise UserError(f"--config names {' and '.join(given)}; expected one config file")
+    check_local(given[0])
     file = pathlib.Path(given[0].partition(":")[0])
     if not file.is_file():
         folder = file if file.is_dir() else file.parent

@@ -15,6 +15,7 @@ import re
 import sys
 import types
 import warnings
+import weakref
 from collections.abc import Callable
 
 import keras
@@ -328,7 +329,9 @@ def _for_loaders(
                 _check_inputs(counts, each)
                 _warn_of_scale(counts, each)
                 _check_outputs(counts, each, mixed=mixed)
-            check_same_classes(loader, each)
+            check_same_classes(loader.class_names, each.class_names)
+        if counts:
+            _check_trained_classes(counts, loader, trains="validation_data" in signature.parameters)
         if counts and any(each.pads for each in (loader, *tests)):
             padding.check(counts)
         with (
@@ -344,6 +347,20 @@ def _for_loaders(
             return method(*call.args, **call.kwargs)
 
     return wrapper
+
+
+def _check_trained_classes(model: keras.Model, loader: Loader, *, trains: bool) -> None:
+    """Notes the classes that a model is trained on.
+
+    Raises:
+      UserError: the model is not trained here, and was trained on classes of other numbers.
+    """
+    if trains and loader.class_names:
+        _TRAINED_ON[model] = loader.class_names
+    check_same_classes(_TRAINED_ON.get(model, ()), loader.class_names)
+
+
+_TRAINED_ON = weakref.WeakKeyDictionary()  # the class names of the last `fit` with a loader
 
 
 def _check_batches(dataset: tf.data.Dataset) -> None:

@@ -21,6 +21,7 @@ from tfaccel.data.source import open_regular
 from tfaccel.errors import UserError
 from tfaccel.export import card
 from tfaccel.literal_path import literal
+from tfaccel.local_path import local_path
 from tfaccel.table_text import in_lines
 from tfaccel.workdir import versions
 
@@ -133,7 +134,7 @@ def newest_version(model: pathlib.Path) -> pathlib.Path:
     Raises:
       UserError: it is neither.
     """
-    model = model.expanduser()
+    model = local_path(model)
     if (model / "saved_model.pb").is_file():
         return model
     exports = [each for each in versions(model) if (each / "saved_model.pb").is_file()]

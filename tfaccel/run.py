@@ -52,6 +52,7 @@ from tfaccel.data.images import open_images
 from tfaccel.data.source import ArraySource, ImageSource
 from tfaccel.errors import UserError
 from tfaccel.export import export_model
+from tfaccel.local_path import local_path
 from tfaccel.models import mirrored  # noqa: F401  so that Keras reads files with its layers
 from tfaccel.presets import preset
 from tfaccel.step import compile_model, parameters_of_compile
@@ -465,7 +466,7 @@ class Run:
         check_type("config", config, CheckpointConfig)
         own = {"seed": self.runtime.seed, "precision": self.runtime.precision}
         return Checkpoints(
-            pathlib.Path(folder).expanduser().absolute(),
+            local_path(folder).absolute(),
             config,
             monitor=monitor,
             is_chief=self.cluster.is_chief,
@@ -519,7 +520,7 @@ class Run:
         check_names("export", export, [field.name for field in dataclasses.fields(ExportConfig)])
         config = ExportConfig(**export)
         if not self.cluster.is_chief:
-            path = pathlib.Path(path).expanduser().absolute()
+            path = local_path(path).absolute()
             log.info("export: %s, by the chief alone, which writes for all workers", path)
             return path
         return export_model(

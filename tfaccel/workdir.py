@@ -32,6 +32,7 @@ from tfaccel.checks import check_choice
 from tfaccel.config import Config, parse
 from tfaccel.disk_errors import not_written
 from tfaccel.errors import RunError, UserError
+from tfaccel.local_path import local_path
 from tfaccel.own_files import open_own, replace
 from tfaccel.redact import redacted
 
@@ -67,7 +68,7 @@ def check_usable(path: pathlib.Path, *, resume: str) -> pathlib.Path:
     Raises:
       UserError: the path and `resume` do not agree, or it cannot be written.
     """
-    path = path.expanduser().absolute()
+    path = local_path(path).absolute()
     check_choice("resume", resume, RESUMES)
     # os.path's say False, where pathlib's raise: below a folder that may not be searched.
     if resume == "never" and os.path.exists(path / "config.json"):
@@ -99,7 +100,7 @@ def held(path: pathlib.Path) -> Iterator[pathlib.Path]:
       UserError: it cannot be made or written.
       RunError: a live run holds it. (Of a lost machine, a file system may think so for a while.)
     """
-    path = path.expanduser().absolute()
+    path = local_path(path).absolute()
     try:
         path.mkdir(parents=True, exist_ok=True)
         file = open_own(path / "run.lock", os.O_RDWR | os.O_CREAT)

@@ -40,6 +40,7 @@ from tfaccel.comparison.variants import (
 from tfaccel.config import Config, parse
 from tfaccel.errors import UserError
 from tfaccel.isolate import run_quietly
+from tfaccel.local_path import local_path
 from tfaccel.redact import shown
 from tfaccel.table_text import counted
 
@@ -90,7 +91,7 @@ def compare(
     check_int("repeats", repeats, at_least=3)
     check_number("minutes", minutes, above=0)
     check_flag("grid", grid)
-    folder = pathlib.Path(out).expanduser() if out else None
+    folder = local_path(out) if out else None
     if folder:
         page.check_folder(folder)
     say, ends = say or _on_stderr, time.monotonic() + 60 * minutes

@@ -503,9 +503,13 @@ def _first_rows(batches: list[tuple], num_rows: int) -> tuple:
     return tf.nest.map_structure(lambda *parts: np.concatenate(parts)[:num_rows], *copies)
 
 
-def check_same_classes(train: Loader, test: Loader) -> None:
-    """Raises UserError unless both number the same classes alike, where they have any."""
-    ours, theirs = train.class_names, test.class_names
+def check_same_classes(ours: Sequence[str], theirs: Sequence[str]) -> None:
+    """Raises UserError unless test images number the same classes as training images, alike.
+
+    Args:
+      ours: the class names of the training images; empty where there are none.
+      theirs: those of the test images.
+    """
     if not ours or not theirs or ours == theirs:
         return
     numbered = all(each.isdigit() for each in (*ours, *theirs))
@@ -514,11 +518,12 @@ def check_same_classes(train: Loader, test: Loader) -> None:
     for one, other, which in ((ours, theirs, "test"), (theirs, ours, "training")):
         missing = sorted(set(one) - set(other))
         if missing:
+            cure = "; for test images without some classes, give class_names=train.class_names"
             raise UserError(
                 f"the {which} images have no class '{missing[0]}', which the others have; expected "
-                "the same classes in both"
+                f"the same classes in both{cure if which == 'test' else ''}"
             )
     raise UserError(
         f"the training images number their classes {', '.join(ours[:3])}, ..., the test images "
-        f"{', '.join(theirs[:3])}, ...; give both the same order"
+        f"{', '.join(theirs[:3])}, ...; give both the same order, by class_names=train.class_names"
     )

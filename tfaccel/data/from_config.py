@@ -29,7 +29,8 @@ def open_source(
     Args:
       data: where the images are.
       split: "train" or "test".
-      class_names: of class folders, some of which may be missing; None for those that are there.
+      class_names: some of which may be missing there, as of a test set those of training; None for
+        those that are there.
 
     Raises:
       UserError: it is not there, or not as it should be.
@@ -41,6 +42,8 @@ def open_source(
     if data.source == "folders":
         return sources.class_folders(where, class_names=class_names)
     arguments = {name: getattr(data, name) for name in SOURCE_ARGUMENTS.get(data.source, ())}
+    if class_names:
+        arguments["class_names"] = class_names
     return _BY_NAME[data.source](where, **arguments)
 
 

@@ -20,6 +20,7 @@ from tfaccel.doctor.facts.gpus import from_told, visible
 from tfaccel.doctor.facts.packages import installed
 from tfaccel.doctor.table import Finding, Table
 from tfaccel.errors import UserError
+from tfaccel.local_path import local_path
 
 NVML_S = 10
 QUICK_NVML_S = 3
@@ -88,7 +89,7 @@ def _folder(data: str | os.PathLike | None, *, quick: bool) -> pathlib.Path | No
         return None
     if quick:
         raise UserError("--quick reads no data; leave out --quick, or --data")
-    folder = pathlib.Path(data).expanduser().absolute()
+    folder = local_path(data).absolute()
     if not os.path.isdir(folder):  # nor one that may be looked into
         raise UserError(f"data {folder} is no folder; give the one that the images are in")
     return folder

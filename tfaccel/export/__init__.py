@@ -32,6 +32,7 @@ from tfaccel.export.preprocessing import Preprocessing
 from tfaccel.export.samples import take_samples
 from tfaccel.export.unfinished import keep_rejected, whole_or_not_at_all
 from tfaccel.literal_path import warn_servers
+from tfaccel.local_path import local_path
 from tfaccel.runtime import Runtime
 from tfaccel.step import in_xla
 
@@ -104,7 +105,7 @@ def export_model(
 
 
 def _new_path(path: str | os.PathLike) -> pathlib.Path:
-    path = pathlib.Path(path).expanduser().absolute()
+    path = local_path(path).absolute()
     if path.exists():
         raise UserError(f"export path {path} exists; give one that does not, or remove it")
     return path

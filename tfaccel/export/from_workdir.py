@@ -26,6 +26,7 @@ from tfaccel.data.distribute import Loader
 from tfaccel.data.from_config import open_loader, open_source
 from tfaccel.errors import UserError
 from tfaccel.export.samples import spread
+from tfaccel.local_path import local_path
 from tfaccel.run import Run
 from tfaccel.train import build
 
@@ -72,7 +73,7 @@ def export_run(
     if checkpoint is None and (best := _best_weights(snapshot)):
         log.info("export: with the weights of the best epoch, which training would end with")
         model.set_weights(best)
-    version = workdir_lib.next_version(out.expanduser().absolute())
+    version = workdir_lib.next_version(local_path(out).absolute())
     return run.export(model, version, loader=test, **dataclasses.asdict(export))
 
 

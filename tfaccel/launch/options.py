@@ -22,6 +22,7 @@ from absl import flags
 from tfaccel.cluster.addresses import in_url
 from tfaccel.errors import UserError, did_you_mean
 from tfaccel.launch import scheduler
+from tfaccel.local_path import local_path
 from tfaccel.redact import redacted_command
 
 log = logging.getLogger("tfaccel")
@@ -230,7 +231,7 @@ def _log_dir(given: str | None, command: Sequence[str], engine: str) -> pathlib.
         folder = f"{workdir}/launch"
     else:
         folder = f"launch-{datetime.datetime.now():%Y%m%d-%H%M%S}"
-    return pathlib.Path(folder).expanduser().absolute()
+    return local_path(folder).absolute()
 
 
 def _check(options: Options, environment: Mapping[str, str]) -> None:

@@ -10,7 +10,6 @@ Private name relied on: Model._flatten_layers, of Keras 3.15.
 import dataclasses
 import functools
 import os
-import pathlib
 from collections.abc import Sequence
 
 import keras
@@ -28,6 +27,7 @@ from tfaccel.linter.read_data import read_data, shapes_of
 from tfaccel.linter.read_model import by_input_name, read_model
 from tfaccel.linter.script import read_script
 from tfaccel.linter.words import shown
+from tfaccel.local_path import local_path
 from tfaccel.step import in_xla
 from tfaccel.step.functions import Execution
 
@@ -144,7 +144,7 @@ def in_script(script: str | os.PathLike) -> list[Finding]:
     """
     if isinstance(script, str) and "\n" in script:
         return read_script(script)
-    path = pathlib.Path(script).expanduser()
+    path = local_path(script)
     try:
         return read_script(path.read_text(encoding="utf-8"), path.name)
     except (OSError, UnicodeDecodeError) as error:

@@ -6,7 +6,6 @@ Takes a built model and a file; changes the layers that the file has, and says w
 """
 
 import logging
-import pathlib
 import warnings
 import zipfile
 
@@ -14,6 +13,7 @@ import keras
 import numpy as np
 
 from tfaccel.errors import UserError
+from tfaccel.local_path import local_path
 
 log = logging.getLogger("tfaccel")
 
@@ -31,7 +31,7 @@ def begin_from(file: str, model: keras.Model) -> None:
     Raises:
       UserError: there is no such file, it cannot be read, or it fits no layer.
     """
-    path = pathlib.Path(file).expanduser()
+    path = local_path(file)
     if not path.is_file() or not path.name.endswith(SUFFIXES):
         raise UserError(
             f"model.weights={file!r} is no file that ends in {', '.join(SUFFIXES)}; give one, or "

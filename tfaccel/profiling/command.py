@@ -11,6 +11,7 @@ import sys
 from tfaccel.checks import check_number
 from tfaccel.config import Config
 from tfaccel.errors import UserError
+from tfaccel.local_path import local_path
 from tfaccel.profiling import config_file as config_file_lib
 from tfaccel.profiling.knobs import with_changes
 from tfaccel.profiling.run import measure_experiment, search_experiment
@@ -93,7 +94,7 @@ def report(config: Config, options: Options) -> int:
 
 def _folder(given: str) -> str:
     """Returns the absolute path of a folder that can be written to, made if it is not there."""
-    folder = pathlib.Path(given).expanduser().absolute()
+    folder = local_path(given).absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -164,7 +164,7 @@ def wrong_shards(folder):
     members = sample("a/0", 0) + sample("a/1", 1)
     write(good, members)
     yield "misspelt", folder / "god.tar", {}, "does not exist; did you mean 'good.tar'"
-    for mode, name in (("gz", "gzip"), ("bz2", "bzip2"), ("xz", "xz")):
+    for mode, name in (("gz", "GZIP"), ("bz2", "bzip2"), ("xz", "xz")):
         write(folder / f"{name}.tar", members, f"w:{mode}")
         yield name, folder / f"{name}.tar", {}, f"{name}.tar is compressed with {name}"
     (folder / "zstd.tar").write_bytes(b"\x28\xb5\x2f\xfd" + bytes(600))

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tfaccel.data.source import ArraySource
+from tfaccel.data.source import ArraySource, open_regular
+from tfaccel.data.sources.compression import compression_of
 from tfaccel.data.sources.folders import list_classes
-from tfaccel.data.sources.labels import numbered
+from tfaccel.data.sources.labels import OWN_DATA, numbered
 from tfaccel.data.sources.paths import absolute, nearest
 from tfaccel.errors import UserError
 
@@ -69,7 +70,9 @@ def arrays(
     return ArraySource(images, labels, tuple(class_names) or numbers)
 
 
-def npy_folders(root: str | os.PathLike) -> ArraySource:
+def npy_folders(
+    root: str | os.PathLike, *, class_names: Sequence[str] | None = None
+) -> ArraySource:
     """Loads class folders of one .npy file per image, `root/<class>/<any name>.npy`, into memory.
 
     Gives images [num_examples, height, width, channels] uint8, sorted by class, then by name;
@@ -78,11 +81,13 @@ def npy_folders(root: str | os.PathLike) -> ArraySource:
     Args:
       root: the folder of class folders. Each file: [height, width, channels] or [height, width]
         uint8, all of one shape.
+      class_names: all classes in order, as for a test set that lacks some: `train.class_names`.
+        None for the sorted names of the folders.
 
     Raises:
       UserError: the folders are not as `class_folders` would have them, or a file is not as said.
     """
-    files, labels, class_names = list_classes(root, (".npy",))
+    files, labels, class_names = list_classes(root, (".npy",), class_names)
     first = _load(files[0])
     images = np.empty((len(files), *first.shape), np.uint8)
     for row, file in zip(images, files, strict=True):
@@ -120,11 +125,19 @@ def _load(array: Array) -> np.ndarray:
         raise UserError(
             f"{file} is an archive, which cannot be mapped; save each of its arrays with np.save"
         )
-    try:
-        return np.load(file, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    packed = compression_of(file)
+    if packed:
         raise UserError(
-            f"{file} cannot be read ({error}); expected an array of numbers, written whole by "
+            f"{file} is {packed}, which cannot be mapped; unpack it, and write each array with "
+            "np.save"
+        )
+    try:
+        with open_regular(file):  # np.load would wait for a FIFO
+            return np.load(file, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # of a damaged header NumPy may raise anything
+        cause = getattr(error, "strerror", None) or str(error).split("\n")[0]
+        raise UserError(
+            f"{file} cannot be read ({cause:.200}); expected an array of numbers, written whole by "
             "np.save"
         ) from error
 
@@ -151,10 +164,17 @@ def _labels(labels: Array, num_images: int) -> tuple[np.ndarray, tuple[str, ...]
     if labels.shape == (num_images, 1):
         labels = labels[:, 0]  # as keras.datasets.cifar10 has them
     if labels.shape != (num_images,):
-        hint = "; labels.argmax(axis=1) gives indices" if labels.ndim == 2 else ""
+        hint = ""
+        if labels.ndim == 2:
+            one_each = labels.dtype.kind in "buif" and (labels.sum(axis=1) == 1).all()
+            hint = f"; for several labels of an image, {OWN_DATA}"
+            hint = "; labels.argmax(axis=1) gives indices" if one_each else hint
         raise UserError(f"labels have the shape {labels.shape}; expected ({num_images},){hint}")
     if labels.dtype.kind not in "iu":
-        raise UserError(
-            f"labels are {labels.dtype.name}; expected whole numbers: use .astype('int32')"
-        )
+        kind = "use .astype('int32')"
+        if labels.dtype.kind == "f" and not (labels == np.floor(labels)).all():
+            kind = f"for a regression, whose targets are numbers, {OWN_DATA}"
+        elif labels.dtype.kind not in "fb":
+            kind = "give the index of each one's class, and class_names"
+        raise UserError(f"labels are {labels.dtype.name}; expected whole numbers: {kind}")
     return numbered(labels, name_of=lambda index: f"labels[{index}]")

@@ -9,17 +9,18 @@ Takes the file; gives its images in its order.
     source = image_list("train.csv", root="/data/images")
 """
 
+import array
 import csv
 import itertools
+import logging
 import os
 import pathlib
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-import numpy as np
-
+from tfaccel.data.file_names import FileNames
 from tfaccel.data.source import Blobs, ImageSource
-from tfaccel.data.sources.labels import named, numbered
+from tfaccel.data.sources.compression import compression_of
+from tfaccel.data.sources.labels import OWN_DATA, WHOLE_NUMBER, from_text
 from tfaccel.data.sources.paths import absolute, nearest
 from tfaccel.errors import UserError
 
@@ -27,11 +28,15 @@ PATH_COLUMNS = ("path", "filename", "image", "file")  # as a header names them, 
 LABEL_COLUMNS = ("label", "class")
 DELIMITERS = "\t;,"
 
-WHOLE_NUMBER = re.compile(r"[-+]?[0-9]{1,18}")  # of 64 bits
-FRACTION = re.compile(r"[-+]?[0-9]+\.[0-9]*")  # pandas writes 3 as 3.0 in a column with gaps
+log = logging.getLogger("tfaccel")
 
 
-def image_list(file: str | os.PathLike, *, root: str | os.PathLike | None = None) -> ImageSource:
+def image_list(
+    file: str | os.PathLike,
+    *,
+    root: str | os.PathLike | None = None,
+    class_names: Sequence[str] | None = None,
+) -> ImageSource:
     """Lists the images that a file names, in its order.
 
     Of the paths only the first is looked for here (on a network drive 1.3 million take minutes);
@@ -46,26 +51,62 @@ def image_list(file: str | os.PathLike, *, root: str | os.PathLike | None = None
         filename, image or file) and a label (label or class), others being passed over. Or without
         a header: on each line a path, blanks, and a whole number.
       root: what relative paths start from; None for the file's own folder.
+      class_names: all classes in order, as for a test set that lacks some: `train.class_names`.
+        Labels that are whole numbers are indices of them. None for those that there are.
 
     Raises:
-      UserError: the file is missing or empty, a line is not as said, or the first image is missing.
+      UserError: the file is missing or empty, a line is not as said, the first image is missing, a
+        path has two labels, or a class is not among `class_names`.
     """
     file = absolute(file)
     root = str(file.parent if root is None else absolute(root))
     lines = _lines(file)
     header = _header(file, lines[0])
-    if header:
-        first_line, rows = 2, _csv_rows(file, lines, *header)
-    else:
-        first_line, rows = 1, [_plain_row(file, *each) for each in enumerate(lines, start=1)]
-    files = tuple(os.path.join(root, path) for path, _ in rows)
-    if not os.path.isfile(files[0]):
+    rows = _csv_rows(file, lines, *header) if header else _plain_rows(file, lines)
+    numbers, paths, labels, same = array.array("q"), [], [], {}
+    for number, path, label in rows:
+        numbers.append(number)
+        paths.append(os.path.join(root, path))
+        labels.append(same.setdefault(label, label))  # in memory once
+    if not paths:
+        raise UserError(f"image list {file} holds a header alone; expected images below it")
+    if not os.path.isfile(paths[0]):
         raise UserError(
-            f"{file} line {first_line}: {files[0]} does not exist; relative paths start from "
+            f"{file} line {numbers[0]}: {paths[0]} does not exist; relative paths start from "
             f"{root}: give another as root="
         )
-    labels, class_names = _labels([label for _, label in rows], file, first_line)
-    return ImageSource(Blobs(files), labels, class_names)
+    _check_once(file, paths, labels, numbers)
+    labels, class_names = from_text(
+        labels, name_of=lambda index: f"{file} line {numbers[index]}", class_names=class_names
+    )
+    return ImageSource(Blobs(FileNames.of(paths)), labels, class_names)
+
+
+def _check_once(file: pathlib.Path, paths: list[str], labels: list[str], numbers) -> None:
+    """Raises UserError where a path has two labels; says how many are there twice with one."""
+    paths = [os.path.normpath(each) if "/." in each or "//" in each else each for each in paths]
+    if len(set(paths)) == len(paths):
+        return
+    first, twice = {}, []
+    for index, path in enumerate(paths):
+        before = first.setdefault(path, index)
+        if labels[before] != labels[index]:
+            raise UserError(
+                f"{file} lines {numbers[before]} and {numbers[index]} give {path} the labels "
+                f"'{labels[before]}' and '{labels[index]}'; expected one class for each image: "
+                f"remove one of the lines. For several labels of an image, {OWN_DATA}"
+            )
+        if before != index:
+            twice.append((before, index))
+    before, index = twice[0]
+    log.warning(
+        "data: %d lines of %s list an image that another line has listed with the same label, "
+        "first lines %d and %d; such images count more than once",
+        len(twice),
+        file,
+        numbers[before],
+        numbers[index],
+    )
 
 
 def _lines(file: pathlib.Path) -> list[str]:
@@ -77,7 +118,15 @@ def _lines(file: pathlib.Path) -> list[str]:
         raise UserError(f"image list {file} does not exist{cure}") from None
     except (OSError, UnicodeDecodeError) as error:
         cause = getattr(error, "strerror", None) or error
-        raise UserError(f"image list {file} cannot be read ({cause}); expected UTF-8") from None
+        packed = compression_of(file)
+        cure = f"it is {packed}: unpack or convert it to text" if packed else "expected UTF-8"
+        raise UserError(f"image list {file} cannot be read ({cause}); {cure}") from None
+    if "\0" in text:
+        number = text.count("\n", 0, text.index("\0")) + 1
+        raise UserError(
+            f"{file} line {number} holds a zero byte, which no path may have; expected text in "
+            "UTF-8: write the file again"
+        )
     if not text:
         raise UserError(f"image list {file} is empty; expected a path and a label on each line")
     return text.split("\n")
@@ -106,8 +155,8 @@ def _header(file: pathlib.Path, line: str) -> tuple[str, int, int] | None:
     return None
 
 
-def _csv_rows(file, lines, delimiter, path_column, label_column) -> list[tuple[str, str]]:
-    rows, least = [], max(path_column, label_column) + 1
+def _csv_rows(file, lines, delimiter, path_column, label_column) -> Iterator[tuple[int, str, str]]:
+    least = max(path_column, label_column) + 1
     for number, row in itertools.islice(_numbered(file, lines, delimiter), 1, None):
         pair = (row[path_column], row[label_column].strip()) if len(row) >= least else ("", "")
         # A line's end in a path is that of a quote which was left open.
@@ -116,10 +165,7 @@ def _csv_rows(file, lines, delimiter, path_column, label_column) -> list[tuple[s
                 f"{file} line {number} is {lines[number - 1]!r}; expected a path in column "
                 f"{path_column + 1} and a label in column {label_column + 1}, as the header says"
             )
-        rows.append(pair)
-    if not rows:
-        raise UserError(f"image list {file} holds a header alone; expected images below it")
-    return rows
+        yield number, *pair
 
 
 def _numbered(file, lines, delimiter) -> Iterator[tuple[int, list[str]]]:
@@ -138,30 +184,12 @@ def _numbered(file, lines, delimiter) -> Iterator[tuple[int, list[str]]]:
             ) from None
 
 
-def _plain_row(file, number, line) -> tuple[str, str]:
-    fields = line.rsplit(maxsplit=1)
-    if len(fields) < 2 or not WHOLE_NUMBER.fullmatch(fields[1]):
-        raise UserError(
-            f"{file} line {number} is {line!r:.200}; expected a path, blanks and a whole number, "
-            "or on line 1 a header that names the columns path and label"
-        )
-    return fields[0], fields[1]
-
-
-def _labels(labels, file, first_line) -> tuple[np.ndarray, tuple[str, ...]]:
-    if FRACTION.fullmatch(labels[0]):
-        raise UserError(
-            f"{file} line {first_line}: the label is '{labels[0]}'; expected a whole number or a "
-            "name: write it without a fraction"
-        )
-    if not WHOLE_NUMBER.fullmatch(labels[0]):
-        return named(labels)
-    for number, label in enumerate(labels, start=first_line):
-        if not WHOLE_NUMBER.fullmatch(label):
+def _plain_rows(file, lines) -> Iterator[tuple[int, str, str]]:
+    for number, line in enumerate(lines, start=1):
+        fields = line.rsplit(maxsplit=1)
+        if len(fields) < 2 or not WHOLE_NUMBER.fullmatch(fields[1]):
             raise UserError(
-                f"{file} line {number}: the label is '{label}'; expected a whole number, as on "
-                f"line {first_line}"
+                f"{file} line {number} is {line!r:.200}; expected a path, blanks and a whole "
+                "number, or on line 1 a header that names the columns path and label"
             )
-    return numbered(
-        np.array(labels).astype(np.int64), name_of=lambda index: f"{file} line {first_line + index}"
-    )
+        yield number, *fields

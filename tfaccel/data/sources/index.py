@@ -13,6 +13,7 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import glob
 import hashlib
 import io
@@ -20,7 +21,6 @@ import logging
 import os
 import pathlib
 import uuid
-import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, BinaryIO
 
@@ -31,7 +31,7 @@ from tfaccel.data.source import Blobs
 from tfaccel.data.sources.paths import absolute, nearest
 from tfaccel.errors import UserError
 
-VERSION = 1  # of the columns' files: others are made anew
+VERSION = 2  # of the columns' files: others are made anew
 OURS = (".idx", ".npz")  # lie beside the shards, so that a pattern may match them
 NUM_THREADS = 8  # to hide the latency of a network drive
 
@@ -57,7 +57,22 @@ def list_shards(pattern: Pattern) -> tuple[str, ...]:
     for shard in shards:
         if os.path.getsize(shard) == 0:
             raise UserError(f"shard {shard} is empty; write it again, or remove it")
+    _say_twice(shards)
     return tuple(shards)
+
+
+def _say_twice(shards: Sequence[str]) -> None:
+    """Warns of shards that are one file by a link, whose examples count more than once."""
+    if any(map(os.path.islink, shards)):
+        first = {}
+        for shard in shards:
+            before = first.setdefault(os.path.realpath(shard), shard)
+            if before != shard:
+                log.warning(
+                    "data: shards %s and %s are one file, by a link; its examples count twice",
+                    before,
+                    shard,
+                )
 
 
 def _matches(pattern: pathlib.Path) -> list[str]:
@@ -186,7 +201,11 @@ def examples(
     suffix = f".{hashlib.sha256(key.encode()).hexdigest()[:8]}.npz"
 
     def load(shard):
-        return keeper.read(shard, suffix, lambda place: _load(place, _stamp(shard, key)))
+        return keeper.read(
+            shard,
+            suffix,
+            functools.partial(_load, stamp=_stamp(shard, key), shard_size=os.path.getsize(shard)),
+        )
 
     def make(shard):
         stamp = _stamp(shard, key)  # before: if the shard changes meanwhile, it is looked at again
@@ -241,14 +260,30 @@ def _stamp(shard: str, key: str) -> str:
     return f"{VERSION} {status.st_size} {status.st_mtime_ns} {key}"
 
 
-def _load(place: pathlib.Path, stamp: str) -> Columns | None:
+def _load(place: pathlib.Path, stamp: str, shard_size: int) -> Columns | None:
+    """Returns the columns that were kept, None where they are of another shard, or damaged."""
     try:
         with np.load(place, allow_pickle=False) as file:
             if str(file["stamp"]) != stamp:
                 return None
-            return {name: file[name] for name in file.files if name != "stamp"}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            columns = {name: file[name] for name in file.files if name != "stamp"}
+        return columns if _fit(columns, shard_size) else None
+    except Exception:  # a damaged file may make its reader raise anything: it is made anew
         return None
+
+
+def _fit(columns: Columns, shard_size: int) -> bool:
+    """Returns whether all columns have as many cells, and all ranges of bytes lie in the shard."""
+    sizes = {len(each) for each in columns.values() if each.ndim == 1}
+    if len(sizes) != 1 or any(each.ndim != 1 for each in columns.values()):
+        return False
+    parts = [each.removesuffix("_size") for each in columns if each.endswith("_size")]
+    if "image" not in parts or not {"target_size", "label"} & columns.keys():
+        return False
+    for offsets, sizes in ((columns[f"{each}_offset"], columns[f"{each}_size"]) for each in parts):
+        if min(offsets.min(), sizes.min()) < 0 or (sizes > shard_size - offsets).any():
+            return False
+    return True
 
 
 def _dump(columns: Columns, stamp: str) -> bytes:

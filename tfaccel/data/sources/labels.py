@@ -1,10 +1,14 @@
 """Labels as files have them, numbers or names, to indices of classes.
 
 labels, class_names = numbered(np.array([0, 2]), name_of=str)    # [0, 2], ("0", "1", "2")
-labels, class_names = named(["dog", "cat"])                         # [1, 0], ("cat", "dog")
+labels, class_names = named(["dog", "cat"], name_of=str)            # [1, 0], ("cat", "dog")
+labels, class_names = from_text(["0", "2"], name_of=str)         # as whichever of the two it is
 """
 
-from collections.abc import Callable, Sequence
+import itertools
+import logging
+import re
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -12,36 +16,172 @@ from tfaccel.errors import UserError
 
 MOST_CLASSES = 10_000_000  # whose numbers are larger has taken identifiers for classes
 
+WHOLE_NUMBER = re.compile(r"[-+]?[0-9]{1,18}")  # of 64 bits
+# Also 1e-3 and .5; 0,5 as much of Europe writes it; and what NumPy and pandas write for no number.
+NUMBER = re.compile(
+    r"[-+]?([0-9]+([.,][0-9]*)?|[.,][0-9]+)([eE][-+]?[0-9]+)?|[-+]?(nan|inf|infinity)", re.I
+)
+SEPARATORS = "|;,/ "  # between the labels of one image; class names may have all but the first
+OWN_DATA = "give run.examples your own (image, target)"
+
+log = logging.getLogger("tfaccel")
+
 
 def numbered(
-    labels: np.ndarray, *, name_of: Callable[[int], str]
+    labels: np.ndarray,
+    *,
+    name_of: Callable[[int], str],
+    class_names: Sequence[str] | None = None,
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Returns whole numbers as [num_examples] int32, and the class names "0", "1", ...
+    """Returns whole numbers as [num_examples] int32, and the class names.
 
     Args:
       labels: [num_examples], integers.
       name_of: tells where the label of that index stands, for the error.
+      class_names: of which each label is an index; None for "0", "1", ... up to the largest.
 
     Raises:
       UserError: one is below 0, or too large to be a class.
     """
+    most = MOST_CLASSES if class_names is None else len(class_names)
     for index in (labels.argmin(), labels.argmax()):
-        if not 0 <= labels[index] < MOST_CLASSES:
+        if not 0 <= labels[index] < most:
+            of = "" if class_names is None else ": there are so many class_names"
             raise UserError(
                 f"{name_of(int(index))}: the label is {labels[index]}; expected the number of a "
-                f"class, from 0, below {MOST_CLASSES:,}"
+                f"class, from 0, below {most:,}{of}"
             )
-    return labels.astype(np.int32), tuple(str(each) for each in range(int(labels.max()) + 1))
+    if class_names is None:
+        class_names = (str(each) for each in range(int(labels.max()) + 1))
+    return labels.astype(np.int32), tuple(class_names)
 
 
-def named(names: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Returns indices [num_examples] int32 into the class names, which are sorted as text."""
-    class_names = tuple(sorted(set(names)))
+def named(
+    names: Sequence[str],
+    *,
+    name_of: Callable[[int], str],
+    class_names: Sequence[str] | None = None,
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Returns indices [num_examples] int32 into the class names, and these.
+
+    Args:
+      names: [num_examples], of classes.
+      name_of: tells where the label of that index stands, for the error.
+      class_names: in their order; None for those that there are, sorted as text.
+
+    Raises:
+      UserError: a name is not among `class_names`; or they were not given, and the names are
+        numbers with a fraction, or several classes in one.
+    """
+    distinct = set(names)
+    if class_names is None:
+        _check_one_class_each(distinct, lambda name: name_of(names.index(name)))
+        class_names = sorted(distinct)
+    else:
+        unknown = min(distinct.difference(class_names), default=None)
+        if unknown is not None:
+            check_known([unknown], class_names, f"{name_of(names.index(unknown))}: the label is")
     index_of = {name: index for index, name in enumerate(class_names)}
-    return np.fromiter((index_of[name] for name in names), np.int32, len(names)), class_names
+    labels = np.fromiter((index_of[name] for name in names), np.int32, len(names))
+    return labels, tuple(class_names)
 
 
-def check_known(found: Sequence[str], class_names: Sequence[str], what: str) -> None:
+def from_text(
+    labels: Sequence[str],
+    *,
+    name_of: Callable[[int], str],
+    class_names: Sequence[str] | None = None,
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Returns what `numbered` does where all are whole numbers, else what `named` does.
+
+    Args:
+      labels: [num_examples].
+      name_of: tells where the label of that index stands, for the error.
+      class_names: as for `named`; labels that are whole numbers, and are not among them, are
+        indices of them.
+
+    Raises:
+      UserError: as `numbered` and `named`; or some are whole numbers and others are not.
+    """
+    distinct = dict.fromkeys(labels)
+    are_names = class_names is not None and distinct.keys() <= set(class_names)
+    if are_names or not WHOLE_NUMBER.fullmatch(labels[0]):
+        return named(labels, name_of=name_of, class_names=class_names)
+    other = next((each for each in distinct if not WHOLE_NUMBER.fullmatch(each)), None)
+    if other is not None:
+        if all(map(NUMBER.fullmatch, distinct)):
+            _refuse_fractions(other, name_of(labels.index(other)))
+        raise UserError(
+            f"{name_of(labels.index(other))}: the label is '{other}'; expected a whole number, as "
+            f"{name_of(0)} has"
+        )
+    numbers = np.array(labels).astype(np.int64)
+    if class_names is not None and not all(map(WHOLE_NUMBER.fullmatch, class_names)):
+        log.warning(
+            "data: labels are numbers, and are taken for places in class_names: 0 is %s",
+            class_names[0],
+        )
+    return numbered(numbers, name_of=name_of, class_names=class_names)
+
+
+def _check_one_class_each(distinct: set[str], where: Callable[[str], str]) -> None:
+    """Raises UserError where labels are no names of classes, though they are no whole numbers."""
+    if all(map(NUMBER.fullmatch, distinct)):
+        others = sorted(each for each in distinct if not WHOLE_NUMBER.fullmatch(each))
+        if others and others[0].lstrip("+-").isdigit():
+            raise UserError(
+                f"{where(others[0])}: the label is {others[0]}; expected the number of a class, "
+                f"from 0, below {MOST_CLASSES:,}"
+            )
+        if others:
+            _refuse_fractions(others[0], where(others[0]))
+    several = _several_in_one(distinct)
+    if several is not None:
+        raise UserError(
+            f"{where(several)}: the label is '{several}', which looks like several classes in "
+            f"one; expected one class for each image. For several, {OWN_DATA}; if it is the name "
+            "of one class, say so by class_names="
+        )
+
+
+def _refuse_fractions(label: str, where: str) -> None:
+    raise UserError(
+        f"{where}: the label is '{label}'; expected a whole number or a name. Write the number of "
+        f"a class without a fraction; for a regression, whose targets are numbers, {OWN_DATA}"
+    )
+
+
+def _several_in_one(distinct: set[str]) -> str | None:
+    """Returns a label that is several, None where there is none.
+
+    A list, a row of numbers and "a|b" always are. With other separators it is one where all its
+    parts are labels, too, or where fewer parts than labels make up all of them, and one is a label.
+    """
+    for label in sorted(distinct):
+        is_list = label[:1] + label[-1:] in ("[]", "()", "{}")
+        parts = _parts(label, SEPARATORS)
+        if is_list or (len(parts) > 1 and all(map(NUMBER.fullmatch, parts))):
+            return label
+        if len(_parts(label, "|")) > 1:
+            return label
+    for separator in SEPARATORS[1:]:
+        parts = {label: _parts(label, separator) for label in distinct}
+        several = sorted(label for label, each in parts.items() if len(each) > 1)
+        for label in several:
+            if distinct.issuperset(parts[label]):
+                return label
+        all_parts = set(itertools.chain.from_iterable(parts.values()))
+        if several and len(all_parts) < len(distinct) and distinct & all_parts:
+            return several[0]
+    return None
+
+
+def _parts(label: str, separators: str) -> list[str]:
+    parts = re.split(f"[{re.escape(separators)}]", label)
+    return [each.strip() for each in parts if each.strip()]
+
+
+def check_known(found: Iterable[str], class_names: Sequence[str], what: str) -> None:
     """Raises UserError where a class is not among the class names.
 
     Args:

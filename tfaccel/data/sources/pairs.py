@@ -12,6 +12,7 @@ import os
 import pathlib
 
 from tfaccel.data.source import Blobs, ImageSource
+from tfaccel.data.sources.clutter import is_clutter
 from tfaccel.data.sources.paths import absolute, nearest
 from tfaccel.data.sources.pillow import IMAGE_SUFFIXES
 from tfaccel.errors import UserError
@@ -37,6 +38,8 @@ def image_pairs(inputs_root: str | os.PathLike, targets_root: str | os.PathLike)
     roots = absolute(inputs_root), absolute(targets_root)
     if roots[0] == roots[1]:
         raise UserError(f"inputs and targets are both in {roots[0]}; expected two folders")
+    if all(map(os.path.isdir, roots)) and os.path.samefile(*roots):
+        raise UserError(f"{roots[0]} and {roots[1]} are one folder, by a link; expected two")
     inputs, targets = (_by_path(root) for root in roots)
     problems = [_unmatched(inputs, targets, roots), _unmatched(targets, inputs, roots[::-1])]
     if any(problems):
@@ -56,11 +59,11 @@ def _by_path(root: pathlib.Path) -> dict[str, str]:
     """Returns the images below a folder, by their path from there, without suffix."""
     found = {}
     for folder, subfolders, names in os.walk(root, followlinks=True, onerror=_refuse):
-        subfolders[:] = (each for each in subfolders if not each.startswith("."))
+        subfolders[:] = (each for each in subfolders if not is_clutter(each))
         inner = os.path.relpath(folder, root)
         for name in names:
             stem, suffix = os.path.splitext(name)
-            if name.startswith(".") or suffix.lower() not in IMAGE_SUFFIXES:
+            if is_clutter(name) or suffix.lower() not in IMAGE_SUFFIXES:
                 continue
             key = os.path.normpath(os.path.join(inner, stem))
             file = os.path.join(folder, name)

@@ -6,7 +6,8 @@ absolute("~/data/training"), nearest(path, kind="folder", wanted="one folder per
 import os
 import pathlib
 
-from tfaccel.errors import UserError, did_you_mean
+from tfaccel.errors import did_you_mean
+from tfaccel.local_path import local_path
 
 MOST_NAMES = 1000  # looked through for one like it: a folder may hold millions
 
@@ -15,11 +16,9 @@ def absolute(path: str | os.PathLike) -> pathlib.Path:
     """Returns the path from the root, links and all.
 
     Raises:
-      UserError: it is no path.
+      UserError: it is no path, a URL, or a path that no file can have.
     """
-    if not isinstance(path, str | os.PathLike):
-        raise UserError(f"{path!r} is no path; give text, as '/data/training', or a pathlib.Path")
-    return pathlib.Path(path).expanduser().absolute()
+    return local_path(path).absolute()
 
 
 def nearest(path: pathlib.Path, *, kind: str, wanted: str) -> str:

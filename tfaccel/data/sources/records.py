@@ -12,6 +12,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from tfaccel.data.sources.compression import NUM_BYTES, compression_of_bytes
 from tfaccel.data.sources.index import Keeper
 from tfaccel.errors import UserError
 
@@ -66,11 +67,13 @@ def _read_index(place: pathlib.Path, file: BinaryIO) -> np.ndarray | None:
     """Returns [num_records, 2] int64, offset and length, if the shard has just these records."""
     try:
         numbers = np.array(place.read_text().split(), dtype=np.int64)
-    except (OSError, ValueError):
+    except (OSError, ValueError, OverflowError, MemoryError):
         return None
     if len(numbers) == 0 or len(numbers) % 2:
         return None
     records = numbers.reshape(-1, 2)
+    if records.min() < 0 or records.max() > _size(file):
+        return None
     ends = records.sum(axis=1)
     follow = np.array_equal(records[:, 0], np.append(0, ends[:-1]))
     hold_data = records[:, 1].min() >= HEADER.size + FOOTER
@@ -90,11 +93,6 @@ def _have_headers(file: BinaryIO, records: np.ndarray) -> bool:
 
 def _scan(shard: str, data: Pieces, shard_size: int) -> np.ndarray:
     """Returns [num_records, 2] int64, offset and length, from the shard."""
-    if data(0, 2) == b"\x1f\x8b":
-        raise UserError(
-            f"shard {shard} is compressed with GZIP, so that no record can be read by itself; "
-            "write it again without, since encoded images hardly shrink"
-        )
     records, offset = [], 0
     while offset < shard_size:
         header = data(offset, offset + HEADER.size)
@@ -103,6 +101,12 @@ def _scan(shard: str, data: Pieces, shard_size: int) -> np.ndarray:
         whole = len(header) == HEADER.size
         if whole and crc != _masked_crc32c(header[:8]):
             what = "is not a TFRecord file" if offset == 0 else f"is damaged at byte {offset}"
+            packed = compression_of_bytes(data(0, NUM_BYTES)) if offset == 0 else None
+            if packed:
+                raise UserError(
+                    f"shard {shard} is {packed}, so that no record can be read by itself; write it "
+                    "again without, since encoded images hardly shrink"
+                )
             raise UserError(
                 f"shard {shard} {what}; expected records as tf.io.TFRecordWriter writes"
             )

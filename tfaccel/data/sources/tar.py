@@ -10,12 +10,12 @@ import re
 import tarfile
 from typing import BinaryIO
 
+from tfaccel.data.sources.compression import NUM_BYTES, compression_of_bytes
 from tfaccel.data.sources.index import Keeper
 from tfaccel.errors import UserError
 
 INDEX_VERSION = "v1.2"
 BLOCK = tarfile.BLOCKSIZE
-COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 # A sample is its files: (extension, offset, size, name) of each.
 Sample = list[tuple[str, int, int, str]]
@@ -40,17 +40,12 @@ def index(file: BinaryIO, keeper: Keeper) -> list[Sample]:
 
 def _scan(shard: str, descriptor: int) -> list[Sample]:
     """Returns the samples, from the shard."""
-    start = os.pread(descriptor, 8, 0)
-    for magic, name in COMPRESSED.items():
-        if start.startswith(magic):
-            raise UserError(
-                f"shard {shard} is compressed with {name}, so that no image can be read by itself; "
-                "unpack it to a plain tar file, since encoded images hardly shrink"
-            )
-    samples, last = [], None
+    samples, last, length = [], None, os.fstat(descriptor).st_size
     try:
         with tarfile.open(shard, "r:") as tar:
             for member in tar:
+                if member.offset_data + member.size > length:
+                    raise tarfile.ReadError(f"'{member.name}' ends beyond the shard's end")
                 stem, extension = _split(member.name)
                 if extension and (member.islnk() or member.issym()):
                     raise UserError(
@@ -64,7 +59,13 @@ def _scan(shard: str, descriptor: int) -> list[Sample]:
                 samples[-1].append((extension, member.offset_data, member.size, member.name))
                 last = stem
             end = tar.offset
-    except tarfile.TarError as error:
+    except (tarfile.TarError, ValueError, OverflowError, MemoryError, EOFError) as error:
+        packed = compression_of_bytes(os.pread(descriptor, NUM_BYTES, 0))
+        if packed:
+            raise UserError(
+                f"shard {shard} is {packed}, so that no image can be read by itself; unpack it to "
+                "a plain tar file, since encoded images hardly shrink"
+            ) from None
         raise UserError(
             f"shard {shard} is not a tar file, or is cut short ({error}); copy or write it again"
         ) from None
@@ -111,9 +112,12 @@ def _read_index(place: pathlib.Path, descriptor: int) -> list[Sample] | None:
         if first.split() != [INDEX_VERSION, str(len(lines))] or not lines:
             return None
         samples = [_parse(line.split()) for line in lines]
-    except (OSError, ValueError):
+    except (OSError, ValueError, MemoryError):
         return None
     files = [file for sample in samples for file in sample]
+    length = os.fstat(descriptor).st_size
+    if not all(0 <= size <= length - offset and offset >= 0 for _, offset, size, _ in files):
+        return None
     if not all(_is_file(descriptor, offset, size) for _, offset, size, _ in files):
         return None
     _, offset, size, _ = files[-1]

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
 import numpy as np
@@ -37,6 +37,7 @@ def tfrecord(
     first_label: int = 0,
     index_dir: str | os.PathLike | None = None,
     target_key: str | None = None,
+    class_names: Sequence[str] | None = None,
 ) -> ImageSource:
     """Finds the images in TFRecord shards, in the order of the shards' names, then of the records.
 
@@ -56,10 +57,12 @@ def tfrecord(
         models' scripts, which count from 1.
       index_dir: where the shards' indexes are; None for beside the shards.
       target_key: for pairs: a feature of one value, an encoded image.
+      class_names: all classes in order, as for a test set that lacks some: `train.class_names`.
+        Numbers, less `first_label`, are indices of them. None for those that there are.
 
     Raises:
       UserError: a shard is missing, cut short, compressed or no TFRecord, a record is no Example or
-        lacks a feature, or a label is below `first_label`.
+        lacks a feature, or a label is below `first_label` or not among `class_names`.
     """
     check_int("first_label", first_label, at_least=0)
     keys = {"image": image_key} | (
@@ -73,13 +76,18 @@ def tfrecord(
     )
     if found.labels is None:
         return ImageSource(found.images, labels=None, targets=found.targets)
-    labels, class_names = _labels(found.labels, first_label, name_of=found.images.name)
+    labels, class_names = _labels(
+        found.labels, first_label, name_of=found.images.name, class_names=class_names
+    )
     return ImageSource(found.images, labels, class_names)
 
 
-def _labels(labels: np.ndarray, first_label: int, *, name_of) -> tuple[np.ndarray, tuple[str, ...]]:
+def _labels(
+    labels: np.ndarray, first_label: int, *, name_of, class_names
+) -> tuple[np.ndarray, tuple[str, ...]]:
     if labels.dtype.kind == "S":
-        return named(np.char.decode(labels, "utf-8").tolist())
+        names = np.char.decode(labels, "utf-8").tolist()
+        return named(names, name_of=name_of, class_names=class_names)
     if labels.min() < first_label:
         raise UserError(
             f"{name_of(int(labels.argmin()))}: the label is {labels.min()}; expected at least "
@@ -87,7 +95,7 @@ def _labels(labels: np.ndarray, first_label: int, *, name_of) -> tuple[np.ndarra
         )
     if labels.min() == 1 and first_label == 0:
         log.warning("data: no label is 0, the least is 1; if classes count from 1, first_label=1")
-    return numbered(labels - first_label, name_of=name_of)
+    return numbered(labels - first_label, name_of=name_of, class_names=class_names)
 
 
 def _rows(file: BinaryIO, keeper: Keeper, keys: dict[str, str]) -> Iterator[dict]:

@@ -12,7 +12,7 @@ and fits, and made where not.
 import functools
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
 from tfaccel.data.source import ImageSource
@@ -20,6 +20,8 @@ from tfaccel.data.sources.index import Keeper, Pattern, examples, list_shards
 from tfaccel.data.sources.labels import numbered
 from tfaccel.data.sources.tar import Sample, index
 from tfaccel.errors import UserError
+
+LONGEST_LABEL = 2**20  # bytes: what is longer is something else
 
 
 def webdataset(
@@ -29,6 +31,7 @@ def webdataset(
     label_ext: str = "cls",
     target_ext: str | None = None,
     index_dir: str | os.PathLike | None = None,
+    class_names: Sequence[str] | None = None,
 ) -> ImageSource:
     """Finds the images in tar shards, in the order of the shards' names, then of the files.
 
@@ -47,10 +50,12 @@ def webdataset(
         {"label": n}. Not read for pairs.
       target_ext: likewise, of the target image of pairs.
       index_dir: where the shards' indexes are; None for beside the shards.
+      class_names: all classes in order, of which labels are indices, as for a test set that lacks
+        some: `train.class_names`. None for "0", "1", ... up to the largest label.
 
     Raises:
-      UserError: a shard is missing, cut short, compressed or no tar file, or a sample lacks a file
-        or has a label that is no number.
+      UserError: a shard is missing, cut short, compressed or no tar file, a sample lacks a file, is
+        there twice or has a label that is no number, or one that is not among `class_names`.
     """
     extensions = {"image": image_ext} | (
         {"target": target_ext} if target_ext is not None else {"label": label_ext}
@@ -63,14 +68,34 @@ def webdataset(
     )
     if found.labels is None:
         return ImageSource(found.images, labels=None, targets=found.targets)
-    labels, class_names = numbered(found.labels, name_of=found.images.name)
+    labels, class_names = numbered(found.labels, name_of=found.images.name, class_names=class_names)
     return ImageSource(found.images, labels, class_names)
 
 
 def _rows(file: BinaryIO, keeper: Keeper, extensions: dict[str, str]) -> Iterator[dict]:
     """Yields where each sample's image is, and its label or where its target is."""
-    for sample in index(file, keeper):
+    seen = {}
+    for number, sample in enumerate(index(file, keeper)):
+        name = _name(sample)
+        before = seen.setdefault(name, number)
+        if before != number:
+            raise UserError(
+                f"shard {file.name}: samples {before} and {number}, counted from 0, are both "
+                f"'{name}'; expected each name once, and its files one after another: pack the "
+                "shard anew (tar -r appends what is there already)"
+            )
+        extensions_there = [each[0].lower() for each in sample]
+        if len(set(extensions_there)) < len(extensions_there):
+            twice = next(each for each in extensions_there if extensions_there.count(each) > 1)
+            raise UserError(
+                f"shard {file.name}: sample '{name}' has two files '{twice}'; expected one of each "
+                "extension: pack the shard anew"
+            )
         yield _row(file, sample, extensions)
+
+
+def _name(sample: Sample) -> str:
+    return sample[0][3].removesuffix("." + sample[0][0])
 
 
 def _row(file: BinaryIO, sample: Sample, extensions: dict[str, str]) -> dict:
@@ -79,28 +104,32 @@ def _row(file: BinaryIO, sample: Sample, extensions: dict[str, str]) -> dict:
         wanted = wanted.lower().split(";")
         there = [each for each in sample if each[0].lower() in wanted]
         if not there:
-            name = sample[0][3].removesuffix("." + sample[0][0])
             raise UserError(
-                f"shard {file.name}: sample '{name}' has no file {' or '.join(wanted)}, only "
-                f"{', '.join(each[0] for each in sample)}; expected {column}_ext to name one that "
-                "follows the others of its sample"
+                f"shard {file.name}: sample '{_name(sample)}' has no file {' or '.join(wanted)}, "
+                f"only {', '.join(each[0] for each in sample)}; expected {column}_ext to name one "
+                "that follows the others of its sample"
             )
         extension, offset, size, name = there[0]
         if column == "label":
-            row[column] = _label(file, name, extension, os.pread(file.fileno(), size, offset))
+            row[column] = _label(file, name, extension, offset, size)
         else:
             row[f"{column}_offset"], row[f"{column}_size"] = offset, size
     return row
 
 
-def _label(file: BinaryIO, name: str, extension: str, data: bytes) -> int:
+def _label(file: BinaryIO, name: str, extension: str, offset: int, size: int) -> int:
+    data = os.pread(file.fileno(), min(size, LONGEST_LABEL + 1), offset)
+    is_json = extension.lower() == "json"
     try:
-        if extension.lower() == "json":
-            label = json.loads(data)["label"]
-            return label if type(label) is int else int(str(label))
-        return int(data.decode("ascii"))
-    except (ValueError, KeyError, TypeError):
-        expected = '{"label": n}' if extension.lower() == "json" else "digits alone"
+        if len(data) > LONGEST_LABEL:
+            raise ValueError("no label is so long")
+        label = json.loads(data)["label"] if is_json else data.decode("ascii")
+        label = label if type(label) is int else int(str(label))
+        if abs(label) >= 2**63:
+            raise ValueError("no class has such a number")
+        return label
+    except (ValueError, KeyError, TypeError, RecursionError):
+        expected = '{"label": n}' if is_json else "digits alone"
         raise UserError(
             f"shard {file.name}: '{name}' holds {data[:40]!r}; expected the number of a class, "
             f"{expected}"
