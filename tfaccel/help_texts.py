@@ -202,19 +202,22 @@ EXPORT = """usage: tfaccel export --workdir=DIR [--out=DIR]
   tfaccel export --workdir=runs/a --out=served/flowers --computes-in=float32
 """
 
-PREDICT = """usage: tfaccel predict --model=DIR IMAGE... [--top=3] [--json]
+PREDICT = """usage: tfaccel predict --model=DIR IMAGE|FOLDER... [--top=3] [--json]
 
   Prints the likeliest classes of each image file and their probabilities. Needs
   the export alone, and none of the run's data. A file that cannot be read or
   decoded is an error of its own; the others are answered, and the exit code is
   1.
 
-  --model=DIR   an export, or the folder of its versions, of which the last is
-                taken
+  --model=DIR   a run's workdir, an export, or the folder of its versions, of
+                which the last is taken
   --top=3       how many classes for each file
   --json        a line of JSON for each file: path, error, classes
 
-  tfaccel predict --model=runs/a/export cat.jpg dog.png
+  A folder stands for all images in it and below it. In a file or a pipe each
+  image has one line.
+
+  tfaccel predict --model=runs/a cat.jpg dog.png photographs/
   tfaccel predict --model=served/flowers/3 --json photographs/*.jpg
 """
 

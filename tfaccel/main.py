@@ -24,7 +24,7 @@ import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
-from tfaccel import __version__, help_texts
+from tfaccel import __version__, help_texts, meant
 from tfaccel.cluster import Cluster, find
 from tfaccel.cluster.ray import undo_legacy_keras
 from tfaccel.config import (
@@ -73,7 +73,7 @@ def main(arguments: list[str]) -> int:
         print(__version__)
         return 0
     if command not in COMMANDS:
-        raise UserError(f"there is no command '{command}'{did_you_mean(command, COMMANDS)}")
+        raise UserError(f"there is no command '{command}'{meant.command(command, COMMANDS)}")
     if command in HELP and HELP_FLAGS & set(rest):
         print(HELP[command], end="")
         return 0
@@ -331,10 +331,17 @@ def predict(arguments: list[str]) -> int:
     paths = _parse_own_flags("predict", values, arguments, takes_paths=True)
     if not values.model or not paths:
         missing = "files" if values.model else "model"
-        raise UserError(f"no {missing}; e.g. `tfaccel predict --model=runs/a/export cat.jpg`")
+        raise UserError(f"no {missing}; e.g. `tfaccel predict --model=runs/a cat.jpg`")
+    # All that can be known without TensorFlow, which takes seconds to start.
+    from tfaccel.asked_images import find_export, image_files
+    from tfaccel.export import card
+
+    folder = find_export(pathlib.Path(values.model))
+    card.read(folder)
+    paths = image_files(paths)
     from tfaccel.predict import Predictor
 
-    predictor, failed = Predictor(pathlib.Path(values.model)), False
+    predictor, failed = Predictor(folder), False
     for each in predictor(paths):
         failed |= each.error is not None
         if values.json:
@@ -488,6 +495,8 @@ def _parsed(
     """
     try:
         return values([f"tfaccel {command}", *arguments], known_only=known_only)[1:]
+    except flags.UnrecognizedFlagError as error:
+        raise meant.unknown_flag(command, error.flagname, values) from error
     except flags.Error as error:
         sentence = str(error)
         for said, expected in EXPECTED.items():
@@ -599,9 +608,8 @@ def _check_spelling(arguments: list[str]) -> None:
     """Raises UserError for a --config that is spelled otherwise."""
     for each in arguments:
         name = each.partition("=")[0]
-        if name.startswith("-") and difflib.get_close_matches(
-            name.strip("-"), ["config"], cutoff=0.8
-        ):
+        near = difflib.get_close_matches(name.strip("-"), ["config"], cutoff=0.8)
+        if name.startswith("-") and (near or name.strip("-") in ("cfg", "c", "conf", "yaml")):
             raise UserError(f"there is no flag {name}; did you mean --config?")
 
 
@@ -648,7 +656,7 @@ def _check_overrides(arguments: list[str]) -> None:
         override = re.match(r"--?(?:no)?config\.([^=]*)", argument)
         name = override[1] if override else None
         if name and name not in names:
-            raise UserError(f"config has no field '{name}'{did_you_mean(name, names)}")
+            raise UserError(f"config has no field '{name}'{meant.field(name)}")
 
 
 def _train_help(arguments: list[str]) -> str:
