@@ -66,10 +66,10 @@ def bad(images, tmp_path):
         whole[kind] = (tmp_path / f"whole.{kind}").read_bytes()
     flipped = bytearray(whole["PNG"])
     flipped[len(flipped) // 2] ^= 255
-    cmyk = tmp_path / "whole.CMYK"  # of which grey levels are asked
-    PIL.Image.fromarray(images[0]).convert("CMYK").save(cmyk, "JPEG")
+    deep = tmp_path / "whole.DEEP"
+    PIL.Image.fromarray(np.full((9, 9), 999, np.uint16)).save(deep, "PNG")
     content = {
-        "cmyk.jpg": cmyk.read_bytes(),
+        "deep.png": deep.read_bytes(),
         "cut.png": whole["PNG"][: len(whole["PNG"]) // 2],
         "cut.jpg": whole["JPEG"][:100],
         "cut later.jpg": whole["JPEG"][: -len(whole["JPEG"]) // 4],
@@ -120,7 +120,7 @@ SAID = {
     "cut.png": "a damaged PNG, or of a kind",
     "cut.jpg": "a damaged JPEG, or of a kind",
     "cut later.jpg": "a damaged JPEG",
-    "cmyk.jpg": "a damaged JPEG, or of a kind that TensorFlow does not decode",
+    "deep.png": "a PNG of 16-bit samples",
     "flipped.png": "a damaged PNG",
     "header.png": "pixels",
     "empty.jpg": "not a JPEG or PNG file",
@@ -190,10 +190,10 @@ def test_the_newest_version_is_taken(export, predictor):
 def test_a_folder_without_an_export_is_refused(tmp_path):
     with pytest.raises(UserError, match="holds no SavedModel, and no numbered folder with one"):
         Predictor(tmp_path)
-    with pytest.raises(UserError, match="there is no folder .*nowhere"):
+    with pytest.raises(UserError, match=r"there is no folder .*nowhere"):
         Predictor(tmp_path / "nowhere")
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UserError, match="a run that has no export yet.*tfaccel export --workdir="):
+    with pytest.raises(UserError, match=r"a run that has no export yet.*tfaccel export --workdir="):
         Predictor(tmp_path)
 
 
@@ -207,7 +207,7 @@ def test_a_folder_stands_for_the_images_below_it(folder, tmp_path):
     (tmp_path / "notes.txt").touch()
     with pytest.raises(UserError, match="holds no images"):
         image_files([str(tmp_path)])
-    with pytest.raises(UserError, match="a.png does not exist, nor do the 1 others"):
+    with pytest.raises(UserError, match=r"a.png does not exist, nor do the 1 others"):
         image_files(["a.png", "b.png"])
     whole = paths_of(folder)[0]
     assert image_files(["a.png", whole]) == ["a.png", whole]

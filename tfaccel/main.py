@@ -74,8 +74,8 @@ def main(arguments: list[str]) -> int:
         return 0
     if command not in COMMANDS:
         raise UserError(f"there is no command '{command}'{meant.command(command, COMMANDS)}")
-    if command in HELP and HELP_FLAGS & set(rest):
-        print(HELP[command], end="")
+    if command in HELP and (topic := _topic(rest)) is not None:
+        print(_help(command, topic), end="")
         return 0
     if command not in ("doctor", "launch"):  # which start others, in an environment of their own
         # TensorFlow reads this when it is imported, and then says less at its start.
@@ -83,10 +83,30 @@ def main(arguments: list[str]) -> int:
     return COMMANDS[command](rest)
 
 
+def _is_help(argument: str) -> bool:
+    return argument in HELP_FLAGS or argument.startswith("--help=")
+
+
+def _topic(arguments: list[str]) -> str | None:
+    """Returns what help is asked for: "" for the common part; None where none is."""
+    asked = [each for each in arguments if _is_help(each)]
+    return asked[-1].partition("=")[2] if asked else None
+
+
+def _help(command: str, topic: str) -> str:
+    """Returns the help of a command, or of a section of the config that it takes."""
+    takes_config = "--config=FILE" in HELP[command]
+    help_texts.check_topic(topic, help_texts.TOPICS if takes_config else ("all",))
+    if topic in ("", "all"):
+        fields = help_texts.of_fields(default_config()) if topic and takes_config else ""
+        return HELP[command] + fields
+    return help_texts.of_fields(default_config(), topic)
+
+
 def train(arguments: list[str]) -> int:
     """Trains what the flags say and prints the result as one JSON line."""
-    if HELP_FLAGS & set(arguments):
-        print(_train_help([each for each in arguments if each not in HELP_FLAGS]), end="")
+    if (topic := _topic(arguments)) is not None:
+        print(_train_help([each for each in arguments if not _is_help(each)], topic), end="")
         return 0
     values, file = _parse_config_flags("train", arguments, paths=("workdir",), trains=True)
     config, workdir = parse(values.config), values.workdir
@@ -182,7 +202,7 @@ def selftest(arguments: list[str]) -> int:
         flag_values=values,
     )
     flags.DEFINE_string("output", None, "A new JSON file for the figures.", flag_values=values)
-    if set(arguments) & HELP_FLAGS:
+    if _topic(arguments) is not None:
         described = values.get_help(include_special_flags=False).splitlines()
         print("\n".join([help_texts.SELFTEST, *described[2:]]))  # without the module's name
         return 0
@@ -334,11 +354,8 @@ def predict(arguments: list[str]) -> int:
         raise UserError(f"no {missing}; e.g. `tfaccel predict --model=runs/a cat.jpg`")
     # All that can be known without TensorFlow, which takes seconds to start.
     from tfaccel.asked_images import find_export, image_files
-    from tfaccel.export import card
 
-    folder = find_export(pathlib.Path(values.model))
-    card.read(folder)
-    paths = image_files(paths)
+    folder, paths = find_export(pathlib.Path(values.model)), image_files(paths)
     from tfaccel.predict import Predictor
 
     predictor, failed = Predictor(folder), False
@@ -420,8 +437,9 @@ def launch(arguments: list[str]) -> int:
     from tfaccel.launch import options
 
     own, command = _before_command(arguments, options.make_flags())
-    if HELP_FLAGS & set(own):
-        print(help_texts.of_launch(), end="")
+    if (topic := _topic(own)) is not None:
+        help_texts.check_topic(topic, ("all",))
+        print(help_texts.of_launch(whole=topic == "all"), end="")
         return 0
     return launch_room.launch(*options.parse([*own, *command], os.environ))
 
@@ -659,11 +677,11 @@ def _check_overrides(arguments: list[str]) -> None:
             raise UserError(f"config has no field '{name}'{meant.field(name)}")
 
 
-def _train_help(arguments: list[str]) -> str:
+def _train_help(arguments: list[str], topic: str) -> str:
     """Returns the help, with the values of the config file and flags that are given, if one is."""
     if not _config_apart(arguments)[0]:
-        return help_texts.of_train(default_config(), "it is by default")
+        return help_texts.of_train(default_config(), "they are by default", topic)
     values, file = _parse_config_flags("train", arguments, paths=("workdir",), trains=True)
     changed = config_flags.get_override_values(values["config"])
     source = f"{file} and the other flags say" if changed else f"{file} says"
-    return help_texts.of_train(values.config, source)
+    return help_texts.of_train(values.config, source, topic)

@@ -9,6 +9,7 @@ the replicas and the loss scale, and answer for lost workers.
 import contextlib
 import functools
 import inspect
+import logging
 import re
 import sys
 import types
@@ -32,8 +33,11 @@ from tfaccel.config import StepConfig
 from tfaccel.data.distribute import Loader, check_same_classes
 from tfaccel.errors import UserError
 from tfaccel.memory_plan import explained
+from tfaccel.models.own_scaling import misfit
 from tfaccel.resume import flat, from_checkpoint
 from tfaccel.step import padding
+
+log = logging.getLogger("tfaccel")
 
 NOT_IN_XLA = re.compile(r"No registered '(\w+)' OpKernel for XLA_")
 
@@ -269,6 +273,7 @@ def _for_loaders(
             each.check_workers()
             if counts:
                 _check_inputs(counts, each)
+                _warn_of_scale(counts, each)
                 _check_outputs(counts, each, mixed=mixed)
             check_same_classes(loader, each)
         if counts and any(each.pads for each in (loader, *tests)):
@@ -312,6 +317,13 @@ def _check_inputs(model: keras.Model, loader: Loader) -> None:
             f"the loader gives {has} {given[0].dtype.name}, but model {model.name} takes {takes}; "
             "make them alike: keras.Input of the one, or image_size and channels of the other"
         )
+
+
+def _warn_of_scale(model: keras.Model, loader: Loader) -> None:
+    """Warns once of a loader whose pixels the model would scale a second time."""
+    if id(model) not in loader.warned_of and (wrong := misfit(model, loader.pixel_range)):
+        loader.warned_of.add(id(model))
+        log.warning("data: %s", wrong)
 
 
 def _check_outputs(model: keras.Model, loader: Loader, *, mixed: bool) -> None:

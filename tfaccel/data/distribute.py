@@ -27,6 +27,7 @@ from tfaccel.data.source import UnreadableError
 from tfaccel.data.weights import Weighing, weighted
 from tfaccel.errors import UserError
 from tfaccel.runtime import Device
+from tfaccel.table_text import counted
 
 log = logging.getLogger("tfaccel")
 
@@ -49,6 +50,8 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
     Attributes:
       data: what is read: an ImageData, ExamplesData or PipelineData.
       class_names: of the labels, in order; empty where there are none.
+      pixel_range: (least, largest) value of a pixel as the model gets it; None where the data are
+        not images that a tfaccel loader normalises.
       num_examples: in an epoch; None for endless data.
       num_batches: steps in an epoch.
       global_batch_size: examples per step over all replicas.
@@ -79,6 +82,8 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         """
         self.data = data
         self.class_names = data.class_names
+        self.pixel_range = getattr(data, "pixel_range", None)
+        self.warned_of = set()  # models whose own scaling does not suit that range
         self.num_examples = data.plan.num_examples
         self.global_batch_size = data.plan.global_batch_size
         has_rest = data.plan.last_batch == "pad" and self.num_examples % self.global_batch_size > 0
@@ -141,6 +146,28 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
     def __len__(self):
         """Returns the steps of an epoch."""
         return self.num_batches
+
+    def __repr__(self):
+        """Returns in a few lines what it gives: examples, classes, batches, and by what."""
+        plan = self.data.plan
+        count = "endless" if self.num_examples is None else f"{self.num_examples:,}"
+        replicas = counted(plan.num_replicas, "replica")
+        lines = [
+            f"<tfaccel loader: {count} examples",
+            *([_classes(self.class_names)] if self.class_names else []),
+            f"{counted(plan.num_steps, 'step')} of {self.global_batch_size} an epoch, "
+            f"{plan.rows_per_replica} rows on each of {replicas}; last batch: {plan.last_batch}",
+            *self._described(),
+        ]
+        return "\n  ".join(lines) + ">"
+
+    def _described(self) -> list[str]:
+        """Returns what the data say of themselves, or else the shapes of a replica's batch."""
+        if hasattr(self.data, "described"):
+            return self.data.described()
+        specs = tf.nest.flatten(self.data.spec)
+        shapes = ", ".join(f"{tuple(each.shape)} {each.dtype.name}" for each in specs)
+        return [f"a replica's batch: {shapes}"]
 
     def __iter__(self) -> Iterator:
         """Returns an iterator over one epoch. From its first batch on it replaces any earlier."""
@@ -444,6 +471,12 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         return self._strategy.experimental_distribute_values_from_function(
             lambda context: parts[context.replica_id_in_sync_group - self._first_replica]
         )
+
+
+def _classes(names: Sequence[str]) -> str:
+    more = ", ..." if len(names) > 5 else ""
+    noun = "class" if len(names) == 1 else "classes"
+    return f"{len(names):,} {noun}: {', '.join(names[:5])}{more}"
 
 
 class _Epoch:

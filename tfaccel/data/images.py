@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfaccel.checks import check_dali
 from tfaccel.config import AugmentConfig, DaliConfig, ImageConfig
-from tfaccel.data.choose import Choice, choose_loader
+from tfaccel.data.choose import NUM_SAMPLED, Choice, choose_loader
 from tfaccel.data.deferred import Deferred
 from tfaccel.data.feed import Feed
 from tfaccel.data.free_memory import all_bytes, mib
@@ -28,7 +28,7 @@ from tfaccel.data.placement import Placement
 from tfaccel.data.scan import files
 from tfaccel.data.shards import Plan, check_even
 from tfaccel.data.source import ArraySource, ImageSource, UnreadableError
-from tfaccel.data.sources.pillow import check_mask, image_size
+from tfaccel.data.sources.pillow import check_kinds, image_size
 from tfaccel.errors import UserError
 from tfaccel.runtime import Device, Runtime
 
@@ -70,6 +70,14 @@ class ImageData:
         return self.source.class_names
 
     @property
+    def pixel_range(self) -> tuple[float, float]:
+        """The least and the largest value that a pixel may have: (pixel / 255 - mean) / std."""
+        pairs = list(zip(self.images.mean, self.images.std, strict=True))
+        return min((0 - mean) / std for mean, std in pairs), max(
+            (1 - mean) / std for mean, std in pairs
+        )
+
+    @property
     def spec(self) -> tuple[tf.TensorSpec, tf.TensorSpec]:
         """The `tf.TensorSpec` of one replica's batch."""
         rows = self.plan.rows_per_replica
@@ -79,6 +87,24 @@ class ImageData:
     def skips_bad(self) -> bool:
         """Whether a file that cannot be read is left out."""
         return self.images.bad_files == "skip"
+
+    def described(self) -> list[str]:
+        """Returns lines for people: the images' shape and range, their loader, what is drawn."""
+        height, width = self.images.image_size
+        least, largest = self.pixel_range
+        lines = [
+            f"images: {height} x {width} x {self.images.channels}, {self.dtype}, "
+            f"pixels {least:.4g} to {largest:.4g}",
+            f"loader: {self.loader}",
+        ]
+        if self.source.targets is not None:
+            lines.append(f"targets: {self.images.targets}")
+        changed = [
+            f"{each.name}={getattr(self.augment, each.name)}"
+            for each in dataclasses.fields(self.augment)
+            if getattr(self.augment, each.name) != each.default
+        ]
+        return [*lines, f"augmented: {', '.join(changed)}"] if changed else lines
 
     def facts(self) -> dict[str, object]:
         """Returns what must be the same for all workers, by name: see `agreement`."""
@@ -206,7 +232,13 @@ def open_images(
     check_even(global_batch_size, num_replicas=num_replicas)  # before minutes of decoding
     if images.bad_files == "skip" and isinstance(source, ImageSource):
         smallest = files.smallest_window(images, augment)
-        report = files.scan_files(source, num_workers=num_threads, progress=True, smallest=smallest)
+        report = files.scan_files(
+            source,
+            num_workers=num_threads,
+            progress=True,
+            smallest=smallest,
+            masks=images.targets == "mask",
+        )
         source = files.usable(source, report)
     choice = choose_loader(
         source,
@@ -222,8 +254,8 @@ def open_images(
     if choice.loader == "dali_gpu":
         _log_decoder_memory(dali)
     _log_resize(source, images, augment)
-    if isinstance(source, ImageSource) and source.targets and images.targets == "mask":
-        check_mask(source.targets, 0)  # one for all: they come from one tool
+    if isinstance(source, ImageSource):
+        _check_some(source, images)
     found = source
     if choice.stored_size is not None:
         source = _decoded(source, images, choice, num_threads=num_threads)
@@ -246,6 +278,14 @@ def open_images(
         dali=dali,
         found=found,
     )
+
+
+def _check_some(source: ImageSource, images: ImageConfig) -> None:
+    """Raises UserError for a kind of image that no loader takes, among those of a sample."""
+    sample = np.unique(np.linspace(0, len(source) - 1, NUM_SAMPLED).astype(int))
+    check_kinds(source.images, sample, are_masks=False)
+    if source.targets is not None:
+        check_kinds(source.targets, sample, are_masks=images.targets == "mask")
 
 
 def _check(source, images: ImageConfig, augment: AugmentConfig) -> None:
