@@ -67,6 +67,11 @@ class Blobs:
     offsets: np.ndarray | None = None
     sizes: np.ndarray | None = None
 
+    def __repr__(self):
+        """Returns how many, and from where; not every path."""
+        where = f" in {self.folder}" if self.files else ""
+        return f"<tfaccel images: {len(self):,} encoded, in {len(self.files):,} files{where}>"
+
     def __len__(self):
         """Returns the number of examples."""
         return len(self.files) if self.file_of is None else len(self.file_of)
@@ -139,6 +144,12 @@ class ImageSource:
     class_names: tuple[str, ...] = ()
     targets: Blobs | None = None
 
+    def __repr__(self):
+        """Returns what it holds, in a line; not every path and label."""
+        classes = f", {len(self.class_names)} classes" if self.class_names else ""
+        pairs = ", with targets" if self.targets is not None else ""
+        return f"<tfaccel source: {len(self):,} images{classes}{pairs}, in {self.images.folder}>"
+
     def __len__(self):
         """Returns the number of examples."""
         return len(self.images)
@@ -185,6 +196,12 @@ class ArraySource:
     class_names: tuple[str, ...] = ()
     targets: np.ndarray | None = None
     copies: dict = dataclasses.field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __repr__(self):
+        """Returns what it holds, in a line; not every pixel."""
+        classes = f", {len(self.class_names)} classes" if self.class_names else ""
+        pairs = ", with targets" if self.targets is not None else ""
+        return f"<tfaccel source: uint8 array {self.images.shape}{classes}{pairs}>"
 
     def __len__(self):
         """Returns the number of examples."""
