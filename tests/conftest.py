@@ -201,7 +201,7 @@ def in_one_function(monkeypatch):
         seam.Replica, "all_reduce_in_xla", lambda self, values: [*map(self.all_reduce, values)]
     )
     monkeypatch.setattr(seam, "layer_paths", lambda **args: layer_paths(**{**args, "xla": False}))
-    monkeypatch.setattr(functions, "_compiled", lambda each: tf.function(each, autograph=False))
+    monkeypatch.setattr(functions, "_compiled", lambda _, each: tf.function(each, autograph=False))
     monkeypatch.setattr(functions, "_in_a_row", unrolled)
 
 

@@ -226,9 +226,9 @@ gpu_ids = [int(each) for each in sys.argv[1:]]
 if not gpu_ids:     # which the product leaves out: as if it were a GPU
     compile_cache.DEVICE_TYPE = "CPU"
     keep = runtime._keep_programs
-    runtime._keep_programs = lambda config, gpu_ids: keep(config, [0])
+    runtime._keep_programs = lambda config, gpu_ids, *, xla: keep(config, [0], xla=xla)
 import keras, numpy as np, tfaccel
-run = tfaccel.setup(gpu_ids=gpu_ids, deterministic=True)
+run = tfaccel.setup(gpu_ids=gpu_ids, xla=True, deterministic=True)
 rows = [(np.full(3, index, np.float32), np.ones(1, np.float32)) for index in range(8)]
 with run.scope():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(1)])

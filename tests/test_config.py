@@ -201,3 +201,15 @@ def test_a_mean_for_every_channel_or_one_for_all():
 
 def test_a_list_is_an_image_size():
     assert ImageConfig(image_size=[8, 9]).image_size == (8, 9)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"), [(None, None), ("true", True), ("False", False), (1, True), (False, False)]
+)
+def test_xla_may_be_left_to_the_machine(given, kept):
+    assert RuntimeConfig(xla=given).xla is kept
+
+
+def test_xla_that_is_no_flag_is_refused():
+    with pytest.raises(UserError, match="xla='maybe'; expected True or False, or None"):
+        RuntimeConfig(xla="maybe")

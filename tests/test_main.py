@@ -445,7 +445,7 @@ def test_a_run_prints_its_result_and_leaves_its_folder(command, tmp_path, caplog
     # Lines where there is no terminal: no bar that redraws itself.
     assert "\x1b" not in out
     assert "\b" not in out
-    for said in ("device: ", "precision: float32", "step: one function, with XLA", "export: "):
+    for said in ("device: ", "precision: float32", "step: one function, without XLA", "export: "):
         assert said in caplog.text
 
     digit = next((tmp_path / "cache" / "tfaccel" / "digits" / "testing" / "3").iterdir())

@@ -63,10 +63,10 @@ def bad(images, tmp_path):
         whole[kind] = (tmp_path / f"whole.{kind}").read_bytes()
     flipped = bytearray(whole["PNG"])
     flipped[len(flipped) // 2] ^= 255
-    cmyk = tmp_path / "whole.CMYK"  # of which grey levels are asked
-    PIL.Image.fromarray(images[0]).convert("CMYK").save(cmyk, "JPEG")
+    deep = tmp_path / "whole.DEEP"
+    PIL.Image.fromarray(np.full((9, 9), 999, np.uint16)).save(deep, "PNG")
     content = {
-        "cmyk.jpg": cmyk.read_bytes(),
+        "deep.png": deep.read_bytes(),
         "cut.png": whole["PNG"][: len(whole["PNG"]) // 2],
         "cut.jpg": whole["JPEG"][:100],
         "cut later.jpg": whole["JPEG"][: -len(whole["JPEG"]) // 4],
@@ -117,7 +117,7 @@ SAID = {
     "cut.png": "a damaged PNG, or of a kind",
     "cut.jpg": "a damaged JPEG, or of a kind",
     "cut later.jpg": "a damaged JPEG",
-    "cmyk.jpg": "a damaged JPEG, or of a kind that TensorFlow does not decode",
+    "deep.png": "a PNG of 16-bit samples",
     "flipped.png": "a damaged PNG",
     "header.png": "pixels",
     "empty.jpg": "not a JPEG or PNG file",

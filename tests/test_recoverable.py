@@ -132,7 +132,8 @@ def test_what_a_step_changes_is_known(num_replicas, made):
         for variable in seam.variables_of(model)
         for replica, each in enumerate(seam.components(variable))
     }
-    for name, step in zip(("predict", "train", "test"), made, strict=True):
+    # In the order in which they were first needed.
+    for name, step in zip(("train", "predict", "test"), made, strict=True):
         # On several replicas TensorFlow has a variable of its own, by which it orders its sums.
         known = {keys[handle] for handle in step._changed if handle in keys}
         assert moved[name]

@@ -567,16 +567,6 @@ def test_callbacks_read_numbers_of_variables():
     assert int(model.optimizer.iterations) == 0
 
 
-def test_an_operation_that_xla_lacks_is_a_sentence():
-    def turned():
-        turn = layers.RandomRotation(0.1)
-        return keras.Sequential([keras.Input((4, 4, 1)), turn, layers.Flatten(), layers.Dense(3)])
-
-    model = compiled(turned, 1, optimizer="sgd", loss="mse", xla=True)
-    with pytest.raises(UserError, match=r"no form for XLA \(ImageProjectiveTransformV3"):
-        model.fit(np.ones((4, 4, 4, 1)), np.ones((4, 3)), verbose=0)
-
-
 class TwoOptimizers(OwnStep):
     """A second optimizer beside the compiled one, which is no attribute of the model."""
 

@@ -419,3 +419,18 @@ def test_all_of_the_state_is_plain_json_and_arrays(train, tmp_path):
     assert state["epoch"] == TRAIN.epochs
     assert len(state["history"]["val_loss"]) == TRAIN.epochs
     assert {each["class"] for each in state["callbacks"]} >= {"EarlyStopping", "Cutter"}
+
+
+def test_what_the_default_of_xla_chose_may_change(train, caplog):
+    # As a checkpoint of the time when XLA was on by default on a CPU, too.
+    with pytest.raises(CutError):
+        train("cut", every_steps=2, step=5, xla=True, facts={"runtime.xla": True})
+    train("cut", facts={"runtime.xla": None})
+    assert "made with XLA, resumed without it" in caplog.text
+
+
+def test_another_xla_that_is_asked_for_is_refused(train):
+    with pytest.raises(CutError):
+        train("cut", every_steps=2, step=5, facts={"runtime.xla": None})
+    with pytest.raises(tfaccel.UserError, match=r"runtime\.xla False -> True"):
+        train("cut", facts={"runtime.xla": True})

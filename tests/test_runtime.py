@@ -197,7 +197,7 @@ def test_only_replicas_that_are_all_in_one_process_wait_in_xla(
         runtime, "choose_gpus", lambda *_, **__: (tuple(range(num_gpus)), "planted")
     )
     for name in ("_start_devices", "_keep_programs", "load_cuda_libraries"):
-        monkeypatch.setattr(runtime, name, lambda *_: None)
+        monkeypatch.setattr(runtime, name, lambda *_, **__: None)
     addresses = tuple(f"host:{port}" for port in range(num_workers))
     cluster = Cluster(addresses, 0) if num_workers > 1 else Cluster()
     runtime.configure(RuntimeConfig(precision="float32", xla=True), cluster)
@@ -368,3 +368,26 @@ def test_setup_finds_the_gpu_and_lets_memory_grow():
     gpu = tf.config.get_visible_devices("GPU")
     assert len(gpu) == 1
     assert tf.config.experimental.get_memory_growth(gpu[0])
+
+
+@pytest.mark.parametrize(
+    ("asked", "on_gpu", "xla", "said"),
+    [
+        (None, True, True, "on, the default with GPUs"),
+        (None, False, False, "off, because on a CPU it makes most steps slower"),
+        (True, True, True, "on, as xla=True asks"),
+        (True, False, True, "on, as xla=True asks, although on a CPU it makes most steps slower"),
+        (False, True, False, "off, as xla=False asks"),
+        (False, False, False, "off, as xla=False asks"),
+    ],
+)
+def test_xla_is_off_on_a_cpu_unless_it_is_asked_for(asked, on_gpu, xla, said):
+    chosen, why = runtime.choose_xla(asked, on_gpu=on_gpu)
+    assert chosen is xla
+    assert why.startswith(said)
+
+
+def test_a_cpu_says_why_xla_is_off_and_nothing_of_tf32(setup, caplog):
+    assert setup().runtime.xla is False
+    assert "xla: off, because on a CPU" in caplog.text
+    assert "tf32" not in caplog.text

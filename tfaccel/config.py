@@ -68,7 +68,8 @@ class RuntimeConfig:
       memory: "growth" to take GPU memory as it is needed, or a limit per GPU in MiB.
       tf32: whether float32 matrix products and convolutions may use TensorFloat-32 (10 bits of
         mantissa) on GPUs that have it.
-      xla: whether the training, test and predict steps are compiled with XLA.
+      xla: whether the training, test and predict steps are compiled with XLA; None, the default,
+        for on with GPUs and off on the CPU, where it makes most steps slower.
       compile_cache: whether what XLA compiles for a GPU is kept for the next process, in
         tfaccel/xla of the cache folder (XDG_CACHE_HOME, or ~/.cache), at most 4 GiB.
       seed: the one seed; weights, dropout, data order and augmentation all derive from it.
@@ -84,7 +85,7 @@ class RuntimeConfig:
     precision: str = "float32"
     memory: str | int = "growth"
     tf32: bool = True
-    xla: bool = True
+    xla: bool | None = None
     compile_cache: bool = True
     seed: int = 0
     deterministic: bool = False
@@ -97,7 +98,7 @@ class RuntimeConfig:
         object.__setattr__(self, "precision", _precision(self.precision))
         object.__setattr__(self, "memory", _memory(self.memory))
         check_flag("tf32", self.tf32)
-        check_flag("xla", self.xla)
+        object.__setattr__(self, "xla", _xla(self.xla))
         check_flag("compile_cache", self.compile_cache)
         check_int("seed", self.seed, at_least=0, at_most=2**32 - 1)  # what NumPy takes
         check_flag("deterministic", self.deterministic)
@@ -711,6 +712,18 @@ def _gpu_ids(value) -> tuple[int, ...] | None:
         raise UserError(f"gpu_ids={value!r} names a GPU twice; name each once")
     # TensorFlow numbers the GPUs that it may use in this order, whatever order they are given in.
     return tuple(sorted(ids))
+
+
+def _xla(value) -> bool | None:
+    if isinstance(value, str):  # from the command line, where the default is None
+        value = {"true": True, "1": True, "false": False, "0": False}.get(value.lower(), value)
+    if isinstance(value, int) and value in (0, 1):
+        value = bool(value)
+    if value is not None and not isinstance(value, bool):
+        raise UserError(
+            f"xla={value!r}; expected True or False, or None for on with GPUs and off on the CPU"
+        )
+    return value
 
 
 def _layer_names(value) -> tuple[str, ...] | None:

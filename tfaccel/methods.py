@@ -34,6 +34,7 @@ from tfaccel.config import StepConfig
 from tfaccel.data.distribute import Loader, check_same_classes
 from tfaccel.errors import UserError
 from tfaccel.memory_plan import explained
+from tfaccel.models.own_scaling import misfit
 from tfaccel.resume import flat, from_checkpoint
 from tfaccel.step import padding
 from tfaccel.step.finite import FINE
@@ -323,6 +324,7 @@ def _for_loaders(
             each.check_workers()
             if counts:
                 _check_inputs(counts, each)
+                _warn_of_scale(counts, each)
                 _check_outputs(counts, each, mixed=mixed)
             check_same_classes(loader, each)
         if counts and any(each.pads for each in (loader, *tests)):
@@ -367,6 +369,13 @@ def _check_inputs(model: keras.Model, loader: Loader) -> None:
             f"the loader gives {has} {given[0].dtype.name}, but model {model.name} takes {takes}; "
             "make them alike: keras.Input of the one, or image_size and channels of the other"
         )
+
+
+def _warn_of_scale(model: keras.Model, loader: Loader) -> None:
+    """Warns once of a loader whose pixels the model would scale a second time."""
+    if id(model) not in loader.warned_of and (wrong := misfit(model, loader.pixel_range)):
+        loader.warned_of.add(id(model))
+        log.warning("data: %s", wrong)
 
 
 def _check_outputs(model: keras.Model, loader: Loader, *, mixed: bool) -> None:

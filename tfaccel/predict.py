@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel import runtime
+from tfaccel.data.source import open_regular
 from tfaccel.errors import UserError
 from tfaccel.export import card
 from tfaccel.table_text import in_lines
@@ -145,7 +146,8 @@ def newest_version(model: pathlib.Path) -> pathlib.Path:
 def _read(path: str) -> bytes | str:
     """Returns a file's bytes, or why it cannot be read."""
     try:
-        return pathlib.Path(path).read_bytes()  # as it is: the shell has put the home in, if any
+        with open_regular(path) as file:  # as it is: the shell has put the home in, if any
+            return file.read()
     except OSError as error:
         return error.strerror or str(error)
 

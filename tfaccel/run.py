@@ -68,7 +68,7 @@ def setup(
     precision: str = "float32",
     memory: str | int = "growth",
     tf32: bool = True,
-    xla: bool = True,
+    xla: bool | None = None,
     compile_cache: bool = True,
     seed: int = 0,
     deterministic: bool = False,
@@ -88,7 +88,8 @@ def setup(
         an Apex level ("O0" to "O3").
       memory: "growth" to take GPU memory as it is needed, or a limit per GPU in MiB.
       tf32: whether float32 products may use TensorFloat-32.
-      xla: whether steps are compiled with XLA.
+      xla: whether steps are compiled with XLA; None for on with GPUs and off on the CPU, where it
+        makes most steps slower.
       compile_cache: whether what XLA compiles for a GPU is kept for the next process.
       seed: weights, dropout, data order and augmentation all derive from it.
       deterministic: whether two runs alike give the same bits, by kernels that may be slower.
@@ -224,6 +225,11 @@ class Run:
             num_local=self.cluster.num_local,
             num_threads=num_threads,
             dali=dali,
+        )
+        log.info(
+            "data: pixels come as %.4g to %.4g, by mean and std; for 0 to 255, as "
+            "keras.utils.image_dataset_from_directory gives them, mean=0 and std=1/255",
+            *data.pixel_range,
         )
         return self._loader(data, num_threads)
 

@@ -88,6 +88,11 @@ class Replica:
     launcher: object
     reduces_in_xla: bool
 
+    @property
+    def is_gpu(self) -> bool:
+        """Whether the device is a GPU."""
+        return _is_gpu(self.device)
+
     def all_reduce(self, value: tf.Tensor) -> tf.Tensor:
         """Returns the sum of every replica's `value`.
 
@@ -164,8 +169,11 @@ def local_replicas(strategy: tf.distribute.Strategy) -> list[Replica]:
 def _can_wait_in_xla(devices: Sequence[str]) -> bool:
     """Returns whether all may be in an XLA function at once: each takes a thread as it waits."""
     num_threads = tf.config.threading.get_inter_op_parallelism_threads() or os.cpu_count() or 1
-    are_gpus = all(tf.DeviceSpec.from_string(each).device_type == "GPU" for each in devices)
-    return are_gpus and num_threads > len(devices)
+    return all(map(_is_gpu, devices)) and num_threads > len(devices)
+
+
+def _is_gpu(device: str) -> bool:
+    return tf.DeviceSpec.from_string(device).device_type == "GPU"
 
 
 # One replica's view of the model, while a step is traced.

@@ -22,8 +22,10 @@ from tfaccel.config import Config, TrainConfig, deciding
 from tfaccel.data.distribute import Loader, check_same_classes
 from tfaccel.data.from_config import open_loader
 from tfaccel.data.images import ImageData
-from tfaccel.errors import RunError
+from tfaccel.errors import RunError, UserError
+from tfaccel.export.at_start import check_at_start
 from tfaccel.fit import fit
+from tfaccel.models.own_scaling import misfit
 from tfaccel.models.weights import begin_from
 from tfaccel.precision import with_float32_layers
 from tfaccel.run import Run
@@ -76,6 +78,8 @@ def run(
             if is_chief:
                 workdir = stack.enter_context(workdir_lib.held(workdir))
                 log.info("workdir: %s", workdir)
+                # What the export would refuse at the end is known before the first step.
+                check_at_start(model, train, test, this_run.runtime, folder=workdir)
 
         # ----- Training: Keras's fit, from the newest checkpoint on, with a test after each epoch.
         checkpoints = this_run.checkpoints(
@@ -200,6 +204,8 @@ def build(this_run: Run, config: Config, data: ImageData) -> tuple[keras.Model, 
     task = tasks.task_of(data, config.model, config.step)
     model = make_model(this_run, config, num_outputs=task.num_outputs)
     tasks.check_model(model, task)
+    if wrong := misfit(model, data.pixel_range):
+        raise UserError(f"{wrong} (--config.data.mean=0 --config.data.std={1 / 255:.16g})")
     return model, task
 
 

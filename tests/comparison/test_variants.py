@@ -129,5 +129,7 @@ def test_the_flags_make_the_config_that_was_measured():
 
 
 def test_flags_of_what_is_as_it_was_are_none():
-    config = Config(RuntimeConfig(gpu_ids=()), DataConfig(loader="tf_data", global_batch_size=8))
+    config = Config(
+        RuntimeConfig(gpu_ids=(), xla=True), DataConfig(loader="tf_data", global_batch_size=8)
+    )
     assert as_flags(config, configured(config, Variant("tf_data", "float32", True, 0), ())) == []

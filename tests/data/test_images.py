@@ -270,12 +270,12 @@ def test_names_that_are_not_utf8_are_read(folder, tmp_path):
         assert len(rows_of(found)[0]) == NUM_IMAGES
 
 
-@pytest.mark.parametrize("loader", ["memory", "cache"])
+@pytest.mark.parametrize("loader", ["memory", "cache", "tf_data", "dali_cpu"])
 def test_sixteen_bit_images_are_not_made_white(tmp_path, loader):
     (tmp_path / "a").mkdir()
     deep = np.arange(64, dtype=np.uint16).reshape(8, 8) * 1000
     PIL.Image.fromarray(deep).save(tmp_path / "a" / "deep.png")
-    with pytest.raises(UserError, match=r"deep.png \(16-bit or float samples"):
+    with pytest.raises(UserError, match=r"deep.png has 16-bit or float samples"):
         make_loader(sources.class_folders(tmp_path), loader=loader)
 
 
@@ -292,6 +292,19 @@ def test_masks_with_a_palette_are_refused(tmp_path):
     source = sources.image_pairs(tmp_path / "in", tmp_path / "out")
     with pytest.raises(UserError, match=r"out/one.png is of Pillow's mode P; .* masks"):
         make_loader(source, targets="mask", channels=3, image_size=(8, 8))
+
+
+def test_a_later_mask_of_another_kind_is_refused_or_left_out(tmp_path):
+    for side in ("in", "out"):
+        (tmp_path / side).mkdir()
+        for index in range(6):
+            mode = "L" if side == "out" and index != 4 else "P" if side == "out" else "RGB"
+            PIL.Image.new(mode, (8, 8)).save(tmp_path / side / f"{index}.png")
+    source = sources.image_pairs(tmp_path / "in", tmp_path / "out")
+    settings = {"targets": "mask", "channels": 3, "image_size": (8, 8)}
+    with pytest.raises(UserError, match=r"out/4.png is of Pillow's mode P; .* masks"):
+        make_loader(source, **settings)
+    assert make_loader(source, bad_files="skip", **settings).num_examples == 5
 
 
 def test_images_of_many_sizes_are_stored_only_at_a_size_that_was_given(tmp_path):

@@ -200,6 +200,17 @@ def test_nothing_is_overwritten(setup, tmp_path):
         run.export(build(run), tmp_path / "1")
 
 
+def test_layers_that_are_not_for_xla_are_exported_without_it(setup, tmp_path, caplog):
+    run = setup()
+    with run.scope():
+        turn = keras.layers.RandomRotation(0.1)  # supports_jit=False
+        model = keras.Sequential([keras.Input((4, 4, 1)), turn, keras.layers.Flatten()])
+    with caplog.at_level("INFO", logger="tfaccel"):
+        run.export(model, tmp_path / "1", xla=True)
+    assert caplog.text.count("export: without XLA, because the layer random_rotation") == 1
+    assert card.read(tmp_path / "1")["xla"] is False
+
+
 def test_a_model_that_differs_is_not_exported(setup, tmp_path, monkeypatch):
     run = setup()
     monkeypatch.setitem(parity.TOLERANCE, "float32", -1.0)

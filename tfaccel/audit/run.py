@@ -53,6 +53,7 @@ def run(config: Config, *, report: pathlib.Path | None, sheet: pathlib.Path | No
                 num_workers=this_run.runtime.loader_threads,
                 progress=True,
                 smallest=files.smallest_window(config.data, augment),
+                masks=config.data.targets == "mask",
             )
             show(found.summary(split))
             all_well &= len(found.bad_ids) == 0 or config.data.bad_files == "skip"

@@ -28,6 +28,7 @@ from tfaccel.errors import UserError
 log = logging.getLogger("tfaccel")
 
 MOST_SAID = 8  # of what differs
+XLA = "runtime.xla"  # True, False, or None for what the default chose
 # The facts by which step s of an epoch has its images.
 CUT_BY = ("num_examples", "global_batch_size", "seed", "shuffle")
 
@@ -83,6 +84,7 @@ class Origin:
         self.run = {
             "facts": json.loads(json.dumps(facts)),
             "loader": getattr(loader.data, "loader", None),  # of images alone
+            "xla": getattr(model.train_function, "xla", False),
             "num_steps": loader.num_batches,
             "num_replicas": model.distribute_strategy.num_replicas_in_sync,
         }
@@ -171,6 +173,12 @@ class Origin:
         now, defaults = self.run["facts"], deciding(Config())
         # A setting that came later than the checkpoint was at its default.
         before = {name: defaults[name] for name in now if name in defaults} | state["facts"]
+        # What the default chose for XLA may be another on another machine: that is only said.
+        if now.get(XLA) is None:
+            before.pop(XLA, None)
+            now = {name: each for name, each in now.items() if name != XLA}
+        elif before[XLA] is None:
+            before[XLA] = state.get("xla")
         differences = list(_differences(before, now))
         more = f"; and {len(differences) - MOST_SAID} more" if len(differences) > MOST_SAID else ""
         changed = "; ".join(differences[:MOST_SAID]) + more
@@ -195,6 +203,14 @@ class Origin:
                 "checkpoint: made on %d replicas, resumed on %d: %sdropout and mixup draw "
                 "otherwise, batch norm normalizes other parts of a batch, and sums round otherwise",
                 *(state["num_replicas"], self.run["num_replicas"], stay),
+            )
+        before = state.get("xla", state["facts"].get(XLA))
+        if before is not None and before != self.run["xla"]:
+            words = {True: "with", False: "without"}
+            log.warning(
+                "checkpoint: made %s XLA, resumed %s it: sums round otherwise; for the same set "
+                "xla=%s",
+                *(words[before], words[self.run["xla"]], before),
             )
         if state.get("loader") != self.run["loader"]:
             log.warning(

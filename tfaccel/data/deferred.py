@@ -41,7 +41,11 @@ class Deferred:
 
     def first(self) -> tuple:
         """Returns the first batch."""
-        own = {name: each[0] for name, each in self.inputs.items()}
+        return self.at(0)
+
+    def at(self, index: int) -> tuple:
+        """Returns one batch."""
+        own = {name: each[index] for name, each in self.inputs.items()}
         return tf.function(self.make, autograph=False)({**own, **self.shared})
 
 

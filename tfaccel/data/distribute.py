@@ -49,6 +49,8 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
     Attributes:
       data: what is read: an ImageData, ExamplesData or PipelineData.
       class_names: of the labels, in order; empty where there are none.
+      pixel_range: (least, largest) value of a pixel as the model gets it; None where the data are
+        not images that a tfaccel loader normalises.
       num_examples: in an epoch; None for endless data.
       num_batches: steps in an epoch.
       global_batch_size: examples per step over all replicas.
@@ -79,6 +81,8 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         """
         self.data = data
         self.class_names = data.class_names
+        self.pixel_range = getattr(data, "pixel_range", None)
+        self.warned_of = set()  # models whose own scaling does not suit that range
         self.num_examples = data.plan.num_examples
         self.global_batch_size = data.plan.global_batch_size
         has_rest = data.plan.last_batch == "pad" and self.num_examples % self.global_batch_size > 0

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfaccel.checks import check_dali
 from tfaccel.config import AugmentConfig, DaliConfig, ImageConfig
-from tfaccel.data.choose import Choice, choose_loader
+from tfaccel.data.choose import NUM_SAMPLED, Choice, choose_loader
 from tfaccel.data.deferred import Deferred
 from tfaccel.data.feed import Feed
 from tfaccel.data.free_memory import all_bytes, mib
@@ -28,7 +28,7 @@ from tfaccel.data.placement import Placement
 from tfaccel.data.scan import files
 from tfaccel.data.shards import Plan, check_even
 from tfaccel.data.source import ArraySource, ImageSource, UnreadableError
-from tfaccel.data.sources.pillow import check_mask, image_size
+from tfaccel.data.sources.pillow import check_kinds, image_size
 from tfaccel.errors import UserError
 from tfaccel.runtime import Device, Runtime
 
@@ -68,6 +68,14 @@ class ImageData:
     def class_names(self) -> tuple[str, ...]:
         """Of the labels, in order; empty for paired images."""
         return self.source.class_names
+
+    @property
+    def pixel_range(self) -> tuple[float, float]:
+        """The least and the largest value that a pixel may have: (pixel / 255 - mean) / std."""
+        pairs = list(zip(self.images.mean, self.images.std, strict=True))
+        return min((0 - mean) / std for mean, std in pairs), max(
+            (1 - mean) / std for mean, std in pairs
+        )
 
     @property
     def spec(self) -> tuple[tf.TensorSpec, tf.TensorSpec]:
@@ -206,7 +214,13 @@ def open_images(
     check_even(global_batch_size, num_replicas=num_replicas)  # before minutes of decoding
     if images.bad_files == "skip" and isinstance(source, ImageSource):
         smallest = files.smallest_window(images, augment)
-        report = files.scan_files(source, num_workers=num_threads, progress=True, smallest=smallest)
+        report = files.scan_files(
+            source,
+            num_workers=num_threads,
+            progress=True,
+            smallest=smallest,
+            masks=images.targets == "mask",
+        )
         source = files.usable(source, report)
     choice = choose_loader(
         source,
@@ -222,8 +236,8 @@ def open_images(
     if choice.loader == "dali_gpu":
         _log_decoder_memory(dali)
     _log_resize(source, images, augment)
-    if isinstance(source, ImageSource) and source.targets and images.targets == "mask":
-        check_mask(source.targets, 0)  # one for all: they come from one tool
+    if isinstance(source, ImageSource):
+        _check_some(source, images)
     found = source
     if choice.stored_size is not None:
         source = _decoded(source, images, choice, num_threads=num_threads)
@@ -246,6 +260,14 @@ def open_images(
         dali=dali,
         found=found,
     )
+
+
+def _check_some(source: ImageSource, images: ImageConfig) -> None:
+    """Raises UserError for a kind of image that no loader takes, among those of a sample."""
+    sample = np.unique(np.linspace(0, len(source) - 1, NUM_SAMPLED).astype(int))
+    check_kinds(source.images, sample, are_masks=False)
+    if source.targets is not None:
+        check_kinds(source.targets, sample, are_masks=images.targets == "mask")
 
 
 def _check(source, images: ImageConfig, augment: AugmentConfig) -> None:

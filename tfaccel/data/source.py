@@ -6,12 +6,35 @@ so that any example can be read at any time, and the order is the toolkit's own.
 """
 
 import dataclasses
+import errno
 import hashlib
 import os
+import stat
+from typing import BinaryIO
 
 import numpy as np
 
 from tfaccel.errors import UserError
+
+
+def open_regular(file: str, *, buffering: int = -1) -> BinaryIO:
+    """Opens a file for reading, as `open` does, and never waits for one that is no file of bytes.
+
+    Args:
+      file: its path. A link is followed.
+      buffering: as of `open`.
+
+    Raises:
+      OSError: it cannot be opened, or is a FIFO, a device or a socket.
+    """
+    # Without O_NONBLOCK a FIFO is opened when another process writes to it: perhaps never.
+    opened = open(  # noqa: SIM115 - the caller closes it
+        file, "rb", buffering, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)
+    )
+    if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+        opened.close()
+        raise OSError(errno.EINVAL, "not a regular file, but a FIFO, a device or the like", file)
+    return opened
 
 
 class UnreadableError(UserError):
@@ -83,10 +106,10 @@ class Blobs:
           OSError: the file cannot be read, or has become shorter.
         """
         if self.are_files:
-            with open(self.files[index], "rb") as file:
+            with open_regular(self.files[index]) as file:
                 return file.read()
         offset, size = int(self.offsets[index]), int(self.sizes[index])
-        with open(self.files[self.file_of[index]], "rb", buffering=0) as file:
+        with open_regular(self.files[self.file_of[index]], buffering=0) as file:
             data = os.pread(file.fileno(), size, offset)
         if len(data) < size:
             raise OSError(f"{self.name(index)} ends after {len(data)} bytes")

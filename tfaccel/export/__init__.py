@@ -8,6 +8,7 @@ trained model is asked as well, before the folder appears.
 """
 
 import contextlib
+import dataclasses
 import logging
 import math
 import os
@@ -31,6 +32,7 @@ from tfaccel.export.preprocessing import Preprocessing
 from tfaccel.export.samples import take_samples
 from tfaccel.export.unfinished import keep_rejected, whole_or_not_at_all
 from tfaccel.runtime import Runtime
+from tfaccel.step import in_xla
 
 log = logging.getLogger("tfaccel")
 
@@ -66,6 +68,9 @@ def export_model(
             "slow in that, give computes_in='float32' (tfaccel export --computes-in=float32)",
             precision,
         )
+    if config.xla and (reason := in_xla.of_layers(model)):
+        log.info("export: without XLA, because %s", reason)
+        config = dataclasses.replace(config, xla=False)
     names = saved_model.input_names(model)
     surrounded = samples = given = None
     if loader is None:

@@ -82,6 +82,7 @@ class Model:
       outputs: that it gives.
       outside_scope: paths of the variables that the strategy does not know.
       unknown: kinds of layers with weights whose work is not known.
+      own_scaling: name of the layer that scales pixels of 0..255; None where there is none.
       fault: why it could not be called, in words; None if it could.
     """
 
@@ -91,6 +92,7 @@ class Model:
     outputs: tuple[Output, ...] = ()
     outside_scope: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
+    own_scaling: str | None = None
     fault: str | None = None
 
 
@@ -130,6 +132,7 @@ class Data:
       last_batch: what becomes of a batch that is not full: "smaller", "pad", "drop", "repeat".
       shuffles: whether epochs have an order of their own; None where that is not known.
       is_tfaccel: whether a tfaccel loader gives them.
+      pixel_range: (least, largest) value of a pixel, of a tfaccel loader of images; else None.
     """
 
     inputs: tuple[Shape, ...] = ()
@@ -139,6 +142,7 @@ class Data:
     last_batch: str = "smaller"
     shuffles: bool | None = None
     is_tfaccel: bool = False
+    pixel_range: tuple[float, float] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from tfaccel.linter.facts import Facts, Layer, Output, Shape, Target
 from tfaccel.linter.findings import Finding
 from tfaccel.linter.words import named, shown
+from tfaccel.models.own_scaling import FEW
 from tfaccel.table_text import counted
 
 
@@ -87,6 +88,24 @@ def _how_to_fit(facts: Facts, shape: Shape, expected: Shape) -> str:
     if facts.step.from_config and len(shape) == 3:
         return "set data.image_size and data.channels to what the model takes"
     return f"build it for the data, keras.Input({shape}), or give it the data that it was built for"
+
+
+def scales_once(facts: Facts) -> Iterator[Finding]:
+    """Yields where a loader has scaled the pixels that the model scales by itself."""
+    layer, given = facts.model.own_scaling, facts.data.pixel_range
+    if layer and given and max(map(abs, given)) <= FEW:
+        yield Finding(
+            "error",
+            layer,
+            f"scales pixels of 0 to 255, but the loader gives {given[0]:.4g} to {given[1]:.4g}",
+            "scaled twice, all images are nearly one colour, and pretrained weights see nothing",
+            "accuracy",
+            "give the loader mean=0 and std=1/255, so that it gives 0 to 255, or leave the layer "
+            "out",
+            f"--config.data.mean=0 --config.data.std={1 / 255:.16g}"
+            if facts.step.from_config
+            else None,
+        )
 
 
 def gives_the_classes(facts: Facts) -> Iterator[Finding]:

@@ -28,10 +28,12 @@ from tfaccel.linter.read_data import read_data, shapes_of
 from tfaccel.linter.read_model import by_input_name, read_model
 from tfaccel.linter.script import read_script
 from tfaccel.linter.words import shown
+from tfaccel.step import in_xla
 from tfaccel.step.functions import Execution
 
 RULES = (
     fits.takes_the_data,
+    fits.scales_once,
     fits.gives_the_classes,
     fits.gives_the_targets,
     layers.linear_chains,
@@ -181,14 +183,15 @@ def _xla_of(model: keras.Model, num_replicas: int) -> tuple[bool, str | None]:
     """Returns whether XLA compiles a compiled model's training, and what keeps it off."""
     train = model.train_function
     if isinstance(train, Execution):  # of run.compile
+        if train.without_xla:
+            return train.xla, train.without_xla
         kept_off = model.test_function.xla and not train.xla
         return train.xla, "synchronized batch norm sums inside the step" if kept_off else None
     if model.jit_compile:
         return True, None
     # What makes stock Keras's jit_compile="auto" mean False, or the user's own word.
-    unable = [each.name for each in model._flatten_layers() if not each.supports_jit]
-    if unable:
-        return False, f"the layer {unable[0]} does not support it"
+    if reason := in_xla.of_layers(model):
+        return False, reason
     if num_replicas > 1:
         return False, "stock Keras has none with several replicas; run.compile has"
     return False, None

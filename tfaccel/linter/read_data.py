@@ -71,6 +71,7 @@ def _of_loader(loader: Loader) -> tuple:
         last_batch=plan.last_batch,
         shuffles=getattr(plan, "shuffle", None),
         is_tfaccel=True,
+        pixel_range=loader.pixel_range,
     )
     return _with_classes(data, len(loader.class_names)) if loader.class_names else data, specs
 

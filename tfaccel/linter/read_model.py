@@ -18,6 +18,7 @@ import tensorflow as tf
 from tfaccel.linter.facts import OUTSIDE, Layer, Model, Output, Shape
 from tfaccel.linter.read_data import shapes_of
 from tfaccel.linter.trace import Call, Trace, traced
+from tfaccel.models.own_scaling import own_scaling
 from tfaccel.seam import is_distributed
 
 CONVOLUTIONS = ("Conv1D", "Conv2D", "Conv3D")
@@ -57,6 +58,7 @@ def read_model(
         outputs=_outputs(model, seen),
         outside_scope=tuple(each.path for each in weights),
         unknown=tuple(dict.fromkeys(each.kind for each in seen.calls if _is_unknown(each))),
+        own_scaling=getattr(own_scaling(model), "name", None),
         fault=seen.fault,
     )
 

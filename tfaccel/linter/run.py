@@ -21,6 +21,7 @@ from tfaccel.linter.lint import Lint, gpu_capability, in_script, judge, precisio
 from tfaccel.linter.read_data import read_data
 from tfaccel.linter.read_model import read_model
 from tfaccel.run import Run
+from tfaccel.step import in_xla
 from tfaccel.train import make_model, make_optimizer
 
 
@@ -74,14 +75,15 @@ def _step(config: Config, this_run: Run, read: Model, model: keras.Model) -> Ste
     replicas = this_run.strategy.num_replicas_in_sync
     synchronized = config.step.sync_batchnorm and replicas > 1
     batch_norm = any(each.kind == "BatchNormalization" for each in read.layers)
+    without_xla = in_xla.of_layers(model)
+    if synchronized and batch_norm:
+        without_xla = "step.sync_batchnorm sums inside it"
     on_gpu = any(each.cuda_ordinal is not None for each in this_run.runtime.devices)
     return Step(
         precision=precision_of(read, model),
         tf32=config.runtime.tf32,
-        xla=config.runtime.xla,
-        without_xla="step.sync_batchnorm sums inside it"
-        if synchronized and batch_norm and config.runtime.xla
-        else None,
+        xla=this_run.runtime.xla,
+        without_xla=without_xla if this_run.runtime.xla else None,
         steps_per_execution=config.train.steps_per_execution,
         accumulation_steps=config.step.accumulation_steps,
         num_replicas=replicas,

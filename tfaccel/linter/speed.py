@@ -44,6 +44,8 @@ def xla(facts: Facts) -> Iterator[Finding]:
     step = facts.step
     if step.run_eagerly or (step.xla is not False and not step.without_xla):
         return
+    if not step.gpu and not step.without_xla:
+        return  # on a CPU most steps are quicker without it
     reason = step.without_xla
     yield Finding(
         "warning" if step.gpu else "note",

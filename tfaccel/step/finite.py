@@ -27,7 +27,7 @@ LOG = "nonfinite"  # where a step's logs have the code, until Keras sees them
 AT_ONCE = 32  # tensors: XLA fuses at most some ninety operands
 
 
-def watched(model, step: Callable, batch, *, xla: bool) -> dict:
+def watched(model, step: Callable, batch, *, xla: bool, compile_: Callable | None = None) -> dict:
     """Runs the model's own step on its only replica, and leaves out what is not finite.
 
     Args:
@@ -35,13 +35,15 @@ def watched(model, step: Callable, batch, *, xla: bool) -> dict:
       step: of the model, as a function of a batch.
       batch: of the replica.
       xla: whether XLA compiles what is traced.
+      compile_: makes a function of the update that XLA compiles, where it does not compile all;
+        None to let it be.
 
     Returns:
       Its logs, those of the loss scale, and the code.
     """
     metrics = model.metrics_variables
     before = [tf.identity(each._value) for each in metrics]
-    watch = Watch(model, xla=xla)
+    watch = Watch(model, xla=xla, compile_=compile_)
     with watch.updates(), seam.noted(_floating_state(model)) as noted:
         logs = step(batch)
     watch.put_back(noted.assigned())
@@ -78,9 +80,12 @@ def _with_results(model, logs: dict, spoilt: tf.Tensor) -> dict:
 class Watch:
     """What one step does to one replica's model, as far as it is finite."""
 
-    def __init__(self, model, *, xla: bool):
-        """Takes the model, within `seam.as_replica`, and whether XLA compiles what is traced."""
-        self._model, self._xla = model, xla
+    def __init__(self, model, *, xla: bool, compile_: Callable | None = None):
+        """Takes the model, within `seam.as_replica`, and whether XLA compiles what is traced.
+
+        And `compile_`, as `watched` does.
+        """
+        self._model, self._xla, self._compile = model, xla, compile_
         self._graph = tf.compat.v1.get_default_graph()
         self._codes = {id(each): 1 + i for i, each in enumerate(seam.variables_of(model))}
         self._found = []  # codes, or _NONE
@@ -118,21 +123,29 @@ class Watch:
         variables = list(trainable_variables or self._model.trainable_variables)
         if not optimizer.built:  # now, and not in the branch below
             optimizer.build(variables)
-        if spans:
-            index = index_in_spans(spans, len(variables), xla=self._xla)
-            code = self._code_at(index, variables)
-        else:
-            dense = [each.values if isinstance(each, tf.IndexedSlices) else each for each in grads]
-            given = [each for each in zip(variables, dense, strict=True) if each[1] is not None]
-            code = self._first([each for each, _ in given], [each for _, each in given])
-        refused = tf.not_equal(code, _NONE)
-        apply = functools.partial(type(optimizer).apply, optimizer, grads, trainable_variables)
         scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-        if scales:
-            with _set(optimizer, check_finite=lambda _: ~refused):  # once is enough
-                apply()
-        else:
-            tf.cond(refused, lambda: None, apply)
+        xla = self._xla or self._compile is not None
+
+        def apply_if_finite(grads: list, values: list) -> tf.Tensor:
+            if spans:
+                own = [span._replace(values=each) for span, each in zip(spans, values, strict=True)]
+                index = index_in_spans(own, len(variables), xla=xla)
+                code = self._code_at(index, variables)
+            else:
+                dense = [_dense(each) for each in grads]
+                given = [each for each in zip(variables, dense, strict=True) if each[1] is not None]
+                code = self._first(*map(list, zip(*given, strict=True)), xla=xla)
+            refused = tf.not_equal(code, _NONE)
+            apply = functools.partial(type(optimizer).apply, optimizer, grads, trainable_variables)
+            if scales:
+                with _set(optimizer, check_finite=lambda _: ~refused):  # once is enough
+                    apply()
+            else:
+                tf.cond(refused, lambda: None, apply)
+            return code
+
+        code = self._compiled(apply_if_finite, grads, [each.values for each in spans])
+        refused = tf.not_equal(code, _NONE)
         if tf.compat.v1.get_default_graph() is not self._graph:
             return  # a `train_step` that updates inside its own tf.cond keeps it to itself
         if scales:
@@ -187,21 +200,36 @@ class Watch:
         fine = tf.equal(first, _NONE) | self._overflowed
         first = tf.where(fine, tf.constant(FINE, tf.int64), first)
         trained = self._model.trainable_variables
-        weights = self._first(trained, [each._value for each in trained])
+        xla = self._xla or self._compile is not None
+
+        def look() -> tf.Tensor:
+            return self._first(trained, [each._value for each in trained], xla=xla)
+
+        weights = self._compiled(look)
         return tf.where(tf.equal(weights, _NONE), first, tf.constant(WEIGHTS, tf.int64))
 
-    def _first(self, variables, after, before=None) -> tf.Tensor:
+    def _compiled(self, function: Callable, *arguments) -> tf.Tensor:
+        """Calls a function, which XLA compiles on its own where it does so to the update."""
+        return (self._compile(function) if self._compile else function)(*arguments)
+
+    def _first(self, variables, after, before=None, *, xla: bool | None = None) -> tf.Tensor:
         """Returns the code of the first variable with a bad value, or _NONE."""
         after = [tf.convert_to_tensor(each) for each in after]
         if not after:
             return tf.cast(_NONE, tf.int64)
-        index = (_index_in_each if self._xla else _index_in_all)(after, before)
+        xla = self._xla if xla is None else xla
+        index = (_index_in_each if xla else _index_in_all)(after, before)
         return self._code_at(index, variables)
 
     def _code_at(self, index: tf.Tensor, variables) -> tf.Tensor:
         """Returns the code of the variable at an index, or _NONE where that is their number."""
         codes = [self._codes.get(id(each), OTHER) for each in variables]
         return tf.gather(tf.constant([*codes, _NONE], tf.int64), index)
+
+
+def _dense(gradient) -> tf.Tensor | None:
+    """Returns a gradient's values, also of slices."""
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
 def _index_in_each(after, before) -> tf.Tensor:

@@ -50,7 +50,7 @@ from tfaccel import seam
 from tfaccel.config import StepConfig
 from tfaccel.data.deferred import Deferred
 from tfaccel.seam import Replica
-from tfaccel.step import finite, labels, mixing, names, padding
+from tfaccel.step import finite, in_xla, labels, mixing, names, padding
 from tfaccel.step import totals as totals_lib
 from tfaccel.step.recoverable import Recoverable
 from tfaccel.step.totals import ROWS_UNIT, Layout, Span, Totals
@@ -71,25 +71,28 @@ def set_functions(model, strategy, config: StepConfig, *, xla: bool) -> None:
     synchronized = several and seam.is_synchronized(model)
     if synchronized and xla:
         log.info("step: training without XLA, because synchronized batch norm sums inside it")
-    make = functools.partial(_Step, model, strategy, config)
-    sums_within = several and len(seam.every_optimizer(model)) > 1
-    if sums_within and xla:
+    elif several and xla and len(seam.every_optimizer(model)) > 1:
         log.info("step: training without XLA, because each of several optimizers sums inside it")
-    train_xla = xla and not synchronized and not sums_within
-    train = make(model.train_step, replicas, xla=train_xla, trains=True)
+    choose = functools.partial(in_xla.Choice, model, said=set())
+    sums_within = synchronized or (several and len(seam.every_optimizer(model)) > 1)
+    choices = [choose(wanted=each) for each in (xla and not sums_within, xla, xla)]
+    for each in choices:
+        each.layers()
+    trains, tests, predicts = choices
+    make = functools.partial(_Step, model, strategy, config)
     seen = labels.watched(model.test_step, are_probabilities=config.mixes_labels)
-    test = make(seen, replicas, xla=xla, trains=False)
-    predict = _Predict(model, strategy, replicas, xla=xla)
+    train = make(model.train_step, replicas, choice=trains, updates_in_xla=xla, trains=True)
+    test = make(seen, replicas, choice=tests, updates_in_xla=xla, trains=False)
     log.info(
         "step: %s, %s XLA%s",
-        _in_words(replicas, xla=train_xla),
-        "with" if train_xla else "without",
+        _in_words(replicas, xla=trains.on),
+        "with" if trains.on else "without",
         f", in {config.accumulation_steps} parts" if config.accumulation_steps > 1 else "",
     )
 
-    model.train_function = Execution(model, train, xla=train_xla)
-    model.test_function = Execution(model, test, xla=xla)
-    model.predict_function = predict
+    model.train_function = Execution(model, train)
+    model.test_function = Execution(model, test)
+    model.predict_function = _Predict(model, strategy, replicas, predicts)
 
 
 def _in_words(replicas: list[Replica], *, xla: bool) -> str:
@@ -106,7 +109,6 @@ class Execution:
     """The steps of one execution, as a function of an iterator over batches.
 
     Attributes:
-      xla: whether XLA compiles them.
       launched: makes the logs that Keras is given, of the logs and codes of an execution that the
         device still works at; None to give it those.
       kept: takes the codes of all launches; None to keep those of the last execution alone.
@@ -115,10 +117,20 @@ class Execution:
     launched: Callable[[dict, Sequence[tf.Tensor]], dict] | None = None
     kept: list[tf.Tensor] | None = None
 
-    def __init__(self, model, step: Callable, *, xla: bool):
+    def __init__(self, model, step: "_Step"):
         """Takes what makes one step of a batch, and the model, which says how many are made."""
-        self._model, self._step, self.xla = model, step, xla
+        self._model, self._step = model, step
         self._found = []
+
+    @property
+    def xla(self) -> bool:
+        """Whether XLA compiles the steps, as far as is known: see tfaccel/step/in_xla.py."""
+        return self._step.choice.on
+
+    @property
+    def without_xla(self) -> str | None:
+        """Why XLA does not, where it was asked for."""
+        return self._step.choice.reason
 
     def __call__(self, iterator: Iterator) -> dict:
         """Returns the logs of the last step, and `skipped_steps` of all.
@@ -187,33 +199,56 @@ class Execution:
 class _Step:
     """A training or test step over this process's replicas, as a function of a batch."""
 
-    def __init__(self, model, strategy, config, step, replicas, *, xla: bool, trains: bool):
-        self._strategy, self._replicas = strategy, replicas
+    def __init__(
+        self,
+        model,
+        strategy,
+        config,
+        step,
+        replicas,
+        *,
+        choice: in_xla.Choice,
+        updates_in_xla: bool,
+        trains: bool,
+    ):
+        self._model, self._strategy, self._replicas = model, strategy, replicas
         self._several = strategy.num_replicas_in_sync > 1
         self._always_padded, self.trains = config.zero_weight_is_padding, trains
-        sums_in_xla = xla and replicas[0].reduces_in_xla
-        self.can_be_in_a_row = not self._several or sums_in_xla
-        make = functools.partial(_make, model, strategy, config, step, replicas)
-        self._make = functools.partial(make, xla=xla, trains=trains)
-        compile_ = functools.partial(
-            tf.function,
-            autograph=False,
-            jit_compile=xla and not self._several,
-            experimental_attributes=UNORDERED if sums_in_xla else None,
+        self.choice = choice
+        self._updates_in_xla = updates_in_xla and trains and self.updates_on_gpu
+        self._make = functools.partial(
+            _make, model, strategy, config, step, replicas, trains=trains
         )
-        self._compile = functools.partial(Recoverable, compile_, model=model) if xla else compile_
         self._numbers = names.own_numbers()  # now: `fit` may come before `evaluate`, or after it
         # For padded batches and for others, one by one and in a row: most models need one alone.
         self._made = {}
         self._lengths = set()  # of launches of several steps, so far
 
+    @property
+    def updates_on_gpu(self) -> bool:
+        """Whether an update by XLA is worth its compilation: on a CPU it is not."""
+        return self._replicas[0].is_gpu
+
+    @property
+    def can_be_in_a_row(self) -> bool:
+        """Whether several steps can be one function, as far as is known."""
+        return not self._several or self._sums_in_xla
+
+    @property
+    def _sums_in_xla(self) -> bool:
+        return self.choice.on and self._replicas[0].reduces_in_xla
+
     def __call__(self, batch, *, padded: bool) -> dict:
         batches = seam.local_batches(self._strategy, batch, len(self._replicas))
-        step = self._function(padded, None)
-        with self._saying_if_traced(step, batches[0]):
-            if self._several:
-                return step([(each,) for each in batches])[0]  # all are alike
-            return step(batches[0])
+
+        def run():
+            step = self._function(padded, None)
+            with self._saying_if_traced(step, batches[0]):
+                if self._several:
+                    return step([(each,) for each in batches])[0]  # all are alike
+                return step(batches[0])
+
+        return self.choice.run(run, batches, forget=self._made.clear)
 
     def in_a_row(self, deferred: list[Deferred], *, padded: bool) -> dict:
         """Steps on each of the replicas' batches, made or taken there, in one function of each.
@@ -221,10 +256,32 @@ class _Step:
         Returns:
           The logs of the last step, `skipped_steps` of all, and each one's code, [steps].
         """
-        step = self._function(padded, deferred[0].make)  # that of all is equal
-        self._say_if_shorter(len(deferred[0]))
-        arguments = [(dict(each.inputs), dict(each.shared)) for each in deferred]
-        return step(arguments)[0] if self._several else step(*arguments[0])
+
+        def run():
+            if not self.can_be_in_a_row:
+                return self._one_by_one(deferred, padded=padded)
+            step = self._function(padded, deferred[0].make)  # that of all is equal
+            self._say_if_shorter(len(deferred[0]))
+            arguments = [(dict(each.inputs), dict(each.shared)) for each in deferred]
+            return step(arguments)[0] if self._several else step(*arguments[0])
+
+        inputs = [dict(each.inputs) for each in deferred]
+        return self.choice.run(run, inputs, forget=self._made.clear)
+
+    def _one_by_one(self, deferred: list[Deferred], *, padded: bool) -> dict:
+        """Does the same where a step cannot be one function: XLA turned out to lack some of it."""
+        step, codes, skipped = self._function(padded, None), [], []
+        for index in range(len(deferred[0])):
+            arguments = []
+            for replica, each in zip(self._replicas, deferred, strict=True):
+                with tf.device(replica.device):
+                    arguments.append((each.at(index),))
+            logs = dict(step(arguments)[0])
+            codes.append(logs.pop(finite.LOG, tf.constant(finite.FINE, tf.int64)))
+            skipped += [logs["skipped_steps"]] if "skipped_steps" in logs else []
+        if skipped:
+            logs["skipped_steps"] = functools.reduce(operator.add, skipped)
+        return logs | {finite.LOG: tf.stack(codes)}
 
     @contextlib.contextmanager
     def _saying_if_traced(self, step: Callable, batch) -> Iterator[None]:
@@ -255,13 +312,43 @@ class _Step:
     def _function(self, padded: bool, make_batch: Callable | None) -> Callable:
         padded = padded or self._always_padded
         if (padded, make_batch) not in self._made:
-            made = self._make(padded=padded, make_batch=make_batch)
+            made = self._make(
+                padded=padded,
+                make_batch=make_batch,
+                xla=self.choice.on,
+                updates_in_xla=self._updates_in_xla,
+            )
             self._made[padded, make_batch] = names.alike(self._compile(made), self._numbers)
         return self._made[padded, make_batch]
 
+    def _compile(self, made: Callable) -> Callable:
+        xla = self.choice.on
+        is_compiled = xla and not self._several
+        if is_compiled:
+            made = in_xla.checked(made, on_gpu=self._replicas[0].is_gpu)
+        compile_ = functools.partial(
+            tf.function,
+            autograph=False,
+            jit_compile=is_compiled,
+            experimental_attributes=UNORDERED if self._sums_in_xla else None,
+        )
+        if xla or self._updates_in_xla:
+            return Recoverable(compile_, made, self._model)
+        return compile_(made)
+
 
 def _make(
-    model, strategy, config, step, replicas, *, padded: bool, make_batch, xla: bool, trains: bool
+    model,
+    strategy,
+    config,
+    step,
+    replicas,
+    *,
+    padded: bool,
+    make_batch,
+    xla: bool,
+    updates_in_xla: bool,
+    trains: bool,
 ):
     """Returns the step as a function of every local replica's batch, or of the only one's.
 
@@ -279,14 +366,25 @@ def _make(
         step, pass_ = _on_changed(change, step, pass_, replicas[0])
     if strategy.num_replicas_in_sync > 1:
         wire = "float16" if config.float16_allreduce else None
-        settings = {"gradients_as": wire, "make_batch": make_batch, "xla": xla, "trains": trains}
+        settings = {"gradients_as": wire, "make_batch": make_batch, "trains": trains}
+        settings |= {"xla": xla, "updates_in_xla": updates_in_xla}
         settings["at_once"] = trains and parts == 1 and len(seam.every_optimizer(model)) > 1
         steps = [_ReplicaStep(model, pass_, each, **settings) for each in replicas]
         return functools.partial(_split_step, steps)
     if parts > 1:
-        whole = functools.partial(_accumulating_step, model, pass_, replicas[0], xla=xla)
+        whole = functools.partial(
+            _accumulating_step, model, pass_, replicas[0], xla=xla, updates_in_xla=updates_in_xla
+        )
     else:
-        whole = functools.partial(_whole_step, model, step, replicas[0], xla=xla, trains=trains)
+        whole = functools.partial(
+            _whole_step,
+            model,
+            step,
+            replicas[0],
+            xla=xla,
+            updates_in_xla=updates_in_xla,
+            trains=trains,
+        )
     return _of_deferred(whole, make_batch)
 
 
@@ -333,17 +431,32 @@ def _on_changed(change: Callable, step: Callable, pass_: Callable, replica: Repl
     )
 
 
-def _whole_step(model, step, replica: Replica, batch, *, xla: bool, trains: bool) -> dict:
+def _whole_step(
+    model, step, replica: Replica, batch, *, xla: bool, updates_in_xla: bool, trains: bool
+) -> dict:
     """One replica, nothing to sum: the model's own step, as it is."""
     with seam.as_replica(model, replica), seam.layer_paths(xla=xla, all_reduce=None):
-        return finite.watched(model, step, batch, xla=xla) if trains else step(batch)
+        if not trains:
+            return step(batch)
+        # Within what XLA compiles, it compiles the update too.
+        compile_ = functools.partial(_compiled, replica) if updates_in_xla and not xla else None
+        return finite.watched(model, step, batch, xla=xla, compile_=compile_)
 
 
-def _accumulating_step(model, pass_, replica: Replica, batch, *, xla: bool) -> dict:
+def _accumulating_step(
+    model, pass_, replica: Replica, batch, *, xla: bool, updates_in_xla: bool
+) -> dict:
     """One replica, its batch in parts: their sum, then one update."""
     with seam.as_replica(model, replica):
         totals = pass_(replica, batch)
-        return _update(model, totals, totals.metrics_before, trains=True, xla=xla)
+
+        def update(tensors, metrics_before):
+            summed, in_xla = totals.with_tensors(tensors), xla or updates_in_xla
+            return _update(model, summed, metrics_before, trains=True, xla=in_xla)
+
+        if updates_in_xla and not xla:
+            update = _compiled(replica, update)
+        return update(totals.tensors(), totals.metrics_before)
 
 
 def _split_step(steps: list["_ReplicaStep"], arguments: list[tuple]) -> list[dict]:
@@ -370,10 +483,13 @@ class _ReplicaStep:
         gradients_as: str | None,
         make_batch: Callable | None,
         xla: bool,
+        updates_in_xla: bool,
         trains: bool,
         at_once: bool,
     ):
         self.replica = replica
+        # What is applied at once is looked at in the function that it is applied in.
+        updates_in_xla = (updates_in_xla or xla) and not at_once
         layout = watch = None  # known once the pass is traced
 
         def forward_backward(batch):
@@ -388,7 +504,13 @@ class _ReplicaStep:
             with seam.as_replica(model, replica):
                 totals, spans = layout.unpack(buffers)
                 return _update(
-                    model, totals, metrics_before, spans, trains=trains, xla=xla, watch=watch
+                    model,
+                    totals,
+                    metrics_before,
+                    spans,
+                    trains=trains,
+                    xla=updates_in_xla,
+                    watch=watch,
                 )
 
         def whole(batch):
@@ -400,10 +522,12 @@ class _ReplicaStep:
             return update([replica.all_reduce(each) for each in buffers], metrics_before)
 
         if xla and replica.reduces_in_xla:
-            self._step = _compiled(_of_deferred(whole, make_batch))
+            self._step = _compiled(replica, _of_deferred(whole, make_batch))
         else:
-            if xla:  # else all is traced into the caller's graph, where batch norm's sums may be
-                forward_backward, update = _compiled(forward_backward), _compiled(update)
+            if xla:  # else it is traced into the caller's graph, where batch norm's sums may be
+                forward_backward = _compiled(replica, forward_backward)
+            if updates_in_xla:
+                update = _compiled(replica, update)
             self._step = in_parts
 
     def __call__(self, *batch) -> dict:
@@ -415,8 +539,9 @@ class _ReplicaStep:
         return self._step(*batch)
 
 
-def _compiled(function: Callable) -> Callable:
-    return tf.function(function, autograph=False, jit_compile=True)
+def _compiled(replica: Replica, function: Callable) -> Callable:
+    checked = in_xla.checked(function, on_gpu=replica.is_gpu)
+    return tf.function(checked, autograph=False, jit_compile=True)
 
 
 def _update(
@@ -491,11 +616,22 @@ def _changed(totals: Totals, rows: tf.Tensor) -> list[tuple]:
 class _Predict:
     """Prediction over all replicas, as a function of a list of batches; rows keep their order."""
 
-    def __init__(self, model, strategy, replicas: list[Replica], *, xla: bool):
+    def __init__(self, model, strategy, replicas: list[Replica], choice: in_xla.Choice):
         self._model, self._strategy, self._replicas = model, strategy, replicas
         # A `predict_step` of the model's own may call its layers alone, and builds them itself.
         self._is_keras_step = type(model).predict_step is keras.Model.predict_step
-        several_workers = strategy.num_replicas_in_sync > len(replicas)
+        self._choice, self._numbers = choice, names.own_numbers()
+        self._made = []  # the function, once it is needed
+
+    def _run(self, parts: list) -> list:
+        if not self._made:
+            self._made.append(names.alike(self._make(xla=self._choice.on), self._numbers))
+        return self._made[0](parts)
+
+    def _make(self, *, xla: bool) -> Callable:
+        """Returns prediction of a batch's parts, as a function."""
+        model, replicas = self._model, self._replicas
+        several_workers = self._strategy.num_replicas_in_sync > len(replicas)
 
         def predict(replica: Replica, batch):
             with (
@@ -504,14 +640,15 @@ class _Predict:
             ):
                 return model.predict_step(batch)
 
-        compiled = [
-            tf.function(functools.partial(predict, each), autograph=False, jit_compile=xla)
-            for each in replicas
-        ]
+        def function_of(replica: Replica) -> Callable:
+            own = functools.partial(predict, replica)
+            return _compiled(replica, own) if xla else tf.function(own, autograph=False)
+
+        functions = [function_of(each) for each in replicas]
 
         def run(batches):
             outputs = []
-            for replica, function, batch in zip(replicas, compiled, batches, strict=True):
+            for replica, function, batch in zip(replicas, functions, batches, strict=True):
                 with tf.device(replica.device):
                     rows = _rows_of(function, batch)
                     if several_workers:
@@ -520,8 +657,7 @@ class _Predict:
             return outputs[:1] if several_workers else outputs
 
         compile_ = functools.partial(tf.function, autograph=False)
-        run = Recoverable(compile_, run, model) if xla else compile_(run)
-        self._run = names.alike(run, names.own_numbers())
+        return Recoverable(compile_, run, model) if xla else compile_(run)
 
     def __call__(self, batches: list):
         outputs = []
@@ -529,7 +665,8 @@ class _Predict:
             parts = seam.local_batches(self._strategy, batch, len(self._replicas))
             if not self._model.built and self._is_keras_step:
                 _build(self._model, parts[0])
-            outputs += self._run(parts)
+            run = functools.partial(self._run, parts)
+            outputs += self._choice.run(run, parts, forget=self._made.clear)
         return tf.nest.map_structure(lambda *each: tf.concat(each, axis=0), *outputs)
 
 

@@ -16,6 +16,7 @@ from tfaccel.config import AugmentConfig, ImageConfig
 from tfaccel.data.feed import Feed
 from tfaccel.data.loaders import faults
 from tfaccel.data.loaders.tf_data import TfDataStream
+from tfaccel.data.loaders.tf_image import windowed
 from tfaccel.data.placement import Placement
 from tfaccel.data.shards import Plan
 from tfaccel.data.source import Blobs, ImageSource, UnreadableError
@@ -313,13 +314,22 @@ def test_formats_that_tensorflow_has_not_are_named(pixels, tmp_path):
     assert raised.value.ids == (3,)
 
 
-def test_what_it_cannot_make_grey_is_named(pixels, tmp_path):
+def test_cmyk_is_made_grey_as_pillow_does(pixels, tmp_path):
+    picture = PIL.Image.fromarray(pixels[3]).convert("CMYK")
+    picture.save(tmp_path / "cmyk.jpg", quality=95)
+    data = (tmp_path / "cmyk.jpg").read_bytes()
+    right = np.asarray(PIL.Image.open(tmp_path / "cmyk.jpg").convert("L"))
+    images = ImageConfig(image_size=right.shape, channels=1)
+    grey, _ = windowed(data, None, images=images, augment=AugmentConfig())
+    assert np.abs(grey.numpy()[..., 0].astype(int) - right).max() <= 2
+
+
+def test_a_sixteen_bit_png_is_named_wherever_it_is(pixels, tmp_path):
     files = files_of(pixels, tmp_path).images.files
-    PIL.Image.fromarray(pixels[3]).convert("CMYK").save(tmp_path / "03.png", format="JPEG")
+    PIL.Image.fromarray(np.full((20, 16), 999, np.uint16)).save(files[3])
     source = ImageSource(Blobs(files), np.zeros(len(files), np.int32))
-    images = ImageConfig(image_size=(20, 16), channels=1)
-    with pytest.raises(UnreadableError, match=r"TensorFlow cannot decode 1 of 17 .*03\.png"):
-        first_batch(source, AugmentConfig(), images)
+    with pytest.raises(UnreadableError, match=r"have 16-bit samples, first .*03\.png"):
+        first_batch(source, AugmentConfig())
 
 
 def test_full_memory_is_no_images_fault(source, monkeypatch):

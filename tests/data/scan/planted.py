@@ -115,7 +115,7 @@ FAULTY = {
     "animated.gif": frames("GIF"),
     "animated.webp": frames("WEBP"),
     "huge.png": huge_png(),
-    "several_frames.png": frames("PNG"),
+    "animated.png": frames("PNG"),
     "several_frames.tif": frames("TIFF"),
     "exif_rotated.jpg": rotated("JPEG"),
     "exif_rotated.png": rotated("PNG"),
@@ -132,4 +132,4 @@ def kind_of(name):
 
 
 # Kinds that no bytes have by themselves.
-NOT_OF_BYTES = {"missing", "unreadable", "two_sizes", "small"}
+NOT_OF_BYTES = {"not_a_mask", "missing", "unreadable", "two_sizes", "small"}

@@ -76,8 +76,9 @@ FATAL = [
 def test_one_of_them_refuses_what_is_called_fatal(name):
     data = planted.FAULTY[name]
     # Without its end TensorFlow reads some JPEGs with restart markers and not others, DALI all. Of
-    # a BMP's palette it takes the indices for grey levels.
-    if name not in ("truncated-restarts.jpg", "unsupported-palette.bmp"):
+    # a BMP's palette it takes the indices for grey levels. Of some animated PNGs, not of this one,
+    # DALI gives another picture than the first.
+    if name not in ("truncated-restarts.jpg", "unsupported-palette.bmp", "animated.png"):
         assert by_dali(data) is None or by_tensorflow(data) is None
 
 
@@ -102,7 +103,7 @@ def test_sixteen_bits_lose_the_lower_eight():
         assert decode(twelve_bits).max() <= 16
 
 
-@pytest.mark.parametrize("name", ["several_frames.png", "several_frames.tif"])
+@pytest.mark.parametrize("name", ["animated.png", "several_frames.tif"])
 def test_the_first_of_several_frames_is_used(name):
     data = planted.FAULTY[name]
     np.testing.assert_array_equal(by_dali(data), planted.PIXELS)

@@ -1,8 +1,10 @@
 """What a scan lets through is decoded by every loader alike."""
 
 import os
+import pathlib
 
 import numpy as np
+import PIL.Image
 import planted
 import pytest
 
@@ -58,3 +60,24 @@ def test_it_can_be_kept_decoded(source):
     colored = [not name.startswith(("grey", "one_bit", "palette")) for name in names(source)]
     difference = np.abs(pixels - planted.PIXELS).mean(axis=(1, 2, 3))[colored]
     assert difference.max() < 8
+
+
+def test_grey_is_made_of_the_decoded_colours(tmp_path):
+    colours = np.stack([[0, 64, 255, 250], [255, 30, 0, 20], [10, 200, 90, 255]], -1)
+    picture = PIL.Image.fromarray(np.tile(colours.astype(np.uint8), (4, 1, 1)))
+    linear = planted.encoded(picture, "PNG")
+    linear = linear[:33] + planted.png_chunk(b"sRGB", b"\0") + linear[33:]
+    paths = [str(tmp_path / "linear.png"), str(tmp_path / "vivid.jpg")]
+    jpeg = planted.encoded(picture, "JPEG", quality=60)
+    for path, data in zip(paths, (linear, jpeg), strict=True):
+        pathlib.Path(path).write_bytes(data)
+    right = np.stack([np.asarray(PIL.Image.open(path).convert("L")) for path in paths])
+    source = ImageSource(Blobs(tuple(paths)), np.zeros(2, np.int32), ("a",))
+    images = ImageConfig(image_size=(4, 4), channels=1)
+    feed = Feed(Plan(2, 2, 1), AugmentConfig(), (4, 4), 0)
+    settings = {"feed": feed, "placement": PLACEMENT, "dtype": "float32"}
+    by_dali = DaliStream(source, images, dali=DaliConfig(), decode_on_gpu=False, **settings)
+    for stream in (by_dali, TfDataStream(source, images, **settings)):
+        image, _ = next(stream)
+        grey = (image.numpy() * images.std + images.mean) * 255
+        assert np.abs(grey[..., 0] - right).max() <= 1.01

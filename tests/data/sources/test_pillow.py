@@ -1,4 +1,8 @@
 import io
+import os
+import pathlib
+import struct
+import zlib
 
 import numpy as np
 import PIL.Image
@@ -56,19 +60,30 @@ def test_a_mask_is_of_grey_levels(tmp_path, packed):
     for mode in ("L", "1", "P", "RGB"):
         files.append(str(tmp_path / f"{mode}.png"))
         PIL.Image.new(mode, (4, 4)).save(files[-1])
-    pillow.check_mask(Blobs(tuple(files)), 0)
+    files.append(str(tmp_path / "two_bits.png"))
+    header = struct.pack(">IIBBBBB", 4, 4, 2, 0, 0, 0, 0)
+    pixels = zlib.compress(b"\0\x1b" * 4)
+    chunks = ((b"IHDR", header), (b"IDAT", pixels), (b"IEND", b""))
+    data = b"".join(
+        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+        for name, body in chunks
+    )
+    pathlib.Path(files[-1]).write_bytes(b"\x89PNG\r\n\x1a\n" + data)
+    pillow.check_kinds(Blobs(tuple(files)), np.array([0]), are_masks=True)
+    with pytest.raises(UserError, match=r"two_bits.png has grey samples of 2 bits"):
+        pillow.check_kinds(Blobs(tuple(files)), np.array([0, 4]), are_masks=True)
     for index in (1, 2, 3):
         with pytest.raises(
             UserError, match=r"png is of Pillow's mode .*; expected masks of mode L"
         ):
-            pillow.check_mask(Blobs(tuple(files)), index)
+            pillow.check_kinds(Blobs(tuple(files)), np.array([0, index]), are_masks=True)
 
 
 def test_a_mask_that_is_no_image_is_named(tmp_path, packed):
     with pytest.raises(UserError, match=r"packed\[bytes .* cannot be read .* \(not an image\)"):
-        pillow.check_mask(packed, 1)
+        pillow.check_kinds(packed, np.array([1]), are_masks=True)
     with pytest.raises(UserError, match=r"gone.png cannot be read .* \(No such file"):
-        pillow.check_mask(Blobs((str(tmp_path / "gone.png"),)), 0)
+        pillow.check_kinds(Blobs((str(tmp_path / "gone.png"),)), np.array([0]), are_masks=True)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -83,3 +98,11 @@ def test_pixels_and_size_are_those_that_are_stored(tmp_path, orientation, suffix
     with PIL.Image.open(io.BytesIO(file.read_bytes())) as image:
         # JPEG's own loss.
         np.testing.assert_allclose(np.asarray(pillow.decoded(image, "L")), pixels, atol=3)
+
+
+def test_a_fifo_is_named_and_not_waited_for(tmp_path):
+    fifo = str(tmp_path / "z.png")
+    os.mkfifo(fifo)
+    assert "z.png (not a regular file" in pillow.undecodable(Blobs((fifo,)), 0)
+    with pytest.raises(UserError, match=r"z.png cannot be read .* \(not a regular file"):
+        pillow.image_size(Blobs((fifo,)), 0)

@@ -58,13 +58,18 @@ def batch(inputs: dict, images: ImageConfig, augment: AugmentConfig, *, decode: 
 def _geometry(encoded, *, inputs, images, augment, decode, grey, nearest=False):
     """Decodes a window (all, if there is none), resizes and warps it: uint8."""
     # Never as types.ANY_DATA: DALI 2.4 aborts the process for a grey JPEG.
-    decode = {**decode, "output_type": types.GRAY if grey else types.RGB}
+    # Grey comes after colour: of a PNG with a gAMA or sRGB chunk the decoder's own grey is of
+    # linear light, up to 91 of 255 levels off, and of a JPEG it is the lightness before colours
+    # are cut to 0..255.
+    decode = {**decode, "output_type": types.RGB}
     decode["adjust_orientation"] = False  # as stored, like TensorFlow and torchvision
     interpolation = {"interp_type": types.INTERP_NN if nearest else types.INTERP_LINEAR}
     if "corner" in inputs:
         image = _window(encoded, inputs["corner"], inputs["size"], augment, decode)
     else:
         image = fn.decoders.image(encoded, **decode, **INTERPOLATED)
+    if grey:
+        image = fn.color_space_conversion(image, image_type=types.RGB, output_type=types.GRAY)
     if augment.window not in CROPS:  # which have the size already
         image = fn.resize(image, size=images.image_size, **interpolation)
     if "warp" in inputs:

@@ -17,7 +17,7 @@ import PIL.Image
 
 from tfaccel.data.loaders.windows import nearest_index
 from tfaccel.data.source import ImageSource, UnreadableError
-from tfaccel.data.sources.pillow import cause, decoded
+from tfaccel.data.sources.pillow import cause, decoded, deep, unfit_mask
 from tfaccel.data.threads import mapped
 from tfaccel.errors import UserError
 
@@ -100,8 +100,9 @@ def _decode(out: np.ndarray, data: bytes, *, nearest: bool) -> tuple[int, int]:
     """Fills [height, width, channels] with an image, and returns the size that it had."""
     height, width, channels = out.shape
     with PIL.Image.open(io.BytesIO(data)) as opened:
-        if opened.mode.startswith(("I", "F")):  # Pillow's conversion would clip them at 255
-            raise ValueError("16-bit or float samples, which decoders shorten in different ways")
+        fault = unfit_mask(opened) if nearest else deep(opened)
+        if fault:
+            raise ValueError(fault)
         image = decoded(opened, "L" if channels == 1 else "RGB")
     if nearest:
         rows, columns = nearest_index(image.height, height), nearest_index(image.width, width)

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfaccel.config import CROPS, AugmentConfig, ImageConfig
 from tfaccel.data.loaders.decode import two_sizes
 from tfaccel.data.source import Blobs, ImageSource, UnreadableError
-from tfaccel.data.sources.pillow import image_size, undecodable
+from tfaccel.data.sources.pillow import image_size, too_deep, undecodable
 from tfaccel.errors import UserError
 
 
@@ -70,6 +70,13 @@ def _explained(error, source, images, augment, *, ids, refused, decoder) -> Exce
         return UnreadableError(
             f"{len(bad)} of {len(ids)} images just read cannot be decoded, first "
             f"{next(iter(bad.values()))}; replace or remove such files",
+            ids=tuple(bad),
+        )
+    bad = _of_each(too_deep, source, ids)
+    if bad:
+        return UnreadableError(
+            f"{len(bad)} of {len(ids)} images just read have 16-bit samples, first "
+            f"{next(iter(bad.values()))}; convert such files",
             ids=tuple(bad),
         )
     wrong = _wrong_size(source, images, augment, ids)

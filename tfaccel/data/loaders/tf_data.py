@@ -66,7 +66,7 @@ class TfDataStream(Iterator):
             images,
             feed.augment,
             fed=fed,
-            refused=functools.partial(_refused, channels=images.channels),
+            refused=_refused,
             decoder="TensorFlow",
         )
         pool = concurrent.futures.ThreadPoolExecutor(placement.num_threads)
@@ -152,12 +152,11 @@ def _finish(batch: dict, *, images: ImageConfig, dtype: str):
     return pixels.examples(*taken, draws, images=images, augment=whole, dtype=dtype)
 
 
-def _refused(blobs: Blobs, index: int, *, channels: int) -> str | None:
+def _refused(blobs: Blobs, index: int) -> str | None:
     """Returns "name (cause)" of an image that TensorFlow cannot decode, None of any other."""
     data = blobs.read(index)
     try:
-        # Only a JPEG is made grey by its decoder: see `windowed`.
-        tf.io.decode_image(data, channels if tf.io.is_jpeg(data) else 0)
+        tf.io.decode_image(data)
     except tf.errors.OpError as error:
         cause = re.sub(r"^{{.*?}} | \[Op:.*", "", error.message.splitlines()[0])
         return f"{blobs.name(index)} ({cause})"

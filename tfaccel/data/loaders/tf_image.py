@@ -18,6 +18,7 @@ JPEG_SCALES = (1, 2, 4, 8)  # at which libjpeg decodes
 MARGIN = 16  # pixels: the largest block that libjpeg decodes at once
 # ITU-R 601 in 1/65536, as Pillow and JPEG itself have it; libpng's own conversion is another.
 GREY = (19595, 38470, 7471)
+PNG_DEPTH = 24  # where a PNG has the bits of a sample (W3C PNG, 11.2.1)
 
 
 def windowed(
@@ -45,7 +46,8 @@ def windowed(
     def from_jpeg():
         size = tf.io.extract_jpeg_shape(data)[:2]
         if fast:
-            return _fast_jpeg(data, *find(size), images.image_size, channels), size
+            take = functools.partial(_fast_jpeg, data, *find(size), images.image_size)
+            return (take(3) if channels == 3 else _grey_of(data, take)), size
         image = _exact_jpeg(data, size, find, channels)
         return (image if is_crop else to_size(image, images.image_size)), size
 
@@ -75,7 +77,23 @@ def window_of(image, *, images: ImageConfig, augment: AugmentConfig):
 
 
 def _exact_jpeg(data, size, find, channels: int):
-    """Returns the window that `find` gives; all, if it is None."""
+    """Returns the window that `find` gives; all, if it is None.
+
+    A colour JPEG is decoded in colour and then made grey. Its decoder's own grey is the lightness
+    before colours are cut to 0..255, which is up to 43 levels off (Pillow's test images).
+    """
+    if channels == 3:
+        return _exact_as_stored(data, size, find, 3)
+    return _grey_of(data, lambda stored: _exact_as_stored(data, size, find, stored))
+
+
+def _grey_of(data, decode):
+    """Returns the grey image of a JPEG: `decode` is given 1 for a grey file, and else 3."""
+    is_grey = tf.equal(tf.io.extract_jpeg_shape(data)[2], 1)
+    return tf.cond(is_grey, lambda: decode(1), lambda: _to_grey(decode(3)))
+
+
+def _exact_as_stored(data, size, find, channels: int):
     if find is None:
         return tf.io.decode_jpeg(data, channels=channels, dct_method="INTEGER_ACCURATE")
     corner, extent = find(size)
@@ -116,8 +134,12 @@ def _fast_jpeg(data, corner, extent, new_size, channels: int):
 
 
 def _decoded(data, channels: int):
-    """Returns all of an image that is not a JPEG."""
-    image = tf.io.decode_image(data, expand_animations=False)
+    """Returns all of an image that is not a JPEG, of 8 bits a sample or fewer."""
+    head = tf.strings.substr(tf.strings.join([data, bytes(PNG_DEPTH + 1)]), 0, PNG_DEPTH + 1)
+    is_png = tf.strings.substr(head, 0, 4) == b"\x89PNG"
+    is_deep = is_png & (tf.strings.substr(head, PNG_DEPTH, 1) == b"\x10")
+    with tf.control_dependencies([tf.debugging.Assert(~is_deep, ["a PNG of 16-bit samples"])]):
+        image = tf.io.decode_image(data, expand_animations=False)
     grey = tf.shape(image)[-1] < 3  # and perhaps opacity, which is left out as everywhere
     if channels == 1:
         image = tf.cond(grey, lambda: image[..., :1], lambda: _to_grey(image[..., :3]))

@@ -14,11 +14,15 @@ Measured on planted files with the decoders of DALI 2.4 (CPU) and TensorFlow 2.2
   palettes TensorFlow takes the indices for grey levels, and 1 bit is an error there.
 - GIF: an error in DALI. TIFF, PPM, JPEG 2000: an error in TensorFlow, so they are expected only
   where names say so (or where there are no names, in shards). Anything else: an error in both.
-- CMYK: both decode it to RGB as Pillow does, within 2 of 255; an error in TensorFlow for grey.
+- CMYK: both decode it to RGB as Pillow does, within 2 of 255. Left out: its colours are a print's.
 - 16 bits, float: DALI and TensorFlow keep the upper 8 bits, so 12-bit data becomes black; Pillow
   clips grey at 255, and DALI takes floats in 0..1.
-- Several frames: animated GIF is an error in DALI, animated WebP in TensorFlow; of PNG and TIFF
-  all use the first.
+- Several frames: animated GIF is an error in DALI; of an animated PNG or WebP DALI may give another
+  picture than the first frame, or an error; of TIFF all use the first.
+- BMP but plain 24 bits: TensorFlow refuses most others, DALI and Pillow differ on some (Pillow's
+  and image-rs's test images). TIFF of other than grey and RGB: DALI's colours are others.
+- Grey of a colour image: both decode the colours and then convert. A decoder's own grey is up to 91
+  levels off: of a PNG with a gAMA or sRGB chunk in DALI, of a JPEG in both.
 - EXIF orientation: neither turns the image.
 - Cut short or damaged: mostly an error in both. Pillow reads over a PNG's wrong checksums and
   missing end, a JPEG's missing end and stray bytes between its segments, each an error in one or
@@ -35,7 +39,12 @@ import zlib
 import PIL.Image
 import PIL.ImageFile
 
-from tfaccel.data.sources.pillow import ORIENTATION, stored_size, tiff_orientation
+from tfaccel.data.sources.pillow import (
+    ORIENTATION,
+    sample_bits,
+    stored_size,
+    tiff_orientation,
+)
 
 BAD, NOTE = "bad", "note"
 
@@ -52,9 +61,10 @@ KINDS = {
     "sixteen_bit": BAD,  # 16-bit or float samples
     "animated": BAD,
     "huge": BAD,  # above Pillow's limit for decompression bombs
+    "not_a_mask": BAD,  # where masks are asked for: other than grey of 8 bits
     "two_sizes": BAD,  # a pair whose input and target differ
     "small": BAD,  # less than the crop that a config cuts out
-    "several_frames": NOTE,  # the first is used
+    "several_frames": NOTE,  # of a TIFF: the first is used
     "exif_rotated": NOTE,  # used as it is stored
     "wrong_extension": NOTE,  # decoders go by content
 }
@@ -65,7 +75,6 @@ _EVERY_LOADERS = {"BMP", "JPEG", "PNG", "WEBP"}
 _DALIS = {"JPEG2000", "PPM", "TIFF"}
 _FORMATS = tuple(sorted(_EVERY_LOADERS | _DALIS | {"GIF"}))
 _BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"II*\0", b"MM\0*")
-_BITS_PER_SAMPLE = 0x102  # a TIFF tag
 
 
 @contextlib.contextmanager
@@ -120,19 +129,21 @@ def _by_header(image: PIL.Image.Image, data: bytes, suffix: str) -> list[tuple[s
     if named not in (content, None) and not (content == "JPEG" and named == "MPO"):
         found.append(("wrong_extension", f"{content} content"))
     if image.mode == "CMYK":
-        found.append(("cmyk", "CMYK, which TensorFlow does not decode to grey"))
-    bits = _bits(image, data)
+        found.append(("cmyk", "CMYK, whose colours decoders convert in different ways"))
+    bits = sample_bits(image)
     if bits > 8:
         kind = "float" if image.mode == "F" else "whole-number"
         found.append(("sixteen_bit", f"{bits}-bit {kind} samples"))
     num_frames = 1 if content == "JPEG" else getattr(image, "n_frames", 1)
     if num_frames > 1:
-        kind = "animated" if content in ("GIF", "WEBP") else "several_frames"
+        kind = "animated" if content in ("GIF", "PNG", "WEBP") else "several_frames"
         found.append((kind, f"{num_frames} frames of {content}"))
     elif content == "GIF" or (content in _DALIS and named not in (content, None)):
         found.append(("unsupported", f"{content}, which not every loader decodes"))
-    elif content == "BMP" and image.mode in ("P", "1"):
-        found.append(("unsupported", "a BMP's palette, which not every loader decodes"))
+    elif content == "BMP" and not _is_plain_bmp(image, data):
+        found.append(("unsupported", "a BMP of another kind than plain 24-bit or grey pixels"))
+    elif content == "TIFF" and image.mode not in ("1", "L", "RGB", "CMYK") and bits <= 8:
+        found.append(("unsupported", f"a TIFF of mode {image.mode}, of which decoders differ"))
     return found
 
 
@@ -157,15 +168,17 @@ def _by_pixels(image: PIL.Image.Image, data: bytes) -> list[tuple[str, str]]:
     return []
 
 
-def _bits(image: PIL.Image.Image, data: bytes) -> int:
-    """Returns the bits of a sample, as far as Pillow tells them from 8."""
-    if image.format == "PNG":
-        return data[24]  # where every PNG has it
-    if image.format == "TIFF":
-        return max(image.tag_v2.get(_BITS_PER_SAMPLE, (1,)))
-    if image.format == "PPM" and isinstance(image.tile[0].args, tuple):
-        return image.tile[0].args[-1].bit_length()  # of the largest value
-    return 16 if image.mode.startswith(("I", "F")) else 8
+def _is_plain_bmp(image: PIL.Image.Image, data: bytes) -> bool:
+    """Returns whether a BMP has 24-bit pixels or grey levels, and nothing behind or beside them."""
+    header, depth, compression = (
+        int.from_bytes(data[start:end], "little") for start, end in ((14, 18), (28, 30), (30, 34))
+    )
+    channels = {("L", 8): 1, ("RGB", 24): 3}.get((image.mode, depth))
+    if header < 40 or compression or channels is None:
+        return False
+    row = -(-image.width * channels // 4) * 4
+    start = int.from_bytes(data[10:14], "little")
+    return len(data) == start + row * image.height
 
 
 def _check_jpeg(data: bytes) -> None:

@@ -28,6 +28,7 @@ from tfaccel.data.scan.examine import BAD, KINDS, examine, strict
 from tfaccel.data.scan.manifest import Manifest, label, results_folder
 from tfaccel.data.scan.report import Fault, Report
 from tfaccel.data.source import Blobs, ImageSource
+from tfaccel.data.sources.pillow import mask_fault
 from tfaccel.data.threads import mapped
 from tfaccel.errors import UserError
 
@@ -42,6 +43,7 @@ def scan_files(
     num_workers: int,
     progress: bool,
     smallest: tuple[int, int] | None = None,
+    masks: bool = False,
 ) -> Report:
     """Looks at every image, inputs and targets, unless an earlier scan did.
 
@@ -54,6 +56,7 @@ def scan_files(
       progress: whether a bar is drawn on standard error while it is a terminal; else a line is
         logged.
       smallest: (height, width) of the window that is cut out of each; None where it is resized.
+      masks: whether targets are masks, whose grey levels are classes.
 
     Raises:
       UserError: the cache folder cannot be written to at the start.
@@ -69,6 +72,9 @@ def scan_files(
             sizes.append(size)
             num_reused += reused
     bad = {each.id for each in faults if each.severity == BAD}
+    if masks and source.targets is not None:
+        faults += _no_masks(source.targets, bad)
+        bad = {each.id for each in faults if each.severity == BAD}
     faults += _by_size(source, sizes, bad, smallest)
     name = label(source.images.folder, (file for each in streams for file in each.files))
     report = Report(tuple(sorted(faults)), len(source), num_reused, cache / f"{name}.txt")
@@ -191,6 +197,16 @@ def _by_size(source: ImageSource, sizes: Sequence[np.ndarray], bad: set[int], sm
             cause = f"{_pixels(sizes[0][index])}; {_pixels(smallest)} are cut out"
             faults.append(_fault(source.images, index, "small", cause))
     return faults
+
+
+def _no_masks(targets: Blobs, bad: set[int]) -> list[Fault]:
+    """Returns the faults of targets, not `bad` yet, whose grey levels are no classes: by headers.
+
+    Not kept in the manifest: the same file may be an image for one config and a mask for another.
+    """
+    others = (index for index in range(len(targets)) if index not in bad)
+    causes = ((index, mask_fault(targets, index)) for index in others)
+    return [_fault(targets, index, "not_a_mask", cause) for index, cause in causes if cause]
 
 
 def _pixels(size) -> str:

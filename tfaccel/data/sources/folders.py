@@ -126,7 +126,20 @@ def _files(folder: os.DirEntry, root: pathlib.Path) -> list[str]:
         raise UserError(
             f"class folder {folder.path} holds '{below[0]}', a folder; expected only images: {cure}"
         )
-    return [entry.path for entry in entries]
+    # A broken link stays: it is named when it is read.
+    special = [entry for entry in entries if not entry.is_file() and os.path.exists(entry.path)]
+    if special:
+        log.warning(
+            "data: %s is a FIFO, a device or a socket and no image; %d such files of %s are left "
+            "out",
+            special[0].path,
+            len(special),
+            folder.path,
+        )
+    files = [entry.path for entry in entries if entry not in special]
+    if not files:
+        raise UserError(f"class folder {folder.path} holds no file; put images into it")
+    return files
 
 
 def _check_suffixes(files: list[str], suffixes: tuple[str, ...]) -> None:

@@ -9,7 +9,7 @@ import io
 import numpy as np
 import PIL.Image
 
-from tfaccel.data.source import Blobs
+from tfaccel.data.source import Blobs, open_regular
 from tfaccel.errors import UserError
 
 # What both DALI and Pillow decode, so that a file that fails in one can be named by the other.
@@ -27,6 +27,7 @@ _BACK = {
     8: PIL.Image.Transpose.ROTATE_270,
 }
 ORIENTATION = 0x112  # the tag, of TIFF and of EXIF data
+BITS_PER_SAMPLE = 0x102  # a TIFF tag
 
 # What Pillow raises for files that are no image, cut short, or too large to be honest.
 UNREADABLE = (OSError, SyntaxError, ValueError, PIL.Image.DecompressionBombError)
@@ -85,15 +86,81 @@ def decoded(image: PIL.Image.Image, mode: str) -> PIL.Image.Image:
     return pixels.transpose(_BACK[orientation]) if orientation in _BACK else pixels
 
 
-def check_mask(blobs: Blobs, index: int) -> None:
-    """Raises UserError unless an image's values are its grey levels, as those of a mask are."""
-    mode = _header(blobs, index).mode
-    if mode != "L":
-        raise UserError(
-            f"{blobs.name(index)} is of Pillow's mode {mode}; expected masks of mode L, whose grey "
-            "level is the class (decoding loses a palette's indices, and makes 0 and 255 of mode "
-            "1): convert them"
+def check_kinds(blobs: Blobs, ids: np.ndarray, *, are_masks: bool) -> None:
+    """Looks at the headers of some images, for kinds that no loader takes.
+
+    Args:
+      blobs: the images.
+      ids: which of them are looked at: [num_ids].
+      are_masks: whether their grey levels are classes.
+
+    Raises:
+      UserError: for the first that has samples of 16 bits, or that is no mask.
+    """
+    for index in ids.tolist():
+        image = _header(blobs, index)
+        fault = unfit_mask(image) if are_masks else deep(image)
+        if fault:
+            cure = "convert all of that kind, or leave them out with bad_files='skip'"
+            raise UserError(f"{blobs.name(index)} {fault}; {cure}")
+
+
+def mask_fault(blobs: Blobs, index: int) -> str | None:
+    """Returns why an image is no mask, going by its header; None for a mask.
+
+    Raises:
+      UserError: it cannot be read, or is not an image.
+    """
+    return unfit_mask(_header(blobs, index))
+
+
+def unfit_mask(image: PIL.Image.Image) -> str | None:
+    """Returns why an image that is not decoded yet is no mask; None if its levels are classes."""
+    if image.mode != "L":
+        return (
+            f"is of Pillow's mode {image.mode}; expected masks of mode L, whose grey level is the "
+            "class (decoding loses a palette's indices, and makes 0 and 255 of mode 1)"
         )
+    bits = sample_bits(image)
+    if bits < 8:
+        return (
+            f"has grey samples of {bits} bits, which decoders spread over 0 to 255; expected masks "
+            "of 8 bits, whose grey level is the class"
+        )
+    return deep(image)
+
+
+def too_deep(blobs: Blobs, index: int) -> str | None:
+    """Returns `"name (cause)"` of an image of more than 8 bits a sample, None of any other."""
+    fault = deep(_header(blobs, index))
+    return f"{blobs.name(index)} ({fault})" if fault else None
+
+
+def deep(image: PIL.Image.Image) -> str | None:
+    """Returns that an image, not decoded yet, has samples of more than 8 bits; None if not."""
+    if sample_bits(image) <= 8:
+        return None
+    return (
+        "has 16-bit or float samples, which decoders shorten in different ways; expected 8 bits, "
+        "in 0 to 255"
+    )
+
+
+def sample_bits(image: PIL.Image.Image) -> int:
+    """Returns the bits of a sample of an image that is not decoded yet."""
+    if image.format == "PNG":
+        raw = image.tile[0].args if image.tile else image.mode
+        raw = raw if isinstance(raw, str) else raw[0]
+        # Pillow's raw modes: "L;2", "RGB;16B", "1", or "RGB" for 8 bits.
+        bits = raw.partition(";")[2].rstrip("B")
+        return 1 if raw.startswith("1") else int(bits) if bits.isdigit() else 8
+    if image.format == "TIFF":
+        return max(image.tag_v2.get(BITS_PER_SAMPLE, (1,)))
+    if image.format == "PPM" and isinstance(image.tile[0].args, tuple):
+        return image.tile[0].args[-1].bit_length()  # of the largest value
+    if image.mode.startswith(("I", "F")):
+        return 16
+    return 1 if image.mode == "1" else 8
 
 
 def largest_value(blobs: Blobs, index: int) -> int:
@@ -118,8 +185,10 @@ def _header(blobs: Blobs, index: int) -> PIL.Image.Image:
     """Returns an image that is not decoded, and closed."""
     try:
         # Of a file, no more is read than the header.
-        file = blobs.files[index] if blobs.are_files else io.BytesIO(blobs.read(index))
-        with PIL.Image.open(file) as image:
+        file = (
+            open_regular(blobs.files[index]) if blobs.are_files else io.BytesIO(blobs.read(index))
+        )
+        with file, PIL.Image.open(file) as image:
             return image
     except UNREADABLE as error:
         raise UserError(
