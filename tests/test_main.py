@@ -232,7 +232,7 @@ def plant_text_as_image(root):
 def plant_text_in_the_middle(root):
     # Shuffled, so that it is decoded in the first batch of some seeds and later in others.
     (root / "training" / "b" / "16.png").write_text("not an image")
-    return "b/16.png (not an image"
+    return "b/16.png cannot be read as an image (not an image"
 
 
 def plant_cut_image(root):
