@@ -26,6 +26,7 @@ from tfaccel.data.placement import Placement
 from tfaccel.data.source import UnreadableError
 from tfaccel.data.weights import Weighing, weighted
 from tfaccel.errors import UserError
+from tfaccel.redact import shown
 from tfaccel.runtime import Device
 from tfaccel.table_text import counted
 
@@ -159,7 +160,7 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
             f"{plan.rows_per_replica} rows on each of {replicas}; last batch: {plan.last_batch}",
             *self._described(),
         ]
-        return "\n  ".join(lines) + ">"
+        return shown("\n  ".join(lines) + ">")
 
     def _described(self) -> list[str]:
         """Returns what the data say of themselves, or else the shapes of a replica's batch."""

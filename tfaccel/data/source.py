@@ -16,6 +16,7 @@ import numpy as np
 
 from tfaccel.data import stamps
 from tfaccel.errors import UserError
+from tfaccel.redact import shown
 
 
 def open_regular(file: str, *, buffering: int = -1) -> BinaryIO:
@@ -69,7 +70,7 @@ class Blobs:
 
     def __repr__(self):
         """Returns how many, and from where; not every path."""
-        where = f" in {self.folder}" if self.files else ""
+        where = f" in {shown(self.folder)}" if self.files else ""
         return f"<tfaccel images: {len(self):,} encoded, in {len(self.files):,} files{where}>"
 
     def __len__(self):
@@ -148,7 +149,8 @@ class ImageSource:
         """Returns what it holds, in a line; not every path and label."""
         classes = f", {len(self.class_names)} classes" if self.class_names else ""
         pairs = ", with targets" if self.targets is not None else ""
-        return f"<tfaccel source: {len(self):,} images{classes}{pairs}, in {self.images.folder}>"
+        folder = shown(self.images.folder)
+        return f"<tfaccel source: {len(self):,} images{classes}{pairs}, in {folder}>"
 
     def __len__(self):
         """Returns the number of examples."""
