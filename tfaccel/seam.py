@@ -735,6 +735,10 @@ def build_from_specs(model, *, change: Callable) -> Callable:
         specs = tf.nest.map_structure(_of_one_replica, iterator._distributed_dataset.element_spec)
         if not all(_is_dense(each) for each in tf.nest.flatten(specs)):
             specs = _first_batch(model, iterator)
+        build_by_call(specs)
+        return adopt_metrics()
+
+    def build_by_call(specs):
         by_row = _weighing_by_row(keras_loss.reduce_weighted_values)
         look_up = _knowing_outputs(model, backend.compute_output_spec)
         with (
@@ -743,7 +747,6 @@ def build_from_specs(model, *, change: Callable) -> Callable:
             patched(backend, "compute_output_spec", look_up),
         ):
             model._symbolic_build(data_batch=change(specs))
-        return adopt_metrics()
 
     def build_by_step(iterator, batch):
         # As stock Keras does without a strategy. `call` may be missing, or take something else.
@@ -757,6 +760,11 @@ def build_from_specs(model, *, change: Callable) -> Callable:
             known = all(_is_dense(each) for each in tf.nest.flatten(specs))
             batch = specs if known else _first_batch(model, iterator)
         _trace_once(model, change(batch))
+        metrics = model._compile_metrics
+        if metrics is not None and not metrics.built and inputs_of(model):
+            build_by_call(
+                batch
+            )  # a step that leaves them alone: Keras still asks for their results
         if every_optimizer(model) == [model.optimizer] and not model.optimizer.built:
             with model.distribute_strategy.scope():  # that no step has used yet
                 model.optimizer.build(model.trainable_variables)
