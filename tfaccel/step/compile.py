@@ -105,7 +105,7 @@ def _check_layers(model, strategy, *, xla: bool) -> None:
                 "GPUs too"
             )
     halves = [each.path for each in model.trainable_variables if each.dtype in HALVES]
-    wanted = policy_of(model) in HALVES  # throughout
+    wanted = model.dtype_policy.name in HALVES  # by who chose the policy of all layers
     if halves and not wanted:
         log.warning(
             "step: %s and %d more keep their weights in half precision, which loses small updates; "
