@@ -72,7 +72,7 @@ def test_what_does_not_fit_is_decoded_anew(source, free, device, loader):
 @pytest.mark.parametrize("suffix", [".tiff", ".bmp"])
 def test_dali_decodes_on_the_cpu_what_tensorflow_does_not(source, free, suffix):
     free(0)
-    other, png = (source((16, 12), suffix=each).images.files for each in (suffix, ".png"))
+    other, png = (tuple(source((16, 12), suffix=each).images.files) for each in (suffix, ".png"))
     # However late the only one comes.
     many = ImageSource(Blobs(png * 2000 + other[:1]), np.zeros(12001, np.int32), ("a",))
     for mixed in (source((16, 12), suffix=suffix), many):
@@ -85,7 +85,7 @@ def test_one_image_of_another_size_is_seen(source, free, tmp_path):
     free(100 * MIB)
     same = source((16, 12))
     PIL.Image.new("RGB", (12, 16)).save(tmp_path / "3.png")
-    many = ImageSource(Blobs(same.images.files * 20), np.zeros(120, np.int32), ("a",))
+    many = ImageSource(Blobs(tuple(same.images.files) * 20), np.zeros(120, np.int32), ("a",))
     assert chosen(many, CPU, augment="imagenet")[0] == "tf_data"
 
 

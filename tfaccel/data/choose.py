@@ -6,7 +6,6 @@ for the log, and the size that images are kept in.
     choice = choose_loader(source, images, augment, device=Device("/gpu:0", 0))
 """
 
-import os
 from typing import NamedTuple
 
 import numpy as np
@@ -103,7 +102,7 @@ def _suffixes(source: ImageSource) -> set[str]:
     """Returns how the files' names end; nothing for what archives hold."""
     if not source.images.are_files:
         return set()
-    return {os.path.splitext(each)[1].lower() for each in source.images.files}
+    return source.images.files.suffixes()
 
 
 def _storable_size(

@@ -21,6 +21,7 @@ from tfaccel.data.deferred import Deferred
 from tfaccel.data.feed import Feed
 from tfaccel.data.free_memory import all_bytes, mib
 from tfaccel.data.loaders.cache import cached
+from tfaccel.data.loaders.kept import kept
 from tfaccel.data.loaders.memory import DeferredStream, MemoryStream, decode_all
 from tfaccel.data.loaders.pixels import batch_spec, resizes
 from tfaccel.data.loaders.tf_data import TfDataStream
@@ -306,7 +307,7 @@ def _decoded(source: ImageSource, images, choice: Choice, *, num_threads) -> Arr
     if size != images.image_size:
         log.info("loader: images are stored as %dx%d; windows are cut out of that", *size)
     settings = {"stored_size": size, "channels": images.channels, "targets": images.targets}
-    store = cached if choice.loader == "cache" else decode_all
+    store = cached if choice.loader == "cache" else kept if images.loader == "auto" else decode_all
     try:
         return store(source, num_threads=num_threads, **settings)
     except UnreadableError as error:

@@ -10,11 +10,13 @@ import errno
 import hashlib
 import os
 import stat
+from collections.abc import Sequence
 from typing import BinaryIO
 
 import numpy as np
 
 from tfaccel.data import stamps
+from tfaccel.data.file_names import FileNames
 from tfaccel.errors import UserError
 from tfaccel.redact import shown
 
@@ -57,16 +59,20 @@ class Blobs:
     """Encoded images: each a whole file, or a range of bytes in one.
 
     Attributes:
-      files: absolute paths; of whole files, one for each example.
+      files: absolute paths, kept as `FileNames`; of whole files, one for each example.
       file_of: [num_examples] int32, which file holds each example; None for whole files.
       offsets: [num_examples] int64, in bytes; None for whole files.
       sizes: [num_examples] int64, in bytes; None for whole files.
     """
 
-    files: tuple[str, ...]
+    files: Sequence[str]
     file_of: np.ndarray | None = None
     offsets: np.ndarray | None = None
     sizes: np.ndarray | None = None
+
+    def __post_init__(self):
+        """Keeps the paths in little memory."""
+        object.__setattr__(self, "files", FileNames.of(self.files))
 
     def __repr__(self):
         """Returns how many, and from where; not every path."""
@@ -85,9 +91,7 @@ class Blobs:
     @property
     def folder(self) -> str:
         """The folder that all files lie in."""
-        # What the first and the last in order share, all share.
-        first, last = (os.path.dirname(file) for file in (min(self.files), max(self.files)))
-        return os.path.commonpath([first, last])
+        return self.files.folder
 
     def name(self, index: int) -> str:
         """Returns what to call an example: its path, or "shard.tar[bytes 512+1024]"."""
@@ -98,9 +102,9 @@ class Blobs:
 
     def digest(self) -> str:
         """Returns what tells these from others, wherever the folder that holds all of them is."""
-        digest, start = hashlib.blake2b(digest_size=16), len(self.folder)
-        for file in self.files:
-            digest.update(os.fsencode(file[start:]) + b"\0")
+        digest = hashlib.blake2b(digest_size=16)
+        for part in self.files.below_folder():
+            digest.update(part)
         for each in (self.file_of, self.offsets, self.sizes):
             if each is not None:
                 digest.update(np.ascontiguousarray(each, np.int64))
@@ -125,7 +129,7 @@ class Blobs:
     def taken(self, ids: np.ndarray) -> "Blobs":
         """Returns the examples at these indices alone."""
         if self.are_files:
-            return Blobs(tuple(self.files[index] for index in ids.tolist()))
+            return Blobs(self.files.taken(ids))
         return Blobs(self.files, *(each[ids] for each in (self.file_of, self.offsets, self.sizes)))
 
 

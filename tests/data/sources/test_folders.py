@@ -101,17 +101,77 @@ def test_counts_all_that_are_no_images(tmp_path):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("files", "cure"),
-    [(("a/b/1.png",), "as the image folder?"), (("a/1.png", "a/b/2.png"), "move it")],
-)
-def test_a_folder_within_a_class_is_named_with_what_to_do(tmp_path, files, cure):
+def made(root: pathlib.Path, *files: str) -> pathlib.Path:
     for file in files:
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / file).touch()
-    with pytest.raises(UserError, match=r"holds 'b', a folder; expected only images: ") as error:
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).touch()
+    return root
+
+
+@pytest.mark.parametrize(
+    ("given", "files", "cure"),
+    [
+        # As zip files are unpacked: a folder in a folder.
+        ("", ["d/cat/1.png", "d/dog/1.png"], "did you mean {}/d as the image folder?"),
+        ("", ["d/d/cat/1.png", "d/d/dog/1.png"], "did you mean {}/d/d as the image folder?"),
+        ("", ["d/cat/1.png", "__MACOSX/d/cat/._1.png"], "did you mean {}/d as the image folder?"),
+        # One folder for each split.
+        (
+            "",
+            ["test/cat/1.png", "train/cat/1.png"],
+            "did you mean {}/train as the image folder? (test likewise",
+        ),
+        ("", ["d/test/cat/1.png", "d/train/cat/1.png"], "did you mean {}/d/train as the image fol"),
+        # Classes of classes.
+        (
+            "",
+            ["animal/cat/1.png", "animal/dog/1.png", "plant/rose/1.png"],
+            "classes lie one level deeper in each of 2 folders, animal/cat being one: move all",
+        ),
+        # Images and a folder.
+        ("", ["cat/1.png", "cat/old/1.png"], "move the images of old into {}/cat, or old away"),
+        # One level too deep.
+        (
+            "train/cat",
+            ["train/cat/1.png", "train/dog/1.png"],
+            "did you mean {}/train as the image folder? It holds cat and 1 other",
+        ),
+        ("flat", ["flat/1.png", "flat/2.png"], "one folder per class, or list the images and the"),
+        ("train", ["train/1.png", "test/1.png"], "one folder per class, or list the images and"),
+        ("", ["cat/1.png", "labels.csv"], "holds the file 'labels.csv'; expected one folder per"),
+    ],
+)
+def test_a_wrong_level_is_named_with_the_folder_that_was_meant(tmp_path, given, files, cure):
+    made(tmp_path, *files)
+    with pytest.raises(UserError) as error:
+        class_folders(tmp_path / given)
+    assert cure.format(tmp_path) in str(error.value)
+    assert "did you mean" in cure or "did you mean" not in str(error.value)
+
+
+def test_passes_over_what_archives_and_file_managers_leave(tmp_path):
+    leave = ["Thumbs.db", "__MACOSX/a/._1.png", "desktop.ini", ".ipynb_checkpoints/1.png"]
+    leave += ["a/Thumbs.db", "a/.ipynb_checkpoints/1-checkpoint.png", "a/@eaDir/1.png/SYNO.jpg"]
+    found = class_folders(made(tmp_path, "a/1.png", "b/1.png", *leave))
+    assert found.class_names == ("a", "b")
+    assert len(found) == 2
+
+
+def test_a_link_may_not_put_a_file_into_two_classes(tmp_path):
+    made(tmp_path, "a/1.png", "b/2.png", "a/0.png")
+    (tmp_path / "a" / "again.png").symlink_to("1.png")  # twice in one class is another weight
+    assert len(class_folders(tmp_path)) == 4
+    (tmp_path / "b" / "z.png").symlink_to("../a/1.png")
+    with pytest.raises(UserError, match="are one file, by a link, in two classes") as error:
         class_folders(tmp_path)
-    assert cure in str(error.value)
+    assert f"{tmp_path / 'a' / '1.png'} and {tmp_path / 'b' / 'z.png'}" in str(error.value)
+
+
+def test_a_link_may_not_be_a_class_of_its_own(tmp_path):
+    made(tmp_path, "a/1.png")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(UserError, match="are one file, by a link, in two classes"):
+        class_folders(tmp_path)
 
 
 def test_what_is_no_path_is_refused():

@@ -23,18 +23,20 @@ import pathlib
 import shutil
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from tfaccel.cache_folder import cache_folder
+from tfaccel.data.file_names import FileNames
 from tfaccel.data.loaders.decode import decode_into, shapes
 from tfaccel.data.source import ArraySource, ImageSource
 from tfaccel.errors import UserError
 from tfaccel.own_files import open_own
 
 VERSION = 2  # changed whenever the same key would stand for other bytes
+FILES_AT_A_TIME = 1024  # whose sizes and times one thread asks for
 BLOCK_BYTES = 2**24  # that a checksum is of
 SPARE_BYTES = 2**26  # of disk, left free: for the manifest, and for others
 
@@ -68,18 +70,17 @@ def cached(
       UnreadableError: images that cannot be read or decoded, all of them.
       UserError: a pair of two sizes; a folder that cannot be written to, or a full disk.
     """
-    shape_of = shapes(source, stored_size=stored_size, channels=channels, targets=targets)
     folder = pathlib.Path(folder or cache_folder("pixels")).expanduser().absolute()
     try:
-        home = folder / _key(source, shape_of, targets, num_threads)
-        arrays = _open(home, num_threads)
-        if arrays is None:
-            folder.mkdir(parents=True, exist_ok=True)
-            with _alone(home.with_suffix(".lock")):
-                arrays = _open(home, num_threads)  # another process may have made it meanwhile
-                if arrays is None:
-                    _build(home, shape_of, source, targets=targets, num_threads=num_threads)
-                    arrays = _mapped(home)
+        home = stored(
+            source,
+            stored_size=stored_size,
+            channels=channels,
+            targets=targets,
+            num_threads=num_threads,
+            folder=folder,
+        )
+        arrays = _mapped(home)
     except OSError as error:
         raise UserError(
             f"decoded images cannot be kept in {folder} ({error.strerror or error}); set "
@@ -88,13 +89,51 @@ def cached(
     return ArraySource(labels=source.labels, class_names=source.class_names, **arrays)
 
 
+def stored(
+    source: ImageSource,
+    *,
+    stored_size: tuple[int, int],
+    channels: int,
+    targets: str,
+    num_threads: int,
+    folder: pathlib.Path,
+    make_room: Callable[[pathlib.Path, int], None] | None = None,
+) -> pathlib.Path:
+    """Returns where the decoded images are, whole: below `folder`, in .npy files.
+
+    Args:
+      source: the encoded images.
+      stored_size: as for `cached`, and so are `channels`, `targets` and `num_threads`.
+      channels: likewise.
+      targets: likewise.
+      num_threads: likewise.
+      folder: of all caches, absolute.
+      make_room: called with the folder and the bytes that are needed before images are decoded
+        into it; it may raise OSError.
+
+    Raises:
+      OSError: they cannot be written there.
+      UnreadableError, UserError: as `cached`.
+    """
+    shape_of = shapes(source, stored_size=stored_size, channels=channels, targets=targets)
+    home = folder / _key(source, shape_of, targets, num_threads)
+    if _is_whole(home, shape_of, num_threads):
+        return home
+    folder.mkdir(parents=True, exist_ok=True)
+    with _alone(home.with_suffix(".lock")):
+        if not _is_whole(home, shape_of, num_threads):  # another process may have made it meanwhile
+            if make_room is not None:
+                make_room(folder, sum(int(np.prod(each)) for each in shape_of.values()))
+            _build(home, shape_of, source, targets=targets, num_threads=num_threads)
+    return home
+
+
 def _key(source: ImageSource, shape_of: dict, targets: str, num_threads: int) -> str:
     digest = hashlib.blake2b(repr((VERSION, shape_of, targets)).encode(), digest_size=16)
     for blobs in filter(None, (source.images, source.targets)):
         with ThreadPoolExecutor(num_threads) as pool:
-            starts = range(0, len(blobs.files), 1024)
-            parts = (blobs.files[start : start + 1024] for start in starts)
-            for lines in pool.map(_identities, parts):
+            starts = range(0, len(blobs.files), FILES_AT_A_TIME)
+            for lines in pool.map(functools.partial(_identities, blobs.files), starts):
                 digest.update(lines)
         if not blobs.are_files:
             for each in (blobs.file_of, blobs.offsets, blobs.sizes):
@@ -102,16 +141,17 @@ def _key(source: ImageSource, shape_of: dict, targets: str, num_threads: int) ->
     return digest.hexdigest()
 
 
-def _identities(files: Sequence[str]) -> bytes:
-    return b"".join(map(_identity, files))
+def _identities(files: FileNames, start: int) -> bytes:
+    numbers = range(start, min(start + FILES_AT_A_TIME, len(files)))
+    return b"".join(_identity(files.encoded(number)) for number in numbers)
 
 
-def _identity(file: str) -> bytes:
+def _identity(file: bytes) -> bytes:
     try:
         stat = os.stat(file)
     except OSError:
-        return os.fsencode(file)  # decoding it says what is wrong
-    return b"%s\0%d %d\0" % (os.fsencode(file), stat.st_size, stat.st_mtime_ns)
+        return file  # decoding it says what is wrong
+    return b"%s\0%d %d\0" % (file, stat.st_size, stat.st_mtime_ns)
 
 
 @contextlib.contextmanager
@@ -170,10 +210,10 @@ def _reserved(file: pathlib.Path, shape: tuple[int, ...]) -> np.memmap:
     return array
 
 
-def _open(home: pathlib.Path, num_threads: int) -> dict[str, np.ndarray] | None:
-    """Returns the arrays; None where there are none, or where they are damaged, which is said."""
+def _is_whole(home: pathlib.Path, shape_of: dict, num_threads: int) -> bool:
+    """Returns whether the arrays are there as they were written. It is said where they are not."""
     if not home.exists():
-        return None
+        return False
     began, manifest = time.monotonic(), home / "manifest.json"
     try:
         version = str(manifest), manifest.stat().st_mtime_ns
@@ -181,10 +221,12 @@ def _open(home: pathlib.Path, num_threads: int) -> dict[str, np.ndarray] | None:
             _check(home, json.loads(manifest.read_text()), num_threads)
             _checked.add(version)
             log.info("cache: %s is used; checked in %.1f s", home, time.monotonic() - began)
-        return _mapped(home)
-    except (OSError, ValueError, KeyError) as error:
+        if {name: each.shape for name, each in _mapped(home).items()} != shape_of:
+            raise ValueError("it does not hold the arrays that it should")
+        return True
+    except Exception as error:  # a damaged file may make its reader raise anything
         log.warning("cache: %s is damaged (%s) and is made anew", home, error)
-        return None
+        return False
 
 
 _checked: set[tuple[str, int]] = set()  # once in a process: each takes a while

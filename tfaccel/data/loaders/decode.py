@@ -22,7 +22,7 @@ from tfaccel.data.threads import mapped
 from tfaccel.errors import UserError
 
 BLOCK = 32  # images that a thread takes at once: 50 ms of photographs
-LOG_SECONDS = 30
+FIRST_LOG_SECONDS, LOG_SECONDS = 5, 30  # until it is said how far decoding is, and again
 
 log = logging.getLogger("tfaccel")
 
@@ -60,19 +60,31 @@ def decode_into(
       UserError: a pair of two sizes.
     """
     block = functools.partial(_decode_block, arrays, source, targets)
-    starts, bad, said = range(0, len(source), BLOCK), {}, time.monotonic()
+    starts, bad, began = range(0, len(source), BLOCK), {}, time.monotonic()
+    say_at = began + FIRST_LOG_SECONDS
     with contextlib.closing(mapped(block, starts, num_threads=num_threads)) as found:
         for start, faults in zip(starts, found, strict=True):
             bad |= faults
-            if time.monotonic() - said > LOG_SECONDS:
-                said = time.monotonic()
-                log.info("data: %d of %d images are decoded", start, len(source))
+            if time.monotonic() > say_at:
+                say_at = time.monotonic() + LOG_SECONDS
+                _say_how_far(min(start + BLOCK, len(source)), len(source), began)
     if bad:
         raise UnreadableError(
             f"{len(bad)} of {len(source)} images cannot be decoded, first "
             f"{next(iter(bad.values()))}; replace or remove such files",
             ids=tuple(bad),
         )
+
+
+def _say_how_far(number: int, of: int, began: float) -> None:
+    rate = number / (time.monotonic() - began)
+    log.info(
+        "data: %s of %s images are decoded, %s a second; about %.0f s are left",
+        f"{number:,}",
+        f"{of:,}",
+        f"{rate:,.0f}",
+        (of - number) / rate,
+    )
 
 
 def _decode_block(arrays, source, targets, start: int) -> dict[int, str]:

@@ -11,7 +11,6 @@ on the device.
 import collections
 import concurrent.futures
 import functools
-import os
 import re
 from collections.abc import Callable, Iterator
 
@@ -107,8 +106,10 @@ def _in_flight(feed: Feed, placement: Placement) -> int:
 def _encoded(name: str, blobs: Blobs, pool) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
     """Returns the function from examples to what they are read from, by name."""
     if blobs.are_files:
-        files = np.array([os.fsencode(each) for each in blobs.files], dtype=object)
-        return lambda ids: {f"{name}.path": files[ids]}
+        encoded = blobs.files.encoded
+        return lambda ids: {
+            f"{name}.path": np.array([encoded(index) for index in ids.tolist()], dtype=object)
+        }
     return lambda ids: {
         f"{name}.bytes": np.array(list(pool.map(blobs.read, ids.tolist())), dtype=object)
     }

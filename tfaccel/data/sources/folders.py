@@ -14,10 +14,15 @@ import os
 import pathlib
 import shlex
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from tfaccel.data.file_names import FileNames
 from tfaccel.data.source import Blobs, ImageSource
+from tfaccel.data.sources.clutter import is_clutter
+from tfaccel.data.sources.labels import check_known
+from tfaccel.data.sources.levels import cure_of_files, cure_of_folders
 from tfaccel.data.sources.paths import absolute, nearest
 from tfaccel.data.sources.pillow import IMAGE_SUFFIXES
 from tfaccel.errors import UserError
@@ -28,7 +33,10 @@ log = logging.getLogger("tfaccel")
 def class_folders(
     root: str | os.PathLike, *, class_names: Sequence[str] | None = None
 ) -> ImageSource:
-    """Lists the class folders below `root`. Names that start with a dot are passed over.
+    """Lists the class folders below `root`.
+
+    Names that start with a dot are passed over, and so is what archives and file managers leave,
+    such as `__MACOSX`, `Thumbs.db` and `desktop.ini`.
 
     Gives whole files, sorted by class, then by name; labels [num_examples] int32, an index into
     `class_names`. The images may be of any size and of 1 or 3 channels.
@@ -40,8 +48,8 @@ def class_folders(
 
     Raises:
       UserError: the folder is missing or empty, holds images beside the class folders or a class
-        that `class_names` lacks, or a class folder is empty or holds something that is not named
-        like an image.
+        that `class_names` lacks, a class folder is empty or holds something that is not named like
+        an image, or a link puts one file into two classes.
     """
     files, labels, class_names = list_classes(root, IMAGE_SUFFIXES, class_names)
     return ImageSource(Blobs(files), labels, class_names)
@@ -51,7 +59,7 @@ def list_classes(
     root: str | os.PathLike,
     suffixes: tuple[str, ...],
     class_names: Sequence[str] | None = None,
-) -> tuple[tuple[str, ...], np.ndarray, tuple[str, ...]]:
+) -> tuple[FileNames, np.ndarray, tuple[str, ...]]:
     """Returns absolute files, their labels [num_examples] int32, and the class names.
 
     Args:
@@ -63,50 +71,64 @@ def list_classes(
       UserError: as `class_folders`.
     """
     root = absolute(root)
-    classes = _list(root)
+    classes = _list(root, "one folder of images per class")
     stray = next((entry for entry in classes if not entry.is_dir()), None)
     if stray:
         raise UserError(
             f"image folder {root} holds the file '{stray.name}'; expected one folder per class "
-            "and nothing else: move the file away, or put images into class folders"
+            f"and nothing else: {cure_of_files(root, stray.name, suffixes)}"
         )
     if not classes:
         raise UserError(f"image folder {root} is empty; expected one folder of images per class")
     found = [folder.name for folder in classes]
     class_names = tuple(found if class_names is None else class_names)
-    unknown = sorted(set(found) - set(class_names))
-    if unknown:
-        raise UserError(
-            f"image folder {root} has the class '{unknown[0]}', which is not among the "
-            f"{len(class_names)} class_names, {', '.join(class_names[:3])}"
-            f"{', ...' if len(class_names) > 3 else ''}; move it away, or add it to the others"
-        )
-    missing = [each for each in class_names if each not in found]
+    index_of = {name: index for index, name in enumerate(class_names)}
+    check_known(found, class_names, f"image folder {root} has the class")
+    missing = sorted(set(class_names).difference(found), key=index_of.get)
     if missing:
-        log.warning("data: %s has no images of the class %s", root, ", ".join(missing))
-    per_class = [_files(folder, root) for folder in classes]
-    _check_suffixes([file for files in per_class for file in files], suffixes)
-    counts = [len(each) for each in per_class]
-    return (
-        tuple(file for files in per_class for file in files),
-        np.repeat(np.array([class_names.index(each) for each in found], np.int32), counts),
-        class_names,
-    )
+        shown = f"{', '.join(missing[:10])}{', ...' if len(missing) > 10 else ''}"
+        log.warning("data: %s has no images of the class %s", root, shown)
+    counts, strays, linked = [], [], any(map(os.DirEntry.is_symlink, classes))
+
+    def names():  # one folder's at a time, so that a million take little memory
+        nonlocal linked
+        for folder in classes:
+            files = _files(folder, root, suffixes)
+            counts.append(len(files.names))
+            strays.extend(files.strays)
+            linked = linked or files.has_links
+            yield files.names
+
+    files = FileNames.in_folders(str(root), found, names())
+    _check_suffixes(strays, suffixes)
+    if linked:
+        _check_links(root, found)
+    labels = np.repeat(np.array([index_of[each] for each in found], np.int32), counts)
+    return files, labels, class_names
 
 
-def _list(folder: pathlib.Path) -> list[os.DirEntry]:
-    """Returns the folder's entries by name, without those whose name starts with a dot."""
-    wanted = "a folder with one folder per class"
+class _Files(NamedTuple):
+    """What a class folder holds: its files by name, the paths of those that are not named like
+    images, and whether any is a link."""
+
+    names: list[str]
+    strays: list[str]
+    has_links: bool
+
+
+def _list(folder: pathlib.Path, wanted: str) -> list[os.DirEntry]:
+    """Returns the folder's entries by name, without clutter."""
     try:
         with os.scandir(folder) as entries:
-            shown = [entry for entry in entries if not entry.name.startswith(".")]
+            shown = [entry for entry in entries if not is_clutter(entry.name)]
     except FileNotFoundError:
-        cure = _how_to_split(folder) or nearest(folder, kind="folder", wanted=wanted)
+        above = "a folder with one folder per class"
+        cure = _how_to_split(folder) or nearest(folder, kind="folder", wanted=above)
         raise UserError(f"image folder {folder} does not exist{cure}") from None
-    except (NotADirectoryError, PermissionError) as error:
+    except OSError as error:
         raise UserError(
             f"image folder {folder} cannot be listed ({error.strerror}); expected a folder that "
-            "holds one folder of images per class"
+            f"holds {wanted}"
         ) from None
     return sorted(shown, key=lambda entry: entry.name)
 
@@ -152,36 +174,70 @@ def split_command(root: pathlib.Path) -> str:
     )
 
 
-def _files(folder: os.DirEntry, root: pathlib.Path) -> list[str]:
-    entries = _list(pathlib.Path(folder.path))
+def _files(folder: os.DirEntry, root: pathlib.Path, suffixes: tuple[str, ...]) -> _Files:
+    entries = _list(pathlib.Path(folder.path), "images")
     if not entries:
         raise UserError(
             f"class folder {folder.path} is empty; put images into it, or remove it from {root}"
         )
+    names = [entry.name for entry in entries]
+    if not all(map(os.DirEntry.is_file, entries)):  # of a million, all is quicker than each
+        names = _without_special(folder, root, entries, suffixes)
+    strays = [name for name in names if not name.lower().endswith(suffixes)]
+    has_links = any(map(os.DirEntry.is_symlink, entries))
+    return _Files(names, [os.path.join(folder.path, name) for name in strays], has_links)
+
+
+def _without_special(folder: os.DirEntry, root, entries, suffixes) -> list[str]:
+    """Returns the names of those entries that are files; a broken link is named when it is read.
+
+    Raises:
+      UserError: there are folders, or nothing else.
+    """
     below = [entry.name for entry in entries if entry.is_dir()]
     if below:
-        cure = (
-            f"did you mean {folder.path} as the image folder?"
-            if len(below) == len(entries)
-            else "move it away"
-        )
+        cure = cure_of_folders(pathlib.Path(folder.path), root, below, suffixes)
         raise UserError(
             f"class folder {folder.path} holds '{below[0]}', a folder; expected only images: {cure}"
         )
-    # A broken link stays: it is named when it is read.
-    special = [entry for entry in entries if not entry.is_file() and os.path.exists(entry.path)]
+    special = {each.path for each in entries if not each.is_file() and os.path.exists(each.path)}
     if special:
         log.warning(
             "data: %s is a FIFO, a device or a socket and no image; %d such files of %s are left "
             "out",
-            special[0].path,
+            min(special),
             len(special),
             folder.path,
         )
-    files = [entry.path for entry in entries if entry not in special]
-    if not files:
+    names = [entry.name for entry in entries if entry.path not in special]
+    if not names:
         raise UserError(f"class folder {folder.path} holds no file; put images into it")
-    return files
+    return names
+
+
+def _check_links(root: pathlib.Path, classes: list[str]) -> None:
+    """Raises UserError where a link makes one file an image of two classes.
+
+    Two hard links are two files here: tools that save disk space make them of equal files.
+    """
+    class_of, is_link = {}, {}  # by what the file is on its disk: the path, and whether by a link
+    for name in classes:
+        linked = (root / name).is_symlink()
+        for entry in _list(root / name, "images"):
+            try:
+                status = entry.stat()
+            except OSError:  # a broken link
+                continue
+            key = status.st_dev, status.st_ino
+            before, by_link = class_of.setdefault(key, entry.path), linked or entry.is_symlink()
+            if os.path.dirname(before) != os.path.dirname(entry.path) and (
+                by_link or is_link.get(key)
+            ):
+                raise UserError(
+                    f"{before} and {entry.path} are one file, by a link, in two classes; expected "
+                    "one class for each image: remove one of the two"
+                )
+            is_link[key] = by_link or is_link.get(key, False)
 
 
 def _check_suffixes(files: list[str], suffixes: tuple[str, ...]) -> None:

@@ -39,3 +39,20 @@ def named(names: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
     class_names = tuple(sorted(set(names)))
     index_of = {name: index for index, name in enumerate(class_names)}
     return np.fromiter((index_of[name] for name in names), np.int32, len(names)), class_names
+
+
+def check_known(found: Sequence[str], class_names: Sequence[str], what: str) -> None:
+    """Raises UserError where a class is not among the class names.
+
+    Args:
+      found: the classes that there are.
+      class_names: those that there may be.
+      what: the beginning of the sentence: what has the class.
+    """
+    unknown = sorted(set(found).difference(class_names))
+    if unknown:
+        raise UserError(
+            f"{what} '{unknown[0]}', which is not among the {len(class_names)} class_names, "
+            f"{', '.join(class_names[:3])}{', ...' if len(class_names) > 3 else ''}; move it away, "
+            "or add it to the others"
+        )

@@ -1,0 +1,102 @@
+"""Which folder was meant, where the folder that was given is not one of class folders.
+
+Takes the folder and what is wrong with it; gives the end of the sentence that says so. It looks at
+a few entries of few folders, so that it costs nothing where millions of files are.
+
+    cure_of_files(root, "1.png")      # images where class folders should be
+    cure_of_folders(root / "cats", root, ["small", "large"])    # folders where images should be
+"""
+
+import itertools
+import os
+import pathlib
+
+from tfaccel.data.sources.clutter import is_clutter
+
+# As people call the parts of a data set, in lowercase.
+SPLITS = ("train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing")
+MOST = 200  # entries of a folder that are looked at
+LIST = "list the images and their classes in a CSV file (source csv, sources.image_list)"
+
+
+def cure_of_files(root: pathlib.Path, name: str, suffixes: tuple[str, ...]) -> str:
+    """Returns what to do about a file that lies beside, or in the place of, class folders.
+
+    Args:
+      root: the folder that was given.
+      name: of the file.
+      suffixes: of images, in lowercase.
+    """
+    if not name.lower().endswith(suffixes):
+        return "move the file away"
+    if _folders(root):
+        return f"move the image into a class folder, or {LIST}"
+    beside = [each for each in _folders(root.parent) if _holds_images(each, suffixes)]
+    if len(beside) > 1 and root.name.lower() not in SPLITS:
+        return (
+            f"did you mean {root.parent} as the image folder? It holds {root.name} and "
+            f"{len(beside) - 1} other folders of images"
+        )
+    return f"move the images into one folder per class, or {LIST}"
+
+
+def cure_of_folders(
+    folder: pathlib.Path, root: pathlib.Path, below: list[str], suffixes: tuple[str, ...]
+) -> str:
+    """Returns what to do about folders that lie in a class folder.
+
+    Args:
+      folder: the class folder.
+      root: the folder that was given.
+      below: the names of the folders in it.
+      suffixes: of images, in lowercase.
+    """
+    if _holds_images(folder, suffixes):
+        return f"move the images of {below[0]} into {folder}, or {below[0]} away"
+    classes = _folders(root)
+    splits = [each for each in classes if each.name.lower() in SPLITS]
+    if len(classes) == 1 or splits:
+        meant = next((each for each in splits if each.name.lower().startswith("train")), None)
+        meant = _deepest(meant or (splits or classes)[0], suffixes)
+        others = [each.name for each in splits if each.name != meant.name]
+        also = f" ({', '.join(others)} likewise, each by itself)" if others else ""
+        return f"did you mean {meant} as the image folder?{also}"
+    if _folders(folder / below[0]):
+        return f"the images lie deeper than {folder / below[0]}: give the folder of one split"
+    return (
+        f"classes lie one level deeper in each of {len(classes)} folders, {folder.name}/{below[0]} "
+        f"being one: move all class folders into one folder, or {LIST}"
+    )
+
+
+def _deepest(folder: pathlib.Path, suffixes) -> pathlib.Path:
+    """Returns the first folder from there down that holds class folders."""
+    for _ in range(8):
+        below = _folders(folder)
+        if any(_holds_images(each, suffixes) for each in below) or not below:
+            return folder
+        splits = [each for each in below if each.name.lower() in SPLITS]
+        train = [each for each in splits if each.name.lower().startswith("train")]
+        folder = (train or splits or below)[0]
+        if len(below) > 1 and not splits:
+            return folder.parent
+    return folder
+
+
+def _entries(folder: pathlib.Path) -> list[os.DirEntry]:
+    try:
+        with os.scandir(folder) as entries:
+            shown = (each for each in entries if not is_clutter(each.name))
+            return sorted(itertools.islice(shown, MOST), key=lambda each: each.name)
+    except OSError:
+        return []
+
+
+def _folders(folder: pathlib.Path) -> list[pathlib.Path]:
+    return [pathlib.Path(each.path) for each in _entries(folder) if each.is_dir()]
+
+
+def _holds_images(folder: pathlib.Path, suffixes: tuple[str, ...]) -> bool:
+    return any(
+        each.name.lower().endswith(suffixes) and not each.is_dir() for each in _entries(folder)
+    )
