@@ -320,3 +320,32 @@ def test_examples_one_by_one_are_refused(setup):
     with pytest.raises(tfaccel.UserError, match=r"shapes \(3,\), \(\); give it in batches"):
         model.fit(examples, verbose=0)
     model.fit(examples.batch(4), verbose=0)
+
+
+def test_what_a_user_prints_says_what_it_is(setup, folder, tmp_path):
+    run = setup(gpu_ids=())
+    images = {"image_size": (8, 6), "channels": 1, "global_batch_size": 8, "loader": "tf_data"}
+    loader = run.image_folder(folder, mean=0.5, std=0.5, augment="mnist", **images)
+    said = repr(loader)
+    assert f"{loader.num_examples:,} examples" in said
+    assert "3 classes: a, b, c" in said
+    assert f"{loader.num_batches} steps of 8 an epoch, 8 rows on each of 1 replica" in said
+    assert "images: 8 x 6 x 1, float32, pixels -1 to 1" in said
+    assert "loader: tf_data" in said
+    assert "rotation_degrees=" in said
+    assert repr(run).startswith("<tfaccel run: 1 replica in 1 worker (here /cpu:0), float32, XLA ")
+    examples = run.examples([(np.zeros((4, 4), np.float32), 1)] * 5, global_batch_size=2)
+    assert "5 examples" in repr(examples)
+    assert "a replica's batch: (2, 4, 4) float32, (2,) int" in repr(examples)
+    source = tfaccel.sources.class_folders(folder)
+    assert repr(source) == f"<tfaccel source: {len(source)} images, 3 classes, in {folder}>"
+    assert len(repr(source.images)) < 200
+    arrays = tfaccel.sources.arrays(np.zeros((9, 4, 4, 1), np.uint8), np.zeros(9, np.int32))
+    assert repr(arrays).startswith("<tfaccel source: uint8 array (9, 4, 4, 1)")
+    checkpoints = run.checkpoints(tmp_path / "kept", tfaccel.CheckpointConfig(every_steps=5))
+    assert f"checkpoints in {tmp_path / 'kept'}: every 5 steps and every 1 epoch" in repr(
+        checkpoints
+    )
+    for each in (loader, run, examples, source, arrays, checkpoints):
+        assert " object at 0x" not in repr(each)
+        assert len(repr(each)) < 600

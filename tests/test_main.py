@@ -16,7 +16,7 @@ import PIL.Image
 import pytest
 import tensorflow as tf
 
-from tfaccel import launch, main, train
+from tfaccel import help_texts, launch, main, meant, train
 from tfaccel.comparison import run as comparison_run
 from tfaccel.errors import UserError
 
@@ -58,10 +58,43 @@ def test_help_lists_commands_with_an_example_each(command):
             assert f"    tfaccel {name}" in out
 
 
-def test_help_of_train_lists_every_field(command):
-    code, out, _ = command("train", "--help")
+def test_help_of_train_lists_every_field_if_asked_for_all(command):
+    code, out, _ = command("train", "--help=all")
     assert code == 0
-    assert "--config.dali.prefetch_batches=2" in out
+    for each in meant.all_fields():
+        assert f"  --config.{each}=" in out
+
+
+@pytest.mark.parametrize("name", main.COMMANDS)
+def test_help_is_of_two_screens_at_most(command, name):
+    code, out, _ = command(name, "--help")
+    assert code == 0
+    assert len(out.splitlines()) <= 75
+    assert command(name, "--help=all")[0] == 0
+
+
+def test_common_fields_exist_and_a_topic_is_a_section(command):
+    assert set(help_texts.COMMON) <= set(meant.all_fields())
+    for topic in help_texts.TOPICS[1:]:
+        for name in ("train", "lint"):
+            _, out, _ = command(name, f"--help={topic}")
+            for each in meant.all_fields():
+                assert (f"  --config.{each}=" in out) == each.startswith(f"{topic}.")
+    code, _, err = command("train", "--help=trian")
+    assert (code, "no help on 'trian'; did you mean 'train'?" in err) == (2, True)
+
+
+def test_the_lines_that_split_a_folder_do(command, tmp_path):
+    _, out, _ = command("train", "--help=data")
+    for name in ("a b", "c"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for index in range(5):
+            (tmp_path / "photos" / name / f"{index} x.jpg").touch()
+    lines = out.partition('    old="$PWD')[2]
+    subprocess.run(["sh", "-c", 'old="$PWD' + lines], check=True, cwd=tmp_path)
+    split = tmp_path / "photos-split"
+    assert len([*split.glob("training/*/*.jpg")]) == 8
+    assert [each.name for each in split.glob("testing/a b/*")] == ["4 x.jpg"]
 
 
 def test_help_of_selftest_lists_every_flag(command):
@@ -132,7 +165,7 @@ CALLS = [
     ),
     (["train", DIGITS, "--config", "x.py"], "and x.py; expected one config file"),
     (["train", f"--config={REPOSITORY}/configs"], "configs is a folder; did you mean '"),
-    (["train", DIGITS, "--wrokdir=x"], "Unknown command line flag 'wrokdir'"),
+    (["train", DIGITS, "--wrokdir=x"], "there is no flag --wrokdir of"),
     (["train", DIGITS, "somewhere"], "'somewhere' is no flag"),
     (["train", DIGITS, "--config.data.global_batch_size=0"], "global_batch_size=0; expected"),
     (["train", DIGITS, "--config.data.image_size=8"], "image_size=(8,); expected (height, width)"),
@@ -153,7 +186,7 @@ CALLS = [
     (["train", DIGITS, "--worker-index=1"], "worker_index=1 without workers; give host:port"),
     (["selftes"], "there is no command 'selftes'; did you mean 'selftest'?"),
     (["selftest", "here"], "'here' is no flag of selftest; see `tfaccel selftest --help`"),
-    (["selftest", "--outptu=x"], "Unknown command line flag 'outptu'"),
+    (["selftest", "--outptu=x"], "no flag --outptu of `tfaccel selftest`; did you mean --output"),
     (["selftest", "--xla=maybe"], "<both|on|off>"),
     (["selftest", "--precision=fp16"], "precision='fp16'; expected one of float32"),
     (["selftest", "--precision=float32,fp8"], "precision='fp8'; expected one of float32"),
@@ -199,7 +232,7 @@ def plant_text_as_image(root):
 def plant_text_in_the_middle(root):
     # Shuffled, so that it is decoded in the first batch of some seeds and later in others.
     (root / "training" / "b" / "16.png").write_text("not an image")
-    return "b/16.png (not an image"
+    return "b/16.png cannot be read as an image (not an image"
 
 
 def plant_cut_image(root):
@@ -357,7 +390,7 @@ def test_help_shows_the_values_of_a_config_and_of_flags_however_they_are_spelt(c
     assert code == 0
     assert f"as {file} and the other flags say" in out
     assert "--config.runtime.precision=mixed_float16" in out
-    assert "--config.train.epochs=5\n" in out
+    assert "--config.train.epochs=5 " in out
 
 
 @pytest.mark.parametrize("spelt", [("--config={}",), ("--config", "{}")])

@@ -3,6 +3,8 @@
 import json
 import shutil
 import struct
+import subprocess
+import sys
 import zlib
 
 import keras
@@ -15,8 +17,9 @@ from keras import layers
 
 import tfaccel
 from tfaccel import UserError, main
+from tfaccel.asked_images import find_export, image_files
 from tfaccel.data import sources
-from tfaccel.predict import ROWS, Prediction, Predictor, newest_version
+from tfaccel.predict import ROWS, Prediction, Predictor
 
 IMAGES = {"image_size": (12, 10), "channels": 1, "global_batch_size": 8, "loader": "tf_data"}
 
@@ -175,11 +178,11 @@ def test_a_jpeg_and_colours_and_any_size_are_taken(predictor, tmp_path):
 
 
 def test_the_newest_version_is_taken(export, predictor):
-    assert newest_version(export) == export / "10"
+    assert find_export(export) == export / "10"
     (export / "11").mkdir(exist_ok=True)  # which is still being written, or no export
     (export / "12.rejected").mkdir(exist_ok=True)
-    assert newest_version(export) == export / "10"
-    assert newest_version(export / "9") == export / "9"
+    assert find_export(export) == export / "10"
+    assert find_export(export / "9") == export / "9"
     assert predictor.class_names == ["a", "b", "c"]
     assert Predictor(export / "9").class_names == ["x", "y", "z"]
 
@@ -192,9 +195,41 @@ def test_an_export_below_brackets_answers(export, names, tmp_path):
 
 
 def test_a_folder_without_an_export_is_refused(tmp_path):
-    for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(UserError, match="holds no SavedModel, and no numbered folder with one"):
-            Predictor(folder)
+    with pytest.raises(UserError, match="holds no SavedModel, and no numbered folder with one"):
+        Predictor(tmp_path)
+    with pytest.raises(UserError, match=r"there is no folder .*nowhere"):
+        Predictor(tmp_path / "nowhere")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"a run that has no export yet.*tfaccel export --workdir="):
+        Predictor(tmp_path)
+
+
+def test_a_runs_workdir_stands_for_its_newest_export(export, tmp_path):
+    (tmp_path / "export").symlink_to(export)
+    assert find_export(tmp_path) == tmp_path / "export" / "10"
+
+
+def test_a_folder_stands_for_the_images_below_it(folder, tmp_path):
+    assert image_files([str(folder)]) == paths_of(folder)
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(UserError, match="holds no images"):
+        image_files([str(tmp_path)])
+    with pytest.raises(UserError, match=r"a.png does not exist, nor do the 1 others"):
+        image_files(["a.png", "b.png"])
+    whole = paths_of(folder)[0]
+    assert image_files(["a.png", whole]) == ["a.png", whole]
+
+
+@pytest.mark.parametrize("arguments", [["--model=none", "a.png"], ["--model={}", "none.png"]])
+def test_mistakes_are_told_before_tensorflow_starts(export, arguments):
+    words = [each.format(export) for each in arguments]
+    program = (
+        f"import sys, tfaccel.main as main\nsys.argv = ['tfaccel', 'predict', *{words}]\n"
+        "try: main.cli()\nfinally: assert 'tensorflow' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_saved_model_of_another_program_is_refused(tmp_path):
@@ -297,7 +332,14 @@ def test_a_bad_file_makes_the_exit_code_1_and_the_others_are_printed(capsys, exp
     assert lines[-1].startswith(names[1])
 
 
-def test_lines_are_within_80_columns_and_words_stay_whole():
+def test_in_a_file_each_image_has_one_line(capsys):
+    names = [f"a rather long class name, number {index}" for index in range(5)]
+    each = Prediction("photographs/of the sea.jpg", np.full(5, 0.2, np.float32))
+    assert "\n" not in each.line(names, 5)
+
+
+def test_lines_are_within_80_columns_and_words_stay_whole(monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     names = [f"a rather long class name, number {index}" for index in range(5)]
     each = Prediction("photographs/of the sea.jpg", np.full(5, 0.2, np.float32))
     lines = each.line(names, 5).splitlines()
@@ -323,12 +365,12 @@ def test_a_name_that_begins_with_a_tilde_is_a_file(predictor, names, tmp_path, f
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "no model; e.g. `tfaccel predict --model=runs/a/export cat.jpg`"),
+        ([], "no model; e.g. `tfaccel predict --model=runs/a cat.jpg`"),
         (["cat.jpg"], "no model"),
         (["--model=served"], "no files"),
-        (["--model=served", "cat.jpg"], "served holds no SavedModel"),
+        (["--model=served", "cat.jpg"], "there is no folder served"),
         (["--model=served", "cat.jpg", "--top=0"], "top"),
-        (["--model=served", "cat.jpg", "--tpo=1"], "Unknown command line flag 'tpo'"),
+        (["--model=served", "cat.jpg", "--tpo=1"], "no flag --tpo of"),
     ],
 )
 def test_mistakes_in_the_call_are_one_sentence(tmp_path, monkeypatch, arguments, says):

@@ -408,6 +408,19 @@ def test_a_static_loss_scale_stays(float16):
     np.testing.assert_allclose(model.get_weights()[0], [[-0.04]], rtol=1e-3)
 
 
+def test_the_loss_scale_follows_the_layers_of_a_model_that_was_saved(tmp_path):
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        one_weight().save(tmp_path / "one.keras")
+        trained = scaled(StepConfig(), 1)
+        expected = fit_rows(trained, [1, 3, 1, 3])["loss_scale"]
+    finally:
+        keras.config.set_dtype_policy("float32")
+    model = scaled(StepConfig(), 1, make=lambda: keras.saving.load_model(tmp_path / "one.keras"))
+    assert fit_rows(model, [1, 3, 1, 3])["loss_scale"] == expected
+    assert_same_weights(model, trained, rtol=0)
+
+
 DYNAMIC = StepConfig(loss_scale_initial=16.0, loss_scale_growth_steps=2)
 
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from tfaccel import meant
 from tfaccel.errors import UserError, did_you_mean
 
 # Where XLA is told to record sums over GPUs; it takes names in upper and lower case.
@@ -44,7 +45,7 @@ def check_names(prefix: str, received, valid) -> None:
     """Raises UserError for the first name that is not valid."""
     for name in received:
         if name not in valid:
-            raise UserError(f"{prefix} has no field '{name}'{did_you_mean(name, valid)}")
+            raise UserError(f"{prefix} has no field '{name}'{meant.setting(name, valid)}")
 
 
 def check_int(name: str, value: Any, *, at_least: int, at_most: int | None = None) -> None:

@@ -16,12 +16,12 @@ from collections.abc import Sequence
 import ml_collections
 from ml_collections import config_dict
 
+from tfaccel import meant
 from tfaccel.checks import (
     check_batch,
     check_choice,
     check_flag,
     check_int,
-    check_names,
     check_number,
     check_only_with,
     check_text,
@@ -680,7 +680,9 @@ def parse(config: ml_collections.ConfigDict) -> Config:
     """
     check_is_config(config)
     sections = {field.name: field.default_factory for field in dataclasses.fields(Config)}
-    check_names("config", config, sections)
+    for each in config:
+        if each not in sections:
+            raise UserError(f"config has no field '{each}'{meant.field(each)}")
     return Config(**{name: _section(name, kind, config) for name, kind in sections.items()})
 
 
@@ -688,7 +690,11 @@ def _section(name: str, kind: type, config: ml_collections.ConfigDict):
     values = config.get(name, {})
     if not isinstance(values, ml_collections.ConfigDict | dict):
         raise UserError(f"config.{name}={values!r}; expected a group of fields")
-    check_names(f"config.{name}", values, [field.name for field in dataclasses.fields(kind)])
+    fields = [field.name for field in dataclasses.fields(kind)]
+    for each in values:
+        if each not in fields:
+            cure = meant.field(each, fields, section=name)
+            raise UserError(f"config.{name} has no field '{each}'{cure}")
     return kind(**dict(values))
 
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import keras
 
 from tfaccel.callbacks.checkpoints import Checkpoints
+from tfaccel.callbacks.early_stopping import EarlyStopping
 from tfaccel.callbacks.ema import EMA
 from tfaccel.callbacks.logs import Logs
 from tfaccel.callbacks.throughput import Throughput
@@ -112,7 +113,7 @@ def _of_recipe(recipe: TrainConfig) -> list[keras.callbacks.Callback]:
         callbacks.append(EMA())
     if recipe.early_stopping_epochs is not None:
         callbacks.append(
-            keras.callbacks.EarlyStopping(
+            EarlyStopping(
                 recipe.monitor,
                 patience=recipe.early_stopping_epochs,
                 mode="max" if largest_is_best(recipe.monitor) else "min",

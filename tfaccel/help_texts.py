@@ -1,6 +1,6 @@
 """What `tfaccel COMMAND --help` prints, beside what the flags say of themselves.
 
-print(help_texts.AUDIT) print(help_texts.of_train(default_config(), "it is by
+print(help_texts.AUDIT) print(help_texts.of_train(default_config(), "they are by
 default"))
 """
 
@@ -8,12 +8,14 @@ import dataclasses
 import inspect
 import re
 import textwrap
+from collections.abc import Iterable
 
 import ml_collections
 
 from tfaccel import __version__
 from tfaccel.cluster.addresses import FIRST_PORT, LAST_PORT
 from tfaccel.config import Config
+from tfaccel.errors import UserError, did_you_mean
 from tfaccel.launch.options import MASTER_PORT
 
 ALL = f"""tfaccel {__version__}: train Keras models from images and keep GPUs busy.
@@ -73,8 +75,8 @@ usage: tfaccel COMMAND [flags]
             tfaccel doctor
             tfaccel doctor --quick
 
-  tfaccel COMMAND --help   a command's flags
-  tfaccel --version        the version
+  tfaccel COMMAND --help       a command's flags; --help=all for every field
+  tfaccel --version            the version
 """
 
 TRAIN = """usage: tfaccel train --config=FILE [--workdir=DIR] [--dry-run]
@@ -105,8 +107,61 @@ TRAIN = """usage: tfaccel train --config=FILE [--workdir=DIR] [--dry-run]
 
   tfaccel train --config=configs/digits.py --config.train.epochs=3
   tfaccel train --config=configs/mnist.py --config.runtime.gpu_ids=0
+"""
 
-Every field of an experiment, as {source}:
+# What most runs change, with a word on each that fits beside it.
+COMMON = {
+    "data.root": "the images; see --help=data",
+    "data.source": "folders, csv, tfrecord, ...",
+    "data.train": "below root, to train on",
+    "data.test": "below root, to test on",
+    "data.image_size": "height,width in pixels",
+    "data.channels": "3 for RGB, 1 for grey",
+    "data.global_batch_size": "images a step, over all GPUs",
+    "data.loader": "auto chooses, and says why",
+    "data.bad_files": "skip trains without them",
+    "train_images.horizontal_flip": "an augmentation of many",
+    "model.name": "mnist_cnn, resnet50, ...",
+    "model.weights": "a file to begin from",
+    "train.epochs": "passes over the images",
+    "train.optimizer": "of Keras, in any case",
+    "train.learning_rate": "the largest of the run",
+    "train.warmup_epochs": "in which the rate rises",
+    "train.decay": "constant, step, cosine, linear",
+    "train.weight_decay": "None: the optimizer's own",
+    "train.early_stopping_epochs": "without a better monitor",
+    "train.monitor": "by which the best is kept",
+    "step.label_smoothing": "0.1, say",
+    "step.mixup_alpha": "0.2, say",
+    "step.accumulation_steps": "parts of a step, for memory",
+    "checkpoint.every_steps": "beside those after epochs",
+    "runtime.gpu_ids": "0,1; empty for the CPU",
+    "runtime.precision": "or mixed_float16, mixed_bfloat16",
+    "runtime.xla": "whether steps are compiled",
+    "runtime.seed": "of weights, order and draws",
+    "runtime.deterministic": "the same bits in each run",
+}
+TOPICS = ("all", *(each.name for each in dataclasses.fields(Config)))
+TOPICS_TEXT = """
+  --help=TOPIC shows the other fields and each meaning in full. Topics: all, or
+  a section: runtime, data, train_images, test_images, dali, model, train, step,
+  checkpoint. With --config=FILE, the values are the file's.
+"""
+SPLIT = """
+  Photographs that are not split yet, photos/CLASS/IMAGE: these lines make
+  photos-split/training and photos-split/testing, of links, with every fifth
+  image of each class in testing. Then give --config.data.root=photos-split.
+
+    old="$PWD/photos" new="$PWD/photos-split"
+    for class in "$old"/*/; do
+      n=0
+      for image in "$class"*; do
+        n=$((n+1)); [ $((n%5)) -eq 0 ] && part=testing || part=training
+        folder="$new/$part/$(basename "$class")"
+        mkdir -p "$folder"
+        ln -s "$image" "$folder"
+      done
+    done
 """
 
 
@@ -202,19 +257,22 @@ EXPORT = """usage: tfaccel export --workdir=DIR [--out=DIR]
   tfaccel export --workdir=runs/a --out=served/flowers --computes-in=float32
 """
 
-PREDICT = """usage: tfaccel predict --model=DIR IMAGE... [--top=3] [--json]
+PREDICT = """usage: tfaccel predict --model=DIR IMAGE|FOLDER... [--top=3] [--json]
 
   Prints the likeliest classes of each image file and their probabilities. Needs
   the export alone, and none of the run's data. A file that cannot be read or
   decoded is an error of its own; the others are answered, and the exit code is
   1.
 
-  --model=DIR   an export, or the folder of its versions, of which the last is
-                taken
+  --model=DIR   a run's workdir, an export, or the folder of its versions, of
+                which the last is taken
   --top=3       how many classes for each file
   --json        a line of JSON for each file: path, error, classes
 
-  tfaccel predict --model=runs/a/export cat.jpg dog.png
+  A folder stands for all images in it and below it. In a file or a pipe each
+  image has one line.
+
+  tfaccel predict --model=runs/a cat.jpg dog.png photographs/
   tfaccel predict --model=served/flowers/3 --json photographs/*.jpg
 """
 
@@ -419,23 +477,79 @@ LAUNCH = """usage: tfaccel launch [flags] train --config=FILE --workdir=DIR [fla
   settled by a secret in TFACCEL_LAUNCH_TOKEN, the same on all machines.
 """
 
+LAUNCH_COMMON = """usage: tfaccel launch [flags] train --config=FILE --workdir=DIR [flags of train]
+       tfaccel launch [flags] SCRIPT.py [arguments]
 
-def of_train(values: ml_collections.ConfigDict, source: str) -> str:
-    """Returns the help of `tfaccel train`, every field of an experiment with it.
+  Starts the ranks of one job, each a process that trains on its share of every
+  batch, and watches them. Where one fails, never starts or makes no progress,
+  all are ended, with the reason and the last lines of the one at fault.
+
+  --nproc-per-node=1   ranks on each machine
+  --nnodes=1           machines: start it once on each
+  --node-rank=0        which of them this is
+  --master-addr=HOST   of node 0, as the others reach it
+  --master-port={port}  on which it listens for them
+  --max-restarts=0     how often all may start again from the last checkpoint
+  --start-timeout=1800 seconds until the first step has ended
+  --step-timeout=300   seconds without progress in training
+  --log-dir=DIR        for each rank's output; WORKDIR/launch by default
+  --engine=local       or slurm, ray, k8s
+  --help=all           all flags, exit codes, and how to close the ports
+
+  WARNING: TensorFlow's ports between ranks, {first} to {last}, have no password.
+  Run several ranks on a private network alone, or close the ports to others.
+
+  tfaccel launch --nproc-per-node=2 train --config=FILE --workdir=runs/a
+"""
+
+
+def check_topic(topic: str, valid: Iterable[str]) -> None:
+    """Raises UserError for a --help=TOPIC that there is not."""
+    if topic and topic not in valid:
+        raise UserError(f"there is no help on '{topic}'{did_you_mean(topic, valid)}")
+
+
+def of_train(values: ml_collections.ConfigDict, source: str, topic: str = "") -> str:
+    """Returns the help of `tfaccel train`.
 
     Args:
-      values: what to show of each.
+      values: what to show of each field.
       source: in words, where they come from.
+      topic: "" for the flags and the common fields, "all" for every field, or a section's name.
+
+    Raises:
+      UserError: there is no such topic.
     """
-    lines = [TRAIN.format(source=source)]
+    check_topic(topic, TOPICS)
+    if topic and topic != "all":
+        return of_fields(values, topic)
+    if topic == "all":
+        return TRAIN + f"\nEvery field of an experiment, as {source}:\n" + of_fields(values)
+    lines = [TRAIN, f"The fields that are changed most, as {source}:"]
+    for name, meaning in COMMON.items():
+        section, _, field = name.partition(".")
+        flag = f"  --config.{name}={_shown(values[section][field])}"
+        apart = len(flag) > 42
+        lines += [flag, f"{'':44}{meaning}"] if apart else [f"{flag:<44}{meaning}"]
+    return "\n".join(lines) + "\n" + TOPICS_TEXT
+
+
+def of_fields(values: ml_collections.ConfigDict, only: str | None = None) -> str:
+    """Returns every field with its meaning, or those of one section."""
+    lines = []
     for section in dataclasses.fields(Config):
+        if only not in (None, section.name):
+            continue
         meanings = _meanings(section.default_factory)
         for field in dataclasses.fields(section.default_factory):
-            value = values[section.name][field.name]
-            shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
-            lines.append(f"  --config.{section.name}.{field.name}={shown}")
+            value = _shown(values[section.name][field.name])
+            lines.append(f"  --config.{section.name}.{field.name}={value}")
             lines.append(textwrap.indent(textwrap.fill(meanings[field.name], 72), " " * 8))
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + (SPLIT if only == "data" else "")
+
+
+def _shown(value) -> object:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else value
 
 
 def _meanings(kind: type) -> dict[str, str]:
@@ -447,6 +561,7 @@ def _meanings(kind: type) -> dict[str, str]:
     return {name: " ".join(meaning.split()) for name, meaning in meanings.items()}
 
 
-def of_launch() -> str:
-    """Returns the help of `tfaccel launch`."""
-    return LAUNCH.format(port=MASTER_PORT, first=FIRST_PORT, last=LAST_PORT)
+def of_launch(*, whole: bool) -> str:
+    """Returns the help of `tfaccel launch`: the common flags, or all and how to close the ports."""
+    text = LAUNCH if whole else LAUNCH_COMMON
+    return text.format(port=MASTER_PORT, first=FIRST_PORT, last=LAST_PORT)

@@ -25,7 +25,7 @@ import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
-from tfaccel import __version__, help_texts
+from tfaccel import __version__, help_texts, meant
 from tfaccel.cluster import Cluster, find
 from tfaccel.cluster.ray import undo_legacy_keras
 from tfaccel.config import (
@@ -91,9 +91,9 @@ def main(arguments: list[str]) -> int:
         print(__version__)
         return 0
     if command not in COMMANDS:
-        raise UserError(f"there is no command '{command}'{did_you_mean(command, COMMANDS)}")
-    if command in HELP and HELP_FLAGS & set(rest):
-        print(HELP[command], end="")
+        raise UserError(f"there is no command '{command}'{meant.command(command, COMMANDS)}")
+    if command in HELP and (topic := _topic(rest)) is not None:
+        print(_help(command, topic), end="")
         return 0
     if command not in ("doctor", "launch"):  # which start others, in an environment of their own
         # TensorFlow reads this when it is imported, and then says less at its start.
@@ -101,10 +101,30 @@ def main(arguments: list[str]) -> int:
     return COMMANDS[command](rest)
 
 
+def _is_help(argument: str) -> bool:
+    return argument in HELP_FLAGS or argument.startswith("--help=")
+
+
+def _topic(arguments: list[str]) -> str | None:
+    """Returns what help is asked for: "" for the common part; None where none is."""
+    asked = [each for each in arguments if _is_help(each)]
+    return asked[-1].partition("=")[2] if asked else None
+
+
+def _help(command: str, topic: str) -> str:
+    """Returns the help of a command, or of a section of the config that it takes."""
+    takes_config = "--config=FILE" in HELP[command]
+    help_texts.check_topic(topic, help_texts.TOPICS if takes_config else ("all",))
+    if topic in ("", "all"):
+        fields = help_texts.of_fields(default_config()) if topic and takes_config else ""
+        return HELP[command] + fields
+    return help_texts.of_fields(default_config(), topic)
+
+
 def train(arguments: list[str]) -> int:
     """Trains what the flags say and prints the result as one JSON line."""
-    if HELP_FLAGS & set(arguments):
-        show(_train_help([each for each in arguments if each not in HELP_FLAGS]), end="")
+    if (topic := _topic(arguments)) is not None:
+        show(_train_help([each for each in arguments if not _is_help(each)], topic), end="")
         return 0
     values, file = _parse_config_flags("train", arguments, paths=("workdir",), trains=True)
     config, workdir = parse(values.config), values.workdir
@@ -200,7 +220,7 @@ def selftest(arguments: list[str]) -> int:
         flag_values=values,
     )
     flags.DEFINE_string("output", None, "A new JSON file for the figures.", flag_values=values)
-    if set(arguments) & HELP_FLAGS:
+    if _topic(arguments) is not None:
         described = values.get_help(include_special_flags=False).splitlines()
         print("\n".join([help_texts.SELFTEST, *described[2:]]))  # without the module's name
         return 0
@@ -349,12 +369,16 @@ def predict(arguments: list[str]) -> int:
     paths = _parse_own_flags("predict", values, arguments, takes_paths=True)
     if not values.model or not paths:
         missing = "files" if values.model else "model"
-        raise UserError(f"no {missing}; e.g. `tfaccel predict --model=runs/a/export cat.jpg`")
+        raise UserError(f"no {missing}; e.g. `tfaccel predict --model=runs/a cat.jpg`")
+    # All that can be known without TensorFlow, which takes seconds to start.
     for each in (values.model, *paths):
-        check_local(each)  # before TensorFlow starts
+        check_local(each)
+    from tfaccel.asked_images import find_export, image_files
+
+    folder, paths = find_export(pathlib.Path(values.model)), image_files(paths)
     from tfaccel.predict import Predictor
 
-    predictor, failed = Predictor(pathlib.Path(values.model)), False
+    predictor, failed = Predictor(folder), False
     for each in predictor(paths):
         failed |= each.error is not None
         if values.json:
@@ -433,8 +457,9 @@ def launch(arguments: list[str]) -> int:
     from tfaccel.launch import options
 
     own, command = _before_command(arguments, options.make_flags())
-    if HELP_FLAGS & set(own):
-        print(help_texts.of_launch(), end="")
+    if (topic := _topic(own)) is not None:
+        help_texts.check_topic(topic, ("all",))
+        print(help_texts.of_launch(whole=topic == "all"), end="")
         return 0
     return launch_room.launch(*options.parse([*own, *command], os.environ))
 
@@ -508,6 +533,8 @@ def _parsed(
     """
     try:
         return values([f"tfaccel {command}", *arguments], known_only=known_only)[1:]
+    except flags.UnrecognizedFlagError as error:
+        raise meant.unknown_flag(command, error.flagname, values) from error
     except flags.Error as error:
         sentence = str(error)
         for said, expected in EXPECTED.items():
@@ -620,9 +647,8 @@ def _check_spelling(arguments: list[str]) -> None:
     """Raises UserError for a --config that is spelled otherwise."""
     for each in arguments:
         name = each.partition("=")[0]
-        if name.startswith("-") and difflib.get_close_matches(
-            name.strip("-"), ["config"], cutoff=0.8
-        ):
+        near = difflib.get_close_matches(name.strip("-"), ["config"], cutoff=0.8)
+        if name.startswith("-") and (near or name.strip("-") in ("cfg", "c", "conf", "yaml")):
             raise UserError(f"there is no flag {name}; did you mean --config?")
 
 
@@ -669,14 +695,14 @@ def _check_overrides(arguments: list[str]) -> None:
         override = re.match(r"--?(?:no)?config\.([^=]*)", argument)
         name = override[1] if override else None
         if name and name not in names:
-            raise UserError(f"config has no field '{name}'{did_you_mean(name, names)}")
+            raise UserError(f"config has no field '{name}'{meant.field(name)}")
 
 
-def _train_help(arguments: list[str]) -> str:
+def _train_help(arguments: list[str], topic: str) -> str:
     """Returns the help, with the values of the config file and flags that are given, if one is."""
     if not _config_apart(arguments)[0]:
-        return help_texts.of_train(default_config(), "it is by default")
+        return help_texts.of_train(default_config(), "they are by default", topic)
     values, file = _parse_config_flags("train", arguments, paths=("workdir",), trains=True)
     changed = config_flags.get_override_values(values["config"])
     source = f"{file} and the other flags say" if changed else f"{file} says"
-    return help_texts.of_train(values.config, source)
+    return help_texts.of_train(values.config, source, topic)

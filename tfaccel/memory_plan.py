@@ -24,6 +24,7 @@ from tfaccel.config import StepConfig
 from tfaccel.errors import RunError
 from tfaccel.gpu_usage import GpuUsage
 from tfaccel.out_of_memory import asked_bytes, is_out_of_memory, leaves_its_cause_to_the_log
+from tfaccel.precision import policy_of
 from tfaccel.runtime import Device
 
 # Of the room for activations: pieces of it are lost between tensors of other sizes.
@@ -123,7 +124,7 @@ def explained(method: Callable, model: keras.Model, config: StepConfig) -> Calla
                     global_batch_size=_global_batch_size(signature, arguments),
                     num_replicas=model.distribute_strategy.num_replicas_in_sync,
                     parts=config.accumulation_steps if trains else None,
-                    half_precision=model.dtype_policy.compute_dtype != "float32",
+                    half_precision=policy_of(model) != "float32",
                 )
             ) from error
 

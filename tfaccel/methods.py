@@ -43,8 +43,6 @@ from tfaccel.step.labels import CURE, REFUSED
 
 log = logging.getLogger("tfaccel")
 
-log = logging.getLogger("tfaccel")
-
 NOT_IN_XLA = re.compile(r"No registered '(\w+)' OpKernel for XLA_")
 
 

@@ -22,7 +22,26 @@ from tfaccel.errors import UserError, did_you_mean
 log = logging.getLogger("tfaccel")
 
 HALVES = ("float16", "bfloat16")
+SCALED = ("float16", "float32")  # what layers of mixed_float16 compute in, and what they keep
 MOST_NAMES = 12  # that an error lists
+
+
+def policy_of(model: keras.Model) -> str:
+    """Returns the dtype policy of most layers that have weights, by its name.
+
+    A model that was loaded from a file has the policy of the process that loads it, whatever its
+    layers have. The model's own counts only where no layer has weights yet.
+    """
+    layers = model._flatten_layers(include_self=False, recursive=True)
+    own = [each for each in layers if each._trainable_variables]
+    names = [each.dtype_policy.name for each in own]
+    return max(names, key=names.count) if names else model.dtype_policy.name
+
+
+def needs_loss_scale(model: keras.Model) -> bool:
+    """Returns whether the model, or a layer, computes in float16 with weights of float32."""
+    policies = [each.dtype_policy for each in model._flatten_layers()]
+    return any((each.compute_dtype, each.variable_dtype) == SCALED for each in policies)
 
 
 @contextlib.contextmanager

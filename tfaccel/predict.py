@@ -11,19 +11,19 @@ import contextlib
 import dataclasses
 import pathlib
 import re
+import sys
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from tfaccel import runtime
+from tfaccel.asked_images import find_export
 from tfaccel.data.source import open_regular
 from tfaccel.errors import UserError
 from tfaccel.export import card
 from tfaccel.literal_path import literal
-from tfaccel.local_path import local_path
-from tfaccel.table_text import in_lines
-from tfaccel.workdir import versions
+from tfaccel.table_text import cleaned, in_lines
 
 ROWS = 32  # files of a request
 
@@ -55,7 +55,9 @@ class Prediction:
         """Returns the same for people."""
         classes = self.as_dict(class_names, most)["classes"]
         said = [f"{each['class']} {each['probability']:.1%}" for each in classes]
-        return in_lines(f"{self.path}: {self.error or ', '.join(said)}", rest="  ")
+        text = f"{self.path}: {self.error or ', '.join(said)}"
+        # In a file or a pipe a line is one file's, so that other programs can take it apart.
+        return in_lines(text, rest="  ") if sys.stdout.isatty() else cleaned(text)
 
 
 class Predictor:
@@ -69,12 +71,13 @@ class Predictor:
         """Loads it. A SavedModel is a program: load those that you trust.
 
         Args:
-          model: the folder of an export, or of numbered versions, of which the last is taken.
+          model: the folder of an export, of numbered versions, of which the last is taken, or a
+            run's workdir.
 
         Raises:
           UserError: it is none, or not one that answers with classes of image files.
         """
-        folder = newest_version(model)
+        folder = find_export(model)
         facts = card.read(folder)
         runtime.load_cuda_libraries()
         with contextlib.suppress(RuntimeError, ValueError):  # of a process that uses them already
@@ -126,24 +129,6 @@ class Predictor:
         if not encoded:
             return np.zeros((0, len(self.class_names)), np.float32)
         return self._answer(image_bytes=tf.constant(encoded))["probabilities"].numpy()
-
-
-def newest_version(model: pathlib.Path) -> pathlib.Path:
-    """Returns the folder of an export: this one, or of the highest number in it.
-
-    Raises:
-      UserError: it is neither.
-    """
-    model = local_path(model)
-    if (model / "saved_model.pb").is_file():
-        return model
-    exports = [each for each in versions(model) if (each / "saved_model.pb").is_file()]
-    if not exports:
-        raise UserError(
-            f"{model} holds no SavedModel, and no numbered folder with one; expected the folder "
-            "of an export, e.g. runs/a/export"
-        )
-    return exports[-1]
 
 
 def _read(path: str) -> bytes | str:

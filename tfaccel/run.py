@@ -57,6 +57,7 @@ from tfaccel.models import mirrored  # noqa: F401  so that Keras reads files wit
 from tfaccel.presets import preset
 from tfaccel.step import compile_model, parameters_of_compile
 from tfaccel.strategy import latest, make_strategy
+from tfaccel.table_text import counted
 from tfaccel.watchdog import Watchdog
 from tfaccel.workdir import RESUMES
 
@@ -167,6 +168,18 @@ class Run:
         progress.beat("start")  # all workers are here
         self.watchdog = Watchdog(self.cluster, peer_timeout_s=config.peer_timeout_s)
         self._warned_of = set()  # numbers of threads: loaders of one run mostly share theirs
+
+    def __repr__(self):
+        """Returns what was chosen, in a line."""
+        runtime = self.runtime
+        replicas = counted(self.strategy.num_replicas_in_sync, "replica")
+        workers = counted(self.cluster.num_workers, "worker")
+        devices = ", ".join(each.name for each in runtime.devices)
+        xla = "on" if runtime.xla else "off"
+        return (
+            f"<tfaccel run: {replicas} in {workers} (here {devices}), {runtime.precision}, "
+            f"XLA {xla}, seed {runtime.seed}>"
+        )
 
     @property
     def first_replica(self) -> int:

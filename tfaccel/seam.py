@@ -735,6 +735,10 @@ def build_from_specs(model, *, change: Callable) -> Callable:
         specs = tf.nest.map_structure(_of_one_replica, iterator._distributed_dataset.element_spec)
         if not all(_is_dense(each) for each in tf.nest.flatten(specs)):
             specs = _first_batch(model, iterator)
+        build_by_call(specs)
+        return adopt_metrics()
+
+    def build_by_call(specs):
         by_row = _weighing_by_row(keras_loss.reduce_weighted_values)
         look_up = _knowing_outputs(model, backend.compute_output_spec)
         with (
@@ -743,7 +747,6 @@ def build_from_specs(model, *, change: Callable) -> Callable:
             patched(backend, "compute_output_spec", look_up),
         ):
             model._symbolic_build(data_batch=change(specs))
-        return adopt_metrics()
 
     def build_by_step(iterator, batch):
         # As stock Keras does without a strategy. `call` may be missing, or take something else.
@@ -753,9 +756,15 @@ def build_from_specs(model, *, change: Callable) -> Callable:
             specs = tf.nest.map_structure(
                 _of_one_replica, iterator._distributed_dataset.element_spec
             )
-            has_shapes = all(_has_shape(each) for each in tf.nest.flatten(specs))
-            batch = specs if has_shapes else _first_batch(model, iterator)
+            # A generator's batch would be lost: it is drawn only where nothing else is known.
+            known = all(_is_dense(each) for each in tf.nest.flatten(specs))
+            batch = specs if known else _first_batch(model, iterator)
         _trace_once(model, change(batch))
+        metrics = model._compile_metrics
+        if metrics is not None and not metrics.built and inputs_of(model):
+            build_by_call(
+                batch
+            )  # a step that leaves them alone: Keras still asks for their results
         if every_optimizer(model) == [model.optimizer] and not model.optimizer.built:
             with model.distribute_strategy.scope():  # that no step has used yet
                 model.optimizer.build(model.trainable_variables)
@@ -785,21 +794,20 @@ def _trace_once(model, batch) -> None:
 
     So a checkpoint can be put back. What fails here fails in the step itself, which says why.
     """
+    specs = tf.nest.map_structure(
+        lambda each: None if each is None else tf.TensorSpec(each.shape, each.dtype), batch
+    )
     step = model.test_step if model.optimizer is None else model.train_step
     replica = local_replicas(model.distribute_strategy)[0]
     with tf.__internal__.FuncGraph("made_by_step").as_default():
         inputs = tf.nest.map_structure(
-            lambda each: None if each is None else tf.zeros(each.shape, each.dtype), batch
+            lambda each: each and tf.compat.v1.placeholder(each.dtype, each.shape), specs
         )
         try:
             with as_replica(model, replica):
                 step(inputs)
         except Exception as error:
             log.debug("step: it makes its variables as it runs, because of %s", error)
-
-
-def _has_shape(spec) -> bool:
-    return spec is None or (_is_dense(spec) and None not in spec.shape)
 
 
 def _weighing_by_row(reduce_weighted_values: Callable) -> Callable:

@@ -223,7 +223,7 @@ def begin(folder, num_replicas, batch, *, seed=0, accept_changes=False, data=Non
     loader = Loader(data, **where)
     store = Store(folder, keep_last=1, keep_best=0, largest_is_best=False)
     origin = Origin(store, "auto", accept_changes, {})
-    model = SimpleNamespace(distribute_strategy=strategy, optimizer=sgd())
+    model = SimpleNamespace(distribute_strategy=strategy, optimizer=sgd(), train_function=None)
     beginning = origin.newest(model, loader, StepConfig(), {})
     return store, origin.run | beginning.state, loader.position
 

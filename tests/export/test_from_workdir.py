@@ -392,7 +392,7 @@ def test_every_flag_of_the_command_is_passed_on(workdir, asked, tmp_path, monkey
     [
         ([], "no workdir; name the run, e.g. `tfaccel export --workdir=runs/a`"),
         (["--workdir=nowhere"], "nowhere holds no run"),
-        (["--workdir=run", "--sample=3"], "Unknown command line flag 'sample'"),
+        (["--workdir=run", "--sample=3"], "there is no flag --sample of `tfaccel export`"),
         (["--workdir=run", "--samples=0"], "samples=0; expected"),
         (["--workdir=run", "--samples=some"], "samples"),
         (["--workdir=run", "--checkpoint=last"], "checkpoint"),

@@ -194,11 +194,14 @@ def test_a_size_that_images_are_stored_in_comes_first(setup, tmp_path, photograp
     assert pixels["value"] < 0.5, pixels["words"]
 
 
-def test_a_file_that_a_graph_cannot_decode_is_named_and_left_out(setup, tmp_path, photographs):
+def test_a_file_that_a_graph_cannot_decode_is_named_and_left_out(
+    setup, tmp_path, photographs, monkeypatch
+):
     root = tmp_path / "images"
     shutil.copytree(photographs, root)
-    with PIL.Image.open(root / "a" / "0.jpg") as image:  # DALI makes grey of it, TensorFlow not
-        image.convert("CMYK").save(root / "a" / "1.jpg")
+    monkeypatch.setattr(preprocessing, "MAX_PIXELS", 200 * 200 - 1)  # of which only one has more
+    with PIL.Image.open(root / "a" / "0.jpg") as image:
+        image.resize((200, 200)).save(root / "a" / "1.jpg")
     run, model, loader = job(setup, root, channels=1)
     facts = card.read(run.export(model, tmp_path / "1", loader=loader))
     decoded, pixels, *_ = facts["parity"]["checks"]

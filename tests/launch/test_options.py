@@ -82,7 +82,7 @@ def test_a_rank_runs_train_or_a_script_by_this_python(tmp_path):
         (["trian"], "cannot launch 'trian'; did you mean 'train'"),
         (["script.py"], "script script.py does not exist"),
         (["train", "--config=a.py"], "train without --workdir=DIR"),
-        (["--nproc-per-nod=2", *TRAIN], "Unknown command line flag 'nproc-per-nod'"),
+        (["--nproc-per-nod=2", *TRAIN], "did you mean --nproc-per-node"),
         (["--nproc-per-node=0", *TRAIN], "nproc-per-node=0"),
         (["--max-restarts=-1", *TRAIN], "max-restarts=-1"),
         (["--step-timeout=-1", *TRAIN], "step-timeout=-1"),

@@ -300,7 +300,7 @@ def test_what_compile_was_told():
     data = (features(64, 16), np.arange(64) % 8)
     for settings, words in [
         ({"jit_compile": True}, []),
-        ({"jit_compile": False}, ["XLA is off"]),
+        ({"jit_compile": False}, []),  # on a CPU most steps are quicker so
         ({"run_eagerly": True}, ["run_eagerly=True"]),
     ]:
         model.compile(loss="sparse_categorical_crossentropy", **settings)
@@ -317,7 +317,7 @@ def test_what_run_compile_was_told():
     model = compiled(make, 2, **settings)
     (found,) = tfaccel.lint(model, data, batch_size=64)
     assert found.what.startswith("training falls back to no XLA: synchronized batch norm")
-    for replicas, xla, words in ((1, True, []), (2, True, []), (1, False, ["XLA is off"])):
+    for replicas, xla, words in ((1, True, []), (2, True, []), (1, False, [])):
         model = compiled(make, replicas, xla=xla, optimizer="sgd", loss="mse")
         table = tfaccel.lint(model, data, batch_size=64)
         assert [each.what for each in table] == words
@@ -415,8 +415,8 @@ def test_the_command_on_digits(capsys, setup):
     flags += ["--config.data.global_batch_size=8", "--config.runtime.xla=False"]
     assert main.main(["lint", *flags]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("lint: 2 notes: mnist_cnn, 1,437 examples of 8 x 8 x 1, batches of 8\n")
-    assert out.endswith("nothing was written:\n  --config.runtime.xla=True\n")
+    assert out.startswith("lint: 1 note: mnist_cnn, 1,437 examples of 8 x 8 x 1, batches of 8\n")
+    assert "xla" not in out.lower().replace("cudnn and xla pad", "")  # a CPU is quicker without it
     assert "logits padded from 10 to 16 units" in out
     assert max(map(len, out.splitlines())) <= 80
 
@@ -427,7 +427,7 @@ def test_the_command_as_json(capsys, setup):
     assert main.main(["lint", *flags, "--config.runtime.xla=False"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["about"].startswith("mnist_cnn, 1,437 examples")
-    assert [each["change"] for each in said["findings"]] == ["--config.runtime.xla=True", None]
+    assert [each["change"] for each in said["findings"]] == [None]
     assert said["fix"]["heads"] == ["logits padded from 10 to 16 units"]
     assert said["fix"]["before"]["median_s"] > 0
 
@@ -441,7 +441,7 @@ def test_the_command_fails_on_an_error_and_looks_at_a_script(capsys, setup, tmp_
     assert main.main(["lint", *flags]) == 1
     out = capsys.readouterr().out
     assert "mine.py:2" in out
-    assert "--config.runtime.xla=True" in out
+    assert "--config.runtime.xla=True" not in out  # on a CPU
     assert "--config.data.global_batch_size=64" in out
     with pytest.raises(UserError, match="cannot be read"):
         main.main(["lint", "--config=configs/digits.py", "--script=nowhere.py"])

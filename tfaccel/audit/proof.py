@@ -19,7 +19,7 @@ from tfaccel.audit.epochs import Epoch
 from tfaccel.audit.findings import Expected, Finding
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Verdict:
     """All findings.
 
@@ -42,6 +42,10 @@ class Verdict:
         title = f"the loader is {'sound' if self.ok else 'at fault'}: {self.title}"
         lines = [f"  {said[each.ok]:<6}{each.name:<11}{each.text}" for each in self.findings]
         return "\n".join([title, *lines])
+
+    def __repr__(self):
+        """Returns the same page, as a notebook shows it."""
+        return str(self)
 
 
 def record(trace: Iterable[Sequence[tuple]], num_steps: int) -> list[Epoch]:

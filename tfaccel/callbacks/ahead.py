@@ -49,7 +49,11 @@ def can_be_ahead(model: keras.Model, callbacks: list[keras.callbacks.Callback]) 
         and not (is_default(each.on_batch_end) and is_default(each.on_train_batch_end))
     ]
     if looks:
-        log.info("step: the device waits after each execution, for %s", ", ".join(looks))
+        log.info(
+            "step: %s read the numbers of every execution, so the next one is queued only after "
+            "that; with small models a larger steps_per_execution makes this rarer",
+            ", ".join(looks),
+        )
     return not looks
 
 

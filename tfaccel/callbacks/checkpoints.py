@@ -73,6 +73,17 @@ class Checkpoints(keras.callbacks.Callback):
         )
         self._origin = Origin(self.store, resume, accept_changes, facts, is_chief=is_chief)
 
+    def __repr__(self):
+        """Returns where it saves, when, and how many are kept."""
+        config, steps = self._config, ""
+        if config.every_steps is not None:
+            steps = f"{config.every_steps} steps and every "
+        return (
+            f"<tfaccel checkpoints in {self.store.folder}: every {steps}"
+            f"{config.every_epochs} epoch(s), the last {config.keep_last} kept and the best "
+            f"{config.keep_best} by {self._monitor}>"
+        )
+
     def begin(
         self, model, loader: Loader, others: list, stop: StopSignals, config: StepConfig
     ) -> Beginning:

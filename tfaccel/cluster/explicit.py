@@ -27,6 +27,12 @@ def claim(workers: Sequence[str], worker_index: int | None, *, others: Sequence[
     addresses = tuple(workers)
     if not addresses:
         raise UserError("workers names none; give host:port of each, or leave it out")
+    if len(addresses) == 1 and addresses[0].isdigit():
+        raise UserError(
+            f"workers={addresses[0]}; expected host:port of each process of the job. CPU threads "
+            "of the loader are --config.dali.threads; `tfaccel launch --nproc-per-node` starts "
+            "processes"
+        )
     check_addresses(addresses, of="workers")
     index = worker_index
     if index is None:

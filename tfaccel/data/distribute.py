@@ -26,7 +26,9 @@ from tfaccel.data.placement import Placement
 from tfaccel.data.source import UnreadableError
 from tfaccel.data.weights import Weighing, weighted
 from tfaccel.errors import UserError
+from tfaccel.redact import shown
 from tfaccel.runtime import Device
+from tfaccel.table_text import counted
 
 log = logging.getLogger("tfaccel")
 
@@ -145,6 +147,28 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
     def __len__(self):
         """Returns the steps of an epoch."""
         return self.num_batches
+
+    def __repr__(self):
+        """Returns in a few lines what it gives: examples, classes, batches, and by what."""
+        plan = self.data.plan
+        count = "endless" if self.num_examples is None else f"{self.num_examples:,}"
+        replicas = counted(plan.num_replicas, "replica")
+        lines = [
+            f"<tfaccel loader: {count} examples",
+            *([_classes(self.class_names)] if self.class_names else []),
+            f"{counted(plan.num_steps, 'step')} of {self.global_batch_size} an epoch, "
+            f"{plan.rows_per_replica} rows on each of {replicas}; last batch: {plan.last_batch}",
+            *self._described(),
+        ]
+        return shown("\n  ".join(lines) + ">")
+
+    def _described(self) -> list[str]:
+        """Returns what the data say of themselves, or else the shapes of a replica's batch."""
+        if hasattr(self.data, "described"):
+            return self.data.described()
+        specs = tf.nest.flatten(self.data.spec)
+        shapes = ", ".join(f"{tuple(each.shape)} {each.dtype.name}" for each in specs)
+        return [f"a replica's batch: {shapes}"]
 
     def __iter__(self) -> Iterator:
         """Returns an iterator over one epoch. From its first batch on it replaces any earlier."""
@@ -448,6 +472,12 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         return self._strategy.experimental_distribute_values_from_function(
             lambda context: parts[context.replica_id_in_sync_group - self._first_replica]
         )
+
+
+def _classes(names: Sequence[str]) -> str:
+    more = ", ..." if len(names) > 5 else ""
+    noun = "class" if len(names) == 1 else "classes"
+    return f"{len(names):,} {noun}: {', '.join(names[:5])}{more}"
 
 
 class _Epoch:

@@ -89,6 +89,24 @@ class ImageData:
         """Whether a file that cannot be read is left out."""
         return self.images.bad_files == "skip"
 
+    def described(self) -> list[str]:
+        """Returns lines for people: the images' shape and range, their loader, what is drawn."""
+        height, width = self.images.image_size
+        least, largest = self.pixel_range
+        lines = [
+            f"images: {height} x {width} x {self.images.channels}, {self.dtype}, "
+            f"pixels {least:.4g} to {largest:.4g}",
+            f"loader: {self.loader}",
+        ]
+        if self.source.targets is not None:
+            lines.append(f"targets: {self.images.targets}")
+        changed = [
+            f"{each.name}={getattr(self.augment, each.name)}"
+            for each in dataclasses.fields(self.augment)
+            if getattr(self.augment, each.name) != each.default
+        ]
+        return [*lines, f"augmented: {', '.join(changed)}"] if changed else lines
+
     def facts(self) -> dict[str, object]:
         """Returns what must be the same for all workers, by name: see `agreement`."""
         images = self.images

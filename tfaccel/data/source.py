@@ -18,6 +18,7 @@ import numpy as np
 from tfaccel.data import stamps
 from tfaccel.data.file_names import FileNames
 from tfaccel.errors import UserError
+from tfaccel.redact import shown
 
 
 def open_regular(file: str, *, buffering: int = -1) -> BinaryIO:
@@ -72,6 +73,11 @@ class Blobs:
     def __post_init__(self):
         """Keeps the paths in little memory."""
         object.__setattr__(self, "files", FileNames.of(self.files))
+
+    def __repr__(self):
+        """Returns how many, and from where; not every path."""
+        where = f" in {shown(self.folder)}" if self.files else ""
+        return f"<tfaccel images: {len(self):,} encoded, in {len(self.files):,} files{where}>"
 
     def __len__(self):
         """Returns the number of examples."""
@@ -143,6 +149,13 @@ class ImageSource:
     class_names: tuple[str, ...] = ()
     targets: Blobs | None = None
 
+    def __repr__(self):
+        """Returns what it holds, in a line; not every path and label."""
+        classes = f", {len(self.class_names)} classes" if self.class_names else ""
+        pairs = ", with targets" if self.targets is not None else ""
+        folder = shown(self.images.folder)
+        return f"<tfaccel source: {len(self):,} images{classes}{pairs}, in {folder}>"
+
     def __len__(self):
         """Returns the number of examples."""
         return len(self.images)
@@ -189,6 +202,12 @@ class ArraySource:
     class_names: tuple[str, ...] = ()
     targets: np.ndarray | None = None
     copies: dict = dataclasses.field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __repr__(self):
+        """Returns what it holds, in a line; not every pixel."""
+        classes = f", {len(self.class_names)} classes" if self.class_names else ""
+        pairs = ", with targets" if self.targets is not None else ""
+        return f"<tfaccel source: uint8 array {self.images.shape}{classes}{pairs}>"
 
     def __len__(self):
         """Returns the number of examples."""

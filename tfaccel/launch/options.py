@@ -23,6 +23,7 @@ from tfaccel.cluster.addresses import in_url
 from tfaccel.errors import UserError, did_you_mean
 from tfaccel.launch import scheduler
 from tfaccel.local_path import local_path
+from tfaccel.meant import unknown_flag
 from tfaccel.redact import redacted_command
 
 log = logging.getLogger("tfaccel")
@@ -107,6 +108,8 @@ def parse(
     values = make_flags()
     try:
         command = tuple(values(["tfaccel launch", *arguments])[1:])
+    except flags.UnrecognizedFlagError as error:
+        raise unknown_flag("launch", error.flagname, values) from error
     except flags.Error as error:
         raise UserError(str(error)) from error
     argv_of(command)  # or a UserError

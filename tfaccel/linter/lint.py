@@ -28,6 +28,7 @@ from tfaccel.linter.read_model import by_input_name, read_model
 from tfaccel.linter.script import read_script
 from tfaccel.linter.words import shown
 from tfaccel.local_path import local_path
+from tfaccel.precision import policy_of
 from tfaccel.step import in_xla
 from tfaccel.step.functions import Execution
 
@@ -200,7 +201,7 @@ def _xla_of(model: keras.Model, num_replicas: int) -> tuple[bool, str | None]:
 def precision_of(read: Model, model: keras.Model) -> str:
     """Returns what most products are computed in, as a dtype policy."""
     dtypes = [each.dtype for each in read.layers if each.multiplies]
-    return model.dtype_policy.name if not dtypes else max(dtypes, key=dtypes.count)
+    return policy_of(model) if not dtypes else max(dtypes, key=dtypes.count)
 
 
 def gpu_capability() -> tuple[int, int] | None:

@@ -8,6 +8,7 @@ import keras
 from tfaccel.checks import check_number
 from tfaccel.data.distribute import Loader
 from tfaccel.errors import UserError
+from tfaccel.precision import policy_of
 from tfaccel.profiling.ceilings import beside, real_rate
 from tfaccel.profiling.table import Profile
 from tfaccel.profiling.verdict import Setup
@@ -64,7 +65,7 @@ def setup_of(
         global_batch_size=loader.global_batch_size,
         replicas=strategy.num_replicas_in_sync,
         on_gpu=any("GPU" in each.upper() for each in strategy.extended.worker_devices),
-        precision=model.dtype_policy.name,
+        precision=policy_of(model),
         xla=model.train_function.xla,
         steps_per_execution=model.steps_per_execution,
         threads=threads,

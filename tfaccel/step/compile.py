@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfaccel import batch_norm, seam
 from tfaccel.config import StepConfig
 from tfaccel.errors import UserError
-from tfaccel.precision import HALVES
+from tfaccel.precision import HALVES, needs_loss_scale, policy_of
 from tfaccel.step import mixing, padding
 from tfaccel.step.functions import set_functions
 
@@ -105,7 +105,8 @@ def _check_layers(model, strategy, *, xla: bool) -> None:
                 "GPUs too"
             )
     halves = [each.path for each in model.trainable_variables if each.dtype in HALVES]
-    if halves and model.dtype_policy.name not in HALVES:
+    wanted = model.dtype_policy.name in HALVES  # by who chose the policy of all layers
+    if halves and not wanted:
         log.warning(
             "step: %s and %d more keep their weights in half precision, which loses small updates; "
             "give their layers the policy mixed_float16 instead",
@@ -113,7 +114,7 @@ def _check_layers(model, strategy, *, xla: bool) -> None:
             len(halves) - 1,
         )
     outputs = [each for each in seam.outputs_of(model) if each.dtype in HALVES]
-    if outputs and model.dtype_policy.name not in HALVES:
+    if outputs and not wanted:
         log.warning(
             "step: an output of model %s is %s, so that its loss is of rounded values, or infinite "
             "where float16 ends; give its layer dtype='float32'",
@@ -180,12 +181,12 @@ def _scale_loss(optimizer, model, config: StepConfig):
     """Returns the optimizer with the loss scaling that float16 gradients need, and says which."""
     if optimizer is None:
         return None
-    if model.dtype_policy.name != "mixed_float16":
+    if not needs_loss_scale(model):
         if config.loss_scale != "dynamic":
             log.warning(
-                "loss scale: not used, because the model's dtype policy is %s; it is for "
-                "mixed_float16",
-                model.dtype_policy.name,
+                "loss scale: not used, because the dtype policy of the model's layers is %s; it is "
+                "for mixed_float16",
+                policy_of(model),
             )
         return optimizer
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):

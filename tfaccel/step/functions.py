@@ -71,19 +71,17 @@ def set_functions(model, strategy, config: StepConfig, *, xla: bool) -> None:
     synchronized = several and seam.is_synchronized(model)
     if synchronized and xla:
         log.info("step: training without XLA, because synchronized batch norm sums inside it")
-    sums_within = several and len(seam.every_optimizer(model)) > 1
-    if sums_within and xla:
+    elif several and xla and len(seam.every_optimizer(model)) > 1:
         log.info("step: training without XLA, because each of several optimizers sums inside it")
     choose = functools.partial(in_xla.Choice, model, said=set())
-    train_xla = xla and not synchronized and not sums_within
-    choices = [choose(wanted=each) for each in (train_xla, xla, xla)]
+    sums_within = synchronized or (several and len(seam.every_optimizer(model)) > 1)
+    choices = [choose(wanted=each) for each in (xla and not sums_within, xla, xla)]
     for each in choices:
         each.layers()
     trains, tests, predicts = choices
     make = functools.partial(_Step, model, strategy, config)
-    updates = xla and not sums_within
-    train = make(model.train_step, replicas, choice=trains, updates_in_xla=updates, trains=True)
     seen = labels.watched(model.test_step, are_probabilities=config.mixes_labels)
+    train = make(model.train_step, replicas, choice=trains, updates_in_xla=xla, trains=True)
     test = make(seen, replicas, choice=tests, updates_in_xla=xla, trains=False)
     log.info(
         "step: %s, %s XLA%s",
@@ -490,7 +488,8 @@ class _ReplicaStep:
         at_once: bool,
     ):
         self.replica = replica
-        updates_in_xla = updates_in_xla or xla
+        # What is applied at once is looked at in the function that it is applied in.
+        updates_in_xla = (updates_in_xla or xla) and not at_once
         layout = watch = None  # known once the pass is traced
 
         def forward_backward(batch):
@@ -619,10 +618,10 @@ class _Predict:
 
     def __init__(self, model, strategy, replicas: list[Replica], choice: in_xla.Choice):
         self._model, self._strategy, self._replicas = model, strategy, replicas
-        self._choice, self._numbers = choice, names.own_numbers()
-        self._made = []  # the function, once it is needed
         # A `predict_step` of the model's own may call its layers alone, and builds them itself.
         self._is_keras_step = type(model).predict_step is keras.Model.predict_step
+        self._choice, self._numbers = choice, names.own_numbers()
+        self._made = []  # the function, once it is needed
 
     def _run(self, parts: list) -> list:
         if not self._made:

@@ -256,15 +256,18 @@ def test_decoded_images_are_stretched(files, channels, caplog):
         np.testing.assert_allclose(found.images[index], wanted, atol=PILLOW, err_msg=name)
 
 
-def test_decoded_masks_keep_their_values(files):
-    pairs = ImageSource(files.images, None, targets=files.images)
+def test_decoded_masks_keep_their_values(files, tmp_path):
+    masks = [str(tmp_path / f"mask{index}.png") for index in range(len(files))]
+    for name, mask in zip(files.images.files, masks, strict=True):
+        PIL.Image.open(name).convert("L").save(mask)
+    pairs = ImageSource(files.images, None, targets=Blobs(tuple(masks)))
     found = decode_all(pairs, **{**SETTINGS, "targets": "mask"})
     assert found.targets.shape == (150, 20, 16, 1)
     for index, name in enumerate(files.images.files):
         pixels = np.asarray(PIL.Image.open(name).convert("L"))[..., None]
         wanted = reference.resize(pixels, (20, 16), nearest=True)
         np.testing.assert_array_equal(found.targets[index], wanted, err_msg=name)
-    found = decode_all(pairs, **SETTINGS)
+    found = decode_all(ImageSource(files.images, None, targets=files.images), **SETTINGS)
     np.testing.assert_array_equal(found.targets, found.images)
 
 

@@ -1,6 +1,8 @@
 import os
 import pathlib
+import subprocess
 
+import PIL.Image
 import pytest
 
 from tfaccel import UserError
@@ -175,3 +177,25 @@ def test_a_link_may_not_be_a_class_of_its_own(tmp_path):
 def test_what_is_no_path_is_refused():
     with pytest.raises(UserError, match="None is no path; give text"):
         class_folders(None)
+
+
+def test_classes_without_a_split_are_answered_with_a_command_that_splits_them(tmp_path):
+    root = tmp_path / "my photos"
+    for name in ("circle", "square"):
+        (root / name).mkdir(parents=True)
+        for index in range(10):
+            PIL.Image.new("L", (4, 4)).save(root / name / f"{index} of ten.png")
+    with pytest.raises(UserError) as raised:
+        class_folders(root / "training")
+    said = str(raised.value)
+    assert "holds the classes themselves (circle, square)" in said
+    assert "Expected training/CLASS/ and testing/CLASS/" in said
+    command = said.partition("for testing: ")[2].partition(" ; then give")[0]
+    subprocess.run(["sh", "-euc", command.replace("] &&", "] &&")], check=True)
+    sizes = {}
+    for part in ("training", "testing"):
+        source = class_folders(tmp_path / "my photos-split" / part)
+        assert source.class_names == ("circle", "square")
+        sizes[part] = len(source.labels)
+        assert all(PIL.Image.open(each).size == (4, 4) for each in source.images.files)
+    assert sizes == {"training": 16, "testing": 4}

@@ -12,6 +12,7 @@ sorted order of their names as text ("10" before "2"), as Keras and DALI number 
 import logging
 import os
 import pathlib
+import shlex
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -121,7 +122,8 @@ def _list(folder: pathlib.Path, wanted: str) -> list[os.DirEntry]:
         with os.scandir(folder) as entries:
             shown = [entry for entry in entries if not is_clutter(entry.name)]
     except FileNotFoundError:
-        cure = nearest(folder, kind="folder", wanted="a folder with one folder per class")
+        above = "a folder with one folder per class"
+        cure = _how_to_split(folder) or nearest(folder, kind="folder", wanted=above)
         raise UserError(f"image folder {folder} does not exist{cure}") from None
     except OSError as error:
         raise UserError(
@@ -129,6 +131,47 @@ def _list(folder: pathlib.Path, wanted: str) -> list[os.DirEntry]:
             f"holds {wanted}"
         ) from None
     return sorted(shown, key=lambda entry: entry.name)
+
+
+def _how_to_split(missing: pathlib.Path) -> str:
+    """Returns a cure where the folder above holds classes, and no split into two folders."""
+    root = missing.parent
+    try:
+        folders = sorted(
+            each.name for each in os.scandir(root) if each.is_dir() and not is_clutter(each.name)
+        )
+        holding = [name for name in folders if _holds_an_image(root / name)]
+    except OSError:
+        return ""
+    if not holding or len(holding) < len(folders):
+        return ""
+    names = ", ".join(holding[:2])
+    return (
+        f"; {root} holds the classes themselves ({names}{', ...' if len(holding) > 2 else ''}), "
+        "not yet split into images to train on and images to test on. Expected training/CLASS/ "
+        "and testing/CLASS/. This command makes them beside it, of links, and takes every fifth "
+        f"image for testing: {split_command(root)} ; then give --config.data.root={root}-split, or "
+        "that folder's training and testing to a script"
+    )
+
+
+def _holds_an_image(folder: pathlib.Path) -> bool:
+    with os.scandir(folder) as entries:
+        return any(each.name.lower().endswith(IMAGE_SUFFIXES) for each in entries)
+
+
+def split_command(root: pathlib.Path) -> str:
+    """Returns a command of the shell that splits class folders into training and testing.
+
+    Every fifth image of each class, by name, is for testing. The new folder holds links.
+    """
+    old, new = shlex.quote(str(root)), shlex.quote(f"{root}-split")
+    return (
+        f'old={old} new={new}; for class in "$old"/*/; do n=0; for image in "$class"*; do '
+        "n=$((n+1)); [ $((n%5)) -eq 0 ] && part=testing || part=training; "
+        'folder="$new/$part/$(basename "$class")"; mkdir -p "$folder"; '
+        'ln -s "$image" "$folder"; done; done'
+    )
 
 
 def _files(folder: os.DirEntry, root: pathlib.Path, suffixes: tuple[str, ...]) -> _Files:
