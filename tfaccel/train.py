@@ -156,7 +156,7 @@ def prepare(this_run: Run, config: Config) -> tuple[Loader, Loader, keras.Model]
     # ----- Data: one stream of batches for each replica, on its device. Only training is shuffled.
     train = open_loader(this_run, config, "train")
     test = open_loader(this_run, config, "test", class_names=train.class_names)
-    check_same_classes(train, test)
+    check_same_classes(train.class_names, test.class_names)
 
     # ----- Model: what the data ask for.
     model, task = build(this_run, config, train.data)

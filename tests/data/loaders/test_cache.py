@@ -61,8 +61,11 @@ def test_what_is_cached_is_what_is_decoded(source, folder, caplog):
     assert {each.name for each in home.iterdir()} == {"images.npy", "manifest.json"}
 
 
-def test_targets_are_cached_too(source, folder):
-    pairs = ImageSource(source.images, None, targets=source.images)
+def test_targets_are_cached_too(source, folder, tmp_path):
+    masks = [str(tmp_path / f"mask{index}.png") for index in range(11)]
+    for name, mask in zip(source.images.files, masks, strict=True):
+        PIL.Image.open(name).convert("L").save(mask)
+    pairs = ImageSource(source.images, None, targets=Blobs(masks))
     settings = {**SETTINGS, "targets": "mask"}
     wanted, found = decode_all(pairs, **settings), cached(pairs, folder=folder, **settings)
     assert found.targets.shape == (11, 9, 7, 1)

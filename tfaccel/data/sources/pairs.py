@@ -8,6 +8,7 @@ Takes the two folders; gives the pairs, sorted by path.
     source.images.files[0], source.targets.files[0]
 """
 
+import logging
 import os
 import pathlib
 
@@ -16,6 +17,8 @@ from tfaccel.data.sources.clutter import is_clutter
 from tfaccel.data.sources.paths import absolute, nearest
 from tfaccel.data.sources.pillow import IMAGE_SUFFIXES
 from tfaccel.errors import UserError
+
+log = logging.getLogger("tfaccel")
 
 
 def image_pairs(inputs_root: str | os.PathLike, targets_root: str | os.PathLike) -> ImageSource:
@@ -39,7 +42,9 @@ def image_pairs(inputs_root: str | os.PathLike, targets_root: str | os.PathLike)
     if roots[0] == roots[1]:
         raise UserError(f"inputs and targets are both in {roots[0]}; expected two folders")
     if all(map(os.path.isdir, roots)) and os.path.samefile(*roots):
-        raise UserError(f"{roots[0]} and {roots[1]} are one folder, by a link; expected two")
+        log.warning(
+            "data: %s and %s are one folder, by a link: each image is its own target", *roots
+        )
     inputs, targets = (_by_path(root) for root in roots)
     problems = [_unmatched(inputs, targets, roots), _unmatched(targets, inputs, roots[::-1])]
     if any(problems):
