@@ -206,7 +206,7 @@ def _as_written(config: dict) -> dict:
 def _read(path: pathlib.Path) -> dict | None:
     try:
         return json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 

@@ -69,7 +69,7 @@ def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
         manifest = json.loads((folder / MANIFEST).read_bytes())
     except FileNotFoundError:
         raise CheckpointError(f"{MANIFEST} is missing") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise CheckpointError(f"{MANIFEST} is not JSON") from None
     if not isinstance(manifest, dict) or manifest.get("format") != MARKER:
         raise CheckpointError(f"{MANIFEST} is not that of a checkpoint of tfaccel")

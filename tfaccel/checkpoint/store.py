@@ -263,7 +263,7 @@ def _read(folder: pathlib.Path) -> Snapshot:
         verify(folder)  # before anything is parsed
         stored = json.loads((folder / STATE).read_bytes())
         step, state = stored["step"], stored["state"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"it cannot be read ({error})") from error
     if step != folders.parse(folder).step:
         raise CheckpointError(f"it holds step {step}, which is not what its name says")
@@ -271,7 +271,8 @@ def _read(folder: pathlib.Path) -> Snapshot:
 
 
 def _score(folder: pathlib.Path) -> float | None:
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # it may be damaged
+    # It may be damaged.
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         return float(json.loads((folder / STATE).read_bytes())["score"])
     return None
 

@@ -53,8 +53,8 @@ def _read(text: str) -> tuple[dict, object]:
     try:
         tf_config = json.loads(text)
         jobs = dict(tf_config.get("cluster", {}))
-    except (AttributeError, TypeError, ValueError) as error:
-        raise UserError(f"TF_CONFIG={text!r} cannot be read ({error}); {EXPECTED}") from error
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:
+        raise UserError(f"TF_CONFIG={text!r:.200} cannot be read ({error}); {EXPECTED}") from error
     for job, addresses in jobs.items():
         if job not in JOBS:
             raise UserError(

@@ -75,7 +75,7 @@ def read(folder: pathlib.Path) -> dict[str, object]:
         found = "is of something else"
     except OSError as error:
         found = f"cannot be read ({error.strerror})"
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         found = f"is no JSON ({error})"
     raise UserError(f"{folder / NAME} {found}; expected the folder of a `tfaccel export`")
 

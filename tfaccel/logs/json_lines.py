@@ -86,7 +86,7 @@ def _record(line: bytes) -> dict | None:
         sound = kind in ("steps", "epoch") and {"step", "epoch"} <= set(numbers)
         numbers = {name: math.nan if each is None else each for name, each in numbers.items()}
         sound = sound and all(isinstance(each, int | float) for each in numbers.values())
-    except (ValueError, KeyError, AttributeError, TypeError):
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return None
     return {"record": kind} | numbers if sound else None
 

@@ -45,8 +45,17 @@ def begin_from(file: str, model: keras.Model) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a line for each layer: they are named below
             model.load_weights(path, skip_mismatch=True, **names)
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        reason = str(error).strip().splitlines()[0]
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        EOFError,
+        RuntimeError,  # a RecursionError, too
+        MemoryError,
+        zipfile.BadZipFile,
+    ) as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise UserError(
             f"model.weights={file!r} cannot be read for {model.name} ({reason}); give a file of "
             "the same architecture"

@@ -408,3 +408,18 @@ def test_a_bar_is_drawn_on_a_terminal(tmp_path):
     assert done.returncode == 0
     assert b"looking at images" in os.read(ours, 10000)
     assert done.stdout == b""
+
+
+def test_a_manifest_that_is_hostile_is_passed_over(tmp_path, monkeypatch, caplog):
+    from tfaccel.data.scan import manifest
+
+    blobs = Blobs((str(tmp_path / "a.png"),))
+    place = tmp_path / f"{manifest.label(blobs.folder)}.npz"
+    for faults in (b"[" * 200_000, b"7", b"[[1]]"):
+        np.savez(
+            place, known=np.zeros(1, np.uint64), sizes=np.zeros(1, np.int64),
+            faults=np.frombuffer(faults, np.uint8),
+        )  # fmt: skip
+        caplog.clear()
+        manifest.Manifest(tmp_path, blobs)
+        assert "is damaged (" in caplog.text

@@ -17,7 +17,6 @@ import logging
 import os
 import pathlib
 import tempfile
-import zipfile
 from collections.abc import Iterable
 
 import numpy as np
@@ -80,7 +79,7 @@ class Manifest:
         if self._path.exists():
             try:
                 self._sizes, self._faults = _read(self._path)
-            except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            except Exception as error:  # a damaged file may make its reader raise anything
                 log.warning(
                     "audit: %s is damaged (%s); every image is looked at again", self._path, error
                 )
