@@ -142,8 +142,8 @@ def _key(source: ImageSource, shape_of: dict, targets: str, num_threads: int) ->
 
 
 def _identities(files: FileNames, start: int) -> bytes:
-    numbers = range(start, min(start + FILES_AT_A_TIME, len(files)))
-    return b"".join(_identity(files.encoded(number)) for number in numbers)
+    stop = min(start + FILES_AT_A_TIME, len(files))
+    return b"".join(map(_identity, files.encoded_part(start, stop)))
 
 
 def _identity(file: bytes) -> bytes:

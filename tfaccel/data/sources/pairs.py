@@ -65,13 +65,12 @@ def _by_path(root: pathlib.Path) -> dict[str, str]:
     found = {}
     for folder, subfolders, names in os.walk(root, followlinks=True, onerror=_refuse):
         subfolders[:] = (each for each in subfolders if not is_clutter(each))
-        inner = os.path.relpath(folder, root)
+        inner = "" if folder == str(root) else f"{os.path.relpath(folder, root)}/"
         for name in names:
             stem, suffix = os.path.splitext(name)
             if is_clutter(name) or suffix.lower() not in IMAGE_SUFFIXES:
                 continue
-            key = os.path.normpath(os.path.join(inner, stem))
-            file = os.path.join(folder, name)
+            key, file = f"{inner}{stem}", f"{folder}/{name}"
             if key in found:
                 raise UserError(
                     f"{found[key]} and {file} differ only in their suffix; expected one image of "
