@@ -4,7 +4,7 @@ import pytest
 
 from tfaccel import UserError
 from tfaccel.config import ImageConfig
-from tfaccel.data import choose
+from tfaccel.data import choose, one_size
 from tfaccel.data.choose import choose_loader
 from tfaccel.data.source import ArraySource, Blobs, ImageSource
 from tfaccel.presets import preset
@@ -86,6 +86,34 @@ def test_one_image_of_another_size_is_seen(source, free, tmp_path):
     same = source((16, 12))
     PIL.Image.new("RGB", (12, 16)).save(tmp_path / "3.png")
     many = ImageSource(Blobs(tuple(same.images.files) * 20), np.zeros(120, np.int32), ("a",))
+    assert chosen(many, CPU, augment="imagenet")[0] == "tf_data"
+
+
+def test_headers_are_read_once(source, free, tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(one_size, "LEAST_KEPT", 1)
+    free(100 * MIB)
+    same = source((16, 12))
+    many = ImageSource(Blobs(tuple(same.images.files) * 20), np.zeros(120, np.int32), ("a",))
+    first = chosen(many, CPU, augment="imagenet")
+    assert first[0] == "memory"
+
+    def never(*arguments, **settings):
+        raise AssertionError("headers were read again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(one_size, "image_sizes", never)
+        assert chosen(many, CPU, augment="imagenet") == first
+        # Nor are all of them where images would not fit.
+        [place] = (tmp_path / "cache" / "tfaccel" / "sizes").iterdir()
+        place.unlink()
+        free(100)
+        assert chosen(many, CPU, augment="imagenet")[0] == "tf_data"
+    free(100 * MIB)
+    place.write_text("[" * 200_000)
+    assert chosen(many, CPU, augment="imagenet") == first
+    assert "is damaged" in caplog.text
+    PIL.Image.new("RGB", (12, 16)).save(tmp_path / "3.png")  # a changed file is read again
     assert chosen(many, CPU, augment="imagenet")[0] == "tf_data"
 
 

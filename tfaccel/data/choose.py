@@ -6,12 +6,14 @@ for the log, and the size that images are kept in.
     choice = choose_loader(source, images, augment, device=Device("/gpu:0", 0))
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 from tfaccel.config import AugmentConfig, ImageConfig
 from tfaccel.data.free_memory import free_bytes, mib
+from tfaccel.data.one_size import one_size
 from tfaccel.data.source import ArraySource, ImageSource
 from tfaccel.data.sources.pillow import image_sizes
 from tfaccel.errors import UserError
@@ -74,7 +76,14 @@ def choose_loader(
         bitmaps = images.loader == "tf_data" and ".bmp" in _suffixes(source)
         warning = "; of a BMP's palette it takes the indices for grey levels" if bitmaps else ""
         return Choice(images.loader, f"it was asked for{warning}")
-    stored, why = _storable_size(source, images, augment, num_threads=num_threads)
+    place = "the GPU" if on_gpu else "this machine"
+    free = free_bytes(device, num_local) if images.loader == "auto" else 0
+
+    def fits(size):
+        return _bytes(source, size, images) <= MEMORY_SHARE * free
+
+    wanted = fits if images.loader == "auto" else lambda size: True
+    stored, why = _storable_size(source, images, augment, wanted, num_threads=num_threads)
     if images.loader != "auto":
         if stored is None:
             raise UserError(
@@ -84,9 +93,7 @@ def choose_loader(
         return Choice(images.loader, "it was asked for", stored)
     if stored is not None:
         needed = _bytes(source, stored, images)
-        free = free_bytes(device, num_local)
-        place = "the GPU" if on_gpu else "this machine"
-        if needed <= MEMORY_SHARE * free:
+        if fits(stored):
             reason = f"{why}; all {len(source)} take {mib(needed)} of {mib(free)} free on {place}"
             return Choice("memory", reason, stored)
         why = f"all {len(source)} would take {mib(needed)} of {mib(free)} free on {place}"
@@ -106,7 +113,12 @@ def _suffixes(source: ImageSource) -> set[str]:
 
 
 def _storable_size(
-    source: ImageSource, images: ImageConfig, augment: AugmentConfig, *, num_threads: int
+    source: ImageSource,
+    images: ImageConfig,
+    augment: AugmentConfig,
+    wanted: Callable[[tuple[int, int]], bool],
+    *,
+    num_threads: int,
 ) -> tuple[tuple[int, int] | None, str]:
     """Returns the (height, width) in which images can be kept decoded without a change, and why.
 
@@ -116,14 +128,16 @@ def _storable_size(
         return images.stored_size, "stored_size says what is kept"
     if augment.window == "stretch":
         return images.image_size, "each image is always resized to the same pixels"
-    # A few first, which mostly answers it; then all.
+    # A few first, which mostly answers it; then all, unless images of that size are not wanted.
     sample = np.unique(np.linspace(0, len(source) - 1, NUM_SAMPLED).astype(int))
-    for ids in (sample, np.arange(len(source))):
-        sizes = image_sizes(source.images, ids, num_threads=num_threads)
-        if (sizes != sizes[0]).any():
-            return None, f"window={augment.window!r} is cut out of images of many sizes"
+    sizes = image_sizes(source.images, sample, num_threads=num_threads)
     height, width = sizes[0].tolist()
-    return (height, width), f"images have one size, {height}x{width}"
+    if (sizes == sizes[0]).all():
+        if not wanted((height, width)):
+            return (height, width), f"{len(sample)} images have one size, {height}x{width}"
+        if one_size(source.images, num_threads=num_threads) is not None:
+            return (height, width), f"images have one size, {height}x{width}"
+    return None, f"window={augment.window!r} is cut out of images of many sizes"
 
 
 def _for_arrays(source, images, device, num_local: int) -> Choice:

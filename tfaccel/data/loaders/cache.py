@@ -31,7 +31,7 @@ import numpy as np
 from tfaccel.cache_folder import cache_folder
 from tfaccel.data.file_names import FileNames
 from tfaccel.data.loaders.decode import decode_into, shapes
-from tfaccel.data.source import ArraySource, ImageSource
+from tfaccel.data.source import ArraySource, Blobs, ImageSource
 from tfaccel.errors import UserError
 from tfaccel.own_files import open_own
 
@@ -131,14 +131,25 @@ def stored(
 def _key(source: ImageSource, shape_of: dict, targets: str, num_threads: int) -> str:
     digest = hashlib.blake2b(repr((VERSION, shape_of, targets)).encode(), digest_size=16)
     for blobs in filter(None, (source.images, source.targets)):
-        with ThreadPoolExecutor(num_threads) as pool:
-            starts = range(0, len(blobs.files), FILES_AT_A_TIME)
-            for lines in pool.map(functools.partial(_identities, blobs.files), starts):
-                digest.update(lines)
-        if not blobs.are_files:
-            for each in (blobs.file_of, blobs.offsets, blobs.sizes):
-                digest.update(np.ascontiguousarray(each, np.int64))
+        identify(digest, blobs, num_threads)
     return digest.hexdigest()
+
+
+def identify(digest, blobs: Blobs, num_threads: int) -> None:
+    """Updates a digest with what changes when images do: paths, sizes, times, ranges of bytes.
+
+    Args:
+      digest: of hashlib.
+      blobs: the images. 2 us of CPU for each file.
+      num_threads: that ask for sizes and times.
+    """
+    with ThreadPoolExecutor(num_threads) as pool:
+        starts = range(0, len(blobs.files), FILES_AT_A_TIME)
+        for lines in pool.map(functools.partial(_identities, blobs.files), starts):
+            digest.update(lines)
+    if not blobs.are_files:
+        for each in (blobs.file_of, blobs.offsets, blobs.sizes):
+            digest.update(np.ascontiguousarray(each, np.int64))
 
 
 def _identities(files: FileNames, start: int) -> bytes:
