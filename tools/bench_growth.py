@@ -29,12 +29,14 @@ import logging
 import math
 import os
 import pathlib
-import resource
+import re
 import shlex
 import subprocess
 import sys
 import tempfile
 import time
+
+from tfaccel.signals import exiting_on_sigterm
 
 SIZES = (10_000, 100_000, 1_000_000)
 NUM_ORIGINALS = 64  # a file may have 65,000 names on ext4
@@ -193,10 +195,9 @@ def run_arm(arm: str, folder: pathlib.Path, size: int) -> dict[str, float]:
 
     logging.getLogger("tfaccel").setLevel(logging.ERROR)
     run = tfaccel.setup(xla=False, gpu_ids=())
-    before = resident_mib()
+    before = memory_mib("VmRSS")
     seconds = _stages(arm, folder, run, tfaccel.sources)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {**seconds, "mib": round(peak - before)}
+    return {**seconds, "mib": round(memory_mib("VmHWM") - before)}
 
 
 def _stages(arm, folder, run, sources) -> dict[str, float]:
@@ -258,10 +259,13 @@ class Clock:
         return self._laps
 
 
-def resident_mib() -> float:
-    """Returns the memory of this process."""
-    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+def memory_mib(name: str) -> float:
+    """Returns the memory of this process: "VmRSS", now, or "VmHWM", the most that it ever had.
+
+    (What getrusage calls the most is also what the parent had when it started this process.)
+    """
+    status = pathlib.Path("/proc/self/status").read_text()
+    return int(re.search(rf"{name}:\s+(\d+) kB", status)[1]) / 1024
 
 
 # What is said of it.
@@ -299,4 +303,5 @@ def heading(result: dict) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with exiting_on_sigterm():  # so that the trees are deleted
+        sys.exit(main())

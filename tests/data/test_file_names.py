@@ -66,6 +66,19 @@ def test_files_in_folders_are_those_of_their_paths(root, folders):
     assert b"".join(names.below_folder()) == b"".join(same.below_folder())
 
 
+@pytest.mark.parametrize("names", [["a/1.png", "a/2.png", "b/1.png"], ["a/1.png"], ["1.png"]])
+@pytest.mark.parametrize("root", ["/d", "/"])
+def test_files_below_a_root_are_those_of_their_paths(root, names, monkeypatch):
+    monkeypatch.setattr(file_names, "AT_A_TIME", 2)
+    found, same = (
+        FileNames.below(root, iter(names)),
+        FileNames.of(os.path.join(root, each) for each in names),
+    )
+    assert found == same
+    assert found.folder == same.folder
+    assert b"".join(found.below_folder()) == b"".join(same.below_folder())
+
+
 def test_refuses_a_zero_byte():
     with pytest.raises(ValueError, match="zero byte"):
         FileNames.of(["/a/1\0.png"])

@@ -11,7 +11,9 @@ Takes the two folders; gives the pairs, sorted by path.
 import logging
 import os
 import pathlib
+import sys
 
+from tfaccel.data.file_names import FileNames
 from tfaccel.data.source import Blobs, ImageSource
 from tfaccel.data.sources.clutter import is_clutter
 from tfaccel.data.sources.paths import absolute, nearest
@@ -53,15 +55,15 @@ def image_pairs(inputs_root: str | os.PathLike, targets_root: str | os.PathLike)
             "the suffix"
         )
     keys = sorted(inputs)
-    return ImageSource(
-        images=Blobs(tuple(inputs[key] for key in keys)),
-        labels=None,
-        targets=Blobs(tuple(targets[key] for key in keys)),
+    images, targets = (
+        FileNames.below(str(root), (key + suffix_of[key] for key in keys))
+        for root, suffix_of in zip(roots, (inputs, targets), strict=True)
     )
+    return ImageSource(images=Blobs(images), labels=None, targets=Blobs(targets))
 
 
 def _by_path(root: pathlib.Path) -> dict[str, str]:
-    """Returns the images below a folder, by their path from there, without suffix."""
+    """Returns the suffix of each image below a folder, by its path from there without it."""
     found = {}
     for folder, subfolders, names in os.walk(root, followlinks=True, onerror=_refuse):
         subfolders[:] = (each for each in subfolders if not is_clutter(each))
@@ -70,13 +72,14 @@ def _by_path(root: pathlib.Path) -> dict[str, str]:
             stem, suffix = os.path.splitext(name)
             if is_clutter(name) or suffix.lower() not in IMAGE_SUFFIXES:
                 continue
-            key, file = f"{inner}{stem}", f"{folder}/{name}"
+            key = inner + stem
             if key in found:
+                one, other = (root / f"{key}{each}" for each in (found[key], suffix))
                 raise UserError(
-                    f"{found[key]} and {file} differ only in their suffix; expected one image of "
+                    f"{one} and {other} differ only in their suffix; expected one image of "
                     "each name: remove one"
                 )
-            found[key] = file
+            found[key] = sys.intern(suffix)
     if not found:
         raise UserError(
             f"image folder {root} holds no image at any depth; expected files named "
@@ -101,7 +104,7 @@ def _unmatched(inputs: dict, targets: dict, roots: tuple) -> str:
     alone = sorted(inputs.keys() - targets.keys())
     if not alone:
         return ""
-    first = ", ".join(os.path.relpath(inputs[key], roots[0]) for key in alone[:3])
+    first = ", ".join(key + inputs[key] for key in alone[:3])
     return (
         f"{len(alone)} of {len(inputs)} images below {roots[0]} have no partner below {roots[1]}, "
         f"first {first}"
