@@ -187,7 +187,8 @@ class ImageConfig:
       loader: "dali_gpu" (DALI decodes and augments on the replica's GPU), "dali_cpu" (on the CPU),
         "tf_data" (TensorFlow, on the CPU), "memory" (decoded once, kept in the device's memory,
         augmented there), "cache" (decoded once into a file that is mapped, augmented on the
-        device), or "auto", which chooses and logs why.
+        device), or "auto", which chooses and logs why; what it decodes into memory, and takes
+        seconds to decode, it keeps on disk for later starts.
       stored_size: for "memory" and "cache": (height, width) that images are resized to before they
         are stored; None for image_size, or as they are where all files have one size.
       bad_files: "error" for a sentence that names a file that cannot be used; "skip" to look
