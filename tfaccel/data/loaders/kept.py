@@ -1,10 +1,11 @@
 """Decoded images in memory that are decoded once and read from disk by every later start.
 
-Takes encoded images whose pixels fit into memory; gives them decoded, in memory. Where decoding
-takes seconds the pixels are kept in the cache folder, as the loader "cache" keeps them: the next
-start, or the next resume, reads them from there, unless a file was changed.
+Takes encoded images whose pixels fit into memory; gives them decoded. Where decoding takes seconds
+the pixels are kept in the cache folder, as the loader "cache" keeps them: the next start, or the
+next resume, maps them from there, unless a file was changed. All processes of a machine that train
+on them share that memory.
 
-    source, why = kept(source, stored_size=(32, 32), channels=3, targets="image", num_threads=8)
+    source = kept(source, stored_size=(32, 32), channels=3, targets="image", num_threads=8)
 
     $XDG_CACHE_HOME/tfaccel/kept/<key>/{images,targets}.npy, manifest.json
 
@@ -66,8 +67,8 @@ def kept(
         home = stored(
             source, folder=folder, num_threads=num_threads, make_room=_make_room, **settings
         )
-        began = time.monotonic()
-        arrays = {file.stem: np.array(np.load(file, mmap_mode="r")) for file in _files(home)}
+        # Just written or checked, the files are in memory already, once for all local processes.
+        arrays = {file.stem: np.load(file, mmap_mode="r") for file in _files(home)}
         os.utime(home)  # it was used just now
     except OSError as error:
         log.warning(
@@ -79,11 +80,10 @@ def kept(
         )
         return decode_all(source, num_threads=num_threads, **settings)
     log.info(
-        "data: read %d decoded images, %s, in %.1f s from %s, where they are kept because decoding "
+        "data: %d decoded images, %s, are mapped from %s, where they are kept because decoding "
         "takes about %.0f CPU seconds at every start; loader='memory' keeps nothing on disk",
         len(source),
         mib(needed),
-        time.monotonic() - began,
         home,
         seconds,
     )
