@@ -17,7 +17,7 @@ def test_presets_by_name_with_any_field_changed():
     ("name", "changes", "words"),
     [
         ("imagnet", {}, "augment='imagnet'; did you mean 'imagenet'?"),
-        ("cifar", {"flip": True}, "augment has no field 'flip'; expected one of"),
+        ("cifar", {"flip": True}, "augment has no field 'flip'; did you mean 'horizontal_flip'?"),
         ("cifar", {"shift_pixels": -1}, "shift_pixels=-1; expected a whole number"),
     ],
 )
