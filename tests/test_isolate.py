@@ -10,12 +10,15 @@ import sys
 import tempfile
 import threading
 import time
+import types
 
 import pytest
 
 import tfaccel
 from tfaccel import isolate
 from tfaccel.isolate import IsolatedError, run_isolated
+
+LIMIT_S = 300  # what is waited for comes in a second; the machine may be slow
 
 
 @pytest.fixture(autouse=True)
@@ -34,9 +37,22 @@ def is_running(pid):
     return state != "Z"
 
 
-def ends(pid, within_s=10):
+@pytest.fixture
+def passes_when_there(monkeypatch):
+    """The time limit passes as soon as a file is there, however slow the child is until then."""
+
+    def passes(path):
+        def monotonic():
+            return time.monotonic() + (LIMIT_S if path.exists() else 0)
+
+        monkeypatch.setattr(isolate, "time", types.SimpleNamespace(monotonic=monotonic))
+
+    return passes
+
+
+def ends(pid):
     """Whether a process ends in time."""
-    for _ in range(round(within_s / 0.05)):
+    for _ in range(round(LIMIT_S / 0.05)):
         if not is_running(pid):
             return True
         time.sleep(0.05)
@@ -47,14 +63,12 @@ def by_name(a, *, b):
     return {"sum": a + b, "pid": os.getpid(), "tensorflow": "tensorflow" in sys.modules}
 
 
-def test_the_result_comes_from_another_process_and_at_once(tmp_path):
-    start = time.monotonic()
+def test_the_result_comes_from_another_process_without_tensorflow(tmp_path):
     result = tfaccel.run_isolated(by_name, 1, b=2)
     assert not list(tmp_path.iterdir())  # a log that nobody asked for, of a success, is removed
     assert result["sum"] == 3
     assert result["pid"] != os.getpid()
     assert not result["tensorflow"]  # `import tfaccel` is light: 0.2 s
-    assert time.monotonic() - start < 5
 
 
 def test_closures_and_lambdas_and_large_values_travel():
@@ -125,7 +139,7 @@ def run_main(program, tmp_path):
 
 def test_a_notebooks_own_functions_and_classes_travel(tmp_path):
     process = run_main(MAIN, tmp_path)
-    printed, errors = process.communicate(timeout=30)
+    printed, errors = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, errors
     assert printed == "in the child\n0.5\n"
 
@@ -148,26 +162,23 @@ def test_what_it_prints_is_shown_as_it_comes_and_kept(tmp_path, capsys, monkeypa
     assert len(log.read_text().splitlines()) == 4  # an earlier one's is not lost
 
 
-def test_it_is_shown_before_the_end(capsys):
-    shown_at = []
+def test_it_is_shown_before_the_end(monkeypatch, tmp_path):
+    seen = tmp_path / "seen"
 
     class Screen:
         def write(self, text):
-            shown_at.append(time.monotonic())
+            seen.touch()
 
         def flush(self):
             pass
 
     def function():
         print("begins")
-        time.sleep(1)
+        while not seen.exists():
+            time.sleep(0.01)
 
-    before, sys.stdout = sys.stdout, Screen()
-    try:
-        run_isolated(function)
-    finally:
-        sys.stdout = before
-    assert time.monotonic() - shown_at[0] > 0.8
+    monkeypatch.setattr(sys, "stdout", Screen())
+    run_isolated(function, timeout_s=LIMIT_S)
 
 
 @pytest.mark.parametrize("stream", [None, io.TextIOWrapper(io.BytesIO(), "ascii")])
@@ -276,14 +287,17 @@ def stubborn(path):
     """Starts a process, ignores SIGTERM, writes both ids, and never ends."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     child = subprocess.Popen(["sleep", "1000"])
-    pathlib.Path(path).write_text(f"{os.getpid()} {child.pid}")
+    whole = pathlib.Path(f"{path}.part")
+    whole.write_text(f"{os.getpid()} {child.pid}")
+    whole.rename(path)
     time.sleep(1000)
 
 
-def test_a_timeout_ends_the_whole_group(tmp_path, monkeypatch):
+def test_a_timeout_ends_the_whole_group(tmp_path, monkeypatch, passes_when_there):
     monkeypatch.setattr(isolate, "GRACE_S", 0.5)
-    with pytest.raises(IsolatedError, match="did not end within 2 s and was stopped"):
-        run_isolated(stubborn, tmp_path / "ids", timeout_s=2)
+    passes_when_there(tmp_path / "ids")
+    with pytest.raises(IsolatedError, match="did not end within 300 s and was stopped"):
+        run_isolated(stubborn, tmp_path / "ids", timeout_s=LIMIT_S)
     for pid in (tmp_path / "ids").read_text().split():
         assert ends(pid)
 
@@ -294,17 +308,21 @@ def test_a_timeout_holds_for_a_child_that_does_not_take_its_task(monkeypatch):
         run_isolated(len, bytes(10**6), timeout_s=0.5)
 
 
-def test_a_training_may_save_at_the_end(tmp_path):
+def test_a_training_may_save_at_the_end(tmp_path, passes_when_there):
+    begun = tmp_path / "begun"
+
     def function():
         def save(*_):
             print("saved")
             sys.exit(143)
 
         signal.signal(signal.SIGTERM, save)
+        begun.touch()
         time.sleep(1000)
 
-    with pytest.raises(IsolatedError, match="did not end within 1 s") as caught:
-        run_isolated(function, timeout_s=1)
+    passes_when_there(begun)
+    with pytest.raises(IsolatedError, match="did not end within 300 s") as caught:
+        run_isolated(function, timeout_s=LIMIT_S)
     assert "saved" in caught.value.log.read_text()
 
 
@@ -336,15 +354,14 @@ def test_no_orphan_is_left_when_the_parent_ends(how, tmp_path):
     path = tmp_path / "ids"
     tests = str(pathlib.Path(__file__).parent)
     parent = run_main(INTERRUPTED.format(tests=tests, path=str(path)), tmp_path)
-    for _ in range(200):
-        if path.exists() and len(path.read_text().split()) == 2:
-            break
-        time.sleep(0.1)
+    while not path.exists():
+        assert parent.poll() is None
+        time.sleep(0.02)
     child, grandchild = path.read_text().split()
     parent.send_signal(getattr(signal, how))
     assert ends(child)
     if how == "SIGINT":
-        assert parent.communicate(timeout=10)[0] == "interrupted\n"
+        assert parent.communicate(timeout=LIMIT_S)[0] == "interrupted\n"
         assert ends(grandchild)
     else:
         parent.wait()

