@@ -99,7 +99,7 @@ def new_process(program, *, timeout_s=None, **environment):
     )
 
 
-def in_workers(program, num_workers, *, timeout_s=120, stderr=""):
+def in_workers(program, num_workers, *, timeout_s=300, stderr=""):
     """Runs Python in several processes that form one job, and returns what each one's last line is.
 
     `json`, and `num_workers`, are there for the program; `stderr` is expected in each one's log.

@@ -36,7 +36,7 @@ def start(tmp_path):
 
 def lines(worker):
     """What a worker prints, by its first word."""
-    out, err = worker.communicate(timeout=120)
+    out, err = worker.communicate(timeout=300)
     assert worker.returncode == 0, err[-5000:]
     return {line.split()[0]: " ".join(line.split()[1:]) for line in out.splitlines()}
 

@@ -68,8 +68,9 @@ def test_a_ranks_child_does_not_speak_for_it(heartbeat):
 
 
 def test_a_child_speaks_for_a_rank_that_never_does_and_has_the_same_clock(heartbeat):
+    began = time.monotonic()
     assert beats_of_child(heartbeat) == 1
-    assert 0 <= time.monotonic() - progress.read(heartbeat).since < 20
+    assert began <= progress.read(heartbeat).since <= time.monotonic()
     progress.beat("train", step=5)
     assert progress.read(heartbeat).beats == 2
 

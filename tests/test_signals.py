@@ -13,7 +13,7 @@ from tfaccel.signals import HEARD, StopSignals
 
 
 def wait_for(condition):
-    ends = time.monotonic() + 10
+    ends = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < ends
         time.sleep(0.01)
@@ -57,10 +57,10 @@ with StopSignals() as stop:
     child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert child.stdout.readline() == "ready\n"
     child.terminate()
-    assert child.wait(timeout=10) == 128 + signal.SIGTERM
+    assert child.wait(timeout=300) == 128 + signal.SIGTERM
 
 
-@pytest.mark.parametrize(("apart_s", "code"), [(10, 0), (0.1, 128 + signal.SIGTERM)])
+@pytest.mark.parametrize(("apart_s", "code"), [(1000, 0), (0.1, 128 + signal.SIGTERM)])
 def test_under_a_launcher_a_scheduler_may_ask_once_through_two(tmp_path, apart_s, code):
     """A second SIGTERM ends the rank only where it comes later than `apart_s`."""
     progress.write(tmp_path / "heartbeat", progress.Progress())
@@ -73,10 +73,10 @@ with signals.StopSignals() as stop:
     while not stop.requested: pass
     time.sleep(0.3)
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(0.3)
+    time.sleep({300 if code else 0.3})
 """
     environment = {**os.environ, progress.VARIABLE: str(tmp_path / "heartbeat")}
-    child = subprocess.run([sys.executable, "-c", program], env=environment, timeout=60)
+    child = subprocess.run([sys.executable, "-c", program], env=environment, timeout=600)
     assert child.returncode == code
     assert progress.read(tmp_path / "heartbeat").asked
 
@@ -157,7 +157,7 @@ def test_in_a_notebook_sigterm_ends_the_kernel_as_ever():
         "        try:",
         "        os.kill(os.getpid(), signal.SIGTERM)\n        while True: pass\n        try:",
     )
-    child = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+    child = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=300)
     assert child.returncode == 128 + signal.SIGTERM
 
 

@@ -23,7 +23,7 @@ class SlowStore:
     def write(self, snapshot, *, fails=False):
         self.at_once += 1
         self.most = max(self.most, self.at_once)
-        assert self.may_write.wait(30)
+        assert self.may_write.wait(300)
         self.at_once -= 1
         if fails:
             raise CheckpointError(f"step {snapshot.step} does not fit")

@@ -165,15 +165,15 @@ def test_a_real_one_that_sigterm_ends_leaves_its_report_and_no_process(tmp_path)
     for line in process.stderr:
         if " 1 plain: " in line:
             break
-    ends = time.monotonic() + 60
+    ends = time.monotonic() + 300
     while len(alive := psutil.Process(process.pid).children(recursive=True)) < 2:
         assert time.monotonic() < ends
         time.sleep(0.1)
     process.terminate()
     said = process.stderr.read()
-    assert process.wait(timeout=60) == 143, said
+    assert process.wait(timeout=300) == 143, said
     assert f"interrupted; {out} has what was measured before" in said
-    assert psutil.wait_procs(alive, timeout=10)[1] == []
+    assert psutil.wait_procs(alive, timeout=300)[1] == []
     rows = json.loads((out / "results.json").read_text())["rows"]
     assert [each["status"] for each in rows] == ["plain", "left out"]
 

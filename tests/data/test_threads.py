@@ -128,7 +128,7 @@ def test_an_error_ends_it_and_what_was_not_begun(bad):
 
     def work(item):
         # What is begun before the error is seen takes so long that a busy machine sees it in time.
-        time.sleep(0.05 if item > bad else WAIT_S)
+        time.sleep(0.3 if item > bad else WAIT_S)
         if item == bad:
             raise ValueError("bad")
         done.append(item)

@@ -148,7 +148,7 @@ def test_the_source_is_read_by_all_threads_and_ahead():
 
     stream = stream_of(opened(Watched()))
     next(stream)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 300
     while len(Watched.read) < 24 and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.05)

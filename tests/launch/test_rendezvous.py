@@ -4,7 +4,6 @@ import dataclasses
 import http.client
 import logging
 import socket
-import time
 
 import pytest
 
@@ -78,14 +77,20 @@ def test_nodes_meet_by_ipv6():
     assert begun.addresses == ("[::1]:21000", "[::1]:21000")
 
 
-def test_a_request_takes_a_part_of_what_a_node_may_be_silent():
+def test_a_request_takes_a_part_of_what_a_node_may_be_silent(monkeypatch):
+    given, connection = [], http.client.HTTPConnection
+
+    def noted(*args, timeout):
+        given.append(timeout)
+        return connection(*args, timeout=timeout / 10)
+
+    monkeypatch.setattr(http.client, "HTTPConnection", noted)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         port = mute.getsockname()[1]
         options = Options(num_nodes=2, master_addr="127.0.0.1", master_port=port, node_timeout_s=4)
-        begun = time.monotonic()
         with pytest.raises(TimeoutError):
             Client(options, token="").join(arrival_of(1))
-    assert time.monotonic() - begun < 3
+    assert given == [1]
 
 
 @pytest.mark.parametrize("host", ["8.8.8.8", "2600::1"])
@@ -126,7 +131,7 @@ def test_a_network_without_a_token_is_said(host, token, warns, caplog):
 def test_what_is_no_message_does_no_harm(served, body, length, status):
     coordinator, port = served
     for path in ("/join", "/report"):
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
         headers = {"Authorization": "Bearer secret", "Content-Length": length}
         connection.request("POST", path, body, headers)
         assert connection.getresponse().status == status
@@ -198,9 +203,9 @@ def test_without_a_token_only_the_address_that_was_asked_for_is_bound(
     options = dataclasses.replace(options_with_port(node_timeout_s=0.2), master_addr="node0")
     coordinator = Coordinator(options, "digest")
     with serving(coordinator, options, token=token):
-        socket.create_connection(("127.0.1.1", options.master_port), 2).close()
+        socket.create_connection(("127.0.1.1", options.master_port), 300).close()
         try:
-            socket.create_connection(("127.0.0.1", options.master_port), 2).close()
+            socket.create_connection(("127.0.0.1", options.master_port), 300).close()
             came_in = True
         except ConnectionRefusedError:
             came_in = False

@@ -260,12 +260,12 @@ command = [sys.executable, "-c", {program + "; time.sleep(99)"!r}]
 bench_cifar.run_arm("half", command, pathlib.Path({str(tmp_path)!r}), num_gpus=0)
 """
     process = subprocess.Popen([sys.executable, "-c", driver])
-    ends = time.monotonic() + 60
+    ends = time.monotonic() + 300
     while not (tmp_path / "id").exists() or not (tmp_path / "id").read_text():
         assert time.monotonic() < ends
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 143
+    assert process.wait(300) == 143
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "id").read_text()), 0)
 

@@ -204,7 +204,7 @@ def test_of_two_processes_one_decodes_and_the_other_waits(source, folder):
             each.stdin.flush()
         for each in processes:
             assert "waiting for another process" in each.stderr.readline()
-    outputs = [each.communicate(timeout=60) for each in processes]
+    outputs = [each.communicate(timeout=300) for each in processes]
     assert [each.returncode for each in processes] == [0, 0], outputs
     wanted = decode_all(source, **SETTINGS).images.astype(int).sum()
     assert [int(printed) for printed, _ in outputs] == [wanted] * 2
