@@ -1,7 +1,6 @@
 """How far a process has come, in the file that its launcher reads."""
 
 import contextlib
-import logging
 import os
 import signal
 import subprocess
@@ -165,16 +164,19 @@ def test_without_a_launcher_nothing_is_said():
         pass
 
 
-def test_a_beat_costs_some_microseconds(heartbeat):
-    def beats_us(count=1000):
-        begun = time.perf_counter()
-        for step in range(count):
-            progress.beat("train", step=step)
-        return (time.perf_counter() - begun) / count * 1e6
+def test_a_beat_costs_little_more_than_what_it_writes(heartbeat):
+    def least_s(function):
+        def took_s():
+            begun = time.perf_counter()
+            for step in range(1000):
+                function(step)
+            return time.perf_counter() - begun
 
-    us = min(beats_us() for _ in range(20))  # other processes may be at work here
-    logging.getLogger("tfaccel").info("a beat takes %.1f us", us)
-    assert us < 10  # 3 where nothing else runs, 5 beside other tests
+        return min(took_s() for _ in range(20))  # other processes may be at work here
+
+    packs = least_s(lambda step: progress._packed(Progress(1, "train", step, since=1.0)))
+    beats = least_s(lambda step: progress.beat("train", step=step))
+    assert beats < 5 * packs  # 2.1, at 2.7 us a beat; a call of the system alone is more
 
 
 @pytest.fixture

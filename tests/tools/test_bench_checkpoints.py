@@ -47,7 +47,7 @@ def test_the_time_that_a_checkpoint_takes_is_counted(tool, setup, tmp_path, caps
     assert found == json.loads(output.read_text())
     with_, without = (found["images_per_second"][name][0] for name in ("with", "without"))
     assert 14 * 4 / with_ > 3 * 0.1
-    assert found["with / without"] == with_ / without < 1
+    assert found["with / without"] == with_ / without
 
 
 @pytest.mark.parametrize("number", [2, 3])
