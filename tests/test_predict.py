@@ -21,7 +21,7 @@ from tfaccel.asked_images import find_export, image_files
 from tfaccel.data import sources
 from tfaccel.predict import ROWS, Prediction, Predictor
 
-IMAGES = {"image_size": (12, 10), "channels": 1, "global_batch_size": 8, "loader": "tf_data"}
+IMAGES = {"image_size": (12, 10), "channels": 1, "global_batch_size": 8, "loader": "dali_cpu"}
 
 
 def small(*head):

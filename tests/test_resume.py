@@ -23,7 +23,7 @@ from tfaccel.config import CheckpointConfig, StepConfig, TrainConfig
 from tfaccel.runtime import Device
 
 STEPS = 5  # of an epoch: 37 images in batches of 8
-IMAGES = {"image_size": (12, 10), "channels": 1, "global_batch_size": 8, "loader": "tf_data"}
+IMAGES = {"image_size": (12, 10), "channels": 1, "global_batch_size": 8, "loader": "dali_cpu"}
 TRAIN = TrainConfig(
     epochs=4, optimizer="sgd", learning_rate=0.05, momentum=0.9, decay="cosine", warmup_epochs=1
 )

@@ -29,7 +29,7 @@ def config(root, **changes):
     config = runpy.run_path(str(DIGITS))["get_config"]("smoke")
     settings = {
         "data.root": str(root),
-        "data.loader": "tf_data",
+        "data.loader": "dali_cpu",
         "runtime.precision": "float32",
         "runtime.xla": False,
         "train.epochs": 2,
