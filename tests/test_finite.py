@@ -138,7 +138,9 @@ def test_p8_finite_statistics_of_a_left_out_step_are_left_out_too(num_replicas, 
     assert_alike(ours, reference)
 
 
-@ONE_AND_TWO
+@pytest.mark.parametrize(
+    ("num_replicas", "xla"), [(1, True), pytest.param(2, False, marks=pytest.mark.slow)]
+)
 def test_p8_a_nan_that_a_relu_hides_from_the_loss_is_left_out(num_replicas, xla):
     ours, reference = (model_of(hiding, num_replicas, xla=xla) for _ in range(2))
     history = fit(ours, spoilt(X), Y)

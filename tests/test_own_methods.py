@@ -75,8 +75,16 @@ def _compiled(kind, num_replicas):
     return compiled(kind, num_replicas, optimizer=optimizer, loss="mse", xla=False)
 
 
-@pytest.mark.parametrize("num_replicas", [1, 2])
-@pytest.mark.parametrize("kind", FITS)
+@pytest.mark.parametrize(
+    ("kind", "num_replicas"),
+    [
+        *[(Twice, 2), (Keywords, 1), (Positions, 2), (NoCallbacks, 1)],
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in [(Twice, 1), (Keywords, 2), (Positions, 1), (NoCallbacks, 2)]
+        ),
+    ],
+)
 def test_a_fit_of_the_models_own_trains_as_with_stock_keras(kind, num_replicas):
     stock = kind()
     stock.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)

@@ -31,7 +31,7 @@ def compile_args():
     return {
         "loss": {"a": "binary_crossentropy", "b": "mse"},
         "loss_weights": {"a": 1.0, "b": 0.5},
-        "metrics": {"a": ["accuracy", keras.metrics.AUC(name="auc")], "b": ["mae"]},
+        "metrics": {"a": ["accuracy"], "b": ["mae"]},
         "weighted_metrics": {"a": [keras.metrics.AUC(name="auc")], "b": ["mae"]},
     }
 

@@ -231,7 +231,7 @@ def test_weights_of_samples_and_classes():
     assert_fits_alike(pair, class_weight={0: 2.0, 1: 0.5, 2: 1.0})
 
 
-@pytest.mark.parametrize("xla", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("xla", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_metrics_of_ones_own_and_made_outside_the_scope(xla):
     def make():
         last = layers.Dense(1, activation="sigmoid")
@@ -367,7 +367,7 @@ def float16():
     keras.config.set_dtype_policy("float32")
 
 
-@pytest.mark.parametrize("xla", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("xla", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_accumulation_clips_and_unscales_the_sum(float16, xla):
     clipped = lambda: keras.optimizers.SGD(0.5, global_clipnorm=0.1)  # noqa: E731
     config = StepConfig(accumulation_steps=2)

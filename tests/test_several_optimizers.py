@@ -80,8 +80,15 @@ def _weights(model):
 SETTINGS = {"batch_size": 4, "epochs": 2, "shuffle": False, "verbose": 0}
 
 
-@pytest.mark.parametrize("kind", [Gan, CriticFirst])
-@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize(
+    ("num_replicas", "kind"),
+    [
+        (1, Gan),
+        pytest.param(1, CriticFirst, marks=pytest.mark.slow),
+        pytest.param(2, Gan, marks=pytest.mark.slow),
+        (2, CriticFirst),
+    ],
+)
 def test_two_optimizers_train_as_with_stock_keras(kind, num_replicas):
     stock = kind()
     stock.compile(*_optimizers(), **LOSS)
@@ -115,7 +122,7 @@ def test_two_optimizers_train_with_xla_by_position(setup):
     np.testing.assert_allclose(model.fit(X[:8], **SETTINGS).history["g_loss"], wanted, rtol=1e-4)
 
 
-@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize("num_replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_what_one_of_two_optimizers_finds_not_finite_is_not_applied(num_replicas):
     one, other = _optimizers()
     settings = {"optimizer": None, "d_optimizer": one, "g_optimizer": other, "xla": False}
@@ -212,7 +219,7 @@ class Autoencoder(keras.Model):
         return self.encoder(x)
 
 
-@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize("num_replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_model_without_call_trains_evaluates_and_predicts_in_any_order(num_replicas):
     stock = Autoencoder()
     stock.compile(keras.optimizers.SGD(0.01), jit_compile=False)

@@ -220,7 +220,7 @@ def test_xla_compiles_each_step_when_asked(setup, xla, use, caplog):
     assert len(said) == (1 if xla else 0)
 
 
-@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize("num_replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_layer_that_says_so_trains_without_xla_and_that_is_said_once(num_replicas, caplog):
     """RandomRotation has supports_jit=False, wherever it is; so has an LSTM that cuDNN computes."""
 
@@ -247,7 +247,7 @@ def test_a_layer_that_says_so_trains_without_xla_and_that_is_said_once(num_repli
     assert not model.test_function.xla
 
 
-@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize("num_replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_text_in_the_model_trains_without_xla_as_stock_keras_does(num_replicas, caplog):
     texts, labels = tf.constant(["a b c", "b c d", "c d e", "a a b"]), np.array([0, 1, 0, 1])
 
@@ -291,8 +291,15 @@ def test_strings_beside_the_inputs_train_without_xla(caplog):
     assert caplog.text.count("a batch has strings, which XLA has not") == 1
 
 
-@pytest.mark.parametrize("num_replicas", [1, 2])
-@pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
+@pytest.mark.parametrize(
+    ("num_replicas", "precision"),
+    [
+        (1, "float32"),
+        pytest.param(1, "mixed_float16", marks=pytest.mark.slow),
+        pytest.param(2, "float32", marks=pytest.mark.slow),
+        (2, "mixed_float16"),
+    ],
+)
 def test_an_update_of_its_own_in_xla_is_the_same(num_replicas, precision, monkeypatch):
     """As on a GPU where the layers are not for XLA: the update alone is, embedding's slices too."""
 

@@ -28,8 +28,16 @@ def _labels(wrong):
     return y
 
 
-@pytest.mark.parametrize("wrong", [3, -1])
-@pytest.mark.parametrize(("num_replicas", "xla"), [(1, False), (1, True), (2, False), (2, True)])
+@pytest.mark.parametrize(
+    ("num_replicas", "xla", "wrong"),
+    [
+        *[(1, False, -1), (1, True, 3), (2, False, 3), (2, True, -1)],
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in [(1, False, 3), (1, True, -1), (2, False, -1), (2, True, 3)]
+        ),
+    ],
+)
 def test_evaluate_names_a_label_beyond_the_outputs(num_replicas, xla, wrong):
     model = _model(num_replicas, xla=xla)
     words = "label is beyond the model's outputs at step 2" if xla else f"label {wrong} is beyond"
