@@ -67,7 +67,7 @@ def image_list(
     first = next(lines, None)
     if first is None:
         raise UserError(f"image list {file} is empty; expected a path and a label on each line")
-    header = _header(file, first)
+    header = _header(file, first.removesuffix("\n"))
     lines = itertools.chain([first], lines)
     rows = _csv_rows(file, lines, *header) if header else _plain_rows(file, lines)
     listed = _listed(rows, root)
@@ -79,7 +79,8 @@ def image_list(
             f"{file} line {numbers[0]}: {paths[0]} does not exist; relative paths start from "
             f"{root}: give another as root="
         )
-    if len(np.unique(listed.hashes)) < len(paths):
+    in_order = np.sort(listed.hashes)
+    if (in_order[1:] == in_order[:-1]).any():
         _check_twice(file, paths, labels, numbers)
     labels, class_names = from_text(
         labels, name_of=lambda index: f"{file} line {numbers[index]}", class_names=class_names
@@ -98,11 +99,11 @@ class _Listed(NamedTuple):
 
 
 def _listed(rows: Iterator[tuple[int, str, str]], root: str) -> _Listed:
-    growing, same = GrowingFileNames(), {}
+    growing, same, begin = GrowingFileNames(), {}, os.path.join(root, "")
     found = _Listed(array.array("q"), FileNames.of(()), array.array("q"), [])
     while part := list(itertools.islice(rows, AT_A_TIME)):
         numbers, paths, labels = zip(*part, strict=True)
-        paths = [os.path.join(root, path) for path in paths]
+        paths = [path if path[0] == "/" else begin + path for path in paths]
         growing.add(paths)
         found.hashes.extend(map(hash, map(_normal, paths)))
         found.numbers.extend(numbers)
@@ -141,7 +142,7 @@ def _check_twice(file: pathlib.Path, paths: Sequence[str], labels: list[str], nu
 
 
 def _lines(file: pathlib.Path) -> Iterator[str]:
-    """Yields the file's lines, less empty ones at its end."""
+    """Yields the file's lines with their ends, less empty ones at its end."""
     empty = 0  # such lines that are not yet given
     try:
         with open(file, encoding="utf-8-sig") as opened:
@@ -154,9 +155,10 @@ def _lines(file: pathlib.Path) -> Iterator[str]:
                         f"{file} line {number} holds a zero byte, which no path may have; expected "
                         "text in UTF-8: write the file again"
                     )
-                yield from itertools.repeat("", empty)
-                yield line.removesuffix("\n")
-                empty = 0
+                if empty:
+                    yield from itertools.repeat("\n", empty)
+                    empty = 0
+                yield line
     except FileNotFoundError:
         cure = nearest(file, kind="file", wanted="a file of paths and labels")
         raise UserError(f"image list {file} does not exist{cure}") from None
@@ -204,12 +206,12 @@ def _csv_rows(file, lines, delimiter, path_column, label_column) -> Iterator[tup
 
 
 def _line(file: pathlib.Path, number: int) -> str:
-    return next(itertools.islice(_lines(file), number - 1, None))
+    return next(itertools.islice(_lines(file), number - 1, None)).removesuffix("\n")
 
 
 def _numbered(file, lines, delimiter) -> Iterator[tuple[int, list[str]]]:
     """Yields each row after the number of the line on which it begins."""
-    reader = csv.reader((f"{line}\n" for line in lines), delimiter=delimiter, strict=True)
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
     while True:
         number = reader.line_num + 1
         try:
@@ -228,7 +230,7 @@ def _plain_rows(file, lines) -> Iterator[tuple[int, str, str]]:
         fields = line.rsplit(maxsplit=1)
         if len(fields) < 2 or not WHOLE_NUMBER.fullmatch(fields[1]):
             raise UserError(
-                f"{file} line {number} is {line!r:.200}; expected a path, blanks and a whole "
-                "number, or on line 1 a header that names the columns path and label"
+                f"{file} line {number} is {line.rstrip()!r:.200}; expected a path, blanks and a "
+                "whole number, or on line 1 a header that names the columns path and label"
             )
         yield number, *fields
