@@ -33,6 +33,7 @@ from tfaccel.callbacks.replica_audit import ReplicaAudit
 from tfaccel.cluster import Cluster
 from tfaccel.config import StepConfig
 from tfaccel.data.distribute import Loader, check_same_classes
+from tfaccel.epoch_order import EpochOrder
 from tfaccel.errors import UserError
 from tfaccel.memory_plan import explained
 from tfaccel.models.own_scaling import misfit
@@ -259,12 +260,20 @@ def _watched(fit: Callable, model, config: StepConfig, beats: Beats, cluster: Cl
         call = signature.bind(*args, **kwargs)
         given, x = call.arguments.get("callbacks"), call.arguments.get("x")
         is_list = isinstance(given, keras.callbacks.CallbackList)
-        theirs = [each for each in flat(given) if each not in ours and not isinstance(each, Ahead)]
+        theirs = [
+            each
+            for each in flat(given)
+            if each not in ours and not isinstance(each, Ahead | EpochOrder)
+        ]
         # Of each call its own: a callback may call `fit` within another.
         ahead, is_ahead = Ahead(*each_batch), can_be_ahead(model, theirs)  # alike on all workers
         theirs = of_this_worker(theirs, cluster)
+        loader = x if isinstance(x, Loader) else None
+        order = EpochOrder(
+            model, loader=loader, steps_per_epoch=call.arguments.get("steps_per_epoch")
+        )
         # Ours come first: what they write to the logs is for all others to see.
-        together = [*((ahead,) if is_ahead else each_batch), beats, *theirs]
+        together = [order, *((ahead,) if is_ahead else each_batch), beats, *theirs]
         if is_list:
             given.callbacks[:] = together
             given.set_model(model)
@@ -272,7 +281,9 @@ def _watched(fit: Callable, model, config: StepConfig, beats: Beats, cluster: Cl
             call.arguments["callbacks"] = together
         with contextlib.ExitStack() as during:  # not after it, or they would hold the loader
             for each in (finite, beats, *audits):
-                during.enter_context(having(each, loader=x if isinstance(x, Loader) else None))
+                during.enter_context(having(each, loader=loader))
+            if loader is None:
+                during.enter_context(order.of_next_input())
             during.enter_context(ahead.of(model) if is_ahead else alone(model))
             return fit(*call.args, **call.kwargs)
 
