@@ -40,7 +40,7 @@ from tfaccel.models.own_scaling import misfit
 from tfaccel.resume import flat, from_checkpoint
 from tfaccel.step import padding
 from tfaccel.step.finite import FINE
-from tfaccel.step.labels import CURE, REFUSED
+from tfaccel.step.labels import REFUSED, beyond, sentence
 
 log = logging.getLogger("tfaccel")
 
@@ -157,12 +157,11 @@ def _naming_labels(test: Callable, model, config: StepConfig) -> Callable:
         results = np.hstack([np.ravel(each) for each in keras.tree.flatten(outcome)] or [[0.0]])
         if np.isfinite(results).all():
             return outcome
-        faults = np.flatnonzero(np.hstack([np.ravel(each) for each in codes] or [[]]) != FINE)
+        codes = np.hstack([np.ravel(each) for each in codes] or [[]])
+        faults = np.flatnonzero(codes != FINE)
         if len(faults):
-            what = (
-                f"a label is beyond the model's outputs at step {faults[0] + 1} of the evaluation, "
-                f"so that its loss is not finite; {CURE}"
-            )
+            where = f" at step {faults[0] + 1} of the evaluation"
+            what = beyond(int(codes[faults[0]]), where=where)
             if config.nonfinite != "skip":
                 raise NonFiniteError(what)
             log.warning("step: %s", what)
@@ -201,9 +200,7 @@ def _guarded(method: Callable, model, guard: Callable) -> Callable:
                 outcome = method(*args, **kwargs)
             except tf.errors.InvalidArgumentError as error:
                 if label := REFUSED.search(str(error)):
-                    raise NonFiniteError(
-                        f"the label {label[1]} is beyond the model's {label[2]} outputs; {CURE}"
-                    ) from error
+                    raise NonFiniteError(sentence(int(label[1]), int(label[2]))) from error
                 if not (lacking := NOT_IN_XLA.search(str(error))):
                     raise
                 raise UserError(
