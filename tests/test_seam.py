@@ -4,6 +4,7 @@ A new version of Keras or TensorFlow fails here first, with a sentence that name
 """
 
 import re
+import tempfile
 import types
 
 import keras
@@ -489,6 +490,23 @@ def _():
     adapter = PyDatasetAdapter(Five(workers=2), shuffle=True)
     has = adapter.enqueuer.shuffle is True and adapter.enqueuer.py_dataset is adapter.py_dataset
     return has and PyDatasetAdapter(Five()).enqueuer is None
+
+
+@canary("MonitorCallback._is_improvement", "is an instance's attribute that three callbacks ask")
+def _(monkeypatch):
+    monkeypatch.chdir(tempfile.gettempdir())  # where nothing is written
+    seen, model = [], model_of(dense, optimizer="sgd", loss="mse")
+    settings = {"monitor": "loss", "mode": "min"}
+    for each in (
+        keras.callbacks.EarlyStopping(**settings),
+        keras.callbacks.ReduceLROnPlateau(**settings),
+        keras.callbacks.ModelCheckpoint("a.keras", save_best_only=True, **settings),
+    ):
+        each.set_model(model)
+        each._is_improvement = lambda value, best: bool(seen.append((value, best)))
+        each.on_train_begin()
+        each.on_epoch_end(0, {"loss": 2.0})
+    return seen == [(2.0, None)] * 3
 
 
 @canary("PerReplicaSpec._value_specs", "has one spec, of a tensor, for each replica")

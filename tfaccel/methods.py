@@ -26,6 +26,7 @@ from tfaccel import progress, seam
 from tfaccel.agreement import of_workers
 from tfaccel.callbacks.ahead import Ahead, alone, can_be_ahead, having
 from tfaccel.callbacks.beats import Beats
+from tfaccel.callbacks.early_stopping import never_best
 from tfaccel.callbacks.finite import Finite, NonFiniteError
 from tfaccel.callbacks.keras_writers import of_this_worker
 from tfaccel.callbacks.loss_scale import LossScale
@@ -279,6 +280,7 @@ def _watched(fit: Callable, model, config: StepConfig, beats: Beats, cluster: Cl
         with contextlib.ExitStack() as during:  # not after it, or they would hold the loader
             for each in (finite, beats, *audits):
                 during.enter_context(having(each, loader=loader))
+            during.enter_context(never_best(theirs))
             if loader is None:
                 during.enter_context(order.of_next_input())
             during.enter_context(ahead.of(model) if is_ahead else alone(model))

@@ -24,7 +24,8 @@ of each, in tests/test_seam, fails by name when it changes:
     utils.is_default, utils.python_utils.pythonify_logs, Model._get_metrics_result_or_logs,
     Model._flatten_metrics_in_order. For the order of epochs, elsewhere:
     data_adapters.get_data_adapter, DataAdapter.get_tf_dataset, ArrayDataAdapter._shuffle and
-    ._num_samples, PyDatasetAdapter.shuffle, .py_dataset and .enqueuer.
+    ._num_samples, PyDatasetAdapter.shuffle, .py_dataset and .enqueuer. For the best epoch:
+    MonitorCallback._is_improvement.
   TensorFlow 2.21: distribute_lib._push_per_thread_mode, _pop_per_thread_mode,
     _get_default_replica_mode; StrategyExtended._collective_ops, _cross_device_ops,
     _id_in_cluster; CollectiveAllReduce._launchers; CollectiveReplicaLauncher._group_key and
