@@ -133,7 +133,8 @@ class Finite(keras.callbacks.Callback):
         return (
             f"the {'value' if changed else 'gradient'} of {self._name(variable)} is not finite at "
             f"step {step}, and was not applied; look for NaN or infinity in its images and labels, "
-            "or lower the learning rate" + self._cure(variable)
+            "and for labels beyond the model's outputs, or lower the learning rate"
+            + self._cure(variable)
         )
 
     def _weights(self, step: int) -> str:
