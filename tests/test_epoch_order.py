@@ -7,7 +7,7 @@ import scipy.sparse
 import tensorflow as tf
 from conftest import compiled, strategy_of
 
-from tfaccel import epoch_order
+from tfaccel import epoch_draws, epoch_order
 from tfaccel.data.shards import epoch_order as order_of
 from tfaccel.epoch_order import _batches_shuffled
 from tfaccel.step import functions
@@ -226,6 +226,55 @@ def test_a_loader_begins_where_the_epoch_does(setup, read):
     assert read(model, gone_on, epochs=2) == expected[:2]
     assert read(model, gone_on, epochs=1) == expected[2:3]
     assert read(model, gone_on, epochs=4, initial_epoch=3) == expected[3:]
+
+
+def _drawn(unknown_length, batch_size=4):
+    """A data set of one random number for each row, in 0 to 1."""
+    dataset = tf.data.Dataset.from_tensor_slices(X).map(lambda x: (tf.random.uniform((1,)), x))
+    dataset = dataset.filter(lambda x, y: True) if unknown_length else dataset
+    return dataset.batch(batch_size).prefetch(1)
+
+
+@pytest.mark.parametrize(
+    ("num_replicas", "unknown_length"),
+    [
+        (2, True),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in [(1, False), (2, False)]),
+    ],
+)
+def test_a_data_set_draws_on_from_epoch_to_epoch(models, read, num_replicas, unknown_length):
+    model, dataset = models[num_replicas], _drawn(unknown_length)
+    epochs = read(model, dataset, epochs=2) + read(model, dataset, epochs=1)
+    assert [[len(step) for step in epoch] for epoch in epochs] == [[4, 4, 2]] * 3
+    numbers = [each for epoch in epochs for step in epoch for each in step]
+    assert len(set(numbers)) == 30
+    again = read(model, _drawn(unknown_length))
+    assert again == epochs  # by the seed
+    cut_short = read(model, _drawn(unknown_length), epochs=2, steps_per_epoch=2)
+    assert cut_short == [epochs[0][:2], epochs[0][2:]]
+
+
+def test_a_data_set_without_draws_is_read_as_keras_reads_it(models, read):
+    dataset = tf.data.Dataset.from_tensor_slices((X, X)).shuffle(10).batch(4)
+    first, second = read(models[1], dataset, epochs=2)
+    assert sorted(np.concatenate(first)) == sorted(np.concatenate(second)) == [*range(10)]
+    assert first != second
+    assert not epoch_draws.draws(dataset)
+    assert "_tfaccel_stream" not in vars(dataset)
+
+
+def test_draws_are_found_wherever_a_data_set_makes_them():
+    def flipped(x):
+        return tf.cond(
+            x[0] > 3, lambda: tf.image.random_brightness(x[None, None], 0.1)[0, 0], lambda: x
+        )
+
+    rows = tf.data.Dataset.from_tensor_slices(X)
+    nested = tf.data.Dataset.range(2).interleave(lambda _: rows.map(flipped))
+    assert epoch_draws.draws(tf.data.Dataset.zip((rows, nested)).take(2))
+    assert not epoch_draws.draws(rows.map(lambda x: tf.random.stateless_uniform((1,), (1, 2))))
+    assert epoch_draws.calls_python(rows.map(lambda x: tf.numpy_function(np.abs, [x], tf.float32)))
+    assert not epoch_draws.calls_python(nested)
 
 
 def test_a_fit_within_a_fit_has_an_order_of_its_own(models, read):

@@ -492,6 +492,15 @@ def _():
     return has and PyDatasetAdapter(Five()).enqueuer is None
 
 
+@canary("Dataset._inputs", "and ._functions tell what a data set is made of")
+def _():
+    rows = tf.data.Dataset.range(3)
+    mapped = rows.map(lambda x: x + 1)
+    (function,) = mapped._functions()
+    ops = {node.op for node in function.function.graph.as_graph_def().node}
+    return mapped._inputs() == [rows] and rows._functions() == [] and "AddV2" in ops
+
+
 @canary("MonitorCallback._is_improvement", "is an instance's attribute that three callbacks ask")
 def _(monkeypatch):
     monkeypatch.chdir(tempfile.gettempdir())  # where nothing is written

@@ -1,5 +1,7 @@
 """The order in which `fit` reads arrays and PyDatasets, and where a loader's epoch begins.
 
+(What a `tf.data.Dataset` draws from epoch to epoch, tfaccel/epoch_draws.py says.)
+
 Takes what a `fit` reads; gives each epoch an order of its own, by the seed and the epoch's number
 alone: the same on any number of replicas, and in a run that begins at `initial_epoch`.
 
@@ -13,6 +15,7 @@ Keras draws the order of arrays by an operation that begins anew with each epoch
 
 import contextlib
 import contextvars
+import functools
 import logging
 import math
 import multiprocessing
@@ -27,9 +30,10 @@ from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 from keras.src.utils.rng_utils import get_random_seed
 
-from tfaccel import seam
+from tfaccel import epoch_draws, seam
 from tfaccel.data.distribute import Loader
 from tfaccel.data.shards import epoch_order
 
@@ -90,13 +94,15 @@ class EpochOrder(keras.callbacks.Callback):
             self._loader.start_at(epoch=pass_, step=step)
             log.info("data: the loader begins where epoch %d does, as `fit` does", epoch + 1)
 
-    def applied(self, adapter: DataAdapter, steps_per_epoch: int | None) -> DataAdapter:
-        """Returns what stands for Keras's adapter of the input; or it, where it has an order."""
+    def applied(self, adapter: DataAdapter, x, steps_per_epoch: int | None) -> DataAdapter:
+        """Returns what stands for Keras's adapter of the input x; or it, where it has an order."""
         self._cut = _Cut(self.trained, steps_per_epoch)
         if isinstance(adapter, ArrayDataAdapter) and adapter._shuffle:
             kind = _Arrays
         elif isinstance(adapter, PyDatasetAdapter) and (_shuffles(adapter) or _forks(adapter)):
             kind = _PyDataset
+        elif isinstance(adapter, TFDatasetAdapter) and _draws(adapter, self.trained):
+            kind = functools.partial(_Dataset, of_user=x)
         else:
             return adapter
         self._cut.num_batches = adapter.num_batches
@@ -149,9 +155,13 @@ class _InOrder(DataAdapter):
         dataset = self._order.trained.distribute_strategy.experimental_distribute_dataset(
             self._dataset()
         )
-        return _Passes(dataset, self._begin, stock_step=seam.runs_eagerly(self._order.trained))
+        return self._passes(dataset.element_spec, dataset.__iter__)
 
-    def _begin(self) -> int:
+    def _passes(self, element_spec, one_pass: Callable[[], Iterator]) -> "_Passes":
+        stock_step = seam.runs_eagerly(self._order.trained)
+        return _Passes(element_spec, one_pass, self, stock_step=stock_step)
+
+    def begin(self) -> int:
         """Sets the order of the pass, and returns how many of its batches were read before."""
         pass_, step = self._order.place()
         self._set_order(pass_)
@@ -159,7 +169,7 @@ class _InOrder(DataAdapter):
 
     def on_epoch_begin(self):
         """Sets the order before threads begin to read."""
-        self._begin()
+        self.begin()
         self._adapter.on_epoch_begin()
 
     def on_epoch_end(self):
@@ -252,6 +262,50 @@ class _Items:
         self._dataset.on_epoch_end()
 
 
+def _draws(adapter: TFDatasetAdapter, model: keras.Model) -> bool:
+    """Returns whether a data set ends, draws at random, and is read by this process alone."""
+    dataset, strategy = adapter.get_tf_dataset(), model.distribute_strategy
+    if not isinstance(dataset, tf.data.Dataset) or not _is_dense(dataset):
+        return False
+    if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
+        return False  # one iterator draws on and on
+    if len(strategy.extended.worker_devices) < strategy.num_replicas_in_sync:
+        return False  # passes over the workers' shares may differ in length
+    return epoch_draws.draws(dataset)
+
+
+def _is_dense(dataset: tf.data.Dataset) -> bool:
+    specs = tf.nest.flatten(dataset.element_spec)
+    return all(isinstance(each, tf.TensorSpec) for each in specs)
+
+
+class _Dataset(_InOrder):
+    """A `tf.data.Dataset` whose operations draw on from pass to pass, and from `fit` to `fit`."""
+
+    def __init__(self, adapter: TFDatasetAdapter, order: EpochOrder, *, of_user):
+        super().__init__(adapter, order)
+        dataset, strategy = adapter.get_tf_dataset(), order.trained.distribute_strategy
+        # The data set has it, so that both are given up together. With Python in it, it must end
+        # with `fit`; and with class weights, it is one that Keras made for this `fit`.
+        keeps = dataset is of_user and not epoch_draws.calls_python(dataset)
+        kept, stream = vars(of_user).get(_STREAM, (None, None))
+        if not keeps or kept is not strategy:
+            stream = epoch_draws.Stream(dataset, num_batches=self.num_batches, strategy=strategy)
+        if keeps:
+            vars(of_user)[_STREAM] = strategy, stream
+        self._stream = stream
+
+    def get_tf_dataset(self) -> "_Passes":
+        """Returns the batches of every replica."""
+        return self._passes(self._stream.element_spec, self._stream.one_pass)
+
+    def _set_order(self, pass_: int) -> None:
+        pass  # it goes on
+
+
+_STREAM = "_tfaccel_stream"  # in a data set's __dict__
+
+
 class _Passes(tf.distribute.DistributedDataset):
     """A distributed data set, each pass over which begins when its first batch is drawn.
 
@@ -259,28 +313,25 @@ class _Passes(tf.distribute.DistributedDataset):
     """
 
     def __init__(
-        self,
-        dataset: tf.distribute.DistributedDataset,
-        begin: Callable[[], int],
-        *,
-        stock_step: bool,
+        self, element_spec, one_pass: Callable[[], Iterator], read: _InOrder, *, stock_step: bool
     ):
-        self._passed, self._begin, self._stock_step = dataset, begin, stock_step
+        self._element_spec, self._one_pass = element_spec, one_pass
+        self._read, self._stock_step = read, stock_step
 
     @property
     def element_spec(self):
-        """The spec of a batch, as Keras's own has it."""
-        return self._passed.element_spec
+        """The spec of a batch, as Keras's own data set has it."""
+        return self._element_spec
 
     def __iter__(self) -> Iterator:
         """Yields the batches of a pass, or what is left of it."""
-        num_read = self._begin()
-        batches = iter(self._passed)
+        num_read = self._read.begin()
+        batches = self._one_pass()
         for _ in range(num_read):
             next(batches)
         yield from batches
-        if num_read and self._stock_step:
-            # Keras does not know that a part was read before: it asks for more.
+        if self._stock_step and (num_read or self._read.num_batches is None):
+            # Stock Keras's step asks for more than there is, and knows this end alone.
             raise tf.errors.OutOfRangeError(None, None, "the pass is at its end")
 
 
@@ -291,7 +342,7 @@ def _get_data_adapter(*args, **kwargs) -> DataAdapter:
     if order is None:
         return adapter
     _NEXT_INPUT.set(None)  # the next one is that of its validation
-    return order.applied(adapter, kwargs.get("steps_per_epoch"))
+    return order.applied(adapter, kwargs.get("x"), kwargs.get("steps_per_epoch"))
 
 
 _KERAS_OWN = data_adapters.get_data_adapter

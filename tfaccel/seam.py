@@ -29,7 +29,8 @@ of each, in tests/test_seam, fails by name when it changes:
   TensorFlow 2.21: distribute_lib._push_per_thread_mode, _pop_per_thread_mode,
     _get_default_replica_mode; StrategyExtended._collective_ops, _cross_device_ops,
     _id_in_cluster; CollectiveAllReduce._launchers; CollectiveReplicaLauncher._group_key and
-    ._group_size; PerReplicaSpec._value_specs; values.DistributedVariable.
+    ._group_size; PerReplicaSpec._value_specs; values.DistributedVariable;
+    Dataset._inputs and ._functions.
 """
 
 import contextlib
