@@ -29,7 +29,8 @@ from tfaccel.data.placement import Placement
 from tfaccel.data.scan import files
 from tfaccel.data.shards import Plan, check_even
 from tfaccel.data.source import ArraySource, ImageSource, UnreadableError
-from tfaccel.data.sources.pillow import check_kinds, image_size
+from tfaccel.data.sources.kinds import check_kinds
+from tfaccel.data.sources.pillow import image_size
 from tfaccel.errors import UserError
 from tfaccel.runtime import Device, Runtime
 
@@ -260,7 +261,7 @@ def open_images(
         _log_decoder_memory(dali)
     _log_resize(source, images, augment)
     if isinstance(source, ImageSource):
-        _check_some(source, images)
+        _check_some(source, images, by_pillow=choice.stored_size is not None)
     found = source
     if choice.stored_size is not None:
         source = _decoded(source, images, choice, num_threads=num_threads)
@@ -285,12 +286,16 @@ def open_images(
     )
 
 
-def _check_some(source: ImageSource, images: ImageConfig) -> None:
-    """Raises UserError for a kind of image that no loader takes, among those of a sample."""
+def _check_some(source: ImageSource, images: ImageConfig, *, by_pillow: bool) -> None:
+    """Raises UserError for a kind of image that the loader does not take, among those of a sample.
+
+    The loaders look at each of the others as they read it for the first time.
+    """
     sample = np.unique(np.linspace(0, len(source) - 1, NUM_SAMPLED).astype(int))
-    check_kinds(source.images, sample, are_masks=False)
+    check_kinds(source.images, sample, are_masks=False, by_pillow=by_pillow)
     if source.targets is not None:
-        check_kinds(source.targets, sample, are_masks=images.targets == "mask")
+        are_masks = images.targets == "mask"
+        check_kinds(source.targets, sample, are_masks=are_masks, by_pillow=by_pillow)
 
 
 def _check(source, images: ImageConfig, augment: AugmentConfig) -> None:

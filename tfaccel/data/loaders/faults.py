@@ -17,7 +17,8 @@ import tensorflow as tf
 from tfaccel.config import CROPS, AugmentConfig, ImageConfig
 from tfaccel.data.loaders.decode import two_sizes
 from tfaccel.data.source import Blobs, ImageSource, UnreadableError
-from tfaccel.data.sources.pillow import image_size, too_deep, undecodable
+from tfaccel.data.sources.kinds import unfit_blob
+from tfaccel.data.sources.pillow import image_size, undecodable
 from tfaccel.errors import UserError
 
 
@@ -72,13 +73,9 @@ def _explained(error, source, images, augment, *, ids, refused, decoder) -> Exce
             f"{next(iter(bad.values()))}; replace or remove such files",
             ids=tuple(bad),
         )
-    bad = _of_each(too_deep, source, ids)
-    if bad:
-        return UnreadableError(
-            f"{len(bad)} of {len(ids)} images just read have 16-bit samples, first "
-            f"{next(iter(bad.values()))}; convert such files",
-            ids=tuple(bad),
-        )
+    unfit = unfit_error(source, images, ids)
+    if unfit:
+        return unfit
     wrong = _wrong_size(source, images, augment, ids)
     if wrong:
         return UserError(wrong)
@@ -93,6 +90,31 @@ def _explained(error, source, images, augment, *, ids, refused, decoder) -> Exce
             ids=tuple(bad),
         )
     return error
+
+
+def unfit_error(source: ImageSource, images: ImageConfig, ids: Iterable[int]) -> Exception | None:
+    """Returns the error about those of some examples that are `kinds.unfit`; None for none.
+
+    Args:
+      source: the examples, which can be decoded.
+      images: what they were to become.
+      ids: which of them are looked at.
+    """
+    is_mask = {id(source.targets): images.targets == "mask"}
+
+    def fault_of(blobs, index):
+        return unfit_blob(blobs, index, is_mask=is_mask.get(id(blobs), False))
+
+    ids = list(ids)
+    bad = _of_each(fault_of, source, ids)
+    if not bad:
+        return None
+    return UnreadableError(
+        f"{len(bad)} of {len(ids)} images just read are of a kind that this loader does not take, "
+        f"first {next(iter(bad.values()))}; convert such files, leave them out with "
+        "bad_files='skip', or list them with `tfaccel audit`",
+        ids=tuple(bad),
+    )
 
 
 def _of_each(fault_of, source: ImageSource, ids) -> dict[int, str]:

@@ -29,7 +29,7 @@ from tfaccel.errors import UserError
 log = logging.getLogger("tfaccel")
 
 # Changed whenever examine.py would say something else of the same image.
-_VERSION = f"4 pillow {PIL.__version__}"
+_VERSION = f"5 pillow {PIL.__version__}"
 
 _WIDTHS = 2**31  # a size is kept as one number, height * _WIDTHS + width: half of a pair's memory
 
