@@ -9,6 +9,7 @@ number. What can be reckoned is reckoned here, in NumPy: an operator on numbers 
 """
 
 import collections
+import concurrent.futures
 from collections.abc import Callable
 
 import numpy as np
@@ -65,20 +66,23 @@ def make_reader(
     if is_pair:
         read_targets = make_file_reader(source.targets, with_sizes=True, **settings)
     held = collections.deque(maxlen=fed.maxlen)  # DALI's memory, which the pipeline does not copy
-    unseen = Unseen(len(source))
+    unseen, pool = Unseen(len(source)), concurrent.futures.ThreadPoolExecutor(num_threads)
 
     def read(number):
         ids, draws = feed.rows(number).ids, feed.draws(number)
         fed.append(ids)
-        inputs = {}
+        inputs, is_new = {}, unseen.among(ids, number)
+        for part in filter(None, (source.images, source.targets)):
+            part.check_files(ids[is_new], pool, num_threads=num_threads)  # DALI waits for a FIFO
         inputs["image"], sizes = read_images(ids)
-        rows = np.flatnonzero(unseen.among(ids, number)).tolist()
+        rows = np.flatnonzero(is_new).tolist()
         odd = _odd(inputs["image"], rows, is_mask=False)
         if is_pair:
             inputs["target"], target_sizes = read_targets(ids)
             odd += _odd(inputs["target"], rows, is_mask=images.targets == "mask")
         if odd:
-            raise faults.unfit_error(source, images, np.unique(ids[odd]).tolist())
+            bad = np.unique(ids[odd]).tolist()
+            raise faults.unfit_error(source, images, bad, num_read=len(ids))
         if is_pair:
             _check_pairs(source, ids, sizes, target_sizes)
         else:

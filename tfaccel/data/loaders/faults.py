@@ -73,7 +73,7 @@ def _explained(error, source, images, augment, *, ids, refused, decoder) -> Exce
             f"{next(iter(bad.values()))}; replace or remove such files",
             ids=tuple(bad),
         )
-    unfit = unfit_error(source, images, ids)
+    unfit = unfit_error(source, images, ids, num_read=len(ids))
     if unfit:
         return unfit
     wrong = _wrong_size(source, images, augment, ids)
@@ -92,25 +92,27 @@ def _explained(error, source, images, augment, *, ids, refused, decoder) -> Exce
     return error
 
 
-def unfit_error(source: ImageSource, images: ImageConfig, ids: Iterable[int]) -> Exception | None:
+def unfit_error(
+    source: ImageSource, images: ImageConfig, ids: Sequence[int], *, num_read: int
+) -> UnreadableError | None:
     """Returns the error about those of some examples that are `kinds.unfit`; None for none.
 
     Args:
       source: the examples, which can be decoded.
       images: what they were to become.
       ids: which of them are looked at.
+      num_read: how many were read with them.
     """
     is_mask = {id(source.targets): images.targets == "mask"}
 
     def fault_of(blobs, index):
         return unfit_blob(blobs, index, is_mask=is_mask.get(id(blobs), False))
 
-    ids = list(ids)
     bad = _of_each(fault_of, source, ids)
     if not bad:
         return None
     return UnreadableError(
-        f"{len(bad)} of {len(ids)} images just read are of a kind that this loader does not take, "
+        f"{len(bad)} of {num_read} images just read are of a kind that this loader does not take, "
         f"first {next(iter(bad.values()))}; convert such files, leave them out with "
         "bad_files='skip', or list them with `tfaccel audit`",
         ids=tuple(bad),

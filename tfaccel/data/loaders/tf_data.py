@@ -78,13 +78,16 @@ class TfDataStream(Iterator):
         def begin(number):
             ids = feed.rows(number).ids
             fed.append(ids)
+            is_new = unseen.among(ids, number)
+            for part in filter(None, (source.images, source.targets)):
+                # TensorFlow would wait for a FIFO.
+                part.check_files(ids[is_new], pool, num_threads=placement.num_threads)
             second = (
                 {"second": source.labels[ids].astype(np.int64)}
                 if source.targets is None
                 else targets(ids)
             )
-            is_new = {"is_new": unseen.among(ids, number)}
-            return encoded(ids) | second | is_new | feed.draws(number)
+            return encoded(ids) | second | {"is_new": is_new} | feed.draws(number)
 
         with self._faults_named():
             self._stream = HostStream(
