@@ -4,11 +4,12 @@
 
 Each file goes the whole way of the loaders tf_data, dali_cpu and memory (the loader cache and an
 export's samples have memory's decoder): the look at it as the loader opens, and the loader's own
-stream; as an image of 1 and of 3 channels, and as a mask; at its own size. The table has the
-largest difference in grey levels, "refused" where the loader names the file as of a kind that it
-does not take, "not decoded" where it names it otherwise, and beside that what the scan says. The
-exit code is 1 where a loader gives pixels that differ by more than one level, or pixels of a file
-that it would refuse as it opens. DALI on a GPU is not compared.
+stream; as an image of 1 and of 3 channels, and as a mask; at its own size. The table has a row for
+all files of which scan and loaders say the same: "same" where no level differs by more than one,
+else the largest difference in grey levels; "refused" where the loader names the file as of a kind
+that it does not take, "not decoded" where it names it otherwise. The exit code is 1 where a loader
+gives pixels that differ by more than one level, or pixels of a file that it would refuse as it
+opens. DALI on a GPU is not compared.
 """
 
 import argparse
@@ -40,6 +41,8 @@ from tfaccel.runtime import Device
 SUFFIXES = (*IMAGE_SUFFIXES, ".apng", ".dib", ".gif", ".j2k", ".mpo", ".pbm", ".pgm", ".pnm")
 LOADERS = ("tf_data", "dali_cpu", "memory")
 USES = ("1 channel", "3 channels", "mask")
+WITHIN = "same"  # within one level
+MOST_NAMES = 3  # of a row
 MOST_PIXELS = 20_000_000
 MOST_FILES = 64  # of a batch
 GROUP_S = 600  # that a batch may take
@@ -60,7 +63,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folders", nargs="+", type=pathlib.Path)
     parser.add_argument("--output", type=pathlib.Path, required=True)
-    parser.add_argument("--all", action="store_true", help="also rows in which all agree")
+    parser.add_argument("--all", action="store_true", help="a row for each file, not each kind")
     arguments = parser.parse_args()
     with strict():
         files = [
@@ -70,22 +73,25 @@ def main() -> None:
             if file.suffix.lower() in SUFFIXES and file.is_file()
         ]
     cells = compared([each for each in files if each.size])
-    rows, silent = [], []
+    kinds, silent = collections.defaultdict(list), []
     for file in files:
-        found = cells.get(file.path, ["-"] * len(LOADERS) * len(USES))
+        found = cells.get(file.path, [""] * len(LOADERS) * len(USES))
         if any(each == "silent" or (each.isdigit() and int(each) > 1) for each in found):
             silent.append(file.path.name)
-        if arguments.all or file.path.name in silent or set(found) - {"0", "1", "-"}:
-            rows.append(f"| {file.path.name} | {file.kinds} | {' | '.join(found)} |")
+        what = (file.kinds, *(WITHIN if each in ("0", "1") else each for each in found))
+        kinds[(file.path.name, *what) if arguments.all else what].append(file.path.name)
+    rows = [
+        f"| {len(names)} | {', '.join(names[:MOST_NAMES])} | {' | '.join(what[-10:])} |"
+        for what, names in sorted(kinds.items(), key=lambda each: -len(each[1]))
+    ]
     columns = [f"{loader}, {use}" for use in USES for loader in LOADERS]
     head = [
         f"{len(files)} files, of which Pillow decodes {len(cells)}; Pillow {PIL.__version__}, "
-        f"TensorFlow {tf.__version__}, DALI {nvidia.dali.__version__}. Of all others than these "
-        f"{len(rows)}, every loader gives Pillow's pixels within a level. Silent differences: "
+        f"TensorFlow {tf.__version__}, DALI {nvidia.dali.__version__}. Silent differences: "
         f"{', '.join(silent) or 'none'}.",
         "",
-        f"| file | scan | {' | '.join(columns)} |",
-        "|---" * (2 + len(columns)) + "|",
+        f"| files | such as | scan | {' | '.join(columns)} |",
+        "|---" * (3 + len(columns)) + "|",
     ]
     arguments.output.write_text("\n".join([*head, *rows, ""]))
     print(head[0])
@@ -102,8 +108,8 @@ def looked_at(path: pathlib.Path) -> File:
         if has_pixels:
             for mode in ("L", "RGB"):
                 _pixels(data, mode)
-    except Exception as error:  # Pillow's, of what it opens and cannot convert
-        return File(path, f"no pixels by Pillow ({error})".replace("\n", " "), None)
+    except Exception:  # Pillow's, of what it opens and cannot convert
+        return File(path, "no pixels by Pillow", None)
     return File(path, ", ".join(kinds), size if has_pixels else None)
 
 
