@@ -180,7 +180,7 @@ def opened(source: ImageSource, images: ImageConfig, loader: str, index: int) ->
     """Returns why a loader refuses an example as it opens; None where it does not."""
     try:
         one = source.taken(np.array([index]))
-        images_lib._check_some(one, images, by_pillow=loader == "memory")
+        images_lib._check_some(one, images, AugmentConfig(), by_pillow=loader == "memory")
     except UserError as error:
         return str(error)
     return None

@@ -130,12 +130,6 @@ def test_what_was_asked_for_is_taken(source):
         chosen(source((16, 12)), CPU, loader="dali_gpu")
 
 
-@pytest.mark.parametrize(("suffix", "is_warned"), [(".bmp", True), (".png", False)])
-def test_what_tensorflow_makes_of_a_palette_is_said(source, suffix, is_warned):
-    reason = chosen(source((16, 12), suffix=suffix), CPU, loader="tf_data").reason
-    assert ("palette" in reason) == is_warned
-
-
 def test_arrays_stay_mapped_where_they_do_not_fit(free):
     arrays = ArraySource(np.zeros((10, 64, 64, 3), np.uint8), np.zeros(10, np.int32), ("a",))
     free(MIB)

@@ -15,6 +15,7 @@ from tfaccel.data import shards, sources
 from tfaccel.data.choose import NUM_SAMPLED
 from tfaccel.data.distribute import Loader
 from tfaccel.data.images import open_images
+from tfaccel.data.source import ImageSource
 from tfaccel.runtime import Device, Runtime
 
 NUM_IMAGES = 37
@@ -342,6 +343,24 @@ def test_a_later_mask_is_looked_at_when_it_is_read(tmp_path, loader):
     settings = {"targets": "mask", "channels": 3, "image_size": (8, 8), "loader": loader}
     with pytest.raises(UserError, match=rf"out/{LATE[0]:02d}\.png \(is of Pillow's mode P"):
         rows_of(make_loader(source, global_batch_size=NUM_LATE, shuffle=False, **settings))
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_a_wrong_size_in_the_sample_is_named_as_the_loader_opens(tmp_path, loader):
+    for side in ("in", "out"):
+        (tmp_path / side).mkdir()
+        for index in range(4):
+            size = (8, 9) if (side, index) == ("out", 2) else (8, 8)
+            PIL.Image.new("L", size).save(tmp_path / side / f"{index}.png")
+    pairs = sources.image_pairs(tmp_path / "in", tmp_path / "out")
+    settings = {"loader": loader, "image_size": (8, 8), "global_batch_size": 4}
+    with pytest.raises(UserError, match=r"in/2.png has 8x8 .*out/2.png 9x8 .* a pair of one size"):
+        make_loader(pairs, **settings)
+    if loader in ("dali_cpu", "tf_data"):  # the others keep images of one size alone
+        single = ImageSource(pairs.targets, np.zeros(4, np.int32), ("a",))
+        settings["image_size"] = (9, 8)
+        with pytest.raises(UserError, match=r"out/0.png has 8x8 .*use a smaller image_size"):
+            make_loader(single, augment=preset("none", window="center_crop"), **settings)
 
 
 def test_hues_of_grey_images_are_refused(folder):

@@ -23,7 +23,7 @@ from tfaccel.runtime import Device
 # the model, its activations and, on the CPU, other programs need the rest.
 MEMORY_SHARE = 0.25
 
-# Not BMP: of a palette, TensorFlow takes the indices for grey levels.
+# Not BMP: TensorFlow decodes fewer kinds of it than DALI.
 TENSORFLOW_SUFFIXES = {".gif", ".jpeg", ".jpg", ".png", ".webp"}
 NUM_SAMPLED = 64  # images whose headers are read to see whether all have one size
 
@@ -73,9 +73,7 @@ def choose_loader(
     if isinstance(source, ArraySource):
         return _for_arrays(source, images, device, num_local)
     if images.loader in ("dali_gpu", "dali_cpu", "tf_data"):
-        bitmaps = images.loader == "tf_data" and ".bmp" in _suffixes(source)
-        warning = "; of a BMP's palette it takes the indices for grey levels" if bitmaps else ""
-        return Choice(images.loader, f"it was asked for{warning}")
+        return Choice(images.loader, "it was asked for")
     place = "the GPU" if on_gpu else "this machine"
     free = free_bytes(device, num_local) if images.loader == "auto" else 0
 

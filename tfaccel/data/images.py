@@ -21,6 +21,7 @@ from tfaccel.data.deferred import Deferred
 from tfaccel.data.feed import Feed
 from tfaccel.data.free_memory import all_bytes, mib
 from tfaccel.data.loaders.cache import cached
+from tfaccel.data.loaders.faults import wrong_size
 from tfaccel.data.loaders.kept import kept
 from tfaccel.data.loaders.memory import DeferredStream, MemoryStream, decode_all
 from tfaccel.data.loaders.pixels import batch_spec, resizes
@@ -261,7 +262,7 @@ def open_images(
         _log_decoder_memory(dali)
     _log_resize(source, images, augment)
     if isinstance(source, ImageSource):
-        _check_some(source, images, by_pillow=choice.stored_size is not None)
+        _check_some(source, images, augment, by_pillow=choice.stored_size is not None)
     found = source
     if choice.stored_size is not None:
         source = _decoded(source, images, choice, num_threads=num_threads)
@@ -286,8 +287,10 @@ def open_images(
     )
 
 
-def _check_some(source: ImageSource, images: ImageConfig, *, by_pillow: bool) -> None:
-    """Raises UserError for a kind of image that the loader does not take, among those of a sample.
+def _check_some(
+    source: ImageSource, images: ImageConfig, augment: AugmentConfig, *, by_pillow: bool
+) -> None:
+    """Raises UserError for an image of a sample whose kind or size the loader does not take.
 
     The loaders look at each of the others as they read it for the first time.
     """
@@ -296,6 +299,10 @@ def _check_some(source: ImageSource, images: ImageConfig, *, by_pillow: bool) ->
     if source.targets is not None:
         are_masks = images.targets == "mask"
         check_kinds(source.targets, sample, are_masks=are_masks, by_pillow=by_pillow)
+    cut_out = augment if files.smallest_window(images, augment) else AugmentConfig()
+    wrong = wrong_size(source, images, cut_out, sample.tolist())
+    if wrong:
+        raise UserError(wrong)
 
 
 def _check(source, images: ImageConfig, augment: AugmentConfig) -> None:

@@ -76,7 +76,7 @@ def _explained(error, source, images, augment, *, ids, refused, decoder) -> Exce
     unfit = unfit_error(source, images, ids, num_read=len(ids))
     if unfit:
         return unfit
-    wrong = _wrong_size(source, images, augment, ids)
+    wrong = wrong_size(source, images, augment, ids)
     if wrong:
         return UserError(wrong)
     if "CUDA" in str(error):
@@ -126,9 +126,20 @@ def _of_each(fault_of, source: ImageSource, ids) -> dict[int, str]:
     return {index: fault for index, fault in faults if fault}
 
 
-def _wrong_size(
-    source: ImageSource, images: ImageConfig, augment: AugmentConfig, ids
+def wrong_size(
+    source: ImageSource, images: ImageConfig, augment: AugmentConfig, ids: Iterable[int]
 ) -> str | None:
+    """Returns the sentence about a pair of two sizes, or an image below its crop; None for neither.
+
+    Args:
+      source: the examples.
+      images: what they are to become.
+      augment: which window is cut out of files as they are.
+      ids: which of them are looked at, by their headers.
+
+    Raises:
+      UserError: one of them is no image.
+    """
     for index in ids:
         size, name = image_size(source.images, index), source.images.name(index)
         if source.targets is not None:

@@ -10,8 +10,7 @@ Measured on planted files with the decoders of DALI 2.4 (CPU) and TensorFlow 2.2
 "bad":
 
 - JPEG, PNG, BMP, WebP: both decode them, by content, whatever the name says. An MPO (several
-  pictures in one JPEG, as phones write) counts as the JPEG that it begins with. But of BMP's
-  palettes TensorFlow takes the indices for grey levels, and 1 bit is an error there.
+  pictures in one JPEG, as phones write) counts as the JPEG that it begins with.
 - GIF: an error in DALI. TIFF, PPM, JPEG 2000: an error in TensorFlow, so they are expected only
   where names say so (or where there are no names, in shards). Anything else: an error in both.
 - CMYK: both decode it to RGB as Pillow does, within 2 of 255. Left out: its colours are a print's.
