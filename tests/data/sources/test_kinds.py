@@ -152,3 +152,15 @@ def test_an_example_is_new_once_and_the_first_batch_always():
     assert unseen.among(np.array([3, 1]), 0).tolist() == [True, True]
     assert unseen.among(np.array([1, 4]), 1).tolist() == [False, True]
     assert unseen.among(np.array([4, 0]), 2).tolist() == [False, True]
+
+
+def test_what_is_usual_by_its_first_bytes_is_never_unfit():
+    images = {**ALIKE, **{name: data for name, (data, _) in (UNLIKE | MASKS).items()}}
+    heads = [data[: kinds.HEAD_BYTES].ljust(kinds.HEAD_BYTES, b"\0") for data in images.values()]
+    heads = np.frombuffer(b"".join(heads), np.uint8).reshape(len(images), kinds.HEAD_BYTES)
+    for are_masks in (False, True):
+        usual = kinds.are_usual(heads, are_masks=are_masks)
+        assert usual.any()
+        for (name, data), is_usual in zip(images.items(), usual, strict=True):
+            assert kinds.agreed(data, is_mask=are_masks) or not is_usual, name
+    assert kinds.are_usual(heads, are_masks=False)[list(images).index("palette png")] == 0

@@ -23,7 +23,7 @@ from tfaccel.data.loaders.dali_graph import COLORS, MIRRORS
 from tfaccel.data.loaders.decode import two_sizes
 from tfaccel.data.loaders.windows import windows
 from tfaccel.data.source import ImageSource
-from tfaccel.data.sources.kinds import Unseen, agreed, is_jpeg
+from tfaccel.data.sources.kinds import Unseen, agreed, are_usual
 from tfaccel.errors import UserError
 
 
@@ -74,12 +74,11 @@ def make_reader(
         inputs, is_new = {}, unseen.among(ids, number)
         for part in filter(None, (source.images, source.targets)):
             part.check_files(ids[is_new], pool, num_threads=num_threads)  # DALI waits for a FIFO
-        inputs["image"], sizes = read_images(ids)
-        rows = np.flatnonzero(is_new).tolist()
-        odd = _odd(inputs["image"], rows, is_mask=False)
+        inputs["image"], heads, sizes = read_images(ids)
+        odd = _odd(inputs["image"], heads, is_new, is_mask=False)
         if is_pair:
-            inputs["target"], target_sizes = read_targets(ids)
-            odd += _odd(inputs["target"], rows, is_mask=images.targets == "mask")
+            inputs["target"], heads, target_sizes = read_targets(ids)
+            odd += _odd(inputs["target"], heads, is_new, is_mask=images.targets == "mask")
         if odd:
             bad = np.unique(ids[odd]).tolist()
             raise faults.unfit_error(source, images, bad, num_read=len(ids))
@@ -97,17 +96,13 @@ def make_reader(
     return read
 
 
-def _odd(encoded: TensorListCPU, rows: list[int], *, is_mask: bool) -> list[int]:
-    """Returns which of some rows hold an image that DALI does not read as Pillow does.
+def _odd(encoded: TensorListCPU, heads: np.ndarray, is_new: np.ndarray, *, is_mask) -> list[int]:
+    """Returns which of a batch's new rows hold an image that DALI does not read as Pillow does.
 
-    1 us for a JPEG and 3 us for a PNG, where DALI takes a millisecond to decode a photograph.
+    Of 256 most are known by their first bytes, in 0.1 ms; another takes 20 us and more.
     """
-    found = []
-    for row in rows:
-        data = memoryview(encoded.at(row))
-        if (is_mask or not is_jpeg(data)) and not agreed(bytes(data), is_mask=is_mask):
-            found.append(row)
-    return found
+    rows = np.flatnonzero(is_new & ~are_usual(heads, are_masks=is_mask)).tolist()
+    return [row for row in rows if not agreed(bytes(encoded.at(row)), is_mask=is_mask)]
 
 
 def _check_pairs(source: ImageSource, ids, sizes, target_sizes) -> None:

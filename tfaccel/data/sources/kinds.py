@@ -29,6 +29,8 @@ from tfaccel.errors import UserError
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _JPEG = b"\xff\xd8\xff"
+_SECOND_CHUNK = 37  # where a PNG has the name of what follows its header
+HEAD_BYTES = _SECOND_CHUNK + 4  # that `are_usual` looks at
 _GREY = 0  # of a PNG's colour types (W3C PNG, 11.2.1)
 _RAMP = b"".join(bytes([level, level, level, 0]) for level in range(256))  # a BMP's grey palette
 # Modes of a TIFF, and tags, with what each may have for all decoders to agree (TIFF 6.0).
@@ -172,14 +174,31 @@ def _with_article(cause: str) -> str:
     return cause if cause.startswith("a ") else f"an image of {cause}"
 
 
-def is_jpeg(data: bytes | memoryview) -> bool:
-    """Returns whether an image begins as a JPEG, of which all are read alike."""
-    return data[:3] == _JPEG
+def are_usual(heads: np.ndarray, *, are_masks: bool) -> np.ndarray:
+    """Returns which images are known by their first bytes not to be `unfit`, [num] bool.
+
+    They are a JPEG, or a PNG of 8 bits a sample or fewer whose pixels follow its header at once;
+    masks are such a PNG of 8-bit grey levels.
+
+    Args:
+      heads: [num, HEAD_BYTES] uint8, of each.
+      are_masks: whether their grey levels are classes.
+    """
+
+    def have(start, wanted):
+        return (heads[:, start : start + len(wanted)] == np.frombuffer(wanted, np.uint8)).all(
+            axis=1
+        )
+
+    is_plain_png = have(0, _PNG) & have(_SECOND_CHUNK, b"IDAT") & (heads[:, 24] <= 8)
+    if are_masks:
+        return is_plain_png & have(24, bytes([8, _GREY]))
+    return is_plain_png | have(0, _JPEG)
 
 
 def _is_usual(data: bytes) -> bool:
     """Returns whether it is a JPEG, or a PNG of one picture and 8 bits a sample or fewer."""
-    if is_jpeg(data):
+    if data[:3] == _JPEG:
         return True
     return data[:8] == _PNG and data[24:25] <= b"\x08" and not _is_animated_png(data)
 
