@@ -14,6 +14,7 @@ import pytest
 from tfaccel import UserError, main, predict, workdir
 from tfaccel.checkpoint import manifest
 from tfaccel.data import sources
+from tfaccel.data.loaders import cache
 from tfaccel.data.scan import files
 from tfaccel.data.source import Blobs, ImageSource
 from tfaccel.export import card
@@ -143,6 +144,29 @@ def test_an_index_that_is_none_is_passed_over(special, tmp_path, monkeypatch):
     tar_of(tmp_path / "x.tar")
     special("x.idx")
     assert len(in_time(lambda: sources.webdataset(tmp_path / "x.tar"))) == 1
+
+
+def test_a_spoilt_cache_is_made_anew(special, tmp_path, caplog):
+    picture(tmp_path / "0.png")
+    blobs = Blobs((str(tmp_path / "0.png"),))
+    source = ImageSource(blobs, np.zeros(1, np.int32), ("a",))
+    settings = {"stored_size": (4, 4), "channels": 3, "targets": "image", "num_threads": 1}
+    cache.cached(source, folder=tmp_path / "kept", **settings)
+    cache._checked.clear()
+    (array,) = (tmp_path / "kept").rglob("images.npy")
+    array.unlink()
+    special(str(array.relative_to(tmp_path)))
+    again = in_time(lambda: cache.cached(source, folder=tmp_path / "kept", **settings))
+    assert again.images.shape == (1, 4, 4, 3)
+    assert "is damaged" in caplog.text
+
+
+def test_an_export_of_which_a_file_is_none_is_refused(special, tmp_path, monkeypatch):
+    monkeypatch.setattr(predict.card, "read", lambda folder: {"class_names": ["a"]})
+    monkeypatch.setattr(predict, "find_export", lambda model: model)
+    special("saved_model.pb")
+    with pytest.raises(UserError, match=r"cannot be loaded .*not a regular file"):
+        in_time(lambda: predict.Predictor(tmp_path))
 
 
 def test_what_a_run_left_is_not_waited_for(special, tmp_path):
