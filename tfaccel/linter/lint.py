@@ -29,6 +29,7 @@ from tfaccel.linter.script import read_script
 from tfaccel.linter.words import shown
 from tfaccel.local_path import local_path
 from tfaccel.precision import policy_of
+from tfaccel.regular_file import read_regular
 from tfaccel.step import in_xla
 from tfaccel.step.functions import Execution
 
@@ -147,7 +148,7 @@ def in_script(script: str | os.PathLike) -> list[Finding]:
         return read_script(script)
     path = local_path(script)
     try:
-        return read_script(path.read_text(encoding="utf-8"), path.name)
+        return read_script(read_regular(path).decode(), path.name)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
             f"script={str(script)!r} cannot be read ({error}); give a Python file, or its text"
