@@ -346,9 +346,10 @@ class ModelConfig:
         `keras.applications`, in any case ("resnet50").
       num_outputs: classes or channels that the model gives; None for the number of classes, or the
         channels of the targets. Masks need it: how many values they have.
-      weights: a file on this machine with weights to begin from, ".keras", ".weights.h5", or ".h5"
-        as keras.applications has them; of layers that differ, as of another number of classes, it
-        is said that they begin at random. None for random ones.
+      weights: a file on this machine with weights to begin from: ".keras", ".weights.h5" or
+        ".weights.json" (of several pieces), or ".h5" as keras.applications has them. Names and
+        shapes decide what is taken; of layers that differ, as of another number of classes, it is
+        said that they begin at random. None for random ones.
       float32_layers: names of layers that compute in float32 whatever the precision, as for one in
         which float16 overflows; "*" stands for any letters. None for none.
     """
