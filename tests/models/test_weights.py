@@ -269,3 +269,39 @@ def test_what_is_no_weights_is_refused_in_a_sentence(tmp_path, name, words):
     with pytest.raises(UserError, match=r"model\.weights=") as caught:
         begin_from(str(file), build())
     assert words in str(caught.value)
+
+
+def picture_network(name="small"):
+    """A network of pictures whose first layers are those of EfficientNetB0."""
+    x = keras.Input((6, 5, 3))
+    y = layers.Normalization(name="normalization")(layers.Rescaling(1 / 255)(x))
+    return keras.Model(x, layers.Conv2D(2, 3, name="conv")(y), name=name)
+
+
+@pytest.mark.parametrize("name", ["a.keras", "a.h5"])
+def test_weights_of_blue_green_red_answer_alike_from_red_green_blue(tmp_path, name):
+    images = np.random.default_rng(0).random((2, 6, 5, 3), np.float32)
+    saved, model = picture_network(), picture_network()
+    begin_from(save(saved, tmp_path / name), model, order="bgr")
+    np.testing.assert_allclose(model(images), saved(images[..., ::-1]), rtol=0, atol=1e-6)
+
+
+def test_there_must_be_a_convolution_to_turn_round(tmp_path):
+    model = build()
+    with pytest.raises(UserError, match=r"weights_order='bgr', but small took no first conv"):
+        begin_from(save(model, tmp_path / "a.keras"), model, order="bgr")
+
+
+def test_keras_own_efficientnet_weights_are_divided_by_the_deviation(tmp_path, caplog):
+    """Keras's file has the deviation for the variance; its model divides by the root once more."""
+    mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+    saved, model = picture_network(), picture_network()
+    saved.get_layer("normalization").set_weights([mean, std, np.array(0)])
+    begin_from(save(saved, tmp_path / "a.h5"), model)
+    pixels = np.random.default_rng(0).integers(0, 256, (1, 6, 5, 3)).astype(np.float32)
+    truth = (pixels / 255 - mean) / std
+    np.testing.assert_allclose(model.get_layer("normalization")(pixels / 255), truth, atol=1e-5)
+    assert "normalization divides by the deviation" in caplog.text
+    again = picture_network()
+    begin_from(save(model, tmp_path / "b.h5"), again)  # not a second time
+    np.testing.assert_allclose(again.get_layer("normalization")(pixels / 255), truth, atol=1e-5)

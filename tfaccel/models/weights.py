@@ -34,6 +34,7 @@ from tfaccel.local_path import local_path
 log = logging.getLogger("tfaccel")
 
 SUFFIXES = (".keras", ".weights.h5", ".weights.json", ".h5", ".hdf5")
+IMAGENET_STD = (0.229, 0.224, 0.225)  # of red, green and blue, of pixels in 0..1
 SHOWN = 8  # names of layers in a line
 
 FAULTS = (
@@ -48,7 +49,7 @@ FAULTS = (
 )
 
 
-def begin_from(file: str, model: keras.Model) -> None:
+def begin_from(file: str, model: keras.Model, *, order: str = "rgb") -> None:
     """Gives the model's layers the weights that the file has for them.
 
     A layer takes all of its weights or none.
@@ -57,10 +58,12 @@ def begin_from(file: str, model: keras.Model) -> None:
       file: that `model.save` or `model.save_weights` wrote, in one piece or in several, or one of
         keras.applications. Only numbers are read of it: no code, no pickle.
       model: built.
+      order: of the colours that they were trained on. Of "bgr" the first convolution is turned
+        round, so that the model takes red, green, blue: the sum over the colours is the same.
 
     Raises:
-      UserError: there is no such file, it cannot be read, it fits no layer, or it is of another
-        architecture.
+      UserError: there is no such file, it cannot be read, it fits no layer, it is of another
+        architecture, or there is no first convolution of three colours to turn round.
     """
     path = local_path(file)
     if not path.is_file() or not path.name.endswith(SUFFIXES):
@@ -87,6 +90,9 @@ def begin_from(file: str, model: keras.Model) -> None:
             f"layers that fit it has {_listed(taken.others)}; give a file of the same architecture"
         )
     _say(taken, path)
+    if order == "bgr":
+        _turn_round(taken, file, model)
+    _normalise_as_keras(model)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +136,34 @@ def _say(taken: Taken, path: pathlib.Path) -> None:
     broken = [each.name for each in taken.layers if not _is_finite(each)]
     if broken:
         log.warning("model: infinite or NaN weights came from that file: %s", _listed(broken))
+
+
+def _turn_round(taken: Taken, file: str, model: keras.Model) -> None:
+    """Makes a first convolution of blue, green, red one of red, green, blue."""
+    first = next((each for each in model.layers if isinstance(each, keras.layers.Conv2D)), None)
+    if first is None or first not in taken.layers or first.kernel.shape[2] != 3:
+        raise UserError(
+            f"model.weights_order='bgr', but {model.name} took no first convolution of three "
+            f"colours of model.weights={file!r}; leave weights_order out"
+        )
+    first.kernel.assign(keras.ops.flip(first.kernel, axis=2))
+    log.info("model: %s turned round, from blue, green, red to red, green, blue", first.name)
+
+
+def _normalise_as_keras(model: keras.Model) -> None:
+    """Lets EfficientNetB0 to B7 divide by the deviation, as with `weights="imagenet"` in Keras.
+
+    The variance of Keras's own files is the deviation; with these weights alone, Keras divides by
+    its root once more (keras/src/applications/efficientnet.py).
+    """
+    for each in model.layers:
+        if not isinstance(each, keras.layers.Normalization) or each.input_variance is not None:
+            continue
+        variance = keras.ops.convert_to_numpy(each.adapt_variance)
+        if variance.shape == (3,) and np.allclose(variance, IMAGENET_STD, rtol=1e-3, atol=0):
+            each.adapt_variance.assign(variance**2)
+            each.finalize_state()
+            log.info("model: %s divides by the deviation, as Keras's weights want", each.name)
 
 
 def _listed(names: list[str]) -> str:
