@@ -93,4 +93,4 @@ def test_the_loader_says_what_range_its_pixels_have(setup, root, caplog):
     assert "data: pixels come as -1 to 1 (0 to 255" in caplog.text
     as_keras = run.image_folder(root, **images, std=1 / 255)
     assert as_keras.pixel_range == (0, pytest.approx(255))
-    assert caplog.messages[-1] == "data: pixels come as 0 to 255"
+    assert caplog.messages[-2] == "data: pixels come as 0 to 255"
