@@ -162,7 +162,7 @@ def prepare(this_run: Run, config: Config) -> tuple[Loader, Loader, keras.Model]
     # ----- Model: what the data ask for.
     model, task = build(this_run, config, train.data)
     tasks.check_monitor(config.train.monitor, task)
-    log.info("model: %s, %d parameters", model.name, model.count_params())
+    log.info("model: %s", models.described(model))
 
     # ----- Step: loss on float32 outputs; one XLA function for a whole step.
     this_run.compile(
