@@ -43,6 +43,45 @@ def test_what_takes_small_numbers_is_let_pass():
     )
 
 
+@pytest.mark.parametrize(
+    "first",
+    [
+        layers.Normalization(mean=33.0, variance=30.0**2),  # dark images, of little contrast
+        layers.Normalization(mean=123.0, variance=1.0),  # as Caffe has it
+    ],
+)
+def test_a_mean_of_large_numbers_says_it_too(first):
+    assert "scaled twice" in misfit(model_of(first), (0.0, 1.0))
+
+
+def test_what_is_made_large_before_is_not_scaled_twice():
+    """As `Rescaling(255)` in front of EfficientNetB0, behind a loader that gives 0 to 1."""
+    network = model_of(layers.Rescaling(1 / 255))
+    for before in (layers.Rescaling(255), layers.Lambda(lambda x: 255 * x), TimesMany()):
+        assert own_scaling(keras.Sequential([keras.Input((6, 5, 1)), before, network])) is None
+    x = keras.Input((6, 5, 1))
+    assert own_scaling(keras.Model(x, network(x * 255))) is None
+    assert own_scaling(keras.Model(x, network(layers.RandomFlip()(x)))) is not None
+
+
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.own, self.scaling = Own(), layers.Rescaling(1 / 255)
+
+    def call(self, x):
+        return self.own(self.scaling(x))
+
+
+def test_in_a_subclassed_model_it_is_found_wherever_it_stands():
+    assert "scaled twice" in misfit(Subclassed(), (0.0, 1.0))
+
+
+class TimesMany(layers.Layer):
+    def call(self, x):
+        return 255 * x
+
+
 def test_fit_and_lint_say_it(setup, tmp_path, caplog):
     for index in range(4):
         path = tmp_path / "ab"[index % 2] / f"{index}.png"

@@ -10,6 +10,7 @@ Private name relied on: Model._flatten_layers, of Keras 3.15.
 """
 
 import math
+from collections.abc import Iterator
 
 import keras
 import numpy as np
@@ -51,18 +52,50 @@ STARTS_AT_ZERO = ("bias", "beta", "moving_mean")
 
 
 def own_scaling(model: keras.Model) -> keras.layers.Layer | None:
-    """Returns the layer that brings 0..255 to small numbers: Rescaling, or a Normalization."""
-    for layer in model._flatten_layers(include_self=False):
+    """Returns the layer that brings 0..255 to small numbers: Rescaling, or a Normalization.
+
+    None too where something comes before it that may make 0..255 of small numbers, as
+    Rescaling(255) before EfficientNetB0, or a layer that Keras does not know.
+    """
+    gain = 1.0  # of what comes before
+    has_order = isinstance(model, keras.Sequential) or hasattr(model, "operations")
+    for layer in _in_order(model):
         if isinstance(layer, keras.layers.Rescaling):
-            scale = np.abs(np.asarray(layer.scale, np.float64))
+            scale, mean = np.abs(np.asarray(layer.scale, np.float64)), 0.0
         elif isinstance(layer, keras.layers.Normalization) and layer.variance is not None:
             variance = keras.ops.convert_to_numpy(layer.variance).astype(np.float64)
             scale = 1 / np.sqrt(np.maximum(variance, 1e-12))
+            mean = np.abs(keras.ops.convert_to_numpy(layer.mean)).max()
+        elif has_order and _may_enlarge(layer):
+            return None
         else:
             continue
-        if scale.max() < SMALL:
+        if scale.max() * gain < SMALL or mean > FEW * gain:
             return layer
+        gain *= max(1.0, scale.max())
     return None
+
+
+def _in_order(model: keras.Model) -> Iterator[keras.Operation]:
+    """Yields layers at every depth, and operations between a functional model's layers."""
+    if isinstance(model, keras.Sequential) or not hasattr(model, "operations"):
+        steps = model.layers
+    else:
+        steps = model.operations  # from the input on
+    for each in steps:
+        if isinstance(each, keras.Model):
+            yield from _in_order(each)
+        else:
+            yield each
+            if isinstance(each, keras.layers.Layer):
+                yield from each._flatten_layers(include_self=False)
+
+
+def _may_enlarge(step: keras.Operation) -> bool:
+    """Whether nobody can tell what it makes of numbers: `x * 255`, a Lambda, somebody's layer."""
+    if isinstance(step, keras.layers.Lambda) or type(step).__name__ == "Multiply":
+        return True
+    return isinstance(step, keras.layers.Layer) and not type(step).__module__.startswith("keras.")
 
 
 def misfit(model: keras.Model, pixel_range: tuple[float, float] | None) -> str:
