@@ -37,7 +37,7 @@ from tfaccel.data.distribute import Loader, check_same_classes
 from tfaccel.epoch_order import EpochOrder
 from tfaccel.errors import UserError
 from tfaccel.memory_plan import explained
-from tfaccel.models.own_scaling import misfit
+from tfaccel.models.own_scaling import misfit, unscaled
 from tfaccel.resume import flat, from_checkpoint
 from tfaccel.step import padding
 from tfaccel.step.finite import FINE
@@ -399,9 +399,15 @@ def _check_inputs(model: keras.Model, loader: Loader) -> None:
 
 
 def _warn_of_scale(model: keras.Model, loader: Loader) -> None:
-    """Warns once of a loader whose pixels the model would scale a second time."""
-    if id(model) not in loader.warned_of and (wrong := misfit(model, loader.pixel_range)):
-        loader.warned_of.add(id(model))
+    """Warns once of a loader whose pixels the model would scale a second time, or never."""
+    if id(model) in loader.warned_of:
+        return
+    loader.warned_of.add(id(model))
+    wrong = misfit(model, loader.pixel_range)
+    optimizer = getattr(model, "optimizer", None)
+    if not wrong and (optimizer is None or not int(optimizer.iterations)):  # not yet trained here
+        wrong = unscaled(model, loader.pixel_range)
+    if wrong:
         log.warning("data: %s", wrong)
 
 
