@@ -25,9 +25,8 @@ from tfaccel.linter.findings import Finding, Table
 from tfaccel.linter.fix import Fix, fixed
 from tfaccel.linter.read_data import read_data, shapes_of
 from tfaccel.linter.read_model import by_input_name, read_model
-from tfaccel.linter.script import read_script
+from tfaccel.linter.script import in_script
 from tfaccel.linter.words import shown
-from tfaccel.local_path import local_path
 from tfaccel.precision import policy_of
 from tfaccel.step import in_xla
 from tfaccel.step.functions import Execution
@@ -132,26 +131,6 @@ def _title(facts: Facts) -> str:
     if facts.step.num_replicas > 1:
         parts.append(f"{facts.step.num_replicas} replicas")
     return ", ".join(parts)
-
-
-def in_script(script: str | os.PathLike) -> list[Finding]:
-    """Returns what a script's source shows.
-
-    Args:
-      script: its path, or its text.
-
-    Raises:
-      UserError: it cannot be read.
-    """
-    if isinstance(script, str) and "\n" in script:
-        return read_script(script)
-    path = local_path(script)
-    try:
-        return read_script(path.read_text(encoding="utf-8"), path.name)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"script={str(script)!r} cannot be read ({error}); give a Python file, or its text"
-        ) from error
 
 
 # How the step runs.

@@ -9,11 +9,14 @@ argument, where it is called so; a model likewise, or where the script calls its
 """
 
 import ast
+import os
 import re
 from collections.abc import Iterator
 
+from tfaccel.errors import UserError
 from tfaccel.linter.findings import Finding
 from tfaccel.linter.speed import run_eagerly
+from tfaccel.local_path import local_path
 
 MAKE_DATA = re.compile(
     r"(DataLoader|.*[Dd]ataset(_from_\w+)?|from_tensor_slices|from_generator|batch|prefetch"
@@ -46,6 +49,27 @@ def read_script(source: str, name: str = "script") -> list[Finding]:
     given = ((each, _given_data(each, data)) for each in calls if _is_model(each, models))
     whole = [_whole_data(call, text, name) for call, text in given if text]
     return [*whole, *_waits(tree, data, name), *_eager(calls, name)]
+
+
+def in_script(script: str | os.PathLike) -> list[Finding]:
+    """Returns what a script's source shows.
+
+    Args:
+      script: its path, or its text.
+
+    Raises:
+      UserError: it cannot be read.
+    """
+    if isinstance(script, str) and "\n" in script:
+        return read_script(script)
+    path = local_path(script)
+    try:
+        return read_script(path.read_text(encoding="utf-8"), path.name)
+    except (OSError, UnicodeDecodeError) as error:
+        cause = getattr(error, "strerror", None) or "it is no text in UTF-8"
+        raise UserError(
+            f"script={str(script)!r} cannot be read ({cause}); give a Python file, or its text"
+        ) from error
 
 
 def _syntax(error: SyntaxError, name: str) -> Finding:

@@ -12,12 +12,10 @@ import zipfile
 import keras
 import numpy as np
 
+from tfaccel.config_names import weights_file
 from tfaccel.errors import UserError
-from tfaccel.local_path import local_path
 
 log = logging.getLogger("tfaccel")
-
-SUFFIXES = (".keras", ".weights.h5", ".h5")
 
 
 def begin_from(file: str, model: keras.Model) -> None:
@@ -31,12 +29,7 @@ def begin_from(file: str, model: keras.Model) -> None:
     Raises:
       UserError: there is no such file, it cannot be read, or it fits no layer.
     """
-    path = local_path(file)
-    if not path.is_file() or not path.name.endswith(SUFFIXES):
-        raise UserError(
-            f"model.weights={file!r} is no file that ends in {', '.join(SUFFIXES)}; give one, or "
-            "leave it out"
-        )
+    path = weights_file(file)
     # Files before Keras 3 name their layers; the others' are numbered as the model has them.
     names = {"by_name": True} if path.suffix == ".h5" and ".weights" not in path.name else {}
     layers = [each for each in model._flatten_layers(include_self=False) if _own_weights(each)]

@@ -109,13 +109,24 @@ def _check_once(file: pathlib.Path, paths: list[str], labels: list[str], numbers
     )
 
 
+def find_list(file: pathlib.Path) -> None:
+    """Raises UserError where there is no such file; reads nothing of it.
+
+    Args:
+      file: an absolute path.
+    """
+    if not file.exists():
+        cure = nearest(file, kind="file", wanted="a file of paths and labels")
+        raise UserError(f"image list {file} does not exist{cure}")
+    if file.is_dir():
+        raise UserError(f"image list {file} is a folder; give a file of paths and labels")
+
+
 def _lines(file: pathlib.Path) -> list[str]:
     """Returns the file's lines, less empty ones at its end."""
+    find_list(file)
     try:
         text = file.read_text(encoding="utf-8-sig").rstrip("\n")
-    except FileNotFoundError:
-        cure = nearest(file, kind="file", wanted="a file of paths and labels")
-        raise UserError(f"image list {file} does not exist{cure}") from None
     except (OSError, UnicodeDecodeError) as error:
         cause = getattr(error, "strerror", None) or error
         packed = compression_of(file)

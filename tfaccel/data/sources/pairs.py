@@ -62,6 +62,14 @@ def image_pairs(inputs_root: str | os.PathLike, targets_root: str | os.PathLike)
     return ImageSource(images=Blobs(images), labels=None, targets=Blobs(targets))
 
 
+def find_images(root: pathlib.Path) -> None:
+    """Raises UserError where the folder, whose path is absolute, cannot be listed."""
+    try:
+        os.scandir(root).close()
+    except OSError as error:
+        _refuse(error)
+
+
 def _by_path(root: pathlib.Path) -> dict[str, str]:
     """Returns the suffix of each image below a folder, by its path from there without it."""
     found = {}
