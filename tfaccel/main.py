@@ -530,7 +530,7 @@ def launch(arguments: list[str]) -> int:
         print(help_texts.of_launch(whole=topic == "all"), end="")
         return 0
     asked, command = options.parse([*own, *command], os.environ)
-    if asked.engine == "local" and command[0] == "train":
+    if asked.engine == "local" and command[0] == "train" and _topic(command[1:]) is None:
         # Told once and now, not by each rank when TensorFlow has started.
         values, _ = _parse_config_flags("train", command[1:], paths=("workdir",), trains=True)
         _look_at_run(
