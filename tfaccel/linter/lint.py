@@ -97,7 +97,7 @@ def lint(
         data = dataclasses.replace(data, inputs=shapes_of(specs))
     strategy = strategy or _strategy_of(model, dataset)
     read = read_model(model, data_specs=specs, strategy=strategy)
-    step = _step_of(model, read, strategy, xla=xla)
+    step = _step_of(model, read, strategy, specs, xla=xla)
     found = [] if script is None else in_script(script)
     return judge(Facts(read, data, step), model=model, strategy=strategy, also=found)
 
@@ -142,7 +142,7 @@ def _strategy_of(model: keras.Model, dataset) -> tf.distribute.Strategy | None:
     return found if isinstance(found, kinds) else None
 
 
-def _step_of(model: keras.Model, read: Model, strategy, *, xla: bool | None) -> Step:
+def _step_of(model: keras.Model, read: Model, strategy, specs, *, xla: bool | None) -> Step:
     replicas = strategy.num_replicas_in_sync if strategy else 1
     compiled = getattr(model, "compiled", False)
     told, without_xla = _xla_of(model, replicas) if compiled else (None, None)
@@ -151,6 +151,7 @@ def _step_of(model: keras.Model, read: Model, strategy, *, xla: bool | None) -> 
         tf32=tf.config.experimental.tensor_float_32_execution_enabled(),
         xla=told if xla is None else xla,
         without_xla=without_xla if xla is None else None,
+        not_for_xla=in_xla.of_layers(model) or in_xla.of_batch(specs or ()),
         run_eagerly=bool(compiled and model.run_eagerly) or tf.config.functions_run_eagerly(),
         steps_per_execution=model.steps_per_execution if compiled else None,
         num_replicas=replicas,

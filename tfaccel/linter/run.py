@@ -85,6 +85,7 @@ def _step(config: Config, this_run: Run, read: Model, model: keras.Model) -> Ste
         tf32=config.runtime.tf32,
         xla=this_run.runtime.xla,
         without_xla=without_xla if this_run.runtime.xla else None,
+        not_for_xla=in_xla.of_layers(model),
         steps_per_execution=config.train.steps_per_execution,
         accumulation_steps=config.step.accumulation_steps,
         num_replicas=replicas,
