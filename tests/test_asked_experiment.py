@@ -93,7 +93,7 @@ OF_COMMANDS = (
     (["export", "{}/none"], "holds no run"),
     (["export", "{}/empty"], "holds no run"),
     (["export", "--workdir={}/text.txt"], "holds no run"),
-    (["export", "{}/run", "{}/empty"], "2 runs"),
+    (["export", "{}/run", "{}/empty"], "is no flag of export, which takes one workdir"),
     (["export", "{}/run"], "has no checkpoint"),
     (["export", "{}/run/config.json", "--out={}/text.txt"], "is a file"),
     (["export", "{}/run", "--weights=average"], "kept no average"),

@@ -387,10 +387,14 @@ def export(arguments: list[str]) -> int:
         flags.DEFINE_bool(switch, False, "Off by default.", flag_values=values)
     values.set_gnu_getopt(True)  # flags may follow the workdir
     given = _parse_own_flags("export", values, arguments, takes_paths=True)
-    given += [values.workdir] if values.workdir else []
-    if len(given) != 1:
-        named = f"{' and '.join(given)} are {len(given)} runs; name one" if given else "no workdir"
-        raise UserError(f"{named}; e.g. `tfaccel export --workdir=runs/a`")
+    if given and (values.workdir or len(given) > 1):
+        raise UserError(
+            f"'{given[-1]}' is no flag of export, which takes one workdir: see `tfaccel export "
+            "--help`"
+        )
+    given = given or [values.workdir]
+    if not given[0]:
+        raise UserError("no workdir; name the run, e.g. `tfaccel export --workdir=runs/a`")
     workdir = workdir_of(given[0])
     trained = read_config(workdir)
     averages = trained.train.ema_momentum is not None
