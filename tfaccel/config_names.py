@@ -19,7 +19,7 @@ from tfaccel.local_path import local_path
 OWN_MODELS = ("cifar_resnet", "mnist_cnn", "restoration_cnn")  # files of tfaccel/models
 # Their constructors take other optimizers, or nothing that a recipe says.
 NO_OPTIMIZERS = ("Optimizer", "LossScaleOptimizer", "MultiOptimizer", "OptimizerMap")
-WEIGHTS_SUFFIXES = (".keras", ".weights.h5", ".h5")
+WEIGHTS_SUFFIXES = (".keras", ".weights.h5", ".weights.json", ".h5", ".hdf5")
 
 
 def check_model(name: str) -> None:

@@ -46,9 +46,10 @@ from tfaccel.config import (
 from tfaccel.data.there import check_there
 from tfaccel.disk_errors import OF_DISKS, cure
 from tfaccel.errors import RunError, UserError, did_you_mean, tell
-from tfaccel.linter.script import in_script
+from tfaccel.linter.script_text import read_text
 from tfaccel.local_path import check_local, local_path
 from tfaccel.redact import shown
+from tfaccel.regular_file import NOT_REGULAR, is_special
 from tfaccel.signals import exiting_on_sigterm
 from tfaccel.table_text import show
 from tfaccel.workdir import (
@@ -352,7 +353,7 @@ def lint(arguments: list[str]) -> int:
         raise UserError("--script= names no file; give a Python file, or leave the flag out")
     script = local_path(values.script) if values.script else None
     if script:
-        in_script(script)  # a file that cannot be read is told at once
+        read_text(script)  # a file that cannot be read is told at once
     config = _experiment(values)
     from tfaccel.linter.run import run
 
@@ -722,6 +723,7 @@ def _one_file(command: str, given: list[str], others: list[str]) -> str:
         folder = file if file.is_dir() else file.parent
         there = [str(each) for each in folder.glob("*.py")]
         wrong = "is a folder" if file.is_dir() else "does not exist"
+        wrong = f"is {NOT_REGULAR}" if is_special(file) else wrong
         cure = did_you_mean(str(file), there) or "; give a Python file, or the workdir of a run"
         raise UserError(f"config file {file} {wrong}{cure}")
     return given[0]

@@ -1,4 +1,4 @@
-"""What a script's source alone shows: a model called on a whole data set, and waits in a loop.
+"""What a script's source alone shows: a model called on a data set, waits in a loop, its pixels.
 
 Takes source text; gives findings. Nothing of it is run: its syntax tree is read.
 
@@ -13,8 +13,9 @@ import os
 import re
 from collections.abc import Iterator
 
-from tfaccel.errors import UserError
 from tfaccel.linter.findings import Finding
+from tfaccel.linter.script_pixels import pixels
+from tfaccel.linter.script_text import read_text
 from tfaccel.linter.speed import run_eagerly
 from tfaccel.local_path import local_path
 
@@ -48,7 +49,7 @@ def read_script(source: str, name: str = "script") -> list[Finding]:
     calls = [each for each in ast.walk(tree) if isinstance(each, ast.Call)]
     given = ((each, _given_data(each, data)) for each in calls if _is_model(each, models))
     whole = [_whole_data(call, text, name) for call, text in given if text]
-    return [*whole, *_waits(tree, data, name), *_eager(calls, name)]
+    return [*whole, *_waits(tree, data, name), *_eager(calls, name), *pixels(tree, name)]
 
 
 def in_script(script: str | os.PathLike) -> list[Finding]:
@@ -63,13 +64,7 @@ def in_script(script: str | os.PathLike) -> list[Finding]:
     if isinstance(script, str) and "\n" in script:
         return read_script(script)
     path = local_path(script)
-    try:
-        return read_script(path.read_text(encoding="utf-8"), path.name)
-    except (OSError, UnicodeDecodeError) as error:
-        cause = getattr(error, "strerror", None) or "it is no text in UTF-8"
-        raise UserError(
-            f"script={str(script)!r} cannot be read ({cause}); give a Python file, or its text"
-        ) from error
+    return read_script(read_text(path), path.name)
 
 
 def _syntax(error: SyntaxError, name: str) -> Finding:
