@@ -206,6 +206,12 @@ def in_one_function(monkeypatch):
 
 
 @pytest.fixture
+def terminal(monkeypatch):
+    """What is printed is shown by a terminal, so that lines are wrapped."""
+    monkeypatch.setattr("tfaccel.table_text.is_terminal", lambda: True)
+
+
+@pytest.fixture
 def no_collector():
     """Objects end by their last reference alone, in any thread, while a test waits for some to.
 

@@ -338,8 +338,7 @@ def test_in_a_file_each_image_has_one_line(capsys):
     assert "\n" not in each.line(names, 5)
 
 
-def test_lines_are_within_80_columns_and_words_stay_whole(monkeypatch):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+def test_lines_are_within_80_columns_and_words_stay_whole(terminal):
     names = [f"a rather long class name, number {index}" for index in range(5)]
     each = Prediction("photographs/of the sea.jpg", np.full(5, 0.2, np.float32))
     lines = each.line(names, 5).splitlines()

@@ -6,12 +6,17 @@ import sys
 from tfaccel.table_text import as_html, counted, html_table, in_lines
 
 
-def test_lines_are_narrow_and_words_stay_whole():
+def test_lines_are_narrow_on_a_terminal_and_words_stay_whole(terminal):
     path = "/mnt/" + "long-" * 20
     lines = in_lines(f"{'word ' * 30}{path}", first="fix: ", rest="     ").splitlines()
     assert max(map(len, lines[:-1])) <= 80
     assert lines[-1] == f"     {path}"
     assert in_lines("a\n\tb\x1b[1m \x07c\x1b[0m\x1b[31m") == r"a b \x07c\x1b[31m"
+
+
+def test_in_a_file_or_a_pipe_a_line_is_whole():
+    sentence = f"{'word ' * 60}/a/path"
+    assert in_lines(sentence, first="fix: ", rest="     ") == f"fix: {sentence}"
 
 
 def test_html_and_counts():

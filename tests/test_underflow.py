@@ -107,7 +107,7 @@ def test_of_several_replicas_the_first_one_s_rows_are_taken():
     assert found.layers[0].lost[0] > 0.9
 
 
-def test_the_table_is_80_columns_wide_and_has_html():
+def test_the_table_is_80_columns_wide_and_has_html(terminal):
     found = tfaccel.gradient_underflow(compiled(2.0**-20), batch())
     text = str(found)
     assert max(map(len, text.splitlines())) <= 80

@@ -83,7 +83,8 @@ TRAIN = """usage: tfaccel train --config=FILE [--workdir=DIR] [--dry-run]
                      [--config.SECTION.FIELD=VALUE]
 
   --config=FILE      an experiment: a Python file with get_config(), as in
-                     configs/; FILE:smoke runs its smallest size
+                     configs/; FILE:smoke runs its smallest size. Or a run's
+                     workdir, for what that was trained by
   --workdir=DIR      a folder for what the run leaves; runs/NAME-TIME by
                      default. Where it holds a run that was stopped, the same
                      command goes on from its newest checkpoint. Several workers
@@ -215,7 +216,7 @@ LINT = """usage: tfaccel lint --config=FILE [--script=FILE] [--fix] [--json]
   In a script or a notebook: tfaccel.lint(model, dataset), for any Keras model
 """
 
-EXPORT = """usage: tfaccel export --workdir=DIR [--out=DIR]
+EXPORT = """usage: tfaccel export WORKDIR [--out=DIR]
                       [--checkpoint=newest|best] [--weights=trained|average]
                       [--samples=256] [--computes-in=policy|float32]
                       [--pixel-dtype=float32|uint8] [--xla] [--onnx]
@@ -328,7 +329,8 @@ PLOT = """usage: tfaccel plot WORKDIR... [--output=FILE]
 
   Draws loss, metrics and images per second of one or more runs over their
   epochs, finished or not. Each run has a colour; test images are the full line,
-  training the dashed one.
+  training the dashed one. The heading and the legend say in which settings the
+  runs differ. A folder of workdirs stands for all runs in it.
 
   --output=FILE   a new .png, or .html: one page with the picture and a table,
                   that needs no other file; plot.png by default

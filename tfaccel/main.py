@@ -4,6 +4,7 @@ Exit codes: 0 done or help, 1 the run failed, 2 a mistake in the call, 130 inter
 SIGTERM, and of a training run that a signal made save and stop what its config says: 143.
 """
 
+import dataclasses
 import datetime
 import difflib
 import importlib.machinery
@@ -26,6 +27,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from tfaccel import __version__, help_texts, meant
+from tfaccel.asked_experiment import look_at
 from tfaccel.cluster import Cluster, find
 from tfaccel.cluster.ray import undo_legacy_keras
 from tfaccel.config import (
@@ -41,14 +43,24 @@ from tfaccel.config import (
     default_config,
     parse,
 )
+from tfaccel.data.there import check_there
 from tfaccel.disk_errors import OF_DISKS, cure
 from tfaccel.errors import RunError, UserError, did_you_mean, tell
+from tfaccel.linter.script_text import read_text
 from tfaccel.local_path import check_local, local_path
 from tfaccel.redact import shown
 from tfaccel.regular_file import NOT_REGULAR, is_special
 from tfaccel.signals import exiting_on_sigterm
 from tfaccel.table_text import show
-from tfaccel.workdir import RESUMES, check_usable, read_config
+from tfaccel.workdir import (
+    RESUMES,
+    check_no_other,
+    check_usable,
+    finished,
+    read_config,
+    workdir_of,
+    workdirs_in,
+)
 
 HELP_FLAGS = {"--help", "-h", "--helpfull", "--helpshort"}
 
@@ -143,7 +155,9 @@ def train(arguments: list[str]) -> int:
     name = pathlib.Path(file.partition(":")[0]).stem
     workdir = check_usable(pathlib.Path(workdir or f"runs/{name}-{time}"), resume=values.resume)
     if dry:
+        look_at(config)
         return _train_dry(config, workdir, cluster)
+    _look_at_run(config, workdir)
     from tfaccel import train as train_room
 
     result = train_room.run(
@@ -157,6 +171,14 @@ def train(arguments: list[str]) -> int:
     return 0
 
 
+def _look_at_run(config: Config, workdir: pathlib.Path) -> None:
+    """Raises UserError for what is known to be wrong with a run before TensorFlow starts."""
+    values = dataclasses.asdict(config)
+    if finished(workdir, values) is None:  # one that has ended needs its data no more
+        check_no_other(workdir, values)
+        look_at(config)
+
+
 def _train_dry(config: Config, workdir: pathlib.Path, cluster: Cluster) -> int:
     from tfaccel.dry_run import dry_run
 
@@ -168,15 +190,22 @@ def _train_dry(config: Config, workdir: pathlib.Path, cluster: Cluster) -> int:
 def audit(arguments: list[str]) -> int:
     """Audits the data that the flags name and returns 1 if something is wrong."""
     values, _ = _parse_config_flags("audit", arguments, paths=("report", "contact-sheet"))
-    config = parse(values.config)
     report, sheet = (_new_file(name, values[name].value) for name in ("report", "contact-sheet"))
     if sheet and sheet.suffix.lower() != ".png":
         raise UserError(f"contact-sheet {sheet} becomes a PNG; give a file that ends in .png")
     if sheet and sheet == report:
         raise UserError(f"report and contact-sheet are both {sheet}; give two files")
+    config = _experiment(values)
     from tfaccel.audit.run import run
 
     return 0 if run(config, report=report, sheet=sheet) else 1
+
+
+def _experiment(values: flags.FlagValues) -> Config:
+    """Returns what the config flags say, checked as far as it can be without TensorFlow."""
+    config = parse(values.config)
+    look_at(config)
+    return config
 
 
 def _new_file(name: str, given: str | None) -> pathlib.Path | None:
@@ -195,6 +224,20 @@ def _new_file(name: str, given: str | None) -> pathlib.Path | None:
             raise UserError(
                 f"{name} {path} cannot be written ({error.strerror}); give another folder"
             ) from error
+    return path
+
+
+def _folder_to_be(name: str, given: str) -> pathlib.Path:
+    """Returns the path of a folder that is there, or can be made.
+
+    Raises:
+      UserError: something else is there, or above it.
+    """
+    path = local_path(given)
+    there = next(each for each in (path, *path.absolute().parents) if os.path.exists(each))
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        why = "may not be written to" if there.is_dir() else "is a file"
+        raise UserError(f"{name} {path} cannot be written, because {there} {why}; give a folder")
     return path
 
 
@@ -246,13 +289,13 @@ def plot(arguments: list[str]) -> int:
     values = flags.FlagValues()
     values.set_gnu_getopt(True)  # flags may follow the workdirs
     flags.DEFINE_string("output", "plot.png", "A new PNG or HTML file.", flag_values=values)
-    workdirs = _parse_own_flags("plot", values, arguments, takes_paths=True)
-    if not workdirs:
+    given = _parse_own_flags("plot", values, arguments, takes_paths=True)
+    if not given:
         raise UserError("no workdir; name one or more, e.g. `tfaccel plot runs/a runs/b`")
     output = local_path(values.output)
     from tfaccel import plot as plot_room
 
-    plot_room.plot([local_path(each) for each in workdirs], output)
+    plot_room.plot([each for path in given for each in workdirs_in(path)], output)
     show(output)
     return 0
 
@@ -263,7 +306,7 @@ def autobatch(arguments: list[str]) -> int:
     One JSON line.
     """
     values, _ = _parse_config_flags("autobatch", arguments, paths=(), switches=("keep-batch",))
-    config = parse(values.config)
+    config = _experiment(values)
     from tfaccel import auto_batch
 
     if values["keep-batch"].value:
@@ -306,8 +349,12 @@ def lint(arguments: list[str]) -> int:
     """Judges model, data and step of the config that is named; returns 1 if one is wrong."""
     switches = ("fix", "json")
     values, _ = _parse_config_flags("lint", arguments, paths=("script",), switches=switches)
-    config = parse(values.config)
+    if values.script == "":
+        raise UserError("--script= names no file; give a Python file, or leave the flag out")
     script = local_path(values.script) if values.script else None
+    if script:
+        read_text(script)  # a file that cannot be read is told at once
+    config = _experiment(values)
     from tfaccel.linter.run import run
 
     table = run(config, script=script)
@@ -339,11 +386,19 @@ def export(arguments: list[str]) -> int:
     flags.DEFINE_integer("samples", 256, "Images to compare.", flag_values=values)
     for switch in ("xla", "onnx"):
         flags.DEFINE_bool(switch, False, "Off by default.", flag_values=values)
-    _parse_own_flags("export", values, arguments)
-    if not values.workdir:
+    values.set_gnu_getopt(True)  # flags may follow the workdir
+    given = _parse_own_flags("export", values, arguments, takes_paths=True)
+    if given and (values.workdir or len(given) > 1):
+        raise UserError(
+            f"'{given[-1]}' is no flag of export, which takes one workdir: see `tfaccel export "
+            "--help`"
+        )
+    given = given or [values.workdir]
+    if not given[0]:
         raise UserError("no workdir; name the run, e.g. `tfaccel export --workdir=runs/a`")
-    workdir = local_path(values.workdir).absolute()
-    averages = read_config(workdir).train.ema_momentum is not None
+    workdir = workdir_of(given[0])
+    trained = read_config(workdir)
+    averages = trained.train.ema_momentum is not None
     config = ExportConfig(
         samples=values.samples,
         pixel_dtype=values["pixel-dtype"].value,
@@ -352,10 +407,23 @@ def export(arguments: list[str]) -> int:
         xla=values.xla,
         onnx=values.onnx,
     )
+    if values.weights == "average" and not averages:
+        raise UserError(
+            f"--weights=average, but the run in {workdir} kept no average of its weights "
+            "(train.ema_momentum); leave out --weights"
+        )
+    out = _folder_to_be("out", values.out or str(workdir / "export"))
+    if not any((workdir / "checkpoints").glob("step-*")):
+        raise UserError(
+            f"{workdir / 'checkpoints'} has no checkpoint; give the workdir of a run that has "
+            "saved one"
+        )
+    moved = {"root": values.root, "loader": values.loader}
+    changes = {name: each for name, each in moved.items() if each}
+    for split in ("train", "test"):
+        check_there(dataclasses.replace(trained.data, **changes), split)
     from tfaccel.export.from_workdir import export_run
 
-    out = local_path(values.out) if values.out else workdir / "export"
-    moved = {"root": values.root, "loader": values.loader}
     show(export_run(workdir, out, config, checkpoint=values.checkpoint, **moved))
     return 0
 
@@ -398,21 +466,24 @@ def profile(arguments: list[str]) -> int:
         switches=("search", "json"),
         numbers={"seconds": 5.0, "minutes": None, "memory-mib": None},
     )
+    from tfaccel.profiling.options import Options
+
+    options = Options(
+        config_file=file,
+        trace=values.trace,
+        search=values.search,
+        json=values.json,
+        seconds=values.seconds,
+        minutes=values.minutes,
+        memory_mib=values["memory-mib"].value,
+        out=_new_file("out", values.out),
+    )
+    if options.trace:
+        _folder_to_be("trace", options.trace)
+    config = _experiment(values)
     from tfaccel.profiling import command
 
-    return command.report(
-        parse(values.config),
-        command.Options(
-            config_file=file,
-            trace=values.trace,
-            search=values.search,
-            json=values.json,
-            seconds=values.seconds,
-            minutes=values.minutes,
-            memory_mib=values["memory-mib"].value,
-            out=_new_file("out", values.out),
-        ),
-    )
+    return command.report(config, options)
 
 
 def compare(arguments: list[str]) -> int:
@@ -426,10 +497,11 @@ def compare(arguments: list[str]) -> int:
     )
     from tfaccel.comparison import run
 
+    config = _experiment(values)
     overrides = config_flags.get_override_values(values["config"]).items()
     with exiting_on_sigterm():
         comparison = run.compare(
-            parse(values.config),
+            config,
             steps=_whole(values.steps),
             repeats=_whole(values.repeats),
             minutes=values.minutes,
@@ -462,7 +534,15 @@ def launch(arguments: list[str]) -> int:
         help_texts.check_topic(topic, ("all",))
         print(help_texts.of_launch(whole=topic == "all"), end="")
         return 0
-    return launch_room.launch(*options.parse([*own, *command], os.environ))
+    asked, command = options.parse([*own, *command], os.environ)
+    if asked.engine == "local" and command[0] == "train" and _topic(command[1:]) is None:
+        # Told once and now, not by each rank when TensorFlow has started.
+        values, _ = _parse_config_flags("train", command[1:], paths=("workdir",), trains=True)
+        _look_at_run(
+            parse(values.config),
+            check_usable(pathlib.Path(values.workdir), resume=values.resume),
+        )
+    return launch_room.launch(asked, command)
 
 
 def _before_command(arguments: list[str], values: flags.FlagValues) -> tuple[list[str], list[str]]:
@@ -512,7 +592,10 @@ def _parse_own_flags(
     """
     paths = _parsed(command, values, _spelled(arguments, values))
     if paths and not takes_paths:
-        raise UserError(f"'{paths[0]}' is no flag of {command}; see `tfaccel {command} --help`")
+        cure = f"see `tfaccel {command} --help`"
+        if os.path.isdir(paths[0]) and "data" in values:
+            cure = f"did you mean --data={paths[0]}?"
+        raise UserError(f"'{paths[0]}' is no flag of {command}; {cure}")
     return paths
 
 
@@ -636,12 +719,13 @@ def _one_file(command: str, given: list[str], others: list[str]) -> str:
         raise UserError(f"--config names {' and '.join(given)}; expected one config file")
     check_local(given[0])
     file = pathlib.Path(given[0].partition(":")[0])
-    if not file.is_file():
+    if not file.is_file() and not (file / "config.json").is_file():
         folder = file if file.is_dir() else file.parent
         there = [str(each) for each in folder.glob("*.py")]
         wrong = "is a folder" if file.is_dir() else "does not exist"
         wrong = f"is {NOT_REGULAR}" if is_special(file) else wrong
-        raise UserError(f"config file {file} {wrong}{did_you_mean(str(file), there)}")
+        cure = did_you_mean(str(file), there) or "; give a Python file, or the workdir of a run"
+        raise UserError(f"config file {file} {wrong}{cure}")
     return given[0]
 
 
@@ -657,10 +741,16 @@ def _check_spelling(arguments: list[str]) -> None:
 def _load(given: str) -> ml_collections.ConfigDict:
     """Returns what the file's get_config() does, of what stands after the colon.
 
+    Of a run's workdir, or of the config.json in one, it is what the run was trained by.
+
     Raises:
       UserError: the file fails, or has no get_config().
     """
     file, colon, size = given.partition(":")
+    if os.path.isdir(file) or os.path.basename(file) == "config.json":
+        if colon:
+            raise UserError(f"config {file} is of a run, and takes no ':{size}'; leave that out")
+        return _as_trained(workdir_of(file))
     try:
         get_config = getattr(_imported(file), "get_config", None)
         if get_config is None:
@@ -676,7 +766,17 @@ def _load(given: str) -> ml_collections.ConfigDict:
             if each.filename == file
         ]
         where = f"{file}, line {lines[-1]}" if lines else file
-        raise UserError(f"{where}: {type(error).__name__}: {error}") from error
+        cure = "" if file.endswith(".py") else "; expected a Python file that has get_config()"
+        raise UserError(f"{where}: {type(error).__name__}: {error}{cure}") from error
+    return config
+
+
+def _as_trained(workdir: pathlib.Path) -> ml_collections.ConfigDict:
+    """Returns the config of a run, with fields that flags can change as in a config file."""
+    config = default_config()
+    with config.ignore_type():
+        for section, fields in dataclasses.asdict(read_config(workdir)).items():
+            config[section].update(fields)
     return config
 
 

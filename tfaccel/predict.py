@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import pathlib
 import re
-import sys
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -23,7 +22,7 @@ from tfaccel.errors import UserError
 from tfaccel.export import card
 from tfaccel.literal_path import literal
 from tfaccel.regular_file import check_regular, read_regular
-from tfaccel.table_text import cleaned, in_lines
+from tfaccel.table_text import in_lines
 
 ROWS = 32  # files of a request
 
@@ -55,9 +54,7 @@ class Prediction:
         """Returns the same for people."""
         classes = self.as_dict(class_names, most)["classes"]
         said = [f"{each['class']} {each['probability']:.1%}" for each in classes]
-        text = f"{self.path}: {self.error or ', '.join(said)}"
-        # In a file or a pipe a line is one file's, so that other programs can take it apart.
-        return in_lines(text, rest="  ") if sys.stdout.isatty() else cleaned(text)
+        return in_lines(f"{self.path}: {self.error or ', '.join(said)}", rest="  ")
 
 
 class Predictor:

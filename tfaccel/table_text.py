@@ -1,4 +1,4 @@
-"""What tables for people share: lines of 80 columns, HTML, counts, a pipe that may be gone.
+"""What tables for people share: lines of 80 columns on a terminal, HTML, counts, a broken pipe.
 
 print(in_lines("a sentence of any length", first="ok    ", rest="      "))
 """
@@ -12,18 +12,23 @@ from collections.abc import Container, Iterable, Sequence
 
 from tfaccel.redact import shown
 
-WIDTH = 80  # columns, also of a wide terminal: what goes into an issue is read everywhere
+WIDTH = 80  # columns, also of a wide terminal: the eye finds the next line there
 BOLD = re.compile(r"\x1b\[[01]m")  # Keras writes its errors so
 
 
 def in_lines(text: str, *, first: str = "", rest: str = "") -> str:
-    """Returns text wrapped; words (paths, flags, commands) stay whole, to be copied.
+    """Returns text wrapped on a terminal, and as one line in a file or a pipe.
+
+    There other programs take lines apart (grep, awk), and an editor wraps them. Words (paths,
+    flags, commands) stay whole on a terminal too, to be copied.
 
     Args:
       text: of any length, and of anybody: paths, last words of a process.
       first: what the first line begins with.
       rest: what the others begin with.
     """
+    if not is_terminal():
+        return (first + cleaned(text)).rstrip()
     return textwrap.fill(
         cleaned(text),
         WIDTH,
@@ -32,6 +37,14 @@ def in_lines(text: str, *, first: str = "", rest: str = "") -> str:
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+def is_terminal() -> bool:
+    """Returns whether a terminal shows what is printed: not a file, a pipe or a notebook."""
+    try:
+        return sys.stdout.isatty()
+    except (AttributeError, ValueError):  # there is no standard output, or it is closed
+        return False
 
 
 def html_table(

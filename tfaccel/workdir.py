@@ -41,6 +41,10 @@ log = logging.getLogger("tfaccel")
 
 RESUMES = ("auto", "required", "never")
 
+# Files that tell a workdir, and the levels above a path of which one may be its workdir: the
+# deepest are as export/1/variables/variables.index.
+WRITTEN = ("config.json", "metrics.jsonl", "metrics.csv")
+MOST_LEVELS = 4
 # As `own_files.replace` names them.
 _UNFINISHED = re.compile(
     r"\.(config|environment|result|metrics|first_batch)\.(jsonl?|csv|png)\.\d+(\.[0-9a-f]{8})?"
@@ -159,6 +163,32 @@ def finished(path: pathlib.Path, config: dict) -> dict | None:
     return None
 
 
+def workdir_of(given: str | os.PathLike) -> pathlib.Path:
+    """Returns the absolute path of the run that a path is of: its workdir, or what is in there.
+
+    A path of no run is returned as it is: whoever reads it says what is wrong.
+    """
+    path = local_path(given).absolute()
+    nearest = (path, *path.parents[:MOST_LEVELS])
+    return next((each for each in nearest if _is_workdir(each)), path)
+
+
+def workdirs_in(given: str | os.PathLike) -> list[pathlib.Path]:
+    """Returns the run that a path is of, or, of a folder that holds runs, all of them by name."""
+    path = local_path(given)
+    if not _is_workdir(path) and os.path.isdir(path):
+        found = sorted(each for each in path.glob("*/") if _is_workdir(each))
+        if found:
+            return found
+    if _is_workdir(path) or not os.path.exists(path):
+        return [path]
+    return [next((each for each in path.parents[:MOST_LEVELS] if _is_workdir(each)), path)]
+
+
+def _is_workdir(path: pathlib.Path) -> bool:
+    return any(os.path.isfile(path / name) for name in WRITTEN)
+
+
 def read_config(path: pathlib.Path) -> Config:
     """Returns the config of the run in a workdir.
 
@@ -174,18 +204,23 @@ def read_config(path: pathlib.Path) -> Config:
     return parse(ml_collections.ConfigDict(written))
 
 
+def check_no_other(path: pathlib.Path, config: dict) -> None:
+    """Raises UserError for a workdir of another run that has no checkpoint to tell what changed."""
+    before = _read(path / "config.json")
+    if before not in (None, _as_written(config)) and not any(path.glob("checkpoints/step-*")):
+        raise UserError(f"workdir {path} already holds another run; give another, or remove it")
+
+
 def write_config(path: pathlib.Path, config: dict) -> None:
     """Writes config.json, without secrets.
 
     Raises:
-      UserError: there is that of another run, which has no checkpoint that would tell what changed.
+      UserError: as `check_no_other`.
     """
-    before, now = _read(path / "config.json"), _as_written(config)
-    if before not in (None, now) and not any(path.glob("checkpoints/step-*")):
-        raise UserError(f"workdir {path} already holds another run; give another, or remove it")
+    check_no_other(path, config)
     # First, or a run that is killed between the two would have ended with the result of another.
     (path / "result.json").unlink(missing_ok=True)
-    write_json(path / "config.json", now)
+    write_json(path / "config.json", _as_written(config))
 
 
 def next_version(folder: pathlib.Path) -> pathlib.Path:

@@ -15,6 +15,8 @@ from tfaccel.comparison.table import HEADS, Comparison
 from tfaccel.comparison.variants import Variant
 from tfaccel.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("terminal")  # lines of 80 columns
+
 LOSSES = tuple(2.3 * 0.97**step for step in range(60))
 
 

@@ -6,6 +6,8 @@ import pytest
 
 from tfaccel.doctor.table import Table, error, ok, warning
 
+pytestmark = pytest.mark.usefixtures("terminal")  # lines of 80 columns
+
 FINE = ok("Python", "3.11.9")
 LOW = warning("cores", "2 cores for 8 GPUs", "ask for more, e.g. `sbatch --cpus-per-task=32`")
 BAD = error("DALI plugin", "libdali <script> & co. " * 8, "build it again")

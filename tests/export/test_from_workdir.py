@@ -376,15 +376,15 @@ def test_the_command_exports_the_trained_weights_where_there_is_no_average(workd
     assert asked[0][2] == ExportConfig()
 
 
-def test_every_flag_of_the_command_is_passed_on(workdir, asked, tmp_path, monkeypatch):
+def test_every_flag_of_the_command_is_passed_on(workdir, root, asked, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     flags = ["--workdir=run", "--out=served/a", "--checkpoint=best", "--weights=trained"]
     flags += ["--samples=9", "--computes-in=float32", "--pixel-dtype=uint8", "--xla", "--onnx"]
-    main.main(["export", *flags, "--root=/moved", "--loader=tf_data"])
+    main.main(["export", *flags, f"--root={root}", "--loader=tf_data"])
     ((workdir, out, export, which),) = asked
     assert (workdir, out) == (tmp_path / "run", pathlib.Path("served/a"))
     assert export == ExportConfig(9, "uint8", "float32", "trained", xla=True, onnx=True)
-    assert which == {"checkpoint": "best", "root": "/moved", "loader": "tf_data"}
+    assert which == {"checkpoint": "best", "root": str(root), "loader": "tf_data"}
 
 
 @pytest.mark.parametrize(

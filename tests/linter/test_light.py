@@ -61,7 +61,7 @@ def test_an_output_and_a_gate_have_the_activation_that_they_need():
     assert table.fix().cost is None
 
 
-def test_what_gelu_costs_is_measured():
+def test_what_gelu_costs_is_measured(terminal):
     wide = [layers.Dense(4096, "gelu", name="hidden"), layers.Dense(8)]
     model = keras.Sequential([keras.Input((2,)), *wide])
     data = (np.zeros((512, 2), "float32"), np.zeros(512, int))

@@ -19,6 +19,8 @@ from tfaccel.linter.read_data import read_data
 from tfaccel.linter.read_model import read_model
 from tfaccel.seam import is_distributed
 
+pytestmark = pytest.mark.usefixtures("terminal")  # lines of 80 columns
+
 RNG = np.random.default_rng(0)
 LOADER_PASSED = "loader = x.batch(64)\noutputs = model(loader)\n"
 

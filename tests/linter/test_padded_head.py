@@ -112,7 +112,7 @@ def test_what_cannot_be_padded_is_said():
         with_padded_heads(model, ["logits"])
 
 
-def test_fix_measures_and_keeps_what_is_asked_for():
+def test_fix_measures_and_keeps_what_is_asked_for(terminal):
     model = classifier()
     table = tfaccel.lint(model, (X, Y), xla=False)
     fixed = table.fix(num_steps=3, keep=True)

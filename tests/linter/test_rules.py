@@ -400,6 +400,21 @@ def test_xla_off_and_falling_back():
         assert not said(speed.xla, facts_of(step=fine))
 
 
+def test_xla_is_not_advised_for_what_it_cannot_compile():
+    reason = "the layer lstm (LSTM) is not for XLA (supports_jit=False)"
+    gpu = {"gpu": (9, 0), "from_config": True, "not_for_xla": reason}
+    for step in (Step(xla=False, **gpu), Step(xla=True, without_xla=reason, **gpu)):
+        (found,) = speed.xla(facts_of(step=step))
+        assert (found.severity, found.change) == ("note", None)
+        assert found.what == f"training goes without XLA: {reason}"
+        assert not step.compiles
+    assert not said(speed.xla, facts_of(step=Step(xla=False, not_for_xla=reason)))  # on a CPU
+    assert Step(gpu=(9, 0)).compiles
+    assert Step(xla=True).compiles
+    assert not Step().compiles
+    assert not Step(xla=False, gpu=(9, 0)).compiles
+
+
 def test_waits_for_python():
     assert said(speed.sync_points, facts_of(step=Step(run_eagerly=True))) == [
         "warning step: run_eagerly=True"

@@ -19,6 +19,8 @@ from tfaccel.profiling.search import Sample
 from tfaccel.profiling.table import Profile
 from tfaccel.profiling.verdict import Ceilings, Setup
 
+pytestmark = pytest.mark.usefixtures("terminal")  # lines of 80 columns
+
 REPOSITORY = pathlib.Path(__file__).parents[2]
 DIGITS = f"--config={REPOSITORY}/configs/digits.py:smoke"
 

@@ -2,11 +2,15 @@
 
 import json
 
+import pytest
+
 from tfaccel.profiling.rates import Rate
 from tfaccel.profiling.search import Knob, Sample, TrialError, search
 from tfaccel.profiling.search_table import SearchTable
 from tfaccel.profiling.table import Profile
 from tfaccel.profiling.verdict import Ceilings, Setup
+
+pytestmark = pytest.mark.usefixtures("terminal")  # lines of 80 columns
 
 
 def rate(median):

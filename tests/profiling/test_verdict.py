@@ -69,6 +69,17 @@ def test_advice_fits_the_loader_and_the_device():
     )
 
 
+def test_xla_is_not_advised_for_what_it_cannot_compile():
+    ceilings = Ceilings(rate(1000), rate(9000), rate(990))
+    reason = "the layer lstm (LSTM) is not for XLA (supports_jit=False)"
+    for settings, advised in (
+        ({"not_for_xla": reason}, f"leave XLA off: {reason}"),
+        ({}, "--config.runtime.xla=True"),
+    ):
+        setup = dataclasses.replace(GPU, xla=False, **settings)
+        assert judge(ceilings, setup).advice[0] == advised
+
+
 # A step, a loader and a run that each bound bounds.
 BOUNDS = {
     "loader": Ceilings(rate(4000), rate(1000), rate(990)),

@@ -4,14 +4,13 @@ train = open_loader(run, config, "train")
 """
 
 import dataclasses
-import pathlib
 from collections.abc import Sequence
 
 from tfaccel.config import SOURCE_ARGUMENTS, Config, DataConfig, ImageConfig
 from tfaccel.data import sources
-from tfaccel.data.digits import ensure_digits
 from tfaccel.data.distribute import Loader
 from tfaccel.data.source import ArraySource, ImageSource
+from tfaccel.data.there import places
 
 _BY_NAME = {
     "csv": sources.image_list,
@@ -35,10 +34,9 @@ def open_source(
     Raises:
       UserError: it is not there, or not as it should be.
     """
-    root = pathlib.Path(data.root) if data.root else ensure_digits()
-    where = root / getattr(data, split)
+    where, *targets = places(data, split)
     if data.source == "pairs":
-        return sources.image_pairs(where, root / getattr(data, f"{split}_targets"))
+        return sources.image_pairs(where, *targets)
     if data.source == "folders":
         return sources.class_folders(where, class_names=class_names)
     arguments = {name: getattr(data, name) for name in SOURCE_ARGUMENTS.get(data.source, ())}

@@ -64,7 +64,10 @@ def export_run(
     """
     config = workdir_lib.read_config(workdir)
     changes = {name: each for name, each in (("root", root), ("loader", loader)) if each}
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, **changes))
+    data = dataclasses.replace(config.data, **changes)
+    # All weights are the checkpoint's: the file that training began from need not be there.
+    model = dataclasses.replace(config.model, weights=None)
+    config = dataclasses.replace(config, data=data, model=model)
     snapshot = _snapshot(workdir, config, checkpoint or "newest")
     run = _run(config)
     log.info("export: the checkpoint of step %d", snapshot.step)

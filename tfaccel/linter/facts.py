@@ -159,6 +159,7 @@ class Step:
       tf32: whether float32 products may use Tensor Cores.
       xla: whether training is compiled; None where that is not known.
       without_xla: why not, where something else than the user's own word keeps it off.
+      not_for_xla: what XLA cannot compile, also where nobody asked for it; None for nothing known.
       run_eagerly: whether each operation waits for Python.
       steps_per_execution: between two looks of the host; None where that is not known.
       accumulation_steps: parts of a batch that batch norm sees one at a time.
@@ -172,6 +173,7 @@ class Step:
     tf32: bool = True
     xla: bool | None = None
     without_xla: str | None = None
+    not_for_xla: str | None = None
     run_eagerly: bool = False
     steps_per_execution: int | None = None
     accumulation_steps: int = 1
@@ -179,6 +181,12 @@ class Step:
     sync_batchnorm: bool = False
     gpu: tuple[int, int] | None = None
     from_config: bool = False
+
+    @property
+    def compiles(self) -> bool:
+        """Whether XLA compiles training, or would: where nothing else is known, on a GPU."""
+        asked = bool(self.gpu) if self.xla is None else self.xla
+        return asked and not self.without_xla and not self.not_for_xla
 
     @property
     def has_tensor_cores(self) -> bool:

@@ -25,11 +25,9 @@ from tfaccel.linter.findings import Finding, Table
 from tfaccel.linter.fix import Fix, fixed
 from tfaccel.linter.read_data import read_data, shapes_of
 from tfaccel.linter.read_model import by_input_name, read_model, with_pixels
-from tfaccel.linter.script import read_script
+from tfaccel.linter.script import in_script
 from tfaccel.linter.words import shown
-from tfaccel.local_path import local_path
 from tfaccel.precision import policy_of
-from tfaccel.regular_file import read_regular
 from tfaccel.step import in_xla
 from tfaccel.step.functions import Execution
 
@@ -100,7 +98,7 @@ def lint(
         data = dataclasses.replace(data, inputs=shapes_of(specs))
     strategy = strategy or _strategy_of(model, dataset)
     read = with_pixels(read_model(model, data_specs=specs, strategy=strategy), model, data)
-    step = _step_of(model, read, strategy, xla=xla)
+    step = _step_of(model, read, strategy, specs, xla=xla)
     found = [] if script is None else in_script(script)
     return judge(Facts(read, data, step), model=model, strategy=strategy, also=found)
 
@@ -136,26 +134,6 @@ def _title(facts: Facts) -> str:
     return ", ".join(parts)
 
 
-def in_script(script: str | os.PathLike) -> list[Finding]:
-    """Returns what a script's source shows.
-
-    Args:
-      script: its path, or its text.
-
-    Raises:
-      UserError: it cannot be read.
-    """
-    if isinstance(script, str) and "\n" in script:
-        return read_script(script)
-    path = local_path(script)
-    try:
-        return read_script(read_regular(path).decode(), path.name)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"script={str(script)!r} cannot be read ({error}); give a Python file, or its text"
-        ) from error
-
-
 # How the step runs.
 
 
@@ -165,7 +143,7 @@ def _strategy_of(model: keras.Model, dataset) -> tf.distribute.Strategy | None:
     return found if isinstance(found, kinds) else None
 
 
-def _step_of(model: keras.Model, read: Model, strategy, *, xla: bool | None) -> Step:
+def _step_of(model: keras.Model, read: Model, strategy, specs, *, xla: bool | None) -> Step:
     replicas = strategy.num_replicas_in_sync if strategy else 1
     compiled = getattr(model, "compiled", False)
     told, without_xla = _xla_of(model, replicas) if compiled else (None, None)
@@ -174,6 +152,7 @@ def _step_of(model: keras.Model, read: Model, strategy, *, xla: bool | None) -> 
         tf32=tf.config.experimental.tensor_float_32_execution_enabled(),
         xla=told if xla is None else xla,
         without_xla=without_xla if xla is None else None,
+        not_for_xla=in_xla.of_layers(model) or in_xla.of_batch(specs or ()),
         run_eagerly=bool(compiled and model.run_eagerly) or tf.config.functions_run_eagerly(),
         steps_per_execution=model.steps_per_execution if compiled else None,
         num_replicas=replicas,

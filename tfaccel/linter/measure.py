@@ -64,7 +64,7 @@ def spreads(models: Sequence[keras.Model], facts: Facts, *, num_steps: int) -> l
         models,
         _specs(models[0], facts.data),
         rows=facts.rows or 32,
-        xla=bool(facts.step.gpu) if facts.step.xla is None else facts.step.xla,
+        xla=facts.step.compiles,
         num_steps=num_steps,
     )
     return [Spread.of(each) for each in times]

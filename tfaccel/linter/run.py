@@ -17,9 +17,10 @@ from tfaccel.cluster import check_one_process, find
 from tfaccel.config import Config
 from tfaccel.data.from_config import open_loader
 from tfaccel.linter.facts import Facts, Model, Step
-from tfaccel.linter.lint import Lint, gpu_capability, in_script, judge, precision_of
+from tfaccel.linter.lint import Lint, gpu_capability, judge, precision_of
 from tfaccel.linter.read_data import read_data
 from tfaccel.linter.read_model import read_model, with_pixels
+from tfaccel.linter.script import in_script
 from tfaccel.run import Run
 from tfaccel.step import in_xla
 from tfaccel.train import make_model, make_optimizer
@@ -85,6 +86,7 @@ def _step(config: Config, this_run: Run, read: Model, model: keras.Model) -> Ste
         tf32=config.runtime.tf32,
         xla=this_run.runtime.xla,
         without_xla=without_xla if this_run.runtime.xla else None,
+        not_for_xla=in_xla.of_layers(model),
         steps_per_execution=config.train.steps_per_execution,
         accumulation_steps=config.step.accumulation_steps,
         num_replicas=replicas,

@@ -9,12 +9,15 @@ argument, where it is called so; a model likewise, or where the script calls its
 """
 
 import ast
+import os
 import re
 from collections.abc import Iterator
 
 from tfaccel.linter.findings import Finding
 from tfaccel.linter.script_pixels import pixels
+from tfaccel.linter.script_text import read_text
 from tfaccel.linter.speed import run_eagerly
+from tfaccel.local_path import local_path
 
 MAKE_DATA = re.compile(
     r"(DataLoader|.*[Dd]ataset(_from_\w+)?|from_tensor_slices|from_generator|batch|prefetch"
@@ -47,6 +50,21 @@ def read_script(source: str, name: str = "script") -> list[Finding]:
     given = ((each, _given_data(each, data)) for each in calls if _is_model(each, models))
     whole = [_whole_data(call, text, name) for call, text in given if text]
     return [*whole, *_waits(tree, data, name), *_eager(calls, name), *pixels(tree, name)]
+
+
+def in_script(script: str | os.PathLike) -> list[Finding]:
+    """Returns what a script's source shows.
+
+    Args:
+      script: its path, or its text.
+
+    Raises:
+      UserError: it cannot be read.
+    """
+    if isinstance(script, str) and "\n" in script:
+        return read_script(script)
+    path = local_path(script)
+    return read_script(read_text(path), path.name)
 
 
 def _syntax(error: SyntaxError, name: str) -> Finding:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import keras
 
-from tfaccel.errors import UserError, did_you_mean
+from tfaccel.config_names import check_among
+from tfaccel.errors import UserError
 from tfaccel.models import applications, cifar_resnet, mnist_cnn, restoration_cnn
 from tfaccel.models.weights import own_weights
 
@@ -73,6 +74,5 @@ def find(name: str) -> Callable[..., keras.Model]:
       UserError: no such architecture.
     """
     known = {**OWN, **applications.architectures()}
-    if name.lower() not in known:
-        raise UserError(f"there is no model '{name}'{did_you_mean(name, known)}")
+    check_among("model", name, known)
     return known[name.lower()]

@@ -28,12 +28,11 @@ import numpy as np
 from keras.src.legacy.saving import legacy_h5_format
 from keras.src.utils.naming import to_snake_case
 
+from tfaccel.config_names import weights_file
 from tfaccel.errors import UserError
-from tfaccel.local_path import local_path
 
 log = logging.getLogger("tfaccel")
 
-SUFFIXES = (".keras", ".weights.h5", ".weights.json", ".h5", ".hdf5")
 IMAGENET_STD = (0.229, 0.224, 0.225)  # of red, green and blue, of pixels in 0..1
 SHOWN = 8  # names of layers in a line
 
@@ -65,12 +64,7 @@ def begin_from(file: str, model: keras.Model, *, order: str = "rgb") -> None:
       UserError: there is no such file, it cannot be read, it fits no layer, it is of another
         architecture, or there is no first convolution of three colours to turn round.
     """
-    path = local_path(file)
-    if not path.is_file() or not path.name.endswith(SUFFIXES):
-        raise UserError(
-            f"model.weights={file!r} is no file that ends in {', '.join(SUFFIXES)}; give one, or "
-            "leave it out"
-        )
+    path = weights_file(file)
     try:
         taken = _load(path, model)
     except FAULTS as error:

@@ -12,6 +12,7 @@ from tfaccel.precision import policy_of
 from tfaccel.profiling.ceilings import beside, real_rate
 from tfaccel.profiling.table import Profile
 from tfaccel.profiling.verdict import Setup
+from tfaccel.step import in_xla
 
 
 def profile(model: keras.Model, loader: Loader, *, seconds: float = 5.0) -> Profile:
@@ -67,6 +68,9 @@ def setup_of(
         on_gpu=any("GPU" in each.upper() for each in strategy.extended.worker_devices),
         precision=policy_of(model),
         xla=model.train_function.xla,
+        not_for_xla=model.train_function.without_xla
+        or in_xla.of_layers(model)
+        or in_xla.of_batch(loader.element_spec),
         steps_per_execution=model.steps_per_execution,
         threads=threads,
         cores=cores,

@@ -30,6 +30,7 @@ class Setup:
       on_gpu: whether they are GPUs.
       precision: a Keras dtype policy.
       xla: whether training steps are compiled with XLA.
+      not_for_xla: what of the model or the data XLA cannot compile; None where nothing is known.
       steps_per_execution: between two looks of the host.
       threads: of each replica's loader; None where that is not known.
       cores: for each replica, likewise.
@@ -45,6 +46,7 @@ class Setup:
     on_gpu: bool = False
     precision: str = "float32"
     xla: bool = True
+    not_for_xla: str | None = None
     steps_per_execution: int = 1
     threads: int | None = None
     cores: int | None = None
@@ -207,7 +209,9 @@ def _for_loader(setup: Setup) -> list[str]:
 
 def _for_step(setup: Setup) -> list[str]:
     advice = []
-    if setup.on_gpu and not setup.xla:
+    if setup.on_gpu and not setup.xla and setup.not_for_xla:
+        advice.append(f"leave XLA off: {setup.not_for_xla}")
+    elif setup.on_gpu and not setup.xla:
         advice.append(_asked(setup, "runtime.xla=True", "tfaccel.setup(xla=True)"))
     if not setup.on_gpu and setup.xla:
         # The digits' network: 2,600 images/s with, 7,500 without (2 CPU cores, 2026-11-22).

@@ -11,11 +11,9 @@ import inspect
 import keras
 
 from tfaccel.config import TrainConfig
-from tfaccel.errors import UserError, did_you_mean
+from tfaccel.config_names import NO_OPTIMIZERS, check_among
+from tfaccel.errors import UserError
 from tfaccel.recipe.schedule import LearningRate
-
-# Their constructors take other optimizers, or nothing that a recipe says.
-_NO_OPTIMIZERS_BY_NAME = ("Optimizer", "LossScaleOptimizer", "MultiOptimizer", "OptimizerMap")
 
 # Keras matches these by `re.search` in the name of each replica's own tf.Variable, as in
 # "resnet/bias_conv/kernel/replica_1:0": only the last part is the variable's. "scale" is
@@ -76,8 +74,7 @@ def find(name: str) -> type:
       UserError: there is none.
     """
     known = _known()
-    if name.lower() not in known:
-        raise UserError(f"there is no optimizer '{name}'{did_you_mean(name, known)}")
+    check_among("optimizer", name, known)
     return known[name.lower()]
 
 
@@ -85,7 +82,7 @@ def _known() -> dict[str, type]:
     return {
         name.lower(): value
         for name, value in vars(keras.optimizers).items()
-        if isinstance(value, type) and name not in _NO_OPTIMIZERS_BY_NAME
+        if isinstance(value, type) and name not in NO_OPTIMIZERS
     }
 
 

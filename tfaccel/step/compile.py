@@ -66,6 +66,7 @@ def compile_model(
         _compile(model, args, compile_args, config)
         for each in seam.every_optimizer(model):
             _adopt(each, strategy)
+    _say_unscaled(model)
     batch_norm.convert_back(model)
     if config.sync_batchnorm and num_replicas > 1:
         layers = batch_norm.convert(model)
@@ -207,6 +208,28 @@ def _scale_loss(optimizer, model, config: StepConfig):
         optimizer.loss_scale_factor = config.loss_scale
     log.info("loss scale: always %g; no step is skipped", optimizer.loss_scale_factor)
     return optimizer
+
+
+def _say_unscaled(model) -> None:
+    """Warns of optimizers, beside the compiled one, that a step of the model's own does not scale.
+
+    They are the step's own affair: to scale is to change the loss, and only the step knows of which
+    loss each has its gradients.
+    """
+    unscaled = [
+        each.name
+        for each in seam.every_optimizer(model)
+        if each is not model.optimizer
+        and not isinstance(each, keras.optimizers.LossScaleOptimizer)
+        and each.loss_scale_factor is None
+    ]
+    if unscaled and needs_loss_scale(model):
+        log.warning(
+            "loss scale: none for %s, which the model's own train_step applies: in float16 a "
+            "gradient below 6e-8 becomes 0. Wrap each in keras.optimizers.LossScaleOptimizer and "
+            "take the gradients of its scale_loss(loss), or train in mixed_bfloat16",
+            " and ".join(unscaled),
+        )
 
 
 def _adopt(optimizer, strategy) -> None:

@@ -36,6 +36,7 @@ SAYS_NO = re.compile(
     r"|Detected unsupported operations when trying to compile graph"
     r"|must be a compile-time constant"
 )
+_OF_ANY_SIZE = (tf.RaggedTensor, tf.SparseTensor, tf.RaggedTensorSpec, tf.SparseTensorSpec)
 ARGUMENT = "_Arg"  # what XLA takes for each `Placeholder` of a function
 
 
@@ -113,13 +114,14 @@ def of_layers(model) -> str | None:
 
 
 def of_batch(batch) -> str | None:
-    """Returns what a batch has that no compiled function can be called with."""
+    """Returns what a batch, or the specs of one, have that no compiled function is called with."""
     for each in tf.nest.flatten(batch):
         if getattr(each, "dtype", None) == tf.string:
             return "a batch has strings, which XLA has not"
-        if isinstance(each, tf.RaggedTensor | tf.SparseTensor):
+        if isinstance(each, _OF_ANY_SIZE):
+            kind = type(each).__name__.removesuffix("Spec")
             return (
-                f"a batch has a {type(each).__name__}, whose size differs from batch to batch, and "
+                f"a batch has a {kind}, whose size differs from batch to batch, and "
                 "XLA compiles each size anew"
             )
     return None

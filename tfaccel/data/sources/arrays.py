@@ -102,6 +102,15 @@ def npy_folders(
     return ArraySource(_images(f"images below {root}", images), labels, class_names)
 
 
+def find_arrays(path: pathlib.Path) -> None:
+    """Raises UserError where there is no folder of arrays, or the images' array cannot be read.
+
+    Args:
+      path: absolute, as `arrays` takes it; of a file only the header is read.
+    """
+    _load(_in_folder(path, None, None)[0] if path.is_dir() else path)
+
+
 def _in_folder(folder: pathlib.Path, labels, targets) -> tuple:
     """Returns the folder's files, in place of what was not given."""
     there = {name: folder / f"{name}.npy" for name in ("images", "labels", "targets")}

@@ -72,15 +72,7 @@ def list_classes(
       UserError: as `class_folders`.
     """
     root = absolute(root)
-    classes = _list(root, "one folder of images per class")
-    stray = next((entry for entry in classes if not entry.is_dir()), None)
-    if stray:
-        raise UserError(
-            f"image folder {root} holds the file '{stray.name}'; expected one folder per class "
-            f"and nothing else: {cure_of_files(root, stray.name, suffixes)}"
-        )
-    if not classes:
-        raise UserError(f"image folder {root} is empty; expected one folder of images per class")
+    classes = find_classes(root, suffixes)
     found = [folder.name for folder in classes]
     class_names = tuple(found if class_names is None else class_names)
     index_of = {name: index for index, name in enumerate(class_names)}
@@ -106,6 +98,30 @@ def list_classes(
         _check_links(root, found)
     labels = np.repeat(np.array([index_of[each] for each in found], np.int32), counts)
     return files, labels, class_names
+
+
+def find_classes(
+    root: pathlib.Path, suffixes: tuple[str, ...] = IMAGE_SUFFIXES
+) -> list[os.DirEntry]:
+    """Returns the class folders, by name, without looking into them.
+
+    Args:
+      root: the folder of class folders, absolute.
+      suffixes: what an image's name may end in, in lowercase.
+
+    Raises:
+      UserError: the folder is missing or empty, or holds files.
+    """
+    classes = _list(root, "one folder of images per class")
+    stray = next((entry for entry in classes if not entry.is_dir()), None)
+    if stray:
+        raise UserError(
+            f"image folder {root} holds the file '{stray.name}'; expected one folder per class "
+            f"and nothing else: {cure_of_files(root, stray.name, suffixes)}"
+        )
+    if not classes:
+        raise UserError(f"image folder {root} is empty; expected one folder of images per class")
+    return classes
 
 
 class _Files(NamedTuple):

@@ -143,8 +143,22 @@ def _check_twice(file: pathlib.Path, paths: Sequence[str], labels: list[str], nu
     )
 
 
+def find_list(file: pathlib.Path) -> None:
+    """Raises UserError where there is no such file; reads nothing of it.
+
+    Args:
+      file: an absolute path.
+    """
+    if not file.exists():
+        cure = nearest(file, kind="file", wanted="a file of paths and labels")
+        raise UserError(f"image list {file} does not exist{cure}")
+    if file.is_dir():
+        raise UserError(f"image list {file} is a folder; give a file of paths and labels")
+
+
 def _lines(file: pathlib.Path) -> Iterator[str]:
     """Yields the file's lines with their ends, less empty ones at its end."""
+    find_list(file)
     empty = 0  # such lines that are not yet given
     try:
         with io.TextIOWrapper(open_regular(file), encoding="utf-8-sig") as opened:
@@ -161,9 +175,6 @@ def _lines(file: pathlib.Path) -> Iterator[str]:
                     yield from itertools.repeat("\n", empty)
                     empty = 0
                 yield line
-    except FileNotFoundError:
-        cure = nearest(file, kind="file", wanted="a file of paths and labels")
-        raise UserError(f"image list {file} does not exist{cure}") from None
     except (OSError, UnicodeDecodeError) as error:
         cause = getattr(error, "strerror", None) or error
         packed = compression_of(file)

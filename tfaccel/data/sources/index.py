@@ -43,7 +43,7 @@ Pattern = str | os.PathLike | Sequence[str | os.PathLike]
 
 
 def list_shards(pattern: Pattern) -> tuple[str, ...]:
-    """Returns the absolute paths of shards, sorted, each once.
+    """Returns the absolute paths of shards, sorted, each once; says which are links to one file.
 
     Args:
       pattern: a path, a pattern with * ? or [], or a sequence of those.
@@ -51,6 +51,13 @@ def list_shards(pattern: Pattern) -> tuple[str, ...]:
     Raises:
       UserError: no file is there, or one is empty.
     """
+    shards = find_shards(pattern)
+    _say_twice(shards)
+    return shards
+
+
+def find_shards(pattern: Pattern) -> tuple[str, ...]:
+    """Returns the same, and says nothing."""
     patterns = [pattern] if isinstance(pattern, str | os.PathLike) else pattern
     shards = sorted({shard for each in patterns for shard in _matches(absolute(each))})
     if not shards:
@@ -60,7 +67,6 @@ def list_shards(pattern: Pattern) -> tuple[str, ...]:
             raise UserError(f"shard {shard} is {NOT_REGULAR}; copy what it gives into a file")
         if os.path.getsize(shard) == 0:
             raise UserError(f"shard {shard} is empty; write it again, or remove it")
-    _say_twice(shards)
     return tuple(shards)
 
 

@@ -78,6 +78,14 @@ def image_pairs(inputs_root: str | os.PathLike, targets_root: str | os.PathLike)
     return ImageSource(images=Blobs(images), labels=None, targets=Blobs(targets))
 
 
+def find_images(root: pathlib.Path) -> None:
+    """Raises UserError where the folder, whose path is absolute, cannot be listed."""
+    try:
+        os.scandir(root).close()
+    except OSError as error:
+        raise _refused(error) from None
+
+
 def _matched(roots, inner: str, there: list[bool]) -> Iterator[tuple[dict[str, str], ...]]:
     """Yields parts of both trees: the suffix of each image, by its path below the root without it.
 
