@@ -17,7 +17,7 @@ from tfaccel.disk_errors import not_written
 from tfaccel.errors import UserError
 from tfaccel.logs import Record, csv, json_lines, metric_names
 from tfaccel.redact import shown
-from tfaccel.table_text import as_html
+from tfaccel.table_text import as_html, in_figures
 
 log = logging.getLogger("tfaccel")
 
@@ -177,7 +177,9 @@ def _page(figure, runs: Runs) -> str:
     rows = [_row("th", ["run", *names])]
     for run, epochs in runs.items():
         values = [epochs[-1].get(name) for name in names]
-        rows.append(_row("td", [run, *("" if each is None else f"{each:.5g}" for each in values)]))
+        rows.append(
+            _row("td", [run, *("" if each is None else in_figures(each, 5) for each in values)])
+        )
     width = round(figure.get_figwidth() * 96)
     return PAGE.format(width=width, picture=picture, rows="\n".join(rows))
 

@@ -57,7 +57,7 @@ from tfaccel.models import mirrored  # noqa: F401  so that Keras reads files wit
 from tfaccel.presets import preset
 from tfaccel.step import compile_model, parameters_of_compile
 from tfaccel.strategy import latest, make_strategy
-from tfaccel.table_text import counted
+from tfaccel.table_text import counted, in_figures
 from tfaccel.watchdog import Watchdog
 from tfaccel.workdir import RESUMES
 
@@ -241,9 +241,9 @@ class Run:
             dali=dali,
         )
         log.info(
-            "data: pixels come as %.4g to %.4g, by mean and std; for 0 to 255, as "
+            "data: pixels come as %s to %s, by mean and std; for 0 to 255, as "
             "keras.utils.image_dataset_from_directory gives them, mean=0 and std=1/255",
-            *data.pixel_range,
+            *(in_figures(each, 4) for each in data.pixel_range),
         )
         return self._loader(data, num_threads)
 

@@ -42,7 +42,7 @@ from tfaccel.errors import UserError
 from tfaccel.isolate import run_quietly
 from tfaccel.local_path import local_path
 from tfaccel.redact import shown
-from tfaccel.table_text import counted
+from tfaccel.table_text import counted, in_figures
 
 WARM_UP, LEAD_IN = 10, 5  # steps
 LIMIT_S = 900.0  # for a process to start, with all that it compiles, and for a stretch
@@ -100,7 +100,7 @@ def compare(
     numbers = _numbers(levels, grid=grid)
     settings = Settings(steps, LEAD_IN, WARM_UP, repeats)
     plan = f"{_range(*numbers)} variants, {repeats} stretches of {steps} steps each"
-    say(f"{plan}, {minutes:g} minutes at most; a closer estimate follows the plain one")
+    say(f"{plan}, {in_figures(minutes)} minutes at most; a closer estimate follows the plain one")
     logs = _logs(folder)
     contest = Contest(
         functools.partial(_start, config, facts, settings, logs, itertools.count(1), ends),

@@ -27,6 +27,7 @@ from tfaccel.errors import RunError
 from tfaccel.export import fresh_process, own_process
 from tfaccel.export.samples import Samples
 from tfaccel.export.saved_model import Images, input_names, outputs_by_name, structured
+from tfaccel.table_text import in_figures
 
 # Largest difference between exported and trained outputs from the same inputs, relative to the
 # largest output. Both run the same layers in the same precision, but other kernels may be picked
@@ -240,7 +241,7 @@ def _relative(
         want, got = want.astype(np.float64), received[key].astype(np.float64)
         difference = float(np.abs(want - got).max() / max(least, np.abs(want).max()))
         worst = max(worst, difference if np.isfinite(difference) else np.inf)
-    words = f"{worst:.1e} of the largest value apart"
+    words = f"{in_figures(worst, 2)} of the largest value apart"
     return Check(name, worst, limit, f"{words}, {what}" if what else words)
 
 

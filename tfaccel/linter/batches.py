@@ -9,7 +9,7 @@ from tfaccel.linter.facts import Data, Facts
 from tfaccel.linter.findings import Finding
 from tfaccel.linter.products import MUCH, padded, share
 from tfaccel.linter.words import named, of_tiles, of_which, percent
-from tfaccel.table_text import counted
+from tfaccel.table_text import counted, in_figures
 
 
 def batch_rows(facts: Facts) -> Iterator[Finding]:
@@ -79,7 +79,7 @@ def tail_batch(facts: Facts) -> Iterator[Finding]:
         f"the last of {batches} batches has {left} rows, not {data.global_batch_size} "
         f"({data.num_examples:,} examples)",
         "for another shape the step is compiled once more; each of its rows weighs "
-        f"{data.global_batch_size / left:.2g} times as much in the update"
+        f"{in_figures(data.global_batch_size / left, 2)} times as much in the update"
         + ("; it is no multiple of 8" if odd else ""),
         f"one compilation; a step in {batches} that is "
         f"{percent(1 - left / data.global_batch_size)} empty",

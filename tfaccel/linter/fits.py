@@ -9,7 +9,7 @@ from tfaccel.linter.facts import Facts, Layer, Output, Shape, Target
 from tfaccel.linter.findings import Finding
 from tfaccel.linter.words import named, shown
 from tfaccel.models.own_scaling import FEW
-from tfaccel.table_text import counted
+from tfaccel.table_text import counted, in_figures
 
 
 def takes_the_data(facts: Facts) -> Iterator[Finding]:
@@ -97,7 +97,8 @@ def scales_once(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "error",
             layer,
-            f"scales pixels of 0 to 255, but the loader gives {given[0]:.4g} to {given[1]:.4g}",
+            f"scales pixels of 0 to 255, but the loader gives {in_figures(given[0], 4)} to "
+            f"{in_figures(given[1], 4)}",
             "scaled twice, all images are nearly one colour, and pretrained weights see nothing",
             "accuracy",
             "give the loader mean=0 and std=1/255, so that it gives 0 to 255, or leave the layer "

@@ -224,6 +224,9 @@ class Lint(Table):
     def fix(self, *, keep: bool | None = None, num_steps: int = 30) -> Fix:
         """Pads heads to whole tiles, and measures: `.model` is the better one. Writes nothing.
 
+        Where less than 1% of the model's tiles is padding, the gain could not be measured: then the
+        model is not timed, and not padded but for `keep=True`.
+
         Where activations compute more than ReLU, what they cost is timed too: `.cost`.
 
         Args:

@@ -11,6 +11,8 @@ Private name relied on: Model._flatten_layers, of Keras 3.15.
 import keras
 import numpy as np
 
+from tfaccel.table_text import in_figures
+
 SMALL = 0.02  # 1/255, 1/127.5 and 1/128 are below; a layer that scales 0..1 is not
 FEW = 3.0  # a loader whose pixels are all within this gives 0..1, -1..1, or about deviation 1
 
@@ -38,6 +40,6 @@ def misfit(model: keras.Model, pixel_range: tuple[float, float] | None) -> str:
     least, most = pixel_range
     return (
         f"model {model.name} scales pixels by itself (layer {layer.name}), so it expects 0 to 255, "
-        f"but the loader gives {least:.4g} to {most:.4g}: they would be scaled twice; give the "
-        f"loader mean=0 and std={1 / 255:.16g}, or leave the layer out"
+        f"but the loader gives {in_figures(least, 4)} to {in_figures(most, 4)}: they would be "
+        f"scaled twice; give the loader mean=0 and std={1 / 255:.16g}, or leave the layer out"
     )

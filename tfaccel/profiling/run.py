@@ -22,6 +22,7 @@ from tfaccel.profiling.rates import DROPPED_SHARE
 from tfaccel.profiling.search import Found, Sample, Setting, Trial, TrialError, search
 from tfaccel.profiling.search_table import WORDS, SearchTable
 from tfaccel.runtime import show_log
+from tfaccel.table_text import in_figures
 
 log = logging.getLogger("tfaccel")
 
@@ -141,7 +142,7 @@ def _estimate(knobs, start: Setting, run_s: float, minutes: float) -> str:
     return (
         f"search: up to {others} settings at first, {run_s:.0f} s a run, one for each and five for "
         f"one that is faster: {_duration((2 + others) * run_s)} and more, of at most the "
-        f"{minutes:g} of --minutes"
+        f"{in_figures(minutes)} of --minutes"
     )
 
 
