@@ -8,6 +8,7 @@ Takes a checked config; gives tables. Everything is measured in child processes,
 
 import dataclasses
 import logging
+import math
 import os
 import time
 from collections.abc import Callable
@@ -96,6 +97,13 @@ def search_experiment(
         "dali.hw_decoder_load": config.dali.hw_decoder_load,
     }
     knobs = make_knobs(placements=placements, cores=setup.cores)
+    if timed.run_s > budget_s:
+        changes = sum(len(each.values) for each in knobs if each.applies(start))
+        return (
+            f"no search: one run takes about {timed.run_s:.0f} s, and --minutes="
+            f"{in_figures(minutes)} has {in_figures(budget_s)} s for all of it; give --minutes="
+            f"{math.ceil((2 + changes) * timed.run_s / 60)}"
+        )
     log.info("profile: %s", _estimate(knobs, start, timed.run_s, minutes))
     found = search(
         start,
