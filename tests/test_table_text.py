@@ -3,7 +3,9 @@
 import subprocess
 import sys
 
-from tfaccel.table_text import as_html, counted, html_table, in_lines
+import pytest
+
+from tfaccel.table_text import as_html, counted, html_table, in_figures, in_lines
 
 
 def test_lines_are_narrow_on_a_terminal_and_words_stay_whole(terminal):
@@ -22,6 +24,38 @@ def test_in_a_file_or_a_pipe_a_line_is_whole():
 def test_html_and_counts():
     assert as_html("<b>\x00&") == r"&lt;b&gt;\x00&amp;"
     assert (counted(1, "note"), counted(1000, "note")) == ("1 note", "1,000 notes")
+
+
+NUMBERS = [
+    (0, "0"),
+    (-0.0, "0"),
+    (2520.0, "2,520"),
+    (2523.4, "2,523"),
+    (2.52, "2.52"),
+    (2.5, "2.5"),
+    (999.96, "1,000"),
+    (-12.345, "-12.3"),
+    (0.0012, "0.0012"),
+    (0.000012345, "0.0000123"),
+    (6e-8, "0.00000006"),
+    (1.234e-12, "1.23e-12"),
+    (32768, "32,768"),
+    (1234567.8, "1,234,568"),
+    (67108864.0, "67,108,864"),
+    (3e20, "3e20"),
+    (float("inf"), "inf"),
+    (float("nan"), "nan"),
+]
+
+
+@pytest.mark.parametrize(("value", "text"), NUMBERS, ids=[text for _, text in NUMBERS])
+def test_numbers_are_as_people_write_them(value, text):
+    assert in_figures(value) == text
+
+
+def test_zeros_are_kept_where_numbers_stand_above_each_other():
+    zeros = [in_figures(each, 4, zeros=True) for each in (2.3, 0.0, 1000.0, 1e-12)]
+    assert zeros == ["2.300", "0.000", "1,000", "1.000e-12"]
 
 
 def test_a_table_for_a_page():

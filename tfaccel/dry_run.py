@@ -12,6 +12,7 @@ from tfaccel.cluster import Cluster
 from tfaccel.config import Config
 from tfaccel.data.distribute import Loader
 from tfaccel.run import Run
+from tfaccel.table_text import in_figures
 from tfaccel.train import prepare
 
 NUM_STEPS = 2  # the second one shows that the first left a state that can be trained on
@@ -24,7 +25,7 @@ worker {index} of {num_workers}, counted from 0{chief}
   replicas   {replicas} of {num_replicas}, counted from 0 over all workers
   batch      {rows} rows on each replica, {batch} in all; {steps} steps an epoch
   workdir    {workdir}
-  trained    {trained}, loss {loss:.4g}, in {seconds:.1f} s, most of it compilation; nothing written
+  trained    {trained}, loss {loss}, in {seconds:.1f} s, most of it compilation; nothing written
 """
 
 
@@ -50,7 +51,7 @@ def dry_run(config: Config, *, workdir: pathlib.Path, cluster: Cluster) -> str:
         **_describe(this_run, train),
         workdir=workdir,
         trained=f"{num_steps} step(s)",
-        loss=history["loss"][-1],
+        loss=in_figures(history["loss"][-1], 4),
         seconds=time.perf_counter() - began,
     )
 

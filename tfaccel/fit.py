@@ -18,6 +18,7 @@ from tfaccel.callbacks.checkpoints import Checkpoints
 from tfaccel.callbacks.early_stopping import EarlyStopping
 from tfaccel.callbacks.ema import EMA
 from tfaccel.callbacks.logs import Logs
+from tfaccel.callbacks.near_chance import NearChance
 from tfaccel.callbacks.throughput import Throughput
 from tfaccel.checkpoint.rotation import largest_is_best
 from tfaccel.config import TrainConfig
@@ -61,6 +62,7 @@ def fit(
     checkpoints: Checkpoints,
     writes_to: pathlib.Path | None,
     devices: Sequence[Device],
+    accumulation_steps: int = 1,
 ) -> Outcome:
     """Trains for as many epochs as the recipe says, and measures on `test` after each.
 
@@ -72,6 +74,7 @@ def fit(
       checkpoints: where it goes on from, and saves to.
       writes_to: the workdir, for the logs; None for a worker that writes none.
       devices: of this worker's replicas, whose use is logged.
+      accumulation_steps: parts of a batch that batch norm sees by turns.
 
     Raises:
       UserError: the loss is no number at the end: there is nothing to export.
@@ -79,6 +82,7 @@ def fit(
     throughput = Throughput(train)
     writers = make_writers(writes_to, loader=train, num_epochs=recipe.epochs) if writes_to else []
     logs = Logs(writers, loader=train, throughput=throughput, gpus=GpuUsage(devices))
+    hints = [NearChance(train, test, updates_per_step=accumulation_steps)] if writes_to else []
     if writes_to:
         log.info("watch: uv run tensorboard --logdir %s", writes_to / "tensorboard")
     with contextlib.closing(logs):
@@ -87,7 +91,7 @@ def fit(
             validation_data=test,
             epochs=recipe.epochs,
             # Each sees what those before it add to the logs.
-            callbacks=[throughput, *_of_recipe(recipe), logs, checkpoints],
+            callbacks=[throughput, *_of_recipe(recipe), logs, *hints, checkpoints],
             verbose=0,
         )
     metrics = {name: float(values[-1]) for name, values in history.history.items()}

@@ -40,6 +40,7 @@ from tfaccel.checks import check_number
 from tfaccel.errors import RunError, UserError
 from tfaccel.out_of_memory import is_out_of_memory
 from tfaccel.redact import shown
+from tfaccel.table_text import in_figures
 
 log = logging.getLogger("tfaccel")
 
@@ -222,7 +223,7 @@ def _run(
 
 def _outcome(exit_code: int, result: BinaryIO, exceeded_s: float | None) -> dict:
     if exceeded_s is not None:
-        return {"reason": f"did not end within {exceeded_s:g} s and was stopped"}
+        return {"reason": f"did not end within {in_figures(exceeded_s)} s and was stopped"}
     result.seek(0)
     try:
         outcome = pickle.load(result)

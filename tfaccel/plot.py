@@ -20,7 +20,7 @@ from tfaccel.disk_errors import not_written
 from tfaccel.errors import UserError
 from tfaccel.logs import Record, csv, json_lines, metric_names
 from tfaccel.redact import shown
-from tfaccel.table_text import as_html
+from tfaccel.table_text import as_html, in_figures
 
 log = logging.getLogger("tfaccel")
 
@@ -230,7 +230,7 @@ def _page(figure, runs: Runs, words: plot_words.Words) -> str:
     rows = [_row("th", heads)]
     for (run, epochs), settings in zip(runs.items(), words.settings, strict=True):
         values = [epochs[-1].get(name) for name in names]
-        numbers = ("" if each is None else f"{each:.5g}" for each in values)
+        numbers = ("" if each is None else in_figures(each, 5) for each in values)
         rows.append(_row("td", [run, *settings, *numbers]))
     width = round(figure.get_figwidth() * 96)
     heading, alike = as_html(words.heading), as_html(words.alike)

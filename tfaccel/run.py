@@ -57,7 +57,7 @@ from tfaccel.models import mirrored  # noqa: F401  so that Keras reads files wit
 from tfaccel.presets import preset
 from tfaccel.step import compile_model, parameters_of_compile
 from tfaccel.strategy import latest, make_strategy
-from tfaccel.table_text import counted
+from tfaccel.table_text import counted, in_figures
 from tfaccel.watchdog import Watchdog
 from tfaccel.workdir import RESUMES
 
@@ -244,7 +244,8 @@ class Run:
         if data.pixel_range not in self._said_ranges:  # training and test mostly share theirs
             self._said_ranges.add(data.pixel_range)
             cure = "" if data.pixel_range[1] > 2 else " (0 to 255 by mean=0, std=1/255)"
-            log.info("data: pixels come as %.4g to %.4g%s", *data.pixel_range, cure)
+            ends = (in_figures(each, 4) for each in data.pixel_range)
+            log.info("data: pixels come as %s to %s%s", *ends, cure)
         return self._loader(data, num_threads)
 
     def image_folder(self, root: str | os.PathLike, **settings) -> Loader:

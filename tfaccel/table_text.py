@@ -1,9 +1,10 @@
-"""What tables for people share: lines of 80 columns on a terminal, HTML, counts, a broken pipe.
+"""What tables for people share: lines of 80 columns on a terminal, HTML, numbers, a broken pipe.
 
 print(in_lines("a sentence of any length", first="ok    ", rest="      "))
 """
 
 import html
+import math
 import os
 import re
 import sys
@@ -13,6 +14,8 @@ from collections.abc import Container, Iterable, Sequence
 from tfaccel.redact import shown
 
 WIDTH = 80  # columns, also of a wide terminal: the eye finds the next line there
+# Between these, a number is written out: 2,520 and 0.00000006, not 2.52e+03 and 6e-08.
+LEAST_WRITTEN, MOST_WRITTEN = 1e-9, 1e15
 BOLD = re.compile(r"\x1b\[[01]m")  # Keras writes its errors so
 
 
@@ -87,6 +90,31 @@ def cleaned(text: str) -> str:
 def counted(number: int, noun: str) -> str:
     """Returns a number and its noun: 1 layer, 2 layers."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def in_figures(value: float, digits: int = 3, *, zeros: bool = False) -> str:
+    """Returns a number as people write it: 2,520, 0.0012 or 32,768, with no exponent.
+
+    The digits before the point are all shown. Beyond `LEAST_WRITTEN` and `MOST_WRITTEN`, where
+    zeros could only be counted, it is 1.2e-12.
+
+    Args:
+      value: of any size; one that is infinite or NaN is "inf" or "nan".
+      digits: that count, at least: from the first that is not 0.
+      zeros: whether zeros at the end of what follows the point are kept.
+    """
+    value = float(value)
+    if not math.isfinite(value):
+        return f"{value:g}"
+    mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+    if value and not LEAST_WRITTEN <= abs(value) < MOST_WRITTEN:
+        return f"{mantissa if zeros else _without_zeros(mantissa)}e{int(exponent)}"
+    text = f"{value + 0.0:,.{max(0, digits - 1 - int(exponent))}f}"  # + 0.0 makes 0 of -0
+    return text if zeros else _without_zeros(text)
+
+
+def _without_zeros(text: str) -> str:
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def show(text: object, *, end: str = "\n") -> None:

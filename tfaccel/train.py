@@ -101,6 +101,7 @@ def run(
             checkpoints=checkpoints,
             writes_to=workdir if is_chief else None,
             devices=this_run.runtime.devices,
+            accumulation_steps=config.step.accumulation_steps,
         )
         result = dataclasses.asdict(outcome)
         if not is_chief:

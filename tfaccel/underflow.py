@@ -20,7 +20,7 @@ from tfaccel.checks import check_number
 from tfaccel.copies import in_float32, without_training_state
 from tfaccel.errors import UserError
 from tfaccel.seam import loss_weights_of, optimizers_of
-from tfaccel.table_text import as_html, html_table, in_lines
+from tfaccel.table_text import as_html, html_table, in_figures, in_lines
 
 COMMON_SCALES = (1.0, 128.0, 2.0**15)  # none, Apex's usual static one, Keras's first dynamic one
 
@@ -77,7 +77,7 @@ class Underflow:
         return f"gradient underflow: {self.model}, by loss scale"
 
     def _heads(self) -> list[str]:
-        return [f"{each:,g}" for each in self.loss_scales]
+        return [*map(in_figures, self.loss_scales)]
 
     def _rows(self) -> list[tuple[str, ...]]:
         return [(each.name, *map(_share, each.lost)) for each in (*self.layers, self.whole)]

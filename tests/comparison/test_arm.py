@@ -9,7 +9,8 @@ import psutil
 import pytest
 
 from tfaccel.comparison import arm as room
-from tfaccel.comparison.arm import ArmError, ArmProcess, OutOfTimeError, Settings, write
+from tfaccel.comparison.arm import ArmError, ArmProcess, OutOfTimeError, write
+from tfaccel.comparison.pace import Settings
 from tfaccel.config import Config
 
 SETTINGS = Settings(steps=50, lead_in=5, warm_up=10, repeats=5)
@@ -22,6 +23,7 @@ def _answering(config, settings, folder, log):
     folder = pathlib.Path(folder)
     write(folder / "pid", str(os.getpid()))
     ready = {"first_step_s": 1.5, "losses": [3.0], "peak_mib": []}
+    ready["pace"] = {"start_s": 1.5, "step_s": 0.1, "epoch_steps": 100, "execution_steps": 1}
     write(folder / "ready.json", json.dumps(ready))
     for number in range(2):
         while not (folder / f"go-{number}").exists():
@@ -62,6 +64,29 @@ def test_what_it_raises_is_one_sentence(monkeypatch, tmp_path):
     with pytest.raises(ArmError, match=r"^ValueError: first line$") as one:
         started(monkeypatch, tmp_path, _raising)
     assert not one.value.out_of_memory
+
+
+def _slow(config, settings, folder, log):
+    pace = {"start_s": 95.0, "step_s": 2.5, "epoch_steps": 100, "execution_steps": 1}
+    write(pathlib.Path(folder) / "pace.json", json.dumps(pace))
+    pathlib.Path(log).with_name("said").touch()
+    _silent(config, settings, folder, log)
+
+
+def test_one_that_is_ended_says_how_far_it_had_come(monkeypatch, tmp_path):
+    def none_once_it_has_said_it():
+        while not (tmp_path / "said").exists():
+            time.sleep(0.01)
+        return 0.0, True
+
+    monkeypatch.setattr(room, "_in_child", _slow)
+    log, limit = tmp_path / "1.log", none_once_it_has_said_it
+    with pytest.raises(OutOfTimeError) as one:
+        ArmProcess(Config(), SETTINGS, log=log, limit=limit)
+    assert str(one.value) == (
+        "the time was over: its first step ended after 95 s, and one more takes 2.5 s"
+    )
+    assert (one.value.start_s, one.value.pace.step_s) == (95.0, 2.5)
 
 
 @pytest.mark.parametrize(("is_all", "kind"), [(True, OutOfTimeError), (False, ArmError)])

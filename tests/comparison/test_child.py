@@ -5,8 +5,8 @@ import types
 
 import pytest
 
-from tfaccel.comparison.arm import Settings
-from tfaccel.comparison.child import Stretches, warm_up_steps
+from tfaccel.comparison.child import Stretches
+from tfaccel.comparison.pace import Settings, warm_up_steps
 
 SETTINGS = Settings(steps=50, lead_in=5, warm_up=10, repeats=5)
 
@@ -60,4 +60,27 @@ def test_each_executions_own_loss_comes_out_of_keras_mean(tmp_path):
     assert [len(each["losses"]) for each in said] == [5, 6]
     assert [*said[0]["losses"], *said[1]["losses"]] == pytest.approx(own[:11])
     assert said[0]["first_step_s"] > 0
+    assert said[0]["pace"]["epoch_steps"] == 5
     assert said[1]["images_per_second"] > 0
+
+
+def test_slow_steps_have_short_stretches_and_little_warming_up(tmp_path):
+    settings = SETTINGS._replace(variants=8, left_s=600.0)
+    loader, now = Loader(), [0.0]
+    loader.num_batches, loader.num_examples = 100, 1000
+    callback = Stretches(loader, settings, tmp_path, clock=lambda: now[0])
+    callback.set_model(types.SimpleNamespace(steps_per_execution=1))
+    for number in range(3):
+        (tmp_path / f"go-{number}").touch()
+    callback.on_train_begin()
+    callback.on_epoch_begin(0)
+    for step in range(20):
+        now[0] += 1.0  # a step takes a second
+        loader.position += 1
+        callback.on_train_batch_end(step, {"loss": 1.0})
+    said = [json.loads((tmp_path / name).read_text()) for name in ("ready.json", "result-0.json")]
+    assert said[0]["pace"]["step_s"] == 1.0
+    assert json.loads((tmp_path / "pace.json").read_text()) == said[0]["pace"]
+    assert len(said[0]["losses"]) == 3  # in place of an epoch of 100
+    assert len(said[1]["losses"]) < 10
+    assert said[1]["images_per_second"] == 10.0

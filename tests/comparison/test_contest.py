@@ -331,6 +331,41 @@ def test_of_one_that_fails_between_its_stretches_no_rate_is_shown(fault):
     assert (failed.rates, failed.times) == ([], None)
 
 
+def test_what_the_time_allows_of_a_duel_is_told():
+    class Ends(Machine):
+        def start(self, variant, seed):
+            arm, rates = super().start(variant, seed), iter([150.0, 150.0])
+            if variant == XLA:
+                arm.stretch = lambda: next(rates, None) or over()
+            return arm
+
+    def over():
+        raise OutOfTimeError("the time was over")
+
+    left = row(held(Ends({PLAIN: 100.0}, jitter=0.0)), XLA)
+    assert left.why == (
+        "the time was over after 2 of 3 stretches, in which it was 1.50 times as fast as 1 (150 "
+        "images/s)"
+    )
+    assert left.first_step_s == 7.0
+
+
+def test_the_plain_one_keeps_what_stretches_it_had():
+    class Ends(Machine):
+        def start(self, variant, seed):
+            arm, rates = super().start(variant, seed), iter([100.0, 101.0])
+            arm.stretch = lambda: next(rates, None) or over()
+            return arm
+
+    def over():
+        raise OutOfTimeError("the time was over")
+
+    contest = held(Ends({}))
+    assert contest.rows[0].rates == [100.0, 101.0]
+    assert contest.rows[0].status == "plain"
+    assert "2 of 3 stretches, when the time was over" in contest.rows[0].why
+
+
 def test_the_plain_one_stays_what_it_is_where_its_other_seed_is_interrupted():
     class Interrupted(Machine):
         def start(self, variant, seed):

@@ -3,6 +3,7 @@
 import json
 import math
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -14,8 +15,9 @@ import pytest
 
 from tfaccel import main
 from tfaccel.comparison import run as room
-from tfaccel.comparison.arm import ArmError
+from tfaccel.comparison.arm import ArmError, OutOfTimeError
 from tfaccel.comparison.facts import Facts
+from tfaccel.comparison.pace import Pace, fitted
 from tfaccel.config import Config
 from tfaccel.errors import UserError
 
@@ -34,6 +36,8 @@ class PlantedArm:
     """Answers at once, as fast as its loader."""
 
     first_step_s, peak_mib, waited = 2.0, (), 0.0
+
+    pace = Pace(2.0, 0.01, epoch_steps=1000)
 
     def __init__(self, config, settings, *, log, limit):
         self.config, self.losses = config, [2.0] * 60
@@ -205,6 +209,76 @@ def test_a_folder_that_is_in_use_is_refused_before_anything_starts(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="is not empty; give a new folder"):
         main.main(["compare", DIGITS, f"--out={tmp_path}"])
+
+
+class SlowArm(PlantedArm):
+    """Starts in 5 s, and a step takes a second, by a clock that nobody waits for."""
+
+    pace = Pace(5.0, 1.0, epoch_steps=1000)
+    clock = None  # a list of one number, that all arms share
+
+    def __init__(self, config, settings, *, log, limit):
+        super().__init__(config, settings, log=log, limit=limit)
+        self.limit, self.settings = limit, fitted(settings, self.pace)
+        self.spend(self.pace.start_s + self.settings.warm_up)
+
+    def spend(self, seconds):
+        left, _ = self.limit()
+        self.clock[0] += min(left, seconds)
+        if left < seconds:
+            raise OutOfTimeError("the time was over", start_s=5.0, pace=self.pace)
+
+    def stretch(self):
+        self.spend(self.settings.lead_in + self.settings.steps)
+        return super().stretch()
+
+
+class NeverReady(SlowArm):
+    def spend(self, seconds):
+        self.clock[0] += self.limit()[0]
+        raise OutOfTimeError("the time was over before its first step had ended")
+
+
+@pytest.mark.parametrize(
+    ("arm", "minutes", "measured", "summary"),
+    [
+        (SlowArm, 9, 5, "a step takes 1 s, and a start 5 s; at the plain one's speed about"),
+        (
+            SlowArm,
+            1,
+            1,
+            "only tf_data, float32, no XLA was measured, so nothing is compared; there",
+        ),
+        (SlowArm, 2, 2, "float32, no XLA; there was no time for 3 of 6 variants: a step"),
+        (NeverReady, 2, 0, "nothing was measured; there was no time for"),
+    ],
+)
+def test_a_slow_step_has_shorter_stretches_and_the_minutes_that_would_do(
+    tmp_path, capsys, monkeypatch, arm, minutes, measured, summary
+):
+    monkeypatch.setattr(room, "run_quietly", lambda function, config: FACTS)
+    monkeypatch.setattr(room, "ArmProcess", arm)
+    monkeypatch.setattr(arm, "clock", [0.0])
+    monkeypatch.setattr(room.time, "monotonic", lambda: arm.clock[0])
+    out = tmp_path / "report"
+    arguments = [DIGITS, f"--minutes={minutes}", f"--out={out}", "--repeats=3"]
+    assert main.main(["compare", *arguments]) == (0 if measured > 1 else 1)
+    assert arm.clock[0] <= 60 * minutes + 1
+    results = json.loads((out / "results.json").read_text())
+    rated = [each for each in results["rows"] if each["rates"]]
+    assert len(rated) >= measured
+    assert summary in results["summary"]
+    minutes_named = re.findall(r"--minutes=(\d+)", results["summary"])
+    assert minutes_named
+    assert min(map(int, minutes_named)) > minutes
+    # No picture is empty, and a rate that there is is shown.
+    assert (out / "speed.png").exists() is bool(measured)
+    assert ("<svg" in (out / "report.html").read_text()) is bool(measured)
+    printed, told = capsys.readouterr()
+    assert ("--config.data.loader=" in printed) is (measured > 1)
+    if measured:
+        assert results["stretch_steps"] < 50
+        assert "stretches are of " in told
 
 
 def test_forecast_counts_starts_compilation_and_stretches_of_both():

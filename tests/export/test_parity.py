@@ -245,7 +245,12 @@ def test_what_is_as_likely_is_no_other_class(setup):
     received = np.float32([[0.5 - 1e-5, 0.5, 0], [0.9, 0.1, 0], [0.2, 0.8, 0], [0.9, 0.1, 0]])
     check = parity._same_best("top-1", expected, received, model)
     assert check.value == 0.25
-    assert check.words == "2 of 4 agree, 50.00%, and in 1 two are as likely"
+    said = "the export and the trained model give the same class for 2 of 4 images, 50.00%, and in "
+    assert check.words == f"{said}1 two are as likely"
+    check = parity._same_best("top-1", expected, received, model, np.array([2, 2, 1, 2]))
+    assert check.words == (
+        f"{said}1 two are as likely; the export's class is right for 1 of 4, 25%"
+    )
 
 
 def test_of_very_large_outputs_fewer_are_compared(setup, tmp_path, photographs, monkeypatch):

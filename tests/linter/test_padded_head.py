@@ -1,5 +1,8 @@
 """A head padded for Tensor Cores gives what it gave: outputs, loss, metrics and training."""
 
+import itertools
+import json
+
 import keras
 import numpy as np
 import pytest
@@ -8,7 +11,7 @@ from keras import layers
 
 import tfaccel
 from tfaccel.errors import UserError
-from tfaccel.linter.measure import Spread, step_times
+from tfaccel.linter.measure import Spread, shortened, step_times
 from tfaccel.linter.padded_head import PaddedHead, with_padded_heads
 
 RNG = np.random.default_rng(0)
@@ -126,6 +129,26 @@ def test_fix_measures_and_keeps_what_is_asked_for(terminal):
     assert "no head to pad" in str(tfaccel.lint(whole).fix())
 
 
+def test_a_gain_below_a_percent_is_not_timed(monkeypatch):
+    monkeypatch.setattr("tfaccel.linter.fix.spreads", None)  # whoever times meets a TypeError
+    big = keras.Sequential([keras.Input((12,)), layers.Dense(1024), layers.Dense(1024)])
+    big.add(layers.Dense(5, name="logits"))
+    table = tfaccel.lint(big, (X, Y), xla=False)
+    assert "next to nothing, 0.3% of the model's tiles" in " ".join(str(table).split())
+    fix = table.fix()
+    assert fix.model is big
+    assert (fix.kept, fix.before) == (False, None)
+    assert " ".join(str(fix).split()) == (
+        "fix: logits padded from 5 to 8 units: not timed and not kept, as the gain is next to "
+        "nothing, 0.3% of the model's tiles."
+    )
+    assert json.dumps(fix.as_dict())
+    asked = table.fix(keep=True)
+    assert asked.kept
+    assert asked.model.get_layer("logits").dense.units == 8
+    assert "but not timed" in str(asked)
+
+
 def test_fix_measures_images_of_any_size_and_frozen_models():
     x = layers.Conv2D(4, 3, activation="relu")(image := keras.Input((None, None, 3)))
     logits = layers.Dense(5)(layers.GlobalAveragePooling2D()(x))
@@ -157,3 +180,17 @@ def test_models_are_timed_in_turn():
     assert before == after == [1.0] * 4
     assert Spread.of([1, 2, 3]).is_below(Spread.of([4, 5, 6]))
     assert not Spread.of([1, 2, 9, 9]).is_below(Spread.of([2, 2, 3, 9]))
+
+
+def test_the_time_for_timing_holds_for_compilation_too():
+    model = classifier()
+    ticks = itertools.chain([0.0], itertools.count(100.0))  # what compiles takes 100 s
+    specs, clock = [tf.TensorSpec((None, 12))], lambda: float(next(ticks))
+    (times,) = step_times([model], specs, rows=4, xla=False, num_steps=30, clock=clock)
+    assert times == [1.0] * 3
+    slow = Spread.of([2.52, 2.48, 2.56])
+    assert str(slow) == "2,520 ms (half of the steps 2,500 to 2,540)"
+    assert shortened(slow, num_steps=30) == (
+        " 3 steps of each were timed, not 30: there are 20 s for that, compilation included."
+    )
+    assert shortened(slow, num_steps=3) == ""

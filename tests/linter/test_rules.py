@@ -375,6 +375,26 @@ def test_batch_norm_of_few_rows(batch, step, found):
     assert bool(list(batches.few_rows_in_batch_norm(facts))) == found
 
 
+@pytest.mark.parametrize(
+    ("epochs", "data", "kept"),
+    [
+        (6, {}, "62%"),  # 48 steps: 0.99 ** 48
+        (6, {"last_batch": "drop"}, "66%"),  # 42
+        (30, {}, None),  # 240
+        (None, {}, None),
+        (6, {"num_examples": None}, None),
+    ],
+)
+def test_batch_norm_whose_averages_see_few_steps(epochs, data, kept):
+    layer = Layer("norm", "BatchNormalization", momentum=0.99)
+    data = Data(**{"num_examples": 500, "global_batch_size": 64} | data)
+    facts = facts_of(layer, data=data, step=Step(epochs=epochs))
+    found = list(batches.late_averages(facts))
+    assert [f"of which {kept} is still" in each.why for each in found] == [True] * bool(kept)
+    frozen = Layer("norm", "BatchNormalization")
+    assert not list(batches.late_averages(facts_of(frozen, data=data, step=facts.step)))
+
+
 # Step and input.
 
 

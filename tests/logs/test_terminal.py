@@ -68,15 +68,15 @@ def test_a_terminal_has_one_line_that_changes_and_keeps_each_epochs_numbers():
     terminal.steps(RECORD | {"step": 10060})
     place = "epoch 3/90  50/5005  ETA 3:12:45"
     shown = f"{place}  loss 2.345  accuracy 0.4567"
-    assert screen.lines == [f"{shown}  12340 images/s"]
+    assert screen.lines == [f"{shown}  12,340 images/s"]
     terminal.steps(RECORD | {"step": 10110, "loss": 2.0})
     assert screen.lines == [
-        "epoch 3/90  100/5005  ETA 3:12:45  loss 2.000  accuracy 0.4567  12340 images/s"
+        "epoch 3/90  100/5005  ETA 3:12:45  loss 2.000  accuracy 0.4567  12,340 images/s"
     ]
     terminal.epoch(TESTED)
     assert screen.lines == [
         "epoch 3/90  loss 2.345  accuracy 0.4567  val_loss 2.012  val_accuracy 0.5123",
-        "    12340 images/s  lr 0.1  loss scale 32768  skipped 2  input wait 2%",
+        "    12,340 images/s  lr 0.1  loss scale 32,768  skipped 2  input wait 2%",
         "    GPU 45.2 GiB 97%  ETA 3:12:45",
         "",
     ]
@@ -107,7 +107,9 @@ def test_a_file_has_whole_lines_without_control_characters():
     terminal.steps(RECORD | {"step": 10060})
     terminal.epoch(TESTED)
     terminal.close()
-    numbers = "12340 images/s  lr 0.1  loss scale 32768  skipped 2  input wait 2%  GPU 45.2 GiB 97%"
+    numbers = (
+        "12,340 images/s  lr 0.1  loss scale 32,768  skipped 2  input wait 2%  GPU 45.2 GiB 97%"
+    )
     metrics = "loss 2.345  accuracy 0.4567"
     assert stream.getvalue().splitlines() == [
         f"epoch 3/90  50/5005  ETA 3:12:45  {metrics}  {numbers}",
@@ -130,10 +132,11 @@ def test_a_narrow_terminal_wraps_nothing(monkeypatch):
     ("loss", "shown"),
     [
         (0.0, "0.000"),
-        (1e-7, "1.000e-07"),
+        (1e-7, "0.0000001000"),
         (2.3, "2.300"),
-        (123456.7, "123457"),
-        (1e12, "1.000e+12"),
+        (123456.7, "123,457"),
+        (1e12, "1,000,000,000,000"),
+        (1e-12, "1.000e-12"),
         (float("nan"), "nan"),
     ],
 )

@@ -134,7 +134,7 @@ LINES = [
     (
         {"decay": "linear"},
         "learning rate: 0.1 x 1024/256 = 0.4, linear; 0.4 at step 0, 0.2 at step 14085 "
-        "(epoch 45), 1.42e-05 at step 28169",
+        "(epoch 45), 0.0000142 at step 28169",
     ),
     ({"base_batch_size": None}, "learning rate: 0.1, constant"),
 ]

@@ -3,6 +3,7 @@
 import keras
 
 from tfaccel.errors import RunError
+from tfaccel.table_text import in_figures
 
 
 class LossScaleFloorError(RunError):
@@ -45,11 +46,11 @@ class LossScale(keras.callbacks.Callback):
         logs["skipped_steps"] = self._skipped
         if logs["loss_scale"] < self._floor:
             raise LossScaleFloorError(
-                f"the loss scale fell to {float(logs['loss_scale']):g}, below its floor of "
-                f"{self._floor:g}, after {self._skipped} skipped steps in this epoch: gradients"
-                " stay infinite or NaN; look for NaN in the data, lower the learning rate, or let "
-                "layers in which float16 overflows compute in float32 (tfaccel.with_float32_layers,"
-                " or --config.model.float32_layers)"
+                f"the loss scale fell to {in_figures(logs['loss_scale'])}, below its floor of "
+                f"{in_figures(self._floor)}, after {self._skipped} skipped steps in this epoch: "
+                "gradients stay infinite or NaN; look for NaN in the data, lower the learning "
+                "rate, or let layers in which float16 overflows compute in float32 "
+                "(tfaccel.with_float32_layers, or --config.model.float32_layers)"
             )
 
     def on_epoch_end(self, epoch, logs=None):

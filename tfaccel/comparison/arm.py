@@ -16,13 +16,14 @@ import pathlib
 import signal
 import threading
 import time
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from tfaccel import temporary
+from tfaccel.comparison.pace import Pace, Settings
 from tfaccel.config import Config
 from tfaccel.isolate import TAIL_LETTERS, IsolatedError, run_isolated
 from tfaccel.out_of_memory import is_out_of_memory
-from tfaccel.table_text import cleaned
+from tfaccel.table_text import cleaned, in_figures
 
 POLL_S = 0.01
 MOST_LETTERS = 300  # of what an error says
@@ -42,7 +43,17 @@ class ArmError(Exception):
 
 
 class OutOfTimeError(ArmError):
-    """The time for all was over before it answered."""
+    """The time for all was over before it answered.
+
+    Attributes:
+      start_s: seconds from its process's start to its first step's end; None before that.
+      pace: what its first steps showed; None before that.
+    """
+
+    def __init__(self, reason: str, *, start_s: float | None = None, pace: Pace | None = None):
+        """Takes the sentence, and what is known of the process."""
+        super().__init__(reason)
+        self.start_s, self.pace = start_s, pace
 
 
 class Arm(Protocol):
@@ -53,34 +64,20 @@ class Arm(Protocol):
       losses: of each step so far.
       peak_mib: of each GPU.
       waited: part of the last stretch in which steps waited for their batches.
+      pace: of its first steps.
     """
 
     first_step_s: float
     losses: list[float]
     peak_mib: tuple[int, ...]
     waited: float
+    pace: Pace
 
     def stretch(self) -> float:
         """Returns the images per second of some more steps."""
 
     def close(self) -> None:
         """Ends the process."""
-
-
-class Settings(NamedTuple):
-    """How an arm trains.
-
-    Attributes:
-      steps: of a stretch that is timed.
-      lead_in: steps before it, in which what was made ahead in the pause is used up.
-      warm_up: the first steps of all, at least.
-      repeats: stretches of each variant.
-    """
-
-    steps: int
-    lead_in: int
-    warm_up: int
-    repeats: int
 
 
 class ArmProcess:
@@ -113,7 +110,7 @@ class ArmProcess:
         except BaseException:
             self.close()
             raise
-        self.first_step_s = ready["first_step_s"]
+        self.first_step_s, self.pace = ready["first_step_s"], Pace(**ready["pace"])
         self._take(ready)
 
     def stretch(self) -> float:
@@ -153,10 +150,28 @@ class ArmProcess:
                 raise self._failure or ArmError("its process ended without a word")
             if time.monotonic() > ends:
                 if is_all:
-                    raise OutOfTimeError("the time was over")
+                    raise self._out_of_time()
                 raise ArmError(f"it did not answer within {seconds:.0f} s; log: {self._log}")
             time.sleep(POLL_S)
         return json.loads(path.read_text())
+
+    def _out_of_time(self) -> OutOfTimeError:
+        """Returns the error, with what its first steps had shown by then."""
+        said = {name: self._said(f"{name}.json") for name in ("first", "pace")}
+        if said["pace"]:
+            pace = Pace(**said["pace"])
+            took = f"its first step ended after {pace.start_s:.0f} s, and one more takes "
+            why = f"the time was over: {took}{in_figures(pace.step_s)} s"
+            return OutOfTimeError(why, start_s=pace.start_s, pace=pace)
+        if said["first"]:
+            start_s = said["first"]["first_step_s"]
+            why = f"the time was over: its first step ended after {start_s:.0f} s"
+            return OutOfTimeError(why, start_s=start_s)
+        return OutOfTimeError("the time was over before its first step had ended")
+
+    def _said(self, name: str) -> dict | None:
+        path = self._folder / name
+        return json.loads(path.read_text()) if path.exists() else None
 
     def _wait(self, config: Config, settings: Settings) -> None:
         """In the thread: runs the child until it ends."""

@@ -15,6 +15,7 @@ import json
 import os
 import pathlib
 import time
+from collections.abc import Callable
 
 import keras
 import psutil
@@ -22,8 +23,9 @@ import tensorflow as tf
 
 from tfaccel.callbacks.throughput import images_until
 from tfaccel.cluster import check_one_process, find
-from tfaccel.comparison.arm import POLL_S, Settings, write
+from tfaccel.comparison.arm import POLL_S, write
 from tfaccel.comparison.facts import Facts
+from tfaccel.comparison.pace import LEARNING, Pace, Settings, fitted, warm_up_steps
 from tfaccel.comparison.variants import CEILING
 from tfaccel.config import Config
 from tfaccel.data.choose import choose_loader
@@ -48,19 +50,22 @@ def serve(config: Config, settings: Settings, folder: pathlib.Path) -> None:
 class Stretches(keras.callbacks.Callback):
     """Times what it is told to, and waits in between."""
 
-    def __init__(self, loader: Loader, settings: Settings, folder: pathlib.Path):
-        """Takes the loader that `fit` trains on, and where it is told what to do."""
+    def __init__(
+        self,
+        loader: Loader,
+        settings: Settings,
+        folder: pathlib.Path,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ):
+        """Takes the loader that `fit` trains on, where it is told what to do, and the time."""
         super().__init__()
+        self._clock = clock
         self._loader, self._settings, self._folder = loader, settings, folder
         self._number = -1  # of the stretch; the first steps are none
         self._losses, self._position = [], 0
         self._timed_from = None
-        self._ready = None
-
-    def on_train_begin(self, logs=None):
-        """Decides where warming up ends, for which it must know what an execution is."""
-        epoch, execution = self._loader.num_batches, self.model.steps_per_execution
-        self._until = warm_up_steps(self._settings, epoch_steps=epoch, execution_steps=execution)
+        self._ready, self._pace = None, None
 
     def on_epoch_begin(self, epoch, logs=None):
         """The loss that Keras logs is the mean since here."""
@@ -68,10 +73,17 @@ class Stretches(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         """Takes the execution's loss, and begins or ends what is due."""
-        now, position = time.perf_counter(), self._loader.position
+        now, position = self._clock(), self._loader.position
         if self._ready is None:
             self._ready = {"first_step_s": time.time() - psutil.Process().create_time()}
+            write(self._folder / "first.json", json.dumps(self._ready))
+            self._began, self._executions = (now, position), 0
         self._take_loss(position, logs["loss"])
+        self._executions += 1
+        if self._executions < 2 or position < LEARNING:
+            return
+        if self._pace is None:
+            self._learn(now, position)
         if position < self._until:
             return
         if self._number < 0:
@@ -83,6 +95,20 @@ class Stretches(keras.callbacks.Callback):
         else:
             self._answer(f"result-{self._number}.json", self._rate(now, position))
         self._wait_for_the_next(position)
+
+    def _learn(self, now: float, position: int) -> None:
+        """Takes how long a step takes; with it, decides how long stretches and warming up are."""
+        began, first = self._began
+        step_s = (now - began) / (position - first)
+        shape = {
+            "epoch_steps": self._loader.num_batches,
+            "execution_steps": self.model.steps_per_execution,
+        }
+        self._pace = Pace(self._ready["first_step_s"], step_s, **shape)
+        self._ready["pace"] = dataclasses.asdict(self._pace)
+        write(self._folder / "pace.json", json.dumps(self._ready["pace"]))
+        self._settings = fitted(self._settings, self._pace)
+        self._until = warm_up_steps(self._settings, **shape)
 
     def _take_loss(self, position: int, mean: float) -> None:
         """Adds the execution's own loss, for each of its steps: what its images add to the sum."""
@@ -112,26 +138,6 @@ class Stretches(keras.callbacks.Callback):
             time.sleep(POLL_S)
         self._timed_from = None
         self._until = position + self._settings.lead_in
-
-
-def warm_up_steps(settings: Settings, *, epoch_steps: int, execution_steps: int) -> int:
-    """Returns the steps before the first stretch.
-
-    Where an epoch would end in what is timed, its end comes before: a partial batch, or fewer steps
-    in an execution, are compiled there.
-
-    Args:
-      settings: how it trains.
-      epoch_steps: of an epoch.
-      execution_steps: steps between two looks.
-    """
-
-    def whole(steps: int) -> int:
-        return -(-steps // execution_steps) * execution_steps
-
-    timed = settings.repeats * (whole(settings.lead_in) + whole(settings.steps))
-    ends_in_between = epoch_steps <= whole(settings.warm_up) + timed
-    return max(settings.warm_up, epoch_steps if ends_in_between else 0)
 
 
 def peaks_mib() -> list[int]:

@@ -30,6 +30,7 @@ Start = Callable[[Variant, int], Arm]
 Plan = Callable[[Levels, Callable[[], Variant], bool], Iterable[Variant]]
 # Part of the time from which on a step that waits for its batches is bound by them.
 STARVED = 0.5
+NO_TIME = "the time was over"
 
 
 @dataclasses.dataclass
@@ -135,8 +136,10 @@ class Contest:
                     variant = candidates.send(outcome) if sends else next(candidates)
                 except StopIteration:
                     break
-                # What is left must do for this one, for the ceiling, and for the proof.
-                needs_s = 2 * self._latest_s + self._slow_s
+                # What is left must do for this one, for the ceiling, and for the proof. But the
+                # first beside the plain one goes before these: without it, nothing is compared.
+                is_first = sum(bool(each.rates) for each in self.rows) < 2
+                needs_s = self._latest_s + (0 if is_first else self._latest_s + self._slow_s)
                 outcome = self._timed(self._challenge, variant, needs_s=needs_s)
             if self.champion:
                 self._prove()
@@ -156,12 +159,13 @@ class Contest:
         row = Row(len(self.rows) + 1, variant)
         self.rows.append(row)
         if self._time_left() < needs_s:
-            row.status, row.why = "left out", "the time was over"
+            row.status, row.why = "left out", NO_TIME
         else:
             try:
                 step(row)
-            except OutOfTimeError:
-                row.leave("left out", "the time was over before it was measured")
+            except OutOfTimeError as error:
+                row.first_step_s = row.first_step_s or error.start_s
+                row.leave("left out", str(error))
             except (KeyboardInterrupt, SystemExit):
                 if row is not self.champion:  # which has been measured
                     row.leave("left out", "interrupted")
@@ -208,22 +212,24 @@ class Contest:
         arm = self._start(row.variant, 0)
         started = time.monotonic()
         try:
-            row.rates = [arm.stretch() for _ in range(self._repeats)]
+            self._stretch_alone(arm, row)
         except BaseException:
             arm.close()
             raise
         row.take(arm)
-        self._begun(started - began, (time.monotonic() - started) / self._repeats)
+        self._begun(started - began, (time.monotonic() - started) / len(row.rates))
         row.status, row.apart, row.times = ("plain" if row.number == 1 else "kept"), 0.0, 1.0
         row.why = "what the others are compared with"
         if row.number > 1:
             row.why = f"the first that ran; {row.why}"
+        if len(row.rates) < self._repeats:
+            row.why += f"; {self._so_many(row.rates)}, when the time was over"
         self._arm, self.champion, self.reference = arm, row, row
         again = Row(0, row.variant)
         try:
             other, rates, in_turn = self._duel(again, seed=1, in_full=True)
         except ArmError as error:
-            self._say(f"with another seed it did not run: {error}")
+            self._say(f"with another seed it was not measured: {error}")
             return
         other.close()
         self.noise = noise_of(rates, again.rates)
@@ -231,6 +237,19 @@ class Contest:
         self.tolerance = tolerance_of(apart(again.losses, row.losses))
         if in_turn:
             row.rates += rates
+
+    def _stretch_alone(self, arm: Arm, row: Row) -> None:
+        """Measures the row's stretches, as far as the time goes: one says something."""
+        for _ in range(self._repeats):
+            try:
+                row.rates.append(arm.stretch())
+            except OutOfTimeError:
+                if not row.rates:
+                    raise
+                return
+
+    def _so_many(self, rates: list[float]) -> str:
+        return f"{len(rates)} of {self._repeats} stretches"
 
     def _prove(self) -> None:
         """Measures the champion in turn with the first again: keeping was a chain of such duels."""
@@ -309,6 +328,10 @@ class Contest:
                 may_end = number == 0 and others and not in_full
                 if may_end and row.rates[0] < FAR * others[0]:
                     break
+        except OutOfTimeError as error:
+            arm.close()
+            row.first_step_s = arm.first_step_s
+            raise self._part_of(row, others) or error from error
         except BaseException:
             arm.close()
             raise
@@ -318,6 +341,21 @@ class Contest:
             self._slow_s = self._slow_s or self._latest_s
         in_turn = len(others) == len(row.rates)
         return arm, others if in_turn else list(self.champion.rates), in_turn
+
+    def _part_of(self, row: Row, others: list[float]) -> OutOfTimeError | None:
+        """Returns what the stretches said that there was time for; None where there was none.
+
+        It is said and no more: a few stretches decide nothing.
+        """
+        number = min(len(row.rates), len(others or row.rates))
+        if not number:
+            return None
+        rates = row.rates[:number]
+        ratio = times(rates, others[:number] or self.champion.rates)
+        return OutOfTimeError(
+            f"the time was over after {self._so_many(rates)}, in which it was {ratio:.2f} times "
+            f"as fast as {self.champion.number} ({statistics.median(rates):,.0f} images/s)"
+        )
 
     def _beside_the_champion(self, variant: Variant, seed: int) -> Arm:
         try:

@@ -45,18 +45,23 @@ svg {{ width: 100%; min-width: 28em; max-width: 40em; height: auto }}
 <h1>{summary}</h1>
 <p class="about">{title}</p>
 {command}
-<h2>Times as fast as the first, and images per second</h2>
 {bars}
-<p class="small">The thin line goes from the slowest stretch to the fastest.</p>
 <h2>Everything measured</h2>
 <div class="wide">{table}</div>
 <p class="small">{meanings}.</p>
-<h2>Losses</h2>
-<div class="wide">{picture}</div>
+{picture}
 <h2>How</h2>
 <p>{how}</p>
 </body></html>
 """
+
+BARS = """\
+<h2>Times as fast as the first, and images per second</h2>
+{bars}
+<p class="small">The thin line goes from the slowest stretch to the fastest.</p>"""
+PICTURE = """\
+<h2>Losses</h2>
+<div class="wide">{picture}</div>"""
 
 
 def check_folder(folder: pathlib.Path) -> None:
@@ -78,6 +83,8 @@ def check_folder(folder: pathlib.Path) -> None:
 def write(comparison: Comparison, folder: pathlib.Path) -> None:
     """Writes the page, the Markdown table, the figures as JSON, and the pictures.
 
+    There is no picture of what was not measured.
+
     Raises:
       UserError: the folder cannot be written, as on a full disk.
     """
@@ -86,8 +93,10 @@ def write(comparison: Comparison, folder: pathlib.Path) -> None:
         (folder / "results.json").write_text(results)
         (folder / "report.md").write_text(comparison.as_markdown())
         (folder / "report.html").write_text(page(comparison))
-        plots.speed_figure(comparison).savefig(folder / "speed.png", dpi=plots.DPI)
-        plots.loss_figure(comparison).savefig(folder / "losses.png", dpi=plots.DPI)
+        if _has_rates(comparison):
+            plots.speed_figure(comparison).savefig(folder / "speed.png", dpi=plots.DPI)
+        if _has_losses(comparison):
+            plots.loss_figure(comparison).savefig(folder / "losses.png", dpi=plots.DPI)
     except OSError as error:
         raise UserError(
             f"out {folder} {not_written(error, folder)}, or give another folder"
@@ -101,13 +110,23 @@ def page(comparison: Comparison) -> str:
     return PAGE.format(
         summary=as_html(f"{summary[:1].upper()}{summary[1:]}"),
         title=as_html(comparison.title),
-        command=f"<pre>{as_preformatted(command)}</pre>" if comparison.winner else "",
-        bars=_bars(comparison),
+        command=f"<pre>{as_preformatted(command)}</pre>" if comparison.has_best else "",
+        bars=BARS.format(bars=_bars(comparison)) if _has_rates(comparison) else "",
         table=comparison.html_table(),
         meanings=as_html(MEANINGS[:1].upper() + MEANINGS[1:]),
-        picture=_svg(plots.loss_figure(comparison)),
+        picture=PICTURE.format(picture=_svg(plots.loss_figure(comparison)))
+        if _has_losses(comparison)
+        else "",
         how=as_html(comparison.how),
     )
+
+
+def _has_rates(comparison: Comparison) -> bool:
+    return any(each.rates for each in comparison.rows)
+
+
+def _has_losses(comparison: Comparison) -> bool:
+    return any(each.losses for each in comparison.rows)
 
 
 def _bars(comparison: Comparison) -> str:

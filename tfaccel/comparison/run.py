@@ -8,24 +8,32 @@ This process starts no TensorFlow device: each variant has a process of its own.
 
 import dataclasses
 import datetime
-import functools
 import itertools
+import math
 import os
 import pathlib
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import ml_collections
 
 from tfaccel.checks import check_flag, check_int, check_number
 from tfaccel.comparison import page
-from tfaccel.comparison.arm import Arm, ArmProcess, Settings
+from tfaccel.comparison.arm import Arm, ArmProcess, OutOfTimeError
 from tfaccel.comparison.contest import Contest
 from tfaccel.comparison.facts import Facts
 from tfaccel.comparison.judge import FLOOR
+from tfaccel.comparison.pace import (
+    Pace,
+    Settings,
+    fitted,
+    least_steps,
+    minutes_for,
+    shortened,
+)
 from tfaccel.comparison.table import Comparison
 from tfaccel.comparison.variants import (
     FACTORS,
@@ -42,7 +50,7 @@ from tfaccel.errors import UserError
 from tfaccel.isolate import run_quietly
 from tfaccel.local_path import local_path
 from tfaccel.redact import shown
-from tfaccel.table_text import counted
+from tfaccel.table_text import counted, in_figures
 
 WARM_UP, LEAD_IN = 10, 5  # steps
 LIMIT_S = 900.0  # for a process to start, with all that it compiles, and for a stretch
@@ -71,7 +79,8 @@ def compare(
       config: the experiment.
       steps: of a stretch that is timed.
       repeats: stretches of each variant, 3 at least.
-      minutes: after which nothing more is started; what is left is said.
+      minutes: after which nothing more is started. Where a step is so slow that few variants would
+        have time, stretches are shorter. What is left is said, and how many minutes would do.
       grid: whether every combination is measured instead.
       out: a new folder for report.html, report.md, results.json, speed.png and losses.png; None to
         write nothing.
@@ -98,12 +107,15 @@ def compare(
     facts = run_quietly(_describe, config)
     levels = levels_of(facts.loaders, num_gpus=len(facts.gpu_ids))
     numbers = _numbers(levels, grid=grid)
-    settings = Settings(steps, LEAD_IN, WARM_UP, repeats)
-    plan = f"{_range(*numbers)} variants, {repeats} stretches of {steps} steps each"
-    say(f"{plan}, {minutes:g} minutes at most; a closer estimate follows the plain one")
+    settings = Settings(steps, LEAD_IN, WARM_UP, repeats, variants=1 + numbers[0])
+    say(
+        f"{_plan(numbers, settings)}, {in_figures(minutes)} minutes at most; a closer estimate "
+        "follows the plain one"
+    )
     logs = _logs(folder)
+    starts = _Starts(config, facts, settings, logs, ends, say=say)
     contest = Contest(
-        functools.partial(_start, config, facts, settings, logs, itertools.count(1), ends),
+        starts,
         repeats=repeats,
         time_left=lambda: ends - time.monotonic(),
         say=say,
@@ -118,10 +130,15 @@ def compare(
         interrupted = error
     if not folder and not any(each.status == "failed" for each in contest.rows):
         shutil.rmtree(logs, ignore_errors=True)  # else a row may name one of them
-    how = _how(contest, plan, facts, grid=grid)
+    how = _how(contest, _plan(numbers, starts.settings), facts, grid=grid)
     comparison = _comparison(config, facts, contest, name=name, command=command, how=how)
     asked = {"steps": steps, "repeats": repeats, "minutes": minutes, "grid": grid}
-    comparison = dataclasses.replace(comparison, settings=asked)
+    comparison = dataclasses.replace(
+        comparison,
+        settings=asked,
+        stretch_steps=starts.settings.steps,
+        to_ask_for=to_ask_for(starts, settings, numbers, minutes=minutes),
+    )
     if folder:
         page.write(comparison, folder)
     if interrupted:
@@ -160,36 +177,130 @@ def _range(least: int, most: int) -> str:
     return f"{least} to {most}" if most > least else str(least)
 
 
+def _plan(numbers: tuple[int, int], settings: Settings) -> str:
+    return (
+        f"{_range(*numbers)} variants, {settings.repeats} stretches of "
+        f"{counted(settings.steps, 'step')} each"
+    )
+
+
+def to_ask_for(
+    starts: "_Starts", settings: Settings, numbers: tuple[int, int], *, minutes: float
+) -> str:
+    """Returns which `--minutes` would do, in words, where those that were given did not.
+
+    Args:
+      starts: which knows the plain one's pace, or how far it had come.
+      settings: as they were asked for.
+      numbers: of the other variants, least and most.
+      minutes: that were given.
+    """
+    pace, most = starts.pace, settings._replace(variants=1 + numbers[1])
+    if pace is None and starts.start_s is None:
+        return (
+            f"the first step alone took more than the {in_figures(minutes)} minutes; give several "
+            f"times as many, e.g. --minutes={math.ceil(10 * minutes)}, or a smaller batch"
+        )
+    if pace is None:
+        least = math.ceil(most.variants * starts.start_s / 60) + 1
+        return (
+            f"the first step alone took {starts.start_s:.0f} s, as it will for each variant; give "
+            f"--minutes={least} at least"
+        )
+    longest = minutes_for(most, pace)
+    used = starts.settings._replace(variants=most.variants)
+    short = shortened(most, min(most.steps, least_steps(pace)))
+    shortest = min(
+        (each for each in (minutes_for(short, pace), minutes_for(used, pace)) if each > minutes),
+        default=longest,
+    )
+    took = f"a step takes {in_figures(pace.step_s)} s, and a start {pace.start_s:.0f} s"
+    if longest <= minutes:  # what was measured later was slower than the plain one
+        return (
+            f"{took} in the plain one, but others were slower; --minutes={2 * math.ceil(minutes)}"
+        )
+    if shortest >= longest:
+        return f"{took}; about --minutes={longest} would do at the plain one's speed"
+    return (
+        f"{took}; at the plain one's speed about --minutes={shortest} would do for short "
+        f"stretches, --minutes={longest} for {most.steps} steps each"
+    )
+
+
 def _describe(config: Config) -> Facts:
     from tfaccel.comparison import child  # and TensorFlow: this runs in a child
 
     return child.describe(config)
 
 
-def _start(
-    config: Config,
-    facts: Facts,
-    settings: Settings,
-    logs: pathlib.Path,
-    numbers: Iterator[int],
-    ends: float,
-    variant: Variant,
-    seed: int,
-) -> Arm:
-    """Starts a variant's process; its log is the next number in the folder."""
-    chosen = configured(config, variant, facts.gpu_ids)
-    runtime = dataclasses.replace(chosen.runtime, seed=chosen.runtime.seed + seed)
+class _Starts:
+    """Starts variants' processes. The first that runs tells how long all of their stretches are.
 
-    def limit() -> tuple[float, bool]:
-        left = ends - time.monotonic()
+    Attributes:
+      settings: of the processes; once the first has run, with stretches for which there is time.
+      pace: of the first; None until it is known.
+      start_s: of the first, to its first step's end; None until it is known.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        facts: Facts,
+        settings: Settings,
+        logs: pathlib.Path,
+        ends: float,
+        *,
+        say: Callable[[str], None],
+    ):
+        """Starts nothing yet.
+
+        Args:
+          config: the experiment.
+          facts: of the machine.
+          settings: as they were asked for.
+          logs: a folder; each log's name is the next number.
+          ends: when the time for all is over.
+          say: is told if stretches become shorter.
+        """
+        self._config, self._facts, self._logs, self._ends = config, facts, logs, ends
+        self._say, self._numbers = say, itertools.count(1)
+        self.settings, self.pace, self.start_s = settings, None, None
+
+    def __call__(self, variant: Variant, seed: int) -> Arm:
+        """Starts one, with the config's seed or so many more, and trains its first steps."""
+        chosen = configured(self._config, variant, self._facts.gpu_ids)
+        runtime = dataclasses.replace(chosen.runtime, seed=chosen.runtime.seed + seed)
+        settings = self.settings
+        if self.pace is None:
+            settings = settings._replace(left_s=self._ends - time.monotonic())
+        try:
+            arm = ArmProcess(
+                dataclasses.replace(chosen, runtime=runtime),
+                settings,
+                log=self._logs / f"{next(self._numbers)}.log",
+                limit=self._limit,
+            )
+        except OutOfTimeError as error:
+            self.pace, self.start_s = self.pace or error.pace, self.start_s or error.start_s
+            raise
+        if self.pace is None:
+            self._take(arm.pace, settings)
+        return arm
+
+    def _take(self, pace: Pace, settings: Settings) -> None:
+        """Takes what the first process has decided for itself, for all others."""
+        self.pace, self.start_s, asked = pace, pace.start_s, self.settings
+        self.settings = fitted(settings, pace)._replace(left_s=None)
+        if self.settings.steps < asked.steps:
+            self._say(
+                f"a step takes {in_figures(pace.step_s)} s: stretches are of "
+                f"{counted(self.settings.steps, 'step')}, not {asked.steps}, so that more variants "
+                f"have time; --minutes={minutes_for(asked, pace)} would do for {asked.steps}"
+            )
+
+    def _limit(self) -> tuple[float, bool]:
+        left = self._ends - time.monotonic()
         return min(LIMIT_S, left), left < LIMIT_S
-
-    return ArmProcess(
-        dataclasses.replace(chosen, runtime=runtime),
-        settings,
-        log=logs / f"{next(numbers)}.log",
-        limit=limit,
-    )
 
 
 def _logs(folder: pathlib.Path | None) -> pathlib.Path:

@@ -8,7 +8,7 @@ import dataclasses
 import math
 
 from tfaccel.comparison.contest import Row
-from tfaccel.table_text import as_html, cleaned, in_lines
+from tfaccel.table_text import as_html, cleaned, counted, in_lines
 
 HEADS = ("", "loader", "arithmetic", "XLA", "GPUs", "images/s", "spread", "times", "start", "MiB")
 HEADS += ("apart",)
@@ -42,6 +42,8 @@ class Comparison:
       noise: by which part the same thing, measured twice, differed; None where it is not known.
       settings: steps, repeats and the rest.
       environment: versions and hardware.
+      stretch_steps: of each stretch: those that were asked for, or fewer for want of time.
+      to_ask_for: how many minutes would do, in words.
     """
 
     title: str
@@ -54,22 +56,53 @@ class Comparison:
     noise: float | None
     settings: dict
     environment: dict
+    stretch_steps: int | None = None
+    to_ask_for: str = ""
 
     @property
     def exit_code(self) -> int:
-        """0 if something ran, else 1."""
-        return 1 if self.winner is None else 0
+        """0 if something ran; 1 if nothing did, or if there was no time for a second variant."""
+        return 1 if self.winner is None or self._is_alone else 0
+
+    @property
+    def _left_out(self) -> list[Row]:
+        return [
+            each for each in self.rows if each.status == "left out" and each.why != "interrupted"
+        ]
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether all but one were left out: then there is nothing to compare."""
+        measured = [each for each in self.rows if each.status in ("plain", "kept", "rejected")]
+        return bool(self._left_out) and len(measured) <= 1
 
     @property
     def summary(self) -> str:
-        """What came of it, in a sentence."""
+        """What came of it, in a sentence or two."""
+        if not self._left_out:
+            return self._outcome
+        left = (
+            f"there was no time for {len(self._left_out)} of {counted(len(self.rows), 'variant')}"
+        )
+        ask = f": {self.to_ask_for}" if self.to_ask_for else ""
+        return f"{self._outcome}; {left}{ask}"
+
+    @property
+    def _outcome(self) -> str:
         if self.winner is None:
-            return "nothing ran; each row says why"
+            return "nothing was measured" if self._left_out else "nothing ran; each row says why"
+        if self._is_alone:
+            return f"only {self.winner.variant} was measured, so nothing is compared"
         first = "the plain one" if self.rows[0].status == "plain" else "the first that ran"
         if self.winner.times == 1.0:
             return f"{first} is the best: {self.winner.variant}"
         times = f"{self.winner.times:.2f} times as fast as {first}"
         return f"the best is {self.winner.variant}: {times}"
+
+    @property
+    def has_best(self) -> bool:
+        """Whether one was found to be the best of several."""
+        return self.winner is not None and not self._is_alone
 
     @property
     def train_command(self) -> str:
@@ -109,7 +142,7 @@ class Comparison:
             in_lines(self.how),
             in_lines(self.summary),
         ]
-        if self.winner:
+        if self.has_best:
             blocks[-1] += f"\n  {self.train_command}"
         return "\n\n".join(blocks)
 
@@ -124,7 +157,7 @@ class Comparison:
         lines = [_piped(heads), _piped("---" for _ in heads), *map(_piped, rows)]
         blocks = [f"**{cleaned(self.title)}**", "\n".join(lines), f"{MEANINGS}.", self.how]
         blocks.append(f"{self.summary[:1].upper()}{self.summary[1:]}.")
-        if self.winner:
+        if self.has_best:
             command = self.train_command.replace("\n", "\n    ")
             blocks.append(f"    {command}")
         return "\n\n".join(blocks) + "\n"
@@ -146,7 +179,7 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         """Returns it for a notebook."""
-        command = f"<pre>{as_preformatted(self.train_command)}</pre>" if self.winner else ""
+        command = f"<pre>{as_preformatted(self.train_command)}</pre>" if self.has_best else ""
         return (
             f"<p>compare: {as_html(self.title)}</p>{self.html_table()}"
             f"<p>{as_html(MEANINGS)}.</p><p>{as_html(self.how)}</p>"
@@ -163,11 +196,13 @@ class Comparison:
         return {
             "about": self.title,
             "settings": self.settings,
+            "stretch_steps": self.stretch_steps,
+            "summary": self.summary,
             "tolerance": self.tolerance,
             "noise": self.noise,
             "rows": rows,
-            "winner": self.winner and self.winner.number,
-            "flags": list(self.flags),
+            "winner": self.winner.number if self.has_best else None,
+            "flags": list(self.flags) if self.has_best else [],
             "environment": self.environment,
         }
 

@@ -34,6 +34,7 @@ from tfaccel.data.sources.kinds import check_kinds
 from tfaccel.data.sources.pillow import image_size
 from tfaccel.errors import UserError
 from tfaccel.runtime import Device, Runtime
+from tfaccel.table_text import in_figures
 
 log = logging.getLogger("tfaccel")
 
@@ -97,7 +98,7 @@ class ImageData:
         least, largest = self.pixel_range
         lines = [
             f"images: {height} x {width} x {self.images.channels}, {self.dtype}, "
-            f"pixels {least:.4g} to {largest:.4g}",
+            f"pixels {in_figures(least, 4)} to {in_figures(largest, 4)}",
             f"loader: {self.loader}",
         ]
         if self.source.targets is not None:

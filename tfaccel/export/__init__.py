@@ -35,6 +35,7 @@ from tfaccel.literal_path import warn_servers
 from tfaccel.local_path import local_path
 from tfaccel.runtime import Runtime
 from tfaccel.step import in_xla
+from tfaccel.table_text import in_figures
 
 log = logging.getLogger("tfaccel")
 
@@ -143,7 +144,9 @@ def _weights(model: keras.Model, which: str) -> contextlib.AbstractContextManage
 
 def _reject(proof: parity.Parity, kept: pathlib.Path, parted: str) -> None:
     """Raises RunError: what is wrong with an export, and where it is kept."""
-    wrong = "; ".join(f"{each.name}: {each.words} (limit {each.limit:g})" for each in proof.failed)
+    wrong = "; ".join(
+        f"{each.name}: {each.words} (limit {in_figures(each.limit)})" for each in proof.failed
+    )
     raise RunError(
         f"the export does not answer as the trained model does: {wrong}.{parted} It is not "
         f"exported, but kept in {kept}"

@@ -31,6 +31,7 @@ from tfaccel.export.preprocessing import Preprocessing
 from tfaccel.export.samples import spread, take_samples
 from tfaccel.export.saved_model import input_names
 from tfaccel.runtime import Runtime
+from tfaccel.table_text import in_figures
 
 log = logging.getLogger("tfaccel")
 
@@ -127,7 +128,7 @@ def _check_pixels(
             step = where_pixels_part(one, encoded, data, preprocessing, runtime)
         raise UserError(
             f"the {of} image {name} would be another in the export: {apart:.1f} of 255 grey levels "
-            f"apart in the mean (limit {PIXEL_LIMIT:g}), which part in the {step}; convert it to a "
-            "plain PNG or JPEG, or use another loader (data.loader)"
+            f"apart in the mean (limit {in_figures(PIXEL_LIMIT)}), which part in the {step}; "
+            "convert it to a plain PNG or JPEG, or use another loader (data.loader)"
         )
     return len(samples)

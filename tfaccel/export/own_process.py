@@ -15,6 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from tfaccel.launch.ranks import DIES_WITH
+from tfaccel.table_text import in_figures
 
 KILLED_S = 10.0  # from SIGKILL to the end: within a stuck disk even that has to wait
 
@@ -46,7 +47,7 @@ def run(
     try:
         _, said = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired as error:
-        raise TimeoutError(f"{command[0]} did not end within {limit_s:g} s") from error
+        raise TimeoutError(f"{command[0]} did not end within {in_figures(limit_s)} s") from error
     finally:
         _end(process)
     return process.returncode, said.decode(errors="replace")

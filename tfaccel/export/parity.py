@@ -27,6 +27,7 @@ from tfaccel.errors import RunError
 from tfaccel.export import fresh_process, own_process
 from tfaccel.export.samples import Samples
 from tfaccel.export.saved_model import Images, input_names, outputs_by_name, structured
+from tfaccel.table_text import in_figures
 
 # Largest difference between exported and trained outputs from the same inputs, relative to the
 # largest output. Both run the same layers in the same precision, but other kernels may be picked
@@ -148,16 +149,17 @@ def of_images(folder: pathlib.Path, model: keras.Model, images: Images, samples:
     apart = np.abs(graph["pixels"] - levels[decoded])
     of_each = apart.mean(axis=(1, 2, 3))
     of_files = {name: each[decoded] for name, each in of_files.items()}
+    labels = None if samples.labels is None else samples.labels[decoded]
     checks = [
         _decoded(answers["failed"], samples),
         _same_pixels(of_each, apart.max()),
         _relative("normalisation", {"": normalised}, {"": graph["inputs"]}, NORMALISATION_LIMIT),
         _same_inputs("model", of_pixels, served, model),
-        *_same_files("", of_files, _of("predict_bytes", answers), images, model),
+        *_same_files("", of_files, _of("predict_bytes", answers), images, model, labels),
     ]
     if onnx:
         checks.append(_same_inputs("ONNX", served, onnx, model))
-        checks += _same_files("ONNX ", of_files, _of("onnx_bytes", answers), images, model)
+        checks += _same_files("ONNX ", of_files, _of("onnx_bytes", answers), images, model, labels)
     return Parity(len(samples), tuple(checks), int(decoded[of_each.argmax()]))
 
 
@@ -185,7 +187,12 @@ def _same_inputs(name: str, expected: Arrays, received: Arrays, model) -> Check:
 
 
 def _same_files(
-    prefix: str, expected: Arrays, received: Arrays, images: Images, model: keras.Model
+    prefix: str,
+    expected: Arrays,
+    received: Arrays,
+    images: Images,
+    model: keras.Model,
+    labels: np.ndarray | None,
 ) -> list[Check]:
     kind = images.answers.kind
     if kind == "image":
@@ -193,7 +200,7 @@ def _same_files(
         words = f"{apart:.2f} of 255 grey levels apart in the worst image, from the same files"
         return [Check(f"{prefix}answers", apart, PIXEL_LIMIT, words)]
     chances = (each["probabilities"] for each in (expected, received))
-    top_1 = _same_best(f"{prefix}top-1", *chances, model)
+    top_1 = _same_best(f"{prefix}top-1", *chances, model, labels)
     if expected[kind].ndim > 2:
         return [top_1]  # of a mask's pixels, the worst of millions says little
     alike, what = {kind: expected[kind]}, "or of 1, from the same files"
@@ -203,15 +210,35 @@ def _same_files(
     ]
 
 
-def _same_best(name: str, expected: np.ndarray, received: np.ndarray, model) -> Check:
-    """Compares which class is likeliest; what is as likely, within the precision, is no other."""
+def _same_best(
+    name: str, expected: np.ndarray, received: np.ndarray, model, labels: np.ndarray | None = None
+) -> Check:
+    """Compares which class is likeliest; what is as likely, within the precision, is no other.
+
+    Both may be alike and wrong, so that it is also said how many classes are right.
+
+    Args:
+      name: of the check.
+      expected: [num, ..., classes] probabilities of the trained model.
+      received: likewise, of the export.
+      model: the trained one.
+      labels: [num] of the right classes; None where they are not known.
+    """
     best, theirs = expected.argmax(axis=-1), received.argmax(axis=-1)
     lead = expected.max(axis=-1) - np.take_along_axis(expected, theirs[..., None], -1)[..., 0]
     same, tie = best == theirs, lead <= _tolerance(model)
     num = same.size
-    words = f"{int(same.sum()):,} of {num:,} agree, {same.mean():.2%}"
+    what = "images" if best.ndim == 1 else "pixels"
+    words = (
+        f"the export and the trained model give the same class for {int(same.sum()):,} of {num:,} "
+        f"{what}, {same.mean():.2%}"
+    )
     if ties := int((tie & ~same).sum()):
         words += f", and in {ties:,} two are as likely"
+    if labels is not None and labels.shape == theirs.shape:
+        right = theirs == labels
+        words += f"; the export's class is right for {int(right.sum()):,} of {num:,}, "
+        words += f"{right.mean():.0%}"
     wrong = float((~same & ~tie).mean())
     return Check(name, wrong, max(DISAGREEMENT_LIMIT, 1 / num), words)
 
@@ -240,7 +267,7 @@ def _relative(
         want, got = want.astype(np.float64), received[key].astype(np.float64)
         difference = float(np.abs(want - got).max() / max(least, np.abs(want).max()))
         worst = max(worst, difference if np.isfinite(difference) else np.inf)
-    words = f"{worst:.1e} of the largest value apart"
+    words = f"{in_figures(worst, 2)} of the largest value apart"
     return Check(name, worst, limit, f"{words}, {what}" if what else words)
 
 

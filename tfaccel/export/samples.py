@@ -32,12 +32,14 @@ class Samples:
       encoded: each one's file; a PNG of the same pixels, where it is no JPEG or PNG.
       inputs: [num, height, width, channels], as the pipeline gives them to the model.
       source: of these images, encoded; None where only arrays are left.
+      labels: [num] of classes; None where there are none.
     """
 
     names: list[str]
     encoded: list[bytes]
     inputs: np.ndarray
     source: ImageSource | None
+    labels: np.ndarray | None = None
 
     def __len__(self):
         """Returns the number of images."""
@@ -67,7 +69,7 @@ def take_samples(data: ImageData, runtime: Runtime, most: int) -> Samples:
         names = [f"image {index}" for index in ids]
         encoded = [_png(PIL.Image.fromarray(_plain(each))) for each in found.images]
     inputs = _inputs(dataclasses.replace(data, source=source), runtime)
-    return Samples(names, encoded, inputs, found if is_encoded else None)
+    return Samples(names, encoded, inputs, found if is_encoded else None, source.labels)
 
 
 def spread(num: int, most: int) -> np.ndarray:

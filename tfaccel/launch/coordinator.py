@@ -23,6 +23,7 @@ from tfaccel.launch import gang
 from tfaccel.launch.gang import RankState, Verdict
 from tfaccel.launch.messages import Answer, Arrival, Report
 from tfaccel.launch.options import Options
+from tfaccel.table_text import in_figures
 
 log = logging.getLogger("tfaccel")
 
@@ -110,7 +111,7 @@ class Coordinator:
         where = f", the first one at {first.host}" if first else ""
         return (
             f"two launchers say that they are node {node}{where}; give every machine a --node-rank "
-            f"of its own, or start one anew {timeout_s:g} s after its end"
+            f"of its own, or start one anew {in_figures(timeout_s)} s after its end"
         )
 
     def _misfit(self, arrival: Arrival) -> str | None:
@@ -189,7 +190,9 @@ class Coordinator:
             return None
         if missing and now - self._gathering_since > options.start_timeout_s:
             names = ", ".join(map(str, missing))
-            return Verdict(1, f"node {names} did not come within {options.start_timeout_s:g} s")
+            return Verdict(
+                1, f"node {names} did not come within {in_figures(options.start_timeout_s)} s"
+            )
         return None
 
     def _over(self, verdict: Verdict) -> None:
@@ -220,7 +223,7 @@ class Coordinator:
     def _then(self, verdict: Verdict, why_not: str | None, wait_s: float) -> str:
         if why_not is None:
             again = f"restart {self._attempt + 1} of {self._options.max_restarts}"
-            return f"; {again} from the last checkpoint in {wait_s:g} s"
+            return f"; {again} from the last checkpoint in {in_figures(wait_s)} s"
         return f"; not started again: {why_not}" if verdict.exit_code else ""
 
 

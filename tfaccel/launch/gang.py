@@ -16,6 +16,7 @@ import signal
 from collections.abc import Mapping, Sequence
 
 from tfaccel.launch.options import Options
+from tfaccel.table_text import in_figures
 
 # Whoever ended first may have ended for another's sake, which is heard of a little later: a node
 # reports each second, TensorFlow's workers hear of a death within 2 s (2 processes, 2026-11).
@@ -194,7 +195,7 @@ def _of_slow(states, limits: Mapping[str, float], stopping_s: float | None) -> V
     # TensorFlow takes SIGTERM away from a program that saves nothing.
     deaf = not any(each.asked for each in running.values())
     if stopping_s is not None and stopping_s > PASSED_ON_S + limits["end"] and deaf:
-        reason = f"no rank heard the signal to stop within {limits['end']:g} s (--grace)"
+        reason = f"no rank heard the signal to stop within {in_figures(limits['end'])} s (--grace)"
         return Verdict(143, reason)
     return None
 
@@ -212,7 +213,7 @@ def _overdue(
         who = f"each of ranks {', '.join(map(str, awaited))}"
     reason = (
         f"{who} made no progress {IN_WORDS[state.phase]} for {state.age_s:.0f} s (limit "
-        f"{limit:g} s), step {state.step}"
+        f"{in_figures(limit)} s), step {state.step}"
     )
     return Verdict(1, reason, rank, hung=tuple(awaited))
 

@@ -273,7 +273,7 @@ def flags_of(options: Options) -> list[str]:
     passed_on = ("num_nodes", "num_ranks_per_node", *filter(_is_seconds, FIELDS.values()))
     values = {flag: getattr(options, field) for flag, field in FIELDS.items() if field in passed_on}
     return [
-        f"--{flag}={0 if value == math.inf else value:g}"
+        f"--{flag}={0 if value == math.inf else format(value, '.15g')}"
         for flag, value in values.items()
         if value != getattr(Options, FIELDS[flag])
     ]

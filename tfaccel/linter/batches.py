@@ -1,6 +1,7 @@
 """Rules: what the size of the batch leaves empty, or makes noisy. Each takes Facts.
 
 findings = [*tail_batch(facts), *batch_rows(facts), *few_rows_in_batch_norm(facts)]
+findings += late_averages(facts)
 """
 
 from collections.abc import Iterator
@@ -9,7 +10,11 @@ from tfaccel.linter.facts import Data, Facts
 from tfaccel.linter.findings import Finding
 from tfaccel.linter.products import MUCH, padded, share
 from tfaccel.linter.words import named, of_tiles, of_which, percent
-from tfaccel.table_text import counted
+from tfaccel.table_text import counted, in_figures
+
+# Of batch norm's averages, the part from before training from which on it is said, as in
+# tfaccel/callbacks/near_chance.py.
+STILL = 0.1
 
 
 def batch_rows(facts: Facts) -> Iterator[Finding]:
@@ -79,7 +84,7 @@ def tail_batch(facts: Facts) -> Iterator[Finding]:
         f"the last of {batches} batches has {left} rows, not {data.global_batch_size} "
         f"({data.num_examples:,} examples)",
         "for another shape the step is compiled once more; each of its rows weighs "
-        f"{data.global_batch_size / left:.2g} times as much in the update"
+        f"{in_figures(data.global_batch_size / left, 2)} times as much in the update"
         + ("; it is no multiple of 8" if odd else ""),
         f"one compilation; a step in {batches} that is "
         f"{percent(1 - left / data.global_batch_size)} empty",
@@ -127,3 +132,28 @@ def few_rows_in_batch_norm(facts: Facts) -> Iterator[Finding]:
             + ", or GroupNormalization",
             "--config.step.sync_batchnorm=True" if several and facts.step.from_config else None,
         )
+
+
+def late_averages(facts: Facts) -> Iterator[Finding]:
+    """Yields batch norm whose moving averages are at the end in part what they were before."""
+    layers = [each for each in facts.model.layers if each.momentum]
+    data, step = facts.data, facts.step
+    if not layers or None in (data.num_examples, data.global_batch_size, step.epochs):
+        return
+    full, left = divmod(data.num_examples, data.global_batch_size)
+    steps = (full + (left > 0 and data.last_batch != "drop")) * step.epochs
+    momentum = max(each.momentum for each in layers)
+    kept = momentum ** (steps * step.accumulation_steps)
+    if kept < STILL:
+        return
+    yield Finding(
+        "warning",
+        named(layers),
+        f"{counted(len(layers), 'batch norm layer')} with momentum={momentum:.6g}, in a run of "
+        f"{counted(steps, 'step')}",
+        f"validation and the export use moving averages, of which {percent(kept)} is still the "
+        "value from before training at the end: accuracy may be near chance there, however good it "
+        "is in training",
+        "accuracy, not time",
+        "BatchNormalization(momentum=0.9), more epochs, or a smaller batch (more steps an epoch)",
+    )

@@ -34,6 +34,7 @@ class Layer:
       padding: "valid" or "same", of convolutions.
       window: (height, width) of a convolution's kernel, with its dilation.
       channels_first: whether it works on NCHW.
+      momentum: of the moving averages of batch norm that is trained; else None.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Layer:
     padding: str | None = None
     window: tuple[int, ...] = ()
     channels_first: bool = False
+    momentum: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,6 +169,7 @@ class Step:
       sync_batchnorm: whether batch norm sees all replicas' rows.
       gpu: compute capability of the first GPU; None where there is none.
       from_config: whether the fixes are flags of `tfaccel train`.
+      epochs: of the run; None where that is not known.
     """
 
     precision: str = "float32"
@@ -181,6 +184,7 @@ class Step:
     sync_batchnorm: bool = False
     gpu: tuple[int, int] | None = None
     from_config: bool = False
+    epochs: int | None = None
 
     @property
     def compiles(self) -> bool:

@@ -10,7 +10,7 @@ from tfaccel.linter.findings import Finding
 from tfaccel.linter.words import named, shown
 from tfaccel.models.keras_pixels import trained_on
 from tfaccel.models.own_scaling import FEW
-from tfaccel.table_text import counted
+from tfaccel.table_text import counted, in_figures
 
 
 def takes_the_data(facts: Facts) -> Iterator[Finding]:
@@ -98,7 +98,8 @@ def scales_once(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "error",
             layer,
-            f"scales pixels of 0 to 255, but the loader gives {given[0]:.4g} to {given[1]:.4g}",
+            f"scales pixels of 0 to 255, but the loader gives {in_figures(given[0], 4)} to "
+            f"{in_figures(given[1], 4)}",
             "scaled twice, all images are nearly one colour, and pretrained weights see nothing",
             "accuracy",
             "give the loader mean=0 and std=1/255, so that it gives 0 to 255, or leave the layer "
@@ -114,7 +115,7 @@ def scales_at_all(facts: Facts) -> Iterator[Finding]:
     model, given = facts.model, facts.data.pixel_range
     if given is None:
         return
-    seen = f"{given[0]:.4g} to {given[1]:.4g}"
+    seen = f"{in_figures(given[0], 4)} to {in_figures(given[1], 4)}"
     if model.other_pixels:
         pixels = trained_on(model.other_pixels)
         order = "" if pixels.order == "rgb" else ", the colours in the order blue, green, red"
@@ -122,7 +123,10 @@ def scales_at_all(facts: Facts) -> Iterator[Finding]:
             "warning",
             model.other_pixels,
             f"has trained weights, but the loader gives pixels of {seen}",
-            "Keras's own weights were trained on {:.4g} to {:.4g}".format(*pixels.range) + order,
+            "Keras's own weights were trained on {} to {}".format(
+                *(in_figures(each, 4) for each in pixels.range)
+            )
+            + order,
             "accuracy, if they are Keras's",
             f"give the loader {pixels.settings}",
         )

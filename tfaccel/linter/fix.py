@@ -12,9 +12,10 @@ import keras
 
 from tfaccel.linter.facts import Facts, Layer, Model
 from tfaccel.linter.light import Cost, cost_of
-from tfaccel.linter.measure import Spread, device, spreads
+from tfaccel.linter.measure import Spread, device, shortened, spreads
 from tfaccel.linter.padded_head import with_padded_heads
-from tfaccel.linter.products import can_pad, heads, multiple_of, padded
+from tfaccel.linter.products import LITTLE, can_pad, heads, multiple_of, padded, padding
+from tfaccel.linter.words import of_tiles
 from tfaccel.table_text import as_html, in_lines
 
 
@@ -27,11 +28,12 @@ class Fix:
         was given.
       kept: whether it is the padded one.
       heads: what was padded, in words.
-      before: seconds of a step, forward and backward.
+      before: seconds of a step, forward and backward; None where it was not timed.
       after: likewise, padded.
       where: the device, in words.
-      verdict: why it was kept, or not.
+      verdict: why it was kept, or not; and why it was not timed, where its gain would be below 1%.
       cost: of activations; None where none computes more than ReLU.
+      num_steps: of each model that were to be timed.
     """
 
     model: keras.Model = dataclasses.field(repr=False)
@@ -42,22 +44,27 @@ class Fix:
     where: str = ""
     verdict: str = ""
     cost: Cost | None = None
+    num_steps: int = 0
 
     def __str__(self):
         """Returns what was measured and what became of it."""
         return "\n".join(in_lines(each, rest="     ") for each in self._sentences())
 
     def _sentences(self) -> list[str]:
+        return [self._padding(), *([str(self.cost)] if self.cost else [])]
+
+    def _padding(self) -> str:
         if not self.heads:
-            fix = "fix: no head to pad; the other fixes are yours to choose"
-        else:
-            gain = self.before.median_s / self.after.median_s
-            fix = (
-                f"fix: {', '.join(self.heads)}; outputs stay the same. A step, forward and "
-                f"backward, took {self.before} before and {self.after} after, {gain:.2f} times as "
-                f"fast, on {self.where}; {self.verdict}"
-            )
-        return [fix, *([str(self.cost)] if self.cost else [])]
+            return "fix: no head to pad; the other fixes are yours to choose"
+        if not self.before:
+            return f"fix: {', '.join(self.heads)}: {self.verdict}."
+        gain = self.before.median_s / self.after.median_s
+        return (
+            f"fix: {', '.join(self.heads)}; the outputs stay the same. A step, forward and "
+            f"backward, took {self.before} as it was, and {self.after} padded. The padded model "
+            f"is {gain:.2f} times as fast on {self.where}; {self.verdict}."
+            f"{shortened(self.before, num_steps=self.num_steps)}"
+        )
 
     def as_dict(self) -> dict:
         """Returns what is ready for JSON: all but the model."""
@@ -94,31 +101,41 @@ def _padded(
 ) -> Fix:
     if not odd:
         return Fix(model)
+    names = tuple(
+        f"{each.name} padded from {each.features_out} to "
+        f"{padded(each.features_out, multiple_of(each))} units"
+        for each in odd
+    )
+    lost = sum(padding(facts.model, [each], each.features_out, multiple_of(each)) for each in odd)
+    if lost < LITTLE and not keep:
+        verdict = f"not timed and not kept, as the gain is {of_tiles(lost)}"
+        return Fix(model, heads=names, verdict=verdict)
     wider = with_padded_heads(model, [each.name for each in odd], strategy=strategy)
+    if lost < LITTLE:
+        verdict = f"kept, as keep={keep} asks, but not timed, as the gain is {of_tiles(lost)}"
+        return Fix(wider, kept=True, heads=names, verdict=verdict)
     before, after = spreads([model, wider], facts, num_steps=num_steps)
     kept, verdict = _judged(before, after, keep)
     return Fix(
         wider if kept else model,
         kept=kept,
-        heads=tuple(
-            f"{each.name} padded from {each.features_out} to "
-            f"{padded(each.features_out, multiple_of(each))} units"
-            for each in odd
-        ),
+        heads=names,
         before=before,
         after=after,
         where=device(),
         verdict=verdict,
+        num_steps=num_steps,
     )
 
 
 def _judged(before: Spread, after: Spread, keep: bool | None) -> tuple[bool, str]:
     if keep is not None:
-        return keep, f"kept={keep}, as it was asked for"
+        return keep, f"it is {'kept' if keep else 'not kept'}, as keep={keep} asks"
     if after.is_below(before):
-        return True, "kept"
-    slower = before.is_below(after)
-    return False, f"not kept, as it is {'slower' if slower else 'not faster beyond the spread'}"
+        return True, "it is kept"
+    if before.is_below(after):
+        return False, "it is not kept, as it is slower"
+    return False, "it is not kept, as single steps differ by more than that"
 
 
 def _to_pad(model: Model) -> list[Layer]:

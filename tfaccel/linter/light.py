@@ -15,7 +15,7 @@ from tfaccel.copies import with_layers
 from tfaccel.errors import UserError
 from tfaccel.linter.facts import Facts, Layer
 from tfaccel.linter.layers import costly
-from tfaccel.linter.measure import Spread, device, spreads
+from tfaccel.linter.measure import Spread, device, shortened, spreads
 from tfaccel.linter.words import named
 from tfaccel.table_text import cleaned
 
@@ -31,12 +31,14 @@ class Cost:
       own: seconds of a step, forward and backward, with them; None where it was not timed.
       relu: likewise, with ReLU.
       not_timed: why it was not, in words; "" where it was.
+      num_steps: of each model that were to be timed.
     """
 
     activations: str
     own: Spread | None = None
     relu: Spread | None = None
     not_timed: str = ""
+    num_steps: int = 0
 
     def __str__(self):
         """Returns a sentence or two."""
@@ -44,8 +46,10 @@ class Cost:
             return f"cost of {self.activations}: not timed, {self.not_timed}"
         return (
             f"cost of {self.activations}: a step, forward and backward, took {self.own} with it, "
-            f"and {self.relu} with relu, {self.own.median_s / self.relu.median_s:.2f} times as "
-            f"fast, on {device()}. The model is left as it is"
+            f"and {self.relu} with relu in its place, which is "
+            f"{self.own.median_s / self.relu.median_s:.2f} times as fast on {device()}. With relu "
+            "it is another model, so yours is left as it is."
+            f"{shortened(self.own, num_steps=self.num_steps)}"
         )
 
 
@@ -68,7 +72,7 @@ def cost_of(facts: Facts, model: keras.Model, strategy, *, num_steps: int) -> Co
         own, relu = spreads([model, lighter], facts, num_steps=num_steps)
     except Exception as error:  # whatever a step raises: this is beside what was asked for
         return dataclasses.replace(cost, not_timed=_reason(error))
-    return dataclasses.replace(cost, own=own, relu=relu)
+    return dataclasses.replace(cost, own=own, relu=relu, num_steps=num_steps)
 
 
 def _reason(error: Exception) -> str:

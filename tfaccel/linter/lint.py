@@ -42,6 +42,7 @@ RULES = (
     layers.narrow_outputs,
     layers.channels_first,
     batches.few_rows_in_batch_norm,
+    batches.late_averages,
     layers.saturating,
     speed.precision,
     speed.xla,
@@ -68,6 +69,7 @@ def lint(
     num_classes: int | None = None,
     strategy: tf.distribute.Strategy | None = None,
     xla: bool | None = None,
+    epochs: int | None = None,
     script: str | os.PathLike | None = None,
 ) -> "Lint":
     """Returns what keeps Tensor Cores or the input idle, or is plainly wrong. Trains nothing.
@@ -81,6 +83,8 @@ def lint(
       num_classes: of the first target that holds labels, where the data do not say; None to look.
       strategy: that the model should belong to; None for the loader's, or the model's own.
       xla: whether training is compiled with it; None for what model.compile was told.
+      epochs: as `fit` is given them; None where you do not know them yet: how far batch norm's
+        moving averages come is then not judged.
       script: a Python file, or source text, that uses them: looked through for `model(loader)`,
         waits in its loops, and what Python cannot read. It is not run. Of a notebook:
         script="\\n".join(In).
@@ -92,6 +96,8 @@ def lint(
         raise UserError(f"model={type(model).__name__}; expected a keras.Model")
     if batch_size is not None:
         check_int("batch_size", batch_size, at_least=1)
+    if epochs is not None:
+        check_int("epochs", epochs, at_least=1)
     data, specs = read_data(dataset, batch_size=batch_size, num_classes=num_classes)
     if specs is not None:
         specs = by_input_name(model, specs)
@@ -99,6 +105,7 @@ def lint(
     strategy = strategy or _strategy_of(model, dataset)
     read = with_pixels(read_model(model, data_specs=specs, strategy=strategy), model, data)
     step = _step_of(model, read, strategy, specs, xla=xla)
+    step = dataclasses.replace(step, epochs=epochs)
     found = [] if script is None else in_script(script)
     return judge(Facts(read, data, step), model=model, strategy=strategy, also=found)
 
@@ -204,6 +211,9 @@ class Lint(Table):
 
     def fix(self, *, keep: bool | None = None, num_steps: int = 30) -> Fix:
         """Pads heads to whole tiles, and measures: `.model` is the better one. Writes nothing.
+
+        Where less than 1% of the model's tiles is padding, the gain could not be measured: then the
+        model is not timed, and not padded but for `keep=True`.
 
         Where activations compute more than ReLU, what they cost is timed too: `.cost`.
 

@@ -23,26 +23,34 @@ from tfaccel import seam
 from tfaccel.errors import UserError
 from tfaccel.linter.facts import Data, Facts
 from tfaccel.linter.words import shown
+from tfaccel.table_text import in_figures
+
+BUDGET_S = 20.0  # for the steps of two models and their compilation
+LEAST_STEPS = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """Median and quartiles of some times, in seconds."""
+    """Median and quartiles of some times, in seconds, and of how many steps they are."""
 
     median_s: float
     first_s: float
     third_s: float
+    num_steps: int = 0
 
     @classmethod
     def of(cls, times_s: Sequence[float]) -> "Spread":
         """Returns those of some times."""
         first, median, third = np.percentile(times_s, (25, 50, 75)).tolist()
-        return cls(median, first, third)
+        return cls(median, first, third, len(times_s))
 
     def __str__(self):
         """Returns the median, and between which times half of them are."""
         first, third = 1000 * self.first_s, 1000 * self.third_s
-        return f"{1000 * self.median_s:.3g} ms (half of them {first:.3g} to {third:.3g})"
+        return (
+            f"{in_figures(1000 * self.median_s)} ms (half of the steps {in_figures(first)} to "
+            f"{in_figures(third)})"
+        )
 
     def is_below(self, other: "Spread") -> bool:
         """Whether most of these times are less than most of the others."""
@@ -77,7 +85,7 @@ def step_times(
     rows: int,
     xla: bool,
     num_steps: int = 30,
-    budget_s: float = 20.0,
+    budget_s: float = BUDGET_S,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[list[float]]:
     """Returns seconds of each step of each model, which take turns.
@@ -88,7 +96,8 @@ def step_times(
       rows: in a batch, of random numbers.
       xla: whether steps are compiled.
       num_steps: of each model, at most.
-      budget_s: after which it ends, with three steps of each at least.
+      budget_s: for all of it, compilation included, after which it ends; but three steps of each
+        are timed in any case, or nothing could be said.
       clock: gives the time in seconds.
 
     Raises:
@@ -99,12 +108,15 @@ def step_times(
     given = inputs[0] if is_one else tf.nest.pack_sequence_as(models[0].input, inputs)
     kept = [one for each in models for of in each.variables for one in seam.components(of)]
     before = [one.numpy() for one in kept]
+    began = clock()
     try:
         steps = [_step(each, given, xla=xla) for each in models]
         for step in steps:  # compiles, and warms up
             step(), step()
-        times, began = [[] for _ in steps], clock()
-        while len(times[0]) < num_steps and (len(times[0]) < 3 or clock() - began < budget_s):
+        times = [[] for _ in steps]
+        while len(times[0]) < num_steps and (
+            len(times[0]) < LEAST_STEPS or clock() - began < budget_s
+        ):
             for taken, step in zip(times, steps, strict=True):
                 start = clock()
                 step()
@@ -115,6 +127,16 @@ def step_times(
         for each in models:
             each._clear_losses()  # of the graph that was traced
     return times
+
+
+def shortened(spread: Spread, *, num_steps: int) -> str:
+    """Returns a sentence of its own where fewer steps were timed than were asked for; else ""."""
+    if spread.num_steps >= num_steps:
+        return ""
+    return (
+        f" {spread.num_steps} steps of each were timed, not {num_steps}: there are "
+        f"{in_figures(BUDGET_S)} s for that, compilation included."
+    )
 
 
 def _specs(model: keras.Model, data: Data) -> list[tf.TensorSpec]:

@@ -8,7 +8,9 @@ from collections.abc import Iterable
 
 from tfaccel.linter.facts import OUTSIDE, Layer, Model
 
-MUCH = 0.05  # of a model's tiles: from there on, what is lost is a warning
+# Of a model's tiles. From MUCH on, what is lost is a warning. Below LITTLE it is next to nothing:
+# the steps of one model differ by more, so that no measurement would show the gain.
+MUCH, LITTLE = 0.05, 0.01
 
 
 def padded(size: int, multiple: int) -> int:
@@ -40,6 +42,20 @@ def tile_work(layer: Layer) -> float:
     for size in sizes:
         work *= padded(size, multiple) / size
     return work
+
+
+def padding(model: Model, layers: Iterable[Layer], size: int, multiple: int) -> float:
+    """Returns the part of the model's tiles that is padding, 0 to 1.
+
+    Args:
+      model: all of it.
+      layers: of its own, which have the size.
+      size: of an input or an output.
+      multiple: that a tile holds.
+    """
+    whole = sum(map(tile_work, model.layers))
+    empty = 1 - size / padded(size, multiple)
+    return sum(map(tile_work, dict.fromkeys(layers))) * empty / whole if whole else 0.0
 
 
 def share(model: Model, layers: Iterable[Layer]) -> float:

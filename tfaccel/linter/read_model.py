@@ -156,9 +156,15 @@ def _layers(seen: Trace) -> tuple[Layer, ...]:
             padding=getattr(each.layer, "padding", None) if _is_convolution(each) else None,
             window=_window(each),
             channels_first=getattr(each.layer, "data_format", None) == "channels_first",
+            momentum=_momentum(each.layer),
         )
         for each in calls
     )
+
+
+def _momentum(layer: keras.layers.Layer) -> float | None:
+    is_trained = isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
+    return layer.momentum if is_trained else None
 
 
 def _outputs(model: keras.Model, seen: Trace) -> tuple[Output, ...]:

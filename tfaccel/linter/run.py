@@ -93,4 +93,5 @@ def _step(config: Config, this_run: Run, read: Model, model: keras.Model) -> Ste
         sync_batchnorm=synchronized,
         gpu=gpu_capability() if on_gpu else None,
         from_config=True,
+        epochs=config.train.epochs,
     )

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 from tfaccel.linter.findings import Finding
 from tfaccel.models.keras_pixels import trained_on
+from tfaccel.table_text import in_figures
 
 OURS = ("image_folder", "loader")
 DECODERS = re.compile(r"decode_(image|jpeg|png|bmp|gif|webp|and_crop_jpeg)")
@@ -131,7 +132,7 @@ def _moved(loader: Place, scaled: list[Place], name: str) -> Finding:
 
 
 def _shown(numbers: tuple[float, float]) -> str:
-    return f"{numbers[0]:.4g} to {numbers[1]:.4g}"
+    return f"{in_figures(numbers[0], 4)} to {in_figures(numbers[1], 4)}"
 
 
 def _alike(one: tuple[float, float], other: tuple[float, float]) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from tfaccel.linter.facts import Facts
 from tfaccel.linter.findings import Finding
+from tfaccel.table_text import in_figures
 
 # configs/mnist.py, one H200, 2026-11-22: 945,000 images/s with 24 steps in an execution, 385,000
 # with one, of batches of 2,560. So each execution costs about so much beside its steps.
@@ -90,8 +91,8 @@ def sync_points(facts: Facts) -> Iterator[Finding]:
             "note",
             "step",
             "one step in each execution",
-            f"a step is small, {1000 * seconds:.2g} ms at a tenth of an H200's peak, and launching "
-            f"one cost {1000 * EXECUTION_S:.1f} ms on an H200 (configs/mnist.py)",
+            f"a step is small, {in_figures(1000 * seconds, 2)} ms at a tenth of an H200's peak, "
+            f"and launching one cost {1000 * EXECUTION_S:.1f} ms on an H200 (configs/mnist.py)",
             "2.5 times in configs/mnist.py",
             f"steps_per_execution={steps or '...'}, which divides the steps of an epoch",
             f"--config.train.steps_per_execution={steps}" if steps and step.from_config else None,

@@ -22,13 +22,13 @@ from tfaccel.linter.products import (
     heads,
     multiple_of,
     padded,
+    padding,
     share,
-    tile_work,
 )
 from tfaccel.linter.words import named, of_tiles, of_which, percent
 from tfaccel.table_text import counted
 
-LITTLE, FEW = 0.001, 3  # so many sizes that each cost less than this are one finding
+TINY, FEW = 0.001, 3  # so many sizes that each cost less than this are one finding
 FEW_CHANNELS = 4  # of images, for which cuDNN has kernels
 
 
@@ -41,10 +41,10 @@ def widths(facts: Facts) -> Iterator[Finding]:
         if size and size % multiple:
             found.setdefault((size, multiple), []).append(layer)
     lost = {
-        (size, multiple): _lost(model, [*each, *_takers(model, each, size)], size, multiple)
+        (size, multiple): padding(model, [*each, *_takers(model, each, size)], size, multiple)
         for (size, multiple), each in found.items()
     }
-    small = [each for each in found if lost[each] < LITTLE and not _is_head(model, found[each])]
+    small = [each for each in found if lost[each] < TINY and not _is_head(model, found[each])]
     if len(small) >= FEW:
         yield _many(model, small, [each for key in small for each in found[key]])
     for size, multiple in found:
@@ -86,13 +86,6 @@ def _is_head(model: Model, layers: list[Layer]) -> bool:
     return set(layers) <= set(heads(model))
 
 
-def _lost(model: Model, layers: list[Layer], size: int, multiple: int) -> float:
-    """Returns the part of the model's tiles that is padding of this size."""
-    whole = sum(map(tile_work, model.layers))
-    empty = 1 - size / padded(size, multiple)
-    return sum(map(tile_work, dict.fromkeys(layers))) * empty / whole if whole else 0.0
-
-
 def _takers(model: Model, layers: list[Layer], size: int) -> list[Layer]:
     """Returns the products whose inputs are these layers' outputs, next to them."""
     indices = {each for layer in layers for each in layer.feeds if each != OUTSIDE}
@@ -117,7 +110,7 @@ def input_features(facts: Facts) -> Iterator[Finding]:
         if size % multiple == 0 or _is_image(layer, size):
             continue
         whole = padded(size, multiple)
-        lost = _lost(facts.model, [layer], size, multiple)
+        lost = padding(facts.model, [layer], size, multiple)
         yield Finding(
             "warning" if lost >= MUCH else "note",
             "data",

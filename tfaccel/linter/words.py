@@ -6,6 +6,7 @@ percent(0.25), shown((26, 26, 3)), named(layers)
 from collections.abc import Iterable
 
 from tfaccel.linter.facts import Layer, Shape
+from tfaccel.linter.products import LITTLE
 from tfaccel.table_text import counted
 
 
@@ -36,5 +37,5 @@ def named(layers: Iterable[Layer], most: int = 3) -> str:
 
 def of_tiles(lost: float) -> str:
     """Returns the gain of tiles that need not be padding."""
-    small = "next to nothing, " if lost < 0.01 else ""
+    small = "next to nothing, " if lost < LITTLE else ""
     return f"{small}{percent(lost)} of the model's tiles"

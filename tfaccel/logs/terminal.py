@@ -17,6 +17,7 @@ from typing import TextIO
 
 from tfaccel.logs import Record, Writer, metric_names
 from tfaccel.redact import escaped
+from tfaccel.table_text import in_figures
 
 log = logging.getLogger("tfaccel")
 
@@ -96,14 +97,14 @@ class Terminal(Writer):
 def _numbers(record: Record) -> list[str]:
     """Returns what there is of a record's numbers, in their fixed order."""
     shown = [f"{escaped(name)} {_short(record[name])}" for name in metric_names(record)]
-    formats = {
-        "images_per_second": "{:.0f} images/s",
-        "learning_rate": "lr {:.4g}",
-        "loss_scale": "loss scale {:g}",
-        "skipped_steps": "skipped {:d}",
-        "input_wait": "input wait {:.0%}",
+    forms = {
+        "images_per_second": lambda rate: f"{rate:,.0f} images/s",
+        "learning_rate": lambda rate: f"lr {in_figures(rate, 4)}",
+        "loss_scale": lambda scale: f"loss scale {in_figures(scale)}",
+        "skipped_steps": lambda steps: f"skipped {steps:,}",
+        "input_wait": lambda part: f"input wait {part:.0%}",
     }
-    shown += [text.format(record[name]) for name, text in formats.items() if name in record]
+    shown += [form(record[name]) for name, form in forms.items() if name in record]
     return shown + _gpus(record)
 
 
@@ -126,7 +127,7 @@ def _eta(record: Record) -> list[str]:
 
 def _short(number: float) -> str:
     """Returns a number of four digits that count; more before the point."""
-    return f"{number:.0f}" if 1000 <= abs(number) < 1e7 else f"{number:#.4g}"
+    return in_figures(number, 4, zeros=True)
 
 
 def _lines(fields: list[str], *, width: int) -> list[str]:

@@ -16,6 +16,7 @@ import keras
 import numpy as np
 
 from tfaccel.models.keras_pixels import Pixels, trained_on
+from tfaccel.table_text import in_figures
 
 SMALL = 0.02  # 1/255, 1/127.5 and 1/128 are below; a layer that scales 0..1 is not
 FEW = 3.0  # a loader whose pixels are all within this gives 0..1, -1..1, or about deviation 1
@@ -103,11 +104,10 @@ def misfit(model: keras.Model, pixel_range: tuple[float, float] | None) -> str:
     layer = own_scaling(model) if pixel_range and max(map(abs, pixel_range)) <= FEW else None
     if layer is None:
         return ""
-    least, most = pixel_range
     return (
         f"model {model.name} scales pixels by itself (layer {layer.name}), so it expects 0 to 255, "
-        f"but the loader gives {least:.4g} to {most:.4g}: they would be scaled twice; give the "
-        f"loader mean=0 and std={1 / 255:.16g}, or leave the layer out"
+        f"but the loader gives {_range(pixel_range)}: they would be "
+        f"scaled twice; give the loader mean=0 and std={1 / 255:.16g}, or leave the layer out"
     )
 
 
@@ -115,23 +115,25 @@ def unscaled(model: keras.Model, pixel_range: tuple[float, float] | None) -> str
     """Returns what is wrong with a loader's pixels for a model that does not scale; or ""."""
     if pixel_range is None:
         return ""
-    least, most = pixel_range
     if name := of_other_pixels(model, pixel_range):
         pixels = trained_on(name)
         order = ", the colours in the order blue, green, red" if pixels.order == "bgr" else ""
-        low, high = pixels.range
         return (
-            f"{name} has trained weights; Keras's own were trained on pixels of {low:.4g} to "
-            f"{high:.4g}{order}, but the loader gives {least:.4g} to {most:.4g}; if they are "
-            f"Keras's, give the loader {pixels.settings}"
+            f"{name} has trained weights; Keras's own were trained on pixels of "
+            f"{_range(pixels.range)}{order}, but the loader gives {_range(pixel_range)}; if they "
+            f"are Keras's, give the loader {pixels.settings}"
         )
     if layer := of_raw_pixels(model, pixel_range):
         return (
-            f"the loader gives pixels of {least:.4g} to {most:.4g}, and model {model.name} does "
-            f"not scale them before layer {layer}, which begins with weights for numbers of about "
+            f"the loader gives pixels of {_range(pixel_range)}, and model {model.name} does not "
+            f"scale them before layer {layer}, which begins with weights for numbers of about "
             "1; leave out the loader's std, so that it gives 0 to 1"
         )
     return ""
+
+
+def _range(ends: tuple[float, float]) -> str:
+    return " to ".join(in_figures(each, 4) for each in ends)
 
 
 def of_raw_pixels(model: keras.Model, pixel_range: tuple[float, float]) -> str | None:

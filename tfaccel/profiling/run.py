@@ -8,6 +8,7 @@ Takes a checked config; gives tables. Everything is measured in child processes,
 
 import dataclasses
 import logging
+import math
 import os
 import time
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from tfaccel.profiling.rates import DROPPED_SHARE
 from tfaccel.profiling.search import Found, Sample, Setting, Trial, TrialError, search
 from tfaccel.profiling.search_table import WORDS, SearchTable
 from tfaccel.runtime import show_log
+from tfaccel.table_text import in_figures
 
 log = logging.getLogger("tfaccel")
 
@@ -95,6 +97,13 @@ def search_experiment(
         "dali.hw_decoder_load": config.dali.hw_decoder_load,
     }
     knobs = make_knobs(placements=placements, cores=setup.cores)
+    if timed.run_s > budget_s:
+        changes = sum(len(each.values) for each in knobs if each.applies(start))
+        return (
+            f"no search: one run takes about {timed.run_s:.0f} s, and --minutes="
+            f"{in_figures(minutes)} has {in_figures(budget_s)} s for all of it; give --minutes="
+            f"{math.ceil((2 + changes) * timed.run_s / 60)}"
+        )
     log.info("profile: %s", _estimate(knobs, start, timed.run_s, minutes))
     found = search(
         start,
@@ -141,7 +150,7 @@ def _estimate(knobs, start: Setting, run_s: float, minutes: float) -> str:
     return (
         f"search: up to {others} settings at first, {run_s:.0f} s a run, one for each and five for "
         f"one that is faster: {_duration((2 + others) * run_s)} and more, of at most the "
-        f"{minutes:g} of --minutes"
+        f"{in_figures(minutes)} of --minutes"
     )
 
 

@@ -15,6 +15,7 @@ gain.
 
 import contextlib
 import dataclasses
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -162,6 +163,7 @@ class _Search:
         self._start, self._best = dict(start), dict(start)
         self._measure, self._clock, self._tell = measure, clock, tell
         self._ends, self._memory_mib = clock() + budget_s, memory_mib
+        self._budget_s = budget_s
         self._trials: list[Trial] = []
         self._samples: dict[tuple, list[Sample]] = {}
         self._longest_s = 0.0
@@ -178,12 +180,22 @@ class _Search:
                     break
             self._confirm(remarks)
         except _TimeOver:
-            remarks.append("the time was over before all was tried; --minutes gives it more")
+            remarks.append(
+                f"the time was over before all was tried: a run takes {self._longest_s:.0f} s; "
+                f"--minutes={self._enough_minutes(knobs)} would do for one of each setting, and "
+                "more for what is faster"
+            )
             if self._best != self._start:
                 remarks.append("nor was the best measured beside the start in the end")
         if self._too_large(self._of(self._best)):
             remarks.append("no setting that was tried takes so little memory")
         return Found(tuple(self._trials), self._best, tuple(remarks))
+
+    def _enough_minutes(self, knobs: Sequence[Knob]) -> int:
+        """Returns the minutes for the start, twice, and each change; more than there were."""
+        changes = sum(len(each.values) for each in knobs if each.applies(self._best))
+        enough_s = max((2 + changes) * self._longest_s, 1.5 * self._budget_s)
+        return max(1, math.ceil(enough_s / 60))
 
     def _begin(self) -> None:
         """Measures the start, twice, so that its spread is known from the first."""

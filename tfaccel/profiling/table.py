@@ -7,7 +7,7 @@ import dataclasses
 import functools
 
 from tfaccel.profiling.verdict import Ceilings, Setup, Verdict, judge, milliseconds
-from tfaccel.table_text import as_html, counted, html_table, in_lines
+from tfaccel.table_text import as_html, counted, html_table, in_figures, in_lines
 
 NAMES = {"step": "step, its batch on the device", "loader": "loader alone", "real": "real run"}
 HEADS = ("", "images/s", "quartiles", "a batch takes")
@@ -89,7 +89,7 @@ class Profile:
             rate = getattr(self.ceilings, each)
             took = milliseconds(rate, self.setup)
             quartiles = f"{rate.low:,.0f} to {rate.high:,.0f}"
-            rows.append((name, f"{rate.median:,.0f}", quartiles, f"{took:,.3g} ms"))
+            rows.append((name, f"{rate.median:,.0f}", quartiles, f"{in_figures(took)} ms"))
         return rows
 
     def _memory(self) -> str:

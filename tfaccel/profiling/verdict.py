@@ -9,6 +9,7 @@ at once takes max(s, l), one that takes turns s + l. More than that is lost in n
 import dataclasses
 
 from tfaccel.profiling.rates import Rate
+from tfaccel.table_text import in_figures
 
 NEAR = 0.1  # within which two ceilings are alike: machines vary by as much from day to day
 LOST = 0.15  # of the lower ceiling, below which a run is as good as it gets
@@ -120,8 +121,8 @@ def _loader(ceilings: Ceilings, setup: Setup) -> str:
     took, waited = milliseconds(ceilings.real, setup), 1000 * ceilings.real.waited_s
     return (
         f"the loader bounds: alone it gives {loader:,.0f} images/s, the step would take "
-        f"{step:,.0f}, the run gets {real:,.0f}; of the {took:,.3g} ms of a step "
-        f"{min(waited, took):,.3g} ms are waiting for its batch"
+        f"{step:,.0f}, the run gets {real:,.0f}; of the {in_figures(took)} ms of a step "
+        f"{in_figures(min(waited, took))} ms are waiting for its batch"
     )
 
 
@@ -144,9 +145,10 @@ def _host(ceilings: Ceilings, setup: Setup) -> str:
         milliseconds(each, setup) for each in (ceilings.real, ceilings.step, ceilings.loader)
     )
     return (
-        f"neither bounds: a step of the run takes {took:,.3g} ms, which the step ({step:,.3g} ms) "
-        f"and the loader ({loader:,.3g} ms) do not add up to; {took - step - loader:,.3g} ms are "
-        "lost between them, in callbacks, Python and launches"
+        f"neither bounds: a step of the run takes {in_figures(took)} ms, which the step "
+        f"({in_figures(step)} ms) and the loader ({in_figures(loader)} ms) do not add up to; "
+        f"{in_figures(took - step - loader)} ms are lost between them, in callbacks, Python and "
+        "launches"
     )
 
 

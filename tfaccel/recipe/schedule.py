@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfaccel.config import TrainConfig
 from tfaccel.errors import UserError
+from tfaccel.table_text import in_figures
 
 
 @keras.saving.register_keras_serializable(package="tfaccel")
@@ -111,8 +112,9 @@ def make_schedule(train: TrainConfig, *, global_batch_size: int, num_steps: int)
         decay_steps = [round(each * num_steps) for each in train.decay_epochs]
         if decay_steps and decay_steps[0] < warmup_steps:
             raise UserError(
-                f"decay_epochs={train.decay_epochs} with warmup_epochs={train.warmup_epochs:g}: "
-                "the rate would fall before it has risen; let the first be after warm-up"
+                f"decay_epochs={train.decay_epochs} with "
+                f"warmup_epochs={in_figures(train.warmup_epochs)}: the rate would fall before "
+                "it has risen; let the first be after warm-up"
             )
     return LearningRate(
         peak=_peak(train, global_batch_size),
@@ -141,10 +143,10 @@ def describe(
       global_batch_size: examples per step over all replicas.
       num_steps: of an epoch.
     """
-    peak = f"{schedule.peak:.4g}"
+    peak = in_figures(schedule.peak, 4)
     if train.base_batch_size is not None:
         scale = f"{global_batch_size}/{train.base_batch_size}"
-        peak = f"{train.learning_rate:.4g} x {scale} = {peak}"
+        peak = f"{in_figures(train.learning_rate, 4)} x {scale} = {peak}"
     if schedule.is_constant:
         return f"learning rate: {peak}, constant"
     steps = [0, schedule.warmup_steps, *schedule.decay_steps]
@@ -153,7 +155,7 @@ def describe(
     last = schedule.total_steps - 1
     steps = sorted({each for each in (*steps, last) if each <= last})
     rates = [
-        f"{float(schedule(each)):.4g} at step {each}{_epoch(each, num_steps)}" for each in steps
+        f"{in_figures(schedule(each), 4)} at step {each}{_epoch(each, num_steps)}" for each in steps
     ]
     return f"learning rate: {peak}, {schedule.decay}; {', '.join(rates)}"
 

@@ -19,6 +19,7 @@ from tfaccel.errors import UserError
 from tfaccel.precision import HALVES, needs_loss_scale, policy_of
 from tfaccel.step import mixing, padding
 from tfaccel.step.functions import set_functions
+from tfaccel.table_text import in_figures
 
 log = logging.getLogger("tfaccel")
 
@@ -195,8 +196,8 @@ def _scale_loss(optimizer, model, config: StepConfig):
         return optimizer
     if config.loss_scale == "dynamic" and optimizer.loss_scale_factor is None:
         log.info(
-            "loss scale: dynamic, from %g, doubled after %d good steps",
-            config.loss_scale_initial,
+            "loss scale: dynamic, from %s, doubled after %d good steps",
+            in_figures(config.loss_scale_initial),
             config.loss_scale_growth_steps,
         )
         return keras.optimizers.LossScaleOptimizer(
@@ -206,7 +207,7 @@ def _scale_loss(optimizer, model, config: StepConfig):
         )
     if config.loss_scale != "dynamic":
         optimizer.loss_scale_factor = config.loss_scale
-    log.info("loss scale: always %g; no step is skipped", optimizer.loss_scale_factor)
+    log.info("loss scale: always %s; no step is skipped", in_figures(optimizer.loss_scale_factor))
     return optimizer
 
 

@@ -24,6 +24,7 @@ from tfaccel.config import StepConfig
 from tfaccel.errors import UserError
 from tfaccel.seam import Replica
 from tfaccel.step import blend, cutout, totals
+from tfaccel.table_text import in_figures
 
 
 def mixed(model: keras.Model, config: StepConfig) -> Callable:
@@ -96,9 +97,9 @@ def _check_images(model, config: StepConfig) -> None:
     if len(model.inputs) != 1 or (config.cutmix_alpha and len(model.inputs[0].shape) != 4):
         received = ", ".join(str(each.shape[1:]) for each in model.inputs)
         raise UserError(
-            f"mixup_alpha={config.mixup_alpha:g}, cutmix_alpha={config.cutmix_alpha:g} with a "
-            f"model of inputs {received} for a row; expected one, which for cutmix is (height, "
-            "width, channels): leave them out"
+            f"mixup_alpha={in_figures(config.mixup_alpha)}, "
+            f"cutmix_alpha={in_figures(config.cutmix_alpha)} with a model of inputs {received} for "
+            "a row; expected one, which for cutmix is (height, width, channels): leave them out"
         )
 
 

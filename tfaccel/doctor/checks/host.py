@@ -8,6 +8,7 @@ import pathlib
 from tfaccel.doctor.facts.disk import Reading
 from tfaccel.doctor.facts.host import CUFILE, Host
 from tfaccel.doctor.table import Finding, error, ok, warning
+from tfaccel.table_text import in_figures
 
 MIB, GIB = 2**20, 2**30
 CORES_PER_GPU = 4  # MLPerf's entries give DALI 6 threads a GPU; with fewer than 4, GPUs wait
@@ -35,8 +36,9 @@ def cores(host: Host, num_gpus: int) -> Finding:
     if host.cpu_quota is not None and host.cpu_quota < host.cores:
         return warning(
             "cores",
-            f"{host.cores}, but a container or a scheduler gives the time of {host.cpu_quota:g} of "
-            "them: threads are counted by the former, and then stand still",
+            f"{host.cores}, but a container or a scheduler gives the time of "
+            f"{in_figures(host.cpu_quota)} of them: threads are counted by the former, and then "
+            "stand still",
             "bind it to cores instead, e.g. `docker run --cpuset-cpus`, or raise the limit",
         )
     each = host.cores // max(1, num_gpus)

@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
 from tfaccel.redact import shown
+from tfaccel.table_text import in_figures
 
 CHILD = (
     "import json, sys; path, module, arguments, number, seconds = json.loads(sys.argv[1])\n"
@@ -69,7 +70,7 @@ class Child:
             if code:
                 end = f"was ended by {_name(-code)}" if code < 0 else f"exit code {code}"
         except subprocess.TimeoutExpired:
-            end = f"gave no answer within {self._seconds:g} s"
+            end = f"gave no answer within {in_figures(self._seconds)} s"
         finally:
             self.end()
         with self._answers, self._output:
