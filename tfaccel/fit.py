@@ -61,6 +61,7 @@ def fit(
     checkpoints: Checkpoints,
     writes_to: pathlib.Path | None,
     devices: Sequence[Device],
+    watches: Sequence[keras.callbacks.Callback] = (),
 ) -> Outcome:
     """Trains for as many epochs as the recipe says, and measures on `test` after each.
 
@@ -72,6 +73,7 @@ def fit(
       checkpoints: where it goes on from, and saves to.
       writes_to: the workdir, for the logs; None for a worker that writes none.
       devices: of this worker's replicas, whose use is logged.
+      watches: further callbacks, which come last.
 
     Raises:
       UserError: the loss is no number at the end: there is nothing to export.
@@ -87,7 +89,7 @@ def fit(
             validation_data=test,
             epochs=recipe.epochs,
             # Each sees what those before it add to the logs.
-            callbacks=[throughput, *_of_recipe(recipe), logs, checkpoints],
+            callbacks=[throughput, *_of_recipe(recipe), logs, checkpoints, *watches],
             verbose=0,
         )
     metrics = {name: float(values[-1]) for name, values in history.history.items()}

@@ -52,6 +52,7 @@ from tfaccel.data.images import open_images
 from tfaccel.data.source import ArraySource, ImageSource
 from tfaccel.errors import UserError
 from tfaccel.export import export_model
+from tfaccel.export.at_start import warn_at_start
 from tfaccel.local_path import local_path
 from tfaccel.models import mirrored  # noqa: F401  so that Keras reads files with its layers
 from tfaccel.presets import preset
@@ -440,7 +441,19 @@ class Run:
         for name in compile_args.keys() & (of_step - set(parameters_of_compile(model))):
             raise UserError(f"{name} is of the step; give step=tfaccel.StepConfig({name}=...)")
         compile_model(model, self.strategy, step, *args, xla=self.runtime.xla, **compile_args)
-        methods.extend(model, step, guard=self.watchdog.guard, cluster=self.cluster)
+        methods.extend(
+            model,
+            step,
+            guard=self.watchdog.guard,
+            cluster=self.cluster,
+            at_start=self._look_at_export if self.cluster.is_chief else None,
+        )
+
+    def _look_at_export(self, model: keras.Model, train, test) -> None:
+        """Says as `fit` begins what `export` would refuse: see `warn_at_start`."""
+        train, test = (each if isinstance(each, Loader) else None for each in (train, test))
+        if train or test:
+            warn_at_start(model, train, test, self.runtime)
 
     def checkpoints(
         self,

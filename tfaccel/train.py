@@ -18,7 +18,7 @@ from tfaccel import models, recipe, runtime, tasks
 from tfaccel import workdir as workdir_lib
 from tfaccel.agreement import of_workers, together
 from tfaccel.cluster import Cluster
-from tfaccel.config import Config, TrainConfig, deciding
+from tfaccel.config import Config, ExportConfig, TrainConfig, deciding
 from tfaccel.data.distribute import Loader, check_same_classes
 from tfaccel.data.from_config import open_loader
 from tfaccel.data.images import ImageData
@@ -79,7 +79,16 @@ def run(
                 workdir = stack.enter_context(workdir_lib.held(workdir))
                 log.info("workdir: %s", workdir)
                 # What the export would refuse at the end is known before the first step.
-                check_at_start(model, train, test, this_run.runtime, folder=workdir)
+                rehearsal = stack.enter_context(
+                    check_at_start(
+                        model,
+                        train,
+                        test,
+                        this_run.runtime,
+                        folder=workdir,
+                        config=export_of(config),
+                    )
+                )
 
         # ----- Training: Keras's fit, from the newest checkpoint on, with a test after each epoch.
         checkpoints = this_run.checkpoints(
@@ -100,6 +109,8 @@ def run(
             checkpoints=checkpoints,
             writes_to=workdir if is_chief else None,
             devices=this_run.runtime.devices,
+            # The export, tried beside the first steps, ends training once it is sure to fail.
+            watches=[rehearsal.callback()] if is_chief else [],
         )
         result = dataclasses.asdict(outcome)
         if not is_chief:
@@ -110,8 +121,7 @@ def run(
             model,
             workdir_lib.next_version(workdir / "export"),
             loader=test,
-            # Keras has put the averages in the weights' place already; the card shall say so.
-            weights="average" if config.train.ema_momentum is not None else "trained",
+            **dataclasses.asdict(export_of(config)),
         )
         result["export"] = str(export)
         workdir_lib.write_json(workdir / "result.json", result)
@@ -132,6 +142,12 @@ def _finished(this_run: Run, workdir: pathlib.Path, config: Config) -> dict | No
             "that they share, or wait until its file system shows it to all"
         )
     return result
+
+
+def export_of(config: Config) -> ExportConfig:
+    """Returns how a run is exported at its end."""
+    # Keras has put the averages in the weights' place by then; the card shall say so.
+    return ExportConfig(weights="average" if config.train.ema_momentum is not None else "trained")
 
 
 def _describe(workdir: pathlib.Path, config: Config) -> None:

@@ -23,12 +23,13 @@ from tfaccel.config import ExportConfig, ImageConfig
 from tfaccel.copies import in_float32, without_training_state
 from tfaccel.data.distribute import Loader
 from tfaccel.data.images import ImageData
-from tfaccel.errors import UserError
+from tfaccel.errors import RunError, UserError
 from tfaccel.export import onnx, parity, saved_model
 from tfaccel.export.answers import answers_of
 from tfaccel.export.preprocessing import Preprocessing
 from tfaccel.local_path import local_path
 from tfaccel.step import in_xla
+from tfaccel.table_text import cleaned
 
 log = logging.getLogger("tfaccel")
 
@@ -66,8 +67,22 @@ class Asked:
           The model that the SavedModel holds: a copy where it computes in another precision.
 
         Raises:
-          UserError: the model's config does not make it again, or ONNX lacks an operation of it.
+          UserError: the model's config does not make it again, Keras or TensorFlow cannot write it,
+            or ONNX lacks an operation of it.
+          OSError, tf.errors.OpError: the folder cannot be written.
         """
+        try:
+            return self._write(folder)
+        except (UserError, RunError, OSError, MemoryError, tf.errors.OpError):
+            raise
+        except Exception as error:  # whatever a layer's code, or its config as JSON, raises
+            why = cleaned(str(error)).strip() or type(error).__name__
+            raise UserError(
+                f"model {self.model.name} cannot be written as a SavedModel and a .keras file "
+                f"({why}); mend what its layers do with training=False, or what they save"
+            ) from error
+
+    def _write(self, folder: pathlib.Path) -> keras.Model:
         model, config = self.model, self.config
         copied = config.onnx or config.computes_in == "float32"
         single = in_float32(model) if copied else None
@@ -93,15 +108,9 @@ def ask(
     Raises:
       UserError: as `Run.export`, but for the path and what only writing shows.
     """
-    if not isinstance(model, keras.Model):
-        raise UserError(f"model={model!r}; expected the keras.Model that was trained")
     if config.onnx:
         onnx.check_installed()
-    if not getattr(model, "inputs", None):
-        raise UserError(
-            f"model {model.name} has no known inputs; expected a functional or built Sequential "
-            "model: start it with keras.Input(shape=...)"
-        )
+    names = check_model(model)
     precision = "float32" if config.computes_in == "float32" else parity.lowest_precision(model)
     if precision != "float32":
         log.info(
@@ -114,13 +123,28 @@ def ask(
         config = dataclasses.replace(config, xla=False)
     if config.weights == "average":
         check_averages(model)
-    names = saved_model.input_names(model)
     surrounded = given = None
     if loader is None:
         given = _random_inputs(model) if images is None else _checked(model, images)
     else:
         surrounded = _surrounded(model, loader, config.pixel_dtype)
     return Asked(model, config, names, precision, surrounded, given)
+
+
+def check_model(model: keras.Model) -> list[str]:
+    """Returns what a signature calls the inputs of a model.
+
+    Raises:
+      UserError: it is no model, has no known inputs, or two of them would be called the same.
+    """
+    if not isinstance(model, keras.Model):
+        raise UserError(f"model={model!r}; expected the keras.Model that was trained")
+    if not getattr(model, "inputs", None):
+        raise UserError(
+            f"model {model.name} has no known inputs; expected a functional or built Sequential "
+            "model: start it with keras.Input(shape=...)"
+        )
+    return saved_model.input_names(model)
 
 
 def new_path(path: str | os.PathLike) -> pathlib.Path:

@@ -53,6 +53,19 @@ SAMPLE_LIMIT_S = 30.0
 Arrays = dict[str, np.ndarray]
 
 
+class NoAnswerError(RunError):
+    """An export does not answer in a process of its own.
+
+    Attributes:
+      may_pass: whether the machine, not the export, may be to blame: it is slow, or ended it.
+    """
+
+    def __init__(self, said: str, *, may_pass: bool):
+        """Takes the sentence."""
+        super().__init__(said)
+        self.may_pass = may_pass
+
+
 @dataclasses.dataclass(frozen=True)
 class Check:
     """One comparison.
@@ -389,15 +402,17 @@ def _run(
             command, environment=os.environ | own, limit_s=limit_s, stop=stop
         )
     except TimeoutError as error:
-        raise RunError(
+        raise NoAnswerError(
             f"the export did not answer {num_samples:,} samples on the CPU within {limit_s:,.0f} s "
             "in a process of its own, which was ended; nothing is exported: compare fewer samples, "
-            "or let it compute in float32 (computes_in), as a CPU may be very slow in float16"
+            "or let it compute in float32 (computes_in), as a CPU may be very slow in float16",
+            may_pass=True,
         ) from error
     if code:
         last = f"ended by {signal.Signals(-code).name}" if code < 0 else _last_line(said)
-        raise RunError(
-            f"the export does not answer in a process of its own ({last}); nothing is exported"
+        raise NoAnswerError(
+            f"the export does not answer in a process of its own ({last}); nothing is exported",
+            may_pass=code < 0,
         )
 
 
