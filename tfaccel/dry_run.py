@@ -12,9 +12,8 @@ from tfaccel.agreement import together
 from tfaccel.cluster import Cluster
 from tfaccel.config import Config
 from tfaccel.data.distribute import Loader
-from tfaccel.export.at_start import check_at_start
 from tfaccel.run import Run
-from tfaccel.train import export_of, prepare
+from tfaccel.train import prepare, rehearse
 
 NUM_STEPS = 2  # the second one shows that the first left a state that can be trained on
 
@@ -50,7 +49,7 @@ def dry_run(config: Config, *, workdir: pathlib.Path, cluster: Cluster) -> str:
     exported = "by worker 0"
     with together(this_run.strategy, "cannot be exported"):
         if cluster.is_chief:
-            exported = _rehearse(this_run, config, (model, train, test), workdir)
+            exported = _rehearse(this_run, config, (train, test, model), workdir)
     began = time.perf_counter()
     history = model.fit(train, steps_per_epoch=num_steps, verbose=0).history
     return BLOCK.format(
@@ -65,9 +64,8 @@ def dry_run(config: Config, *, workdir: pathlib.Path, cluster: Cluster) -> str:
 
 def _rehearse(this_run: Run, config: Config, prepared: tuple, workdir: pathlib.Path) -> str:
     """Tries the export as a run does as it begins, but waits for its end; returns that it did."""
-    began, how = time.perf_counter(), export_of(config)
-    runtime = this_run.runtime
-    with check_at_start(*prepared, runtime, folder=workdir, config=how) as rehearsal:
+    began, (train, test, model) = time.perf_counter(), prepared
+    with rehearse(this_run, config, model, train, test, workdir=workdir) as rehearsal:
         rehearsal.wait()
     return f"tried, untrained, in {time.perf_counter() - began:.1f} s; nothing kept"
 

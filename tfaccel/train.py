@@ -24,6 +24,7 @@ from tfaccel.data.from_config import open_loader
 from tfaccel.data.images import ImageData
 from tfaccel.errors import RunError, UserError
 from tfaccel.export.at_start import check_at_start
+from tfaccel.export.rehearsal import Rehearsal
 from tfaccel.fit import fit
 from tfaccel.models.own_scaling import misfit
 from tfaccel.models.weights import begin_from
@@ -80,14 +81,7 @@ def run(
                 log.info("workdir: %s", workdir)
                 # What the export would refuse at the end is known before the first step.
                 rehearsal = stack.enter_context(
-                    check_at_start(
-                        model,
-                        train,
-                        test,
-                        this_run.runtime,
-                        folder=workdir,
-                        config=export_of(config),
-                    )
+                    rehearse(this_run, config, model, train, test, workdir=workdir)
                 )
 
         # ----- Training: Keras's fit, from the newest checkpoint on, with a test after each epoch.
@@ -142,6 +136,26 @@ def _finished(this_run: Run, workdir: pathlib.Path, config: Config) -> dict | No
             "that they share, or wait until its file system shows it to all"
         )
     return result
+
+
+def rehearse(
+    this_run: Run,
+    config: Config,
+    model: keras.Model,
+    train: Loader,
+    test: Loader,
+    *,
+    workdir: pathlib.Path,
+) -> Rehearsal:
+    """Returns the rehearsal of the export, which is checked by now but for its own process."""
+    return check_at_start(
+        model,
+        workdir_lib.next_version(workdir / "export"),
+        runtime=this_run.runtime,
+        config=export_of(config),
+        loader=test,
+        train=train,
+    )
 
 
 def export_of(config: Config) -> ExportConfig:

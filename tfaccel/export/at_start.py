@@ -4,7 +4,7 @@ Takes the compiled model and the loaders; raises in one sentence, or says what w
 asked for, and what is written, is checked by the export's own functions: asked.py. Pixels too: of
 the test images that the end will look at, and of some training images, with each kind of file.
 
-    with check_at_start(model, train, test, run.runtime, folder=workdir) as rehearsal: ...
+    with check_at_start(model, path, runtime=run.runtime, loader=test) as rehearsal: ...
     warn_at_start(model, train, test, run.runtime)       # of a script, which may never export
 
 What only trained weights show is left to the end.
@@ -12,6 +12,7 @@ What only trained weights show is left to the end.
 
 import dataclasses
 import logging
+import os
 import pathlib
 import tempfile
 import time
@@ -30,15 +31,16 @@ from tfaccel.data.distribute import Loader
 from tfaccel.data.images import ImageData
 from tfaccel.data.loaders.memory import decode_all
 from tfaccel.data.source import ArraySource, ImageSource
-from tfaccel.disk_errors import free_bytes, mib
+from tfaccel.disk_errors import existing, free_bytes, mib
 from tfaccel.errors import RunError, UserError
-from tfaccel.export.asked import affordable, ask, check_model
+from tfaccel.export.asked import affordable, ask, check_model, new_path
 from tfaccel.export.kinds import of_each_kind
 from tfaccel.export.parity import DISAGREEMENT_LIMIT, PIXEL_LIMIT
 from tfaccel.export.parting import where_pixels_part
 from tfaccel.export.preprocessing import Preprocessing
 from tfaccel.export.rehearsal import Rehearsal
 from tfaccel.export.samples import Samples, spread, take_samples
+from tfaccel.export.unfinished import check_can_be_made
 from tfaccel.runtime import Runtime
 
 log = logging.getLogger("tfaccel")
@@ -52,22 +54,24 @@ _looked_at = weakref.WeakSet()  # models of which all has been said
 
 def check_at_start(
     model: keras.Model,
-    train: Loader,
-    test: Loader,
-    runtime: Runtime,
+    path: str | os.PathLike,
     *,
-    folder: pathlib.Path,
+    runtime: Runtime,
     config: ExportConfig | None = None,
+    loader: Loader | None = None,
+    images=None,
+    train: Loader | None = None,
 ) -> Rehearsal:
-    """Raises where the export at the end of training would be refused.
+    """Raises where an export at the end of training would be refused.
 
     Args:
-      model: compiled; its weights do not matter.
-      train: the loader that training reads.
-      test: the loader that evaluates, whose preprocessing goes into the export.
+      model: as it will be trained; its weights do not matter. With a loader, compiled.
+      path: of the export.
       runtime: devices, threads and seed.
-      folder: on the disk that the export is written to, or will be: it need not exist.
       config: how it will be exported; None for the defaults.
+      loader: as for `Run.export`.
+      images: likewise.
+      train: the loader of images that training reads, some of which are compared, too; or None.
 
     Returns:
       The rehearsal, which goes on: give `fit` its callback, and close it.
@@ -78,26 +82,29 @@ def check_at_start(
       RunError: the export that is tried cannot be written.
     """
     began = time.monotonic()
+    path, config = new_path(path), config or ExportConfig()
+    check_can_be_made(path)
+    asked = ask(model, config, loader=loader, images=images)
     _looked_at.add(model)
-    config = config or ExportConfig()
-    asked = ask(model, config, loader=test)
-    _check_room(model, folder, "the export at the end of training needs", "give another --workdir")
-    most = affordable(config.samples, model, test.data.images)
-    num = len(spread(len(test.data.source), most))
-    samples = take_samples(test.data, runtime, most, also=_of_each_kind(test.data, runtime))
-    _check_room_for(samples)
-    how = asked.images.preprocessing
-    _check_pixels(samples, test.data, how, runtime, of="test", num_at_end=num)
-    data, plain = _plain(train.data, test.data, runtime)
-    more = take_samples(data, runtime, len(data.source))
-    _check_pixels(more, data, plain, runtime, of="training")
+    _check_room(model, path.parent)
+    samples, num = None, 0
+    if loader is not None:
+        most = affordable(config.samples, model, loader.data.images)
+        also = _of_each_kind(loader.data, runtime)
+        samples = take_samples(loader.data, runtime, most, also=also)
+        _check_room_for(samples)
+        at_end, how = len(spread(len(loader.data.source), most)), asked.images.preprocessing
+        _check_pixels(samples, loader.data, how, runtime, of="test", num_at_end=at_end)
+        num = len(samples)
+    if train is not None:
+        num += _check_training(train.data, loader.data, runtime)
     temp = pathlib.Path(tempfile.gettempdir())
-    fits = free_bytes(temp) >= _needed(model) or not folder.is_dir()
-    rehearsal = Rehearsal(asked, samples, parent=None if fits else folder)
+    fits = free_bytes(temp) >= _needed(model)
+    rehearsal = Rehearsal(asked, samples, parent=None if fits else existing(path.parent))
     log.info(
-        "export: of %d images the export will make the pixels that the loader makes, and it can be "
-        "written (%.1f s)",
-        len(samples) + len(more),
+        "export: it can be written, and of %d images it will make the pixels that the loader makes "
+        "(%.1f s)",
+        num,
         time.monotonic() - began,
     )
     return rehearsal
@@ -146,12 +153,17 @@ def _look(model, train: Loader | None, test: Loader | None, runtime: Runtime) ->
         samples = take_samples(data, runtime, NUM_IMAGES, also=_of_each_kind(data, runtime))
         _check_pixels(samples, data, how.preprocessing, runtime, of="test")
         num += len(samples)
-    if train in known and train is not (evaluating or [None])[0]:
-        data, how = _plain(train.data, known[0].data, runtime)
-        samples = take_samples(data, runtime, len(data.source))
-        _check_pixels(samples, data, how, runtime, of="training")
-        num += len(samples)
+    if train in known and train not in evaluating[:1]:
+        num += _check_training(train.data, known[0].data, runtime)
     return num
+
+
+def _check_training(train: ImageData, test: ImageData, runtime: Runtime) -> int:
+    """Checks the pixels of some training images, and returns of how many."""
+    data, how = _plain(train, test, runtime)
+    samples = take_samples(data, runtime, len(data.source))
+    _check_pixels(samples, data, how, runtime, of="training")
+    return len(samples)
 
 
 def _needed(model: keras.Model) -> float:
@@ -161,12 +173,12 @@ def _needed(model: keras.Model) -> float:
     )
 
 
-def _check_room(model: keras.Model, folder: pathlib.Path, what: str, instead: str) -> None:
+def _check_room(model: keras.Model, folder: pathlib.Path) -> None:
     needed, free = _needed(model), free_bytes(folder)
     if free < needed:
         raise UserError(
-            f"{what} about {mib(needed)} below {folder}, where {mib(free)} are free; make room, or "
-            f"{instead}"
+            f"the export at the end of training needs about {mib(needed)} below {folder}, where "
+            f"{mib(free)} are free; make room, or give another folder (--workdir)"
         )
 
 
