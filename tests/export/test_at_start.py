@@ -307,6 +307,14 @@ def two_inputs():
     return keras.Model(both, layers.Dense(2)(layers.Flatten()(layers.Add()(both))))
 
 
+class Small(layers.Layer):
+    """A layer that refuses what is above 1, as random input may be."""
+
+    def call(self, x):
+        with tf.control_dependencies([tf.debugging.assert_less(x, 1.0)]):
+            return tf.identity(x)
+
+
 def fine():
     return of_layers(layers.Dense(2))
 
@@ -335,6 +343,7 @@ REFUSED_AT_ONCE = {
     "a poor config": (REFUSED["a poor config"], {}, {}),
     "a config that is no JSON": (lambda: of_layers(NoConfig(), layers.Dense(2)), {}, {}),
     "a subclass in float32": (Unknown, {}, {"computes_in": "float32"}),
+    "a layer that refuses the input": (lambda: of_layers(Small(), layers.Dense(2)), {}, {}),
     "an operation that ONNX lacks": (lambda: of_layers(Complex()), {}, {"onnx": True}),
 }
 

@@ -25,10 +25,12 @@ import tensorflow as tf
 
 from tfaccel import temporary
 from tfaccel.disk_errors import from_tensorflow, not_written
-from tfaccel.errors import RunError
+from tfaccel.errors import RunError, UserError
 from tfaccel.export import fresh_process, own_process
 from tfaccel.export.samples import Samples
 from tfaccel.export.saved_model import Images, input_names, outputs_by_name, structured
+from tfaccel.out_of_memory import is_out_of_memory
+from tfaccel.table_text import cleaned
 
 # Largest difference between exported and trained outputs from the same inputs, relative to the
 # largest output. Both run the same layers in the same precision, but other kernels may be picked
@@ -356,7 +358,17 @@ def _as_stored(array, dtype: str) -> np.ndarray:
 def _called(model, inputs: list[np.ndarray]) -> Iterator:
     for start in range(0, len(inputs[0]), ROWS):
         rows = [tf.constant(each[start : start + ROWS]) for each in inputs]
-        yield model(structured(model, rows), training=False)
+        try:
+            yield model(structured(model, rows), training=False)
+        except tf.errors.OpError as error:
+            if is_out_of_memory(str(error)):
+                raise
+            why = cleaned(error.message.partition("[Op:")[0])
+            raise UserError(
+                f"model {model.name} does not answer outside a training step ({why}), as an export "
+                "has to; give images= that it takes, or build it of layers that run here without "
+                "XLA"
+            ) from error
 
 
 def _asked(

@@ -26,10 +26,11 @@ from tfaccel.errors import RunError, UserError
 from tfaccel.export import own_process, parity
 from tfaccel.export.asked import Asked
 from tfaccel.export.samples import Samples
+from tfaccel.out_of_memory import is_out_of_memory
 
 log = logging.getLogger("tfaccel")
 
-NUM_SAMPLES = 2  # that the process answers: a CPU may be slow in float16
+NUM_SAMPLES = 2  # images that the process answers: a CPU may be slow in float16
 # Rounding grows otherwise in weights that were never trained: the end's limit, so many times.
 MARGIN = 10.0
 OF_TRAINED_WEIGHTS = ("answers", "top-1", "ONNX answers", "ONNX top-1")  # not judged before
@@ -69,6 +70,8 @@ class Rehearsal:
                 _check_repeats(asked.model, question, again)
         except (OSError, tf.errors.OpError) as error:
             self.close()
+            if is_out_of_memory(str(error)):
+                raise
             raise _not_written(error, parent) from error
         except BaseException:
             self.close()
@@ -165,7 +168,7 @@ class _Watch(keras.callbacks.Callback):
 def _question(asked: Asked, samples: Samples | None) -> parity.Question:
     if asked.images:
         return parity.about_images(asked.model, asked.images, samples.first(NUM_SAMPLES))
-    return parity.about_inputs(asked.model, [each[:NUM_SAMPLES] for each in asked.given])
+    return parity.about_inputs(asked.model, asked.given)
 
 
 def _check_repeats(model: keras.Model, first: parity.Question, second: parity.Question) -> None:
