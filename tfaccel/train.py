@@ -26,6 +26,7 @@ from tfaccel.errors import RunError, UserError
 from tfaccel.export.at_start import check_at_start
 from tfaccel.export.rehearsal import Rehearsal
 from tfaccel.fit import fit
+from tfaccel.models.keras_pixels import trained_on
 from tfaccel.models.own_scaling import misfit
 from tfaccel.models.weights import begin_from
 from tfaccel.precision import with_float32_layers
@@ -191,7 +192,7 @@ def prepare(this_run: Run, config: Config) -> tuple[Loader, Loader, keras.Model]
     # ----- Model: what the data ask for.
     model, task = build(this_run, config, train.data)
     tasks.check_monitor(config.train.monitor, task)
-    log.info("model: %s, %d parameters", model.name, model.count_params())
+    log.info("model: %s", models.described(model))
 
     # ----- Step: loss on float32 outputs; one XLA function for a whole step.
     this_run.compile(
@@ -252,10 +253,28 @@ def make_model(this_run: Run, config: Config, *, num_outputs: int) -> keras.Mode
             num_outputs=num_outputs,
         )
         if config.model.weights is not None:
-            begin_from(config.model.weights, model)
+            begin_from(config.model.weights, model, order=config.model.weights_order)
+            _say_pixels(config)
         if config.model.float32_layers:
             model = with_float32_layers(model, config.model.float32_layers)
     return model
+
+
+def _say_pixels(config: Config) -> None:
+    """Warns of a loader that does not give what Keras's weights of the model were trained on."""
+    pixels = trained_on(config.model.name)
+    if pixels is None or config.data.channels != 3:
+        return
+    given = config.data.mean + config.data.std
+    as_trained = np.allclose(given, pixels.mean + pixels.std, rtol=0.02, atol=0.002)
+    if not as_trained or config.model.weights_order != pixels.order:
+        log.warning(
+            "model: if %s is one of Keras's own files for %s, it was trained on other pixels; "
+            "then give %s",
+            config.model.weights,
+            config.model.name,
+            pixels.flags,
+        )
 
 
 def steps_in_execution(train: TrainConfig, device: Device, *, num_steps: int) -> int:
