@@ -28,7 +28,7 @@ from tfaccel import methods, runtime, seam
 from tfaccel.cluster import Cluster
 from tfaccel.config import StepConfig
 from tfaccel.data.placement import untuned
-from tfaccel.export import fresh_process, parity
+from tfaccel.export import at_start, fresh_process, parity
 from tfaccel.step import compile_model, finite, functions
 
 # As the driver counts, TensorFlow's first one.
@@ -161,7 +161,7 @@ def compiled(make, num_replicas, *, optimizer, xla=True, config=None, **compile_
 def compare_here(monkeypatch):
     """Lets exports be compared in this process, which takes no 6 s."""
     monkeypatch.setattr(
-        parity, "_run", lambda folder, shared, num_samples: fresh_process.main(folder, shared)
+        parity, "_run", lambda folder, shared, **_: fresh_process.main(folder, shared)
     )
 
 
@@ -170,6 +170,34 @@ def export_compared_here(monkeypatch, request):
     """Exports are compared in this process, unless a test is marked so."""
     if "fresh_process" not in request.keywords:
         compare_here(monkeypatch)
+
+
+class NotRehearsed:
+    """Stands for a rehearsal of an export, which takes a second or more."""
+
+    def __init__(self, *_, **__):
+        """Writes nothing."""
+
+    def __enter__(self):
+        """Returns itself."""
+        return self
+
+    def __exit__(self, *_):
+        """Has nothing to end."""
+
+    def wait(self):
+        """Returns at once."""
+
+    def callback(self):
+        """A callback that does nothing."""
+        return keras.callbacks.Callback()
+
+
+@pytest.fixture(autouse=True)
+def export_not_rehearsed(monkeypatch, request):
+    """Runs do not try their export before they train, unless a test is marked so."""
+    if "rehearsed" not in request.keywords:
+        monkeypatch.setattr(at_start, "Rehearsal", NotRehearsed)
 
 
 @pytest.fixture

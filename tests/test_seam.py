@@ -15,6 +15,7 @@ from conftest import strategy_of
 from keras import layers
 from keras.src import backend
 from keras.src.backend import get_keras_mask
+from keras.src.backend.common import global_state
 from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.losses import loss as keras_loss
@@ -320,6 +321,26 @@ def _():
 def _():
     model = model_of(dense, optimizer="sgd", loss="mse")
     return model._flatten_metrics_in_order({"z": 3, "loss": 1}) == [1, 3]
+
+
+@canary("common.global_state.get_global_attribute", "gives the thread's names, and its draws")
+def _():
+    keras.random.normal((1,))  # makes them
+    found = global_state.get_global_attribute("global_seed_generator")
+    return keras.random.SeedGenerator is type(found) and isinstance(
+        global_state.get_global_attribute("object_name_uids"), dict
+    )
+
+
+@canary("set_global_attribute", "replaces them: of None, a later draw makes a new one")
+def _():
+    keras.random.normal((1,))
+    before = global_state.get_global_attribute("global_seed_generator")
+    with seam.draws_kept():
+        keras.random.normal((1,))
+        meanwhile = global_state.get_global_attribute("global_seed_generator")
+    after = global_state.get_global_attribute("global_seed_generator")
+    return after is before and meanwhile is not before
 
 
 def with_metrics():

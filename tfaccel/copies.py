@@ -11,6 +11,7 @@ Private Keras names relied on: Layer._flatten_layers, of Keras 3.15, and `Functi
 """
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator, Mapping
 
 import keras
@@ -30,6 +31,32 @@ def without_training_state(model: keras.Model) -> keras.Model:
       UserError: it has a layer that its config does not make again.
     """
     return _made_again(model)
+
+
+def check_config(model: keras.Model) -> None:
+    """Raises as `without_training_state` would, as far as that is known without making weights.
+
+    Raises:
+      UserError: a layer's config does not make it again, or is nothing that JSON holds.
+    """
+    with _explained(model), _as_not_compiled(model):
+        json.dumps(keras.saving.serialize_keras_object(model))
+        for layer in model.layers if isinstance(model, PLAIN) else ():
+            if isinstance(layer, PLAIN):
+                for each in _held(layer):  # by its registered name: it is made with its model
+                    _deserialized(each)
+            else:
+                type(layer).from_config(layer.get_config())
+
+
+def _deserialized(layer: keras.layers.Layer) -> None:
+    if isinstance(layer, PLAIN):
+        for each in _held(layer):
+            _deserialized(each)
+        return
+    config = keras.saving.serialize_keras_object(layer)
+    config.pop("build_config", None)  # or it would get its weights
+    keras.saving.deserialize_keras_object(config)
 
 
 def in_float32(
@@ -171,12 +198,19 @@ def refresh(layer: keras.layers.Layer) -> None:
 
 def _made_again(model: keras.Model, **how) -> keras.Model:
     """Returns a copy, made as `clone_model` is told to, in the same state."""
-    try:
+    with _explained(model):
         with _as_not_compiled(model):
             copy = keras.models.clone_model(model, **how)
         take_state(copy, model)
         return copy
-    except Exception as error:  # whatever a layer's own config raises
+
+
+@contextlib.contextmanager
+def _explained(model: keras.Model) -> Iterator[None]:
+    """Within the context, whatever a layer's own config raises becomes a sentence."""
+    try:
+        yield
+    except Exception as error:
         why = cleaned(str(error).partition("\n\nExample:")[0])  # Keras adds a page of code
         raise UserError(
             f"model {model.name} cannot be made again from its config ({why}); let its own classes "

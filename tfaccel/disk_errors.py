@@ -35,7 +35,7 @@ def not_written(error: OSError, where: pathlib.Path, *, num_bytes: int | None = 
 def cure(error: OSError, where: pathlib.Path, *, num_bytes: int | None = None) -> str:
     """Returns what to do about an error that came while a file was written."""
     needs = f"it needs {mib(num_bytes)}" if num_bytes is not None else ""
-    folder = _existing(where)
+    folder = existing(where)
     match error.errno or _number_in(str(error)):
         case errno.ENOSPC:
             return _full(folder, needs)
@@ -101,7 +101,7 @@ def mib(num_bytes: int) -> str:
 
 def free_bytes(folder: pathlib.Path) -> int:
     """Returns what is free for this user where the folder is, or would be."""
-    return shutil.disk_usage(_existing(folder)).free
+    return shutil.disk_usage(existing(folder)).free
 
 
 def _full(folder: pathlib.Path, needs: str) -> str:
@@ -115,7 +115,7 @@ def _full(folder: pathlib.Path, needs: str) -> str:
     return f"{needs}, and {free}" if needs else free
 
 
-def _existing(folder: pathlib.Path) -> pathlib.Path:
+def existing(folder: pathlib.Path) -> pathlib.Path:
     """Returns the nearest folder, upwards, that this process can see."""
     folder = pathlib.Path(folder).absolute()
     for each in (folder, *folder.parents):

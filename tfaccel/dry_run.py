@@ -8,12 +8,13 @@ Takes the config, the workdir and the cluster; gives a block of text, and trains
 import pathlib
 import time
 
+from tfaccel.agreement import together
 from tfaccel.cluster import Cluster
 from tfaccel.config import Config
 from tfaccel.data.distribute import Loader
 from tfaccel.run import Run
 from tfaccel.table_text import in_figures
-from tfaccel.train import prepare
+from tfaccel.train import prepare, rehearse
 
 NUM_STEPS = 2  # the second one shows that the first left a state that can be trained on
 
@@ -25,6 +26,7 @@ worker {index} of {num_workers}, counted from 0{chief}
   replicas   {replicas} of {num_replicas}, counted from 0 over all workers
   batch      {rows} rows on each replica, {batch} in all; {steps} steps an epoch
   workdir    {workdir}
+  export     {exported}
   trained    {trained}, loss {loss}, in {seconds:.1f} s, most of it compilation; nothing written
 """
 
@@ -43,17 +45,30 @@ def dry_run(config: Config, *, workdir: pathlib.Path, cluster: Cluster) -> str:
       UserError: as `tfaccel.train.run`.
     """
     this_run = Run(config.runtime, cluster)
-    train, _, model = prepare(this_run, config)
+    train, test, model = prepare(this_run, config)
     num_steps = min(NUM_STEPS, train.num_batches)
+    exported = "by worker 0"
+    with together(this_run.strategy, "cannot be exported"):
+        if cluster.is_chief:
+            exported = _rehearse(this_run, config, (train, test, model), workdir)
     began = time.perf_counter()
     history = model.fit(train, steps_per_epoch=num_steps, verbose=0).history
     return BLOCK.format(
         **_describe(this_run, train),
         workdir=workdir,
+        exported=exported,
         trained=f"{num_steps} step(s)",
         loss=in_figures(history["loss"][-1], 4),
         seconds=time.perf_counter() - began,
     )
+
+
+def _rehearse(this_run: Run, config: Config, prepared: tuple, workdir: pathlib.Path) -> str:
+    """Tries the export as a run does as it begins, but waits for its end; returns that it did."""
+    began, (train, test, model) = time.perf_counter(), prepared
+    with rehearse(this_run, config, model, train, test, workdir=workdir) as rehearsal:
+        rehearsal.wait()
+    return f"tried, untrained, in {time.perf_counter() - began:.1f} s; nothing kept"
 
 
 def _describe(this_run: Run, train: Loader) -> dict[str, object]:

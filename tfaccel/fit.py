@@ -63,6 +63,7 @@ def fit(
     writes_to: pathlib.Path | None,
     devices: Sequence[Device],
     accumulation_steps: int = 1,
+    watches: Sequence[keras.callbacks.Callback] = (),
 ) -> Outcome:
     """Trains for as many epochs as the recipe says, and measures on `test` after each.
 
@@ -75,6 +76,7 @@ def fit(
       writes_to: the workdir, for the logs; None for a worker that writes none.
       devices: of this worker's replicas, whose use is logged.
       accumulation_steps: parts of a batch that batch norm sees by turns.
+      watches: further callbacks, which come last.
 
     Raises:
       UserError: the loss is no number at the end: there is nothing to export.
@@ -91,7 +93,7 @@ def fit(
             validation_data=test,
             epochs=recipe.epochs,
             # Each sees what those before it add to the logs.
-            callbacks=[throughput, *_of_recipe(recipe), logs, *hints, checkpoints],
+            callbacks=[throughput, *_of_recipe(recipe), logs, *hints, checkpoints, *watches],
             verbose=0,
         )
     metrics = {name: float(values[-1]) for name, values in history.history.items()}

@@ -28,6 +28,7 @@ from tfaccel.callbacks.ahead import Ahead, alone, can_be_ahead, having
 from tfaccel.callbacks.beats import Beats
 from tfaccel.callbacks.early_stopping import never_best
 from tfaccel.callbacks.finite import Finite, NonFiniteError
+from tfaccel.callbacks.first_look import FirstLook
 from tfaccel.callbacks.keras_writers import of_this_worker
 from tfaccel.callbacks.loss_scale import LossScale
 from tfaccel.callbacks.replica_audit import ReplicaAudit
@@ -48,7 +49,14 @@ log = logging.getLogger("tfaccel")
 NOT_IN_XLA = re.compile(r"No registered '(\w+)' OpKernel for XLA_")
 
 
-def extend(model: keras.Model, config: StepConfig, *, guard: Callable, cluster: Cluster) -> None:
+def extend(
+    model: keras.Model,
+    config: StepConfig,
+    *,
+    guard: Callable,
+    cluster: Cluster,
+    at_start: Callable | None = None,
+) -> None:
     """Puts all that around Keras's own methods, for this model.
 
     Args:
@@ -56,6 +64,8 @@ def extend(model: keras.Model, config: StepConfig, *, guard: Callable, cluster: 
       config: floor of the loss scale, and steps between audits.
       guard: makes the context of every call that other workers take part in.
       cluster: of how many workers, and which this is.
+      at_start: called as `fit` begins, with the model, what `fit` reads and what it evaluates; None
+        for nothing.
     """
     counting = functools.partial(_for_loaders, counts=model, mixed=config.mixes_labels)
     # Each knows what has been compiled.
@@ -64,7 +74,12 @@ def extend(model: keras.Model, config: StepConfig, *, guard: Callable, cluster: 
     ours = {
         "fit": lambda fit: _as_call(
             _watched(
-                from_checkpoint(counting(quiet(fit)), model, config), model, config, beats, cluster
+                from_checkpoint(counting(quiet(fit)), model, config),
+                model,
+                config,
+                beats,
+                cluster,
+                at_start,
             )
         ),
         "evaluate": lambda evaluate: _as_call(
@@ -244,14 +259,22 @@ def _quiet(method: Callable, *, cluster: Cluster) -> Callable:
     return wrapper
 
 
-def _watched(fit: Callable, model, config: StepConfig, beats: Beats, cluster: Cluster) -> Callable:
+def _watched(
+    fit: Callable,
+    model,
+    config: StepConfig,
+    beats: Beats,
+    cluster: Cluster,
+    at_start: Callable | None,
+) -> Callable:
     """Returns `fit` with the callbacks that the replicas and the loss scale need."""
     signature = inspect.signature(fit)
     finite = Finite(config.nonfinite)
     several = model.distribute_strategy.num_replicas_in_sync > 1
     audits = [ReplicaAudit(config.audit_steps)] if several else []
     each_batch = [LossScale(config.loss_scale_floor), finite, *audits]
-    ours = [*each_batch, beats]
+    looks = [FirstLook(at_start)] if at_start else []
+    ours = [*each_batch, beats, *looks]
 
     @functools.wraps(fit)
     def wrapper(*args, **kwargs):
@@ -271,7 +294,7 @@ def _watched(fit: Callable, model, config: StepConfig, beats: Beats, cluster: Cl
             model, loader=loader, steps_per_epoch=call.arguments.get("steps_per_epoch")
         )
         # Ours come first: what they write to the logs is for all others to see.
-        together = [order, *((ahead,) if is_ahead else each_batch), beats, *theirs]
+        together = [order, *((ahead,) if is_ahead else each_batch), beats, *looks, *theirs]
         if is_list:
             given.callbacks[:] = together
             given.set_model(model)
@@ -280,6 +303,9 @@ def _watched(fit: Callable, model, config: StepConfig, beats: Beats, cluster: Cl
         with contextlib.ExitStack() as during:  # not after it, or they would hold the loader
             for each in (finite, beats, *audits):
                 during.enter_context(having(each, loader=loader))
+            for each in looks:
+                reads = x, call.arguments.get("validation_data")
+                during.enter_context(having(each, reads=reads))
             during.enter_context(never_best(theirs))
             if loader is None:
                 during.enter_context(order.of_next_input())

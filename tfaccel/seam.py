@@ -22,7 +22,9 @@ of each, in tests/test_seam, fails by name when it changes:
     backend.get_keras_mask. For mixing: utils.rng_utils.get_random_seed. For averages:
     Optimizer._trainable_variables and ._model_variables_moving_average. For looking ahead:
     utils.is_default, utils.python_utils.pythonify_logs, Model._get_metrics_result_or_logs,
-    Model._flatten_metrics_in_order. For the order of epochs, elsewhere:
+    Model._flatten_metrics_in_order. For draws: common.global_state.get_global_attribute and
+    set_global_attribute, of "global_seed_generator" and "object_name_uids".
+    For the order of epochs, elsewhere:
     data_adapters.get_data_adapter, DataAdapter.get_tf_dataset, ArrayDataAdapter._shuffle and
     ._num_samples, PyDatasetAdapter.shuffle, .py_dataset and .enqueuer. For the best epoch:
     MonitorCallback._is_improvement.
@@ -38,12 +40,15 @@ import dataclasses
 import functools
 import logging
 import os
+import random
 import types
 from collections.abc import Callable, Iterator, Sequence
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src import backend
+from keras.src.backend.common import global_state
 from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
 from keras.src.losses import loss as keras_loss
 from keras.src.models.functional import Functional, unpack_singleton
@@ -690,6 +695,28 @@ def patched(owner, name: str, value):
 
 
 # Batches.
+
+
+@contextlib.contextmanager
+def draws_kept() -> Iterator[None]:
+    """Within the context, what is made and drawn changes no seed and no name of what comes after.
+
+    Keras draws the seed of a layer from Python's generator, and the numbers of unnamed layers and
+    of draws without a seed from two objects of the thread.
+    """
+    names = "global_seed_generator", "object_name_uids"
+    drawn, of_numpy = random.getstate(), np.random.get_state()
+    kept = {name: global_state.get_global_attribute(name) for name in names}
+    global_state.set_global_attribute(names[0], None)  # what draws meanwhile makes one of its own
+    if kept[names[1]] is not None:
+        global_state.set_global_attribute(names[1], kept[names[1]].copy())
+    try:
+        yield
+    finally:
+        random.setstate(drawn)
+        np.random.set_state(of_numpy)
+        for name, each in kept.items():
+            global_state.set_global_attribute(name, each)
 
 
 def local_batches(strategy: tf.distribute.Strategy, batch, num_replicas: int) -> list:

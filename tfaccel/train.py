@@ -18,12 +18,13 @@ from tfaccel import models, recipe, runtime, tasks
 from tfaccel import workdir as workdir_lib
 from tfaccel.agreement import of_workers, together
 from tfaccel.cluster import Cluster
-from tfaccel.config import Config, TrainConfig, deciding
+from tfaccel.config import Config, ExportConfig, TrainConfig, deciding
 from tfaccel.data.distribute import Loader, check_same_classes
 from tfaccel.data.from_config import open_loader
 from tfaccel.data.images import ImageData
 from tfaccel.errors import RunError, UserError
 from tfaccel.export.at_start import check_at_start
+from tfaccel.export.rehearsal import Rehearsal
 from tfaccel.fit import fit
 from tfaccel.models.keras_pixels import trained_on
 from tfaccel.models.own_scaling import misfit
@@ -80,7 +81,9 @@ def run(
                 workdir = stack.enter_context(workdir_lib.held(workdir))
                 log.info("workdir: %s", workdir)
                 # What the export would refuse at the end is known before the first step.
-                check_at_start(model, train, test, this_run.runtime, folder=workdir)
+                rehearsal = stack.enter_context(
+                    rehearse(this_run, config, model, train, test, workdir=workdir)
+                )
 
         # ----- Training: Keras's fit, from the newest checkpoint on, with a test after each epoch.
         checkpoints = this_run.checkpoints(
@@ -102,6 +105,8 @@ def run(
             writes_to=workdir if is_chief else None,
             devices=this_run.runtime.devices,
             accumulation_steps=config.step.accumulation_steps,
+            # The export, tried beside the first steps, ends training once it is sure to fail.
+            watches=[rehearsal.callback()] if is_chief else [],
         )
         result = dataclasses.asdict(outcome)
         if not is_chief:
@@ -112,8 +117,7 @@ def run(
             model,
             workdir_lib.next_version(workdir / "export"),
             loader=test,
-            # Keras has put the averages in the weights' place already; the card shall say so.
-            weights="average" if config.train.ema_momentum is not None else "trained",
+            **dataclasses.asdict(export_of(config)),
         )
         result["export"] = str(export)
         workdir_lib.write_json(workdir / "result.json", result)
@@ -134,6 +138,32 @@ def _finished(this_run: Run, workdir: pathlib.Path, config: Config) -> dict | No
             "that they share, or wait until its file system shows it to all"
         )
     return result
+
+
+def rehearse(
+    this_run: Run,
+    config: Config,
+    model: keras.Model,
+    train: Loader,
+    test: Loader,
+    *,
+    workdir: pathlib.Path,
+) -> Rehearsal:
+    """Returns the rehearsal of the export, which is checked by now but for its own process."""
+    return check_at_start(
+        model,
+        workdir_lib.next_version(workdir / "export"),
+        runtime=this_run.runtime,
+        config=export_of(config),
+        loader=test,
+        train=train,
+    )
+
+
+def export_of(config: Config) -> ExportConfig:
+    """Returns how a run is exported at its end."""
+    # Keras has put the averages in the weights' place by then; the card shall say so.
+    return ExportConfig(weights="average" if config.train.ema_momentum is not None else "trained")
 
 
 def _describe(workdir: pathlib.Path, config: Config) -> None:

@@ -11,10 +11,10 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from tfaccel import export, preset
+from tfaccel import preset
 from tfaccel.data.loaders import tf_image
 from tfaccel.errors import RunError
-from tfaccel.export import card, fresh_process, parity, preprocessing, saved_model
+from tfaccel.export import asked, card, fresh_process, parity, preprocessing, saved_model
 from tfaccel.export.preprocessing import Preprocessing
 
 SIZE = (24, 20)
@@ -243,11 +243,13 @@ def test_what_is_as_likely_is_no_other_class(setup):
     model = keras.Sequential([keras.Input((2,)), layers.Dense(3)])
     expected = np.float32([[0.5, 0.5 - 1e-5, 0], [0.9, 0.1, 0], [0.2, 0.8, 0], [0.1, 0.9, 0]])
     received = np.float32([[0.5 - 1e-5, 0.5, 0], [0.9, 0.1, 0], [0.2, 0.8, 0], [0.9, 0.1, 0]])
-    check = parity._same_best("top-1", expected, received, model)
+    check = parity._same_best("top-1", expected, received, parity._tolerance(model))
     assert check.value == 0.25
     said = "the export and the trained model give the same class for 2 of 4 images, 50.00%, and in "
     assert check.words == f"{said}1 two are as likely"
-    check = parity._same_best("top-1", expected, received, model, np.array([2, 2, 1, 2]))
+    check = parity._same_best(
+        "top-1", expected, received, parity._tolerance(model), np.array([2, 2, 1, 2])
+    )
     assert check.words == (
         f"{said}1 two are as likely; the export's class is right for 1 of 4, 25%"
     )
@@ -255,7 +257,7 @@ def test_what_is_as_likely_is_no_other_class(setup):
 
 def test_of_very_large_outputs_fewer_are_compared(setup, tmp_path, photographs, monkeypatch):
     run, model, loader = job(setup, photographs)
-    monkeypatch.setattr(export, "MOST_BYTES", 3 * 4 * (24 * 20 * 3 + 8))
+    monkeypatch.setattr(asked, "MOST_BYTES", 3 * 4 * (24 * 20 * 3 + 8))
     facts = card.read(run.export(model, tmp_path / "1", loader=loader))
     assert facts["parity"]["samples"] == 3
 

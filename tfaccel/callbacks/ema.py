@@ -62,12 +62,7 @@ class EMA(keras.callbacks.Callback):
 
     def _pairs(self) -> list[tuple]:
         """Returns (weight, average) of every replica of this process, `tf.Variable`s."""
-        averaging = [each for each in seam.optimizers_of(self.model.optimizer) if each.use_ema]
-        if not averaging:
-            raise UserError(
-                f"the optimizer {self.model.optimizer.name} keeps no average of the weights; give "
-                "ema_momentum, e.g. 0.999 (of a Keras optimizer: use_ema=True)"
-            )
+        averaging = check_averages(self.model)
         return [
             pair
             for optimizer in averaging
@@ -79,6 +74,25 @@ class EMA(keras.callbacks.Callback):
             if average is not None
             for pair in zip(seam.components(weight), seam.components(average), strict=True)
         ]
+
+
+def check_averages(model: keras.Model) -> list[keras.optimizers.Optimizer]:
+    """Returns the optimizers of a model that keep an average of its weights.
+
+    Raises:
+      UserError: none does, or the model is not compiled.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    averaging = [each for each in seam.optimizers_of(optimizer) if each.use_ema]
+    if not averaging:
+        what = (
+            f"the optimizer {optimizer.name}" if optimizer else f"model {model.name}, not compiled,"
+        )
+        raise UserError(
+            f"{what} keeps no average of the weights; give ema_momentum, e.g. 0.999 (of a Keras "
+            "optimizer: use_ema=True)"
+        )
+    return averaging
 
 
 @contextlib.contextmanager

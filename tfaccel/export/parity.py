@@ -11,11 +11,13 @@ Private name relied on: Model._flatten_layers, of Keras 3.15.
 """
 
 import dataclasses
+import functools
 import os
 import pathlib
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 
 import keras
 import numpy as np
@@ -23,11 +25,12 @@ import tensorflow as tf
 
 from tfaccel import temporary
 from tfaccel.disk_errors import from_tensorflow, not_written
-from tfaccel.errors import RunError
+from tfaccel.errors import RunError, UserError
 from tfaccel.export import fresh_process, own_process
 from tfaccel.export.samples import Samples
 from tfaccel.export.saved_model import Images, input_names, outputs_by_name, structured
-from tfaccel.table_text import in_figures
+from tfaccel.out_of_memory import is_out_of_memory
+from tfaccel.table_text import cleaned, in_figures
 
 # Largest difference between exported and trained outputs from the same inputs, relative to the
 # largest output. Both run the same layers in the same precision, but other kernels may be picked
@@ -50,6 +53,19 @@ START_LIMIT_S = 600.0
 SAMPLE_LIMIT_S = 30.0
 
 Arrays = dict[str, np.ndarray]
+
+
+class NoAnswerError(RunError):
+    """An export does not answer in a process of its own.
+
+    Attributes:
+      may_pass: whether the machine, not the export, may be to blame: it is slow, or ended it.
+    """
+
+    def __init__(self, said: str, *, may_pass: bool):
+        """Takes the sentence."""
+        super().__init__(said)
+        self.may_pass = may_pass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,66 +117,124 @@ class Parity:
         }
 
 
-def of_inputs(folder: pathlib.Path, model: keras.Model, inputs: list[np.ndarray]) -> Parity:
-    """Compares a model that takes its own inputs.
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """What an export is asked, and what the trained model answers to the same.
 
-    Args:
-      folder: of the export.
-      model: the trained one.
-      inputs: for each of the model's inputs an array, [rows, ...].
+    Attributes:
+      inputs: of `serving_default`, by name.
+      encoded: image files; none for a model that takes its own inputs.
+      expected: the trained model's outputs from these inputs, by name.
+      tolerance: how far apart the same layers may be, relative to the largest output.
+      compared: makes a Parity of the export's answers.
+    """
+
+    inputs: Arrays
+    encoded: Sequence[bytes]
+    expected: Arrays
+    tolerance: float
+    compared: Callable[[Arrays], Parity]
+
+    def ask(self, folder: pathlib.Path, stop: threading.Event | None = None) -> Parity:
+        """Asks the export in a fresh process, and compares its answers.
+
+        Args:
+          folder: of the export.
+          stop: ends the process once it is set.
+
+        Raises:
+          RunError: the export does not load, or does not answer.
+          own_process.Stopped: `stop` was set.
+        """
+        return self.compared(_asked(folder, self.inputs, self.encoded, stop))
+
+
+def of_inputs(folder: pathlib.Path, model: keras.Model, inputs: list[np.ndarray]) -> Parity:
+    """Compares a model that takes its own inputs: see `about_inputs`.
 
     Raises:
       RunError: the export does not load, or does not answer.
+    """
+    return about_inputs(model, inputs).ask(folder)
+
+
+def of_images(folder: pathlib.Path, model: keras.Model, images: Images, samples: Samples) -> Parity:
+    """Compares a model of images, from the same pixels and the same files: see `about_images`.
+
+    Raises:
+      RunError: the export does not load, or does not answer.
+    """
+    return about_images(model, images, samples).ask(folder)
+
+
+def about_inputs(model: keras.Model, inputs: list[np.ndarray]) -> Question:
+    """Returns what an export of a model is asked that takes its own inputs.
+
+    Args:
+      model: the trained one.
+      inputs: for each of the model's inputs an array, [rows, ...].
     """
     named = {
         name: _as_stored(each, own.dtype)
         for name, own, each in zip(input_names(model), model.inputs, inputs, strict=True)
     }
-    answers = _asked(folder, named)
-    served = _of("serving_default", answers)
-    checks = [_same_inputs("model", _outputs(model, list(named.values())), served, model)]
-    if onnx := _of("onnx", answers):
-        checks.append(_same_inputs("ONNX", served, onnx, model))
-    return Parity(len(next(iter(named.values()))), tuple(checks))
+    expected, tolerance = _outputs(model, list(named.values())), _tolerance(model)
+
+    def compared(answers: Arrays) -> Parity:
+        served = _of("serving_default", answers)
+        checks = [_same_inputs("model", expected, served, tolerance)]
+        if onnx := _of("onnx", answers):
+            checks.append(_same_inputs("ONNX", served, onnx, tolerance))
+        return Parity(len(next(iter(named.values()))), tuple(checks))
+
+    return Question(named, (), expected, tolerance, compared)
 
 
-def of_images(folder: pathlib.Path, model: keras.Model, images: Images, samples: Samples) -> Parity:
-    """Compares a model of images: from the same pixels, and from the same files.
+def about_images(model: keras.Model, images: Images, samples: Samples) -> Question:
+    """Returns what an export of a model of images is asked: pixels, and files.
 
     Args:
-      folder: of the export.
       model: the trained one.
       images: what surrounds it in the export.
       samples: of the evaluation pipeline.
-
-    Raises:
-      RunError: the export does not load, or does not answer.
     """
     settings = images.preprocessing.images
     mean, std = np.array(settings.mean, np.float32), np.array(settings.std, np.float32)
     levels = 255 * (samples.inputs.astype(np.float32) * std + mean)  # what the pipeline made
     pixels = np.clip(np.rint(levels), 0, 255).astype(np.uint8)
-    answers = _asked(folder, {"image": pixels}, samples.encoded)
-    served, onnx, graph = (_of(name, answers) for name in ("serving_default", "onnx", "preprocess"))
     of_pixels = _answers(model, images, (pixels / np.float32(255) - mean) / std)
-    of_files = _answers(model, images, samples.inputs)
-    normalised = (graph["pixels"][: len(graph["inputs"])] / np.float32(255) - mean) / std
-    decoded = np.delete(np.arange(len(samples)), answers["failed"])
-    apart = np.abs(graph["pixels"] - levels[decoded])
-    of_each = apart.mean(axis=(1, 2, 3))
-    of_files = {name: each[decoded] for name, each in of_files.items()}
-    labels = None if samples.labels is None else samples.labels[decoded]
-    checks = [
-        _decoded(answers["failed"], samples),
-        _same_pixels(of_each, apart.max()),
-        _relative("normalisation", {"": normalised}, {"": graph["inputs"]}, NORMALISATION_LIMIT),
-        _same_inputs("model", of_pixels, served, model),
-        *_same_files("", of_files, _of("predict_bytes", answers), images, model, labels),
-    ]
-    if onnx:
-        checks.append(_same_inputs("ONNX", served, onnx, model))
-        checks += _same_files("ONNX ", of_files, _of("onnx_bytes", answers), images, model, labels)
-    return Parity(len(samples), tuple(checks), int(decoded[of_each.argmax()]))
+    of_samples = _answers(model, images, samples.inputs)
+    tolerance = _tolerance(model)
+
+    def compared(answers: Arrays) -> Parity:
+        served, onnx, graph = (
+            _of(name, answers) for name in ("serving_default", "onnx", "preprocess")
+        )
+        normalised = (graph["pixels"][: len(graph["inputs"])] / np.float32(255) - mean) / std
+        decoded = np.delete(np.arange(len(samples)), answers["failed"])
+        apart = np.abs(graph["pixels"] - levels[decoded])
+        of_each = apart.mean(axis=(1, 2, 3))
+        of_files = {name: each[decoded] for name, each in of_samples.items()}
+        labels = None if samples.labels is None else samples.labels[decoded]
+        same_files = functools.partial(
+            _same_files, expected=of_files, images=images, tolerance=tolerance, labels=labels
+        )
+        checks = [
+            _decoded(answers["failed"], samples),
+            _same_pixels(of_each, apart.max()),
+            _relative(
+                "normalisation", {"": normalised}, {"": graph["inputs"]}, NORMALISATION_LIMIT
+            ),
+            _same_inputs("model", of_pixels, served, tolerance),
+            *same_files("", received=_of("predict_bytes", answers)),
+        ]
+        if onnx:
+            checks.append(_same_inputs("ONNX", served, onnx, tolerance))
+            of_onnx = _of("onnx_bytes", answers)
+            checks += same_files("ONNX ", received=of_onnx)
+        return Parity(len(samples), tuple(checks), int(decoded[of_each.argmax()]))
+
+    return Question({"image": pixels}, samples.encoded, of_pixels, tolerance, compared)
 
 
 # The comparisons.
@@ -182,16 +256,17 @@ def _same_pixels(of_each: np.ndarray, most: float) -> Check:
     return Check("pixels", float(of_each.max()), PIXEL_LIMIT, words)
 
 
-def _same_inputs(name: str, expected: Arrays, received: Arrays, model) -> Check:
-    return _relative(name, expected, received, _tolerance(model), "from the same inputs")
+def _same_inputs(name: str, expected: Arrays, received: Arrays, tolerance: float) -> Check:
+    return _relative(name, expected, received, tolerance, "from the same inputs")
 
 
 def _same_files(
     prefix: str,
+    *,
     expected: Arrays,
     received: Arrays,
     images: Images,
-    model: keras.Model,
+    tolerance: float,
     labels: np.ndarray | None,
 ) -> list[Check]:
     kind = images.answers.kind
@@ -200,7 +275,7 @@ def _same_files(
         words = f"{apart:.2f} of 255 grey levels apart in the worst image, from the same files"
         return [Check(f"{prefix}answers", apart, PIXEL_LIMIT, words)]
     chances = (each["probabilities"] for each in (expected, received))
-    top_1 = _same_best(f"{prefix}top-1", *chances, model, labels)
+    top_1 = _same_best(f"{prefix}top-1", *chances, tolerance, labels)
     if expected[kind].ndim > 2:
         return [top_1]  # of a mask's pixels, the worst of millions says little
     alike, what = {kind: expected[kind]}, "or of 1, from the same files"
@@ -211,7 +286,11 @@ def _same_files(
 
 
 def _same_best(
-    name: str, expected: np.ndarray, received: np.ndarray, model, labels: np.ndarray | None = None
+    name: str,
+    expected: np.ndarray,
+    received: np.ndarray,
+    tolerance: float,
+    labels: np.ndarray | None = None,
 ) -> Check:
     """Compares which class is likeliest; what is as likely, within the precision, is no other.
 
@@ -221,12 +300,12 @@ def _same_best(
       name: of the check.
       expected: [num, ..., classes] probabilities of the trained model.
       received: likewise, of the export.
-      model: the trained one.
+      tolerance: of a probability, by the trained model's precision.
       labels: [num] of the right classes; None where they are not known.
     """
     best, theirs = expected.argmax(axis=-1), received.argmax(axis=-1)
     lead = expected.max(axis=-1) - np.take_along_axis(expected, theirs[..., None], -1)[..., 0]
-    same, tie = best == theirs, lead <= _tolerance(model)
+    same, tie = best == theirs, lead <= tolerance
     num = same.size
     what = "images" if best.ndim == 1 else "pixels"
     words = (
@@ -312,10 +391,22 @@ def _as_stored(array, dtype: str) -> np.ndarray:
 def _called(model, inputs: list[np.ndarray]) -> Iterator:
     for start in range(0, len(inputs[0]), ROWS):
         rows = [tf.constant(each[start : start + ROWS]) for each in inputs]
-        yield model(structured(model, rows), training=False)
+        try:
+            yield model(structured(model, rows), training=False)
+        except tf.errors.OpError as error:
+            if is_out_of_memory(str(error)):
+                raise
+            why = cleaned(error.message.partition("[Op:")[0])
+            raise UserError(
+                f"model {model.name} does not answer outside a training step ({why}), as an export "
+                "has to; give images= that it takes, or build it of layers that run here without "
+                "XLA"
+            ) from error
 
 
-def _asked(folder: pathlib.Path, inputs: Arrays, encoded: Sequence[bytes] = ()) -> Arrays:
+def _asked(
+    folder: pathlib.Path, inputs: Arrays, encoded: Sequence[bytes], stop: threading.Event | None
+) -> Arrays:
     """Returns what the export answers in a fresh process, by "SIGNATURE/NAME"."""
     with temporary.folder("export") as shared:
         try:
@@ -326,7 +417,7 @@ def _asked(folder: pathlib.Path, inputs: Arrays, encoded: Sequence[bytes] = ()) 
                 f"the samples that the export is asked, in {shared}, {not_written(cause, shared)}, "
                 "or set TMPDIR to another folder; nothing is exported"
             ) from error
-        _run(folder, shared, num_samples=len(next(iter(inputs.values()))))
+        _run(folder, shared, num_samples=len(next(iter(inputs.values()))), stop=stop)
         with np.load(shared / "answers.npz") as stored:
             return dict(stored)
 
@@ -339,24 +430,34 @@ def _write_questions(shared: pathlib.Path, inputs: Arrays, encoded: Sequence[byt
                 writer.write(each)
 
 
-def _run(folder: pathlib.Path, shared: pathlib.Path, *, num_samples: int) -> None:
+def _run(
+    folder: pathlib.Path,
+    shared: pathlib.Path,
+    *,
+    num_samples: int,
+    stop: threading.Event | None = None,
+) -> None:
     """Runs the program, on the CPU: any server has one, and the GPU is the trainer's."""
     # -P: nothing of the program's folder may be taken for a package.
     command = [sys.executable, "-P", fresh_process.__file__, str(folder), str(shared)]
     own = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
     limit_s = START_LIMIT_S + SAMPLE_LIMIT_S * num_samples
     try:
-        code, said = own_process.run(command, environment=os.environ | own, limit_s=limit_s)
+        code, said = own_process.run(
+            command, environment=os.environ | own, limit_s=limit_s, stop=stop
+        )
     except TimeoutError as error:
-        raise RunError(
+        raise NoAnswerError(
             f"the export did not answer {num_samples:,} samples on the CPU within {limit_s:,.0f} s "
             "in a process of its own, which was ended; nothing is exported: compare fewer samples, "
-            "or let it compute in float32 (computes_in), as a CPU may be very slow in float16"
+            "or let it compute in float32 (computes_in), as a CPU may be very slow in float16",
+            may_pass=True,
         ) from error
     if code:
         last = f"ended by {signal.Signals(-code).name}" if code < 0 else _last_line(said)
-        raise RunError(
-            f"the export does not answer in a process of its own ({last}); nothing is exported"
+        raise NoAnswerError(
+            f"the export does not answer in a process of its own ({last}); nothing is exported",
+            may_pass=code < 0,
         )
 
 

@@ -7,6 +7,7 @@ Takes a loader's data; gives both. The pipeline is the loader's own, over these 
 
 import dataclasses
 import io
+from collections.abc import Sequence
 
 import numpy as np
 import PIL.Image
@@ -45,19 +46,28 @@ class Samples:
         """Returns the number of images."""
         return len(self.names)
 
+    def first(self, num: int) -> "Samples":
+        """Returns the first ones alone, so many at most."""
+        source = self.source and self.source.taken(np.arange(min(num, len(self))))
+        return Samples(self.names[:num], self.encoded[:num], self.inputs[:num], source)
 
-def take_samples(data: ImageData, runtime: Runtime, most: int) -> Samples:
+
+def take_samples(
+    data: ImageData, runtime: Runtime, most: int, *, also: Sequence[int] = ()
+) -> Samples:
     """Returns images from the first to the last, and how the data's pipeline gives them.
 
     Args:
       data: what a loader reads, with nothing random in it.
       runtime: devices, threads and seed.
       most: how many, at most.
+      also: the places of further ones, which come after those.
 
     Raises:
       UserError: one of them cannot be read.
     """
     ids = spread(len(data.source), most)
+    ids = np.concatenate([ids, np.setdiff1d(np.array(also, int), ids)])
     # Files that vanished while they were decoded are in `found` still.
     found = data.found if len(data.found) == len(data.source) else data.source
     found, source = found.taken(ids), data.source.taken(ids)

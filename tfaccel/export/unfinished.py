@@ -54,10 +54,7 @@ def whole_or_not_at_all(path: pathlib.Path) -> Iterator[pathlib.Path]:
             _remove_if_left(folder)
         unfinished = pathlib.Path(tempfile.mkdtemp(prefix=_prefix(path), dir=path.parent))
     except OSError as error:
-        raise UserError(
-            f"export path {path} cannot be made ({error.strerror}): "
-            f"{cure(error, path.parent)}, or give another"
-        ) from error
+        raise _cannot_be_made(path, error) from error
     try:
         unfinished.chmod(0o755)  # mkdtemp's 0700 would hide it from a server
         with _held(unfinished):
@@ -82,6 +79,24 @@ def whole_or_not_at_all(path: pathlib.Path) -> Iterator[pathlib.Path]:
         shutil.rmtree(unfinished, ignore_errors=True)  # it is there only after a failure
 
 
+def check_can_be_made(path: pathlib.Path) -> None:
+    """Tries whether a folder for an export can be made there, and leaves nothing behind.
+
+    Raises:
+      UserError: it cannot, in the words of `whole_or_not_at_all`.
+    """
+    missing = [each for each in path.parents if not os.path.lexists(each)]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.rmdir(tempfile.mkdtemp(prefix=_prefix(path), dir=path.parent))
+    except OSError as error:
+        raise _cannot_be_made(path, error) from error
+    finally:
+        with contextlib.suppress(OSError):  # another process may have put something there
+            for each in missing:
+                each.rmdir()
+
+
 def keep_rejected(unfinished: pathlib.Path, path: pathlib.Path) -> pathlib.Path:
     """Gives a folder that is not to become `path` a name under which it stays, and returns that."""
     (unfinished / LOCK).unlink(missing_ok=True)
@@ -103,6 +118,13 @@ def _held(folder: pathlib.Path) -> Iterator[None]:
         yield
     finally:
         os.close(file)
+
+
+def _cannot_be_made(path: pathlib.Path, error: OSError) -> UserError:
+    return UserError(
+        f"export path {path} cannot be made ({error.strerror}): {cure(error, path.parent)}, or "
+        "give another"
+    )
 
 
 def _prefix(path: pathlib.Path) -> str:

@@ -1,0 +1,159 @@
+"""An export that is tried before training: what the end would refuse ends a run at its start."""
+
+import sys
+import threading
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from tfaccel import temporary
+from tfaccel.config import ExportConfig
+from tfaccel.errors import RunError, UserError
+from tfaccel.export import asked as asked_room
+from tfaccel.export import own_process, parity
+from tfaccel.export.asked import ask
+from tfaccel.export.rehearsal import Rehearsal
+
+
+def of(*some, **config):
+    model = keras.Sequential([keras.Input((4,)), *some])
+    return ask(model, ExportConfig(**config))
+
+
+def test_what_answers_alike_passes_and_leaves_nothing(tmp_path):
+    with Rehearsal(of(layers.Dense(3)), parent=tmp_path) as rehearsal:
+        rehearsal.wait()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.fresh_process
+def test_python_in_the_graph_is_found_before_training(tmp_path):
+    """The model trains and is written, but no server has its Python."""
+
+    @keras.saving.register_keras_serializable("test_rehearsal")
+    class Halved(layers.Layer):
+        def call(self, x):
+            half = tf.numpy_function(lambda each: each / np.float32(2), [x], tf.float32)
+            return tf.ensure_shape(half, (None, 4))
+
+        def compute_output_spec(self, x):
+            return keras.KerasTensor(x.shape, x.dtype)
+
+    with Rehearsal(of(Halved(), layers.Dense(2)), parent=tmp_path) as rehearsal:
+        with pytest.raises(RunError, match=r"not answer in a process of its own .*before the tr"):
+            rehearsal.wait()
+        with pytest.raises(RunError, match="not answer"):
+            rehearsal.callback().on_train_batch_begin(0)
+
+
+def test_what_draws_when_it_is_served_is_found_before_training(tmp_path):
+    class Draws(layers.Dropout):
+        def call(self, x, training=False):
+            return super().call(x, training=True)
+
+    keras.saving.register_keras_serializable("test_rehearsal")(Draws)
+    with pytest.raises(UserError, match=r"answers the same input in another way each time, in out"):
+        Rehearsal(of(layers.Dense(8), Draws(0.5)), parent=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_lost_in_a_copy_is_found_before_training(tmp_path):
+    """In float32 a copy is exported, of which each layer is made again from its config."""
+
+    @keras.saving.register_keras_serializable("test_rehearsal")
+    class Scaled(layers.Layer):
+        factor = 1.0
+
+        def call(self, x):
+            return x * self.factor
+
+    scaled = Scaled()
+    scaled.factor = 3.0
+    with (
+        Rehearsal(of(layers.Dense(2), scaled, computes_in="float32"), parent=tmp_path) as rehearsal,
+        pytest.raises(RunError, match=r"not answer as the model does, which is not trained yet: m"),
+    ):
+        rehearsal.wait()
+
+
+def test_infinite_answers_of_an_untrained_model_say_nothing(tmp_path):
+    """Half precision may overflow in a deep model until its statistics are known."""
+    infinite = layers.Rescaling(np.inf)
+    with Rehearsal(of(infinite), parent=tmp_path) as rehearsal:
+        rehearsal.wait()
+
+
+@pytest.mark.parametrize("may_pass", [True, False])
+def test_a_process_that_the_machine_ended_does_not_end_training(
+    tmp_path, monkeypatch, caplog, may_pass
+):
+    def ended(*_, **__):
+        raise parity.NoAnswerError("ended by SIGKILL", may_pass=may_pass)
+
+    monkeypatch.setattr(parity, "_run", ended)
+    with Rehearsal(of(layers.Dense(3)), parent=tmp_path) as rehearsal:
+        if may_pass:
+            rehearsal.wait()
+            assert "ended by SIGKILL; the end will tell" in caplog.text
+        else:
+            with pytest.raises(RunError, match="SIGKILL"):
+                rehearsal.wait()
+
+
+def test_a_training_that_ends_first_ends_the_process(tmp_path, monkeypatch):
+    entered = threading.Event()
+
+    def waits(*_, stop, **__):
+        entered.set()
+        assert stop.wait(60)
+        raise own_process.Stopped
+
+    monkeypatch.setattr(parity, "_run", waits)
+    rehearsal = Rehearsal(of(layers.Dense(3)), parent=tmp_path)
+    assert entered.wait(60)
+    rehearsal.callback().on_train_end()
+    rehearsal.close()  # again
+    rehearsal.check()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_takes_no_file_is_named(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(asked_room.Asked, "_write", full)
+    with pytest.raises(RunError, match=r"tried before training, in .*No space left .*set TMPDIR"):
+        Rehearsal(of(layers.Dense(3)), parent=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_it_changes_no_seed_of_what_is_made_afterwards(tmp_path):
+    def weights(rehearse):
+        keras.utils.set_random_seed(3)
+        asked = of(layers.Dropout(0.5), layers.Dense(3))
+        keras.random.normal((2,))
+        if rehearse:
+            Rehearsal(asked, parent=tmp_path).close()
+        again = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
+        return [keras.random.normal((2,)).numpy(), np.random.rand(2), *again.get_weights()]
+
+    assert [each.tolist() for each in weights(True)] == [each.tolist() for each in weights(False)]
+
+
+def test_a_stopped_process_has_ended(tmp_path):
+    program, stop = tmp_path / "stuck.py", threading.Event()
+    program.write_text("import time; time.sleep(1000)")
+    threading.Timer(0.3, stop.set).start()
+    began = time.monotonic()
+    with pytest.raises(own_process.Stopped):
+        own_process.run([sys.executable, str(program)], environment={}, limit_s=100, stop=stop)
+    assert time.monotonic() - began < 60
+
+
+def test_the_folder_is_one_that_a_later_process_clears():
+    with Rehearsal(of(layers.Dense(3))) as rehearsal:
+        assert temporary._OURS.fullmatch(rehearsal._folder.path.name)
