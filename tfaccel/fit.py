@@ -80,7 +80,7 @@ def fit(
     writers = make_writers(writes_to, loader=train, num_epochs=recipe.epochs) if writes_to else []
     logs = Logs(writers, loader=train, throughput=throughput, gpus=GpuUsage(devices))
     if writes_to:
-        log.info("watch: uv run tensorboard --logdir %s", writes_to / "tensorboard")
+        log.info("watch: tensorboard --logdir %s", writes_to / "tensorboard")
     with contextlib.closing(logs):
         history = model.fit(
             train,

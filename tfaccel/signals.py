@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from tfaccel import progress
+from tfaccel.run_log import summary
 
 log = logging.getLogger("tfaccel")
 
@@ -105,7 +106,7 @@ class StopSignals:
     def __enter__(self) -> "StopSignals":
         """Installs the handlers."""
         if threading.current_thread() is not threading.main_thread():
-            log.info("signals: not heard, because training runs beside the main thread")
+            summary("signals: not heard, because training runs beside the main thread")
             return self
         self.requested, self._interrupts, self._is_echo = None, False, False
         self._ours, self._delivered = socket.socketpair()

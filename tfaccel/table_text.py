@@ -4,8 +4,10 @@ print(in_lines("a sentence of any length", first="ok    ", rest="      "))
 """
 
 import html
+import json
 import os
 import re
+import shutil
 import sys
 import textwrap
 from collections.abc import Container, Iterable, Sequence
@@ -74,6 +76,18 @@ def cleaned(text: str) -> str:
 def counted(number: int, noun: str) -> str:
     """Returns a number and its noun: 1 layer, 2 layers."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def show_json(value: object) -> None:
+    """Prints a value as one line of JSON; on a terminal that is narrower, as an indented one.
+
+    So a program reads a line, and a person's terminal breaks nothing in the middle of a word.
+    """
+    line = json.dumps(value)
+    if sys.stdout is not None and sys.stdout.isatty():
+        columns = shutil.get_terminal_size().columns
+        line = line if len(line) <= columns else json.dumps(value, indent=2)
+    show(line)
 
 
 def show(text: object, *, end: str = "\n") -> None:

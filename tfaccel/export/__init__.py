@@ -33,6 +33,7 @@ from tfaccel.export.samples import take_samples
 from tfaccel.export.unfinished import keep_rejected, whole_or_not_at_all
 from tfaccel.literal_path import warn_servers
 from tfaccel.local_path import local_path
+from tfaccel.run_log import summary
 from tfaccel.runtime import Runtime
 from tfaccel.step import in_xla
 
@@ -65,13 +66,13 @@ def export_model(
         )
     precision = "float32" if config.computes_in == "float32" else parity.lowest_precision(model)
     if precision != "float32":
-        log.info(
+        summary(
             "export: it computes in %s, as it was trained; for servers without a GPU, which are "
             "slow in that, give computes_in='float32' (tfaccel export --computes-in=float32)",
             precision,
         )
     if config.xla and (reason := in_xla.of_layers(model)):
-        log.info("export: without XLA, because %s", reason)
+        summary("export: without XLA, because %s", reason)
         config = dataclasses.replace(config, xla=False)
     names = saved_model.input_names(model)
     surrounded = samples = given = None
@@ -93,14 +94,14 @@ def export_model(
         else:
             proof = parity.of_inputs(folder, model, given)
         for check in proof.checks:
-            log.info("export: %s: %s", check.name, check.words)
+            summary("export: %s: %s", check.name, check.words)
         by = loader.data.loader if loader else None
         card.write(folder, served, surrounded, proof, config, precision=precision, loader=by)
         if proof.failed:
             kept = keep_rejected(folder, path)
             _reject(proof, kept, _parted(proof, samples, loader, surrounded, runtime))
     warn_servers(path)
-    log.info("export: %s, by %d samples in a process without tfaccel and DALI", path, proof.num)
+    summary("export: %s, by %d samples in a process without tfaccel and DALI", path, proof.num)
     return path
 
 
@@ -133,7 +134,7 @@ def _affordable(samples: int, model: keras.Model, images: ImageConfig) -> int:
     outputs = model.compute_output_shape((1, *image))
     most = max(1, MOST_BYTES // (4 * (math.prod(image) + 4 * math.prod(outputs))))
     if most < samples:
-        log.info("export: compared on %d samples, not %d, which would not fit", most, samples)
+        summary("export: compared on %d samples, not %d, which would not fit", most, samples)
     return min(samples, most)
 
 

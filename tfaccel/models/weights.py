@@ -14,6 +14,7 @@ import numpy as np
 
 from tfaccel.errors import UserError
 from tfaccel.local_path import local_path
+from tfaccel.run_log import summary
 
 log = logging.getLogger("tfaccel")
 
@@ -70,7 +71,7 @@ def begin_from(file: str, model: keras.Model) -> None:
             f"model.weights={file!r} fits no layer of {model.name}; give a file of the same "
             "architecture"
         )
-    log.info("model: %d of %d layers from %s", len(layers) - len(untouched), len(layers), path)
+    summary("model: %d of %d layers from %s", len(layers) - len(untouched), len(layers), path)
     if untouched:
         log.warning(
             "model: not in that file, so as they were: %s (or the same there)", ", ".join(untouched)
