@@ -74,11 +74,11 @@ def test_a_terminal_has_a_bar_that_changes_and_keeps_each_epochs_numbers():
     terminal = make(screen)
     terminal.steps(RECORD | {"step": 10060})
     place = "epoch 3/90 50/5005  ETA 3:12:45"
-    assert [without_bar(each) for each in screen.lines] == [f"{place}  loss 2.345"]
+    assert [without_bar(each) for each in screen.lines] == [f"{place}  loss 2.345  lr 0.1"]
     assert screen.lines[0].count("━") >= 19
     terminal.steps(RECORD | {"step": 10110, "loss": 2.0})
     assert [without_bar(each) for each in screen.lines] == [
-        "epoch 3/90 100/5005  ETA 3:12:45  loss 2.000"
+        "epoch 3/90 100/5005  ETA 3:12:45  loss 2.000  lr 0.1"
     ]
     assert max(map(len, screen.lines)) < 80
     terminal.epoch(TESTED)
@@ -93,12 +93,12 @@ def test_a_terminal_has_a_bar_that_changes_and_keeps_each_epochs_numbers():
 @pytest.mark.parametrize(
     ("columns", "line"),
     [
-        (40, "epoch 3/90  loss 2.345  val_loss 2.012 …"[:39]),
+        (40, "epoch 3/90  loss 2.345  ETA 3:12:45 …"),
         (80, "epoch 3/90  loss 2.345  accuracy 0.4567  val_loss 2.012  val_accuracy 0.5123 …"),
         (
             100,
             "epoch 3/90  loss 2.345  accuracy 0.4567  val_loss 2.012  val_accuracy 0.5123  "
-            "ETA 3:12:45 …",
+            "lr 0.1  ETA 3:12:45 …",
         ),
         (
             120,

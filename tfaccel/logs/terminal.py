@@ -96,7 +96,9 @@ class Terminal(Writer):
         # Some terminals wrap where the last column is filled.
         width = columns - 1 - len(place) - (bar_columns + 2 if bar_columns else 1)
         fields = [count, *_eta(record), *_numbers(record)]
-        text = _fitted(fields, _ranks(fields, record), width=max(1, width), more="")
+        # How long it takes comes first, then the numbers.
+        ranks = [*range(len(fields) - len(_numbers(record))), *_ranks(fields, record)]
+        text = _fitted(fields, ranks, width=max(1, width), more="")
         with self._lock:
             if self._bar is None:
                 self._bar = self._made(bar_columns, columns)
