@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tfaccel.data import file_names
-from tfaccel.data.file_names import FileNames
+from tfaccel.data.file_names import FileNames, GrowingFileNames
 from tfaccel.data.source import Blobs
 
 MANY = [
@@ -66,17 +66,15 @@ def test_files_in_folders_are_those_of_their_paths(root, folders):
     assert b"".join(names.below_folder()) == b"".join(same.below_folder())
 
 
-@pytest.mark.parametrize("names", [["a/1.png", "a/2.png", "b/1.png"], ["a/1.png"], ["1.png"]])
-@pytest.mark.parametrize("root", ["/d", "/"])
-def test_files_below_a_root_are_those_of_their_paths(root, names, monkeypatch):
-    monkeypatch.setattr(file_names, "AT_A_TIME", 2)
-    found, same = (
-        FileNames.below(root, iter(names)),
-        FileNames.of(os.path.join(root, each) for each in names),
-    )
-    assert found == same
-    assert found.folder == same.folder
-    assert b"".join(found.below_folder()) == b"".join(same.below_folder())
+def test_paths_that_come_part_by_part_may_share_less_and_less():
+    parts = [["/d/a/b/2.png", "/d/a/b/1.png"], ["/d/a/c/1.png"], [], ["/d/b/1.png"], ["/e.png"]]
+    growing, files = GrowingFileNames(), []
+    for part in parts:
+        growing.add(part)
+        files += part
+    names = growing.done()
+    assert names == files
+    assert names.folder == "/"
 
 
 def test_refuses_a_zero_byte():

@@ -39,29 +39,17 @@ class FileNames(Sequence):
 
     @classmethod
     def of(cls, files: Iterable[str]) -> "FileNames":
-        """Returns these paths.
+        """Returns these paths, taken one after another.
 
         Raises:
           ValueError: one holds a zero byte, which no path may have.
         """
         if isinstance(files, cls):
             return files
-        files = files if isinstance(files, Sequence) else tuple(files)
-        if not files:
-            return cls("", b"", "")
-        # What the first and the last in order share, all share.
-        first, last = min(files), max(files)
-        folder = os.path.commonpath([os.path.dirname(first), os.path.dirname(last)])
-        shared = os.path.commonprefix([first, last])  # noqa: RUF071 - of letters
-        size = len(shared[: len(folder)])
-        rests = bytearray()
-        for start in range(0, len(files), AT_A_TIME):
-            part = [file[size:] for file in files[start : start + AT_A_TIME]]
-            rests += os.fsencode("\0".join(part)) + b"\0"
-        names = cls(first[:size], rests, folder)
-        if len(names) != len(files):
-            raise ValueError("a path holds a zero byte")
-        return names
+        files, growing = iter(files), GrowingFileNames()
+        while part := list(itertools.islice(files, AT_A_TIME)):
+            growing.add(part)
+        return growing.done()
 
     @classmethod
     def in_folders(
@@ -81,23 +69,6 @@ class FileNames(Sequence):
             own = f"/{folder}/" if folder else "/"
             rests += os.fsencode(own + f"\0{own}".join(names)) + b"\0"
         return cls(root.rstrip("/"), rests, root)
-
-    @classmethod
-    def below(cls, root: str, names: Iterable[str]) -> "FileNames":
-        """Returns files below a root: in less memory than `of`.
-
-        Args:
-          root: absolute, as `os.path.abspath` gives it.
-          names: each one's path from there, at least one, in the order of text but for suffixes.
-            Taken one after another.
-        """
-        begin, names, rests, first = root.rstrip("/"), iter(names), bytearray(), None
-        while part := list(itertools.islice(names, AT_A_TIME)):
-            first, last = first or part[0], part[-1]
-            rests += os.fsencode("/" + "\0/".join(part)) + b"\0"
-        # What the first and the last in order share, all share.
-        folders = (os.path.dirname(f"{begin}/{each}") for each in (first, last))
-        return cls(begin, rests, os.path.commonpath(list(folders)))
 
     def __len__(self) -> int:
         """Returns how many."""
@@ -182,3 +153,47 @@ class FileNames(Sequence):
             raise IndexError(f"there are {len(self)} files, and none at {index}")
         start = int(self._ends[number - 1]) + 1 if number else 0
         return start, int(self._ends[number])
+
+
+class GrowingFileNames:
+    """Paths that are found part by part, of which only the bytes are kept.
+
+    growing = GrowingFileNames()
+    growing.add(["/data/a/1.png", "/data/a/2.png"])
+    growing.add(["/data/b/1.png"])
+    growing.done()    # <3 files in /data>
+    """
+
+    def __init__(self):
+        """Starts with none."""
+        self._ends = ()  # the first and the last in the order of text
+        self._begin, self._rests, self._count = "", bytearray(), 0
+
+    def add(self, files: Sequence[str]) -> None:
+        """Takes some more paths, at best some ten thousand at once."""
+        if not files:
+            return
+        self._ends = min([min(files), *self._ends[:1]]), max([max(files), *self._ends[1:]])
+        # What the first and the last in order share, all share.
+        shared = os.path.commonprefix(self._ends)  # noqa: RUF071 - of letters
+        size = len(shared[: len(self._folder())])
+        if self._count and size < len(self._begin):  # what came before begins earlier, too
+            more = os.fsencode(self._begin[size:])
+            self._rests = bytearray(more + self._rests[:-1].replace(b"\0", b"\0" + more) + b"\0")
+        self._begin = shared[:size]
+        self._rests += os.fsencode("\0".join([file[size:] for file in files])) + b"\0"
+        self._count += len(files)
+
+    def _folder(self) -> str:
+        return os.path.commonpath([os.path.dirname(each) for each in self._ends])
+
+    def done(self) -> FileNames:
+        """Returns all of them. None may be added afterwards.
+
+        Raises:
+          ValueError: one holds a zero byte, which no path may have.
+        """
+        names = FileNames(self._begin, self._rests, self._folder() if self._ends else "")
+        if len(names) != self._count:
+            raise ValueError("a path holds a zero byte")
+        return names

@@ -31,6 +31,24 @@ def test_pairs_match_by_path_without_suffix(roots):
     assert source.class_names == ()
 
 
+def test_the_order_is_that_of_whole_paths_as_text(tmp_path):
+    names = sorted(["a/x", "a-b/x", "a", "a.b/x", "ab", "a/b/c", "a/b", "a/b-c/d", "B", "a0/x"])
+    for root in ("in", "out"):
+        for name in names:
+            file = tmp_path / root / f"{name}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch()
+    source = image_pairs(tmp_path / "in", tmp_path / "out")
+    assert source.images.files == [str(tmp_path / "in" / f"{name}.png") for name in names]
+    assert source.targets.files == [str(tmp_path / "out" / f"{name}.png") for name in names]
+
+
+def test_a_folder_on_one_side_alone_is_unmatched(roots):
+    shutil.rmtree(roots[1] / "b")
+    with pytest.raises(UserError, match=r"2 of 4 images below .*, first b/10/x\.png, b/2/x\.png"):
+        image_pairs(*roots)
+
+
 def test_unmatched_images_are_counted_and_named_on_either_side(roots):
     (roots[1] / "a" / "y.BMP").unlink()
     (roots[1] / "b" / "2" / "x.BMP").rename(roots[1] / "b" / "2" / "w.BMP")

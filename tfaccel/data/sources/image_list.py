@@ -16,8 +16,11 @@ import logging
 import os
 import pathlib
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from tfaccel.data.file_names import FileNames
+import numpy as np
+
+from tfaccel.data.file_names import AT_A_TIME, FileNames, GrowingFileNames
 from tfaccel.data.source import Blobs, ImageSource
 from tfaccel.data.sources.compression import compression_of
 from tfaccel.data.sources.labels import OWN_DATA, WHOLE_NUMBER, from_text
@@ -61,13 +64,14 @@ def image_list(
     file = absolute(file)
     root = str(file.parent if root is None else absolute(root))
     lines = _lines(file)
-    header = _header(file, lines[0])
+    first = next(lines, None)
+    if first is None:
+        raise UserError(f"image list {file} is empty; expected a path and a label on each line")
+    header = _header(file, first.removesuffix("\n"))
+    lines = itertools.chain([first], lines)
     rows = _csv_rows(file, lines, *header) if header else _plain_rows(file, lines)
-    numbers, paths, labels, same = array.array("q"), [], [], {}
-    for number, path, label in rows:
-        numbers.append(number)
-        paths.append(os.path.join(root, path))
-        labels.append(same.setdefault(label, label))  # in memory once
+    listed = _listed(rows, root)
+    numbers, paths, labels = listed.numbers, listed.paths, listed.labels
     if not paths:
         raise UserError(f"image list {file} holds a header alone; expected images below it")
     if not os.path.isfile(paths[0]):
@@ -75,20 +79,46 @@ def image_list(
             f"{file} line {numbers[0]}: {paths[0]} does not exist; relative paths start from "
             f"{root}: give another as root="
         )
-    _check_once(file, paths, labels, numbers)
+    in_order = np.sort(listed.hashes)
+    if (in_order[1:] == in_order[:-1]).any():
+        _check_twice(file, paths, labels, numbers)
     labels, class_names = from_text(
         labels, name_of=lambda index: f"{file} line {numbers[index]}", class_names=class_names
     )
-    return ImageSource(Blobs(FileNames.of(paths)), labels, class_names)
+    return ImageSource(Blobs(paths), labels, class_names)
 
 
-def _check_once(file: pathlib.Path, paths: list[str], labels: list[str], numbers) -> None:
+class _Listed(NamedTuple):
+    """What the lines hold, in some 90 bytes each: the number of the line; the whole path, and what
+    stands for it as numbers; the label, each in memory once."""
+
+    numbers: Sequence[int]
+    paths: FileNames
+    hashes: Sequence[int]
+    labels: list[str]
+
+
+def _listed(rows: Iterator[tuple[int, str, str]], root: str) -> _Listed:
+    growing, same, begin = GrowingFileNames(), {}, os.path.join(root, "")
+    found = _Listed(array.array("q"), FileNames.of(()), array.array("q"), [])
+    while part := list(itertools.islice(rows, AT_A_TIME)):
+        numbers, paths, labels = zip(*part, strict=True)
+        paths = [path if path[0] == "/" else begin + path for path in paths]
+        growing.add(paths)
+        found.hashes.extend(map(hash, map(_normal, paths)))
+        found.numbers.extend(numbers)
+        found.labels.extend(same.setdefault(label, label) for label in labels)
+    return found._replace(paths=growing.done())
+
+
+def _normal(path: str) -> str:
+    return os.path.normpath(path) if "/." in path or "//" in path else path
+
+
+def _check_twice(file: pathlib.Path, paths: Sequence[str], labels: list[str], numbers) -> None:
     """Raises UserError where a path has two labels; says how many are there twice with one."""
-    paths = [os.path.normpath(each) if "/." in each or "//" in each else each for each in paths]
-    if len(set(paths)) == len(paths):
-        return
     first, twice = {}, []
-    for index, path in enumerate(paths):
+    for index, path in enumerate(map(_normal, paths)):
         before = first.setdefault(path, index)
         if labels[before] != labels[index]:
             raise UserError(
@@ -98,6 +128,8 @@ def _check_once(file: pathlib.Path, paths: list[str], labels: list[str], numbers
             )
         if before != index:
             twice.append((before, index))
+    if not twice:
+        return
     before, index = twice[0]
     log.warning(
         "data: %d lines of %s list an image that another line has listed with the same label, "
@@ -109,10 +141,24 @@ def _check_once(file: pathlib.Path, paths: list[str], labels: list[str], numbers
     )
 
 
-def _lines(file: pathlib.Path) -> list[str]:
-    """Returns the file's lines, less empty ones at its end."""
+def _lines(file: pathlib.Path) -> Iterator[str]:
+    """Yields the file's lines with their ends, less empty ones at its end."""
+    empty = 0  # such lines that are not yet given
     try:
-        text = file.read_text(encoding="utf-8-sig").rstrip("\n")
+        with open(file, encoding="utf-8-sig") as opened:
+            for number, line in enumerate(opened, start=1):
+                if line == "\n":
+                    empty += 1
+                    continue
+                if "\0" in line:
+                    raise UserError(
+                        f"{file} line {number} holds a zero byte, which no path may have; expected "
+                        "text in UTF-8: write the file again"
+                    )
+                if empty:
+                    yield from itertools.repeat("\n", empty)
+                    empty = 0
+                yield line
     except FileNotFoundError:
         cure = nearest(file, kind="file", wanted="a file of paths and labels")
         raise UserError(f"image list {file} does not exist{cure}") from None
@@ -121,15 +167,6 @@ def _lines(file: pathlib.Path) -> list[str]:
         packed = compression_of(file)
         cure = f"it is {packed}: unpack or convert it to text" if packed else "expected UTF-8"
         raise UserError(f"image list {file} cannot be read ({cause}); {cure}") from None
-    if "\0" in text:
-        number = text.count("\n", 0, text.index("\0")) + 1
-        raise UserError(
-            f"{file} line {number} holds a zero byte, which no path may have; expected text in "
-            "UTF-8: write the file again"
-        )
-    if not text:
-        raise UserError(f"image list {file} is empty; expected a path and a label on each line")
-    return text.split("\n")
 
 
 def _header(file: pathlib.Path, line: str) -> tuple[str, int, int] | None:
@@ -162,15 +199,19 @@ def _csv_rows(file, lines, delimiter, path_column, label_column) -> Iterator[tup
         # A line's end in a path is that of a quote which was left open.
         if not all(pair) or "\n" in "".join(pair):
             raise UserError(
-                f"{file} line {number} is {lines[number - 1]!r}; expected a path in column "
+                f"{file} line {number} is {_line(file, number)!r}; expected a path in column "
                 f"{path_column + 1} and a label in column {label_column + 1}, as the header says"
             )
         yield number, *pair
 
 
+def _line(file: pathlib.Path, number: int) -> str:
+    return next(itertools.islice(_lines(file), number - 1, None)).removesuffix("\n")
+
+
 def _numbered(file, lines, delimiter) -> Iterator[tuple[int, list[str]]]:
     """Yields each row after the number of the line on which it begins."""
-    reader = csv.reader((f"{line}\n" for line in lines), delimiter=delimiter, strict=True)
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
     while True:
         number = reader.line_num + 1
         try:
@@ -189,7 +230,7 @@ def _plain_rows(file, lines) -> Iterator[tuple[int, str, str]]:
         fields = line.rsplit(maxsplit=1)
         if len(fields) < 2 or not WHOLE_NUMBER.fullmatch(fields[1]):
             raise UserError(
-                f"{file} line {number} is {line!r:.200}; expected a path, blanks and a whole "
-                "number, or on line 1 a header that names the columns path and label"
+                f"{file} line {number} is {line.rstrip()!r:.200}; expected a path, blanks and a "
+                "whole number, or on line 1 a header that names the columns path and label"
             )
         yield number, *fields

@@ -12,8 +12,9 @@ import logging
 import os
 import pathlib
 import sys
+from collections.abc import Iterator
 
-from tfaccel.data.file_names import FileNames
+from tfaccel.data.file_names import GrowingFileNames
 from tfaccel.data.source import Blobs, ImageSource
 from tfaccel.data.sources.clutter import is_clutter
 from tfaccel.data.sources.paths import absolute, nearest
@@ -47,65 +48,105 @@ def image_pairs(inputs_root: str | os.PathLike, targets_root: str | os.PathLike)
         log.warning(
             "data: %s and %s are one folder, by a link: each image is its own target", *roots
         )
-    inputs, targets = (_by_path(root) for root in roots)
-    problems = [_unmatched(inputs, targets, roots), _unmatched(targets, inputs, roots[::-1])]
-    if any(problems):
-        raise UserError(
-            f"{'; and '.join(filter(None, problems))}: expected the same paths below both, but for "
-            "the suffix"
+    found = tuple(GrowingFileNames() for _ in roots)
+    numbers, alone = [0, 0], ([], [])
+    for parts in _matched(roots, "", [True, True]):
+        for side, (part, other) in enumerate(zip(parts, parts[::-1], strict=True)):
+            numbers[side] += len(part)
+            if part.keys() != other.keys():
+                alone[side].extend(key + part[key] for key in sorted(part.keys() - other.keys()))
+            elif not any(alone):
+                begin = os.path.join(roots[side], "")
+                found[side].add([begin + key + suffix for key, suffix in part.items()])
+    for root, number in zip(roots, numbers, strict=True):
+        if not number:
+            raise UserError(
+                f"image folder {root} holds no image at any depth; expected files named "
+                f"{' '.join(IMAGE_SUFFIXES)}"
+            )
+    if any(alone):
+        problems = (
+            _unmatched(alone[side], numbers[side], roots[side], roots[1 - side])
+            for side in range(2)
+            if alone[side]
         )
-    keys = sorted(inputs)
-    images, targets = (
-        FileNames.below(str(root), (key + suffix_of[key] for key in keys))
-        for root, suffix_of in zip(roots, (inputs, targets), strict=True)
-    )
+        raise UserError(
+            f"{'; and '.join(problems)}: expected the same paths below both, but for the suffix"
+        )
+    images, targets = (each.done() for each in found)
     return ImageSource(images=Blobs(images), labels=None, targets=Blobs(targets))
 
 
-def _by_path(root: pathlib.Path) -> dict[str, str]:
-    """Returns the suffix of each image below a folder, by its path from there without it."""
-    found = {}
-    for folder, subfolders, names in os.walk(root, followlinks=True, onerror=_refuse):
-        subfolders[:] = (each for each in subfolders if not is_clutter(each))
-        inner = "" if folder == str(root) else f"{os.path.relpath(folder, root)}/"
-        for name in names:
-            stem, suffix = os.path.splitext(name)
-            if is_clutter(name) or suffix.lower() not in IMAGE_SUFFIXES:
-                continue
-            key = inner + stem
-            if key in found:
-                one, other = (root / f"{key}{each}" for each in (found[key], suffix))
-                raise UserError(
-                    f"{one} and {other} differ only in their suffix; expected one image of "
-                    "each name: remove one"
-                )
-            found[key] = sys.intern(suffix)
-    if not found:
-        raise UserError(
-            f"image folder {root} holds no image at any depth; expected files named "
-            f"{' '.join(IMAGE_SUFFIXES)}"
-        )
-    return found
+def _matched(roots, inner: str, there: list[bool]) -> Iterator[tuple[dict[str, str], ...]]:
+    """Yields parts of both trees: the suffix of each image, by its path below the root without it.
+
+    All parts one after another are in the order of the paths as text. A folder at a time is in
+    memory.
+
+    Args:
+      roots: of the two trees.
+      inner: the folder that is listed, below both: "" or "any/depth/".
+      there: whether it is there, below each.
+    """
+    listed = [
+        _list(root, inner) if here else ({}, set()) for root, here in zip(roots, there, strict=True)
+    ]
+    images, folders = zip(*listed, strict=True)
+    all_folders = {
+        f"{each}/": [each in those for those in folders] for each in set().union(*folders)
+    }
+    order = sorted({*images[0], *images[1], *all_folders})
+    begins = 0
+    for place in [place for place, name in enumerate(order) if name in all_folders]:
+        yield _part(images, inner, order[begins:place])
+        yield from _matched(roots, inner + order[place], all_folders[order[place]])
+        begins = place + 1
+    yield _part(images, inner, order[begins:])
 
 
-def _refuse(error: OSError):
-    """`os.walk` would pass over what it cannot list."""
+def _part(images, inner: str, names: list[str]) -> tuple[dict[str, str], ...]:
+    return tuple({inner + name: those[name] for name in names if name in those} for those in images)
+
+
+def _list(root: pathlib.Path, inner: str) -> tuple[dict[str, str], set[str]]:
+    """Returns the suffix of each image of a folder, by its name without it, and the sub-folders."""
+    images, folders = {}, set()
+    try:
+        with os.scandir(root / inner) as entries:
+            shown = [entry for entry in entries if not is_clutter(entry.name)]
+    except OSError as error:
+        raise _refused(error) from None
+    for entry in shown:
+        name = entry.name
+        if entry.is_dir():
+            folders.add(name)
+            continue
+        stem, dot, suffix = name.rpartition(".")
+        suffix = sys.intern(dot + suffix)
+        if suffix.lower() not in IMAGE_SUFFIXES:
+            continue
+        if stem in images:
+            one, other = (root / f"{inner}{stem}{each}" for each in (images[stem], suffix))
+            raise UserError(
+                f"{one} and {other} differ only in their suffix; expected one image of each name: "
+                "remove one"
+            )
+        images[stem] = suffix
+    return images, folders
+
+
+def _refused(error: OSError) -> UserError:
     path = pathlib.Path(error.filename)
     if isinstance(error, FileNotFoundError):
         cure = nearest(path, kind="folder", wanted="a folder of images")
-        raise UserError(f"image folder {path} does not exist{cure}") from None
-    raise UserError(
+        return UserError(f"image folder {path} does not exist{cure}")
+    return UserError(
         f"image folder {path} cannot be listed ({error.strerror}); expected a folder of images"
-    ) from None
+    )
 
 
-def _unmatched(inputs: dict, targets: dict, roots: tuple) -> str:
-    """Returns "" where every input has a target."""
-    alone = sorted(inputs.keys() - targets.keys())
-    if not alone:
-        return ""
-    first = ", ".join(key + inputs[key] for key in alone[:3])
+def _unmatched(alone: list[str], number: int, root: pathlib.Path, other: pathlib.Path) -> str:
     return (
-        f"{len(alone)} of {len(inputs)} images below {roots[0]} have no partner below {roots[1]}, "
-        f"first {first}"
+        f"{len(alone)} of {number} images below {root} have no partner below {other}, first "
+        f"{', '.join(alone[:3])}"
     )
