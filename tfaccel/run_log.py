@@ -87,17 +87,19 @@ def wrapped(text: str, stream) -> str:
     if stream is None or not stream.isatty():
         return text
     width = max(20, shutil.get_terminal_size().columns)
-    return "\n".join(
-        textwrap.fill(
-            line,
-            width,
-            subsequent_indent="  ",
-            break_long_words=False,
-            break_on_hyphens=False,
-            replace_whitespace=False,
-            drop_whitespace=True,
-        )
-        for line in text.split("\n")
+    return "\n".join(_broken(line, width) for line in text.split("\n"))
+
+
+def _broken(line: str, width: int) -> str:
+    if len(line) <= width:
+        return line
+    return textwrap.fill(
+        line,
+        width,
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+        replace_whitespace=False,
     )
 
 
