@@ -4,6 +4,7 @@ A new version of Keras or TensorFlow fails here first, with a sentence that name
 """
 
 import re
+import tempfile
 import types
 
 import keras
@@ -19,14 +20,18 @@ from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.losses import loss as keras_loss
 from keras.src.models.functional import Functional, unpack_singleton
 from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.trainers import data_adapters
+from keras.src.trainers import epoch_iterator as epoch_iterator_lib
 from keras.src.trainers.compile_utils import MetricsList
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.utils import is_default
 from keras.src.utils.python_utils import pythonify_logs
 from keras.src.utils.rng_utils import get_random_seed
 from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceStrategy
 
-from tfaccel import UserError, seam
+from tfaccel import UserError, epoch_order, seam
 
 CANARIES = {}  # (name as in seam.py's docstring, what it does) -> a function that returns whether
 
@@ -415,6 +420,102 @@ def epoch_iterator():
 def _():
     specs = epoch_iterator()._distributed_dataset.element_spec
     return len(tf.nest.flatten(specs)) == 2
+
+
+@canary("data_adapters.get_data_adapter", "is what opens every input, and ends in epoch_order's")
+def _():
+    return (
+        data_adapters.get_data_adapter
+        is epoch_order._get_data_adapter
+        is (epoch_iterator_lib.data_adapters.get_data_adapter)
+    )
+
+
+@canary("DataAdapter.get_tf_dataset", "of arrays asks tf.random.shuffle for the order of all rows")
+def _(monkeypatch):
+    asked = []
+
+    def backwards(rows):
+        asked.append(tuple(rows.shape))
+        return rows[::-1]
+
+    monkeypatch.setattr(tf.random, "shuffle", backwards)
+    x = np.arange(5.0)
+    dataset = ArrayDataAdapter(x, batch_size=2, shuffle=True).get_tf_dataset()
+    rows = [np.ravel(batch).tolist() for batch in dataset]
+    return rows == [[4, 3], [2, 1], [0]] and asked == [(5,)]
+
+
+@canary("ArrayDataAdapter._shuffle", "is whether rows are shuffled, or 'batch'")
+def _():
+    made = [ArrayDataAdapter(np.ones(5), shuffle=each) for each in (False, True, "batch")]
+    return [each._shuffle for each in made] == [False, True, "batch"]
+
+
+@canary("ArrayDataAdapter._num_samples", "is the number of rows")
+def _():
+    return ArrayDataAdapter(np.ones(5))._num_samples == 5
+
+
+class Five(keras.utils.PyDataset):
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, index):
+        return (np.float32([[index]]),)
+
+
+@canary("PyDatasetAdapter.shuffle", "may be set, and is whether batches are shuffled")
+def _():
+    adapter = PyDatasetAdapter(Five(), shuffle=True)
+    before, adapter.shuffle = adapter.shuffle, False
+    return before is True and np.ravel([*adapter.get_tf_dataset()]).tolist() == [*range(5)]
+
+
+@canary("PyDatasetAdapter.py_dataset", "may be set, and is what batches are read from")
+def _():
+    class Two(Five):
+        def __len__(self):
+            return 2
+
+    adapter = PyDatasetAdapter(Five())
+    adapter.py_dataset = Two()
+    return adapter.num_batches == 2 and len(list(adapter.get_tf_dataset())) == 2
+
+
+@canary(
+    "PyDatasetAdapter.enqueuer", "has the data set and whether it is shuffled; None of 1 worker"
+)
+def _():
+    adapter = PyDatasetAdapter(Five(workers=2), shuffle=True)
+    has = adapter.enqueuer.shuffle is True and adapter.enqueuer.py_dataset is adapter.py_dataset
+    return has and PyDatasetAdapter(Five()).enqueuer is None
+
+
+@canary("Dataset._inputs", "and ._functions tell what a data set is made of")
+def _():
+    rows = tf.data.Dataset.range(3)
+    mapped = rows.map(lambda x: x + 1)
+    (function,) = mapped._functions()
+    ops = {node.op for node in function.function.graph.as_graph_def().node}
+    return mapped._inputs() == [rows] and rows._functions() == [] and "AddV2" in ops
+
+
+@canary("MonitorCallback._is_improvement", "is an instance's attribute that three callbacks ask")
+def _(monkeypatch):
+    monkeypatch.chdir(tempfile.gettempdir())  # where nothing is written
+    seen, model = [], model_of(dense, optimizer="sgd", loss="mse")
+    settings = {"monitor": "loss", "mode": "min"}
+    for each in (
+        keras.callbacks.EarlyStopping(**settings),
+        keras.callbacks.ReduceLROnPlateau(**settings),
+        keras.callbacks.ModelCheckpoint("a.keras", save_best_only=True, **settings),
+    ):
+        each.set_model(model)
+        each._is_improvement = lambda value, best: bool(seen.append((value, best)))
+        each.on_train_begin()
+        each.on_epoch_end(0, {"loss": 2.0})
+    return seen == [(2.0, None)] * 3
 
 
 @canary("PerReplicaSpec._value_specs", "has one spec, of a tensor, for each replica")

@@ -44,6 +44,7 @@ SOURCES = ("folders", "csv", "tfrecord", "webdataset", "arrays", "pairs")
 PIXEL_DTYPES = ("float32", "uint8")
 COMPUTES_IN = ("policy", "float32")
 WEIGHTS = ("trained", "average")
+WEIGHTS_ORDERS = ("rgb", "bgr")
 CHECKPOINTS = ("newest", "best")
 # What a config says to one source alone, and to one window.
 SOURCE_ARGUMENTS = {
@@ -346,9 +347,13 @@ class ModelConfig:
         `keras.applications`, in any case ("resnet50").
       num_outputs: classes or channels that the model gives; None for the number of classes, or the
         channels of the targets. Masks need it: how many values they have.
-      weights: a file on this machine with weights to begin from, ".keras", ".weights.h5", or ".h5"
-        as keras.applications has them; of layers that differ, as of another number of classes, it
-        is said that they begin at random. None for random ones.
+      weights: a file on this machine with weights to begin from: ".keras", ".weights.h5" or
+        ".weights.json" (of several pieces), or ".h5" as keras.applications has them. Names and
+        shapes decide what is taken; of layers that differ, as of another number of classes, it is
+        said that they begin at random. None for random ones.
+      weights_order: of the colours that these weights were trained on, "rgb" or "bgr". Of "bgr", as
+        Keras's own files for ResNet50 and VGG16 are, the first convolution is turned round, so that
+        the model takes red, green, blue and answers alike.
       float32_layers: names of layers that compute in float32 whatever the precision, as for one in
         which float16 overflows; "*" stands for any letters. None for none.
     """
@@ -356,6 +361,7 @@ class ModelConfig:
     name: str = "mnist_cnn"
     num_outputs: int | None = None
     weights: str | None = None
+    weights_order: str = "rgb"
     float32_layers: Sequence[str] | None = None
 
     def __post_init__(self):
@@ -364,6 +370,11 @@ class ModelConfig:
         _check_optional_ints(self, "num_outputs")
         if self.weights is not None:
             check_text("weights", self.weights, expected="a file's path, or None")
+        check_choice("weights_order", self.weights_order, WEIGHTS_ORDERS)
+        if self.weights is None and self.weights_order != "rgb":
+            raise UserError(
+                f"weights_order={self.weights_order!r} without weights; give them or leave it out"
+            )
         object.__setattr__(self, "float32_layers", _layer_names(self.float32_layers))
 
 
@@ -640,7 +651,7 @@ def deciding(config: Config) -> dict[str, object]:
             "peer_timeout_s",
             "allow_public_network",
         },
-        "model": {"weights"},
+        "model": {"weights", "weights_order"},
         "step": {"audit_steps", "nonfinite", "max_rollbacks"},
         "train": {"steps_per_execution"},
     }

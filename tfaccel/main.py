@@ -45,6 +45,7 @@ from tfaccel.disk_errors import OF_DISKS, cure
 from tfaccel.errors import RunError, UserError, did_you_mean, tell
 from tfaccel.local_path import check_local, local_path
 from tfaccel.redact import shown
+from tfaccel.regular_file import NOT_REGULAR, is_special
 from tfaccel.signals import exiting_on_sigterm
 from tfaccel.table_text import show, show_json
 from tfaccel.workdir import RESUMES, check_usable, read_config
@@ -658,6 +659,7 @@ def _one_file(command: str, given: list[str], others: list[str]) -> str:
         folder = file if file.is_dir() else file.parent
         there = [str(each) for each in folder.glob("*.py")]
         wrong = "is a folder" if file.is_dir() else "does not exist"
+        wrong = f"is {NOT_REGULAR}" if is_special(file) else wrong
         raise UserError(f"config file {file} {wrong}{did_you_mean(str(file), there)}")
     return given[0]
 

@@ -26,6 +26,7 @@ from tfaccel import progress, seam
 from tfaccel.agreement import of_workers
 from tfaccel.callbacks.ahead import Ahead, alone, can_be_ahead, having
 from tfaccel.callbacks.beats import Beats
+from tfaccel.callbacks.early_stopping import never_best
 from tfaccel.callbacks.finite import Finite, NonFiniteError
 from tfaccel.callbacks.keras_writers import of_this_worker
 from tfaccel.callbacks.loss_scale import LossScale
@@ -33,13 +34,14 @@ from tfaccel.callbacks.replica_audit import ReplicaAudit
 from tfaccel.cluster import Cluster
 from tfaccel.config import StepConfig
 from tfaccel.data.distribute import Loader, check_same_classes
+from tfaccel.epoch_order import EpochOrder
 from tfaccel.errors import UserError
 from tfaccel.memory_plan import explained
-from tfaccel.models.own_scaling import misfit
+from tfaccel.models.own_scaling import misfit, unscaled
 from tfaccel.resume import flat, from_checkpoint
 from tfaccel.step import padding
 from tfaccel.step.finite import FINE
-from tfaccel.step.labels import CURE, REFUSED
+from tfaccel.step.labels import REFUSED, beyond, sentence
 
 log = logging.getLogger("tfaccel")
 
@@ -156,12 +158,11 @@ def _naming_labels(test: Callable, model, config: StepConfig) -> Callable:
         results = np.hstack([np.ravel(each) for each in keras.tree.flatten(outcome)] or [[0.0]])
         if np.isfinite(results).all():
             return outcome
-        faults = np.flatnonzero(np.hstack([np.ravel(each) for each in codes] or [[]]) != FINE)
+        codes = np.hstack([np.ravel(each) for each in codes] or [[]])
+        faults = np.flatnonzero(codes != FINE)
         if len(faults):
-            what = (
-                f"a label is beyond the model's outputs at step {faults[0] + 1} of the evaluation, "
-                f"so that its loss is not finite; {CURE}"
-            )
+            where = f" at step {faults[0] + 1} of the evaluation"
+            what = beyond(int(codes[faults[0]]), where=where)
             if config.nonfinite != "skip":
                 raise NonFiniteError(what)
             log.warning("step: %s", what)
@@ -200,9 +201,7 @@ def _guarded(method: Callable, model, guard: Callable) -> Callable:
                 outcome = method(*args, **kwargs)
             except tf.errors.InvalidArgumentError as error:
                 if label := REFUSED.search(str(error)):
-                    raise NonFiniteError(
-                        f"the label {label[1]} is beyond the model's {label[2]} outputs; {CURE}"
-                    ) from error
+                    raise NonFiniteError(sentence(int(label[1]), int(label[2]))) from error
                 if not (lacking := NOT_IN_XLA.search(str(error))):
                     raise
                 raise UserError(
@@ -259,12 +258,20 @@ def _watched(fit: Callable, model, config: StepConfig, beats: Beats, cluster: Cl
         call = signature.bind(*args, **kwargs)
         given, x = call.arguments.get("callbacks"), call.arguments.get("x")
         is_list = isinstance(given, keras.callbacks.CallbackList)
-        theirs = [each for each in flat(given) if each not in ours and not isinstance(each, Ahead)]
+        theirs = [
+            each
+            for each in flat(given)
+            if each not in ours and not isinstance(each, Ahead | EpochOrder)
+        ]
         # Of each call its own: a callback may call `fit` within another.
         ahead, is_ahead = Ahead(*each_batch), can_be_ahead(model, theirs)  # alike on all workers
         theirs = of_this_worker(theirs, cluster)
+        loader = x if isinstance(x, Loader) else None
+        order = EpochOrder(
+            model, loader=loader, steps_per_epoch=call.arguments.get("steps_per_epoch")
+        )
         # Ours come first: what they write to the logs is for all others to see.
-        together = [*((ahead,) if is_ahead else each_batch), beats, *theirs]
+        together = [order, *((ahead,) if is_ahead else each_batch), beats, *theirs]
         if is_list:
             given.callbacks[:] = together
             given.set_model(model)
@@ -272,7 +279,10 @@ def _watched(fit: Callable, model, config: StepConfig, beats: Beats, cluster: Cl
             call.arguments["callbacks"] = together
         with contextlib.ExitStack() as during:  # not after it, or they would hold the loader
             for each in (finite, beats, *audits):
-                during.enter_context(having(each, loader=x if isinstance(x, Loader) else None))
+                during.enter_context(having(each, loader=loader))
+            during.enter_context(never_best(theirs))
+            if loader is None:
+                during.enter_context(order.of_next_input())
             during.enter_context(ahead.of(model) if is_ahead else alone(model))
             return fit(*call.args, **call.kwargs)
 
@@ -389,9 +399,15 @@ def _check_inputs(model: keras.Model, loader: Loader) -> None:
 
 
 def _warn_of_scale(model: keras.Model, loader: Loader) -> None:
-    """Warns once of a loader whose pixels the model would scale a second time."""
-    if id(model) not in loader.warned_of and (wrong := misfit(model, loader.pixel_range)):
-        loader.warned_of.add(id(model))
+    """Warns once of a loader whose pixels the model would scale a second time, or never."""
+    if id(model) in loader.warned_of:
+        return
+    loader.warned_of.add(id(model))
+    wrong = misfit(model, loader.pixel_range)
+    optimizer = getattr(model, "optimizer", None)
+    if not wrong and (optimizer is None or not int(optimizer.iterations)):  # not yet trained here
+        wrong = unscaled(model, loader.pixel_range)
+    if wrong:
         log.warning("data: %s", wrong)
 
 

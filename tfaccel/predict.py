@@ -19,10 +19,10 @@ import tensorflow as tf
 
 from tfaccel import runtime
 from tfaccel.asked_images import find_export
-from tfaccel.data.source import open_regular
 from tfaccel.errors import UserError
 from tfaccel.export import card
 from tfaccel.literal_path import literal
+from tfaccel.regular_file import check_regular, read_regular
 from tfaccel.table_text import cleaned, in_lines
 
 ROWS = 32  # files of a request
@@ -84,6 +84,7 @@ class Predictor:
             for gpu in tf.config.list_physical_devices("GPU"):
                 tf.config.experimental.set_memory_growth(gpu, True)
         try:
+            check_regular(folder.rglob("*"))  # TensorFlow would wait for a FIFO
             with literal(folder) as plain:
                 self._loaded = tf.saved_model.load(plain)
         except (OSError, ValueError, tf.errors.OpError) as error:
@@ -134,8 +135,7 @@ class Predictor:
 def _read(path: str) -> bytes | str:
     """Returns a file's bytes, or why it cannot be read."""
     try:
-        with open_regular(path) as file:  # as it is: the shell has put the home in, if any
-            return file.read()
+        return read_regular(path)  # as it is: the shell has put the home in, if any
     except OSError as error:
         return error.strerror or str(error)
 

@@ -157,7 +157,6 @@ class Run:
             a command says that of all that it makes.
         """
         self._said_of_loaders = run_log.SUMMARY if summarizes else logging.INFO
-        self._ranges_said = set()  # of pixels
         progress.beat("start")
         undo_legacy_keras(os.environ)
         self.cluster = cluster or find(os.environ)
@@ -174,6 +173,7 @@ class Run:
         )
         progress.beat("start")  # all workers are here
         self.watchdog = Watchdog(self.cluster, peer_timeout_s=config.peer_timeout_s)
+        self._said_ranges = set()  # of pixels
         self._warned_of = set()  # numbers of threads: loaders of one run mostly share theirs
 
     def __repr__(self):
@@ -247,14 +247,11 @@ class Run:
             num_threads=num_threads,
             dali=dali,
         )
-        if data.pixel_range not in self._ranges_said:
-            self._ranges_said.add(data.pixel_range)
-            log.log(
-                self._said_of_loaders,
-                "data: pixels come as %.4g to %.4g, by mean and std; for 0 to 255, as "
-                "keras.utils.image_dataset_from_directory gives them, mean=0 and std=1/255",
-                *data.pixel_range,
-            )
+        if data.pixel_range not in self._said_ranges:  # training and test mostly share theirs
+            self._said_ranges.add(data.pixel_range)
+            cure = "" if data.pixel_range[1] > 2 else " (0 to 255 by mean=0, std=1/255)"
+            said = "data: pixels come as %.4g to %.4g%s"
+            log.log(self._said_of_loaders, said, *data.pixel_range, cure)
         return self._loader(data, num_threads)
 
     def image_folder(self, root: str | os.PathLike, **settings) -> Loader:

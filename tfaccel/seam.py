@@ -22,11 +22,15 @@ of each, in tests/test_seam, fails by name when it changes:
     backend.get_keras_mask. For mixing: utils.rng_utils.get_random_seed. For averages:
     Optimizer._trainable_variables and ._model_variables_moving_average. For looking ahead:
     utils.is_default, utils.python_utils.pythonify_logs, Model._get_metrics_result_or_logs,
-    Model._flatten_metrics_in_order.
+    Model._flatten_metrics_in_order. For the order of epochs, elsewhere:
+    data_adapters.get_data_adapter, DataAdapter.get_tf_dataset, ArrayDataAdapter._shuffle and
+    ._num_samples, PyDatasetAdapter.shuffle, .py_dataset and .enqueuer. For the best epoch:
+    MonitorCallback._is_improvement.
   TensorFlow 2.21: distribute_lib._push_per_thread_mode, _pop_per_thread_mode,
     _get_default_replica_mode; StrategyExtended._collective_ops, _cross_device_ops,
     _id_in_cluster; CollectiveAllReduce._launchers; CollectiveReplicaLauncher._group_key and
-    ._group_size; PerReplicaSpec._value_specs; values.DistributedVariable.
+    ._group_size; PerReplicaSpec._value_specs; values.DistributedVariable;
+    Dataset._inputs and ._functions.
 """
 
 import contextlib
@@ -348,6 +352,16 @@ def as_replica(model, replica: Replica):
             variable._value = value
         for optimizer, strategy in strategies:
             optimizer._distribution_strategy = strategy
+        distribute_lib._pop_per_thread_mode()
+
+
+@contextlib.contextmanager
+def without_strategy() -> Iterator[None]:
+    """Within the context, no strategy is in scope: a `tf.Variable` is one, on one device."""
+    distribute_lib._push_per_thread_mode(distribute_lib._get_default_replica_mode())
+    try:
+        yield
+    finally:
         distribute_lib._pop_per_thread_mode()
 
 

@@ -25,6 +25,7 @@ from tfaccel.data.images import ImageData
 from tfaccel.errors import RunError, UserError
 from tfaccel.export.at_start import check_at_start
 from tfaccel.fit import fit
+from tfaccel.models.keras_pixels import trained_on
 from tfaccel.models.own_scaling import misfit
 from tfaccel.models.weights import begin_from
 from tfaccel.precision import with_float32_layers
@@ -204,10 +205,9 @@ def prepare(this_run: Run, config: Config) -> tuple[Loader, Loader, keras.Model]
 
 def _in_words(model: keras.Model, train: Loader, test: Loader) -> str:
     """Returns what is trained on what, in a line; the log has more of each."""
-    parameters = f"{model.name}, {counted(model.count_params(), 'parameter')}"
     loaders = " and ".join(dict.fromkeys((train.data.loader, test.data.loader)))
     return (
-        f"model: {parameters}, trained on {train.num_examples:,} examples in "
+        f"model: {models.described(model)}; trained on {train.num_examples:,} examples in "
         f"{counted(train.num_batches, 'step')} of {train.global_batch_size:,} an epoch, tested on "
         f"{test.num_examples:,}; loader {loaders}"
     )
@@ -258,10 +258,28 @@ def make_model(this_run: Run, config: Config, *, num_outputs: int) -> keras.Mode
             num_outputs=num_outputs,
         )
         if config.model.weights is not None:
-            begin_from(config.model.weights, model)
+            begin_from(config.model.weights, model, order=config.model.weights_order)
+            _say_pixels(config)
         if config.model.float32_layers:
             model = with_float32_layers(model, config.model.float32_layers)
     return model
+
+
+def _say_pixels(config: Config) -> None:
+    """Warns of a loader that does not give what Keras's weights of the model were trained on."""
+    pixels = trained_on(config.model.name)
+    if pixels is None or config.data.channels != 3:
+        return
+    given = config.data.mean + config.data.std
+    as_trained = np.allclose(given, pixels.mean + pixels.std, rtol=0.02, atol=0.002)
+    if not as_trained or config.model.weights_order != pixels.order:
+        log.warning(
+            "model: if %s is one of Keras's own files for %s, it was trained on other pixels; "
+            "then give %s",
+            config.model.weights,
+            config.model.name,
+            pixels.flags,
+        )
 
 
 def steps_in_execution(train: TrainConfig, device: Device, *, num_steps: int) -> int:

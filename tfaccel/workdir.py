@@ -36,6 +36,7 @@ from tfaccel.errors import RunError, UserError
 from tfaccel.local_path import local_path
 from tfaccel.own_files import open_own, replace
 from tfaccel.redact import redacted
+from tfaccel.regular_file import read_regular
 
 log = logging.getLogger("tfaccel")
 
@@ -206,7 +207,7 @@ def _as_written(config: dict) -> dict:
 
 def _read(path: pathlib.Path) -> dict | None:
     try:
-        return json.loads(path.read_text())
+        return json.loads(read_regular(path))
     except (OSError, ValueError, RecursionError):
         return None
 

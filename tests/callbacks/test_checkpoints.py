@@ -138,3 +138,20 @@ def test_p3_beside_another_error_it_is_a_warning(train, caplog):
     error, _ = train(every_steps=2, fails_at=FIRST_THAT_FAILS + 1)
     assert isinstance(error, ZeroDivisionError)
     assert len(said(caplog)) == 1
+
+
+def test_the_size_of_a_checkpoint_is_said_with_the_optimizers_part(setup, tmp_path, caplog):
+    caplog.set_level("INFO", "tfaccel")
+    run = setup(xla=False)
+    rows = [(np.ones(512, np.float32), np.ones(512, np.float32))] * 2
+    loader = run.examples(rows, global_batch_size=2)
+    with run.scope():
+        model = keras.Sequential([keras.Input((512,)), keras.layers.Dense(512)])
+    run.compile(model, "adam", "mse")
+    saved = run.checkpoints(tmp_path, CheckpointConfig(), monitor="loss")
+    model.fit(loader, callbacks=[saved], verbose=0)
+    weights = (512 + 1) * 512 * 4 / 2**20  # 1.002 MiB, and Adam's two averages of each
+    expected = f"checkpoint: {3 * weights:.1f} MiB each, of which {weights:.1f} are weights; up to"
+    assert expected in caplog.text
+    on_disk = sum(each.stat().st_size for each in tmp_path.glob("step-*/*"))
+    assert on_disk / 2**20 == pytest.approx(3 * weights, rel=0.02)

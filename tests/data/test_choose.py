@@ -1,3 +1,5 @@
+import io
+
 import numpy as np
 import PIL.Image
 import pytest
@@ -130,10 +132,17 @@ def test_what_was_asked_for_is_taken(source):
         chosen(source((16, 12)), CPU, loader="dali_gpu")
 
 
-@pytest.mark.parametrize(("suffix", "is_warned"), [(".bmp", True), (".png", False)])
-def test_what_tensorflow_makes_of_a_palette_is_said(source, suffix, is_warned):
-    reason = chosen(source((16, 12), suffix=suffix), CPU, loader="tf_data").reason
-    assert ("palette" in reason) == is_warned
+@pytest.mark.parametrize(("form", "loader"), [("TIFF", "dali_cpu"), ("PNG", "tf_data")])
+def test_images_in_a_shard_are_known_by_their_bytes(free, tmp_path, form, loader):
+    shard = tmp_path / "x.tar"  # its bytes alone count here
+    encoded = io.BytesIO()
+    PIL.Image.new("RGB", (16, 12)).save(encoded, form)
+    data = encoded.getvalue()
+    shard.write_bytes(data * 3)
+    ranges = np.zeros(3, np.int32), np.arange(3) * len(data), np.full(3, len(data))
+    packed = ImageSource(Blobs((str(shard),), *ranges), np.zeros(3, np.int32), ("a",))
+    free(0)
+    assert chosen(packed, CPU).loader == loader
 
 
 def test_arrays_stay_mapped_where_they_do_not_fit(free):

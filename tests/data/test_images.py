@@ -12,8 +12,10 @@ from conftest import compiled, strategy_of
 
 from tfaccel import DaliConfig, ImageConfig, UserError, preset
 from tfaccel.data import shards, sources
+from tfaccel.data.choose import NUM_SAMPLED
 from tfaccel.data.distribute import Loader
 from tfaccel.data.images import open_images
+from tfaccel.data.source import ImageSource
 from tfaccel.runtime import Device, Runtime
 
 NUM_IMAGES = 37
@@ -277,6 +279,88 @@ def test_sixteen_bit_images_are_not_made_white(tmp_path, loader):
     PIL.Image.fromarray(deep).save(tmp_path / "a" / "deep.png")
     with pytest.raises(UserError, match=r"deep.png has 16-bit or float samples"):
         make_loader(sources.class_folders(tmp_path), loader=loader)
+
+
+NUM_LATE = 70
+# What the sample of an opening passes over.
+LATE = sorted(set(range(NUM_LATE)) - set(np.linspace(0, NUM_LATE - 1, NUM_SAMPLED).astype(int)))
+
+
+@pytest.fixture(scope="module")
+def late_kinds(tmp_path_factory):
+    """Class folders of which the images in LATE are of kinds that decoders read in other ways."""
+    root = tmp_path_factory.mktemp("late")
+    (root / "a").mkdir()
+    grey = np.arange(64, dtype=np.uint8).reshape(8, 8)
+    palette = PIL.Image.fromarray(np.stack([grey, grey[::-1], grey.T], -1)).quantize(16)
+    for index in range(NUM_LATE):
+        place = root / "a" / f"{index:02d}"
+        if index not in LATE:
+            PIL.Image.fromarray(grey).save(place.with_suffix(".png"))
+        elif index == LATE[0]:
+            PIL.Image.fromarray(grey * np.uint16(257)).save(place.with_suffix(".png"))
+        elif index == LATE[1]:
+            frames = [PIL.Image.fromarray(255 - grey)]
+            palette.convert("RGB").save(place.with_suffix(".png"), append_images=frames, save_all=1)
+        else:
+            palette.save(place.with_suffix(".bmp"))
+    return root
+
+
+@pytest.mark.parametrize("loader", ["dali_cpu", "tf_data"])
+def test_a_later_image_of_an_odd_kind_is_named_when_it_is_read(late_kinds, loader):
+    source = sources.class_folders(late_kinds)
+    settings = {"loader": loader, "image_size": (8, 8), "global_batch_size": NUM_LATE}
+    opened = make_loader(source, shuffle=False, **settings)
+    with pytest.raises(UserError, match=rf"{len(LATE)} of {NUM_LATE} images just read .* a kind"):
+        rows_of(opened)
+
+
+@pytest.mark.parametrize("loader", ["memory", "cache"])
+def test_pillow_reads_all_of_them_but_those_of_16_bits(late_kinds, loader):
+    source = sources.class_folders(late_kinds)
+    settings = {"loader": loader, "image_size": (8, 8), "global_batch_size": NUM_LATE}
+    with pytest.raises(UserError, match=rf"1 of {NUM_LATE} .*{LATE[0]:02d}.png \(has 16-bit"):
+        make_loader(source, **settings)
+    left = source.without(np.array(LATE[:1]))
+    image, _ = rows_of(make_loader(left, shuffle=False, channels=3, **settings))
+    for index in LATE[1:]:
+        with PIL.Image.open(left.images.files[index - 1]) as opened:
+            right = np.asarray(opened.convert("RGB"))
+        levels = image[index - 1] / 2 * 255 + 127.5 if image.min() < 0 else image[index - 1] * 255
+        np.testing.assert_allclose(levels, right, atol=0.6)
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_a_later_mask_is_looked_at_when_it_is_read(tmp_path, loader):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "out").mkdir()
+    for index in range(NUM_LATE):
+        PIL.Image.new("RGB", (8, 8)).save(tmp_path / "in" / f"{index:02d}.png")
+        mode = "P" if index == LATE[0] else "L"
+        PIL.Image.new(mode, (8, 8)).save(tmp_path / "out" / f"{index:02d}.png")
+    source = sources.image_pairs(tmp_path / "in", tmp_path / "out")
+    settings = {"targets": "mask", "channels": 3, "image_size": (8, 8), "loader": loader}
+    with pytest.raises(UserError, match=rf"out/{LATE[0]:02d}\.png \(is of Pillow's mode P"):
+        rows_of(make_loader(source, global_batch_size=NUM_LATE, shuffle=False, **settings))
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_a_wrong_size_in_the_sample_is_named_as_the_loader_opens(tmp_path, loader):
+    for side in ("in", "out"):
+        (tmp_path / side).mkdir()
+        for index in range(4):
+            size = (8, 9) if (side, index) == ("out", 2) else (8, 8)
+            PIL.Image.new("L", size).save(tmp_path / side / f"{index}.png")
+    pairs = sources.image_pairs(tmp_path / "in", tmp_path / "out")
+    settings = {"loader": loader, "image_size": (8, 8), "global_batch_size": 4}
+    with pytest.raises(UserError, match=r"in/2.png has 8x8 .*out/2.png 9x8 .* a pair of one size"):
+        make_loader(pairs, **settings)
+    if loader in ("dali_cpu", "tf_data"):  # the others keep images of one size alone
+        single = ImageSource(pairs.targets, np.zeros(4, np.int32), ("a",))
+        settings["image_size"] = (9, 8)
+        with pytest.raises(UserError, match=r"out/0.png has 8x8 .*use a smaller image_size"):
+            make_loader(single, augment=preset("none", window="center_crop"), **settings)
 
 
 def test_hues_of_grey_images_are_refused(folder):

@@ -87,7 +87,10 @@ def test_the_loader_says_what_range_its_pixels_have(setup, root, caplog):
     run = setup()
     images = {"image_size": (6, 5), "channels": 1, "global_batch_size": 2}
     assert run.image_folder(root, **images).pixel_range == (0, 1)
-    assert "pixels come as 0 to 1" in caplog.text
+    run.image_folder(root, **images)
+    assert caplog.text.count("data: pixels come as 0 to 1 (0 to 255 by mean=0, std=1/255)") == 1
     assert run.image_folder(root, **images, mean=0.5, std=0.5).pixel_range == (-1, 1)
+    assert "data: pixels come as -1 to 1 (0 to 255" in caplog.text
     as_keras = run.image_folder(root, **images, std=1 / 255)
     assert as_keras.pixel_range == (0, pytest.approx(255))
+    assert caplog.messages[-2] == "data: pixels come as 0 to 255"

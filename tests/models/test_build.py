@@ -54,6 +54,39 @@ def test_the_untrained_restoration_cnn_gives_its_input_to_the_last_bit():
     np.testing.assert_array_equal(model(images), images)
 
 
+@pytest.mark.parametrize(
+    ("shape", "first_dense", "num_convolutions"),
+    [
+        ((28, 28, 1), 13 * 13, 2),  # the recipe's own
+        ((8, 8, 1), 3 * 3, 2),
+        ((30, 30, 1), 14 * 14, 2),
+        ((64, 64, 3), 7 * 7, 4),  # 31, 15, 7
+        ((224, 224, 3), 13 * 13, 5),  # 111, 55, 27, 13
+        ((100, 6, 1), 12 * 2, 4),  # 49, 24, 12; the other side is small already
+    ],
+)
+def test_the_mnist_cnn_pools_until_its_dense_layer_is_small(shape, first_dense, num_convolutions):
+    model = models.build("mnist_cnn", image_shape=shape, num_outputs=3)
+    dense = next(each for each in model.layers if isinstance(each, keras.layers.Dense))
+    assert dense.kernel.shape == (first_dense * 64, 128)
+    found = [each for each in model.layers if isinstance(each, keras.layers.Conv2D)]
+    assert len(found) == num_convolutions
+    assert model.count_params() < 2e6
+
+
+def test_a_model_is_described_with_the_layer_that_holds_most():
+    image, dense = keras.Input((28, 28, 1)), keras.layers.Dense
+    x = dense(128, name="wide")(keras.layers.Flatten()(keras.layers.Conv2D(8, 3)(image)))
+    model = keras.Model(image, dense(3, name="logits")(x), name="mine")
+    wide = 26 * 26 * 8 * 128 + 128
+    total = wide + (9 + 1) * 8 + (128 + 1) * 3
+    expected = f"mine, {total:,} parameters, {wide / total:.0%} of them in layer wide"
+    assert models.described(model) == expected
+    even = [dense(8, name=f"dense{each}") for each in range(4)]
+    model = keras.Sequential([keras.Input((8,)), *even], name="even")
+    assert models.described(model) == "even, 288 parameters"
+
+
 def test_the_cifar_resnet_has_the_size_of_its_description():
     model = models.build("cifar_resnet", image_shape=(32, 32, 3), num_outputs=10)
     assert model.count_params() == pytest.approx(22.4e6, rel=0.005)

@@ -158,12 +158,19 @@ class Checkpoints(keras.callbacks.Callback):
             log.warning("checkpoint: %s", error)  # beside what ended it
 
     def on_train_begin(self, logs=None):
-        """Looks whether there is room."""
+        """Looks whether there is room, and says how much a checkpoint takes."""
         self._doing = "begin"
         keep = self._config.keep_last + self._config.keep_best
         with together(self._strategy, "has no room for checkpoints"):
             if self.is_chief:
-                check_space(self.store.folder, state_lib.num_bytes(self.model), keep=keep)
+                size = state_lib.num_bytes(self.model)
+                check_space(self.store.folder, size, keep=keep)
+                log.info(
+                    "checkpoint: %.1f MiB each, of which %.1f are weights; up to %d are kept",
+                    size / 2**20,
+                    state_lib.weight_bytes(self.model) / 2**20,
+                    keep,
+                )
 
     def on_train_batch_end(self, batch, logs=None):
         """Saves when it is time; after an epoch's last step, its validation comes first."""

@@ -9,6 +9,7 @@ from tfaccel import seam
 from tfaccel.errors import RunError
 from tfaccel.precision import layers_by_name
 from tfaccel.step.finite import FINE, WEIGHTS
+from tfaccel.step.labels import LABELS, beyond
 
 log = logging.getLogger("tfaccel")
 
@@ -119,6 +120,8 @@ class Finite(keras.callbacks.Callback):
         return hasattr(type(self.model.train_function), "nonfinite")
 
     def _fault(self, code: int, step: int) -> str:
+        if code >= LABELS:
+            return beyond(code, where=f" at step {step}, which was not applied")
         known = seam.variables_of(self.model)
         variable = known[code - 1] if code <= len(known) else None
         if any(variable is each for each in self.model.metrics_variables):

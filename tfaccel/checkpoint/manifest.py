@@ -18,6 +18,7 @@ import pathlib
 from typing import Any
 
 from tfaccel.errors import RunError
+from tfaccel.regular_file import open_regular, read_regular
 
 FORMAT_VERSION = 1
 MARKER = "tfaccel checkpoint"
@@ -66,7 +67,7 @@ def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
       OSError: it cannot be read.
     """
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
+        manifest = json.loads(read_regular(folder / MANIFEST))
     except FileNotFoundError:
         raise CheckpointError(f"{MANIFEST} is missing") from None
     except (ValueError, RecursionError):
@@ -92,6 +93,6 @@ def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def _measure(path: pathlib.Path) -> dict[str, Any]:
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return {"size": os.fstat(file.fileno()).st_size, "sha256": digest}

@@ -49,7 +49,16 @@ def variables(model: keras.Model) -> Arrays:
 
 def num_bytes(model: keras.Model) -> int:
     """Returns how many bytes those are, without a copy of them."""
-    own = map(_of_first_replica, seam.state_of(model))
+    return _bytes_of(seam.state_of(model))
+
+
+def weight_bytes(model: keras.Model) -> int:
+    """Returns how many of these are the model's weights; the optimizer has most of the others."""
+    return _bytes_of(model.weights)
+
+
+def _bytes_of(variables: list) -> int:
+    own = map(_of_first_replica, variables)
     return sum(each.shape.num_elements() * each.dtype.size for each in own)
 
 

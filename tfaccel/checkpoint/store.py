@@ -28,6 +28,7 @@ from tfaccel.checkpoint.manifest import ARRAYS, FORMAT_VERSION, STATE, Checkpoin
 from tfaccel.checkpoint.rotation import best_first, to_keep
 from tfaccel.disk_errors import free_bytes, mib, not_written
 from tfaccel.errors import UserError
+from tfaccel.regular_file import read_regular
 
 log = logging.getLogger("tfaccel")
 
@@ -261,7 +262,7 @@ def _read(folder: pathlib.Path) -> Snapshot:
 
     try:
         verify(folder)  # before anything is parsed
-        stored = json.loads((folder / STATE).read_bytes())
+        stored = json.loads(read_regular(folder / STATE))
         step, state = stored["step"], stored["state"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"it cannot be read ({error})") from error
@@ -273,7 +274,7 @@ def _read(folder: pathlib.Path) -> Snapshot:
 def _score(folder: pathlib.Path) -> float | None:
     # It may be damaged.
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        return float(json.loads((folder / STATE).read_bytes())["score"])
+        return float(json.loads(read_regular(folder / STATE))["score"])
     return None
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from tfaccel.config import AugmentConfig, ImageConfig
 from tfaccel.data.free_memory import free_bytes, mib
 from tfaccel.data.one_size import one_size
-from tfaccel.data.source import ArraySource, ImageSource
+from tfaccel.data.source import ArraySource, Blobs, ImageSource
 from tfaccel.data.sources.pillow import image_sizes
 from tfaccel.errors import UserError
 from tfaccel.runtime import Device
@@ -23,8 +23,9 @@ from tfaccel.runtime import Device
 # the model, its activations and, on the CPU, other programs need the rest.
 MEMORY_SHARE = 0.25
 
-# Not BMP: of a palette, TensorFlow takes the indices for grey levels.
+# Not BMP: TensorFlow decodes fewer kinds of it than DALI.
 TENSORFLOW_SUFFIXES = {".gif", ".jpeg", ".jpg", ".png", ".webp"}
+_DALIS = (b"II*", b"MM\0*", b"P4", b"P5", b"P6", b"\0\0\0\x0c", b"\xff\x4f\xff")  # TIFF, PPM, JP2
 NUM_SAMPLED = 64  # images whose headers are read to see whether all have one size
 
 
@@ -73,9 +74,7 @@ def choose_loader(
     if isinstance(source, ArraySource):
         return _for_arrays(source, images, device, num_local)
     if images.loader in ("dali_gpu", "dali_cpu", "tf_data"):
-        bitmaps = images.loader == "tf_data" and ".bmp" in _suffixes(source)
-        warning = "; of a BMP's palette it takes the indices for grey levels" if bitmaps else ""
-        return Choice(images.loader, f"it was asked for{warning}")
+        return Choice(images.loader, "it was asked for")
     place = "the GPU" if on_gpu else "this machine"
     free = free_bytes(device, num_local) if images.loader == "auto" else 0
 
@@ -102,6 +101,8 @@ def choose_loader(
     other = sorted(_suffixes(source) - TENSORFLOW_SUFFIXES)
     if other:
         return Choice("dali_cpu", f"{why}, and TensorFlow does not decode every {other[0]}")
+    if not source.images.are_files and (odd := _not_tensorflows(source.images)):
+        return Choice("dali_cpu", f"{why}, and TensorFlow does not decode {odd}")
     return Choice("tf_data", f"{why}; on a CPU it decodes JPEG and PNG faster than DALI")
 
 
@@ -110,6 +111,18 @@ def _suffixes(source: ImageSource) -> set[str]:
     if not source.images.are_files:
         return set()
     return source.images.files.suffixes()
+
+
+def _not_tensorflows(blobs: Blobs) -> str | None:
+    """Returns the name of an image in a shard that TensorFlow does not decode: of a sample."""
+    for index in np.unique(np.linspace(0, len(blobs) - 1, NUM_SAMPLED).astype(int)).tolist():
+        try:
+            begins = blobs.read(index)[:4]
+        except OSError:  # the loader says so
+            continue
+        if begins.startswith(_DALIS):
+            return blobs.name(index)
+    return None
 
 
 def _storable_size(

@@ -21,6 +21,7 @@ from tfaccel.data.deferred import Deferred
 from tfaccel.data.feed import Feed
 from tfaccel.data.free_memory import all_bytes, mib
 from tfaccel.data.loaders.cache import cached
+from tfaccel.data.loaders.faults import wrong_size
 from tfaccel.data.loaders.kept import kept
 from tfaccel.data.loaders.memory import DeferredStream, MemoryStream, decode_all
 from tfaccel.data.loaders.pixels import batch_spec, resizes
@@ -29,7 +30,8 @@ from tfaccel.data.placement import Placement
 from tfaccel.data.scan import files
 from tfaccel.data.shards import Plan, check_even
 from tfaccel.data.source import ArraySource, ImageSource, UnreadableError
-from tfaccel.data.sources.pillow import check_kinds, image_size
+from tfaccel.data.sources.kinds import check_kinds
+from tfaccel.data.sources.pillow import image_size
 from tfaccel.errors import UserError
 from tfaccel.runtime import Device, Runtime
 
@@ -260,7 +262,7 @@ def open_images(
         _log_decoder_memory(dali)
     _log_resize(source, images, augment)
     if isinstance(source, ImageSource):
-        _check_some(source, images)
+        _check_some(source, images, augment, by_pillow=choice.stored_size is not None)
     found = source
     if choice.stored_size is not None:
         source = _decoded(source, images, choice, num_threads=num_threads)
@@ -285,12 +287,22 @@ def open_images(
     )
 
 
-def _check_some(source: ImageSource, images: ImageConfig) -> None:
-    """Raises UserError for a kind of image that no loader takes, among those of a sample."""
+def _check_some(
+    source: ImageSource, images: ImageConfig, augment: AugmentConfig, *, by_pillow: bool
+) -> None:
+    """Raises UserError for an image of a sample whose kind or size the loader does not take.
+
+    The loaders look at each of the others as they read it for the first time.
+    """
     sample = np.unique(np.linspace(0, len(source) - 1, NUM_SAMPLED).astype(int))
-    check_kinds(source.images, sample, are_masks=False)
+    check_kinds(source.images, sample, are_masks=False, by_pillow=by_pillow)
     if source.targets is not None:
-        check_kinds(source.targets, sample, are_masks=images.targets == "mask")
+        are_masks = images.targets == "mask"
+        check_kinds(source.targets, sample, are_masks=are_masks, by_pillow=by_pillow)
+    cut_out = augment if files.smallest_window(images, augment) else AugmentConfig()
+    wrong = wrong_size(source, images, cut_out, sample.tolist())
+    if wrong:
+        raise UserError(wrong)
 
 
 def _check(source, images: ImageConfig, augment: AugmentConfig) -> None:

@@ -17,6 +17,7 @@ from tfaccel.data.loaders.cache import identify
 from tfaccel.data.source import Blobs
 from tfaccel.data.sources.pillow import image_sizes
 from tfaccel.own_files import replace
+from tfaccel.regular_file import read_regular
 
 LEAST_KEPT = 10_000  # images, of which headers take half a second
 
@@ -39,7 +40,7 @@ def one_size(blobs: Blobs, *, num_threads: int) -> tuple[int, int] | None:
     identify(digest, blobs, num_threads)
     place = cache_folder("sizes") / f"{digest.hexdigest()}.json"
     try:
-        known = json.loads(place.read_bytes())["size"]
+        known = json.loads(read_regular(place))["size"]
         return None if known is None else (int(known[0]), int(known[1]))
     except Exception as error:  # a damaged file may make its reader raise anything
         if not isinstance(error, FileNotFoundError):

@@ -6,12 +6,10 @@ so that any example can be read at any time, and the order is the toolkit's own.
 """
 
 import dataclasses
-import errno
 import hashlib
 import os
-import stat
 from collections.abc import Sequence
-from typing import BinaryIO
+from concurrent.futures import Executor
 
 import numpy as np
 
@@ -19,26 +17,7 @@ from tfaccel.data import stamps
 from tfaccel.data.file_names import FileNames
 from tfaccel.errors import UserError
 from tfaccel.redact import shown
-
-
-def open_regular(file: str, *, buffering: int = -1) -> BinaryIO:
-    """Opens a file for reading, as `open` does, and never waits for one that is no file of bytes.
-
-    Args:
-      file: its path. A link is followed.
-      buffering: as of `open`.
-
-    Raises:
-      OSError: it cannot be opened, or is a FIFO, a device or a socket.
-    """
-    # Without O_NONBLOCK a FIFO is opened when another process writes to it: perhaps never.
-    opened = open(  # noqa: SIM115 - the caller closes it
-        file, "rb", buffering, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)
-    )
-    if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
-        opened.close()
-        raise OSError(errno.EINVAL, "not a regular file, but a FIFO, a device or the like", file)
-    return opened
+from tfaccel.regular_file import check_regular, open_regular, read_regular
 
 
 class UnreadableError(UserError):
@@ -117,14 +96,28 @@ class Blobs:
           OSError: the file cannot be read, or has become shorter.
         """
         if self.are_files:
-            with open_regular(self.files[index]) as file:
-                return file.read()
+            return read_regular(self.files[index])
         offset, size = int(self.offsets[index]), int(self.sizes[index])
         with open_regular(self.files[self.file_of[index]], buffering=0) as file:
             data = os.pread(file.fileno(), size, offset)
         if len(data) < size:
             raise OSError(f"{self.name(index)} ends after {len(data)} bytes")
         return data
+
+    def check_files(self, ids: np.ndarray, pool: Executor, *, num_threads: int) -> None:
+        """Looks at the files of some examples, which another library is to open.
+
+        Args:
+          ids: of the examples.
+          pool: of threads, so that a network drive is not waited for once for each file.
+          num_threads: of the pool.
+
+        Raises:
+          OSError: for the first that is not there, or is a FIFO, a device or a socket.
+        """
+        numbers = ids if self.are_files else np.unique(self.file_of[ids])
+        files = [self.files.encoded(index) for index in numbers.tolist()]
+        list(pool.map(check_regular, (files[start::num_threads] for start in range(num_threads))))
 
     def taken(self, ids: np.ndarray) -> "Blobs":
         """Returns the examples at these indices alone."""

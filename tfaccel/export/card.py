@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from tfaccel import __version__
 from tfaccel.config import ExportConfig
 from tfaccel.errors import UserError
+from tfaccel.regular_file import read_regular
 
 NAME = "tfaccel.json"
 
@@ -69,7 +70,7 @@ def read(folder: pathlib.Path) -> dict[str, object]:
       UserError: the folder is no export of tfaccel.
     """
     try:
-        card = json.loads((folder / NAME).read_text(encoding="utf-8"))
+        card = json.loads(read_regular(folder / NAME))
         if isinstance(card, dict) and "class_names" in card:
             return card
         found = "is of something else"

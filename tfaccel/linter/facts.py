@@ -83,6 +83,9 @@ class Model:
       outside_scope: paths of the variables that the strategy does not know.
       unknown: kinds of layers with weights whose work is not known.
       own_scaling: name of the layer that scales pixels of 0..255; None where there is none.
+      raw: name of the layer with weights that takes 0..255 as they come; None for none.
+      other_pixels: name of a network of keras.applications with trained weights whose pixels are
+        not those of the data; None for none.
       fault: why it could not be called, in words; None if it could.
     """
 
@@ -93,6 +96,8 @@ class Model:
     outside_scope: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     own_scaling: str | None = None
+    raw: str | None = None
+    other_pixels: str | None = None
     fault: str | None = None
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from tfaccel.linter.facts import Facts, Layer, Output, Shape, Target
 from tfaccel.linter.findings import Finding
 from tfaccel.linter.words import named, shown
+from tfaccel.models.keras_pixels import trained_on
 from tfaccel.models.own_scaling import FEW
 from tfaccel.table_text import counted
 
@@ -105,6 +106,35 @@ def scales_once(facts: Facts) -> Iterator[Finding]:
             f"--config.data.mean=0 --config.data.std={1 / 255:.16g}"
             if facts.step.from_config
             else None,
+        )
+
+
+def scales_at_all(facts: Facts) -> Iterator[Finding]:
+    """Yields where nobody scales the pixels, or not as the model's trained weights want."""
+    model, given = facts.model, facts.data.pixel_range
+    if given is None:
+        return
+    seen = f"{given[0]:.4g} to {given[1]:.4g}"
+    if model.other_pixels:
+        pixels = trained_on(model.other_pixels)
+        order = "" if pixels.order == "rgb" else ", the colours in the order blue, green, red"
+        yield Finding(
+            "warning",
+            model.other_pixels,
+            f"has trained weights, but the loader gives pixels of {seen}",
+            "Keras's own weights were trained on {:.4g} to {:.4g}".format(*pixels.range) + order,
+            "accuracy, if they are Keras's",
+            f"give the loader {pixels.settings}",
+        )
+    elif model.raw:
+        yield Finding(
+            "warning",
+            model.raw,
+            f"takes pixels of {seen} as they come",
+            "it begins with weights for numbers of about 1: the first steps are far too large",
+            "accuracy",
+            "leave out the loader's std, so that it gives 0 to 1",
+            "--config.data.mean=0 --config.data.std=1" if facts.step.from_config else None,
         )
 
 

@@ -24,17 +24,19 @@ from tfaccel.linter.facts import Facts, Model, Step
 from tfaccel.linter.findings import Finding, Table
 from tfaccel.linter.fix import Fix, fixed
 from tfaccel.linter.read_data import read_data, shapes_of
-from tfaccel.linter.read_model import by_input_name, read_model
+from tfaccel.linter.read_model import by_input_name, read_model, with_pixels
 from tfaccel.linter.script import read_script
 from tfaccel.linter.words import shown
 from tfaccel.local_path import local_path
 from tfaccel.precision import policy_of
+from tfaccel.regular_file import read_regular
 from tfaccel.step import in_xla
 from tfaccel.step.functions import Execution
 
 RULES = (
     fits.takes_the_data,
     fits.scales_once,
+    fits.scales_at_all,
     fits.gives_the_classes,
     fits.gives_the_targets,
     layers.linear_chains,
@@ -97,7 +99,7 @@ def lint(
         specs = by_input_name(model, specs)
         data = dataclasses.replace(data, inputs=shapes_of(specs))
     strategy = strategy or _strategy_of(model, dataset)
-    read = read_model(model, data_specs=specs, strategy=strategy)
+    read = with_pixels(read_model(model, data_specs=specs, strategy=strategy), model, data)
     step = _step_of(model, read, strategy, xla=xla)
     found = [] if script is None else in_script(script)
     return judge(Facts(read, data, step), model=model, strategy=strategy, also=found)
@@ -147,7 +149,7 @@ def in_script(script: str | os.PathLike) -> list[Finding]:
         return read_script(script)
     path = local_path(script)
     try:
-        return read_script(path.read_text(encoding="utf-8"), path.name)
+        return read_script(read_regular(path).decode(), path.name)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
             f"script={str(script)!r} cannot be read ({error}); give a Python file, or its text"

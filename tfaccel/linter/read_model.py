@@ -9,16 +9,17 @@ Private Keras names relied on: Layer._build_shapes_dict, Dense._kernel and those
 """
 
 import contextlib
+import dataclasses
 import math
 import re
 
 import keras
 import tensorflow as tf
 
-from tfaccel.linter.facts import OUTSIDE, Layer, Model, Output, Shape
+from tfaccel.linter.facts import OUTSIDE, Data, Layer, Model, Output, Shape
 from tfaccel.linter.read_data import shapes_of
 from tfaccel.linter.trace import Call, Trace, traced
-from tfaccel.models.own_scaling import own_scaling
+from tfaccel.models.own_scaling import of_other_pixels, of_raw_pixels, own_scaling
 from tfaccel.seam import is_distributed
 
 CONVOLUTIONS = ("Conv1D", "Conv2D", "Conv3D")
@@ -60,6 +61,17 @@ def read_model(
         unknown=tuple(dict.fromkeys(each.kind for each in seen.calls if _is_unknown(each))),
         own_scaling=getattr(own_scaling(model), "name", None),
         fault=seen.fault,
+    )
+
+
+def with_pixels(read: Model, model: keras.Model, data: Data) -> Model:
+    """Returns the facts with what the data's pixels are to the model, where they are known."""
+    if data.pixel_range is None:
+        return read
+    return dataclasses.replace(
+        read,
+        raw=of_raw_pixels(model, data.pixel_range),
+        other_pixels=of_other_pixels(model, data.pixel_range),
     )
 
 

@@ -19,7 +19,7 @@ from tfaccel.data.from_config import open_loader
 from tfaccel.linter.facts import Facts, Model, Step
 from tfaccel.linter.lint import Lint, gpu_capability, in_script, judge, precision_of
 from tfaccel.linter.read_data import read_data
-from tfaccel.linter.read_model import read_model
+from tfaccel.linter.read_model import read_model, with_pixels
 from tfaccel.run import Run
 from tfaccel.step import in_xla
 from tfaccel.train import make_model, make_optimizer
@@ -55,6 +55,7 @@ def run(config: Config, *, script: pathlib.Path | None) -> Lint:
     model = make_model(this_run, config, num_outputs=num_outputs)
     data, specs = read_data(loader)
     read = read_model(model, data_specs=specs, strategy=this_run.strategy)
+    read = with_pixels(read, model, data)
     facts = Facts(read, data, _step(config, this_run, read, model))
     return judge(facts, model=model, strategy=this_run.strategy, also=source)
 

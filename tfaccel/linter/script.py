@@ -1,4 +1,4 @@
-"""What a script's source alone shows: a model called on a whole data set, and waits in a loop.
+"""What a script's source alone shows: a model called on a data set, waits in a loop, its pixels.
 
 Takes source text; gives findings. Nothing of it is run: its syntax tree is read.
 
@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator
 
 from tfaccel.linter.findings import Finding
+from tfaccel.linter.script_pixels import pixels
 from tfaccel.linter.speed import run_eagerly
 
 MAKE_DATA = re.compile(
@@ -45,7 +46,7 @@ def read_script(source: str, name: str = "script") -> list[Finding]:
     calls = [each for each in ast.walk(tree) if isinstance(each, ast.Call)]
     given = ((each, _given_data(each, data)) for each in calls if _is_model(each, models))
     whole = [_whole_data(call, text, name) for call, text in given if text]
-    return [*whole, *_waits(tree, data, name), *_eager(calls, name)]
+    return [*whole, *_waits(tree, data, name), *_eager(calls, name), *pixels(tree, name)]
 
 
 def _syntax(error: SyntaxError, name: str) -> Finding:

@@ -14,6 +14,7 @@ import pathlib
 
 from tfaccel.logs import Record, Writer
 from tfaccel.own_files import replace
+from tfaccel.regular_file import read_regular
 
 log = logging.getLogger("tfaccel")
 
@@ -56,7 +57,7 @@ def read(path: pathlib.Path) -> list[Record]:
       OSError: it cannot be read.
     """
     rows = []
-    reader = csv.DictReader(io.StringIO(path.read_text(errors="replace"), newline=""))
+    reader = csv.DictReader(io.StringIO(read_regular(path).decode(errors="replace"), newline=""))
     for row in reader:
         try:
             row = {name: _number(text) for name, text in row.items() if text != ""}

@@ -15,6 +15,7 @@ import pathlib
 from tfaccel.logs import Record, Writer
 from tfaccel.logs.appended import Appended
 from tfaccel.own_files import replace
+from tfaccel.regular_file import read_regular
 
 log = logging.getLogger("tfaccel")
 
@@ -64,7 +65,7 @@ def read(path: pathlib.Path) -> list[dict]:
       OSError: it cannot be read.
     """
     records = []
-    lines = path.read_bytes().split(b"\n")
+    lines = read_regular(path).split(b"\n")
     for number, line in enumerate(lines, start=1):
         if not line:
             continue

@@ -27,6 +27,7 @@ from tensorboard.util import tensor_util
 from tfaccel.logs import Record, Writer
 from tfaccel.logs.appended import Appended
 from tfaccel.own_files import replace
+from tfaccel.regular_file import read_regular
 
 NO_CHARTS = ("step", "epoch", "seconds", "images", "eta_s")  # they are the charts' own axes
 EPOCH = "epoch"  # the tag by which an event is known for an epoch's
@@ -118,7 +119,7 @@ def _open(folder: pathlib.Path) -> Appended:
 
 def _read(path: pathlib.Path) -> Iterator[tuple[bytes, Event]]:
     """Yields each whole record of a file, and its event."""
-    data, start = path.read_bytes(), 0
+    data, start = read_regular(path), 0
     while start + 12 <= len(data):
         (size,) = struct.unpack_from("<Q", data, start)  # then 4 bytes of CRC, the event, 4 more
         end = start + 12 + size + 4

@@ -3,18 +3,40 @@
 model = build("resnet50", image_shape=(224, 224, 3), num_outputs=1000)    # in run.scope()
 """
 
+import math
 from collections.abc import Callable
 
 import keras
 
 from tfaccel.errors import UserError, did_you_mean
 from tfaccel.models import applications, cifar_resnet, mnist_cnn, restoration_cnn
+from tfaccel.models.weights import own_weights
 
 OWN = {
     "cifar_resnet": cifar_resnet.build,
     "mnist_cnn": mnist_cnn.build,
     "restoration_cnn": restoration_cnn.build,
 }
+
+MOST = 0.5  # of a model's parameters, in one layer
+
+
+def described(model: keras.Model) -> str:
+    """Returns a model's name, its number of parameters, and the layer that holds most, if one does.
+
+    Args:
+      model: built.
+    """
+    total = model.count_params()
+    counts = {
+        each.name: sum(math.prod(weight.shape) for weight in own_weights(each))
+        for each in model._flatten_layers()
+    }
+    name = max(counts, key=counts.get)
+    text = f"{model.name}, {total:,} parameters"
+    if len(counts) < 3 or counts[name] <= MOST * total:
+        return text
+    return f"{text}, {counts[name] / total:.0%} of them in layer {name}"
 
 
 def build(name: str, *, image_shape: tuple[int, int, int], num_outputs: int) -> keras.Model:

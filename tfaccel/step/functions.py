@@ -81,9 +81,9 @@ def set_functions(model, strategy, config: StepConfig, *, xla: bool) -> None:
         each.layers()
     trains, tests, predicts = choices
     make = functools.partial(_Step, model, strategy, config)
-    seen = labels.watched(model.test_step, are_probabilities=config.mixes_labels)
-    train = make(model.train_step, replicas, choice=trains, updates_in_xla=xla, trains=True)
-    test = make(seen, replicas, choice=tests, updates_in_xla=xla, trains=False)
+    seen = functools.partial(labels.watched, are_probabilities=config.mixes_labels)
+    train = make(seen(model.train_step), replicas, choice=trains, updates_in_xla=xla, trains=True)
+    test = make(seen(model.test_step), replicas, choice=tests, updates_in_xla=xla, trains=False)
     log.info(
         "step: %s, %s XLA%s",
         _in_words(replicas, xla=trains.on),
@@ -438,10 +438,11 @@ def _whole_step(
     """One replica, nothing to sum: the model's own step, as it is."""
     with seam.as_replica(model, replica), seam.layer_paths(xla=xla, all_reduce=None):
         if not trains:
-            return step(batch)
+            return labels.named(step(batch), trains=False)
         # Within what XLA compiles, it compiles the update too.
         compile_ = functools.partial(_compiled, replica) if updates_in_xla and not xla else None
-        return finite.watched(model, step, batch, xla=xla, compile_=compile_)
+        logs = finite.watched(model, step, batch, xla=xla, compile_=compile_)
+        return labels.named(logs, trains=True)
 
 
 def _accumulating_step(
@@ -593,9 +594,7 @@ def _update(
         results = tf.nest.map_structure(tf.convert_to_tensor, model.get_metrics_result())
     # A log that no metric is of is the step's own value: its mean over rows.
     own = {name: results.get(name, value / rows) for name, value in totals.logs.items()}
-    if finite.LOG in own:  # of a test step, on any replica
-        own[finite.LOG] = tf.cast(own[finite.LOG] > 0, tf.int64) * labels.LABELS
-    return own | logs
+    return labels.named(own | logs, trains=trains)
 
 
 def _changed(totals: Totals, rows: tf.Tensor) -> list[tuple]:

@@ -8,6 +8,7 @@ import pytest
 
 from tfaccel.data.loaders.dali_bytes import make_file_reader
 from tfaccel.data.source import Blobs
+from tfaccel.data.sources.kinds import HEAD_BYTES
 
 
 @pytest.fixture
@@ -42,14 +43,16 @@ def as_bytes(encoded):
 def test_batches_stay_as_they_were_read(blobs):
     read, batches = reader(blobs), ([0, 1, 2], [4, 3, 3], [2, 0, 4], [1, 1, 1])
     found = [read(np.array(ids)) for ids in batches]  # all are held, as a pipeline holds some
-    for ids, (encoded, sizes) in zip(batches, found, strict=True):
+    for ids, (encoded, heads, sizes) in zip(batches, found, strict=True):
         assert as_bytes(encoded) == [blobs.read(index) for index in ids]
+        begins = [blobs.read(index)[:HEAD_BYTES] for index in ids]
+        assert [bytes(each) for each in heads] == begins
         np.testing.assert_array_equal(sizes, [(10 + index, 30) for index in ids])
         assert sizes.dtype == np.int32
 
 
 def test_sizes_are_not_asked_for_in_vain(blobs):
-    blobs_read, sizes = reader(blobs, with_sizes=False)(np.array([3, 0, 1]))
+    blobs_read, _, sizes = reader(blobs, with_sizes=False)(np.array([3, 0, 1]))
     assert as_bytes(blobs_read) == [blobs.read(index) for index in (3, 0, 1)]
     assert sizes is None
 
@@ -61,3 +64,14 @@ def test_a_file_without_a_header_raises(files, spoil):
     read(np.array([0, 1, 2]))
     with pytest.raises(RuntimeError):
         read(np.array([2, 3, 4]))
+
+
+def test_short_and_empty_files_have_zeros_behind_their_first_bytes(tmp_path):
+    files = [tmp_path / "a", tmp_path / "b", tmp_path / "c"]
+    for file, data in zip(files, (b"", b"abc", bytes(range(100))), strict=True):
+        file.write_bytes(data)
+    read = reader(Blobs(tuple(map(str, files))), with_sizes=False)
+    _, heads, _ = read(np.arange(3))
+    assert heads.shape == (3, HEAD_BYTES)
+    assert bytes(heads[1]) == b"abc".ljust(HEAD_BYTES, b"\0")
+    assert not heads[0].any()

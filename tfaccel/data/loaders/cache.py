@@ -34,6 +34,7 @@ from tfaccel.data.loaders.decode import decode_into, shapes
 from tfaccel.data.source import ArraySource, Blobs, ImageSource
 from tfaccel.errors import UserError
 from tfaccel.own_files import open_own
+from tfaccel.regular_file import check_regular
 from tfaccel.run_log import summary
 
 VERSION = 2  # changed whenever the same key would stand for other bytes
@@ -230,6 +231,7 @@ def _is_whole(home: pathlib.Path, shape_of: dict, num_threads: int) -> bool:
     try:
         version = str(manifest), manifest.stat().st_mtime_ns
         if version not in _checked:
+            check_regular(home.iterdir())  # NumPy would wait for a FIFO
             _check(home, json.loads(manifest.read_text()), num_threads)
             _checked.add(version)
             log.info("cache: %s is used; checked in %.1f s", home, time.monotonic() - began)

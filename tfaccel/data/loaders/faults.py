@@ -17,7 +17,8 @@ import tensorflow as tf
 from tfaccel.config import CROPS, AugmentConfig, ImageConfig
 from tfaccel.data.loaders.decode import two_sizes
 from tfaccel.data.source import Blobs, ImageSource, UnreadableError
-from tfaccel.data.sources.pillow import image_size, too_deep, undecodable
+from tfaccel.data.sources.kinds import unfit_blob
+from tfaccel.data.sources.pillow import image_size, undecodable
 from tfaccel.errors import UserError
 
 
@@ -72,14 +73,10 @@ def _explained(error, source, images, augment, *, ids, refused, decoder) -> Exce
             f"{next(iter(bad.values()))}; replace or remove such files",
             ids=tuple(bad),
         )
-    bad = _of_each(too_deep, source, ids)
-    if bad:
-        return UnreadableError(
-            f"{len(bad)} of {len(ids)} images just read have 16-bit samples, first "
-            f"{next(iter(bad.values()))}; convert such files",
-            ids=tuple(bad),
-        )
-    wrong = _wrong_size(source, images, augment, ids)
+    unfit = unfit_error(source, images, ids, num_read=len(ids))
+    if unfit:
+        return unfit
+    wrong = wrong_size(source, images, augment, ids)
     if wrong:
         return UserError(wrong)
     if "CUDA" in str(error):
@@ -95,6 +92,33 @@ def _explained(error, source, images, augment, *, ids, refused, decoder) -> Exce
     return error
 
 
+def unfit_error(
+    source: ImageSource, images: ImageConfig, ids: Sequence[int], *, num_read: int
+) -> UnreadableError | None:
+    """Returns the error about those of some examples that are `kinds.unfit`; None for none.
+
+    Args:
+      source: the examples, which can be decoded.
+      images: what they were to become.
+      ids: which of them are looked at.
+      num_read: how many were read with them.
+    """
+    is_mask = {id(source.targets): images.targets == "mask"}
+
+    def fault_of(blobs, index):
+        return unfit_blob(blobs, index, is_mask=is_mask.get(id(blobs), False))
+
+    bad = _of_each(fault_of, source, ids)
+    if not bad:
+        return None
+    return UnreadableError(
+        f"{len(bad)} of {num_read} images just read are of a kind that this loader does not take, "
+        f"first {next(iter(bad.values()))}; convert such files, leave them out with "
+        "bad_files='skip', or list them with `tfaccel audit`",
+        ids=tuple(bad),
+    )
+
+
 def _of_each(fault_of, source: ImageSource, ids) -> dict[int, str]:
     """Returns the fault of each example that has one, in its target or else in its image."""
     parts = [each for each in (source.targets, source.images) if each is not None]
@@ -102,9 +126,20 @@ def _of_each(fault_of, source: ImageSource, ids) -> dict[int, str]:
     return {index: fault for index, fault in faults if fault}
 
 
-def _wrong_size(
-    source: ImageSource, images: ImageConfig, augment: AugmentConfig, ids
+def wrong_size(
+    source: ImageSource, images: ImageConfig, augment: AugmentConfig, ids: Iterable[int]
 ) -> str | None:
+    """Returns the sentence about a pair of two sizes, or an image below its crop; None for neither.
+
+    Args:
+      source: the examples.
+      images: what they are to become.
+      augment: which window is cut out of files as they are.
+      ids: which of them are looked at, by their headers.
+
+    Raises:
+      UserError: one of them is no image.
+    """
     for index in ids:
         size, name = image_size(source.images, index), source.images.name(index)
         if source.targets is not None:

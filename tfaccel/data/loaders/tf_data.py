@@ -24,6 +24,7 @@ from tfaccel.data.loaders.host import HostStream
 from tfaccel.data.loaders.tf_image import windowed
 from tfaccel.data.placement import Placement
 from tfaccel.data.source import Blobs, ImageSource
+from tfaccel.data.sources.kinds import Unseen, agreed
 
 # Batches between the first function and the one that is given: what a fault may be in.
 IN_FLIGHT = 8
@@ -72,16 +73,21 @@ class TfDataStream(Iterator):
         encoded = _encoded("image", source.images, pool)
         if source.targets is not None:
             targets = _encoded("target", source.targets, pool)
+        unseen = Unseen(len(source))
 
         def begin(number):
             ids = feed.rows(number).ids
             fed.append(ids)
+            is_new = unseen.among(ids, number)
+            for part in filter(None, (source.images, source.targets)):
+                # TensorFlow would wait for a FIFO.
+                part.check_files(ids[is_new], pool, num_threads=placement.num_threads)
             second = (
                 {"second": source.labels[ids].astype(np.int64)}
                 if source.targets is None
                 else targets(ids)
             )
-            return encoded(ids) | second | feed.draws(number)
+            return encoded(ids) | second | {"is_new": is_new} | feed.draws(number)
 
         with self._faults_named():
             self._stream = HostStream(
@@ -121,13 +127,15 @@ def _encoded(name: str, blobs: Blobs, pool) -> Callable[[np.ndarray], dict[str, 
 def _row(row: dict, *, images: ImageConfig, augment: AugmentConfig) -> dict:
     """Returns a row whose "pixels", and "second" of pairs, are [*image_size, channels] uint8."""
     row = dict(row)
-    draws = row.pop("window", None)
+    draws, is_new = row.pop("window", None), row.pop("is_new")
     data, target = _read(row, "image"), _read(row, "target")
+    data = _looked_at(data, is_new, is_mask=False)
     settings = {"images": images, "augment": augment}
     if target is None:
         fast = augment.window == "random_resized_crop"
         row["pixels"], _ = windowed(data, draws, fast=fast, **settings)
         return row
+    target = _looked_at(target, is_new, is_mask=images.targets == "mask")
     row["pixels"], size = windowed(data, draws, **settings)
     row["second"], target_size = windowed(target, draws, kind=images.targets, **settings)
     same = tf.debugging.assert_equal(size, target_size, "a pair of two sizes")
@@ -140,6 +148,22 @@ def _read(row: dict, name: str):
     if f"{name}.path" in row:
         return tf.io.read_file(row.pop(f"{name}.path"))
     return row.pop(f"{name}.bytes", None)
+
+
+def _looked_at(data, is_new, *, is_mask: bool):
+    """Returns an encoded image, after a look at its kind where it is read for the first time.
+
+    Python takes 15 us to look, and most JPEG files need none: they are all of one kind.
+    """
+    asks = is_new if is_mask else is_new & ~tf.io.is_jpeg(data)
+    look = functools.partial(tf.numpy_function, functools.partial(_agreed, is_mask=is_mask))
+    fits = tf.cond(asks, lambda: look([data], tf.bool), lambda: True)
+    with tf.control_dependencies([tf.debugging.Assert(fits, ["an image of an odd kind"])]):
+        return tf.identity(data)
+
+
+def _agreed(data: bytes, *, is_mask: bool) -> np.bool_:
+    return np.bool_(agreed(data, is_mask=is_mask))
 
 
 # All rows.

@@ -10,8 +10,7 @@ Measured on planted files with the decoders of DALI 2.4 (CPU) and TensorFlow 2.2
 "bad":
 
 - JPEG, PNG, BMP, WebP: both decode them, by content, whatever the name says. An MPO (several
-  pictures in one JPEG, as phones write) counts as the JPEG that it begins with. But of BMP's
-  palettes TensorFlow takes the indices for grey levels, and 1 bit is an error there.
+  pictures in one JPEG, as phones write) counts as the JPEG that it begins with.
 - GIF: an error in DALI. TIFF, PPM, JPEG 2000: an error in TensorFlow, so they are expected only
   where names say so (or where there are no names, in shards). Anything else: an error in both.
 - CMYK: both decode it to RGB as Pillow does, within 2 of 255. Left out: its colours are a print's.
@@ -39,12 +38,8 @@ import zlib
 import PIL.Image
 import PIL.ImageFile
 
-from tfaccel.data.sources.pillow import (
-    ORIENTATION,
-    sample_bits,
-    stored_size,
-    tiff_orientation,
-)
+from tfaccel.data.sources.kinds import unlike
+from tfaccel.data.sources.pillow import ORIENTATION, stored_size, tiff_orientation
 
 BAD, NOTE = "bad", "note"
 
@@ -130,20 +125,14 @@ def _by_header(image: PIL.Image.Image, data: bytes, suffix: str) -> list[tuple[s
         found.append(("wrong_extension", f"{content} content"))
     if image.mode == "CMYK":
         found.append(("cmyk", "CMYK, whose colours decoders convert in different ways"))
-    bits = sample_bits(image)
-    if bits > 8:
-        kind = "float" if image.mode == "F" else "whole-number"
-        found.append(("sixteen_bit", f"{bits}-bit {kind} samples"))
+    differs = unlike(data, image)
+    if differs:
+        found.append(differs)
     num_frames = 1 if content == "JPEG" else getattr(image, "n_frames", 1)
-    if num_frames > 1:
-        kind = "animated" if content in ("GIF", "PNG", "WEBP") else "several_frames"
-        found.append((kind, f"{num_frames} frames of {content}"))
-    elif content == "GIF" or (content in _DALIS and named not in (content, None)):
+    if num_frames > 1 and content not in ("GIF", "PNG", "WEBP"):
+        found.append(("several_frames", f"{num_frames} frames of {content}"))
+    elif not differs and (content == "GIF" or (content in _DALIS and named not in (content, None))):
         found.append(("unsupported", f"{content}, which not every loader decodes"))
-    elif content == "BMP" and not _is_plain_bmp(image, data):
-        found.append(("unsupported", "a BMP of another kind than plain 24-bit or grey pixels"))
-    elif content == "TIFF" and image.mode not in ("1", "L", "RGB", "CMYK") and bits <= 8:
-        found.append(("unsupported", f"a TIFF of mode {image.mode}, of which decoders differ"))
     return found
 
 
@@ -166,19 +155,6 @@ def _by_pixels(image: PIL.Image.Image, data: bytes) -> list[tuple[str, str]]:
     if orientation in range(2, 9):
         return [("exif_rotated", f"orientation {orientation}; it is used as stored")]
     return []
-
-
-def _is_plain_bmp(image: PIL.Image.Image, data: bytes) -> bool:
-    """Returns whether a BMP has 24-bit pixels or grey levels, and nothing behind or beside them."""
-    header, depth, compression = (
-        int.from_bytes(data[start:end], "little") for start, end in ((14, 18), (28, 30), (30, 34))
-    )
-    channels = {("L", 8): 1, ("RGB", 24): 3}.get((image.mode, depth))
-    if header < 40 or compression or channels is None:
-        return False
-    row = -(-image.width * channels // 4) * 4
-    start = int.from_bytes(data[10:14], "little")
-    return len(data) == start + row * image.height
 
 
 def _check_jpeg(data: bytes) -> None:

@@ -25,11 +25,12 @@ import PIL
 from tfaccel.cache_folder import cache_folder
 from tfaccel.data.source import Blobs
 from tfaccel.errors import UserError
+from tfaccel.regular_file import open_regular
 
 log = logging.getLogger("tfaccel")
 
 # Changed whenever examine.py would say something else of the same image.
-_VERSION = f"4 pillow {PIL.__version__}"
+_VERSION = f"5 pillow {PIL.__version__}"
 
 _WIDTHS = 2**31  # a size is kept as one number, height * _WIDTHS + width: half of a pair's memory
 
@@ -136,7 +137,7 @@ def _state(file: str) -> bytes:
 
 
 def _read(path: pathlib.Path) -> tuple[dict[int, int], dict[int, list[tuple[str, str]]]]:
-    with np.load(path, allow_pickle=False) as arrays:
+    with open_regular(path) as file, np.load(file, allow_pickle=False) as arrays:
         faults = json.loads(arrays["faults"].tobytes())
         sizes = dict(zip(arrays["known"].tolist(), arrays["sizes"].tolist(), strict=True))
     return sizes, {key: [tuple(each) for each in found] for key, found in faults}

@@ -26,6 +26,7 @@ from tfaccel.data.sources.levels import cure_of_files, cure_of_folders
 from tfaccel.data.sources.paths import absolute, nearest
 from tfaccel.data.sources.pillow import IMAGE_SUFFIXES
 from tfaccel.errors import UserError
+from tfaccel.regular_file import is_special
 
 log = logging.getLogger("tfaccel")
 
@@ -200,7 +201,7 @@ def _without_special(folder: os.DirEntry, root, entries, suffixes) -> list[str]:
         raise UserError(
             f"class folder {folder.path} holds '{below[0]}', a folder; expected only images: {cure}"
         )
-    special = {each.path for each in entries if not each.is_file() and os.path.exists(each.path)}
+    special = {each.path for each in entries if not each.is_file() and is_special(each.path)}
     if special:
         log.warning(
             "data: %s is a FIFO, a device or a socket and no image; %d such files of %s are left "

@@ -11,6 +11,7 @@ Takes the file; gives its images in its order.
 
 import array
 import csv
+import io
 import itertools
 import logging
 import os
@@ -26,6 +27,7 @@ from tfaccel.data.sources.compression import compression_of
 from tfaccel.data.sources.labels import OWN_DATA, WHOLE_NUMBER, from_text
 from tfaccel.data.sources.paths import absolute, nearest
 from tfaccel.errors import UserError
+from tfaccel.regular_file import open_regular
 
 PATH_COLUMNS = ("path", "filename", "image", "file")  # as a header names them, in any case
 LABEL_COLUMNS = ("label", "class")
@@ -145,7 +147,7 @@ def _lines(file: pathlib.Path) -> Iterator[str]:
     """Yields the file's lines with their ends, less empty ones at its end."""
     empty = 0  # such lines that are not yet given
     try:
-        with open(file, encoding="utf-8-sig") as opened:
+        with io.TextIOWrapper(open_regular(file), encoding="utf-8-sig") as opened:
             for number, line in enumerate(opened, start=1):
                 if line == "\n":
                     empty += 1

@@ -30,6 +30,7 @@ from tfaccel.cache_folder import cache_folder
 from tfaccel.data.source import Blobs
 from tfaccel.data.sources.paths import absolute, nearest
 from tfaccel.errors import UserError
+from tfaccel.regular_file import NOT_REGULAR, is_special, open_regular
 from tfaccel.run_log import summary
 
 VERSION = 2  # of the columns' files: others are made anew
@@ -56,6 +57,8 @@ def list_shards(pattern: Pattern) -> tuple[str, ...]:
     if not shards:
         raise UserError(f"no shards were given: {pattern!r}; expected a path or a pattern")
     for shard in shards:
+        if is_special(shard):
+            raise UserError(f"shard {shard} is {NOT_REGULAR}; copy what it gives into a file")
         if os.path.getsize(shard) == 0:
             raise UserError(f"shard {shard} is empty; write it again, or remove it")
     _say_twice(shards)
@@ -211,7 +214,7 @@ def examples(
     def make(shard):
         stamp = _stamp(shard, key)  # before: if the shard changes meanwhile, it is looked at again
         try:
-            with open(shard, "rb", buffering=0) as file:
+            with open_regular(shard, buffering=0) as file:
                 columns = _as_columns(rows(file, keeper))
         except OSError as error:
             raise UserError(f"shard {shard} cannot be read ({error.strerror})") from error
@@ -264,7 +267,7 @@ def _stamp(shard: str, key: str) -> str:
 def _load(place: pathlib.Path, stamp: str, shard_size: int) -> Columns | None:
     """Returns the columns that were kept, None where they are of another shard, or damaged."""
     try:
-        with np.load(place, allow_pickle=False) as file:
+        with open_regular(place) as opened, np.load(opened, allow_pickle=False) as file:
             if str(file["stamp"]) != stamp:
                 return None
             columns = {name: file[name] for name in file.files if name != "stamp"}

@@ -20,6 +20,7 @@ from tfaccel.data.sources.clutter import is_clutter
 from tfaccel.data.sources.paths import absolute, nearest
 from tfaccel.data.sources.pillow import IMAGE_SUFFIXES
 from tfaccel.errors import UserError
+from tfaccel.regular_file import NOT_REGULAR, is_special
 
 log = logging.getLogger("tfaccel")
 
@@ -124,6 +125,9 @@ def _list(root: pathlib.Path, inner: str) -> tuple[dict[str, str], set[str]]:
         stem, dot, suffix = name.rpartition(".")
         suffix = sys.intern(dot + suffix)
         if suffix.lower() not in IMAGE_SUFFIXES:
+            continue
+        if not entry.is_file() and is_special(entry.path):
+            log.warning("data: %s is %s; it is left out", entry.path, NOT_REGULAR)
             continue
         if stem in images:
             one, other = (root / f"{inner}{stem}{each}" for each in (images[stem], suffix))

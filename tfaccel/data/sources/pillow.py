@@ -9,8 +9,9 @@ import io
 import numpy as np
 import PIL.Image
 
-from tfaccel.data.source import Blobs, open_regular
+from tfaccel.data.source import Blobs
 from tfaccel.errors import UserError
+from tfaccel.regular_file import open_regular
 
 # What both DALI and Pillow decode, so that a file that fails in one can be named by the other.
 IMAGE_SUFFIXES = (".bmp", ".jp2", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
@@ -28,6 +29,7 @@ _BACK = {
 }
 ORIENTATION = 0x112  # the tag, of TIFF and of EXIF data
 BITS_PER_SAMPLE = 0x102  # a TIFF tag
+PHOTOMETRIC, WHITE_IS_ZERO = 0x106, 0  # likewise, and one of its values
 
 # What Pillow raises for files that are no image, cut short, or too large to be honest.
 UNREADABLE = (OSError, SyntaxError, ValueError, PIL.Image.DecompressionBombError)
@@ -127,13 +129,17 @@ def unfit_mask(image: PIL.Image.Image) -> str | None:
             f"has grey samples of {bits} bits, which decoders spread over 0 to 255; expected masks "
             "of 8 bits, whose grey level is the class"
         )
+    if image.format == "PPM" and largest_of_ppm(image) != 255:
+        return (
+            f"is a PGM whose largest value is {largest_of_ppm(image)}, which decoders spread over "
+            "0 to 255; expected masks of 8 bits, whose grey level is the class"
+        )
+    if image.format == "TIFF" and image.tag_v2.get(PHOTOMETRIC) == WHITE_IS_ZERO:
+        return (
+            "is a TIFF in which 0 is white, whose levels decoders turn round; expected masks whose "
+            "grey level is the class"
+        )
     return deep(image)
-
-
-def too_deep(blobs: Blobs, index: int) -> str | None:
-    """Returns `"name (cause)"` of an image of more than 8 bits a sample, None of any other."""
-    fault = deep(_header(blobs, index))
-    return f"{blobs.name(index)} ({fault})" if fault else None
 
 
 def deep(image: PIL.Image.Image) -> str | None:
@@ -161,6 +167,12 @@ def sample_bits(image: PIL.Image.Image) -> int:
     if image.mode.startswith(("I", "F")):
         return 16
     return 1 if image.mode == "1" else 8
+
+
+def largest_of_ppm(image: PIL.Image.Image) -> int:
+    """Returns the largest value that a PPM, not decoded yet, says it has; 255 if none."""
+    arguments = image.tile[0].args if image.tile else ()
+    return arguments[-1] if isinstance(arguments, tuple) and image.mode in ("L", "RGB") else 255
 
 
 def largest_value(blobs: Blobs, index: int) -> int:

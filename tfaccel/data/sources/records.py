@@ -15,6 +15,7 @@ import numpy as np
 from tfaccel.data.sources.compression import NUM_BYTES, compression_of_bytes
 from tfaccel.data.sources.index import Keeper
 from tfaccel.errors import UserError
+from tfaccel.regular_file import read_regular
 
 # A record: uint64 length, uint32 CRC of the length, the data, uint32 CRC of the data.
 HEADER, FOOTER = struct.Struct("<QI"), 4
@@ -66,7 +67,7 @@ def _size(file: BinaryIO) -> int:
 def _read_index(place: pathlib.Path, file: BinaryIO) -> np.ndarray | None:
     """Returns [num_records, 2] int64, offset and length, if the shard has just these records."""
     try:
-        numbers = np.array(place.read_text().split(), dtype=np.int64)
+        numbers = np.array(read_regular(place).decode().split(), dtype=np.int64)
     except (OSError, ValueError, OverflowError, MemoryError):
         return None
     if len(numbers) == 0 or len(numbers) % 2:

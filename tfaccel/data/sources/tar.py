@@ -13,6 +13,7 @@ from typing import BinaryIO
 from tfaccel.data.sources.compression import NUM_BYTES, compression_of_bytes
 from tfaccel.data.sources.index import Keeper
 from tfaccel.errors import UserError
+from tfaccel.regular_file import open_regular, read_regular
 
 INDEX_VERSION = "v1.2"
 BLOCK = tarfile.BLOCKSIZE
@@ -42,7 +43,7 @@ def _scan(shard: str, descriptor: int) -> list[Sample]:
     """Returns the samples, from the shard."""
     samples, last, length = [], None, os.fstat(descriptor).st_size
     try:
-        with tarfile.open(shard, "r:") as tar:
+        with open_regular(shard) as file, tarfile.open(shard, "r:", fileobj=file) as tar:
             for member in tar:
                 if member.offset_data + member.size > length:
                     raise tarfile.ReadError(f"'{member.name}' ends beyond the shard's end")
@@ -108,7 +109,8 @@ def _read_index(place: pathlib.Path, descriptor: int) -> list[Sample] | None:
     names are longer than 100 characters.
     """
     try:
-        first, *lines = place.read_text(errors="surrogateescape").splitlines()
+        text = read_regular(place).decode(errors="surrogateescape")
+        first, *lines = text.splitlines()
         if first.split() != [INDEX_VERSION, str(len(lines))] or not lines:
             return None
         samples = [_parse(line.split()) for line in lines]
