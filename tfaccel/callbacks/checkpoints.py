@@ -28,6 +28,7 @@ from tfaccel.checkpoint.writer import Writer
 from tfaccel.config import CheckpointConfig, StepConfig
 from tfaccel.data.distribute import Loader
 from tfaccel.errors import UserError, did_you_mean
+from tfaccel.run_log import summary
 from tfaccel.signals import StopSignals
 
 log = logging.getLogger("tfaccel")
@@ -165,7 +166,7 @@ class Checkpoints(keras.callbacks.Callback):
             if self.is_chief:
                 size = state_lib.num_bytes(self.model)
                 check_space(self.store.folder, size, keep=keep)
-                log.info(
+                summary(
                     "checkpoint: %.1f MiB each, of which %.1f are weights; up to %d are kept",
                     size / 2**20,
                     state_lib.weight_bytes(self.model) / 2**20,
