@@ -77,15 +77,17 @@ def test_workers_whose_data_differ_say_in_what(root):
             assert said.startswith(f"workers differ in the {each}"), said
 
 
-@pytest.mark.parametrize(("before_s", "then_s", "most_s"), [(0.5, 0.5, 1.5), (0.001, 0.1, 5.1)])
+SEVERAL = types.SimpleNamespace(
+    extended=types.SimpleNamespace(worker_devices=("a",)), num_replicas_in_sync=2
+)
+
+
+@pytest.mark.parametrize(("before_s", "then_s", "most_s"), [(0.5, 0.5, 0.5), (0.001, 0.1, 5.1)])
 def test_a_signal_is_heard_soon_where_steps_become_slower(monkeypatch, before_s, then_s, most_s):
     now = 0.0
     monkeypatch.setattr(agreement.time, "monotonic", lambda: now)
     monkeypatch.setattr(agreement, "of_workers", lambda own, strategy: np.stack([own, own]))
-    several = types.SimpleNamespace(
-        extended=types.SimpleNamespace(worker_devices=("a",)), num_replicas_in_sync=2
-    )
-    any_worker = agreement.AnyWorker(several)
+    any_worker = agreement.AnyWorker(SEVERAL)
     for _ in range(1000):
         now += before_s
         any_worker.says(False)
@@ -95,3 +97,36 @@ def test_a_signal_is_heard_soon_where_steps_become_slower(monkeypatch, before_s,
         if any_worker.says(True) == (True,):
             break
     assert now - asked_at <= most_s
+
+
+def test_at_an_epochs_end_workers_ask_each_other_in_any_case(monkeypatch):
+    monkeypatch.setattr(agreement.time, "monotonic", lambda: 0.0)  # steps take no time
+    monkeypatch.setattr(agreement, "of_workers", lambda own, strategy: np.stack([own, own]))
+    any_worker = agreement.AnyWorker(SEVERAL)
+    any_worker.says(False)
+    assert any_worker.says(True) == (False,)
+    assert any_worker.says(True, False, now=True) == (True, False)
+
+
+@pytest.mark.parametrize("vector", [np.ones(1, bool), np.arange(3), np.linspace(0, 1, 17)])
+def test_vectors_of_any_length_and_kind_are_sent_in_a_few_lengths(monkeypatch, vector):
+    sent = []
+
+    def gather(value):
+        sent.append(value)
+        return np.concatenate([value, value])
+
+    monkeypatch.setattr(agreement, "_gather", lambda strategy: lambda value: _Numpy(gather(value)))
+    found = agreement.of_workers(vector, SEVERAL)
+    assert found.dtype == vector.dtype
+    np.testing.assert_array_equal(found, [vector, vector])
+    assert sent[0].shape[1] % agreement.LENGTH == 0
+    assert sent[0].dtype != bool
+
+
+class _Numpy:
+    def __init__(self, array):
+        self._array = np.asarray(array)
+
+    def numpy(self):
+        return self._array

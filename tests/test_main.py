@@ -484,8 +484,14 @@ def test_a_run_prints_its_result_and_leaves_its_folder(command, tmp_path, caplog
     # Lines where there is no terminal: no bar that redraws itself.
     assert "\x1b" not in out
     assert "\b" not in out
+    assert [each.split()[:2] for each in out.splitlines()[:-1]] == [
+        ["epoch", "1/2"],
+        ["epoch", "2/2"],
+    ]
+    kept = (tmp_path / "out" / "log.txt").read_text()
     for said in ("device: ", "precision: float32", "step: one function, without XLA", "export: "):
         assert said in caplog.text
+        assert said in kept
 
     digit = next((tmp_path / "cache" / "tfaccel" / "digits" / "testing" / "3").iterdir())
     image = np.asarray(PIL.Image.open(digit), np.float32)[None, ..., None] / 255
@@ -503,10 +509,15 @@ def test_a_terminal_sees_where_it_is(tmp_path):
         stdout=end,
         stderr=subprocess.DEVNULL,
         cwd=tmp_path,
-        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(REPOSITORY)},
+        env={
+            **os.environ,
+            "TERM": "xterm",
+            "XDG_CACHE_HOME": str(tmp_path),
+            "PYTHONPATH": str(REPOSITORY),
+        },
     )
     os.close(end)
-    seen, drawn_anew = b"", b"\r\x1b[K"
+    seen, drawn_anew = b"", b"\r\x1b[2Kepoch "
     try:
         while drawn_anew not in seen and (chunk := os.read(terminal, 4096)):
             seen += chunk

@@ -222,23 +222,40 @@ def test_p2_early_stopping_goes_on_counting(train):
         *(pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGUSR1, signal.SIGINT)),
     ],
 )
-def test_p5_a_signal_saves_within_a_step_and_exits(train, number, tmp_path):
+def test_p5_a_signal_saves_within_a_step_and_exits(train, number, tmp_path, caplog):
     with pytest.raises(Stopped) as stopped:
         train("cut", step=STEPS + 2, signals=[number])
     assert stopped.value.code == 143
     (_, newest) = sorted((tmp_path / "cut").glob("step-*"))
-    assert int(newest.name[5:]) in (STEPS + 2, STEPS + 3)
+    assert (step := int(newest.name[5:])) in (STEPS + 2, STEPS + 3)
+    assert f"{number.name}: training saves its state after this step and stops" in caplog.text
+    assert (
+        f"stopped by {number.name} after step {step}, which is saved; the same command goes on "
+        f"after step {step - STEPS} of {STEPS} of epoch 2"
+    ) in caplog.text
     assert_alike(train("cut"), whole(train))
 
 
-def test_p5_a_signal_in_the_tests_saves_what_is_trained(train, tmp_path):
+def test_p5_a_signal_in_the_tests_saves_what_is_trained(train, tmp_path, caplog):
     with pytest.raises(Stopped) as stopped:
         train("cut", test_of=1, signals=[signal.SIGTERM], config={"exit_code": 75})
     assert stopped.value.code == 75
     assert (tmp_path / "cut" / f"step-{2 * STEPS:08d}-untested").is_dir()
+    assert "SIGTERM: the validation stops at its next batch" in caplog.text
+    assert "epoch 2 is trained and not yet tested: the same command tests it" in caplog.text
     resumed, reference = train("cut"), whole(train)
     assert_alike(resumed, reference)
     assert resumed[2] == reference[2][2 * STEPS :]
+
+
+def test_p5_a_signal_in_an_epochs_last_step_begins_no_validation(train, tmp_path):
+    tested = []
+    looks = keras.callbacks.LambdaCallback()
+    looks.on_test_batch_begin = lambda batch, logs=None: tested.append(batch)
+    with pytest.raises(Stopped):
+        train("cut", step=STEPS, signals=[signal.SIGTERM], callbacks=[looks])
+    assert tested == []
+    assert (tmp_path / "cut" / f"step-{STEPS:08d}-untested").is_dir()
 
 
 @pytest.mark.slow

@@ -94,6 +94,8 @@ def test_p5_a_signal_to_one_worker_stops_both_at_one_step(job):
     assert seen == others
     newest = sorted((root / "shared").glob("step-*"))[-1]
     assert int(newest.name[5:]) == seen[-1] >= 30
+    # An epoch has 4 steps: nobody trains on into the next one.
+    assert seen[-1] <= 32
 
 
 @pytest.mark.slow  # that workers go on from one, tests/launch/test_launched_training.py sees too

@@ -8,7 +8,9 @@
 TensorFlow is imported when `setup` is first touched, not before: `tfaccel --help` needs none of it.
 """
 
+import contextlib
 import importlib
+import sys
 from typing import TYPE_CHECKING
 
 from tfaccel.config import (
@@ -23,6 +25,7 @@ from tfaccel.errors import RunError, UserError, exit_as_the_command
 from tfaccel.presets import preset
 from tfaccel.progress import beat_of_loop as beat
 from tfaccel.progress import is_launched
+from tfaccel.start_noise import left_out
 
 if TYPE_CHECKING:
     from tfaccel import collectives, doctor
@@ -92,5 +95,8 @@ def __getattr__(name: str):
     if name not in _LATER:
         raise AttributeError(f"module 'tfaccel' has no attribute '{name}'")
     place, attribute = _LATER[name]
-    module = importlib.import_module(place)
+    # Of these, doctor alone does without TensorFlow.
+    starts = name != "doctor" and "tensorflow" not in sys.modules
+    with left_out() if starts else contextlib.nullcontext():
+        module = importlib.import_module(place)
     return getattr(module, attribute) if attribute else module

@@ -24,9 +24,11 @@ from tfaccel import collectives, progress
 from tfaccel.errors import RunError, UserError
 
 MOST_FACTS = 8  # a collective needs one length
-# A signal may wait for so long before others hear of it; asking takes about 1 ms.
-ASK_EVERY_S = 1.0
-MOST_CALLS = 50  # of 5 ms: a quarter of a second, so that asking costs 0.4%
+# Every vector is sent as a multiple of this length, so that few lengths are ever traced.
+LENGTH = 16
+# A signal may wait for so long before others hear of it. Asking takes about 1 ms, so it costs 0.4%.
+ASK_EVERY_S = 0.25
+MOST_CALLS = 50  # of 5 ms are a quarter of a second too
 
 
 def check_same(facts: Mapping[str, object], strategy: tf.distribute.Strategy, *, of: str) -> None:
@@ -57,8 +59,11 @@ def of_workers(vector: np.ndarray, strategy: tf.distribute.Strategy) -> np.ndarr
     num_local = len(strategy.extended.worker_devices)
     if num_local == strategy.num_replicas_in_sync:
         return vector[np.newaxis]
-    gathered = _gather(strategy)(tf.constant(vector[np.newaxis]))
-    return gathered.numpy()[::num_local]  # each worker's comes once for each of its replicas
+    sent = vector.astype(np.int64) if vector.dtype == bool else vector
+    sent = np.pad(sent, (0, -len(sent) % LENGTH))
+    gathered = _gather(strategy)(tf.constant(sent[np.newaxis]))
+    # Each worker's comes once for each of its replicas.
+    return gathered.numpy()[::num_local, : len(vector)].astype(vector.dtype)
 
 
 @contextlib.contextmanager
@@ -85,9 +90,9 @@ def together(strategy: tf.distribute.Strategy, failure: str) -> Iterator[None]:
 
 @functools.cache
 def _gather(strategy: tf.distribute.Strategy):
-    """Returns the collective, which takes 0.1 s to trace and is called often."""
+    """Returns the collective, which takes 0.1 s to trace for each dtype and length."""
 
-    @tf.function(autograph=False, reduce_retracing=True)
+    @tf.function(autograph=False)
     def gather(value):
         with strategy.scope():
             return collectives.all_gather(value)
@@ -96,25 +101,33 @@ def _gather(strategy: tf.distribute.Strategy):
 
 
 class AnyWorker:
-    """Whether any worker's flags are set, answered alike and in the same step on all of them."""
+    """Whether any worker's flags are set, answered alike and in the same step on all of them.
+
+    Attributes:
+      is_alone: whether there is one worker, which asks nobody.
+    """
 
     def __init__(self, strategy: tf.distribute.Strategy):
         """Takes the strategy over all workers; of one worker its own flags are the answer."""
         self._strategy = strategy
-        self._alone = len(strategy.extended.worker_devices) == strategy.num_replicas_in_sync
+        self.is_alone = len(strategy.extended.worker_devices) == strategy.num_replicas_in_sync
         self._calls, self._ask_at, self._since = 0, 1, time.monotonic()
 
-    def says(self, *own: bool) -> tuple[bool, ...]:
+    def says(self, *own: bool, now: bool = False) -> tuple[bool, ...]:
         """Returns the answer for each; False between two calls that ask.
 
-        They are about a second apart, or MOST_CALLS steps: those that follow may be slower.
+        They are about ASK_EVERY_S apart, or MOST_CALLS steps: those that follow may be slower.
 
         Every worker must call it in every step.
+
+        Args:
+          *own: this worker's flags.
+          now: whether this call asks in any case. It must be the same on every worker.
         """
-        if self._alone:
+        if self.is_alone:
             return own
         self._calls += 1
-        if self._calls < self._ask_at:
+        if self._calls < self._ask_at and not now:
             return (False,) * len(own)
         seconds = max(1e-6, time.monotonic() - self._since)
         calls = math.floor(self._calls * ASK_EVERY_S / seconds)

@@ -19,6 +19,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from tfaccel import run_log
 from tfaccel.cluster import find
 from tfaccel.config import Config
 from tfaccel.data.from_config import open_source
@@ -26,7 +27,7 @@ from tfaccel.errors import UserError
 from tfaccel.gpu_usage import GpuUsage
 from tfaccel.isolate import IsolatedError, run_quietly
 from tfaccel.run import Run
-from tfaccel.runtime import show_log
+from tfaccel.run_log import summary
 from tfaccel.train import prepare
 
 log = logging.getLogger("tfaccel")
@@ -77,7 +78,7 @@ def auto_batch(config: Config) -> int:
         mistake in the config.
       IsolatedError: a try failed for another reason.
     """
-    show_log()
+    run_log.show()
     facts = run_quietly(describe, config)
     multiple = math.lcm(TENSORS_MULTIPLE, facts["num_replicas"])
     most = max(facts["num_examples"], multiple)
@@ -93,7 +94,7 @@ def auto_batch(config: Config) -> int:
             "images or a smaller model"
         )
     reason = "all training images" if batch + multiple > most else f"{MARGIN:.0%} of memory left"
-    log.info("autobatch: global_batch_size=%d (%s)", batch, reason)
+    summary("autobatch: global_batch_size=%d (%s)", batch, reason)
     return batch
 
 
@@ -111,7 +112,7 @@ def auto_parts(config: Config) -> int:
         or a mistake in the config.
       IsolatedError: a try failed for another reason.
     """
-    show_log()
+    run_log.show()
     num_replicas = run_quietly(describe, config)["num_replicas"]
     batch = config.data.whole_batch(num_replicas)
     rows, parts = math.ceil(batch / num_replicas), config.step.accumulation_steps
@@ -122,7 +123,7 @@ def auto_parts(config: Config) -> int:
                 "precision='mixed_float16', smaller images or a smaller model"
             )
         parts = min(2 * parts, rows)
-    log.info(
+    summary(
         "autobatch: accumulation_steps=%d for global_batch_size=%d (%.0f%% of memory left)",
         parts,
         batch,
@@ -152,9 +153,9 @@ def _fits(config: Config, what: str) -> bool:
         if not error.out_of_memory:
             raise
         error.log.unlink(missing_ok=True)
-        log.info("autobatch: %s does not fit", what)
+        summary("autobatch: %s does not fit", what)
         return False
-    log.info("autobatch: %s fits, %s", what, peak)
+    summary("autobatch: %s fits, %s", what, peak)
     return True
 
 

@@ -93,6 +93,8 @@ TRAIN = """usage: tfaccel train --config=FILE [--workdir=DIR] [--dry-run]
                      "never" (if there is a run)
   --accept_changes   go on from a checkpoint although the config or the data
                      have changed since
+  --verbose          show every choice and its reason, as TFACCEL_VERBOSE=1
+                     does; DIR/log.txt has them in any case
   --dry-run          train two steps and print, in every process, which worker
                      it is, its GPUs and replicas, and its share of a batch;
                      write nothing

@@ -26,7 +26,7 @@ import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
-from tfaccel import __version__, help_texts, meant
+from tfaccel import __version__, help_texts, meant, run_log, start_noise
 from tfaccel.asked_experiment import look_at
 from tfaccel.cluster import Cluster, find
 from tfaccel.cluster.ray import undo_legacy_keras
@@ -51,7 +51,7 @@ from tfaccel.local_path import check_local, local_path
 from tfaccel.redact import shown
 from tfaccel.regular_file import NOT_REGULAR, is_special
 from tfaccel.signals import exiting_on_sigterm
-from tfaccel.table_text import show
+from tfaccel.table_text import show, show_json
 from tfaccel.workdir import (
     RESUMES,
     check_no_other,
@@ -114,6 +114,12 @@ def main(arguments: list[str]) -> int:
     return COMMANDS[command](rest)
 
 
+def _start_tensorflow() -> None:
+    """Imports it, without the lines that it prints at its start and that say nothing."""
+    with start_noise.left_out():
+        import keras  # noqa: F401  and TensorFlow with it
+
+
 def _is_help(argument: str) -> bool:
     return argument in HELP_FLAGS or argument.startswith("--help=")
 
@@ -158,6 +164,7 @@ def train(arguments: list[str]) -> int:
         look_at(config)
         return _train_dry(config, workdir, cluster)
     _look_at_run(config, workdir)
+    _start_tensorflow()
     from tfaccel import train as train_room
 
     result = train_room.run(
@@ -167,7 +174,8 @@ def train(arguments: list[str]) -> int:
         resume=values.resume,
         accept_changes=values.accept_changes,
     )
-    show(json.dumps(result))
+    if cluster.is_chief:  # the others would say the same
+        show_json(result)
     return 0
 
 
@@ -180,6 +188,7 @@ def _look_at_run(config: Config, workdir: pathlib.Path) -> None:
 
 
 def _train_dry(config: Config, workdir: pathlib.Path, cluster: Cluster) -> int:
+    _start_tensorflow()
     from tfaccel.dry_run import dry_run
 
     # In one piece: other workers may write to the same terminal.
@@ -196,6 +205,7 @@ def audit(arguments: list[str]) -> int:
     if sheet and sheet == report:
         raise UserError(f"report and contact-sheet are both {sheet}; give two files")
     config = _experiment(values)
+    _start_tensorflow()
     from tfaccel.audit.run import run
 
     return 0 if run(config, report=report, sheet=sheet) else 1
@@ -274,6 +284,7 @@ def selftest(arguments: list[str]) -> int:
         raise UserError("--precision names none; give at least one, e.g. --precision=float32")
     precisions = tuple(RuntimeConfig(precision=each).precision for each in values.precision)
     output = _new_file("output", values.output)
+    _start_tensorflow()
     from tfaccel import selftest as selftest_room
 
     for each in precisions:
@@ -307,18 +318,19 @@ def autobatch(arguments: list[str]) -> int:
     """
     values, _ = _parse_config_flags("autobatch", arguments, paths=(), switches=("keep-batch",))
     config = _experiment(values)
+    _start_tensorflow()
     from tfaccel import auto_batch
 
     if values["keep-batch"].value:
         parts = auto_batch.auto_parts(config)
         flag = f"--config.step.accumulation_steps={parts}"
-        show(json.dumps({"accumulation_steps": parts, "flag": flag}))
+        show_json({"accumulation_steps": parts, "flag": flag})
         return 0
     batch = auto_batch.auto_batch(config)
     flag = f"--config.data.global_batch_size={batch}"
     if config.data.batch_per_replica is not None:
         flag += " --config.data.batch_per_replica=None"
-    show(json.dumps({"global_batch_size": batch, "flag": flag}))
+    show_json({"global_batch_size": batch, "flag": flag})
     return 0
 
 
@@ -355,6 +367,7 @@ def lint(arguments: list[str]) -> int:
     if script:
         read_text(script)  # a file that cannot be read is told at once
     config = _experiment(values)
+    _start_tensorflow()
     from tfaccel.linter.run import run
 
     table = run(config, script=script)
@@ -422,6 +435,7 @@ def export(arguments: list[str]) -> int:
     changes = {name: each for name, each in moved.items() if each}
     for split in ("train", "test"):
         check_there(dataclasses.replace(trained.data, **changes), split)
+    _start_tensorflow()
     from tfaccel.export.from_workdir import export_run
 
     show(export_run(workdir, out, config, checkpoint=values.checkpoint, **moved))
@@ -445,13 +459,14 @@ def predict(arguments: list[str]) -> int:
     from tfaccel.asked_images import find_export, image_files
 
     folder, paths = find_export(pathlib.Path(values.model)), image_files(paths)
+    _start_tensorflow()
     from tfaccel.predict import Predictor
 
     predictor, failed = Predictor(folder), False
     for each in predictor(paths):
         failed |= each.error is not None
         if values.json:
-            show(json.dumps(each.as_dict(predictor.class_names, values.top)))
+            show_json(each.as_dict(predictor.class_names, values.top))
         else:
             show(each.line(predictor.class_names, values.top))
     return int(failed)
@@ -481,6 +496,7 @@ def profile(arguments: list[str]) -> int:
     if options.trace:
         _folder_to_be("trace", options.trace)
     config = _experiment(values)
+    _start_tensorflow()
     from tfaccel.profiling import command
 
     return command.report(config, options)
@@ -652,6 +668,7 @@ def _parse_config_flags(
         flags.DEFINE_bool(switch, False, "Off by default.", flag_values=values)
     for number, default in numbers.items():
         flags.DEFINE_float(number, default, "A number.", flag_values=values)
+    flags.DEFINE_bool("verbose", False, "Every choice and its reason.", flag_values=values)
     if trains:
         flags.DEFINE_enum("resume", "auto", RESUMES, "Where to begin.", flag_values=values)
         flags.DEFINE_bool("accept_changes", False, "Of a resumed run.", flag_values=values)
@@ -666,6 +683,8 @@ def _parse_config_flags(
     unparsed = _parsed(command, values, _spelled(others, values))
     if unparsed:
         raise UserError(f"'{unparsed[0]}' is no flag; expected --config.SECTION.FIELD=VALUE")
+    if values.verbose:
+        os.environ[run_log.VARIABLE] = "1"  # of this process's children, too
     return values, file
 
 

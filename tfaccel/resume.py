@@ -42,7 +42,8 @@ def from_checkpoint(fit: Callable, model: keras.Model, config: StepConfig) -> Ca
                 if found.is_chief:  # nobody reads before that is done
                     stack.enter_context(held(found.store.folder))
                     found.store.remove_unfinished()
-            stop = stack.enter_context(StopSignals())
+            stop = StopSignals(found.what_comes, speaks=found.is_chief)
+            stack.enter_context(stop)
             beginning = found.begin(model, loader, others, stop, config)
             stack.callback(found.finish)
             _check_epochs(call.arguments.get("epochs", 1), loader, found)

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 
 import keras
 
-from tfaccel import methods, progress
+from tfaccel import methods, progress, run_log
 from tfaccel import runtime as runtime_lib
 from tfaccel.audit.dry_epochs import dry_epochs
 from tfaccel.audit.proof import Verdict
@@ -48,7 +48,7 @@ from tfaccel.config import (
 )
 from tfaccel.data import sources, user_examples
 from tfaccel.data.distribute import Loader
-from tfaccel.data.images import open_images
+from tfaccel.data.images import ImageData, open_images
 from tfaccel.data.source import ArraySource, ImageSource
 from tfaccel.errors import UserError
 from tfaccel.export import export_model
@@ -121,6 +121,7 @@ def setup(
             allow_public_network=allow_public_network,
         ),
         find(os.environ, workers=workers, worker_index=worker_index),
+        summarizes=True,
     )
 
 
@@ -145,13 +146,18 @@ class Run:
       watchdog: its `guard()` goes around calls that wait for the other workers.
     """
 
-    def __init__(self, config: RuntimeConfig, cluster: Cluster | None = None):
+    def __init__(
+        self, config: RuntimeConfig, cluster: Cluster | None = None, *, summarizes: bool = False
+    ):
         """Prepares the process. `tfaccel.setup` is the shorter way.
 
         Args:
           config: what is asked for.
           cluster: which worker of the job this process is; None for what the environment says.
+          summarizes: whether each loader says in a line what it is, and not only in the whole log;
+            a command says that of all that it makes.
         """
+        self._said_of_loaders = run_log.SUMMARY if summarizes else logging.INFO
         progress.beat("start")
         undo_legacy_keras(os.environ)
         self.cluster = cluster or find(os.environ)
@@ -246,7 +252,8 @@ class Run:
             self._said_ranges.add(data.pixel_range)
             cure = "" if data.pixel_range[1] > 2 else " (0 to 255 by mean=0, std=1/255)"
             ends = (in_figures(each, 4) for each in data.pixel_range)
-            log.info("data: pixels come as %s to %s%s", *ends, cure)
+            said = "data: pixels come as %s to %s%s"
+            log.log(self._said_of_loaders, said, *ends, cure)
         return self._loader(data, num_threads)
 
     def image_folder(self, root: str | os.PathLike, **settings) -> Loader:
@@ -383,13 +390,15 @@ class Run:
         if plan.rows_per_replica * plan.num_replicas < batch:
             log.info("data: a step is of all %d examples, fewer than %d", plan.num_examples, batch)
             batch = plan.num_examples
-        log.info(
-            "data: %s examples, %d steps of %d an epoch, %d rows on each of %d replicas",
+        log.log(
+            self._said_of_loaders,
+            "data: %s examples, %d steps of %d an epoch, %d rows on each of %s%s",
             "endless" if plan.num_examples is None else plan.num_examples,
             plan.num_steps,
             batch,
             plan.rows_per_replica,
-            plan.num_replicas,
+            counted(plan.num_replicas, "replica"),
+            f", by the loader {data.loader}" if isinstance(data, ImageData) else "",
         )
         return Loader(
             data,

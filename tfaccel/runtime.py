@@ -23,7 +23,6 @@ import logging
 import os
 import pathlib
 import platform
-import sys
 from collections.abc import Mapping, Sequence
 
 import keras
@@ -33,12 +32,12 @@ import tensorflow as tf
 from tensorflow.python.framework import config as tf_config
 
 import tfaccel
-from tfaccel import compile_cache
+from tfaccel import compile_cache, progress, run_log, start_noise
 from tfaccel.cluster import Cluster
 from tfaccel.cluster.share import num_cores, share_gpus
 from tfaccel.config import RuntimeConfig
 from tfaccel.errors import UserError
-from tfaccel.redact import Redacted
+from tfaccel.run_log import summary
 
 log = logging.getLogger("tfaccel")
 
@@ -101,25 +100,26 @@ def configure(config: RuntimeConfig, cluster: Cluster = ALONE) -> Runtime:
       UserError: a GPU that was asked for is not there, GPUs cannot be shared equally, or
         TensorFlow's devices were already started otherwise.
     """
-    show_log()
+    run_log.show(speaks=cluster.is_chief or not progress.is_launched())
     load_cuda_libraries()
     compile_cache.prepare(wanted=config.xla is not False and config.compile_cache)
     queues = _take_all_queues()
-    visible = tf.config.list_physical_devices("GPU")
+    # Of a machine without GPUs, TensorFlow's error is no news: the reason below says it.
+    installed = describe_gpus()
+    with start_noise.left_out(has_gpus=bool(installed)):
+        visible = tf.config.list_physical_devices("GPU")
     gpu_ids, reason = choose_gpus(
         config.gpu_ids,
         num_visible=len(visible),
-        num_installed=len(describe_gpus()),
+        num_installed=len(installed),
         environment=os.environ,
         cluster=cluster,
     )
-    log.info("device: %s", reason)
     if gpu_ids:
         log.info("queues: %s", queues)
     _start_devices([visible[index] for index in gpu_ids], config.memory)
 
     keras.config.set_dtype_policy(config.precision)
-    log.info("precision: %s", config.precision)
     if config.precision == "float16":
         log.warning(
             "precision float16 (O3) keeps variables and updates in float16 too: a ceiling for "
@@ -129,8 +129,8 @@ def configure(config: RuntimeConfig, cluster: Cluster = ALONE) -> Runtime:
     if gpu_ids:
         log.info("tf32: %s", _on(config.tf32))
     xla, why = choose_xla(config.xla, on_gpu=bool(gpu_ids))
-    log.info("xla: %s", why)
     log.info("seed: %d", config.seed)
+    summary("device: %s; precision: %s; xla: %s", reason, config.precision, why)
     if xla and gpu_ids and len(gpu_ids) * cluster.num_workers > 1:
         _compile_alike()
         if cluster.num_workers == 1:  # or no sum is in XLA's programs: see seam.local_replicas
@@ -282,17 +282,6 @@ def _version(package: str) -> str | None:
 
 def _on(flag: bool) -> str:
     return "on" if flag else "off"
-
-
-def show_log() -> None:
-    """Lets every choice be seen: on standard error, or where the program sends its own log."""
-    if log.level == logging.NOTSET:
-        log.setLevel(logging.INFO)
-    if not log.handlers and not logging.getLogger().handlers:
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(Redacted("tfaccel: %(message)s"))
-        log.addHandler(handler)
-        log.propagate = False
 
 
 def load_cuda_libraries() -> None:

@@ -23,9 +23,10 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from tfaccel import progress
+from tfaccel.run_log import summary
 
 log = logging.getLogger("tfaccel")
 
@@ -78,6 +79,10 @@ def _forget() -> None:
 os.register_at_fork(before=_hold_back, after_in_parent=_let_through, after_in_child=_forget)
 
 
+def _what_comes() -> str:
+    return "this step is finished, the state saved, then training stops"
+
+
 class StopSignals:
     """Hears signals within its context; elsewhere, and in other threads than the main one, none.
 
@@ -85,15 +90,23 @@ class StopSignals:
       requested: the name of the first signal that asked to stop; None while there was none.
     """
 
-    def __init__(self):
-        """Hears nothing yet."""
+    def __init__(self, what_comes: Callable[[], str] = _what_comes, *, speaks: bool = True):
+        """Hears nothing yet.
+
+        Args:
+          what_comes: returns what a signal that comes now leads to, in words. It is called in
+            another thread than the main one.
+          speaks: whether that is shown to a person; of several workers that a terminal signals
+            together, the chief speaks.
+        """
         self.requested, self._since = None, 0.0
+        self._what_comes, self._speaks = what_comes, speaks
         self._before, self._interrupts, self._is_echo = {}, False, False
 
     def __enter__(self) -> "StopSignals":
         """Installs the handlers."""
         if threading.current_thread() is not threading.main_thread():
-            log.info("signals: not heard, because training runs beside the main thread")
+            summary("signals: not heard, because training runs beside the main thread")
             return self
         self.requested, self._interrupts, self._is_echo = None, False, False
         self._ours, self._delivered = socket.socketpair()
@@ -149,10 +162,11 @@ class StopSignals:
             os._exit(128 + received)
         self._since, self.requested = time.monotonic(), received.name
         progress.asked()
-        log.warning(
-            "signals: %s: this step is finished, the state saved, then training stops; a second "
-            "signal ends it at once",
+        log.log(
+            logging.WARNING if self._speaks else logging.INFO,
+            "signals: %s: %s; a second signal ends it at once",
             received.name,
+            self._what_comes(),
         )
 
     @property

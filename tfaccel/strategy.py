@@ -19,6 +19,7 @@ from tensorflow.python.eager import context
 from tfaccel.cluster import Cluster
 from tfaccel.cluster.addresses import check_free
 from tfaccel.errors import UserError
+from tfaccel.run_log import summary
 
 log = logging.getLogger("tfaccel")
 
@@ -79,7 +80,7 @@ def _multi_worker(
         )
     gpus = [each for each in devices if "gpu" in each]
     kinds = tf.distribute.experimental.CommunicationImplementation
-    log.info(
+    summary(
         "cluster: this is worker %d (%s); waiting for %d workers: %s",
         cluster.worker_index,
         cluster.addresses[cluster.worker_index],

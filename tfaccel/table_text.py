@@ -4,9 +4,11 @@ print(in_lines("a sentence of any length", first="ok    ", rest="      "))
 """
 
 import html
+import json
 import math
 import os
 import re
+import shutil
 import sys
 import textwrap
 from collections.abc import Container, Iterable, Sequence
@@ -115,6 +117,18 @@ def in_figures(value: float, digits: int = 3, *, zeros: bool = False) -> str:
 
 def _without_zeros(text: str) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def show_json(value: object) -> None:
+    """Prints a value as one line of JSON; on a terminal that is narrower, as an indented one.
+
+    So a program reads a line, and a person's terminal breaks nothing in the middle of a word.
+    """
+    line = json.dumps(value)
+    if sys.stdout is not None and sys.stdout.isatty():
+        columns = shutil.get_terminal_size().columns
+        line = line if len(line) <= columns else json.dumps(value, indent=2)
+    show(line)
 
 
 def show(text: object, *, end: str = "\n") -> None:

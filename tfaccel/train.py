@@ -14,7 +14,7 @@ import pathlib
 import keras
 import numpy as np
 
-from tfaccel import models, recipe, runtime, tasks
+from tfaccel import models, recipe, run_log, runtime, tasks
 from tfaccel import workdir as workdir_lib
 from tfaccel.agreement import of_workers, together
 from tfaccel.cluster import Cluster
@@ -31,7 +31,9 @@ from tfaccel.models.own_scaling import misfit
 from tfaccel.models.weights import begin_from
 from tfaccel.precision import with_float32_layers
 from tfaccel.run import Run
+from tfaccel.run_log import summary
 from tfaccel.runtime import Device
+from tfaccel.table_text import counted
 
 log = logging.getLogger("tfaccel")
 
@@ -64,10 +66,30 @@ def run(
       UserError: a mistake that the user can mend, said in one sentence.
       SystemExit: a signal asked to stop, and the state is saved.
     """
+    with run_log.kept() as log_of_run:
+        return _run(
+            config,
+            workdir=workdir,
+            cluster=cluster,
+            resume=resume,
+            accept_changes=accept_changes,
+            log_of_run=log_of_run,
+        )
+
+
+def _run(
+    config: Config,
+    *,
+    workdir: pathlib.Path,
+    cluster: Cluster | None,
+    resume: str,
+    accept_changes: bool,
+    log_of_run: run_log.Kept,
+) -> dict:
     # ----- Process: GPUs, memory, precision and seed, before TensorFlow starts its devices.
     this_run = Run(config.runtime, cluster)
     if result := _finished(this_run, workdir, config):
-        log.info("workdir: %s holds the end of this run; nothing to do", workdir)
+        summary("workdir: %s holds the end of this run; nothing to do", workdir)
         return result
 
     # ----- Data, model and step: see below.
@@ -79,7 +101,10 @@ def run(
         with together(this_run.strategy, "could not take the workdir"):
             if is_chief:
                 workdir = stack.enter_context(workdir_lib.held(workdir))
-                log.info("workdir: %s", workdir)
+                log_of_run.write_to(workdir / run_log.FILE)
+                summary(
+                    "workdir: %s; every choice and its reason is in %s there", workdir, run_log.FILE
+                )
                 # What the export would refuse at the end is known before the first step.
                 rehearsal = stack.enter_context(
                     rehearse(this_run, config, model, train, test, workdir=workdir)
@@ -193,7 +218,7 @@ def prepare(this_run: Run, config: Config) -> tuple[Loader, Loader, keras.Model]
     # ----- Model: what the data ask for.
     model, task = build(this_run, config, train.data)
     tasks.check_monitor(config.train.monitor, task)
-    log.info("model: %s", models.described(model))
+    summary("%s", _in_words(model, train, test))
 
     # ----- Step: loss on float32 outputs; one XLA function for a whole step.
     this_run.compile(
@@ -209,6 +234,16 @@ def prepare(this_run: Run, config: Config) -> tuple[Loader, Loader, keras.Model]
     return train, test, model
 
 
+def _in_words(model: keras.Model, train: Loader, test: Loader) -> str:
+    """Returns what is trained on what, in a line; the log has more of each."""
+    loaders = " and ".join(dict.fromkeys((train.data.loader, test.data.loader)))
+    return (
+        f"model: {models.described(model)}; trained on {train.num_examples:,} examples in "
+        f"{counted(train.num_batches, 'step')} of {train.global_batch_size:,} an epoch, tested on "
+        f"{test.num_examples:,}; loader {loaders}"
+    )
+
+
 def make_optimizer(config: TrainConfig, loader: Loader) -> keras.optimizers.Optimizer:
     """Returns the recipe's optimizer, its schedule made for what the loader has, and logs it.
 
@@ -218,7 +253,7 @@ def make_optimizer(config: TrainConfig, loader: Loader) -> keras.optimizers.Opti
     batch = min(loader.global_batch_size, loader.num_examples)  # what a step has at most
     epoch = {"global_batch_size": batch, "num_steps": loader.num_batches}
     schedule = recipe.make_schedule(config, **epoch)
-    log.info("%s", recipe.describe(config, schedule, **epoch))
+    summary("%s", recipe.describe(config, schedule, **epoch))
     return recipe.make_optimizer(config, schedule)
 
 

@@ -5,6 +5,7 @@ Takes the path; gives the folder, made or found again once it is sure that no ot
     DIR/config.json        the resolved config, without secrets
     DIR/environment.json   versions and hardware
     DIR/checkpoints/       the state of training: see tfaccel/checkpoint/
+    DIR/log.txt            all that the run said of itself: every choice and its reason
     DIR/metrics.csv        a line per epoch
     DIR/metrics.jsonl      the same, and every so many steps
     DIR/tensorboard/       the same for TensorBoard

@@ -97,7 +97,7 @@ def test_who_sees_each_batch_has_one_launched_at_a_time(caplog):
     with caplog.at_level("INFO"):
         fit(model, callbacks=[Counts()])
     assert num_launched == [*range(1, STEPS + 1)]
-    assert "step: Counts read the numbers of every execution" in caplog.text
+    assert "because Counts look at them" in caplog.text
 
 
 @pytest.mark.parametrize(

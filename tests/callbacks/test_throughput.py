@@ -77,7 +77,12 @@ def test_a_partial_batch_counts_its_own_rows(clock):
 
 def test_counts_all_steps_of_an_execution(clock):
     loader = make_loader(num_examples=40)
-    assert epoch(begin(loader, clock), loader, clock, [60, 4, 2], executed=2) == (16 + 8) / 6
+    throughput = begin(loader, clock)
+    assert epoch(throughput, loader, clock, [60, 4, 2], executed=2) == (16 + 8) / 6
+    # The last execution is shorter, and the first of its length: it may have compiled.
+    assert throughput.steady == Timed(images=16, seconds=4.0, waited_s=1.0)
+    epoch(throughput, loader, clock, [4, 4, 2], executed=2)
+    assert throughput.steady == throughput.epoch
 
 
 def test_says_nothing_where_nothing_was_timed(clock):

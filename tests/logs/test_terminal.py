@@ -31,25 +31,28 @@ TESTED = RECORD | {"val_accuracy": 0.5123, "val_loss": 2.012}
 class Screen(io.StringIO):
     """A terminal's lines, as a person sees them."""
 
+    encoding = "utf-8"
+
     def isatty(self):
         return True
 
     @property
     def lines(self):
-        lines = [""]
-        column = 0
-        for part in re.findall(r"\x1b\[K|\r|\n|[^\x1b\r\n]+", self.getvalue()):
-            if part == "\x1b[K":
-                lines[-1] = lines[-1][:column]
+        lines, row, column = [""], 0, 0
+        for part in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", self.getvalue()):
+            if part == "\x1b[2K":
+                lines[row] = ""
+            elif part == "\x1b[1A":
+                row -= 1
             elif part == "\r":
                 column = 0
             elif part == "\n":
-                lines.append("")
-                column = 0
-            else:
-                lines[-1] = lines[-1][:column] + part + lines[-1][column + len(part) :]
+                row, column = row + 1, 0
+                lines += [""] if row == len(lines) else []
+            elif not part.startswith("\x1b"):  # a colour, or the cursor shown or hidden
+                lines[row] = lines[row][:column].ljust(column) + part
                 column += len(part)
-        return lines
+        return lines[: row + 1]  # down to the cursor
 
 
 @pytest.fixture(autouse=True)
@@ -62,26 +65,105 @@ def make(stream):
     return Terminal(num_epochs=90, steps_per_epoch=5005, stream=stream)
 
 
-def test_a_terminal_has_one_line_that_changes_and_keeps_each_epochs_numbers():
+def without_bar(line):
+    return re.sub(" [━╸╺]+", "", line)
+
+
+def test_a_terminal_has_a_bar_that_changes_and_keeps_each_epochs_numbers():
     screen = Screen()
     terminal = make(screen)
     terminal.steps(RECORD | {"step": 10060})
-    place = "epoch 3/90  50/5005  ETA 3:12:45"
-    shown = f"{place}  loss 2.345  accuracy 0.4567"
-    assert screen.lines == [f"{shown}  12,340 images/s"]
+    place = "epoch 3/90 50/5005  ETA 3:12:45"
+    assert [without_bar(each) for each in screen.lines] == [f"{place}  loss 2.345  lr 0.1"]
+    assert screen.lines[0].count("━") >= 19
     terminal.steps(RECORD | {"step": 10110, "loss": 2.0})
-    assert screen.lines == [
-        "epoch 3/90  100/5005  ETA 3:12:45  loss 2.000  accuracy 0.4567  12,340 images/s"
-    ]
-    terminal.epoch(TESTED)
-    assert screen.lines == [
-        "epoch 3/90  loss 2.345  accuracy 0.4567  val_loss 2.012  val_accuracy 0.5123",
-        "    12,340 images/s  lr 0.1  loss scale 32,768  skipped 2  input wait 2%",
-        "    GPU 45.2 GiB 97%  ETA 3:12:45",
-        "",
+    assert [without_bar(each) for each in screen.lines] == [
+        "epoch 3/90 100/5005  ETA 3:12:45  loss 2.000  lr 0.1"
     ]
     assert max(map(len, screen.lines)) < 80
+    terminal.epoch(TESTED)
+    assert screen.lines == [
+        "epoch 3/90  loss 2.345  accuracy 0.4567  val_loss 2.012  val_accuracy 0.5123 …",
+        "",
+    ]
+    assert terminal.every_s == 0.25
     terminal.close()
+
+
+@pytest.mark.parametrize(
+    ("columns", "line"),
+    [
+        (40, "epoch 3/90  loss 2.345  ETA 3:12:45 …"),
+        (80, "epoch 3/90  loss 2.345  accuracy 0.4567  val_loss 2.012  val_accuracy 0.5123 …"),
+        (
+            100,
+            "epoch 3/90  loss 2.345  accuracy 0.4567  val_loss 2.012  val_accuracy 0.5123  "
+            "lr 0.1  ETA 3:12:45 …",
+        ),
+        (
+            120,
+            "epoch 3/90  loss 2.345  accuracy 0.4567  val_loss 2.012  val_accuracy 0.5123  "
+            "12340 images/s  lr 0.1  ETA 3:12:45 …",
+        ),
+        (
+            400,
+            "epoch 3/90  loss 2.345  accuracy 0.4567  val_loss 2.012  val_accuracy 0.5123  "
+            "12340 images/s  lr 0.1  loss scale 32768  skipped 2  input wait 2%  "
+            "GPU 45.2 GiB 97%  ETA 3:12:45",
+        ),
+    ],
+)
+def test_an_epochs_line_is_one_and_holds_whole_numbers(monkeypatch, columns, line):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    screen = Screen()
+    make(screen).epoch(TESTED)
+    assert screen.lines == [line, ""]
+
+
+@pytest.mark.parametrize("columns", [80, 100, 120])
+def test_a_metric_with_a_long_name_is_whole_or_not_there(monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    screen = Screen()
+    terminal = make(screen)
+    name = "mean_intersection_over_union_of_all_classes_without_the_background_and_the_border"
+    many = {f"{name}_{index}": 0.5 for index in range(3)} | {f"val_{name}_0": 0.5}
+    terminal.epoch(TESTED | many)
+    terminal.steps(RECORD | many)
+    line, bar = screen.lines
+    assert max(len(line), len(bar)) < columns
+    assert "mean_" not in line.replace(f"{name}_0 0.5000", "")
+    assert line.startswith("epoch 3/90  loss 2.345")
+    assert "loss 2.345" in bar
+    terminal.close()
+
+
+@pytest.mark.parametrize(("variable", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_a_terminal_that_asks_for_less_gets_it(monkeypatch, variable, value):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    screen = Screen()
+    make(screen).steps(RECORD)
+    assert re.search(r"\x1b\[[0-9;]+m", screen.getvalue())
+    monkeypatch.setenv(variable, value)
+    screen = Screen()
+    terminal = make(screen)
+    terminal.steps(RECORD)
+    terminal.epoch(TESTED)
+    terminal.close()
+    assert not re.search(r"\x1b\[[0-9;]+m", screen.getvalue())
+    if variable == "TERM":
+        assert "\x1b" not in screen.getvalue()
+        assert "\r" not in screen.getvalue()
+
+
+def test_a_forced_colour_makes_no_terminal_of_a_file(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    stream = io.StringIO()
+    terminal = make(stream)
+    terminal.steps(RECORD)
+    terminal.epoch(TESTED)
+    assert "\x1b" not in stream.getvalue()
+    assert len(stream.getvalue().splitlines()) == 2
 
 
 def test_what_others_log_has_lines_of_its_own(capfd):
@@ -115,17 +197,20 @@ def test_a_file_has_whole_lines_without_control_characters():
         f"epoch 3/90  50/5005  ETA 3:12:45  {metrics}  {numbers}",
         f"epoch 3/90  {metrics}  val_loss 2.012  val_accuracy 0.5123  {numbers}  ETA 3:12:45",
     ]
-    assert terminal.every_s == 30
+    assert terminal.every_s == 60
+    assert not terminal.has_first_step
 
 
-def test_a_narrow_terminal_wraps_nothing(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "20")
+@pytest.mark.parametrize("columns", [5, 20, 59])
+def test_a_narrow_terminal_wraps_nothing(monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
     screen = Screen()
     terminal = make(screen)
     terminal.epoch(TESTED)
     terminal.steps(RECORD)
+    assert max(map(len, screen.lines)) < columns + 1
     terminal.close()
-    assert max(map(len, screen.getvalue().replace("\r", "\n").split("\n"))) < 20 + len("\x1b[K")
+    assert len(screen.lines) == 2
 
 
 @pytest.mark.parametrize(

@@ -50,8 +50,8 @@ def can_be_ahead(model: keras.Model, callbacks: list[keras.callbacks.Callback]) 
     ]
     if looks:
         log.info(
-            "step: %s read the numbers of every execution, so the next one is queued only after "
-            "that; with small models a larger steps_per_execution makes this rarer",
+            "step: the numbers of each execution are read before the next one is queued, because "
+            "%s look at them; with small models a larger steps_per_execution makes this rarer",
             ", ".join(looks),
         )
     return not looks

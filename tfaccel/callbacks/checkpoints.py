@@ -17,7 +17,7 @@ import time
 
 import keras
 
-from tfaccel import progress
+from tfaccel import agreement, progress
 from tfaccel.agreement import AnyWorker, together
 from tfaccel.callbacks.finite import RollBackError
 from tfaccel.callbacks.restore import Beginning, Origin
@@ -28,6 +28,7 @@ from tfaccel.checkpoint.writer import Writer
 from tfaccel.config import CheckpointConfig, StepConfig
 from tfaccel.data.distribute import Loader
 from tfaccel.errors import UserError, did_you_mean
+from tfaccel.run_log import summary
 from tfaccel.signals import StopSignals
 
 log = logging.getLogger("tfaccel")
@@ -64,6 +65,7 @@ class Checkpoints(keras.callbacks.Callback):
         """Writes nothing yet. `Run.checkpoints` says what it takes."""
         super().__init__()
         self.is_chief, self.when_begun = is_chief, None
+        self._doing = "begin"
         self._config, self._monitor, self._warned = config, monitor, False
         self.store = Store(
             folder,
@@ -118,12 +120,36 @@ class Checkpoints(keras.callbacks.Callback):
 
     def end(self) -> None:
         """Returns when all is on the disk. Ends all workers where a signal came after all steps."""
+        self._doing = "end"
         self._wait_together()
         if self.is_chief:
             log.info("checkpoint: training waited %.2f s for all of them", self._saving_s)
         (asked,) = AnyWorker(self._strategy).says(bool(self._stop.requested))
         if asked:
             self._stop_now()
+
+    def what_comes(self) -> str:
+        """Returns what a signal that asks to stop now leads to, in words, from any thread."""
+        if self._doing == "validate":
+            return (
+                "the validation stops at its next batch, and training saves its state; the same "
+                "command repeats the validation and goes on"
+            )
+        if self._doing == "end":
+            return "what is saved already stays, and this process stops"
+        if self._doing == "begin":
+            return (
+                "training saves its state after its first step, which is being prepared and "
+                "compiled, and stops"
+            )
+        if not self._any_worker.is_alone:
+            return (
+                "all workers stop together after the same step and save the state, within about "
+                f"{agreement.ASK_EVERY_S:g} s, or after one step where steps take longer"
+            )
+        most = self.model.steps_per_execution
+        steps = "this step" if most == 1 else f"this execution, of up to {most} steps"
+        return f"training saves its state after {steps} and stops"
 
     def finish(self) -> None:
         """Waits for what was begun, whatever ended `fit`: it may be the newest."""
@@ -134,12 +160,13 @@ class Checkpoints(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         """Looks whether there is room, and says how much a checkpoint takes."""
+        self._doing = "begin"
         keep = self._config.keep_last + self._config.keep_best
         with together(self._strategy, "has no room for checkpoints"):
             if self.is_chief:
                 size = state_lib.num_bytes(self.model)
                 check_space(self.store.folder, size, keep=keep)
-                log.info(
+                summary(
                     "checkpoint: %.1f MiB each, of which %.1f are weights; up to %d are kept",
                     size / 2**20,
                     state_lib.weight_bytes(self.model) / 2**20,
@@ -148,8 +175,11 @@ class Checkpoints(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         """Saves when it is time; after an epoch's last step, its validation comes first."""
-        self._logs, asked = dict(logs or {}), self._is_asked()
-        if self._loader.position % self._loader.num_batches == 0:
+        self._doing = "train"
+        ends_epoch = self._loader.position % self._loader.num_batches == 0
+        # At an epoch's end in any case, so that no worker begins a validation that nobody wants.
+        self._logs, asked = dict(logs or {}), self._is_asked(now=ends_epoch)
+        if ends_epoch:
             self._counted = state_lib.metrics(self.model)
             return
         if asked or self._is_due():
@@ -157,19 +187,31 @@ class Checkpoints(keras.callbacks.Callback):
         if asked:
             self._stop_now()
 
+    def on_test_begin(self, logs=None):
+        """Saves and stops when a signal asked for it during the epoch's last steps."""
+        self._doing = "validate"
+        self._stop_untested()
+
     def on_test_batch_end(self, batch, logs=None):
         """Saves what is trained, but not tested, when a signal asked to stop."""
+        self._stop_untested()
+
+    def on_test_end(self, logs=None):
+        """Notes that the validation is over."""
+        self._doing = "train"
+
+    def _stop_untested(self) -> None:
         if self._is_asked():
             for each in self._others:
                 each.on_test_end()  # as the averaged weights, which give the trained ones back
             self._save(tested=False)
-            self._stop_now()
+            self._stop_now(tested=False)
 
     def on_epoch_end(self, epoch, logs=None):
         """Saves with the epoch's score."""
         for name, value in (logs or {}).items():
             self._begun.state["history"].setdefault(name, []).append(float(value))
-        asked, score = self._is_asked(), self._score(logs or {})
+        asked, score = self._is_asked(now=True), self._score(logs or {})
         last = epoch + 1 == self.params["epochs"] or self.model.stop_training
         if asked or last or self._is_due() or (epoch + 1) % self._config.every_epochs == 0:
             self._save(score=score)
@@ -180,9 +222,10 @@ class Checkpoints(keras.callbacks.Callback):
         every = self._config.every_steps
         return every is not None and self._loader.position - self._last_saved >= every
 
-    def _is_asked(self) -> bool:
+    def _is_asked(self, *, now: bool = False) -> bool:
         """Returns whether a signal asked a worker to stop; of several, some steps ago."""
-        asked, failed = self._any_worker.says(bool(self._stop.requested), self._writer.has_failed)
+        own = bool(self._stop.requested), self._writer.has_failed
+        asked, failed = self._any_worker.says(*own, now=now)
         if failed:
             self._wait_together()
         self._asked |= asked
@@ -193,17 +236,35 @@ class Checkpoints(keras.callbacks.Callback):
         with progress.within("save"), together(self._strategy, "could not save a checkpoint"):
             self._writer.wait()
 
-    def _stop_now(self) -> None:
+    def _stop_now(self, *, tested: bool = True) -> None:
         self._wait_together()
         with together(self._strategy, "could not save before it stopped"):
             self._writer.check_last()
-        log.warning(
-            "checkpoint: stopped by %s after step %d, which is saved; the same command goes on",
+        log.log(
+            logging.WARNING if self.is_chief else logging.INFO,
+            "checkpoint: stopped by %s after step %d, which is saved; %s",
             self._stop.requested or "another worker's signal",
             self._loader.position + self._begun.state["offset"],
+            self._where_it_goes_on(tested=tested),
         )
         progress.beat("end")
         raise Stopped(self._config.exit_code)
+
+    def _where_it_goes_on(self, *, tested: bool) -> str:
+        epochs, steps = divmod(self._loader.position, self._loader.num_batches)
+        if not tested:
+            return (
+                f"epoch {epochs} is trained and not yet tested: the same command tests it, writes "
+                "its line and goes on"
+            )
+        if steps:
+            num_steps = self._loader.num_batches
+            return (
+                f"the same command goes on after step {steps} of {num_steps} of epoch {epochs + 1}"
+            )
+        if epochs >= self.params["epochs"] or self.model.stop_training:
+            return "training is complete, and the same command does what comes after it"
+        return f"the same command goes on with epoch {epochs + 1}"
 
     def _save(self, *, score: float | None = None, tested: bool = True) -> None:
         begun, self._last_saved = time.monotonic(), self._loader.position

@@ -14,8 +14,10 @@ a checkpoint has, the log has too, and where a resume begins the writers drop wh
 Private Keras name relied on: an optimizer's `_learning_rate`, a number or a schedule.
 """
 
+import itertools
 import logging
 import math
+import statistics
 import time
 from collections.abc import Callable, Sequence
 
@@ -57,6 +59,7 @@ class Logs(keras.callbacks.Callback):
         self._loader, self._throughput, self._gpus = loader, throughput, gpus
         self._clock, self._start = clock, clock()
         self._after_steps_s = 0.0  # that validation takes, of the epoch before
+        self._tests = _Tests(clock)
 
     # What a checkpoint keeps.
 
@@ -78,6 +81,7 @@ class Logs(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         """Begins anew: where, the first epoch knows."""
         self._begins = True
+        self._tests.begin()
 
     def on_epoch_begin(self, epoch, logs=None):
         """Notes where the epoch begins, and lets the writers go on from there."""
@@ -113,12 +117,20 @@ class Logs(keras.callbacks.Callback):
             each.call("steps", _with_rates(record, timed - each.timed))
             each.note(self._position, seconds, timed)
 
+    def on_test_batch_begin(self, batch, logs=None):
+        """Notes when an execution of the validation begins."""
+        self._tests.begin_execution(batch)
+
+    def on_test_end(self, logs=None):
+        """Notes that the validation is over."""
+        self._tests.end()
+
     def on_epoch_end(self, epoch, logs=None):
         """Gives all writers the epoch's record, if the epoch is complete."""
         if not self._writers or self._position % self._loader.num_batches:
             return
         if self._steps_ended is not None:
-            self._after_steps_s = self.seconds - self._steps_ended
+            self._after_steps_s = self.seconds - self._steps_ended - self._tests.compiling_s
         record = self._record(logs, num_validations=self._epochs_after)
         record |= _of_gpus(self._usages)
         for each in self._writers:
@@ -152,12 +164,47 @@ class Logs(keras.callbacks.Callback):
         return own | given | eta | {"learning_rate": learning_rate_of(self.model.optimizer)}
 
     def _eta_s(self, num_validations: int) -> float | None:
-        rate = self._throughput.epoch.images_per_second or self._throughput.images_per_second
+        timed = self._throughput
+        rate = timed.steady.images_per_second or timed.images_per_second
         if not rate:
             return None
         last = (self._epoch + self._epochs_after) * self._loader.num_batches
         images = images_until(self._loader, last) - images_until(self._loader, self._position)
         return images / rate + num_validations * self._after_steps_s
+
+
+class _Tests:
+    """How long the validation of an epoch took to compile.
+
+    The first one of a `fit` compiles in its first execution and, where that is shorter than the
+    others, in its last one. What they would take without it, the others say.
+
+    Attributes:
+      compiling_s: seconds of the newest validation; 0 of all but the first.
+    """
+
+    def __init__(self, clock: Callable[[], float]):
+        self._clock = clock
+        self.begin()
+
+    def begin(self) -> None:
+        self.compiling_s, self._is_first, self._begun = 0.0, True, []
+
+    def begin_execution(self, batch: int) -> None:
+        if self._is_first:
+            self._begun.append((batch, self._clock()))
+
+    def end(self) -> None:
+        if not self._is_first:
+            self.compiling_s = 0.0
+        elif self._begun:
+            self._is_first = False
+            times = [each for _, each in self._begun] + [self._clock()]
+            taken = [after - before for before, after in itertools.pairwise(times)]
+            others = taken[1:-1] or (taken[1:] if len(taken) > 1 else [0.0])
+            usual = statistics.median(others)
+            ends = {0, len(taken) - 1}
+            self.compiling_s = sum(max(0.0, taken[index] - usual) for index in ends)
 
 
 class _Paced:
@@ -179,6 +226,8 @@ class _Paced:
     def is_due(self, step: int, seconds: float) -> bool:
         if self._writer.every_s is None:
             return step - self._last_step >= self._every_steps
+        if self._last_s == -math.inf and not self._writer.has_first_step:
+            self._last_s = seconds
         return seconds - self._last_s >= self._writer.every_s
 
     def note(self, step: int, seconds: float, timed: Timed) -> None:

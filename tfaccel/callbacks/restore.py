@@ -24,6 +24,7 @@ from tfaccel.config import Config, StepConfig, deciding
 from tfaccel.data.distribute import Loader
 from tfaccel.data.shards import Plan
 from tfaccel.errors import UserError
+from tfaccel.run_log import summary
 
 log = logging.getLogger("tfaccel")
 
@@ -122,7 +123,7 @@ class Origin:
             step = 0
         beginning = self._at(epoch, step, snapshot)
         if state["stop_training"]:
-            log.info("checkpoint: training ended early, after epoch %d, and is over", epoch)
+            summary("checkpoint: training ended early, after epoch %d, and is over", epoch)
             beginning.epoch = 2**31  # which no run has
         return beginning
 
@@ -229,7 +230,7 @@ class Origin:
             log.warning("checkpoint: resumed with changed data: %s", changed)
 
     def _say_what_changes(self, state: dict) -> None:
-        log.info(
+        summary(
             "checkpoint: resumed from step %d: epoch %d, step %d of %d",
             *(state["step"], state["epoch"] + 1, state["step_in_epoch"], state["num_steps"]),
         )

@@ -56,6 +56,8 @@ class Throughput(keras.callbacks.Callback):
 
     Attributes:
       epoch: what was timed of the present epoch so far.
+      steady: the same without the first execution of each length, which may compile: one is shorter
+        at an epoch's end. What is to come takes as long.
       first_execution_s: seconds of the very first steps, which compile; 0 before there are any.
     """
 
@@ -68,7 +70,7 @@ class Throughput(keras.callbacks.Callback):
         """
         super().__init__()
         self._loader, self._clock = loader, clock
-        self.epoch = Timed()
+        self.epoch = self.steady = Timed()
         self.first_execution_s = 0.0
         self._epochs = []  # those that are over
 
@@ -83,6 +85,7 @@ class Throughput(keras.callbacks.Callback):
         """Starts anew: every `fit` traces and compiles."""
         self._epochs = []
         self._has_compiled = False
+        self._compiled = set()  # lengths of executions, in steps
 
     @property
     def images_per_second(self) -> float:
@@ -94,18 +97,23 @@ class Throughput(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         """Starts the clock anew: what lies between epochs is not training."""
-        self.epoch = Timed()
-        self._last = self._now(self._loader.next_position)
+        self.epoch = self.steady = Timed()
+        self._position = self._loader.next_position
+        self._last = self._now(self._position)
 
     def on_train_batch_end(self, batch, logs=None):
         """Counts the images since the execution before: of several steps, or of one."""
-        now = self._now(self._loader.position)
+        position = self._loader.position
+        now, length = self._now(position), position - self._position
+        if length in self._compiled:
+            self.steady += now - self._last
         if self._has_compiled:
             self.epoch += now - self._last
         elif not self.first_execution_s:  # or it is of a `fit` that goes on after a rollback
             self.first_execution_s = (now - self._last).seconds
         self._has_compiled = True
-        self._last = now
+        self._compiled.add(length)
+        self._last, self._position = now, position
         self._log(logs)
 
     def on_epoch_end(self, epoch, logs=None):

@@ -26,8 +26,8 @@ from tfaccel.export.parting import where_pixels_part
 from tfaccel.export.samples import take_samples
 from tfaccel.export.unfinished import keep_rejected, whole_or_not_at_all
 from tfaccel.literal_path import warn_servers
+from tfaccel.run_log import summary
 from tfaccel.runtime import Runtime
-from tfaccel.step import in_xla
 from tfaccel.table_text import in_figures
 
 log = logging.getLogger("tfaccel")
@@ -46,6 +46,8 @@ def export_model(
     """Writes `path` whole or not at all, and proves it before it appears: see `Run.export`."""
     path = new_path(path)
     asked = ask(model, config, loader=loader, images=images)
+    for note in asked.notes:
+        summary("export: %s", note)
     surrounded, samples = asked.images, None
     if loader is not None:
         most = affordable(config.samples, model, loader.data.images)
@@ -57,7 +59,7 @@ def export_model(
         else:
             proof = parity.of_inputs(folder, model, asked.given)
         for check in proof.checks:
-            log.info("export: %s: %s", check.name, check.words)
+            summary("export: %s: %s", check.name, check.words)
         by = loader.data.loader if loader else None
         card.write(
             folder, served, surrounded, proof, asked.config, precision=asked.precision, loader=by
@@ -66,7 +68,7 @@ def export_model(
             kept = keep_rejected(folder, path)
             _reject(proof, kept, _parted(proof, samples, loader, surrounded, runtime))
     warn_servers(path)
-    log.info("export: %s, by %d samples in a process without tfaccel and DALI", path, proof.num)
+    summary("export: %s, by %d samples in a process without tfaccel and DALI", path, proof.num)
     return path
 
 

@@ -28,6 +28,7 @@ from tfaccel.export import onnx, parity, saved_model
 from tfaccel.export.answers import answers_of
 from tfaccel.export.preprocessing import Preprocessing
 from tfaccel.local_path import local_path
+from tfaccel.run_log import summary
 from tfaccel.step import in_xla
 from tfaccel.table_text import cleaned
 
@@ -48,6 +49,7 @@ class Asked:
       precision: that the export computes in.
       images: what surrounds a model of images; None for the model alone.
       given: of a model alone, for each input the rows that it is compared on.
+      notes: sentences about what was chosen, with the reason.
     """
 
     model: keras.Model
@@ -56,6 +58,7 @@ class Asked:
     precision: str
     images: saved_model.Images | None
     given: list[np.ndarray] | None
+    notes: list[str]
 
     def write(self, folder: pathlib.Path) -> keras.Model:
         """Writes the SavedModel, `model.keras` and, if it is asked for, `model.onnx`.
@@ -112,14 +115,14 @@ def ask(
         onnx.check_installed()
     names = check_model(model)
     precision = "float32" if config.computes_in == "float32" else parity.lowest_precision(model)
+    notes = []
     if precision != "float32":
-        log.info(
-            "export: it computes in %s, as it was trained; for servers without a GPU, which are "
-            "slow in that, give computes_in='float32' (tfaccel export --computes-in=float32)",
-            precision,
+        notes.append(
+            f"it computes in {precision}, as it was trained; for servers without a GPU, which are "
+            "slow in that, give computes_in='float32' (tfaccel export --computes-in=float32)"
         )
     if config.xla and (reason := in_xla.of_layers(model)):
-        log.info("export: without XLA, because %s", reason)
+        notes.append(f"without XLA, because {reason}")
         config = dataclasses.replace(config, xla=False)
     if config.weights == "average":
         check_averages(model)
@@ -128,7 +131,7 @@ def ask(
         given = _random_inputs(model) if images is None else _checked(model, images)
     else:
         surrounded = _surrounded(model, loader, config.pixel_dtype)
-    return Asked(model, config, names, precision, surrounded, given)
+    return Asked(model, config, names, precision, surrounded, given, notes)
 
 
 def check_model(model: keras.Model) -> list[str]:
@@ -165,7 +168,7 @@ def affordable(samples: int, model: keras.Model, images: ImageConfig) -> int:
     outputs = model.compute_output_shape((1, *image))
     most = max(1, MOST_BYTES // (4 * (math.prod(image) + 4 * math.prod(outputs))))
     if most < samples:
-        log.info("export: compared on %d samples, not %d, which would not fit", most, samples)
+        summary("export: compared on %d samples, not %d, which would not fit", most, samples)
     return min(samples, most)
 
 

@@ -28,6 +28,7 @@ from tfaccel.errors import UserError
 from tfaccel.export.samples import spread
 from tfaccel.local_path import local_path
 from tfaccel.run import Run
+from tfaccel.run_log import summary
 from tfaccel.train import build
 
 log = logging.getLogger("tfaccel")
@@ -70,11 +71,11 @@ def export_run(
     config = dataclasses.replace(config, data=data, model=model)
     snapshot = _snapshot(workdir, config, checkpoint or "newest")
     run = _run(config)
-    log.info("export: the checkpoint of step %d", snapshot.step)
+    summary("export: the checkpoint of step %d", snapshot.step)
     test = _evaluation(run, config, export.samples)
     model = _model(run, config, test, snapshot)
     if checkpoint is None and (best := _best_weights(snapshot)):
-        log.info("export: with the weights of the best epoch, which training would end with")
+        summary("export: with the weights of the best epoch, which training would end with")
         model.set_weights(best)
     version = workdir_lib.next_version(local_path(out).absolute())
     return run.export(model, version, loader=test, **dataclasses.asdict(export))

@@ -75,7 +75,8 @@ class Preprocessing:
                 lambda row: self._window(_checked(*row)),
                 (tf.range(tf.size(image_bytes)), image_bytes),
                 fn_output_signature=tf.TensorSpec(shape, tf.uint8),
-                parallel_iterations=AT_ONCE,
+                # TensorFlow warns of it where nothing runs at once, outside of a graph.
+                parallel_iterations=None if tf.executing_eagerly() else AT_ONCE,
             )
 
     def _window(self, data: tf.Tensor) -> tf.Tensor:

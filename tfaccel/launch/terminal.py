@@ -15,6 +15,8 @@ import threading
 import time
 from typing import TextIO
 
+from tfaccel.run_log import wrapped
+
 log = logging.getLogger("tfaccel")
 
 MOST_WAITING = 2**20  # bytes, in each stream
@@ -35,6 +37,7 @@ class Terminal:
         """
         # Not the stream itself: Python waits at exit for its lock, which a thread may hold then.
         self._fd, self._name = -1 if stream is None else stream.fileno(), name
+        self._stream = stream if stream is not None and stream.isatty() else None
         self._waiting, self._size = [], 0
         self._num_left_out, self._is_closing, self._has_complained = 0, False, False
         self._changed = threading.Condition()
@@ -43,6 +46,7 @@ class Terminal:
 
     def show(self, line: bytes) -> None:
         """Takes a line of a rank, which may be left out: the rank's file has it."""
+        line = self._fitted(line)
         with self._changed:
             # Once some are left out, so are more until all that waits is written: one gap, said
             # once, and one pause, and not one for each line that is read.
@@ -56,6 +60,7 @@ class Terminal:
 
     def say(self, line: bytes) -> None:
         """Takes a line of the launcher, which no file has."""
+        line = self._fitted(line)
         with self._changed:
             self._add(line)
 
@@ -65,6 +70,13 @@ class Terminal:
             self._is_closing = True
             self._changed.notify_all()
         self._thread.join(timeout_s)
+
+    def _fitted(self, line: bytes) -> bytes:
+        """Returns a line, on a terminal broken between words: it would break it anywhere."""
+        if self._stream is None or b"\r" in line or b"\x1b" in line:
+            return line
+        text = line.decode(errors="surrogateescape")
+        return wrapped(text, self._stream).encode(errors="surrogateescape")
 
     def _add(self, line: bytes) -> None:
         self._waiting.append(line)

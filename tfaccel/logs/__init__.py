@@ -57,12 +57,14 @@ class Writer:
 
     Attributes:
       name: what to call it when it fails.
-      every_s: seconds between its records within an epoch, of which the first step has the first;
-        None for every so many steps.
+      every_s: seconds between its records within an epoch; None for every so many steps.
+      has_first_step: whether the first step has the first of those; if not, it comes `every_s`
+        seconds after that step.
     """
 
     name: str
     every_s: float | None = None
+    has_first_step: bool = True
 
     def resume_at(self, *, step: int, epoch: int) -> None:
         """Goes on with what is there, less what is written again: call it before the first record.

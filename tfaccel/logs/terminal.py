@@ -1,11 +1,14 @@
-"""What a person sees of a run: a line per epoch, and how far it is within one.
+"""What a person sees of a run: a bar within an epoch, and a line for each epoch.
 
-Takes records; gives text. On a terminal the present epoch is one line that changes, and an epoch's
-numbers stay, broken between two of them where the terminal is narrow. In a file or pipe it is a
-line per epoch, and one every half minute, with no control characters.
+Takes records; gives text. On a terminal the present epoch is a bar that changes, and an epoch's
+line holds what fits of its numbers, the most important first: metrics.csv has all. In a file, a
+pipe or a terminal that cannot move its cursor (TERM=dumb) it is a line with all numbers for each
+epoch, and one each minute within longer ones, with no control characters.
 
     epoch 3/90  loss 2.345  accuracy 0.4567  val_loss 2.012  val_accuracy 0.5123
-        12340 images/s  lr 0.1  input wait 2%  GPU 45.2 GiB 97%  ETA 3:12:45
+    epoch 4/90 ━━━━━━━━━━━━━━━━━━━━  2310/5005  ETA 3:12:45  loss 2.301  12340 images/s
+
+The numbers are on the host already, so that the bar waits for no device.
 """
 
 import contextlib
@@ -13,7 +16,12 @@ import io
 import logging
 import shutil
 import sys
+import threading
+from collections.abc import Sequence
 from typing import TextIO
+
+import rich.console
+import rich.progress
 
 from tfaccel.logs import Record, Writer, metric_names
 from tfaccel.redact import escaped
@@ -21,14 +29,18 @@ from tfaccel.table_text import in_figures
 
 log = logging.getLogger("tfaccel")
 
-ERASE = "\r\x1b[K"  # to the line's beginning, and what is on it
-INDENT = "    "
+BAR_EVERY_S = 0.25
+LINE_EVERY_S = 60.0
+BAR_COLUMNS = 20
+NARROW_COLUMNS = 60  # a terminal with less has no bar, but the numbers of one
+MORE = " …"  # stands for numbers that did not fit
 
 
 class Terminal(Writer):
     """Writes to standard output, or another stream."""
 
     name = "the terminal"
+    has_first_step = False
 
     def __init__(self, *, num_epochs: int, steps_per_epoch: int, stream: TextIO | None = None):
         """Takes what the numbers are parts of.
@@ -40,31 +52,36 @@ class Terminal(Writer):
         """
         self._num_epochs, self._steps_per_epoch = num_epochs, steps_per_epoch
         self._stream = stream or sys.stdout or io.StringIO()  # a process may have none
-        self._redraws = self._stream.isatty()
-        self.every_s = 1.0 if self._redraws else 30.0
-        self._shows_status = False
+        self._redirects = self._stream is sys.stdout
+        console = rich.console.Console(file=self._stream)
+        # Not the console's word alone: FORCE_COLOR lets it take a file for a terminal.
+        self._redraws = self._stream.isatty() and console.is_interactive
+        self.has_first_step = self._redraws
+        self.every_s = BAR_EVERY_S if self._redraws else LINE_EVERY_S
+        self._more = MORE if "utf" in (self._stream.encoding or "utf-8").lower() else ""
+        self._bar, self._lock = None, threading.RLock()  # others log, in their threads
         if self._redraws:
             log.addFilter(self._make_way)
 
     def steps(self, record: Record) -> None:
         """Shows how far the epoch is."""
         done = record["step"] - (record["epoch"] - 1) * self._steps_per_epoch
-        place = f"{self._place(record)}  {done}/{self._steps_per_epoch}"
-        fields = [place, *_eta(record), *_numbers(record)]
+        count = f"{done}/{self._steps_per_epoch}"
         if self._redraws:
-            # The carriage return lets what others write begin at the line's beginning.
-            line = _lines(fields, width=self._width)[0]
-            self._write(f"{ERASE}{line}\r")
-            self._shows_status = True
+            self._draw(record, done, count)
         else:
+            fields = [f"{self._place(record)}  {count}", *_eta(record), *_numbers(record)]
             self._write("  ".join(fields) + "\n")
 
     def epoch(self, record: Record) -> None:
         """Writes the epoch's numbers, in place of how far it was."""
         self._erase()
         fields = [self._place(record), *_numbers(record), *_eta(record)]
-        lines = _lines(fields, width=self._width) if self._redraws else ["  ".join(fields)]
-        self._write("\n".join(lines) + "\n")
+        if self._redraws:
+            ranks = _ranks(fields, record)
+            self._write(_fitted(fields, ranks, width=_columns() - 1, more=self._more) + "\n")
+        else:
+            self._write("  ".join(fields) + "\n")
 
     def close(self) -> None:
         """Leaves the cursor on an empty line."""
@@ -74,29 +91,66 @@ class Terminal(Writer):
     def _place(self, record: Record) -> str:
         return f"epoch {record['epoch']}/{self._num_epochs}"
 
-    @property
-    def _width(self) -> int:
-        return shutil.get_terminal_size().columns - 1  # some wrap where the last column is filled
+    def _draw(self, record: Record, done: int, count: str) -> None:
+        place, columns = self._place(record), _columns()
+        bar_columns = BAR_COLUMNS if columns >= NARROW_COLUMNS else 0
+        # Some terminals wrap where the last column is filled.
+        width = columns - 1 - len(place) - (bar_columns + 2 if bar_columns else 1)
+        fields = [count, *_eta(record), *_numbers(record)]
+        # How long it takes comes first, then the numbers.
+        ranks = [*range(len(fields) - len(_numbers(record))), *_ranks(fields, record)]
+        text = _fitted(fields, ranks, width=max(1, width), more="")
+        with self._lock:
+            if self._bar is None:
+                self._bar = self._made(bar_columns, columns)
+                self._bar.add_task(place, total=self._steps_per_epoch, completed=done, text=text)
+                self._bar.start()
+                # A process that is killed would leave it hidden.
+                self._bar.console.show_cursor(True)
+                return
+            (task,) = self._bar.task_ids
+            self._bar.update(task, completed=done, description=place, text=text, refresh=True)
+
+    def _made(self, bar_columns: int, columns: int) -> rich.progress.Progress:
+        parts = [
+            rich.progress.TextColumn("{task.description}", markup=False, style="none"),
+            *([rich.progress.BarColumn(bar_columns)] if bar_columns else []),
+            rich.progress.TextColumn("{task.fields[text]}", markup=False, style="none"),
+        ]
+        return rich.progress.Progress(
+            *parts,
+            # Made anew: the terminal's width may be another one now.
+            console=rich.console.Console(file=self._stream, highlight=False, width=columns),
+            auto_refresh=False,  # no thread beside the steps
+            transient=True,
+            redirect_stdout=self._redirects,
+            redirect_stderr=self._redirects,
+        )
 
     def _make_way(self, _) -> bool:
-        """A log's filter, which lets all pass: what it prints comes where the status line was."""
+        """A log's filter, which lets all pass: what it prints comes where the bar was."""
         with contextlib.suppress(OSError):  # the terminal is gone, the log may go elsewhere
             self._erase()
         return True
 
     def _erase(self) -> None:
-        if self._shows_status:
-            self._shows_status = False
-            self._write(ERASE)
+        with self._lock:
+            bar, self._bar = self._bar, None
+            if bar is not None:
+                bar.stop()
 
     def _write(self, text: str) -> None:
         self._stream.write(text)
         self._stream.flush()
 
 
+def _columns() -> int:
+    return shutil.get_terminal_size().columns
+
+
 def _numbers(record: Record) -> list[str]:
     """Returns what there is of a record's numbers, in their fixed order."""
-    shown = [f"{escaped(name)} {_short(record[name])}" for name in metric_names(record)]
+    shown = [_metric(name, record) for name in metric_names(record)]
     forms = {
         "images_per_second": lambda rate: f"{rate:,.0f} images/s",
         "learning_rate": lambda rate: f"lr {in_figures(rate, 4)}",
@@ -106,6 +160,10 @@ def _numbers(record: Record) -> list[str]:
     }
     shown += [form(record[name]) for name, form in forms.items() if name in record]
     return shown + _gpus(record)
+
+
+def _metric(name: str, record: Record) -> str:
+    return f"{escaped(name)} {_short(record[name])}"
 
 
 def _gpus(record: Record) -> list[str]:
@@ -130,12 +188,40 @@ def _short(number: float) -> str:
     return in_figures(number, 4, zeros=True)
 
 
-def _lines(fields: list[str], *, width: int) -> list[str]:
-    """Returns the fields in lines that fit; a field that is too long by itself is cut."""
-    lines = [fields[0][:width]]
-    for field in fields[1:]:
-        if len(lines[-1]) + 2 + len(field) <= width:
-            lines[-1] += f"  {field}"
-        else:
-            lines.append(f"{INDENT}{field}"[:width])
-    return lines
+def _ranks(fields: Sequence[str], record: Record) -> list[int]:
+    """Returns the indices of fields, the most important first.
+
+    After the first field come the loss and the first other metric, each with its validation's, the
+    time that is left and the speed; then the rest, in order.
+    """
+    names = metric_names(record)
+    trained = [name for name in names if not name.startswith("val_")][:2]
+    pairs = [each for name in trained for each in (name, f"val_{name}") if each in names]
+    first = [_metric(name, record) for name in pairs or names[:1]]
+    heads = ["ETA ", *(each for each in fields if each.endswith(" images/s"))]
+    chosen = [0, *(fields.index(each) for each in first)]
+    chosen += [
+        index for head in heads for index, each in enumerate(fields) if each.startswith(head)
+    ]
+    return list(dict.fromkeys([*chosen, *range(len(fields))]))
+
+
+def _fitted(fields: Sequence[str], ranks: Sequence[int], *, width: int, more: str) -> str:
+    """Returns the fields that fit into a line, in their order: each is whole, or not there.
+
+    Args:
+      fields: of which the first is there in any case, cut if need be.
+      ranks: their indices, the most important first.
+      width: of the line, in columns.
+      more: what the line ends with where some are left out.
+    """
+    whole = "  ".join(fields)
+    if len(whole) <= width:
+        return whole
+    chosen, left = {0}, width - len(fields[0]) - len(more)
+    for index in ranks:
+        needed = 2 + len(fields[index])
+        if index not in chosen and needed <= left:
+            chosen.add(index)
+            left -= needed
+    return ("  ".join(fields[index] for index in sorted(chosen)) + more)[:width]

@@ -30,6 +30,7 @@ from keras.src.utils.naming import to_snake_case
 
 from tfaccel.config_names import weights_file
 from tfaccel.errors import UserError
+from tfaccel.run_log import summary
 
 log = logging.getLogger("tfaccel")
 
@@ -119,7 +120,7 @@ def _say(taken: Taken, path: pathlib.Path) -> None:
     """Logs what a model took of a file, and what it did not."""
     number = len(taken.layers) + len(taken.missing) + len(taken.other_shapes)
     by = ", by their order, as the file names them otherwise" if taken.in_order else ""
-    log.info("model: %d of %d layers from %s%s", len(taken.layers), number, path, by)
+    summary("model: %d of %d layers from %s%s", len(taken.layers), number, path, by)
     for names, what in (
         (taken.missing, "not in that file, so as they were"),
         (taken.other_shapes, "of other shapes in that file, so as they were"),

@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable
 
+from tfaccel import run_log
 from tfaccel.cluster import check_one_process, find
 from tfaccel.config import Config
 from tfaccel.errors import UserError
@@ -22,7 +23,7 @@ from tfaccel.profiling.knobs import make_knobs, with_changes
 from tfaccel.profiling.rates import DROPPED_SHARE
 from tfaccel.profiling.search import Found, Sample, Setting, Trial, TrialError, search
 from tfaccel.profiling.search_table import WORDS, SearchTable
-from tfaccel.runtime import show_log
+from tfaccel.run_log import summary
 from tfaccel.table_text import in_figures
 
 log = logging.getLogger("tfaccel")
@@ -58,7 +59,7 @@ def measure_experiment(config: Config, *, seconds: float, trace_to: str | None) 
       UserError: a mistake in the config, or this is a job of several workers.
       IsolatedError: the measurement failed for another reason.
     """
-    show_log()
+    run_log.show()
     cluster = find(os.environ)
     check_one_process(cluster, "profile")
     began = time.monotonic()
@@ -104,7 +105,7 @@ def search_experiment(
             f"{in_figures(minutes)} has {in_figures(budget_s)} s for all of it; give --minutes="
             f"{math.ceil((2 + changes) * timed.run_s / 60)}"
         )
-    log.info("profile: %s", _estimate(knobs, start, timed.run_s, minutes))
+    summary("profile: %s", _estimate(knobs, start, timed.run_s, minutes))
     found = search(
         start,
         knobs,
@@ -162,7 +163,7 @@ def _tell(trial: Trial) -> None:
     name = f"{trial.changed}={trial.setting[trial.changed]}" if trial.changed else "start"
     rate = f"{trial.rate:,.0f} images/s, " if trial.rate else ""
     why = f" ({trial.why})" if trial.why else ""
-    log.info("profile: %s: %s%s%s", name, rate, WORDS[trial.outcome], why)
+    summary("profile: %s: %s%s%s", name, rate, WORDS[trial.outcome], why)
 
 
 def _measuring(

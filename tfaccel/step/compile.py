@@ -17,6 +17,7 @@ from tfaccel import batch_norm, seam
 from tfaccel.config import StepConfig
 from tfaccel.errors import UserError
 from tfaccel.precision import HALVES, needs_loss_scale, policy_of
+from tfaccel.run_log import summary
 from tfaccel.step import mixing, padding
 from tfaccel.step.functions import set_functions
 from tfaccel.table_text import in_figures
@@ -91,7 +92,7 @@ def compile_model(
                 "run_eagerly is stock Keras's step, without label_smoothing, mixup, cutmix or "
                 "cutout: leave them out, or use CategoricalCrossentropy(label_smoothing=...)"
             )
-        log.info("step: stock Keras, without XLA, because run_eagerly asks for it")
+        summary("step: stock Keras, without XLA, because run_eagerly asks for it")
     else:
         set_functions(model, strategy, config, xla=xla)
 

@@ -49,6 +49,7 @@ import tensorflow as tf
 from tfaccel import seam
 from tfaccel.config import StepConfig
 from tfaccel.data.deferred import Deferred
+from tfaccel.run_log import summary
 from tfaccel.seam import Replica
 from tfaccel.step import finite, in_xla, labels, mixing, names, padding
 from tfaccel.step import totals as totals_lib
@@ -70,9 +71,9 @@ def set_functions(model, strategy, config: StepConfig, *, xla: bool) -> None:
     several = strategy.num_replicas_in_sync > 1
     synchronized = several and seam.is_synchronized(model)
     if synchronized and xla:
-        log.info("step: training without XLA, because synchronized batch norm sums inside it")
+        summary("step: training without XLA, because synchronized batch norm sums inside it")
     elif several and xla and len(seam.every_optimizer(model)) > 1:
-        log.info("step: training without XLA, because each of several optimizers sums inside it")
+        summary("step: training without XLA, because each of several optimizers sums inside it")
     choose = functools.partial(in_xla.Choice, model, said=set())
     sums_within = synchronized or (several and len(seam.every_optimizer(model)) > 1)
     choices = [choose(wanted=each) for each in (xla and not sums_within, xla, xla)]

@@ -28,6 +28,8 @@ import tensorflow as tf
 from tensorflow.core.framework import node_def_pb2
 from tensorflow.python.framework import kernels, op_def_registry
 
+from tfaccel.run_log import summary
+
 log = logging.getLogger("tfaccel")
 
 # What XLA says as it compiles, before anything runs, of what the lists do not tell.
@@ -101,7 +103,7 @@ class Choice:
         self.on, self.reason = False, reason
         if reason not in self._said:
             self._said.add(reason)
-            log.info("step: without XLA, because %s", reason)
+            summary("step: without XLA, because %s", reason)
 
 
 def of_layers(model) -> str | None:

@@ -35,6 +35,7 @@ from tfaccel.data.source import ArraySource, Blobs, ImageSource
 from tfaccel.errors import UserError
 from tfaccel.own_files import open_own
 from tfaccel.regular_file import check_regular
+from tfaccel.run_log import summary
 
 VERSION = 2  # changed whenever the same key would stand for other bytes
 FILES_AT_A_TIME = 1024  # whose sizes and times one thread asks for
@@ -174,7 +175,7 @@ def _alone(lock: pathlib.Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            log.info("cache: waiting for another process that fills %s", lock.with_suffix(""))
+            summary("cache: waiting for another process that fills %s", lock.with_suffix(""))
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

@@ -20,6 +20,7 @@ from tfaccel.data.source import ImageSource, UnreadableError
 from tfaccel.data.sources.pillow import cause, decoded, deep, unfit_mask
 from tfaccel.data.threads import mapped
 from tfaccel.errors import UserError
+from tfaccel.run_log import summary
 
 BLOCK = 32  # images that a thread takes at once: 50 ms of photographs
 FIRST_LOG_SECONDS, LOG_SECONDS = 5, 30  # until it is said how far decoding is, and again
@@ -78,7 +79,7 @@ def decode_into(
 
 def _say_how_far(number: int, of: int, began: float) -> None:
     rate = number / (time.monotonic() - began)
-    log.info(
+    summary(
         "data: %s of %s images are decoded, %s a second; about %.0f s are left",
         f"{number:,}",
         f"{of:,}",

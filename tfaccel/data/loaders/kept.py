@@ -27,6 +27,7 @@ from tfaccel.data.loaders.decode import decode_into, shapes
 from tfaccel.data.loaders.memory import decode_all
 from tfaccel.data.source import ArraySource, ImageSource
 from tfaccel.errors import UserError
+from tfaccel.run_log import summary
 
 LEAST_S = 5.0  # of decoding, in one thread, from which on the pixels are kept
 NUM_TIMED = 32  # images that are decoded to see how long all take
@@ -122,7 +123,7 @@ def _make_room(folder: pathlib.Path, needed: int) -> None:
     for home, size in zip(homes, sizes, strict=True):
         if over <= 0:
             break
-        log.info("data: removed %s, which was used longest ago of what is kept", home)
+        summary("data: removed %s, which was used longest ago of what is kept", home)
         shutil.rmtree(home, ignore_errors=True)
         over -= size
     free = shutil.disk_usage(folder).free

@@ -31,6 +31,7 @@ from tfaccel.data.source import Blobs, ImageSource
 from tfaccel.data.sources.pillow import mask_fault
 from tfaccel.data.threads import mapped
 from tfaccel.errors import UserError
+from tfaccel.run_log import summary
 
 log = logging.getLogger("tfaccel")
 
@@ -79,7 +80,7 @@ def scan_files(
     name = label(source.images.folder, (file for each in streams for file in each.files))
     report = Report(tuple(sorted(faults)), len(source), num_reused, cache / f"{name}.txt")
     report.write(report.list_path)
-    log.info(
+    summary(
         "audit: %s (%.1f s; %d images were known)",
         report.summary("data"),
         time.monotonic() - start,
@@ -221,7 +222,7 @@ def _fault(blobs: Blobs, index: int, kind: str, cause: str) -> Fault:
 def _bar(total: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
     """Within the context, gives a function to be told of each number of images done."""
     if shown and not sys.stderr.isatty():
-        log.info("audit: looking at %d images", total)
+        summary("audit: looking at %d images", total)
     columns = (
         rich.progress.TextColumn("{task.description}"),
         rich.progress.BarColumn(),

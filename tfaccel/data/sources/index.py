@@ -31,6 +31,7 @@ from tfaccel.data.source import Blobs
 from tfaccel.data.sources.paths import absolute, nearest
 from tfaccel.errors import UserError
 from tfaccel.regular_file import NOT_REGULAR, is_special, open_regular
+from tfaccel.run_log import summary
 
 VERSION = 2  # of the columns' files: others are made anew
 OURS = (".idx", ".npz")  # lie beside the shards, so that a pattern may match them
@@ -230,7 +231,7 @@ def examples(
         found = dict(zip(shards, pool.map(load, shards), strict=True))
         new = [shard for shard, columns in found.items() if columns is None]
         if new:
-            log.info(
+            summary(
                 "data: looking through %d of %d shards, once; first %s",
                 len(new),
                 len(shards),
