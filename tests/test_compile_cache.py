@@ -246,7 +246,11 @@ print([each.tolist() for each in model.get_weights()])
         pytest.param(["0", "1"], marks=pytest.mark.multi_gpu, id="gpus"),
     ],
 )
-def test_the_next_process_finds_what_was_compiled_and_mends_what_was_damaged(own_cache, gpu_ids):
+def test_the_next_process_finds_what_was_compiled_and_mends_what_was_damaged(
+    own_cache, gpu_ids, monkeypatch
+):
+    monkeypatch.setenv("TFACCEL_VERBOSE", "1")
+
     def trained():
         done = subprocess.run(
             [sys.executable, "-c", PROGRAM, *gpu_ids], capture_output=True, text=True, check=True

@@ -163,9 +163,10 @@ def test_p2_a_float16_run_with_dali_on_the_gpu_goes_on_as_if_it_had_not_been_kil
         pixels = random.integers(0, 128, (32, 32, 3)) + 32 * np.eye(3)[index % 3] * (index % 4)
         PIL.Image.fromarray(pixels.astype(np.uint8)).save(path / f"{index}.jpg")
     every = [*ON_THE_GPU, f"--config.data.root={tmp_path / 'data'}"]
-    result, err = finish(tmp_path / "whole", every=every)
-    assert "loader: dali_gpu" in err
-    assert "loss scale: dynamic" in err
+    result, _ = finish(tmp_path / "whole", every=every)
+    log = (tmp_path / "whole" / "log.txt").read_text()
+    assert "loader: dali_gpu" in log
+    assert "loss scale: dynamic" in log
     run = start(tmp_path / "killed", every=every)
     wait_until(lambda: last_step(tmp_path / "killed") >= 13, run)  # of 10 in each epoch
     os.killpg(run.pid, signal.SIGKILL)

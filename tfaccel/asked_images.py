@@ -8,6 +8,7 @@ Takes the command's words; gives the folder of an export and the paths of image 
 
 import os
 import pathlib
+import shlex
 from collections.abc import Iterable, Sequence
 
 from tfaccel.data.sources.pillow import IMAGE_SUFFIXES
@@ -40,7 +41,7 @@ def find_export(model: pathlib.Path) -> pathlib.Path:
     if (model / "config.json").is_file():
         raise UserError(
             f"{model} is a run that has no export yet; let it end, or make one from its newest "
-            f"checkpoint: `tfaccel export --workdir={model}`"
+            f"checkpoint: `tfaccel export --workdir={shlex.quote(str(model))}`"
         )
     raise UserError(f"{model} holds no SavedModel, and no numbered folder with one; {expected}")
 

@@ -10,6 +10,7 @@ import dataclasses
 import logging
 import math
 import pathlib
+import shlex
 from collections.abc import Sequence
 
 import keras
@@ -86,7 +87,7 @@ def fit(
     logs = Logs(writers, loader=train, throughput=throughput, gpus=GpuUsage(devices))
     hints = [NearChance(train, test, updates_per_step=accumulation_steps)] if writes_to else []
     if writes_to:
-        log.info("watch: tensorboard --logdir %s", writes_to / "tensorboard")
+        log.info("watch: tensorboard --logdir %s", shlex.quote(str(writes_to / "tensorboard")))
     with contextlib.closing(logs):
         history = model.fit(
             train,

@@ -27,7 +27,6 @@ from absl import flags
 from ml_collections import config_flags
 
 from tfaccel import __version__, help_texts, meant, run_log, start_noise
-from tfaccel.asked_experiment import look_at
 from tfaccel.cluster import Cluster, find
 from tfaccel.cluster.ray import undo_legacy_keras
 from tfaccel.config import (
@@ -161,7 +160,7 @@ def train(arguments: list[str]) -> int:
     name = pathlib.Path(file.partition(":")[0]).stem
     workdir = check_usable(pathlib.Path(workdir or f"runs/{name}-{time}"), resume=values.resume)
     if dry:
-        look_at(config)
+        _look_at(config)
         return _train_dry(config, workdir, cluster)
     _look_at_run(config, workdir)
     _start_tensorflow()
@@ -179,12 +178,18 @@ def train(arguments: list[str]) -> int:
     return 0
 
 
+def _look_at(config: Config) -> None:
+    from tfaccel.asked_experiment import look_at  # not of all commands: it imports NumPy
+
+    look_at(config)
+
+
 def _look_at_run(config: Config, workdir: pathlib.Path) -> None:
     """Raises UserError for what is known to be wrong with a run before TensorFlow starts."""
     values = dataclasses.asdict(config)
     if finished(workdir, values) is None:  # one that has ended needs its data no more
         check_no_other(workdir, values)
-        look_at(config)
+        _look_at(config)
 
 
 def _train_dry(config: Config, workdir: pathlib.Path, cluster: Cluster) -> int:
@@ -214,7 +219,7 @@ def audit(arguments: list[str]) -> int:
 def _experiment(values: flags.FlagValues) -> Config:
     """Returns what the config flags say, checked as far as it can be without TensorFlow."""
     config = parse(values.config)
-    look_at(config)
+    _look_at(config)
     return config
 
 

@@ -101,7 +101,7 @@ def _multi_worker(
             f"TensorFlow was used before it could join its cluster ({error}); call tfaccel.setup() "
             "before any other use of TensorFlow"
         ) from error
-    log.info("cluster: all %d workers are here", cluster.num_workers)
+    summary("cluster: all %d workers are here", cluster.num_workers)
     return strategy
 
 

@@ -3,8 +3,10 @@
 import json
 import types
 
+import psutil
 import pytest
 
+from tfaccel.comparison import child
 from tfaccel.comparison.child import Stretches
 from tfaccel.comparison.pace import Settings, warm_up_steps
 
@@ -64,9 +66,12 @@ def test_each_executions_own_loss_comes_out_of_keras_mean(tmp_path):
     assert said[1]["images_per_second"] > 0
 
 
-def test_slow_steps_have_short_stretches_and_little_warming_up(tmp_path):
+def test_slow_steps_have_short_stretches_and_little_warming_up(tmp_path, monkeypatch):
+    born = psutil.Process().create_time()
     settings = SETTINGS._replace(variants=8, left_s=600.0)
     loader, now = Loader(), [0.0]
+    # Its process began ten seconds before its first step's end.
+    monkeypatch.setattr(child, "time", types.SimpleNamespace(time=lambda: born + 10.0))
     loader.num_batches, loader.num_examples = 100, 1000
     callback = Stretches(loader, settings, tmp_path, clock=lambda: now[0])
     callback.set_model(types.SimpleNamespace(steps_per_execution=1))

@@ -103,12 +103,12 @@ def test_a_terminal_has_a_bar_that_changes_and_keeps_each_epochs_numbers():
         (
             120,
             "epoch 3/90  loss 2.345  accuracy 0.4567  val_loss 2.012  val_accuracy 0.5123  "
-            "12340 images/s  lr 0.1  ETA 3:12:45 …",
+            "12,340 images/s  lr 0.1  ETA 3:12:45 …",
         ),
         (
             400,
             "epoch 3/90  loss 2.345  accuracy 0.4567  val_loss 2.012  val_accuracy 0.5123  "
-            "12340 images/s  lr 0.1  loss scale 32768  skipped 2  input wait 2%  "
+            "12,340 images/s  lr 0.1  loss scale 32,768  skipped 2  input wait 2%  "
             "GPU 45.2 GiB 97%  ETA 3:12:45",
         ),
     ],

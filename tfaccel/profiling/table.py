@@ -98,7 +98,7 @@ class Profile:
 
     def _trace(self) -> str:
         return (
-            f"uv run --with xprof tensorboard --logdir {self.trace} (its Profile tab is the "
+            f"uv run --with xprof tensorboard --logdir {shlex.quote(str(self.trace))} (its Profile tab is the "
             "package xprof, which tfaccel does not bring)"
         )
 

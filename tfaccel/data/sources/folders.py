@@ -162,12 +162,12 @@ def _how_to_split(missing: pathlib.Path) -> str:
         return ""
     if not holding or len(holding) < len(folders):
         return ""
-    names = ", ".join(holding[:2])
+    names, new_root = ", ".join(holding[:2]), shlex.quote(f"{root}-split")
     return (
         f"; {root} holds the classes themselves ({names}{', ...' if len(holding) > 2 else ''}), "
         "not yet split into images to train on and images to test on. Expected training/CLASS/ "
         "and testing/CLASS/. This command makes them beside it, of links, and takes every fifth "
-        f"image for testing: {split_command(root)} ; then give --config.data.root={root}-split, or "
+        f"image for testing: {split_command(root)} ; then give --config.data.root={new_root}, or "
         "that folder's training and testing to a script"
     )
 
