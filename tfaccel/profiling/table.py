@@ -5,6 +5,7 @@ print(Profile(setup, ceilings))
 
 import dataclasses
 import functools
+import shlex
 
 from tfaccel.profiling.verdict import Ceilings, Setup, Verdict, judge, milliseconds
 from tfaccel.table_text import as_html, counted, html_table, in_figures, in_lines
@@ -97,9 +98,10 @@ class Profile:
         return f"{self.memory_mib:,} MiB {where}"
 
     def _trace(self) -> str:
+        folder = shlex.quote(str(self.trace))
         return (
-            f"uv run --with xprof tensorboard --logdir {shlex.quote(str(self.trace))} (its Profile tab is the "
-            "package xprof, which tfaccel does not bring)"
+            f"uv run --with xprof tensorboard --logdir {folder} (its Profile tab is the package "
+            "xprof, which tfaccel does not bring)"
         )
 
 
