@@ -271,6 +271,107 @@ def test_text_in_the_model_trains_without_xla_as_stock_keras_does(num_replicas, 
     assert caplog.text.count("step: without XLA, because") == 1
 
 
+@pytest.mark.parametrize("num_replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_layer_whose_shape_is_not_as_it_says_trains_as_in_keras(num_replicas):
+    """TextVectorization says [rows, 1, words] here and gives [rows, words]; a Lambda may, too."""
+    texts, labels = tf.constant([["a b"], ["b"], ["c"], ["a c"]]), np.array([0, 1, 1, 0])
+
+    def make():
+        keras.utils.set_random_seed(0)
+        words = layers.TextVectorization(output_mode="multi_hot", vocabulary=list("abc"))
+        return keras.Sequential([keras.Input((1,), dtype="string"), words, layers.Dense(2)])
+
+    how = {"metrics": ["accuracy"], "optimizer": "sgd", "loss": loss()}
+    theirs, ours = make(), compiled(make, num_replicas, **how)
+    theirs.compile(**how)
+    fit = {"x": texts, "y": labels, "shuffle": False, "batch_size": 4, "verbose": 0}
+    wanted, found = theirs.fit(**fit).history, ours.fit(**fit).history
+    for name, each in wanted.items():
+        np.testing.assert_allclose(found[name], each, rtol=1e-5)
+
+
+class OfRagged(keras.Model):
+    """A mean of embeddings, of rows of any length."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.dense = layers.Embedding(6, 3), layers.Dense(2)
+
+    def call(self, x):
+        each = tf.ragged.map_flat_values(self.embedding, x)
+        return self.dense(tf.reduce_sum(each, 1))
+
+
+class OfSparse(keras.Model):
+    """A dense layer over sparse rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(2)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+RAGGED = tf.ragged.constant([[1], [2, 3], [1, 2, 3], [4], []])
+SPARSE = tf.sparse.from_dense([[1.0, 0, 2], [0, 0, 3], [1, 1, 0], [0, 5, 0], [0, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("kind", "x", "num_replicas"),
+    [
+        (OfRagged, RAGGED, 2),
+        (OfSparse, SPARSE, 2),
+        pytest.param(OfRagged, RAGGED, 1, marks=pytest.mark.slow),
+        pytest.param(OfSparse, SPARSE, 1, marks=pytest.mark.slow),
+    ],
+)
+def test_ragged_and_sparse_rows_train_as_in_keras(kind, x, num_replicas):
+    """Of 5 rows the last batch has 1 (ragged), which leaves none for the second replica, or 2."""
+
+    def make():
+        keras.utils.set_random_seed(0)
+        return kind()
+
+    size = 4 if kind is OfRagged else 3
+    data = tf.data.Dataset.from_tensor_slices((x, [0, 1, 1, 0, 1])).batch(size)
+    how = {"optimizer": "sgd", "loss": loss()}
+    theirs, ours = make(), compiled(make, num_replicas, xla=False, **how)
+    theirs.compile(**how)
+    wanted, found = (each.fit(data, verbose=0).history for each in (theirs, ours))
+    np.testing.assert_allclose(found["loss"], wanted["loss"], rtol=1e-5)
+    answers = [each.predict(data, verbose=0) for each in (theirs, ours)]
+    np.testing.assert_allclose(answers[1], answers[0], rtol=1e-4, atol=1e-6)
+
+
+def test_a_vocabulary_need_not_know_the_empty_string_that_could_stand_in():
+    """Of 3 rows on two replicas the last batch has 1: the second replica has none."""
+    words, labels = tf.constant([["a"], ["b"], ["a"]]), np.array([0, 1, 1])
+
+    def make():
+        keras.utils.set_random_seed(0)
+        known = layers.StringLookup(vocabulary=["a", "b"], num_oov_indices=0, output_mode="one_hot")
+        return keras.Sequential([keras.Input((1,), dtype="string"), known, layers.Dense(2)])
+
+    how = {"optimizer": "sgd", "loss": loss()}
+    theirs, ours = make(), compiled(make, 2, xla=False, **how)
+    theirs.compile(**how)
+    rows = {"batch_size": 2, "verbose": 0}
+    found, wanted = (
+        each.fit(words, labels, shuffle=False, **rows).history["loss"] for each in (ours, theirs)
+    )
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    answers = [each.predict(words, **rows) for each in (ours, theirs)]
+    np.testing.assert_allclose(*answers, rtol=1e-4, atol=1e-6)
+
+
+def test_sparse_rows_that_cannot_be_cut_are_refused_in_a_sentence():
+    data = tf.data.Dataset.from_tensor_slices((SPARSE, [0, 1, 1, 0, 1])).batch(4)
+    ours = compiled(OfSparse, 2, optimizer="sgd", loss=loss())
+    with pytest.raises(UserError, match="sparse tensors has fewer rows than there are replicas"):
+        ours.fit(data, verbose=0)
+
+
 def test_strings_beside_the_inputs_train_without_xla(caplog):
     """A batch with names that no layer takes, which ended the process."""
     data = tf.data.Dataset.from_tensor_slices(

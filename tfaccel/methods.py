@@ -46,6 +46,7 @@ from tfaccel.step.labels import REFUSED, beyond, sentence
 
 log = logging.getLogger("tfaccel")
 
+EMPTY_SPARSE = "Serialized sparse should have at least 1 serialized tensor"
 NOT_IN_XLA = re.compile(r"No registered '(\w+)' OpKernel for XLA_")
 
 
@@ -217,6 +218,12 @@ def _guarded(method: Callable, model, guard: Callable) -> Callable:
             except tf.errors.InvalidArgumentError as error:
                 if label := REFUSED.search(str(error)):
                     raise NonFiniteError(sentence(int(label[1]), int(label[2]))) from error
+                if EMPTY_SPARSE in str(error):
+                    raise UserError(
+                        "a batch of sparse tensors has fewer rows than there are replicas, which "
+                        "TensorFlow cannot cut for them; leave such a last batch out "
+                        "(batch(..., drop_remainder=True)), or make the tensors dense"
+                    ) from error
                 if not (lacking := NOT_IN_XLA.search(str(error))):
                     raise
                 raise UserError(

@@ -42,6 +42,7 @@ import logging
 import os
 import random
 import types
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 
 import keras
@@ -63,6 +64,16 @@ from tfaccel.errors import UserError
 log = logging.getLogger("tfaccel")
 
 SUPPORTED_KERAS = "3.15"
+OF_ANY_SIZE = (tf.RaggedTensor, tf.SparseTensor, tf.RaggedTensorSpec, tf.SparseTensorSpec)
+# Modules of Keras's layers that turn words or numbers into categories, by their last name.
+OF_CATEGORIES = (
+    "category_encoding",
+    "discretization",
+    "hashed_crossing",
+    "hashing",
+    "index_lookup",
+    "text_vectorization",
+)
 
 
 def check_keras(version: str) -> None:
@@ -748,10 +759,17 @@ def _or_none(value):
 def _cut(value, num_parts: int) -> list:
     if value is None:
         return [None] * num_parts
-    return [
-        value[shards.part(len(value), num_replicas=num_parts, replica_index=index)]
+    slices = [
+        shards.part(value.shape[0], num_replicas=num_parts, replica_index=index)
         for index in range(num_parts)
     ]
+    if isinstance(value, tf.SparseTensor):
+        rest = list(value.shape[1:])
+        return [
+            tf.sparse.slice(value, [each.start] + [0] * len(rest), [each.stop - each.start, *rest])
+            for each in slices
+        ]
+    return [value[each] for each in slices]
 
 
 def build_from_specs(model, *, change: Callable) -> Callable:
@@ -770,14 +788,22 @@ def build_from_specs(model, *, change: Callable) -> Callable:
         if not has_steps_of_keras(model):
             build_by_step(iterator, data_batch)
             return adopt_metrics()
-        if iterator is None:
-            by_batch(data_batch=change(data_batch))
-            return adopt_metrics()
-        specs = tf.nest.map_structure(_of_one_replica, iterator._distributed_dataset.element_spec)
-        if not all(_is_dense(each) for each in tf.nest.flatten(specs)):
+        specs = data_batch if iterator is None else specs_of(iterator)
+        if not all(_is_known(each) for each in tf.nest.flatten(specs)):
             specs = _first_batch(model, iterator)
-        build_by_call(specs)
+        _note_inputs(model, specs)
+        if any(isinstance(each, OF_ANY_SIZE) for each in tf.nest.flatten(specs)):
+            # Of these Keras makes dense symbols, which the model need not take.
+            if not _is_built(model):
+                _trace_once(model, specs)
+        elif iterator is None:
+            by_batch(data_batch=change(specs))
+        else:
+            build_by_call(specs)
         return adopt_metrics()
+
+    def specs_of(iterator):
+        return tf.nest.map_structure(_of_one_replica, iterator._distributed_dataset.element_spec)
 
     def build_by_call(specs):
         by_row = _weighing_by_row(keras_loss.reduce_weighted_values)
@@ -791,15 +817,16 @@ def build_from_specs(model, *, change: Callable) -> Callable:
 
     def build_by_step(iterator, batch):
         # As stock Keras does without a strategy. `call` may be missing, or take something else.
+        specs = batch if iterator is None else specs_of(iterator)
+        known = all(_is_known(each) for each in tf.nest.flatten(specs))
+        if known or iterator is None:
+            _note_inputs(model, specs)
         if _is_built(model):
             return
         if iterator is not None:
-            specs = tf.nest.map_structure(
-                _of_one_replica, iterator._distributed_dataset.element_spec
-            )
             # A generator's batch would be lost: it is drawn only where nothing else is known.
-            known = all(_is_dense(each) for each in tf.nest.flatten(specs))
             batch = specs if known else _first_batch(model, iterator)
+            _note_inputs(model, batch)
         _trace_once(model, change(batch))
         metrics = model._compile_metrics
         if metrics is not None and not metrics.built and inputs_of(model):
@@ -819,6 +846,29 @@ def build_from_specs(model, *, change: Callable) -> Callable:
     return build
 
 
+_TRAINED_ON = weakref.WeakKeyDictionary()  # specs, by the model
+
+
+def trained_on(model):
+    """Returns the `tf.TypeSpec`s of the x that `fit` or `evaluate` gave last; None if none did."""
+    return _TRAINED_ON.get(model)
+
+
+def _note_inputs(model, batch) -> None:
+    """Notes what the model is given: a batch, or its specs."""
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
+    if x is not None:
+        _TRAINED_ON[model] = tf.nest.map_structure(_spec_of, x)
+
+
+def _spec_of(value):
+    if value is None or isinstance(value, tf.TypeSpec):
+        return value
+    if isinstance(value, tf.RaggedTensor | tf.SparseTensor):
+        return tf.type_spec_from_value(value)
+    return tf.TensorSpec(value.shape, value.dtype)
+
+
 def _is_built(model) -> bool:
     """Returns whether all is there that a step of the model's own makes as it is first traced."""
     compiled = (model._compile_loss, model._compile_metrics)
@@ -835,15 +885,11 @@ def _trace_once(model, batch) -> None:
 
     So a checkpoint can be put back. What fails here fails in the step itself, which says why.
     """
-    specs = tf.nest.map_structure(
-        lambda each: None if each is None else tf.TensorSpec(each.shape, each.dtype), batch
-    )
+    specs = tf.nest.map_structure(_spec_of, batch)
     step = model.test_step if model.optimizer is None else model.train_step
     replica = local_replicas(model.distribute_strategy)[0]
     with tf.__internal__.FuncGraph("made_by_step").as_default():
-        inputs = tf.nest.map_structure(
-            lambda each: each and tf.compat.v1.placeholder(each.dtype, each.shape), specs
-        )
+        inputs = tf.nest.map_structure(_placeholder, specs)
         try:
             with as_replica(model, replica):
                 step(inputs)
@@ -880,12 +926,15 @@ def _knowing_outputs(model, compute_output_spec: Callable) -> Callable:
     """Returns what can stand for Keras's function of a layer: of this model it may know the result.
 
     Keras traces the whole forward pass, and throws it away: 0.9 s of a ResNet-50, on a CPU. A graph
-    of layers, for inputs as it was made for, is asked layer by layer: 0.04 s.
+    of layers, for inputs as it was made for, is asked layer by layer: 0.04 s. (Not where a layer
+    may tell another shape than it gives.)
     """
 
     @functools.wraps(compute_output_spec)
     def look_up(fn, *args, **kwargs):
         if fn is not model or type(model).call not in (Functional.call, keras.Sequential.call):
+            return compute_output_spec(fn, *args, **kwargs)
+        if not all(_tells_its_shape(each) for each in model._flatten_layers(include_self=False)):
             return compute_output_spec(fn, *args, **kwargs)
         graph = getattr(model, "_functional", model)  # None: a Sequential that is not built
         given, declared = keras.tree.flatten(args[0]), graph.inputs if graph else []
@@ -902,13 +951,39 @@ def _knowing_outputs(model, compute_output_spec: Callable) -> Callable:
     return look_up
 
 
+def _tells_its_shape(layer) -> bool:
+    """Returns whether a layer gives the shape that it says it will give.
+
+    TextVectorization(output_mode="multi_hot") says [rows, 1, words] of texts [rows, 1], and gives
+    [rows, words] (Keras 3.15); what a user's own layer, or a Lambda, says need not be true either.
+    """
+    methods = type(layer).compute_output_shape, type(layer).compute_output_spec
+    modules = [each.__module__ for each in methods]
+    return not isinstance(layer, keras.layers.Lambda) and all(
+        each.startswith("keras.src.") and each.rpartition(".")[2] not in OF_CATEGORIES
+        for each in modules
+    )
+
+
 def _of_one_replica(spec):
     spec = spec._value_specs[0] if hasattr(spec, "_value_specs") else spec
     return spec if hasattr(spec, "shape") else None
 
 
-def _is_dense(spec) -> bool:
-    return spec is None or (isinstance(spec, tf.TensorSpec) and spec.shape.rank is not None)
+def _placeholder(spec):
+    if spec is None:
+        return None
+    if isinstance(spec, tf.RaggedTensorSpec):
+        inner = spec.shape[spec.ragged_rank + 1 :]
+        return tf.compat.v1.ragged.placeholder(spec.dtype, spec.ragged_rank, inner)
+    if isinstance(spec, tf.SparseTensorSpec):
+        return tf.compat.v1.sparse_placeholder(spec.dtype, spec.shape)
+    return tf.compat.v1.placeholder(spec.dtype, spec.shape)
+
+
+def _is_known(spec) -> bool:
+    """Returns whether a batch, or its spec, says what a model gets."""
+    return spec is None or (hasattr(spec, "shape") and spec.shape.rank is not None)
 
 
 def _first_batch(model, iterator: Iterator):

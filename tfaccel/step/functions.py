@@ -467,9 +467,11 @@ def _split_step(steps: list["_ReplicaStep"], arguments: list[tuple]) -> list[dic
     Of each replica, on its device: what a function does not return it need not run.
     """
     logs = []
+    is_deferred = len(arguments[0]) > 1  # and of full batches
+    stand_in = None if is_deferred else totals_lib.stand_in_of([own for (own,) in arguments])
     for step, own in zip(steps, arguments, strict=True):
         with tf.device(step.replica.device):
-            logs.append(step(*own))
+            logs.append(step(*own) if stand_in is None else step(*own, stand_in))
     return logs
 
 
@@ -494,11 +496,12 @@ class _ReplicaStep:
         updates_in_xla = (updates_in_xla or xla) and not at_once
         layout = watch = None  # known once the pass is traced
 
-        def forward_backward(batch):
+        def forward_backward(batch, stand_in=None):
             nonlocal layout, watch
             with seam.as_replica(model, replica):
                 watch = finite.Watch(model, xla=xla) if at_once else None
-                totals = pass_(replica, batch, **({"apply": watch.apply} if at_once else {}))
+                more = {"apply": watch.apply} if at_once else {}
+                totals = pass_(replica, batch, stand_in=stand_in, **more)
             layout = Layout(totals, gradients_as=gradients_as)
             return layout.pack(totals), totals.metrics_before
 
@@ -519,8 +522,8 @@ class _ReplicaStep:
             buffers, metrics_before = forward_backward(batch)
             return update(replica.all_reduce_in_xla(buffers), metrics_before)
 
-        def in_parts(batch):
-            buffers, metrics_before = forward_backward(batch)
+        def in_parts(*batch):
+            buffers, metrics_before = forward_backward(*batch)
             return update([replica.all_reduce(each) for each in buffers], metrics_before)
 
         if xla and replica.reduces_in_xla:
@@ -536,7 +539,8 @@ class _ReplicaStep:
         """Returns the step's logs; for every replica in one `tf.function`, on its device.
 
         Args:
-          *batch: it, or what it is deferred to.
+          *batch: it, or what it is deferred to; behind it, the row that stands in where it has
+            none, if zeros will not do.
         """
         return self._step(*batch)
 
@@ -647,10 +651,10 @@ class _Predict:
         functions = [function_of(each) for each in replicas]
 
         def run(batches):
-            outputs = []
+            outputs, stand_in = [], totals_lib.stand_in_of(batches)
             for replica, function, batch in zip(replicas, functions, batches, strict=True):
                 with tf.device(replica.device):
-                    rows = _rows_of(function, batch)
+                    rows = _rows_of(function, batch, stand_in)
                     if several_workers:
                         rows = tf.nest.map_structure(replica.all_gather, rows)
                     outputs.append(rows)
@@ -670,11 +674,13 @@ class _Predict:
         return tf.nest.map_structure(lambda *each: tf.concat(each, axis=0), *outputs)
 
 
-def _rows_of(function: Callable, batch):
+def _rows_of(function: Callable, batch, stand_in):
     """Returns the function's outputs on a batch that may have no rows."""
     if totals_lib.num_rows(batch) > 0:
         return function(batch)
-    outputs = function(tf.nest.map_structure(totals_lib.one_zero_row, batch))
+    if stand_in is None:
+        stand_in = tf.nest.map_structure(totals_lib.one_zero_row, batch)
+    outputs = function(stand_in)
     return tf.nest.map_structure(lambda each: each[:0], outputs)
 
 

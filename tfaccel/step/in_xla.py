@@ -28,6 +28,7 @@ import tensorflow as tf
 from tensorflow.core.framework import node_def_pb2
 from tensorflow.python.framework import kernels, op_def_registry
 
+from tfaccel import seam
 from tfaccel.run_log import summary
 
 log = logging.getLogger("tfaccel")
@@ -38,7 +39,6 @@ SAYS_NO = re.compile(
     r"|Detected unsupported operations when trying to compile graph"
     r"|must be a compile-time constant"
 )
-_OF_ANY_SIZE = (tf.RaggedTensor, tf.SparseTensor, tf.RaggedTensorSpec, tf.SparseTensorSpec)
 ARGUMENT = "_Arg"  # what XLA takes for each `Placeholder` of a function
 
 
@@ -120,7 +120,7 @@ def of_batch(batch) -> str | None:
     for each in tf.nest.flatten(batch):
         if getattr(each, "dtype", None) == tf.string:
             return "a batch has strings, which XLA has not"
-        if isinstance(each, _OF_ANY_SIZE):
+        if isinstance(each, seam.OF_ANY_SIZE):
             kind = type(each).__name__.removesuffix("Spec")
             return (
                 f"a batch has a {kind}, whose size differs from batch to batch, and "

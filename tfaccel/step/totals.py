@@ -11,7 +11,7 @@ few vectors. Nothing but the metrics is changed yet: tfaccel/step/functions.py s
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import keras
@@ -93,8 +93,11 @@ def make_totals(
     parts: int,
     xla: bool,
     apply: Callable | None = None,
+    stand_in=None,
 ) -> Totals:
     """Runs `step` on this replica's rows, in `parts`; leaves all but the metrics as it was.
+
+    Where it has none, a row stands in that weighs nothing: `stand_in`, or one of zeros.
 
     With `apply`, of an optimizer, gradients and variables, gradients are summed over the replicas
     and given to it as soon as the step applies them: a step with several optimizers goes on with
@@ -102,8 +105,9 @@ def make_totals(
     """
     rows, weight = num_rows(batch), weigh(batch)
     if rows == 0:
-        # A partial batch that ends before this replica: a row of zeros stands in, weighing nothing.
-        batch = tf.nest.map_structure(one_zero_row, batch)
+        # A partial batch that ends before this replica.
+        zeros = stand_in is None
+        batch = tf.nest.map_structure(one_zero_row, batch) if zeros else stand_in
     metrics_before = {id(each): tf.identity(each._value) for each in model.metrics_variables}
     all_reduce = functools.partial(replica.all_reduce_in_forward, weight=weight)
 
@@ -183,7 +187,7 @@ def _traced_parts(run_part: Callable, batch, parts: int):
     for start, stop in itertools.pairwise(edges):
         if start == stop:
             continue
-        rows = _rows(batch, start, stop - start)
+        rows = batch if parts == 1 else _rows(batch, start, stop - start)
         if sums is None:
             sums = run_part(rows)
         else:
@@ -217,7 +221,16 @@ def _rows(batch, start, size: int):
     def cut(each):
         if each is None:
             return None
+        if isinstance(each, tf.RaggedTensor):
+            return each[start : start + size]
         rest = each.shape.rank - 1
+        if isinstance(each, tf.SparseTensor):
+            of_rows = tf.cast(each.dense_shape[1:], tf.int64)
+            return tf.sparse.slice(
+                each,
+                tf.concat([[tf.cast(start, tf.int64)], tf.zeros_like(of_rows)], 0),
+                tf.concat([[tf.cast(size, tf.int64)], of_rows], 0),
+            )
         return tf.slice(each, [start, *[0] * rest], [size, *[-1] * rest])
 
     return tf.nest.map_structure(cut, batch)
@@ -282,8 +295,34 @@ def _identity(each):
     return None if each is None else tf.identity(each)
 
 
+def stand_in_of(batches: Sequence):
+    """Returns a row for replicas that have none; None where one of zeros will do.
+
+    A vocabulary need not know the empty string.
+
+    Args:
+      batches: one for each of this process's replicas.
+    """
+    if all(each.dtype != tf.string for each in _tensors(batches)):
+        return None
+    counts = [num_rows(each) for each in batches]
+    if all(counts) or not any(counts):
+        return None
+    return _rows(next(each for each, count in zip(batches, counts, strict=True) if count), 0, 1)
+
+
+def _tensors(batches: Sequence) -> list:
+    return [each for each in tf.nest.flatten(batches) if each is not None]
+
+
 def one_zero_row(each):
-    """Returns a row of zeros like those of a tensor, or None for None."""
+    """Returns a row of zeros like those of a tensor, or an empty one; or None for None."""
+    if isinstance(each, tf.RaggedTensor):
+        return tf.RaggedTensor.from_row_splits(each.values[:0], tf.zeros(2, each.row_splits.dtype))
+    if isinstance(each, tf.SparseTensor):
+        shape = tf.concat([[1], each.dense_shape[1:]], 0)
+        nothing = tf.SparseTensor(each.indices[:0], each.values[:0], shape)
+        return tf.sparse.reshape(nothing, [1, *each.shape[1:]])  # of a shape that is known
     return None if each is None else tf.zeros((1, *each.shape[1:]), each.dtype)
 
 
