@@ -49,6 +49,24 @@ def check_config(model: keras.Model) -> None:
                 type(layer).from_config(layer.get_config())
 
 
+def check_made_again(model: keras.Model, build: Callable[[keras.Model], object]) -> None:
+    """Raises where the config of a subclassed model does not make it, and its weights, again.
+
+    Args:
+      model: built.
+      build: makes the weights of a copy.
+
+    Raises:
+      UserError: it does not.
+    """
+    with _explained(model), _as_not_compiled(model):
+        copy = keras.models.clone_model(model)
+        build(copy)
+        shapes = [[tuple(each.shape) for each in one.weights] for one in (model, copy)]
+        if shapes[0] != shapes[1]:
+            raise ValueError(f"it has weights of {shapes[1]} then, and not of {shapes[0]}")
+
+
 def _deserialized(layer: keras.layers.Layer) -> None:
     if isinstance(layer, PLAIN):
         for each in _held(layer):

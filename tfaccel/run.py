@@ -537,7 +537,9 @@ class Run:
         Of several workers the chief alone writes; the others are not kept waiting.
 
         Args:
-          model: built; functional or Sequential. With a loader, compiled.
+          model: functional or Sequential; or a subclassed one that was trained, or takes what
+            `loader` or `images` give, without `model.keras` where its config does not make it
+            again. With a loader, compiled.
           path: a folder that does not exist yet. For TensorFlow Serving its name is a whole number.
           loader: that evaluates, from `loader` or `image_folder`; nothing in it is random.
           images: without a loader, one batch of the model's inputs to compare on; random ones in
@@ -549,8 +551,9 @@ class Run:
           The path, absolute.
 
         Raises:
-          UserError: the path exists or cannot be made, the model's inputs are unknown, its config
-            does not make it again, the loader does not suit, or ONNX's libraries are not installed.
+          UserError: the path exists or cannot be made, the model's inputs are unknown, a layer's
+            config does not make it again, the loader does not suit, or ONNX's libraries are not
+            installed.
           RunError: it cannot be written, as on a full disk; it does not answer in time in a process
             of its own; or it does not answer as the trained model does: what was written stays
             beside `path`, as `<name>.<random>.rejected`.

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from tfaccel import UserError
+from tfaccel import UserError, seam
 from tfaccel.config import ImageConfig
 from tfaccel.data.source import ArraySource
 from tfaccel.export.answers import Answers, answers_of
@@ -54,7 +54,7 @@ def test_classes_that_are_each_likely_by_themselves():
 def test_what_a_loss_says(loss, kind, exclusive):
     model = keras.Sequential([keras.Input((8,)), layers.Dense(4)])
     model.compile(loss=loss)
-    answers = answers_of(model, _labelled(("a",)))
+    answers = answers_of(model, _labelled(("a",)), losses=seam.losses_of(model))
     assert (answers.kind, answers.exclusive) == (kind, exclusive)
 
 
@@ -70,7 +70,9 @@ def test_a_folders_name_may_be_of_any_bytes(name):
     [(("a", "b"), ("a", "b", "class 2", "class 3")), (("0", "1"), ("0", "1", "2", "3")), ((), ())],
 )
 def test_outputs_beyond_the_classes_have_a_name_of_their_own(names, completed):
-    assert answers_of(_padded(), _labelled(names)).class_names == completed
+    model = _padded()
+    found = answers_of(model, _labelled(names), losses=seam.losses_of(model))
+    assert found.class_names == completed
 
 
 def _padded():
@@ -148,7 +150,7 @@ def test_a_loss_that_says_nothing_of_classes_is_refused(loss):
     model = keras.Sequential([keras.Input((8,)), layers.Dense(1)])
     model.compile(loss=loss)
     with pytest.raises(UserError, match=r"with the loss (mean_squared_error|CategoricalHinge); a"):
-        answers_of(model, _labelled(("a", "b")))
+        answers_of(model, _labelled(("a", "b")), losses=seam.losses_of(model))
 
 
 @pytest.mark.parametrize("targets", ["image", "mask"])

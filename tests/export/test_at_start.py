@@ -182,8 +182,12 @@ def two_outputs():
     )
 
 
+class NoCall(keras.Model):
+    """A model of which there is nothing to export."""
+
+
 REFUSED = {
-    "no known inputs": Unknown,
+    "no call": NoCall,
     "a lambda": of_lambda,
     "a lambda within": inner_lambda,
     "a poor config": lambda: of_layers(Nameless(2.0), layers.Dense(2)),
@@ -201,6 +205,34 @@ def test_a_script_is_told_once_what_its_end_would_refuse(setup, root, tmp_path, 
     with pytest.raises(UserError) as refused:
         run.export(model, tmp_path / "1", loader=test)
     assert str(refused.value) in told[0]
+
+
+class OfLayer(Unknown):
+    """A subclassed model that Keras cannot make again."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.dense = layer
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Unknown, pytest.param(lambda: OfLayer(layers.Dense(2)), marks=pytest.mark.slow)],
+    ids=["with model.keras", "without model.keras"],
+)
+def test_a_subclassed_model_on_a_loader_is_exported_as_the_start_says(
+    setup, root, tmp_path, caplog, make
+):
+    run, model = script(setup, make)
+    test = run.image_folder(root, **IMAGES)
+    with caplog.at_level("INFO", logger="tfaccel"):
+        model.fit(test, validation_data=test, verbose=0)
+    assert "of 4 images an export makes the pixels" in caplog.text
+    assert "would refuse" not in caplog.text
+    without = "without model.keras" in caplog.text
+    run.check_export(model, tmp_path / "2", loader=test)
+    run.export(model, tmp_path / "1", loader=test)
+    assert without != (tmp_path / "1" / "model.keras").exists()
 
 
 def test_of_several_outputs_and_another_loss_a_script_is_told(setup, root, tmp_path, caplog):

@@ -2,11 +2,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import compiled
 from keras import layers
 
 from tfaccel import UserError
+from tfaccel.config import ExportConfig
 from tfaccel.errors import RunError
-from tfaccel.export import card, parity
+from tfaccel.export import card, export_model, parity
 
 
 def build(run, dtype="float32"):
@@ -237,16 +239,75 @@ def test_a_failed_export_leaves_nothing(setup, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_model_of_unknown_inputs_is_refused(setup, tmp_path):
-    class Subclassed(keras.Model):
-        def call(self, x):
-            return x
+class Subclassed(keras.Model):
+    """A model of which Keras knows no inputs, and which it can make again."""
 
+    def __init__(self, units=2, **kwargs):
+        super().__init__(**kwargs)
+        self.units, self.dense, self.dropout = units, layers.Dense(units), layers.Dropout(0.5)
+
+    def call(self, x, training=False):
+        return self.dense(self.dropout(x, training=training))
+
+    def get_config(self):
+        return super().get_config() | {"units": self.units}
+
+
+class WithoutConfig(keras.Model):
+    """One that Keras cannot make again, of two inputs by name."""
+
+    def __init__(self, first):
+        super().__init__()
+        self.first, self.second = first, layers.Dense(2)
+
+    def call(self, x):
+        return self.first(x["a"]) + self.second(x["b"])
+
+
+class Steps(keras.Model):
+    """One of steps alone, as in Keras's guide to GANs."""
+
+    def train_step(self, data):
+        return {}
+
+
+def test_a_model_of_unknown_inputs_is_refused_until_something_tells_them(setup, tmp_path):
     run = setup()
     with run.scope():
-        model = Subclassed()
-    with pytest.raises(UserError, match=r"no known inputs.*keras\.Input"):
+        models = Subclassed(), Steps()
+    with pytest.raises(UserError, match=r"no known inputs yet.*keras\.Input"):
+        run.export(models[0], tmp_path / "1")
+    with pytest.raises(UserError, match=r"has no call\(\)"):
+        run.export(models[1], tmp_path / "1", images=np.zeros((2, 3)))
+    run.export(models[0], tmp_path / "1", images=np.zeros((2, 3), np.float32))
+
+
+@pytest.mark.parametrize("num_replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_a_subclassed_model_is_exported_as_it_was_trained(tmp_path, num_replicas):
+    model = compiled(Subclassed, num_replicas, optimizer="sgd", loss="mse")
+    x = np.random.default_rng(0).random((8, 3), np.float32)
+    model.fit(x, np.ones((8, 2)), verbose=0)
+    wanted = model(x)
+    export_model(model, tmp_path / "1", config=ExportConfig(), runtime=None)
+    served = tf.saved_model.load(tmp_path / "1").signatures["serving_default"]
+    np.testing.assert_allclose(served(inputs=x)["output_0"], wanted, rtol=1e-5)
+    classes = {"Subclassed": Subclassed}
+    loaded = keras.models.load_model(tmp_path / "1" / "model.keras", custom_objects=classes)
+    np.testing.assert_allclose(loaded(x), wanted, rtol=1e-5)
+
+
+def test_what_keras_cannot_make_again_is_exported_without_its_file(setup, tmp_path, caplog):
+    run = setup(xla=False)
+    with run.scope():
+        model = WithoutConfig(layers.Dense(2))
+    run.compile(model, optimizer="sgd", loss="mse")
+    model.fit({each: np.ones((4, 3)) for each in "ab"}, np.ones((4, 2)), verbose=0)
+    with caplog.at_level("INFO", logger="tfaccel"):
         run.export(model, tmp_path / "1")
+    assert "without model.keras, because Keras cannot make WithoutConfig again" in caplog.text
+    assert not (tmp_path / "1" / "model.keras").exists()
+    served = tf.saved_model.load(tmp_path / "1").signatures["serving_default"]
+    assert sorted(served.structured_input_signature[1]) == ["a", "b"]
 
 
 def test_a_path_that_is_a_pattern_is_exported_and_its_servers_are_warned(setup, tmp_path, caplog):

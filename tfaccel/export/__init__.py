@@ -50,14 +50,14 @@ def export_model(
         summary("export: %s", note)
     surrounded, samples = asked.images, None
     if loader is not None:
-        most = affordable(config.samples, model, loader.data.images)
+        most = affordable(config.samples, asked.model, loader.data.images)
         samples = take_samples(loader.data, runtime, most)
     with _weights(model, config.weights), whole_or_not_at_all(path) as folder:
         served = asked.write(folder)
         if surrounded:
-            proof = parity.of_images(folder, model, surrounded, samples)
+            proof = parity.of_images(folder, asked.model, surrounded, samples)
         else:
-            proof = parity.of_inputs(folder, model, asked.given)
+            proof = parity.of_inputs(folder, asked.model, asked.given)
         for check in proof.checks:
             summary("export: %s: %s", check.name, check.words)
         by = loader.data.loader if loader else None

@@ -9,11 +9,11 @@ into the SavedModel.
 
 import dataclasses
 import os
+from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
 
-from tfaccel import seam
 from tfaccel.data.images import ImageData
 from tfaccel.errors import UserError
 from tfaccel.export.card import completed
@@ -67,12 +67,13 @@ class Answers:
         return tf.concat([1 - chances, chances], axis=-1)  # how likely the second of two is
 
 
-def answers_of(model: keras.Model, data: ImageData) -> Answers:
+def answers_of(model: keras.Model, data: ImageData, *, losses: Sequence) -> Answers:
     """Returns what the model answers, by the loss that it was compiled with.
 
     Args:
-      model: of one output, compiled.
+      model: of one output.
       data: what it is evaluated on.
+      losses: that it was compiled with.
 
     Raises:
       UserError: it has several outputs, or was compiled with no loss, or one that is no
@@ -86,7 +87,6 @@ def answers_of(model: keras.Model, data: ImageData) -> Answers:
     images = data.images
     if data.source.targets is not None and images.targets != "mask":
         return Answers("image", mean=images.mean, std=images.std)
-    losses = seam.losses_of(model)
     loss = keras.losses.get(losses[0]) if losses else None
     name = getattr(loss, "__name__", type(loss).__name__)
     is_keras = getattr(loss, "__module__", "").startswith("keras.")

@@ -18,14 +18,16 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfaccel import seam
 from tfaccel.callbacks.ema import check_averages
 from tfaccel.config import ExportConfig, ImageConfig
-from tfaccel.copies import in_float32, without_training_state
+from tfaccel.copies import check_made_again, in_float32, without_training_state
 from tfaccel.data.distribute import Loader
 from tfaccel.data.images import ImageData
 from tfaccel.errors import RunError, UserError
 from tfaccel.export import onnx, parity, saved_model
 from tfaccel.export.answers import answers_of
+from tfaccel.export.known_inputs import called, with_inputs
 from tfaccel.export.preprocessing import Preprocessing
 from tfaccel.local_path import local_path
 from tfaccel.run_log import summary
@@ -43,22 +45,27 @@ class Asked:
     """An export that nothing is known to be wrong with.
 
     Attributes:
-      model: the one that is trained.
+      model: the one that is trained; around a subclassed one, a functional one that calls it.
+      trained: the one that is trained.
       config: how it is exported.
       names: of the model's inputs, as a signature has them.
       precision: that the export computes in.
       images: what surrounds a model of images; None for the model alone.
       given: of a model alone, for each input the rows that it is compared on.
       notes: sentences about what was chosen, with the reason.
+      keeps_keras: whether `model.keras` is written too: a subclassed model's config may not make it
+        again.
     """
 
     model: keras.Model
+    trained: keras.Model
     config: ExportConfig
     names: list[str]
     precision: str
     images: saved_model.Images | None
     given: list[np.ndarray] | None
     notes: list[str]
+    keeps_keras: bool = True
 
     def write(self, folder: pathlib.Path) -> keras.Model:
         """Writes the SavedModel, `model.keras` and, if it is asked for, `model.onnx`.
@@ -88,13 +95,20 @@ class Asked:
     def _write(self, folder: pathlib.Path) -> keras.Model:
         model, config = self.model, self.config
         copied = config.onnx or config.computes_in == "float32"
-        single = in_float32(model) if copied else None
+        # A subclassed model is refused by its own name: its copy's layers would stay as they are.
+        single = in_float32(self.trained) if copied and not self._is_in_float32 else model
         served = single if config.computes_in == "float32" else model
         saved_model.write(served, folder, self.images, names=self.names, xla=config.xla)
-        without_training_state(model).save(folder / "model.keras")
+        if self.keeps_keras:
+            without_training_state(self.trained).save(folder / "model.keras")
         if config.onnx:
             onnx.write(single, self.images, folder / "model.onnx", names=self.names)
         return served
+
+    @property
+    def _is_in_float32(self) -> bool:
+        """Whether a model that cannot be copied layer by layer need not be."""
+        return self.model is not self.trained and parity.lowest_precision(self.model) == "float32"
 
 
 def ask(
@@ -103,7 +117,7 @@ def ask(
     """Returns what is asked for, checked.
 
     Args:
-      model: of known inputs. With a loader, compiled.
+      model: trained, or known to take what the loader or `images` give. With a loader, compiled.
       config: how it is exported.
       loader: that evaluates; None for the model alone.
       images: of a model alone, a batch to compare on; None for random input.
@@ -113,7 +127,7 @@ def ask(
     """
     if config.onnx:
         onnx.check_installed()
-    names = check_model(model)
+    trained, (model, names) = model, check_model(model, loader=loader, images=images)
     precision = "float32" if config.computes_in == "float32" else parity.lowest_precision(model)
     notes = []
     if precision != "float32":
@@ -125,29 +139,66 @@ def ask(
         notes.append(f"without XLA, because {reason}")
         config = dataclasses.replace(config, xla=False)
     if config.weights == "average":
-        check_averages(model)
+        check_averages(trained)
+    without_keras = why_no_keras(trained, model)
+    if without_keras:
+        notes.append(without_keras)
     surrounded = given = None
     if loader is None:
         given = _random_inputs(model) if images is None else _checked(model, images)
     else:
-        surrounded = _surrounded(model, loader, config.pixel_dtype)
-    return Asked(model, config, names, precision, surrounded, given, notes)
+        surrounded = _surrounded(model, trained, loader, config.pixel_dtype)
+    return Asked(
+        model,
+        trained,
+        config,
+        names,
+        precision,
+        surrounded,
+        given,
+        notes,
+        keeps_keras=not without_keras,
+    )
 
 
-def check_model(model: keras.Model) -> list[str]:
-    """Returns what a signature calls the inputs of a model.
+def check_model(
+    model: keras.Model, *, loader: Loader | None = None, images=None
+) -> tuple[keras.Model, list[str]]:
+    """Returns the model of known inputs, and what a signature calls them.
+
+    Args:
+      model: the trained one.
+      loader: that gives what it takes; or None.
+      images: a batch as it takes it; or None.
 
     Raises:
-      UserError: it is no model, has no known inputs, or two of them would be called the same.
+      UserError: it is no model, its inputs are not known, or two of them would be called the same.
     """
     if not isinstance(model, keras.Model):
         raise UserError(f"model={model!r}; expected the keras.Model that was trained")
-    if not getattr(model, "inputs", None):
-        raise UserError(
-            f"model {model.name} has no known inputs; expected a functional or built Sequential "
-            "model: start it with keras.Input(shape=...)"
+    known = with_inputs(model, loader=loader, images=images)
+    return known, saved_model.input_names(known)
+
+
+def why_no_keras(trained: keras.Model, known: keras.Model) -> str | None:
+    """Returns why a subclassed model has no `model.keras` in its export; None where it has one.
+
+    Its SavedModel needs no config.
+    """
+    if known is trained:
+        return None
+    try:
+        check_made_again(trained, lambda copy: called(copy, known.input))
+    except UserError as error:
+        # Of Keras's page, what the class itself said.
+        why = cleaned(str(error.__cause__).rpartition("during deserialization:")[2]).strip()
+        return (
+            "it is a SavedModel alone, without model.keras, because Keras cannot make "
+            f"{type(trained).__name__} again from its config ({why}); to have that file too, let "
+            "__init__ take **kwargs and pass them to super().__init__, and let get_config() return "
+            "all of its arguments"
         )
-    return saved_model.input_names(model)
+    return None
 
 
 def new_path(path: str | os.PathLike) -> pathlib.Path:
@@ -172,7 +223,9 @@ def affordable(samples: int, model: keras.Model, images: ImageConfig) -> int:
     return min(samples, most)
 
 
-def _surrounded(model: keras.Model, loader: Loader, pixel_dtype: str) -> saved_model.Images:
+def _surrounded(
+    model: keras.Model, trained: keras.Model, loader: Loader, pixel_dtype: str
+) -> saved_model.Images:
     """Returns what surrounds a model that takes what a loader of images gives."""
     if not isinstance(getattr(loader, "data", None), ImageData):
         raise UserError(
@@ -185,7 +238,9 @@ def _surrounded(model: keras.Model, loader: Loader, pixel_dtype: str) -> saved_m
             "leave it out, and give images=, a batch to compare on"
         )
     how = Preprocessing.of(loader.data)
-    return saved_model.Images(how, answers_of(model, loader.data), pixel_dtype)
+    return saved_model.Images(
+        how, answers_of(model, loader.data, losses=seam.losses_of(trained)), pixel_dtype
+    )
 
 
 def _checked(model: keras.Model, images) -> list[np.ndarray]:

@@ -33,7 +33,7 @@ from tfaccel.data.loaders.memory import decode_all
 from tfaccel.data.source import ArraySource, ImageSource
 from tfaccel.disk_errors import existing, free_bytes, mib
 from tfaccel.errors import RunError, UserError
-from tfaccel.export.asked import affordable, ask, check_model, new_path
+from tfaccel.export.asked import affordable, ask, check_model, new_path, why_no_keras
 from tfaccel.export.kinds import of_each_kind
 from tfaccel.export.parity import DISAGREEMENT_LIMIT, PIXEL_LIMIT
 from tfaccel.export.parting import where_pixels_part
@@ -90,7 +90,7 @@ def check_at_start(
     _check_room(model, path.parent)
     samples, num = None, 0
     if loader is not None:
-        most = affordable(config.samples, model, loader.data.images)
+        most = affordable(config.samples, asked.model, loader.data.images)
         also = _of_each_kind(loader.data, runtime)
         samples = take_samples(loader.data, runtime, most, also=also)
         _check_room_for(samples)
@@ -144,8 +144,11 @@ def warn_at_start(
 
 def _look(model, train: Loader | None, test: Loader | None, runtime: Runtime) -> int:
     """Raises what `Run.export` would, as far as seconds tell; returns how many images it made."""
-    check_model(model)
-    check_config(model)
+    known_model, _ = check_model(model, loader=test or train)
+    if known_model is model:
+        check_config(model)
+    elif reason := why_no_keras(model, known_model):
+        log.warning("export: %s", reason)
     known = [each for each in (test, train) if isinstance(getattr(each, "data", None), ImageData)]
     evaluating = [each for each in known if not draws.kinds(each.data.augment)]
     num = 0
