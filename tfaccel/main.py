@@ -42,7 +42,6 @@ from tfaccel.config import (
     default_config,
     parse,
 )
-from tfaccel.data.there import check_there
 from tfaccel.disk_errors import OF_DISKS, cure
 from tfaccel.errors import RunError, UserError, did_you_mean, tell
 from tfaccel.linter.script_text import read_text
@@ -436,6 +435,8 @@ def export(arguments: list[str]) -> int:
             f"{workdir / 'checkpoints'} has no checkpoint; give the workdir of a run that has "
             "saved one"
         )
+    from tfaccel.data.there import check_there  # it imports NumPy
+
     moved = {"root": values.root, "loader": values.loader}
     changes = {name: each for name, each in moved.items() if each}
     for split in ("train", "test"):

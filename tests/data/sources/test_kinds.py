@@ -9,6 +9,7 @@ import PIL.Image
 import pytest
 
 from tfaccel import UserError
+from tfaccel.data.loaders import tf_data
 from tfaccel.data.source import Blobs
 from tfaccel.data.sources import kinds
 
@@ -161,6 +162,8 @@ def test_what_is_usual_by_its_first_bytes_is_never_unfit():
     for are_masks in (False, True):
         usual = kinds.are_usual(heads, are_masks=are_masks)
         assert usual.any()
+        in_a_graph = [bool(tf_data.is_usual(each, is_mask=are_masks)) for each in heads]
+        assert in_a_graph == usual.tolist()
         for (name, data), is_usual in zip(images.items(), usual, strict=True):
             assert kinds.agreed(data, is_mask=are_masks) or not is_usual, name
     assert kinds.are_usual(heads, are_masks=False)[list(images).index("palette png")] == 0

@@ -11,6 +11,7 @@ other image what Pillow takes to open it.
 """
 
 import io
+from typing import NamedTuple
 
 import numpy as np
 import PIL.Image
@@ -174,26 +175,49 @@ def _with_article(cause: str) -> str:
     return cause if cause.startswith("a ") else f"an image of {cause}"
 
 
-def are_usual(heads: np.ndarray, *, are_masks: bool) -> np.ndarray:
-    """Returns which images are known by their first bytes not to be `unfit`, [num] bool.
+class Template(NamedTuple):
+    """What the first bytes of a usual image may be: from `least` to `most`, [HEAD_BYTES] uint8."""
+
+    least: np.ndarray
+    most: np.ndarray
+
+
+def usual_heads(*, are_masks: bool) -> list[Template]:
+    """Returns what images that are not `unfit` mostly begin with.
 
     They are a JPEG, or a PNG of 8 bits a sample or fewer whose pixels follow its header at once;
     masks are such a PNG of 8-bit grey levels.
 
     Args:
+      are_masks: whether their grey levels are classes.
+    """
+    plain_png = {0: _PNG, _SECOND_CHUNK: b"IDAT"}
+    if are_masks:
+        return [_template(plain_png | {24: bytes([8, _GREY])})]
+    of_few_bits = _template(plain_png)
+    of_few_bits.most[24] = 8
+    return [of_few_bits, _template({0: _JPEG})]
+
+
+def _template(parts: dict[int, bytes]) -> Template:
+    found = Template(np.zeros(HEAD_BYTES, np.uint8), np.full(HEAD_BYTES, 255, np.uint8))
+    for start, wanted in parts.items():
+        for bound in found:
+            bound[start : start + len(wanted)] = np.frombuffer(wanted, np.uint8)
+    return found
+
+
+def are_usual(heads: np.ndarray, *, are_masks: bool) -> np.ndarray:
+    """Returns which images are known by their first bytes not to be `unfit`, [num] bool.
+
+    Args:
       heads: [num, HEAD_BYTES] uint8, of each.
       are_masks: whether their grey levels are classes.
     """
-
-    def have(start, wanted):
-        return (heads[:, start : start + len(wanted)] == np.frombuffer(wanted, np.uint8)).all(
-            axis=1
-        )
-
-    is_plain_png = have(0, _PNG) & have(_SECOND_CHUNK, b"IDAT") & (heads[:, 24] <= 8)
-    if are_masks:
-        return is_plain_png & have(24, bytes([8, _GREY]))
-    return is_plain_png | have(0, _JPEG)
+    known = np.zeros(len(heads), bool)
+    for least, most in usual_heads(are_masks=are_masks):
+        known |= ((heads >= least) & (heads <= most)).all(axis=1)
+    return known
 
 
 def _is_usual(data: bytes) -> bool:
