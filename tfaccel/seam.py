@@ -789,7 +789,7 @@ def build_from_specs(model, *, change: Callable) -> Callable:
             build_by_step(iterator, data_batch)
             return adopt_metrics()
         specs = data_batch if iterator is None else specs_of(iterator)
-        if not all(_is_known(each) for each in tf.nest.flatten(specs)):
+        if iterator is not None and not _are_known(specs):
             specs = _first_batch(model, iterator)
         _note_inputs(model, specs)
         if any(isinstance(each, OF_ANY_SIZE) for each in tf.nest.flatten(specs)):
@@ -818,8 +818,8 @@ def build_from_specs(model, *, change: Callable) -> Callable:
     def build_by_step(iterator, batch):
         # As stock Keras does without a strategy. `call` may be missing, or take something else.
         specs = batch if iterator is None else specs_of(iterator)
-        known = all(_is_known(each) for each in tf.nest.flatten(specs))
-        if known or iterator is None:
+        known = iterator is None or _are_known(specs)
+        if known:
             _note_inputs(model, specs)
         if _is_built(model):
             return
@@ -866,6 +866,7 @@ def _spec_of(value):
         return value
     if isinstance(value, tf.RaggedTensor | tf.SparseTensor):
         return tf.type_spec_from_value(value)
+    value = value if hasattr(value, "shape") else np.asarray(value)
     return tf.TensorSpec(value.shape, value.dtype)
 
 
@@ -981,9 +982,9 @@ def _placeholder(spec):
     return tf.compat.v1.placeholder(spec.dtype, spec.shape)
 
 
-def _is_known(spec) -> bool:
-    """Returns whether a batch, or its spec, says what a model gets."""
-    return spec is None or (hasattr(spec, "shape") and spec.shape.rank is not None)
+def _are_known(specs) -> bool:
+    """Returns whether the specs of a batch say what a model gets."""
+    return all(each is None or each.shape.rank is not None for each in tf.nest.flatten(specs))
 
 
 def _first_batch(model, iterator: Iterator):
