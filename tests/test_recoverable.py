@@ -298,7 +298,7 @@ def state():
     found = seam.variables_of(model)
     return [one.numpy() for each in found for one in seam.components(each)]
 
-run = tfaccel.setup(gpu_ids={gpus})
+run = tfaccel.setup(gpu_ids={gpus}, xla=True)
 with contextlib.nullcontext() if {is_stock} else run.scope():
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8), Greedy()])
 if {is_stock}:
