@@ -375,7 +375,8 @@ COMPARE = """usage: tfaccel compare --config=FILE [--steps=50] [--repeats=5]
   measured against the plain one again. Pure float16 is shown as the ceiling and
   never chosen. One that fails is a row that says why.
   Prints the table, and the command that trains as the best does; exit code 1 if
-  nothing ran.
+  nothing ran, or if --minutes was too short for a second way to train: it then
+  says how many minutes would do.
   Ctrl-C and SIGTERM end it with the report of what was measured before, in
   --out.
 
