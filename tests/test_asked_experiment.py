@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 
@@ -115,6 +116,7 @@ def test_mistakes_are_told_before_tensorflow_starts(place):
     before = sorted(place.rglob("*"))
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(calls), str(place)],
+        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},  # as Python would beside a config
         capture_output=True,
         text=True,
     )
