@@ -12,7 +12,6 @@ there may be ten or twenty.
 """
 
 import dataclasses
-import logging
 import math
 import os
 from collections.abc import Callable
@@ -29,8 +28,6 @@ from tfaccel.isolate import IsolatedError, run_quietly
 from tfaccel.run import Run
 from tfaccel.run_log import summary
 from tfaccel.train import prepare
-
-log = logging.getLogger("tfaccel")
 
 # Of a GPU's memory, or of the limit set on it, held back in each try. A long run needs more than
 # its first steps: DALI's pool grows with the largest images, and allocators lose pieces.

@@ -9,7 +9,6 @@ differ.
 """
 
 import io
-import logging
 import math
 import os
 import pathlib
@@ -21,8 +20,6 @@ from tfaccel.errors import UserError
 from tfaccel.logs import Record, csv, json_lines, metric_names
 from tfaccel.redact import shown
 from tfaccel.table_text import as_html, in_figures
-
-log = logging.getLogger("tfaccel")
 
 Runs = dict[str, list[Record]]  # each run's name, and its epochs
 

@@ -10,7 +10,6 @@ Private names relied on:
 """
 
 import functools
-import logging
 
 import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
@@ -20,8 +19,6 @@ from tfaccel.cluster import Cluster
 from tfaccel.cluster.addresses import check_free
 from tfaccel.errors import UserError
 from tfaccel.run_log import summary
-
-log = logging.getLogger("tfaccel")
 
 
 def make_strategy(

@@ -8,7 +8,6 @@ trained model is asked as well, before the folder appears.
 """
 
 import contextlib
-import logging
 import os
 import pathlib
 
@@ -29,8 +28,6 @@ from tfaccel.literal_path import warn_servers
 from tfaccel.run_log import summary
 from tfaccel.runtime import Runtime
 from tfaccel.table_text import in_figures
-
-log = logging.getLogger("tfaccel")
 
 
 @progress.within("export")

@@ -9,7 +9,6 @@ words.
 """
 
 import dataclasses
-import logging
 import math
 import os
 import pathlib
@@ -33,8 +32,6 @@ from tfaccel.local_path import local_path
 from tfaccel.run_log import summary
 from tfaccel.step import in_xla
 from tfaccel.table_text import cleaned
-
-log = logging.getLogger("tfaccel")
 
 MOST_BYTES = 2**31  # of all samples and all their answers
 NUM_RANDOM = 32  # rows of random input, where no images are given

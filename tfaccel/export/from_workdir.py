@@ -7,7 +7,6 @@ Takes the workdir; gives the folder of the export. Model, data and precision are
 """
 
 import dataclasses
-import logging
 import os
 import pathlib
 
@@ -30,8 +29,6 @@ from tfaccel.local_path import local_path
 from tfaccel.run import Run
 from tfaccel.run_log import summary
 from tfaccel.train import build
-
-log = logging.getLogger("tfaccel")
 
 
 def export_run(

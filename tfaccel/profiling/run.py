@@ -7,7 +7,6 @@ Takes a checked config; gives tables. Everything is measured in child processes,
 """
 
 import dataclasses
-import logging
 import math
 import os
 import time
@@ -25,8 +24,6 @@ from tfaccel.profiling.search import Found, Sample, Setting, Trial, TrialError, 
 from tfaccel.profiling.search_table import WORDS, SearchTable
 from tfaccel.run_log import summary
 from tfaccel.table_text import in_figures
-
-log = logging.getLogger("tfaccel")
 
 AS_GOOD = 0.97  # of the step's rate: no loader can make a run faster by more than what is left
 DECODING_SHARE = 0.25  # of the time, which a loader that decodes all images first may take for that

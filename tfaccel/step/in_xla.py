@@ -20,7 +20,6 @@ Private names relied on:
 """
 
 import functools
-import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 
@@ -30,8 +29,6 @@ from tensorflow.python.framework import kernels, op_def_registry
 
 from tfaccel import seam
 from tfaccel.run_log import summary
-
-log = logging.getLogger("tfaccel")
 
 # What XLA says as it compiles, before anything runs, of what the lists do not tell.
 SAYS_NO = re.compile(

@@ -9,7 +9,6 @@ Takes a source and the arrays to fill; fills them, and says how far it is.
 import contextlib
 import functools
 import io
-import logging
 import time
 
 import numpy as np
@@ -24,8 +23,6 @@ from tfaccel.run_log import summary
 
 BLOCK = 32  # images that a thread takes at once: 50 ms of photographs
 FIRST_LOG_SECONDS, LOG_SECONDS = 5, 30  # until it is said how far decoding is, and again
-
-log = logging.getLogger("tfaccel")
 
 
 def shapes(
