@@ -9,17 +9,21 @@ all files of which scan and loaders say the same: "same" where no level differs 
 else the largest difference in grey levels; "refused" where the loader names the file as of a kind
 that it does not take, "not decoded" where it names it otherwise. The exit code is 1 where a loader
 gives pixels that differ by more than one level, or pixels of a file that it would refuse as it
-opens. DALI on a GPU is not compared.
+opens. `--loaders=dali_gpu` compares DALI on the first GPU.
 """
 
 import argparse
 import collections
 import concurrent.futures
 import io
+import os
 import pathlib
 import sys
 import tempfile
+from collections.abc import Sequence
 from typing import NamedTuple
+
+os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # DALI has the same GPU
 
 import numpy as np
 import nvidia.dali
@@ -39,7 +43,7 @@ from tfaccel.errors import UserError
 from tfaccel.runtime import Device
 
 SUFFIXES = (*IMAGE_SUFFIXES, ".apng", ".dib", ".gif", ".j2k", ".mpo", ".pbm", ".pgm", ".pnm")
-LOADERS = ("tf_data", "dali_cpu", "memory")
+LOADERS = ("tf_data", "dali_cpu", "memory")  # what needs no GPU
 USES = ("1 channel", "3 channels", "mask")
 WITHIN = "same"  # within one level
 MOST_NAMES = 3  # of a row
@@ -48,6 +52,7 @@ MOST_FILES = 64  # of a batch
 GROUP_S = 600  # that a batch may take
 NO_TRUTH = {"empty", "huge", "not_an_image", "truncated"}
 PLACEMENT = Placement(Device("/cpu:0", None), num_threads=2, seed=0)
+ON_GPU = Placement(Device("/gpu:0", 0), num_threads=2, seed=0)
 
 
 class File(NamedTuple):
@@ -64,7 +69,9 @@ def main() -> None:
     parser.add_argument("folders", nargs="+", type=pathlib.Path)
     parser.add_argument("--output", type=pathlib.Path, required=True)
     parser.add_argument("--all", action="store_true", help="a row for each file, not each kind")
+    parser.add_argument("--loaders", nargs="+", choices=(*LOADERS, "dali_gpu"), default=LOADERS)
     arguments = parser.parse_args()
+    num_cells = len(arguments.loaders) * len(USES)
     with strict():
         files = [
             looked_at(file)
@@ -72,19 +79,19 @@ def main() -> None:
             for file in sorted(folder.rglob("*"))
             if file.suffix.lower() in SUFFIXES and file.is_file()
         ]
-    cells = compared([each for each in files if each.size])
+    cells = compared([each for each in files if each.size], arguments.loaders)
     kinds, silent = collections.defaultdict(list), []
     for file in files:
-        found = cells.get(file.path, [""] * len(LOADERS) * len(USES))
+        found = cells.get(file.path, [""] * num_cells)
         if any(each == "silent" or (each.isdigit() and int(each) > 1) for each in found):
             silent.append(file.path.name)
         what = (file.kinds, *(WITHIN if each in ("0", "1") else each for each in found))
         kinds[(file.path.name, *what) if arguments.all else what].append(file.path.name)
     rows = [
-        f"| {len(names)} | {', '.join(names[:MOST_NAMES])} | {' | '.join(what[-10:])} |"
+        f"| {len(names)} | {', '.join(names[:MOST_NAMES])} | {' | '.join(what[-1 - num_cells :])} |"
         for what, names in sorted(kinds.items(), key=lambda each: -len(each[1]))
     ]
-    columns = [f"{loader}, {use}" for use in USES for loader in LOADERS]
+    columns = [f"{loader}, {use}" for use in USES for loader in arguments.loaders]
     head = [
         f"{len(files)} files, of which Pillow decodes {len(cells)}; Pillow {PIL.__version__}, "
         f"TensorFlow {tf.__version__}, DALI {nvidia.dali.__version__}. Silent differences: "
@@ -113,7 +120,7 @@ def looked_at(path: pathlib.Path) -> File:
     return File(path, ", ".join(kinds), size if has_pixels else None)
 
 
-def compared(files: list[File]) -> dict[pathlib.Path, list[str]]:
+def compared(files: list[File], loaders: Sequence[str]) -> dict[pathlib.Path, list[str]]:
     """Returns the cells of each file's row: those of one size are a batch, in a process of its own.
 
     Where that process ends, as some files end a decoder's, each goes alone.
@@ -131,20 +138,22 @@ def compared(files: list[File]) -> dict[pathlib.Path, list[str]]:
         size, paths = groups.pop(0)
         pool = pool or concurrent.futures.ProcessPoolExecutor(1)
         try:
-            cells |= pool.submit(rows_of, paths, size).result(GROUP_S)
+            cells |= pool.submit(rows_of, paths, size, loaders).result(GROUP_S)
         except (TimeoutError, concurrent.futures.process.BrokenProcessPool):
             pool = None
             if len(paths) == 1:
-                cells[paths[0]] = ["the process ends"] * len(LOADERS) * len(USES)
+                cells[paths[0]] = ["the process ends"] * len(loaders) * len(USES)
             groups += [(size, [path]) for path in paths if len(paths) > 1]
     return cells
 
 
-def rows_of(paths: list[pathlib.Path], size: tuple[int, int]) -> dict[pathlib.Path, list[str]]:
+def rows_of(
+    paths: list[pathlib.Path], size: tuple[int, int], loaders: Sequence[str]
+) -> dict[pathlib.Path, list[str]]:
     """Returns the cells of files of one size, by path."""
     rows = {path: [] for path in paths}
     for use in USES:
-        for loader in LOADERS:
+        for loader in loaders:
             for path, cell in zip(paths, cells_of(paths, size, use, loader), strict=True):
                 rows[path].append(cell)
     return rows
@@ -222,7 +231,7 @@ def streamed(source: ImageSource, images: ImageConfig, loader: str) -> np.ndarra
     data = ImageData(
         stored, images, AugmentConfig(), plan, loader, "float32", DaliConfig(), found=source
     )
-    image, second = next(data.stream(PLACEMENT, data.feed(0)))
+    image, second = next(data.stream(ON_GPU if loader == "dali_gpu" else PLACEMENT, data.feed(0)))
     if source.targets is not None:
         return second.numpy()
     return np.round((image.numpy() * images.std + images.mean) * 255)

@@ -48,7 +48,7 @@ def test_a_silent_difference_is_found_and_ends_with_1(tool, paths, monkeypatch, 
     # What is read although it would be refused as the loader opens is silent, too.
     assert tool.cells_of(paths, (8, 8), "1 channel", "tf_data") == ["61", "silent", "silent"]
     cells = {paths[0]: ["61"] + ["0"] * 8, paths[1]: ["0"] * 8 + ["silent"], paths[2]: ["0"] * 9}
-    monkeypatch.setattr(tool, "compared", lambda files: cells)
+    monkeypatch.setattr(tool, "compared", lambda files, loaders: cells)
     output = tmp_path / "found.md"
     monkeypatch.setattr(sys, "argv", ["it", str(tmp_path), f"--output={output}"])
     with pytest.raises(SystemExit) as ended:
