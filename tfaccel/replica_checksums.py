@@ -78,7 +78,7 @@ class Audit:
 
     def _first_difference(self):
         """Returns (Keras variable, replica index) of the first difference, or None."""
-        sums = self._checksums().numpy()
+        sums = self._checksums()
         differs = sums != sums[:1]
         if not differs.any():
             return None
@@ -94,32 +94,90 @@ class Audit:
     def _replicas(self) -> list[seam.Replica]:
         return seam.local_replicas(self._model.distribute_strategy)
 
+    def _checksums(self) -> np.ndarray:
+        """Returns the checksums of all variables on all replicas, [replicas, variables] int64."""
+        own = []
+        for replica in self._replicas:
+            with tf.device(replica.device):
+                components = [seam.components(each) for each in self._variables]
+                own.append(_checksums([each[replica.local_index] for each in components]))
+        if self._replicas[0].num_replicas == len(self._replicas):
+            return np.stack([each.numpy() for each in own])
+        return self._gather(own).numpy()
+
     @functools.cached_property
-    def _checksums(self):
-        """A function that returns the checksums: [replicas, variables] int64."""
-        columns = [seam.components(each) for each in self._variables]
+    def _gather(self):
+        """A function from the checksums of this process's replicas to those of all."""
 
         @tf.function(autograph=False)
-        def checksums():
+        def gather(own):
             gathered = []
-            for replica in self._replicas:
+            for replica, sums in zip(self._replicas, own, strict=True):
                 with tf.device(replica.device):
-                    own = [_checksum(each[replica.local_index].read_value()) for each in columns]
-                    gathered.append(replica.all_gather(tf.stack(own)[tf.newaxis]))
+                    gathered.append(replica.all_gather(sums[tf.newaxis]))
             return gathered[0]
 
-        return checksums
+        return gather
 
 
-# Of each shape for all variables, replicas and models: a ResNet-50 on four replicas took 31 s to be
-# traced and compiled whole, and takes 14 (two CPU cores, 2026-11-27).
-@tf.function(autograph=False, jit_compile=True)
-def _checksum(value: tf.Tensor) -> tf.Tensor:
-    """Returns a sum of the bits, each mixed with its place: [] int64, wrapping around."""
-    value = tf.reshape(value, [-1])
-    if value.dtype.is_bool:
-        value = tf.cast(value, tf.int32)
-    bits = tf.cast(tf.bitcast(value, f"int{8 * value.dtype.size}"), tf.int64)
+# XLA compiles a program for each size. So variables are filled up with zeros to one of these sizes,
+# and so many of them are one tensor: there are few programs, which all models share. Only larger
+# variables have a program for each of their own sizes, as a copy of them costs memory.
+_ROWS_OF_SIZE = {4**5: 32, 4**6: 16, 4**7: 8, 4**8: 4, 4**9: 2, 4**10: 1}  # values: rows
+_FLAT = [-1]
+
+
+def _checksums(variables: list) -> tf.Tensor:
+    """Returns the checksum of each variable of one replica, [variables] int64.
+
+    By raw operations, one by one: to trace them would take longer than all looks of most runs.
+    """
+    waiting, order, sums = {}, [], []
+
+    def look(key) -> None:
+        dtype, size = key
+        indices, rows = zip(*waiting.pop(key), strict=True)
+        missing = _ROWS_OF_SIZE[size] - len(rows)
+        zeros = [tf.zeros(size, dtype)] * missing
+        order.extend(indices)
+        sums.append(_program(size, dtype)(tf.raw_ops.Pack(values=[*rows, *zeros]))[: len(rows)])
+
+    for index, variable in enumerate(variables):
+        value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+        value = tf.raw_ops.Reshape(tensor=value, shape=_FLAT)
+        length = value.shape[0]
+        size = next((each for each in _ROWS_OF_SIZE if length <= each), None)
+        if size is None:
+            order.append(index)
+            sums.append(_program(length, value.dtype)(value[tf.newaxis]))
+            continue
+        row = tf.raw_ops.Pad(input=value, paddings=[[0, size - length]])
+        key = value.dtype, size
+        waiting.setdefault(key, []).append((index, row))
+        if len(waiting[key]) == _ROWS_OF_SIZE[size]:
+            look(key)
+    for key in list(waiting):
+        look(key)
+    return tf.gather(tf.concat(sums, axis=0), np.argsort(order))
+
+
+@functools.cache
+def _program(num_values: int, dtype: tf.DType):
+    """Returns `_checksum_of_rows` for rows of so many values, compiled by XLA."""
+    # A `partial` of its own, or TensorFlow warns of one function that is traced too often.
+    function = functools.partial(_checksum_of_rows)
+    spec = tf.TensorSpec((_ROWS_OF_SIZE.get(num_values, 1), num_values), dtype)
+    return tf.function(function, autograph=False, jit_compile=True, input_signature=[spec])
+
+
+def _checksum_of_rows(values: tf.Tensor) -> tf.Tensor:
+    """Returns sums of the bits of [rows, values], each mixed with its place: [rows] int64.
+
+    They wrap around.
+    """
+    if values.dtype.is_bool:
+        values = tf.cast(values, tf.int32)
+    bits = tf.cast(tf.bitcast(values, f"int{8 * values.dtype.size}"), tf.int64)
     # Squared, or a last bit up here and down there could cancel (2**64 / golden ratio mixes).
-    mixed = bits + tf.range(tf.size(bits, tf.int64), dtype=tf.int64) * -7046029254386353131
-    return tf.reduce_sum(mixed * mixed)
+    mixed = bits + tf.range(bits.shape[1], dtype=tf.int64) * -7046029254386353131
+    return tf.reduce_sum(mixed * mixed, axis=1)
