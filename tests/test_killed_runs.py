@@ -13,9 +13,9 @@ import numpy as np
 import PIL.Image
 import pytest
 
+from tfaccel import main
 from tfaccel.checkpoint.folder import parse
 from tfaccel.checkpoint.store import Store
-from tfaccel.workdir import held
 
 EVERY = [
     "--config=configs/digits.py",
@@ -111,12 +111,27 @@ def test_p1_p2_any_kill_leaves_a_run_that_ends_as_if_there_was_none(whole, kills
     assert "nothing to do" in err
 
 
-def test_a_live_run_holds_its_workdir(tmp_path):
-    with held(tmp_path):
-        run = start(tmp_path)
-        _, err = run.communicate(timeout=300)
-    assert run.returncode == 1
-    assert f"is held by a live run (process {os.getpid()} on " in err
+HOLDS = """
+import pathlib, sys
+from tfaccel.workdir import held
+with held(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_live_run_holds_its_workdir(tmp_path, setup, monkeypatch, capsys):
+    command = [sys.executable, "-c", HOLDS, str(tmp_path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as other:
+        assert other.stdout.readline() == b"held\n"
+        # In this process, which has TensorFlow; `setup` puts back what the command sets.
+        flags = [*EVERY, "--config.runtime.deterministic=False", f"--workdir={tmp_path}"]
+        monkeypatch.setattr(sys, "argv", ["tfaccel", "train", *flags])
+        with pytest.raises(SystemExit) as ended:
+            main.cli()
+    assert ended.value.code == 1
+    assert f"is held by a live run (process {other.pid} on " in capsys.readouterr().err
 
 
 @pytest.mark.slow  # that a signal saves and stops, tests/test_resume.py sees too

@@ -97,6 +97,24 @@ def test_it_says_once_what_a_checkpoint_takes(tmp_path, caplog):
     assert line.endswith("training waited 0.00 s")
 
 
+def test_a_program_that_ends_waits_for_what_it_began(tmp_path):
+    in_new_process(
+        "import pathlib, sys, time, types\n"
+        "sys.modules['tensorflow'] = types.ModuleType('tensorflow')  # which takes 4 s\n"
+        "from tfaccel.checkpoint.store import Snapshot\n"
+        "from tfaccel.checkpoint.writer import Writer\n"
+        # It cannot be imported while the program ends.
+        "assert 'tfaccel.checkpoint.arrays' in sys.modules\n"
+        "class Slow:\n"
+        "    def write(self, snapshot):\n"
+        "        time.sleep(1)\n"
+        f"        pathlib.Path({str(tmp_path)!r}, 'step').write_text(str(snapshot.step))\n"
+        "Writer(Slow(), on_error='stop').write(Snapshot({}, {'step': 7}))\n"
+    )
+    assert (tmp_path / "step").read_text() == "7"
+
+
+@pytest.mark.slow
 def test_a_program_that_ends_has_written_what_it_began(tmp_path):
     in_new_process(
         f"import sys; sys.path.insert(0, {str(HERE)!r})\n"

@@ -31,6 +31,7 @@ def test_the_time_that_a_checkpoint_takes_is_counted(tool, setup, tmp_path, caps
     setup = tfaccel.setup
     quick = {"gpu_ids": (), "xla": False}
     monkeypatch.setattr(tfaccel, "setup", lambda **given: setup(**given, **quick), raising=False)
+    monkeypatch.setattr("tfaccel.run.warn_at_start", lambda *_: None)  # of an export
     snapshot, places = checkpoints.Checkpoints._snapshot, []
 
     def slow(self, epoch, step, metrics):
