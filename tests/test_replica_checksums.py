@@ -40,7 +40,7 @@ def compile_on(num_replicas, audit_steps=1000, **settings):
 def trained():
     """A model on three replicas after a step, and its audit."""
     model = compile_on(3)
-    model.fit(X, X, batch_size=12, verbose=0)
+    model.train_on_batch(X[:3], X[:3])
     return model, Audit(model)
 
 
@@ -66,15 +66,13 @@ def test_equal_replicas_pass(trained):
 def test_a_shape_is_traced_once_for_all_replicas_and_audits(trained):
     trained[1].check(when="now")  # which has traced single numbers
     model = compiled(
-        lambda: keras.Sequential([keras.Input((2,)), layers.Dense(67), layers.Dense(67)]),
-        3,
-        optimizer="sgd",
+        lambda: keras.Sequential([keras.Input((2,)), layers.Dense(67)]), 2, optimizer="sgd"
     )
     count = replica_checksums._checksum.experimental_get_tracing_count
     before = count()
     for _ in range(2):
         Audit(model).check(when="now")
-    assert count() - before == 3  # [2, 67], [67, 67] and [67]
+    assert count() - before == 2  # [2, 67] and [67]
 
 
 @pytest.mark.parametrize("replica", [0, 1, 2])
