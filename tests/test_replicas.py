@@ -102,8 +102,9 @@ def test_several_inputs_and_outputs_in_dicts():
         loss_weights=lambda: {"a": 1.0, "b": 0.5},
         metrics=lambda: {"a": ["accuracy"], "b": ["mae"]},
     )
-    x = {"left": X, "right": X[:, :2]}
-    assert_fits_alike(pair, x, {"a": Y, "b": X[:, :1]}, epochs=1)
+    x, y = {"left": X[:5], "right": X[:5, :2]}, {"a": Y[:5], "b": X[:5, :1]}
+    assert_same_logs(*(each.train_on_batch(x, y, return_dict=True) for each in pair))
+    assert_same_weights(*pair)
     predicted = [each.predict_on_batch(x) for each in pair]
     np.testing.assert_allclose(predicted[0]["b"], predicted[1]["b"], rtol=RTOL, atol=RTOL)
 
@@ -173,12 +174,12 @@ class FromFirstEpoch(keras.callbacks.Callback):
 
 @functools.cache
 def fitted_alike(make, xla, /):
-    """Fits a model both ways and compares; returns what the strategy was asked meanwhile."""
+    """Fits a model both ways and compares; returns ours, and what the strategy was asked."""
     pair = both(make, metrics=lambda: ["accuracy", FromThree()], xla=xla)
     with pytest.MonkeyPatch.context() as monkeypatch:
         asked = FromFirstEpoch(monkeypatch)
         assert_fits_alike(pair, validation_data=(X, Y), callbacks=[asked])
-    return asked.asked
+    return pair[0], asked.asked
 
 
 @pytest.mark.parametrize(
@@ -188,27 +189,32 @@ def test_sequential_and_subclassed_models(make, xla):
     fitted_alike(make, xla)
 
 
-def test_the_whole_step_in_one_function(in_one_function):
-    pair = both(
-        small, optimizer=lambda: keras.optimizers.AdamW(global_clipnorm=0.1), xla=True, metrics=acc
-    )
-    assert_steps_alike(pair)
-    tested = [each.test_on_batch(X[:5], Y[:5]) for each in pair]
-    np.testing.assert_allclose(*tested, rtol=RTOL)
-
-
-def test_no_replica_waits_for_the_end_of_another_ones_step(in_one_function, monkeypatch):
-    """Which would be an edge from one device to another: the host, too, would wait for its end."""
+@functools.cache
+def stepped_in_one_function():
+    """Trains and tests both ways; returns the graphs of ours. Needs `in_one_function`."""
     graphs, split_step = [], functions._split_step
 
     def kept(*arguments):
         graphs.append(tf.compat.v1.get_default_graph())
         return split_step(*arguments)
 
-    monkeypatch.setattr(functions, "_split_step", kept)
-    model = compiled(small, 2, optimizer="sgd", loss=loss(), xla=True)
-    model.train_on_batch(X[:5], Y[:5])
-    model.test_on_batch(X[:5], Y[:5])
+    adamw = lambda: keras.optimizers.AdamW(global_clipnorm=0.1)  # noqa: E731
+    pair = both(small, optimizer=adamw, xla=True, metrics=acc)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(functions, "_split_step", kept)
+        assert_steps_alike(pair)
+        tested = [each.test_on_batch(X[:5], Y[:5]) for each in pair]
+    np.testing.assert_allclose(*tested, rtol=RTOL)
+    return graphs
+
+
+def test_the_whole_step_in_one_function(in_one_function):
+    stepped_in_one_function()
+
+
+def test_no_replica_waits_for_the_end_of_another_ones_step(in_one_function):
+    """Which would be an edge from one device to another: the host, too, would wait for its end."""
+    graphs = stepped_in_one_function()
     assert len(graphs) == 2  # a step of training, and one of a test
     for graph in graphs:
         steps = [each for each in graph.get_operations() if "PartitionedCall" in each.type]
@@ -284,13 +290,31 @@ def test_dropout_draws_another_mask_on_each_replica():
 # What is minimized and measured.
 
 
-def test_weights_of_samples_and_classes():
-    pair = both(small, weighted_metrics=lambda: ["accuracy"])
+@functools.cache
+def weighted():
+    """Both, of which the first layer is frozen, after a step with each kind of weights; the logs.
+
+    And what the first layer of ours was before.
+    """
+
+    def make():
+        model = small()
+        model.layers[0].trainable = False
+        return model
+
+    pair = both(make, weighted_metrics=acc)
+    before = pair[0].layers[0].kernel.numpy()
     by_sample = np.linspace(0.5, 2, 5, dtype=np.float32)
-    for weights in ({"sample_weight": by_sample}, {"class_weight": {0: 2.0, 1: 0.5, 2: 1.0}}):
-        logs = [each.train_on_batch(X[:5], Y[:5], **weights) for each in pair]
-        np.testing.assert_allclose(*logs, rtol=RTOL)
-        assert_same_weights(*pair)
+    kinds = ({"sample_weight": by_sample}, {"class_weight": {0: 2.0, 1: 0.5, 2: 1.0}})
+    logs = [[each.train_on_batch(X[:5], Y[:5], **kind) for each in pair] for kind in kinds]
+    return pair, logs, before
+
+
+def test_weights_of_samples_and_classes():
+    pair, logs, _ = weighted()
+    for each in logs:
+        np.testing.assert_allclose(*each, rtol=RTOL)
+    assert_same_weights(*pair)
 
 
 @pytest.mark.parametrize("xla", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -310,12 +334,15 @@ def test_metrics_of_ones_own_and_made_outside_the_scope(xla):
 
 def test_an_epoch_asks_the_strategy_for_no_metric():
     """Which would share out and add each value by itself: milliseconds between two epochs."""
-    assert fitted_alike(small, True) == []
+    _, asked = fitted_alike(small, True)
+    assert asked == []
 
 
 def test_metrics_are_reset_to_what_their_sum_is_on_one_device():
-    ours, _ = both(small, metrics=lambda: [FromThree()])
-    ours.train_on_batch(X[:5], Y[:5])
+    ours, _ = fitted_alike(small, True)
+    for variable in ours.metrics_variables:
+        for each in seam.components(variable):
+            each.assign(7.0)
     ours.reset_metrics()
     for variable in ours.metrics_variables:
         found = [each.numpy() for each in seam.components(variable)]
@@ -382,15 +409,9 @@ def test_several_optimizers_in_one():
 
 
 def test_frozen_layers_stay():
-    def make():
-        model = small()
-        model.layers[0].trainable = False
-        return model
-
-    pair = both(make)
-    before = pair[0].layers[0].kernel.numpy()
-    assert_steps_alike(pair)
+    pair, _, before = weighted()
     np.testing.assert_array_equal(pair[0].layers[0].kernel.numpy(), before)
+    assert_same_weights(*pair)
 
 
 def test_gradients_may_travel_in_float16():
@@ -466,6 +487,7 @@ def test_the_loss_scale_follows_the_layers_of_a_model_that_was_saved(tmp_path):
 DYNAMIC = StepConfig(loss_scale_initial=16.0, loss_scale_growth_steps=2)
 
 
+@pytest.mark.slow  # on two replicas a saved model's does, below
 def test_a_dynamic_loss_scale_starts_and_grows_as_asked(float16):
     model = scaled(DYNAMIC, num_replicas=1)
     history = fit_rows(model, np.ones(2), epochs=5)
@@ -475,9 +497,11 @@ def test_a_dynamic_loss_scale_starts_and_grows_as_asked(float16):
 def test_a_saved_model_goes_on_with_its_loss_scale(float16, tmp_path):
     model = scaled(DYNAMIC)
     ones, twos = np.ones((2, 1), "float32"), np.full((2, 1), 2.0, "float32")
+    scales = []
     for _ in range(5):
         model.train_on_batch(ones, ones)
-    assert model.optimizer.dynamic_scale.numpy() == 64
+        scales.append(model.optimizer.dynamic_scale.numpy())
+    assert scales == [16, 32, 32, 64, 64]
     model.save(tmp_path / "model.keras")
     with strategy_of(2).scope():
         saved = keras.models.load_model(tmp_path / "model.keras")
@@ -500,35 +524,53 @@ def test_predict_keeps_rows_in_order():
     np.testing.assert_allclose(predicted, model(X[:5]), rtol=RTOL, atol=RTOL)
 
 
+@functools.cache
+def by_hand():
+    """What is returned of single batches, by name; of each ours, and stock Keras's."""
+    scaled = lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))  # noqa: E731
+    pair = both(small, optimizer=scaled, metrics=acc)
+    return {
+        "train 5": [each.train_on_batch(X[:5], Y[:5]) for each in pair],
+        "train 5 more": [each.train_on_batch(X[5:], Y[5:], return_dict=True) for each in pair],
+        "train 1": [each.train_on_batch(X[:1], Y[:1]) for each in pair],
+        "test 1": [each.test_on_batch(X[:1], Y[:1]) for each in pair],
+        "predict 5": [each.predict_on_batch(X[:5]) for each in pair],
+        "weights": [each.get_weights() for each in pair],
+    }
+
+
 def test_single_batches_by_hand():
-    ours, theirs = pair = both(small, metrics=lambda: ["accuracy"])
-    for rows in (5, 1):
-        got = [each.train_on_batch(X[:rows], Y[:rows]) for each in pair]
-        np.testing.assert_allclose(*got, rtol=RTOL)
-    got = [each.test_on_batch(X[:1], Y[:1]) for each in pair]
-    np.testing.assert_allclose(*got, rtol=RTOL)
-    np.testing.assert_allclose(
-        *(each.predict_on_batch(X[:5]) for each in pair), rtol=RTOL, atol=RTOL
-    )
-    assert_same_weights(ours, theirs)
+    returned = by_hand()
+    for name in ("train 5", "train 1", "test 1"):
+        np.testing.assert_allclose(*returned[name], rtol=RTOL, err_msg=name)
+    for ours, theirs in (returned["predict 5"], *zip(*returned["weights"], strict=True)):
+        np.testing.assert_allclose(ours, theirs, rtol=RTOL, atol=RTOL)
+
+
+def test_train_on_batch_returns_what_keras_does():
+    returned = by_hand()
+    np.testing.assert_allclose(*returned["train 5"], rtol=1e-3)
+    ours, _ = returned["train 5 more"]
+    assert list(ours) == ["accuracy", "loss"]
 
 
 def test_a_dataset_and_a_generator():
-    weights = np.linspace(0.5, 2, 10, dtype=np.float32)
+    def make():
+        inputs = keras.Input((3,), name="x")
+        return keras.Model({"x": inputs}, layers.Dense(3)(inputs))
 
-    def batches():
-        for start in (0, 4, 8):
-            rows = slice(start, start + 4)
-            yield X[rows], Y[rows], weights[rows]
+    rows = {"x": X}, Y, np.linspace(0.5, 2, 10, dtype=np.float32)
 
-    pair = both(small)
-    histories = [each.fit(batches(), epochs=1, verbose=0).history["loss"] for each in pair]
-    np.testing.assert_allclose(*histories, rtol=RTOL)
-    assert_same_weights(*pair)
-    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(5)
-    histories = [each.fit(data, epochs=1, verbose=0).history["loss"] for each in pair]
-    np.testing.assert_allclose(*histories, rtol=RTOL)
-    assert_same_weights(*pair)
+    dataset = tf.data.Dataset.from_tensor_slices(rows).batch(4)
+
+    def generator():
+        yield from dataset.as_numpy_iterator()
+
+    pair = both(make)
+    for data in (generator, lambda: dataset):
+        histories = [each.fit(data(), epochs=1, verbose=0).history["loss"] for each in pair]
+        np.testing.assert_allclose(*histories, rtol=RTOL)
+        assert_same_weights(*pair)
 
 
 # What is refused, in one sentence.
@@ -690,9 +732,16 @@ def test_what_a_layer_counts_is_added(pads):
     assert bool(ours.layers[0].seen.numpy())
 
 
-def test_a_callback_list_serves_twice():
-    model = compile_two()
+@pytest.fixture(scope="module")
+def unmoved():
+    """A model on two replicas whose weights no step changes, for callbacks."""
+    model = compile_two(optimizer=keras.optimizers.SGD(0.0))
     model.build((None, 3))
+    return model
+
+
+def test_a_callback_list_serves_twice(unmoved):
+    model = unmoved
     callbacks = keras.callbacks.CallbackList([], add_history=True, model=model)
     for _ in range(2):
         model.fit(X[:5], Y[:5], callbacks=callbacks, **FIT)
@@ -700,8 +749,8 @@ def test_a_callback_list_serves_twice():
     assert sorted(names) == sorted(set(names))
 
 
-def test_weights_that_a_callback_loads_are_made_equal():
-    model = compile_two(optimizer=keras.optimizers.SGD(0.0))
+def test_weights_that_a_callback_loads_are_made_equal(unmoved):
+    model = unmoved
 
     class Load(keras.callbacks.Callback):
         def on_train_begin(self, logs=None):
@@ -714,17 +763,10 @@ def test_weights_that_a_callback_loads_are_made_equal():
         np.testing.assert_array_equal(each.numpy(), np.ones((3, 4)))
 
 
-def test_train_on_batch_returns_what_keras_does():
-    scaled = lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))  # noqa: E731
-    ours, theirs = both(small, optimizer=scaled, metrics=lambda: ["accuracy"])
-    np.testing.assert_allclose(ours.train_on_batch(X, Y), theirs.train_on_batch(X, Y), rtol=1e-3)
-    assert list(ours.train_on_batch(X, Y, return_dict=True)) == ["accuracy", "loss"]
-
-
 def test_a_model_without_an_optimizer_is_tested():
     ours, theirs = both(small, optimizer=lambda: None)
     np.testing.assert_allclose(
-        *(each.evaluate(X[:5], Y[:5], verbose=0) for each in (ours, theirs)), rtol=RTOL
+        *(each.test_on_batch(X[:5], Y[:5]) for each in (ours, theirs)), rtol=RTOL
     )
 
 
@@ -811,19 +853,23 @@ def mean_square(y, predicted):
     return keras.ops.mean(keras.ops.square(y - predicted))
 
 
+row_squares = keras.losses.mean_squared_error
+
+
 @pytest.mark.parametrize(
-    ("num_replicas", "parts", "function", "said"),
+    ("num_replicas", "parts", "loss", "metric", "said"),
     [
-        (2, 1, mean_square, ["loss", "metric"]),
-        (1, 2, mean_square, ["loss", "metric"]),
-        (1, 1, mean_square, []),
-        (2, 1, keras.losses.mean_squared_error, []),
+        (2, 1, mean_square, row_squares, ["loss"]),
+        (1, 2, row_squares, mean_square, ["metric"]),
+        pytest.param(2, 1, row_squares, mean_square, ["metric"], marks=pytest.mark.slow),
+        pytest.param(1, 2, mean_square, row_squares, ["loss"], marks=pytest.mark.slow),
+        pytest.param(1, 1, mean_square, mean_square, [], marks=pytest.mark.slow),
     ],
 )
 def test_what_is_made_of_all_rows_together_is_taken_on_trust_and_that_is_said(
-    num_replicas, parts, function, said, caplog
+    num_replicas, parts, loss, metric, said, caplog
 ):
-    settings = {"loss": function, "metrics": [function]}
+    settings = {"loss": loss, "metrics": [metric]}
     config = StepConfig(accumulation_steps=parts)
     model = compiled(small, num_replicas, optimizer="sgd", config=config, xla=False, **settings)
     with caplog.at_level("WARNING"):
