@@ -4,6 +4,7 @@ The rows are the same and in the same order: 10 rows in batches of 5, of which o
 the other 2. float32 sums in another order differ by roundings: RTOL allows for some steps of them.
 """
 
+import functools
 import types
 
 import keras
@@ -16,7 +17,7 @@ from tensorflow.python.distribute import values, values_util
 
 from tfaccel import UserError, seam
 from tfaccel.config import StepConfig
-from tfaccel.step import compile_model, functions
+from tfaccel.step import compile_model, finite, functions
 
 RTOL = 1e-4
 RNG = np.random.default_rng(0)
@@ -56,13 +57,26 @@ def both(make, *, optimizer=lambda: keras.optimizers.SGD(0.1), **settings):
 
 
 def assert_fits_alike(pair, x=X, y=Y, *, rtol=RTOL, **fit):
-    """Fits both; compares the history, an evaluation and the weights."""
-    ours, theirs = pair
+    """Fits both; compares the history and the weights."""
     histories = [each.fit(x, y, **{**FIT, "epochs": 2, **fit}).history for each in pair]
     assert list(histories[0]) == list(histories[1])
-    for name in histories[1]:
-        np.testing.assert_allclose(histories[0][name], histories[1][name], rtol=rtol, err_msg=name)
-    assert_same_weights(ours, theirs, rtol=rtol)
+    assert_same_logs(*histories, rtol=rtol)
+    assert_same_weights(*pair, rtol=rtol)
+
+
+def assert_same_logs(ours, theirs, *, rtol=RTOL):
+    assert ours.keys() == theirs.keys()
+    for name in theirs:
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=rtol, err_msg=name)
+
+
+def assert_steps_alike(pair, x=X, y=Y, *, passes=1, rtol=RTOL):
+    """Trains both on the same batches by hand, for a third of a fit; compares logs and weights."""
+    for start in [*range(0, len(x), 5)] * passes:
+        rows = slice(start, start + 5)
+        logs = [each.train_on_batch(x[rows], y[rows], return_dict=True) for each in pair]
+        assert_same_logs(*logs, rtol=rtol)
+    assert_same_weights(*pair, rtol=rtol)
 
 
 def assert_same_weights(ours, theirs, *, rtol=RTOL):
@@ -88,9 +102,10 @@ def test_several_inputs_and_outputs_in_dicts():
         loss_weights=lambda: {"a": 1.0, "b": 0.5},
         metrics=lambda: {"a": ["accuracy"], "b": ["mae"]},
     )
-    x = {"left": X, "right": X[:, :2]}
-    assert_fits_alike(pair, x, {"a": Y, "b": X[:, :1]})
-    predicted = [each.predict(x, verbose=0) for each in pair]
+    x, y = {"left": X[:5], "right": X[:5, :2]}, {"a": Y[:5], "b": X[:5, :1]}
+    assert_same_logs(*(each.train_on_batch(x, y, return_dict=True) for each in pair))
+    assert_same_weights(*pair)
+    predicted = [each.predict_on_batch(x) for each in pair]
     np.testing.assert_allclose(predicted[0]["b"], predicted[1]["b"], rtol=RTOL, atol=RTOL)
 
 
@@ -106,38 +121,100 @@ class Subclassed(keras.Model):
         return self.last(self.hidden(x))
 
 
-# Of 10 rows, the last batch has one for each replica.
+class Above(keras.metrics.Metric):
+    """How many outputs are above a half, in all."""
+
+    def __init__(self):
+        super().__init__(name="above")
+        self.total = self.add_weight(name="total", initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(keras.ops.sum(keras.ops.cast(y_pred > 0.5, "float32")))
+
+    def result(self):
+        return self.total
+
+
+class FromThree(Above):
+    """How many rows, from 3 on.
+
+    Its result is a variable: of an epoch, stock Keras shows what validation has left in it. So both
+    have to be of as many rows.
+    """
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(keras.ops.cast(keras.ops.shape(y_pred)[0], "float32"))
+
+    def reset_state(self):
+        self.total.assign(3.0)
+
+
+class FromFirstEpoch(keras.callbacks.Callback):
+    """Notes what the strategy is asked once the first epoch has begun, for what metrics hold."""
+
+    def __init__(self, monkeypatch):
+        super().__init__()
+        self.asked, self._monkeypatch = [], monkeypatch
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 0:
+            self._note(values_util, "on_read_assign_cross_replica")
+            self._note(values_util, "on_read_assign_add_cross_replica")
+            self._note(values.SyncOnReadVariable, "_get_cross_replica")
+
+    def _note(self, owner, name):
+        original = getattr(owner, name)
+
+        def noting(*args, **kwargs):
+            self.asked.append(name)
+            return original(*args, **kwargs)
+
+        self._monkeypatch.setattr(owner, name, noting)
+
+
+@functools.cache
+def fitted_alike(make, xla, /):
+    """Fits a model both ways and compares; returns ours, and what the strategy was asked."""
+    pair = both(make, metrics=lambda: ["accuracy", FromThree()], xla=xla)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        asked = FromFirstEpoch(monkeypatch)
+        assert_fits_alike(pair, validation_data=(X, Y), callbacks=[asked])
+    return pair[0], asked.asked
+
+
 @pytest.mark.parametrize(
     ("make", "xla"), [(small, True), pytest.param(Subclassed, False, marks=pytest.mark.slow)]
 )
 def test_sequential_and_subclassed_models(make, xla):
-    pair = both(make, metrics=lambda: ["accuracy"], xla=xla)
-    assert_fits_alike(pair, X, Y, batch_size=4)
-    evaluated = [each.evaluate(X, Y, batch_size=4, verbose=0) for each in pair]
-    np.testing.assert_allclose(*evaluated, rtol=RTOL)
+    fitted_alike(make, xla)
 
 
-def test_the_whole_step_in_one_function(in_one_function):
-    pair = both(
-        small, optimizer=lambda: keras.optimizers.AdamW(global_clipnorm=0.1), xla=True, metrics=acc
-    )
-    assert_fits_alike(pair, X, Y, batch_size=4)
-    evaluated = [each.evaluate(X, Y, batch_size=4, verbose=0) for each in pair]
-    np.testing.assert_allclose(*evaluated, rtol=RTOL)
-
-
-def test_no_replica_waits_for_the_end_of_another_ones_step(in_one_function, monkeypatch):
-    """Which would be an edge from one device to another: the host, too, would wait for its end."""
+@functools.cache
+def stepped_in_one_function():
+    """Trains and tests both ways; returns the graphs of ours. Needs `in_one_function`."""
     graphs, split_step = [], functions._split_step
 
     def kept(*arguments):
         graphs.append(tf.compat.v1.get_default_graph())
         return split_step(*arguments)
 
-    monkeypatch.setattr(functions, "_split_step", kept)
-    model = compiled(small, 2, optimizer="sgd", loss=loss(), xla=True)
-    model.fit(X, Y, **FIT)
-    model.evaluate(X, Y, batch_size=5, verbose=0)
+    adamw = lambda: keras.optimizers.AdamW(global_clipnorm=0.1)  # noqa: E731
+    pair = both(small, optimizer=adamw, xla=True, metrics=acc)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(functions, "_split_step", kept)
+        assert_steps_alike(pair)
+        tested = [each.test_on_batch(X[:5], Y[:5]) for each in pair]
+    np.testing.assert_allclose(*tested, rtol=RTOL)
+    return graphs
+
+
+def test_the_whole_step_in_one_function(in_one_function):
+    stepped_in_one_function()
+
+
+def test_no_replica_waits_for_the_end_of_another_ones_step(in_one_function):
+    """Which would be an edge from one device to another: the host, too, would wait for its end."""
+    graphs = stepped_in_one_function()
     assert len(graphs) == 2  # a step of training, and one of a test
     for graph in graphs:
         steps = [each for each in graph.get_operations() if "PartitionedCall" in each.type]
@@ -173,14 +250,15 @@ def embedding():
 def test_embedding_whose_gradients_are_indexed_slices():
     # Some rows of it are looked up by one replica alone, some by both, some by none.
     x = np.random.default_rng(0).integers(0, 4, (10, 3))
-    assert_fits_alike(both(embedding, loss=lambda: "mse"), x, np.repeat(X, 2, axis=1))
+    assert_steps_alike(both(embedding, loss=lambda: "mse"), x, np.repeat(X, 2, axis=1))
 
 
 def test_embedding_with_adam():
     # Each id once: of one that is there twice, stock Keras's Adam squares each slice.
     adam = lambda: keras.optimizers.Adam(0.1)  # noqa: E731
     y = np.arange(6.0).reshape(1, 6)
-    assert_fits_alike(both(embedding, loss=lambda: "mse", optimizer=adam), np.array([[0, 1, 2]]), y)
+    pair = both(embedding, loss=lambda: "mse", optimizer=adam)
+    assert_steps_alike(pair, np.array([[0, 1, 2]]), y, passes=2)
 
 
 def test_dropout_draws_another_mask_on_each_replica():
@@ -197,10 +275,11 @@ def test_dropout_draws_another_mask_on_each_replica():
         )
 
     model, reference = both(make, loss=lambda: "mse")
-    x = np.ones((12, 8), "float32")
-    model.fit(x, x[:, :1], **FIT | {"batch_size": 4})
+    x = np.ones((4, 8), "float32")
+    for each in (model, reference):
+        for _ in range(3):
+            each.train_on_batch(x, x[:, :1])
     masks = [each for each in drawn if len(each) == 2]
-    reference.fit(x, x[:, :1], **FIT | {"batch_size": 4})
     assert len(masks) == 6
     assert len({each.tobytes() for each in masks}) == 6  # by replica and by step
     (state,) = [each for each in model.variables if "seed_generator_state" in each.path]
@@ -211,24 +290,31 @@ def test_dropout_draws_another_mask_on_each_replica():
 # What is minimized and measured.
 
 
-class Above(keras.metrics.Metric):
-    """How many outputs are above a half, in all."""
+@functools.cache
+def weighted():
+    """Both, of which the first layer is frozen, after a step with each kind of weights; the logs.
 
-    def __init__(self):
-        super().__init__(name="above")
-        self.total = self.add_weight(name="total", initializer="zeros")
+    And what the first layer of ours was before.
+    """
 
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        self.total.assign_add(keras.ops.sum(keras.ops.cast(y_pred > 0.5, "float32")))
+    def make():
+        model = small()
+        model.layers[0].trainable = False
+        return model
 
-    def result(self):
-        return self.total
+    pair = both(make, weighted_metrics=acc)
+    before = pair[0].layers[0].kernel.numpy()
+    by_sample = np.linspace(0.5, 2, 5, dtype=np.float32)
+    kinds = ({"sample_weight": by_sample}, {"class_weight": {0: 2.0, 1: 0.5, 2: 1.0}})
+    logs = [[each.train_on_batch(X[:5], Y[:5], **kind) for each in pair] for kind in kinds]
+    return pair, logs, before
 
 
 def test_weights_of_samples_and_classes():
-    pair = both(small, weighted_metrics=lambda: ["accuracy"])
-    assert_fits_alike(pair, sample_weight=np.linspace(0.5, 2, 10, dtype=np.float32))
-    assert_fits_alike(pair, class_weight={0: 2.0, 1: 0.5, 2: 1.0})
+    pair, logs, _ = weighted()
+    for each in logs:
+        np.testing.assert_allclose(*each, rtol=RTOL)
+    assert_same_weights(*pair)
 
 
 @pytest.mark.parametrize("xla", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -242,37 +328,21 @@ def test_metrics_of_ones_own_and_made_outside_the_scope(xla):
 
     pair = both(make, loss=lambda: "binary_crossentropy", metrics=metrics, xla=xla)
     y = (Y[:, np.newaxis] > 0).astype("float32")
-    assert_fits_alike(pair, y=y, validation_data=(X, y))
+    assert_steps_alike(pair, y=y)
+    assert_same_logs(*(each.test_on_batch(X[:5], y[:5], return_dict=True) for each in pair))
 
 
-class FromThree(Above):
-    """The same, from 3 on."""
-
-    def reset_state(self):
-        self.total.assign(3.0)
-
-
-def test_an_epoch_asks_the_strategy_for_no_metric(monkeypatch):
+def test_an_epoch_asks_the_strategy_for_no_metric():
     """Which would share out and add each value by itself: milliseconds between two epochs."""
-
-    def metrics():
-        return ["accuracy", FromThree()]
-
-    pair = both(small, metrics=metrics, xla=True)
-    assert_fits_alike(pair, validation_data=(X, Y))
-    for name in ("on_read_assign_cross_replica", "on_read_assign_add_cross_replica"):
-        monkeypatch.setattr(values_util, name, refuse)
-    monkeypatch.setattr(values.SyncOnReadVariable, "_get_cross_replica", refuse)
-    assert_fits_alike(pair, validation_data=(X, Y))
-
-
-def refuse(*_, **__):
-    raise AssertionError("the strategy was asked")
+    _, asked = fitted_alike(small, True)
+    assert asked == []
 
 
 def test_metrics_are_reset_to_what_their_sum_is_on_one_device():
-    ours, _ = both(small, metrics=lambda: [FromThree()])
-    ours.fit(X, Y, **FIT)
+    ours, _ = fitted_alike(small, True)
+    for variable in ours.metrics_variables:
+        for each in seam.components(variable):
+            each.assign(7.0)
     ours.reset_metrics()
     for variable in ours.metrics_variables:
         found = [each.numpy() for each in seam.components(variable)]
@@ -291,7 +361,7 @@ class OwnStep(keras.Model):
         return self.dense(x)
 
     def train_step(self, data):
-        x, y = data
+        x, y = data[:2]
         with tf.GradientTape() as tape:
             outputs = self(x, training=True)
             errors = tf.nn.sparse_softmax_cross_entropy_with_logits(y, outputs)
@@ -306,8 +376,9 @@ class OwnStep(keras.Model):
         return [self.largest]
 
 
-def test_a_train_step_of_ones_own():
-    assert_fits_alike(both(OwnStep, xla=True))
+@pytest.mark.parametrize("xla", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_train_step_of_ones_own(xla):
+    assert_steps_alike(both(OwnStep, xla=xla))
 
 
 # Optimizers.
@@ -324,7 +395,7 @@ def test_adamw_by_a_schedule_clipped_and_ema_written_over_the_weights():
             ema_overwrite_frequency=2,
         )
 
-    assert_fits_alike(both(small, optimizer=optimizer), rtol=1e-3)
+    assert_steps_alike(both(small, optimizer=optimizer), passes=2, rtol=1e-3)
 
 
 def test_several_optimizers_in_one():
@@ -334,29 +405,20 @@ def test_several_optimizers_in_one():
             keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.1), each)
         )
 
-    assert_fits_alike(both(small, optimizer=optimizer), rtol=1e-3)
+    assert_steps_alike(both(small, optimizer=optimizer), rtol=1e-3)
 
 
 def test_frozen_layers_stay():
-    def make():
-        model = small()
-        model.layers[0].trainable = False
-        return model
-
-    pair = both(make)
-    before = pair[0].layers[0].kernel.numpy()
-    assert_fits_alike(pair)
+    pair, _, before = weighted()
     np.testing.assert_array_equal(pair[0].layers[0].kernel.numpy(), before)
+    assert_same_weights(*pair)
 
 
 def test_gradients_may_travel_in_float16():
     pair = both(small, config=StepConfig(float16_allreduce=True))
-    assert_fits_alike(pair, rtol=1e-2)  # a rounding of float16 is 1e-3
-    exact, _ = both(small)
-    exact.fit(X, Y, epochs=2, **FIT)
-    assert any(
-        (a.numpy() != b.numpy()).any() for a, b in zip(pair[0].weights, exact.weights, strict=True)
-    )
+    assert_steps_alike(pair, rtol=1e-2)  # a rounding of float16 is 1e-3
+    with pytest.raises(AssertionError):
+        assert_same_weights(*pair, rtol=1e-6)  # which float32 keeps to
 
 
 @pytest.fixture
@@ -372,8 +434,9 @@ def test_accumulation_clips_and_unscales_the_sum(float16, xla):
     clipped = lambda: keras.optimizers.SGD(0.5, global_clipnorm=0.1)  # noqa: E731
     config = StepConfig(accumulation_steps=2)
     ours, theirs = both(small, optimizer=clipped, config=config, xla=xla)
-    assert ours.fit(X[:8], Y[:8], **FIT).history["skipped_steps"] == [0]
-    theirs.fit(X[:8], Y[:8], **FIT)
+    for each in (ours, theirs):
+        each.train_on_batch(X[:5], Y[:5])
+    assert ours.train_function.nonfinite.tolist() == [finite.FINE]
     assert_same_weights(ours, theirs, rtol=1e-2)  # a rounding of float16 is 1e-3
 
 
@@ -424,28 +487,30 @@ def test_the_loss_scale_follows_the_layers_of_a_model_that_was_saved(tmp_path):
 DYNAMIC = StepConfig(loss_scale_initial=16.0, loss_scale_growth_steps=2)
 
 
-def grown(num_replicas):
-    """A model whose loss scale has grown as asked, and of which one step more is good."""
-    model = scaled(DYNAMIC, num_replicas)
+@pytest.mark.slow  # on two replicas a saved model's does, below
+def test_a_dynamic_loss_scale_starts_and_grows_as_asked(float16):
+    model = scaled(DYNAMIC, num_replicas=1)
     history = fit_rows(model, np.ones(2), epochs=5)
     assert history["loss_scale"] == [16, 32, 32, 64, 64]
-    return model
-
-
-def test_a_dynamic_loss_scale_starts_and_grows_as_asked(float16):
-    grown(num_replicas=1)
 
 
 def test_a_saved_model_goes_on_with_its_loss_scale(float16, tmp_path):
-    model = grown(num_replicas=2)
+    model = scaled(DYNAMIC)
+    ones, twos = np.ones((2, 1), "float32"), np.full((2, 1), 2.0, "float32")
+    scales = []
+    for _ in range(5):
+        model.train_on_batch(ones, ones)
+        scales.append(model.optimizer.dynamic_scale.numpy())
+    assert scales == [16, 32, 32, 64, 64]
     model.save(tmp_path / "model.keras")
     with strategy_of(2).scope():
         saved = keras.models.load_model(tmp_path / "model.keras")
     loaded = scaled(DYNAMIC, make=lambda: saved, optimizer=saved.optimizer)
     assert loaded.optimizer.dynamic_scale.numpy() == 64
-    histories = [fit_rows(each, np.full(2, 2.0)) for each in (model, loaded)]
-    assert histories[0] == histories[1]
-    assert histories[1]["loss_scale"] == [128]  # one of the two good steps was before it was saved
+    losses = [each.train_on_batch(twos, twos) for each in (model, loaded)]
+    assert losses[0] == losses[1]
+    for each in (model, loaded):  # one of the two good steps was before it was saved
+        assert each.optimizer.dynamic_scale.numpy() == 128
     assert_same_weights(loaded, model, rtol=0)
 
 
@@ -454,40 +519,58 @@ def test_a_saved_model_goes_on_with_its_loss_scale(float16, tmp_path):
 
 def test_predict_keeps_rows_in_order():
     model = compiled(lambda: seeded(small), 3, optimizer="sgd", loss="mse", xla=False)
-    for rows in (7, 1):  # in batches of 4: of some batches, some replicas have no row
-        predicted = model.predict(X[:rows], batch_size=4, verbose=0)
-        np.testing.assert_allclose(predicted, model(X[:rows]), rtol=RTOL, atol=RTOL)
+    # In batches of 4 rows and of one: of some batches, some replicas have no row.
+    predicted = model.predict(X[:5], batch_size=4, verbose=0)
+    np.testing.assert_allclose(predicted, model(X[:5]), rtol=RTOL, atol=RTOL)
+
+
+@functools.cache
+def by_hand():
+    """What is returned of single batches, by name; of each ours, and stock Keras's."""
+    scaled = lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))  # noqa: E731
+    pair = both(small, optimizer=scaled, metrics=acc)
+    return {
+        "train 5": [each.train_on_batch(X[:5], Y[:5]) for each in pair],
+        "train 5 more": [each.train_on_batch(X[5:], Y[5:], return_dict=True) for each in pair],
+        "train 1": [each.train_on_batch(X[:1], Y[:1]) for each in pair],
+        "test 1": [each.test_on_batch(X[:1], Y[:1]) for each in pair],
+        "predict 5": [each.predict_on_batch(X[:5]) for each in pair],
+        "weights": [each.get_weights() for each in pair],
+    }
 
 
 def test_single_batches_by_hand():
-    ours, theirs = pair = both(small, metrics=lambda: ["accuracy"])
-    for rows in (5, 1):
-        got = [each.train_on_batch(X[:rows], Y[:rows]) for each in pair]
-        np.testing.assert_allclose(*got, rtol=RTOL)
-        got = [each.test_on_batch(X[:rows], Y[:rows]) for each in pair]
-        np.testing.assert_allclose(*got, rtol=RTOL)
-    np.testing.assert_allclose(
-        *(each.predict_on_batch(X[:5]) for each in pair), rtol=RTOL, atol=RTOL
-    )
-    assert_same_weights(ours, theirs)
+    returned = by_hand()
+    for name in ("train 5", "train 1", "test 1"):
+        np.testing.assert_allclose(*returned[name], rtol=RTOL, err_msg=name)
+    for ours, theirs in (returned["predict 5"], *zip(*returned["weights"], strict=True)):
+        np.testing.assert_allclose(ours, theirs, rtol=RTOL, atol=RTOL)
+
+
+def test_train_on_batch_returns_what_keras_does():
+    returned = by_hand()
+    np.testing.assert_allclose(*returned["train 5"], rtol=1e-3)
+    ours, _ = returned["train 5 more"]
+    assert list(ours) == ["accuracy", "loss"]
 
 
 def test_a_dataset_and_a_generator():
-    weights = np.linspace(0.5, 2, 10, dtype=np.float32)
+    def make():
+        inputs = keras.Input((3,), name="x")
+        return keras.Model({"x": inputs}, layers.Dense(3)(inputs))
 
-    def batches():
-        for start in (0, 4, 8):
-            rows = slice(start, start + 4)
-            yield X[rows], Y[rows], weights[rows]
+    rows = {"x": X}, Y, np.linspace(0.5, 2, 10, dtype=np.float32)
 
-    pair = both(small)
-    histories = [each.fit(batches(), epochs=1, verbose=0).history["loss"] for each in pair]
-    np.testing.assert_allclose(*histories, rtol=RTOL)
-    assert_same_weights(*pair)
-    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(5)
-    histories = [each.fit(data, epochs=2, verbose=0).history["loss"] for each in pair]
-    np.testing.assert_allclose(*histories, rtol=RTOL)
-    assert_same_weights(*pair)
+    dataset = tf.data.Dataset.from_tensor_slices(rows).batch(4)
+
+    def generator():
+        yield from dataset.as_numpy_iterator()
+
+    pair = both(make)
+    for data in (generator, lambda: dataset):
+        histories = [each.fit(data(), epochs=1, verbose=0).history["loss"] for each in pair]
+        np.testing.assert_allclose(*histories, rtol=RTOL)
+        assert_same_weights(*pair)
 
 
 # What is refused, in one sentence.
@@ -549,7 +632,7 @@ class AsInTheGuide(keras.Model):
         return self.dense(x)
 
     def train_step(self, data):
-        x, y = data
+        x, y = data[:2]
         with tf.GradientTape() as tape:
             outputs = self(x, training=True)
             value = self.compute_loss(y=y, y_pred=outputs)
@@ -565,12 +648,12 @@ class AsInTheGuide(keras.Model):
 
 def test_logs_within_logs():
     ours, theirs = both(AsInTheGuide, metrics=acc)
-    # Batches of equal rows on each replica: that loss is a mean of means.
-    fit = {**FIT, "batch_size": 4}
-    histories = [each.fit(X[:8], Y[:8], **fit).history for each in (ours, theirs)]
-    assert histories[0].keys() == histories[1].keys() == {"accuracy", "loss"}
-    for name in histories[1]:
-        np.testing.assert_allclose(histories[0][name], histories[1][name], rtol=RTOL)
+    for rows in (slice(4), slice(4, 8)):
+        # As many rows on each replica: that loss is a mean of means.
+        logs = [each.train_on_batch(X[rows], Y[rows], return_dict=True) for each in (ours, theirs)]
+        assert logs[0].keys() == logs[1].keys() == {"accuracy", "loss"}
+        for name in logs[1]:
+            np.testing.assert_allclose(logs[0][name], logs[1][name], rtol=RTOL)
     assert_same_weights(ours, theirs)
 
 
@@ -643,25 +726,31 @@ def test_what_a_layer_counts_is_added(pads):
         return keras.Sequential([keras.Input((3,)), Counting(), layers.Dense(3)])
 
     ours, _ = both(make, config=StepConfig(zero_weight_is_padding=pads))
-    weights = np.ones(10, "float32")
-    # The last row is one replica's.
-    ours.fit(X, Y, sample_weight=weights, **{**FIT, "batch_size": 9})
-    assert float(ours.layers[0].rows.numpy()) == 10
+    for rows in (3, 1):  # the one is one replica's
+        ours.train_on_batch(X[:rows], Y[:rows], sample_weight=np.ones(rows, "float32"))
+    assert float(ours.layers[0].rows.numpy()) == 4
     assert bool(ours.layers[0].seen.numpy())
 
 
-def test_a_callback_list_serves_twice():
-    model = compile_two()
+@pytest.fixture(scope="module")
+def unmoved():
+    """A model on two replicas whose weights no step changes, for callbacks."""
+    model = compile_two(optimizer=keras.optimizers.SGD(0.0))
     model.build((None, 3))
+    return model
+
+
+def test_a_callback_list_serves_twice(unmoved):
+    model = unmoved
     callbacks = keras.callbacks.CallbackList([], add_history=True, model=model)
     for _ in range(2):
-        model.fit(X, Y, callbacks=callbacks, **FIT)
+        model.fit(X[:5], Y[:5], callbacks=callbacks, **FIT)
     names = [type(each).__name__ for each in callbacks.callbacks]
     assert sorted(names) == sorted(set(names))
 
 
-def test_weights_that_a_callback_loads_are_made_equal():
-    model = compile_two(optimizer=keras.optimizers.SGD(0.0))
+def test_weights_that_a_callback_loads_are_made_equal(unmoved):
+    model = unmoved
 
     class Load(keras.callbacks.Callback):
         def on_train_begin(self, logs=None):
@@ -669,28 +758,21 @@ def test_weights_that_a_callback_loads_are_made_equal():
             first.assign(tf.ones_like(first))
             second.assign(tf.zeros_like(second))
 
-    model.fit(X, Y, callbacks=[Load()], **FIT)
+    model.fit(X[:5], Y[:5], callbacks=[Load()], **FIT)
     for each in seam.components(model.trainable_variables[0]):
         np.testing.assert_array_equal(each.numpy(), np.ones((3, 4)))
-
-
-def test_train_on_batch_returns_what_keras_does():
-    scaled = lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))  # noqa: E731
-    ours, theirs = both(small, optimizer=scaled, metrics=lambda: ["accuracy"])
-    np.testing.assert_allclose(ours.train_on_batch(X, Y), theirs.train_on_batch(X, Y), rtol=1e-3)
-    assert list(ours.train_on_batch(X, Y, return_dict=True)) == ["accuracy", "loss"]
 
 
 def test_a_model_without_an_optimizer_is_tested():
     ours, theirs = both(small, optimizer=lambda: None)
     np.testing.assert_allclose(
-        *(each.evaluate(X, Y, verbose=0) for each in (ours, theirs)), rtol=RTOL
+        *(each.test_on_batch(X[:5], Y[:5]) for each in (ours, theirs)), rtol=RTOL
     )
 
 
 class WithoutOptimizer(OwnStep):
     def train_step(self, data):
-        x, y = data
+        x, y = data[:2]
         return {"loss": tf.reduce_mean(self(x) - tf.cast(y, tf.float32)[:, tf.newaxis])}
 
 
@@ -771,23 +853,27 @@ def mean_square(y, predicted):
     return keras.ops.mean(keras.ops.square(y - predicted))
 
 
+row_squares = keras.losses.mean_squared_error
+
+
 @pytest.mark.parametrize(
-    ("num_replicas", "parts", "function", "said"),
+    ("num_replicas", "parts", "loss", "metric", "said"),
     [
-        (2, 1, mean_square, ["loss", "metric"]),
-        (1, 2, mean_square, ["loss", "metric"]),
-        (1, 1, mean_square, []),
-        (2, 1, keras.losses.mean_squared_error, []),
+        (2, 1, mean_square, row_squares, ["loss"]),
+        (1, 2, row_squares, mean_square, ["metric"]),
+        pytest.param(2, 1, row_squares, mean_square, ["metric"], marks=pytest.mark.slow),
+        pytest.param(1, 2, mean_square, row_squares, ["loss"], marks=pytest.mark.slow),
+        pytest.param(1, 1, mean_square, mean_square, [], marks=pytest.mark.slow),
     ],
 )
 def test_what_is_made_of_all_rows_together_is_taken_on_trust_and_that_is_said(
-    num_replicas, parts, function, said, caplog
+    num_replicas, parts, loss, metric, said, caplog
 ):
-    settings = {"loss": function, "metrics": [function]}
+    settings = {"loss": loss, "metrics": [metric]}
     config = StepConfig(accumulation_steps=parts)
     model = compiled(small, num_replicas, optimizer="sgd", config=config, xla=False, **settings)
     with caplog.at_level("WARNING"):
-        model.fit(X, X, **FIT)
+        model.train_on_batch(X[:5], X[:5])
     is_said = [each for each in ("loss", "metric") if f"a {each} is one number" in caplog.text]
     assert is_said == said
     assert caplog.text.count("is one number for all the rows") == len(said)
