@@ -16,7 +16,7 @@ from conftest import compare_here
 from keras import layers
 
 import tfaccel
-from tfaccel import UserError, main
+from tfaccel import UserError, main, predict
 from tfaccel.asked_images import find_export, image_files
 from tfaccel.data import sources
 from tfaccel.predict import ROWS, Prediction, Predictor
@@ -46,9 +46,15 @@ def export(folder, tmp_path_factory):
     return versions
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def predictor(export):
     return Predictor(export)
+
+
+@pytest.fixture
+def loaded_before(export, predictor, monkeypatch):
+    """The command does not load the export again."""
+    monkeypatch.setattr(predict, "Predictor", lambda folder: {export / "10": predictor}[folder])
 
 
 def png_that_claims(width, height):
@@ -259,6 +265,7 @@ def test_a_damaged_saved_model_is_refused(export, tmp_path):
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.usefixtures("export_decodes_png")
 def test_exports_that_do_not_answer_with_classes_are_refused(setup, folder, tmp_path):
     run = setup()
     with run.scope():
@@ -303,12 +310,14 @@ def test_a_line_has_the_path_and_the_likeliest_classes(capsys, export, predictor
         assert line == f"{each.path}: {', '.join(said)}"
 
 
+@pytest.mark.usefixtures("loaded_before")
 def test_top_says_how_many_classes(capsys, export, names):
     for top, expected in ((1, 1), (2, 2), (100, 3)):
         _, (line,) = told(capsys, f"--model={export}", f"--top={top}", names[0])
         assert line.count("%") == expected
 
 
+@pytest.mark.usefixtures("loaded_before")
 def test_json_lines_hold_the_same(capsys, export, predictor, names, bad):
     arguments = [*names, bad["text.jpg"]]
     code, lines = told(capsys, f"--model={export}", *arguments, "--json", "--top=2")
@@ -323,6 +332,7 @@ def test_json_lines_hold_the_same(capsys, export, predictor, names, bad):
     assert all(0 < each["classes"][0]["probability"] <= 1 for each in read[:3])
 
 
+@pytest.mark.usefixtures("loaded_before")
 def test_a_bad_file_makes_the_exit_code_1_and_the_others_are_printed(capsys, export, names, bad):
     code, lines = told(capsys, f"--model={export}", names[0], bad["missing.png"], names[1])
     assert code == 1

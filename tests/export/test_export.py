@@ -27,7 +27,13 @@ def build(run, dtype="float32"):
 IMAGES = np.random.default_rng(0).random((4, 6, 5, 1), dtype=np.float32)
 
 
-@pytest.mark.parametrize("precision", ["float32", "mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize(
+    "precision",
+    [
+        "mixed_float16",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("float32", "mixed_bfloat16")),
+    ],
+)
 def test_exports_what_answers_alike(setup, tmp_path, precision):
     run = setup(precision=precision)
     model = build(run)
@@ -284,7 +290,7 @@ def test_a_model_of_unknown_inputs_is_refused_until_something_tells_them(setup, 
 
 @pytest.mark.parametrize("num_replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_subclassed_model_is_exported_as_it_was_trained(tmp_path, num_replicas):
-    model = compiled(Subclassed, num_replicas, optimizer="sgd", loss="mse")
+    model = compiled(Subclassed, num_replicas, optimizer="sgd", loss="mse", xla=False)
     x = np.random.default_rng(0).random((8, 3), np.float32)
     model.fit(x, np.ones((8, 2)), verbose=0)
     wanted = model(x)

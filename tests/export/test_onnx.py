@@ -17,6 +17,8 @@ from tfaccel.export import card, onnx, parity
 from tfaccel.models import cifar_resnet
 from tfaccel.models.mirrored import MeanWithMirror, WithMirror
 
+pytestmark = pytest.mark.usefixtures("export_decodes_png")  # of which ONNX has nothing
+
 IMAGES = {"image_size": (12, 10), "channels": 1, "mean": 0.4, "std": 0.3, "global_batch_size": 8}
 PIXELS = np.random.default_rng(0).integers(0, 256, (5, 12, 10, 1)).astype(np.float32)
 
@@ -45,7 +47,7 @@ def classifier(run):
 
 @pytest.fixture
 def loader(folder):
-    return lambda run: run.image_folder(folder, **IMAGES, loader="tf_data")
+    return lambda run: run.image_folder(folder, **IMAGES, loader="memory")
 
 
 def onnx_of(path):
@@ -158,7 +160,7 @@ def test_a_restoration_answers_with_an_image(setup, folder, tmp_path):
     run.compile(model, "sgd", "mae")
     shutil.copytree(folder / "a", tmp_path / "targets")
     pairs = sources.image_pairs(folder / "a", tmp_path / "targets")
-    loader = run.loader(pairs, **IMAGES, loader="tf_data")
+    loader = run.loader(pairs, **IMAGES, loader="memory")
     path = run.export(model, tmp_path / "1", loader=loader, samples=4, onnx=True)
     received = onnx_of(path)(image=PIXELS)
     expected = {"image_output": saved_model_of(path)(image=PIXELS)["image"]}
