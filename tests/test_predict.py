@@ -21,7 +21,7 @@ from tfaccel.asked_images import find_export, image_files
 from tfaccel.data import sources
 from tfaccel.predict import ROWS, Prediction, Predictor
 
-IMAGES = {"image_size": (12, 10), "channels": 1, "global_batch_size": 8, "loader": "dali_cpu"}
+IMAGES = {"image_size": (12, 10), "channels": 1, "global_batch_size": 8, "loader": "memory"}
 
 
 def small(*head):
@@ -193,10 +193,10 @@ def test_the_newest_version_is_taken(export, predictor):
     assert Predictor(export / "9").class_names == ["x", "y", "z"]
 
 
-def test_an_export_below_brackets_answers(export, names, tmp_path):
+def test_an_export_below_brackets_answers(export, predictor, names, tmp_path):
     moved = tmp_path / "lr=[0.1]"
     shutil.copytree(export, moved)
-    (there,), (here,) = (list(Predictor(each)(names[:1])) for each in (moved, export))
+    (there,), (here,) = (list(each(names[:1])) for each in (Predictor(moved), predictor))
     np.testing.assert_array_equal(there.probabilities, here.probabilities)
 
 

@@ -279,7 +279,7 @@ def test_a_script_is_told_of_a_decoder_that_parts(setup, root, caplog, monkeypat
     train = run.image_folder(root, shuffle=True, augment="mnist", **IMAGES)
     pixels = Preprocessing.pixels
     monkeypatch.setattr(Preprocessing, "pixels", lambda *a: pixels(*a) // 2)
-    model.fit(train, verbose=0)
+    at_start.warn_at_start(model, train, None, run.runtime)
     assert "the training image" in caplog.text
     assert "would be another in the export" in caplog.text
 

@@ -307,7 +307,7 @@ def test_what_keras_cannot_make_again_is_exported_without_its_file(setup, tmp_pa
     with run.scope():
         model = WithoutConfig(layers.Dense(2))
     run.compile(model, optimizer="sgd", loss="mse")
-    model.fit({each: np.ones((4, 3)) for each in "ab"}, np.ones((4, 2)), verbose=0)
+    model.evaluate({each: np.ones((4, 3)) for each in "ab"}, np.ones((4, 2)), verbose=0)
     with caplog.at_level("INFO", logger="tfaccel"):
         run.export(model, tmp_path / "1")
     assert "without model.keras, because Keras cannot make WithoutConfig again" in caplog.text

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import PIL.Image
 import pytest
+from conftest import NotRehearsed
 
 from tfaccel import UserError, main, train
 from tfaccel.checkpoint import store as store_lib
@@ -56,6 +57,7 @@ def compare_nothing(monkeypatch):
 
     Of tests that show which checkpoint, weights or data an export takes.
     """
+    monkeypatch.setattr(at_start, "Rehearsal", NotRehearsed)
     monkeypatch.setattr(at_start, "_check_pixels", lambda *_, **__: None)
     monkeypatch.setattr(saved_model, "write", lambda *_, **__: None)
     monkeypatch.setattr(parity, "of_images", lambda *given: parity.Parity(len(given[-1]), ()))

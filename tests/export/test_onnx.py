@@ -126,7 +126,7 @@ def test_a_model_alone_keeps_its_own_inputs_and_outputs(setup, tmp_path):
     assert_alike(answers, saved_model_of(path)(**given), 1e-5)
 
 
-@pytest.mark.parametrize("num_outputs", [1, 2])
+@pytest.mark.parametrize("num_outputs", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_outputs_without_names_are_called_as_the_saved_model_calls_them(
     setup, tmp_path, num_outputs
 ):
@@ -212,7 +212,7 @@ def test_the_tail_of_gelu_is_that_of_keras(setup, tmp_path):
     np.testing.assert_allclose(onnx_of(path)(x=x)["output_0"], model(x), rtol=1e-6, atol=1e-6)
 
 
-def test_a_file_that_answers_otherwise_is_not_exported(setup, loader, tmp_path, monkeypatch):
+def test_a_file_that_answers_otherwise_is_not_exported(setup, tmp_path, monkeypatch):
     write = onnx.write
 
     def wrong(model, *args, **kwargs):
@@ -221,9 +221,8 @@ def test_a_file_that_answers_otherwise_is_not_exported(setup, loader, tmp_path, 
 
     monkeypatch.setattr(onnx, "write", wrong)
     run = setup()
-    settings = {"samples": 8, "onnx": True}
     with pytest.raises(RunError, match=r"does not answer as the trained model does: ONNX: "):
-        run.export(classifier(run), tmp_path / "1", loader=loader(run), **settings)
+        run.export(classifier(run), tmp_path / "1", images=PIXELS, onnx=True)
     assert not (tmp_path / "1").exists()
 
 
@@ -254,7 +253,9 @@ def test_what_onnx_cannot_say_is_one_sentence_and_nothing_is_exported(setup, tmp
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("missing", [["tf2onnx"], ["onnx", "onnxruntime"]])
+@pytest.mark.parametrize(
+    "missing", [pytest.param(["tf2onnx"], marks=pytest.mark.slow), ["onnx", "onnxruntime"]]
+)
 def test_missing_libraries_are_named_with_the_extra_before_anything_is_written(
     setup, tmp_path, monkeypatch, missing
 ):

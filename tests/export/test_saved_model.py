@@ -63,7 +63,7 @@ def root(tmp_path_factory):
 
 def evaluation(run, root, **changes):
     settings = {"image_size": SIZE, "mean": 0.4, "std": (0.2, 0.3, 0.4), "global_batch_size": 4}
-    return run.image_folder(root, **settings | {"loader": "tf_data"} | changes)
+    return run.image_folder(root, **settings | {"loader": "dali_cpu"} | changes)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def exported(root, tmp_path_factory):
     """Exports once for each precision and XLA; gives the model, the path, and what it loads."""
 
     @functools.cache
-    def export(precision="float32", *, xla=False):
+    def export(precision, xla):
         run, path = tfaccel.setup(gpu_ids=(), precision=precision), tmp_path_factory.mktemp("of")
         model = build(run)
         keras.config.set_dtype_policy("float32")
@@ -100,7 +100,7 @@ def other(root, tmp_path_factory):
 )
 @pytest.mark.parametrize("xla", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_files_and_pixels_are_answered_alike(exported, precision, xla):
-    model, path, loaded = exported(precision, xla=xla)
+    model, path, loaded = exported(precision, xla)
     signatures = loaded.signatures
     assert set(signatures) == {"serve", "serving_default", "predict_bytes", "preprocess"}
 
@@ -137,7 +137,7 @@ def _functions(folder):
 
 
 def test_requests_of_any_number_of_files(exported):
-    *_, loaded = exported()
+    *_, loaded = exported("float32", False)
     answer = loaded.signatures["predict_bytes"]
     all_at_once = answer(image_bytes=tf.constant(files(7)))["logits"]
     one_by_one = [answer(image_bytes=tf.constant([each]))["logits"][0] for each in files(7)]
@@ -164,7 +164,7 @@ def test_it_says_what_it_is(other):
     assert facts["parity"]["samples"] == 5
     names = [each["name"] for each in facts["parity"]["checks"]]
     assert names == ["decoded", "pixels", "normalisation", "model", "answers", "top-1"]
-    assert facts["parity"]["loader"] == "tf_data"
+    assert facts["parity"]["loader"] == "dali_cpu"
     assert all(each["value"] <= each["limit"] for each in facts["parity"]["checks"])
 
 
@@ -203,7 +203,7 @@ def large_jpeg():
     ids=["empty", "text", "gif", "header", "cut jpeg", "cut png", "bomb", "large jpeg"],
 )
 def test_a_hostile_image_is_an_error_of_its_request_alone(exported, hostile, said):
-    *_, loaded = exported()
+    *_, loaded = exported("float32", False)
     answer, good = loaded.signatures["predict_bytes"], files(2)
     before = answer(image_bytes=tf.constant(good))["logits"]
     with pytest.raises(tf.errors.InvalidArgumentError, match=said):
