@@ -116,11 +116,12 @@ def classifier(run, activation, num_outputs):
     ("loss", "activation", "num_outputs", "names"),
     [
         ("sparse_categorical_crossentropy", "softmax", 3, {"probabilities", "class_name"}),
-        (
+        pytest.param(
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             None,
             3,
             {"logits", "probabilities", "class_name"},
+            marks=pytest.mark.slow,  # tests/export/test_saved_model.py has these, too
         ),
     ],
 )

@@ -124,7 +124,12 @@ def test_an_input_without_a_name_has_one_name_in_all_that_is_written(setup, tmp_
 
 
 @pytest.mark.parametrize(
-    ("name", "served"), [("my-input.1", "my_input_1"), ("my input", "my_input"), ("1é", "arg_1_")]
+    ("name", "served"),
+    [
+        ("my-input.1", "my_input_1"),
+        pytest.param("my input", "my_input", marks=pytest.mark.slow),
+        ("1é", "arg_1_"),
+    ],
 )
 def test_a_name_that_tensorflow_does_not_take_is_made_one(setup, tmp_path, name, served):
     run = setup()

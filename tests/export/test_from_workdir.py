@@ -11,8 +11,9 @@ import numpy as np
 import PIL.Image
 import pytest
 from conftest import NotRehearsed
+from keras import layers
 
-from tfaccel import UserError, main, train
+from tfaccel import UserError, main, models, train
 from tfaccel.checkpoint import store as store_lib
 from tfaccel.checkpoint.store import Store
 from tfaccel.config import ExportConfig, parse
@@ -22,6 +23,21 @@ from tfaccel.workdir import read_config
 
 DIGITS = pathlib.Path(__file__).parents[2] / "configs" / "digits.py"
 EXPORT = ExportConfig(samples=8)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small():
+    """The digits' model has two layers, which is all that the weights' order needs."""
+
+    def build(*, image_shape, num_outputs):
+        image = keras.Input(image_shape, name="image")
+        x = layers.Flatten()(layers.Conv2D(4, 3, activation="relu")(image))
+        logits = layers.Dense(num_outputs, dtype="float32", name="logits")(x)
+        return keras.Model(image, logits, name="small")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(models.OWN, "mnist_cnn", build)
+        yield
 
 
 def config(root, **changes):
