@@ -204,18 +204,20 @@ def export_not_saved(monkeypatch):
     monkeypatch.setattr(parity, "_asked", asked)
 
 
-@pytest.fixture
-def export_decodes_png(monkeypatch):
-    """Exports decode PNGs of the right size alone, in one operation: to trace the rest takes 1 s.
-
-    Of a test that shows nothing of what is decoded.
-    """
+def decode_png_alone(monkeypatch):
+    """Exports decode PNGs of the right size alone, in one operation: to trace all takes 1 s."""
     monkeypatch.setattr(export_preprocessing, "_checked", lambda _, data: data)
     monkeypatch.setattr(
         export_preprocessing.Preprocessing,
         "_window",
         lambda self, data: tf.io.decode_png(data, channels=self.images.channels),
     )
+
+
+@pytest.fixture
+def export_decodes_png(monkeypatch):
+    """Exports decode so, of a test that shows nothing of what is decoded."""
+    decode_png_alone(monkeypatch)
 
 
 class NotRehearsed:

@@ -8,8 +8,10 @@ import numpy as np
 import onnxruntime
 import pytest
 import tensorflow as tf
+from conftest import compare_here, decode_png_alone
 from keras import layers
 
+import tfaccel
 from tfaccel import UserError
 from tfaccel.data import sources
 from tfaccel.errors import RunError
@@ -102,12 +104,31 @@ def test_it_answers_as_the_saved_model_does(setup, loader, tmp_path, precision):
     assert_alike({"": answers["logits"]}, {"": expected}, 1e-5)
 
 
-def test_it_takes_the_pixels_that_the_saved_model_takes(setup, loader, tmp_path):
-    run = setup()
-    settings = {"samples": 4, "pixel_dtype": "uint8", "onnx": True}
-    path = run.export(classifier(run), tmp_path / "1", loader=loader(run), **settings)
-    pixels = PIXELS.astype(np.uint8)
-    assert_alike(onnx_of(path)(image=pixels), saved_model_of(path)(image=pixels), 1e-5)
+@pytest.fixture(scope="module")
+def restoration(folder, tmp_path_factory):
+    """The path of an export that takes uint8, and answers with an image."""
+    root = tmp_path_factory.mktemp("restoration")
+    shutil.copytree(folder / "a", root / "targets")
+    pairs = sources.image_pairs(folder / "a", root / "targets")
+    with pytest.MonkeyPatch.context() as patch:
+        compare_here(patch)  # as conftest does it for each test
+        decode_png_alone(patch)
+        run = tfaccel.setup(gpu_ids=())
+        model = trained(run, [layers.Conv2D(1, 1)])
+        run.compile(model, "sgd", "mae")
+        loader = run.loader(pairs, **IMAGES, loader="memory")
+        settings = {"samples": 4, "pixel_dtype": "uint8", "onnx": True}
+        return run.export(model, root / "1", loader=loader, **settings)
+
+
+def test_it_takes_the_pixels_that_the_saved_model_takes(restoration):
+    (taken,) = onnxruntime.InferenceSession(
+        restoration / "model.onnx", providers=["CPUExecutionProvider"]
+    ).get_inputs()
+    assert taken.type == "tensor(uint8)"
+    (received,) = onnx_of(restoration)(image=PIXELS.astype(np.uint8)).values()
+    (expected,) = saved_model_of(restoration)(image=PIXELS.astype(np.uint8)).values()
+    assert_alike({"": received}, {"": expected}, 1e-5)
 
 
 def test_a_model_alone_keeps_its_own_inputs_and_outputs(setup, tmp_path):
@@ -154,16 +175,10 @@ def test_an_output_that_is_called_as_an_input_is_has_a_suffix(setup, tmp_path):
     assert_alike(received, {"image_output": saved_model_of(path)(**given)["image"]}, 1e-5)
 
 
-def test_a_restoration_answers_with_an_image(setup, folder, tmp_path):
-    run = setup()
-    model = trained(run, [layers.Conv2D(1, 1)])
-    run.compile(model, "sgd", "mae")
-    shutil.copytree(folder / "a", tmp_path / "targets")
-    pairs = sources.image_pairs(folder / "a", tmp_path / "targets")
-    loader = run.loader(pairs, **IMAGES, loader="memory")
-    path = run.export(model, tmp_path / "1", loader=loader, samples=4, onnx=True)
-    received = onnx_of(path)(image=PIXELS)
-    expected = {"image_output": saved_model_of(path)(image=PIXELS)["image"]}
+def test_a_restoration_answers_with_an_image(restoration):
+    pixels = PIXELS.astype(np.uint8)
+    received = onnx_of(restoration)(image=pixels)
+    expected = {"image_output": saved_model_of(restoration)(image=pixels)["image"]}
     assert_alike(received, expected, 1e-5)
 
 
