@@ -310,10 +310,10 @@ def test_test_images_that_are_fewer_than_a_batch_are_enough(workdir, tmp_path):
     assert card.read(path)["parity"]["samples"] == 8
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("export_not_saved")
 def test_classes_that_the_test_images_lack_are_the_models_all_the_same(workdir, root, tmp_path):
     moved = shutil.copytree(root, tmp_path / "moved")
-    shutil.rmtree(moved / "testing" / "9")
+    shutil.rmtree(moved / "testing" / "3")  # the last would be made up for by its number
     path = export_run(workdir, tmp_path / "served", EXPORT, root=str(moved))
     assert card.read(path)["class_names"] == [str(each) for each in range(10)]
 
