@@ -28,7 +28,8 @@ from tfaccel import methods, runtime, seam
 from tfaccel.cluster import Cluster
 from tfaccel.config import StepConfig
 from tfaccel.data.placement import untuned
-from tfaccel.export import at_start, fresh_process, parity
+from tfaccel.export import at_start, fresh_process, parity, saved_model
+from tfaccel.export import preprocessing as export_preprocessing
 from tfaccel.step import compile_model, finite, functions
 
 # As the driver counts, TensorFlow's first one.
@@ -170,6 +171,53 @@ def export_compared_here(monkeypatch, request):
     """Exports are compared in this process, unless a test is marked so."""
     if "fresh_process" not in request.keywords:
         compare_here(monkeypatch)
+
+
+@pytest.fixture
+def export_not_saved(monkeypatch):
+    """An export's functions answer as they are: no SavedModel is written and loaded, in over 1 s.
+
+    Of a test that shows what is compared, or what is said of it.
+    """
+    written = {}
+
+    def write(model, folder, images, *, names, xla):
+        endpoints = saved_model._endpoints(model, images, names, xla=False)
+        written.update(endpoints, serving_default=endpoints["serve"])
+
+    def signature(name):
+        function, specs = written[name]
+        return lambda **inputs: saved_model.outputs_by_name(
+            function(*(tf.constant(inputs[each.name], each.dtype) for each in specs))
+        )
+
+    def asked(folder, inputs, encoded, stop):
+        signatures = {name: signature(name) for name in written}
+        dtypes = {each.name: each.dtype for each in written["serving_default"][1]}
+        name = "serving_default"
+        answers = fresh_process._asked(name, signatures[name], inputs, dtypes)
+        if encoded:
+            answers |= fresh_process._of_files(signatures, np.array(encoded, dtype=object))
+        return answers
+
+    monkeypatch.setattr(saved_model, "write", write)
+    monkeypatch.setattr(parity, "_asked", asked)
+
+
+def decode_png_alone(monkeypatch):
+    """Exports decode PNGs of the right size alone, in one operation: to trace all takes 1 s."""
+    monkeypatch.setattr(export_preprocessing, "_checked", lambda _, data: data)
+    monkeypatch.setattr(
+        export_preprocessing.Preprocessing,
+        "_window",
+        lambda self, data: tf.io.decode_png(data, channels=self.images.channels),
+    )
+
+
+@pytest.fixture
+def export_decodes_png(monkeypatch):
+    """Exports decode so, of a test that shows nothing of what is decoded."""
+    decode_png_alone(monkeypatch)
 
 
 class NotRehearsed:

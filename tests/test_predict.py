@@ -16,12 +16,13 @@ from conftest import compare_here
 from keras import layers
 
 import tfaccel
-from tfaccel import UserError, main
+from tfaccel import UserError, main, predict
 from tfaccel.asked_images import find_export, image_files
 from tfaccel.data import sources
+from tfaccel.export import parity
 from tfaccel.predict import ROWS, Prediction, Predictor
 
-IMAGES = {"image_size": (12, 10), "channels": 1, "global_batch_size": 8, "loader": "dali_cpu"}
+IMAGES = {"image_size": (12, 10), "channels": 1, "global_batch_size": 8, "loader": "memory"}
 
 
 def small(*head):
@@ -46,9 +47,15 @@ def export(folder, tmp_path_factory):
     return versions
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def predictor(export):
     return Predictor(export)
+
+
+@pytest.fixture
+def loaded_before(export, predictor, monkeypatch):
+    """The command does not load the export again."""
+    monkeypatch.setattr(predict, "Predictor", lambda folder: {export / "10": predictor}[folder])
 
 
 def png_that_claims(width, height):
@@ -187,10 +194,10 @@ def test_the_newest_version_is_taken(export, predictor):
     assert Predictor(export / "9").class_names == ["x", "y", "z"]
 
 
-def test_an_export_below_brackets_answers(export, names, tmp_path):
+def test_an_export_below_brackets_answers(export, predictor, names, tmp_path):
     moved = tmp_path / "lr=[0.1]"
     shutil.copytree(export, moved)
-    (there,), (here,) = (list(Predictor(each)(names[:1])) for each in (moved, export))
+    (there,), (here,) = (list(each(names[:1])) for each in (Predictor(moved), predictor))
     np.testing.assert_array_equal(there.probabilities, here.probabilities)
 
 
@@ -259,7 +266,10 @@ def test_a_damaged_saved_model_is_refused(export, tmp_path):
     assert "\n" not in str(raised.value)
 
 
-def test_exports_that_do_not_answer_with_classes_are_refused(setup, folder, tmp_path):
+@pytest.mark.usefixtures("export_decodes_png")
+def test_exports_that_do_not_answer_with_classes_are_refused(setup, folder, tmp_path, monkeypatch):
+    for compare in ("of_images", "of_inputs"):  # which is not what is shown
+        monkeypatch.setattr(parity, compare, lambda *_: parity.Parity(1, ()))
     run = setup()
     with run.scope():
         restoration = small(layers.Conv2D(1, 1))
@@ -303,12 +313,14 @@ def test_a_line_has_the_path_and_the_likeliest_classes(capsys, export, predictor
         assert line == f"{each.path}: {', '.join(said)}"
 
 
+@pytest.mark.usefixtures("loaded_before")
 def test_top_says_how_many_classes(capsys, export, names):
     for top, expected in ((1, 1), (2, 2), (100, 3)):
         _, (line,) = told(capsys, f"--model={export}", f"--top={top}", names[0])
         assert line.count("%") == expected
 
 
+@pytest.mark.usefixtures("loaded_before")
 def test_json_lines_hold_the_same(capsys, export, predictor, names, bad):
     arguments = [*names, bad["text.jpg"]]
     code, lines = told(capsys, f"--model={export}", *arguments, "--json", "--top=2")
@@ -323,6 +335,7 @@ def test_json_lines_hold_the_same(capsys, export, predictor, names, bad):
     assert all(0 < each["classes"][0]["probability"] <= 1 for each in read[:3])
 
 
+@pytest.mark.usefixtures("loaded_before")
 def test_a_bad_file_makes_the_exit_code_1_and_the_others_are_printed(capsys, export, names, bad):
     code, lines = told(capsys, f"--model={export}", names[0], bad["missing.png"], names[1])
     assert code == 1

@@ -12,6 +12,8 @@ from tfaccel.config import ImageConfig
 from tfaccel.data.source import ArraySource
 from tfaccel.export.answers import Answers, answers_of
 
+pytestmark = pytest.mark.usefixtures("export_decodes_png")
+
 OUTPUTS = np.array([[1.0, -2.0, 0.5]], np.float16)
 
 
@@ -114,11 +116,12 @@ def classifier(run, activation, num_outputs):
     ("loss", "activation", "num_outputs", "names"),
     [
         ("sparse_categorical_crossentropy", "softmax", 3, {"probabilities", "class_name"}),
-        (
+        pytest.param(
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             None,
             3,
             {"logits", "probabilities", "class_name"},
+            marks=pytest.mark.slow,  # tests/export/test_saved_model.py has these, too
         ),
     ],
 )
@@ -128,7 +131,9 @@ def test_the_loss_says_what_the_outputs_are(
     run = setup()
     model = classifier(run, activation, num_outputs)
     run.compile(model, loss=loss)
-    loader = run.image_folder(folder, image_size=(12, 10), channels=1, global_batch_size=4)
+    loader = run.image_folder(
+        folder, image_size=(12, 10), channels=1, global_batch_size=4, loader="memory"
+    )
     path = run.export(model, tmp_path / "1", loader=loader)
     signature = tf.saved_model.load(path).signatures["predict_bytes"]
     assert set(signature.structured_outputs) == names

@@ -49,11 +49,12 @@ def job(setup, root, *, loss=None, loader="memory"):
     }
 
 
-@pytest.mark.parametrize("loader", ["memory", "tf_data"])
+@pytest.mark.parametrize("loader", [pytest.param("memory", marks=pytest.mark.slow), "tf_data"])
 def test_what_suits_passes(setup, root, tmp_path, loader):
     check_at_start(**job(setup, root, loader=loader), path=tmp_path / "1")
 
 
+@pytest.mark.usefixtures("export_decodes_png")
 def test_a_decoder_that_parts_is_named_with_the_file(setup, root, tmp_path, monkeypatch):
     asked = job(setup, root)
     pixels = Preprocessing.pixels
@@ -72,6 +73,7 @@ def test_a_file_that_the_export_cannot_decode_is_named(setup, root, tmp_path, mo
         check_at_start(**asked, path=tmp_path / "1")
 
 
+@pytest.mark.usefixtures("export_decodes_png")
 def test_a_training_image_alone_is_found_too(setup, root, tmp_path, monkeypatch):
     asked = job(setup, root)
     check = at_start._check_pixels
@@ -194,6 +196,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.usefixtures("export_not_saved")
 @pytest.mark.parametrize("make", REFUSED.values(), ids=REFUSED)
 def test_a_script_is_told_once_what_its_end_would_refuse(setup, root, tmp_path, caplog, make):
     run, model = script(setup, make)
@@ -215,6 +218,7 @@ class OfLayer(Unknown):
         self.dense = layer
 
 
+@pytest.mark.usefixtures("export_not_saved", "export_decodes_png")
 @pytest.mark.parametrize(
     "make",
     [Unknown, pytest.param(lambda: OfLayer(layers.Dense(2)), marks=pytest.mark.slow)],
@@ -226,7 +230,7 @@ def test_a_subclassed_model_on_a_loader_is_exported_as_the_start_says(
     run, model = script(setup, make)
     test = run.image_folder(root, **IMAGES)
     with caplog.at_level("INFO", logger="tfaccel"):
-        model.fit(test, validation_data=test, verbose=0)
+        model.fit(test, verbose=0)
     assert "of 4 images an export makes the pixels" in caplog.text
     assert "would refuse" not in caplog.text
     without = "without model.keras" in caplog.text
@@ -257,6 +261,7 @@ def test_names_that_become_the_same_are_told(setup, tmp_path, caplog):
     assert str(refused.value) in caplog.text
 
 
+@pytest.mark.usefixtures("export_not_saved", "export_decodes_png")
 def test_a_script_whose_export_will_pass_is_told_nothing_bad(setup, root, tmp_path, caplog):
     """A Sequential without an Input, too, whose inputs are known once it is built."""
     run, model = script(setup, lambda: keras.Sequential([layers.Flatten(), layers.Dense(2)]))
@@ -268,12 +273,13 @@ def test_a_script_whose_export_will_pass_is_told_nothing_bad(setup, root, tmp_pa
     run.export(model, tmp_path / "1", loader=test)
 
 
+@pytest.mark.usefixtures("export_decodes_png")
 def test_a_script_is_told_of_a_decoder_that_parts(setup, root, caplog, monkeypatch):
     run, model = script(setup, lambda: of_layers(layers.Dense(2)))
     train = run.image_folder(root, shuffle=True, augment="mnist", **IMAGES)
     pixels = Preprocessing.pixels
     monkeypatch.setattr(Preprocessing, "pixels", lambda *a: pixels(*a) // 2)
-    model.fit(train, verbose=0)
+    at_start.warn_at_start(model, train, None, run.runtime)
     assert "the training image" in caplog.text
     assert "would be another in the export" in caplog.text
 
@@ -470,6 +476,7 @@ def coloured(tmp_path):
     return root
 
 
+@pytest.mark.usefixtures("export_not_saved")
 @pytest.mark.parametrize(
     "loader", ["dali_cpu", *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW)]
 )

@@ -27,7 +27,13 @@ def build(run, dtype="float32"):
 IMAGES = np.random.default_rng(0).random((4, 6, 5, 1), dtype=np.float32)
 
 
-@pytest.mark.parametrize("precision", ["float32", "mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize(
+    "precision",
+    [
+        "mixed_float16",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("float32", "mixed_bfloat16")),
+    ],
+)
 def test_exports_what_answers_alike(setup, tmp_path, precision):
     run = setup(precision=precision)
     model = build(run)
@@ -118,7 +124,12 @@ def test_an_input_without_a_name_has_one_name_in_all_that_is_written(setup, tmp_
 
 
 @pytest.mark.parametrize(
-    ("name", "served"), [("my-input.1", "my_input_1"), ("my input", "my_input"), ("1é", "arg_1_")]
+    ("name", "served"),
+    [
+        ("my-input.1", "my_input_1"),
+        pytest.param("my input", "my_input", marks=pytest.mark.slow),
+        ("1é", "arg_1_"),
+    ],
 )
 def test_a_name_that_tensorflow_does_not_take_is_made_one(setup, tmp_path, name, served):
     run = setup()
@@ -284,7 +295,7 @@ def test_a_model_of_unknown_inputs_is_refused_until_something_tells_them(setup, 
 
 @pytest.mark.parametrize("num_replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_subclassed_model_is_exported_as_it_was_trained(tmp_path, num_replicas):
-    model = compiled(Subclassed, num_replicas, optimizer="sgd", loss="mse")
+    model = compiled(Subclassed, num_replicas, optimizer="sgd", loss="mse", xla=False)
     x = np.random.default_rng(0).random((8, 3), np.float32)
     model.fit(x, np.ones((8, 2)), verbose=0)
     wanted = model(x)
@@ -301,7 +312,7 @@ def test_what_keras_cannot_make_again_is_exported_without_its_file(setup, tmp_pa
     with run.scope():
         model = WithoutConfig(layers.Dense(2))
     run.compile(model, optimizer="sgd", loss="mse")
-    model.fit({each: np.ones((4, 3)) for each in "ab"}, np.ones((4, 2)), verbose=0)
+    model.evaluate({each: np.ones((4, 3)) for each in "ab"}, np.ones((4, 2)), verbose=0)
     with caplog.at_level("INFO", logger="tfaccel"):
         run.export(model, tmp_path / "1")
     assert "without model.keras, because Keras cannot make WithoutConfig again" in caplog.text

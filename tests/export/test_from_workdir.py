@@ -8,20 +8,36 @@ import shutil
 
 import keras
 import numpy as np
+import PIL.Image
 import pytest
-from conftest import compare_here
+from conftest import NotRehearsed
+from keras import layers
 
-from tfaccel import UserError, main, train
+from tfaccel import UserError, main, models, train
 from tfaccel.checkpoint import store as store_lib
 from tfaccel.checkpoint.store import Store
 from tfaccel.config import ExportConfig, parse
-from tfaccel.data.digits import ensure_digits
-from tfaccel.export import card, from_workdir
+from tfaccel.export import at_start, card, from_workdir, parity, saved_model
 from tfaccel.export.from_workdir import export_run
 from tfaccel.workdir import read_config
 
 DIGITS = pathlib.Path(__file__).parents[2] / "configs" / "digits.py"
 EXPORT = ExportConfig(samples=8)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small():
+    """The digits' model has two layers, which is all that the weights' order needs."""
+
+    def build(*, image_shape, num_outputs):
+        image = keras.Input(image_shape, name="image")
+        x = layers.Flatten()(layers.Conv2D(4, 3, activation="relu")(image))
+        logits = layers.Dense(num_outputs, dtype="float32", name="logits")(x)
+        return keras.Model(image, logits, name="small")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(models.OWN, "mnist_cnn", build)
+        yield
 
 
 def config(root, **changes):
@@ -32,6 +48,7 @@ def config(root, **changes):
         "data.loader": "dali_cpu",
         "runtime.precision": "float32",
         "runtime.xla": False,
+        "data.global_batch_size": 16,  # two steps
         "train.epochs": 2,
     }
     config.update_from_flattened_dict(settings | changes)
@@ -40,14 +57,31 @@ def config(root, **changes):
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """Every 20th digit to train on, and to test on."""
-    whole, root = ensure_digits(), tmp_path_factory.mktemp("digits")
-    for split in ("training", "testing"):
-        for label in sorted((whole / split).iterdir()):
-            (root / split / label.name).mkdir(parents=True)
-            for image in sorted(label.iterdir())[::20]:
-                shutil.copy(image, root / split / label.name)
+    """As many classes as there are digits: of each two images to train on, one to test on."""
+    root, random = tmp_path_factory.mktemp("digits"), np.random.default_rng(0)
+    for split, num in (("training", 2), ("testing", 1)):
+        for label in range(10):
+            (root / split / str(label)).mkdir(parents=True)
+            for index in range(num):
+                image = PIL.Image.fromarray(random.integers(0, 256, (8, 8), dtype=np.uint8))
+                image.save(root / split / str(label) / f"{index}.png")
     return root
+
+
+def compare_nothing(monkeypatch):
+    """Exports hold model.keras and the card alone; to write and compare the rest takes over 1 s.
+
+    Of tests that show which checkpoint, weights or data an export takes.
+    """
+    monkeypatch.setattr(at_start, "Rehearsal", NotRehearsed)
+    monkeypatch.setattr(at_start, "_check_pixels", lambda *_, **__: None)
+    monkeypatch.setattr(saved_model, "write", lambda *_, **__: None)
+    monkeypatch.setattr(parity, "of_images", lambda *given: parity.Parity(len(given[-1]), ()))
+
+
+@pytest.fixture
+def nothing_compared(monkeypatch):
+    compare_nothing(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +90,7 @@ def trained(root, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("runs") / "a"
     averaging = {"train.ema_momentum": 0.5, "checkpoint.keep_last": 5, "checkpoint.keep_best": 1}
     with pytest.MonkeyPatch.context() as patch:
-        compare_here(patch)  # as conftest does it for each test
+        compare_nothing(patch)
         result = train.run(config(root, **averaging), workdir=workdir)
     return workdir, pathlib.Path(result["export"])
 
@@ -131,6 +165,7 @@ def test_the_newest_checkpoint_is_what_training_exported(trained, tmp_path):
     assert mine["parity"]["samples"] == 8
 
 
+@pytest.mark.usefixtures("nothing_compared")
 def test_trained_weights_are_the_checkpoints_own(trained, tmp_path):
     workdir, by_training = trained
     path = export_run(workdir, tmp_path / "served", EXPORT, checkpoint="newest")
@@ -155,6 +190,7 @@ def test_the_best_checkpoint_is_that_of_the_best_monitor(workdir, monitor, best)
     assert chosen.step == snapshots[best].step
 
 
+@pytest.mark.usefixtures("nothing_compared")
 def test_the_best_checkpoint_is_exported_where_it_is_asked_for(workdir, tmp_path):
     first, newest = snapshots_of(workdir)
     store_of(workdir).write(first, score=0.1)
@@ -164,6 +200,7 @@ def test_the_best_checkpoint_is_exported_where_it_is_asked_for(workdir, tmp_path
         assert mine.tobytes() == theirs.tobytes()
 
 
+@pytest.mark.usefixtures("nothing_compared")
 def test_a_run_that_stopped_early_is_exported_with_its_best_epochs_weights(root, tmp_path):
     # So low a rate that the accuracy stays: of equal epochs the first is best, and no checkpoint
     # of it need be left.
@@ -180,6 +217,7 @@ def test_a_run_that_stopped_early_is_exported_with_its_best_epochs_weights(root,
     assert not all(mine.tobytes() == theirs.tobytes() for mine, theirs in pairs)
 
 
+@pytest.mark.usefixtures("nothing_compared")
 @pytest.mark.parametrize(
     "changes",
     [
@@ -222,6 +260,7 @@ def test_whatever_the_step_keeps_the_weights_are_those_of_training(root, tmp_pat
 # What is there, and what is not.
 
 
+@pytest.mark.usefixtures("nothing_compared")
 def test_nothing_but_the_export_changes_in_the_workdir(workdir):
     before = content(workdir)
     path = export_run(workdir, workdir / "export", EXPORT)
@@ -232,6 +271,7 @@ def test_nothing_but_the_export_changes_in_the_workdir(workdir):
     assert all(after[name] == each for name, each in before.items() if name.startswith("export/1"))
 
 
+@pytest.mark.usefixtures("nothing_compared")
 def test_the_loader_is_that_of_all_images_and_not_of_the_few_that_are_compared(
     workdir, root, tmp_path, monkeypatch
 ):
@@ -248,11 +288,13 @@ def test_the_loader_is_that_of_all_images_and_not_of_the_few_that_are_compared(
     assert card.read(path)["parity"]["loader"] == "dali_cpu"
 
 
+@pytest.mark.usefixtures("nothing_compared")
 def test_another_loader_may_be_named(workdir, tmp_path):
     path = export_run(workdir, tmp_path / "served", EXPORT, loader="memory")
     assert card.read(path)["parity"]["loader"] == "memory"
 
 
+@pytest.mark.usefixtures("nothing_compared")
 def test_moved_data_are_found_below_another_root(workdir, root, tmp_path):
     change_config(workdir, "data", root=str(tmp_path / "gone"))
     with pytest.raises(UserError, match=r"gone/training"):
@@ -261,20 +303,22 @@ def test_moved_data_are_found_below_another_root(workdir, root, tmp_path):
     assert [each.name for each in (tmp_path / "served").iterdir()] == ["1"]
 
 
+@pytest.mark.usefixtures("nothing_compared")
 def test_test_images_that_are_fewer_than_a_batch_are_enough(workdir, tmp_path):
     change_config(workdir, "data", last_batch="drop", global_batch_size=512)
     path = export_run(workdir, tmp_path / "served", EXPORT)
     assert card.read(path)["parity"]["samples"] == 8
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("export_not_saved")
 def test_classes_that_the_test_images_lack_are_the_models_all_the_same(workdir, root, tmp_path):
     moved = shutil.copytree(root, tmp_path / "moved")
-    shutil.rmtree(moved / "testing" / "9")
+    shutil.rmtree(moved / "testing" / "3")  # the last would be made up for by its number
     path = export_run(workdir, tmp_path / "served", EXPORT, root=str(moved))
     assert card.read(path)["class_names"] == [str(each) for each in range(10)]
 
 
+@pytest.mark.usefixtures("export_not_saved")
 def test_numbered_classes_that_the_test_images_lack_are_the_models_all_the_same(workdir, tmp_path):
     random = np.random.default_rng(0)
     for split, num_classes in (("training", 10), ("testing", 9)):

@@ -8,14 +8,18 @@ import numpy as np
 import onnxruntime
 import pytest
 import tensorflow as tf
+from conftest import compare_here, decode_png_alone
 from keras import layers
 
+import tfaccel
 from tfaccel import UserError
 from tfaccel.data import sources
 from tfaccel.errors import RunError
 from tfaccel.export import card, onnx, parity
 from tfaccel.models import cifar_resnet
 from tfaccel.models.mirrored import MeanWithMirror, WithMirror
+
+pytestmark = pytest.mark.usefixtures("export_decodes_png")  # of which ONNX has nothing
 
 IMAGES = {"image_size": (12, 10), "channels": 1, "mean": 0.4, "std": 0.3, "global_batch_size": 8}
 PIXELS = np.random.default_rng(0).integers(0, 256, (5, 12, 10, 1)).astype(np.float32)
@@ -45,7 +49,7 @@ def classifier(run):
 
 @pytest.fixture
 def loader(folder):
-    return lambda run: run.image_folder(folder, **IMAGES, loader="tf_data")
+    return lambda run: run.image_folder(folder, **IMAGES, loader="memory")
 
 
 def onnx_of(path):
@@ -100,12 +104,31 @@ def test_it_answers_as_the_saved_model_does(setup, loader, tmp_path, precision):
     assert_alike({"": answers["logits"]}, {"": expected}, 1e-5)
 
 
-def test_it_takes_the_pixels_that_the_saved_model_takes(setup, loader, tmp_path):
-    run = setup()
-    settings = {"samples": 4, "pixel_dtype": "uint8", "onnx": True}
-    path = run.export(classifier(run), tmp_path / "1", loader=loader(run), **settings)
-    pixels = PIXELS.astype(np.uint8)
-    assert_alike(onnx_of(path)(image=pixels), saved_model_of(path)(image=pixels), 1e-5)
+@pytest.fixture(scope="module")
+def restoration(folder, tmp_path_factory):
+    """The path of an export that takes uint8, and answers with an image."""
+    root = tmp_path_factory.mktemp("restoration")
+    shutil.copytree(folder / "a", root / "targets")
+    pairs = sources.image_pairs(folder / "a", root / "targets")
+    with pytest.MonkeyPatch.context() as patch:
+        compare_here(patch)  # as conftest does it for each test
+        decode_png_alone(patch)
+        run = tfaccel.setup(gpu_ids=())
+        model = trained(run, [layers.Conv2D(1, 1)])
+        run.compile(model, "sgd", "mae")
+        loader = run.loader(pairs, **IMAGES, loader="memory")
+        settings = {"samples": 4, "pixel_dtype": "uint8", "onnx": True}
+        return run.export(model, root / "1", loader=loader, **settings)
+
+
+def test_it_takes_the_pixels_that_the_saved_model_takes(restoration):
+    (taken,) = onnxruntime.InferenceSession(
+        restoration / "model.onnx", providers=["CPUExecutionProvider"]
+    ).get_inputs()
+    assert taken.type == "tensor(uint8)"
+    (received,) = onnx_of(restoration)(image=PIXELS.astype(np.uint8)).values()
+    (expected,) = saved_model_of(restoration)(image=PIXELS.astype(np.uint8)).values()
+    assert_alike({"": received}, {"": expected}, 1e-5)
 
 
 def test_a_model_alone_keeps_its_own_inputs_and_outputs(setup, tmp_path):
@@ -124,7 +147,7 @@ def test_a_model_alone_keeps_its_own_inputs_and_outputs(setup, tmp_path):
     assert_alike(answers, saved_model_of(path)(**given), 1e-5)
 
 
-@pytest.mark.parametrize("num_outputs", [1, 2])
+@pytest.mark.parametrize("num_outputs", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_outputs_without_names_are_called_as_the_saved_model_calls_them(
     setup, tmp_path, num_outputs
 ):
@@ -152,16 +175,10 @@ def test_an_output_that_is_called_as_an_input_is_has_a_suffix(setup, tmp_path):
     assert_alike(received, {"image_output": saved_model_of(path)(**given)["image"]}, 1e-5)
 
 
-def test_a_restoration_answers_with_an_image(setup, folder, tmp_path):
-    run = setup()
-    model = trained(run, [layers.Conv2D(1, 1)])
-    run.compile(model, "sgd", "mae")
-    shutil.copytree(folder / "a", tmp_path / "targets")
-    pairs = sources.image_pairs(folder / "a", tmp_path / "targets")
-    loader = run.loader(pairs, **IMAGES, loader="tf_data")
-    path = run.export(model, tmp_path / "1", loader=loader, samples=4, onnx=True)
-    received = onnx_of(path)(image=PIXELS)
-    expected = {"image_output": saved_model_of(path)(image=PIXELS)["image"]}
+def test_a_restoration_answers_with_an_image(restoration):
+    pixels = PIXELS.astype(np.uint8)
+    received = onnx_of(restoration)(image=pixels)
+    expected = {"image_output": saved_model_of(restoration)(image=pixels)["image"]}
     assert_alike(received, expected, 1e-5)
 
 
@@ -210,7 +227,7 @@ def test_the_tail_of_gelu_is_that_of_keras(setup, tmp_path):
     np.testing.assert_allclose(onnx_of(path)(x=x)["output_0"], model(x), rtol=1e-6, atol=1e-6)
 
 
-def test_a_file_that_answers_otherwise_is_not_exported(setup, loader, tmp_path, monkeypatch):
+def test_a_file_that_answers_otherwise_is_not_exported(setup, tmp_path, monkeypatch):
     write = onnx.write
 
     def wrong(model, *args, **kwargs):
@@ -219,9 +236,8 @@ def test_a_file_that_answers_otherwise_is_not_exported(setup, loader, tmp_path, 
 
     monkeypatch.setattr(onnx, "write", wrong)
     run = setup()
-    settings = {"samples": 8, "onnx": True}
     with pytest.raises(RunError, match=r"does not answer as the trained model does: ONNX: "):
-        run.export(classifier(run), tmp_path / "1", loader=loader(run), **settings)
+        run.export(classifier(run), tmp_path / "1", images=PIXELS, onnx=True)
     assert not (tmp_path / "1").exists()
 
 
@@ -252,7 +268,9 @@ def test_what_onnx_cannot_say_is_one_sentence_and_nothing_is_exported(setup, tmp
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("missing", [["tf2onnx"], ["onnx", "onnxruntime"]])
+@pytest.mark.parametrize(
+    "missing", [pytest.param(["tf2onnx"], marks=pytest.mark.slow), ["onnx", "onnxruntime"]]
+)
 def test_missing_libraries_are_named_with_the_extra_before_anything_is_written(
     setup, tmp_path, monkeypatch, missing
 ):

@@ -1,3 +1,4 @@
+import functools
 import io
 import struct
 import zlib
@@ -50,30 +51,57 @@ def files(num=5):
     return encoded
 
 
-@pytest.fixture
-def root(tmp_path):
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("images")
     for index, each in enumerate(files(9)):
-        path = tmp_path / "images" / "abc"[index % 3] / f"{index}.png"  # by content, not by name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path = root / "abc"[index % 3] / f"{index}.png"  # by content, not by name
+        path.parent.mkdir(exist_ok=True)
         path.write_bytes(each)
-    return tmp_path / "images"
+    return root
 
 
 def evaluation(run, root, **changes):
     settings = {"image_size": SIZE, "mean": 0.4, "std": (0.2, 0.3, 0.4), "global_batch_size": 4}
-    return run.image_folder(root, **settings | {"loader": "tf_data"} | changes)
+    return run.image_folder(root, **settings | {"loader": "dali_cpu"} | changes)
+
+
+@pytest.fixture(scope="module")
+def exported(root, tmp_path_factory):
+    """Exports once for each precision and XLA; gives the model, the path, and what it loads."""
+
+    @functools.cache
+    def export(precision, xla):
+        run, path = tfaccel.setup(gpu_ids=(), precision=precision), tmp_path_factory.mktemp("of")
+        model = build(run)
+        keras.config.set_dtype_policy("float32")
+        path = run.export(model, path / "1", loader=evaluation(run, root), xla=xla)
+        return model, path, tf.saved_model.load(path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        compare_here(patch)  # as conftest does it for each test
+        yield export
+
+
+@pytest.fixture(scope="module")
+def other(root, tmp_path_factory):
+    """The path of an export of other settings."""
+    with pytest.MonkeyPatch.context() as patch:
+        compare_here(patch)
+        run = tfaccel.setup(gpu_ids=(), precision="mixed_bfloat16")
+        model, loader = build(run), evaluation(run, root, augment=preset("imagenet_eval"))
+        keras.config.set_dtype_policy("float32")
+        path = tmp_path_factory.mktemp("other") / "1"
+        return run.export(model, path, loader=loader, samples=5, pixel_dtype="uint8")
 
 
 @pytest.mark.parametrize(
     "precision", ["float32", pytest.param("mixed_float16", marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("xla", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_files_and_pixels_are_answered_alike(setup, tmp_path, root, precision, xla):
-    run = setup(precision=precision)
-    model, loader = build(run), evaluation(run, root)
-    signatures = tf.saved_model.load(
-        run.export(model, tmp_path / "1", loader=loader, xla=xla)
-    ).signatures
+def test_files_and_pixels_are_answered_alike(exported, precision, xla):
+    model, path, loaded = exported(precision, xla)
+    signatures = loaded.signatures
     assert set(signatures) == {"serve", "serving_default", "predict_bytes", "preprocess"}
 
     encoded = tf.constant(files())
@@ -99,7 +127,7 @@ def test_files_and_pixels_are_answered_alike(setup, tmp_path, root, precision, x
         model(own), answers["logits"], atol=2e-2 if "16" in precision else 1e-4
     )
 
-    compiled = any("_XlaMustCompile" in each.attr for each in _functions(tmp_path / "1"))
+    compiled = any("_XlaMustCompile" in each.attr for each in _functions(path))
     assert compiled == xla
 
 
@@ -108,19 +136,17 @@ def _functions(folder):
     return parsed.meta_graphs[0].graph_def.library.function
 
 
-def test_requests_of_any_number_of_files(setup, tmp_path, root):
-    run = setup()
-    path = run.export(build(run), tmp_path / "1", loader=evaluation(run, root))
-    answer = tf.saved_model.load(path).signatures["predict_bytes"]
+def test_requests_of_any_number_of_files(exported):
+    *_, loaded = exported("float32", False)
+    answer = loaded.signatures["predict_bytes"]
     all_at_once = answer(image_bytes=tf.constant(files(7)))["logits"]
     one_by_one = [answer(image_bytes=tf.constant([each]))["logits"][0] for each in files(7)]
     np.testing.assert_allclose(all_at_once, np.stack(one_by_one), atol=1e-5)
 
 
-def test_pixels_may_be_uint8(setup, tmp_path, root):
-    run = setup()
-    path = run.export(build(run), tmp_path / "1", loader=evaluation(run, root), pixel_dtype="uint8")
-    signatures = tf.saved_model.load(path).signatures
+def test_pixels_may_be_uint8(other):
+    loaded = tf.saved_model.load(other)
+    signatures = loaded.signatures
     seen = signatures["preprocess"](image_bytes=tf.constant(files()))["pixels"]
     answers = signatures["predict_bytes"](image_bytes=tf.constant(files()))
     np.testing.assert_array_equal(
@@ -128,10 +154,8 @@ def test_pixels_may_be_uint8(setup, tmp_path, root):
     )
 
 
-def test_it_says_what_it_is(setup, tmp_path, root):
-    run = setup(precision="mixed_bfloat16")
-    loader = evaluation(run, root, augment=preset("imagenet_eval"))
-    facts = card.read(run.export(build(run), tmp_path / "1", loader=loader, samples=5))
+def test_it_says_what_it_is(other):
+    facts = card.read(other)
     assert facts["class_names"] == ["a", "b", "c"]
     assert facts["computes_in"] == "bfloat16"
     assert facts["preprocessing"]["window"] == "resized_center_crop"
@@ -140,7 +164,7 @@ def test_it_says_what_it_is(setup, tmp_path, root):
     assert facts["parity"]["samples"] == 5
     names = [each["name"] for each in facts["parity"]["checks"]]
     assert names == ["decoded", "pixels", "normalisation", "model", "answers", "top-1"]
-    assert facts["parity"]["loader"] == "tf_data"
+    assert facts["parity"]["loader"] == "dali_cpu"
     assert all(each["value"] <= each["limit"] for each in facts["parity"]["checks"])
 
 
@@ -178,28 +202,13 @@ def large_jpeg():
     ],
     ids=["empty", "text", "gif", "header", "cut jpeg", "cut png", "bomb", "large jpeg"],
 )
-def test_a_hostile_image_is_an_error_of_its_request_alone(answer, hostile, said):
-    good = files(2)
+def test_a_hostile_image_is_an_error_of_its_request_alone(exported, hostile, said):
+    *_, loaded = exported("float32", False)
+    answer, good = loaded.signatures["predict_bytes"], files(2)
     before = answer(image_bytes=tf.constant(good))["logits"]
     with pytest.raises(tf.errors.InvalidArgumentError, match=said):
         answer(image_bytes=tf.constant([good[0], hostile]))
     np.testing.assert_array_equal(answer(image_bytes=tf.constant(good))["logits"], before)
-
-
-@pytest.fixture(scope="module")
-def answer(tmp_path_factory):
-    """The signature of files; the SavedModel is kept alive by it."""
-    root = tmp_path_factory.mktemp("served")
-    for index, each in enumerate(files(3)):
-        (root / "images" / "abc"[index]).mkdir(parents=True)
-        (root / "images" / "abc"[index] / "0.png").write_bytes(each)
-    run = tfaccel.setup(gpu_ids=())
-    with pytest.MonkeyPatch.context() as patch:
-        compare_here(patch)
-        path = run.export(build(run), root / "1", loader=evaluation(run, root / "images"))
-    loaded = tf.saved_model.load(path)
-    signature = loaded.signatures["predict_bytes"]
-    return lambda **inputs: (loaded, signature(**inputs))[1]
 
 
 def test_a_loader_that_draws_is_refused(setup, tmp_path, root):

@@ -72,7 +72,8 @@ class Preprocessing:
 
         with tf.device("/cpu:0"):  # where these operations are, wherever the rest is served
             return tf.map_fn(
-                lambda row: self._window(_checked(*row)),
+                # Where nothing is traced, map_fn would rewrite all these functions, in a second.
+                tf.autograph.experimental.do_not_convert(lambda row: self._window(_checked(*row))),
                 (tf.range(tf.size(image_bytes)), image_bytes),
                 fn_output_signature=tf.TensorSpec(shape, tf.uint8),
                 # TensorFlow warns of it where nothing runs at once, outside of a graph.
