@@ -5,6 +5,7 @@ import functools
 import gc
 import json
 import os
+import pathlib
 import socket
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import numpy as np
 import PIL.Image
 import pytest
 import tensorflow as tf
+from nursery import Nursery
 from tensorflow.python.data.ops import multi_device_iterator_ops
 from tensorflow.python.framework import config as tf_config
 
@@ -134,6 +136,67 @@ def in_workers(program, num_workers, *, timeout_s=300, stderr=""):
         assert worker.returncode == 0, log[-5000:]
         assert stderr in log
     return [printed.splitlines()[-1] for printed, _ in outputs]
+
+
+_nursery = contextlib.ExitStack()
+
+
+def pytest_unconfigure():
+    """Ends the nursery, if a test has started it."""
+    _nursery.close()
+
+
+@functools.cache
+def nursery():
+    """This process's one nursery, of which children begin without an import of TensorFlow."""
+    return _nursery.enter_context(Nursery())
+
+
+def in_new_child(program, *, timeout_s=300):
+    """As `in_new_process`, but a child of the nursery, in this environment."""
+    (child,) = in_children([program], timeout_s=timeout_s)
+    code, printed, log = child
+    assert code == 0, log[-5000:]
+    return printed
+
+
+def in_children(programs, *, timeout_s, environments=None):
+    """Runs programs at the same time; returns of each its code, and what it printed and logged."""
+    with tempfile.TemporaryDirectory() as folder:
+        children = []
+        files = [[f"{folder}/{index}.{kind}" for kind in "ol"] for index, _ in enumerate(programs)]
+        try:
+            for index, program in enumerate(programs):
+                env = os.environ | (environments[index] if environments else {})
+                output, log = files[index]
+                children.append(nursery().start(program, env=env, stdout=output, stderr=log))
+            ends = time.monotonic() + timeout_s
+            codes = [each.wait(max(0, ends - time.monotonic())) for each in children]
+        finally:
+            for each in children:
+                each.kill()
+        texts = [[pathlib.Path(each).read_text(errors="replace") for each in two] for two in files]
+    return [(code, *two) for code, two in zip(codes, texts, strict=True)]
+
+
+def in_new_workers(program, num_workers, *, timeout_s=300, stderr=""):
+    """As `in_workers`, but children of the nursery."""
+    with contextlib.ExitStack() as sockets:
+        free = [sockets.enter_context(socket.socket()) for _ in range(num_workers)]
+        for each in free:
+            each.bind(("127.0.0.1", 0))
+        addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in free]
+    tasks = [{"type": "worker", "index": index} for index in range(num_workers)]
+    environments = [
+        {"TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": each})}
+        for each in tasks
+    ]
+    program = f"import json\nnum_workers = {num_workers}\n{program}"
+    ended = in_children([program] * num_workers, timeout_s=timeout_s, environments=environments)
+    for code, _, log in ended:
+        assert code == 0, log[-5000:]
+        assert stderr in log
+    return [printed.splitlines()[-1] for _, printed, _ in ended]
 
 
 @functools.cache

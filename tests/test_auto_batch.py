@@ -63,7 +63,9 @@ CONFIG = Config(
 )
 
 
-def test_the_cpu_is_refused_in_a_sentence():
+def test_the_cpu_is_refused_in_a_sentence(monkeypatch, setup):
+    # That a mistake in a child is one here, tests/test_isolate.py shows.
+    monkeypatch.setattr(isolate, "run_isolated", lambda function, config: function(config))
     with pytest.raises(UserError, match="autobatch on the CPU, where memory is not what limits"):
         auto_batch(CONFIG)
 

@@ -8,6 +8,7 @@ import tempfile
 import time
 
 import pytest
+from conftest import in_new_child
 from tensorflow.python.eager import context
 
 from tfaccel import compile_cache
@@ -85,17 +86,16 @@ def test_it_is_said_where_tensorflow_has_read_its_flags(monkeypatch, caplog):
 
 def test_tensorflow_reads_its_flags_when_it_is_asked_for_devices():
     """What `_is_prepared` and the order in `setup` are for."""
-    program = (
-        "import os, sys, tensorflow as tf\n"
-        "from tensorflow.python.eager import context\n"
-        "assert context.context()._physical_devices is None\n"
-        "tf.config.list_physical_devices('GPU')\n"
-        "assert context.context()._physical_devices is not None\n"
-        f"os.environ['TF_XLA_FLAGS'] = '{compile_cache.FLAG}=' + sys.argv[1]\n"
-        "tf.function(tf.sin, jit_compile=True)(1.0)\n"
-    )
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([sys.executable, "-c", program, folder], check=True, capture_output=True)
+        in_new_child(
+            "import os, tensorflow as tf\n"
+            "from tensorflow.python.eager import context\n"
+            "assert context.context()._physical_devices is None\n"
+            "tf.config.list_physical_devices('GPU')\n"
+            "assert context.context()._physical_devices is not None\n"
+            f"os.environ['TF_XLA_FLAGS'] = '{compile_cache.FLAG}={folder}'\n"
+            "tf.function(tf.sin, jit_compile=True)(1.0)\n"
+        )
         assert not os.listdir(folder)
 
 

@@ -14,10 +14,12 @@ import numpy as np
 import PIL.Image
 import pytest
 import tensorflow as tf
+from conftest import NotRehearsed
 
 from tfaccel import help_texts, launch, main, meant, train
 from tfaccel.comparison import run as comparison_run
 from tfaccel.errors import UserError
+from tfaccel.run import Run
 
 REPOSITORY = pathlib.Path(__file__).parent.parent
 DIGITS = f"--config={REPOSITORY}/configs/digits.py:smoke"
@@ -38,6 +40,12 @@ def command(monkeypatch, capsys, tmp_path):
 
     yield run
     keras.config.set_dtype_policy("float32")
+
+
+@pytest.fixture
+def no_rehearsal(monkeypatch):
+    """A run does not check its export before it trains, which takes a second."""
+    monkeypatch.setattr(train, "rehearse", lambda *_, **__: NotRehearsed())
 
 
 @pytest.fixture
@@ -437,7 +445,7 @@ def test_a_misspelt_name_is_told_before_images_are_decoded(command, monkeypatch,
     assert f"'{name}'; did you mean" in err
 
 
-def test_a_diverged_run_says_so_and_exports_nothing(command, tmp_path):
+def test_a_diverged_run_says_so_and_exports_nothing(command, tmp_path, no_rehearsal):
     recipe = ("--config.train.optimizer=sgd", "--config.train.learning_rate=1e30")
     code, out, err = command("train", DIGITS, "--workdir=out", *recipe)
     assert code == 1
@@ -447,7 +455,7 @@ def test_a_diverged_run_says_so_and_exports_nothing(command, tmp_path):
     assert "{" not in out
 
 
-def test_an_interrupt_is_one_line_and_code_130(command, monkeypatch):
+def test_an_interrupt_is_one_line_and_code_130(command, monkeypatch, no_rehearsal):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
@@ -457,7 +465,8 @@ def test_an_interrupt_is_one_line_and_code_130(command, monkeypatch):
     assert err.splitlines()[-1] == "tfaccel: interrupted"
 
 
-def test_a_rate_that_was_not_measured_is_null(command):
+def test_a_rate_that_was_not_measured_is_null(command, monkeypatch, no_rehearsal):
+    monkeypatch.setattr(Run, "export", lambda *_, **__: "nowhere")
     flags = ("--config.data.global_batch_size=1437", "--config.runtime.xla=False")
     code, out, err = command("train", DIGITS, "--workdir=out", *flags, "--config.train.epochs=1")
     assert code == 0, err

@@ -55,7 +55,7 @@ def only_the_first(monkeypatch):
     return leave
 
 
-@pytest.mark.parametrize("num_checks", [3, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_checks", [2, pytest.param(100, marks=pytest.mark.slow)])
 def test_replicas_that_train_as_one_device_pass(command, only_the_first, tmp_path, num_checks):
     only_the_first(num_checks)
     code, out = command(*NARROW, "--output=figures.json")
@@ -77,7 +77,7 @@ def test_replicas_that_train_as_one_device_pass(command, only_the_first, tmp_pat
         assert (row["precision"], row["xla"]) == ("float32", False)
     # It would notice something: only what must be equal has a limit of 0.
     words = ("clipnorm", "accumulation", "batch norm", "partial", "saved and loaded")
-    for each in words if num_checks == 100 else words[:1]:
+    for each in words if num_checks == 100 else ("loss over",):
         assert any(each in row["check"] for row in written["rows"])
 
 

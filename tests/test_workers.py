@@ -11,7 +11,7 @@ import subprocess
 import keras
 import numpy as np
 import pytest
-from conftest import in_workers
+from conftest import in_new_workers, in_workers
 
 PROGRAM = """
 import dataclasses
@@ -28,6 +28,7 @@ with run.scope():
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16, activation="relu"),
                               keras.layers.Dense(3)])
+run.runtime = dataclasses.replace(run.runtime, xla={xla_in_f5})
 run.compile(model, "adam", losses, metrics=["accuracy"])
 data = {{"batch_size": 12, "verbose": 0}}
 history = model.fit(x, y, epochs=2, shuffle=False, validation_data=(x, y), **data).history
@@ -37,6 +38,7 @@ results["predicted"] = model.predict(x, **data).tolist()
 results["weights"] = [each.numpy().ravel().tolist() for each in model.weights]
 
 # F2: rows of one worker overflow in float16.
+run.runtime = dataclasses.replace(run.runtime, xla={xla})
 keras.config.set_dtype_policy("mixed_float16")
 results["overflow"] = []
 with run.scope():
@@ -54,7 +56,8 @@ keras.config.set_dtype_policy("float32")
 # What follows is the same however a step is compiled: without XLA it takes half the time.
 run.runtime = dataclasses.replace(run.runtime, xla=False)
 
-# A loader: each worker reads its own rows of each batch.
+# A loader: each worker reads its own rows of each batch. And several workers alone start from the
+# chief's weights, whatever they loaded.
 loader = run.image_folder({folder!r}, image_size=(12, 10), channels=1, global_batch_size=12,
                           shuffle=True)
 with run.scope():
@@ -62,17 +65,16 @@ with run.scope():
     model = keras.Sequential([keras.Input((12, 10, 1)), keras.layers.Flatten(),
                               keras.layers.Dense(3)])
 run.compile(model, "sgd", losses)
-history = model.fit(loader, epochs=2, validation_data=loader, verbose=0).history
+model.set_weights([each + run.cluster.worker_index for each in model.get_weights()])
+results["start"] = []
+note = keras.callbacks.LambdaCallback(
+    on_train_batch_begin=lambda batch, logs: results["start"].append(
+        [each.ravel().tolist() for each in model.get_weights()]))
+history = model.fit(loader, epochs=2, validation_data=loader, verbose=0, callbacks=[note]).history
+results["start"] = results["start"][0]
 results["loader"] = [history["loss"], history["val_loss"]]
 results["loader predicted"] = model.predict(loader, verbose=0).tolist()
 
-# Several workers alone: they start from the chief's weights, whatever they loaded.
-with run.scope():
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False)])
-run.compile(model, keras.optimizers.SGD(0.0), "mse")
-model.set_weights([np.full((2, 1), run.cluster.worker_index + 5.0)])
-model.fit(np.ones((12, 2)), np.ones((12, 1)), batch_size=12, verbose=0)
-results["start"] = model.get_weights()[0].ravel().tolist()
 print(json.dumps(results))
 """
 
@@ -80,7 +82,7 @@ print(json.dumps(results))
 @pytest.fixture(scope="module")
 def alone(folder):
     """What one worker comes to: this process."""
-    program = PROGRAM.format(folder=str(folder), xla=False)
+    program = PROGRAM.format(folder=str(folder), xla=False, xla_in_f5=False)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         exec(program, {"json": json, "num_workers": 1})
     keras.config.set_dtype_policy("float32")
@@ -90,15 +92,21 @@ def alone(folder):
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(2, id="2 workers"),
-        pytest.param(3, id="3 workers", marks=pytest.mark.slow),
+        pytest.param((2, {"xla": True, "xla_in_f5": False}), id="2 workers"),
+        pytest.param(
+            (2, {"xla": True, "xla_in_f5": True}), id="2 workers, XLA", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            (3, {"xla": False, "xla_in_f5": False}), id="3 workers", marks=pytest.mark.slow
+        ),
     ],
 )
 def workers(request, folder):
-    """What each of several workers comes to; two of them with XLA."""
-    program = PROGRAM.format(folder=str(folder), xla=request.param == 2)
+    """What each of several workers comes to; F2 of two with XLA."""
+    num_workers, xla = request.param
+    program = PROGRAM.format(folder=str(folder), **xla)
     warning = "differs from replica 0 in"  # of the weights at the start
-    return [json.loads(each) for each in in_workers(program, request.param, stderr=warning)]
+    return [json.loads(each) for each in in_new_workers(program, num_workers, stderr=warning)]
 
 
 def test_f2_overflow_on_any_one_worker_skips_the_step_on_all(workers):
@@ -120,9 +128,9 @@ def test_workers_load_their_own_rows(workers, alone, what):
         np.testing.assert_allclose(each[what], alone[what], rtol=1e-4, atol=1e-5)
 
 
-def test_workers_start_from_the_chiefs_weights(workers):
+def test_workers_start_from_the_chiefs_weights(workers, alone):
     for each in workers:
-        assert each["start"] == [5.0, 5.0]
+        assert each["start"] == alone["start"]
 
 
 STOCK = """
