@@ -5,7 +5,6 @@ import functools
 import gc
 import json
 import os
-import pathlib
 import socket
 import subprocess
 import sys
@@ -21,7 +20,6 @@ import numpy as np
 import PIL.Image
 import pytest
 import tensorflow as tf
-from nursery import Nursery
 from tensorflow.python.data.ops import multi_device_iterator_ops
 from tensorflow.python.framework import config as tf_config
 
@@ -79,6 +77,10 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
+# At its end a process would look for unused objects among all of TensorFlow's: a second for nothing.
+FORGETFUL = "import atexit, gc\natexit.register(gc.freeze)\n"
+
+
 def in_new_process(program):
     """Runs Python as a user's shell would, and returns what it prints.
 
@@ -94,7 +96,7 @@ def new_process(program, *, timeout_s=None, **environment):
     ours = ("LD_LIBRARY_PATH", "TF_FORCE_GPU_ALLOW_GROWTH")
     users = {key: value for key, value in os.environ.items() if key not in ours}
     return subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", FORGETFUL + program],
         capture_output=True,
         text=True,
         env=users | environment,
@@ -119,7 +121,11 @@ def in_workers(program, num_workers, *, timeout_s=300, stderr=""):
         environment = os.environ | {"TF_CONFIG": json.dumps(tf_config)}
         workers.append(
             subprocess.Popen(
-                [sys.executable, "-c", f"import json\nnum_workers = {num_workers}\n{program}"],
+                [
+                    sys.executable,
+                    "-c",
+                    f"{FORGETFUL}import json\nnum_workers = {num_workers}\n{program}",
+                ],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -136,67 +142,6 @@ def in_workers(program, num_workers, *, timeout_s=300, stderr=""):
         assert worker.returncode == 0, log[-5000:]
         assert stderr in log
     return [printed.splitlines()[-1] for printed, _ in outputs]
-
-
-_nursery = contextlib.ExitStack()
-
-
-def pytest_unconfigure():
-    """Ends the nursery, if a test has started it."""
-    _nursery.close()
-
-
-@functools.cache
-def nursery():
-    """This process's one nursery, of which children begin without an import of TensorFlow."""
-    return _nursery.enter_context(Nursery())
-
-
-def in_new_child(program, *, timeout_s=300):
-    """As `in_new_process`, but a child of the nursery, in this environment."""
-    (child,) = in_children([program], timeout_s=timeout_s)
-    code, printed, log = child
-    assert code == 0, log[-5000:]
-    return printed
-
-
-def in_children(programs, *, timeout_s, environments=None):
-    """Runs programs at the same time; returns of each its code, and what it printed and logged."""
-    with tempfile.TemporaryDirectory() as folder:
-        children = []
-        files = [[f"{folder}/{index}.{kind}" for kind in "ol"] for index, _ in enumerate(programs)]
-        try:
-            for index, program in enumerate(programs):
-                env = os.environ | (environments[index] if environments else {})
-                output, log = files[index]
-                children.append(nursery().start(program, env=env, stdout=output, stderr=log))
-            ends = time.monotonic() + timeout_s
-            codes = [each.wait(max(0, ends - time.monotonic())) for each in children]
-        finally:
-            for each in children:
-                each.kill()
-        texts = [[pathlib.Path(each).read_text(errors="replace") for each in two] for two in files]
-    return [(code, *two) for code, two in zip(codes, texts, strict=True)]
-
-
-def in_new_workers(program, num_workers, *, timeout_s=300, stderr=""):
-    """As `in_workers`, but children of the nursery."""
-    with contextlib.ExitStack() as sockets:
-        free = [sockets.enter_context(socket.socket()) for _ in range(num_workers)]
-        for each in free:
-            each.bind(("127.0.0.1", 0))
-        addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in free]
-    tasks = [{"type": "worker", "index": index} for index in range(num_workers)]
-    environments = [
-        {"TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": each})}
-        for each in tasks
-    ]
-    program = f"import json\nnum_workers = {num_workers}\n{program}"
-    ended = in_children([program] * num_workers, timeout_s=timeout_s, environments=environments)
-    for code, _, log in ended:
-        assert code == 0, log[-5000:]
-        assert stderr in log
-    return [printed.splitlines()[-1] for _, printed, _ in ended]
 
 
 @functools.cache

@@ -8,7 +8,7 @@ import tempfile
 import time
 
 import pytest
-from conftest import in_new_child
+from conftest import in_new_process
 from tensorflow.python.eager import context
 
 from tfaccel import compile_cache
@@ -87,7 +87,7 @@ def test_it_is_said_where_tensorflow_has_read_its_flags(monkeypatch, caplog):
 def test_tensorflow_reads_its_flags_when_it_is_asked_for_devices():
     """What `_is_prepared` and the order in `setup` are for."""
     with tempfile.TemporaryDirectory() as folder:
-        in_new_child(
+        in_new_process(
             "import os, tensorflow as tf\n"
             "from tensorflow.python.eager import context\n"
             "assert context.context()._physical_devices is None\n"

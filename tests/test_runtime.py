@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import FIRST_GPU, in_new_child, in_new_process, new_process
+from conftest import FIRST_GPU, in_new_process, new_process
 from tensorflow.python.eager import context
 from tensorflow.python.framework import config as tf_config
 
@@ -177,7 +177,9 @@ def test_xla_waits_for_replicas_that_are_still_compiled(monkeypatch):
     assert "--xla_gpu_first_collective_call_terminate_timeout_seconds=600" in flags
     assert "--xla_gpu_nccl_termination_timeout_seconds=600" in flags
     # XLA ends a process that has a flag which it does not know.
-    in_new_child("import tensorflow as tf; tf.function(lambda: tf.constant(1), jit_compile=True)()")
+    in_new_process(
+        "import tensorflow as tf; tf.function(lambda: tf.constant(1), jit_compile=True)()"
+    )
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,13 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 import tensorflow as tf
-from conftest import nursery
 
 from tfaccel import watchdog
 from tfaccel.cluster import Cluster
@@ -19,13 +20,13 @@ from tfaccel.watchdog import Watchdog, WorkerLostError
 
 # An endless training: every step waits for every worker.
 WORKER = """
-import time
+import sys, time
 import tensorflow as tf
 import tfaccel
 from tfaccel.watchdog import Watchdog
 from tensorflow.python.eager import context
 
-limit_s, heartbeat_s, chief_is_busy_s = {arguments}
+limit_s, heartbeat_s, chief_is_busy_s = map(int, sys.argv[1:])
 run = tfaccel.setup(gpu_ids=(), peer_timeout_s=heartbeat_s)
 assert context.context().coordination_service.heartbeat_timeout_in_ms == 1000 * heartbeat_s
 try:
@@ -63,12 +64,13 @@ class Job:
     def _start(self, index, arguments):
         task = {"type": "worker", "index": index}
         tf_config = json.dumps({"cluster": {"worker": self.addresses}, "task": task})
-        return nursery().start(
-            WORKER.replace("{arguments}", str(arguments)),
-            env={**os.environ, "TF_CONFIG": tf_config, "CUDA_VISIBLE_DEVICES": "-1"},
-            stdout=self._logs[index],
-            stderr=self._logs[index],
-        )
+        with open(self._logs[index], "w") as log:
+            return subprocess.Popen(
+                [sys.executable, "-c", WORKER, *map(str, arguments)],
+                env={**os.environ, "TF_CONFIG": tf_config, "CUDA_VISIBLE_DEVICES": "-1"},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
 
     def __enter__(self):
         return self
@@ -76,7 +78,7 @@ class Job:
     def __exit__(self, *_):
         for worker in self.workers:
             worker.kill()
-            worker.wait(300)
+            worker.wait()
 
     def log(self, index):
         return self._logs[index].read_text()

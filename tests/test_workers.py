@@ -11,7 +11,7 @@ import subprocess
 import keras
 import numpy as np
 import pytest
-from conftest import in_new_workers, in_workers
+from conftest import in_workers
 
 PROGRAM = """
 import dataclasses
@@ -106,7 +106,7 @@ def workers(request, folder):
     num_workers, xla = request.param
     program = PROGRAM.format(folder=str(folder), **xla)
     warning = "differs from replica 0 in"  # of the weights at the start
-    return [json.loads(each) for each in in_new_workers(program, num_workers, stderr=warning)]
+    return [json.loads(each) for each in in_workers(program, num_workers, stderr=warning)]
 
 
 def test_f2_overflow_on_any_one_worker_skips_the_step_on_all(workers):

@@ -11,7 +11,7 @@ import weakref
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import in_new_child
+from conftest import in_new_process
 from nvidia.dali import fn, pipeline_def, types
 
 from tfaccel.data.loaders import dali_handoff
@@ -261,7 +261,7 @@ for number in range(5):
     next(batches)
 print("drawn")
 """
-    assert in_new_child(program) == "drawn\n"
+    assert in_new_process(program) == "drawn\n"
 
 
 @pytest.mark.gpu

@@ -9,7 +9,7 @@ import weakref
 
 import numpy as np
 import pytest
-from conftest import in_new_child
+from conftest import in_new_process
 
 from tfaccel.data.loaders.host import HostStream
 from tfaccel.data.placement import Placement
@@ -148,7 +148,7 @@ for number in range(5):
 print("drawn")
 {last}
 """
-    assert in_new_child(program) == "drawn\n"
+    assert in_new_process(program) == "drawn\n"
 
 
 @pytest.mark.slow  # a Python for each
