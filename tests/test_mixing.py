@@ -76,6 +76,18 @@ ALL = {
 CUT = {**ALL, "cutout": {"cutout_pixels": 6}, "all": {**ALL["either"], "cutout_pixels": 6}}
 
 
+# `test_xla_gives_the_same` compares all of it with and without XLA.
+IN_EITHER_DTYPE = pytest.mark.parametrize(
+    ("dtype", "xla"),
+    [
+        (np.float32, False),
+        (np.float16, False),
+        pytest.param(np.float32, True, marks=pytest.mark.slow),
+        pytest.param(np.float16, True, marks=pytest.mark.slow),
+    ],
+)
+
+
 @pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint8, np.float32])
 @pytest.mark.parametrize("shape", [(6,), (6, 1)])
 def test_labels_become_probabilities(dtype, shape):
@@ -97,7 +109,7 @@ def test_a_number_that_is_no_class_is_nan_as_in_the_sparse_loss():
     assert np.isnan(got).all(axis=1).tolist() == [False, True, True]
 
 
-@pytest.mark.parametrize("xla", [False, True])
+@pytest.mark.parametrize("xla", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_smoothing_is_keras_own(xla):
     batch = batch_of(8)
     logits = np.random.default_rng(1).normal(size=(8, CLASSES)).astype(np.float32)
@@ -123,8 +135,7 @@ def test_what_stays_of_a_row_is_beta_distributed(alpha):
     assert abs(np.corrcoef(stays[1:], stays[:-1])[0, 1]) < 4 / rows**0.5
 
 
-@pytest.mark.parametrize("xla", [False, True])
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@IN_EITHER_DTYPE
 def test_mixup_blends_image_and_label_by_the_same_number(dtype, xla):
     batch = batch_of(8, dtype=dtype)
     x, y = changed(batch, xla=xla, mixup_alpha=1.0)
@@ -140,8 +151,7 @@ def test_mixup_blends_image_and_label_by_the_same_number(dtype, xla):
     np.testing.assert_allclose(y, expected, atol=4 * tolerance)
 
 
-@pytest.mark.parametrize("xla", [False, True])
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@IN_EITHER_DTYPE
 def test_cutmix_pastes_a_box_and_the_label_has_its_area(dtype, xla):
     batch = batch_of(64, dtype=dtype)
     x, y = changed(batch, xla=xla, cutmix_alpha=1.0)
@@ -184,8 +194,18 @@ def test_cutout_squares_are_those_of_devries_and_taylor(side):
         np.testing.assert_array_equal(hole[row, ..., 0], expected)
 
 
-@pytest.mark.parametrize("xla", [False, True])
-@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.uint8])
+@pytest.mark.parametrize(
+    ("dtype", "xla"),
+    [
+        (np.float32, False),
+        *(
+            pytest.param(dtype, xla, marks=pytest.mark.slow)
+            for dtype, xla in [(np.float32, True), (np.float16, True), (np.uint8, False)]
+        ),
+        (np.float16, False),
+        (np.uint8, True),
+    ],
+)
 def test_cutout_leaves_the_labels_and_all_other_pixels(dtype, xla):
     rows = 64
     y = np.arange(rows).astype(np.int32)
