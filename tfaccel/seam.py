@@ -797,7 +797,9 @@ def build_from_specs(model, *, change: Callable) -> Callable:
             if not _is_built(model):
                 _trace_once(model, specs)
         elif iterator is None:
-            by_batch(data_batch=change(specs))
+            by_row = _weighing_by_row(keras_loss.reduce_weighted_values)
+            with patched(keras_loss, "reduce_weighted_values", by_row):
+                by_batch(data_batch=change(specs))
         else:
             build_by_call(specs)
         return adopt_metrics()

@@ -7,12 +7,15 @@ Takes a replica's model while its step is traced; gives the first such variable 
 
 All is found in sums over the replicas, so that each replica finds the same. A check costs one read
 of the gradients and one of the weights: a mean squared error of 0.3 says nothing of a NaN that a
-ReLU hid from it.
+ReLU hid from it. Without XLA, which variable it is is looked for in one branch, which most steps do
+not take: each branch is felt at a start, where Python traces it, and holds up a GPU's step.
 """
 
 import contextlib
 import functools
+import operator
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
@@ -47,8 +50,9 @@ def watched(model, step: Callable, batch, *, xla: bool, compile_: Callable | Non
     with watch.updates(), seam.noted(_floating_state(model)) as noted:
         logs = step(batch)
     watch.put_back(noted.assigned())
-    spoilt = watch.spoilt(metrics, before, [tf.identity(each._value) for each in metrics])
-    put_back_where(spoilt, metrics, before)
+    after = [tf.identity(each._value) for each in metrics]
+    spoilt = watch.spoilt(metrics, before, after)
+    put_back_where(spoilt, metrics, before, after)
     return _with_results(model, logs, spoilt) | watch.scale_logs() | {LOG: watch.code()}
 
 
@@ -61,10 +65,20 @@ def _floating_state(model) -> list:
     ]
 
 
-def put_back_where(spoilt: tf.Tensor, variables: list, before: list[tf.Tensor]) -> None:
-    """Gives the Keras variables the values that they had before, where that is so."""
-    for variable, value in zip(variables, before, strict=True):
-        variable.assign(tf.where(spoilt, value, variable._value))
+def put_back_where(
+    spoilt: tf.Tensor, variables: list, before: list[tf.Tensor], after: list | None = None
+) -> None:
+    """Gives the Keras variables the values that they had before, where that is so.
+
+    Args:
+      spoilt: whether it is.
+      variables: in Keras.
+      before: their values before.
+      after: their values now; None to read them.
+    """
+    after = [each._value for each in variables] if after is None else after
+    for variable, old, new in zip(variables, before, after, strict=True):
+        variable.assign(tf.where(spoilt, old, new))
 
 
 def _with_results(model, logs: dict, spoilt: tf.Tensor) -> dict:
@@ -75,6 +89,19 @@ def _with_results(model, logs: dict, spoilt: tf.Tensor) -> dict:
         for name, value in logs.items()
         if name in results and tf.is_tensor(value) and value.shape == results[name].shape
     }
+
+
+class _Look(NamedTuple):
+    """What a look at some values found.
+
+    Attributes:
+      found: whether one is bad.
+      code: of the first variable with one, or _NONE; without XLA a function that finds it, to be
+        called in a branch where one is bad.
+    """
+
+    found: tf.Tensor
+    code: tf.Tensor | Callable[[], tf.Tensor]
 
 
 class Watch:
@@ -88,7 +115,7 @@ class Watch:
         self._model, self._xla, self._compile = model, xla, compile_
         self._graph = tf.compat.v1.get_default_graph()
         self._codes = {id(each): 1 + i for i, each in enumerate(seam.variables_of(model))}
-        self._found = []  # codes, or _NONE
+        self._looks = []
         self._refused = self._overflowed = tf.constant(False)
 
     @contextlib.contextmanager
@@ -126,35 +153,31 @@ class Watch:
         scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         xla = self._xla or self._compile is not None
 
-        def apply_if_finite(grads: list, values: list) -> tf.Tensor:
+        def apply_if_finite(grads: list, values: list) -> _Look:
             if spans:
                 own = [span._replace(values=each) for span, each in zip(spans, values, strict=True)]
-                index = index_in_spans(own, len(variables), xla=xla)
-                code = self._code_at(index, variables)
+                look = self._look_at_spans(own, variables, xla=xla)
             else:
                 dense = [_dense(each) for each in grads]
                 given = [each for each in zip(variables, dense, strict=True) if each[1] is not None]
-                code = self._first(
-                    [each for each, _ in given], [each for _, each in given], xla=xla
-                )
-            refused = tf.not_equal(code, _NONE)
+                look = self._look([each for each, _ in given], [each for _, each in given], xla=xla)
+            refused = look.found
             apply = functools.partial(type(optimizer).apply, optimizer, grads, trainable_variables)
             if scales:
                 with _set(optimizer, check_finite=lambda _: ~refused):  # once is enough
                     apply()
             else:
                 tf.cond(refused, lambda: None, apply)
-            return code
+            return look
 
-        code = self._compiled(apply_if_finite, grads, [each.values for each in spans])
-        refused = tf.not_equal(code, _NONE)
+        look = self._compiled(apply_if_finite, grads, [each.values for each in spans])
         if tf.compat.v1.get_default_graph() is not self._graph:
             return  # a `train_step` that updates inside its own tf.cond keeps it to itself
         if scales:
-            self._overflowed |= refused
+            self._overflowed |= look.found
         else:
-            self._refused |= refused
-            self._found.append(code)
+            self._refused |= look.found
+            self._looks.append(look)
 
     def scale_logs(self) -> dict[str, tf.Tensor]:
         """Returns the loss scale and whether the update was skipped for it; {} without a scale."""
@@ -173,9 +196,12 @@ class Watch:
         Args:
           changes: (Keras variable that is not trained, floating; its value before).
         """
+        if not changes:
+            return
         variables, before = [each for each, _ in changes], [each for _, each in changes]
-        spoilt = self.spoilt(variables, before, [each._value for each in variables])
-        put_back_where(spoilt | self._refused, variables, before)
+        after = [tf.convert_to_tensor(each._value) for each in variables]
+        spoilt = self.spoilt(variables, before, after)
+        put_back_where(spoilt | self._refused, variables, before, after)
 
     def spoilt(self, variables: list, before: list[tf.Tensor], after: list[tf.Tensor]) -> tf.Tensor:
         """Returns whether any value that was finite is so no more; a minimum may start as inf.
@@ -187,9 +213,11 @@ class Watch:
         """
         each = zip(variables, after, before, strict=True)
         floats = [values for values in each if values[1].dtype.is_floating]
-        code = self._first(*zip(*floats, strict=True)) if floats else tf.cast(_NONE, tf.int64)
-        self._found.append(code)
-        return tf.not_equal(code, _NONE)
+        if not floats:
+            return tf.constant(False)
+        look = self._look(*zip(*floats, strict=True), xla=self._xla)
+        self._looks.append(look)
+        return look.found
 
     def code(self) -> tf.Tensor:
         """Returns what was found: of several, that of the first layer; a scalar, int64.
@@ -198,30 +226,53 @@ class Watch:
         `seam.variables_of`: of its gradient where it is trained, else of its own value.
         """
         # Not int32, which functions return by way of the CPU: each step would wait for the GPU.
-        first = tf.reduce_min(tf.stack([tf.constant(_NONE, tf.int64), *self._found]))
+        first = self._first()
         fine = tf.equal(first, _NONE) | self._overflowed
         first = tf.where(fine, tf.constant(FINE, tf.int64), first)
         trained = self._model.trainable_variables
         xla = self._xla or self._compile is not None
 
-        def look() -> tf.Tensor:
-            return self._first(trained, [each._value for each in trained], xla=xla)
+        def weights_are_finite() -> tf.Tensor:
+            return _all_finite([tf.convert_to_tensor(each._value) for each in trained], xla=xla)
 
-        weights = self._compiled(look)
-        return tf.where(tf.equal(weights, _NONE), first, tf.constant(WEIGHTS, tf.int64))
+        finite = self._compiled(weights_are_finite)
+        return tf.where(finite, first, tf.constant(WEIGHTS, tf.int64))
 
-    def _compiled(self, function: Callable, *arguments) -> tf.Tensor:
+    def _first(self) -> tf.Tensor:
+        """Returns the code of the first variable of all looks with a bad value, or _NONE."""
+        known = [each.code for each in self._looks if not callable(each.code)]
+        first = tf.reduce_min(tf.stack([tf.constant(_NONE, tf.int64), *known]))
+        others = [each for each in self._looks if callable(each.code)]
+        if not others:
+            return first
+        return tf.cond(
+            tf.reduce_any(tf.stack([each.found for each in others])),
+            lambda: tf.reduce_min(tf.stack([first, *(each.code() for each in others)])),
+            lambda: first,
+        )
+
+    def _compiled(self, function: Callable, *arguments):
         """Calls a function, which XLA compiles on its own where it does so to the update."""
         return (self._compile(function) if self._compile else function)(*arguments)
 
-    def _first(self, variables, after, before=None, *, xla: bool | None = None) -> tf.Tensor:
-        """Returns the code of the first variable with a bad value, or _NONE."""
-        after = [tf.convert_to_tensor(each) for each in after]
+    def _look(self, variables, after, before=None, *, xla: bool) -> _Look:
+        """Looks at values of variables, one for each; at those that were finite `before`."""
         if not after:
-            return tf.cast(_NONE, tf.int64)
-        xla = self._xla if xla is None else xla
-        index = (_index_in_each if xla else _index_in_all)(after, before)
-        return self._code_at(index, variables)
+            return _Look(tf.constant(False), tf.constant(_NONE, tf.int64))
+        if xla:
+            return _look_in_xla(self._code_at(_index_in_each(after, before), variables))
+        bad, sizes = ~_good(_packed(after), before and _packed(before)), _sizes(after)
+        find = lambda: self._code_at(_index_of_first(bad, sizes), variables)  # noqa: E731
+        return _Look(tf.reduce_any(bad), find)
+
+    def _look_at_spans(self, spans: Sequence[Span], variables, *, xla: bool) -> _Look:
+        """Looks at the gradients of variables, uncut."""
+        bad = [each._replace(values=~tf.math.is_finite(each.values)) for each in spans]
+        find = lambda: self._code_at(index_in_spans(bad, len(variables)), variables)  # noqa: E731
+        if xla:
+            return _look_in_xla(find())
+        any_bad = [tf.reduce_any(each.values) for each in bad]
+        return _Look(functools.reduce(operator.or_, any_bad), find)
 
     def _code_at(self, index: tf.Tensor, variables) -> tf.Tensor:
         """Returns the code of the variable at an index, or _NONE where that is their number."""
@@ -229,9 +280,16 @@ class Watch:
         return tf.gather(tf.constant([*codes, _NONE], tf.int64), index)
 
 
+def _look_in_xla(code: tf.Tensor) -> _Look:
+    return _Look(tf.not_equal(code, _NONE), code)
+
+
 def _dense(gradient) -> tf.Tensor | None:
     """Returns a gradient's values, also of slices."""
-    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+    if gradient is None:
+        return None
+    is_slices = isinstance(gradient, tf.IndexedSlices)
+    return gradient.values if is_slices else tf.convert_to_tensor(gradient)
 
 
 def _index_in_each(after, before) -> tf.Tensor:
@@ -245,43 +303,55 @@ def _index_in_each(after, before) -> tf.Tensor:
     Of ResNet-50's tensors 856 are looked at, so that each operation for one of them is felt at a
     start, where Python makes it and TensorFlow and XLA go over it.
     """
-    before, found = before or [None] * len(after), []
-    axis, flat = tf.constant(-1), tf.constant([-1])
-    for start in range(0, len(after), AT_ONCE):
-        part = slice(start, start + AT_ONCE)
-        good = [_good(*each) for each in zip(after[part], before[part], strict=True)]
-        good = [tf.reduce_all(each, axis) if len(each.shape) > 1 else each for each in good]
-        good = [each if len(each.shape) == 1 else tf.reshape(each, flat) for each in good]
+    found = []
+    for start, good in _good_in_parts(after, before):
         index = _index_of_first(~tf.concat(good, axis=0), _sizes(good))
         found.append(tf.where(index < len(good), start + index, len(after)))
     return tf.reduce_min(tf.stack(found))
 
 
-def _index_in_all(after, before) -> tf.Tensor:
-    """Returns the same without XLA, where two kernels for each tensor would take their time."""
-    bad = ~_good(_packed(after), None if before is None else _packed(before))
-    return _index_if_any(bad, _sizes(after))
+def _good_in_parts(after, before) -> Iterator[tuple[int, list[tf.Tensor]]]:
+    """Yields vectors that are True where rows are good, of AT_ONCE tensors, and the first's place.
+
+    For XLA, as `_index_in_each` says.
+    """
+    before = before or [None] * len(after)
+    axis, flat = tf.constant(-1), tf.constant([-1])
+    for start in range(0, len(after), AT_ONCE):
+        part = slice(start, start + AT_ONCE)
+        good = [_good(*each) for each in zip(after[part], before[part], strict=True)]
+        good = [tf.reduce_all(each, axis) if len(each.shape) > 1 else each for each in good]
+        yield start, [each if len(each.shape) == 1 else tf.reshape(each, flat) for each in good]
 
 
-def index_in_spans(spans: Sequence[Span], num_gradients: int, *, xla: bool) -> tf.Tensor:
-    """Returns which gradient is the first with a bad value, or their number: a scalar, int32."""
-    index_of = _index_of_first if xla else _index_if_any
+def _all_finite(values: list[tf.Tensor], *, xla: bool) -> tf.Tensor:
+    """Returns whether all values are finite."""
+    if not values:
+        return tf.constant(True)
+    if not xla:
+        return tf.reduce_all(tf.math.is_finite(_packed(values)))
+    parts = [tf.reduce_all(tf.concat(good, axis=0)) for _, good in _good_in_parts(values, None)]
+    return tf.reduce_all(tf.stack(parts))
+
+
+def index_in_spans(bad: Sequence[Span], num_gradients: int) -> tf.Tensor:
+    """Returns which gradient is the first with a bad value, or their number: a scalar, int32.
+
+    Args:
+      bad: spans whose values are True where those of the gradients are bad.
+      num_gradients: of all spans.
+    """
     found = [
-        tf.gather([*span.indices, num_gradients], index_of(~_good(span.values, None), span.sizes))
-        for span in spans
+        tf.gather([*span.indices, num_gradients], _index_of_first(span.values, span.sizes))
+        for span in bad
     ]
     return tf.reduce_min(tf.stack(found))
 
 
-def _index_if_any(bad: tf.Tensor, sizes: list) -> tf.Tensor:
-    """Returns what `_index_of_first` does, whose passes over all XLA alone makes one."""
-    return tf.cond(
-        tf.reduce_any(bad), lambda: _index_of_first(bad, sizes), lambda: tf.constant(len(sizes))
-    )
-
-
 def _index_of_first(bad: tf.Tensor, sizes: list) -> tf.Tensor:
     """Returns which part the first True of a vector is in, or their number: a scalar, int32.
+
+    XLA alone makes one pass of its passes over all values: without it, `bad` should have a True.
 
     Args:
       bad: [values of all parts] bool.
@@ -307,9 +377,13 @@ def _good(after, before) -> tf.Tensor:
 
 
 def _packed(values) -> tf.Tensor:
-    """Returns all values in a vector, in a dtype that holds each."""
+    """Returns all values in a vector, in a dtype that holds each.
+
+    Without XLA, two kernels for each tensor would take their time.
+    """
     dtype = tf.float64 if any(each.dtype == tf.float64 for each in values) else tf.float32
-    return tf.concat([tf.reshape(tf.cast(each, dtype), [-1]) for each in values], axis=0)
+    flat = tf.constant([-1])
+    return tf.concat([tf.reshape(tf.cast(each, dtype), flat) for each in values], axis=0)
 
 
 @contextlib.contextmanager
