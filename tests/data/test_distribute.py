@@ -459,15 +459,15 @@ def test_a_test_set_may_lack_the_last_numbered_classes():
 
 def test_evaluate_refuses_classes_that_are_numbered_anew():
     model = model_on(1)
-    model.evaluate(
-        make_loader(num_examples=12, class_names=("x", "y")), verbose=0
-    )  # never trained here
-    train = make_loader(num_examples=12, class_names=("a", "b", "c"))
+
+    def loader_of(*class_names):
+        return make_loader(num_examples=12, class_names=class_names)
+
+    model.evaluate(loader_of("x", "y"), verbose=0)  # never trained here
+    train = loader_of("a", "b", "c")
     model.fit(train, verbose=0)
     model.evaluate(train, verbose=0)
     with pytest.raises(UserError, match="the test images have no class 'a', which the others have"):
-        model.evaluate(make_loader(num_examples=12, class_names=("b", "c")), verbose=0)
-    model.fit(
-        make_loader(num_examples=12, class_names=("b", "c")), verbose=0
-    )  # a new training is another matter
-    model.evaluate(make_loader(num_examples=12, class_names=("b", "c")), verbose=0)
+        model.evaluate(loader_of("b", "c"), verbose=0)
+    model.fit(loader_of("b", "c"), verbose=0)  # a new training is another matter
+    model.evaluate(loader_of("b", "c"), verbose=0)
