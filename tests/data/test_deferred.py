@@ -134,14 +134,21 @@ def trained(steps_per_execution, *, start=0, last_batch="pad", tested=False, **s
 
 
 @functools.cache
-def one_by_one_of(make, replicas=1):
-    """Trained and tested on the pixels in memory, each step by itself and without XLA."""
-    return trained(1, make=make, replicas=replicas, tested=True, xla=False)
+def one_by_one_of(make, *, tested):
+    """Trained on the pixels in memory, each step by itself and without XLA."""
+    return trained(1, make=make, tested=tested, xla=False)
 
 
-def test_several_replicas_make_their_batches_too(in_one_function):
-    ours = trained(2, replicas=2, make=linear, tested=True)
-    one_by_one = one_by_one_of(linear)  # what draws nothing trains alike on one replica
+# Tests take as long to trace as training does.
+may_test = pytest.mark.parametrize("tested", [pytest.param(True, marks=pytest.mark.slow), False])
+
+
+@may_test
+def test_several_replicas_make_their_batches_too(in_one_function, tested):
+    ours = trained(2, replicas=2, make=linear, tested=tested)
+    one_by_one = one_by_one_of(
+        linear, tested=tested
+    )  # what draws nothing trains alike on one replica
     assert_alike(ours, one_by_one)
     assert ours[2]._deferred is not None
     assert one_by_one[2]._deferred is None
@@ -202,17 +209,18 @@ def test_what_is_taken_are_the_batches_that_come_one_by_one(last_batch, loaded):
     assert loader.waited_s > 0
 
 
+@may_test
 @pytest.mark.parametrize("policy", ["mixed_float16"], indirect=True)
-def test_an_execution_trains_and_tests_as_its_steps_do(policy):
-    assert_alike(trained(2, tested=True), trained(1, tested=True))
+def test_an_execution_trains_and_tests_as_its_steps_do(policy, tested):
+    assert_alike(trained(2, tested=tested), trained(1, tested=tested))
 
 
 @pytest.mark.parametrize(
     "settings",
     [
         pytest.param({"class_weight": {0: 3.0, 1: 0.5}}, marks=pytest.mark.slow),
-        {"class_weight": {0: 3.0}, "last_batch": "drop", "xla": False},
-        {"start": 2, "xla": False},
+        {"class_weight": {0: 3.0}, "last_batch": "drop", "start": 2, "xla": False},
+        pytest.param({"start": 2, "xla": False}, marks=pytest.mark.slow),
         pytest.param({"config": StepConfig(accumulation_steps=3)}, marks=pytest.mark.slow),
     ],
 )
@@ -224,7 +232,7 @@ def test_batches_of_dali_are_trained_on_together_and_tested_one_by_one(files):
     # With XLA, dropout draws otherwise than without.
     make = functools.partial(convolutional, dropout=0.0)
     ours = trained(2, make=make, tested=True, files=files)
-    assert_alike(ours, one_by_one_of(make))
+    assert_alike(ours, one_by_one_of(make, tested=True))
     trains, tests = (
         {bool(make) for _, make in function._step._made}
         for function in (ours[0].train_function, ours[0].test_function)
@@ -259,7 +267,7 @@ def test_an_execution_has_several_launches_where_one_would_be_too_large(
     monkeypatch.setattr(images_lib, "all_bytes", room_for(3, replicas=replicas))
     with caplog.at_level("INFO", logger="tfaccel"):
         ours = trained(4, make=linear, replicas=replicas, files=files)
-    assert_alike(ours, one_by_one_of(linear))
+    assert_alike(ours, one_by_one_of(linear, tested=False))
     assert ours[0].train_function._step._lengths == {2}
     assert caplog.text.count("data: batches come 2 at a time, because 4 would take up to") == 1
 
@@ -294,8 +302,8 @@ def test_fewer_may_come_together_where_many_were_too_large(files, monkeypatch):
 @pytest.mark.parametrize(
     ("steps_per_execution", "replicas"),
     [
-        *[(1, 1), (NUM_STEPS, 2)],
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in [(1, 2), (NUM_STEPS, 1)]),
+        (NUM_STEPS, 2),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in [(1, 1), (1, 2), (NUM_STEPS, 1)]),
     ],
 )
 def test_a_dropped_loader_ends_at_once(steps_per_execution, replicas, files, no_collector):
@@ -408,7 +416,6 @@ def test_the_first_batch_is_kept_where_it_is_asked_for():
 
 def test_a_fault_is_named_by_its_step():
     model, loader = model_of(4, make=linear, xla=False), make_loader(shuffle=False)
-    model.fit(loader, epochs=1, verbose=0)
     weights = without_end(loader, slice(12, 36))
     loader.start_at(epoch=1)
     with pytest.raises(NonFiniteError, match="at step 6,"):
@@ -433,7 +440,7 @@ def test_skipped_steps_of_an_execution_are_counted(policy, launches, files, monk
 
 
 def test_predictions_and_tests_count_every_image_once():
-    model, one_by_one = (model_of(each, make=linear, xla=False) for each in (3, 1))
+    model, one_by_one = (model_of(each, make=linear, xla=each > 1) for each in (4, 1))
     test = make_loader(shuffle=False)
     wanted = one_by_one.evaluate(make_loader(shuffle=False), verbose=0)
     np.testing.assert_allclose(model.evaluate(test, verbose=0), wanted, rtol=1e-6)
