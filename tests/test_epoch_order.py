@@ -10,7 +10,7 @@ from conftest import compiled, strategy_of
 from tfaccel import epoch_draws, epoch_order
 from tfaccel.data.shards import epoch_order as order_of
 from tfaccel.epoch_order import _batches_shuffled
-from tfaccel.step import functions
+from tfaccel.step import finite, functions
 
 X = np.arange(10, dtype="float32")[:, None]
 SEED = 3
@@ -39,15 +39,15 @@ def anew():
 
 @pytest.fixture
 def read(monkeypatch):
-    """Fits, and returns which rows the steps of each epoch were of."""
-    steps, step = [], functions._Step.__call__
+    """Fits with steps that change nothing, and returns which rows those of each epoch were of."""
+    steps = []
 
     def noting(self, batch, *, padded):
         if self.trains:
             parts = self._strategy.experimental_local_results(tf.nest.flatten(batch)[0])
             parts = [tf.sparse.to_dense(p) if isinstance(p, tf.SparseTensor) else p for p in parts]
             steps.append([float(row) for part in parts for row in part.numpy()[:, 0]])
-        return step(self, batch, padded=padded)
+        return {"loss": tf.constant(0.0), finite.LOG: tf.constant(finite.FINE, tf.int64)}
 
     monkeypatch.setattr(functions._Step, "__call__", noting)
 
@@ -78,11 +78,11 @@ def orders(epochs, *, rows=10, batch_size=4, seed=SEED):
     ]
 
 
-@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize("num_replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_arrays_have_a_new_order_in_each_epoch_and_in_the_next_fit(models, read, num_replicas):
     model = models[num_replicas]
-    assert read(model, X, X, batch_size=4) == orders([0, 1, 2])
-    assert read(model, X, X, batch_size=4, epochs=1) == orders([3])
+    assert read(model, X, X, batch_size=4, epochs=2) == orders([0, 1])
+    assert read(model, X, X, batch_size=4, epochs=1) == orders([2])
     assert read(model, X, X, batch_size=4, epochs=6, initial_epoch=5) == orders([5])
     assert read(model, X, X, batch_size=4, epochs=1, shuffle=False) == [cut([*range(10)], 4)]
 
@@ -109,13 +109,13 @@ def test_so_have_all_kinds_of_arrays(models, read, settings):
     assert read(models[1], batch_size=4, epochs=2, **settings) == orders([0, 1])
 
 
-@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize("num_replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_rows_are_shuffled_within_each_batch(models, read, num_replicas):
-    epochs = read(models[num_replicas], X, X, batch_size=4, shuffle="batch")
-    expected = [_batches_shuffled(10, 4, seed=SEED, epoch=each).tolist() for each in range(3)]
+    epochs = read(models[num_replicas], X, X, batch_size=4, shuffle="batch", epochs=2)
+    expected = [_batches_shuffled(10, 4, seed=SEED, epoch=each).tolist() for each in range(2)]
     assert epochs == [cut(each, 4) for each in expected]
-    assert [[sorted(step) for step in each] for each in epochs] == [cut([*range(10)], 4)] * 3
-    assert epochs[0] != epochs[1] != epochs[2]
+    assert [[sorted(step) for step in each] for each in epochs] == [cut([*range(10)], 4)] * 2
+    assert epochs[0] != epochs[1]
 
 
 def test_steps_per_epoch_cuts_a_pass_whose_parts_a_later_start_finds(models, read):
@@ -148,12 +148,15 @@ def batches(epochs):
 
 @pytest.mark.parametrize(
     ("num_replicas", "workers"),
-    [(1, 1), (2, 2), *(pytest.param(*each, marks=pytest.mark.slow) for each in [(1, 2), (2, 1)])],
+    [
+        (2, 2),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in [(1, 1), (1, 2), (2, 1)]),
+    ],
 )
 def test_batches_of_a_pydataset_have_one_too(models, read, num_replicas, workers):
     model = models[num_replicas]
-    assert read(model, Batches(workers=workers), shuffle=True) == batches([0, 1, 2])
-    assert read(model, Batches(workers=workers), shuffle=True, epochs=1) == batches([3])
+    assert read(model, Batches(workers=workers), shuffle=True, epochs=2) == batches([0, 1])
+    assert read(model, Batches(workers=workers), shuffle=True, epochs=1) == batches([2])
     in_order = cut([*range(10)], 2)
     assert read(model, Batches(workers=workers), shuffle=False, epochs=1) == [in_order]
 
@@ -178,7 +181,7 @@ def test_forked_workers_of_a_pydataset_draw_anew_in_each_epoch(models, read):
     assert read(models[1], data, shuffle=False, epochs=2) == drawn[0]
 
 
-@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize("num_replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_run_that_was_killed_goes_on_bit_for_bit_by_keras_backup(models, tmp_path, num_replicas):
     model = models[num_replicas]
     backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
@@ -186,13 +189,13 @@ def test_a_run_that_was_killed_goes_on_bit_for_bit_by_keras_backup(models, tmp_p
 
     class Killed(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
-            if epoch == 2:
+            if epoch == 1:
                 raise KeyboardInterrupt
 
     def train(*callbacks):
         epoch_order._NUM_BEGUN.clear()
         model.set_weights(start)
-        model.fit(X, X, epochs=4, batch_size=4, verbose=0, callbacks=[*callbacks])
+        model.fit(X, X, epochs=2, batch_size=4, verbose=0, callbacks=[*callbacks])
         return model.get_weights()
 
     expected = train()
@@ -244,11 +247,11 @@ def _drawn(unknown_length, batch_size=4):
 )
 def test_a_data_set_draws_on_from_epoch_to_epoch(models, read, num_replicas, unknown_length):
     model, dataset = models[num_replicas], _drawn(unknown_length)
-    epochs = read(model, dataset, epochs=2) + read(model, dataset, epochs=1)
-    assert [[len(step) for step in epoch] for epoch in epochs] == [[4, 4, 2]] * 3
+    epochs = read(model, dataset, epochs=1) + read(model, dataset, epochs=1)
+    assert [[len(step) for step in epoch] for epoch in epochs] == [[4, 4, 2]] * 2
     numbers = [each for epoch in epochs for step in epoch for each in step]
-    assert len(set(numbers)) == 30
-    again = read(model, _drawn(unknown_length))
+    assert len(set(numbers)) == 20
+    again = read(model, _drawn(unknown_length), epochs=2)
     assert again == epochs  # by the seed
     cut_short = read(model, _drawn(unknown_length), epochs=2, steps_per_epoch=2)
     assert cut_short == [epochs[0][:2], epochs[0][2:]]
@@ -282,9 +285,9 @@ def test_a_fit_within_a_fit_has_an_order_of_its_own(models, read):
         def on_epoch_begin(self, epoch, logs=None):
             stock.fit(X, X, verbose=0)
 
-    with strategy_of(2).scope():
+    with strategy_of(1).scope():
         stock = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-    stock.compile("sgd", "mse")
+    stock.compile("sgd", "mse", jit_compile=False)
     callbacks = keras.callbacks.CallbackList([Other()], model=models[1])
     models[1].fit(X, X, batch_size=4, epochs=1, verbose=0, callbacks=callbacks)
     assert read(models[1], X, X, batch_size=4, epochs=1) == orders([1])

@@ -56,6 +56,13 @@ def planted(monkeypatch):
     monkeypatch.setattr(room, "ArmProcess", PlantedArm)
 
 
+@pytest.fixture
+def without_pictures(monkeypatch):
+    """Reports have none, which take longer to draw than all else."""
+    monkeypatch.setattr(room.page, "_has_rates", lambda comparison: False)
+    monkeypatch.setattr(room.page, "_has_losses", lambda comparison: False)
+
+
 @pytest.mark.parametrize("is_to_fail", [True, False])
 def test_without_a_report_logs_stay_only_where_a_row_names_one(monkeypatch, is_to_fail):
     seen = []
@@ -106,7 +113,7 @@ def test_the_command_prints_the_table_and_writes_the_report(tmp_path, capsys):
     assert results["settings"] == {"steps": 50, "repeats": 3, "minutes": 60, "grid": False}
 
 
-@pytest.mark.usefixtures("planted")
+@pytest.mark.usefixtures("planted", "without_pictures")
 @pytest.mark.parametrize(
     ("number", "ends_with", "code"),
     [(signal.SIGINT, KeyboardInterrupt, None), (signal.SIGTERM, SystemExit, 143)],
@@ -138,7 +145,7 @@ def test_an_interruption_leaves_the_report_of_what_was_measured(
     assert (out / "report.html").is_file()
 
 
-@pytest.mark.usefixtures("planted")
+@pytest.mark.usefixtures("planted", "without_pictures")
 def test_a_second_sigterm_does_not_take_the_report_away(tmp_path, monkeypatch):
     """A scheduler may send it to the job and to each process, and then once more."""
 
@@ -249,7 +256,10 @@ class NeverReady(SlowArm):
             1,
             "only tf_data, float32, no XLA was measured, so nothing is compared; there",
         ),
-        (SlowArm, 2, 2, "float32, no XLA; there was no time for 3 of 6 variants: a step"),
+        pytest.param(
+            *(SlowArm, 2, 2, "float32, no XLA; there was no time for 3 of 6 variants: a step"),
+            marks=pytest.mark.slow,
+        ),
         (NeverReady, 2, 0, "nothing was measured; there was no time for"),
     ],
 )

@@ -27,6 +27,8 @@ from tfaccel.profiling.trace import trace
 from tfaccel.runtime import Device
 from tfaccel.step import functions
 
+SHORT_S = 0.01  # of a stretch, which has at least LEAST_LAPS all the same
+
 
 class Rows:
     """Examples of zeros, each of which takes a while to make."""
@@ -72,27 +74,32 @@ def job(run, *, seconds, of_step=0, steps_per_execution=1):
     return model, loader
 
 
-def test_a_slow_loader_and_a_slow_step_are_told_apart(setup):
+@pytest.fixture(scope="module")
+def starved():
+    """A profile of a loader that sleeps for 10 ms and more at each row.
+
+    There are 3 steps an epoch, and 2 an execution: the last of each epoch has one alone.
+    """
+    run = tfaccel.setup(gpu_ids=(), precision="float32", xla=False)
+    return tfaccel.profile(*job(run, seconds=0.01, steps_per_execution=2), seconds=0.2)
+
+
+def test_a_slow_loader_and_a_slow_step_are_told_apart(setup, starved):
     """One sleeps where the other has next to nothing to do, on a busy machine too."""
-    run = setup(xla=False)
-    starved = tfaccel.profile(*job(run, seconds=0.01), seconds=0.2)
     assert starved.verdict.bound == "loader", str(starved)
     assert starved.ceilings.real.waited_s > 0.5 * 32 / starved.ceilings.real.median
     assert starved.ceilings.step.median > 5 * starved.ceilings.real.median
-    slow = tfaccel.profile(*job(run, seconds=0, of_step=0.1), seconds=0.2)
+    slow = tfaccel.profile(*job(setup(xla=False), seconds=0, of_step=0.1), seconds=0.2)
     assert slow.verdict.bound == "step", str(slow)
 
 
-def test_executions_of_several_steps_are_counted_as_such(setup):
-    run = setup(xla=False)
-    # 3 steps an epoch, 2 an execution: the last of each epoch has one alone.
-    found = tfaccel.profile(*job(run, seconds=0.005, steps_per_execution=2), seconds=0.2)
-    assert found.setup.steps_per_execution == 2
-    assert found.setup.epoch_steps == 3
-    # Threads sleep for 5 ms and more at each row; of steps or executions there are 32 times fewer.
-    most = 64 / 0.005
-    assert 30 < found.ceilings.loader.median < most
-    assert 30 < found.ceilings.real.median < most
+def test_executions_of_several_steps_are_counted_as_such(starved):
+    assert starved.setup.steps_per_execution == 2
+    assert starved.setup.epoch_steps == 3
+    # Of steps or executions there are 32 times fewer than of rows.
+    most = 64 / 0.01
+    assert 15 < starved.ceilings.loader.median < most
+    assert 15 < starved.ceilings.real.median < most
 
 
 def test_a_batch_that_stays_trains_as_it_does_one_by_one():
@@ -167,28 +174,42 @@ def small_model(replicas, **settings):
     )
 
 
-def test_steps_that_make_their_own_batches(monkeypatch):
-    model = small_model(1, steps_per_execution=2, xla=False)
-    launched, in_a_row = [], functions._Step.in_a_row
+@pytest.fixture(scope="module")
+def made_in_the_step():
+    """Ceilings of such steps, and the length of each launch: of those of `fit`, and of the rest.
 
-    def counted(*args, **kwargs):
-        launched.append(1)
-        return in_a_row(*args, **kwargs)
+    An execution is more than an epoch has.
+    """
+    lengths, in_a_row = [], functions._Step.in_a_row
 
-    monkeypatch.setattr(functions._Step, "in_a_row", counted)
-    loader = in_memory(1)
-    rate = real_rate(model, loader, seconds=0.1)
-    of_run = len(launched)
-    assert of_run > 5
-    found = beside(rate, model, loader, seconds=0.1)
-    assert len(launched) > of_run + 5  # by the step alone, too
+    def noted(step, deferred, **padded):
+        lengths.append(len(deferred[0]))
+        return in_a_row(step, deferred, **padded)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(functions._Step, "in_a_row", noted)
+        model, loader = small_model(1, steps_per_execution=9, xla=False), in_memory(1)
+        rate = real_rate(model, loader, seconds=SHORT_S)
+        of_run = len(lengths)
+        found = beside(rate, model, loader, seconds=SHORT_S)
+    return found, lengths[:of_run], lengths[of_run:]
+
+
+def test_steps_that_make_their_own_batches(made_in_the_step):
+    found, of_run, of_step_alone = made_in_the_step
+    assert min(len(of_run), len(of_step_alone)) > 5
     assert min(found.step.steps, found.loader.steps) > 5
+
+
+def test_the_step_alone_has_launches_no_longer_than_an_epoch(made_in_the_step):
+    _, *lengths = made_in_the_step
+    assert [set(each) for each in lengths] == [{in_memory(1).num_batches}] * 2
 
 
 def test_steps_that_are_given_their_batches_together(tmp_path, monkeypatch):
     # More than an epoch has: so many are counted as were made.
     model, loader = small_model(1, steps_per_execution=9), by_dali(tmp_path)
-    rate = real_rate(model, loader, seconds=0.1)
+    rate = real_rate(model, loader, seconds=SHORT_S)
     (program,) = model.train_function._step._made.values()
     before, steps = int(model.optimizer.iterations.numpy()), []
 
@@ -199,11 +220,13 @@ def test_steps_that_are_given_their_batches_together(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(ceilings, "Stopwatch", Counted)
-        found = step_rate(model, loader, seconds=0.1)
+        found = step_rate(model, loader, seconds=SHORT_S)
     assert sum(steps) == int(model.optimizer.iterations.numpy()) - before
     assert LEAST_LAPS * steps[0] <= found.steps < sum(steps)  # of the steady stretch alone
     assert program.__wrapped__.experimental_get_tracing_count() == 1
-    assert min(each.steps for each in vars(beside(rate, model, loader, seconds=0.1)).values()) > 4
+    assert (
+        min(each.steps for each in vars(beside(rate, model, loader, seconds=SHORT_S)).values()) > 4
+    )
 
 
 def stepping(replicas, *, steps, take):
@@ -249,35 +272,28 @@ def test_a_loader_goes_on_while_the_device_makes_its_last_batches(monkeypatch):
         drawn.append(1)  # as if one more were
 
 
-def test_two_replicas_whose_batches_come_one_by_one():
-    loader = in_memory(2)
-    found = tfaccel.profile(small_model(2, xla=False), loader, seconds=0.1)
+@pytest.fixture(scope="module")
+def of_two_replicas():
+    """A profile of two, and what was drawn of both together: without XLA each has launches of its
+    own, though their batches could be one.
+    """
+    together = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ceilings._Drawing, "_sums", lambda *_: together.append(1))
+        model = small_model(2, xla=False, steps_per_execution=2)
+        return tfaccel.profile(model, in_memory(2), seconds=SHORT_S), together
+
+
+def test_two_replicas_whose_batches_come_one_by_one(of_two_replicas):
+    found, _ = of_two_replicas
     assert found.setup.global_batch_size == 16
     assert found.ceilings.real.median > 0
 
 
-def test_the_loader_alone_is_drawn_as_the_step_draws_it(monkeypatch):
-    """Two replicas without XLA: each step has its own launch, though their batches could be one."""
-    together = []
-    monkeypatch.setattr(ceilings._Drawing, "_sums", lambda *_: together.append(1))
-    model = small_model(2, xla=False, steps_per_execution=2)
-    rates = tfaccel.profile(model, in_memory(2), seconds=0.1).ceilings
-    assert rates.loader.median > 0
+def test_the_loader_alone_is_drawn_as_the_step_draws_it(of_two_replicas):
+    found, together = of_two_replicas
+    assert found.ceilings.loader.median > 0
     assert not together
-
-
-def test_the_step_alone_has_launches_no_longer_than_an_epoch(monkeypatch):
-    lengths, in_a_row = set(), functions._Step.in_a_row
-
-    def noted(step, deferred, **padded):
-        lengths.add(len(deferred[0]))
-        return in_a_row(step, deferred, **padded)
-
-    monkeypatch.setattr(functions._Step, "in_a_row", noted)
-    loader = in_memory(1)
-    model = small_model(1, xla=False, steps_per_execution=9)
-    beside(real_rate(model, loader, seconds=0.1), model, loader, seconds=0.1)
-    assert lengths == {loader.num_batches}
 
 
 def test_a_trace_is_written(setup, tmp_path):
