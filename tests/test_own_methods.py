@@ -106,10 +106,10 @@ def test_a_fit_of_the_models_own_trains_as_with_stock_keras(kind, num_replicas):
     model = _compiled(kind, num_replicas)
     np.testing.assert_allclose(FITS[kind](model, X).history["loss"], loss, rtol=1e-5)
     np.testing.assert_allclose(model.get_weights()[0], weight, rtol=1e-4)
-    if "predict" in vars(kind) or kind is Twice:  # of the others it is Keras's own, as Twice's is
+    if "predict" in vars(kind):  # of the others it is Keras's own
         settings = {} if kind is NoCallbacks else {"verbose": 0}
         np.testing.assert_allclose(model.predict(X, **settings), answers, rtol=1e-4)
-    if "evaluate" in vars(kind) or kind is Twice:
+    if "evaluate" in vars(kind):
         np.testing.assert_allclose(model.evaluate(X, Y, verbose=0), tested, rtol=1e-4)
 
 
