@@ -168,8 +168,8 @@ def test_p14_a_step_in_parts_is_the_step_of_the_whole_batch(num_parts, rows):
 @pytest.mark.parametrize(
     ("precision", "xla"),
     [
-        pytest.param("mixed_float16", False, marks=pytest.mark.slow),
-        ("mixed_float16", True),
+        ("mixed_float16", False),
+        pytest.param("mixed_float16", True, marks=pytest.mark.slow),
         pytest.param("mixed_bfloat16", False, marks=pytest.mark.slow),
         pytest.param("mixed_bfloat16", True, marks=pytest.mark.slow),
     ],
@@ -247,7 +247,7 @@ def test_a_layer_that_says_so_trains_without_xla_and_that_is_said_once(num_repli
     assert not model.test_function.xla
 
 
-@pytest.mark.parametrize("num_replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("num_replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_text_in_the_model_trains_without_xla_as_stock_keras_does(num_replicas, caplog):
     texts, labels = tf.constant(["a b c", "b c d", "c d e", "a a b"]), np.array([0, 1, 0, 1])
 
@@ -367,7 +367,7 @@ def test_a_vocabulary_need_not_know_the_empty_string_that_could_stand_in():
 
 def test_sparse_rows_that_cannot_be_cut_are_refused_in_a_sentence():
     data = tf.data.Dataset.from_tensor_slices((SPARSE, [0, 1, 1, 0, 1])).batch(4)
-    ours = compiled(OfSparse, 2, optimizer="sgd", loss=loss())
+    ours = compiled(OfSparse, 2, optimizer="sgd", loss=loss(), xla=False)
     with pytest.raises(UserError, match="sparse tensors has fewer rows than there are replicas"):
         ours.fit(data, verbose=0)
 
@@ -395,7 +395,7 @@ def test_strings_beside_the_inputs_train_without_xla(caplog):
 @pytest.mark.parametrize(
     ("num_replicas", "precision"),
     [
-        (1, "float32"),
+        pytest.param(1, "float32", marks=pytest.mark.slow),
         pytest.param(1, "mixed_float16", marks=pytest.mark.slow),
         pytest.param(2, "float32", marks=pytest.mark.slow),
         (2, "mixed_float16"),
@@ -435,8 +435,7 @@ def test_each_shape_is_traced_once(setup):
             return x
 
     def make():
-        model = build()
-        return keras.Sequential([keras.Input((8, 8, 1)), Counting(), *model.layers])
+        return keras.Sequential([keras.Input((8, 8, 1)), Counting(), *small().layers])
 
     trained_here(setup(xla=False), "sgd", make=make, **UNEVEN)
     concrete = [shape for shape in traces if shape[0] is not None]
@@ -530,19 +529,23 @@ def test_several_inputs_and_outputs_in_dicts(setup):
     np.testing.assert_allclose(ours["b"], theirs["b"], rtol=1e-3, atol=1e-5)
 
 
+WEIGHTS_OF_SAMPLES = {"sample_weight": np.linspace(0, 2, 104, dtype=np.float32)}
+
+
 @pytest.mark.parametrize(
-    "weights",
+    ("weights", "xla"),
     [
-        {"sample_weight": np.linspace(0, 2, 104, dtype=np.float32)},
-        {"class_weight": {0: 2.0, 1: 0.5, 2: 1.0}},
+        (WEIGHTS_OF_SAMPLES, False),
+        pytest.param(WEIGHTS_OF_SAMPLES, True, marks=pytest.mark.slow),
+        ({"class_weight": {0: 2.0, 1: 0.5, 2: 1.0}}, False),
     ],
 )
-def test_weights_of_samples_and_classes_count(setup, weights):
+def test_weights_of_samples_and_classes_count(setup, weights, xla):
     def losses(model):
         fitted = model.fit(X, Y, batch_size=16, shuffle=False, epochs=2, verbose=0, **weights)
         return fitted.history["loss"]
 
-    run = setup(xla="sample_weight" in weights)
+    run = setup(xla=xla)
     with run.scope():
         model = without_dropout()
     run.compile(model, "sgd", loss())
@@ -629,7 +632,7 @@ def test_a_train_step_of_the_users_own_runs(setup):
 
 
 def test_an_epochs_metrics_are_not_worked_out_twice(setup, monkeypatch):
-    model, first = trained_here(setup(), "sgd", tested=True)
+    model, first = trained_here(setup(), "sgd", make=small, tested=True)
     for kind in (keras.metrics.Mean, keras.metrics.SparseCategoricalAccuracy):
         monkeypatch.setattr(kind, "result", lambda _: pytest.fail("the metric was asked"))
     model, again = fitted(model, tested=True)
@@ -665,7 +668,7 @@ def test_keras_callbacks_change_the_learning_rate(setup):
 
 def test_saved_model_and_optimizer_go_on_alike(setup, tmp_path):
     run = setup(precision="mixed_float16", xla=False)
-    model, _ = trained_here(run, "adamw by a schedule, with clipping and EMA")
+    model, _ = trained_here(run, CLIPPED_ADAMW, make=small)
     model.save(tmp_path / "model.keras")
     with run.scope():
         loaded = keras.models.load_model(tmp_path / "model.keras")
@@ -678,8 +681,8 @@ def test_saved_model_and_optimizer_go_on_alike(setup, tmp_path):
 def test_fit_inside_the_scope_works_too(setup):
     run = setup(xla=False)
     with run.scope():
-        _, history = trained_here(run, "sgd", **UNEVEN)
-    _, reference = trained_by_keras("sgd", xla=False, **UNEVEN)
+        _, history = trained_here(run, "sgd", make=small)
+    _, reference = trained_by_keras("sgd", xla=False, make=small)
     np.testing.assert_allclose(history["loss"], reference["loss"], rtol=1e-3)
 
 
@@ -783,7 +786,7 @@ def given_to(make):
 @pytest.mark.parametrize(
     ("make", "calls"),
     [
-        (as_a_graph, 1),
+        pytest.param(as_a_graph, 1, marks=pytest.mark.slow),
         pytest.param(in_lists, 1, marks=pytest.mark.slow),
         (in_dicts, 1),
         pytest.param(of_other_rows, 2, marks=pytest.mark.slow),
