@@ -440,9 +440,7 @@ def _run(
     """Runs the program, on the CPU: any server has one, and the GPU is the trainer's."""
     # -P: nothing of the program's folder may be taken for a package.
     command = [sys.executable, "-P", fresh_process.__file__, str(folder), str(shared)]
-    # TensorFlow would import Keras 3, in 0.5 s, which no export needs; the old one is seldom there.
-    without_keras = {"TF_USE_LEGACY_KERAS": "1"}
-    own = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2", **without_keras}
+    own = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
     limit_s = START_LIMIT_S + SAMPLE_LIMIT_S * num_samples
     try:
         code, said = own_process.run(
