@@ -126,7 +126,9 @@ def test_history_and_weights_are_the_same(settings):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize(("callbacks", "further"), [([], 1), ([Sees()], 0)])
+@pytest.mark.parametrize(
+    ("callbacks", "further"), [([], 1), pytest.param([Sees()], 0, marks=pytest.mark.slow)]
+)
 def test_a_fault_ends_training_at_most_an_execution_later(callbacks, further):
     model = model_of()
     launched = launches(model)
