@@ -308,6 +308,14 @@ def no_collector():
     gc.enable()
 
 
+@pytest.fixture
+def quick_collector():
+    """The collector looks through what the test makes alone, not for 0.6 s through TensorFlow."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session")
 def images():
     """37 grey images of 12 x 10 pixels (a prime number, so that batches come out uneven)."""

@@ -40,18 +40,30 @@ def assert_all_close(ours, theirs, *, rtol, atol):
 # One read.
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+ONE_PASS = [
+    ((16, 5, 4, 3), {}),
+    ((64, 3, 2), {"axis": 1}),
+    ((64, 3), {"scale": False, "center": False}),
+    ((16, 5, 4, 3), {"scale": False, "momentum": 0.5}),
+    ((16, 5, 4, 3), {"center": False, "epsilon": 0.1}),
+]
+
+
 @pytest.mark.parametrize(
-    ("shape", "settings"),
+    ("dtype", "shape", "settings", "mean"),
     [
-        ((16, 5, 4, 3), {}),
-        ((64, 3, 2), {"axis": 1}),
-        ((64, 3), {"scale": False, "center": False}),
-        ((16, 5, 4, 3), {"scale": False, "momentum": 0.5}),
-        ((16, 5, 4, 3), {"center": False, "epsilon": 0.1}),
+        *(("float16", *each, 300.0) for each in ONE_PASS),
+        ("float16", *ONE_PASS[0], 0.5),
+        ("bfloat16", *ONE_PASS[1], 300.0),
+        *(
+            pytest.param(dtype, *each, mean, marks=pytest.mark.slow)
+            for dtype, mean in (("float16", 0.5), ("bfloat16", 0.5), ("bfloat16", 300.0))
+            for each in ONE_PASS
+            if (dtype, mean, each)
+            not in (("float16", 0.5, ONE_PASS[0]), ("bfloat16", 300.0, ONE_PASS[1]))
+        ),
     ],
 )
-@pytest.mark.parametrize("mean", [0.5, 300.0])
 def test_one_pass_is_keras_own(monkeypatch, dtype, shape, settings, mean):
     """Even where the mean is far from 0, as long as the moving mean is not far from it."""
     layer = make_layer(shape, dtype=f"mixed_{dtype}", **settings)
@@ -178,31 +190,48 @@ def assert_fused_is_keras(use_fused, shape, dtype, *, training=True, **settings)
     assert_all_close(ours[2], theirs[2], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    ("dtype", "training"),
+    [
+        ("float16", True),
+        ("float16", False),
+        ("bfloat16", True),
+        pytest.param("bfloat16", False, marks=pytest.mark.slow),
+    ],
+)
 def test_fused_is_keras_own(use_fused, dtype, training):
     assert_fused_is_keras(use_fused, (4, 5, 3, 6), dtype, training=training)
 
 
+FUSED = [
+    {"scale": False},
+    {"center": False},
+    {"scale": False, "center": False},
+    {"momentum": 0.5, "epsilon": 1e-5},
+    {"epsilon": 0.5},
+    {"axis": 3},
+    {"trainable": False},
+]
+
+
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "training"),
     [
-        {"scale": False},
-        {"center": False},
-        {"scale": False, "center": False},
-        {"momentum": 0.5, "epsilon": 1e-5},
-        {"epsilon": 0.5},
-        {"axis": 3},
-        {"trainable": False},
+        *((each, True) for each in FUSED),
+        *((each, False) for each in FUSED[2:4]),
+        *(
+            pytest.param(each, False, marks=pytest.mark.slow)
+            for each in FUSED
+            if each not in FUSED[2:4]
+        ),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("training", [True, False])
 def test_fused_obeys_the_layers_settings(use_fused, settings, training):
     assert_fused_is_keras(use_fused, (4, 5, 3, 6), "float16", training=training, **settings)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("shape", [(1, 1, 1, 3), (2, 1, 1, 3), (1, 7, 1, 1), (3, 1, 5, 17)])
 def test_fused_is_keras_own_in_odd_shapes(use_fused, shape, dtype):
     # Few rows: a Bessel correction left in would be a factor of 2, or of infinity.

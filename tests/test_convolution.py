@@ -16,11 +16,14 @@ def values(shape, dtype="float32", seed=0):
     return tf.cast(np.random.default_rng(seed).normal(size=shape), dtype)
 
 
-def trained(model, x, *, paths, training=True):
-    """The outputs and the gradient of each variable and of the inputs, in float32, by name."""
+def trained(model, x, *, paths, training=True, xla=False):
+    """The outputs and the gradient of each variable and of the inputs, in float32, by name.
+
+    `xla` compiles them; the paths are those that are given, whether or not it does.
+    """
     weights = model.trainable_variables
 
-    @tf.function(jit_compile=True)
+    @tf.function(jit_compile=xla)
     def run(x):
         with paths(), tf.GradientTape() as tape:
             tape.watch(x)
@@ -55,15 +58,33 @@ def sequential(*each, shape=(6, 5, 3)):
 # Windows of one pixel, and of a few grey ones.
 
 
-@pytest.mark.parametrize("strides", [1, 2, (3, 2)])
-@pytest.mark.parametrize("padding", ["valid", "same"])
+@pytest.mark.parametrize(
+    ("strides", "padding"),
+    [
+        (1, "valid"),
+        (2, "same"),
+        ((3, 2), "valid"),
+        pytest.param(1, "same", marks=pytest.mark.slow),
+        pytest.param(2, "valid", marks=pytest.mark.slow),
+        pytest.param((3, 2), "same", marks=pytest.mark.slow),
+    ],
+)
 def test_a_product_is_the_convolution_and_so_are_its_gradients(strides, padding):
     model = sequential(layers.Conv2D(4, 1, strides=strides, padding=padding))
     assert_alike(model, values((2, 6, 5, 3)))
 
 
-@pytest.mark.parametrize("size", [3, (2, 4), (5, 1)])
-@pytest.mark.parametrize("padding", ["valid", "same"])
+@pytest.mark.parametrize(
+    ("size", "padding"),
+    [
+        (3, "valid"),
+        ((2, 4), "same"),
+        pytest.param(3, "same", marks=pytest.mark.slow),
+        pytest.param((2, 4), "valid", marks=pytest.mark.slow),
+        pytest.param((5, 1), "valid", marks=pytest.mark.slow),
+        pytest.param((5, 1), "same", marks=pytest.mark.slow),
+    ],
+)
 def test_of_grey_pixels_too(size, padding):
     model = sequential(layers.Conv2D(4, size, padding=padding), shape=(6, 5, 1))
     assert_alike(model, x := values((2, 6, 5, 1)))
@@ -72,7 +93,7 @@ def test_of_grey_pixels_too(size, padding):
 
 def assert_alike(model, x):
     theirs = trained(model, x, paths=contextlib.nullcontext)
-    received = trained(model, x, paths=ours())
+    received = trained(model, x, paths=ours(), xla=True)
     np.testing.assert_allclose(received[0], theirs[0], rtol=1e-5, atol=1e-5)
     for name, each in theirs[1].items():
         np.testing.assert_allclose(received[1][name], each, rtol=1e-5, atol=1e-5)
@@ -135,13 +156,20 @@ class TwoReaders(keras.Model):
         return self.norm(y, training=training), y
 
 
-@pytest.mark.parametrize("window", [1, 3])
-@pytest.mark.parametrize("xla", [True, False])
+@pytest.mark.parametrize(
+    ("window", "xla"),
+    [
+        (1, True),
+        (3, False),
+        pytest.param(3, True, marks=pytest.mark.slow),
+        pytest.param(1, False, marks=pytest.mark.slow),
+    ],
+)
 def test_a_bias_that_is_taken_away_has_no_gradient_and_all_else_is_the_same(window, xla):
     model = sequential(layers.Conv2D(4, window), layers.BatchNormalization(), layers.ReLU())
     x = values((4, 6, 5, 3))
     outputs, expected = trained(model, x, paths=contextlib.nullcontext)
-    received, gradients = trained(model, x, paths=ours(xla))
+    received, gradients = trained(model, x, paths=ours(xla), xla=xla)
     # Rounding is all that Keras's gradient is of.
     np.testing.assert_allclose(expected.pop("bias"), np.zeros(4), atol=1e-4)
     np.testing.assert_array_equal(gradients.pop("bias"), np.zeros(4))

@@ -94,17 +94,30 @@ def test_wrong_names_and_models_are_said(half):
     with_lambda = keras.Sequential([keras.Input((8,)), layers.Lambda(lambda x: 2 * x)])
     with pytest.raises(UserError, match="cannot be made again from its config"):
         with_float32_layers(with_lambda, ["*"])
-    many = keras.applications.MobileNetV3Small(weights=None, input_shape=(32, 32, 3))
+    many = keras.Sequential([keras.Input((8,)), *(layers.Dense(1) for _ in range(50))])
     with pytest.raises(
         UserError, match=r"no layer 'zzz'; model.summary\(expand_nested=True\) lists"
     ):
         with_float32_layers(many, ["zzz"])
 
 
-def test_a_model_within_means_all_its_layers_and_operations_are_left_as_they_are(half):
-    inner = keras.applications.MobileNetV3Small(
-        weights=None, input_shape=(32, 32, 3), pooling="avg"
-    )
+def small_inner():
+    """Returns a model with a residual, layers without weights and operations of its own."""
+    x = y = layers.Conv2D(8, 3, strides=2)(image := keras.Input((32, 32, 3)))
+    y = layers.BatchNormalization()(layers.DepthwiseConv2D(3, padding="same")(y))
+    y = layers.Multiply()([y, layers.Activation("hard_sigmoid")(y)])
+    return keras.Model(image, layers.GlobalAveragePooling2D()((x + y) * 2), name="inner")
+
+
+def mobile_net():
+    return keras.applications.MobileNetV3Small(weights=None, input_shape=(32, 32, 3), pooling="avg")
+
+
+@pytest.mark.parametrize(
+    "make_inner", [small_inner, pytest.param(mobile_net, marks=pytest.mark.slow)]
+)
+def test_a_model_within_means_all_its_layers_and_operations_are_left_as_they_are(half, make_inner):
+    inner = make_inner()
     x = inner(image := keras.Input((32, 32, 3)))
     whole = keras.ops.cast(keras.ops.cast(x * 10, "int32"), "float32")
     model = keras.Model(image, layers.Dense(3, name="logits")(whole))
@@ -200,7 +213,7 @@ def test_what_is_no_name_is_refused(given):
         ModelConfig(float32_layers=given)
 
 
-@pytest.mark.parametrize("xla", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("xla", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_two_replicas_train_it(half, xla):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 

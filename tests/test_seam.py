@@ -3,6 +3,7 @@
 A new version of Keras or TensorFlow fails here first, with a sentence that names what changed.
 """
 
+import functools
 import re
 import tempfile
 import types
@@ -232,21 +233,28 @@ def _():
     return any(each is inner for each in model._flatten_layers())
 
 
-@canary("Model._maybe_symbolic_build", "is an instance's attribute that fit and evaluate call")
-def _():
-    model, seen = model_of(dense, optimizer="sgd", loss="mse"), []
-    own = model._maybe_symbolic_build
+@functools.cache
+def seen_in_fit():
+    """What is built by a fit with a validation and by a train_on_batch, and when logs are made."""
+    model, built, made = model_of(dense, optimizer="sgd", loss="mse"), [], []
+    build, results = model._maybe_symbolic_build, model._get_metrics_result_or_logs
 
     def note(iterator=None, data_batch=None):
-        seen.append(type(iterator).__name__ if iterator else len(data_batch))
-        own(iterator=iterator, data_batch=data_batch)
+        built.append(type(iterator).__name__ if iterator else len(data_batch))
+        build(iterator=iterator, data_batch=data_batch)
 
     model._maybe_symbolic_build = note
-    x = np.ones((2, 1), "float32")
-    model.fit(x, x, verbose=0)
-    model.evaluate(x, x, verbose=0)
-    model.train_on_batch(x, x)
-    return seen == ["TFEpochIterator", "TFEpochIterator", 3]
+    model._get_metrics_result_or_logs = lambda logs: (made.append("results"), results(logs))[1]
+    validates = keras.callbacks.LambdaCallback(on_test_begin=lambda logs: made.append("test"))
+    x = np.ones((4, 1), "float32")
+    model.fit(x, x, batch_size=2, validation_data=(x, x), callbacks=[validates], verbose=0)
+    model.train_on_batch(x[:2], x[:2])
+    return built, made
+
+
+@canary("Model._maybe_symbolic_build", "is an instance's attribute that fit and evaluate call")
+def _():
+    return seen_in_fit()[0] == ["TFEpochIterator", "TFEpochIterator", 3]
 
 
 @canary("Model._symbolic_build", "makes weights and metrics from the specs of a batch")
@@ -313,7 +321,7 @@ def _():
 
 @canary("Model._compile_loss._user_loss_weights", "are the weights that compile was given")
 def _():
-    model, *_ = with_metrics()
+    model, *_ = of_metrics()
     return model._compile_loss._user_loss_weights == {"a": 0.5, "b": 2.0}
 
 
@@ -352,31 +360,34 @@ def with_metrics():
     settings = {"metrics": {"a": [own]}, "weighted_metrics": {"b": [weighted]}}
     weights = {"a": 0.5, "b": 2.0}
     model.compile("sgd", losses, weights, **settings, jit_compile=False)
-    model.fit(np.ones((2, 1)), {"a": np.ones((2, 1)), "b": np.ones((2, 1))}, verbose=0)
+    model.train_on_batch(np.ones((2, 1)), {"a": np.ones((2, 1)), "b": np.ones((2, 1))})
     return model, own, weighted
+
+
+of_metrics = functools.cache(with_metrics)  # for who only looks at it
 
 
 @canary("Model._compile_metrics._user_metrics", "are the metrics that compile was given")
 def _():
-    model, own, _ = with_metrics()
+    model, own, _ = of_metrics()
     return tf.nest.flatten(model._compile_metrics._user_metrics) == [own]
 
 
 @canary("Model._compile_metrics._user_weighted_metrics", "are the weighted ones it was given")
 def _():
-    model, _, weighted = with_metrics()
+    model, _, weighted = of_metrics()
     return tf.nest.flatten(model._compile_metrics._user_weighted_metrics) == [weighted]
 
 
 @canary("Model._loss_tracker", "is the metric that averages the loss")
 def _():
-    model, *_ = with_metrics()
+    model, *_ = of_metrics()
     return type(model._loss_tracker) is keras.metrics.Mean and model._loss_tracker.name == "loss"
 
 
 @canary("CompileLoss.metrics", "are the means of the outputs' losses")
 def _():
-    model, *_ = with_metrics()
+    model, *_ = of_metrics()
     found = model._compile_loss.metrics
     return len(found) == 2 and {type(each) for each in found} == {keras.metrics.Mean}
 
@@ -583,13 +594,7 @@ def _():
 
 @canary("Model._get_metrics_result_or_logs", "makes an epoch's logs, before its validation")
 def _():
-    model, seen = model_of(dense, optimizer="sgd", loss="mse"), []
-    results = model._get_metrics_result_or_logs
-    model._get_metrics_result_or_logs = lambda logs: (seen.append("results"), results(logs))[1]
-    validates = keras.callbacks.LambdaCallback(on_test_begin=lambda logs: seen.append("test"))
-    x = np.ones((4, 1))
-    model.fit(x, x, batch_size=2, validation_data=(x, x), callbacks=[validates], verbose=0)
-    return seen == ["results", "test", "results"]
+    return seen_in_fit()[1] == ["results", "test", "results"]
 
 
 @canary("distribute_lib._get_default_replica_mode", "is what there is outside any scope")

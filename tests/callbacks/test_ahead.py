@@ -31,7 +31,7 @@ def make():
 
 
 def model_of(num_replicas=1, config=None, **settings):
-    settings = {"optimizer": keras.optimizers.Adam, "loss": "mse", "metrics": ["mae"], **settings}
+    settings = {"optimizer": "sgd", "loss": "mse", **settings}
     return compiled(make, num_replicas, config=config, xla=False, **settings)
 
 
@@ -114,13 +114,21 @@ def test_who_sees_each_batch_has_one_launched_at_a_time(caplog):
 def test_history_and_weights_are_the_same(settings):
     x, settings = settings.get("x", X), {k: v for k, v in settings.items() if k != "x"}
     data = {"x": x, "epochs": 2, "validation_data": (X, X[:, :1])}
-    mine, reference = model_of(**settings), model_of(**settings)
-    assert fit(mine, **data) == fit(reference, callbacks=[Sees()], **data)
-    for one, other in zip(mine.get_weights(), reference.get_weights(), strict=True):
+    model, results = model_of(**settings), []
+    start = model.get_weights()
+    for callbacks in ([], [Sees()]):
+        model.set_weights(start)
+        results.append((fit(model, callbacks=callbacks, **data), model.get_weights()))
+    (mine, weights), (wanted, wanted_weights) = results
+    assert mine == wanted
+    assert not np.array_equal(weights[0], start[0])
+    for one, other in zip(weights, wanted_weights, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize(("callbacks", "further"), [([], 1), ([Sees()], 0)])
+@pytest.mark.parametrize(
+    ("callbacks", "further"), [([], 1), pytest.param([Sees()], 0, marks=pytest.mark.slow)]
+)
 def test_a_fault_ends_training_at_most_an_execution_later(callbacks, further):
     model = model_of()
     launched = launches(model)
@@ -139,7 +147,7 @@ def test_a_fault_of_the_last_execution_comes_before_the_validation():
 
 
 def test_a_test_within_an_epoch_has_its_own_logs():
-    model, seen = model_of(), []
+    model, seen = model_of(metrics=["mae"]), []
 
     def test(batch, logs):
         if batch == 3:
@@ -153,15 +161,17 @@ def test_a_test_within_an_epoch_has_its_own_logs():
 def test_audits_are_made_between_the_same_steps(monkeypatch):
     audits = []
     monkeypatch.setattr(Audit, "check", lambda self, *, when: audits.append(when))
+    model = model_of(2, StepConfig(audit_steps=4))
     for callbacks in ([], [Sees()]):
-        fit(model_of(2, StepConfig(audit_steps=4)), epochs=2, callbacks=callbacks)
+        model.optimizer.iterations.assign(0)
+        fit(model, epochs=2, callbacks=callbacks)
     each = ["at step 4", "at step 8", "at step 12", "at the end of training"]
     assert audits == [*each, *each]
 
 
 def test_a_callback_list_has_ours_once():
+    model = model_of()
     for callbacks, is_ahead in (([], True), ([Sees()], False)):
-        model = model_of()
         given = keras.callbacks.CallbackList(callbacks, add_history=True, model=model, epochs=1)
         for _ in range(2):
             model.fit(X, X[:, :1], batch_size=2, verbose=0, callbacks=given)
@@ -193,16 +203,22 @@ def with_own_logs(own, **settings):
     )
 
 
-def test_the_last_steps_own_logs_are_the_epochs():
-    assert fit(with_own_logs(lambda step: {"inner": {"deep": step}}))["deep"] == [STEPS]
+@pytest.fixture(scope="module")
+def own_history():
+    """The history of a fit whose steps log also what is nested, and None."""
+    return fit(with_own_logs(lambda step: {"inner": {"deep": step}, "nothing": None}))
 
 
-def test_a_log_of_none_stays():
-    assert fit(with_own_logs(lambda step: {"nothing": None}))["nothing"] == [None]
+def test_the_last_steps_own_logs_are_the_epochs(own_history):
+    assert own_history["deep"] == [STEPS]
+
+
+def test_a_log_of_none_stays(own_history):
+    assert own_history["nothing"] == [None]
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
-@pytest.mark.parametrize("callbacks", [[], [Sees()]])
+@pytest.mark.parametrize("callbacks", [[], pytest.param([Sees()], marks=pytest.mark.slow)])
 def test_epochs_without_data_have_the_last_steps_logs(callbacks):
     batches = ((X[:2], X[:2, :1]) for _ in range(6))
     model = with_own_logs(lambda step: {"step": step})
@@ -231,18 +247,19 @@ def test_the_audit_of_the_last_execution_comes_before_the_validation(monkeypatch
 
 
 class Trains(keras.callbacks.Callback):
-    """Trains the model as each epoch's fourth batch begins, and at its end, and notes the logs."""
+    """Trains the model in the first epoch's fourth batch, and at its end, and notes the logs."""
 
     def __init__(self, train):
         super().__init__()
         self._train, self.seen = train, []
 
     def on_train_batch_begin(self, batch, logs=None):
-        if batch == 3:
+        if batch == 3 and not self.seen:
             self.seen.append(self._train(self.model))
 
     def on_epoch_end(self, epoch, logs=None):
-        self.seen.append(self._train(self.model))
+        if epoch == 0:
+            self.seen.append(self._train(self.model))
 
 
 def on_batch(model):
@@ -251,21 +268,23 @@ def on_batch(model):
 
 def within(model):
     history = model.history
-    within_fit = model.fit(X, X[:, :1], batch_size=4, shuffle=False, verbose=0).history
+    within_fit = model.fit(X, X[:, :1], batch_size=2, shuffle=False, verbose=0).history
     model.history = history  # as of stock Keras, the model's is that of the last `fit`
     return within_fit
 
 
 @pytest.mark.parametrize("train", [pytest.param(on_batch, marks=pytest.mark.slow), within])
 def test_what_a_callback_trains_has_its_own_logs(train):
-    trained = []
+    model, trained = model_of(), []
+    start = model.get_weights()
     for others in ([], [Sees()]):
-        model, trains = model_of(), Trains(train)
-        before = model._get_metrics_result_or_logs
+        model.set_weights(start)
+        trains, before = Trains(train), model._get_metrics_result_or_logs
         trained.append([fit(model, epochs=2, callbacks=[trains, *others]), trains.seen])
         assert model.train_function.launched is None
         assert model._get_metrics_result_or_logs == before
     assert trained[0] == trained[1]
+    assert len(trained[0][1]) == 2
 
 
 def test_after_a_fit_within_it_the_outer_one_is_still_watched():
@@ -302,6 +321,6 @@ def test_nothing_is_computed_to_look(monkeypatch):
 
     monkeypatch.setattr(ahead.Ahead, "_look_at", watched)
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01))
-    fit(model_of(optimizer=optimizer))
-    fit(model_of(steps_per_execution=4))
+    # An execution of four steps, and one of a single step.
+    fit(model_of(optimizer=optimizer, steps_per_execution=4), X[:10])
     assert not computed

@@ -46,10 +46,9 @@ def test_no_pixel_that_is_tested_was_blurred_into_a_training_crop():
     assert max(place(each)[0] for each in root.glob("*/*/*")) + 96 <= 600
 
 
-def test_a_second_call_writes_nothing(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_a_second_call_writes_nothing():
     root = ensure_blurred()
     before = root.stat().st_mtime_ns
     assert ensure_blurred() == root
     assert root.stat().st_mtime_ns == before
-    assert [each.name for each in root.parent.iterdir()] == ["portrait"]
+    assert [each.name for each in root.parent.glob("portrait*")] == ["portrait"]

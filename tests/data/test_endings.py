@@ -34,7 +34,7 @@ def test_nothing_holds_what_was_called():
     assert called() is None
 
 
-def test_it_is_known_where_the_collector_is_at_work():
+def test_it_is_known_where_the_collector_is_at_work(quick_collector):
     class Garbage:
         def __init__(self):
             self.itself = self

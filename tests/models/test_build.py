@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tfaccel import UserError, models
+from tfaccel.models import cifar_resnet
 
 # Images of odd sides, after a pooling or before.
 OWN_CLASSIFIERS = [("mnist_cnn", (12, 13, 1)), ("cifar_resnet", (10, 8, 3))]
@@ -19,14 +20,22 @@ def policy():
     keras.config.set_dtype_policy("float32")
 
 
+@pytest.fixture
+def narrow(monkeypatch):
+    """The cifar_resnet has eight channels everywhere, and so few weights."""
+    convolution = cifar_resnet._convolution
+    few = lambda x, channels: convolution(x, min(channels, 8))  # noqa: E731
+    monkeypatch.setattr(cifar_resnet, "_convolution", few)
+
+
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
         ("mnist_cnn", (28, 28, 1)),
         ("mnist_cnn", (8, 8, 1)),
         ("MobileNetV3Small", (32, 32, 3)),
-        ("resnet50", (32, 32, 3)),
-        ("cifar_resnet", (32, 32, 3)),
+        pytest.param("resnet50", (32, 32, 3), marks=pytest.mark.slow),
+        pytest.param("cifar_resnet", (32, 32, 3), marks=pytest.mark.slow),
         ("cifar_resnet", (9, 15, 1)),
     ],
 )
@@ -98,7 +107,7 @@ def test_the_cifar_resnet_has_the_size_of_its_description():
     assert sum(products) == pytest.approx(1.42e9, rel=0.01)
 
 
-def test_the_cifar_resnet_averages_an_image_and_its_mirror_outside_training():
+def test_the_cifar_resnet_averages_an_image_and_its_mirror_outside_training(narrow):
     keras.config.set_dtype_policy("float32")
     model = models.build("cifar_resnet", image_shape=(8, 8, 3), num_outputs=7)
     network = keras.Model(model.input, model.get_layer("logits").output)
@@ -114,7 +123,7 @@ def test_the_cifar_resnet_averages_an_image_and_its_mirror_outside_training():
 
 
 @pytest.mark.parametrize(("name", "shape"), OWN_CLASSIFIERS)
-def test_a_model_is_read_again_from_its_file(name, shape, tmp_path):
+def test_a_model_is_read_again_from_its_file(name, shape, tmp_path, narrow):
     model = models.build(name, image_shape=shape, num_outputs=7)
     images = np.random.default_rng(0).random((2, *shape), np.float32)
     model.save(tmp_path / "model.keras")
@@ -153,8 +162,11 @@ def test_two_deterministic_runs_under_xla_give_the_same_bits(name, shape, setup)
         np.testing.assert_array_equal(one, other)
 
 
-def test_no_model_rescales_what_the_loader_already_has_in_0_to_1():
-    model = models.build("efficientnetv2b0", image_shape=(32, 32, 3), num_outputs=2)
+@pytest.mark.parametrize(
+    "name", ["MobileNetV3Small", pytest.param("efficientnetv2b0", marks=pytest.mark.slow)]
+)
+def test_no_model_rescales_what_the_loader_already_has_in_0_to_1(name):
+    model = models.build(name, image_shape=(32, 32, 3), num_outputs=2)
     assert not [each for each in model.layers if isinstance(each, keras.layers.Rescaling)]
 
 

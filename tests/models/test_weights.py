@@ -51,10 +51,13 @@ def expect_equal(model, wanted):
 
 
 FILES = ["a.keras", "a.weights.h5", "a.weights.json", "a.h5", "a.hdf5"]
-files = pytest.mark.parametrize("name", FILES)
+files = pytest.mark.parametrize(
+    "name",
+    [*FILES[:-1], pytest.param(FILES[-1], marks=pytest.mark.slow)],  # its reader is .h5's
+)
 
 
-@files
+@pytest.mark.parametrize("name", FILES)
 def test_a_file_of_the_same_model_gives_all_layers(tmp_path, caplog, name):
     saved, model = build(seed=1), build()
     begin_from(save(saved, tmp_path / name), model)
@@ -161,8 +164,17 @@ def test_frozen_layers_whole_numbers_seeds_and_nan_are_taken(tmp_path, caplog, n
     assert "infinite or NaN weights came from that file: head" in caplog.text
 
 
-@pytest.mark.parametrize("policy", ["bfloat16", "float16", "mixed_bfloat16"])
-@pytest.mark.parametrize("name", ["a.keras", "a.h5"])
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        ("a.keras", "bfloat16"),
+        ("a.h5", "float16"),
+        ("a.keras", "mixed_bfloat16"),
+        pytest.param("a.h5", "bfloat16", marks=pytest.mark.slow),
+        pytest.param("a.keras", "float16", marks=pytest.mark.slow),
+        pytest.param("a.h5", "mixed_bfloat16", marks=pytest.mark.slow),
+    ],
+)
 def test_a_file_of_float32_is_rounded_to_what_the_model_holds(tmp_path, caplog, name, policy):
     saved = build(seed=1)
     keras.config.set_dtype_policy(policy)

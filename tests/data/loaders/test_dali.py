@@ -651,7 +651,9 @@ def test_an_image_smaller_than_its_crop_is_refused(copy, device, window, size):
 
 
 @pytest.mark.parametrize("of_ranges", [False, True])
-def test_a_stream_that_is_dropped_leaves_nothing(source, tmp_path, device, of_ranges):
+def test_a_stream_that_is_dropped_leaves_nothing(
+    source, tmp_path, device, of_ranges, quick_collector
+):
     if of_ranges:
         source = ImageSource(as_ranges(source.images, tmp_path / "all"), source.labels)
     images = ImageConfig(image_size=(20, 16))

@@ -60,7 +60,7 @@ def test_it_is_the_same_memory():
     assert float(tensor[0, 0, 0]) == 7
 
 
-def test_it_frees_itself_once_and_nothing_else(monkeypatch):
+def test_it_frees_itself_once_and_nothing_else(monkeypatch, quick_collector):
     freed = []
 
     @ctypes.CFUNCTYPE(None, ctypes.c_void_p)

@@ -72,16 +72,22 @@ def expected(source, images, feed, number):
     return tuple(np.stack(each) for each in zip(*rows, strict=True))
 
 
-@pytest.mark.parametrize("kept", ["in memory", "mapped"])
 @pytest.mark.parametrize(
-    ("device", "on_device"),
+    ("device", "on_device", "kept"),
     [
-        (CPU, True),
-        (Device("/cpu:1", None), True),
-        (LIKE_A_GPU, True),
-        (LIKE_A_GPU, False),
-        pytest.param(Device("/gpu:0", 0), True, marks=pytest.mark.gpu),
-        pytest.param(Device("/gpu:0", 0), False, marks=pytest.mark.gpu),
+        (CPU, True, "mapped"),
+        (Device("/cpu:1", None), True, "in memory"),
+        (LIKE_A_GPU, True, "mapped"),
+        (LIKE_A_GPU, False, "mapped"),
+        (LIKE_A_GPU, False, "in memory"),
+        pytest.param(CPU, True, "in memory", marks=pytest.mark.slow),
+        pytest.param(Device("/cpu:1", None), True, "mapped", marks=pytest.mark.slow),
+        pytest.param(LIKE_A_GPU, True, "in memory", marks=pytest.mark.slow),
+        *(
+            pytest.param(Device("/gpu:0", 0), on_device, kept, marks=pytest.mark.gpu)
+            for on_device in (True, False)
+            for kept in ("in memory", "mapped")
+        ),
     ],
 )
 def test_every_row_is_the_references(source, tmp_path, device, on_device, kept):
@@ -101,8 +107,15 @@ def test_every_row_is_the_references(source, tmp_path, device, on_device, kept):
         assert label.dtype == np.int64
 
 
-@pytest.mark.parametrize("targets", ["image", "mask"])
-@pytest.mark.parametrize("device", [CPU, LIKE_A_GPU])
+@pytest.mark.parametrize(
+    ("device", "targets"),
+    [
+        (CPU, "image"),
+        (LIKE_A_GPU, "mask"),
+        pytest.param(CPU, "mask", marks=pytest.mark.slow),
+        pytest.param(LIKE_A_GPU, "image", marks=pytest.mark.slow),
+    ],
+)
 def test_pairs(source, targets, device):
     mask = source.images[..., :1] // 2
     pairs = ArraySource(
@@ -117,8 +130,15 @@ def test_pairs(source, targets, device):
             np.testing.assert_allclose(found, wanted, atol=CLOSE)
 
 
-@pytest.mark.parametrize("device", [CPU, LIKE_A_GPU])
-@pytest.mark.parametrize("window", ["center_crop", "random_crop"])
+@pytest.mark.parametrize(
+    ("device", "window"),
+    [
+        (CPU, "random_crop"),
+        (LIKE_A_GPU, "center_crop"),
+        (LIKE_A_GPU, "random_crop"),
+        pytest.param(CPU, "center_crop", marks=pytest.mark.slow),
+    ],
+)
 def test_crops_of_pairs(source, window, device):
     pairs = ArraySource(source.images, None, targets=source.images[..., :1] // 2)
     images = ImageConfig(image_size=(8, 7), mean=0.5, std=0.5, targets="mask")
@@ -130,13 +150,13 @@ def test_crops_of_pairs(source, window, device):
 
 
 def test_float16(source):
-    feed = feed_of(source, IMAGES, AugmentConfig())
+    feed = feed_of(source, IMAGES, EVERY_DRAW)
     [(half, _)] = batches(stream_of(source, IMAGES, feed, dtype="float16"), 1)
     assert half.dtype == np.float16
     np.testing.assert_allclose(half, expected(source, IMAGES, feed, 0)[0], atol=CLOSE + 5e-4)
 
 
-@pytest.mark.parametrize("device", [CPU, LIKE_A_GPU])
+@pytest.mark.parametrize("device", [pytest.param(CPU, marks=pytest.mark.slow), LIKE_A_GPU])
 def test_a_stream_that_starts_in_the_middle_goes_on_alike(source, device):
     whole, late = (
         stream_of(source, IMAGES, feed_of(source, IMAGES, EVERY_DRAW, first=first), device=device)
@@ -148,12 +168,15 @@ def test_a_stream_that_starts_in_the_middle_goes_on_alike(source, device):
 
 
 def test_two_replicas_make_the_batch_of_one(source):
+    # Of two whole batches; half a batch is as large as those of other tests, so compiled already.
+    images = np.concatenate([source.images, source.images[:3]])
+    source = ArraySource(images, np.arange(20, dtype=np.int32))
     one, *two = (
         stream_of(
             source,
             IMAGES,
             feed_of(
-                source, IMAGES, EVERY_DRAW, rows=6, replicas=replicas, replica_index=replica_index
+                source, IMAGES, EVERY_DRAW, rows=10, replicas=replicas, replica_index=replica_index
             ),
         )
         for replicas, replica_index in ((1, 0), (2, 0), (2, 1))
@@ -167,7 +190,7 @@ def test_two_replicas_make_the_batch_of_one(source):
 @pytest.mark.parametrize(
     "device", [CPU, LIKE_A_GPU, pytest.param(Device("/gpu:0", 0), marks=pytest.mark.gpu)]
 )
-def test_what_is_dropped_is_freed(source, device):
+def test_what_is_dropped_is_freed(source, device, quick_collector):
     source = ArraySource(source.images.copy(), source.labels)
     stream = stream_of(source, IMAGES, feed_of(source, IMAGES, EVERY_DRAW), device=device)
     next(stream)

@@ -40,8 +40,15 @@ def names(source):
     return [os.path.basename(each) for each in source.images.files]
 
 
-@pytest.mark.parametrize("window", ["random_resized_crop", "resized_center_crop"])
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(
+    ("channels", "window"),
+    [
+        (3, "random_resized_crop"),
+        (1, "resized_center_crop"),
+        pytest.param(1, "random_resized_crop", marks=pytest.mark.slow),
+        pytest.param(3, "resized_center_crop", marks=pytest.mark.slow),
+    ],
+)
 def test_all_loaders_decode_it(source, channels, window):
     images, augment = ImageConfig(image_size=(16, 16), channels=channels), AugmentConfig(window)
     feed = Feed(Plan(len(source), len(source), 1), augment, (16, 16), 0)

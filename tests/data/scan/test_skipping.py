@@ -10,12 +10,12 @@ from tfaccel import preset, sources
 from tfaccel.data.scan.examine import BAD, KINDS
 from tfaccel.data.sources.pillow import IMAGE_SUFFIXES
 
-NUM_IMAGES = 1000
+NUM_IMAGES = 300
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """1,000 images of two classes; of each kind of fault ten, where a class folder may hold it."""
+    """300 images of two classes; of each kind of fault three, where a class folder may hold it."""
     root = tmp_path_factory.mktemp("planted")
     for name in "ab":
         (root / name).mkdir()
@@ -23,13 +23,13 @@ def folder(tmp_path_factory):
     for name in planted.FAULTY:
         if name.endswith(IMAGE_SUFFIXES) and not name.endswith(".tif"):  # not TensorFlow's
             kinds.setdefault(planted.kind_of(name), name)
-    faulty = [name for name in kinds.values() for _ in range(10)]
+    faulty = [name for name in kinds.values() for _ in range(3)]
     for index in range(NUM_IMAGES):
         name = faulty[index] if index < len(faulty) else None
         suffix = name.rpartition(".")[2] if name else "jpg"
         content = planted.FAULTY[name] if name else planted.JPEG
         (root / "ab"[index % 2] / f"{index:04d}.{suffix}").write_bytes(content)
-    num_bad = sum(10 for kind in kinds if KINDS[kind] == BAD)
+    num_bad = sum(3 for kind in kinds if KINDS[kind] == BAD)
     return root, num_bad, kinds
 
 
@@ -37,7 +37,7 @@ def folder(tmp_path_factory):
 def test_it_trains_to_the_end_on_all_others(setup, folder, loader, caplog):
     root, num_bad, kinds = folder
     assert len(kinds) >= 8
-    run = setup()
+    run = setup(xla=False)
     loader = run.image_folder(
         root, image_size=(16, 16), global_batch_size=64, loader=loader, bad_files="skip"
     )
