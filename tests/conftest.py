@@ -77,7 +77,7 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
-# At its end a process would look for unused objects among all of TensorFlow's: a second for nothing.
+# At its end a process would look for unused objects among all of TensorFlow's, for a second.
 FORGETFUL = "import atexit, gc\natexit.register(gc.freeze)\n"
 
 
