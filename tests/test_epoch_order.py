@@ -312,3 +312,38 @@ def test_rows_are_in_order_where_the_step_is_stock_keras(models):
     )
     first, second = orders([0, 1], batch_size=2)
     assert seen == [*first[2:], *second[:2]]
+
+
+# How often an input is read.
+
+
+@pytest.mark.parametrize("kind", ["arrays", "data set"])
+def test_no_pass_is_begun_that_nobody_reads(models, monkeypatch, kind):
+    model, begun = models[2], []
+    x = X if kind == "arrays" else tf.data.Dataset.from_tensor_slices((X, X)).batch(4)
+    rest = {"y": X, "batch_size": 4, "shuffle": False} if kind == "arrays" else {}
+    validation = (X, X) if kind == "arrays" else x
+    two = tf.data.Dataset.range(2).batch(2)
+    stock = type(model.distribute_strategy.experimental_distribute_dataset(two))
+    own = stock.__iter__
+    monkeypatch.setattr(stock, "__iter__", lambda each: begun.append(1) or own(each))
+    model.fit(x, epochs=3, validation_data=validation, validation_batch_size=4, verbose=0, **rest)
+    assert len(begun) == 3 + 3
+    rest.pop("shuffle", None)
+    losses = [model.evaluate(x, verbose=0, **rest) for _ in range(2)]
+    assert len(begun) == 6 + 2
+    assert losses[0] == losses[1] == pytest.approx(np.mean((model.predict_on_batch(X) - X) ** 2))
+    rest.pop("y", None)
+    np.testing.assert_array_equal(model.predict(x, verbose=0, **rest), model.predict_on_batch(X))
+    assert len(begun) == 8 + 1
+
+
+def test_what_another_model_reads_in_a_fit_is_kerass_own_affair(models):
+    """A callback's model has neither the order nor the iterators of the one that is trained."""
+    other = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    other.compile("sgd", "mse")
+    seen = []
+    predict = lambda epoch, logs: seen.append(other.predict(X, verbose=0))  # noqa: E731
+    callback = keras.callbacks.LambdaCallback(on_epoch_begin=predict, on_epoch_end=predict)
+    models[2].fit(X, X, batch_size=4, validation_data=(X, X), verbose=0, callbacks=[callback])
+    np.testing.assert_allclose(seen, [other.predict_on_batch(X)] * 2, rtol=1e-6)

@@ -43,6 +43,15 @@ _NUM_BEGUN = weakref.WeakKeyDictionary()  # the epochs that each model has begun
 _NEXT_INPUT = contextvars.ContextVar("the EpochOrder of the next input that Keras opens")
 
 
+@contextlib.contextmanager
+def _next_input_of(order) -> Iterator[None]:
+    token = _NEXT_INPUT.set(order)
+    try:
+        yield
+    finally:
+        _NEXT_INPUT.reset(token)
+
+
 class EpochOrder(keras.callbacks.Callback):
     """Numbers the epochs of one `fit`. It comes before all other callbacks.
 
@@ -63,14 +72,9 @@ class EpochOrder(keras.callbacks.Callback):
         self.seed = get_random_seed() or 0
         self._cut = _Cut(model, steps_per_epoch)
 
-    @contextlib.contextmanager
-    def of_next_input(self) -> Iterator[None]:
+    def of_next_input(self) -> contextlib.AbstractContextManager:
         """Within the context, this is the order of the first input that Keras opens."""
-        token = _NEXT_INPUT.set(self)
-        try:
-            yield
-        finally:
-            _NEXT_INPUT.reset(token)
+        return _next_input_of(self)
 
     def on_epoch_begin(self, epoch, logs=None):
         """Numbers the epoch; a loader that stands before it goes there."""
@@ -103,6 +107,8 @@ class EpochOrder(keras.callbacks.Callback):
             kind = _PyDataset
         elif isinstance(adapter, TFDatasetAdapter) and _draws(adapter, self.trained):
             kind = functools.partial(_Dataset, of_user=x)
+        elif _is_read_anew(adapter, self.trained):
+            kind = _AsItIs
         else:
             return adapter
         self._cut.num_batches = adapter.num_batches
@@ -209,6 +215,62 @@ def _batches_shuffled(num_rows: int, batch_size: int, *, seed: int, epoch: int) 
     """Returns each row's index once: [num_rows] int64, each batch with its own rows, shuffled."""
     drawn = np.random.default_rng([seed, epoch]).random(num_rows)
     return np.lexsort((drawn, np.arange(num_rows) // batch_size))
+
+
+class _AsItIs(_InOrder):
+    """An input whose order is its own: it is read no earlier than its first batch is needed."""
+
+    def _dataset(self) -> tf.data.Dataset:
+        return self._adapter.get_tf_dataset()
+
+    def begin(self) -> int:
+        """Sets no order: each pass begins with the first batch."""
+        return 0
+
+
+def _is_read_anew(adapter: DataAdapter, model: keras.Model) -> bool:
+    """Returns whether each pass over Keras's input is an iterator of its own, for our steps."""
+    if seam.runs_eagerly(model):
+        return False  # stock Keras's step asks for its own iterators
+    if isinstance(adapter, TFDatasetAdapter):
+        return isinstance(adapter.get_tf_dataset(), tf.data.Dataset)
+    return isinstance(adapter, ArrayDataAdapter)
+
+
+class _Read:
+    """Stands for an EpochOrder where a model evaluates or predicts."""
+
+    def __init__(self, model: keras.Model):
+        self.trained = model
+
+    def applied(self, adapter: DataAdapter, x, steps_per_epoch: int | None) -> DataAdapter:
+        """Returns what stands for Keras's adapter of the input, or it."""
+        return _AsItIs(adapter, self) if _is_read_anew(adapter, self.trained) else adapter
+
+
+def read_once(method: Callable, model: keras.Model) -> Callable:
+    """Returns the model's `evaluate` or `predict`, which reads its input once.
+
+    Keras makes an iterator at the end of each pass, too, which begins to read for nothing (Keras
+    3.15): a validation reads its first batches twice.
+    """
+
+    @functools.wraps(method)
+    def wrapper(*args, **kwargs):
+        of_fit = None  # Keras's iterator over what a `fit` validates with
+        if kwargs.get("_use_cached_eval_dataset"):
+            of_fit = getattr(model, "_eval_epoch_iterator", None)
+        if of_fit is None:
+            with _next_input_of(_Read(model)):
+                return method(*args, **kwargs)
+        if _is_read_anew(of_fit.data_adapter, model):
+            of_fit.data_adapter = _AsItIs(of_fit.data_adapter, _Read(model))
+            passes = of_fit.data_adapter._passes
+            dataset = of_fit._distributed_dataset
+            of_fit._distributed_dataset = passes(dataset.element_spec, dataset.__iter__)
+        return method(*args, **kwargs)
+
+    return wrapper
 
 
 class _PyDataset(_InOrder):
