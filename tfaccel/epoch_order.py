@@ -248,11 +248,11 @@ class _Read:
         return _AsItIs(adapter, self) if _is_read_anew(adapter, self.trained) else adapter
 
 
-def read_once(method: Callable, model: keras.Model) -> Callable:
-    """Returns the model's `evaluate` or `predict`, which reads its input once.
+def one_iterator_a_pass(method: Callable, model: keras.Model) -> Callable:
+    """Returns the model's `evaluate` or `predict`, which makes one iterator for each pass.
 
-    Keras makes an iterator at the end of each pass, too, which begins to read for nothing (Keras
-    3.15): a validation reads its first batches twice.
+    Keras makes an iterator at the end of each pass, too, which nobody reads (Keras 3.15). That costs
+    0.05 CPU s on one replica, 0.08 on two, in each epoch and validation (2 cores, 2026-11-27).
     """
 
     @functools.wraps(method)

@@ -35,7 +35,7 @@ from tfaccel.callbacks.replica_audit import ReplicaAudit
 from tfaccel.cluster import Cluster
 from tfaccel.config import StepConfig
 from tfaccel.data.distribute import Loader, check_same_classes
-from tfaccel.epoch_order import EpochOrder, read_once
+from tfaccel.epoch_order import EpochOrder, one_iterator_a_pass
 from tfaccel.errors import UserError
 from tfaccel.memory_plan import explained
 from tfaccel.models.own_scaling import misfit, unscaled
@@ -85,11 +85,15 @@ def extend(
         ),
         "evaluate": lambda evaluate: _as_call(
             _naming_labels(
-                counting(_beating(quiet(read_once(evaluate, model)), beats)), model, config
+                counting(_beating(quiet(one_iterator_a_pass(evaluate, model)), beats)),
+                model,
+                config,
             )
         ),
         "predict": lambda predict: _as_call(
-            _for_loaders(_beating(_without_padding(quiet(read_once(predict, model))), beats))
+            _for_loaders(
+                _beating(_without_padding(quiet(one_iterator_a_pass(predict, model))), beats)
+            )
         ),
         "train_on_batch": lambda train: _after(
             by_batch.on_train_batch_begin, _with_keras_logs(train, model, config)
