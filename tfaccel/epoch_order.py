@@ -251,8 +251,8 @@ class _Read:
 def one_iterator_a_pass(method: Callable, model: keras.Model) -> Callable:
     """Returns the model's `evaluate` or `predict`, which makes one iterator for each pass.
 
-    Keras makes an iterator at the end of each pass, too, which nobody reads (Keras 3.15). That costs
-    0.05 CPU s on one replica, 0.08 on two, in each epoch and validation (2 cores, 2026-11-27).
+    Keras makes an iterator at the end of each pass, too, which nobody reads (Keras 3.15). It costs
+    0.05 CPU s on one replica, 0.08 on two, for each epoch and validation (2 cores, 2026-11-27).
     """
 
     @functools.wraps(method)
