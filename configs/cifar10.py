@@ -33,9 +33,9 @@ terms:
 """
 
 import ml_collections
+from tfaccel.presets import preset_fields
 
 from tfaccel.config import default_config, is_smoke
-from tfaccel.presets import preset_fields
 
 MOMENTUM = 0.85
 

@@ -7,9 +7,9 @@ a processor rounds in another way.
 """
 
 import ml_collections
+from tfaccel.presets import preset_fields
 
 from tfaccel.config import default_config, is_smoke
-from tfaccel.presets import preset_fields
 
 
 def get_config(size: str = "") -> ml_collections.ConfigDict:

@@ -21,9 +21,9 @@ Nobody has trained it to the end with this version, so there is no accuracy to t
 """
 
 import ml_collections
+from tfaccel.presets import preset_fields
 
 from tfaccel.config import default_config, is_smoke
-from tfaccel.presets import preset_fields
 
 
 def get_config(size: str = "") -> ml_collections.ConfigDict:

@@ -9,9 +9,9 @@ H200, 16 CPU cores, 2026-11-22).
 """
 
 import ml_collections
+from tfaccel.presets import preset_fields
 
 from tfaccel.config import default_config, is_smoke
-from tfaccel.presets import preset_fields
 
 
 def get_config(size: str = "") -> ml_collections.ConfigDict:

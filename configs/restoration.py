@@ -10,10 +10,10 @@ below `test`.
 """
 
 import ml_collections
+from tfaccel.presets import preset_fields
 
 from tfaccel.config import default_config, is_smoke
 from tfaccel.data.blurred import ensure_blurred
-from tfaccel.presets import preset_fields
 
 
 def get_config(size: str = "") -> ml_collections.ConfigDict:

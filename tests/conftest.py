@@ -24,13 +24,15 @@ from tensorflow.python.data.ops import multi_device_iterator_ops
 from tensorflow.python.framework import config as tf_config
 
 import tfaccel
-from tfaccel import methods, runtime, seam
-from tfaccel.cluster import Cluster
 from tfaccel.config import StepConfig
 from tfaccel.data.placement import untuned
 from tfaccel.export import at_start, fresh_process, parity, saved_model
 from tfaccel.export import preprocessing as export_preprocessing
+from tfaccel.keras_internals import seam
+from tfaccel.runtime import devices as runtime
+from tfaccel.runtime.cluster import Cluster
 from tfaccel.step import compile_model, finite, functions
+from tfaccel.training import methods
 
 # As the driver counts, TensorFlow's first one.
 FIRST_GPU = int((os.environ.get("CUDA_VISIBLE_DEVICES") or "0").split(",")[0])
@@ -292,7 +294,7 @@ def in_one_function(monkeypatch):
 @pytest.fixture
 def terminal(monkeypatch):
     """What is printed is shown by a terminal, so that lines are wrapped."""
-    monkeypatch.setattr("tfaccel.table_text.is_terminal", lambda: True)
+    monkeypatch.setattr("tfaccel.common.tables.is_terminal", lambda: True)
 
 
 @pytest.fixture

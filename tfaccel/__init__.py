@@ -13,6 +13,9 @@ import importlib
 import sys
 from typing import TYPE_CHECKING
 
+from tfaccel.common import old_paths
+from tfaccel.common.errors import RunError, UserError, exit_as_the_command
+from tfaccel.common.version import __version__
 from tfaccel.config import (
     AugmentConfig,
     CheckpointConfig,
@@ -21,25 +24,24 @@ from tfaccel.config import (
     ImageConfig,
     StepConfig,
 )
-from tfaccel.errors import RunError, UserError, exit_as_the_command
-from tfaccel.presets import preset
-from tfaccel.progress import beat_of_loop as beat
-from tfaccel.progress import is_launched
-from tfaccel.start_noise import left_out
+from tfaccel.config.presets import preset
+from tfaccel.process.progress import beat_of_loop as beat
+from tfaccel.process.progress import is_launched
+from tfaccel.process.start_noise import left_out
 
 if TYPE_CHECKING:
-    from tfaccel import collectives, doctor
-    from tfaccel.callbacks.throughput import Throughput
-    from tfaccel.comparison.run import compare
     from tfaccel.data import sources
-    from tfaccel.isolate import IsolatedError, run_isolated
-    from tfaccel.linter.lint import lint
-    from tfaccel.precision import float32_region, with_float32_layers
-    from tfaccel.profiling.api import profile
+    from tfaccel.diagnostics import doctor
+    from tfaccel.diagnostics.compare.run import compare
+    from tfaccel.diagnostics.lint.lint import lint
+    from tfaccel.diagnostics.profile.api import profile
+    from tfaccel.diagnostics.underflow import gradient_underflow
+    from tfaccel.keras_internals.float32_layers import float32_region, with_float32_layers
+    from tfaccel.process.isolate import IsolatedError, run_isolated
     from tfaccel.run import Run, setup
-    from tfaccel.underflow import gradient_underflow
+    from tfaccel.runtime import collectives
+    from tfaccel.training.callbacks.throughput import Throughput
 
-__version__ = "0.1.0"
 __all__ = [
     "AugmentConfig",
     "CheckpointConfig",
@@ -68,26 +70,27 @@ __all__ = [
     "with_float32_layers",
 ]
 
+old_paths.keep()
 if is_launched():
     exit_as_the_command()
 
 
 # What is imported when it is first used: the module, and its attribute; None for itself.
 _LATER = {
-    "IsolatedError": ("tfaccel.isolate", "IsolatedError"),
+    "IsolatedError": ("tfaccel.process.isolate", "IsolatedError"),
     "Run": ("tfaccel.run", "Run"),
-    "Throughput": ("tfaccel.callbacks.throughput", "Throughput"),
-    "collectives": ("tfaccel.collectives", None),
-    "compare": ("tfaccel.comparison.run", "compare"),
-    "doctor": ("tfaccel.doctor", None),
-    "float32_region": ("tfaccel.precision", "float32_region"),
-    "gradient_underflow": ("tfaccel.underflow", "gradient_underflow"),
-    "lint": ("tfaccel.linter.lint", "lint"),
-    "profile": ("tfaccel.profiling.api", "profile"),
-    "run_isolated": ("tfaccel.isolate", "run_isolated"),
+    "Throughput": ("tfaccel.training.callbacks.throughput", "Throughput"),
+    "collectives": ("tfaccel.runtime.collectives", None),
+    "compare": ("tfaccel.diagnostics.compare.run", "compare"),
+    "doctor": ("tfaccel.diagnostics.doctor", None),
+    "float32_region": ("tfaccel.keras_internals.float32_layers", "float32_region"),
+    "gradient_underflow": ("tfaccel.diagnostics.underflow", "gradient_underflow"),
+    "lint": ("tfaccel.diagnostics.lint.lint", "lint"),
+    "profile": ("tfaccel.diagnostics.profile.api", "profile"),
+    "run_isolated": ("tfaccel.process.isolate", "run_isolated"),
     "setup": ("tfaccel.run", "setup"),
     "sources": ("tfaccel.data.sources", None),
-    "with_float32_layers": ("tfaccel.precision", "with_float32_layers"),
+    "with_float32_layers": ("tfaccel.keras_internals.float32_layers", "with_float32_layers"),
 }
 
 

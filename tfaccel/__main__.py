@@ -1,5 +1,5 @@
 """`python -m tfaccel`: the `tfaccel` command for a package that is on the path, not installed."""
 
-from tfaccel.main import cli
+from tfaccel.cli.main import cli
 
 cli()

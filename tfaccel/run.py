@@ -20,12 +20,8 @@ from collections.abc import Mapping, Sequence
 
 import keras
 
-from tfaccel import methods, progress, run_log
-from tfaccel import runtime as runtime_lib
-from tfaccel.audit.dry_epochs import dry_epochs
-from tfaccel.audit.proof import Verdict
-from tfaccel.callbacks.checkpoints import Checkpoints
-from tfaccel.checks import (
+from tfaccel.common import run_log
+from tfaccel.common.checks import (
     check_batch,
     check_choice,
     check_dali,
@@ -33,10 +29,9 @@ from tfaccel.checks import (
     check_names,
     check_type,
 )
-from tfaccel.cluster import Cluster, check_one_process, find
-from tfaccel.cluster.addresses import check_private
-from tfaccel.cluster.ray import undo_legacy_keras
-from tfaccel.cluster.share import num_cores
+from tfaccel.common.errors import UserError
+from tfaccel.common.local_path import local_path
+from tfaccel.common.tables import counted, in_figures
 from tfaccel.config import (
     AugmentConfig,
     CheckpointConfig,
@@ -46,21 +41,28 @@ from tfaccel.config import (
     RuntimeConfig,
     StepConfig,
 )
+from tfaccel.config.presets import preset
 from tfaccel.data import sources, user_examples
 from tfaccel.data.distribute import Loader
 from tfaccel.data.images import ImageData, open_images
+from tfaccel.data.proof.dry_epochs import dry_epochs
+from tfaccel.data.proof.proof import Verdict
 from tfaccel.data.source import ArraySource, ImageSource
-from tfaccel.errors import UserError
 from tfaccel.export import export_model
 from tfaccel.export.at_start import check_at_start, warn_at_start
-from tfaccel.local_path import local_path
-from tfaccel.models import mirrored  # noqa: F401  so that Keras reads files with its layers
-from tfaccel.presets import preset
+from tfaccel.keras_internals import mirrored  # noqa: F401  so that Keras reads files with its layers
+from tfaccel.process import progress
+from tfaccel.runtime import devices as runtime_lib
+from tfaccel.runtime.cluster import Cluster, check_one_process, find
+from tfaccel.runtime.cluster.addresses import check_private
+from tfaccel.runtime.cluster.ray import undo_legacy_keras
+from tfaccel.runtime.cluster.share import num_cores
+from tfaccel.runtime.strategy import latest, make_strategy
+from tfaccel.runtime.watchdog import Watchdog
 from tfaccel.step import compile_model, parameters_of_compile
-from tfaccel.strategy import latest, make_strategy
-from tfaccel.table_text import counted, in_figures
-from tfaccel.watchdog import Watchdog
-from tfaccel.workdir import RESUMES
+from tfaccel.training import methods
+from tfaccel.training.callbacks.checkpoints import Checkpoints
+from tfaccel.training.workdir import RESUMES
 
 log = logging.getLogger("tfaccel")
 

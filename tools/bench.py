@@ -36,7 +36,7 @@ from bench_arms.measure import measure_row
 from bench_arms.rows import TARGET, Row, make_rows
 from bench_arms.speed_table import speed_table
 
-from tfaccel.errors import did_you_mean
+from tfaccel.common.errors import did_you_mean
 
 ARMS, RESULTS = TOOLS / "bench_arms", TOOLS / "results"
 LIMIT_S = 1200  # for an arm to be set up (max-autotune takes 8 minutes), and for a stretch

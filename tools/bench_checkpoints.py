@@ -30,8 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     options = parse(arguments)
     import tfaccel
-    from tfaccel import runtime
-    from tfaccel.checkpoint import state
+    from tfaccel.runtime import devices as runtime
+    from tfaccel.training.checkpoint import state
 
     run = tfaccel.setup(precision=options.precision)
     train = make_loader(run, options)
@@ -112,7 +112,7 @@ def make_model(run, options: argparse.Namespace):
     """Returns the model, compiled."""
     import keras
 
-    from tfaccel import models
+    from tfaccel.experiment import models
 
     shape = (options.image_size, options.image_size, 3)
     with run.scope():

@@ -36,7 +36,7 @@ import sys
 import tempfile
 import time
 
-from tfaccel.signals import exiting_on_sigterm
+from tfaccel.process.signals import exiting_on_sigterm
 
 SIZES = (10_000, 100_000, 1_000_000)
 NUM_ORIGINALS = 64  # a file may have 65,000 names on ext4

@@ -39,6 +39,7 @@ import tensorflow as tf
 from bench_arms.machine import JPEG_SUFFIXES, files_below
 
 from tfaccel.config import AugmentConfig, DaliConfig, ImageConfig
+from tfaccel.config.presets import preset
 from tfaccel.data.choose import choose_loader
 from tfaccel.data.feed import Feed
 from tfaccel.data.loaders.cache import cached
@@ -48,8 +49,7 @@ from tfaccel.data.loaders.tf_data import TfDataStream
 from tfaccel.data.placement import Placement
 from tfaccel.data.shards import Plan
 from tfaccel.data.source import Blobs, ImageSource
-from tfaccel.presets import preset
-from tfaccel.runtime import Device
+from tfaccel.runtime.devices import Device
 
 CPU = Device("/cpu:0", None)
 MEAN, STD = 0.5, 0.25

@@ -30,6 +30,7 @@ import nvidia.dali
 import PIL.Image
 import tensorflow as tf
 
+from tfaccel.common.errors import UserError
 from tfaccel.config import AugmentConfig, DaliConfig, ImageConfig
 from tfaccel.data import images as images_lib
 from tfaccel.data.images import ImageData
@@ -39,8 +40,7 @@ from tfaccel.data.scan.examine import examine, strict
 from tfaccel.data.shards import Plan
 from tfaccel.data.source import Blobs, ImageSource, UnreadableError
 from tfaccel.data.sources.pillow import IMAGE_SUFFIXES, decoded, unfit_mask
-from tfaccel.errors import UserError
-from tfaccel.runtime import Device
+from tfaccel.runtime.devices import Device
 
 SUFFIXES = (*IMAGE_SUFFIXES, ".apng", ".dib", ".gif", ".j2k", ".mpo", ".pbm", ".pgm", ".pnm")
 LOADERS = ("tf_data", "dali_cpu", "memory")  # what needs no GPU

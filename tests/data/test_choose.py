@@ -6,11 +6,11 @@ import pytest
 
 from tfaccel import UserError
 from tfaccel.config import ImageConfig
+from tfaccel.config.presets import preset
 from tfaccel.data import choose, one_size
 from tfaccel.data.choose import choose_loader
 from tfaccel.data.source import ArraySource, Blobs, ImageSource
-from tfaccel.presets import preset
-from tfaccel.runtime import Device
+from tfaccel.runtime.devices import Device
 
 CPU, GPU = Device("/cpu:0", None), Device("/gpu:0", 0)
 MIB = 2**20

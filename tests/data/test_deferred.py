@@ -13,8 +13,8 @@ from conftest import compiled, strategy_of
 from keras import layers
 
 from tfaccel import sources
-from tfaccel.callbacks.finite import NonFiniteError
 from tfaccel.config import DaliConfig, ImageConfig, StepConfig
+from tfaccel.config.presets import preset
 from tfaccel.data import images as images_lib
 from tfaccel.data.deferred import span
 from tfaccel.data.distribute import Loader
@@ -22,8 +22,8 @@ from tfaccel.data.feed import Feed
 from tfaccel.data.images import ImageData
 from tfaccel.data.shards import Plan
 from tfaccel.data.source import ArraySource, Blobs, ImageSource, UnreadableError
-from tfaccel.presets import preset
-from tfaccel.runtime import Device
+from tfaccel.runtime.devices import Device
+from tfaccel.training.callbacks.finite import NonFiniteError
 
 AUGMENT = preset("cifar", shift_pixels=2)
 RNG = np.random.default_rng(0)

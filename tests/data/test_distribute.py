@@ -14,7 +14,7 @@ from tfaccel.data.distribute import Loader, check_same_classes
 from tfaccel.data.feed import Feed
 from tfaccel.data.shards import Plan
 from tfaccel.data.source import UnreadableError
-from tfaccel.runtime import Device
+from tfaccel.runtime.devices import Device
 
 FEATURES = np.random.default_rng(0).normal(size=(37, 5)).astype(np.float32)
 LABELS = (np.arange(37) % 3).astype(np.int32)

@@ -3,8 +3,8 @@ import dataclasses
 import numpy as np
 import pytest
 
+from tfaccel.config.presets import preset
 from tfaccel.data.draws import draw, kinds
-from tfaccel.presets import preset
 
 EVERYTHING = preset(
     "imagenet_color", vertical_flip=True, rotation_degrees=30.0, shift_pixels=3, hue_degrees=20.0

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
+from tfaccel.config.presets import preset
 from tfaccel.data.feed import Feed
 from tfaccel.data.shards import Plan
-from tfaccel.presets import preset
 
 AUGMENT = preset("imagenet_color")
 

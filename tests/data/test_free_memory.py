@@ -2,7 +2,7 @@ import psutil
 import pytest
 
 from tfaccel.data.free_memory import free_bytes, nvml_name
-from tfaccel.runtime import Device
+from tfaccel.runtime.devices import Device
 
 
 def test_what_is_free_here_is_shared_by_the_workers_of_the_machine():

@@ -15,7 +15,7 @@ from tfaccel.data.choose import NUM_SAMPLED
 from tfaccel.data.distribute import Loader
 from tfaccel.data.images import open_images
 from tfaccel.data.source import ImageSource
-from tfaccel.runtime import Device, Runtime
+from tfaccel.runtime.devices import Device, Runtime
 
 NUM_IMAGES = 37
 LOADERS = ("dali_cpu", "tf_data", "memory", "cache")

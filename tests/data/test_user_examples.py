@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfaccel import UserError
 from tfaccel.data.placement import Placement
 from tfaccel.data.user_examples import open_examples
-from tfaccel.runtime import Device
+from tfaccel.runtime.devices import Device
 
 CPU = Device("/cpu:0", None)
 ENDS_S = 60  # what takes 10 ms (2 cores, 2026-11-22); a lock that is waited for is never free

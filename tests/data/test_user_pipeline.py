@@ -13,7 +13,7 @@ from tfaccel import UserError
 from tfaccel.data import user_pipeline
 from tfaccel.data.placement import Placement
 from tfaccel.data.user_pipeline import open_pipeline
-from tfaccel.runtime import Device
+from tfaccel.runtime.devices import Device
 
 NUM_EXAMPLES = 37
 CPU = Device("/cpu:0", None)

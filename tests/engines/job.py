@@ -14,8 +14,8 @@ import time
 import numpy as np
 import psutil
 
-from tfaccel.checkpoint.folder import parse
-from tfaccel.checkpoint.store import Store
+from tfaccel.training.checkpoint.folder import parse
+from tfaccel.training.checkpoint.store import Store
 
 ROOT = pathlib.Path(__file__).parents[2]
 SCRIPT = str(ROOT / "tests" / "engines" / "digits.py")

@@ -7,10 +7,11 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from tfaccel import UserError, seam
+from tfaccel import UserError
 from tfaccel.config import ImageConfig
 from tfaccel.data.source import ArraySource
 from tfaccel.export.answers import Answers, answers_of
+from tfaccel.keras_internals import seam
 
 pytestmark = pytest.mark.usefixtures("export_decodes_png")
 

@@ -15,9 +15,9 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from tfaccel.common.errors import UserError
 from tfaccel.config import ExportConfig
 from tfaccel.data.source import Blobs
-from tfaccel.errors import UserError
 from tfaccel.export import at_start, card, kinds, onnx
 from tfaccel.export.at_start import check_at_start
 from tfaccel.export.preprocessing import Preprocessing

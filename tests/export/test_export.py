@@ -6,8 +6,8 @@ from conftest import compiled
 from keras import layers
 
 from tfaccel import UserError
+from tfaccel.common.errors import RunError
 from tfaccel.config import ExportConfig
-from tfaccel.errors import RunError
 from tfaccel.export import card, export_model, parity
 
 

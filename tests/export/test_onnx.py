@@ -13,11 +13,11 @@ from keras import layers
 
 import tfaccel
 from tfaccel import UserError
+from tfaccel.common.errors import RunError
 from tfaccel.data import sources
-from tfaccel.errors import RunError
+from tfaccel.experiment.models import cifar_resnet
 from tfaccel.export import card, onnx, parity
-from tfaccel.models import cifar_resnet
-from tfaccel.models.mirrored import MeanWithMirror, WithMirror
+from tfaccel.keras_internals.mirrored import MeanWithMirror, WithMirror
 
 pytestmark = pytest.mark.usefixtures("export_decodes_png")  # of which ONNX has nothing
 

@@ -12,8 +12,8 @@ import tensorflow as tf
 from keras import layers
 
 from tfaccel import preset
+from tfaccel.common.errors import RunError
 from tfaccel.data.loaders import tf_image
-from tfaccel.errors import RunError
 from tfaccel.export import asked, card, fresh_process, parity, preprocessing, saved_model
 from tfaccel.export.preprocessing import Preprocessing
 

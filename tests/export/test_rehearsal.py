@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from tfaccel import temporary
+from tfaccel.common import temporary
+from tfaccel.common.errors import RunError, UserError
 from tfaccel.config import ExportConfig
-from tfaccel.errors import RunError, UserError
 from tfaccel.export import asked as asked_room
 from tfaccel.export import own_process, parity
 from tfaccel.export.asked import ask

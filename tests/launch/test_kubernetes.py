@@ -5,9 +5,9 @@ import re
 import pytest
 import yaml
 
-from tfaccel import cluster
-from tfaccel.errors import UserError
+from tfaccel.common.errors import UserError
 from tfaccel.launch import kubernetes, options
+from tfaccel.runtime import cluster
 
 FLAGS = ["--engine=k8s", "--print", "--name=digits", "--image=images/tfaccel:0.1"]
 TRAIN = ["train", "--config=configs/digits.py", "--workdir=/runs/a"]

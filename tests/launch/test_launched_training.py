@@ -17,7 +17,7 @@ PROGRAM = """
 import json, os, pathlib, signal, sys, time
 import keras
 import tfaccel
-from tfaccel.checkpoint import folder as folder_lib
+from tfaccel.training.checkpoint import folder as folder_lib
 from tfaccel.config import CheckpointConfig
 fault, at_fault, root, images = sys.argv[1:5]
 root = pathlib.Path(root)
@@ -110,7 +110,7 @@ def check_weights(out, expected, *, tolerance=1e-6):
             np.testing.assert_allclose(received, wanted, rtol=0, atol=tolerance)
 
 
-@pytest.mark.slow  # restarts: test_node.py; what goes on: tests/test_resume_workers.py
+@pytest.mark.slow  # restarts: test_node.py; what goes on: tests/training/test_resume_workers.py
 @pytest.mark.parametrize("rank", [0, 1])
 def test_p6_a_killed_rank_ends_the_job_which_goes_on_from_its_checkpoint(
     tmp_path, folder, weights_alone, rank

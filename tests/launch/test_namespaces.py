@@ -10,8 +10,8 @@ import time
 import numpy as np
 import pytest
 
-from tfaccel.checkpoint.folder import parse
-from tfaccel.checkpoint.store import Store
+from tfaccel.training.checkpoint.folder import parse
+from tfaccel.training.checkpoint.store import Store
 
 HOSTS = ("tfaccel-a", "tfaccel-b")
 LINKS = ("tfaccel-va", "tfaccel-vb")

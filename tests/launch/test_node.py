@@ -17,7 +17,7 @@ LIMIT_S = 300  # what is waited for comes in seconds; the machine may be slow
 # Two steps; then the rank at fault does what `mode` says, and the others wait for it in the third.
 PROGRAM = """
 import faulthandler, json, os, pathlib, signal, subprocess, sys, time
-from tfaccel import progress
+from tfaccel.process import progress
 mode, at_fault, folder = sys.argv[1], int(sys.argv[2]), pathlib.Path(sys.argv[3])
 rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 begun = len(list(folder.glob(f"rank-{rank}-*")))

@@ -7,7 +7,7 @@ import tempfile
 
 import pytest
 
-from tfaccel.errors import UserError
+from tfaccel.common.errors import UserError
 from tfaccel.launch.options import Options, argv_of, digest_of, flags_of, parse
 
 TRAIN = ("train", "--config=configs/digits.py", "--workdir=runs/a")

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tfaccel.errors import RunError, UserError
+from tfaccel.common.errors import RunError, UserError
 from tfaccel.launch import options, ray
 
 

@@ -7,13 +7,13 @@ import socket
 
 import pytest
 
-from tfaccel.cluster.addresses import is_loopback
-from tfaccel.errors import RunError, UserError
+from tfaccel.common.errors import RunError, UserError
 from tfaccel.launch.coordinator import Coordinator
 from tfaccel.launch.gang import RankState
 from tfaccel.launch.messages import Arrival, Report
 from tfaccel.launch.options import Options
 from tfaccel.launch.rendezvous import Client, check_reach, serving
+from tfaccel.runtime.cluster.addresses import is_loopback
 
 
 def options_with_port(**more):

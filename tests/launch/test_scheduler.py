@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfaccel.errors import UserError
+from tfaccel.common.errors import UserError
 from tfaccel.launch.scheduler import PORT_VARIABLE, nodes
 
 # As srun --nodes=2 --ntasks-per-node=1 sets them for the second task (Slurm 22.05).

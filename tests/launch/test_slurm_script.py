@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from tfaccel.errors import UserError
+from tfaccel.common.errors import UserError
 from tfaccel.launch import options, slurm
 
 TRAIN = ["train", "--config=configs/digits.py"]

@@ -9,7 +9,7 @@ import time
 import pytest
 
 import tfaccel
-from tfaccel.callbacks import checkpoints
+from tfaccel.training.callbacks import checkpoints
 
 TOOLS = pathlib.Path(__file__).parents[2] / "tools"
 SMALL = ("--model=mnist_cnn", "--image-size=8", "--batch=4", "--precision=float32")

@@ -15,9 +15,9 @@ import PIL.Image
 import pytest
 import tensorflow as tf
 
-from tfaccel import models, presets, recipe
-from tfaccel.config import ImageConfig, parse
+from tfaccel.config import ImageConfig, parse, presets
 from tfaccel.data.loaders import pixels
+from tfaccel.experiment import models, recipe
 from tfaccel.step import blend
 
 TOOLS = pathlib.Path(__file__).parents[2] / "tools"

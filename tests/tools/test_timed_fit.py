@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from conftest import compiled
 
-from tfaccel.callbacks import ahead
+from tfaccel.training.callbacks import ahead
 
 TOOLS = pathlib.Path(__file__).parents[2] / "tools"
 

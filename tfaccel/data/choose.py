@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tfaccel.common.errors import UserError
 from tfaccel.config import AugmentConfig, ImageConfig
 from tfaccel.data.free_memory import free_bytes, mib
 from tfaccel.data.one_size import one_size
 from tfaccel.data.source import ArraySource, Blobs, ImageSource
 from tfaccel.data.sources.pillow import image_sizes
-from tfaccel.errors import UserError
-from tfaccel.runtime import Device
+from tfaccel.runtime.devices import Device
 
 # Of the memory that is free when the data is opened, for training images, and again for test ones:
 # the model, its activations and, on the CPU, other programs need the rest.

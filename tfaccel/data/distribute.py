@@ -20,15 +20,15 @@ import numpy as np
 import tensorflow as tf
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
-from tfaccel.agreement import check_same
+from tfaccel.common.errors import UserError
+from tfaccel.common.redact import shown
+from tfaccel.common.tables import counted
 from tfaccel.data.deferred import Deferred
 from tfaccel.data.placement import Placement
 from tfaccel.data.source import UnreadableError
 from tfaccel.data.weights import Weighing, weighted
-from tfaccel.errors import UserError
-from tfaccel.redact import shown
-from tfaccel.runtime import Device
-from tfaccel.table_text import counted
+from tfaccel.runtime.agreement import check_same
+from tfaccel.runtime.devices import Device
 
 log = logging.getLogger("tfaccel")
 

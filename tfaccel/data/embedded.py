@@ -9,8 +9,8 @@ import pathlib
 import tempfile
 from collections.abc import Callable
 
-from tfaccel.cache_folder import cache_folder
-from tfaccel.errors import UserError
+from tfaccel.common.errors import UserError
+from tfaccel.process.cache_folder import cache_folder
 
 log = logging.getLogger("tfaccel")
 

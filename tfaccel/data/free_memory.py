@@ -11,8 +11,8 @@ import psutil
 import pynvml
 import tensorflow as tf
 
-from tfaccel.cgroups import memory_rooms
-from tfaccel.runtime import Device
+from tfaccel.process.cgroups import memory_rooms
+from tfaccel.runtime.devices import Device
 
 
 def free_bytes(device: Device, num_local: int = 1) -> int:

@@ -14,7 +14,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.checks import check_dali
+from tfaccel.common.checks import check_dali
+from tfaccel.common.errors import UserError
+from tfaccel.common.tables import in_figures
 from tfaccel.config import AugmentConfig, DaliConfig, ImageConfig
 from tfaccel.data.choose import NUM_SAMPLED, Choice, choose_loader
 from tfaccel.data.deferred import Deferred
@@ -32,9 +34,7 @@ from tfaccel.data.shards import Plan, check_even
 from tfaccel.data.source import ArraySource, ImageSource, UnreadableError
 from tfaccel.data.sources.kinds import check_kinds
 from tfaccel.data.sources.pillow import image_size
-from tfaccel.errors import UserError
-from tfaccel.runtime import Device, Runtime
-from tfaccel.table_text import in_figures
+from tfaccel.runtime.devices import Device, Runtime
 
 log = logging.getLogger("tfaccel")
 

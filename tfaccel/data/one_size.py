@@ -12,12 +12,12 @@ import logging
 
 import numpy as np
 
-from tfaccel.cache_folder import cache_folder
+from tfaccel.common.own_files import replace
+from tfaccel.common.regular_file import read_regular
 from tfaccel.data.loaders.cache import identify
 from tfaccel.data.source import Blobs
 from tfaccel.data.sources.pillow import image_sizes
-from tfaccel.own_files import replace
-from tfaccel.regular_file import read_regular
+from tfaccel.process.cache_folder import cache_folder
 
 LEAST_KEPT = 10_000  # images, of which headers take half a second
 

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from tfaccel.common.errors import UserError
 from tfaccel.data.shards import part
-from tfaccel.errors import UserError
 
 log = logging.getLogger("tfaccel")
 

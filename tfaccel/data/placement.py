@@ -4,7 +4,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from tfaccel.runtime import Device
+from tfaccel.runtime.devices import Device
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ import math
 
 import numpy as np
 
-from tfaccel.errors import UserError
+from tfaccel.common.errors import UserError
 
 
 def epoch_order(num_examples: int, *, seed: int, epoch: int, shuffle: bool) -> np.ndarray:

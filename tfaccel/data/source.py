@@ -13,11 +13,11 @@ from concurrent.futures import Executor
 
 import numpy as np
 
+from tfaccel.common.errors import UserError
+from tfaccel.common.redact import shown
+from tfaccel.common.regular_file import check_regular, open_regular, read_regular
 from tfaccel.data import stamps
 from tfaccel.data.file_names import FileNames
-from tfaccel.errors import UserError
-from tfaccel.redact import shown
-from tfaccel.regular_file import check_regular, open_regular, read_regular
 
 
 class UnreadableError(UserError):

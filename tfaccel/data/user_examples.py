@@ -21,13 +21,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.checks import check_choice, check_int
+from tfaccel.common.checks import check_choice, check_int
+from tfaccel.common.errors import UserError
 from tfaccel.config import LAST_BATCHES, AugmentConfig
 from tfaccel.data.endings import ender
 from tfaccel.data.feed import Feed
 from tfaccel.data.placement import Placement
 from tfaccel.data.shards import Plan, Rows, check_even, part
-from tfaccel.errors import UserError
 
 log = logging.getLogger("tfaccel")
 

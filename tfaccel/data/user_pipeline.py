@@ -20,13 +20,13 @@ import tensorflow as tf
 from nvidia.dali import Pipeline, types
 from nvidia.dali.plugin import tf as dali_tf
 
-from tfaccel.checks import check_choice, check_int
+from tfaccel.common.checks import check_choice, check_int
+from tfaccel.common.errors import UserError, did_you_mean
 from tfaccel.config import LAST_BATCHES
 from tfaccel.data.pipeline_plan import PipelineFeed, PipelinePlan, plan_by
 from tfaccel.data.placement import Placement, untuned
 from tfaccel.data.shards import check_even
-from tfaccel.errors import UserError, did_you_mean
-from tfaccel.runtime import Device
+from tfaccel.runtime.devices import Device
 
 log = logging.getLogger("tfaccel")
 

@@ -14,20 +14,20 @@ import pathlib
 import keras
 import numpy as np
 
-from tfaccel import progress
-from tfaccel.callbacks.ema import averages_of
+from tfaccel.common.errors import RunError
+from tfaccel.common.literal_path import warn_servers
+from tfaccel.common.run_log import summary
+from tfaccel.common.tables import in_figures
 from tfaccel.config import ExportConfig
 from tfaccel.data.distribute import Loader
-from tfaccel.errors import RunError
 from tfaccel.export import card, parity
 from tfaccel.export.asked import affordable, ask, new_path
 from tfaccel.export.parting import where_pixels_part
 from tfaccel.export.samples import take_samples
 from tfaccel.export.unfinished import keep_rejected, whole_or_not_at_all
-from tfaccel.literal_path import warn_servers
-from tfaccel.run_log import summary
-from tfaccel.runtime import Runtime
-from tfaccel.table_text import in_figures
+from tfaccel.process import progress
+from tfaccel.runtime.devices import Runtime
+from tfaccel.training.callbacks.ema import averages_of
 
 
 @progress.within("export")

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
+from tfaccel.common.errors import UserError
 from tfaccel.data.images import ImageData
-from tfaccel.errors import UserError
 from tfaccel.export.card import completed
 
 

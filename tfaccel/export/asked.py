@@ -17,21 +17,21 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel import seam
-from tfaccel.callbacks.ema import check_averages
+from tfaccel.common.errors import RunError, UserError
+from tfaccel.common.local_path import local_path
+from tfaccel.common.run_log import summary
+from tfaccel.common.tables import cleaned
 from tfaccel.config import ExportConfig, ImageConfig
-from tfaccel.copies import check_made_again, in_float32, without_training_state
 from tfaccel.data.distribute import Loader
 from tfaccel.data.images import ImageData
-from tfaccel.errors import RunError, UserError
 from tfaccel.export import onnx, parity, saved_model
 from tfaccel.export.answers import answers_of
 from tfaccel.export.known_inputs import called, with_inputs
 from tfaccel.export.preprocessing import Preprocessing
-from tfaccel.local_path import local_path
-from tfaccel.run_log import summary
+from tfaccel.keras_internals import seam
+from tfaccel.keras_internals.copies import check_made_again, in_float32, without_training_state
 from tfaccel.step import in_xla
-from tfaccel.table_text import cleaned
+from tfaccel.training.callbacks.ema import check_averages
 
 MOST_BYTES = 2**31  # of all samples and all their answers
 NUM_RANDOM = 32  # rows of random input, where no images are given

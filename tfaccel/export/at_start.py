@@ -23,16 +23,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel import seam
+from tfaccel.common.disk_errors import existing, free_bytes, mib
+from tfaccel.common.errors import RunError, UserError
+from tfaccel.common.tables import in_figures
 from tfaccel.config import AugmentConfig, ExportConfig
-from tfaccel.copies import check_config
 from tfaccel.data import draws
 from tfaccel.data.distribute import Loader
 from tfaccel.data.images import ImageData
 from tfaccel.data.loaders.memory import decode_all
 from tfaccel.data.source import ArraySource, ImageSource
-from tfaccel.disk_errors import existing, free_bytes, mib
-from tfaccel.errors import RunError, UserError
 from tfaccel.export.asked import affordable, ask, check_model, new_path, why_no_keras
 from tfaccel.export.kinds import of_each_kind
 from tfaccel.export.parity import DISAGREEMENT_LIMIT, PIXEL_LIMIT
@@ -41,8 +40,9 @@ from tfaccel.export.preprocessing import Preprocessing
 from tfaccel.export.rehearsal import Rehearsal
 from tfaccel.export.samples import Samples, spread, take_samples
 from tfaccel.export.unfinished import check_can_be_made
-from tfaccel.runtime import Runtime
-from tfaccel.table_text import in_figures
+from tfaccel.keras_internals import seam
+from tfaccel.keras_internals.copies import check_config
+from tfaccel.runtime.devices import Runtime
 
 log = logging.getLogger("tfaccel")
 

@@ -13,10 +13,10 @@ import json
 import pathlib
 from collections.abc import Sequence
 
-from tfaccel import __version__
+from tfaccel.common.errors import UserError
+from tfaccel.common.regular_file import read_regular
+from tfaccel.common.version import __version__
 from tfaccel.config import ExportConfig
-from tfaccel.errors import UserError
-from tfaccel.regular_file import read_regular
 
 NAME = "tfaccel.json"
 

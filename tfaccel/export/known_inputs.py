@@ -15,10 +15,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel import seam
+from tfaccel.common.errors import UserError
+from tfaccel.common.tables import cleaned
 from tfaccel.data.distribute import Loader
-from tfaccel.errors import UserError
-from tfaccel.table_text import cleaned
+from tfaccel.keras_internals import seam
 
 
 def with_inputs(model: keras.Model, *, loader: Loader | None = None, images=None) -> keras.Model:

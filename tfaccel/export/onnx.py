@@ -21,13 +21,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.errors import UserError
-from tfaccel.export.saved_model import (
-    Images,
-    inputs_to_outputs,
-    outputs_by_name,
-    pixels_to_answers,
-)
+from tfaccel.common.errors import UserError
+from tfaccel.export.saved_model import Images, inputs_to_outputs, outputs_by_name, pixels_to_answers
 
 OPSET = 18  # of ONNX 1.13, which onnxruntime has read since 1.14
 LIBRARIES = ("tf2onnx", "onnx", "onnxruntime")

@@ -4,7 +4,8 @@ Takes a command; gives its exit code and what it said on standard error.
 
     exit_code, said = run([sys.executable, "program.py"], environment=os.environ, limit_s=600)
 
-`tfaccel.isolate` is for functions of ours; this is for a program that must not import tfaccel.
+`tfaccel.process.isolate` is for functions of ours; this is for a program that must not import
+tfaccel.
 """
 
 import contextlib
@@ -16,8 +17,8 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
+from tfaccel.common.tables import in_figures
 from tfaccel.launch.ranks import DIES_WITH
-from tfaccel.table_text import in_figures
 
 POLL_S = 0.2  # between two looks at whether it is to stop
 KILLED_S = 10.0  # from SIGKILL to the end: within a stuck disk even that has to wait

@@ -23,14 +23,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel import temporary
-from tfaccel.disk_errors import from_tensorflow, not_written
-from tfaccel.errors import RunError, UserError
+from tfaccel.common import temporary
+from tfaccel.common.disk_errors import from_tensorflow, not_written
+from tfaccel.common.errors import RunError, UserError
+from tfaccel.common.tables import cleaned, in_figures
 from tfaccel.export import fresh_process, own_process
 from tfaccel.export.samples import Samples
 from tfaccel.export.saved_model import Images, input_names, outputs_by_name, structured
-from tfaccel.out_of_memory import is_out_of_memory
-from tfaccel.table_text import cleaned, in_figures
+from tfaccel.process.out_of_memory import is_out_of_memory
 
 # Largest difference between exported and trained outputs from the same inputs, relative to the
 # largest output. Both run the same layers in the same precision, but other kernels may be picked

@@ -20,7 +20,7 @@ from tfaccel.data.source import ArraySource, ImageSource
 from tfaccel.data.sources.pillow import image_size
 from tfaccel.export.parity import PIXEL_LIMIT
 from tfaccel.export.preprocessing import Preprocessing
-from tfaccel.runtime import Runtime
+from tfaccel.runtime.devices import Runtime
 
 
 def where_pixels_part(

@@ -10,13 +10,13 @@ import dataclasses
 
 import tensorflow as tf
 
+from tfaccel.common.errors import UserError
 from tfaccel.config import AugmentConfig, ImageConfig
 from tfaccel.data import draws
 from tfaccel.data.images import ImageData
 from tfaccel.data.loaders.pixels import normalized
 from tfaccel.data.loaders.tf_image import window_of, windowed
 from tfaccel.data.source import ImageSource
-from tfaccel.errors import UserError
 
 # A stranger's image may claim any size. What Pillow takes without a warning: 256 MiB as RGB.
 MAX_PIXELS = 89_478_485

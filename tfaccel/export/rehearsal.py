@@ -20,13 +20,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel import seam, temporary
-from tfaccel.disk_errors import from_tensorflow, not_written
-from tfaccel.errors import RunError, UserError
+from tfaccel.common import temporary
+from tfaccel.common.disk_errors import from_tensorflow, not_written
+from tfaccel.common.errors import RunError, UserError
 from tfaccel.export import own_process, parity
 from tfaccel.export.asked import Asked
 from tfaccel.export.samples import Samples
-from tfaccel.out_of_memory import is_out_of_memory
+from tfaccel.keras_internals import seam
+from tfaccel.process.out_of_memory import is_out_of_memory
 
 log = logging.getLogger("tfaccel")
 

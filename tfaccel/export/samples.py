@@ -12,14 +12,14 @@ from collections.abc import Sequence
 import numpy as np
 import PIL.Image
 
+from tfaccel.common.errors import UserError
 from tfaccel.data.images import ImageData
 from tfaccel.data.placement import Placement
 from tfaccel.data.shards import Plan
 from tfaccel.data.source import Blobs, ImageSource
 from tfaccel.data.sources.pillow import UNREADABLE, cause, decoded
-from tfaccel.errors import UserError
 from tfaccel.export.preprocessing import PNG_SIGNATURE
-from tfaccel.runtime import Runtime
+from tfaccel.runtime.devices import Runtime
 
 JPEG_SIGNATURE = b"\xff\xd8\xff"
 

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from tfaccel.errors import UserError
+from tfaccel.common.errors import UserError
 from tfaccel.export.answers import Answers
 from tfaccel.export.preprocessing import Preprocessing
 

@@ -23,10 +23,10 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from tfaccel.checkpoint.folder import to_disk
-from tfaccel.disk_errors import cure, from_tensorflow, not_written
-from tfaccel.errors import RunError, UserError
-from tfaccel.out_of_memory import is_out_of_memory
+from tfaccel.common.disk_errors import cure, from_tensorflow, not_written
+from tfaccel.common.errors import RunError, UserError
+from tfaccel.process.out_of_memory import is_out_of_memory
+from tfaccel.training.checkpoint.folder import to_disk
 
 log = logging.getLogger("tfaccel")
 

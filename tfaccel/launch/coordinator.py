@@ -18,12 +18,12 @@ import threading
 import time
 from collections.abc import Callable
 
-from tfaccel.cluster.addresses import in_url, is_loopback
+from tfaccel.common.tables import in_figures
 from tfaccel.launch import gang
 from tfaccel.launch.gang import RankState, Verdict
 from tfaccel.launch.messages import Answer, Arrival, Report
 from tfaccel.launch.options import Options
-from tfaccel.table_text import in_figures
+from tfaccel.runtime.cluster.addresses import in_url, is_loopback
 
 log = logging.getLogger("tfaccel")
 

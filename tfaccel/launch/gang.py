@@ -15,8 +15,8 @@ import math
 import signal
 from collections.abc import Mapping, Sequence
 
+from tfaccel.common.tables import in_figures
 from tfaccel.launch.options import Options
-from tfaccel.table_text import in_figures
 
 # Whoever ended first may have ended for another's sake, which is heard of a little later: a node
 # reports each second, TensorFlow's workers hear of a death within 2 s (2 processes, 2026-11).
@@ -45,7 +45,7 @@ class RankState:
     """How a rank stands.
 
     Attributes:
-      beats: places it has come to, the same in all ranks; see tfaccel/progress.py.
+      beats: places it has come to, the same in all ranks; see tfaccel/process/progress.py.
       phase: what it is busy with.
       step: the newest that it has begun.
       age_s: since it came there; of one that has ended, since its end.

@@ -13,9 +13,9 @@ import json
 import re
 from collections.abc import Sequence
 
-from tfaccel.cluster.addresses import FIRST_PORT
-from tfaccel.errors import UserError
+from tfaccel.common.errors import UserError
 from tfaccel.launch.options import Options, argv_of, warn_of_secrets, workdir_of
+from tfaccel.runtime.cluster.addresses import FIRST_PORT
 
 MANIFEST = """\
 # Written by `tfaccel launch --engine=k8s --print`. Checked against the schemas that Kubernetes and

@@ -17,7 +17,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from tfaccel.errors import RunError, UserError
+from tfaccel.common.errors import RunError, UserError
+from tfaccel.common.redact import Redacted
 from tfaccel.launch.coordinator import Coordinator
 from tfaccel.launch.messages import Answer, Arrival, Report
 from tfaccel.launch.options import Options, argv_of, digest_of
@@ -26,7 +27,6 @@ from tfaccel.launch.ranks import Ranks
 from tfaccel.launch.rendezvous import TOKEN_VARIABLE, Client, check_reach, serving
 from tfaccel.launch.stop import Stop, hear_no_more
 from tfaccel.launch.terminal import Terminal, Terminals
-from tfaccel.redact import Redacted
 
 log = logging.getLogger("tfaccel")
 

@@ -19,12 +19,12 @@ from collections.abc import Mapping, Sequence
 
 from absl import flags
 
-from tfaccel.cluster.addresses import in_url
-from tfaccel.errors import UserError, did_you_mean
+from tfaccel.common.errors import UserError, did_you_mean
+from tfaccel.common.local_path import local_path
+from tfaccel.common.meant import unknown_flag
+from tfaccel.common.redact import redacted_command
 from tfaccel.launch import scheduler
-from tfaccel.local_path import local_path
-from tfaccel.meant import unknown_flag
-from tfaccel.redact import redacted_command
+from tfaccel.runtime.cluster.addresses import in_url
 
 log = logging.getLogger("tfaccel")
 

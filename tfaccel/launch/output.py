@@ -17,8 +17,8 @@ import threading
 import time
 from typing import BinaryIO
 
+from tfaccel.common.own_files import open_own
 from tfaccel.launch.terminal import Terminal, Terminals
-from tfaccel.own_files import open_own
 
 log = logging.getLogger("tfaccel")
 

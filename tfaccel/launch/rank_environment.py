@@ -12,9 +12,9 @@ import random
 import socket
 from collections.abc import Iterator, Sequence
 
-from tfaccel.cluster.addresses import FIRST_PORT, LAST_PORT
-from tfaccel.errors import RunError
+from tfaccel.common.errors import RunError
 from tfaccel.launch.rendezvous import TOKEN_VARIABLE
+from tfaccel.runtime.cluster.addresses import FIRST_PORT, LAST_PORT
 
 # What would tell a rank of a job that is not the launcher's, and contradict its TF_CONFIG.
 FOREIGN = ("SLURM_", "OMPI_", "PMIX_", "PMI_", "PRTE_")

@@ -20,12 +20,13 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from tfaccel import progress, temporary
+from tfaccel.common import temporary
+from tfaccel.common.redact import escaped, redacted_command
 from tfaccel.launch.gang import RankState
 from tfaccel.launch.guard import Guard
 from tfaccel.launch.output import Output
 from tfaccel.launch.terminal import Terminals
-from tfaccel.redact import escaped, redacted_command
+from tfaccel.process import progress
 
 log = logging.getLogger("tfaccel")
 

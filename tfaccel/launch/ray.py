@@ -23,7 +23,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 
-from tfaccel.errors import RunError, UserError
+from tfaccel.common.errors import RunError, UserError
 from tfaccel.launch.gang import NEVER_AGAIN
 from tfaccel.launch.options import Options, flags_of
 from tfaccel.launch.ranks import DIES_WITH

@@ -24,12 +24,12 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 
-from tfaccel.cluster.addresses import in_url, is_any, is_loopback, look_up, public
-from tfaccel.errors import RunError, UserError
+from tfaccel.common.errors import RunError, UserError
 from tfaccel.launch.coordinator import Coordinator
 from tfaccel.launch.gang import RankState
 from tfaccel.launch.messages import Answer, Arrival, Report
 from tfaccel.launch.options import Options
+from tfaccel.runtime.cluster.addresses import in_url, is_any, is_loopback, look_up, public
 
 log = logging.getLogger("tfaccel")
 

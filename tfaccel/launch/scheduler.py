@@ -9,10 +9,10 @@ Takes the environment and the flags; gives both together.
 
 from collections.abc import Mapping
 
-from tfaccel.cluster import open_mpi, slurm
-from tfaccel.cluster.addresses import base_port
-from tfaccel.cluster.place import Claim
-from tfaccel.errors import UserError
+from tfaccel.common.errors import UserError
+from tfaccel.runtime.cluster import open_mpi, slurm
+from tfaccel.runtime.cluster.addresses import base_port
+from tfaccel.runtime.cluster.place import Claim
 
 # By which an engine that chooses the port itself, and gives it as a flag, says its own name.
 PORT_VARIABLE = "TFACCEL_LAUNCH_PORT_CHOSEN_BY"

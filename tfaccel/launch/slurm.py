@@ -20,10 +20,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from tfaccel.disk_errors import not_written
-from tfaccel.errors import UserError
+from tfaccel.common.disk_errors import not_written
+from tfaccel.common.errors import UserError
+from tfaccel.common.own_files import replace
 from tfaccel.launch.options import Options, flags_of, warn_of_secrets
-from tfaccel.own_files import replace
 
 log = logging.getLogger("tfaccel")
 

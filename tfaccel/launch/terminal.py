@@ -15,7 +15,7 @@ import threading
 import time
 from typing import TextIO
 
-from tfaccel.run_log import wrapped
+from tfaccel.common.run_log import wrapped
 
 log = logging.getLogger("tfaccel")
 

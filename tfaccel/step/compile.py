@@ -13,14 +13,14 @@ from collections.abc import Mapping
 import keras
 import tensorflow as tf
 
-from tfaccel import batch_norm, seam
+from tfaccel.common.errors import UserError
+from tfaccel.common.run_log import summary
+from tfaccel.common.tables import in_figures
 from tfaccel.config import StepConfig
-from tfaccel.errors import UserError
-from tfaccel.precision import HALVES, needs_loss_scale, policy_of
-from tfaccel.run_log import summary
+from tfaccel.keras_internals import batch_norm, seam
+from tfaccel.keras_internals.float32_layers import HALVES, needs_loss_scale, policy_of
 from tfaccel.step import mixing, padding
 from tfaccel.step.functions import set_functions
-from tfaccel.table_text import in_figures
 
 log = logging.getLogger("tfaccel")
 

@@ -9,8 +9,8 @@ Regularization of Convolutional Neural Networks with Cutout" (2017, arXiv:1708.0
 import keras
 import tensorflow as tf
 
-from tfaccel.errors import UserError
-from tfaccel.seam import Replica
+from tfaccel.common.errors import UserError
+from tfaccel.keras_internals.seam import Replica
 from tfaccel.step import draws
 
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from tfaccel import seam
+from tfaccel.keras_internals import seam
 from tfaccel.step.totals import Span
 
 # Any other code is 1 + the index of a variable in `seam.variables_of`.

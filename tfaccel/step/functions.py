@@ -46,11 +46,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel import seam
+from tfaccel.common.run_log import summary
 from tfaccel.config import StepConfig
 from tfaccel.data.deferred import Deferred
-from tfaccel.run_log import summary
-from tfaccel.seam import Replica
+from tfaccel.keras_internals import seam
+from tfaccel.keras_internals.seam import Replica
 from tfaccel.step import finite, in_xla, labels, mixing, names, padding
 from tfaccel.step import totals as totals_lib
 from tfaccel.step.recoverable import Recoverable

@@ -27,8 +27,8 @@ import tensorflow as tf
 from tensorflow.core.framework import node_def_pb2
 from tensorflow.python.framework import kernels, op_def_registry
 
-from tfaccel import seam
-from tfaccel.run_log import summary
+from tfaccel.common.run_log import summary
+from tfaccel.keras_internals import seam
 
 # What XLA says as it compiles, before anything runs, of what the lists do not tell.
 SAYS_NO = re.compile(

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-from tfaccel import seam
+from tfaccel.keras_internals import seam
 from tfaccel.step import finite
 
 # In a step's logs until `named`: [is one, classes, distance, distance squared] float32, where the

@@ -19,12 +19,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel import seam
+from tfaccel.common.errors import UserError
+from tfaccel.common.tables import in_figures
 from tfaccel.config import StepConfig
-from tfaccel.errors import UserError
-from tfaccel.seam import Replica
+from tfaccel.keras_internals import seam
+from tfaccel.keras_internals.seam import Replica
 from tfaccel.step import blend, cutout, totals
-from tfaccel.table_text import in_figures
 
 
 def mixed(model: keras.Model, config: StepConfig) -> Callable:

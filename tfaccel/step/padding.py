@@ -4,7 +4,7 @@ Takes a model and its step; gives a step of the same rows less the padding, or a
 
     step = leave_out_padding(model, model.test_step)
 
-Private names relied on: see tfaccel/seam.py.
+Private names relied on: see tfaccel/keras_internals/seam.py.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ from keras.src.backend import get_keras_mask
 from keras.src.losses import loss as keras_loss
 from keras.src.trainers.compile_utils import MetricsList
 
-from tfaccel import seam
-from tfaccel.errors import UserError
+from tfaccel.common.errors import UserError
+from tfaccel.keras_internals import seam
 from tfaccel.step import totals
 
 OWN_STEPS = ("train_step", "test_step")  # that a model may have

@@ -36,10 +36,10 @@ import tensorflow as tf
 from tensorflow.python.framework.auto_control_deps_utils import get_read_write_resource_inputs
 from tensorflow.python.ops.handle_data_util import get_resource_handle_data
 
-from tfaccel import seam
 from tfaccel.data.free_memory import free_bytes, mib
-from tfaccel.out_of_memory import is_of_xla
-from tfaccel.runtime import Device
+from tfaccel.keras_internals import seam
+from tfaccel.process.out_of_memory import is_of_xla
+from tfaccel.runtime.devices import Device
 
 log = logging.getLogger("tfaccel")
 

@@ -17,9 +17,9 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from tfaccel import seam
-from tfaccel.errors import UserError
-from tfaccel.seam import Replica
+from tfaccel.common.errors import UserError
+from tfaccel.keras_internals import seam
+from tfaccel.keras_internals.seam import Replica
 
 # A gradient times its replica's rows, in this unit of rows, stays near the gradient's own size, so
 # that float16 can hold it: of 256 rows exactly, of 2 rows it is 128 times smaller, which float16

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 
 from bench_arms.arm_process import ArmError
-from tfaccel.signals import exiting_on_sigterm
+from tfaccel.process.signals import exiting_on_sigterm
 
 NO_TORCH = "{} has no torch and torchvision; say --torch-python"
 

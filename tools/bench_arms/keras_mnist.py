@@ -27,7 +27,7 @@ from bench_arms.timed_fit import (
     start_keras_alone,
     steps_in_execution,
 )
-from tfaccel import models
+from tfaccel.experiment import models
 
 MANY = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": False}
 

@@ -33,8 +33,9 @@ from bench_arms.timed_fit import (
     steps_in_execution,
     steps_of_epoch,
 )
-from tfaccel import models, sources
+from tfaccel import sources
 from tfaccel.data.source import Blobs, ImageSource
+from tfaccel.experiment import models
 
 
 def begin(settings: dict) -> protocol.Arm:

@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from bench_arms.protocol import Arm
-from tfaccel import runtime
+from tfaccel.runtime import devices as runtime
 
 # ImageNet's: its classes, and the mean and deviation of its channels.
 NUM_CLASSES = 1000

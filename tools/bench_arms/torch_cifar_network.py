@@ -1,4 +1,4 @@
-"""tfaccel/models/cifar_resnet.py in PyTorch: the same layers, first weights and outputs.
+"""tfaccel/experiment/models/cifar_resnet.py in PyTorch: the same layers, first weights and outputs.
 
     network = make_network(width=1.0, num_classes=10)           # 22.4 M parameters
     logits = mean_with_mirrored(network, images)                # for testing

@@ -10,11 +10,11 @@ import numpy as np
 import PIL.Image
 import pytest
 
+from tfaccel.common.errors import UserError
 from tfaccel.data.loaders import cache
 from tfaccel.data.loaders.cache import cached
 from tfaccel.data.loaders.memory import decode_all
 from tfaccel.data.source import Blobs, ImageSource, UnreadableError
-from tfaccel.errors import UserError
 
 SETTINGS = {"stored_size": (9, 7), "channels": 3, "targets": "image", "num_threads": 2}
 

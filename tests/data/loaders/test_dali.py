@@ -17,7 +17,9 @@ import pytest
 import reference
 import tensorflow as tf
 
+from tfaccel.common.errors import UserError
 from tfaccel.config import AugmentConfig, DaliConfig, ImageConfig
+from tfaccel.config.presets import preset
 from tfaccel.data.feed import Feed
 from tfaccel.data.loaders import dali as dali_loader
 from tfaccel.data.loaders import dali_graph
@@ -27,9 +29,7 @@ from tfaccel.data.placement import Placement
 from tfaccel.data.shards import Plan
 from tfaccel.data.source import Blobs, ImageSource, UnreadableError
 from tfaccel.data.sources.pillow import IMAGE_SUFFIXES
-from tfaccel.errors import UserError
-from tfaccel.presets import preset
-from tfaccel.runtime import Device
+from tfaccel.runtime.devices import Device
 
 CPU = Device("/cpu:0", None)
 WINDOWS = ("stretch", "resized_center_crop", "center_crop", "random_crop", "random_resized_crop")

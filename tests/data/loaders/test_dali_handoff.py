@@ -16,7 +16,7 @@ from nvidia.dali import fn, pipeline_def, types
 
 from tfaccel.data.loaders import dali_handoff
 from tfaccel.data.loaders.dali_handoff import COPIES_AHEAD, GROUPS_AHEAD, Handoff
-from tfaccel.runtime import Device
+from tfaccel.runtime.devices import Device
 
 CPU, ROWS, DEPTH = Device("/cpu:0", None), 3, 2
 NON_BLOCKING, THREAD_LOCAL = 1, 1  # CUDA's cudaStreamNonBlocking, cudaStreamCaptureModeThreadLocal

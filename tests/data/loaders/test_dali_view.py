@@ -10,7 +10,7 @@ from nvidia.dali import fn, pipeline_def, types
 
 from tfaccel.data.loaders import dali_view
 from tfaccel.data.loaders.dali_view import view_of
-from tfaccel.runtime import Device
+from tfaccel.runtime.devices import Device
 
 VALUES = np.arange(24).reshape(4, 3, 2)
 DTYPES = {

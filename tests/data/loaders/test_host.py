@@ -13,7 +13,7 @@ from conftest import in_new_process
 
 from tfaccel.data.loaders.host import HostStream
 from tfaccel.data.placement import Placement
-from tfaccel.runtime import Device
+from tfaccel.runtime.devices import Device
 
 PLACEMENT = Placement(Device("/cpu:0", None), num_threads=2, seed=0)
 SOON_S = 60

@@ -11,16 +11,16 @@ import PIL.Image
 import pytest
 import reference
 
+from tfaccel.common.errors import UserError
 from tfaccel.config import AugmentConfig, ImageConfig
+from tfaccel.config.presets import preset
 from tfaccel.data.feed import Feed
 from tfaccel.data.loaders import decode
 from tfaccel.data.loaders.memory import MemoryStream, decode_all
 from tfaccel.data.placement import Placement
 from tfaccel.data.shards import Plan
 from tfaccel.data.source import ArraySource, Blobs, ImageSource, UnreadableError
-from tfaccel.errors import UserError
-from tfaccel.presets import preset
-from tfaccel.runtime import Device
+from tfaccel.runtime.devices import Device
 
 CPU = Device("/cpu:0", None)
 LIKE_A_GPU = Device("/cpu:1", 0)  # another CPU device stands for it

@@ -6,10 +6,10 @@ import reference
 import tensorflow as tf
 
 from tfaccel.config import AugmentConfig, ImageConfig
+from tfaccel.config.presets import preset
 from tfaccel.data.draws import draw
 from tfaccel.data.loaders import pixels
 from tfaccel.data.loaders.windows import nearest_index
-from tfaccel.presets import preset
 
 # In grey levels of 255. Float32, but for what is between the two axes of a resize: float16.
 CLOSE = 0.07

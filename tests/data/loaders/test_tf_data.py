@@ -12,7 +12,9 @@ import pytest
 import reference
 import tensorflow as tf
 
+from tfaccel.common.errors import UserError
 from tfaccel.config import AugmentConfig, ImageConfig
+from tfaccel.config.presets import preset
 from tfaccel.data.feed import Feed
 from tfaccel.data.loaders import faults
 from tfaccel.data.loaders.tf_data import TfDataStream
@@ -20,9 +22,7 @@ from tfaccel.data.loaders.tf_image import windowed
 from tfaccel.data.placement import Placement
 from tfaccel.data.shards import Plan
 from tfaccel.data.source import Blobs, ImageSource, UnreadableError
-from tfaccel.errors import UserError
-from tfaccel.presets import preset
-from tfaccel.runtime import Device
+from tfaccel.runtime.devices import Device
 
 CPU = Device("/cpu:0", None)
 IMAGES = ImageConfig(image_size=(20, 16), mean=0.5, std=0.5)

@@ -12,11 +12,11 @@ import PIL.Image
 import planted
 import pytest
 
+from tfaccel.common.errors import UserError
 from tfaccel.data.scan import files
 from tfaccel.data.scan.examine import KINDS
 from tfaccel.data.scan.manifest import Manifest
 from tfaccel.data.source import Blobs, ImageSource
-from tfaccel.errors import UserError
 
 ONE_OF_EACH = {planted.kind_of(name): name for name in reversed(planted.FAULTY)}
 

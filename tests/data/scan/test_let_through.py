@@ -17,7 +17,7 @@ from tfaccel.data.placement import Placement
 from tfaccel.data.scan import files
 from tfaccel.data.shards import Plan
 from tfaccel.data.source import Blobs, ImageSource
-from tfaccel.runtime import Device
+from tfaccel.runtime.devices import Device
 
 PLACEMENT = Placement(Device("/cpu:0", None), num_threads=2, seed=0)
 

@@ -28,14 +28,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from tfaccel.cache_folder import cache_folder
+from tfaccel.common.errors import UserError
+from tfaccel.common.own_files import open_own
+from tfaccel.common.regular_file import check_regular
+from tfaccel.common.run_log import summary
 from tfaccel.data.file_names import FileNames
 from tfaccel.data.loaders.decode import decode_into, shapes
 from tfaccel.data.source import ArraySource, Blobs, ImageSource
-from tfaccel.errors import UserError
-from tfaccel.own_files import open_own
-from tfaccel.regular_file import check_regular
-from tfaccel.run_log import summary
+from tfaccel.process.cache_folder import cache_folder
 
 VERSION = 2  # changed whenever the same key would stand for other bytes
 FILES_AT_A_TIME = 1024  # whose sizes and times one thread asks for

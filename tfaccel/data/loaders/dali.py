@@ -32,7 +32,7 @@ from tfaccel.data.loaders.dali_handoff import READ_AHEAD, Handoff
 from tfaccel.data.loaders.dali_inputs import make_reader
 from tfaccel.data.placement import Placement
 from tfaccel.data.source import ImageSource
-from tfaccel.runtime import Device
+from tfaccel.runtime.devices import Device
 
 DECODER_HINTS = (
     "hw_decoder_load",

@@ -21,11 +21,11 @@ import numpy as np
 from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.tensors import TensorListCPU
 
-from tfaccel import temporary
+from tfaccel.common import temporary
+from tfaccel.common.errors import UserError
 from tfaccel.data.file_names import FileNames
 from tfaccel.data.source import Blobs
 from tfaccel.data.sources.kinds import HEAD_BYTES
-from tfaccel.errors import UserError
 
 
 def make_file_reader(

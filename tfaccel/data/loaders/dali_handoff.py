@@ -24,8 +24,8 @@ from nvidia.dali import Pipeline
 
 from tfaccel.data.endings import ender
 from tfaccel.data.loaders.dali_view import view_of
-from tfaccel.runtime import Device
-from tfaccel.to_host import make_to_host
+from tfaccel.process.to_host import make_to_host
+from tfaccel.runtime.devices import Device
 
 READ_AHEAD = 1  # batches, beside those that the pipeline holds
 COPIES_AHEAD = 2  # beside as many as the pipeline holds: copies that wait for their turn

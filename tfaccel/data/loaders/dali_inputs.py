@@ -15,6 +15,7 @@ from collections.abc import Callable
 import numpy as np
 from nvidia.dali.tensors import TensorListCPU
 
+from tfaccel.common.errors import UserError
 from tfaccel.config import ImageConfig
 from tfaccel.data.feed import Feed
 from tfaccel.data.loaders import faults
@@ -24,7 +25,6 @@ from tfaccel.data.loaders.decode import two_sizes
 from tfaccel.data.loaders.windows import windows
 from tfaccel.data.source import ImageSource
 from tfaccel.data.sources.kinds import Unseen, agreed, are_usual
-from tfaccel.errors import UserError
 
 
 def make_reader(

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 from nvidia.dali.tensors import TensorListCPU, TensorListGPU
 
-from tfaccel.runtime import Device
+from tfaccel.runtime.devices import Device
 
 # DLPack's numbers, of https://dmlc.github.io/dlpack/latest/c_api.html.
 CPU, CUDA = 1, 2

@@ -14,12 +14,12 @@ import time
 import numpy as np
 import PIL.Image
 
+from tfaccel.common.errors import UserError
+from tfaccel.common.run_log import summary
 from tfaccel.data.loaders.windows import nearest_index
 from tfaccel.data.source import ImageSource, UnreadableError
 from tfaccel.data.sources.pillow import cause, decoded, deep, unfit_mask
 from tfaccel.data.threads import mapped
-from tfaccel.errors import UserError
-from tfaccel.run_log import summary
 
 BLOCK = 32  # images that a thread takes at once: 50 ms of photographs
 FIRST_LOG_SECONDS, LOG_SECONDS = 5, 30  # until it is said how far decoding is, and again

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 import tensorflow as tf
 
+from tfaccel.common.errors import UserError
 from tfaccel.config import CROPS, AugmentConfig, ImageConfig
 from tfaccel.data.loaders.decode import two_sizes
 from tfaccel.data.source import Blobs, ImageSource, UnreadableError
 from tfaccel.data.sources.kinds import unfit_blob
 from tfaccel.data.sources.pillow import image_size, undecodable
-from tfaccel.errors import UserError
 
 
 @contextlib.contextmanager

@@ -20,14 +20,14 @@ import time
 
 import numpy as np
 
-from tfaccel.cache_folder import cache_folder
+from tfaccel.common.errors import UserError
+from tfaccel.common.run_log import summary
 from tfaccel.data.free_memory import mib
 from tfaccel.data.loaders.cache import stored
 from tfaccel.data.loaders.decode import decode_into, shapes
 from tfaccel.data.loaders.memory import decode_all
 from tfaccel.data.source import ArraySource, ImageSource
-from tfaccel.errors import UserError
-from tfaccel.run_log import summary
+from tfaccel.process.cache_folder import cache_folder
 
 LEAST_S = 5.0  # of decoding, in one thread, from which on the pixels are kept
 NUM_TIMED = 32  # images that are decoded to see how long all take

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
+from tfaccel.common.errors import UserError
 from tfaccel.config import CROPS, AugmentConfig, ImageConfig
 from tfaccel.data.deferred import Deferred, span, stacked
 from tfaccel.data.feed import Feed
@@ -29,8 +30,7 @@ from tfaccel.data.loaders.host import HostStream
 from tfaccel.data.loaders.windows import windows
 from tfaccel.data.placement import Placement
 from tfaccel.data.source import ArraySource, ImageSource
-from tfaccel.errors import UserError
-from tfaccel.runtime import Device
+from tfaccel.runtime.devices import Device
 
 log = logging.getLogger("tfaccel")
 

@@ -23,6 +23,8 @@ import numpy as np
 import rich.console
 import rich.progress
 
+from tfaccel.common.errors import UserError
+from tfaccel.common.run_log import summary
 from tfaccel.config import CROPS, AugmentConfig, ImageConfig
 from tfaccel.data.scan.examine import BAD, KINDS, examine, strict
 from tfaccel.data.scan.manifest import Manifest, label, results_folder
@@ -30,8 +32,6 @@ from tfaccel.data.scan.report import Fault, Report
 from tfaccel.data.source import Blobs, ImageSource
 from tfaccel.data.sources.pillow import mask_fault
 from tfaccel.data.threads import mapped
-from tfaccel.errors import UserError
-from tfaccel.run_log import summary
 
 log = logging.getLogger("tfaccel")
 

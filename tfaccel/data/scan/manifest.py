@@ -22,10 +22,10 @@ from collections.abc import Iterable
 import numpy as np
 import PIL
 
-from tfaccel.cache_folder import cache_folder
+from tfaccel.common.errors import UserError
+from tfaccel.common.regular_file import open_regular
 from tfaccel.data.source import Blobs
-from tfaccel.errors import UserError
-from tfaccel.regular_file import open_regular
+from tfaccel.process.cache_folder import cache_folder
 
 log = logging.getLogger("tfaccel")
 

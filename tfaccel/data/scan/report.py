@@ -12,9 +12,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from tfaccel.common.own_files import replace
+from tfaccel.common.redact import shown
 from tfaccel.data.scan.examine import BAD, NOTE
-from tfaccel.own_files import replace
-from tfaccel.redact import shown
 
 
 @dataclasses.dataclass(frozen=True, order=True)

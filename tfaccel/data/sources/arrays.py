@@ -13,13 +13,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tfaccel.common.errors import UserError
+from tfaccel.common.regular_file import open_regular
 from tfaccel.data.source import ArraySource
 from tfaccel.data.sources.compression import compression_of
 from tfaccel.data.sources.folders import list_classes
 from tfaccel.data.sources.labels import OWN_DATA, numbered
 from tfaccel.data.sources.paths import absolute, nearest
-from tfaccel.errors import UserError
-from tfaccel.regular_file import open_regular
 
 Array = np.ndarray | str | os.PathLike
 

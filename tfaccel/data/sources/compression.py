@@ -6,7 +6,7 @@ compression_of("train.tfrecord")    # "compressed with ZLIB", or None
 import os
 import zlib
 
-from tfaccel.regular_file import open_regular
+from tfaccel.common.regular_file import open_regular
 
 NUM_BYTES = 512  # of a file's beginning
 

@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tfaccel.common.errors import UserError
+from tfaccel.common.regular_file import is_special
 from tfaccel.data.file_names import FileNames
 from tfaccel.data.source import Blobs, ImageSource
 from tfaccel.data.sources.clutter import is_clutter
@@ -25,8 +27,6 @@ from tfaccel.data.sources.labels import check_known
 from tfaccel.data.sources.levels import cure_of_files, cure_of_folders
 from tfaccel.data.sources.paths import absolute, nearest
 from tfaccel.data.sources.pillow import IMAGE_SUFFIXES
-from tfaccel.errors import UserError
-from tfaccel.regular_file import is_special
 
 log = logging.getLogger("tfaccel")
 

@@ -21,13 +21,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tfaccel.common.errors import UserError
+from tfaccel.common.regular_file import open_regular
 from tfaccel.data.file_names import AT_A_TIME, FileNames, GrowingFileNames
 from tfaccel.data.source import Blobs, ImageSource
 from tfaccel.data.sources.compression import compression_of
 from tfaccel.data.sources.labels import OWN_DATA, WHOLE_NUMBER, from_text
 from tfaccel.data.sources.paths import absolute, nearest
-from tfaccel.errors import UserError
-from tfaccel.regular_file import open_regular
 
 PATH_COLUMNS = ("path", "filename", "image", "file")  # as a header names them, in any case
 LABEL_COLUMNS = ("label", "class")

@@ -26,12 +26,12 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from tfaccel.cache_folder import cache_folder
+from tfaccel.common.errors import UserError
+from tfaccel.common.regular_file import NOT_REGULAR, is_special, open_regular
+from tfaccel.common.run_log import summary
 from tfaccel.data.source import Blobs
 from tfaccel.data.sources.paths import absolute, nearest
-from tfaccel.errors import UserError
-from tfaccel.regular_file import NOT_REGULAR, is_special, open_regular
-from tfaccel.run_log import summary
+from tfaccel.process.cache_folder import cache_folder
 
 VERSION = 2  # of the columns' files: others are made anew
 OURS = (".idx", ".npz")  # lie beside the shards, so that a pattern may match them

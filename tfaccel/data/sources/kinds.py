@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import PIL.Image
 
+from tfaccel.common.errors import UserError
 from tfaccel.data.source import Blobs
 from tfaccel.data.sources import pillow
 from tfaccel.data.sources.pillow import (
@@ -26,7 +27,6 @@ from tfaccel.data.sources.pillow import (
     tiff_orientation,
     unfit_mask,
 )
-from tfaccel.errors import UserError
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _JPEG = b"\xff\xd8\xff"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from tfaccel.errors import UserError
+from tfaccel.common.errors import UserError
 
 MOST_CLASSES = 10_000_000  # whose numbers are larger has taken identifiers for classes
 

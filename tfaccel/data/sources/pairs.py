@@ -14,13 +14,13 @@ import pathlib
 import sys
 from collections.abc import Iterator
 
+from tfaccel.common.errors import UserError
+from tfaccel.common.regular_file import NOT_REGULAR, is_special
 from tfaccel.data.file_names import GrowingFileNames
 from tfaccel.data.source import Blobs, ImageSource
 from tfaccel.data.sources.clutter import is_clutter
 from tfaccel.data.sources.paths import absolute, nearest
 from tfaccel.data.sources.pillow import IMAGE_SUFFIXES
-from tfaccel.errors import UserError
-from tfaccel.regular_file import NOT_REGULAR, is_special
 
 log = logging.getLogger("tfaccel")
 

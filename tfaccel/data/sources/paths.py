@@ -6,8 +6,8 @@ absolute("~/data/training"), nearest(path, kind="folder", wanted="one folder per
 import os
 import pathlib
 
-from tfaccel.errors import did_you_mean
-from tfaccel.local_path import local_path
+from tfaccel.common.errors import did_you_mean
+from tfaccel.common.local_path import local_path
 
 MOST_NAMES = 1000  # looked through for one like it: a folder may hold millions
 

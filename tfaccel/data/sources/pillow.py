@@ -9,9 +9,9 @@ import io
 import numpy as np
 import PIL.Image
 
+from tfaccel.common.errors import UserError
+from tfaccel.common.regular_file import open_regular
 from tfaccel.data.source import Blobs
-from tfaccel.errors import UserError
-from tfaccel.regular_file import open_regular
 
 # What both DALI and Pillow decode, so that a file that fails in one can be named by the other.
 IMAGE_SUFFIXES = (".bmp", ".jp2", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")

@@ -12,10 +12,10 @@ from typing import BinaryIO
 
 import numpy as np
 
+from tfaccel.common.errors import UserError
+from tfaccel.common.regular_file import read_regular
 from tfaccel.data.sources.compression import NUM_BYTES, compression_of_bytes
 from tfaccel.data.sources.index import Keeper
-from tfaccel.errors import UserError
-from tfaccel.regular_file import read_regular
 
 # A record: uint64 length, uint32 CRC of the length, the data, uint32 CRC of the data.
 HEADER, FOOTER = struct.Struct("<QI"), 4

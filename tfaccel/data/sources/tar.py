@@ -10,10 +10,10 @@ import re
 import tarfile
 from typing import BinaryIO
 
+from tfaccel.common.errors import UserError
+from tfaccel.common.regular_file import open_regular, read_regular
 from tfaccel.data.sources.compression import NUM_BYTES, compression_of_bytes
 from tfaccel.data.sources.index import Keeper
-from tfaccel.errors import UserError
-from tfaccel.regular_file import open_regular, read_regular
 
 INDEX_VERSION = "v1.2"
 BLOCK = tarfile.BLOCKSIZE

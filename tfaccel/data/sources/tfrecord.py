@@ -16,13 +16,13 @@ from typing import BinaryIO
 
 import numpy as np
 
-from tfaccel.checks import check_int
+from tfaccel.common.checks import check_int
+from tfaccel.common.errors import UserError, did_you_mean
 from tfaccel.data.source import ImageSource
 from tfaccel.data.sources.example import FeatureError, features, value
 from tfaccel.data.sources.index import Keeper, Pattern, examples, list_shards
 from tfaccel.data.sources.labels import named, numbered
 from tfaccel.data.sources.records import Pieces, index, payload
-from tfaccel.errors import UserError, did_you_mean
 
 LONGEST_NAME = 1000  # of a class, in bytes: longer ones are something else
 

@@ -15,11 +15,11 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
+from tfaccel.common.errors import UserError
 from tfaccel.data.source import ImageSource
 from tfaccel.data.sources.index import Keeper, Pattern, examples, list_shards
 from tfaccel.data.sources.labels import numbered
 from tfaccel.data.sources.tar import Sample, index
-from tfaccel.errors import UserError
 
 LONGEST_LABEL = 2**20  # bytes: what is longer is something else
 

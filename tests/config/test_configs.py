@@ -1,0 +1,157 @@
+"""Each experiment in configs/ at its smallest size, and changed from the command line."""
+
+import pathlib
+import runpy
+
+import keras
+import numpy as np
+import PIL.Image
+import pytest
+from absl import flags
+from ml_collections import config_flags
+
+from tfaccel.config import parse
+from tfaccel.data.blurred import ensure_blurred
+from tfaccel.experiment import train
+from tfaccel.experiment.metrics import PSNR
+
+CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
+
+
+def get_config(name, size):
+    return runpy.run_path(str(CONFIGS / f"{name}.py"))["get_config"](size)
+
+
+@pytest.fixture(autouse=True)
+def _tidy(monkeypatch, tmp_path):
+    """The embedded data sets are written to the test's own folder; the dtype policy is put back."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    yield
+    keras.config.set_dtype_policy("float32")
+
+
+def write_images(folder, suffix, count, sizes, *, channels=3):
+    """Writes images in class folders, as the data set has them; (height, width) in turn."""
+    random = np.random.default_rng(0)
+    for index in range(count):
+        shape = (*sizes[index % len(sizes)], channels)
+        pixels = random.integers(0, 256, shape, dtype=np.uint8)
+        file = folder / f"n0{index % 2}" / f"{index:04d}{suffix}"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        PIL.Image.fromarray(pixels.squeeze()).save(file)
+
+
+def mnist(root):
+    write_images(root / "training", ".png", 70, [(28, 28)], channels=1)
+    write_images(root / "testing", ".png", 10, [(28, 28)], channels=1)
+    return root
+
+
+def cifar10(root):
+    write_images(root / "train", ".jpg", 40, [(32, 32)])
+    write_images(root / "test", ".jpg", 20, [(32, 32)])
+    return root
+
+
+def imagenet(root):
+    write_images(root / "train", ".JPEG", 20, [(50, 80), (64, 40), (33, 33)])
+    write_images(root / "val", ".JPEG", 9, [(50, 80), (64, 40), (20, 33)])
+    return root
+
+
+# What makes the data (None where they are embedded), the steps of an epoch, and what is measured
+# beside the loss. The digits are trained in tests/cli/test_main.py.
+EXPERIMENTS = {
+    "mnist": (mnist, 2, "accuracy"),
+    "cifar10": (cifar10, 3, "accuracy"),
+    "imagenet_resnet50": (imagenet, 3, "accuracy"),
+    "restoration": (None, 54, "psnr"),
+}
+
+
+def test_every_config_is_tried_here():
+    assert {each.stem for each in CONFIGS.glob("*.py")} == {"digits", *EXPERIMENTS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("mnist", {}),
+        ("restoration", {}),
+        ("cifar10", {}),  # half a minute
+        ("imagenet_resnet50", {"runtime.xla": False}),
+    ],
+)
+def test_trains_measures_and_exports_at_its_smoke_size(name, changes, tmp_path):
+    make_data, steps, metric = EXPERIMENTS[name]
+    config = get_config(name, "smoke")
+    if make_data:
+        config.data.root = str(make_data(tmp_path / "data"))
+    config.update_from_flattened_dict({"runtime.xla": True, **changes})
+    result = train.run(parse(config), workdir=tmp_path / "run")
+    assert result["steps"] == steps
+    assert set(result["metrics"]) >= {"loss", metric, "val_loss", f"val_{metric}"}
+    assert all(map(np.isfinite, result["metrics"].values()))
+    assert (pathlib.Path(result["export"]) / "saved_model.pb").is_file()
+
+
+@pytest.mark.parametrize("name", ["digits", *EXPERIMENTS])
+def test_it_can_be_changed_on_the_command_line(name, monkeypatch, tmp_path):
+    # Which writes 516 files.
+    monkeypatch.setattr("tfaccel.data.blurred.ensure_blurred", lambda: tmp_path)
+    argv = [
+        "tfaccel",
+        f"--config={CONFIGS / name}.py",
+        "--config.train_images.rotation_degrees=5",
+        "--config.train_images.window=random_resized_crop",
+        "--config.train_images.crop_area=0.25,1",
+        "--config.train_images.horizontal_flip",
+        "--config.test_images.window=resized_center_crop",
+        "--config.data.mean=0.5",
+        "--config.data.stored_size=40,48",
+        "--config.data.global_batch_size=None",
+        "--config.data.batch_per_replica=32",
+        "--config.model.num_outputs=None",
+        "--config.dali.threads=None",
+    ]
+    values = flags.FlagValues()
+    config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=argv, lock_config=True)
+    assert values(argv)[1:] == []
+    config = parse(values.config)
+    assert config.train_images.rotation_degrees == 5
+    assert config.train_images.crop_area == (0.25, 1)
+    assert config.train_images.horizontal_flip
+    assert config.test_images.window == "resized_center_crop"
+    assert config.data.mean == (0.5,) * config.data.channels
+    assert config.data.stored_size == (40, 48)
+    assert (config.data.global_batch_size, config.data.batch_per_replica) == (None, 32)
+
+
+@pytest.mark.parametrize(
+    ("given", "warmup_epochs"),
+    [(["epochs=40"], 4), (["warmup_epochs=2.5"], 2.5), (["warmup_epochs=1", "epochs=40"], 1)],
+)
+def test_cifar10_warms_up_for_a_tenth_of_however_many_epochs(given, warmup_epochs):
+    argv = ["tfaccel", f"--config={CONFIGS / 'cifar10'}.py"]
+    argv += [f"--config.train.{each}" for each in given]
+    values = flags.FlagValues()
+    config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=argv, lock_config=True)
+    values(argv)
+    assert parse(values.config).train.warmup_epochs == warmup_epochs
+
+
+@pytest.mark.slow
+def test_restoration_makes_photographs_sharper(tmp_path):
+    blurred = PSNR()
+    test = ensure_blurred() / "test"
+    for file in sorted((test / "blurry").glob("*")):
+        pair = [
+            np.asarray(PIL.Image.open(test / each / file.name)) / 255
+            for each in ("sharp", "blurry")
+        ]
+        sharp, blurry = (each[None, 16:80, 16:80] for each in pair)  # as center_crop does
+        blurred.update_state(sharp, blurry)
+    result = train.run(parse(get_config("restoration", "")), workdir=tmp_path / "run")
+    # 31.7 dB and 37.2 dB on 2 CPU cores, 2026-11-23.
+    assert result["metrics"]["val_psnr"] > float(blurred.result()) + 2

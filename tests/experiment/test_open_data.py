@@ -1,0 +1,61 @@
+"""What a config says of its source reaches it."""
+
+import io
+import tarfile
+
+import numpy as np
+import PIL.Image
+import pytest
+import tensorflow as tf
+
+from tfaccel import UserError
+from tfaccel.config import DataConfig
+from tfaccel.experiment.open_data import open_source
+
+
+@pytest.fixture(scope="module")
+def png():
+    file = io.BytesIO()
+    PIL.Image.new("L", (4, 4)).save(file, "png")
+    return file.getvalue()
+
+
+def test_the_features_of_tfrecords(tmp_path, png):
+    with tf.io.TFRecordWriter(str(tmp_path / "train-0")) as writer:
+        for label in (3, 1, 2):
+            features = {
+                "picture": tf.train.Feature(bytes_list=tf.train.BytesList(value=[png])),
+                "kind": tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
+            }
+            example = tf.train.Example(features=tf.train.Features(feature=features))
+            writer.write(example.SerializeToString())
+    settings = {"root": str(tmp_path), "source": "tfrecord", "train": "train-*"}
+    found = open_source(
+        DataConfig(**settings, image_key="picture", label_key="kind", first_label=1), "train"
+    )
+    np.testing.assert_array_equal(found.labels, [2, 0, 1])
+    assert found.images.read(0) == png
+    with pytest.raises(UserError, match="there is no image_key='image/encoded'"):
+        open_source(DataConfig(**settings), "train")
+
+
+def test_the_extensions_of_webdatasets(tmp_path, png):
+    with tarfile.open(tmp_path / "train.tar", "w") as tar:
+        for name, data in (("0.img", png), ("0.json", b'{"label": 1}')):
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    settings = {"root": str(tmp_path), "source": "webdataset", "train": "train.tar"}
+    found = open_source(DataConfig(**settings, image_ext="img", label_ext="json"), "train")
+    np.testing.assert_array_equal(found.labels, [1])
+    assert found.images.read(0) == png
+
+
+@pytest.mark.parametrize(
+    ("field", "source"),
+    [("image_key", "tfrecord"), ("label_ext", "webdataset"), ("targets", "pairs")],
+)
+def test_what_is_another_sources_is_refused(field, source):
+    value = "mask" if field == "targets" else "x"
+    with pytest.raises(UserError, match=f"{field}='{value}' with .* source='{source}' alone"):
+        DataConfig(**{field: value})

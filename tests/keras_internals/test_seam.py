@@ -1,0 +1,693 @@
+"""The canary: each private name that seam.py needs is there and does what seam.py needs.
+
+A new version of Keras or TensorFlow fails here first, with a sentence that names what changed.
+"""
+
+import functools
+import re
+import tempfile
+import types
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import strategy_of
+from keras import layers
+from keras.src import backend
+from keras.src.backend import get_keras_mask
+from keras.src.backend.common import global_state
+from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
+from keras.src.backend.tensorflow.trainer import TFEpochIterator
+from keras.src.losses import loss as keras_loss
+from keras.src.models.functional import Functional, unpack_singleton
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.trainers import data_adapters
+from keras.src.trainers import epoch_iterator as epoch_iterator_lib
+from keras.src.trainers.compile_utils import MetricsList
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+from keras.src.utils import is_default
+from keras.src.utils.python_utils import pythonify_logs
+from keras.src.utils.rng_utils import get_random_seed
+from tensorflow.python.distribute import distribute_lib
+from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceStrategy
+
+from tfaccel import UserError
+from tfaccel.keras_internals import seam
+from tfaccel.training import epoch_order
+
+CANARIES = {}  # (name as in seam.py's docstring, what it does) -> a function that returns whether
+
+
+def canary(name, does):
+    def register(function):
+        CANARIES[name, does] = function
+        return function
+
+    return register
+
+
+def dense(**settings):
+    return layers.Dense(1, use_bias=False, kernel_initializer="ones", **settings)
+
+
+def in_scope(make):
+    with strategy_of(2).scope():
+        return make()
+
+
+def model_of(*parts, **compile_args):
+    """A model made in the scope of two replicas; with arguments, compiled."""
+    model = in_scope(lambda: keras.Sequential([keras.Input((1,)), *[part() for part in parts]]))
+    if compile_args:
+        in_scope(lambda: model.compile(**compile_args, jit_compile=False))
+    return model
+
+
+@canary("Variable._value", "is what a variable reads as")
+def _():
+    variable = keras.Variable([1.0])
+    variable._value = tf.constant([2.0])
+    return keras.ops.convert_to_numpy(variable + 0) == 2 and variable.numpy() == 2
+
+
+@canary("Variable._value", "holds one tf.Variable for each replica, where made in a scope")
+def _():
+    value = in_scope(lambda: keras.Variable([1.0]))._value
+    each = [isinstance(each, tf.Variable) for each in value.values]
+    return isinstance(value, tf.distribute.DistributedValues) and each == [True, True]
+
+
+@canary("Variable._initialize", "makes a variable again, in the scope, with the value given")
+def _():
+    variable = keras.Variable([1.0])
+    in_scope(lambda: variable._initialize(np.float32([3.0])))
+    return [each.numpy() for each in variable._value.values] == [3, 3]
+
+
+@canary("Variable._direct_assign", "is what assign, assign_add and assign_sub end in")
+def _(monkeypatch):
+    seen, own = [], TensorFlowVariable.__dict__["_direct_assign"]
+
+    def note(variable, value):
+        seen.append(variable)
+        return own(variable, value)
+
+    monkeypatch.setattr(TensorFlowVariable, "_direct_assign", note)
+    variable = keras.Variable([1.0])
+    variable.assign([2.0])
+    variable.assign_add([2.0])
+    variable.assign_sub([1.0])
+    return seen == [variable] * 3 and variable.numpy() == 3
+
+
+@canary("Optimizer.apply", "is an instance's attribute that apply_gradients calls")
+def _():
+    own = keras.optimizers.SGD()
+    optimizers, seen = (own, keras.optimizers.LossScaleOptimizer(own)), []
+    variable = keras.Variable([1.0])
+    for optimizer in optimizers:
+        optimizer.__dict__["apply"] = lambda grads, variables: seen.append((grads, variables))
+        optimizer.apply_gradients([(2.0, variable)])
+    return seen == [((2.0,), (variable,)), ((2.0,), (variable,))]
+
+
+@canary("Optimizer.apply", "is defined in BaseOptimizer, and again in those that wrap others alone")
+def _():
+    kinds = {each for each in vars(keras.optimizers).values() if isinstance(each, type)}
+    bases = {base for kind in kinds for base in kind.__mro__}
+    wrapping = {keras.optimizers.LossScaleOptimizer, keras.optimizers.MultiOptimizer}
+    return {each for each in bases if "apply" in vars(each)} == {BaseOptimizer, *wrapping}
+
+
+@canary("Optimizer._iterations", "counts the updates that were made, not the skipped ones")
+def _():
+    variable = keras.Variable([1.0])
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
+    counts = []
+    for gradient in (1.0, float("inf"), 1.0):
+        optimizer.apply([tf.constant([gradient])], [variable])
+        counts.append(int(optimizer.inner_optimizer._iterations.numpy()))
+    return counts == [1, 1, 2]
+
+
+@canary("Optimizer._distribution_strategy", "is the strategy that updates go through")
+def _():
+    optimizer = in_scope(keras.optimizers.SGD)
+    own = optimizer._distribution_strategy
+    optimizer._distribution_strategy = types.SimpleNamespace(extended=None)
+    variable = keras.Variable([1.0])
+    try:
+        optimizer.apply([tf.constant([1.0])], [variable])
+    except AttributeError:
+        return own is strategy_of(2)  # the one that was set is used, and is none
+    return False
+
+
+@canary("LossScaleOptimizer.dynamic_scale", "is the variable that an overflow halves")
+def _():
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(), initial_scale=8.0)
+    optimizer.apply([tf.constant([float("inf")])], [keras.Variable([1.0])])
+    return isinstance(optimizer.dynamic_scale, keras.Variable) and optimizer.dynamic_scale == 4
+
+
+@canary("LossScaleOptimizer.check_finite", "is an instance's attribute that says whether to update")
+def _():
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(), initial_scale=8.0)
+    variable = keras.Variable([1.0])
+    optimizer.__dict__["check_finite"] = lambda _: tf.constant(False)
+    optimizer.apply([tf.constant([1.0])], [variable])
+    return variable.numpy() == 1 and optimizer.dynamic_scale == 4
+
+
+@canary("SeedGenerator.next", "gives Dropout its seeds: [2], of which the first may be moved")
+def _(monkeypatch):
+    seen, own = [], keras.random.SeedGenerator.__dict__["next"]
+
+    def note(generator, ordered=True):
+        seen.append(own(generator, ordered))
+        return seen[-1]
+
+    monkeypatch.setattr(keras.random.SeedGenerator, "next", note)
+    layers.Dropout(0.5)(tf.ones((1, 4)), training=True)
+    (seed,) = seen
+    return seed.shape == (2,) and seed.dtype.is_integer
+
+
+@canary("BatchNormalization.call", "is the class's own")
+def _():
+    return "call" in vars(layers.BatchNormalization)
+
+
+@canary("BatchNormalization._moments", "is the class's own, and what call takes statistics from")
+def _(monkeypatch):
+    seen, own = [], vars(layers.BatchNormalization)["_moments"]
+
+    def note(layer, inputs, mask):
+        seen.append(layer)
+        return own(layer, inputs, mask)
+
+    monkeypatch.setattr(layers.BatchNormalization, "_moments", note)
+    layer = layers.BatchNormalization()
+    layer(tf.ones((2, 3)), training=True)
+    layer(tf.ones((2, 3)), training=False)
+    return seen == [layer]
+
+
+@canary("Conv2D.call and .convolution_op", "are what a layer runs, bias last, and can be replaced")
+def _(monkeypatch):
+    seen = []
+
+    def note(layer, inputs, kernel):
+        seen.append((layer.kernel_size, layer.strides, layer.groups, kernel.shape))
+        return inputs
+
+    monkeypatch.setattr(layers.Conv2D, "convolution_op", note, raising=False)
+    conv = layers.Conv2D(1, 3, bias_initializer="ones")
+    outputs = conv(tf.ones((1, 4, 4, 1)))
+    is_linear = conv.activation is keras.activations.linear
+    return seen == [((3, 3), (1, 1), 1, (3, 3, 1, 1))] and is_linear and np.all(outputs == 2)
+
+
+@canary("MaxPooling2D.call", "is what a layer runs, and reads its sizes of the layer")
+def _(monkeypatch):
+    seen = []
+
+    def note(layer, inputs):
+        seen.append((layer.pool_size, layer.strides, layer.padding, layer.data_format))
+        return inputs
+
+    monkeypatch.setattr(layers.MaxPooling2D, "call", note, raising=False)
+    layers.MaxPooling2D(3, strides=2)(tf.ones((1, 4, 4, 1)))
+    return seen == [((3, 3), (2, 2), "valid", "channels_last")]
+
+
+@canary("Model._distribute_strategy", "is the strategy in whose scope a model was made")
+def _():
+    return model_of(dense)._distribute_strategy is strategy_of(2)
+
+
+@canary("Model._flatten_layers", "gives nested layers too")
+def _():
+    inner = dense()
+    model = keras.Sequential([keras.Input((1,)), keras.Sequential([inner])])
+    return any(each is inner for each in model._flatten_layers())
+
+
+@functools.cache
+def seen_in_fit():
+    """What is built by a fit with a validation and by a train_on_batch, and when logs are made."""
+    model, built, made = model_of(dense, optimizer="sgd", loss="mse"), [], []
+    build, results = model._maybe_symbolic_build, model._get_metrics_result_or_logs
+
+    def note(iterator=None, data_batch=None):
+        built.append(type(iterator).__name__ if iterator else len(data_batch))
+        build(iterator=iterator, data_batch=data_batch)
+
+    model._maybe_symbolic_build = note
+    model._get_metrics_result_or_logs = lambda logs: (made.append("results"), results(logs))[1]
+    validates = keras.callbacks.LambdaCallback(on_test_begin=lambda logs: made.append("test"))
+    x = np.ones((4, 1), "float32")
+    model.fit(x, x, batch_size=2, validation_data=(x, x), callbacks=[validates], verbose=0)
+    model.train_on_batch(x[:2], x[:2])
+    return built, made
+
+
+@canary("Model._maybe_symbolic_build", "is an instance's attribute that fit and evaluate call")
+def _():
+    return seen_in_fit()[0] == ["TFEpochIterator", "TFEpochIterator", 3]
+
+
+@canary("Model._symbolic_build", "makes weights and metrics from the specs of a batch")
+def _():
+    class Unbuilt(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = dense()
+
+        def call(self, x):
+            return self.dense(x)
+
+    def make():
+        model = Unbuilt()
+        model.compile("adam", "mse", metrics=["mae"])
+        spec = tf.TensorSpec((2, 1), tf.float32)
+        model._symbolic_build(data_batch=(spec, spec, None))
+        return model
+
+    model = in_scope(make)
+    return model.dense.built and len(model.metrics_variables) == 4 and model.optimizer.built
+
+
+@canary("backend.compute_output_spec", "is asked for a model's outputs, once, before it is trained")
+def _(monkeypatch):
+    seen, own = [], backend.compute_output_spec
+
+    def note(fn, *args, **kwargs):
+        seen.append((fn, len(args)))
+        return own(fn, *args, **kwargs)
+
+    monkeypatch.setattr(backend, "compute_output_spec", note)
+    model, spec = model_of(dense, optimizer="sgd", loss="mse"), tf.TensorSpec((2, 1), tf.float32)
+    in_scope(lambda: model._symbolic_build(data_batch=(spec, spec, None)))
+    return seen.count((model, 1)) == 1
+
+
+@canary("Functional.call", "is that of models of keras.Model(inputs, outputs)")
+def _():
+    x = keras.Input((1,))
+    return type(keras.Model(x, x)).call is Functional.call
+
+
+@canary("Sequential._functional", "is the graph of its layers, None before it is built")
+def _():
+    built = keras.Sequential([keras.Input((1,)), dense()])._functional
+    return isinstance(built, Functional) and keras.Sequential([dense()])._functional is None
+
+
+@canary("models.functional.unpack_singleton", "is what call does to its outputs")
+def _():
+    x = keras.Input((1,))
+    model = keras.Model([x], [dense()(x)])
+    given = tf.ones((2, 1))
+    return tf.is_tensor(model(given)) and unpack_singleton([given]) is given
+
+
+@canary("Model._compile_loss._user_loss", "is the loss that compile was given")
+def _():
+    loss = keras.losses.MeanSquaredError(reduction="sum")
+    model = model_of(dense, optimizer="sgd", loss=loss)
+    return model._compile_loss._user_loss is loss
+
+
+@canary("Model._compile_loss._user_loss_weights", "are the weights that compile was given")
+def _():
+    model, *_ = of_metrics()
+    return model._compile_loss._user_loss_weights == {"a": 0.5, "b": 2.0}
+
+
+@canary("Model._flatten_metrics_in_order", "puts the loss first, and what is no metric last")
+def _():
+    model = model_of(dense, optimizer="sgd", loss="mse")
+    return model._flatten_metrics_in_order({"z": 3, "loss": 1}) == [1, 3]
+
+
+@canary("common.global_state.get_global_attribute", "gives the thread's names, and its draws")
+def _():
+    keras.random.normal((1,))  # makes them
+    found = global_state.get_global_attribute("global_seed_generator")
+    return keras.random.SeedGenerator is type(found) and isinstance(
+        global_state.get_global_attribute("object_name_uids"), dict
+    )
+
+
+@canary("set_global_attribute", "replaces them: of None, a later draw makes a new one")
+def _():
+    keras.random.normal((1,))
+    before = global_state.get_global_attribute("global_seed_generator")
+    with seam.draws_kept():
+        keras.random.normal((1,))
+        meanwhile = global_state.get_global_attribute("global_seed_generator")
+    after = global_state.get_global_attribute("global_seed_generator")
+    return after is before and meanwhile is not before
+
+
+def with_metrics():
+    """A compiled model with a metric, a weighted one, and a loss for each of two outputs."""
+    x = keras.Input((1,))
+    model = keras.Model(x, {"a": dense()(x), "b": dense()(x)})
+    own, weighted = keras.metrics.MeanAbsoluteError(), keras.metrics.MeanSquaredError()
+    losses = {"a": "mse", "b": "mse"}
+    settings = {"metrics": {"a": [own]}, "weighted_metrics": {"b": [weighted]}}
+    weights = {"a": 0.5, "b": 2.0}
+    model.compile("sgd", losses, weights, **settings, jit_compile=False)
+    model.train_on_batch(np.ones((2, 1)), {"a": np.ones((2, 1)), "b": np.ones((2, 1))})
+    return model, own, weighted
+
+
+of_metrics = functools.cache(with_metrics)  # for who only looks at it
+
+
+@canary("Model._compile_metrics._user_metrics", "are the metrics that compile was given")
+def _():
+    model, own, _ = of_metrics()
+    return tf.nest.flatten(model._compile_metrics._user_metrics) == [own]
+
+
+@canary("Model._compile_metrics._user_weighted_metrics", "are the weighted ones it was given")
+def _():
+    model, _, weighted = of_metrics()
+    return tf.nest.flatten(model._compile_metrics._user_weighted_metrics) == [weighted]
+
+
+@canary("Model._loss_tracker", "is the metric that averages the loss")
+def _():
+    model, *_ = of_metrics()
+    return type(model._loss_tracker) is keras.metrics.Mean and model._loss_tracker.name == "loss"
+
+
+@canary("CompileLoss.metrics", "are the means of the outputs' losses")
+def _():
+    model, *_ = of_metrics()
+    found = model._compile_loss.metrics
+    return len(found) == 2 and {type(each) for each in found} == {keras.metrics.Mean}
+
+
+@canary("MetricsList.update_state", "and .metrics: what each output's metrics are updated by")
+def _(monkeypatch):
+    seen, own = [], MetricsList.__dict__["update_state"]
+
+    def note(metrics, y_true, y_pred, sample_weight=None):
+        seen.append([each.name for each in metrics.metrics])
+        own(metrics, y_true, y_pred, sample_weight)
+
+    monkeypatch.setattr(MetricsList, "update_state", note)
+    with_metrics()
+    return ["mean_absolute_error"] in seen and ["mean_squared_error"] in seen
+
+
+@canary("losses.loss.reduce_weighted_values", "reduces the values of every loss, by five arguments")
+def _(monkeypatch):
+    seen, own = [], keras_loss.reduce_weighted_values
+
+    def note(values, sample_weight=None, mask=None, reduction="sum_over_batch_size", dtype=None):
+        seen.append(tuple(values.shape))
+        return own(values, sample_weight, mask, reduction, dtype)
+
+    monkeypatch.setattr(keras_loss, "reduce_weighted_values", note)
+    keras.losses.MeanSquaredError()(np.ones((2, 1)), np.zeros((2, 1)))
+    return seen == [(2,)]
+
+
+@canary("backend.get_keras_mask", "gives the mask that a layer computed")
+def _():
+    masked = layers.Masking()(tf.constant([[[1.0], [0.0]]]))
+    return get_keras_mask(masked).numpy().tolist() == [[True, False]]
+
+
+@canary("utils.rng_utils.get_random_seed", "gives what set_random_seed was given")
+def _():
+    keras.utils.set_random_seed(5)
+    given = get_random_seed()
+    keras.utils.set_random_seed(0)
+    return given == 5
+
+
+@canary("Optimizer._trainable_variables", "and ._model_variables_moving_average go in pairs")
+def _():
+    weights = [keras.Variable([1.0]), keras.Variable([2.0])]
+    optimizer = keras.optimizers.SGD(use_ema=True)
+    optimizer.apply([tf.constant([0.0])] * 2, weights)
+    averages = [each.numpy() for each in optimizer._model_variables_moving_average]
+    own = [id(each) for each in optimizer._trainable_variables]
+    return own == [id(each) for each in weights] and averages == [1, 2]
+
+
+def epoch_iterator():
+    x = np.ones((4, 1), "float32")
+    strategy = strategy_of(2)
+    return TFEpochIterator(x=x, y=x, batch_size=2, distribute_strategy=strategy)
+
+
+@canary("TFEpochIterator._distributed_dataset", "has the specs of the batches that are drawn")
+def _():
+    specs = epoch_iterator()._distributed_dataset.element_spec
+    return len(tf.nest.flatten(specs)) == 2
+
+
+@canary("data_adapters.get_data_adapter", "is what opens every input, and ends in epoch_order's")
+def _():
+    return (
+        data_adapters.get_data_adapter
+        is epoch_order._get_data_adapter
+        is (epoch_iterator_lib.data_adapters.get_data_adapter)
+    )
+
+
+@canary("DataAdapter.get_tf_dataset", "of arrays asks tf.random.shuffle for the order of all rows")
+def _(monkeypatch):
+    asked = []
+
+    def backwards(rows):
+        asked.append(tuple(rows.shape))
+        return rows[::-1]
+
+    monkeypatch.setattr(tf.random, "shuffle", backwards)
+    x = np.arange(5.0)
+    dataset = ArrayDataAdapter(x, batch_size=2, shuffle=True).get_tf_dataset()
+    rows = [np.ravel(batch).tolist() for batch in dataset]
+    return rows == [[4, 3], [2, 1], [0]] and asked == [(5,)]
+
+
+@canary("ArrayDataAdapter._shuffle", "is whether rows are shuffled, or 'batch'")
+def _():
+    made = [ArrayDataAdapter(np.ones(5), shuffle=each) for each in (False, True, "batch")]
+    return [each._shuffle for each in made] == [False, True, "batch"]
+
+
+@canary("ArrayDataAdapter._num_samples", "is the number of rows")
+def _():
+    return ArrayDataAdapter(np.ones(5))._num_samples == 5
+
+
+class Five(keras.utils.PyDataset):
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, index):
+        return (np.float32([[index]]),)
+
+
+@canary("PyDatasetAdapter.shuffle", "may be set, and is whether batches are shuffled")
+def _():
+    adapter = PyDatasetAdapter(Five(), shuffle=True)
+    before, adapter.shuffle = adapter.shuffle, False
+    return before is True and np.ravel([*adapter.get_tf_dataset()]).tolist() == [*range(5)]
+
+
+@canary("PyDatasetAdapter.py_dataset", "may be set, and is what batches are read from")
+def _():
+    class Two(Five):
+        def __len__(self):
+            return 2
+
+    adapter = PyDatasetAdapter(Five())
+    adapter.py_dataset = Two()
+    return adapter.num_batches == 2 and len(list(adapter.get_tf_dataset())) == 2
+
+
+@canary(
+    "PyDatasetAdapter.enqueuer", "has the data set and whether it is shuffled; None of 1 worker"
+)
+def _():
+    adapter = PyDatasetAdapter(Five(workers=2), shuffle=True)
+    has = adapter.enqueuer.shuffle is True and adapter.enqueuer.py_dataset is adapter.py_dataset
+    return has and PyDatasetAdapter(Five()).enqueuer is None
+
+
+@canary("Dataset._inputs", "and ._functions tell what a data set is made of")
+def _():
+    rows = tf.data.Dataset.range(3)
+    mapped = rows.map(lambda x: x + 1)
+    (function,) = mapped._functions()
+    ops = {node.op for node in function.function.graph.as_graph_def().node}
+    return mapped._inputs() == [rows] and rows._functions() == [] and "AddV2" in ops
+
+
+@canary("MonitorCallback._is_improvement", "is an instance's attribute that three callbacks ask")
+def _(monkeypatch):
+    monkeypatch.chdir(tempfile.gettempdir())  # where nothing is written
+    seen, model = [], model_of(dense, optimizer="sgd", loss="mse")
+    settings = {"monitor": "loss", "mode": "min"}
+    for each in (
+        keras.callbacks.EarlyStopping(**settings),
+        keras.callbacks.ReduceLROnPlateau(**settings),
+        keras.callbacks.ModelCheckpoint("a.keras", save_best_only=True, **settings),
+    ):
+        each.set_model(model)
+        each._is_improvement = lambda value, best: bool(seen.append((value, best)))
+        each.on_train_begin()
+        each.on_epoch_end(0, {"loss": 2.0})
+    return seen == [(2.0, None)] * 3
+
+
+@canary("PerReplicaSpec._value_specs", "has one spec, of a tensor, for each replica")
+def _():
+    specs = tf.nest.flatten(epoch_iterator()._distributed_dataset.element_spec)[0]._value_specs
+    return [isinstance(each, tf.TensorSpec) for each in specs] == [True, True]
+
+
+@canary("distribute_lib._push_per_thread_mode", "with _get_default_replica_mode hides the scope")
+def _():
+    default = distribute_lib._get_default_replica_mode()
+    with strategy_of(2).scope():
+        distribute_lib._push_per_thread_mode(default)
+        try:
+            inside = tf.distribute.get_strategy()
+            return inside is default.strategy and not tf.distribute.in_cross_replica_context()
+        finally:
+            distribute_lib._pop_per_thread_mode()
+
+
+@canary("distribute_lib._pop_per_thread_mode", "brings the scope back")
+def _():
+    with strategy_of(2).scope():
+        distribute_lib._push_per_thread_mode(distribute_lib._get_default_replica_mode())
+        distribute_lib._pop_per_thread_mode()
+        return tf.distribute.get_strategy() is strategy_of(2)
+
+
+@canary("utils.is_default", "tells a callback's hook from Keras's own")
+def _():
+    class Sees(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            pass
+
+    hooks = Sees().on_train_batch_end, Sees().on_batch_end
+    return [is_default(each) for each in hooks] == [False, True]
+
+
+@canary("utils.python_utils.pythonify_logs", "makes the logs that callbacks get")
+def _():
+    logs = {"loss": tf.constant(0.5), "inner": {"deep": tf.constant(2)}, "none": None}
+    return pythonify_logs(logs) == {"loss": 0.5, "deep": 2.0, "none": None}
+
+
+@canary("Model._get_metrics_result_or_logs", "makes an epoch's logs, before its validation")
+def _():
+    return seen_in_fit()[1] == ["results", "test", "results"]
+
+
+@canary("distribute_lib._get_default_replica_mode", "is what there is outside any scope")
+def _():
+    return distribute_lib._get_default_replica_mode().strategy is tf.distribute.get_strategy()
+
+
+@canary("StrategyExtended._collective_ops", "are a MirroredStrategy's: a launcher per replica")
+def _():
+    return len(strategy_of(2).extended._collective_ops._launchers) == 2
+
+
+def workers_extended():
+    """Of a MultiWorkerMirroredStrategy whose only worker this is."""
+    return CollectiveAllReduceStrategy._from_local_devices(["/cpu:0", "/cpu:1"]).extended
+
+
+@canary("StrategyExtended._cross_device_ops", "are several workers': a launcher per replica")
+def _():
+    return len(workers_extended()._cross_device_ops._launchers) == 2
+
+
+@canary("StrategyExtended._id_in_cluster", "is which of several workers this one is")
+def _():
+    return workers_extended()._id_in_cluster == 0
+
+
+@canary("CollectiveReplicaLauncher._group_key and ._group_size", "are those of all replicas")
+def _():
+    launchers = strategy_of(2).extended._collective_ops._launchers
+    (key,) = {each._group_key for each in launchers}
+    return isinstance(key, int) and [each._group_size for each in launchers] == [2, 2]
+
+
+@canary("CollectiveAllReduce._launchers", "sum, and gather rows, in order of the replicas")
+def _():
+    launchers = strategy_of(2).extended._collective_ops._launchers
+
+    @tf.function
+    def run():
+        summed, gathered = [], []
+        for index, launcher in enumerate(launchers):
+            with tf.device(f"/cpu:{index}"):
+                summed.append(launcher.all_reduce(tf.constant([index + 1.0])))
+                gathered.append(launcher.all_gather(tf.fill((index + 1, 1), index), axis=0))
+        return summed, gathered
+
+    summed, gathered = run()
+    rows = [each.numpy().ravel().tolist() for each in gathered]
+    return [each.numpy() for each in summed] == [3, 3] and rows == [[0, 1, 1]] * 2
+
+
+@pytest.mark.parametrize(("name", "does"), CANARIES, ids=[f"{n} {d}" for n, d in CANARIES])
+def test_private_names_are_what_they_were(monkeypatch, name, does):
+    check = CANARIES[name, does]
+    try:
+        holds = check(monkeypatch) if check.__code__.co_argcount else check()
+    except Exception as error:  # gone, or called in another way
+        pytest.fail(f"{name} no longer {does}: {type(error).__name__}: {error}")
+    assert bool(holds), f"{name} no longer {does}"
+
+
+def test_every_name_that_the_docstring_lists_has_its_canary():
+    listed = seam.__doc__.partition("Private names relied on")[2].partition("\n")[2]
+    names = set(re.findall(r"\b_\w+|(?<=\.)[a-z]\w+", re.sub(r"2\.21|3\.15", "", listed)))
+    has_canary = set(re.findall(r"\w+", " ".join(f"{name} {does}" for name, does in CANARIES)))
+    assert names > {"_value", "apply", "_pop_per_thread_mode", "_launchers"}
+    assert not names - has_canary, f"no canary for {', '.join(names - has_canary)}"
+
+
+def test_each_replica_is_alone_within_as_replica():
+    model = model_of(dense, optimizer="sgd", loss="mse")
+    kernel, value = model.layers[0].kernel, model.layers[0].kernel._value
+    seam.components(kernel)[1].assign([[5.0]])
+    for replica, wanted in zip(seam.local_replicas(strategy_of(2)), (1, 5), strict=True):
+        with strategy_of(2).scope(), seam.as_replica(model, replica):
+            assert kernel.numpy() == wanted
+            assert tf.distribute.get_strategy() is not strategy_of(2)
+        with pytest.raises(ZeroDivisionError), seam.as_replica(model, replica):
+            raise ZeroDivisionError
+        assert kernel._value is value
+        assert model.optimizer._distribution_strategy is strategy_of(2)
+        assert not tf.distribute.has_strategy()
+
+
+@pytest.mark.parametrize("version", ["3.16.0", "3.1.5", "4.0", "3.14.9", "2.15.0"])
+def test_another_keras_is_refused(version):
+    with pytest.raises(UserError, match=rf"Keras {version} is installed.*Keras 3\.15\.x alone"):
+        seam.check_keras(version)
+
+
+@pytest.mark.parametrize("version", ["3.15.0", "3.15.9", keras.__version__])
+def test_this_keras_is_taken(version):
+    seam.check_keras(version)

@@ -1,0 +1,177 @@
+"""Workers that are killed, frozen or busy, in processes of their own on this machine's CPU."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import tensorflow as tf
+
+from tfaccel.common.errors import RunError
+from tfaccel.runtime import watchdog
+from tfaccel.runtime.cluster import Cluster
+from tfaccel.runtime.watchdog import Watchdog, WorkerLostError
+
+# An endless training: every step waits for every worker.
+WORKER = """
+import sys, time
+import tensorflow as tf
+import tfaccel
+from tfaccel.runtime.watchdog import Watchdog
+from tensorflow.python.eager import context
+
+limit_s, heartbeat_s, chief_is_busy_s = map(int, sys.argv[1:])
+run = tfaccel.setup(gpu_ids=(), peer_timeout_s=heartbeat_s)
+assert context.context().coordination_service.heartbeat_timeout_in_ms == 1000 * heartbeat_s
+try:
+    tfaccel.setup(gpu_ids=(), peer_timeout_s=heartbeat_s + 1)
+except tfaccel.UserError as error:
+    print(error, flush=True)
+
+@tf.function
+def step():
+    return run.strategy.reduce("SUM", run.strategy.run(lambda: tf.constant(1.0)), axis=None)
+
+with Watchdog(run.cluster, peer_timeout_s=limit_s).guard():
+    print("replicas:", int(step()), flush=True)
+    if run.cluster.is_chief:
+        time.sleep(chief_is_busy_s)
+    step()
+    print("training", flush=True)
+    while True:
+        step()
+"""
+
+
+class Job:
+    """Workers, each with a file of what it prints."""
+
+    def __init__(self, folder, num_workers, *arguments):
+        with contextlib.ExitStack() as sockets:
+            free = [sockets.enter_context(socket.socket()) for _ in range(num_workers)]
+            for each in free:
+                each.bind(("localhost", 0))
+            self.addresses = [f"localhost:{each.getsockname()[1]}" for each in free]
+        self._logs = [folder / f"worker-{index}.log" for index in range(num_workers)]
+        self.workers = [self._start(index, arguments) for index in range(num_workers)]
+
+    def _start(self, index, arguments):
+        task = {"type": "worker", "index": index}
+        tf_config = json.dumps({"cluster": {"worker": self.addresses}, "task": task})
+        with open(self._logs[index], "w") as log:
+            return subprocess.Popen(
+                [sys.executable, "-c", WORKER, *map(str, arguments)],
+                env={**os.environ, "TF_CONFIG": tf_config, "CUDA_VISIBLE_DEVICES": "-1"},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for worker in self.workers:
+            worker.kill()
+            worker.wait()
+
+    def log(self, index):
+        return self._logs[index].read_text()
+
+    def wait_until_training(self, *, timeout_s=300):
+        end = time.monotonic() + timeout_s
+        while not all("training" in self.log(index) for index in range(len(self.workers))):
+            assert time.monotonic() < end, "\n".join(map(self.log, range(len(self.workers))))
+            assert all(worker.poll() is None for worker in self.workers)
+            time.sleep(0.1)
+
+    def check_lost(self, lost, *, seen_by, timeout_s=300):
+        """Each of these ends by itself, with an ordinary error that names the lost one."""
+        for index in seen_by:
+            assert self.workers[index].wait(timeout_s) == 1, self.log(index)
+            # Not always the last line: TensorFlow's own threads may still write to the log.
+            error = self.log(index).rpartition("\ntfaccel.watchdog.WorkerLostError: ")[2]
+            assert error != self.log(index), error
+            assert f"worker {lost} ({self.addresses[lost]}) is lost" in error.splitlines()[0]
+
+
+@pytest.mark.parametrize("num", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_busy_chief_is_waited_for_and_a_killed_worker_is_named(tmp_path, num):
+    with Job(tmp_path, num, 3, 3, 5) as job:
+        job.wait_until_training()
+        for index in range(num):
+            log = job.log(index)
+            assert log.index(f"waiting for {num} workers") < log.index(f"all {num} workers are")
+            assert "this process has joined its cluster before, with other settings" in log
+            assert f"replicas: {num}" in log
+        job.workers[1].kill()
+        job.check_lost(1, seen_by={*range(num)} - {1})
+
+
+@pytest.mark.slow
+def test_a_frozen_chief_is_named_and_ends_when_it_thaws(tmp_path):
+    # TensorFlow's own heartbeats would take a minute: it is the watchdog that notices.
+    with Job(tmp_path, 2, 3, 60, 0) as job:
+        job.wait_until_training()
+        job.workers[0].send_signal(signal.SIGSTOP)
+        job.check_lost(0, seen_by=(1,))
+        job.workers[0].send_signal(signal.SIGCONT)
+        job.check_lost(1, seen_by=(0,))
+
+
+@pytest.mark.parametrize(
+    ("trouble", "words"),
+    [(None, "Socket closed"), (tf.errors.UnavailableError(None, None, ""), r"worker 0 \(a:1\)")],
+)
+def test_an_error_of_tensorflow_is_a_lost_worker_if_one_is_lost(monkeypatch, trouble, words):
+    monkeypatch.setattr(Watchdog, "_trouble", lambda *_: trouble)
+    watching = Watchdog(Cluster(("a:1", "b:1"), worker_index=1))
+    error = tf.errors.UnavailableError(None, None, "Socket closed")
+    with pytest.raises(WorkerLostError if trouble else type(error), match=words), watching.guard():
+        raise error
+
+
+def test_what_comes_of_a_sum_that_was_broken_off_is_a_lost_worker(monkeypatch):
+    broken_off = threading.Event()
+
+    class Context:
+        def abort_collective_ops(self, code, message):
+            broken_off.set()
+
+    silent = tf.errors.UnavailableError(None, None, "")
+    monkeypatch.setattr(Watchdog, "_trouble", lambda *_: silent)
+    monkeypatch.setattr(watchdog.context, "context", Context)
+    monkeypatch.setattr(watchdog, "GONE_AFTER_S", 0.1)
+    watching = Watchdog(Cluster(("a:1", "b:1"), worker_index=1))
+
+    @watching.guard()
+    def train():
+        assert broken_off.wait(300)
+        raise RunError("the gradient of dense/kernel is not finite")
+
+    with pytest.raises(WorkerLostError, match=r"worker 0 \(a:1\) is lost.*kernel is not finite\)"):
+        train()
+
+
+def test_an_error_of_this_worker_stays_as_it_is(monkeypatch):
+    # The others end for the same reason, perhaps before this one.
+    monkeypatch.setattr(Watchdog, "_trouble", lambda *_: tf.errors.UnavailableError(None, None, ""))
+    with (
+        pytest.raises(RunError, match="not finite"),
+        Watchdog(Cluster(("a:1", "b:1"), worker_index=1)).guard(),
+    ):
+        raise RunError("the gradient of dense/kernel is not finite")
+
+
+def test_one_worker_watches_nobody():
+    before = set(threading.enumerate())
+    with Watchdog(Cluster()).guard():
+        pass
+    with pytest.raises(tf.errors.InternalError), Watchdog(Cluster()).guard():
+        raise tf.errors.InternalError(None, None, "mine")
+    assert set(threading.enumerate()) <= before

@@ -1,0 +1,263 @@
+"""A `compile` and a `train_step` of the model's own, with an optimizer for each of two networks."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import compiled
+from keras import layers
+
+import tfaccel
+from tfaccel.training.callbacks.finite import NonFiniteError
+
+X = np.random.default_rng(0).normal(size=(10, 4)).astype("float32")
+LOSS = {"loss_fn": keras.losses.BinaryCrossentropy(from_logits=True)}
+
+
+class Gan(keras.Model):
+    """As in Keras's tutorial: no `call`; its noise is made of the data, so as to be the same."""
+
+    def __init__(self):
+        super().__init__()
+        ones = keras.initializers.Constant(0.3)
+        self.disc = keras.Sequential([layers.Dense(1, kernel_initializer=ones)])
+        self.gen = keras.Sequential([layers.Dense(4, kernel_initializer=ones)])
+        self.times = 1
+
+    def compile(self, d_optimizer, g_optimizer, loss_fn):
+        super().compile()
+        self.d_optimizer, self.g_optimizer, self.loss_fn = d_optimizer, g_optimizer, loss_fn
+        self.d_loss = keras.metrics.Mean(name="d_loss")
+        self.g_loss = keras.metrics.Mean(name="g_loss")
+
+    @property
+    def metrics(self):
+        return [self.d_loss, self.g_loss]
+
+    def train_step(self, data):
+        real, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        rows, noise = tf.shape(real)[0], real[:, :2]
+        labels = tf.concat([tf.ones((rows, 1)), tf.zeros((rows, 1))], 0)
+        for _ in range(self.times):
+            both = tf.concat([self.gen(noise), real], 0)
+            with tf.GradientTape() as tape:
+                d_loss = self.loss_fn(labels, self.disc(both))
+            self._apply(self.d_optimizer, tape, d_loss, self.disc)
+        with tf.GradientTape() as tape:
+            g_loss = self.loss_fn(tf.zeros((rows, 1)), self.disc(self.gen(noise)))
+        self._apply(self.g_optimizer, tape, g_loss, self.gen)
+        self.d_loss.update_state(d_loss, sample_weight=rows)
+        self.g_loss.update_state(g_loss, sample_weight=rows)
+        return {"d_loss": self.d_loss.result(), "g_loss": self.g_loss.result()}
+
+    def _apply(self, optimizer, tape, loss, network):
+        weights = network.trainable_weights
+        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+
+
+class CriticFirst(Gan):
+    """As in the tutorial of WGAN: the critic takes several steps, and its weights are cut."""
+
+    def __init__(self):
+        super().__init__()
+        self.times = 2
+
+    def _apply(self, optimizer, tape, loss, network):
+        super()._apply(optimizer, tape, loss, network)
+        if network is self.disc:
+            for each in network.trainable_weights:
+                each.assign(tf.clip_by_value(each, -0.25, 0.25))
+
+
+def _optimizers():
+    return keras.optimizers.Adam(0.1), keras.optimizers.SGD(0.5)
+
+
+def _weights(model):
+    return [*model.disc.get_weights(), *model.gen.get_weights()]
+
+
+# Of two replicas one has 3 rows and one 2.
+SETTINGS = {"batch_size": 5, "shuffle": False, "verbose": 0}
+
+
+def _stepped(model, x=X):
+    """Its logs after each step of one epoch, which take less than `fit`."""
+    return [model.train_on_batch(x[start : start + 5], return_dict=True) for start in (0, 5)]
+
+
+def _stock(kind):
+    """As Keras trains it, without XLA."""
+    model = kind()
+    model.compile(*_optimizers(), **LOSS)
+    model.jit_compile = False
+    return model
+
+
+@pytest.mark.parametrize(
+    ("num_replicas", "kind"),
+    [
+        (1, Gan),
+        pytest.param(1, CriticFirst, marks=pytest.mark.slow),
+        pytest.param(2, Gan, marks=pytest.mark.slow),
+        (2, CriticFirst),
+    ],
+)
+def test_two_optimizers_train_as_with_stock_keras(kind, num_replicas):
+    stock = _stock(kind)
+    wanted = _stepped(stock)
+    discriminates, generates = _optimizers()
+    model = compiled(
+        kind,
+        num_replicas,
+        optimizer=None,  # which this `compile` does not know
+        d_optimizer=discriminates,
+        g_optimizer=generates,
+        **LOSS,
+        xla=False,
+    )
+    for logs, expected in zip(_stepped(model), wanted, strict=True):
+        assert logs.keys() == expected.keys() == {"d_loss", "g_loss"}
+        for name, value in expected.items():
+            np.testing.assert_allclose(logs[name], value, rtol=1e-4)
+    for own, each in zip(_weights(model), _weights(stock), strict=True):
+        np.testing.assert_allclose(own, each, rtol=1e-3, atol=1e-5)
+    assert int(discriminates.iterations) == (2 if kind is Gan else 4)
+
+
+def test_two_optimizers_train_with_xla_by_position(setup):
+    run = setup()
+    with run.scope():
+        model = Gan()
+    run.compile(model, *_optimizers(), **LOSS)
+    wanted = _stock(Gan).fit(X, **SETTINGS).history["g_loss"]
+    np.testing.assert_allclose(model.fit(X, **SETTINGS).history["g_loss"], wanted, rtol=1e-4)
+
+
+@pytest.mark.parametrize("num_replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_what_one_of_two_optimizers_finds_not_finite_is_not_applied(num_replicas):
+    one, other = _optimizers()
+    settings = {"optimizer": None, "d_optimizer": one, "g_optimizer": other, "xla": False}
+    model = compiled(Gan, num_replicas, **settings, **LOSS)
+    x = X.copy()
+    x[5, 3] = np.nan  # which the discriminator alone sees
+    with pytest.raises(NonFiniteError, match="step 2"):
+        _stepped(model, x)
+    assert all(np.isfinite(each).all() for each in _weights(model))
+
+
+class Rows:
+    """The rows, one by one."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return X[index]
+
+
+def test_a_run_of_two_optimizers_is_resumed_with_the_state_of_both(setup, tmp_path):
+    def train(folder, *epochs):
+        for num_epochs in epochs:
+            run = setup(xla=False)
+            with run.scope():
+                model = Gan()
+            run.compile(model, *_optimizers(), **LOSS)
+            saved = run.checkpoints(folder, monitor="g_loss")
+            loader = run.examples(Rows(), global_batch_size=4)
+            model.fit(loader, epochs=num_epochs, callbacks=[saved], verbose=0)
+        return _weights(model)
+
+    whole, resumed = train(tmp_path / "whole", 2), train(tmp_path / "resumed", 1, 2)
+    for own, wanted in zip(resumed, whole, strict=True):
+        np.testing.assert_array_equal(own, wanted)
+
+
+def test_what_a_compile_does_not_take_is_refused_in_a_sentence(setup):
+    run = setup(xla=False)
+    with run.scope():
+        model = Gan()
+    with pytest.raises(tfaccel.UserError, match=r"'other'; compile of Gan takes \(d_optimizer"):
+        run.compile(model, *_optimizers(), other=1, **LOSS)
+
+
+class Forgets(Gan):
+    """Whose `compile` does not reach Keras's."""
+
+    def compile(self, d_optimizer):
+        self.d_optimizer = d_optimizer
+
+
+def test_a_compile_that_does_not_reach_keras_is_refused(setup):
+    run = setup(xla=False)
+    with run.scope():
+        model = Forgets()
+    with pytest.raises(tfaccel.UserError, match=r"does not call super\(\)\.compile"):
+        run.compile(model, keras.optimizers.SGD())
+
+
+class Autoencoder(keras.Model):
+    """As the tutorial's VAE: no `call`, steps of its own, and layers that are built by them."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = keras.Sequential([layers.Dense(2, kernel_initializer="ones")])
+        self.decoder = keras.Sequential([layers.Dense(4, kernel_initializer="ones")])
+        self.tracker = keras.metrics.Mean(name="loss")
+
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+    def _loss(self, data):
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        loss = tf.reduce_mean(tf.square(x - self.decoder(self.encoder(x))))
+        self.tracker.update_state(loss, sample_weight=tf.shape(x)[0])
+        return loss
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = self._loss(data)
+        grads = tape.gradient(loss, self.trainable_weights)
+        self.optimizer.apply_gradients(zip(grads, self.trainable_weights, strict=True))
+        return {"loss": self.tracker.result()}
+
+    def test_step(self, data):
+        self._loss(data)
+        return {"loss": self.tracker.result()}
+
+    def predict_step(self, data):
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        return self.encoder(x)
+
+
+@pytest.mark.parametrize("num_replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_a_model_without_call_trains_evaluates_and_predicts_in_any_order(num_replicas):
+    stock = Autoencoder()
+    stock.compile(keras.optimizers.SGD(0.01), jit_compile=False)
+    once = {"batch_size": SETTINGS["batch_size"], "verbose": 0}
+    fit = {**SETTINGS, "validation_data": (X,)}
+    wanted = [stock.predict(X, **once), stock.evaluate(X, **once), stock.fit(X, **fit)]
+    model = compiled(Autoencoder, num_replicas, optimizer=keras.optimizers.SGD(0.01), xla=False)
+    got = [model.predict(X, **once), model.evaluate(X, **once), model.fit(X, **fit)]
+    np.testing.assert_allclose(got[0], wanted[0], rtol=1e-5)
+    np.testing.assert_allclose(got[1], wanted[1], rtol=1e-5)
+    for name in ("loss", "val_loss"):
+        np.testing.assert_allclose(got[2].history[name], wanted[2].history[name], rtol=1e-4)
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16", "scaled", "mixed_bfloat16"])
+def test_it_is_said_once_that_float16_has_no_loss_scale_for_several_optimizers(policy, caplog):
+    optimizers = _optimizers()
+    if policy == "scaled":
+        optimizers = tuple(map(keras.optimizers.LossScaleOptimizer, optimizers))
+    keras.config.set_dtype_policy("mixed_float16" if policy == "scaled" else policy)
+    try:
+        with caplog.at_level("WARNING", logger="tfaccel"):
+            named = dict(zip(("d_optimizer", "g_optimizer"), optimizers, strict=True))
+            compiled(Gan, 1, optimizer=None, xla=False, **named, **LOSS)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    names = " and ".join(each.name for each in optimizers)
+    said = f"loss scale: none for {names}, which the model's own train_step applies"
+    assert caplog.text.count(said) == (policy == "mixed_float16")

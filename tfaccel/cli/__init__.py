@@ -1,0 +1,1 @@
+"""The `tfaccel` command: its flags, its commands, its help."""

@@ -1,0 +1,133 @@
+"""Checks that several settings share: each raises one sentence, or returns nothing.
+
+check_int("seed", seed, at_least=0)
+"""
+
+import importlib.util
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tfaccel.common import meant
+from tfaccel.common.errors import UserError, did_you_mean
+
+# Where XLA is told to record sums over GPUs; it takes names in upper and lower case.
+SUMS_IN_GRAPHS = re.compile(
+    r"--xla_gpu_enable_command_buffer=(?:\S*,)?\+?COLLECTIVES\b", re.IGNORECASE
+)
+
+
+def check_dali() -> None:
+    """Raises UserError where DALI is not installed, or cannot run beside what XLA is told to do.
+
+    DALI is imported where it is used, and later.
+    """
+    try:
+        found = importlib.util.find_spec("nvidia.dali")
+    except ModuleNotFoundError:  # no package of NVIDIA's at all
+        found = None
+    if found is None:
+        raise UserError(
+            "DALI is not installed; install nvidia-dali-cuda120 (`tfaccel doctor` says more), or "
+            "use another loader"
+        )
+    if SUMS_IN_GRAPHS.search(flags := os.environ.get("XLA_FLAGS", "")):
+        raise UserError(
+            f"XLA_FLAGS={flags}, by which XLA records sums over the GPUs in CUDA graphs; DALI now "
+            "and then waits for all of a GPU, which ends the recording, and the process; leave "
+            "COLLECTIVES out, or use another loader"
+        )
+
+
+def check_names(prefix: str, received, valid) -> None:
+    """Raises UserError for the first name that is not valid."""
+    for name in received:
+        if name not in valid:
+            raise UserError(f"{prefix} has no field '{name}'{meant.setting(name, valid)}")
+
+
+def check_int(name: str, value: Any, *, at_least: int, at_most: int | None = None) -> None:
+    """Raises UserError unless `value` is a whole number within the bounds."""
+    if not is_int(value, at_least=at_least) or (at_most is not None and value > at_most):
+        bound = f" and at most {at_most}" if at_most is not None else ""
+        raise UserError(f"{name}={value!r}; expected a whole number of at least {at_least}{bound}")
+
+
+def check_batch(global_batch_size: int | None, batch_per_replica: int | None) -> None:
+    """Raises UserError unless a step's examples are said in one way: over all replicas, or each."""
+    given = {"global_batch_size": global_batch_size, "batch_per_replica": batch_per_replica}
+    given = {name: value for name, value in given.items() if value is not None}
+    for name, value in given.items():
+        check_int(name, value, at_least=1)
+    if len(given) != 1:
+        raise UserError(
+            f"global_batch_size={global_batch_size} and batch_per_replica={batch_per_replica}; "
+            "expected one of the two, and None for the other"
+        )
+
+
+def check_number(
+    name: str,
+    value: Any,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+) -> None:
+    """Raises UserError unless `value` is a finite number within the bounds given."""
+    ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    ok = ok and (at_least is None or value >= at_least) and (above is None or value > above)
+    if not (ok and (at_most is None or value <= at_most)):
+        bounds = (("at least", at_least), ("above", above), ("at most", at_most))
+        expected = " and ".join(f"{word} {bound}" for word, bound in bounds if bound is not None)
+        raise UserError(f"{name}={value!r}; expected a number {expected}".rstrip())
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Raises UserError unless `value` is True or False."""
+    if not isinstance(value, bool):
+        raise UserError(f"{name}={value!r}; expected True or False")
+
+
+def check_choice(name: str, value: Any, choices) -> None:
+    """Raises UserError unless `value` is one of the choices."""
+    if value not in choices:
+        raise UserError(f"{name}={value!r}{did_you_mean(str(value), choices)}")
+
+
+def check_text(name: str, value: Any, *, expected: str) -> None:
+    """Raises UserError unless `value` is text, and some; `expected` says of what."""
+    if not isinstance(value, str) or not value:
+        raise UserError(f"{name}={value!r}; expected {expected}")
+
+
+def check_type(name: str, value: Any, expected: type) -> None:
+    """Raises UserError unless `value` is of a class that tfaccel offers."""
+    if not isinstance(value, expected):
+        raise UserError(f"{name}={value!r}; expected tfaccel.{expected.__name__}(...)")
+
+
+def check_only_with(config: Any, choice: str, fields_of: Mapping[str, Iterable[str]]) -> None:
+    """Raises UserError for a field that is set and that another choice would take, not this one.
+
+    Args:
+      config: a dataclass.
+      choice: its field that decides.
+      fields_of: of each value of that field, those that nothing but this value takes.
+    """
+    chosen = getattr(config, choice)
+    for needed, names in fields_of.items():
+        for name in names:
+            value, default = getattr(config, name), getattr(type(config), name)
+            if value != default and chosen != needed:
+                raise UserError(
+                    f"{name}={value!r} with {choice}={chosen!r}; it is for {choice}={needed!r} "
+                    f"alone: leave it out, or at {default!r}"
+                )
+
+
+def is_int(value: Any, *, at_least: int) -> bool:
+    """Returns whether `value` is a whole number of at least this much."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= at_least

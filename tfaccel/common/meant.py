@@ -1,0 +1,365 @@
+"""What somebody meant by a name that tfaccel does not have.
+
+Takes a wrong command, flag or field; gives the end of the sentence that refuses it. People come
+from other toolkits, so a table knows those toolkits' words. Needs no TensorFlow.
+
+    field("train.lr")       # "; did you mean 'train.learning_rate'?"
+"""
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Callable, Collection, Iterable
+
+from absl import flags
+
+from tfaccel.common.errors import UserError, did_you_mean
+
+ABSL_FLAGS = ("flagfile", "undefok")  # which every set of flags has
+NEAR = 0.75  # a spelling mistake, not another word
+
+# Fields, by the words that other toolkits have for them; "=" shows a value that is meant.
+SYNONYMS = {
+    "train.epochs": "epoch num_epochs n_epochs max_epochs num_train_epochs",
+    "train.learning_rate": "lr lr0 base_lr init_lr initial_lr max_lr learning_rate_init",
+    "train.optimizer": "opt optim optimiser",
+    "train.weight_decay": "wd l2 decay_weight",
+    "train.momentum": "mom beta",
+    "train.decay": "sched scheduler lr_scheduler lr_schedule lr_scheduler_type lr_policy schedule "
+    "cos_lr lr_decay",
+    "train.decay_epochs": "milestones lr_steps lr_step_epochs step_size lr_step_size",
+    "train.decay_factor": "gamma lr_gamma lr_factor decay_rate",
+    "train.warmup_epochs": "warmup warmup_steps warmup_iters warmup_ratio lr_warmup_epochs",
+    "train.global_clipnorm": "clip clip_grad grad_clip clipnorm clip_norm max_grad_norm "
+    "gradient_clip_val gradient_clipping",
+    "train.ema_momentum": "ema ema_decay model_ema model_ema_decay ema_rate",
+    "train.early_stopping_epochs": "patience early_stopping early_stop es_patience",
+    "train.monitor": "metric best_metric eval_metric metric_for_best_model",
+    "train.base_batch_size": "base_batch lr_base_batch lr_base_size",
+    "data.root": "data dataset dataset_dir dataset_path data_dir data_path data_root datadir "
+    "root_dir data_folder image_dir images_dir imagenet_dir",
+    "data.train": "train_dir train_data train_path train_split training_dir train_folder",
+    "data.test": "val validation val_dir val_data val_path val_split_name valdir valid test_dir "
+    "eval_dir validation_dir validation_data val_folder",
+    "data.global_batch_size": "batch_size bs batch batchsize b train_batch_size mini_batch_size",
+    "data.batch_per_replica": "batch_size_per_gpu per_device_batch_size per_gpu_batch_size "
+    "per_device_train_batch_size local_batch_size",
+    "data.image_size": "img_size imgsz input_size size img input_shape resolution crop_size res "
+    "train_crop_size image_shape img_dim",
+    "data.channels": "in_chans in_channels num_channels color_mode",
+    "data.last_batch": "drop_last drop_remainder",
+    "data.loader": "dataloader data_loader cache_images cache_data dali use_dali",
+    "data.source": "format data_format dataset_type data_type",
+    "dali.threads": "num_workers workers num_threads nthreads dataloader_num_workers "
+    "loader_workers j cpus",
+    "dali.prefetch_batches": "prefetch prefetch_factor prefetch_size",
+    "runtime.precision=mixed_float16": "amp fp16 half mixed_precision use_amp float16 autocast "
+    "opt_level dtype use_fp16",
+    "runtime.precision=mixed_bfloat16": "bf16 bfloat16 amp_dtype",
+    "runtime.gpu_ids": "gpu gpus device devices cuda num_gpus gpu_id ngpu n_gpu accelerator "
+    "visible_devices",
+    "runtime.memory": "gpu_memory memory_growth memory_limit gpu_memory_limit allow_growth",
+    "runtime.xla": "jit jit_compile compile torch_compile use_xla torchcompile",
+    "runtime.seed": "random_seed random_state manual_seed rng_seed",
+    "runtime.deterministic": "determinism cudnn_deterministic reproducible",
+    "runtime.tf32": "allow_tf32 use_tf32",
+    "model.name": "arch model architecture backbone model_name net network base_model",
+    "model.weights": "pretrained weights_path init_from checkpoint_path initial_checkpoint "
+    "finetune_from pretrained_weights load_weights pretrained_path from_pretrained",
+    "model.num_outputs": "num_classes nc n_classes num_labels classes",
+    "step.accumulation_steps": "accum accumulate accum_iter grad_accum grad_accum_steps "
+    "gradient_accumulation_steps accumulate_grad_batches grad_accumulation",
+    "step.sync_batchnorm": "sync_bn syncbn sync_batch_norm synchronized_batchnorm",
+    "step.label_smoothing": "smoothing label_smooth label_smoothing_factor",
+    "step.mixup_alpha": "mixup mix_up",
+    "step.cutmix_alpha": "cutmix cut_mix",
+    "step.cutout_pixels": "cutout random_erase reprob erasing random_erasing",
+    "train_images.horizontal_flip": "hflip fliplr random_flip flip",
+    "train_images.vertical_flip": "vflip flipud",
+    "train_images.rotation_degrees": "degrees rotation rotate rotation_range",
+    "train_images.brightness": "hsv_v brightness_range",
+    "train_images.saturation": "hsv_s",
+    "train_images.hue_degrees": "hue hsv_h",
+    "train_images.crop_area": "scale crop_scale rrc_scale",
+    "train_images.shift_pixels": "translate width_shift_range height_shift_range",
+    "checkpoint.every_epochs": "save_every save_freq save_period save_interval checkpoint_freq "
+    "checkpoint_interval save_epochs",
+    "checkpoint.every_steps": "save_steps checkpoint_steps steps_per_checkpoint",
+    "checkpoint.keep_last": "max_to_keep save_total_limit keep_checkpoint_max num_checkpoints keep "
+    "checkpoint_hist",
+    "checkpoint.keep_best": "save_best save_best_only save_top_k",
+}
+FIELD_OF = {word: field for field, words in SYNONYMS.items() for word in words.split()}
+
+# The commands' own flags, by other toolkits' words: the first that the command has is meant.
+FLAGS = {
+    ("workdir", "out", "output"): "output output_dir out_dir outdir out save_dir savedir logdir "
+    "log_dir work_dir model_dir default_root_dir experiment_dir run_dir project run_name exp_name "
+    "checkpoint_dir results_dir",
+    ("resume",): "resume resume_from resume_training auto_resume resume_from_checkpoint ckpt_path "
+    "continue overwrite exist_ok",
+    ("dry-run",): "fast_dev_run dryrun dry overfit_batches",
+    ("worker-index", "node-rank"): "rank node_rank machine_rank task_index",
+    ("workers", "nnodes"): "nodes num_nodes num_machines world_size",
+    ("nproc-per-node",): "nproc np gpus num_gpus num_processes nprocs devices n",
+    ("master-addr",): "main_process_ip rdzv_endpoint master",
+    ("top",): "k topk top_k",
+    ("model",): "weights checkpoint export saved_model",
+    ("workdir",): "run",
+}
+FLAG_OF = {
+    word: tuple(
+        dict.fromkeys(
+            each for names, others in FLAGS.items() if word in others.split() for each in names
+        )
+    )
+    for words in FLAGS.values()
+    for word in words.split()
+}
+
+# What there is instead, of words that no field stands for.
+_FREEZING = (
+    "; a config trains all layers. To freeze some, set layer.trainable = False in a Keras script, "
+    "before run.compile (README: Train from a Keras script)"
+)
+_SPLIT = (
+    "; the images of training and of testing lie in two folders: see `tfaccel train --help=data`, "
+    "which shows how to split one"
+)
+_RUN_NAME = (
+    "; the architecture is 'model.name' (--config.model.name), and a run is named by its folder, "
+    "--workdir=runs/NAME"
+)
+_STEPS = "; training is counted in epochs: 'train.epochs' (--config.train.epochs)"
+_AUGMENT = (
+    "; each augmentation is a field of its own in 'train_images': see `tfaccel train "
+    "--help=train_images`"
+)
+_TASK = "; loss and metrics follow from the data's kind; others are for a Keras script (README)"
+_TRACKER = (
+    "; a run writes metrics.csv, metrics.jsonl and TensorBoard's files into its --workdir, and "
+    "nothing else"
+)
+_LOG = "; a run logs each epoch, and every 50 steps in metrics.jsonl; that is fixed"
+_RANK = "; each process learns its place from `tfaccel launch`, Slurm, Open MPI or TF_CONFIG"
+_EVALUATE = (
+    "; `tfaccel train` measures the test images after every epoch, and result.json in its workdir "
+    "has the last figures"
+)
+TRUTHS = {
+    "freeze freeze_backbone freeze_layers frozen trainable fine_tune finetune unfreeze "
+    "freeze_base linear_probe freeze_bn": _FREEZING,
+    "validation_split val_split split test_split test_size val_size train_ratio "
+    "split_ratio": _SPLIT,
+    "name": _RUN_NAME,
+    "max_steps steps num_steps iterations max_iter total_steps train_steps steps_per_epoch": _STEPS,
+    "augment aug augmentation aa auto_augment transforms color_jitter randaugment": _AUGMENT,
+    "loss criterion metrics class_weight class_weights": _TASK,
+    "wandb tensorboard mlflow logger report_to wandb_project tracker": _TRACKER,
+    "log_every log_interval log_freq print_freq log_steps logging_steps verbose quiet": _LOG,
+    "local_rank dist_url dist_backend distributed ddp strategy launcher": _RANK,
+    "evaluate eval test_only eval_only do_eval do_train val_interval eval_every": _EVALUATE,
+    "shuffle": "; training images are always shuffled, by 'runtime.seed', and test images never",
+    "dropout drop drop_rate drop_path": "; dropout is a matter of the architecture ('model.name')",
+}
+TRUTH_OF = {word: truth for words, truth in TRUTHS.items() for word in words.split()}
+
+# Commands, by other toolkits' words.
+COMMANDS = {
+    "evaluate eval validate val test score": (
+        "; `tfaccel train` measures the test images after every epoch, and result.json in its "
+        "workdir has the last figures; `tfaccel predict --model=runs/a IMAGE...` asks a run's "
+        "export about other images; in a Keras script, use model.evaluate(test)"
+    ),
+    "fit run start finetune fine-tune main": "; did you mean `tfaccel train --config=FILE`?",
+    "resume continue restart": (
+        "; give `tfaccel train` the same --config and --workdir again: it goes on from the newest "
+        "checkpoint"
+    ),
+    "infer inference classify detect label recognise recognize": (
+        "; did you mean `tfaccel predict --model=runs/a IMAGE...`?"
+    ),
+    "save convert freeze onnx saved_model serve serving deploy": (
+        "; did you mean `tfaccel export --workdir=runs/a`? It writes a SavedModel for a server, "
+        "and with --onnx an ONNX file"
+    ),
+    "bench benchmark speed time timing": (
+        "; `tfaccel profile` says what bounds a run, and `tfaccel compare` measures it in every "
+        "way that this machine has"
+    ),
+    "tune sweep search hpo optimize": (
+        "; `tfaccel profile --search` finds loader settings, `tfaccel compare` the quickest way to "
+        "train, `tfaccel autobatch` the largest batch. Other values are for a loop of yours over "
+        "`tfaccel train`"
+    ),
+    "distributed torchrun multi-gpu spawn srun mpirun": (
+        "; did you mean `tfaccel launch --nproc-per-node=2 train ...`?"
+    ),
+    "check verify diagnose env info status": (
+        "; `tfaccel doctor` looks at the machine, `tfaccel audit` at the images, `tfaccel lint` at "
+        "model and settings, and `tfaccel selftest` at the replicas' arithmetic"
+    ),
+    "scan data dataset inspect show": "; did you mean `tfaccel audit --config=FILE`?",
+    "tensorboard": "; use TensorBoard's own command: tensorboard --logdir runs",
+    "curves graph draw": "; did you mean `tfaccel plot runs/a runs/b`?",
+    "version": "; did you mean `tfaccel --version`?",
+    "models list list-models": (
+        "; 'model.name' in a config takes mnist_cnn, cifar_resnet, restoration_cnn or any "
+        "architecture of keras.applications"
+    ),
+}
+COMMAND_OF = {word: truth for words, truth in COMMANDS.items() for word in words.split()}
+
+
+def command(name: str, commands: Iterable[str]) -> str:
+    """Returns what to use in place of a command that there is not."""
+    commands = sorted(commands)
+    word = name.lower().replace("_", "-")
+    if difflib.get_close_matches(word, commands, n=1, cutoff=0.8) and word not in COMMAND_OF:
+        return did_you_mean(word, commands)
+    if word in COMMAND_OF:
+        return COMMAND_OF[word]
+    if name.endswith(".py"):
+        return (
+            f"; did you mean `tfaccel train --config={name}`, for a config, or `python {name}`, "
+            "for a script?"
+        )
+    return did_you_mean(name, commands)
+
+
+def unknown_flag(command: str, name: str, values: flags.FlagValues) -> UserError:
+    """Returns the error of a flag that a command does not have, with the one that was meant.
+
+    Args:
+      command: of `tfaccel`.
+      name: of the flag, without hyphens before it.
+      values: the flags that the command has.
+    """
+    own = [each for each in values if each.partition(".")[0] not in ("config", *ABSL_FLAGS)]
+    launches = command == "launch"
+    cure = flag(name, own=own, takes_config="config" in values or launches)
+    if launches:
+        cure = re.sub(r"(--config\.[\w.]+)", r"\1, behind `train`", cure)
+    more = "" if "--help" in cure else f" (`tfaccel {command} --help` lists its flags)"
+    return UserError(f"there is no flag --{name} of `tfaccel {command}`{cure}{more}")
+
+
+def flag(name: str, *, own: Collection[str], takes_config: bool) -> str:
+    """Returns what to use in place of a flag that a command does not have.
+
+    Args:
+      name: of the flag, without hyphens before it.
+      own: the flags that the command has by itself.
+      takes_config: whether it has those of a config's fields, too.
+    """
+    word = _word(name)
+    spelled = {each.replace("-", "_"): each for each in own}
+    near = difflib.get_close_matches(word, spelled, n=1, cutoff=NEAR)
+    exact = [each for each in all_fields() if _last(each) == word] if takes_config else []
+    if near and not exact and word not in FIELD_OF:
+        return f"; did you mean --{spelled[near[0]]}?"
+    if word in ("out", "output") and (found := [each for each in ("out", "output") if each in own]):
+        return f"; did you mean --{found[0]}?"
+    if found := [each for each in FLAG_OF.get(word, ()) if each in own]:
+        return f"; did you mean --{found[0]}?"
+    if takes_config:
+        return _meant(name, all_fields(), shown=lambda each: f"--config.{each}")
+    return did_you_mean(name, own).replace("'", "")
+
+
+def field(name: str, valid: Collection[str] | None = None, *, section: str = "") -> str:
+    """Returns what to use in place of a field that a config, or a section of it, does not have.
+
+    Args:
+      name: of the field, `train.lr` or `lr`.
+      valid: the names that there are, as they are written there; None for a whole config's.
+      section: in which `valid` are, if they are written without it: another section's field is
+        then named in full.
+    """
+    if valid is None:
+        sections = {each.partition(".")[0] for each in all_fields()}
+        if "." not in name and difflib.get_close_matches(name, sections, n=1, cutoff=NEAR):
+            return did_you_mean(name, sections)
+        return _meant(name, all_fields(), shown=lambda each: f"'{each}'")
+
+    def shown(each: str) -> str:
+        place, _, last = each.rpartition(".")
+        return f"'{last}'" if last in valid and place in ("", section) else f"'{each}'"
+
+    full = [f"{section}.{each}" if section else each for each in valid]
+    others = [each for each in all_fields() if each not in full] if section else []
+    return _meant(name, [*full, *others], shown=shown, section=section)
+
+
+def setting(name: str, valid: Collection[str]) -> str:
+    """Returns what to use in place of a keyword that a function of the Python API does not have."""
+    word = _word(name)
+    known = _last(FIELD_OF.get(word, "").partition("=")[0])
+    if known in valid:
+        return f"; did you mean '{known}'?"
+    return did_you_mean(name, valid)
+
+
+def all_fields() -> list[str]:
+    """Returns every field of a config, with its section."""
+    from tfaccel.config import Config  # which needs this module for its own errors
+
+    return [
+        f"{section.name}.{each.name}"
+        for section in dataclasses.fields(Config)
+        for each in dataclasses.fields(section.default_factory)
+    ]
+
+
+def _meant(
+    name: str, fields: Collection[str], *, shown: Callable[[str], str], section: str = ""
+) -> str:
+    """Returns the end of a sentence about a field of these that was meant by a wrong name."""
+    word, place = _word(_last(name)), name.rpartition(".")[0] or section
+    if word in TRUTH_OF and not (place and f"{place}.{word}" in fields):
+        return TRUTH_OF[word]
+    if exact := _nearest_section([each for each in fields if _last(each) == word], place):
+        return f"; did you mean {shown(exact)}?"
+    if word in FIELD_OF:
+        meant, equals, value = FIELD_OF[word].partition("=")
+        if meant in fields:
+            return f"; did you mean {shown(meant)}{f' ({value})' if equals else ''}?"
+    if word in FLAG_OF:
+        return f"; it is a flag of the command: --{FLAG_OF[word][0]}"
+    near = difflib.get_close_matches(word, {_last(each) for each in fields}, n=1, cutoff=NEAR)
+    if near:
+        found = _nearest_section([each for each in fields if _last(each) == near[0]], place)
+        return f"; did you mean {shown(found)}?"
+    return _in_section(name, word, fields, shown, place)
+
+
+def _in_section(name, word, fields, shown, place) -> str:
+    """Returns the nearest name, or, where none is near, the names that there are in its section."""
+    parts = [each for each in fields if set(word.split("_")) & set(_last(each).split("_"))]
+    if found := _nearest_section(parts, place):
+        return f"; did you mean {shown(found)}?"
+    there = [shown(each) for each in fields if place and each.rpartition(".")[0] == place]
+    if there:
+        return f"; expected one of: {', '.join(sorted(there))}"
+    sections = dict.fromkeys(each.rpartition(".")[0] for each in fields)
+    if near := difflib.get_close_matches(name.partition(".")[0], sections, n=1, cutoff=NEAR):
+        return f"; '{near[0]}' is a section: see `tfaccel train --help={near[0]}`"
+    return "; see `tfaccel train --help=all` for every field"
+
+
+def _nearest_section(fields: list[str], place: str) -> str | None:
+    """Returns the field whose section is most like the one that was written."""
+    if not fields:
+        return None
+    return max(
+        fields,
+        key=lambda each: difflib.SequenceMatcher(None, each.rpartition(".")[0], place).ratio(),
+    )
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _word(name: str) -> str:
+    return name.lower().replace("-", "_").strip("_")

@@ -1,0 +1,98 @@
+"""The whole audit of an experiment's data, in order: files, dry epochs, contact sheet.
+
+all_well = run(parse(get_config()), report=None, sheet=pathlib.Path("sheet.png"))
+"""
+
+import functools
+import os
+import pathlib
+
+import numpy as np
+
+from tfaccel.common.tables import show
+from tfaccel.config import Config
+from tfaccel.data.distribute import Loader
+from tfaccel.data.proof.dry_epochs import dry_epochs
+from tfaccel.data.scan import files
+from tfaccel.data.scan.report import write_list
+from tfaccel.data.source import ImageSource
+from tfaccel.experiment.open_data import open_loader, open_source
+from tfaccel.run import Run
+from tfaccel.runtime.cluster import check_one_process, find
+from tfaccel.training.logs import contact_sheet
+
+NUM_SHOWN = 64  # images on the contact sheet
+
+
+def run(config: Config, *, report: pathlib.Path | None, sheet: pathlib.Path | None) -> bool:
+    """Audits training and test data, prints the verdict, and returns whether all is well.
+
+    Bad files are well where `bad_files="skip"` leaves them out.
+
+    Args:
+      config: the experiment.
+      report: where to write the list of bad files; None for the cache folder alone.
+      sheet: where to write a PNG of augmented training images; None for none.
+
+    Raises:
+      UserError: the data are not there, or a path cannot be written.
+    """
+    # ----- Process: the same devices as in training, for the same shards.
+    cluster = find(os.environ)
+    check_one_process(cluster, "the audit")
+    this_run = Run(config.runtime, cluster)
+
+    all_well, faults = True, []
+    for split in ("train", "test"):
+        # ----- Files: each is decoded once; a second audit looks at those that have changed.
+        source = open_source(config.data, split)
+        if isinstance(source, ImageSource):
+            augment = config.train_images if split == "train" else config.test_images
+            found = files.scan_files(
+                source,
+                num_workers=this_run.runtime.loader_threads,
+                progress=True,
+                smallest=files.smallest_window(config.data, augment),
+                masks=config.data.targets == "mask",
+            )
+            show(found.summary(split))
+            all_well &= len(found.bad_ids) == 0 or config.data.bad_files == "skip"
+            faults += found.faults
+            source = files.usable(source, found)
+
+        # ----- Epochs: what the real pipeline of each replica gives.
+        verdict = dry_epochs(
+            this_run,
+            source,
+            functools.partial(open_loader, this_run, config, split),
+            shuffle=split == "train",
+            last_batch=config.data.last_batch,
+        )
+        show(f"{split}: {verdict}")
+        all_well &= verdict.ok
+
+        # ----- Contact sheet: for people to look at.
+        if sheet and split == "train":
+            loader = open_loader(this_run, config, split, source=source, bad_files="error")
+            x, y = _shown(loader, this_run)
+            contact_sheet.write_batch(
+                sheet, x, y, settings=loader.data.images, class_names=loader.class_names
+            )
+            show(f"contact sheet: {sheet}")
+    if report:
+        write_list(report, faults)
+    return all_well
+
+
+def _shown(loader: Loader, this_run: Run) -> tuple[np.ndarray, np.ndarray]:
+    """Returns some augmented images, and their labels or targets, as the loader gives them."""
+    local = this_run.strategy.experimental_local_results
+    shown = []
+    for batch in loader:
+        x, y, *weight = (np.concatenate(local(each)) for each in batch)
+        real = weight[0] > 0 if weight else np.ones(len(x), bool)
+        shown += zip(x[real], y[real], strict=True)
+        if len(shown) >= NUM_SHOWN:
+            break
+    x, y = (np.stack(each) for each in zip(*shown[:NUM_SHOWN], strict=True))
+    return x, y

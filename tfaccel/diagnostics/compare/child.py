@@ -1,0 +1,185 @@
+"""In the child: trains the experiment as one variant does, stretch by stretch, when it is told to.
+
+Takes the config; gives, by files in a folder that arm.py reads, the first step's time, images per
+second, losses and peak memory.
+
+One `fit` goes on for as long as the process lives, so that no pipeline is started anew. Between
+stretches it waits, within a callback. Keras reads each execution's logs, as `tfaccel train` has it
+do, so that the device has done its work when the callback is called. Validation, checkpoints and
+export are left out.
+"""
+
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import time
+from collections.abc import Callable
+
+import keras
+import psutil
+import tensorflow as tf
+
+from tfaccel.config import Config
+from tfaccel.data.choose import choose_loader
+from tfaccel.data.distribute import Loader
+from tfaccel.data.source import ArraySource
+from tfaccel.diagnostics.compare.arm import POLL_S, write
+from tfaccel.diagnostics.compare.facts import Facts
+from tfaccel.diagnostics.compare.pace import LEARNING, Pace, Settings, fitted, warm_up_steps
+from tfaccel.diagnostics.compare.variants import CEILING
+from tfaccel.experiment.open_data import open_source
+from tfaccel.experiment.train import prepare
+from tfaccel.run import Run
+from tfaccel.runtime.cluster import check_one_process, find
+from tfaccel.runtime.devices import describe_environment
+from tfaccel.training.callbacks.throughput import images_until
+
+
+def serve(config: Config, settings: Settings, folder: pathlib.Path) -> None:
+    """Trains until the process is ended."""
+    this_run = Run(config.runtime)
+    train, _, model = prepare(this_run, config)
+    if config.runtime.precision == CEILING:
+        # Its weights do become infinite, which would end it; its speed is what is wanted.
+        model.train_function = functools.partial(model.train_function)
+    model.fit(train, epochs=10**9, callbacks=[Stretches(train, settings, folder)], verbose=0)
+
+
+class Stretches(keras.callbacks.Callback):
+    """Times what it is told to, and waits in between."""
+
+    def __init__(
+        self,
+        loader: Loader,
+        settings: Settings,
+        folder: pathlib.Path,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ):
+        """Takes the loader that `fit` trains on, where it is told what to do, and the time."""
+        super().__init__()
+        self._clock = clock
+        self._loader, self._settings, self._folder = loader, settings, folder
+        self._number = -1  # of the stretch; the first steps are none
+        self._losses, self._position = [], 0
+        self._timed_from = None
+        self._ready, self._pace = None, None
+
+    def on_epoch_begin(self, epoch, logs=None):
+        """The loss that Keras logs is the mean since here."""
+        self._epoch_begins, self._sum = images_until(self._loader, self._loader.next_position), 0.0
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Takes the execution's loss, and begins or ends what is due."""
+        now, position = self._clock(), self._loader.position
+        if self._ready is None:
+            self._ready = {"first_step_s": time.time() - psutil.Process().create_time()}
+            write(self._folder / "first.json", json.dumps(self._ready))
+            self._began, self._executions = (now, position), 0
+        self._take_loss(position, logs["loss"])
+        self._executions += 1
+        if self._executions < 2 or position < LEARNING:
+            return
+        if self._pace is None:
+            self._learn(now, position)
+        if position < self._until:
+            return
+        if self._number < 0:
+            self._answer("ready.json", self._ready)
+        elif self._timed_from is None:
+            self._timed_from = (now, position, self._loader.waited_s)
+            self._until = position + self._settings.steps
+            return
+        else:
+            self._answer(f"result-{self._number}.json", self._rate(now, position))
+        self._wait_for_the_next(position)
+
+    def _learn(self, now: float, position: int) -> None:
+        """Takes how long a step takes; with it, decides how long stretches and warming up are."""
+        began, first = self._began
+        step_s = (now - began) / (position - first)
+        shape = {
+            "epoch_steps": self._loader.num_batches,
+            "execution_steps": self.model.steps_per_execution,
+        }
+        self._pace = Pace(self._ready["first_step_s"], step_s, **shape)
+        self._ready["pace"] = dataclasses.asdict(self._pace)
+        write(self._folder / "pace.json", json.dumps(self._ready["pace"]))
+        self._settings = fitted(self._settings, self._pace)
+        self._until = warm_up_steps(self._settings, **shape)
+
+    def _take_loss(self, position: int, mean: float) -> None:
+        """Adds the execution's own loss, for each of its steps: what its images add to the sum."""
+        images = images_until(self._loader, position) - self._epoch_begins
+        before = images_until(self._loader, max(self._position, 0)) - self._epoch_begins
+        total = mean * images
+        own = (total - self._sum) / max(1, images - max(0, before))
+        self._losses += [own] * (position - self._position)
+        self._sum, self._position = total, position
+
+    def _rate(self, now: float, position: int) -> dict:
+        began, first, waited_s = self._timed_from
+        images = images_until(self._loader, position) - images_until(self._loader, first)
+        return {
+            "images_per_second": images / (now - began),
+            "waited": (self._loader.waited_s - waited_s) / (now - began),
+        }
+
+    def _answer(self, name: str, answer: dict) -> None:
+        said = answer | {"losses": self._losses, "peak_mib": peaks_mib()}
+        write(self._folder / name, json.dumps(said))
+        self._losses = []
+
+    def _wait_for_the_next(self, position: int) -> None:
+        self._number += 1
+        while not (self._folder / f"go-{self._number}").exists():
+            time.sleep(POLL_S)
+        self._timed_from = None
+        self._until = position + self._settings.lead_in
+
+
+def peaks_mib() -> list[int]:
+    """Returns the most that this process's tensors took on each of its GPUs."""
+    num_gpus = len(tf.config.list_logical_devices("GPU"))
+    return [
+        tf.config.experimental.get_memory_info(f"GPU:{index}")["peak"] >> 20
+        for index in range(num_gpus)
+    ]
+
+
+def describe(config: Config) -> Facts:
+    """Returns what decides which variants there are. Starts the devices: for a child.
+
+    Raises:
+      UserError: there are several workers, or the data are not as they should be.
+    """
+    cluster = find(os.environ)
+    check_one_process(cluster, "compare")
+    this_run = Run(config.runtime)
+    devices = this_run.runtime.devices
+    gpu_ids = tuple(each.cuda_ordinal for each in devices if each.cuda_ordinal is not None)
+    source = open_source(config.data, "train")
+    choice = choose_loader(source, config.data, config.train_images, device=devices[0])
+    return Facts(
+        loaders=_loaders(config, source, choice.loader, device=devices[0]),
+        gpu_ids=gpu_ids,
+        num_examples=len(source),
+        global_batch_size=config.data.whole_batch(len(devices)),
+        environment=describe_environment(),
+    )
+
+
+def _loaders(config: Config, source, own: str, *, device) -> tuple[str, ...]:
+    """Returns the loaders that can read the data here, the plain one first."""
+    if isinstance(source, ArraySource):
+        return ("cache", "memory")  # decoded already, as they are mapped
+    if own != "memory" and config.data.stored_size is None:
+        auto = dataclasses.replace(config.data, loader="auto")
+        fits = choose_loader(source, auto, config.train_images, device=device).loader == "memory"
+    else:
+        fits = True
+    dali = "dali_cpu" if device.cuda_ordinal is None else "dali_gpu"
+    names = ("tf_data", dali, *(("memory",) if fits else ()), own)
+    return tuple(dict.fromkeys(names))

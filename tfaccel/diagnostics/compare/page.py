@@ -1,0 +1,156 @@
+"""A comparison as one HTML page that needs no other file, and the folder with all of it.
+
+write(comparison, pathlib.Path("report"))    # report.html, report.md, results.json and two PNGs
+"""
+
+import io
+import json
+import pathlib
+
+from tfaccel.common.disk_errors import not_written
+from tfaccel.common.errors import UserError
+from tfaccel.common.tables import as_html
+from tfaccel.diagnostics.compare import plots
+from tfaccel.diagnostics.compare.contest import Row
+from tfaccel.diagnostics.compare.table import MEANINGS, Comparison, as_preformatted
+
+PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>tfaccel compare</title><style>
+:root {{ color-scheme: light }}
+body {{ font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; padding: 1.2em; max-width: 60em;
+  color: #282828; background: #fff }}
+h1 {{ font-size: 1.4em; line-height: 1.25; margin: 0.2em 0 }}
+h2 {{ font-size: 1.05em; margin: 2em 0 0.6em }}
+.about, .small {{ color: #5f6b76; font-size: 0.9em }}
+pre {{ background: #f4f6f7; padding: 0.8em 1em; border-radius: 6px; overflow-x: auto;
+  font-size: 0.85em }}
+.wide {{ overflow-x: auto }}
+table {{ border-collapse: collapse; font-size: 0.82em; font-variant-numeric: tabular-nums }}
+th {{ font-weight: 600; color: #5f6b76; white-space: nowrap }}
+th, td {{ padding: 0.35em 0.6em; border-bottom: 1px solid #e4e8eb }}
+td {{ white-space: nowrap }}
+tr.why td {{ white-space: normal; padding-top: 0; color: #5f6b76 }}
+tr.failed td, tr.left-out td {{ color: #9aa3ab }}
+.bar {{ margin: 0.55em 0 }}
+.bar .label {{ display: flex; justify-content: space-between; gap: 1em; font-size: 0.88em }}
+.bar .rate {{ white-space: nowrap; font-variant-numeric: tabular-nums }}
+.track {{ background: #f0f2f4; border-radius: 3px; height: 0.85em; position: relative }}
+.fill {{ border-radius: 3px; height: 100% }}
+.span {{ position: absolute; top: 0.36em; height: 2px; background: #282828 }}
+svg {{ width: 100%; min-width: 28em; max-width: 40em; height: auto }}
+</style></head><body>
+<p class="about">tfaccel compare</p>
+<h1>{summary}</h1>
+<p class="about">{title}</p>
+{command}
+{bars}
+<h2>Everything measured</h2>
+<div class="wide">{table}</div>
+<p class="small">{meanings}.</p>
+{picture}
+<h2>How</h2>
+<p>{how}</p>
+</body></html>
+"""
+
+BARS = """\
+<h2>Times as fast as the first, and images per second</h2>
+{bars}
+<p class="small">The thin line goes from the slowest stretch to the fastest.</p>"""
+PICTURE = """\
+<h2>Losses</h2>
+<div class="wide">{picture}</div>"""
+
+
+def check_folder(folder: pathlib.Path) -> None:
+    """Makes the folder.
+
+    Raises:
+      UserError: there is something in it, or it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise UserError(f"out {folder} is not empty; give a new folder")
+    except OSError as error:
+        raise UserError(
+            f"out {folder} {not_written(error, folder)}, or give another folder"
+        ) from error
+
+
+def write(comparison: Comparison, folder: pathlib.Path) -> None:
+    """Writes the page, the Markdown table, the figures as JSON, and the pictures.
+
+    There is no picture of what was not measured.
+
+    Raises:
+      UserError: the folder cannot be written, as on a full disk.
+    """
+    try:
+        results = json.dumps(comparison.as_dict(), indent=1) + "\n"
+        (folder / "results.json").write_text(results)
+        (folder / "report.md").write_text(comparison.as_markdown())
+        (folder / "report.html").write_text(page(comparison))
+        if _has_rates(comparison):
+            plots.speed_figure(comparison).savefig(folder / "speed.png", dpi=plots.DPI)
+        if _has_losses(comparison):
+            plots.loss_figure(comparison).savefig(folder / "losses.png", dpi=plots.DPI)
+    except OSError as error:
+        raise UserError(
+            f"out {folder} {not_written(error, folder)}, or give another folder"
+        ) from error
+
+
+def page(comparison: Comparison) -> str:
+    """Returns the page."""
+    command = comparison.train_command
+    summary = comparison.summary
+    return PAGE.format(
+        summary=as_html(f"{summary[:1].upper()}{summary[1:]}"),
+        title=as_html(comparison.title),
+        command=f"<pre>{as_preformatted(command)}</pre>" if comparison.has_best else "",
+        bars=BARS.format(bars=_bars(comparison)) if _has_rates(comparison) else "",
+        table=comparison.html_table(),
+        meanings=as_html(MEANINGS[:1].upper() + MEANINGS[1:]),
+        picture=PICTURE.format(picture=_svg(plots.loss_figure(comparison)))
+        if _has_losses(comparison)
+        else "",
+        how=as_html(comparison.how),
+    )
+
+
+def _has_rates(comparison: Comparison) -> bool:
+    return any(each.rates for each in comparison.rows)
+
+
+def _has_losses(comparison: Comparison) -> bool:
+    return any(each.losses for each in comparison.rows)
+
+
+def _bars(comparison: Comparison) -> str:
+    rows = [each for each in comparison.rows if each.rates]
+    most = max((plots.span(each)[1] for each in rows), default=1.0)
+    return "\n".join(_bar(comparison, each, most) for each in rows)
+
+
+def _bar(comparison: Comparison, row: Row, most: float) -> str:
+    from_, to = (100 * each / most for each in plots.span(row))
+    best = " <b>best</b>" if row is comparison.winner else ""
+    color = plots.color_of(comparison, row)
+    return (
+        f'<div class="bar"><div class="label"><span>{row.number} {as_html(str(row.variant))} '
+        f'<span class="small">{as_html(row.status)}</span>{best}</span>'
+        f'<span class="rate"><b>{row.times:.2f}</b> {row.rate:,.0f}/s</span></div>'
+        '<div class="track">'
+        f'<div class="fill" style="width:{100 * row.times / most:.1f}%;background:{color}"></div>'
+        f'<div class="span" style="left:{from_:.1f}%;width:{to - from_:.1f}%"></div></div></div>'
+    )
+
+
+def _svg(figure) -> str:
+    drawn = io.StringIO()
+    figure.savefig(drawn, format="svg", metadata={"Date": None})
+    text = drawn.getvalue()
+    return text[text.index("<svg") :]  # what comes before is for a file of its own

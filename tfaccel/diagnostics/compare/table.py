@@ -1,0 +1,254 @@
+"""What was measured: as text of 80 columns, Markdown, HTML and JSON.
+
+comparison = Comparison(rows=..., winner=..., ...)
+print(comparison); comparison.as_markdown(); comparison.flags
+"""
+
+import dataclasses
+import math
+
+from tfaccel.common.tables import as_html, cleaned, counted, in_lines
+from tfaccel.diagnostics.compare.contest import Row
+
+HEADS = ("", "loader", "arithmetic", "XLA", "GPUs", "images/s", "spread", "times", "start", "MiB")
+HEADS += ("apart",)
+MEANINGS = (
+    "images/s: the median stretch, at the time when it was measured: what two of different times "
+    "say of each other is less than times. spread: from the slowest stretch to the fastest, as a "
+    "part of that median. times: as fast as the first that ran, as the product of gains, each "
+    "measured in turn with the best before it; the best's is measured in turn with the first in "
+    "the end, and what came after the best is reckoned from that. start: seconds from a process's "
+    "start to the end of its first step (or steps, where several are one execution), with "
+    "everything compiled anew. MiB: what TensorFlow's tensors took at most, on the fullest GPU. "
+    "apart: the largest distance of the loss from the first one's, in five parts of its course"
+)
+WIDTHS = (3, -8, -14, 3, 4, 9, 6, 5, 5, 7, 5)  # of the columns; what is negative begins at the left
+LEFT = "text-align:left;vertical-align:top"
+RIGHT = "text-align:right;vertical-align:top"
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Comparison:
+    """Every variant, and which is best.
+
+    Attributes:
+      title: what was trained, and where.
+      rows: the variants, in the order in which they were measured.
+      winner: the row of the best; None where nothing ran.
+      flags: of `tfaccel train`, which make the config the best one.
+      command: that of the experiment as it is, to which they are added.
+      how: it was measured, in words.
+      tolerance: how far losses may be apart.
+      noise: by which part the same thing, measured twice, differed; None where it is not known.
+      settings: steps, repeats and the rest.
+      environment: versions and hardware.
+      stretch_steps: of each stretch: those that were asked for, or fewer for want of time.
+      to_ask_for: how many minutes would do, in words.
+    """
+
+    title: str
+    rows: tuple[Row, ...]
+    winner: Row | None
+    flags: tuple[str, ...]
+    command: str
+    how: str
+    tolerance: float
+    noise: float | None
+    settings: dict
+    environment: dict
+    stretch_steps: int | None = None
+    to_ask_for: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        """0 if something ran; 1 if nothing did, or if there was no time for a second variant."""
+        return 1 if self.winner is None or self._is_alone else 0
+
+    @property
+    def _left_out(self) -> list[Row]:
+        return [
+            each for each in self.rows if each.status == "left out" and each.why != "interrupted"
+        ]
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether all but one were left out: then there is nothing to compare."""
+        measured = [each for each in self.rows if each.status in ("plain", "kept", "rejected")]
+        return bool(self._left_out) and len(measured) <= 1
+
+    @property
+    def summary(self) -> str:
+        """What came of it, in a sentence or two."""
+        if not self._left_out:
+            return self._outcome
+        left = (
+            f"there was no time for {len(self._left_out)} of {counted(len(self.rows), 'variant')}"
+        )
+        ask = f": {self.to_ask_for}" if self.to_ask_for else ""
+        return f"{self._outcome}; {left}{ask}"
+
+    @property
+    def _outcome(self) -> str:
+        if self.winner is None:
+            return "nothing was measured" if self._left_out else "nothing ran; each row says why"
+        if self._is_alone:
+            return f"only {self.winner.variant} was measured, so nothing is compared"
+        first = "the plain one" if self.rows[0].status == "plain" else "the first that ran"
+        if self.winner.times == 1.0:
+            return f"{first} is the best: {self.winner.variant}"
+        times = f"{self.winner.times:.2f} times as fast as {first}"
+        return f"the best is {self.winner.variant}: {times}"
+
+    @property
+    def has_best(self) -> bool:
+        """Whether one was found to be the best of several."""
+        return self.winner is not None and not self._is_alone
+
+    @property
+    def train_command(self) -> str:
+        """The command that trains as the best does, a flag on each line."""
+        return " \\\n    ".join([self.command, *self.flags])
+
+    def cells(self, row: Row) -> list[str]:
+        """Returns what stands in the columns of `HEADS`."""
+        peak = f"{max(row.peak_mib):,}" if row.peak_mib else "-"
+        variant = row.variant
+        return [
+            f"{'>' if row is self.winner else ''}{row.number}",
+            variant.loader,
+            variant.arithmetic,
+            "on" if variant.xla else "-",
+            str(variant.num_gpus) if variant.num_gpus else "-",
+            _number(row.rate, ",.0f"),
+            _number(spread(row), ".1%"),
+            _number(row.times, ".2f" if (row.times or 0) < 99 else ".0f"),
+            _number(row.first_step_s, ".1f" if (row.first_step_s or 0) < 999 else ".0f"),
+            peak,
+            ">99%" if row.apart and 0.9995 <= row.apart < math.inf else _number(row.apart, ".1%"),
+        ]
+
+    def __str__(self):
+        """Returns all of it, at most 80 columns wide but for the command."""
+        lines = [_in_columns(HEADS), *(_in_columns(self.cells(each)) for each in self.rows)]
+        why = [
+            in_lines(each.why, first=f"{each.number:3} {each.status:9} ", rest=" " * 14)
+            for each in self.rows
+        ]
+        blocks = [
+            in_lines(f"compare: {self.title}"),
+            "\n".join(lines),
+            "\n".join(why),
+            in_lines(f"{MEANINGS}."),
+            in_lines(self.how),
+            in_lines(self.summary),
+        ]
+        if self.has_best:
+            blocks[-1] += f"\n  {self.train_command}"
+        return "\n\n".join(blocks)
+
+    def __repr__(self):
+        """Returns the same: it is what a prompt should show."""
+        return str(self)
+
+    def as_markdown(self) -> str:
+        """Returns it for a README: a table, and below it what it means."""
+        heads = (*HEADS, "", "why")
+        rows = [[*self.cells(each), each.status, cleaned(each.why)] for each in self.rows]
+        lines = [_piped(heads), _piped("---" for _ in heads), *map(_piped, rows)]
+        blocks = [f"**{cleaned(self.title)}**", "\n".join(lines), f"{MEANINGS}.", self.how]
+        blocks.append(f"{self.summary[:1].upper()}{self.summary[1:]}.")
+        if self.has_best:
+            command = self.train_command.replace("\n", "\n    ")
+            blocks.append(f"    {command}")
+        return "\n\n".join(blocks) + "\n"
+
+    def html_table(self) -> str:
+        """Returns the table alone: for each variant its figures, and below them why."""
+        heads = [f"<th style='{_align(index)}'>{each}</th>" for index, each in enumerate(HEADS)]
+        rows = "".join(map(self._html_rows, self.rows))
+        return f"<table><thead><tr>{''.join(heads)}</tr></thead><tbody>{rows}</tbody></table>"
+
+    def _html_rows(self, row: Row) -> str:
+        cells = "".join(
+            f"<td style='{_align(index)};border-bottom:0'>{_strong(each, row is self.winner)}</td>"
+            for index, each in enumerate(self.cells(row))
+        )
+        why = f"{_strong(row.status, row is self.winner)}: {as_html(row.why)}"
+        rest = f"<td></td><td colspan='{len(HEADS) - 1}' style='{LEFT}'>{why}</td>"
+        return f"<tr class='{_css(row)}'>{cells}</tr><tr class='why {_css(row)}'>{rest}</tr>"
+
+    def _repr_html_(self) -> str:
+        """Returns it for a notebook."""
+        command = f"<pre>{as_preformatted(self.train_command)}</pre>" if self.has_best else ""
+        return (
+            f"<p>compare: {as_html(self.title)}</p>{self.html_table()}"
+            f"<p>{as_html(MEANINGS)}.</p><p>{as_html(self.how)}</p>"
+            f"<p><b>{as_html(self.summary)}</b></p>{command}"
+        )
+
+    def as_dict(self) -> dict:
+        """Returns what is ready for JSON; a distance that is infinite is null."""
+        rows = []
+        for each in self.rows:
+            row = dataclasses.asdict(each) | {"variant": each.variant._asdict()}
+            row |= {"apart": _finite(each.apart), "losses": [*map(_finite, each.losses)]}
+            rows.append(row | {"images_per_second": each.rate})
+        return {
+            "about": self.title,
+            "settings": self.settings,
+            "stretch_steps": self.stretch_steps,
+            "summary": self.summary,
+            "tolerance": self.tolerance,
+            "noise": self.noise,
+            "rows": rows,
+            "winner": self.winner.number if self.has_best else None,
+            "flags": list(self.flags) if self.has_best else [],
+            "environment": self.environment,
+        }
+
+
+def spread(row: Row) -> float | None:
+    """Returns the distance from the slowest stretch to the fastest, as a part of the median.
+
+    None where there are not two.
+    """
+    return (max(row.rates) - min(row.rates)) / row.rate if len(row.rates) > 1 else None
+
+
+def as_preformatted(text: str) -> str:
+    """Returns lines for a page, with nothing in them that is markup."""
+    lines = text.split("\n")
+    return "\n".join([as_html(lines[0]), *(f"    {as_html(each)}" for each in lines[1:])])
+
+
+def _number(value: float | None, spec: str) -> str:
+    if value is None:
+        return "-"
+    return format(value, spec) if math.isfinite(value) else "NaN"
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _in_columns(texts) -> str:
+    columns = zip(texts, WIDTHS, strict=True)
+    return " ".join(
+        each.ljust(-width) if width < 0 else each.rjust(width) for each, width in columns
+    ).rstrip()
+
+
+def _piped(texts) -> str:
+    return "| " + " | ".join(each.replace("|", "\\|") for each in texts) + " |"
+
+
+def _align(index: int) -> str:
+    return LEFT if WIDTHS[index] < 0 else RIGHT
+
+
+def _strong(text: str, is_strong: bool) -> str:
+    return f"<b>{as_html(text)}</b>" if is_strong else as_html(text)
+
+
+def _css(row: Row) -> str:
+    return row.status.replace(" ", "-")

@@ -1,0 +1,131 @@
+"""The machine around the GPUs: cores, memory, limits, the cache folder, GPUDirect Storage.
+
+look().cores    # those that this process may use
+"""
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import resource
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from ctypes.util import find_library
+
+import psutil
+
+from tfaccel.process.cache_folder import cache_folder
+from tfaccel.process.cgroups import cpu_quota, memory_rooms
+
+CUFILE = "libcufile.so.0"
+NVIDIA_FS = "/proc/driver/nvidia-fs/stats"
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """What there is of it.
+
+    Attributes:
+      cores: that this process may run on.
+      cpu_quota: cores whose time a container may use, e.g. 2.5; None for no limit.
+      memory_total: bytes.
+      memory_available: bytes that can be had without swapping.
+      memory_room: bytes left below the limits of a container or a scheduler; None for no limit.
+      shm_total: bytes of /dev/shm; 0 where there is none.
+      shm_free: of these.
+      open_files: how many files a process may have open.
+      open_files_hard: to which it may raise that itself.
+      cache: tfaccel's cache folder.
+      cache_free: bytes.
+      cache_writable: whether it, or the nearest folder above that exists, can be written to.
+      gpus_on_bus: NVIDIA's cards on the PCI bus, with or without a driver.
+      cufile: the library of GPUDirect Storage, by its path or its name; None where there is none.
+      nvidia_fs: whether its kernel module is loaded.
+      keras_backend: what Keras's own file of settings says; None if it says nothing.
+    """
+
+    cores: int
+    cpu_quota: float | None
+    memory_total: int
+    memory_available: int
+    memory_room: int | None
+    shm_total: int
+    shm_free: int
+    open_files: int
+    open_files_hard: int
+    cache: pathlib.Path
+    cache_free: int
+    cache_writable: bool
+    gpus_on_bus: int
+    cufile: str | None
+    nvidia_fs: bool
+    keras_backend: str | None
+
+
+def look(environment: Mapping[str, str]) -> Host:
+    """Reads all of it from the kernel."""
+    memory = psutil.virtual_memory()
+    shm = pathlib.Path("/dev/shm")
+    shm_usage = shutil.disk_usage(shm) if shm.is_dir() else None
+    soft, hard = (
+        math.inf if each == resource.RLIM_INFINITY else each
+        for each in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
+    cache = cache_folder("")
+    # Not Path.is_dir, which raises where a folder above may not be looked into.
+    existing = next(each for each in (cache, *cache.parents) if os.path.isdir(each))
+    return Host(
+        cores=len(os.sched_getaffinity(0)),
+        cpu_quota=cpu_quota(),
+        memory_total=memory.total,
+        memory_available=memory.available,
+        memory_room=min(memory_rooms(), default=None),
+        shm_total=shm_usage.total if shm_usage else 0,
+        shm_free=shm_usage.free if shm_usage else 0,
+        open_files=soft,
+        open_files_hard=hard,
+        cache=cache,
+        cache_free=shutil.disk_usage(existing).free,
+        cache_writable=os.access(existing, os.W_OK),
+        gpus_on_bus=_gpus_on_bus(),
+        cufile=_cufile(),
+        nvidia_fs=os.path.exists(NVIDIA_FS),
+        keras_backend=_keras_backend(environment),
+    )
+
+
+def _text(file: pathlib.Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _gpus_on_bus(devices: pathlib.Path = pathlib.Path("/sys/bus/pci/devices")) -> int:
+    """Counts NVIDIA's (0x10de) display and 3D controllers (class 0x03)."""
+    folders = devices.iterdir() if devices.is_dir() else ()
+    return sum(
+        _text(each / "vendor") == "0x10de" and _text(each / "class").startswith("0x03")
+        for each in folders
+    )
+
+
+def _cufile(path: Sequence[str] | None = None) -> str | None:
+    """Looks in the wheel nvidia-cufile-cu12, then where libraries are loaded from; loads nothing.
+
+    Args:
+      path: folders of packages in the place of sys.path, for tests.
+    """
+    folders = sys.path if path is None else path
+    wheels = (os.path.join(each, "nvidia/cufile/lib", CUFILE) for each in folders)
+    return next(filter(os.path.exists, wheels), None) or find_library("cufile")
+
+
+def _keras_backend(environment: Mapping[str, str]) -> str | None:
+    home = pathlib.Path(environment.get("KERAS_HOME") or "~/.keras").expanduser()
+    try:
+        return json.loads(_text(home / "keras.json")).get("backend")
+    except (ValueError, AttributeError):
+        return None  # no such file, or no such settings

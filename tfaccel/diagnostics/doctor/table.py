@@ -1,0 +1,115 @@
+"""What was found: a line for each check, and all of them as text, HTML and JSON.
+
+print(Table((ok("Python", "3.11.9"), error("DALI", "not installed", "install it: pip ..."))))
+"""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Literal
+
+from tfaccel.common.tables import as_html, counted, html_table, in_lines
+
+Status = Literal["ok", "warning", "error"]
+
+INDENT = 25  # where the sentences begin, after status and name
+COLUMNS = ("status", "name", "found", "fix")
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One check's line.
+
+    Attributes:
+      name: of what was looked at.
+      status: "error" is what training fails by, "warning" what it is slower or other by.
+      found: what there is, and what was expected where that is something else.
+      fix: what to do; empty where all is well.
+    """
+
+    name: str
+    status: Status
+    found: str
+    fix: str = ""
+
+
+def ok(name: str, found: str) -> Finding:
+    """Returns the line of something that fits."""
+    return Finding(name, "ok", found)
+
+
+def warning(name: str, found: str, fix: str) -> Finding:
+    """Returns the line of something that makes training slower, or other than expected."""
+    return Finding(name, "warning", found, fix)
+
+
+def error(name: str, found: str, fix: str) -> Finding:
+    """Returns the line of something that training fails by."""
+    return Finding(name, "error", found, fix)
+
+
+def worst(name: str, found: Sequence[Finding], fine: str) -> Finding:
+    """Returns several faults of one thing as one line, or that it is fine."""
+    if not found:
+        return ok(name, fine)
+    status = "error" if any(each.status == "error" for each in found) else "warning"
+    fixes = dict.fromkeys(each.fix for each in found)  # each once, in order
+    return Finding(name, status, "; ".join(each.found for each in found), "; ".join(fixes))
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Table:
+    """All findings, in the order in which they were looked for.
+
+    Attributes:
+      findings: a line each.
+      left_out: what was not looked at, and how it would be.
+    """
+
+    findings: tuple[Finding, ...]
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """1 if there is an error, else 0."""
+        return 1 if self._count("error") else 0
+
+    def __str__(self) -> str:
+        """Returns the lines, wrapped, then the counts and what was left out."""
+        return "\n".join([*map(_as_text, self.findings), "", in_lines(self._summary())])
+
+    def __repr__(self) -> str:
+        """Returns the same: it is what a prompt should show."""
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        """Returns it for a notebook."""
+        rows = [[getattr(each, name) for name in COLUMNS] for each in self.findings]
+        return f"{html_table(COLUMNS, rows)}<p>{as_html(self._summary())}</p>"
+
+    def as_json(self) -> str:
+        """Returns one JSON object: the checks, the counts and what was left out."""
+        said = {
+            "checks": [dataclasses.asdict(each) for each in self.findings],
+            "errors": self._count("error"),
+            "warnings": self._count("warning"),
+            "left_out": self.left_out,
+        }
+        return json.dumps(said, indent=2)
+
+    def _count(self, status: Status) -> int:
+        return sum(each.status == status for each in self.findings)
+
+    def _summary(self) -> str:
+        errors, warnings = (counted(self._count(each), each) for each in ("error", "warning"))
+        left_out = f" Not looked at: {'; '.join(self.left_out)}." if self.left_out else ""
+        return f"{errors}, {warnings}, {self._count('ok')} ok.{left_out}"
+
+
+def _as_text(finding: Finding) -> str:
+    """Returns the finding's lines; what goes on begins below its sentence."""
+    first, rest = f"{finding.status:8} {finding.name:15} ".ljust(INDENT), " " * INDENT
+    lines = [in_lines(finding.found, first=first, rest=rest)]
+    if finding.fix:
+        lines.append(in_lines(f"fix: {finding.fix}", first=rest, rest=rest))
+    return "\n".join(lines)

@@ -1,0 +1,250 @@
+"""A data set to plain facts. It is iterated only where nothing else says how many classes it has.
+
+Takes a tf.data.Dataset, a tfaccel Loader, a Keras PyDataset, or arrays (x, y).
+
+    data, specs = read_data((x, y), batch_size=64)
+
+Private names relied on:
+  TensorFlow 2.21: Dataset._inputs(), and `_batch_size` and `_drop_remainder` of what `batch` gives.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfaccel.common.errors import UserError
+from tfaccel.data.distribute import Loader
+from tfaccel.diagnostics.lint.facts import Data, Shape, Target
+
+# That are looked at for labels, whichever is more: tf.data may have to decode images for them.
+NUM_BATCHES, NUM_EXAMPLES = 8, 512
+KERAS_BATCH = 32  # of `fit` on arrays
+
+
+def read_data(dataset, *, batch_size: int | None = None, num_classes: int | None = None) -> tuple:
+    """Returns the facts of a data set, and its inputs as they are nested, in specs with the batch.
+
+    Args:
+      dataset: any of those above; None for no data.
+      batch_size: of arrays: what `fit` is given; 32, as there, by default.
+      num_classes: of the first target that holds labels, where it is known; None to look.
+
+    Raises:
+      UserError: it is something else.
+    """
+    if dataset is None:
+        return Data(), None
+    if isinstance(dataset, Loader):
+        data, specs = _of_loader(dataset)
+    elif isinstance(dataset, tf.data.Dataset):
+        data, specs = _of_tf_data(dataset, look=num_classes is None)
+    elif isinstance(dataset, keras.utils.PyDataset):
+        data, specs = _of_py_dataset(dataset)
+    elif _is_array(dataset) or (isinstance(dataset, tuple | list | dict) and len(dataset) > 0):
+        data, specs = _of_arrays(dataset, batch_size or KERAS_BATCH)
+    else:
+        raise UserError(
+            f"dataset={type(dataset).__name__}; expected a tf.data.Dataset, a tfaccel loader, a "
+            "keras.utils.PyDataset, or arrays (x, y)"
+        )
+    few = data.num_examples and data.num_examples < (data.global_batch_size or 0)
+    if few and data.last_batch == "smaller":  # they are one batch
+        data = dataclasses.replace(data, global_batch_size=data.num_examples)
+    return data if num_classes is None else _with_classes(data, num_classes), specs
+
+
+def _of_loader(loader: Loader) -> tuple:
+    plan = loader.data.plan
+    of_specs, specs = _of_specs(loader.element_spec)
+    data = Data(
+        **of_specs,
+        num_examples=plan.num_examples,
+        # Where there are fewer examples, a padded batch is no larger than they are.
+        global_batch_size=_rows(specs) * plan.num_replicas
+        if specs is not None
+        else plan.global_batch_size,
+        last_batch=plan.last_batch,
+        shuffles=getattr(plan, "shuffle", None),
+        is_tfaccel=True,
+        pixel_range=loader.pixel_range,
+    )
+    return _with_classes(data, len(loader.class_names)) if loader.class_names else data, specs
+
+
+def _of_tf_data(dataset: tf.data.Dataset, *, look: bool) -> tuple:
+    steps = list(_steps(dataset))
+    batches = _last_batching(steps)
+    of_specs, specs = _of_specs(dataset.element_spec)
+    batch, num_examples, drops = None, None, False
+    if batches is not None:
+        batch = int(tf.get_static_value(batches._batch_size))
+        num_examples = _num_examples(dataset, batches)
+        drops = bool(tf.get_static_value(batches._drop_remainder))
+    data = Data(
+        **of_specs,
+        num_examples=num_examples,
+        global_batch_size=batch,
+        last_batch="drop" if drops else "smaller",
+        shuffles=_shuffles(steps),
+    )
+    if look and batches is not None and any(each.has_labels for each in data.targets):
+        most = max(NUM_BATCHES, -(-NUM_EXAMPLES // batch))
+        drawn = list(itertools.islice(dataset, most + 1))
+        data = _with_labels(data, drawn[:most], are_all=len(drawn) <= most)
+    return data, specs
+
+
+def _num_examples(dataset: tf.data.Dataset, batches: tf.data.Dataset) -> int | None:
+    """Returns how many examples go into the batches; None where steps after them change that."""
+    inputs, left = batches._inputs(), int(dataset.cardinality())
+    before = int(inputs[0].cardinality()) if inputs else tf.data.UNKNOWN_CARDINALITY
+    if before <= 0 or (left >= 0 and left != int(batches.cardinality())):
+        return None
+    return before
+
+
+def _steps(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
+    """Yields a data set and what it is made of, the last step first."""
+    left = [dataset]
+    while left:
+        each = left.pop()
+        yield each
+        left += each._inputs()
+
+
+def _last_batching(steps: list) -> tf.data.Dataset | None:
+    """Returns the step that makes the batches, if nothing takes them apart again."""
+    for each in steps:
+        if hasattr(each, "_batch_size"):
+            return each
+        if any(word in type(each).__name__.lower() for word in ("unbatch", "rebatch")):
+            return None
+    return None
+
+
+def _shuffles(steps: list) -> bool | None:
+    """Returns whether any step shuffles; None where a generator or files may, unseen."""
+    kinds = [type(each).__name__.lower() for each in steps]
+    if any("shuffle" in each for each in kinds):
+        return True
+    unseen = ("generator", "interleave", "flatmap")  # a generator is read by a flat map
+    return None if any(word in each for each in kinds for word in unseen) else False
+
+
+def _of_py_dataset(dataset: keras.utils.PyDataset) -> tuple:
+    """Looks at the first batch and the last: what else there is, only reading all would say."""
+    count = dataset.num_batches
+    first = dataset[0]
+    data, specs = _of_specs(tf.nest.map_structure(_spec, _as_tuple(first)))
+    rows, examples = _rows(specs), None
+    if count:
+        last = _as_tuple(dataset[count - 1])
+        examples = (count - 1) * rows + len(tf.nest.flatten(last)[0])
+    found = Data(**data, num_examples=examples, global_batch_size=rows, last_batch="smaller")
+    return _with_labels(found, [first], are_all=count == 1), specs
+
+
+def _of_arrays(arrays, batch_size: int) -> tuple:
+    arrays = _as_tuple(arrays)
+    flat = tf.nest.flatten(arrays)
+    other = next((each for each in flat if not _is_array(each)), None)
+    if other is not None:
+        kind = type(other).__name__
+        raise UserError(f"dataset has a {kind} in it; make arrays of all, np.asarray(...)")
+    of_specs, specs = _of_specs(tf.nest.map_structure(_spec, arrays))
+    data = Data(
+        **of_specs,
+        num_examples=len(flat[0]),
+        global_batch_size=batch_size,
+        shuffles=True,  # `fit` does, unless told not to
+    )
+    return _with_labels(data, [arrays], are_all=True), specs
+
+
+# What batches hold.
+
+
+def _as_tuple(batch) -> tuple:
+    """Returns (x,), (x, y) or (x, y, weight): a list of two arrays may be either, a dict is x."""
+    return tuple(batch) if isinstance(batch, tuple | list) else (batch,)
+
+
+def _is_array(value) -> bool:
+    return isinstance(value, np.ndarray) or tf.is_tensor(value)
+
+
+def _spec(value) -> tf.TensorSpec:
+    value = np.asarray(value)
+    return tf.TensorSpec(value.shape, tf.as_dtype(value.dtype))
+
+
+def _of_specs(structure) -> tuple[dict, object]:
+    """Returns what the shapes of a batch say, and its inputs; None where a shape is not known."""
+    x, y, _ = keras.utils.unpack_x_y_sample_weight(_as_tuple(structure))
+    inputs, targets = (tf.nest.flatten(each) if _are_known(each) else () for each in (x, y))
+    named = zip(_names(y), targets, strict=True) if targets else ()
+    return {
+        "inputs": shapes_of(inputs),
+        "targets": tuple(Target(_shape(each), name, each.dtype.is_integer) for name, each in named),
+    }, x if inputs else None
+
+
+def _are_known(specs) -> bool:
+    return all(each is not None and each.shape.rank for each in tf.nest.flatten(specs))
+
+
+def _shape(spec: tf.TensorSpec) -> Shape:
+    return tuple(spec.shape[1:])
+
+
+def shapes_of(specs) -> tuple[Shape, ...]:
+    """Returns the shapes of an example's inputs."""
+    return tuple(map(_shape, tf.nest.flatten(specs)))
+
+
+def _rows(specs) -> int:
+    return tf.nest.flatten(specs)[0].shape[0]
+
+
+def _names(y) -> Sequence[str | None]:
+    """Returns the targets' names, as `tf.nest` orders them; None for those without."""
+    if isinstance(y, dict) and len(tf.nest.flatten(y)) == len(y):
+        return sorted(y)
+    return [None] * len(tf.nest.flatten(y))
+
+
+def _with_labels(data: Data, batches: Sequence, *, are_all: bool) -> Data:
+    """Returns the data with the classes of each target, as far as these batches' labels say."""
+    drawn = (keras.utils.unpack_x_y_sample_weight(_as_tuple(each))[1] for each in batches)
+    columns = zip(*map(tf.nest.flatten, drawn), strict=True)
+    counted = (
+        _counted(target, labels, are_all=are_all) if target.has_labels else target
+        for target, labels in zip(data.targets, columns, strict=True)
+    )
+    return dataclasses.replace(data, targets=tuple(counted)) if data.targets else data
+
+
+def _counted(target: Target, batches: Sequence, *, are_all: bool) -> Target:
+    labels = np.concatenate([np.ravel(each) for each in batches])
+    if not labels.size:
+        return target
+    num_labels = None if are_all else labels.size // (math.prod(x or 1 for x in target.shape) or 1)
+    return dataclasses.replace(target, num_classes=int(labels.max()) + 1, num_labels=num_labels)
+
+
+def _with_classes(data: Data, num_classes: int) -> Data:
+    """Returns the data with the classes of the first target that holds labels, tokens perhaps."""
+    labels = [each for each in data.targets if each.has_labels]
+    labels = labels or [each for each in data.targets if each.is_integer]
+    targets = (
+        dataclasses.replace(each, num_classes=num_classes, num_labels=None)
+        if each in labels[:1]
+        else each
+        for each in data.targets
+    )
+    return dataclasses.replace(data, targets=tuple(targets))

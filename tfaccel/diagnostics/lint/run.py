@@ -1,0 +1,97 @@
+"""`tfaccel lint`: an experiment's model, data and step, read from its config and judged.
+
+table = run(parse(get_config()), script=None)
+print(table, table.fix())
+"""
+
+import contextlib
+import logging
+import os
+import pathlib
+from collections.abc import Iterator
+
+import keras
+
+from tfaccel.config import Config
+from tfaccel.diagnostics.lint.facts import Facts, Model, Step
+from tfaccel.diagnostics.lint.lint import Lint, gpu_capability, judge, precision_of
+from tfaccel.diagnostics.lint.read_data import read_data
+from tfaccel.diagnostics.lint.read_model import read_model, with_pixels
+from tfaccel.diagnostics.lint.script import in_script
+from tfaccel.experiment import tasks
+from tfaccel.experiment.open_data import open_loader
+from tfaccel.experiment.train import make_model, make_optimizer
+from tfaccel.run import Run
+from tfaccel.runtime.cluster import check_one_process, find
+from tfaccel.step import in_xla
+
+
+def run(config: Config, *, script: pathlib.Path | None) -> Lint:
+    """Returns what is to be mended in an experiment.
+
+    Builds the model and opens the data, as a run would, but decodes, compiles and trains nothing.
+
+    Args:
+      config: the experiment.
+      script: a Python file to look through too; None for none.
+
+    Raises:
+      UserError: the data are not there, or do not suit the config.
+    """
+    cluster = find(os.environ)
+    check_one_process(cluster, "lint")
+    source = [] if script is None else in_script(script)
+    with _without_log():
+        this_run = Run(config.runtime, cluster)
+        # Of the kind that decodes nothing beforehand: batches and shapes are those of all kinds.
+        loader = open_loader(
+            this_run, config, "train", loader="tf_data", stored_size=None, bad_files="error"
+        )
+        make_optimizer(config.train, loader)  # raises where training would, for its recipe
+    num_outputs = config.model.num_outputs
+    if num_outputs is None:
+        task = tasks.task_of(loader.data, config.model, config.step)
+        tasks.check_monitor(config.train.monitor, task)
+        num_outputs = task.num_outputs
+    model = make_model(this_run, config, num_outputs=num_outputs)
+    data, specs = read_data(loader)
+    read = read_model(model, data_specs=specs, strategy=this_run.strategy)
+    read = with_pixels(read, model, data)
+    facts = Facts(read, data, _step(config, this_run, read, model))
+    return judge(facts, model=model, strategy=this_run.strategy, also=source)
+
+
+@contextlib.contextmanager
+def _without_log() -> Iterator[None]:
+    """Within the context, what a run logs of itself is left out: there is none."""
+    log = logging.getLogger("tfaccel")
+    level = log.level
+    log.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+def _step(config: Config, this_run: Run, read: Model, model: keras.Model) -> Step:
+    replicas = this_run.strategy.num_replicas_in_sync
+    synchronized = config.step.sync_batchnorm and replicas > 1
+    batch_norm = any(each.kind == "BatchNormalization" for each in read.layers)
+    without_xla = in_xla.of_layers(model)
+    if synchronized and batch_norm:
+        without_xla = "step.sync_batchnorm sums inside it"
+    on_gpu = any(each.cuda_ordinal is not None for each in this_run.runtime.devices)
+    return Step(
+        precision=precision_of(read, model),
+        tf32=config.runtime.tf32,
+        xla=this_run.runtime.xla,
+        without_xla=without_xla if this_run.runtime.xla else None,
+        not_for_xla=in_xla.of_layers(model),
+        steps_per_execution=config.train.steps_per_execution,
+        accumulation_steps=config.step.accumulation_steps,
+        num_replicas=replicas,
+        sync_batchnorm=synchronized,
+        gpu=gpu_capability() if on_gpu else None,
+        from_config=True,
+        epochs=config.train.epochs,
+    )

@@ -1,0 +1,339 @@
+"""Which pixels a script's loaders give, and whether the script scales them: once, twice or never.
+
+Takes a script's syntax tree; gives findings. Nothing of it is run.
+
+    findings = list(pixels(ast.parse(source), "train.py"))
+
+What loaders give: tfaccel's (pixel / 255 - mean) / std, so 0 to 1 unless mean or std say otherwise;
+`image_dataset_from_directory`, TFDS and TensorFlow's decoders 0 to 255; `ImageDataGenerator` 0 to
+255 times its `rescale`.
+"""
+
+import ast
+import dataclasses
+import math
+import re
+from collections.abc import Iterator
+
+from tfaccel.common.tables import in_figures
+from tfaccel.diagnostics.lint.findings import Finding
+from tfaccel.experiment.models.keras_pixels import trained_on
+
+OURS = ("image_folder", "loader")
+DECODERS = re.compile(r"decode_(image|jpeg|png|bmp|gif|webp|and_crop_jpeg)")
+BY_KERAS = re.compile(r"image_dataset_from_directory|flow_from_(directory|dataframe)")
+SCALES_INSIDE = re.compile(r"EfficientNet(B\d|V2\w+)|MobileNetV3(Small|Large)|ConvNeXt\w+")
+CONVOLVES = re.compile(r"(Separable|Depthwise)?Conv2D")
+NORMALISES = re.compile(r"\w*Normalization|BatchNorm\w*|Rescaling|preprocess_input|Lambda")
+SHOWS = ("imshow", "imsave", "plot", "print")  # of pictures that somebody looks at
+SMALL = 0.02  # what brings 0..255 to small numbers
+FEW, MANY = 3.0, 50.0  # of pixels that are scaled, and that are not
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Something in a script.
+
+    Attributes:
+      line: of the script.
+      text: as it is there, cut short.
+      range: of pixels, of a loader; None where it is not known.
+      mean_and_std: what gives tfaccel's loader the same pixels; "" for the default.
+    """
+
+    line: int
+    text: str
+    range: tuple[float, float] | None = None
+    mean_and_std: str = ""
+
+
+def pixels(tree: ast.AST, name: str) -> Iterator[Finding]:
+    """Yields what a script's loaders and its scaling are to each other.
+
+    Args:
+      tree: of the script.
+      name: what to call it in the findings.
+    """
+    calls = [each for each in ast.walk(tree) if isinstance(each, ast.Call)]
+    values = _values(tree)
+    ours = [_of_ours(each, values) for each in calls if _is_ours(each)]
+    theirs = list(_of_others(calls, values))
+    scaled = [*_scaling_calls(calls, values), *_quotients(tree, values)]
+    for each in ours:
+        if each.range is None:
+            continue
+        if max(map(abs, each.range)) <= FEW and scaled:
+            yield _twice(each, scaled[0], name)
+        elif min(each.range) >= 0 and max(each.range) > MANY and not scaled and _is_bare(calls):
+            yield _never(each, name)
+        else:
+            continue
+        break
+    known = [each for each in ours if each.range is not None]
+    if known and theirs and not scaled and not _alike(known[0].range, theirs[0].range):
+        yield _apart(known[0], theirs[0], name)
+    if theirs and not ours and any(_last(each.func) == "fit" for each in calls):
+        yield _moved(theirs[0], scaled, name)
+
+
+# What is found.
+
+
+def _twice(loader: Place, scaling: Place, name: str) -> Finding:
+    return Finding(
+        "error",
+        f"{name}:{scaling.line}",
+        f"{scaling.text} scales pixels of 0 to 255, but {loader.text} in line {loader.line} gives "
+        f"{_shown(loader.range)}",
+        "scaled twice, all images are nearly one colour, and pretrained weights see nothing",
+        "accuracy",
+        f"give {loader.text} mean=0 and std=1/255, so that it gives 0 to 255, or leave "
+        f"{scaling.text} out",
+    )
+
+
+def _never(loader: Place, name: str) -> Finding:
+    return Finding(
+        "warning",
+        f"{name}:{loader.line}",
+        f"{loader.text} gives pixels of {_shown(loader.range)}, and nothing here scales them",
+        "a model begins with weights for numbers of about 1: the first steps are far too large",
+        "accuracy",
+        "leave its std out, so that it gives 0 to 1, or begin the model with Rescaling(1/255)",
+    )
+
+
+def _apart(loader: Place, other: Place, name: str) -> Finding:
+    return Finding(
+        "error",
+        f"{name}:{other.line}",
+        f"{other.text} gives pixels of {_shown(other.range)}, but {loader.text} in line "
+        f"{loader.line} gives {_shown(loader.range)}",
+        "what is learned from the one says nothing about the other",
+        "accuracy",
+        f"load both alike: {loader.text} for each, or give it {other.mean_and_std or 'mean=0'}",
+    )
+
+
+def _moved(loader: Place, scaled: list[Place], name: str) -> Finding:
+    same = f"with {loader.mean_and_std} it" if loader.mean_and_std else "it"
+    fix = f"run.image_folder gives 0 to 1; {same} gives the same pixels as here"
+    if scaled and loader.mean_and_std:
+        fix += f", for {scaled[0].text} in line {scaled[0].line}; or leave both out"
+    return Finding(
+        "note",
+        f"{name}:{loader.line}",
+        f"{loader.text} gives pixels of {_shown(loader.range)}",
+        "tfaccel's loaders give 0 to 1 unless mean and std say otherwise, so a script that is "
+        "moved to them has other pixels",
+        "none by itself; it is what to know before you move the script",
+        fix,
+    )
+
+
+def _shown(numbers: tuple[float, float]) -> str:
+    return f"{in_figures(numbers[0], 4)} to {in_figures(numbers[1], 4)}"
+
+
+def _alike(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    pairs = zip(one, other, strict=True)
+    return all(math.isclose(mine, theirs, rel_tol=0.01, abs_tol=0.01) for mine, theirs in pairs)
+
+
+# Loaders.
+
+
+def _is_ours(call: ast.Call) -> bool:
+    named = {each.arg for each in call.keywords}
+    return (
+        isinstance(call.func, ast.Attribute)
+        and call.func.attr in OURS
+        and (call.func.attr == "image_folder" or bool({"image_size", "global_batch_size"} & named))
+    ) or (isinstance(call.func, ast.Attribute) and ast.unparse(call.func) == "run.loader")
+
+
+def _of_ours(call: ast.Call, values: dict[str, ast.expr]) -> Place:
+    given = _keywords(call, values)
+    place = Place(call.lineno, ast.unparse(call.func))
+    if given is None:
+        return place
+    mean, std = (_numbers(given.get(each), default) for each, default in (("mean", 0), ("std", 1)))
+    if mean is None or std is None or min(std) <= 0:
+        return place
+    longest = max(len(mean), len(std))
+    pairs = list(zip(mean * (longest // len(mean)), std * (longest // len(std)), strict=False))
+    low, high = min((0 - m) / s for m, s in pairs), max((1 - m) / s for m, s in pairs)
+    return dataclasses.replace(place, range=(low, high))
+
+
+def _of_others(calls: list[ast.Call], values: dict[str, ast.expr]) -> Iterator[Place]:
+    """Yields the loaders that are not tfaccel's, in the order of what says most."""
+    raw = {"range": (0.0, 255.0), "mean_and_std": "mean=0 and std=1/255"}
+    for call in calls:
+        if _last(call.func) == "ImageDataGenerator":
+            yield _of_generator(call, values)
+    for call in calls:
+        generates = any(_last(each.func) == "ImageDataGenerator" for each in calls)
+        if BY_KERAS.fullmatch(_last(call.func)) and not generates:
+            yield Place(call.lineno, _last(call.func), **raw)
+    for call in calls:
+        if ast.unparse(call.func) in ("tfds.load", "tensorflow_datasets.load"):
+            yield Place(call.lineno, ast.unparse(call.func), **raw)
+        elif DECODERS.fullmatch(_last(call.func)):
+            as_floats = any(_last(each.func) == "convert_image_dtype" for each in calls)
+            if not as_floats:
+                yield Place(call.lineno, _last(call.func), **raw)
+
+
+def _of_generator(call: ast.Call, values: dict[str, ast.expr]) -> Place:
+    given = _keywords(call, values) or {}
+    text = "ImageDataGenerator"
+    scale = _number(given.get("rescale"), values)
+    function = given.get("preprocessing_function")
+    if function is not None and (known := trained_on(_module(ast.unparse(function)))):
+        return Place(call.lineno, text, known.range, known.settings)
+    if not scale:
+        return Place(call.lineno, text, (0.0, 255.0), "mean=0 and std=1/255")
+    same = "" if math.isclose(scale, 1 / 255, rel_tol=1e-3) else f"std={1 / (255 * scale):.6g}"
+    return Place(call.lineno, f"{text}(rescale)", (0.0, 255 * scale), same)
+
+
+def _module(function: str) -> str:
+    """Returns "resnet50" of `keras.applications.resnet50.preprocess_input`."""
+    module = function.removesuffix(".preprocess_input").rpartition(".")[2]
+    named = {"resnet": "resnet50", "resnet_v2": "resnet50v2", "densenet": "densenet121"}
+    return named.get(module, module)
+
+
+# What scales.
+
+
+def _scaling_calls(calls: list[ast.Call], values: dict[str, ast.expr]) -> Iterator[Place]:
+    for call in calls:
+        last, given = _last(call.func), _keywords(call, values) or {}
+        if last == "Rescaling":
+            scale = _number(call.args[0] if call.args else given.get("scale"), values)
+            if scale is not None and abs(scale) < SMALL:
+                yield Place(call.lineno, _cut(call))
+        elif last == "preprocess_input":
+            yield Place(call.lineno, "preprocess_input")
+        elif SCALES_INSIDE.fullmatch(last):
+            inside = given.get("include_preprocessing")
+            if not (isinstance(inside, ast.Constant) and inside.value is False):
+                yield Place(call.lineno, last)
+
+
+def _quotients(tree: ast.AST, values: dict[str, ast.expr]) -> Iterator[Place]:
+    """Yields what divides by 255 something that is no number: `image / 255`, `x *= 1 / 255`."""
+    shown = {
+        id(inner)
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and _last(call.func) in SHOWS
+        for inner in ast.walk(call)
+    }
+    for each in ast.walk(tree):
+        if isinstance(each, ast.BinOp):
+            left, right = each.left, each.right
+        elif isinstance(each, ast.AugAssign):
+            left, right = each.target, each.value
+        else:
+            continue
+        number = _number(right, values)
+        if number is None and isinstance(each.op, ast.Mult):
+            left, number = right, _number(left, values)
+        if not number or id(each) in shown or _number(left, values) is not None:
+            continue
+        scale = number if isinstance(each.op, ast.Mult) else 1 / number
+        if isinstance(each.op, ast.Mult | ast.Div) and _brings_255(scale):
+            yield Place(each.lineno, _cut(each))
+
+
+def _brings_255(scale: float) -> bool:
+    return any(math.isclose(scale, 1 / each, rel_tol=0.01) for each in (255, 127.5, 128))
+
+
+def _is_bare(calls: list[ast.Call]) -> bool:
+    """Whether a network is made here of convolutions, and nothing that may scale."""
+    lasts = [_last(each.func) for each in calls]
+    return any(map(CONVOLVES.fullmatch, lasts)) and not any(map(NORMALISES.fullmatch, lasts))
+
+
+# Values that the source shows.
+
+
+def _values(tree: ast.AST) -> dict[str, ast.expr]:
+    """Returns what names are given, of those that are given something once."""
+    found: dict[str, list[ast.expr]] = {}
+    for each in ast.walk(tree):
+        if isinstance(each, ast.Assign):
+            for target in each.targets:
+                if isinstance(target, ast.Name):
+                    found.setdefault(target.id, []).append(each.value)
+    return {name: given[0] for name, given in found.items() if len(given) == 1}
+
+
+def _keywords(call: ast.Call, values: dict[str, ast.expr]) -> dict[str, ast.expr] | None:
+    """Returns a call's arguments by name, with those of `**settings`; None if these are unknown."""
+    given = {}
+    for each in call.keywords:
+        if each.arg is not None:
+            given[each.arg] = values.get(ast.unparse(each.value), each.value)
+            continue
+        settings = values.get(ast.unparse(each.value), each.value)
+        if isinstance(settings, ast.Call) and _last(settings.func) == "dict":
+            inner = _keywords(settings, values)
+        elif isinstance(settings, ast.Dict) and all(map(_is_text, settings.keys)):
+            inner = {
+                key.value: value for key, value in zip(settings.keys, settings.values, strict=True)
+            }
+        else:
+            inner = None
+        if inner is None:
+            return None
+        given |= inner
+    return given
+
+
+def _is_text(key: ast.expr | None) -> bool:
+    return isinstance(key, ast.Constant) and isinstance(key.value, str)
+
+
+def _numbers(value: ast.expr | None, default: float) -> list[float] | None:
+    if value is None:
+        return [float(default)]
+    parts = value.elts if isinstance(value, ast.Tuple | ast.List) else [value]
+    numbers = [_number(each) for each in parts]
+    return numbers if numbers and None not in numbers else None
+
+
+def _number(value: ast.expr | None, values: dict[str, ast.expr] | None = None) -> float | None:
+    """Returns the number of `1 / 255`, or of a name that is given one; None for anything else."""
+    if isinstance(value, ast.Name) and values and value.id in values:
+        return _number(values[value.id])
+    if isinstance(value, ast.Constant):
+        is_number = isinstance(value.value, int | float) and not isinstance(value.value, bool)
+        return float(value.value) if is_number else None
+    if isinstance(value, ast.UnaryOp) and isinstance(value.op, ast.USub):
+        inner = _number(value.operand, values)
+        return None if inner is None else -inner
+    if isinstance(value, ast.BinOp):
+        left, right = _number(value.left, values), _number(value.right, values)
+        if left is None or right is None:
+            return None
+        if isinstance(value.op, ast.Div):
+            return left / right if right else None
+        return left * right if isinstance(value.op, ast.Mult) else None
+    return None
+
+
+def _last(function: ast.expr) -> str:
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def _cut(node: ast.expr, most: int = 40) -> str:
+    text = ast.unparse(node)
+    if isinstance(node, ast.Call):
+        text = text[len(ast.unparse(node.func)) - len(_last(node.func)) :]
+    return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -1,0 +1,100 @@
+"""What `tfaccel profile` measures in processes of their own: each ends with all of its memory.
+
+measured = run_quietly(measure_all, config, seconds=5.0, trace_to=None)
+sample = run_quietly(measure_once, config, seconds=5.0)
+"""
+
+import contextlib
+import dataclasses
+import pathlib
+from collections.abc import Iterator
+
+import keras
+
+from tfaccel.config import Config
+from tfaccel.data.distribute import Loader
+from tfaccel.diagnostics.profile.api import setup_of
+from tfaccel.diagnostics.profile.ceilings import beside, real_rate
+from tfaccel.diagnostics.profile.knobs import placements_of
+from tfaccel.diagnostics.profile.search import Sample
+from tfaccel.diagnostics.profile.table import Profile
+from tfaccel.diagnostics.profile.trace import trace
+from tfaccel.experiment.open_data import open_source
+from tfaccel.experiment.train import prepare
+from tfaccel.run import Run
+from tfaccel.runtime.gpu_usage import GpuUsage
+from tfaccel.training.callbacks.logs import Logs
+from tfaccel.training.callbacks.throughput import Throughput
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """An experiment as it is.
+
+    Attributes:
+      profile: its three rates.
+      placements: the loaders that its data can have.
+      num_examples: to train on.
+    """
+
+    profile: Profile
+    placements: tuple[str, ...]
+    num_examples: int
+
+
+def measure_all(config: Config, *, seconds: float, trace_to: str | None) -> Measured:
+    """Returns the three rates of an experiment, and what a search may change. For a child.
+
+    Args:
+      config: the experiment.
+      seconds: of each steady stretch.
+      trace_to: a folder for TensorFlow's own profile; None for none.
+    """
+    run = Run(config.runtime)
+    train, _, model = prepare(run, config)
+    device = run.runtime.devices[0]
+    cores = run.runtime.loader_threads
+    threads = config.dali.threads or cores
+    with _callbacks(run, train) as callbacks:
+        real = real_rate(model, train, seconds=seconds, callbacks=callbacks)
+    memory_mib = _memory_mib(run)  # before what a run has not
+    ceilings = beside(real, model, train, seconds=seconds)
+    if trace_to:
+        trace(model, train, pathlib.Path(trace_to))
+    setup = setup_of(model, train, threads=threads, cores=cores, from_config=True)
+    return Measured(
+        Profile(setup, ceilings, memory_mib=memory_mib, trace=trace_to),
+        placements_of(
+            config, open_source(config.data, "train"), device=device, num_threads=threads
+        ),
+        train.num_examples,
+    )
+
+
+def measure_once(config: Config, *, seconds: float) -> Sample:
+    """Returns the rate of the real run alone, and the memory that it took. For a child."""
+    run = Run(config.runtime)
+    train, _, model = prepare(run, config)
+    with _callbacks(run, train) as callbacks:
+        rate = real_rate(model, train, seconds=seconds, callbacks=callbacks)
+    return Sample(rate.median, _memory_mib(run))
+
+
+@contextlib.contextmanager
+def _callbacks(run: Run, train: Loader) -> Iterator[list[keras.callbacks.Callback]]:
+    """Gives those of a run that work in every step, but for checkpoints."""
+    throughput = Throughput(train)
+    logs = Logs([], loader=train, throughput=throughput, gpus=GpuUsage(run.runtime.devices))
+    with contextlib.closing(logs):
+        yield [throughput, logs]
+
+
+def _memory_mib(run: Run) -> int | None:
+    """Returns what is taken on the fullest GPU, or on the CPU the most that this process had."""
+    if run.runtime.devices[0].cuda_ordinal is not None:
+        usages = GpuUsage(run.runtime.devices).read()
+        return max((each.memory_mib for each in usages), default=None)
+    # Not getrusage, whose peak is also that of the process which started this one.
+    status = pathlib.Path("/proc/self/status").read_text().splitlines()
+    peaks = [line.split()[1] for line in status if line.startswith("VmHWM:")]
+    return int(peaks[0]) >> 10 if peaks else None

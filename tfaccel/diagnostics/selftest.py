@@ -1,0 +1,373 @@
+"""Whether this machine's replicas train as one device does: what `tfaccel selftest` runs.
+
+Takes devices; gives one row for each check, in each precision, with and without XLA. What is
+compared with is plain Keras on one device without a strategy, on the same rows in the same order.
+
+    rows = run(("/gpu:0", "/gpu:1"), precisions=("mixed_float16",), xla=(True,))
+    all(row.passed for row in rows)
+
+What is compared, and how close it has to be:
+  "loss": the largest difference of the loss of any step, relative to the one device's.
+  "weights": the largest difference of any weight at the end, relative to the longest way that one
+    has come, so that a wrong update shows beside a large weight.
+  Sums in another order differ by some roundings; SMALL says how far they get over the steps below,
+  by the mantissa of the precision. What must be equal, as replicas among themselves, has limit 0.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import logging
+import pathlib
+import sys
+from collections.abc import Callable, Iterator
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+from tfaccel.common import temporary
+from tfaccel.common.tables import show
+from tfaccel.config import RuntimeConfig, StepConfig
+from tfaccel.keras_internals import seam
+from tfaccel.runtime.cluster import Cluster
+from tfaccel.runtime.devices import configure, describe_environment, load_cuda_libraries
+from tfaccel.runtime.strategy import make_strategy
+from tfaccel.step import compile_model
+from tfaccel.training.methods import extend
+from tfaccel.training.replica_checksums import Audit, ReplicasDifferError
+from tfaccel.training.workdir import write_json
+
+log = logging.getLogger("tfaccel")
+
+SMALL = {"float32": 1e-3, "mixed_float16": 3e-2, "mixed_bfloat16": 1e-1}
+ROWS_PER_REPLICA = 16
+SHORT, LONG = 10, 200  # steps
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One check's outcome.
+
+    Attributes:
+      check: what was compared.
+      precision: Keras dtype policy.
+      xla: whether steps were compiled with XLA.
+      figure: what was measured.
+      limit: what it may be at most.
+      passed: whether it was.
+    """
+
+    check: str
+    precision: str
+    xla: bool
+    figure: float
+    limit: float
+    passed: bool
+
+
+def report(
+    config: RuntimeConfig,
+    *,
+    precisions: tuple[str, ...],
+    xla: tuple[bool, ...],
+    output: pathlib.Path | None,
+) -> int:
+    """Tests the devices that `config` chooses, prints a row for each check, and writes `output`.
+
+    Returns:
+      0, or 1 if any check failed.
+    """
+    # The CPU stands in for two GPUs: two replicas are what the checks are about.
+    load_cuda_libraries()
+    if config.gpu_ids == () or not tf.config.list_physical_devices("GPU"):
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        two = [tf.config.LogicalDeviceConfiguration()] * 2
+        tf.config.set_logical_device_configuration(cpu, two)
+        configure(config)
+        devices = ("/cpu:0", "/cpu:1")
+    else:
+        devices = tuple(each.name for each in configure(config).devices)
+    rows = []
+    show(f"{'check':35} {'precision':14} XLA {'figure':>9} {'limit':>6}")
+    for row in run(make_strategy(Cluster(), devices), precisions=precisions, xla=xla):
+        rows.append(row)
+        show(
+            f"{row.check:35} {row.precision:14} {'on' if row.xla else 'off':3} {row.figure:9.2g} "
+            f"{row.limit:6.2g}{'' if row.passed else '  FAILED'}"
+        )
+    failed = sum(not each.passed for each in rows)
+    show(f"{len(rows) - failed} of {len(rows)} checks passed on {len(devices)} replica(s)")
+    if output:
+        write_json(
+            output,
+            {
+                "command": "tfaccel " + " ".join(sys.argv[1:]),
+                "date": datetime.date.today().isoformat(),
+                "environment": describe_environment(),
+                "devices": devices,
+                "rows": [dataclasses.asdict(each) for each in rows],
+            },
+        )
+    return 1 if failed else 0
+
+
+def run(
+    strategy: tf.distribute.Strategy, *, precisions: tuple[str, ...], xla: tuple[bool, ...]
+) -> Iterator[Row]:
+    """Runs every check and yields its row as soon as it is known.
+
+    TensorFloat-32 is off meanwhile: float32 is compared as float32.
+
+    Args:
+      strategy: a MirroredStrategy over the replicas to test.
+      precisions: Keras dtype policies.
+      xla: with XLA, without, or both.
+    """
+    levels = [(each, each.level) for each in (log, tf.get_logger())]
+    log.setLevel(logging.WARNING)  # a line for each model compiled would hide the rows,
+    tf.get_logger().setLevel(logging.ERROR)  # and so would advice against tracing so many
+    policy = keras.config.dtype_policy()
+    tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    try:
+        for precision in precisions:
+            keras.config.set_dtype_policy(precision)
+            references = {}
+            for each in xla:
+                trainer = _Trainer(strategy, precision, references, xla=each)
+                for name, figure, limit in _checks(trainer):
+                    passed = bool(figure <= limit)  # NaN does not pass
+                    yield Row(name, precision, each, float(figure), limit, passed)
+    finally:
+        for logger, level in levels:
+            logger.setLevel(level)
+        keras.config.set_dtype_policy(policy)
+        tf.config.experimental.enable_tensor_float_32_execution(tf32)
+
+
+def _checks(trainer: "_Trainer") -> Iterator[tuple[str, float, float]]:
+    """Yields (name, figure, limit) of every check."""
+    small = SMALL[trainer.precision]
+
+    one, several = trainer.both("long", num_steps=LONG)
+    yield f"loss over {LONG} steps", _relative(several.losses, one.losses), small
+    yield f"replicas apart after {LONG} steps", _num_apart(several.model), 0
+
+    for clip in ({"global_clipnorm": 0.05}, {"clipnorm": 0.02}, {"clipvalue": 0.1}):
+        name = next(iter(clip))
+        one, several = trainer.both(name, optimizer=_sgd(**clip))
+        yield f"weights, {name}", _difference(several, one), small
+
+    optimizer = _sgd(gradient_accumulation_steps=2)
+    one, several = trainer.both("accumulation", optimizer=optimizer)
+    yield "weights, accumulation over steps", _difference(several, one), small
+    config = StepConfig(accumulation_steps=4)
+    one, several = trainer.both("plain", config=config)
+    yield "weights, accumulation in a step", _difference(several, one), small
+
+    config, lacking = StepConfig(sync_batchnorm=True), ROWS_PER_REPLICA - 1
+    one, several = trainer.both("norm", make=_with_batch_norm, config=config, rows_less=lacking)
+    yield "weights, synchronized batch norm", _difference(several, one), small
+    yield "statistics, synchronized batch norm", _statistics(several, one), small
+    several = trainer.replicas(make=_with_batch_norm)
+    yield "replicas apart, batch norm of each", _num_apart(several.model), 0
+
+    one, several = trainer.both("partial", rows_less=lacking)
+    yield "weights, partial last batch", _difference(several, one), small
+    tested, wanted = trainer.tested(several), trainer.tested(one)
+    yield "metrics, partial last batch", _relative(tested, wanted), small
+
+    half, whole = trainer.replicas(), trainer.replicas(num_steps=2 * SHORT)
+    yield "weights, saved and loaded half way", _difference(trainer.resumed(half), whole), small
+
+    if trainer.precision == "mixed_float16":
+        for index in range(trainer.num_replicas):
+            wrong = trainer.num_wrong_after(half, overflow_on=index)
+            yield f"wrong after overflow on replica {index}", wrong, 0
+
+
+# What is trained.
+
+
+def _plain() -> keras.Model:
+    return keras.Sequential(
+        [
+            keras.Input((8, 8, 3)),
+            layers.Conv2D(16, 3, activation="relu"),
+            layers.Flatten(),
+            layers.Dense(32, activation="relu", kernel_regularizer="l2"),
+            layers.Dense(8, dtype="float32"),
+        ]
+    )
+
+
+def _with_batch_norm() -> keras.Model:
+    return keras.Sequential(
+        [
+            keras.Input((8, 8, 3)),
+            layers.Conv2D(16, 3, use_bias=False),  # a bias here has a gradient of rounding alone
+            layers.BatchNormalization(momentum=0.8),
+            layers.ReLU(),
+            layers.Flatten(),
+            layers.Dense(8, dtype="float32"),
+        ]
+    )
+
+
+def _sgd(**settings) -> Callable[[], keras.optimizers.Optimizer]:
+    # At four times this rate training is chaotic: a difference of 1e-7 is 1e-2 after 200 steps.
+    return lambda: keras.optimizers.SGD(0.005, momentum=0.9, **settings)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Trained:
+    """A model, its trainable weights at the start, and the loss of each step."""
+
+    model: keras.Model
+    start: list[np.ndarray]
+    losses: list[float]
+
+
+class _Trainer:
+    """Trains small models on fixed rows: on one device by plain Keras, and on the replicas."""
+
+    def __init__(self, strategy, precision: str, references: dict, *, xla: bool):
+        """Takes also where one device's results are kept, for the checks with XLA and without."""
+        self.strategy, self.precision, self.xla = strategy, precision, xla
+        self.references = references
+        self.num_replicas = strategy.num_replicas_in_sync
+        self.batch_size = ROWS_PER_REPLICA * self.num_replicas
+
+    def both(self, name: str, *, config=None, **settings) -> tuple[_Trained, _Trained]:
+        """Returns what one device and what the replicas come to; `config` is for the replicas."""
+        if name not in self.references:
+            self.references[name] = self.one_device(**settings)
+        return self.references[name], self.replicas(config=config, **settings)
+
+    def one_device(self, *, make=_plain, optimizer=None, **data) -> _Trained:
+        """Trains by plain Keras without XLA, the slowest way there is."""
+        model = _seeded(make)
+        model.compile(**self._compile_args(optimizer), jit_compile=False)
+        return self._fit(model, **data)
+
+    def replicas(self, *, make=_plain, optimizer=None, config=None, **data) -> _Trained:
+        """Trains on the replicas."""
+        with self.strategy.scope():
+            model = _seeded(make)
+        self._compile(model, config or StepConfig(), optimizer)
+        return self._fit(model, **data)
+
+    def resumed(self, half: _Trained) -> _Trained:
+        """Saves, loads and goes on where `half` stopped."""
+        with temporary.folder("selftest") as folder:
+            path = folder / "model.keras"
+            half.model.save(path)
+            with self.strategy.scope():
+                model = keras.models.load_model(path)
+        self._compile(model, StepConfig(), lambda: model.optimizer)
+        return self._fit(model, skip=SHORT)
+
+    def num_wrong_after(self, trained: _Trained, *, overflow_on: int) -> int:
+        """Plants an overflow in one replica's rows; counts weights and scales that are wrong.
+
+        No replica may change a weight, and each must halve its scale.
+        """
+        x, y = self.rows(1)
+        variables = trained.model.trainable_variables
+        before = [each.numpy() for each in variables]
+        scale = trained.model.optimizer.initial_scale
+        trained.model.optimizer.dynamic_scale.assign(scale)
+        row = overflow_on * ROWS_PER_REPLICA
+        x[row] = 6e4
+        # Of the least likely class: the most likely one would have no gradient at all.
+        y[row] = trained.model(x[row : row + 1]).numpy().argmin()
+        trained.model.fit(x, y, batch_size=self.batch_size, shuffle=False, verbose=0)
+        wrong = 0
+        for variable, value in zip(variables, before, strict=True):
+            wrong += sum((each.numpy() != value).any() for each in seam.components(variable))
+        scales = seam.components(trained.model.optimizer.dynamic_scale)
+        return wrong + sum(float(each.numpy()) != scale / 2 for each in scales)
+
+    def tested(self, trained: _Trained) -> list[float]:
+        """Returns loss and accuracy over rows whose last batch is partial."""
+        x, y = self.rows(2, less=ROWS_PER_REPLICA - 1)
+        return trained.model.evaluate(x, y, batch_size=self.batch_size, verbose=0)
+
+    def rows(self, num_steps: int, *, skip: int = 0, less: int = 0):
+        """Returns x, [rows, 8, 8, 3] float32, and y, [rows] int64; `less` lack in the last step."""
+        random = np.random.default_rng(0)
+        x = random.normal(size=((skip + num_steps) * self.batch_size, 8, 8, 3)).astype("float32")
+        y = x.mean((1, 2)).argmax(1)  # something to learn
+        chosen = slice(skip * self.batch_size, len(x) - less)
+        return x[chosen], y[chosen]
+
+    def _compile(self, model, config: StepConfig, optimizer) -> None:
+        config = dataclasses.replace(config, audit_steps=0)  # replicas apart are a row, not an end
+        compile_args = self._compile_args(optimizer)
+        compile_model(model, self.strategy, config, xla=self.xla, **compile_args)
+        extend(model, config, guard=contextlib.nullcontext, cluster=Cluster())
+
+    def _compile_args(self, optimizer) -> dict:
+        return {
+            "optimizer": (optimizer or _sgd())(),
+            "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            "metrics": ["accuracy"],
+        }
+
+    def _fit(self, model, *, num_steps: int = SHORT, skip: int = 0, rows_less: int = 0) -> _Trained:
+        start, losses = _values(model.trainable_variables), []
+        each_step = keras.callbacks.LambdaCallback(
+            # Keras logs the mean since the epoch's begin; the loss of each step is wanted.
+            on_train_batch_begin=lambda batch, logs: model.reset_metrics(),
+            on_train_batch_end=lambda batch, logs: losses.append(logs["loss"]),
+        )
+        x, y = self.rows(num_steps, skip=skip, less=rows_less)
+        settings = {"batch_size": self.batch_size, "shuffle": False, "verbose": 0}
+        model.fit(x, y, callbacks=[each_step], **settings)
+        return _Trained(model, start, losses)
+
+
+def _seeded(make: Callable[[], keras.Model]) -> keras.Model:
+    keras.utils.set_random_seed(0)
+    return make()
+
+
+# How results are compared.
+
+
+def _relative(got, wanted) -> float:
+    got, wanted = np.asarray(got, np.float64), np.asarray(wanted, np.float64)
+    return float(np.max(np.abs(got - wanted) / np.maximum(np.abs(wanted), 1e-3)))
+
+
+def _difference(got: _Trained, wanted: _Trained) -> float:
+    """Returns the largest difference of a trained weight, relative to the longest way of one."""
+    end = _values(wanted.model.trainable_variables)
+    way = _largest(end, wanted.start)
+    return _largest(_values(got.model.trainable_variables), end) / way
+
+
+def _statistics(got: _Trained, wanted: _Trained) -> float:
+    """Returns the largest difference of a moving statistic, relative to the largest."""
+    statistics = [_values(each.model.layers[1].non_trainable_variables) for each in (got, wanted)]
+    return _largest(*statistics) / max(np.abs(each).max() for each in statistics[1])
+
+
+def _values(variables) -> list[np.ndarray]:
+    return [each.numpy().astype(np.float64) for each in variables]
+
+
+def _largest(got: list[np.ndarray], wanted: list[np.ndarray]) -> float:
+    return max(np.abs(one - other).max() for one, other in zip(got, wanted, strict=True))
+
+
+def _num_apart(model) -> int:
+    """Returns 1 if any replica's variables differ from replica 0's in any bit."""
+    try:
+        Audit(model).check(when="in the self-test")
+    except ReplicasDifferError as error:
+        log.error("%s", error)
+        return 1
+    return 0

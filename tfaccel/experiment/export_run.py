@@ -1,0 +1,157 @@
+"""The export of a run that is over, or still training: from what its workdir holds.
+
+Takes the workdir; gives the folder of the export. Model, data and precision are those of
+`config.json` there, the weights those of a checkpoint.
+
+    export_run(pathlib.Path("runs/a"), pathlib.Path("served/a"), ExportConfig(onnx=True))
+"""
+
+import dataclasses
+import os
+import pathlib
+
+import numpy as np
+import tensorflow as tf
+
+from tfaccel.common.errors import UserError
+from tfaccel.common.local_path import local_path
+from tfaccel.common.run_log import summary
+from tfaccel.config import Config, ExportConfig
+from tfaccel.data.choose import choose_loader
+from tfaccel.data.distribute import Loader
+from tfaccel.experiment import recipe
+from tfaccel.experiment.open_data import open_loader, open_source
+from tfaccel.experiment.train import build
+from tfaccel.export.samples import spread
+from tfaccel.run import Run
+from tfaccel.runtime import devices as runtime
+from tfaccel.runtime.cluster import check_one_process, find
+from tfaccel.training import workdir as workdir_lib
+from tfaccel.training.checkpoint import state as state_lib
+from tfaccel.training.checkpoint.rotation import largest_is_best
+from tfaccel.training.checkpoint.store import Snapshot, Store
+
+
+def export_run(
+    workdir: pathlib.Path,
+    out: pathlib.Path,
+    export: ExportConfig,
+    *,
+    checkpoint: str | None = None,
+    root: str | None = None,
+    loader: str | None = None,
+) -> pathlib.Path:
+    """Exports a checkpoint of a run into the next version below `out`.
+
+    Args:
+      workdir: of `tfaccel train`.
+      out: a folder of versions, 1, 2, 3 and so on; made where it is not there.
+      export: how it is exported.
+      checkpoint: "newest", or "best" by the run's monitor; None for what training exports: the
+        newest or, of a run that may stop early (unless it averages weights), the best epoch's
+        weights, which the newest has, too.
+      root: the data's folder, where it is no longer what config.json says.
+      loader: of the images that it is compared on, likewise.
+
+    Returns:
+      The export's path, absolute.
+
+    Raises:
+      UserError: the workdir holds no run or no checkpoint, the environment says that this is one of
+        several workers, or as `Run.export`.
+      RunError: as `Run.export`.
+    """
+    config = workdir_lib.read_config(workdir)
+    changes = {name: each for name, each in (("root", root), ("loader", loader)) if each}
+    data = dataclasses.replace(config.data, **changes)
+    # All weights are the checkpoint's: the file that training began from need not be there.
+    model = dataclasses.replace(config.model, weights=None)
+    config = dataclasses.replace(config, data=data, model=model)
+    snapshot = _snapshot(workdir, config, checkpoint or "newest")
+    run = _run(config)
+    summary("export: the checkpoint of step %d", snapshot.step)
+    test = _evaluation(run, config, export.samples)
+    model = _model(run, config, test, snapshot)
+    if checkpoint is None and (best := _best_weights(snapshot)):
+        summary("export: with the weights of the best epoch, which training would end with")
+        model.set_weights(best)
+    version = workdir_lib.next_version(local_path(out).absolute())
+    return run.export(model, version, loader=test, **dataclasses.asdict(export))
+
+
+def _snapshot(workdir: pathlib.Path, config: Config, which: str) -> Snapshot:
+    monitor = config.train.monitor
+    store = Store(
+        workdir / "checkpoints",
+        keep_last=config.checkpoint.keep_last,
+        keep_best=config.checkpoint.keep_best,
+        largest_is_best=largest_is_best(monitor),
+    )
+    if not store.steps():
+        raise UserError(
+            f"{store.folder} has no checkpoint; give the workdir of a run that has saved one"
+        )
+    snapshot = store.best() if which == "best" else store.newest()
+    if snapshot is None:
+        raise UserError(
+            f"{store.folder} has no checkpoint with a {monitor}; use --checkpoint=newest"
+        )
+    return snapshot
+
+
+def _best_weights(snapshot: Snapshot) -> list[np.ndarray]:
+    """Returns those that early stopping would put back, in Keras's order; none without it."""
+    callbacks = [each["class"] for each in snapshot.state["callbacks"]]
+    if "EarlyStopping" not in callbacks:
+        return []
+    prefix = f"callback/{callbacks.index('EarlyStopping'):05d}/best_weights/"
+    return [snapshot.arrays[name] for name in sorted(snapshot.arrays) if name.startswith(prefix)]
+
+
+def _run(config: Config) -> Run:
+    """Returns the process, prepared as for training, on one device: an export needs no replicas."""
+    cluster = find(os.environ)
+    check_one_process(cluster, "export")
+    runtime.load_cuda_libraries()  # before TensorFlow looks for GPUs
+    gpu_ids = (0,) if tf.config.list_physical_devices("GPU") else ()
+    return Run(dataclasses.replace(config.runtime, gpu_ids=gpu_ids), cluster)
+
+
+def _evaluation(run: Run, config: Config, most: int) -> Loader:
+    """Returns the test loader over as many images as are compared: no more need be decoded."""
+    names = None
+    if config.data.source != "pairs":  # the test images may lack classes that the model has
+        names = open_source(config.data, "train").class_names
+    source = open_source(config.data, "test", names)
+    if names:
+        source = dataclasses.replace(source, class_names=names)
+    # All of them say which loader it is: a few may fit in memory, where all do not.
+    choice = choose_loader(
+        source,
+        config.data,
+        config.test_images,
+        device=run.runtime.devices[0],
+        num_threads=run.runtime.loader_threads,
+    )
+    stored = {} if config.data.stored_size is None else {"stored_size": choice.stored_size}
+    source = source.taken(spread(len(source), most))
+    # They may be fewer than a batch.
+    return open_loader(
+        run, config, "test", source=source, loader=choice.loader, last_batch="pad", **stored
+    )
+
+
+def _model(run: Run, config: Config, test: Loader, snapshot: Snapshot):
+    """Returns the run's model, compiled as it was, with the checkpoint's variables."""
+    model, task = build(run, config, test.data)
+    schedule = recipe.make_schedule(
+        config.train,
+        global_batch_size=config.data.whole_batch(snapshot.state["num_replicas"]),
+        num_steps=snapshot.state["num_steps"],
+    )
+    optimizer = recipe.make_optimizer(config.train, schedule)
+    run.compile(model, optimizer, task.loss, metrics=task.metrics, step=config.step)
+    with run.scope():
+        model.optimizer.build(model.trainable_variables)
+    state_lib.put_variables(model, snapshot.arrays)
+    return model

@@ -1,0 +1,147 @@
+"""Classes and probabilities of image files, by an export alone.
+
+Takes the folder of an export, or of its versions, and paths; gives a Prediction for each, of which
+one that cannot be read is an error of its own.
+
+    for each in predict(pathlib.Path("runs/a/export"), paths):
+        print(each.path, each.error or each.probabilities.argmax())
+"""
+
+import contextlib
+import dataclasses
+import pathlib
+import re
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tfaccel.common.errors import UserError
+from tfaccel.common.literal_path import literal
+from tfaccel.common.regular_file import check_regular, read_regular
+from tfaccel.common.tables import in_lines
+from tfaccel.export import card
+from tfaccel.export.asked_images import find_export
+from tfaccel.runtime import devices as runtime
+
+ROWS = 32  # files of a request
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """What an export says of a file.
+
+    Attributes:
+      path: as it was given.
+      probabilities: [classes] float32, in the order of `class_names`; None after an error.
+      error: why it cannot be read or decoded; None where it can.
+    """
+
+    path: str
+    probabilities: np.ndarray | None = None
+    error: str | None = None
+
+    def as_dict(self, class_names: Sequence[str], most: int) -> dict[str, object]:
+        """Returns it for JSON, with the likeliest classes alone, the likeliest first."""
+        chances = self.probabilities
+        order = [] if chances is None else np.argsort(-chances, kind="stable")[:most]
+        classes = [
+            {"class": class_names[index], "probability": float(chances[index])} for index in order
+        ]
+        return {"path": self.path, "error": self.error, "classes": classes}
+
+    def line(self, class_names: Sequence[str], most: int) -> str:
+        """Returns the same for people."""
+        classes = self.as_dict(class_names, most)["classes"]
+        said = [f"{each['class']} {each['probability']:.1%}" for each in classes]
+        return in_lines(f"{self.path}: {self.error or ', '.join(said)}", rest="  ")
+
+
+class Predictor:
+    """An export that was loaded.
+
+    Attributes:
+      class_names: of its classes, in order.
+    """
+
+    def __init__(self, model: pathlib.Path):
+        """Loads it. A SavedModel is a program: load those that you trust.
+
+        Args:
+          model: the folder of an export, of numbered versions, of which the last is taken, or a
+            run's workdir.
+
+        Raises:
+          UserError: it is none, or not one that answers with classes of image files.
+        """
+        folder = find_export(model)
+        facts = card.read(folder)
+        runtime.load_cuda_libraries()
+        with contextlib.suppress(RuntimeError, ValueError):  # of a process that uses them already
+            for gpu in tf.config.list_physical_devices("GPU"):
+                tf.config.experimental.set_memory_growth(gpu, True)
+        try:
+            check_regular(folder.rglob("*"))  # TensorFlow would wait for a FIFO
+            with literal(folder) as plain:
+                self._loaded = tf.saved_model.load(plain)
+        except (OSError, ValueError, tf.errors.OpError) as error:
+            raise UserError(f"{folder} cannot be loaded ({error}); export it again") from error
+        self._answer = self._loaded.signatures.get("predict_bytes")
+        shape = self._answer.structured_outputs.get("probabilities") if self._answer else None
+        if shape is None or len(shape.shape) != 2:
+            raise UserError(
+                f"{folder} does not answer with the classes of image files; expected an export "
+                "that was made with a loader of labelled images, as `tfaccel train` makes it"
+            )
+        named = [str(each) for each in facts["class_names"]]
+        self.class_names = list(card.completed(named, shape.shape[1]))
+
+    def __call__(self, paths: Sequence[str]) -> Iterator[Prediction]:
+        """Yields a prediction for each path, in order."""
+        for start in range(0, len(paths), ROWS):
+            yield from self._of_some(paths[start : start + ROWS])
+
+    def _of_some(self, paths: Sequence[str]) -> list[Prediction]:
+        read = [_read(path) for path in paths]
+        found = [each for each in read if isinstance(each, bytes)]
+        try:
+            answers = iter(self._ask(found))
+        except tf.errors.OpError:  # one of them: which, and why?
+            return [self._of_one(path, each) for path, each in zip(paths, read, strict=True)]
+        return [
+            Prediction(path, next(answers))
+            if isinstance(each, bytes)
+            else Prediction(path, error=each)
+            for path, each in zip(paths, read, strict=True)
+        ]
+
+    def _of_one(self, path: str, read: bytes | str) -> Prediction:
+        if isinstance(read, str):
+            return Prediction(path, error=read)
+        try:
+            return Prediction(path, self._ask([read])[0])
+        except tf.errors.OpError as error:
+            return Prediction(path, error=_in_words(error))
+
+    def _ask(self, encoded: list[bytes]) -> np.ndarray:
+        if not encoded:
+            return np.zeros((0, len(self.class_names)), np.float32)
+        return self._answer(image_bytes=tf.constant(encoded))["probabilities"].numpy()
+
+
+def _read(path: str) -> bytes | str:
+    """Returns a file's bytes, or why it cannot be read."""
+    try:
+        return read_regular(path)  # as it is: the shell has put the home in, if any
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def _in_words(error: tf.errors.OpError) -> str:
+    """Returns what TensorFlow found wrong with an image, without where in the graph it did."""
+    # The cause stands between where in the program and where in the graph it was found.
+    cause = re.search(r"(?:unavailable>\n|^)([^\n]+)(?:\n\t)? *\[\[\{\{node", str(error), re.M)
+    text = cause[1] if cause else str(error).splitlines()[0]
+    if kind := re.search(r"Invalid (JPEG|PNG) data", text):
+        return f"a damaged {kind[1]}, or of a kind that TensorFlow does not decode"
+    return re.sub(r"assertion failed: |: image\] \[0\]$|[\[\]]", "", text)

@@ -1,0 +1,1 @@
+"""All that relies on private parts of Keras and TensorFlow, or stands in for a layer of theirs."""

@@ -1,0 +1,258 @@
+"""Batch normalization for a traced step: inputs read once, and one sum over replicas.
+
+Takes methods of Keras's `BatchNormalization`; gives functions that stand for them at class level
+while a step is traced. tfaccel/keras_internals/seam.py puts them there.
+
+    BatchNormalization.call = unbiased(BatchNormalization.call)
+    BatchNormalization.call = fused(BatchNormalization.call)                    # without XLA
+    BatchNormalization.call = one_pass(BatchNormalization.call)                 # with XLA
+    BatchNormalization._moments = synchronized(BatchNormalization._moments, all_reduce)
+    names = convert(model)      # layers whose statistics are to be those of all replicas
+
+What stands for `call` has one more parameter, of float32: a `bias` of [channels] that the inputs
+should have but were not given, because the mean is subtracted anyway; the moving mean has it.
+
+Private names relied on:
+  Keras 3.15: BatchNormalization._moments, BatchNormalization._reduction_axes,
+    Model._flatten_layers.
+"""
+
+import functools
+import weakref
+from collections.abc import Callable
+
+import keras
+import tensorflow as tf
+
+from tfaccel.common.errors import UserError
+from tfaccel.keras_internals.float32_layers import HALVES
+
+_converted = weakref.WeakSet()  # layers that `convert` has made synchronized
+
+
+def unbiased(call: Callable) -> Callable:
+    """Returns what can stand for Keras's `BatchNormalization.call`, and may be given a `bias`.
+
+    Args:
+      call: Keras's own `(self, inputs, training=None, mask=None)`.
+    """
+
+    @functools.wraps(call)
+    def call_unbiased(self, inputs, training=None, mask=None, bias=None):
+        if bias is None:
+            return call(self, inputs, training=training, mask=mask)
+        self.moving_mean.assign(keras.ops.subtract(self.moving_mean, bias))
+        outputs = call(self, inputs, training=training, mask=mask)
+        self.moving_mean.assign(keras.ops.add(self.moving_mean, bias))
+        return outputs
+
+    return call_unbiased
+
+
+def fused(call: Callable) -> Callable:
+    """Returns what can stand for Keras's `BatchNormalization.call`: one operation where it can.
+
+    Keras 3 has no fused batch norm outside XLA, but separate operations in float32: forward and
+    backward, ResNet-50 in float16 writes over 800 MB of activations per image so, and 172 MB fused
+    (outputs of the operations in the traced graph).
+
+    Fused are inputs [batch, height, width, channels] in float16 or bfloat16, normalized over the
+    last axis, without mask, renorm or synchronized statistics, whose result is of the same dtype;
+    statistics, gamma and beta are float32. Everything else goes to `call`.
+
+    Args:
+      call: that of `unbiased`.
+    """
+
+    @functools.wraps(call)
+    def call_fused(self, inputs, training=None, mask=None, bias=None):
+        if not _can_fuse(self, inputs, mask):
+            return call(self, inputs, training=training, mask=mask, bias=bias)
+        moving_mean = keras.ops.cast(self.moving_mean, "float32")
+        moving_variance = keras.ops.cast(self.moving_variance, "float32")
+        ones, zeros = tf.ones_like(moving_mean), tf.zeros_like(moving_mean)
+        is_training = bool(training and self.trainable)
+        outputs, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
+            x=inputs,
+            scale=keras.ops.cast(self.gamma, "float32") if self.scale else ones,
+            offset=keras.ops.cast(self.beta, "float32") if self.center else zeros,
+            mean=moving_mean,
+            variance=moving_variance,
+            epsilon=self.epsilon,
+            is_training=is_training,
+        )
+        if is_training:
+            variance = _biased(variance, inputs)
+            mean = mean if bias is None else mean + bias
+            new, old = 1.0 - self.momentum, self.momentum
+            self.moving_mean.assign(moving_mean * old + mean * new)
+            self.moving_variance.assign(moving_variance * old + variance * new)
+        return outputs
+
+    return call_fused
+
+
+def _can_fuse(layer, inputs, mask) -> bool:
+    return (
+        len(inputs.shape) == 4
+        and layer.axis in (-1, 3)
+        and keras.backend.standardize_dtype(inputs.dtype) == layer.compute_dtype
+        and _is_plain(layer, inputs, mask)
+    )
+
+
+def _is_plain(layer, inputs, mask) -> bool:
+    """Returns whether the layer takes the mean and variance of all inputs, of half precision."""
+    return (
+        keras.backend.standardize_dtype(inputs.dtype) in HALVES
+        and mask is None
+        and not layer.renorm
+        and not layer.synchronized
+        and has_keras_moments(layer)
+    )
+
+
+def has_keras_moments(layer) -> bool:
+    """Returns whether the layer is of no kind that takes its mean and variance in another way."""
+    return type(layer)._moments is keras.layers.BatchNormalization._moments
+
+
+def _biased(variance: tf.Tensor, inputs: tf.Tensor) -> tf.Tensor:
+    """Returns the variance that Keras means, of the n/(n-1) times it that the operation gives."""
+    n = tf.cast(tf.reduce_prod(tf.shape(inputs)[:3]), variance.dtype)
+    # With n = 1 this is 0, whatever a device makes of n/(n-1); with n = 0 it is NaN, as in Keras.
+    return tf.math.multiply_no_nan(variance, (n - 1) / n)
+
+
+def one_pass(call: Callable) -> Callable:
+    """Returns what can stand for Keras's `BatchNormalization.call` where XLA fuses.
+
+    Keras's variance is of the distances from the mean, so that XLA reads the inputs once for the
+    mean and once more for the variance: 1.2 of a ResNet-50 step's 35.7 ms (H200, 2026-11-22). Here
+    both are sums over one read, of d = inputs - moving_mean: E[d^2] - E[d]^2 does not cancel where
+    the mean is large. It is also 70 operations less a layer, forward and backward, of ResNet-50's
+    300, which Python makes, and TensorFlow and XLA go over, at each start.
+
+    Of inputs in float16 or bfloat16 alone, which have 11 bits or fewer of the 24 that are summed.
+    Float32 ones, masks, and layers that are synchronized, renormalize or have moments of their own
+    go to `call`, and so do tests.
+
+    Args:
+      call: that of `unbiased`.
+    """
+
+    @functools.wraps(call)
+    def call_at_once(self, inputs, training=None, mask=None, bias=None):
+        if not (training and self.trainable and _is_plain(self, inputs, mask)):
+            return call(self, inputs, training=training, mask=mask, bias=bias)
+        moving_mean, moving_variance, gamma, beta = (
+            each if each is None else tf.cast(tf.convert_to_tensor(each), tf.float32)
+            for each in (self.moving_mean, self.moving_variance, self.gamma, self.beta)
+        )
+        shift = moving_mean if bias is None else moving_mean - bias
+        difference = tf.cast(inputs, tf.float32) - _along_axis(self, shift, inputs)
+        axes = tf.constant(self._reduction_axes)
+        mean = tf.reduce_mean(difference, axes)
+        variance = _variance(tf.reduce_mean(tf.square(difference), axes), mean)
+
+        # With the bias, the mean of the inputs is moving_mean + mean.
+        new, old = 1.0 - self.momentum, self.momentum
+        self.moving_mean.assign(moving_mean + mean * new)
+        self.moving_variance.assign(moving_variance * old + variance * new)
+
+        scale = tf.math.rsqrt(variance + self.epsilon)
+        scale = scale if gamma is None else scale * gamma
+        offset = -mean * scale if beta is None else beta - mean * scale
+        scale, offset = (_along_axis(self, each, inputs) for each in (scale, offset))
+        return tf.cast(difference * scale + offset, self.compute_dtype)
+
+    return call_at_once
+
+
+def _along_axis(layer, values: tf.Tensor, inputs: tf.Tensor) -> tf.Tensor:
+    """Returns [channels] in the shape that it is broadcast over the inputs in."""
+    rank = len(inputs.shape)
+    if layer.axis in (-1, rank - 1):
+        return values
+    along_axis = [1] * rank
+    along_axis[layer.axis] = -1
+    return tf.reshape(values, along_axis)
+
+
+def _variance(mean_of_squares: tf.Tensor, mean: tf.Tensor) -> tf.Tensor:
+    # Rounding can take a variance of 0 below it.
+    return tf.maximum(mean_of_squares - tf.square(mean), 0)
+
+
+def synchronized(moments: Callable, all_reduce: Callable[[tf.Tensor], tf.Tensor]) -> Callable:
+    """Returns what can stand for Keras's `BatchNormalization._moments`, over all replicas' rows.
+
+    One all-reduce of [3, channels] for each layer; Keras's own has three. Replicas may have unequal
+    rows, or none; with no row on any, the mean is the moving mean and the variance 0. Layers
+    without `synchronized` go to `moments`.
+
+    The sums are of d = inputs - moving_mean (the same on every replica), so that E[d^2] - E[d]^2
+    does not cancel where the mean is large; it can while the moving mean is still far from it.
+
+    Args:
+      moments: Keras's own `(self, inputs, mask)`; it returns mean and biased variance, [channels]
+        in the dtype of the inputs, which Keras has cast to float32.
+      all_reduce: sums over replicas; its gradient is the sum of theirs, each weighed as its loss is
+        among the rows of all (`Replica.all_reduce_in_forward`).
+    """
+
+    @functools.wraps(moments)
+    def moments_of_all(self, inputs, mask):
+        if not self.synchronized:
+            return moments(self, inputs, mask)
+        shift = tf.stop_gradient(keras.ops.cast(self.moving_mean, inputs.dtype))
+        difference = inputs - _along_axis(self, shift, inputs)
+        if mask is None:
+            count = tf.size(inputs, tf.int64) // tf.size(shift, tf.int64)
+            count = tf.fill(tf.shape(shift), tf.cast(count, inputs.dtype))
+        else:
+            # As Keras's own, whatever the axis: the mask lacks the last one.
+            mask = tf.broadcast_to(tf.cast(mask, tf.bool)[..., None], tf.shape(inputs))
+            difference = tf.where(mask, difference, 0)
+            count = tf.reduce_sum(tf.cast(mask, inputs.dtype), self._reduction_axes)
+        total = tf.reduce_sum(difference, self._reduction_axes)
+        total_of_squares = tf.reduce_sum(tf.square(difference), self._reduction_axes)
+
+        sums = all_reduce(tf.stack([total, total_of_squares, count]))
+        total, total_of_squares, count = tf.unstack(sums)
+        mean = tf.math.divide_no_nan(total, count)
+        mean_of_squares = tf.math.divide_no_nan(total_of_squares, count)
+        return shift + mean, _variance(mean_of_squares, mean)
+
+    return moments_of_all
+
+
+def convert(model: keras.Model) -> list[str]:
+    """Makes every batch normalization of a model synchronized, and returns the layers' names.
+
+    Raises:
+      UserError: a layer has renorm=True; nothing is changed then.
+    """
+    layers = [
+        each
+        for each in model._flatten_layers()
+        if isinstance(each, keras.layers.BatchNormalization)
+    ]
+    for layer in layers:
+        if layer.renorm:
+            raise UserError(
+                f"layer '{layer.name}' has renorm=True, which is not supported with statistics "
+                "over all replicas; use renorm=False, or one replica"
+            )
+    for layer in layers:
+        if not layer.synchronized:
+            layer.synchronized = True
+            _converted.add(layer)
+    return [layer.name for layer in layers]
+
+
+def convert_back(model: keras.Model) -> None:
+    """Undoes `convert`, of an earlier compilation."""
+    for layer in _converted.intersection(model._flatten_layers()):
+        layer.synchronized = False
+        _converted.discard(layer)

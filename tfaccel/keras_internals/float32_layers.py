@@ -1,0 +1,139 @@
+"""Layers that compute in float32 within a model of half precision.
+
+with tfaccel.float32_region():
+    x = keras.layers.Dense(10)(x)       # built here, so of the policy float32
+
+with run.scope():                       # of a model that is there already
+    model = tfaccel.with_float32_layers(model, ["conv5_*"])
+
+Private Keras name relied on: Layer._flatten_layers, of Keras 3.15.
+"""
+
+import contextlib
+import logging
+import re
+from collections.abc import Iterator, Sequence
+
+import keras
+
+from tfaccel.common.errors import UserError, did_you_mean
+from tfaccel.keras_internals.copies import PLAIN, in_float32, is_of_floats
+
+log = logging.getLogger("tfaccel")
+
+HALVES = ("float16", "bfloat16")
+SCALED = ("float16", "float32")  # what layers of mixed_float16 compute in, and what they keep
+MOST_NAMES = 12  # that an error lists
+
+
+def policy_of(model: keras.Model) -> str:
+    """Returns the dtype policy of most layers that have weights, by its name.
+
+    A model that was loaded from a file has the policy of the process that loads it, whatever its
+    layers have. The model's own counts only where no layer has weights yet.
+    """
+    layers = model._flatten_layers(include_self=False, recursive=True)
+    own = [each for each in layers if each._trainable_variables]
+    names = [each.dtype_policy.name for each in own]
+    return max(names, key=names.count) if names else model.dtype_policy.name
+
+
+def needs_loss_scale(model: keras.Model) -> bool:
+    """Returns whether the model, or a layer, computes in float16 with weights of float32."""
+    policies = [each.dtype_policy for each in model._flatten_layers()]
+    return any((each.compute_dtype, each.variable_dtype) == SCALED for each in policies)
+
+
+@contextlib.contextmanager
+def float32_region() -> Iterator[None]:
+    """Within the context, new layers compute in float32, unless they are given a `dtype`.
+
+    As PyTorch's `autocast(enabled=False)`, but of layers that are made within, not of those that
+    are called. May be nested; the policy before is back at its end.
+    """
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("float32")
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+def with_float32_layers(model: keras.Model, names: Sequence[str] | str) -> keras.Model:
+    """Returns a copy of a model, not compiled, in which these layers compute in float32.
+
+    Its weights are the model's. Call it in `run.scope()`. A layer of your own must pass its dtype
+    on to layers that it makes; a warning names those that it does not reach.
+
+    Args:
+      model: functional or sequential, built.
+      names: of layers, also of those in models within it, by their own names; or of models within
+        it, for all of their layers. "*" stands for any letters. One name may be given alone.
+
+    Raises:
+      UserError: the model is of another kind, not built, or cannot be made again from its config;
+        or a name is that of no layer.
+    """
+    names = [names] if isinstance(names, str) else list(names)
+    if type(model) not in PLAIN:
+        raise UserError(
+            f"{model.name} is a subclassed model, which cannot be copied; give its layers "
+            'dtype="float32", or make them in tfaccel.float32_region()'
+        )
+    if not model.built:
+        raise UserError(f"{model.name} is not built; begin it with keras.Input(shape)")
+    known = list(dict.fromkeys(name for own, _ in _named(model) for name in own))
+    for name in names:
+        if not isinstance(name, str) or not any(_fits(name, each) for each in known):
+            raise UserError(f"{model.name} has no layer {name!r}{_nearest(name, known)}")
+    chosen = _chosen(model, names)
+    copy = in_float32(model, lambda layer: any(layer is each for each in chosen))
+    for layer in _chosen(copy, names):
+        left = [each.name for each in layer._flatten_layers() if each.compute_dtype in HALVES]
+        if left:
+            log.warning(
+                "precision: %s is in float32, but not %s, which it made without its dtype",
+                layer.name,
+                left[0],
+            )
+    log.info("precision: in float32 by name: %s", ", ".join(each.name for each in chosen))
+    return copy
+
+
+def layers_by_name(model: keras.Model) -> list[keras.layers.Layer]:
+    """Returns the layers that `with_float32_layers` can be told; none of a subclassed model."""
+    return [layer for _, layer in _named(model)] if type(model) in PLAIN else []
+
+
+def _chosen(model: keras.Model, names: Sequence[str]) -> list[keras.layers.Layer]:
+    return [
+        layer
+        for own, layer in _named(model)
+        if any(_fits(name, each) for name in names for each in own)
+    ]
+
+
+def _named(model: keras.Model) -> Iterator[tuple[tuple[str, ...], keras.layers.Layer]]:
+    """Yields each layer with its names: those of models within that it is in, and its own."""
+    for each in model.layers:
+        if isinstance(each, PLAIN):
+            for own, layer in _named(each):
+                yield (each.name, *own), layer
+        elif _has_dtype(each):
+            yield (each.name,), each
+
+
+def _has_dtype(layer) -> bool:
+    return is_of_floats(layer) and not isinstance(layer, keras.layers.InputLayer)
+
+
+def _fits(pattern: str, name: str) -> bool:
+    letters = ".*".join(map(re.escape, pattern.split("*")))
+    return pattern == name or re.fullmatch(letters, name) is not None
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    if isinstance(name, str) and len(known) > MOST_NAMES:
+        said = did_you_mean(name, known)
+        return said if "did you mean" in said else "; model.summary(expand_nested=True) lists them"
+    return did_you_mean(str(name), known)

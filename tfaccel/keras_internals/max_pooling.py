@@ -1,0 +1,273 @@
+"""Max pooling for a step that XLA compiles: its gradient quick, and the same bits every time.
+
+Takes Keras's `MaxPooling2D.call`; gives a function that stands for it at class level while a step
+is traced. tfaccel/keras_internals/seam.py puts it there.
+
+    MaxPooling2D.call = indexed(MaxPooling2D.call)
+
+Private names relied on:
+  TensorFlow 2.21: compiler.tf2xla.python.xla.optimization_barrier.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import tensorflow as tf
+from tensorflow.compiler.tf2xla.python import xla
+
+# Pixels of a window, each of which is an operation: beyond 5 x 5 nobody has measured it.
+MOST_PIXELS = 25
+# Integers for a float's bits, and wider ones, which hold its rank among floats and, in their lowest
+# byte, a pixel's number.
+INTEGERS = {
+    tf.float16: (tf.int16, tf.int32),
+    tf.bfloat16: (tf.int16, tf.int32),
+    tf.float32: (tf.int32, tf.int64),
+}
+UNSIGNED = {1: tf.uint8, 2: tf.uint16, 4: tf.uint32}  # by bytes
+BYTE = 8  # bits
+LOW_BYTE = 2**BYTE - 1  # its mask
+
+
+def indexed(call: Callable) -> Callable:
+    """Returns what can stand for Keras's `MaxPooling2D.call`: it keeps which pixel was the largest.
+
+    XLA's own gradient, SelectAndScatter, finds that pixel again, and is refused where kernels must
+    be deterministic. Here each pixel sums over the windows that it is the largest of. Values and
+    gradients are Keras's, of equal pixels the first one has all of the gradient; but NaN always
+    comes through, and -0.0 comes out as 0.0.
+
+    To `call` go other types than float16, bfloat16 and float32; channels first; unknown height,
+    width or channels; and windows of more than 25 pixels, or of more than 255 with their sides
+    rounded up to whole strides.
+
+    Args:
+      call: Keras's own `(self, inputs)`.
+    """
+
+    @functools.wraps(call)
+    def call_indexed(self, inputs):
+        if self.data_format != "channels_last" or None in inputs.shape[1:]:
+            return call(self, inputs)
+        rows, columns = (
+            _axis(*each, same=self.padding == "same")
+            for each in zip(inputs.shape[1:3], self.pool_size, self.strides, strict=True)
+        )
+        is_small = rows.window * columns.window <= MOST_PIXELS
+        has_numbers = rows.span * columns.span <= LOW_BYTE
+        is_known = inputs.dtype in INTEGERS and is_small and has_numbers
+        if not is_known or min(rows.num, columns.num) < 1:
+            return call(self, inputs)
+        return _pooled(inputs, rows, columns)
+
+    return call_indexed
+
+
+class _Axis(NamedTuple):
+    """Windows along height or width: `num` of `window` pixels, each `stride` after the last."""
+
+    size: int
+    window: int
+    stride: int
+    before: int  # pixels of padding
+    after: int
+    num: int
+
+    @property
+    def span(self) -> int:
+        """The window's length, rounded up to whole strides."""
+        return -(-self.window // self.stride) * self.stride
+
+    def pixels(self, offset: int) -> slice:
+        """Returns the padded pixels that are the windows' pixel number `offset`."""
+        return slice(offset, offset + (self.num - 1) * self.stride + 1, self.stride)
+
+    @property
+    def overlap(self) -> int:
+        """How many windows a pixel may be in."""
+        return self.span // self.stride
+
+    @property
+    def num_strides(self) -> int:
+        """How many strides the padded pixels take, the last one maybe in part."""
+        return -(-(self.before + self.size + self.after) // self.stride)
+
+    def around(self) -> list[int]:
+        """Returns how many empty windows to put before and after, for `windows` to slice."""
+        return [self.overlap - 1, self.num_strides - self.num]
+
+    def windows(self, back: int) -> slice:
+        """Returns each stride's own of the windows so padded, or the one so many before it."""
+        first = self.overlap - 1 - back
+        return slice(first, first + self.num_strides)
+
+
+def _axis(size: int, window: int, stride: int, *, same: bool) -> _Axis:
+    """Returns TensorFlow's windows; where they need padding, the first side has the lesser half."""
+    if not same:
+        return _Axis(size, window, stride, 0, 0, (size - window) // stride + 1)
+    num = -(-size // stride)
+    padding = max(0, (num - 1) * stride + window - size)
+    return _Axis(size, window, stride, padding // 2, padding - padding // 2, num)
+
+
+def _pooled(inputs: tf.Tensor, rows: _Axis, columns: _Axis) -> tf.Tensor:
+    """Returns the windows' largest values.
+
+    A value's rank and its pixel's number are one integer: one chain of maxima. With value and index
+    apart, XLA made six kernels, each of which read all inputs: 0.2 ms each of ResNet-50's, batch
+    256 (H200, 2026-11-22).
+    """
+    dtype = inputs.dtype
+    narrow, wide = INTEGERS[dtype]
+
+    @tf.custom_gradient
+    def pooled(inputs):
+        byte = tf.constant(BYTE, wide)
+        if wide == tf.int64:
+            # Padded by 64 bits, XLA's program for a CPU wrote where it must not: wrong values, and
+            # "corrupted size vs. prev_size" (11 x 16 x 4 by 3 x 3, strides 2; TensorFlow 2.21).
+            ranks = tf.cast(_ranks(inputs), narrow)
+            pixels = _pixels(ranks, rows, columns, outside=narrow.min)  # below every rank
+            pixels = {
+                number: tf.bitwise.left_shift(tf.cast(each, wide), byte)
+                for number, each in pixels.items()
+            }
+        else:
+            ranks = tf.bitwise.left_shift(_ranks(inputs), byte)
+            pixels = _pixels(ranks, rows, columns, outside=wide.min)
+        # Of equal ones the first.
+        keys = [each + (LOW_BYTE - number) for number, each in pixels.items()]
+        largest = functools.reduce(tf.maximum, keys)
+        index = tf.cast(LOW_BYTE - (largest & LOW_BYTE), tf.uint8)
+
+        @tf.custom_gradient  # with one of its own, for penalties: integers would pass none on
+        def gradient(of_outputs):
+            of_pixels = _of_pixels(of_outputs, index, rows, columns)
+            return of_pixels, functools.partial(
+                _of_windows, index=index, rows=rows, columns=columns
+            )
+
+        return _values(tf.bitwise.right_shift(largest, byte), dtype), gradient
+
+    return pooled(inputs)
+
+
+def _pixels(values: tf.Tensor, rows: _Axis, columns: _Axis, *, outside) -> dict[int, tf.Tensor]:
+    """Returns the pixels of all windows, by number: [batch, rows.num, columns.num, channels]."""
+    around = [[0, 0], [rows.before, rows.after], [columns.before, columns.after], [0, 0]]
+    padded = tf.pad(values, around, constant_values=outside)
+    return {
+        _number(row, column, columns): padded[:, rows.pixels(row), columns.pixels(column)]
+        for row, column in itertools.product(range(rows.window), range(columns.window))
+    }
+
+
+def _number(row: int, column: int, columns: _Axis) -> int:
+    """Returns the number of a window's pixel, which grows evenly along rows and columns."""
+    return row * columns.span + column
+
+
+def _ranks(values: tf.Tensor) -> tf.Tensor:
+    """Returns integers in the values' order: both zeros are 0; NaN is above all, to be seen."""
+    narrow, wide = INTEGERS[values.dtype]
+    bits = tf.cast(tf.bitcast(values, narrow), wide)
+    ranks = tf.where(bits < 0, narrow.min - bits, bits)
+    return tf.where(values != values, tf.constant(narrow.max, wide), ranks)
+
+
+def _values(ranks: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Returns the values that have these ranks."""
+    narrow, _ = INTEGERS[dtype]
+    bits = tf.where(ranks < 0, narrow.min - ranks, ranks)
+    return tf.bitcast(tf.cast(bits, narrow), dtype)
+
+
+def _of_pixels(of_outputs: tf.Tensor, index: tf.Tensor, rows: _Axis, columns: _Axis) -> tf.Tensor:
+    """Returns each pixel's gradient: the sum over the windows whose largest it is.
+
+    Two channels of 16 bits go as one integer, and windows are padded in a pass of their own: 0.5 ms
+    less of the 1.7 that ResNet-50's pooling and its surroundings take (a prototype; H200,
+    2026-11-23).
+
+    Args:
+      of_outputs: the gradient of the outputs, [batch, rows.num, columns.num, channels].
+      index: which pixel of each window is the largest, of the same shape, uint8.
+      rows: the windows along height.
+      columns: along width.
+    """
+    dtype, channels = of_outputs.dtype, of_outputs.shape[-1]
+    together = 2 if dtype.size == 2 and channels % 2 == 0 else 1
+    around = [[0, 0], rows.around(), columns.around(), [0, 0]]
+    gradients, indices = xla.optimization_barrier(
+        tf.pad(_packed(of_outputs, together), around), tf.pad(_packed(index, together), around)
+    )
+    # A pixel at i * stride + r is number r of window i, number r + stride of window i - 1, and so
+    # on. So with the axes [batch, i, r, j, c, channels] a window meets all its pixels of one stride
+    # by being broadcast along r and c.
+    numbers = [
+        [_number(row, column, columns) for column in range(columns.stride)]
+        for row in range(rows.stride)
+    ]
+    numbers = tf.constant(numbers, tf.int32)[:, None, :, None]
+    parts = []
+    for back, across in itertools.product(range(rows.overlap), range(columns.overlap)):
+        window = (slice(None), rows.windows(back), None, columns.windows(across), None)
+        own = numbers + _number(back * rows.stride, across * columns.stride, columns)
+        gradient = _unpacked(gradients[window], dtype, together)
+        largest = _unpacked(indices[window], index.dtype, together)
+        parts.append(
+            [
+                tf.where(tf.cast(number, tf.int32) == own, each, tf.zeros_like(each))
+                for each, number in zip(gradient, largest, strict=True)
+            ]
+        )
+    total = _joined([tf.add_n(each) for each in zip(*parts, strict=True)])
+    shape = total.shape
+    padded = tf.reshape(total, [-1, shape[1] * shape[2], shape[3] * shape[4], shape[5]])
+    kept = (slice(each.before, each.before + each.size) for each in (rows, columns))
+    pixels = tf.bitcast(padded[:, *kept], dtype)
+    return tf.reshape(pixels, [-1, rows.size, columns.size, channels])
+
+
+def _packed(values: tf.Tensor, together: int) -> tf.Tensor:
+    """Returns so many channels as the bits of one integer."""
+    wide = UNSIGNED[values.dtype.size * together]
+    if together == 1:
+        return tf.bitcast(values, wide)
+    *outer, channels = values.shape
+    return tf.bitcast(tf.reshape(values, [-1, *outer[1:], channels // together, together]), wide)
+
+
+def _unpacked(packed: tf.Tensor, dtype: tf.DType, together: int) -> list[tf.Tensor]:
+    """Returns each of the channels that are together, of its own type."""
+    bits = 8 * dtype.size
+    shifted = (
+        tf.bitwise.right_shift(packed, packed.dtype.as_numpy_dtype(n * bits))
+        for n in range(together)
+    )
+    return [tf.bitcast(tf.cast(each, UNSIGNED[dtype.size]), dtype) for each in shifted]
+
+
+def _joined(values: list[tf.Tensor]) -> tf.Tensor:
+    """Returns channels as the bits of one integer again."""
+    size = values[0].dtype.size
+    wide = UNSIGNED[size * len(values)]
+    parts = [tf.cast(tf.bitcast(each, UNSIGNED[size]), wide) for each in values]
+    shifted = [
+        tf.bitwise.left_shift(each, wide.as_numpy_dtype(8 * size * number))
+        for number, each in enumerate(parts)
+    ]
+    return functools.reduce(tf.bitwise.bitwise_or, shifted)
+
+
+def _of_windows(
+    of_pixels: tf.Tensor, *, index: tf.Tensor, rows: _Axis, columns: _Axis
+) -> tf.Tensor:
+    """Returns of each window what its largest pixel has: the gradient of `_of_pixels`."""
+    pixels = _pixels(of_pixels, rows, columns, outside=0)
+    return tf.add_n(
+        [tf.where(index == number, each, tf.zeros_like(each)) for number, each in pixels.items()]
+    )

@@ -1,0 +1,1 @@
+"""What a process needs of the operating system: children, signals, memory, heartbeats."""

@@ -1,0 +1,1 @@
+"""What happens around the steps of `fit`: callbacks, checkpoints, resuming, records."""

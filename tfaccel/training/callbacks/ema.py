@@ -1,0 +1,111 @@
+"""Measures the moving average of the weights, and leaves the weights as they were, bit for bit.
+
+Takes an optimizer with `use_ema`, as `config.train.ema_momentum` makes it.
+
+    model.fit(train, validation_data=test, callbacks=[EMA()])    # val_loss is the average's
+
+At the end of `fit` Keras itself puts the average in the weights' place, for whatever comes after.
+The average is of the updates that were made, not of those that loss scaling skipped; batch norm's
+statistics are not averaged: they are a moving average already.
+"""
+
+import contextlib
+from collections.abc import Iterator
+
+import keras
+
+from tfaccel.common.errors import UserError
+from tfaccel.keras_internals import seam
+
+
+class EMA(keras.callbacks.Callback):
+    """Puts the average in the weights' place while `fit` or `evaluate` measures.
+
+    Keras's own SwapEMAWeights swaps by adding and subtracting, which rounds the weights.
+    """
+
+    def __init__(self):
+        """Starts with the weights in their place."""
+        super().__init__()
+        self._is_swapped = False
+
+    def on_train_begin(self, logs=None):
+        """Lets the average begin with the weights, should the first updates all be skipped.
+
+        Raises:
+          UserError: the optimizer keeps no average.
+        """
+        self.on_test_end()  # of a measurement that an error ended
+        if self._num_updates() == 0:
+            for weight, average in self._pairs():
+                average.assign(weight)
+
+    def on_test_begin(self, logs=None):
+        """Swaps weights and averages."""
+        if not self._is_swapped and self._num_updates() > 0:
+            self._swap()
+
+    def on_test_end(self, logs=None):
+        """Swaps them back."""
+        if self._is_swapped:
+            self._swap()
+
+    def _num_updates(self) -> int:
+        return int(self.model.optimizer.iterations.numpy())
+
+    def _swap(self) -> None:
+        for weight, average in self._pairs():
+            before = weight.read_value()
+            weight.assign(average)
+            average.assign(before)
+        self._is_swapped = not self._is_swapped
+
+    def _pairs(self) -> list[tuple]:
+        """Returns (weight, average) of every replica of this process, `tf.Variable`s."""
+        averaging = check_averages(self.model)
+        return [
+            pair
+            for optimizer in averaging
+            for weight, average in zip(
+                optimizer._trainable_variables,
+                optimizer._model_variables_moving_average,
+                strict=True,
+            )
+            if average is not None
+            for pair in zip(seam.components(weight), seam.components(average), strict=True)
+        ]
+
+
+def check_averages(model: keras.Model) -> list[keras.optimizers.Optimizer]:
+    """Returns the optimizers of a model that keep an average of its weights.
+
+    Raises:
+      UserError: none does, or the model is not compiled.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    averaging = [each for each in seam.optimizers_of(optimizer) if each.use_ema]
+    if not averaging:
+        what = (
+            f"the optimizer {optimizer.name}" if optimizer else f"model {model.name}, not compiled,"
+        )
+        raise UserError(
+            f"{what} keeps no average of the weights; give ema_momentum, e.g. 0.999 (of a Keras "
+            "optimizer: use_ema=True)"
+        )
+    return averaging
+
+
+@contextlib.contextmanager
+def averages_of(model: keras.Model) -> Iterator[None]:
+    """Within the context, the model's weights are their averages.
+
+    Raises:
+      UserError: the model's optimizer keeps none.
+    """
+    averages = EMA()
+    averages.set_model(model)
+    averages.on_test_begin()
+    try:
+        yield
+    finally:
+        averages.on_test_end()

@@ -1,0 +1,56 @@
+"""Starts all replicas alike, and stops training when one no longer holds the others' variables."""
+
+import functools
+
+import keras
+
+from tfaccel.training.replica_checksums import Audit
+
+
+class ReplicaAudit(keras.callbacks.Callback):
+    """Compares checksums of all variables over all replicas, every so many steps and at the end.
+
+    At the start it gives all replicas the values of replica 0, should they differ.
+
+    Attributes:
+      loader: whose position says which step it is; None to count full executions from the start.
+    """
+
+    def __init__(self, steps: int):
+        """Takes the interval.
+
+        Args:
+          steps: between two checks, counted over epochs; 0 for the start alone.
+        """
+        super().__init__()
+        self._steps, self.loader = steps, None
+
+    @functools.cached_property
+    def _audit(self) -> Audit:
+        return Audit(self.model)  # compiled once, however often `fit` is called
+
+    def on_train_begin(self, logs=None):
+        """Starts counting anew."""
+        self._started = False
+        self._done = self._checked = 0 if self.loader is None else self.loader.position
+
+    def on_train_batch_begin(self, batch, logs=None):
+        """Makes the replicas equal before the first step: after all callbacks that load weights."""
+        if not self._started:
+            self._audit.make_equal()
+            self._started = True
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Checks when it is time."""
+        if self.loader is not None:
+            self._done = self.loader.position
+        else:
+            self._done += self.model.steps_per_execution
+        if self._steps and self._done - self._checked >= self._steps:
+            self._checked = self._done
+            self._audit.check(when=f"at step {self._done}")
+
+    def on_train_end(self, logs=None):
+        """Checks what training ends with."""
+        if self._steps:
+            self._audit.check(when="at the end of training")

@@ -1,0 +1,40 @@
+"""Which checkpoints stay: the last and the best. Pure arithmetic; the store removes the others.
+
+to_keep({Name(100, True): 0.7, Name(200, True): None}, keep_last=1, keep_best=1, ...)
+"""
+
+import math
+from collections.abc import Mapping
+
+from tfaccel.training.checkpoint.folder import Name
+
+
+def to_keep(
+    scores: Mapping[Name, float | None], *, keep_last: int, keep_best: int, largest_is_best: bool
+) -> set[Name]:
+    """Returns the checkpoints that stay.
+
+    Args:
+      scores: of each checkpoint; None or NaN where it has none.
+      keep_last: how many of the newest stay, at least 1. A state before validation does not count,
+        and goes, where there is the same step's after it.
+      keep_best: how many of those with the best finite score stay; of equal ones the newest.
+      largest_is_best: whether the best score is the largest, or the smallest.
+    """
+    last = sorted(
+        each for each in scores if each.tested or each._replace(tested=True) not in scores
+    )
+    best = best_first({each: scores[each] for each in last}, largest_is_best=largest_is_best)
+    return {*last[-keep_last:], *best[:keep_best]}
+
+
+def largest_is_best(monitor: str) -> bool:
+    """Returns whether the best value of a log is the largest: of a loss it is the smallest."""
+    return not monitor.endswith("loss")
+
+
+def best_first(scores: Mapping[Name, float | None], *, largest_is_best: bool) -> list[Name]:
+    """Returns the checkpoints with a finite score, the best first, of equal ones the newest."""
+    finite = [name for name, each in scores.items() if each is not None and math.isfinite(each)]
+    sign = -1 if largest_is_best else 1
+    return sorted(sorted(finite, reverse=True), key=lambda each: sign * scores[each])

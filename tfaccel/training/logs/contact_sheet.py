@@ -1,0 +1,151 @@
+"""A picture of many training examples with their labels, so that people can look.
+
+Takes pixels after augmentation, without the normalisation; gives a PNG file.
+
+    write("sheet.png", images, ["cat", "dog", ...])
+    write("sheet.png", inputs, names, targets=targets)    # side by side
+
+Of a loader's batch, which is normalised, `write_batch` makes such pixels first.
+"""
+
+import colorsys
+import io
+import math
+import os
+import pathlib
+from collections.abc import Sequence
+
+import numpy as np
+import PIL.Image
+import PIL.ImageDraw
+import PIL.ImageFont
+
+from tfaccel.common.own_files import replace
+from tfaccel.common.tables import cleaned
+from tfaccel.config import ImageConfig
+
+SMALLEST, LARGEST = 128, 320  # pixels of a shown image's longer side
+GAP, MARGIN = 4, 12  # pixels, between a pair's images and around each example
+FONT_SIZE, CAPTION_HEIGHT = 14, 22
+PAPER, FRAME, INK = (255, 255, 255), (190, 190, 190), (40, 40, 40)
+SHAPE = 4 / 3  # width / height of the sheet, about
+
+
+def write(
+    path: str | os.PathLike,
+    images: np.ndarray,
+    captions: Sequence[str],
+    *,
+    targets: np.ndarray | None = None,
+) -> pathlib.Path:
+    """Writes a grid of images with a caption under each and returns the file's path.
+
+    Small images are enlarged by a whole number, pixel by pixel; large ones are reduced.
+
+    Args:
+      path: of the PNG.
+      images: [n, height, width, 1 or 3], uint8 or a float dtype in 0..1.
+      captions: of each image; what is too long is cut.
+      targets: of pairs, to the right of each image: likewise.
+    """
+    cells = [_shown(each) for each in images]
+    if targets is not None:
+        cells = [
+            _side_by_side(cell, _shown(each)) for cell, each in zip(cells, targets, strict=True)
+        ]
+    width, height = cells[0].width + MARGIN, cells[0].height + CAPTION_HEIGHT + MARGIN
+    columns = min(math.ceil(math.sqrt(len(cells) * SHAPE * height / width)), len(cells))
+    rows = math.ceil(len(cells) / columns)
+    sheet = PIL.Image.new("RGB", (columns * width + MARGIN, rows * height + MARGIN), PAPER)
+    draw = PIL.ImageDraw.Draw(sheet)
+    font = PIL.ImageFont.load_default(FONT_SIZE)
+    for place, (cell, caption) in enumerate(zip(cells, captions, strict=True)):
+        left, top = MARGIN + place % columns * width, MARGIN + place // columns * height
+        sheet.paste(cell, (left, top))
+        draw.rectangle((left - 1, top - 1, left + cell.width, top + cell.height), outline=FRAME)
+        middle = left + cell.width // 2, top + cell.height + CAPTION_HEIGHT // 2
+        draw.text(middle, _cut(caption, font, cell.width), INK, font, anchor="mm")
+    data = io.BytesIO()
+    sheet.save(data, "PNG")
+    replace(pathlib.Path(path), data.getvalue())
+    return pathlib.Path(path)
+
+
+def write_batch(
+    path: str | os.PathLike,
+    x: np.ndarray,
+    y: np.ndarray,
+    *,
+    settings: ImageConfig,
+    class_names: Sequence[str],
+) -> pathlib.Path:
+    """Writes rows of a loader's batches and returns the file's path.
+
+    Args:
+      path: of the PNG.
+      x: [n, height, width, 1 or 3] of a float dtype, normalised.
+      y: [n] int64 labels; or [n, height, width, channels] targets, normalised; or uint8 masks,
+        [n, height, width, 1], whose values each have a colour, 0 black.
+      settings: with which they were made.
+      class_names: of the labels, in order.
+    """
+    images = _in_unit_range(x, settings)
+    if y.ndim == 1:
+        return write(path, images, [class_names[label] for label in y])
+    targets = _colors(y[..., 0]) if settings.targets == "mask" else _in_unit_range(y, settings)
+    return write(path, images, [str(index) for index in range(len(images))], targets=targets)
+
+
+def _in_unit_range(images: np.ndarray, settings: ImageConfig) -> np.ndarray:
+    """Returns pixels in 0..1 of normalised ones."""
+    return images.astype(np.float32) * settings.std + settings.mean
+
+
+def _shown(pixels: np.ndarray) -> PIL.Image.Image:
+    """Returns an image as it stands on the sheet: RGB, of a size that people see."""
+    image = PIL.Image.fromarray(_rgb(pixels))
+    longer = max(image.size)
+    if longer > LARGEST:
+        factor, method = LARGEST / longer, PIL.Image.Resampling.LANCZOS
+    else:
+        factor, method = math.ceil(SMALLEST / longer), PIL.Image.Resampling.NEAREST
+    return image.resize([max(1, round(side * factor)) for side in image.size], method)
+
+
+def _rgb(pixels: np.ndarray) -> np.ndarray:
+    """Returns [height, width, 3] uint8."""
+    if np.issubdtype(pixels.dtype, np.floating):
+        # What is not a number is black, as nothing is.
+        pixels = np.nan_to_num(pixels.astype(np.float32)).clip(0, 1) * 255
+        pixels = (pixels + 0.5).astype(np.uint8)
+    return np.broadcast_to(pixels, (*pixels.shape[:2], 3)).copy()
+
+
+def _colors(masks: np.ndarray) -> np.ndarray:
+    """Returns a colour for each value: [n, height, width, 3] uint8."""
+    values, places = np.unique(masks, return_inverse=True)
+    # By the golden ratio, neighbouring values' hues lie far apart.
+    colors = [
+        colorsys.hsv_to_rgb(value * 0.618034 % 1, 0.7, 1.0) if value else (0, 0, 0)
+        for value in values.tolist()
+    ]
+    return (np.array(colors) * 255).astype(np.uint8)[places.reshape(masks.shape)]
+
+
+def _side_by_side(one: PIL.Image.Image, other: PIL.Image.Image) -> PIL.Image.Image:
+    both = PIL.Image.new(
+        "RGB", (one.width + GAP + other.width, max(one.height, other.height)), PAPER
+    )
+    both.paste(one, (0, 0))
+    both.paste(other, (one.width + GAP, 0))
+    return both
+
+
+def _cut(caption: str, font: PIL.ImageFont.ImageFont, width: int) -> str:
+    """Returns the caption, or as much of its beginning as fits, in one line."""
+    caption = cleaned(caption)
+    if font.getlength(caption) <= width:
+        return caption
+    while caption and font.getlength(caption + "...") > width:
+        caption = caption[:-1]
+    return caption.rstrip() + "..."
