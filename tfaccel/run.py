@@ -48,8 +48,8 @@ from tfaccel.data.images import ImageData, open_images
 from tfaccel.data.proof.dry_epochs import dry_epochs
 from tfaccel.data.proof.proof import Verdict
 from tfaccel.data.source import ArraySource, ImageSource
-from tfaccel.export import export_model
 from tfaccel.export.at_start import check_at_start, warn_at_start
+from tfaccel.export.export import export_model
 from tfaccel.keras_internals import mirrored  # noqa: F401  so that Keras reads files with its layers
 from tfaccel.process import progress
 from tfaccel.runtime import devices as runtime_lib

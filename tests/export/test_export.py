@@ -8,7 +8,8 @@ from keras import layers
 from tfaccel import UserError
 from tfaccel.common.errors import RunError
 from tfaccel.config import ExportConfig
-from tfaccel.export import card, export_model, parity
+from tfaccel.export import card, parity
+from tfaccel.export.export import export_model
 
 
 def build(run, dtype="float32"):

@@ -14,10 +14,7 @@ from tfaccel.export.unfinished import keep_rejected, whole_or_not_at_all
 # Without TensorFlow, which takes 3 s to import and is needed there only to name errors.
 KILLED = """
 import contextlib, os, pathlib, signal, sys, types
-import tfaccel
 sys.modules["tensorflow"] = types.ModuleType("tensorflow")
-package = sys.modules["tfaccel.export"] = types.ModuleType("tfaccel.export")
-package.__path__ = [str(pathlib.Path(tfaccel.__file__).with_name("export"))]
 from tfaccel.export.unfinished import whole_or_not_at_all
 with contextlib.ExitStack() as stack:
     for path in sys.argv[1:]:
