@@ -95,7 +95,7 @@ class Job:
         for index in seen_by:
             assert self.workers[index].wait(timeout_s) == 1, self.log(index)
             # Not always the last line: TensorFlow's own threads may still write to the log.
-            error = self.log(index).rpartition("\ntfaccel.watchdog.WorkerLostError: ")[2]
+            error = self.log(index).rpartition("\ntfaccel.runtime.watchdog.WorkerLostError: ")[2]
             assert error != self.log(index), error
             assert f"worker {lost} ({self.addresses[lost]}) is lost" in error.splitlines()[0]
 
