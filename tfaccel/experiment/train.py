@@ -23,7 +23,6 @@ from tfaccel.data.distribute import Loader, check_same_classes
 from tfaccel.data.images import ImageData
 from tfaccel.experiment import models, recipe, tasks
 from tfaccel.experiment.fit import fit
-from tfaccel.experiment.models.keras_pixels import trained_on
 from tfaccel.experiment.models.weights import begin_from
 from tfaccel.experiment.open_data import open_loader
 from tfaccel.export.at_start import check_at_start
@@ -35,6 +34,7 @@ from tfaccel.runtime.agreement import of_workers, together
 from tfaccel.runtime.cluster import Cluster
 from tfaccel.runtime.devices import Device
 from tfaccel.training import workdir as workdir_lib
+from tfaccel.training.keras_pixels import trained_on
 from tfaccel.training.own_scaling import misfit
 
 log = logging.getLogger("tfaccel")

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 
 from tfaccel.common.tables import in_figures
-from tfaccel.experiment.models.keras_pixels import Pixels, trained_on
+from tfaccel.training.keras_pixels import Pixels, trained_on
 
 SMALL = 0.02  # 1/255, 1/127.5 and 1/128 are below; a layer that scales 0..1 is not
 FEW = 3.0  # a loader whose pixels are all within this gives 0..1, -1..1, or about deviation 1

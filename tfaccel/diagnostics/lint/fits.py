@@ -9,7 +9,7 @@ from tfaccel.common.tables import counted, in_figures
 from tfaccel.diagnostics.lint.facts import Facts, Layer, Output, Shape, Target
 from tfaccel.diagnostics.lint.findings import Finding
 from tfaccel.diagnostics.lint.words import named, shown
-from tfaccel.experiment.models.keras_pixels import trained_on
+from tfaccel.training.keras_pixels import trained_on
 from tfaccel.training.own_scaling import FEW
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from tfaccel.common.tables import in_figures
 from tfaccel.diagnostics.lint.findings import Finding
-from tfaccel.experiment.models.keras_pixels import trained_on
+from tfaccel.training.keras_pixels import trained_on
 
 OURS = ("image_folder", "loader")
 DECODERS = re.compile(r"decode_(image|jpeg|png|bmp|gif|webp|and_crop_jpeg)")
