@@ -287,7 +287,7 @@ def test_a_fit_within_a_fit_has_an_order_of_its_own(models, read):
 
     with strategy_of(1).scope():
         stock = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-    stock.compile("sgd", "mse", jit_compile=False)
+    stock.compile("sgd", "mse", run_eagerly=True)
     callbacks = keras.callbacks.CallbackList([Other()], model=models[1])
     models[1].fit(X, X, batch_size=4, epochs=1, verbose=0, callbacks=callbacks)
     assert read(models[1], X, X, batch_size=4, epochs=1) == orders([1])

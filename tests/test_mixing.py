@@ -48,7 +48,7 @@ def batch_of(rows, *, dtype=np.float32, weight=None):
 @functools.cache
 def change_of(config, replica, xla, seed):
     change = functools.partial(mixing.mixed(model(), config), types.SimpleNamespace(index=replica))
-    return tf.function(change, jit_compile=xla)
+    return tf.function(change, jit_compile=xla, autograph=False)
 
 
 def changed(batch, *, xla=False, count=3, replica=0, seed=0, **settings):
