@@ -101,7 +101,10 @@ def test_the_order_is_that_of_the_seed_alone(models, read):
         {"x": X, "y": np.arange(10) % 2, "class_weight": {0: 1.0, 1: 2.0}},
         {"x": scipy.sparse.csr_matrix(X), "y": X},
         {"x": np.r_[X, X[:2]], "y": np.r_[X, X[:2]], "validation_split": 1 / 6},
-        {"x": X, "y": X, "validation_data": (X, X), "steps_per_epoch": 3},
+        pytest.param(
+            {"x": X, "y": X, "validation_data": (X, X), "steps_per_epoch": 3},
+            marks=pytest.mark.slow,  # as where the validation is split off
+        ),
     ],
     ids=["tensors", "weights", "class weights", "sparse", "split", "validation"],
 )

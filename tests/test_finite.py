@@ -38,6 +38,14 @@ ONE_AND_TWO = pytest.mark.parametrize(
     ],
 )
 
+ONE_WITHOUT_XLA = pytest.mark.parametrize(
+    ("num_replicas", "xla"),
+    [
+        (1, False),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in [(1, True), (2, False)]),
+    ],
+)
+
 
 def hiding(rate=0.0):
     """A clipped ReLU makes a finite number of NaN, and its gradient is 0: 0 times NaN is NaN."""
@@ -245,9 +253,7 @@ def test_p8_slices_of_an_embedding_are_watched():
     assert_alike(ours, reference)
 
 
-@pytest.mark.parametrize(
-    ("num_replicas", "xla"), [(1, True), pytest.param(2, False, marks=pytest.mark.slow)]
-)
+@ONE_WITHOUT_XLA
 def test_p8_stop_names_step_and_layer(num_replicas, xla):
     model = model_of(hiding, num_replicas, "stop", xla=xla)
     with pytest.raises(NonFiniteError) as error:
@@ -330,7 +336,8 @@ def test_p8_rollback_asks_for_the_last_checkpoint(num_replicas):
 @pytest.mark.parametrize(
     ("num_replicas", "xla", "policy"),
     [
-        (1, True, "stop"),
+        (1, False, "stop"),
+        pytest.param(1, True, "stop", marks=pytest.mark.slow),
         pytest.param(1, False, "skip", marks=pytest.mark.slow),
         (2, False, "skip"),
         pytest.param(2, True, "skip", marks=pytest.mark.slow),
@@ -370,9 +377,7 @@ def counting():
     return keras.Sequential([keras.Input((6,)), *parts])
 
 
-@pytest.mark.parametrize(
-    ("num_replicas", "xla"), [(1, True), pytest.param(2, False, marks=pytest.mark.slow)]
-)
+@ONE_WITHOUT_XLA
 def test_p8_a_statistic_alone_is_left_as_it_was(num_replicas, xla):
     x = spoilt(X, value=0.0)  # 1 / 0, which only the layer's mean sees
     model = model_of(counting, num_replicas, "stop", xla=xla)

@@ -248,7 +248,13 @@ def room_for(number, *, replicas=1):
     return lambda _: room
 
 
-@pytest.mark.parametrize("settings", [{"xla": False}, {"xla": True, "too_large": True}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"xla": False},
+        pytest.param({"xla": True, "too_large": True}, marks=pytest.mark.slow),
+    ],
+)
 def test_batches_of_dali_come_one_by_one(files, settings, monkeypatch, caplog):
     if settings.pop("too_large", False):
         monkeypatch.setattr(images_lib, "all_bytes", room_for(2))  # which does not divide 3
@@ -289,11 +295,13 @@ def test_the_smallest_gpu_decides_how_many_come_together(files, monkeypatch):
     assert [len(each) for each in taken] == [2, 2]
 
 
-def test_fewer_may_come_together_where_many_were_too_large(files, monkeypatch):
+def test_fewer_may_come_together_where_many_were_too_large(files, monkeypatch, caplog):
     loader = make_loader(files=files)
     monkeypatch.setattr(images_lib, "all_bytes", room_for(2))
     iterator = iter(loader)
-    assert iterator.take(3) is None
+    with caplog.at_level("INFO", logger="tfaccel"):
+        assert iterator.take(3) is None
+    assert caplog.text.count("come one by one, because 3 would take up to") == 1
     assert [len(each) for each in iterator.take(2)] == [2]
     assert iterator.take(2, may_wait=False) is None
 
