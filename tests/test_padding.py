@@ -264,7 +264,7 @@ PIXEL_METRICS = {
 @pytest.mark.parametrize(
     ("name", "outputs", "rows"),  # 4 is also the width, which Keras takes rows' weights for
     [
-        ("AUC", 1, 5),
+        slow("AUC", 1, 5),
         ("AUC", 1, 4),
         slow("Precision", 1, 5),
         slow("Precision", 1, 4),

@@ -219,6 +219,7 @@ def test_f11_float16_with_xla_under_a_strategy(trainer):
     assert weight(step_once(trainer, model, x)) == pytest.approx(-1)
 
 
+@pytest.mark.slow  # on two it does by default
 def test_f11_float16_with_xla_on_one_replica():
     model = compiled(lambda: one_weight("mixed_float16"), 1, optimizer=sgd(), loss=sum_of_outputs)
     assert weight(step_once(("tfaccel", 1), model, [1])) == pytest.approx(-1)
