@@ -66,7 +66,7 @@ def files(tmp_path):
     return tuple(names)
 
 
-def convolutional(*, dropout=0.2):
+def convolutional():
     keras.utils.set_random_seed(0)
     return keras.Sequential(
         [
@@ -75,7 +75,7 @@ def convolutional(*, dropout=0.2):
             layers.BatchNormalization(),
             layers.ReLU(),
             layers.Flatten(),
-            layers.Dropout(dropout),
+            layers.Dropout(0.2),
             layers.Dense(3, dtype="float32"),
         ]
     )
@@ -134,9 +134,12 @@ def trained(steps_per_execution, *, start=0, last_batch="pad", tested=False, **s
 
 
 @functools.cache
-def one_by_one_of(make, *, tested):
-    """Trained on the pixels in memory, each step by itself and without XLA."""
-    return trained(1, make=make, tested=tested, xla=False)
+def one_by_one():
+    """Trained on the pixels in memory, and tested, each step by itself and without XLA.
+
+    What draws nothing trains alike on any number of replicas, with XLA or without.
+    """
+    return trained(1, make=linear, tested=True, xla=False)
 
 
 # Tests take as long to trace as training does.
@@ -146,12 +149,9 @@ may_test = pytest.mark.parametrize("tested", [pytest.param(True, marks=pytest.ma
 @may_test
 def test_several_replicas_make_their_batches_too(in_one_function, tested):
     ours = trained(2, replicas=2, make=linear, tested=tested)
-    one_by_one = one_by_one_of(
-        linear, tested=tested
-    )  # what draws nothing trains alike on one replica
-    assert_alike(ours, one_by_one)
+    assert_alike(ours, one_by_one())
     assert ours[2]._deferred is not None
-    assert one_by_one[2]._deferred is None
+    assert one_by_one()[2]._deferred is None
 
 
 def assert_alike(ours, one_by_one):
@@ -210,9 +210,10 @@ def test_what_is_taken_are_the_batches_that_come_one_by_one(last_batch, loaded):
 
 
 @may_test
+@pytest.mark.parametrize("xla", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("policy", ["mixed_float16"], indirect=True)
-def test_an_execution_trains_and_tests_as_its_steps_do(policy, tested):
-    assert_alike(trained(2, tested=tested), trained(1, tested=tested))
+def test_an_execution_trains_and_tests_as_its_steps_do(policy, xla, tested):
+    assert_alike(*(trained(each, xla=xla, tested=tested) for each in (2, 1)))
 
 
 @pytest.mark.parametrize(
@@ -229,10 +230,8 @@ def test_whatever_else_is_asked_for(settings):
 
 
 def test_batches_of_dali_are_trained_on_together_and_tested_one_by_one(files):
-    # With XLA, dropout draws otherwise than without.
-    make = functools.partial(convolutional, dropout=0.0)
-    ours = trained(2, make=make, tested=True, files=files)
-    assert_alike(ours, one_by_one_of(make, tested=True))
+    ours = trained(2, make=linear, tested=True, files=files)
+    assert_alike(ours, one_by_one())
     trains, tests = (
         {bool(make) for _, make in function._step._made}
         for function in (ours[0].train_function, ours[0].test_function)
@@ -249,7 +248,13 @@ def room_for(number, *, replicas=1):
     return lambda _: room
 
 
-@pytest.mark.parametrize("settings", [{"xla": False}, {"xla": True, "too_large": True}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"xla": False},
+        pytest.param({"xla": True, "too_large": True}, marks=pytest.mark.slow),
+    ],
+)
 def test_batches_of_dali_come_one_by_one(files, settings, monkeypatch, caplog):
     if settings.pop("too_large", False):
         monkeypatch.setattr(images_lib, "all_bytes", room_for(2))  # which does not divide 3
@@ -267,7 +272,7 @@ def test_an_execution_has_several_launches_where_one_would_be_too_large(
     monkeypatch.setattr(images_lib, "all_bytes", room_for(3, replicas=replicas))
     with caplog.at_level("INFO", logger="tfaccel"):
         ours = trained(4, make=linear, replicas=replicas, files=files)
-    assert_alike(ours, one_by_one_of(linear, tested=False))
+    assert_alike(ours, one_by_one())
     assert ours[0].train_function._step._lengths == {2}
     assert caplog.text.count("data: batches come 2 at a time, because 4 would take up to") == 1
 
@@ -290,11 +295,13 @@ def test_the_smallest_gpu_decides_how_many_come_together(files, monkeypatch):
     assert [len(each) for each in taken] == [2, 2]
 
 
-def test_fewer_may_come_together_where_many_were_too_large(files, monkeypatch):
+def test_fewer_may_come_together_where_many_were_too_large(files, monkeypatch, caplog):
     loader = make_loader(files=files)
     monkeypatch.setattr(images_lib, "all_bytes", room_for(2))
     iterator = iter(loader)
-    assert iterator.take(3) is None
+    with caplog.at_level("INFO", logger="tfaccel"):
+        assert iterator.take(3) is None
+    assert caplog.text.count("come one by one, because 3 would take up to") == 1
     assert [len(each) for each in iterator.take(2)] == [2]
     assert iterator.take(2, may_wait=False) is None
 
@@ -439,8 +446,9 @@ def test_skipped_steps_of_an_execution_are_counted(policy, launches, files, monk
     assert model.train_function._step._lengths == {4 // launches}
 
 
-def test_predictions_and_tests_count_every_image_once():
-    model, one_by_one = (model_of(each, make=linear, xla=each > 1) for each in (4, 1))
+@pytest.mark.parametrize("xla", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_predictions_and_tests_count_every_image_once(xla):
+    model, one_by_one = (model_of(each, make=linear, xla=xla and each > 1) for each in (4, 1))
     test = make_loader(shuffle=False)
     wanted = one_by_one.evaluate(make_loader(shuffle=False), verbose=0)
     np.testing.assert_allclose(model.evaluate(test, verbose=0), wanted, rtol=1e-6)
@@ -476,7 +484,7 @@ def test_on_a_gpu_an_execution_trains_as_its_steps_do(setup, kind, files, precis
 @pytest.mark.parametrize(
     ("window", "comes"),
     [
-        ("random_crop", True),
+        pytest.param("random_crop", True, marks=pytest.mark.slow),  # as others here by default
         pytest.param("center_crop", True, marks=pytest.mark.slow),
         ("random_resized_crop", False),
         pytest.param("stretch", False, marks=pytest.mark.slow),

@@ -78,7 +78,10 @@ def test_every_loader_gives_the_files_own_pixels_once_in_the_plans_order(
         np.testing.assert_allclose(image[..., 0], images[order] / np.float32(255), atol=1e-6)
 
 
-@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize(
+    "loader",
+    [pytest.param(each, marks=[pytest.mark.slow] * (each == "tf_data")) for each in LOADERS],
+)
 def test_replicas_and_a_resume_see_the_augmented_images_of_one(folder, loader):
     source = sources.class_folders(folder)
     augment = preset("mnist", shift_pixels=1, horizontal_flip=True, contrast=0.3)

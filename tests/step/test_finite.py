@@ -29,11 +29,20 @@ AHEAD = 1  # steps that are begun before one is looked at
 
 ONE_AND_TWO = pytest.mark.parametrize(
     ("num_replicas", "xla"),
-    [
-        pytest.param(1, False, marks=pytest.mark.slow),
-        (1, True),
+    [  # with XLA, a row of NaN that a ReLU hides is left out, below
         (2, False),
-        pytest.param(2, True, marks=pytest.mark.slow),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in [(1, False), (1, True), (2, True)]
+        ),
+    ],
+)
+
+ONE_WITHOUT_XLA = pytest.mark.parametrize(
+    ("num_replicas", "xla"),
+    [
+        (1, False),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in [(1, True), (2, False)]),
     ],
 )
 
@@ -119,11 +128,18 @@ def begins_at(model):
 
 
 def trained_on(model, *data):
-    """Trains a new model on each data set, from the same start; returns histories and states."""
+    """Trains a new model on each data set, from the same start; returns last logs and states.
+
+    By hand, which takes less than to fit it.
+    """
     put_back, found = begins_at(model), []
-    for each in data:
+    for x, y in data:
         put_back()
-        found.append((fit(model, *each), state_of(model)))
+        model.reset_metrics()
+        for start in range(0, len(y), BATCH):
+            rows = slice(start, start + BATCH)
+            logs = model.train_on_batch(x[rows], y[rows], return_dict=True)
+        found.append((logs, state_of(model)))
     return found
 
 
@@ -139,7 +155,8 @@ def is_finite(model):
     return all(np.isfinite(each).all() for values in state_of(model).values() for each in values)
 
 
-@pytest.mark.parametrize("xla", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow  # of stock Keras, as in test_upstream.py
+@pytest.mark.parametrize("xla", [False, True])
 def test_p8_in_stock_keras_a_nan_row_behind_a_relu_spoils_weights_and_no_loss(xla):
     model = hiding()
     model.compile("adam", "mse", jit_compile=xla)
@@ -164,9 +181,9 @@ def of_statistics(num_replicas, xla):
 @ONE_AND_TWO
 def test_p8_a_left_out_step_is_as_if_it_had_not_been(num_replicas, xla):
     # Weights, batch norm's statistics, Adam's slots and iterations, on every replica.
-    (history, ours), _, (wanted, reference) = of_statistics(num_replicas, xla)
+    (logs, ours), _, (wanted, reference) = of_statistics(num_replicas, xla)
     # The loss was NaN, and that step is not in the epoch's mean.
-    assert history == wanted
+    assert logs == wanted
     assert_alike(ours, reference)
 
 
@@ -180,14 +197,14 @@ def test_p8_finite_statistics_of_a_left_out_step_are_left_out_too(num_replicas, 
     ("num_replicas", "xla"), [(1, True), pytest.param(2, False, marks=pytest.mark.slow)]
 )
 def test_p8_a_nan_that_a_relu_hides_from_the_loss_is_left_out(num_replicas, xla):
-    (history, ours), (_, reference) = trained_on(
+    (logs, ours), (_, reference) = trained_on(
         model_of(hiding, num_replicas, xla=xla),
         (spoilt(X), Y),
         (without_bad(X), without_bad(Y)),
     )
     assert_alike(ours, reference)
-    assert set(history) == {"loss"}
-    assert np.isfinite(history["loss"]).all()
+    assert set(logs) == {"loss"}
+    assert np.isfinite(logs["loss"])
 
 
 @pytest.mark.parametrize("num_replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
@@ -211,12 +228,12 @@ def test_p8_random_seeds_go_on_past_a_left_out_step(num_replicas):
 )
 def test_p8_accumulation_leaves_the_step_out_too(parts, xla):
     settings = {"step": {"accumulation_steps": parts}}
-    (history, ours), (wanted, reference) = trained_on(
+    (logs, ours), (wanted, reference) = trained_on(
         model_of(with_statistics, 1, xla=xla, **settings),
         (spoilt(X), Y),
         (without_bad(X), without_bad(Y)),
     )
-    assert history == wanted
+    assert logs == wanted
     assert_alike(ours, reference)
 
 
@@ -236,9 +253,7 @@ def test_p8_slices_of_an_embedding_are_watched():
     assert_alike(ours, reference)
 
 
-@pytest.mark.parametrize(
-    ("num_replicas", "xla"), [(1, True), pytest.param(2, False, marks=pytest.mark.slow)]
-)
+@ONE_WITHOUT_XLA
 def test_p8_stop_names_step_and_layer(num_replicas, xla):
     model = model_of(hiding, num_replicas, "stop", xla=xla)
     with pytest.raises(NonFiniteError) as error:
@@ -321,7 +336,8 @@ def test_p8_rollback_asks_for_the_last_checkpoint(num_replicas):
 @pytest.mark.parametrize(
     ("num_replicas", "xla", "policy"),
     [
-        (1, True, "stop"),
+        (1, False, "stop"),
+        pytest.param(1, True, "stop", marks=pytest.mark.slow),
         pytest.param(1, False, "skip", marks=pytest.mark.slow),
         (2, False, "skip"),
         pytest.param(2, True, "skip", marks=pytest.mark.slow),
@@ -361,9 +377,7 @@ def counting():
     return keras.Sequential([keras.Input((6,)), *parts])
 
 
-@pytest.mark.parametrize(
-    ("num_replicas", "xla"), [(1, True), pytest.param(2, False, marks=pytest.mark.slow)]
-)
+@ONE_WITHOUT_XLA
 def test_p8_a_statistic_alone_is_left_as_it_was(num_replicas, xla):
     x = spoilt(X, value=0.0)  # 1 / 0, which only the layer's mean sees
     model = model_of(counting, num_replicas, "stop", xla=xla)

@@ -46,17 +46,20 @@ def batch_of(rows, *, dtype=np.float32, weight=None):
 
 
 @functools.cache
-def change_of(config, replica, xla, seed):
+def change_of(config, replica, xla, traced, seed):
     change = functools.partial(mixing.mixed(model(), config), types.SimpleNamespace(index=replica))
-    return tf.function(change, jit_compile=xla)
+    return tf.function(change, jit_compile=xla, autograph=False) if xla or traced else change
 
 
-def changed(batch, *, xla=False, count=3, replica=0, seed=0, **settings):
-    """What the step is given for a batch, as NumPy arrays."""
+def changed(batch, *, xla=False, traced=False, count=3, replica=0, seed=0, **settings):
+    """What the step is given for a batch, as NumPy arrays.
+
+    It is traced where XLA or many calls are worth it: eagerly, one call takes less.
+    """
     if get_random_seed() != seed:
         keras.utils.set_random_seed(seed)
     COUNT.assign(count)
-    batch = change_of(StepConfig(**settings), replica, xla, seed)(batch)
+    batch = change_of(StepConfig(**settings), replica, xla, traced, seed)(batch)
     return [None if each is None else each.numpy() for each in batch]
 
 
@@ -251,10 +254,9 @@ def test_squares_have_nothing_to_do_with_cutmix_boxes():
 
 
 def test_with_both_each_step_takes_one_for_all_rows():
-    kinds = []
+    kinds, draw = [], functools.partial(changed, batch_of(8), traced=True, **ALL["either"])
     for count in range(40):
-        x, _ = changed(batch_of(8), count=count, **ALL["either"])
-        again, _ = changed(batch_of(8), count=count, replica=1, **ALL["either"])
+        (x, _), (again, _) = (draw(count=count, replica=replica) for replica in range(2))
         is_cutmix = [np.isin(each, np.arange(8)).all() for each in (x, again)]
         assert is_cutmix[0] == is_cutmix[1]  # on all replicas
         kinds.append(is_cutmix[0])
@@ -371,7 +373,11 @@ def test_a_step_trains_on_the_changed_batch(num_replicas, num_parts, policy, xla
 
 @pytest.mark.parametrize(
     ("num_replicas", "num_parts", "xla"),
-    [pytest.param(1, 1, True, marks=pytest.mark.slow), (2, 2, False)],
+    [
+        (1, 1, False),
+        # On several replicas and in parts cutout is one of all, above.
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in [(1, 1, True), (2, 2, False)]),
+    ],
 )
 def test_a_step_with_cutout_alone_keeps_whole_number_labels(num_replicas, num_parts, xla):
     rows, cut = 8, CUT["cutout"]

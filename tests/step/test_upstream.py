@@ -164,7 +164,8 @@ def test_f8_metrics_and_additional_losses_count_every_row_once(trainer):
 
     model = compile_for(trainer, make, sgd(), loss="mse", metrics=["mae"])
     x = np.array([[1.0], [2.0], [6.0]])
-    loss, mae = model.evaluate(x, np.zeros(3), batch_size=2, verbose=0)
+    # The first replica has two rows, the other one.
+    loss, mae = model.evaluate(x, np.zeros(3), batch_size=3, verbose=0)
     assert loss == pytest.approx(41 / 3 + 0.01, rel=1e-6)
     assert mae == pytest.approx(3, rel=1e-6)
     step_once(trainer, model, x)
@@ -218,9 +219,10 @@ def test_f11_float16_with_xla_under_a_strategy(trainer):
     assert weight(step_once(trainer, model, x)) == pytest.approx(-1)
 
 
+@pytest.mark.slow  # on two it does by default
 def test_f11_float16_with_xla_on_one_replica():
     model = compiled(lambda: one_weight("mixed_float16"), 1, optimizer=sgd(), loss=sum_of_outputs)
-    assert weight(fit_once(model, [1], batch_size=1)) == pytest.approx(-1)
+    assert weight(step_once(("tfaccel", 1), model, [1])) == pytest.approx(-1)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +251,7 @@ def test_synchronized_batch_norm_is_that_of_one_device(num_replicas, batch_size,
         xla=False,
     )
     one = make()
-    one.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+    one.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=True)
     rows = np.arange(num_rows, dtype=np.float32)[:, np.newaxis] ** 2
     for model in (several, one):
         for start in [*range(0, num_rows, batch_size)] * 2:

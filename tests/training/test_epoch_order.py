@@ -101,7 +101,10 @@ def test_the_order_is_that_of_the_seed_alone(models, read):
         {"x": X, "y": np.arange(10) % 2, "class_weight": {0: 1.0, 1: 2.0}},
         {"x": scipy.sparse.csr_matrix(X), "y": X},
         {"x": np.r_[X, X[:2]], "y": np.r_[X, X[:2]], "validation_split": 1 / 6},
-        {"x": X, "y": X, "validation_data": (X, X), "steps_per_epoch": 3},
+        pytest.param(
+            {"x": X, "y": X, "validation_data": (X, X), "steps_per_epoch": 3},
+            marks=pytest.mark.slow,  # as where the validation is split off
+        ),
     ],
     ids=["tensors", "weights", "class weights", "sparse", "split", "validation"],
 )
@@ -287,7 +290,7 @@ def test_a_fit_within_a_fit_has_an_order_of_its_own(models, read):
 
     with strategy_of(1).scope():
         stock = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-    stock.compile("sgd", "mse", jit_compile=False)
+    stock.compile("sgd", "mse", run_eagerly=True)
     callbacks = keras.callbacks.CallbackList([Other()], model=models[1])
     models[1].fit(X, X, batch_size=4, epochs=1, verbose=0, callbacks=callbacks)
     assert read(models[1], X, X, batch_size=4, epochs=1) == orders([1])

@@ -111,16 +111,22 @@ def test_who_sees_each_batch_has_one_launched_at_a_time(caplog):
         {"config": StepConfig(nonfinite="skip"), "x": spoilt(STEPS)},
     ],
 )
-def test_history_and_weights_are_the_same(settings):
+def test_history_and_weights_are_the_same(settings, caplog):
     x, settings = settings.get("x", X), {k: v for k, v in settings.items() if k != "x"}
     data = {"x": x, "epochs": 2, "validation_data": (X, X[:, :1])}
     model, results = model_of(**settings), []
     start = model.get_weights()
     for callbacks in ([], [Sees()]):
         model.set_weights(start)
-        results.append((fit(model, callbacks=callbacks, **data), model.get_weights()))
-    (mine, weights), (wanted, wanted_weights) = results
+        caplog.clear()
+        history = fit(model, callbacks=callbacks, **data)
+        # What is said of steps that are not finite: in time only where the last one is looked at.
+        said = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+        results.append((history, said, model.get_weights()))
+    (mine, said, weights), (wanted, wanted_said, wanted_weights) = results
     assert mine == wanted
+    assert said == wanted_said
+    assert bool(said) == (x is not X)
     assert not np.array_equal(weights[0], start[0])
     for one, other in zip(weights, wanted_weights, strict=True):
         np.testing.assert_array_equal(one, other)
