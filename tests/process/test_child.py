@@ -88,6 +88,13 @@ def test_what_an_ended_program_leaves_behind_is_ended():
     one.end()  # again
 
 
+def test_one_that_somebody_else_has_waited_for_is_over():
+    with Child([sys.executable, "-c", "import sys; sys.exit(3)"]) as one:
+        os.waitpid(one.pid, 0)
+        assert one.wait(LIMIT_S)
+    assert one.exit_code() == 0  # as subprocess has it: nobody knows
+
+
 def test_one_that_is_asked_first_may_end_by_itself():
     program = """
 import signal, sys, time

@@ -27,7 +27,7 @@ import sys
 import tempfile
 import traceback
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO, TextIO
 
 import cloudpickle
@@ -239,19 +239,16 @@ def _pack(name: str, *task) -> bytes:
         ) from error
 
 
-@contextlib.contextmanager
-def _opened(path: str | os.PathLike | None) -> Iterator[BinaryIO]:
+def _opened(path: str | os.PathLike | None) -> BinaryIO:
     try:
         if path is None:
-            number, path = tempfile.mkstemp(prefix="tfaccel-", suffix=".log")
-            os.close(number)
-        opened = pathlib.Path(path).expanduser().absolute().open("ab", buffering=0)
+            own = {"prefix": "tfaccel-", "suffix": ".log", "delete": False}
+            return tempfile.NamedTemporaryFile("ab", buffering=0, **own)
+        return pathlib.Path(path).expanduser().absolute().open("ab", buffering=0)
     except OSError as error:
         raise UserError(
             f"log {path} cannot be written ({error.strerror}); give another file"
         ) from error
-    with opened:
-        yield opened
 
 
 class _Output:
