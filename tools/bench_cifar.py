@@ -27,23 +27,21 @@ an arm failed, 2 a mistake in the call, 130 or 143 interrupted.
 """
 
 import argparse
-import contextlib
 import csv
 import datetime
 import json
-import os
 import pathlib
 import shlex
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from bench_arms.arm_process import ArmError, said_last
 from bench_arms.call import NO_TORCH, UsageError, exit_code, whole
 from bench_arms.machine import TOOLS, environment_of, gpu_names, hardware, has_torch
+
+from tfaccel.process.child import Child, how_it_ended
 
 GOAL, TARGET = 1.5, 0.94
 RIVALS = {
@@ -170,32 +168,15 @@ def run_arm(name: str, command: list[str], scratch: pathlib.Path, *, num_gpus: i
     caches = ("XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
     own = environment_of(num_gpus, python=command[0])
     environment = own | {each: str(scratch / each) for each in caches}
-    with open(log, "wb") as errors, open(scratch / "out.txt", "wb") as output:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=errors,
-            env=environment,
-            cwd=TOOLS.parent,
-            start_new_session=True,  # this program ends it, not the terminal
-        )
-        with ended(process):
-            code = process.wait()
-    if code != 0:
-        raise ArmError(f"arm '{name}' ended with exit code {code}{said_last(log)}")
+    with (
+        open(log, "wb") as errors,
+        open(scratch / "out.txt", "wb") as output,
+        Child(command, stdout=output, stderr=errors, env=environment, cwd=TOOLS.parent) as child,
+    ):
+        child.wait()
+    if child.exit_code() != 0:
+        raise ArmError(f"arm '{name}' {how_it_ended(child.exit_code())}{said_last(log)}")
     return of_ours(workdir) if is_ours else of_rival((scratch / "out.txt").read_text())
-
-
-@contextlib.contextmanager
-def ended(process: subprocess.Popen) -> Iterator[None]:
-    """Ends a process and what it has started, however the context is left."""
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def of_ours(workdir: pathlib.Path) -> dict:

@@ -14,9 +14,10 @@ from tfaccel.common import temporary
 from tfaccel.common.errors import RunError, UserError
 from tfaccel.config import ExportConfig
 from tfaccel.export import asked as asked_room
-from tfaccel.export import own_process, parity
+from tfaccel.export import parity
 from tfaccel.export.asked import ask
 from tfaccel.export.rehearsal import Rehearsal
+from tfaccel.process import child
 
 
 def of(*some, **config):
@@ -110,7 +111,7 @@ def test_a_training_that_ends_first_ends_the_process(tmp_path, monkeypatch):
     def waits(*_, stop, **__):
         entered.set()
         assert stop.wait(60)
-        raise own_process.Stopped
+        raise child.Stopped
 
     monkeypatch.setattr(parity, "_run", waits)
     rehearsal = Rehearsal(of(layers.Dense(3)), parent=tmp_path)
@@ -149,8 +150,8 @@ def test_a_stopped_process_has_ended(tmp_path):
     program.write_text("import time; time.sleep(1000)")
     threading.Timer(0.3, stop.set).start()
     began = time.monotonic()
-    with pytest.raises(own_process.Stopped):
-        own_process.run([sys.executable, str(program)], environment={}, limit_s=100, stop=stop)
+    with pytest.raises(child.Stopped):
+        child.run([sys.executable, str(program)], environment={}, limit_s=100, stop=stop)
     assert time.monotonic() - began < 60
 
 

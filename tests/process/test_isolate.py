@@ -15,7 +15,7 @@ import types
 import pytest
 
 import tfaccel
-from tfaccel.process import isolate
+from tfaccel.process import child, isolate
 from tfaccel.process.isolate import IsolatedError, run_isolated
 
 LIMIT_S = 300  # what is waited for comes in a second; the machine may be slow
@@ -45,7 +45,9 @@ def passes_when_there(monkeypatch):
         def monotonic():
             return time.monotonic() + (LIMIT_S if path.exists() else 0)
 
-        monkeypatch.setattr(isolate, "time", types.SimpleNamespace(monotonic=monotonic))
+        monkeypatch.setattr(
+            child, "time", types.SimpleNamespace(monotonic=monotonic, sleep=time.sleep)
+        )
 
     return passes
 
@@ -357,9 +359,9 @@ def test_no_orphan_is_left_when_the_parent_ends(how, tmp_path):
     while not path.exists():
         assert parent.poll() is None
         time.sleep(0.02)
-    child, grandchild = path.read_text().split()
+    its_child, grandchild = path.read_text().split()
     parent.send_signal(getattr(signal, how))
-    assert ends(child)
+    assert ends(its_child)
     if how == "SIGINT":
         assert parent.communicate(timeout=LIMIT_S)[0] == "interrupted\n"
         assert ends(grandchild)

@@ -14,7 +14,6 @@ import dataclasses
 import functools
 import os
 import pathlib
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -27,9 +26,10 @@ from tfaccel.common import temporary
 from tfaccel.common.disk_errors import from_tensorflow, not_written
 from tfaccel.common.errors import RunError, UserError
 from tfaccel.common.tables import cleaned, in_figures
-from tfaccel.export import fresh_process, own_process
+from tfaccel.export import fresh_process
 from tfaccel.export.samples import Samples
 from tfaccel.export.saved_model import Images, input_names, outputs_by_name, structured
+from tfaccel.process import child
 from tfaccel.process.out_of_memory import is_out_of_memory
 
 # Largest difference between exported and trained outputs from the same inputs, relative to the
@@ -144,7 +144,7 @@ class Question:
 
         Raises:
           RunError: the export does not load, or does not answer.
-          own_process.Stopped: `stop` was set.
+          child.Stopped: `stop` was set.
         """
         return self.compared(_asked(folder, self.inputs, self.encoded, stop))
 
@@ -443,9 +443,7 @@ def _run(
     own = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
     limit_s = START_LIMIT_S + SAMPLE_LIMIT_S * num_samples
     try:
-        code, said = own_process.run(
-            command, environment=os.environ | own, limit_s=limit_s, stop=stop
-        )
+        code, said = child.run(command, environment=os.environ | own, limit_s=limit_s, stop=stop)
     except TimeoutError as error:
         raise NoAnswerError(
             f"the export did not answer {num_samples:,} samples on the CPU within {limit_s:,.0f} s "
@@ -454,9 +452,9 @@ def _run(
             may_pass=True,
         ) from error
     if code:
-        last = f"ended by {signal.Signals(-code).name}" if code < 0 else _last_line(said)
+        how = f", which {child.how_it_ended(code)}" if code < 0 else f" ({_last_line(said)})"
         raise NoAnswerError(
-            f"the export does not answer in a process of its own ({last}); nothing is exported",
+            f"the export does not answer in a process of its own{how}; nothing is exported",
             may_pass=code < 0,
         )
 

@@ -23,10 +23,11 @@ import tensorflow as tf
 from tfaccel.common import temporary
 from tfaccel.common.disk_errors import from_tensorflow, not_written
 from tfaccel.common.errors import RunError, UserError
-from tfaccel.export import own_process, parity
+from tfaccel.export import parity
 from tfaccel.export.asked import Asked
 from tfaccel.export.samples import Samples
 from tfaccel.keras_internals import seam
+from tfaccel.process.child import Stopped
 from tfaccel.process.out_of_memory import is_out_of_memory
 
 log = logging.getLogger("tfaccel")
@@ -118,7 +119,7 @@ class Rehearsal:
     def _ask(self, question: parity.Question) -> None:
         try:
             proof = question.ask(self._folder.path, self._stop)
-        except own_process.Stopped:
+        except Stopped:
             return
         except parity.NoAnswerError as error:
             if error.may_pass:

@@ -8,7 +8,6 @@ Takes a program and each rank's environment; gives how each stands.
         ranks.show_stacks([2])  # where it hangs, which it prints
 """
 
-import contextlib
 import datetime
 import logging
 import os
@@ -16,7 +15,6 @@ import pathlib
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -27,19 +25,13 @@ from tfaccel.launch.guard import Guard
 from tfaccel.launch.output import Output
 from tfaccel.launch.terminal import Terminals
 from tfaccel.process import progress
+from tfaccel.process.child import KILLED_S, Child
 
 log = logging.getLogger("tfaccel")
 
-# The kernel ends a rank whose launcher has died: PR_SET_PDEATHSIG outlives the exec. What the rank
-# has started is the guard's.
-DIES_WITH = (
-    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); "
-    "os.getppid() == int(sys.argv[1]) or os._exit(1); os.execv(sys.argv[2], sys.argv[2:])"
-)
 POLL_S = 0.05
 DRAIN_S = 1.0  # for the last lines of a rank that has ended
 STACKS_S = 1.0  # for a rank that hangs to print its stacks, which have no last line to wait for
-KILLED_S = 10.0  # from SIGKILL to the end, of all
 CLOSE_S = 5.0  # for pipes that something else than the ranks' groups holds open, of all
 
 
@@ -158,43 +150,31 @@ class _Rank:
     def __init__(
         self, argv: Sequence[str], environment: Mapping[str, str], heartbeat: pathlib.Path
     ):
-        self._heartbeat, self._exit_code, self._ended_at = heartbeat, None, None
+        self._heartbeat, self._ended_at = heartbeat, None
         self._argv, self._output = argv, None
         progress.write(heartbeat, progress.Progress(since=time.monotonic()))
-        self._process = subprocess.Popen(
-            [sys.executable, "-ISc", DIES_WITH, str(os.getpid()), *argv],
+        # It dies with its launcher. What it has started is the guard's.
+        self._child = Child(
+            argv,
             env={**environment, progress.VARIABLE: str(heartbeat), "PYTHONUNBUFFERED": "1"},
-            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            process_group=0,
         )
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+        self.pid, self.send = self._child.pid, self._child.send
 
     def show(self, prefix: str, log: pathlib.Path, terminals: Terminals) -> None:
         now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
         header = f"--- launched {now}: {_in_words(self._argv)}"
         self._output = Output(
-            self._process, prefix=prefix, log=log, header=header, terminals=terminals
+            self._child.process, prefix=prefix, log=log, header=header, terminals=terminals
         )
 
     def exit_code(self) -> int | None:
-        """Returns it, 128 + n for signal n; None while it runs.
-
-        The process stays a zombie until `wait`, so that the number of its group can become nobody
-        else's, and a signal to the group reaches what is left of it, or no one.
-        """
-        if self._exit_code is None:
-            flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
-            ended = os.waitid(os.P_PID, self.pid, flags)
-            if ended:
-                self._ended_at = time.monotonic()
-                by_signal = ended.si_code != os.CLD_EXITED
-                self._exit_code = ended.si_status + 128 * by_signal
-        return self._exit_code
+        """Returns it, 128 + n for signal n; None while it runs."""
+        code = self._child.exit_code()
+        if code is not None and self._ended_at is None:
+            self._ended_at = time.monotonic()
+        return code if code is None or code >= 0 else 128 - code
 
     def state(self) -> RankState:
         code = self.exit_code()
@@ -213,11 +193,6 @@ class _Rank:
             tail=self._output.tail() if code else (),
         )
 
-    def send(self, number: signal.Signals) -> None:
-        if self._process.returncode is None:  # or the group may be anybody's
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, number)
-
     @property
     def num_stacks(self) -> int:
         return self._output.num_stacks
@@ -235,7 +210,7 @@ class _Rank:
     def wait(self, ends: float) -> bool:
         """Returns whether it has ended, once it has or the time is over."""
         try:
-            self._process.wait(max(0.0, ends - time.monotonic()))
+            self._child.process.wait(max(0.0, ends - time.monotonic()))
         except subprocess.TimeoutExpired:
             return False
         return True

@@ -26,9 +26,9 @@ from collections.abc import Callable, Sequence
 from tfaccel.common.errors import RunError, UserError
 from tfaccel.launch.gang import NEVER_AGAIN
 from tfaccel.launch.options import Options, flags_of
-from tfaccel.launch.ranks import DIES_WITH
 from tfaccel.launch.rendezvous import TOKEN_VARIABLE
 from tfaccel.launch.scheduler import PORT_VARIABLE
+from tfaccel.process.child import dying_with_this
 
 log = logging.getLogger("tfaccel")
 
@@ -161,7 +161,7 @@ def _launch(job: dict) -> int:
     launcher = [sys.executable, "-m", "tfaccel", "launch", *job["flags"], *place, *job["command"]]
     # It dies with this thread, and its ranks with it.
     done = subprocess.run(
-        [sys.executable, "-ISc", DIES_WITH, str(os.getpid()), *launcher],
+        dying_with_this(launcher),
         env=environment | {TOKEN_VARIABLE: job["token"], PORT_VARIABLE: "Ray"},
         cwd=job["folder"],
     )

@@ -14,7 +14,6 @@ returns comes back, through memory that no other process has.
 
 import codecs
 import contextlib
-import ctypes
 import io
 import json
 import logging
@@ -23,14 +22,12 @@ import os
 import pathlib
 import pickle
 import selectors
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 import traceback
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO, TextIO
 
 import cloudpickle
@@ -40,6 +37,7 @@ from tfaccel.common.errors import RunError, UserError
 from tfaccel.common.redact import shown
 from tfaccel.common.tables import in_figures
 from tfaccel.process import progress
+from tfaccel.process.child import Child, how_it_ended
 from tfaccel.process.out_of_memory import is_out_of_memory
 
 log = logging.getLogger("tfaccel")
@@ -47,16 +45,14 @@ log = logging.getLogger("tfaccel")
 CHILD = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1])\n"
     "from tfaccel.process import isolate\n"
-    "isolate.serve(*map(int, sys.argv[2:4]), parent=int(sys.argv[4]))"
+    "isolate.serve(*map(int, sys.argv[2:4]))"
 )
 # Between SIGTERM and SIGKILL: a training that saves at SIGTERM has 30 s for it.
 GRACE_S = 30.0
 GO = b"go"
-POLL_S = 0.05
 KEPT_LETTERS = 2**16  # of what a child prints; TensorFlow's own traceback of an operation is 9,000
 TAIL_LETTERS = 4000  # of them, in which one that died says why
 TAIL_LINES = 15
-PR_SET_PDEATHSIG = 1  # Linux, prctl(2)
 
 
 class IsolatedError(RunError):
@@ -71,7 +67,7 @@ class IsolatedError(RunError):
     """
 
     def __init__(self, name: str, outcome: dict, *, log: pathlib.Path, tail: str):
-        """Puts the sentence together; `outcome` is what `_report` makes, or how the child ended."""
+        """Puts the sentence together; `outcome` is what `Task.outcome` returns."""
         self.type_name, self.reason = outcome.get("type_name"), outcome["reason"]
         said = outcome.get("traceback", tail[-TAIL_LETTERS:])
         self.out_of_memory = is_out_of_memory(said, log=tail)
@@ -116,18 +112,17 @@ def run_isolated(
         raise UserError(f"function={function!r}; expected a function, and its arguments after it")
     if timeout_s is not None:
         check_number("timeout_s", timeout_s, above=0)
-    name = getattr(function, "__qualname__", repr(function))
-    packed = _pack(name, function, args, kwargs)
+    task = Task(function, args, kwargs)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with (
         _opened(log) as written,
-        open(os.memfd_create("task"), "r+b") as task,
-        open(os.memfd_create("result"), "r+b") as result,
+        contextlib.closing(_Output(task.start(grace_s=GRACE_S, **pipes), written)) as output,
+        task.child,
     ):
-        task.write(packed)
-        task.seek(0)
-        outcome, tail = _run(task, result, written, timeout_s)
-        if "value" not in outcome:
-            raise IsolatedError(name, outcome, log=pathlib.Path(written.name), tail=tail)
+        in_time = task.child.wait(timeout_s)
+    outcome = task.outcome(None if in_time else timeout_s)
+    if "value" not in outcome:
+        raise IsolatedError(task.name, outcome, log=pathlib.Path(written.name), tail=output.tail)
     if log is None:
         os.unlink(written.name)
     return outcome["value"]
@@ -152,6 +147,71 @@ def run_quietly(function: Callable, *args, **kwargs) -> Any:
                 raise
             error.log.unlink(missing_ok=True)
             raise UserError(error.reason) from error
+
+
+class Task:
+    """A function for a child, and what came of it.
+
+    Attributes:
+      name: of the function.
+      child: the process, once it is started. Whoever starts it ends it.
+    """
+
+    def __init__(self, function: Callable, args: tuple, kwargs: Mapping | None = None):
+        """Packs the function and its arguments: see `run_isolated`.
+
+        Raises:
+          UserError: they cannot be sent.
+        """
+        self.name = getattr(function, "__qualname__", repr(function))
+        self._packed = _pack(self.name, function, args, kwargs or {})
+
+    def start(self, *, grace_s: float = 0.0, **streams) -> Child:
+        """Starts the child, and returns it.
+
+        Args:
+          grace_s: from SIGTERM to SIGKILL, where it is ended.
+          **streams: where it prints: stdout and stderr, as subprocess.Popen takes them.
+        """
+        progress.let_go()  # the child speaks for a rank that waits for it
+        python = [sys.executable, "-P", "-u", "-X", "faulthandler", "-c", CHILD]
+        self._result = open(os.memfd_create("result"), "r+b")  # noqa: SIM115 (`outcome` closes it)
+        with open(os.memfd_create("task"), "r+b") as task:
+            task.write(self._packed)
+            task.seek(0)
+            files = [task.fileno(), self._result.fileno()]
+            command = [*python, json.dumps(sys.path), *map(str, files)]
+            own = {"stdin": subprocess.PIPE, "pass_fds": files, **streams}
+            self.child = Child(command, grace_s=grace_s, killed_s=None, **own)
+        # It begins when it is told to: interrupted before, it ends by itself. (The task itself
+        # would fill the pipe of a child that does not read, and no time limit would hold here.)
+        stdin = self.child.process.stdin
+        with contextlib.suppress(BrokenPipeError), stdin:
+            stdin.write(GO)
+        return self.child
+
+    def outcome(self, exceeded_s: float | None = None) -> dict:
+        """Returns what came of it, once the child has ended: a "value", or the "reason" for none.
+
+        Args:
+          exceeded_s: the limit, where it was ended because the time was over.
+        """
+        if exceeded_s is not None:
+            return {"reason": f"did not end within {in_figures(exceeded_s)} s and was stopped"}
+        exit_code = self.child.exit_code()
+        ended = how_it_ended(exit_code)
+        self._result.seek(0)
+        try:
+            with self._result:
+                outcome = pickle.load(self._result)
+        except Exception as error:  # e.g. a class that this process does not have
+            if exit_code or isinstance(error, EOFError):  # it wrote nothing, or not all of it
+                return {"reason": ended if exit_code < 0 else f"{ended} before it returned"}
+            reason = f"returned what cannot be read here ({type(error).__name__}: {error})"
+            return {"reason": reason}
+        if exit_code and "value" in outcome:
+            log.warning("isolated: the result is there, then the child %s", ended)
+        return outcome
 
 
 class _Pickler(cloudpickle.Pickler):
@@ -179,86 +239,16 @@ def _pack(name: str, *task) -> bytes:
         ) from error
 
 
-@contextlib.contextmanager
-def _opened(path: str | os.PathLike | None) -> Iterator[BinaryIO]:
+def _opened(path: str | os.PathLike | None) -> BinaryIO:
     try:
         if path is None:
-            number, path = tempfile.mkstemp(prefix="tfaccel-", suffix=".log")
-            os.close(number)
-        opened = pathlib.Path(path).expanduser().absolute().open("ab", buffering=0)
+            own = {"prefix": "tfaccel-", "suffix": ".log", "delete": False}
+            return tempfile.NamedTemporaryFile("ab", buffering=0, **own)
+        return pathlib.Path(path).expanduser().absolute().open("ab", buffering=0)
     except OSError as error:
         raise UserError(
             f"log {path} cannot be written ({error.strerror}); give another file"
         ) from error
-    with opened:
-        yield opened
-
-
-def _run(
-    task: BinaryIO, result: BinaryIO, log: BinaryIO, timeout_s: float | None
-) -> tuple[dict, str]:
-    """Runs the task in a child and returns its outcome and the last that it printed."""
-    options = ["-P", "-u", "-X", "faulthandler"]
-    files = [task.fileno(), result.fileno()]
-    arguments = [json.dumps(sys.path), *map(str, files), str(os.getpid())]
-    progress.let_go()  # the child speaks for a rank that waits for it
-    process = subprocess.Popen(
-        [sys.executable, *options, "-c", CHILD, *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        pass_fds=files,
-        process_group=0,
-    )
-    output = _Output(process, log)
-    try:
-        # It begins when it is told to: interrupted before, it ends by itself. (The task itself
-        # would fill the pipe of a child that does not read, and no time limit would hold here.)
-        with contextlib.suppress(BrokenPipeError), process.stdin:
-            process.stdin.write(GO)
-        in_time = output.follow(timeout_s)
-    finally:
-        _end(process, output)
-    return _outcome(process.returncode, result, None if in_time else timeout_s), output.tail
-
-
-def _outcome(exit_code: int, result: BinaryIO, exceeded_s: float | None) -> dict:
-    if exceeded_s is not None:
-        return {"reason": f"did not end within {in_figures(exceeded_s)} s and was stopped"}
-    result.seek(0)
-    try:
-        outcome = pickle.load(result)
-    except Exception as error:  # e.g. a class that this process does not have
-        if exit_code or isinstance(error, EOFError):  # it wrote nothing, or not all of it
-            return {"reason": _how_it_ended(exit_code)}
-        return {"reason": f"returned what cannot be read here ({type(error).__name__}: {error})"}
-    if exit_code and "value" in outcome:
-        log.warning("isolated: the result is there, then the child %s", _how_it_ended(exit_code))
-    return outcome
-
-
-def _how_it_ended(exit_code: int) -> str:
-    if exit_code >= 0:
-        return f"ended with exit code {exit_code} before it returned"
-    try:
-        name = signal.Signals(-exit_code).name
-    except ValueError:
-        name = f"signal {-exit_code}"
-    hint = " (perhaps the machine was out of memory)" if name == "SIGKILL" else ""
-    return f"was ended by {name}{hint}"
-
-
-def _end(process: subprocess.Popen, output: "_Output") -> None:
-    """Ends the child, if it still runs, and with it all processes of its group."""
-    try:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGTERM)
-            output.follow(GRACE_S)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        output.close()
 
 
 class _Output:
@@ -268,31 +258,23 @@ class _Output:
       tail: the last of it.
     """
 
-    def __init__(self, process: subprocess.Popen, log: BinaryIO):
+    def __init__(self, child: Child, log: BinaryIO):
         self.tail = ""
-        self._process, self._log = process, log
+        self._pipes, self._log = (child.process.stdout, child.process.stderr), log
         self._selector = selectors.DefaultSelector()
-        for pipe, terminal in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
+        for pipe, terminal in zip(self._pipes, (sys.stdout, sys.stderr), strict=True):
             os.set_blocking(pipe.fileno(), False)
             decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
             self._selector.register(pipe, selectors.EVENT_READ, (decoder, terminal))
-
-    def follow(self, timeout_s: float | None) -> bool:
-        """Shows what comes until the child has ended; returns False if it has not in time."""
-        ends = None if timeout_s is None else time.monotonic() + timeout_s
-        while self._process.poll() is None:
-            if ends is not None and time.monotonic() >= ends:
-                return False
-            self._copy(POLL_S)
-        return True
+        child.pause = self._copy
 
     def close(self) -> None:
         """Shows what is left in the pipes of a child that has ended."""
         while self._copy(0):
             pass
         self._selector.close()
-        self._process.stdout.close()
-        self._process.stderr.close()
+        for each in self._pipes:
+            each.close()
 
     def _copy(self, timeout_s: float) -> bool:
         """Shows what there is, waiting for it; returns whether there was anything."""
@@ -322,15 +304,13 @@ def _show(text: str, terminal: TextIO | None) -> None:
 # In the child.
 
 
-def serve(task_fd: int, result_fd: int, *, parent: int) -> None:
+def serve(task_fd: int, result_fd: int) -> None:
     """Runs a task, once standard input says so, and writes its outcome. For the child alone.
 
     Args:
       task_fd: where the task is.
       result_fd: where the outcome goes.
-      parent: the process that waits for it.
     """
-    _die_with(parent)
     del sys.argv[1:]
     told = sys.stdin.buffer.read()
     os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())
@@ -344,13 +324,6 @@ def serve(task_fd: int, result_fd: int, *, parent: int) -> None:
         outcome = _report(error)
     with open(result_fd, "wb") as result:
         result.write(_packed(outcome))
-
-
-def _die_with(parent: int) -> None:
-    """Lets the kernel end this process when the thread that started it, and waits, has ended."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)  # it had ended before
 
 
 def _report(error: Exception) -> dict:

@@ -6,16 +6,14 @@ Takes a command and settings; gives what the arm says. See protocol.py for the o
         arm.ready(limit_s=600)
         arm.stretch(limit_s=600)["images_per_second"]
 
-Whatever ends the driver, but SIGKILL, ends the arm and all that it has started, too; after SIGKILL
-the arm finds out by itself.
+Whatever ends the driver ends the arm, too, and all that it has started: after SIGKILL the kernel
+ends the arm, and if that was a launcher, its guard ends the ranks.
 """
 
 import contextlib
 import json
-import os
 import pathlib
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -23,6 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from bench_arms import protocol
+from tfaccel.process.child import Child, how_it_ended
 
 END_S = 20  # for an arm to end by itself; a launcher ends its ranks first
 LOG_LINES = 30
@@ -38,6 +37,7 @@ class ArmProcess:
 
     Attributes:
       name: of the arm, for messages.
+      child: its process.
     """
 
     def __init__(
@@ -56,20 +56,18 @@ class ArmProcess:
           settings: JSON-ready, what the arm is to do.
           environment: of the process.
         """
-        self.name, self._num_stretches, self._is_over = name, 0, False
+        self.name, self._num_stretches = name, 0
         self._temporary = tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True)
         self._folder = pathlib.Path(self._temporary.name)
-        facts = {"driver": os.getpid(), "started": time.time()}
-        protocol.write(self._folder / "settings.json", {**settings, **facts})
+        protocol.write(self._folder / "settings.json", {**settings, "started": time.time()})
         self._log = self._folder / "log.txt"
         with open(self._log, "wb") as log:
-            self._process = subprocess.Popen(
+            self.child = Child(
                 [*command, str(self._folder)],
-                stdin=subprocess.DEVNULL,
+                grace_s=END_S,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=dict(environment),
-                start_new_session=True,  # the driver ends it, not the terminal
             )
 
     def __enter__(self):
@@ -81,13 +79,13 @@ class ArmProcess:
         try:
             if kind is None:
                 self.tell_end()
-                self._wait()
+                self.child.wait(END_S)
         finally:
             self.kill()
 
     def tell_end(self) -> None:
         """Lets the arm end, and does not wait for it."""
-        if not self._is_over:
+        with contextlib.suppress(FileNotFoundError):  # it has ended, and its folder is gone
             (self._folder / "end").touch()
 
     def ready(self, *, limit_s: float) -> dict:
@@ -110,44 +108,27 @@ class ArmProcess:
 
     def kill(self) -> None:
         """Ends what is left of the arm, and of what it has started."""
-        if self._is_over:
-            return
         try:
-            self._signal_all(signal.SIGTERM)  # so that a launcher ends its ranks
-            self._wait()
+            self.child.end()
         finally:
-            self._signal_all(signal.SIGKILL)
-            self._process.wait()
             self._temporary.cleanup()
-            self._is_over = True
 
     def _answer(self, name: str, limit_s: float) -> dict:
         path, began = self._folder / name, time.monotonic()
         try:
-            while not path.exists():
-                code = self._process.poll()
-                if code is not None and not path.exists():
-                    raise ArmError(self._why(f"ended with exit code {code}"))
-                if time.monotonic() > began + limit_s:
-                    raise ArmError(self._why(f"said nothing for {limit_s:g} s"))
-                time.sleep(protocol.POLL_S)
+            in_time = self.child.wait(limit_s, until=path.exists)
         except (KeyboardInterrupt, SystemExit):  # its log goes with its folder
             with contextlib.suppress(OSError):  # as of a terminal that is gone
                 waited = f"was still awaited after {time.monotonic() - began:.0f} s"
                 print(f"bench: {self._why(waited)}", file=sys.stderr, flush=True)
             raise
-        return json.loads(path.read_text())
+        if path.exists():
+            return json.loads(path.read_text())
+        how = how_it_ended(self.child.exit_code()) if in_time else f"said nothing for {limit_s:g} s"
+        raise ArmError(self._why(how))
 
     def _why(self, what: str) -> str:
         return f"arm '{self.name}' {what}{said_last(self._log)}"
-
-    def _wait(self) -> None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(END_S)
-
-    def _signal_all(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
 
 
 def said_last(log: pathlib.Path) -> str:

@@ -170,11 +170,7 @@ def measure_starts(row: Row, start: Start, *, repeats: int, limit_s: float) -> I
 
 def as_recorded(ready: dict) -> dict:
     """Returns what an arm said of itself, less what concerns this run of it alone."""
-    settings = {
-        name: value
-        for name, value in ready["settings"].items()
-        if name not in ("driver", "started")
-    }
+    settings = {name: value for name, value in ready["settings"].items() if name != "started"}
     return ready | {"settings": settings}
 
 

@@ -80,12 +80,12 @@ def test_what_was_said_before_and_a_librarys_chatter_are_no_last_words(ask):
 def test_a_child_that_hangs_is_ended_in_time(begin, tmp_path, monkeypatch):
     started = begin("fine", "hang")
     while not (tmp_path / "hangs").exists():
-        assert started._process.poll() is None
+        assert started.child.exit_code() is None
         time.sleep(0.01)
     later = time.monotonic() + LIMIT_S
     monkeypatch.setattr(child, "time", types.SimpleNamespace(monotonic=lambda: later))
     told = started.told()
-    assert started._process.poll() == -signal.SIGKILL
+    assert started.child.exit_code() == -signal.SIGKILL
     assert told.facts == {"fine": {"number": 3}}
     assert told.failed == {"hang": "gave no answer within 300 s (about to hang)"}
 

@@ -1,31 +1,25 @@
 """One variant's process, as the comparison sees it: it stays alive, and trains when it is told to.
 
-    arm = ArmProcess(config, settings, log=pathlib.Path("1.log"), limit_s=600)
+    arm = ArmProcess(config, settings, log=pathlib.Path("1.log"), limit=lambda: (600, False))
     arm.first_step_s; arm.stretch(); arm.losses; arm.close()
 
-The child is `tfaccel.process.isolate`'s, in a thread that waits for it. Both speak by small files
-in a folder, each whole as soon as it is there; child.py is the other side. Nothing of TensorFlow is
-imported here.
+The child is `tfaccel.process.isolate`'s. Both speak by the files of protocol.py; child.py is the
+other side. Nothing of TensorFlow is imported here.
 """
 
-import contextlib
 import itertools
-import json
-import os
 import pathlib
-import signal
-import threading
-import time
+import subprocess
 from typing import Protocol
 
 from tfaccel.common import temporary
+from tfaccel.common.errors import UserError
 from tfaccel.common.tables import cleaned, in_figures
 from tfaccel.config import Config
+from tfaccel.diagnostics.compare import protocol
 from tfaccel.diagnostics.compare.pace import Pace, Settings
-from tfaccel.process.isolate import TAIL_LETTERS, IsolatedError, run_isolated
-from tfaccel.process.out_of_memory import is_out_of_memory
+from tfaccel.process.isolate import KEPT_LETTERS, IsolatedError, Task
 
-POLL_S = 0.01
 MOST_LETTERS = 300  # of what an error says
 
 
@@ -98,14 +92,11 @@ class ArmProcess:
         """
         self._held = temporary.Held("compare")
         self._folder = self._held.path
-        self._log, self._limit, self._failure = log, limit, None
-        self._thread = threading.Thread(
-            target=self._wait, args=(config, settings), name="tfaccel compare", daemon=True
-        )
-        self._thread.start()
+        self._log, self._limit = log, limit
         self.losses, self.peak_mib, self.waited = [], (), 0.0
-        self._numbers = itertools.count()
+        self._numbers, self._child = itertools.count(), None
         try:
+            self._start(config, settings)
             ready = self._answer("ready.json")
         except BaseException:
             self.close()
@@ -124,13 +115,17 @@ class ArmProcess:
 
     def close(self) -> None:
         """Ends the process at once: there is nothing in it to keep."""
-        said = self._folder / "pid"
-        while self._thread.is_alive():  # it says who it is before anything else
-            if said.exists():
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(int(said.read_text()), signal.SIGKILL)
-            self._thread.join(POLL_S)
+        if self._child:
+            self._child.end()
         self._held.remove()
+
+    def _start(self, config: Config, settings: Settings) -> None:
+        try:
+            self._task = Task(_in_child, (config, settings, str(self._folder)))
+            with open(self._log, "ab") as log:
+                self._child = self._task.start(stdout=log, stderr=subprocess.STDOUT)
+        except (OSError, UserError) as error:
+            raise ArmError(f"{type(error).__name__}: {error}") from error
 
     def _take(self, answer: dict) -> None:
         self.losses += answer["losses"]
@@ -144,20 +139,19 @@ class ArmProcess:
         """
         path = self._folder / name
         seconds, is_all = self._limit()
-        ends = time.monotonic() + seconds
-        while not path.exists():
-            if not self._thread.is_alive() and not path.exists():
-                raise self._failure or ArmError("its process ended without a word")
-            if time.monotonic() > ends:
-                if is_all:
-                    raise self._out_of_time()
-                raise ArmError(f"it did not answer within {seconds:.0f} s; log: {self._log}")
-            time.sleep(POLL_S)
-        return json.loads(path.read_text())
+        in_time = self._child.wait(seconds, until=path.exists)
+        if path.exists():
+            return protocol.read(path)
+        if in_time:
+            raise self._failure()
+        if is_all:
+            raise self._out_of_time()
+        raise ArmError(f"it did not answer within {seconds:.0f} s; log: {self._log}")
 
     def _out_of_time(self) -> OutOfTimeError:
         """Returns the error, with what its first steps had shown by then."""
-        said = {name: self._said(f"{name}.json") for name in ("first", "pace")}
+        names = ("first", "pace")
+        said = {name: protocol.read(self._folder / f"{name}.json") for name in names}
         if said["pace"]:
             pace = Pace(**said["pace"])
             took = f"its first step ended after {pace.start_s:.0f} s, and one more takes "
@@ -169,30 +163,18 @@ class ArmProcess:
             return OutOfTimeError(why, start_s=start_s)
         return OutOfTimeError("the time was over before its first step had ended")
 
-    def _said(self, name: str) -> dict | None:
-        path = self._folder / name
-        return json.loads(path.read_text()) if path.exists() else None
-
-    def _wait(self, config: Config, settings: Settings) -> None:
-        """In the thread: runs the child until it ends."""
-        try:
-            run_isolated(_in_child, config, settings, str(self._folder), str(self._log))
-        except IsolatedError as error:
-            error.log.unlink(missing_ok=True)  # the child has one of its own
-            self._failure = self._told(error)
-        except Exception as error:  # of whatever kind: it is the row's sentence
-            self._failure = ArmError(f"{type(error).__name__}: {error}")
-
-    def _told(self, error: IsolatedError) -> ArmError:
-        with contextlib.suppress(OSError):
-            printed = self._log.read_text(errors="replace")
-            said = error.reason if error.type_name else printed[-TAIL_LETTERS:]
-            is_full = error.out_of_memory or is_out_of_memory(said, log=printed)
-            return ArmError(_sentence(error, is_full), out_of_memory=is_full)
-        return ArmError(_sentence(error, error.out_of_memory), out_of_memory=error.out_of_memory)
+    def _failure(self) -> ArmError:
+        """Returns why its process has ended."""
+        self._child.end()
+        outcome = self._task.outcome()
+        if "value" in outcome:
+            return ArmError("its process ended without a word")
+        printed = self._log.read_text(errors="replace")[-KEPT_LETTERS:]
+        error = IsolatedError(self._task.name, outcome, log=self._log, tail=printed)
+        return ArmError(_sentence(error), out_of_memory=error.out_of_memory)
 
 
-def _sentence(error: IsolatedError, is_full: bool) -> str:
+def _sentence(error: IsolatedError) -> str:
     reason = cleaned(error.reason)
     if error.type_name not in (None, "UserError", "RunError"):
         first = next(iter(error.reason.strip().splitlines()), "")
@@ -200,22 +182,10 @@ def _sentence(error: IsolatedError, is_full: bool) -> str:
     if not error.type_name:
         reason = f"its process {reason}"
     shortened = reason if len(reason) <= MOST_LETTERS else f"{reason[:MOST_LETTERS]}..."
-    return f"out of memory: {shortened}" if is_full else shortened
+    return f"out of memory: {shortened}" if error.out_of_memory else shortened
 
 
-def _in_child(config: Config, settings: Settings, folder: str, log: str) -> None:
-    """In the child: says who it is before anything else, and prints into its own log."""
-    write(pathlib.Path(folder) / "pid", str(os.getpid()))
-    printed = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for each in (1, 2):
-        os.dup2(printed, each)
+def _in_child(config: Config, settings: Settings, folder: str) -> None:
     from tfaccel.diagnostics.compare import child  # and TensorFlow
 
     child.serve(config, settings, pathlib.Path(folder))
-
-
-def write(path: pathlib.Path, text: str) -> None:
-    """Writes a file that is whole as soon as it is there."""
-    beside = path.with_name(f"{path.name}.part")
-    beside.write_text(text)
-    beside.rename(path)

@@ -1,7 +1,7 @@
 """In the child: trains the experiment as one variant does, stretch by stretch, when it is told to.
 
-Takes the config; gives, by files in a folder that arm.py reads, the first step's time, images per
-second, losses and peak memory.
+Takes the config; gives, by the files of protocol.py, the first step's time, images per second,
+losses and peak memory.
 
 One `fit` goes on for as long as the process lives, so that no pipeline is started anew. Between
 stretches it waits, within a callback. Keras reads each execution's logs, as `tfaccel train` has it
@@ -11,7 +11,6 @@ export are left out.
 
 import dataclasses
 import functools
-import json
 import os
 import pathlib
 import time
@@ -25,9 +24,9 @@ from tfaccel.config import Config
 from tfaccel.data.choose import choose_loader
 from tfaccel.data.distribute import Loader
 from tfaccel.data.source import ArraySource
-from tfaccel.diagnostics.compare.arm import POLL_S, write
 from tfaccel.diagnostics.compare.facts import Facts
 from tfaccel.diagnostics.compare.pace import LEARNING, Pace, Settings, fitted, warm_up_steps
+from tfaccel.diagnostics.compare.protocol import POLL_S, write
 from tfaccel.diagnostics.compare.variants import CEILING
 from tfaccel.experiment.open_data import open_source
 from tfaccel.experiment.train import prepare
@@ -76,7 +75,7 @@ class Stretches(keras.callbacks.Callback):
         now, position = self._clock(), self._loader.position
         if self._ready is None:
             self._ready = {"first_step_s": time.time() - psutil.Process().create_time()}
-            write(self._folder / "first.json", json.dumps(self._ready))
+            write(self._folder / "first.json", self._ready)
             self._began, self._executions = (now, position), 0
         self._take_loss(position, logs["loss"])
         self._executions += 1
@@ -106,7 +105,7 @@ class Stretches(keras.callbacks.Callback):
         }
         self._pace = Pace(self._ready["first_step_s"], step_s, **shape)
         self._ready["pace"] = dataclasses.asdict(self._pace)
-        write(self._folder / "pace.json", json.dumps(self._ready["pace"]))
+        write(self._folder / "pace.json", self._ready["pace"])
         self._settings = fitted(self._settings, self._pace)
         self._until = warm_up_steps(self._settings, **shape)
 
@@ -128,8 +127,7 @@ class Stretches(keras.callbacks.Callback):
         }
 
     def _answer(self, name: str, answer: dict) -> None:
-        said = answer | {"losses": self._losses, "peak_mib": peaks_mib()}
-        write(self._folder / name, json.dumps(said))
+        write(self._folder / name, answer | {"losses": self._losses, "peak_mib": peaks_mib()})
         self._losses = []
 
     def _wait_for_the_next(self, position: int) -> None:

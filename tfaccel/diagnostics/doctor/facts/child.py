@@ -7,14 +7,11 @@ and why those that did not return failed.
     told.facts["TensorFlow"]["version"], told.failed.get("DALI plugin")
 """
 
-import contextlib
 import dataclasses
 import importlib
 import json
 import os
 import re
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,12 +20,13 @@ from typing import Any, BinaryIO
 
 from tfaccel.common.redact import shown
 from tfaccel.common.tables import in_figures
+from tfaccel.process.child import Child, how_it_ended
 
 CHILD = (
-    "import json, sys; path, module, arguments, number, seconds = json.loads(sys.argv[1])\n"
+    "import json, sys; path, module, arguments, number = json.loads(sys.argv[1])\n"
     "sys.path[:] = path\n"
     "from tfaccel.diagnostics.doctor.facts import child\n"
-    "child.answer(module, arguments, number, seconds)"
+    "child.answer(module, arguments, number)"
 )
 _CHATTER = re.compile(r"[IW]\d{4} |\d{4}-\d\d-\d\d .*: [IW] |WARNING: All log messages")
 MAX_WORDS = 300  # characters of what a process last wrote
@@ -54,43 +52,36 @@ class Told:
         return self.failed.get(stage, f"was not tried, because {before} failed before")
 
 
-class Child:
-    """The process, while it answers."""
+class Asked:
+    """The process, while it answers.
 
-    def __init__(self, process: subprocess.Popen, answers: BinaryIO, output: BinaryIO, seconds):
+    Attributes:
+      child: it.
+    """
+
+    def __init__(self, child: Child, answers: BinaryIO, output: BinaryIO, seconds: float):
         """Takes the process and what it writes to, from `start`."""
-        self._process, self._answers, self._output = process, answers, output
+        self.child, self._answers, self._output = child, answers, output
         self._seconds, self._deadline = seconds, time.monotonic() + seconds
-        self._has_ended = False
 
     def told(self) -> Told:
         """Waits for the answers, no longer than the limit, and ends the process."""
-        end = None
-        try:
-            code = self._process.wait(max(0, self._deadline - time.monotonic()))
-            if code:
-                end = f"was ended by {_name(-code)}" if code < 0 else f"exit code {code}"
-        except subprocess.TimeoutExpired:
-            end = f"gave no answer within {in_figures(self._seconds)} s"
-        finally:
-            self.end()
         with self._answers, self._output:
+            with self.child:
+                in_time = self.child.wait(self._deadline - time.monotonic())
+            end = how_it_ended(self.child.exit_code()) if self.child.exit_code() else None
+            if not in_time:
+                end = f"gave no answer within {in_figures(self._seconds)} s"
             return _read(self._answers, end, self._output)
 
     def end(self) -> None:
         """Ends the process and its own, if any are left. A second call does nothing."""
-        if self._has_ended:
-            return
-        self._has_ended = True
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(5)  # within a stuck driver or disk even SIGKILL has to wait
+        self.child.end()
 
 
 def start(
     module: str, arguments: Mapping, *, seconds: float, path: Sequence[str] | None = None
-) -> Child:
+) -> Asked:
     """Starts a process that goes through the stages of a module.
 
     Args:
@@ -100,25 +91,17 @@ def start(
       path: to import from; this process's own by default.
     """
     # Files, not pipes: whatever else a stage starts cannot hold them open.
-    answers, output = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115 (Child's)
-    call = [list(path or sys.path), module, dict(arguments), answers.fileno(), seconds]
+    answers, output = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115 (Asked's)
+    call = [list(path or sys.path), module, dict(arguments), answers.fileno()]
     # "1" keeps TensorFlow's warnings, which may be the last words before the end.
     environment = {"TF_CPP_MIN_LOG_LEVEL": "1", "TF_FORCE_GPU_ALLOW_GROWTH": "true"} | os.environ
-    process = subprocess.Popen(
-        [sys.executable, "-c", CHILD, json.dumps(call)],
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        pass_fds=[answers.fileno()],
-        start_new_session=True,
-        env=environment,
-    )
-    return Child(process, answers, output, seconds)
+    command = [sys.executable, "-c", CHILD, json.dumps(call)]
+    files = {"stdout": output, "stderr": output, "pass_fds": [answers.fileno()]}
+    return Asked(Child(command, env=environment, **files), answers, output, seconds)
 
 
-def answer(module: str, arguments: Mapping, number: int, seconds: float) -> None:
+def answer(module: str, arguments: Mapping, number: int) -> None:
     """Goes through the stages, in the child, and writes a line before and after each."""
-    signal.alarm(int(seconds) + 10)  # should the parent be gone by then
     with os.fdopen(number, "w", buffering=1) as answers:
         # Each is tried, also where one before it failed: the caller knows which belong together.
         for name, stage in importlib.import_module(module).stages(arguments).items():
@@ -164,10 +147,3 @@ def _short(text: str, *, from_end: bool) -> str:
     if len(text) <= MAX_WORDS:
         return text
     return f"... {text[-MAX_WORDS:]}" if from_end else f"{text[:MAX_WORDS]} ..."
-
-
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

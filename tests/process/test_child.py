@@ -11,8 +11,8 @@ import types
 
 import pytest
 
-from tfaccel.export import own_process
-from tfaccel.export.own_process import run
+from tfaccel.process import child
+from tfaccel.process.child import Child, how_it_ended, run
 
 LIMIT_S = 300  # what is waited for comes in a second; the machine may be slow
 
@@ -26,9 +26,9 @@ path.with_name("part").rename(path)
 time.sleep(1000)
 """
 PARENT = """
-import os, runpy, signal, sys
+import os, signal, sys
+from tfaccel.process.child import run
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored below a shell's `&`
-run = runpy.run_path(sys.argv[3])["run"]  # without tfaccel.export, which imports TensorFlow
 command = [sys.executable, "-c", sys.argv[1], sys.argv[2]]
 run(command, environment=os.environ, limit_s=1000)
 """
@@ -62,12 +62,60 @@ def test_a_death_is_a_negative_exit_code():
     assert run([sys.executable, "-c", program], environment=os.environ, limit_s=LIMIT_S)[0] == -11
 
 
+@pytest.mark.parametrize(
+    ("exit_code", "words"),
+    [
+        (3, "ended with exit code 3"),
+        (-11, "was ended by SIGSEGV"),
+        (-9, "was ended by SIGKILL (perhaps the machine was out of memory)"),
+        (-77, "was ended by signal 77"),
+    ],
+)
+def test_an_exit_code_in_words(exit_code, words):
+    assert how_it_ended(exit_code) == words
+
+
+def test_what_an_ended_program_leaves_behind_is_ended():
+    program = "import subprocess; print(subprocess.Popen(['sleep', '1000']).pid)"
+    command = [sys.executable, "-c", program]
+    with Child(command, stdout=subprocess.PIPE, text=True) as one, one.process.stdout as said:
+        left = said.readline()
+        assert one.wait(LIMIT_S)
+        assert one.exit_code() == 0
+        assert is_alive(left.strip())
+    assert end([left.strip()])
+    assert one.exit_code() == 0
+    one.end()  # again
+
+
+def test_one_that_somebody_else_has_waited_for_is_over():
+    with Child([sys.executable, "-c", "import sys; sys.exit(3)"]) as one:
+        os.waitpid(one.pid, 0)
+        assert one.wait(LIMIT_S)
+    assert one.exit_code() == 0  # as subprocess has it: nobody knows
+
+
+def test_one_that_is_asked_first_may_end_by_itself():
+    program = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+print(flush=True)
+time.sleep(1000)
+"""
+    pipe = subprocess.PIPE
+    with Child([sys.executable, "-c", program], grace_s=LIMIT_S, stdout=pipe) as one:
+        one.process.stdout.readline()
+    one.process.stdout.close()
+    assert one.exit_code() == 7
+
+
 def test_what_takes_too_long_is_ended_with_its_group(tmp_path, monkeypatch):
     ids = tmp_path / "ids"
 
     # The time is over once the program is stuck, however slow it is until then.
-    clock = types.SimpleNamespace(monotonic=lambda: LIMIT_S + 1.0 if ids.exists() else 0.0)
-    monkeypatch.setattr(own_process, "time", clock)
+    over = lambda: LIMIT_S + 1.0 if ids.exists() else 0.0  # noqa: E731
+    clock = types.SimpleNamespace(monotonic=over, sleep=time.sleep)
+    monkeypatch.setattr(child, "time", clock)
     command = [sys.executable, "-c", STUCK, str(ids)]
     with pytest.raises(TimeoutError, match="did not end within 300 s"):
         run(command, environment=os.environ, limit_s=LIMIT_S, stop=threading.Event())
@@ -80,7 +128,7 @@ def test_what_takes_too_long_is_ended_with_its_group(tmp_path, monkeypatch):
 )
 def test_no_orphan_is_left_when_the_parent_ends(tmp_path, how):
     parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, STUCK, str(tmp_path / "ids"), own_process.__file__],
+        [sys.executable, "-c", PARENT, STUCK, str(tmp_path / "ids")],
         stderr=subprocess.DEVNULL,
     )
     ends = time.monotonic() + LIMIT_S
