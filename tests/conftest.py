@@ -79,8 +79,9 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
-# At its end a process would look for unused objects among all of TensorFlow's, for a second.
-FORGETFUL = "import atexit, gc\natexit.register(gc.freeze)\n"
+# A process would look for unused objects among all of TensorFlow's: while it is imported, for half
+# a second, and at its end, for a second.
+FORGETFUL = "import atexit, gc\natexit.register(gc.freeze)\ngc.set_threshold(1_000_000)\n"
 
 
 def in_new_process(program):

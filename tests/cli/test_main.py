@@ -30,10 +30,16 @@ DIGITS = f"--config={REPOSITORY}/configs/digits.py:smoke"
 MNIST = f"--config={REPOSITORY}/configs/mnist.py:smoke"
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """The folder of the digits, which are written once: they are some 1,800 files."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture
-def command(monkeypatch, capsys, tmp_path):
+def command(monkeypatch, capsys, tmp_path, cache):
     """Runs `tfaccel ...` in this process; returns exit code, standard output and error."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments):
@@ -293,7 +299,7 @@ def test_wrong_data_is_one_line_and_code_2(command, splits, plant, seed):
 
 
 def test_a_batch_of_more_than_all_images_is_said_and_the_rate_is_of_what_a_step_has(
-    command, caplog
+    command, caplog, no_rehearsal
 ):
     size, base = "--config.data.global_batch_size=5000", "--config.train.base_batch_size=256"
     with caplog.at_level(logging.INFO, logger="tfaccel"):
@@ -477,7 +483,7 @@ def test_a_rate_that_was_not_measured_is_null(command, monkeypatch, no_rehearsal
     assert json.loads(out.splitlines()[-1])["images_per_second"] is None
 
 
-def test_a_run_prints_its_result_and_leaves_its_folder(command, tmp_path, caplog):
+def test_a_run_prints_its_result_and_leaves_its_folder(command, tmp_path, cache, caplog):
     caplog.set_level(logging.INFO, logger="tfaccel")
     code, out, err = command("train", DIGITS, "--workdir=out", "--config.train.epochs=2")
     assert code == 0, err
@@ -506,7 +512,7 @@ def test_a_run_prints_its_result_and_leaves_its_folder(command, tmp_path, caplog
         assert said in caplog.text
         assert said in kept
 
-    digit = next((tmp_path / "cache" / "tfaccel" / "digits" / "testing" / "3").iterdir())
+    digit = next((cache / "tfaccel" / "digits" / "testing" / "3").iterdir())
     image = np.asarray(PIL.Image.open(digit), np.float32)[None, ..., None] / 255
     exported = tf.saved_model.load(result["export"])
     assert exported.serve(image)["probabilities"].shape == (1, 10)

@@ -16,7 +16,12 @@ LIMIT_S = 300  # what is waited for comes in seconds; the machine may be slow
 
 # Two steps; then the rank at fault does what `mode` says, and the others wait for it in the third.
 PROGRAM = """
-import faulthandler, json, os, pathlib, signal, subprocess, sys, time
+import faulthandler, importlib.util, json, os, pathlib, signal, subprocess, sys, time, types
+# A package of tfaccel's that imports nothing but what is asked for: all of it takes longer than
+# the rank does.
+package = types.ModuleType("tfaccel")
+package.__path__ = importlib.util.find_spec("tfaccel").submodule_search_locations
+sys.modules["tfaccel"] = package
 from tfaccel.process import progress
 mode, at_fault, folder = sys.argv[1], int(sys.argv[2]), pathlib.Path(sys.argv[3])
 rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
@@ -150,6 +155,12 @@ class Launched:
                 found.append(each)
         return found
 
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+        for orphan in self.left():
+            orphan.kill()
+
 
 @pytest.fixture
 def launch(tmp_path):
@@ -161,10 +172,7 @@ def launch(tmp_path):
 
     yield launch
     for each in started:
-        each.process.kill()
-        each.process.wait()
-        for orphan in each.left():
-            orphan.kill()
+        each.kill()
 
 
 @pytest.mark.parametrize(
@@ -172,7 +180,7 @@ def launch(tmp_path):
     [
         ("is killed", 137, "was ended by SIGKILL, exit code 137"),
         ("raises", 1, "ended with exit code 1"),
-        ("exits", 3, "ended with exit code 3"),
+        pytest.param("exits", 3, "ended with exit code 3", marks=pytest.mark.slow),
         ("has a child", 3, "ended with exit code 3"),
     ],
 )
@@ -263,8 +271,22 @@ def test_ranks_that_do_not_hear_sigterm_are_killed_after_the_grace(launch):
     assert not job.left()
 
 
-def test_all_is_shown_with_its_rank_and_kept_in_files(launch, tmp_path):
-    code, out, err = launch("ends").end()
+FOREIGN = {"SLURM_PROCID": "5", "OMPI_COMM_WORLD_RANK": "5", "TFACCEL_LAUNCH_TOKEN": "secret"}
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """A job whose ranks end well: its folder, exit code, and what it printed."""
+    folder = tmp_path_factory.mktemp("ended")
+    job = Launched(folder, "ends", environment=FOREIGN)
+    try:
+        return folder, *job.end()
+    finally:
+        job.kill()
+
+
+def test_all_is_shown_with_its_rank_and_kept_in_files(ended):
+    tmp_path, code, out, err = ended
     assert code == 0
     assert sorted(out.splitlines()) == ["[rank 0] rank 0 begins", "[rank 1] rank 1 begins"]
     assert err.splitlines()[-1] == "[launch] launch: all ranks are done"
@@ -281,11 +303,9 @@ def test_exit_codes_are_read_where_a_parent_has_children_ignored(launch):
     assert launch("exits", **ignored).end()[0] == 3
 
 
-def test_a_rank_knows_its_job_from_tf_config_alone(launch, tmp_path):
-    foreign = {"SLURM_PROCID": "5", "OMPI_COMM_WORLD_RANK": "5", "TFACCEL_LAUNCH_TOKEN": "secret"}
-    launch("ends", environment=foreign).end()
-    received = json.loads((tmp_path / "rank-1-0").read_text())[1]
-    assert not foreign.keys() & received.keys()
+def test_a_rank_knows_its_job_from_tf_config_alone(ended):
+    received = json.loads((ended[0] / "rank-1-0").read_text())[1]
+    assert not FOREIGN.keys() & received.keys()
     cluster = json.loads(received["TF_CONFIG"])
     assert cluster["task"] == {"type": "worker", "index": 1}
     ports = [int(each.removeprefix("127.0.0.1:")) for each in cluster["cluster"]["worker"]]
@@ -330,6 +350,7 @@ def test_a_signal_that_a_scheduler_sends_to_all_comes_to_each_rank_once(launch):
     assert out.count("saving") == 2
 
 
+@pytest.mark.slow  # of SIGINT; test_two_signals_end_all_although_nobody_reads is of SIGTERM
 def test_a_second_signal_ends_all_at_once(launch):
     job = launch("ignores", 1, "--grace=1000")  # which is not waited for
     job.wait_for("there-0-0", "there-1-0")
@@ -373,7 +394,7 @@ def test_two_signals_end_all_although_nobody_reads(launch):
     assert not job.left()
 
 
-@pytest.mark.parametrize("output", ["full", "closed", "log"])
+@pytest.mark.parametrize("output", [pytest.param("full", marks=pytest.mark.slow), "closed", "log"])
 def test_ranks_do_not_die_of_an_output_that_cannot_be_written(launch, tmp_path, output):
     pipes = {}
     if output == "full":

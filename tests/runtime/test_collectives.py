@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import in_new_process
+from conftest import in_new_process, new_process
 
 from tfaccel import UserError
 from tfaccel.runtime import strategy as strategy_lib
@@ -43,18 +43,33 @@ DTYPES = {
     "all_gather": (np.float16, np.int32, np.bool_),
 }
 SIZES = (2, 0, 3)  # along the axis to gather, by rank
+# What precedes a call of this file in a process of its own.
+START = f"""
+import sys; sys.path[:0] = {[str(each) for each in pathlib.Path(__file__).parents[:2]]}
+import test_collectives as here; here."""
 
 
-@pytest.mark.parametrize(
-    ("num_replicas", "most_dtypes"),
-    [(2, 1), *(pytest.param(each, 9, marks=pytest.mark.slow) for each in (2, 3))],
-)
-def test_replicas_of_one_process(num_replicas, most_dtypes):
-    run_together(f"check_replicas({num_replicas}, {most_dtypes})")
+@pytest.fixture(scope="module")
+def two_replicas():
+    """A process that checks two replicas out of a run's scope, and then everything in few places.
+
+    To start it takes longer than half of what it does.
+    """
+    return new_process(START + "check_run(); here.check_replicas(2, 1)")
 
 
-def test_replicas_of_a_run_out_of_its_scope():
-    run_together("check_run()")
+def test_replicas_of_one_process(two_replicas):
+    assert two_replicas.stdout == "all well\n" * 2, two_replicas.stderr
+
+
+def test_replicas_of_a_run_out_of_its_scope(two_replicas):
+    assert two_replicas.stdout.startswith("all well\n"), two_replicas.stderr
+
+
+@pytest.mark.slow  # each dtype, in each place
+@pytest.mark.parametrize("num_replicas", [2, 3])
+def test_replicas_of_one_process_with_every_dtype(num_replicas):
+    run_together(f"check_replicas({num_replicas}, 9)")
 
 
 @pytest.mark.slow  # half a minute; test_workers.py sees that workers sum and gather
@@ -72,10 +87,8 @@ def test_without_a_strategy(monkeypatch):
 
 def run_together(*calls):
     """Makes each call to this file in a process of its own, all at the same time."""
-    folders = [str(each) for each in pathlib.Path(__file__).parents[:2]]
-    start = f"import sys; sys.path[:0] = {folders}; import test_collectives as here; here."
     with concurrent.futures.ThreadPoolExecutor(len(calls)) as pool:
-        outputs = list(pool.map(in_new_process, [start + call for call in calls]))
+        outputs = list(pool.map(in_new_process, [START + call for call in calls]))
     assert outputs == ["all well\n"] * len(calls)
 
 
@@ -87,6 +100,7 @@ def free_ports(num):
     return ports
 
 
+@functools.cache
 def devices_of(num_replicas):
     cpu = tf.config.list_physical_devices("CPU")[0]
     logical = [tf.config.LogicalDeviceConfiguration()] * num_replicas
@@ -110,7 +124,9 @@ def check_run():
 
 def check_replicas(num_replicas, most_dtypes):
     DTYPES.update({op: dtypes[:most_dtypes] for op, dtypes in DTYPES.items()})
-    strategy = tf.distribute.MirroredStrategy(devices_of(num_replicas))
+    # Stock TensorFlow's, of which there may be one on the same devices.
+    strategy = make_strategy(Cluster(), devices_of(num_replicas))
+    strategy_lib._latest = None  # as where no run made it
     check_everything(strategy, first_rank=0, wholly=most_dtypes > 1)
     with pytest.raises(UserError, match="without its strategy; call this within `with strategy"):
         all_reduce(per_replica(strategy, np.float32))

@@ -20,7 +20,9 @@ from tfaccel.runtime.watchdog import Watchdog, WorkerLostError
 
 # An endless training: every step waits for every worker.
 WORKER = """
-import sys, time
+import atexit, gc, sys, time
+gc.set_threshold(1_000_000)  # as in conftest.py
+atexit.register(gc.freeze)
 import tensorflow as tf
 import tfaccel
 from tfaccel.runtime.watchdog import Watchdog

@@ -148,8 +148,8 @@ gc.freeze()
 gc.enable()
 from tfaccel.training.checkpoint.store import Snapshot, Store
 
-NUM_KILLS, FOLDER = int(sys.argv[1]), pathlib.Path(sys.argv[2])
-BASE = np.random.default_rng(0).integers(0, 2**20, (10, 2_700_000)).astype(np.float32)  # 108 MB
+NUM_KILLS, NUM_MB, FOLDER = int(sys.argv[1]), int(sys.argv[2]), pathlib.Path(sys.argv[3])
+BASE = np.random.default_rng(0).integers(0, 2**20, (10, NUM_MB * 25_000)).astype(np.float32)
 
 def store(folder=FOLDER):
     return Store(folder, keep_last=1, keep_best=0, largest_is_best=True)
@@ -211,10 +211,13 @@ while kills < NUM_KILLS:
 """
 
 
-@pytest.mark.parametrize("num_kills", [1, pytest.param(20, marks=pytest.mark.slow)])
-def test_p1_sigkill_inside_a_save_of_100_mb(tmp_path, num_kills):
+@pytest.mark.parametrize(
+    ("num_kills", "num_mb"), [(2, 10), pytest.param(20, 108, marks=pytest.mark.slow)]
+)
+def test_p1_sigkill_inside_a_save(tmp_path, num_kills, num_mb):
+    arguments = (str(num_kills), str(num_mb), str(tmp_path / "killed"))
     done = subprocess.run(
-        [sys.executable, "-c", SAVES_UNTIL_KILLED, str(num_kills), str(tmp_path / "killed")],
+        [sys.executable, "-c", SAVES_UNTIL_KILLED, *arguments],
         capture_output=True,
         text=True,
         timeout=300,
