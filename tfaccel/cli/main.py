@@ -550,7 +550,7 @@ def compare(arguments: list[str]) -> int:
             ),
             name=file,
         )
-    show(comparison.as_json() if values.json else comparison)
+    show(json.dumps(comparison.as_dict(), indent=1) if values.json else comparison)
     if values.out and not values.json:
         show(f"\n{pathlib.Path(values.out) / 'report.html'}")
     return comparison.exit_code

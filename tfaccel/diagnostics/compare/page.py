@@ -48,7 +48,7 @@ svg {{ width: 100%; min-width: 28em; max-width: 40em; height: auto }}
 <h2>Everything measured</h2>
 <div class="wide">{table}</div>
 <div class="why">{reasons}</div>
-<p class="small">{meanings}.</p>
+<div class="why small">{meanings}</div>
 {picture}
 <h2>How</h2>
 <p>{how}</p>
@@ -112,7 +112,7 @@ def page(comparison: Comparison) -> str:
         bars=BARS.format(bars=_bars(comparison)) if _has_rates(comparison) else "",
         table=html_of(comparison.figures),
         reasons=html_of(comparison.reasons),
-        meanings=as_html(MEANINGS[:1].upper() + MEANINGS[1:]),
+        meanings=html_of(MEANINGS),
         picture=PICTURE.format(picture=_svg(plots.loss_figure(comparison)))
         if _has_losses(comparison)
         else "",

@@ -13,15 +13,31 @@ from tfaccel.diagnostics.compare.contest import Row
 
 HEADS = ("", "loader", "arithmetic", "XLA", "GPUs", "images/s", "spread", "times", "start", "MiB")
 HEADS += ("apart",)
-MEANINGS = (
-    "images/s: the median stretch, at the time when it was measured: what two of different times "
-    "say of each other is less than times. spread: from the slowest stretch to the fastest, as a "
-    "part of that median. times: as fast as the first that ran, as the product of gains, each "
-    "measured in turn with the best before it; the best's is measured in turn with the first in "
-    "the end, and what came after the best is reckoned from that. start: seconds from a process's "
-    "start to the end of its first step (or steps, where several are one execution), with "
-    "everything compiled anew. MiB: what TensorFlow's tensors took at most, on the fullest GPU. "
-    "apart: the largest distance of the loss from the first one's, in five parts of its course"
+MEANINGS = Notes(
+    [
+        (
+            "images/s",
+            "the median stretch. Variants are measured at different times, so `times` compares "
+            "them better",
+        ),
+        ("spread", "from the slowest stretch to the fastest, as a part of the median"),
+        (
+            "times",
+            "how many times as fast as the first variant that ran. Each variant is measured in "
+            "turn with the best one before it, and the gains are multiplied. In the end the best "
+            "is measured in turn with the first, and later variants are reckoned from that",
+        ),
+        (
+            "start",
+            "seconds from a process's start to the end of its first step, with everything compiled "
+            "anew; where several steps are one execution, to the end of those",
+        ),
+        ("MiB", "the most that TensorFlow's tensors took, on the fullest GPU"),
+        (
+            "apart",
+            "the largest distance of the loss from the first one's, in five parts of its course",
+        ),
+    ]
 )
 RIGHT = (0, *range(3, len(HEADS)))  # loader and arithmetic begin at the left
 
@@ -131,7 +147,7 @@ class Comparison(Report):
         yield f"compare: {self.title}"
         yield self.figures
         yield self.reasons
-        yield f"{MEANINGS}."
+        yield MEANINGS
         yield self.how
         yield self.summary
         if self.has_best:
