@@ -29,6 +29,11 @@ class Finding:
     found: str
     fix: str = ""
 
+    @property
+    def row(self) -> tuple[str, str, tuple[str, ...]]:
+        """Its status, its name and its sentences."""
+        return self.status, self.name, (self.found, self.fix and f"fix: {self.fix}")
+
 
 def ok(name: str, found: str) -> Finding:
     """Returns the line of something that fits."""
@@ -73,13 +78,7 @@ class Table(Report):
 
     def parts(self):
         """Returns a line for each finding, then the counts and what was left out."""
-        fixes = [each.fix and f"fix: {each.fix}" for each in self.findings]
-        yield Notes(
-            [
-                (each.status, each.name, (each.found, fix))
-                for each, fix in zip(self.findings, fixes, strict=True)
-            ]
-        )
+        yield Notes([each.row for each in self.findings])
         yield self._summary()
 
     def as_dict(self) -> dict:
