@@ -294,8 +294,8 @@ def in_one_function(monkeypatch):
 
 @pytest.fixture
 def terminal(monkeypatch):
-    """What is printed is shown by a terminal, so that lines are wrapped."""
-    monkeypatch.setattr("tfaccel.common.tables.is_terminal", lambda: True)
+    """What is printed is shown by a terminal of 80 columns, so that lines are wrapped."""
+    monkeypatch.setattr("tfaccel.common.report.columns", lambda: 80)
 
 
 @pytest.fixture

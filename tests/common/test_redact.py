@@ -5,7 +5,8 @@ import pytest
 from tfaccel.cli import main
 from tfaccel.common.errors import RunError, UserError, tell
 from tfaccel.common.redact import Redacted, escaped, redacted, without_userinfo
-from tfaccel.common.tables import as_html, in_lines, show
+from tfaccel.common.report import in_lines
+from tfaccel.common.tables import as_html, show
 from tfaccel.data.scan.report import Fault, write_list
 from tfaccel.launch.options import Options
 

@@ -1,24 +1,11 @@
-"""Text of tables: 80 columns, whole words, nothing of others that acts, and a pipe that is gone."""
+"""What people read: numbers, nothing of others that acts, and a pipe that is gone."""
 
 import subprocess
 import sys
 
 import pytest
 
-from tfaccel.common.tables import as_html, counted, html_table, in_figures, in_lines
-
-
-def test_lines_are_narrow_on_a_terminal_and_words_stay_whole(terminal):
-    path = "/mnt/" + "long-" * 20
-    lines = in_lines(f"{'word ' * 30}{path}", first="fix: ", rest="     ").splitlines()
-    assert max(map(len, lines[:-1])) <= 80
-    assert lines[-1] == f"     {path}"
-    assert in_lines("a\n\tb\x1b[1m \x07c\x1b[0m\x1b[31m") == r"a b \x07c\x1b[31m"
-
-
-def test_in_a_file_or_a_pipe_a_line_is_whole():
-    sentence = f"{'word ' * 60}/a/path"
-    assert in_lines(sentence, first="fix: ", rest="     ") == f"fix: {sentence}"
+from tfaccel.common.tables import as_html, counted, in_figures
 
 
 def test_html_and_counts():
@@ -56,13 +43,6 @@ def test_numbers_are_as_people_write_them(value, text):
 def test_zeros_are_kept_where_numbers_stand_above_each_other():
     zeros = [in_figures(each, 4, zeros=True) for each in (2.3, 0.0, 1000.0, 1e-12)]
     assert zeros == ["2.300", "0.000", "1,000", "1.000e-12"]
-
-
-def test_a_table_for_a_page():
-    table = html_table(("name", "MiB"), [("<b>", "1,000")], right=(1,))
-    assert table.count("<tr>") == 2
-    assert "left;vertical-align:top'>&lt;b&gt;</td>" in table
-    assert "right;vertical-align:top'>1,000</td>" in table
 
 
 def test_a_reader_that_has_gone_is_no_failure():

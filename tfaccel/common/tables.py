@@ -1,6 +1,6 @@
-"""What tables for people share: lines of 80 columns on a terminal, HTML, numbers, a broken pipe.
+"""What all that people read shares: numbers, text that is safe to show, a terminal, a broken pipe.
 
-print(in_lines("a sentence of any length", first="ok    ", rest="      "))
+show(f"{in_figures(2520.4)} images/s, {counted(8, 'GPU')}: {cleaned(name)}")
 """
 
 import html
@@ -10,70 +10,23 @@ import os
 import re
 import shutil
 import sys
-import textwrap
-from collections.abc import Container, Iterable, Sequence
 
 from tfaccel.common.redact import shown
 
-WIDTH = 80  # columns, also of a wide terminal: the eye finds the next line there
 # Between these, a number is written out: 2,520 and 0.00000006, not 2.52e+03 and 6e-08.
 LEAST_WRITTEN, MOST_WRITTEN = 1e-9, 1e15
 BOLD = re.compile(r"\x1b\[[01]m")  # Keras writes its errors so
 
 
-def in_lines(text: str, *, first: str = "", rest: str = "") -> str:
-    """Returns text wrapped on a terminal, and as one line in a file or a pipe.
+def columns() -> int | None:
+    """Returns how wide the terminal is that shows what is printed.
 
-    There other programs take lines apart (grep, awk), and an editor wraps them. Words (paths,
-    flags, commands) stay whole on a terminal too, to be copied.
-
-    Args:
-      text: of any length, and of anybody: paths, last words of a process.
-      first: what the first line begins with.
-      rest: what the others begin with.
+    None for a file, a pipe or a notebook.
     """
-    if not is_terminal():
-        return (first + cleaned(text)).rstrip()
-    return textwrap.fill(
-        cleaned(text),
-        WIDTH,
-        initial_indent=first,
-        subsequent_indent=rest,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-
-
-def is_terminal() -> bool:
-    """Returns whether a terminal shows what is printed: not a file, a pipe or a notebook."""
     try:
-        return sys.stdout.isatty()
+        return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     except (AttributeError, ValueError):  # there is no standard output, or it is closed
-        return False
-
-
-def html_table(
-    heads: Sequence[str], rows: Iterable[Sequence[str]], *, right: Container[int] = ()
-) -> str:
-    """Returns texts as a table for a page, with nothing in them that is markup.
-
-    Args:
-      heads: of the columns.
-      rows: of as many texts each.
-      right: the indices of columns that end at the right, as numbers do. (The others begin at the
-        left: notebooks center what says nothing.)
-    """
-
-    def row(tag: str, texts: Sequence[str]) -> str:
-        cells = (
-            f"<{tag} style='text-align:{'right' if index in right else 'left'};"
-            f"vertical-align:top'>{as_html(text)}</{tag}>"
-            for index, text in enumerate(texts)
-        )
-        return f"<tr>{''.join(cells)}</tr>"
-
-    body = "".join(row("td", each) for each in rows)
-    return f"<table><thead>{row('th', heads)}</thead><tbody>{body}</tbody></table>"
+        return None
 
 
 def as_html(text: str) -> str:
@@ -125,10 +78,8 @@ def show_json(value: object) -> None:
     So a program reads a line, and a person's terminal breaks nothing in the middle of a word.
     """
     line = json.dumps(value)
-    if sys.stdout is not None and sys.stdout.isatty():
-        columns = shutil.get_terminal_size().columns
-        line = line if len(line) <= columns else json.dumps(value, indent=2)
-    show(line)
+    width = columns()
+    show(line if not width or len(line) <= width else json.dumps(value, indent=2))
 
 
 def show(text: object, *, end: str = "\n") -> None:

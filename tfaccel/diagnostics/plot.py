@@ -17,6 +17,7 @@ import textwrap
 from tfaccel.common.disk_errors import not_written
 from tfaccel.common.errors import UserError
 from tfaccel.common.redact import shown
+from tfaccel.common.report import Grid, html_of
 from tfaccel.common.tables import as_html, in_figures
 from tfaccel.diagnostics import plot_words
 from tfaccel.training.logs import Record, csv, json_lines, metric_names
@@ -36,17 +37,16 @@ PAGE = """<!DOCTYPE html>
 body {{ font-family: sans-serif; margin: 2em auto; max-width: {width}px; color: #282828 }}
 svg {{ width: 100%; height: auto }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums }}
-th, td {{ padding: 0.3em 0.9em; text-align: right; border-bottom: 1px solid #ddd }}
-th:first-child, td:first-child {{ text-align: left }}
+th, td {{ padding: 0.3em 0.9em; border-bottom: 1px solid #ddd }}
 h1 {{ font-size: 1.3em }}
-caption {{ text-align: left; font-weight: bold; padding: 0.3em 0.9em }}
+h2 {{ font-size: 1em; padding: 0.3em 0.9em }}
 </style></head><body>
 <h1>{heading}</h1>
 <p>{alike}</p>
 {picture}
-<table><caption>After the last epoch</caption>
-{rows}
-</table></body></html>
+<h2>After the last epoch</h2>
+{table}
+</body></html>
 """
 
 
@@ -224,18 +224,12 @@ def _page(figure, runs: Runs, words: plot_words.Words) -> str:
     names = list(dict.fromkeys(name for epochs in runs.values() for name in epochs[-1]))
     names = ["epoch", *metric_names(dict.fromkeys(names)), "images_per_second"]
     heads = ["run", *words.differing, *map(plot_words.of_column, names)]
-    rows = [_row("th", heads)]
+    rows = []
     for (run, epochs), settings in zip(runs.items(), words.settings, strict=True):
         values = [epochs[-1].get(name) for name in names]
         numbers = ("" if each is None else in_figures(each, 5) for each in values)
-        rows.append(_row("td", [run, *settings, *numbers]))
+        rows.append([run, *settings, *numbers])
     width = round(figure.get_figwidth() * 96)
     heading, alike = as_html(words.heading), as_html(words.alike)
-    return PAGE.format(
-        width=width, picture=picture, rows="\n".join(rows), heading=heading, alike=alike
-    )
-
-
-def _row(cell: str, texts: list[str]) -> str:
-    cells = "".join(f"<{cell}>{as_html(each)}</{cell}>" for each in texts)
-    return f"<tr>{cells}</tr>"
+    table = html_of(Grid(heads, rows, right=range(1, len(heads))))
+    return PAGE.format(width=width, picture=picture, table=table, heading=heading, alike=alike)

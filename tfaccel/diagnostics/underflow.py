@@ -18,7 +18,8 @@ import tensorflow as tf
 
 from tfaccel.common.checks import check_number
 from tfaccel.common.errors import UserError
-from tfaccel.common.tables import as_html, html_table, in_figures, in_lines
+from tfaccel.common.report import Grid, Report
+from tfaccel.common.tables import in_figures
 from tfaccel.keras_internals.copies import in_float32, without_training_state
 from tfaccel.keras_internals.seam import loss_weights_of, optimizers_of
 
@@ -41,8 +42,8 @@ class LayerUnderflow:
     lost: tuple[float | None, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class Underflow:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Underflow(Report):
     """What is lost of a model's gradients at each loss scale.
 
     Attributes:
@@ -57,30 +58,12 @@ class Underflow:
     layers: tuple[LayerUnderflow, ...]
     whole: LayerUnderflow
 
-    def __str__(self):
-        """Returns all of it, at most 80 columns wide."""
-        heads = ("share of gradients lost at", *self._heads())
-        rows = (heads, *self._rows())
-        return "\n".join([in_lines(self._title()), "", *(_line(*each) for each in rows)])
-
-    def __repr__(self):
-        """Returns the same: it is what a prompt should show."""
-        return str(self)
-
-    def _repr_html_(self) -> str:
-        """Returns it for a notebook."""
-        heads = ("layer", *self._heads())
-        table = html_table(heads, self._rows(), right=range(1, len(heads)))
-        return f"<p>{as_html(self._title())}</p>{table}"
-
-    def _title(self) -> str:
-        return f"gradient underflow: {self.model}, by loss scale"
-
-    def _heads(self) -> list[str]:
-        return [*map(in_figures, self.loss_scales)]
-
-    def _rows(self) -> list[tuple[str, ...]]:
-        return [(each.name, *map(_share, each.lost)) for each in (*self.layers, self.whole)]
+    def parts(self):
+        """Returns the layers' shares."""
+        yield f"gradient underflow: {self.model}, by loss scale"
+        heads = ("share of gradients lost at", *map(in_figures, self.loss_scales))
+        rows = [(each.name, *map(_share, each.lost)) for each in (*self.layers, self.whole)]
+        yield Grid(heads, rows, right=range(1, len(heads)))
 
 
 def gradient_underflow(
@@ -194,7 +177,3 @@ def _lost(exact: list[int | None], found: list[int | None]) -> float | None:
 
 def _share(lost: float | None) -> str:
     return "overflow" if lost is None else f"{lost:.2%}"
-
-
-def _line(name: str, *cells: str) -> str:
-    return f"{name[-30:]:30} {' '.join(f'{each:>10}' for each in cells)}".rstrip()

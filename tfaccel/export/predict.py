@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfaccel.common.errors import UserError
 from tfaccel.common.literal_path import literal
 from tfaccel.common.regular_file import check_regular, read_regular
-from tfaccel.common.tables import in_lines
+from tfaccel.common.report import in_lines
 from tfaccel.export import card
 from tfaccel.export.asked_images import find_export
 from tfaccel.runtime import devices as runtime

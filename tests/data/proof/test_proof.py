@@ -258,19 +258,19 @@ def test_two_faults_are_both_named(sound):
 
 def test_the_page(sound):
     assert str(judged(sound)) == (
-        "the loader is sound: 96 examples, 2 epochs of 6 steps, 4 rows on each of 4 replicas\n"
-        "  ok    shapes     every batch has 4 rows\n"
-        "  ok    shards     each of 4 replicas reads its own examples\n"
-        "  ok    length     every epoch has 6 steps\n"
-        "  ok    coverage   every epoch has every example\n"
-        "  ok    duplicates no example comes twice in an epoch\n"
-        "  ok    order      another one in every epoch\n"
-        "  ok    draws      192 different ones in 192 rows"
+        "the loader is sound: 96 examples, 2 epochs of 6 steps, 4 rows on each of 4 replicas\n\n"
+        "ok  shapes      every batch has 4 rows\n"
+        "ok  shards      each of 4 replicas reads its own examples\n"
+        "ok  length      every epoch has 6 steps\n"
+        "ok  coverage    every epoch has every example\n"
+        "ok  duplicates  no example comes twice in an epoch\n"
+        "ok  order       another one in every epoch\n"
+        "ok  draws       192 different ones in 192 rows"
     )
     page = str(judged(changed(sound, ids=lambda each: of_first_replica(each.ids))))
     assert page.startswith("the loader is at fault: ")
-    assert "\n  FAULT shards     replicas 0 and 1 read" in page
-    assert "\n  -     coverage   not judged, because of shards" in page
+    assert "\nFAULT  shards      replicas 0 and 1 read" in page
+    assert "\n-      coverage    not judged, because of shards" in page
 
 
 def test_nothing_random_is_said():

@@ -84,10 +84,8 @@ def test_text_has_80_columns_whatever_the_figures():
     assert "\x1b" not in text
     assert repr(made()) == text
     lines = text.splitlines()
-    assert " >2 dali_gpu mixed_bfloat16  on    8 1,234,567" in next(
-        each for each in lines if each.startswith(" >2")
-    )
-    assert "  2 kept      1,879 times as fast as 1" in text
+    assert any(each.startswith(">2 dali_gpu mixed_bfloat16  on    8 1,234,567") for each in lines)
+    assert "2  kept      1,879 times as fast as 1" in text
 
 
 def test_text_ends_with_the_command_that_trains_as_the_best_does():
@@ -101,7 +99,7 @@ def test_columns_stand_below_one_another():
     lines = str(made()).splitlines()
     head = next(each for each in lines if "images/s" in each)
     ends = head.index("images/s") + len("images/s")
-    first = next(each for each in lines if each.startswith("  1 tf_data"))
+    first = next(each for each in lines if each.startswith(" 1 tf_data"))
     assert first[:ends].endswith(" 657")
     assert first[: head.index("MiB") + 3].endswith(" 23,200")
 
@@ -138,7 +136,7 @@ def test_nothing_ran():
     comparison = made(FAILED, winner=None, flags=())
     assert comparison.exit_code == 1
     assert "nothing ran" in str(comparison)
-    assert "Nothing ran" in comparison.as_markdown()
+    assert "nothing ran" in comparison.as_markdown()
     assert "nothing ran" in comparison._repr_html_()
 
 
@@ -157,7 +155,8 @@ def test_where_the_plain_one_failed_no_other_is_called_so(times, words):
 def test_markdown_has_as_many_cells_in_each_row():
     lines = [each for each in made().as_markdown().splitlines() if each.startswith("|")]
     assert len(lines) == 2 + 5
-    assert {each.replace("\\|", "").count("|") for each in lines} == {len(HEADS) + 3}
+    assert {each.replace("\\|", "").count("|") for each in lines} == {len(HEADS) + 1}
+    assert "- **4 failed**: out of memory" in made().as_markdown()
 
 
 class Page(html.parser.HTMLParser):

@@ -405,7 +405,7 @@ def test_a_table_is_sorted_narrow_and_safe_in_html():
     assert said["findings"][0]["change"] == "--config.runtime.xla=True"
     page = table._repr_html_()
     assert "x &lt; y" in page
-    assert "<code>--config.runtime.xla=True</code>" in page
+    assert "flag: --config.runtime.xla=True</td>" in page
     assert "no finding" in str(Table(()))
 
 

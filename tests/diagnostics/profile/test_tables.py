@@ -47,7 +47,7 @@ def test_a_profile_as_json_and_as_html():
     assert json.loads(json.dumps(table.as_dict()))["verdict"]["bound"] == "step"
     assert "<script>" not in table._repr_html_()
     assert "&lt;script&gt;" in table._repr_html_()
-    assert table._repr_html_().count("<tr>") == 4
+    assert table._repr_html_().count("<th ") == 4
 
 
 START = {"data.loader": "tf_data", "dali.threads": 2, "dali.prefetch_batches": 2}

@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
+from tfaccel.common.report import Notes, Report
 from tfaccel.data.proof import findings
 from tfaccel.data.proof.epochs import Epoch
 from tfaccel.data.proof.findings import Expected, Finding
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Verdict:
+class Verdict(Report):
     """All findings.
 
     Attributes:
@@ -36,16 +37,11 @@ class Verdict:
         """Whether there is no fault."""
         return all(each.ok is not False for each in self.findings)
 
-    def __str__(self):
+    def parts(self):
         """Returns one page."""
         said = {True: "ok", False: "FAULT", None: "-"}
-        title = f"the loader is {'sound' if self.ok else 'at fault'}: {self.title}"
-        lines = [f"  {said[each.ok]:<6}{each.name:<11}{each.text}" for each in self.findings]
-        return "\n".join([title, *lines])
-
-    def __repr__(self):
-        """Returns the same page, as a notebook shows it."""
-        return str(self)
+        yield f"the loader is {'sound' if self.ok else 'at fault'}: {self.title}"
+        yield Notes([(said[each.ok], each.name, each.text) for each in self.findings])
 
 
 def record(trace: Iterable[Sequence[tuple]], num_steps: int) -> list[Epoch]:

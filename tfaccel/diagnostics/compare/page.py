@@ -4,15 +4,15 @@ write(comparison, pathlib.Path("report"))    # report.html, report.md, results.j
 """
 
 import io
-import json
 import pathlib
 
 from tfaccel.common.disk_errors import not_written
 from tfaccel.common.errors import UserError
+from tfaccel.common.report import Code, html_of
 from tfaccel.common.tables import as_html
 from tfaccel.diagnostics.compare import plots
 from tfaccel.diagnostics.compare.contest import Row
-from tfaccel.diagnostics.compare.table import MEANINGS, Comparison, as_preformatted
+from tfaccel.diagnostics.compare.table import MEANINGS, Comparison
 
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8">
@@ -31,8 +31,7 @@ table {{ border-collapse: collapse; font-size: 0.82em; font-variant-numeric: tab
 th {{ font-weight: 600; color: #5f6b76; white-space: nowrap }}
 th, td {{ padding: 0.35em 0.6em; border-bottom: 1px solid #e4e8eb }}
 td {{ white-space: nowrap }}
-tr.why td {{ white-space: normal; padding-top: 0; color: #5f6b76 }}
-tr.failed td, tr.left-out td {{ color: #9aa3ab }}
+.why td:last-child {{ white-space: normal; color: #5f6b76 }}
 .bar {{ margin: 0.55em 0 }}
 .bar .label {{ display: flex; justify-content: space-between; gap: 1em; font-size: 0.88em }}
 .bar .rate {{ white-space: nowrap; font-variant-numeric: tabular-nums }}
@@ -48,7 +47,8 @@ svg {{ width: 100%; min-width: 28em; max-width: 40em; height: auto }}
 {bars}
 <h2>Everything measured</h2>
 <div class="wide">{table}</div>
-<p class="small">{meanings}.</p>
+<div class="why">{reasons}</div>
+<div class="why small">{meanings}</div>
 {picture}
 <h2>How</h2>
 <p>{how}</p>
@@ -89,8 +89,7 @@ def write(comparison: Comparison, folder: pathlib.Path) -> None:
       UserError: the folder cannot be written, as on a full disk.
     """
     try:
-        results = json.dumps(comparison.as_dict(), indent=1) + "\n"
-        (folder / "results.json").write_text(results)
+        (folder / "results.json").write_text(f"{comparison.as_json()}\n")
         (folder / "report.md").write_text(comparison.as_markdown())
         (folder / "report.html").write_text(page(comparison))
         if _has_rates(comparison):
@@ -105,15 +104,15 @@ def write(comparison: Comparison, folder: pathlib.Path) -> None:
 
 def page(comparison: Comparison) -> str:
     """Returns the page."""
-    command = comparison.train_command
     summary = comparison.summary
     return PAGE.format(
         summary=as_html(f"{summary[:1].upper()}{summary[1:]}"),
         title=as_html(comparison.title),
-        command=f"<pre>{as_preformatted(command)}</pre>" if comparison.has_best else "",
+        command=html_of(Code(comparison.train_command)) if comparison.has_best else "",
         bars=BARS.format(bars=_bars(comparison)) if _has_rates(comparison) else "",
-        table=comparison.html_table(),
-        meanings=as_html(MEANINGS[:1].upper() + MEANINGS[1:]),
+        table=html_of(comparison.figures),
+        reasons=html_of(comparison.reasons),
+        meanings=html_of(MEANINGS),
         picture=PICTURE.format(picture=_svg(plots.loss_figure(comparison)))
         if _has_losses(comparison)
         else "",

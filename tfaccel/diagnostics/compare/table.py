@@ -1,4 +1,4 @@
-"""What was measured: as text of 80 columns, Markdown, HTML and JSON.
+"""What was measured, and which variant is best.
 
 comparison = Comparison(rows=..., winner=..., ...)
 print(comparison); comparison.as_markdown(); comparison.flags
@@ -7,28 +7,43 @@ print(comparison); comparison.as_markdown(); comparison.flags
 import dataclasses
 import math
 
-from tfaccel.common.tables import as_html, cleaned, counted, in_lines
+from tfaccel.common.report import Code, Grid, Notes, Report
+from tfaccel.common.tables import counted
 from tfaccel.diagnostics.compare.contest import Row
 
 HEADS = ("", "loader", "arithmetic", "XLA", "GPUs", "images/s", "spread", "times", "start", "MiB")
 HEADS += ("apart",)
-MEANINGS = (
-    "images/s: the median stretch, at the time when it was measured: what two of different times "
-    "say of each other is less than times. spread: from the slowest stretch to the fastest, as a "
-    "part of that median. times: as fast as the first that ran, as the product of gains, each "
-    "measured in turn with the best before it; the best's is measured in turn with the first in "
-    "the end, and what came after the best is reckoned from that. start: seconds from a process's "
-    "start to the end of its first step (or steps, where several are one execution), with "
-    "everything compiled anew. MiB: what TensorFlow's tensors took at most, on the fullest GPU. "
-    "apart: the largest distance of the loss from the first one's, in five parts of its course"
+MEANINGS = Notes(
+    [
+        (
+            "images/s",
+            "the median stretch. Variants are measured at different times, so `times` compares "
+            "them better",
+        ),
+        ("spread", "from the slowest stretch to the fastest, as a part of the median"),
+        (
+            "times",
+            "how many times as fast as the first variant that ran. Each variant is measured in "
+            "turn with the best one before it, and the gains are multiplied. In the end the best "
+            "is measured in turn with the first, and later variants are reckoned from that",
+        ),
+        (
+            "start",
+            "seconds from a process's start to the end of its first step, with everything compiled "
+            "anew; where several steps are one execution, to the end of those",
+        ),
+        ("MiB", "the most that TensorFlow's tensors took, on the fullest GPU"),
+        (
+            "apart",
+            "the largest distance of the loss from the first one's, in five parts of its course",
+        ),
+    ]
 )
-WIDTHS = (3, -8, -14, 3, 4, 9, 6, 5, 5, 7, 5)  # of the columns; what is negative begins at the left
-LEFT = "text-align:left;vertical-align:top"
-RIGHT = "text-align:right;vertical-align:top"
+RIGHT = (0, *range(3, len(HEADS)))  # loader and arithmetic begin at the left
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Comparison:
+class Comparison(Report):
     """Every variant, and which is best.
 
     Attributes:
@@ -127,64 +142,26 @@ class Comparison:
             ">99%" if row.apart and 0.9995 <= row.apart < math.inf else _number(row.apart, ".1%"),
         ]
 
-    def __str__(self):
-        """Returns all of it, at most 80 columns wide but for the command."""
-        lines = [_in_columns(HEADS), *(_in_columns(self.cells(each)) for each in self.rows)]
-        why = [
-            in_lines(each.why, first=f"{each.number:3} {each.status:9} ", rest=" " * 14)
-            for each in self.rows
-        ]
-        blocks = [
-            in_lines(f"compare: {self.title}"),
-            "\n".join(lines),
-            "\n".join(why),
-            in_lines(f"{MEANINGS}."),
-            in_lines(self.how),
-            in_lines(self.summary),
-        ]
+    def parts(self):
+        """Returns the figures, why each row is what it is, what they mean, and the best."""
+        yield f"compare: {self.title}"
+        yield self.figures
+        yield self.reasons
+        yield MEANINGS
+        yield self.how
+        yield self.summary
         if self.has_best:
-            blocks[-1] += f"\n  {self.train_command}"
-        return "\n\n".join(blocks)
+            yield Code(self.train_command)
 
-    def __repr__(self):
-        """Returns the same: it is what a prompt should show."""
-        return str(self)
+    @property
+    def figures(self) -> Grid:
+        """A row for each variant."""
+        return Grid(HEADS, [self.cells(each) for each in self.rows], right=RIGHT, gap=1)
 
-    def as_markdown(self) -> str:
-        """Returns it for a README: a table, and below it what it means."""
-        heads = (*HEADS, "", "why")
-        rows = [[*self.cells(each), each.status, cleaned(each.why)] for each in self.rows]
-        lines = [_piped(heads), _piped("---" for _ in heads), *map(_piped, rows)]
-        blocks = [f"**{cleaned(self.title)}**", "\n".join(lines), f"{MEANINGS}.", self.how]
-        blocks.append(f"{self.summary[:1].upper()}{self.summary[1:]}.")
-        if self.has_best:
-            command = self.train_command.replace("\n", "\n    ")
-            blocks.append(f"    {command}")
-        return "\n\n".join(blocks) + "\n"
-
-    def html_table(self) -> str:
-        """Returns the table alone: for each variant its figures, and below them why."""
-        heads = [f"<th style='{_align(index)}'>{each}</th>" for index, each in enumerate(HEADS)]
-        rows = "".join(map(self._html_rows, self.rows))
-        return f"<table><thead><tr>{''.join(heads)}</tr></thead><tbody>{rows}</tbody></table>"
-
-    def _html_rows(self, row: Row) -> str:
-        cells = "".join(
-            f"<td style='{_align(index)};border-bottom:0'>{_strong(each, row is self.winner)}</td>"
-            for index, each in enumerate(self.cells(row))
-        )
-        why = f"{_strong(row.status, row is self.winner)}: {as_html(row.why)}"
-        rest = f"<td></td><td colspan='{len(HEADS) - 1}' style='{LEFT}'>{why}</td>"
-        return f"<tr class='{_css(row)}'>{cells}</tr><tr class='why {_css(row)}'>{rest}</tr>"
-
-    def _repr_html_(self) -> str:
-        """Returns it for a notebook."""
-        command = f"<pre>{as_preformatted(self.train_command)}</pre>" if self.has_best else ""
-        return (
-            f"<p>compare: {as_html(self.title)}</p>{self.html_table()}"
-            f"<p>{as_html(MEANINGS)}.</p><p>{as_html(self.how)}</p>"
-            f"<p><b>{as_html(self.summary)}</b></p>{command}"
-        )
+    @property
+    def reasons(self) -> Notes:
+        """Why each variant is what it is."""
+        return Notes([(str(each.number), each.status, each.why) for each in self.rows])
 
     def as_dict(self) -> dict:
         """Returns what is ready for JSON; a distance that is infinite is null."""
@@ -215,12 +192,6 @@ def spread(row: Row) -> float | None:
     return (max(row.rates) - min(row.rates)) / row.rate if len(row.rates) > 1 else None
 
 
-def as_preformatted(text: str) -> str:
-    """Returns lines for a page, with nothing in them that is markup."""
-    lines = text.split("\n")
-    return "\n".join([as_html(lines[0]), *(f"    {as_html(each)}" for each in lines[1:])])
-
-
 def _number(value: float | None, spec: str) -> str:
     if value is None:
         return "-"
@@ -229,26 +200,3 @@ def _number(value: float | None, spec: str) -> str:
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
-
-
-def _in_columns(texts) -> str:
-    columns = zip(texts, WIDTHS, strict=True)
-    return " ".join(
-        each.ljust(-width) if width < 0 else each.rjust(width) for each, width in columns
-    ).rstrip()
-
-
-def _piped(texts) -> str:
-    return "| " + " | ".join(each.replace("|", "\\|") for each in texts) + " |"
-
-
-def _align(index: int) -> str:
-    return LEFT if WIDTHS[index] < 0 else RIGHT
-
-
-def _strong(text: str, is_strong: bool) -> str:
-    return f"<b>{as_html(text)}</b>" if is_strong else as_html(text)
-
-
-def _css(row: Row) -> str:
-    return row.status.replace(" ", "-")

@@ -4,16 +4,13 @@ print(Table((ok("Python", "3.11.9"), error("DALI", "not installed", "install it:
 """
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from typing import Literal
 
-from tfaccel.common.tables import as_html, counted, html_table, in_lines
+from tfaccel.common.report import Notes, Report
+from tfaccel.common.tables import counted
 
 Status = Literal["ok", "warning", "error"]
-
-INDENT = 25  # where the sentences begin, after status and name
-COLUMNS = ("status", "name", "found", "fix")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +28,11 @@ class Finding:
     status: Status
     found: str
     fix: str = ""
+
+    @property
+    def row(self) -> tuple[str, str, tuple[str, ...]]:
+        """Its status, its name and its sentences."""
+        return self.status, self.name, (self.found, self.fix and f"fix: {self.fix}")
 
 
 def ok(name: str, found: str) -> Finding:
@@ -58,7 +60,7 @@ def worst(name: str, found: Sequence[Finding], fine: str) -> Finding:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Table:
+class Table(Report):
     """All findings, in the order in which they were looked for.
 
     Attributes:
@@ -74,28 +76,19 @@ class Table:
         """1 if there is an error, else 0."""
         return 1 if self._count("error") else 0
 
-    def __str__(self) -> str:
-        """Returns the lines, wrapped, then the counts and what was left out."""
-        return "\n".join([*map(_as_text, self.findings), "", in_lines(self._summary())])
+    def parts(self):
+        """Returns a line for each finding, then the counts and what was left out."""
+        yield Notes([each.row for each in self.findings])
+        yield self._summary()
 
-    def __repr__(self) -> str:
-        """Returns the same: it is what a prompt should show."""
-        return str(self)
-
-    def _repr_html_(self) -> str:
-        """Returns it for a notebook."""
-        rows = [[getattr(each, name) for name in COLUMNS] for each in self.findings]
-        return f"{html_table(COLUMNS, rows)}<p>{as_html(self._summary())}</p>"
-
-    def as_json(self) -> str:
-        """Returns one JSON object: the checks, the counts and what was left out."""
-        said = {
+    def as_dict(self) -> dict:
+        """Returns what is ready for JSON: the checks, the counts and what was left out."""
+        return {
             "checks": [dataclasses.asdict(each) for each in self.findings],
             "errors": self._count("error"),
             "warnings": self._count("warning"),
             "left_out": self.left_out,
         }
-        return json.dumps(said, indent=2)
 
     def _count(self, status: Status) -> int:
         return sum(each.status == status for each in self.findings)
@@ -104,12 +97,3 @@ class Table:
         errors, warnings = (counted(self._count(each), each) for each in ("error", "warning"))
         left_out = f" Not looked at: {'; '.join(self.left_out)}." if self.left_out else ""
         return f"{errors}, {warnings}, {self._count('ok')} ok.{left_out}"
-
-
-def _as_text(finding: Finding) -> str:
-    """Returns the finding's lines; what goes on begins below its sentence."""
-    first, rest = f"{finding.status:8} {finding.name:15} ".ljust(INDENT), " " * INDENT
-    lines = [in_lines(finding.found, first=first, rest=rest)]
-    if finding.fix:
-        lines.append(in_lines(f"fix: {finding.fix}", first=rest, rest=rest))
-    return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""A finding, and the table of them: for a terminal of 80 columns, a pipe, JSON and a notebook.
+"""A finding, and the table of them.
 
 table = Table(findings=(...), title="resnet50", remarks=())
 print(table); len(table); [each.fix for each in table]; table.ok
@@ -7,16 +7,15 @@ print(table); len(table); [each.fix for each in table]; table.ok
 import dataclasses
 from collections.abc import Iterator
 
-from tfaccel.common.tables import as_html, counted, in_lines
+from tfaccel.common.report import Notes, Report
+from tfaccel.common.tables import counted
 
 REMARKS = "looked at, and in order or not to be judged:"
 SEVERITIES = ("error", "warning", "note")
-COLUMNS = ("severity", "where", "what", "why", "gain", "fix")
-LEFT = "style='text-align:left;vertical-align:top'"  # notebooks center what says nothing
 
 
-@dataclasses.dataclass(frozen=True)
-class Finding:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Finding(Report):
     """One thing to mend.
 
     Attributes:
@@ -37,18 +36,20 @@ class Finding:
     fix: str
     change: str | None = None
 
-    def __str__(self):
-        """Returns a few lines of at most 80 columns."""
-        head = in_lines(f"{self.where}: {self.what}", first=f"{self.severity:8} ", rest=" " * 9)
-        parts = [("why", self.why), ("gain", self.gain), ("fix", self.fix), ("flag", self.change)]
-        body = [
-            in_lines(text, first=f"{'':9}{name:5} ", rest=" " * 15) for name, text in parts if text
-        ]
-        return "\n".join([head, *body])
+    def parts(self):
+        """Returns what there is to know of it, and what to do."""
+        yield Notes([self.row])
+
+    @property
+    def row(self) -> tuple[str, tuple[str, ...]]:
+        """Its severity, and its sentences."""
+        said = {"why": self.why, "gain": self.gain, "fix": self.fix, "flag": self.change}
+        rest = [f"{name}: {text}" for name, text in said.items() if text]
+        return self.severity, (f"{self.where}: {self.what}", *rest)
 
 
-@dataclasses.dataclass(frozen=True)
-class Table:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Table(Report):
     """All findings, the worst first.
 
     Attributes:
@@ -103,38 +104,16 @@ class Table:
         severities = [each.severity for each in self.findings]
         return {each: severities.count(each) for each in SEVERITIES}
 
-    def __str__(self):
-        """Returns all of it, at most 80 columns wide."""
-        blocks = [in_lines(self.summary), *map(str, self.findings)]
+    def parts(self):
+        """Returns the counts, the findings and the remarks."""
+        yield self.summary
+        yield Notes([each.row for each in self.findings])
         if self.remarks:
-            lines = [in_lines(each, first="  ", rest="    ") for each in self.remarks]
-            blocks.append("\n".join([REMARKS, *lines]))
-        return "\n\n".join(blocks)
-
-    def __repr__(self):
-        """Returns the same: it is what a prompt should show."""
-        return str(self)
+            yield REMARKS
+            yield Notes([(each,) for each in self.remarks])
 
     def as_dict(self) -> dict:
         """Returns what is ready for JSON: what was looked at, the findings, counts, remarks."""
         counts = {f"{each}s": number for each, number in self._counts().items()}
         findings = [dataclasses.asdict(each) for each in self.findings]
         return {"about": self.title, "findings": findings, **counts, "remarks": self.remarks}
-
-    def _repr_html_(self) -> str:
-        """Returns it for a notebook."""
-        head = "".join(f"<th {LEFT}>{name}</th>" for name in COLUMNS)
-        rows = "".join(f"<tr>{_html_cells(each)}</tr>" for each in self.findings)
-        remarks = "".join(f"<li>{as_html(each)}</li>" for each in self.remarks)
-        return (
-            f"<p>{as_html(self.summary)}</p>"
-            + (f"<table><thead><tr>{head}</tr></thead>{rows}</table>" if rows else "")
-            + (f"<p>{REMARKS}</p><ul>{remarks}</ul>" if remarks else "")
-        )
-
-
-def _html_cells(finding: Finding) -> str:
-    texts = {name: as_html(getattr(finding, name)) for name in COLUMNS}
-    if finding.change:
-        texts["fix"] += f"<br><code>{as_html(finding.change)}</code>"
-    return "".join(f"<td {LEFT}>{text}</td>" for text in texts.values())

@@ -10,7 +10,7 @@ import dataclasses
 
 import keras
 
-from tfaccel.common.tables import as_html, in_lines
+from tfaccel.common.report import Report
 from tfaccel.diagnostics.lint.facts import Facts, Layer, Model
 from tfaccel.diagnostics.lint.light import Cost, cost_of
 from tfaccel.diagnostics.lint.measure import Spread, device, shortened, spreads
@@ -19,8 +19,8 @@ from tfaccel.diagnostics.lint.products import LITTLE, can_pad, heads, multiple_o
 from tfaccel.diagnostics.lint.words import of_tiles
 
 
-@dataclasses.dataclass(frozen=True)
-class Fix:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Fix(Report):
     """A model with padded heads, and whether it is faster here.
 
     Attributes:
@@ -36,7 +36,7 @@ class Fix:
       num_steps: of each model that were to be timed.
     """
 
-    model: keras.Model = dataclasses.field(repr=False)
+    model: keras.Model
     kept: bool = False
     heads: tuple[str, ...] = ()
     before: Spread | None = None
@@ -46,12 +46,11 @@ class Fix:
     cost: Cost | None = None
     num_steps: int = 0
 
-    def __str__(self):
+    def parts(self):
         """Returns what was measured and what became of it."""
-        return "\n".join(in_lines(each, rest="     ") for each in self._sentences())
-
-    def _sentences(self) -> list[str]:
-        return [self._padding(), *([str(self.cost)] if self.cost else [])]
+        yield self._padding()
+        if self.cost:
+            yield str(self.cost)
 
     def _padding(self) -> str:
         if not self.heads:
@@ -71,10 +70,6 @@ class Fix:
         said = dataclasses.asdict(dataclasses.replace(self, model=None))
         del said["model"]
         return said
-
-    def _repr_html_(self) -> str:
-        """Returns it for a notebook."""
-        return "".join(f"<p>{as_html(each)}</p>" for each in self._sentences())
 
 
 def fixed(facts: Facts, model: keras.Model, strategy, *, keep: bool | None, num_steps: int) -> Fix:

@@ -10,7 +10,8 @@ import sys
 
 from tfaccel.common.errors import UserError
 from tfaccel.common.local_path import local_path
-from tfaccel.common.tables import in_lines, show
+from tfaccel.common.report import in_lines
+from tfaccel.common.tables import show
 from tfaccel.config import Config
 from tfaccel.diagnostics.profile import config_file as config_file_lib
 from tfaccel.diagnostics.profile.knobs import with_changes

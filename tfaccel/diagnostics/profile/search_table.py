@@ -1,11 +1,11 @@
-"""The trials of a search and what to use: for 80 columns, a pipe, JSON and a notebook.
+"""The trials of a search and what to use.
 
 print(SearchTable(found))
 """
 
 import dataclasses
 
-from tfaccel.common.tables import as_html, html_table, in_lines
+from tfaccel.common.report import Grid, Notes, Report
 from tfaccel.diagnostics.profile.search import Found, Trial
 
 WORDS = {
@@ -20,8 +20,8 @@ WORDS = {
 COLUMNS = ("setting", "images/s", "of start", "runs", "MiB", "")
 
 
-@dataclasses.dataclass(frozen=True)
-class SearchTable:
+@dataclasses.dataclass(frozen=True, repr=False)
+class SearchTable(Report):
     """What a search came to.
 
     Attributes:
@@ -51,20 +51,13 @@ class SearchTable:
             f"{best.rate / start.rate:.2f} times the start's {start.rate:,.0f}"
         )
 
-    def __str__(self):
-        """Returns all of it, at most 80 columns wide."""
-        lines = [_row(*COLUMNS)]
-        for each in self.found.trials:
-            lines.append(_row(*self._cells(each)))
-            if each.why:
-                lines.append(in_lines(each.why, first="    ", rest="    "))
-        lines += ["", in_lines(self.summary)]
-        lines += [in_lines(each, first="  ", rest="    ") for each in self._remarks()]
-        return "\n".join(lines)
-
-    def __repr__(self):
-        """Returns the same: it is what a prompt should show."""
-        return str(self)
+    def parts(self):
+        """Returns the trials, why some failed, the best and the remarks."""
+        trials = self.found.trials
+        yield Grid(COLUMNS, [self._cells(each) for each in trials], right=range(1, 5))
+        yield Notes([(self._cells(each)[0], each.why) for each in trials if each.why])
+        yield self.summary
+        yield Notes([(each,) for each in self._remarks()])
 
     def as_dict(self) -> dict:
         """Returns what is ready for JSON."""
@@ -88,15 +81,6 @@ class SearchTable:
             "written": self.written,
         }
 
-    def _repr_html_(self) -> str:
-        """Returns it for a notebook."""
-        rows = [(*self._cells(each), each.why) for each in self.found.trials]
-        listed = "".join(f"<li>{as_html(each)}</li>" for each in self._remarks())
-        return (
-            f"{html_table((*COLUMNS, 'why'), rows, right=range(1, 5))}"
-            f"<p>{as_html(self.summary)}</p><ul>{listed}</ul>"
-        )
-
     def _remarks(self) -> list[str]:
         written = [f"written: {self.written}"] if self.written else []
         return [*self.remarks, *self.found.remarks, *written]
@@ -115,8 +99,3 @@ class SearchTable:
             "-" if trial.memory_mib is None else f"{trial.memory_mib:,}",
             WORDS[trial.outcome],
         )
-
-
-def _row(name, rate, of_start, runs, memory, outcome) -> str:
-    line = f"{name:25} {rate:>10} {of_start:>8} {runs:>4} {memory:>8}  {outcome}"
-    return line.rstrip()

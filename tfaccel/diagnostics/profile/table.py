@@ -1,4 +1,4 @@
-"""What was measured and what it means: for 80 columns, a pipe, JSON and a notebook.
+"""What was measured and what it means.
 
 print(Profile(setup, ceilings))
 """
@@ -7,15 +7,16 @@ import dataclasses
 import functools
 import shlex
 
-from tfaccel.common.tables import as_html, counted, html_table, in_figures, in_lines
+from tfaccel.common.report import Grid, Notes, Report
+from tfaccel.common.tables import counted, in_figures
 from tfaccel.diagnostics.profile.verdict import Ceilings, Setup, Verdict, judge, milliseconds
 
 NAMES = {"step": "step, its batch on the device", "loader": "loader alone", "real": "real run"}
 HEADS = ("", "images/s", "quartiles", "a batch takes")
 
 
-@dataclasses.dataclass(frozen=True)
-class Profile:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Profile(Report):
     """The three rates of a run, and what bounds it.
 
     Attributes:
@@ -47,21 +48,15 @@ class Profile:
             f"batches of {setup.global_batch_size:,} on {where}, loader {setup.loader}{threads}"
         )
 
-    def __str__(self):
-        """Returns all of it, at most 80 columns wide."""
-        lines = [in_lines(self.title), "", _row(*HEADS)]
-        lines += [_row(*each) for each in self._rows()]
-        lines += ["", in_lines(self.verdict.sentence, first="verdict  ", rest=" " * 9)]
-        lines += [in_lines(each, first="to do    ", rest=" " * 9) for each in self.verdict.advice]
-        if self.memory_mib:
-            lines.append(in_lines(self._memory(), first="memory   ", rest=" " * 9))
-        if self.trace:
-            lines.append(in_lines(self._trace(), first="trace    ", rest=" " * 9))
-        return "\n".join(lines)
-
-    def __repr__(self):
-        """Returns the same: it is what a prompt should show."""
-        return str(self)
+    def parts(self):
+        """Returns the rates, what bounds the run and what to do."""
+        yield self.title
+        yield Grid(HEADS, self._rows(), right=range(1, 4))
+        notes = [("verdict", self.verdict.sentence)]
+        notes += [("to do", each) for each in self.verdict.advice]
+        notes += [("memory", self._memory())] if self.memory_mib else []
+        notes += [("trace", self._trace())] if self.trace else []
+        yield Notes(notes)
 
     def as_dict(self) -> dict:
         """Returns what is ready for JSON."""
@@ -72,17 +67,6 @@ class Profile:
             "memory_mib": self.memory_mib,
             "trace": self.trace,
         }
-
-    def _repr_html_(self) -> str:
-        """Returns it for a notebook."""
-        notes = [f"verdict: {self.verdict.sentence}", *self.verdict.advice]
-        notes += [self._memory()] if self.memory_mib else []
-        notes += [self._trace()] if self.trace else []
-        listed = "".join(f"<li>{as_html(each)}</li>" for each in notes)
-        return (
-            f"<p>{as_html(self.title)}</p>"
-            f"{html_table(HEADS, self._rows(), right=range(1, 4))}<ul>{listed}</ul>"
-        )
 
     def _rows(self) -> list[tuple[str, str, str, str]]:
         rows = []
@@ -103,7 +87,3 @@ class Profile:
             f"uv run --with xprof tensorboard --logdir {folder} (its Profile tab is the package "
             "xprof, which tfaccel does not bring)"
         )
-
-
-def _row(name: str, rate: str, quartiles: str, took: str) -> str:
-    return f"{name:30} {rate:>11} {quartiles:>21} {took:>14}".rstrip()
