@@ -23,6 +23,7 @@ from tfaccel.common.errors import UserError, did_you_mean
 from tfaccel.common.local_path import local_path
 from tfaccel.common.meant import unknown_flag
 from tfaccel.common.redact import redacted_command
+from tfaccel.config import all_fields
 from tfaccel.launch import scheduler
 from tfaccel.runtime.cluster.addresses import in_url
 
@@ -109,7 +110,7 @@ def parse(
     try:
         command = tuple(values(["tfaccel launch", *arguments])[1:])
     except flags.UnrecognizedFlagError as error:
-        raise unknown_flag("launch", error.flagname, values) from error
+        raise unknown_flag("launch", error.flagname, values, all_fields()) from error
     except flags.Error as error:
         raise UserError(str(error)) from error
     argv_of(command)  # or a UserError
