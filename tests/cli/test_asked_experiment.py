@@ -175,7 +175,6 @@ def test_a_workdir_stands_for_the_config_that_it_was_trained_by(place):
                 "--config.data.image_size=16,16",
                 "--config.model.num_outputs=12",
             ],
-            paths=(),
         )
         assert parse(values.config).data.image_size == (16, 16)
         assert parse(values.config).model.num_outputs == 12

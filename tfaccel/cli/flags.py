@@ -4,7 +4,6 @@ import dataclasses
 import difflib
 import importlib.machinery
 import importlib.util
-import itertools
 import os
 import pathlib
 import re
@@ -12,7 +11,7 @@ import sys
 import tempfile
 import traceback
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 import ml_collections
 from absl import flags
@@ -20,31 +19,25 @@ from ml_collections import config_flags
 
 from tfaccel.common import meant, run_log
 from tfaccel.common.errors import UserError, did_you_mean
+from tfaccel.common.flags import Flag, define, parsed
 from tfaccel.common.local_path import check_local, local_path
 from tfaccel.common.regular_file import NOT_REGULAR, is_special
-from tfaccel.config import (
-    all_fields,
-    check_is_config,
-    default_config,
+from tfaccel.config import all_fields, check_is_config, default_config
+from tfaccel.training.workdir import read_config, workdir_of
+
+CONFIG = Flag(
+    "config",
+    None,
+    "an experiment: a Python file with get_config(), as in configs/; FILE:smoke runs its smallest "
+    "size. Or a run's workdir, for what that was trained by",
+    shown="FILE",
 )
-from tfaccel.training.workdir import (
-    RESUMES,
-    read_config,
-    workdir_of,
+VERBOSE = Flag(
+    "verbose",
+    False,
+    "show every choice and its reason, as TFACCEL_VERBOSE=1 does; log.txt in a run's workdir has "
+    "them in any case",
 )
-
-HELP_FLAGS = {"--help", "-h", "--helpfull", "--helpshort"}
-
-
-def is_help(argument: str) -> bool:
-    """Returns whether an argument asks for help."""
-    return argument in HELP_FLAGS or argument.startswith("--help=")
-
-
-def topic(arguments: list[str]) -> str | None:
-    """Returns what help is asked for: "" for the common part; None where none is."""
-    asked = [each for each in arguments if is_help(each)]
-    return asked[-1].partition("=")[2] if asked else None
 
 
 def new_file(name: str, given: str | None) -> pathlib.Path | None:
@@ -85,98 +78,23 @@ def whole(number: float) -> float:
     return int(number) if number.is_integer() else number
 
 
-def before_command(arguments: list[str], values: flags.FlagValues) -> tuple[list[str], list[str]]:
-    """Returns a launcher's flags, spelled as they are defined, and the command as it was given."""
-    own = spelled(arguments, values)
-    # Of these absl leaves unknown flags, as --help, and all from the first word that is no flag.
-    left = parsed("launch", values, own, known_only=True)
-    num_own = len(arguments) - len([*itertools.dropwhile(lambda each: each[:1] == "-", left)])
-    return own[:num_own], arguments[num_own:]
-
-
-def parse_own_flags(
-    command: str, values: flags.FlagValues, arguments: list[str], *, takes_paths: bool = False
-) -> list[str]:
-    """Sets the flags of a command that takes no config, and returns the paths among them.
-
-    Raises:
-      UserError: a flag is not one of them, or not what it may be.
-    """
-    paths = parsed(command, values, spelled(arguments, values))
-    if paths and not takes_paths:
-        cure = f"see `tfaccel {command} --help`"
-        if os.path.isdir(paths[0]) and "data" in values:
-            cure = f"did you mean --data={paths[0]}?"
-        raise UserError(f"'{paths[0]}' is no flag of {command}; {cure}")
-    return paths
-
-
-# How absl passes on what Python says of a flag's value, and what it should say.
-EXPECTED = {
-    r"invalid literal for int\(\).*": "expected a whole number",
-    r"could not convert string to float.*": "expected a number",
-    r"\('Non-boolean argument to boolean flag.*": "expected true or false",
-}
-
-
-def parsed(
-    command: str, values: flags.FlagValues, arguments: list[str], *, known_only: bool = False
-) -> list[str]:
-    """Sets flags and returns what is left of the arguments.
-
-    Raises:
-      UserError: a flag is unknown, unless `known_only`, or not what it may be.
-    """
-    try:
-        return values([f"tfaccel {command}", *arguments], known_only=known_only)[1:]
-    except flags.UnrecognizedFlagError as error:
-        raise meant.unknown_flag(command, error.flagname, values, all_fields()) from error
-    except flags.Error as error:
-        sentence = str(error)
-        for said, expected in EXPECTED.items():
-            sentence = re.sub(said, expected, sentence)
-        raise UserError(sentence) from error
-
-
 def parse_config_flags(
-    command: str,
-    arguments: list[str],
-    *,
-    paths: tuple[str, ...],
-    switches: tuple[str, ...] = (),
-    numbers: Mapping[str, float | None] = types.MappingProxyType({}),
-    trains: bool = False,
-):
+    command: str, arguments: list[str], own: Iterable[Flag] = ()
+) -> tuple[flags.FlagValues, str]:
     """Returns the flags, `config` with its overrides among them, and what --config names.
 
     Args:
       command: whose flags these are.
       arguments: the command line after it.
-      paths: the command's own flags, each of a path.
-      switches: and those that are on or off.
-      numbers: and those of a number, with its default.
-      trains: whether the command has the flags of training: resuming and workers.
+      own: the command's own flags.
     """
-    values = flags.FlagValues()
-    for path in paths:
-        flags.DEFINE_string(path, None, "A new one.", flag_values=values)
-    for switch in switches:
-        flags.DEFINE_bool(switch, False, "Off by default.", flag_values=values)
-    for number, default in numbers.items():
-        flags.DEFINE_float(number, default, "A number.", flag_values=values)
-    flags.DEFINE_bool("verbose", False, "Every choice and its reason.", flag_values=values)
-    if trains:
-        flags.DEFINE_enum("resume", "auto", RESUMES, "Where to begin.", flag_values=values)
-        flags.DEFINE_bool("accept_changes", False, "Of a resumed run.", flag_values=values)
-        flags.DEFINE_bool("dry-run", False, "Two steps alone.", flag_values=values)
-        flags.DEFINE_list("workers", None, "host:port of each.", flag_values=values)
-        flags.DEFINE_integer("worker-index", None, "This one's.", flag_values=values)
+    values = define((*own, VERBOSE))
     given, others = config_apart(arguments)
     file = _one_file(command, given, others)
     _check_overrides(others)
     # Loaded here, so that its errors are told from those of the flags.
     _define_config(file, load(file), values, others)
-    unparsed = parsed(command, values, spelled(others, values))
+    unparsed = parsed(command, values, spelled(others, values), fields=all_fields())
     if unparsed:
         raise UserError(f"'{unparsed[0]}' is no flag; expected --config.SECTION.FIELD=VALUE")
     if values.verbose:

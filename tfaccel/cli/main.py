@@ -10,18 +10,15 @@ import sys
 import traceback
 from typing import NoReturn
 
-from tfaccel.cli import help as help_texts
+from tfaccel.cli.command import overview
 from tfaccel.cli.diagnose_commands import audit, autobatch, compare, doctor, lint, profile, selftest
-from tfaccel.cli.flags import topic as topic_of
 from tfaccel.cli.train_commands import export, launch, plot, predict, train
 from tfaccel.common import meant
 from tfaccel.common.disk_errors import OF_DISKS, cure
 from tfaccel.common.errors import RunError, UserError, tell
 from tfaccel.common.redact import shown
+from tfaccel.common.tables import show
 from tfaccel.common.version import __version__
-from tfaccel.config import (
-    default_config,
-)
 
 
 def cli() -> None:
@@ -57,16 +54,13 @@ def main(arguments: list[str]) -> int:
     """
     command, *rest = arguments or ["--help"]
     if command in ("--help", "-h", "help"):
-        print(help_texts.ALL, end="")
+        show(overview(COMMANDS), end="")
         return 0
     if command == "--version":
         print(__version__)
         return 0
     if command not in COMMANDS:
         raise UserError(f"there is no command '{command}'{meant.command(command, COMMANDS)}")
-    if command in HELP and (topic := topic_of(rest)) is not None:
-        print(_help(command, topic), end="")
-        return 0
     if command not in ("doctor", "launch"):  # which start others, in an environment of their own
         # TensorFlow reads this when it is imported, and then says less at its start.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -87,26 +81,3 @@ COMMANDS = {
     "selftest": selftest,
     "doctor": doctor,
 }
-
-# Of those whose help is text alone.
-HELP = {
-    "audit": help_texts.AUDIT,
-    "autobatch": help_texts.AUTOBATCH,
-    "compare": help_texts.COMPARE,
-    "doctor": help_texts.DOCTOR,
-    "export": help_texts.EXPORT,
-    "lint": help_texts.LINT,
-    "plot": help_texts.PLOT,
-    "predict": help_texts.PREDICT,
-    "profile": help_texts.PROFILE,
-}
-
-
-def _help(command: str, topic: str) -> str:
-    """Returns the help of a command, or of a section of the config that it takes."""
-    takes_config = "--config=FILE" in HELP[command]
-    help_texts.check_topic(topic, help_texts.TOPICS if takes_config else ("all",))
-    if topic in ("", "all"):
-        fields = help_texts.of_fields(default_config()) if topic and takes_config else ""
-        return HELP[command] + fields
-    return help_texts.of_fields(default_config(), topic)

@@ -6,20 +6,12 @@ import os
 import pathlib
 
 from absl import flags
-from ml_collections import config_flags
 
-from tfaccel.cli import help as help_texts
 from tfaccel.cli.asked_experiment import look_at, look_at_run
-from tfaccel.cli.flags import (
-    before_command,
-    config_apart,
-    folder_to_be,
-    is_help,
-    parse_config_flags,
-    parse_own_flags,
-)
-from tfaccel.cli.flags import topic as topic_of
+from tfaccel.cli.command import OF_CONFIG, command, topic_of
+from tfaccel.cli.flags import folder_to_be
 from tfaccel.common.errors import UserError
+from tfaccel.common.flags import Flag
 from tfaccel.common.local_path import check_local, local_path
 from tfaccel.common.tables import show, show_json
 from tfaccel.config import (
@@ -30,13 +22,16 @@ from tfaccel.config import (
     WEIGHTS,
     Config,
     ExportConfig,
-    default_config,
     parse,
 )
+from tfaccel.launch import options
+from tfaccel.launch.options import FLAGS
 from tfaccel.process.start_noise import start_tensorflow
 from tfaccel.runtime.cluster import Cluster, find
+from tfaccel.runtime.cluster.addresses import FIRST_PORT, LAST_PORT
 from tfaccel.runtime.cluster.ray import undo_legacy_keras
 from tfaccel.training.workdir import (
+    RESUMES,
     check_usable,
     read_config,
     workdir_of,
@@ -44,12 +39,66 @@ from tfaccel.training.workdir import (
 )
 
 
-def train(arguments: list[str]) -> int:
+@command(
+    summary="train, measure and export what a config file says",
+    takes=OF_CONFIG,
+    about="""
+        SIGTERM, SIGUSR1 and Ctrl-C let it save and stop, with exit code checkpoint.exit_code; a
+        second one ends it at once.""",
+    flags=(
+        Flag(
+            "workdir",
+            None,
+            "a folder for what the run leaves; runs/NAME-TIME by default. Where it holds a run "
+            "that was stopped, the same command goes on from its newest checkpoint. Several "
+            "workers need one that they share",
+            shown="DIR",
+        ),
+        Flag(
+            "resume",
+            "auto",
+            'or "required" (an error if there is no checkpoint) or "never" (if there is a run)',
+            choices=RESUMES,
+        ),
+        Flag(
+            "accept_changes",
+            False,
+            "go on from a checkpoint although the config or the data have changed since",
+        ),
+        Flag(
+            "dry-run",
+            False,
+            "train two steps and print, in every process, which worker it is, its GPUs and "
+            "replicas, and its share of a batch; write nothing",
+        ),
+        Flag(
+            "workers",
+            None,
+            "the addresses of all workers, the chief's first. Without it TF_CONFIG says, or Slurm "
+            "or Open MPI, which started this process, or it is one of its own",
+            shown="HOST:PORT,...",
+            kind=tuple,
+        ),
+        Flag(
+            "worker-index",
+            None,
+            "which of them this process is, from 0, unless Slurm or Open MPI says",
+            shown="N",
+            kind=int,
+        ),
+    ),
+    examples=(
+        "tfaccel train --config=configs/digits.py",
+        "tfaccel train --config=configs/mnist.py --config.data.root=/mnist",
+        "tfaccel train --config=configs/digits.py --config.train.epochs=3",
+        "tfaccel train --config=configs/mnist.py --config.runtime.gpu_ids=0",
+        "tfaccel train --config=configs/digits.py --workdir=runs/a",
+        "tfaccel train --config=configs/digits.py --dry-run",
+    ),
+    shows_fields=True,
+)
+def train(values: flags.FlagValues, file: str) -> int:
     """Trains what the flags say and prints the result as one JSON line."""
-    if (topic := topic_of(arguments)) is not None:
-        show(_train_help([each for each in arguments if not is_help(each)], topic), end="")
-        return 0
-    values, file = parse_config_flags("train", arguments, paths=("workdir",), trains=True)
     config, workdir = parse(values.config), values.workdir
     if values.resume == "required" and not workdir:
         raise UserError("--resume=required without --workdir; say which run to go on with")
@@ -92,12 +141,28 @@ def _train_dry(config: Config, workdir: pathlib.Path, cluster: Cluster) -> int:
     return 0
 
 
-def plot(arguments: list[str]) -> int:
+@command(
+    summary="draw loss, metrics and throughput of one or more runs",
+    takes="WORKDIR... [flags]",
+    about="""
+        Draws loss, metrics and images per second of one or more runs over their epochs, finished or
+        not. Each run has a colour; test images are the full line, training the dashed one. The
+        heading and the legend say in which settings the runs differ. A folder of workdirs stands
+        for all runs in it.""",
+    flags=(
+        Flag(
+            "output",
+            "plot.png",
+            "a new .png, or .html: one page with the picture and a table, that needs no other file",
+        ),
+    ),
+    examples=(
+        "tfaccel plot runs/digits-20261121-094702",
+        "tfaccel plot runs/a runs/b --output=curves.html",
+    ),
+)
+def plot(values: flags.FlagValues, given: list[str]) -> int:
     """Draws the runs whose workdirs are given, and prints the picture's path."""
-    values = flags.FlagValues()
-    values.set_gnu_getopt(True)  # flags may follow the workdirs
-    flags.DEFINE_string("output", "plot.png", "A new PNG or HTML file.", flag_values=values)
-    given = parse_own_flags("plot", values, arguments, takes_paths=True)
     if not given:
         raise UserError("no workdir; name one or more, e.g. `tfaccel plot runs/a runs/b`")
     output = local_path(values.output)
@@ -108,22 +173,89 @@ def plot(arguments: list[str]) -> int:
     return 0
 
 
-def export(arguments: list[str]) -> int:
+@command(
+    summary="write a run's model for serving, and prove that it answers as the trained one does",
+    takes="WORKDIR [flags]",
+    about="""
+        Writes a run's model as a SavedModel that needs neither tfaccel nor DALI, as the next
+        version below --out. It takes pixels (serving_default) or JPEG and PNG files
+        (predict_bytes), which it decodes, resizes and normalises as the run's evaluation does, and
+        answers in float32. Then, in a process of its own, asks it about test images, and compares
+        pixels, outputs and top-1 with the trained model behind the run's own loader: where they
+        differ too much, it says in which step, and nothing is exported. tfaccel.json beside it has
+        class names, preprocessing and these figures. Training exports in the same way, with these
+        defaults.""",
+    flags=(
+        Flag(
+            "workdir",
+            None,
+            "of a run of `tfaccel train`, which may still be training",
+            shown="DIR",
+        ),
+        Flag(
+            "out",
+            None,
+            "a folder of versions, 1, 2, 3 and so on; DIR/export of the run by default",
+            shown="DIR",
+        ),
+        Flag(
+            "checkpoint",
+            None,
+            'or "best" by the run\'s monitor; by default what training itself exports: the newest '
+            "or, of a run that may stop early, the best",
+            shown="newest",
+            choices=CHECKPOINTS,
+        ),
+        Flag(
+            "weights",
+            None,
+            'or "average", where the run keeps one (ema_momentum), which is the default there',
+            shown="trained",
+            choices=WEIGHTS,
+        ),
+        Flag("samples", ExportConfig.samples, "test images to compare, spread over all of them"),
+        Flag(
+            "computes-in",
+            ExportConfig.computes_in,
+            'the precision that the run trained in, or "float32", which CPUs compute much faster '
+            "than float16",
+            choices=COMPUTES_IN,
+        ),
+        Flag(
+            "pixel-dtype",
+            ExportConfig.pixel_dtype,
+            'of the pixels, 0 to 255, that serving_default takes, or "uint8"',
+            choices=PIXEL_DTYPES,
+        ),
+        Flag("xla", False, "compile the model where it is served, anew for each number of rows"),
+        Flag(
+            "onnx",
+            False,
+            "write model.onnx, too, from pixels to answers, in float32 (the extra `onnx`)",
+        ),
+        Flag(
+            "root",
+            None,
+            "of the data, where they are no longer where the run found them",
+            shown="DIR",
+        ),
+        Flag(
+            "loader",
+            None,
+            "of the test images, where the run's own cannot be had here, e.g. for want of a GPU; "
+            "any of the config's data.loader",
+            shown="dali_cpu",
+            choices=LOADERS,
+        ),
+    ),
+    examples=(
+        "tfaccel export --workdir=runs/a",
+        "tfaccel export --workdir=runs/a --computes-in=float32 --onnx",
+        "tfaccel export runs/a --out=served/flowers",
+    ),
+)
+def export(values: flags.FlagValues, given: list[str]) -> int:
     """Exports the run in the workdir that is named, and prints the folder of the export."""
-    values = flags.FlagValues()
-    flags.DEFINE_string("workdir", None, "Of the run.", flag_values=values)
-    flags.DEFINE_string("out", None, "A folder of versions.", flag_values=values)
-    flags.DEFINE_string("root", None, "Of the data.", flag_values=values)
-    flags.DEFINE_enum("loader", None, LOADERS, "Of test images.", flag_values=values)
-    flags.DEFINE_enum("checkpoint", None, CHECKPOINTS, "Which.", flag_values=values)
-    flags.DEFINE_enum("weights", None, WEIGHTS, "Which.", flag_values=values)
-    flags.DEFINE_enum("pixel-dtype", "float32", PIXEL_DTYPES, "Of pixels.", flag_values=values)
-    flags.DEFINE_enum("computes-in", "policy", COMPUTES_IN, "Precision.", flag_values=values)
-    flags.DEFINE_integer("samples", 256, "Images to compare.", flag_values=values)
-    for switch in ("xla", "onnx"):
-        flags.DEFINE_bool(switch, False, "Off by default.", flag_values=values)
-    values.set_gnu_getopt(True)  # flags may follow the workdir
-    given = parse_own_flags("export", values, arguments, takes_paths=True)
     if given and (values.workdir or len(given) > 1):
         raise UserError(
             f"'{given[-1]}' is no flag of export, which takes one workdir: see `tfaccel export "
@@ -167,14 +299,33 @@ def export(arguments: list[str]) -> int:
     return 0
 
 
-def predict(arguments: list[str]) -> int:
+@command(
+    summary="name the classes of image files, by an export alone",
+    takes="--model=DIR IMAGE|FOLDER... [flags]",
+    about="""
+        Prints the likeliest classes of each image file and their probabilities. Needs the export
+        alone, and none of the run's data. A file that cannot be read or decoded is an error of its
+        own; the others are answered, and the exit code is 1.
+
+        A folder stands for all images in it and below it. In a file or a pipe each image has one
+        line.""",
+    flags=(
+        Flag(
+            "model",
+            None,
+            "a run's workdir, an export, or the folder of its versions, of which the last is taken",
+            shown="DIR",
+        ),
+        Flag("top", 3, "how many classes for each file", at_least=1),
+        Flag("json", False, "a line of JSON for each file: path, error, classes"),
+    ),
+    examples=(
+        "tfaccel predict --model=runs/a cat.jpg dog.png photographs/",
+        "tfaccel predict --model=served/flowers/3 --json photographs/*.jpg",
+    ),
+)
+def predict(values: flags.FlagValues, paths: list[str]) -> int:
     """Prints the classes of the image files that are named; returns 1 if one cannot be read."""
-    values = flags.FlagValues()
-    values.set_gnu_getopt(True)  # flags may follow the files
-    flags.DEFINE_string("model", None, "An export.", flag_values=values)
-    flags.DEFINE_integer("top", 3, "Classes for each.", lower_bound=1, flag_values=values)
-    flags.DEFINE_bool("json", False, "A line of JSON for each.", flag_values=values)
-    paths = parse_own_flags("predict", values, arguments, takes_paths=True)
     if not values.model or not paths:
         missing = "files" if values.model else "model"
         raise UserError(f"no {missing}; e.g. `tfaccel predict --model=runs/a cat.jpg`")
@@ -197,32 +348,66 @@ def predict(arguments: list[str]) -> int:
     return int(failed)
 
 
-def launch(arguments: list[str]) -> int:
+PORTS = f"{FIRST_PORT} to {LAST_PORT}"
+LAUNCH_WARNING = f"""  --help=all has all flags, the exit codes, and how to close the ports.
+
+  WARNING: TensorFlow's ports between ranks, {PORTS}, have no password.
+  Run several ranks on a private network alone, or close the ports to others.
+"""
+LAUNCH_MORE = f"""  SIGTERM, SIGUSR1, Ctrl-C and a lost terminal (SIGHUP, as SIGTERM) are passed
+  on: the ranks save and stop, and the exit code is theirs, 143. A second one
+  ends them at once. Exit codes else: 0 done, 2 a mistake in the call, 128 + n
+  where signal n ended a rank, 1 where a rank or a machine fell silent.
+
+  A script is watched by its calls of tfaccel: one that never calls
+  `tfaccel.setup` and `fit` counts as one that never starts. A loop of your own
+  calls `tfaccel.beat(step=...)` before each step.
+
+  WARNING: TensorFlow's ports between ranks have no password, and on each
+  machine they listen on all interfaces, of one machine's ranks too. Whoever
+  reaches one can read and write files as you. Run several ranks on a private
+  network alone, or close the ports, {PORTS}, to all but the job's
+  machines, here 10.0.0.0/24:
+    nft add table inet tfaccel
+    nft add chain inet tfaccel in '{{ type filter hook input priority 0; }}'
+    nft add rule inet tfaccel in iif lo accept
+    nft add rule inet tfaccel in ip saddr 10.0.0.0/24 accept
+    nft add rule inet tfaccel in tcp dport {FIRST_PORT}-{LAST_PORT} drop
+  Ranks of one machine need no network at all: `unshare --net --map-root-user sh
+  -c 'ip link set lo up; exec tfaccel launch ...'`. Who may join as a node is
+  settled by a secret in TFACCEL_LAUNCH_TOKEN, the same on all machines.
+"""
+
+
+@command(
+    summary="run many processes of one job, on one machine or several, and watch them",
+    takes="[flags] train --config=FILE --workdir=DIR [flags of train]\n"
+    "[flags] SCRIPT.py [arguments]",
+    about="""
+        Starts the ranks of one job, each a process that trains on its share of every batch, and
+        watches them. Where one fails, never starts or makes no progress, all are ended, with the
+        reason and the last lines of the one at fault; with --max-restarts they start again from the
+        last checkpoint. On several machines, start it once on each, with the same flags but
+        --node-rank; inside a step of Slurm with one task for each node, nodes and addresses are
+        known.""",
+    flags=FLAGS,
+    examples=(
+        "tfaccel launch --nproc-per-node=2 train \\\n  --config=configs/digits.py --workdir=runs/a",
+    ),
+    warning=LAUNCH_WARNING,
+    more=LAUNCH_MORE,
+    runs_command=True,
+)
+def launch(own: list[str], command_line: list[str]) -> int:
     """Runs a command in many processes and returns the job's exit code."""
     from tfaccel import launch as launch_room
-    from tfaccel.launch import options
 
-    own, command = before_command(arguments, options.make_flags())
-    if (topic := topic_of(own)) is not None:
-        help_texts.check_topic(topic, ("all",))
-        print(help_texts.of_launch(whole=topic == "all"), end="")
-        return 0
-    asked, command = options.parse([*own, *command], os.environ)
-    if asked.engine == "local" and command[0] == "train" and topic_of(command[1:]) is None:
+    asked, argv = options.parse([*own, *command_line], os.environ)
+    if asked.engine == "local" and argv[0] == "train" and topic_of(argv[1:]) is None:
         # Told once and now, not by each rank when TensorFlow has started.
-        values, _ = parse_config_flags("train", command[1:], paths=("workdir",), trains=True)
+        values, _ = train.parse(argv[1:])
         look_at_run(
             parse(values.config),
             check_usable(pathlib.Path(values.workdir), resume=values.resume),
         )
-    return launch_room.launch(asked, command)
-
-
-def _train_help(arguments: list[str], topic: str) -> str:
-    """Returns the help, with the values of the config file and flags that are given, if one is."""
-    if not config_apart(arguments)[0]:
-        return help_texts.of_train(default_config(), "they are by default", topic)
-    values, file = parse_config_flags("train", arguments, paths=("workdir",), trains=True)
-    changed = config_flags.get_override_values(values["config"])
-    source = f"{file} and the other flags say" if changed else f"{file} says"
-    return help_texts.of_train(values.config, source, topic)
+    return launch_room.launch(asked, argv)

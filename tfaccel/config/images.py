@@ -15,6 +15,7 @@ from tfaccel.common.checks import (
     is_int,
 )
 from tfaccel.common.errors import UserError
+from tfaccel.config.documented import documented
 
 WINDOWS = ("stretch", "resized_center_crop", "center_crop", "random_crop", "random_resized_crop")
 CROPS = ("center_crop", "random_crop")  # of these, what is not resized
@@ -33,6 +34,7 @@ WINDOW_ARGUMENTS = {
 }
 
 
+@documented
 @dataclasses.dataclass(frozen=True)
 class AugmentConfig:
     """Which part of an image becomes a training example, and how it is varied, in this order.
@@ -40,40 +42,43 @@ class AugmentConfig:
     Every random number is a function of the seed, the epoch and the image's place in it: the same
     on any number of replicas, in every loader, and after a resume. Targets of paired images share
     all of them but colour.
-
-    Attributes:
-      window: which part of an image is resized to image_size. "stretch": all of it, whatever its
-        shape; "resized_center_crop": `center_fraction` of the largest centred window of
-        image_size's shape (torchvision's Resize(256), CenterCrop(224)); "center_crop" and
-        "random_crop": image_size pixels as they are, centred or anywhere; "random_resized_crop": a
-        random window (torchvision's RandomResizedCrop).
-      center_fraction: for "resized_center_crop", of both sides.
-      crop_area: for "random_resized_crop": least and largest part of the image's area.
-      crop_ratio: for "random_resized_crop": least and largest width / height of the window.
-      horizontal_flip: whether an image is mirrored left to right, with probability 1/2.
-      vertical_flip: whether an image is mirrored top to bottom, with probability 1/2.
-      rotation_degrees: an image turns about its centre by a uniform angle in [-this, this]; what
-        comes from outside is black.
-      shift_pixels: an image moves by a uniform whole number of pixels in [-this, this], along both
-        axes; what comes from outside is black.
-      brightness: pixels are multiplied by a uniform factor in [1 - this, 1 + this].
-      contrast: their distance from middle grey is, likewise.
-      saturation: their distance from grey of the same lightness is, likewise.
-      hue_degrees: hues turn by a uniform angle in [-this, this].
     """
 
     window: str = "stretch"
+    """Which part of an image is resized to image_size. "stretch": all of it, whatever its shape;
+    "resized_center_crop": `center_fraction` of the largest centred window of image_size's shape
+    (torchvision's Resize(256), CenterCrop(224)); "center_crop" and "random_crop": image_size pixels
+    as they are, centred or anywhere; "random_resized_crop": a random window (torchvision's
+    RandomResizedCrop)."""
     center_fraction: float = 0.875
+    """For "resized_center_crop", of both sides."""
     crop_area: Sequence[float] = (0.08, 1.0)
+    """For "random_resized_crop": least and largest part of the image's area."""
     crop_ratio: Sequence[float] = (3 / 4, 4 / 3)
+    """For "random_resized_crop": least and largest width / height of the window."""
     horizontal_flip: bool = False
+    """Mirror half the images left to right.
+
+    Each image is mirrored with probability 1/2.
+    """
     vertical_flip: bool = False
+    """Whether an image is mirrored top to bottom, with probability 1/2."""
     rotation_degrees: float = 0.0
+    """An image turns about its centre by a uniform angle in [-this, this]; what comes from outside
+    is black."""
     shift_pixels: int = 0
+    """An image moves by a uniform whole number of pixels in [-this, this], along both axes; what
+    comes from outside is black."""
     brightness: float = 0.0
+    """Pixels are multiplied by a uniform factor in [1 - this, 1 + this]."""
     contrast: float = 0.0
+    """The pixels' distance from middle grey is multiplied by a uniform factor in [1 - this, 1 +
+    this]."""
     saturation: float = 0.0
+    """Their distance from grey of the same lightness is multiplied by a uniform factor in [1 -
+    this, 1 + this]."""
     hue_degrees: float = 0.0
+    """Hues turn by a uniform angle in [-this, this]."""
 
     def __post_init__(self):
         """Checks every field and stores it in its one normal form."""
@@ -96,47 +101,57 @@ class AugmentConfig:
         return self.window.startswith("random")
 
 
+@documented
 @dataclasses.dataclass(frozen=True)
 class ImageConfig:
-    """How images become batches.
-
-    Attributes:
-      image_size: (height, width) of the batches, in pixels.
-      channels: 1 for grey, 3 for RGB.
-      mean: of each channel (or one number for all), of pixels in 0..1; it is subtracted.
-      std: likewise; the difference is divided by it. Mean and std of 0.5 give pixels in -1..1.
-      global_batch_size: images per step over all replicas; None for batch_per_replica on each, or
-        256 where neither is given.
-      batch_per_replica: images per step on each replica; None for global_batch_size over all.
-      last_batch: of an epoch that the batch size does not divide. "pad": filled up with other
-        images, whose sample weight is 0, so that every image counts once; "drop": left out;
-        "repeat": filled up with the epoch's first images, which count again.
-      loader: "dali_gpu" (DALI decodes and augments on the replica's GPU), "dali_cpu" (on the CPU),
-        "tf_data" (TensorFlow, on the CPU), "memory" (decoded once, kept in the device's memory,
-        augmented there), "cache" (decoded once into a file that is mapped, augmented on the
-        device), or "auto", which chooses and logs why; what it decodes into memory, and takes
-        seconds to decode, it keeps on disk for later starts.
-      stored_size: for "memory" and "cache": (height, width) that images are resized to before they
-        are stored; None for image_size, or as they are where all files have one size.
-      bad_files: "error" for a sentence that names a file that cannot be used; "skip" to look
-        through all files first (as `tfaccel audit` does) and to train without the bad ones: those
-        that cannot be decoded, pairs of two sizes, and images smaller than the crop. (A file whose
-        name is no image's is an error either way.)
-      targets: of paired images: "image" (interpolated and normalised like the inputs) or "mask"
-        (nearest pixel, values as they are).
-    """
+    """How images become batches."""
 
     image_size: Sequence[int] = (224, 224)
+    """Height,width in pixels.
+
+    All images of a batch have this size.
+    """
     channels: int = 3
+    """3 for RGB, 1 for grey."""
     mean: float | Sequence[float] = 0.0
+    """Of each channel (or one number for all), of pixels in 0..1; it is subtracted."""
     std: float | Sequence[float] = 1.0
+    """Of each channel, as mean. The difference is divided by it. Mean and std of 0.5 give pixels in
+    -1..1."""
     global_batch_size: int | None = None
+    """Images a step, over all GPUs.
+
+    None for batch_per_replica on each, or 256 where neither is given.
+    """
     batch_per_replica: int | None = None
+    """Images per step on each replica; None for global_batch_size over all."""
     last_batch: str = "pad"
+    """Of an epoch that the batch size does not divide. "pad": filled up with other images, whose
+    sample weight is 0, so that every image counts once; "drop": left out; "repeat": filled up with
+    the epoch's first images, which count again."""
     loader: str = "auto"
+    """Who decodes; auto chooses.
+
+    "auto" chooses and says in the log why. The others: "dali_gpu" (DALI decodes and augments on the
+    replica's GPU), "dali_cpu" (on the CPU), "tf_data" (TensorFlow, on the CPU), "memory" (decoded
+    once, kept in the device's memory, augmented there), "cache" (decoded once into a file that is
+    mapped, augmented on the device). What "auto" decodes into memory, and takes seconds to decode,
+    it keeps on disk for later starts.
+    """
     stored_size: Sequence[int] | None = None
+    """For "memory" and "cache": (height, width) that images are resized to before they are stored;
+    None for image_size, or as they are where all files have one size."""
     bad_files: str = "error"
+    """What follows one: error or skip.
+
+    "error" raises a sentence that names a file that cannot be used. "skip" looks through all files
+    first (as `tfaccel audit` does) and trains without the bad ones: those that cannot be decoded,
+    pairs of two sizes, and images smaller than the crop. (A file whose name is no image's is an
+    error either way.)
+    """
     targets: str = "image"
+    """Of paired images: "image" (interpolated and normalised like the inputs) or "mask" (nearest
+    pixel, values as they are)."""
 
     def __post_init__(self):
         """Checks every field and stores it in its one normal form."""
@@ -174,38 +189,47 @@ class ImageConfig:
         return DEFAULT_BATCH if self.global_batch_size is None else self.global_batch_size
 
 
+@documented
 @dataclasses.dataclass(frozen=True)
 class DataConfig(ImageConfig):
-    """Where the images are, and how they become batches.
-
-    Attributes:
-      root: a folder that holds what `train` and `test` name; None, the default, for the embedded
-        handwritten digits.
-      source: "folders" (one folder of images per class), "csv" (a file of paths and labels),
-        "tfrecord", "webdataset" (tar shards), "arrays" (a folder with images.npy and labels.npy) or
-        "pairs" (input and target images in matching sub-folders).
-      train: what to train on, below root: a folder, a file, or a pattern of shards.
-      test: what measures the result, below root.
-      train_targets: for "pairs": the targets' folder, below root.
-      test_targets: likewise.
-      image_key: for "tfrecord": the feature that holds the encoded image.
-      label_key: for "tfrecord": the feature that holds the number or the name of the class.
-      first_label: for "tfrecord": the number of the first class, 1 in classic ImageNet shards.
-      image_ext: for "webdataset": extensions of the image, apart by semicolons.
-      label_ext: for "webdataset": extensions of the label: a file of digits, or "json".
-    """
+    """Where the images are, and how they become batches."""
 
     root: str | None = None
+    """Folder of the images.
+
+    It holds what `train` and `test` name; None, the default, for the embedded handwritten digits.
+    """
     source: str = "folders"
+    """folders, csv, tfrecord and others.
+
+    "folders" (one folder of images per class), "csv" (a file of paths and labels), "tfrecord",
+    "webdataset" (tar shards), "arrays" (a folder with images.npy and labels.npy) or "pairs" (input
+    and target images in matching sub-folders).
+    """
     train: str = "training"
+    """What to train on, below root.
+
+    A folder, a file, or a pattern of shards.
+    """
     test: str = "testing"
+    """What to test on, below root.
+
+    It measures the result.
+    """
     train_targets: str | None = None
+    """For "pairs": the targets' folder, below root."""
     test_targets: str | None = None
+    """For "pairs": the same for testing."""
     image_key: str = "image/encoded"
+    """For "tfrecord": the feature that holds the encoded image."""
     label_key: str = "image/class/label"
+    """For "tfrecord": the feature that holds the number or the name of the class."""
     first_label: int = 0
+    """For "tfrecord": the number of the first class, 1 in classic ImageNet shards."""
     image_ext: str = "jpg;jpeg;png;webp"
+    """For "webdataset": extensions of the image, apart by semicolons."""
     label_ext: str = "cls"
+    """For "webdataset": extensions of the label: a file of digits, or "json"."""
 
     def __post_init__(self):
         """Checks every field."""
@@ -226,35 +250,33 @@ class DataConfig(ImageConfig):
                 )
 
 
+@documented
 @dataclasses.dataclass(frozen=True)
 class DaliConfig:
-    """DALI's settings, for those who tune it. None leaves DALI's own default.
-
-    Attributes:
-      threads: CPU threads of each replica's loader; None for the cores divided by this machine's
-        replicas.
-      prefetch_batches: batches made ahead of the step.
-      hw_decoder_load: part of the JPEGs that the GPU's hardware decoder takes, 0 to 1.
-      device_memory_padding: bytes of GPU memory that the decoder has at the start for each thread.
-        A JPEG that needs more makes it take more, for which steps wait: some 6 bytes a pixel
-        (NVIDIA's ResNet-50 has 211,025,920 for ImageNet's up to 5980 x 6430).
-      host_memory_padding: twice so many bytes of pinned host memory, likewise: some 4 a pixel.
-      preallocate_width_hint: of the largest image that the hardware decoder has memory for at the
-        start, in pixels.
-      preallocate_height_hint: of the same image, in pixels.
-      bytes_per_sample_hint: bytes of a decoded image, for the buffers between operators.
-    """
+    """DALI's settings, for those who tune it. None leaves DALI's own default."""
 
     threads: int | None = None
+    """CPU threads of each replica's loader; None for the cores divided by this machine's replicas.
+    """
     prefetch_batches: int = 2  # DALI's own
+    """Batches made ahead of the step."""
     hw_decoder_load: float = 0.65  # DALI's own
+    """Part of the JPEGs that the GPU's hardware decoder takes, 0 to 1."""
     # Not DALI's own, 16 and 8 MiB and no size: of 1,000 ImageNet files one has 3.8 million pixels,
     # and a step takes as long as on the GPU that waits for it (four H100s, 2026-11-26).
     device_memory_padding: int | None = 32 * 2**20
+    """Bytes of GPU memory that the decoder has at the start for each thread. A JPEG that needs more
+    makes it take more, for which steps wait: some 6 bytes a pixel (NVIDIA's ResNet-50 has
+    211,025,920 for ImageNet's up to 5980 x 6430)."""
     host_memory_padding: int | None = 32 * 2**20
+    """Bytes of pinned host memory that the decoder has at the start for each thread, counted twice:
+    some 4 a pixel."""
     preallocate_width_hint: int | None = 2400
+    """Of the largest image that the hardware decoder has memory for at the start, in pixels."""
     preallocate_height_hint: int | None = 1632
+    """Of the same image, in pixels."""
     bytes_per_sample_hint: int | None = None
+    """Bytes of a decoded image, for the buffers between operators."""
 
     def __post_init__(self):
         """Checks every field."""

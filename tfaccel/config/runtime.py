@@ -9,6 +9,7 @@ from tfaccel.common.checks import (
     is_int,
 )
 from tfaccel.common.errors import UserError
+from tfaccel.config.documented import documented
 
 # Apex's levels, which people know by name, as Keras dtype policies. O1 (patch each op) and O2
 # (half model, float32 batch norm and master weights) are one policy in Keras: variables float32,
@@ -17,41 +18,53 @@ OPT_LEVELS = {"O0": "float32", "O1": "mixed_float16", "O2": "mixed_float16", "O3
 PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16", "float16")
 
 
+@documented
 @dataclasses.dataclass(frozen=True)
 class RuntimeConfig:
-    """How the process uses the machine.
-
-    Attributes:
-      gpu_ids: indices among the GPUs that CUDA_VISIBLE_DEVICES leaves, one replica on each; empty
-        for the CPU; None, the default, for all of them, or the CPU where there is none.
-      precision: a Keras dtype policy ("float32", "mixed_float16", "mixed_bfloat16", "float16") or
-        an Apex level ("O0" to "O3").
-      memory: "growth" to take GPU memory as it is needed, or a limit per GPU in MiB.
-      tf32: whether float32 matrix products and convolutions may use TensorFloat-32 (10 bits of
-        mantissa) on GPUs that have it.
-      xla: whether the training, test and predict steps are compiled with XLA; None, the default,
-        for on with GPUs and off on the CPU, where it makes most steps slower.
-      compile_cache: whether what XLA compiles for a GPU is kept for the next process, in
-        tfaccel/xla of the cache folder (XDG_CACHE_HOME, or ~/.cache), at most 4 GiB.
-      seed: the one seed; weights, dropout, data order and augmentation all derive from it.
-      deterministic: whether two runs alike give the same bits, by TensorFlow's deterministic
-        kernels, which may be slower.
-      peer_timeout_s: with several workers, how long one may be silent (dead, frozen or cut off;
-        being busy is not silence) until the others stop with an error that names it.
-      allow_public_network: whether workers may have public addresses. TensorFlow's ports have no
-        password, and who reaches one can run code there: say so only where a firewall closes them.
-    """
+    """How the process uses the machine."""
 
     gpu_ids: Sequence[int] | None = None
+    """GPUs, e.g. 0,1; empty for the CPU.
+
+    Indices among the GPUs that CUDA_VISIBLE_DEVICES leaves, one replica on each. None, the default,
+    for all of them, or the CPU where there is none.
+    """
     precision: str = "float32"
+    """Number format, e.g. mixed_float16.
+
+    A Keras dtype policy ("float32", "mixed_float16", "mixed_bfloat16", "float16") or an Apex level
+    ("O0" to "O3").
+    """
     memory: str | int = "growth"
+    """GPU memory: "growth" to take it as it is needed, or a limit per GPU in MiB."""
     tf32: bool = True
+    """Whether float32 matrix products and convolutions may use TensorFloat-32 (10 bits of mantissa)
+    on GPUs that have it."""
     xla: bool | None = None
+    """Whether XLA compiles steps.
+
+    That is the training, test and predict steps. None, the default, for on with GPUs and off on the
+    CPU, where it makes most steps slower.
+    """
     compile_cache: bool = True
+    """Whether what XLA compiles for a GPU is kept for the next process, in tfaccel/xla of the cache
+    folder (XDG_CACHE_HOME, or ~/.cache), at most 4 GiB."""
     seed: int = 0
+    """The one seed of a run.
+
+    Weights, dropout, data order and augmentation all derive from it.
+    """
     deterministic: bool = False
+    """The same bits in each run.
+
+    By TensorFlow's deterministic kernels, which may be slower.
+    """
     peer_timeout_s: int = 60
+    """With several workers, how long one may be silent (dead, frozen or cut off; being busy is not
+    silence) until the others stop with an error that names it."""
     allow_public_network: bool = False
+    """Whether workers may have public addresses. TensorFlow's ports have no password, and who
+    reaches one can run code there: say so only where a firewall closes them."""
 
     def __post_init__(self):
         """Checks every field and stores it in its one normal form."""

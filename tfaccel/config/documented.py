@@ -1,0 +1,59 @@
+"""What each field of a config means: the text that stands below the field in its class.
+
+@documented
+@dataclasses.dataclass(frozen=True)
+class RecipeConfig:
+    epochs: int = 1
+    \"""Passes over the training images.\"""
+
+meanings(RecipeConfig)["epochs"]     # "Passes over the training images."
+help(RecipeConfig)                   # the class's text, and then each field's
+"""
+
+import ast
+import functools
+import inspect
+import itertools
+import textwrap
+
+
+@functools.cache
+def meanings(kind: type) -> dict[str, str]:
+    """Returns the text of each field, its own class's and those that it inherits.
+
+    A paragraph ends with an empty line, as it is written. A field that is changed often begins with
+    a paragraph of a few words.
+    """
+    found = {}
+    for each in reversed(kind.__mro__[:-1]):
+        (parsed,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
+        for field, below in itertools.pairwise(parsed.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+                found[field.target.id] = inspect.cleandoc(ast.literal_eval(below.value)).strip()
+    return found
+
+
+class _Text:
+    """A class's `__doc__`, which reads the source when somebody asks for it, and not before."""
+
+    def __init__(self, of_class: str):
+        self.of_class = of_class
+
+    def __get__(self, instance, kind: type) -> str:
+        try:
+            fields = meanings(kind)
+        except (OSError, TypeError):  # without its source, as in a frozen program
+            return self.of_class
+        lines = [
+            textwrap.fill(" ".join(f"{name}: {text}".split()), 90, subsequent_indent="  ")
+            for name, text in fields.items()
+        ]
+        return f"{self.of_class.rstrip()}\n\nAttributes:\n" + textwrap.indent(
+            "\n".join(lines), "  "
+        )
+
+
+def documented(kind: type) -> type:
+    """Lets `help` of a class show the text of its fields, too."""
+    kind.__doc__ = _Text(inspect.cleandoc(kind.__doc__))
+    return kind
