@@ -68,16 +68,19 @@ def main(arguments: list[str]) -> int:
 
 
 COMMANDS = {
-    "train": train,
-    "launch": launch,
-    "plot": plot,
-    "audit": audit,
-    "lint": lint,
-    "profile": profile,
-    "compare": compare,
-    "export": export,
-    "predict": predict,
-    "autobatch": autobatch,
-    "selftest": selftest,
-    "doctor": doctor,
+    each.name: each
+    for each in (
+        train,
+        launch,
+        audit,
+        lint,
+        profile,
+        export,
+        predict,
+        plot,
+        compare,
+        autobatch,
+        selftest,
+        doctor,
+    )
 }

@@ -43,8 +43,9 @@ from tfaccel.training.workdir import (
     summary="train, measure and export what a config file says",
     takes=OF_CONFIG,
     about="""
-        SIGTERM, SIGUSR1 and Ctrl-C let it save and stop, with exit code checkpoint.exit_code; a
-        second one ends it at once.""",
+        Trains, tests after every epoch, exports the model, and prints the result as one line of
+        JSON. SIGTERM, SIGUSR1 and Ctrl-C let it save and stop, with exit code checkpoint.exit_code;
+        a second one ends it at once.""",
     flags=(
         Flag(
             "workdir",

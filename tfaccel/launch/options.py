@@ -302,12 +302,12 @@ def warn_of_secrets(command: Sequence[str]) -> None:
 
 def flags_of(options: Options) -> list[str]:
     """Returns the flags that an engine gives to the launcher of each node, beside its place."""
-    passed_on = ("num_nodes", "num_ranks_per_node", *filter(_is_seconds, FIELDS.values()))
-    values = {flag: getattr(options, field) for flag, field in FIELDS.items() if field in passed_on}
+    passed_on = ("num_nodes", "num_ranks_per_node", *filter(_is_seconds, _OF_FIELDS))
+    values = {_OF_FIELDS[field].name: (field, getattr(options, field)) for field in passed_on}
     return [
         f"--{flag}={0 if value == math.inf else format(value, '.15g')}"
-        for flag, value in values.items()
-        if value != getattr(Options, FIELDS[flag])
+        for flag, (field, value) in values.items()
+        if value != getattr(Options, field)
     ]
 
 
