@@ -15,9 +15,7 @@ from tfaccel.common.errors import UserError
 from tfaccel.common.flags import Flag
 from tfaccel.common.local_path import local_path
 from tfaccel.common.tables import show, show_json
-from tfaccel.config import (
-    RuntimeConfig,
-)
+from tfaccel.config import RuntimeConfig
 from tfaccel.diagnostics.lint.script_text import read_text
 from tfaccel.process.signals import exiting_on_sigterm
 from tfaccel.process.start_noise import start_tensorflow
@@ -81,11 +79,7 @@ def audit(values: flags.FlagValues, _: str) -> int:
             "GPUs to test, e.g. 0,1; empty for two CPU devices; all by default",
             shown="IDS",
         ),
-        Flag(
-            "precision",
-            ("float32", "mixed_float16", "mixed_bfloat16"),
-            "Keras dtype policies",
-        ),
+        Flag("precision", ("float32", "mixed_float16", "mixed_bfloat16"), "Keras dtype policies"),
         Flag(
             "xla",
             "both",
@@ -94,10 +88,7 @@ def audit(values: flags.FlagValues, _: str) -> int:
         ),
         Flag("output", None, "a new JSON file for the figures", shown="FILE"),
     ),
-    examples=(
-        "tfaccel selftest",
-        "tfaccel selftest --precision=mixed_float16 --xla=on",
-    ),
+    examples=("tfaccel selftest", "tfaccel selftest --precision=mixed_float16 --xla=on"),
 )
 def selftest(values: flags.FlagValues, _: list[str]) -> int:
     """Checks the replicas, prints a row for each check, and returns 1 if any failed."""
@@ -180,11 +171,7 @@ def autobatch(values: flags.FlagValues, _: str) -> int:
             shown="FOLDER",
         ),
     ),
-    examples=(
-        "tfaccel doctor",
-        "tfaccel doctor --quick",
-        "tfaccel doctor --data=/data/imagenet",
-    ),
+    examples=("tfaccel doctor", "tfaccel doctor --quick", "tfaccel doctor --data=/data/imagenet"),
 )
 def doctor(values: flags.FlagValues, _: list[str]) -> int:
     """Looks at this machine, prints a line for each check, and returns 1 if one is an error."""

@@ -30,13 +30,7 @@ from tfaccel.process.start_noise import start_tensorflow
 from tfaccel.runtime.cluster import Cluster, find
 from tfaccel.runtime.cluster.addresses import FIRST_PORT, LAST_PORT
 from tfaccel.runtime.cluster.ray import undo_legacy_keras
-from tfaccel.training.workdir import (
-    RESUMES,
-    check_usable,
-    read_config,
-    workdir_of,
-    workdirs_in,
-)
+from tfaccel.training.workdir import RESUMES, check_usable, read_config, workdir_of, workdirs_in
 
 
 @command(
@@ -188,10 +182,7 @@ def plot(values: flags.FlagValues, given: list[str]) -> int:
         defaults.""",
     flags=(
         Flag(
-            "workdir",
-            None,
-            "of a run of `tfaccel train`, which may still be training",
-            shown="DIR",
+            "workdir", None, "of a run of `tfaccel train`, which may still be training", shown="DIR"
         ),
         Flag(
             "out",
@@ -408,7 +399,6 @@ def launch(own: list[str], command_line: list[str]) -> int:
         # Told once and now, not by each rank when TensorFlow has started.
         values, _ = train.parse(argv[1:])
         look_at_run(
-            parse(values.config),
-            check_usable(pathlib.Path(values.workdir), resume=values.resume),
+            parse(values.config), check_usable(pathlib.Path(values.workdir), resume=values.resume)
         )
     return launch_room.launch(asked, argv)

@@ -67,13 +67,7 @@ def deciding(config: Config) -> dict[str, object]:
     layers compute in float32 by name, which may be the cure for what stopped a run.
     """
     free = {
-        "runtime": {
-            "gpu_ids",
-            "memory",
-            "compile_cache",
-            "peer_timeout_s",
-            "allow_public_network",
-        },
+        "runtime": {"gpu_ids", "memory", "compile_cache", "peer_timeout_s", "allow_public_network"},
         "model": {"weights", "weights_order"},
         "step": {"audit_steps", "nonfinite", "max_rollbacks"},
         "train": {"steps_per_execution"},

@@ -2,11 +2,7 @@
 
 import dataclasses
 
-from tfaccel.common.checks import (
-    check_choice,
-    check_flag,
-    check_int,
-)
+from tfaccel.common.checks import check_choice, check_flag, check_int
 from tfaccel.config.documented import documented
 
 PIXEL_DTYPES = ("float32", "uint8")

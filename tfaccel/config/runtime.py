@@ -3,11 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from tfaccel.common.checks import (
-    check_flag,
-    check_int,
-    is_int,
-)
+from tfaccel.common.checks import check_flag, check_int, is_int
 from tfaccel.common.errors import UserError
 from tfaccel.config.documented import documented
 
