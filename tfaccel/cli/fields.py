@@ -7,9 +7,9 @@ import ml_collections
 
 from tfaccel.common.errors import UserError, did_you_mean
 from tfaccel.config import Config
-from tfaccel.config.documented import meanings
+from tfaccel.config.documented import first_sentence, meanings
 
-# What most runs change. Of each, `tfaccel train --help` shows the first paragraph of its text.
+# What most runs change. Of each, `tfaccel train --help` shows the first sentence.
 COMMON = (
     "data.root",
     "data.source",
@@ -41,12 +41,15 @@ COMMON = (
     "runtime.seed",
     "runtime.deterministic",
 )
-TOPICS = ("all", *(each.name for each in dataclasses.fields(Config)))
-TOPICS_TEXT = """
-  --help=TOPIC shows the other fields and each meaning in full. Topics: all, or
-  a section: runtime, data, train_images, test_images, dali, model, train, step,
-  checkpoint. With --config=FILE, the values are the file's.
-"""
+SECTIONS = tuple(each.name for each in dataclasses.fields(Config))
+TOPICS = ("all", *SECTIONS)
+TOPICS_TEXT = textwrap.fill(
+    "--help=TOPIC shows the other fields and each meaning in full. Topics: all, or a section: "
+    f"{', '.join(SECTIONS)}. With --config=FILE, the values are the file's.",
+    80,
+    initial_indent="  ",
+    subsequent_indent="  ",
+)
 SPLIT = """
   Photographs that are not split yet, photos/CLASS/IMAGE: these lines make
   photos-split/training and photos-split/testing, of links, with every fifth
@@ -83,10 +86,10 @@ def common(values: ml_collections.ConfigDict, source: str) -> str:
     for name in COMMON:
         section, _, field = name.partition(".")
         flag = f"  --config.{name}={_shown(values[section][field])}"
-        meaning = meanings(kinds[section])[field].partition("\n\n")[0].removesuffix(".")
+        meaning = first_sentence(meanings(kinds[section])[field])
         apart = len(flag) > 42
         lines += [flag, f"{'':44}{meaning}"] if apart else [f"{flag:<44}{meaning}"]
-    return "\n".join(lines) + "\n" + TOPICS_TEXT
+    return "\n".join([*lines, "", TOPICS_TEXT]) + "\n"
 
 
 def every(values: ml_collections.ConfigDict, only: str | None = None) -> str:
@@ -99,8 +102,7 @@ def every(values: ml_collections.ConfigDict, only: str | None = None) -> str:
         for field in dataclasses.fields(section.default_factory):
             value = _shown(values[section.name][field.name])
             lines.append(f"  --config.{section.name}.{field.name}={value}")
-            text = " ".join(texts[field.name].split())
-            lines.append(textwrap.indent(textwrap.fill(text, 72), " " * 8))
+            lines.append(textwrap.indent(textwrap.fill(texts[field.name], 72), " " * 8))
     return "\n".join(lines) + "\n" + (SPLIT if only == "data" else "")
 
 

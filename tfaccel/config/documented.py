@@ -14,23 +14,28 @@ import ast
 import functools
 import inspect
 import itertools
+import re
 import textwrap
 
 
 @functools.cache
 def meanings(kind: type) -> dict[str, str]:
-    """Returns the text of each field, its own class's and those that it inherits.
-
-    A paragraph ends with an empty line, as it is written. A field that is changed often begins with
-    a paragraph of a few words.
-    """
+    """Returns the text of each field of a class, inherited ones too, without line breaks."""
     found = {}
     for each in reversed(kind.__mro__[:-1]):
         (parsed,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
         for field, below in itertools.pairwise(parsed.body):
             if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
-                found[field.target.id] = inspect.cleandoc(ast.literal_eval(below.value)).strip()
+                found[field.target.id] = " ".join(ast.literal_eval(below.value).split())
     return found
+
+
+def first_sentence(text: str) -> str:
+    """Returns what stands before the first full stop, of a field that is changed often a few words.
+
+    The stop of "e.g. mixed_float16" is none: a capital letter, a quote or a bracket follows one.
+    """
+    return re.split(r"\.(?:\s+(?=[A-Z\"(])|$)", text, maxsplit=1)[0]
 
 
 class _Text:
@@ -45,7 +50,7 @@ class _Text:
         except (OSError, TypeError):  # without its source, as in a frozen program
             return self.of_class
         lines = [
-            textwrap.fill(" ".join(f"{name}: {text}".split()), 90, subsequent_indent="  ")
+            textwrap.fill(f"{name}: {text}", 90, subsequent_indent="  ")
             for name, text in fields.items()
         ]
         return f"{self.of_class.rstrip()}\n\nAttributes:\n" + textwrap.indent(

@@ -21,8 +21,8 @@ class ExportConfig:
     pixel_dtype: str = "float32"
     """Of the pixels, 0 to 255, that `serving_default` takes: "float32" or "uint8"."""
     computes_in: str = "policy"
-    """The precision it computes in: "policy" for the one that it was trained in, or
-    "float32", which CPUs compute much faster than float16. Answers are float32 in both."""
+    """The precision it computes in: "policy" for the one that it was trained in, or "float32",
+    which CPUs compute much faster than float16. Answers are float32 in both."""
     weights: str = "trained"
     """Which: "trained", or "average" for their moving average, where the optimizer keeps one."""
     xla: bool = False

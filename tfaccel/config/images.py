@@ -57,10 +57,7 @@ class AugmentConfig:
     crop_ratio: Sequence[float] = (3 / 4, 4 / 3)
     """For "random_resized_crop": least and largest width / height of the window."""
     horizontal_flip: bool = False
-    """Mirror half the images left to right.
-
-    Each image is mirrored with probability 1/2.
-    """
+    """Mirror half the images left to right. Each image is mirrored with probability 1/2."""
     vertical_flip: bool = False
     """Whether an image is mirrored top to bottom, with probability 1/2."""
     rotation_degrees: float = 0.0
@@ -107,10 +104,7 @@ class ImageConfig:
     """How images become batches."""
 
     image_size: Sequence[int] = (224, 224)
-    """Height,width in pixels.
-
-    All images of a batch have this size.
-    """
+    """Height,width in pixels. All images of a batch have this size."""
     channels: int = 3
     """3 for RGB, 1 for grey."""
     mean: float | Sequence[float] = 0.0
@@ -119,10 +113,8 @@ class ImageConfig:
     """Of each channel, as mean. The difference is divided by it. Mean and std of 0.5 give pixels in
     -1..1."""
     global_batch_size: int | None = None
-    """Images a step, over all GPUs.
-
-    None for batch_per_replica on each, or 256 where neither is given.
-    """
+    """Images a step, over all GPUs. None for batch_per_replica on each, or 256 where neither is
+    given."""
     batch_per_replica: int | None = None
     """Images per step on each replica; None for global_batch_size over all."""
     last_batch: str = "pad"
@@ -130,25 +122,19 @@ class ImageConfig:
     sample weight is 0, so that every image counts once; "drop": left out; "repeat": filled up with
     the epoch's first images, which count again."""
     loader: str = "auto"
-    """Who decodes; auto chooses.
-
-    "auto" chooses and says in the log why. The others: "dali_gpu" (DALI decodes and augments on the
-    replica's GPU), "dali_cpu" (on the CPU), "tf_data" (TensorFlow, on the CPU), "memory" (decoded
-    once, kept in the device's memory, augmented there), "cache" (decoded once into a file that is
-    mapped, augmented on the device). What "auto" decodes into memory, and takes seconds to decode,
-    it keeps on disk for later starts.
-    """
+    """Who decodes; auto chooses. "auto" chooses and says in the log why. The others: "dali_gpu"
+    (DALI decodes and augments on the replica's GPU), "dali_cpu" (on the CPU), "tf_data"
+    (TensorFlow, on the CPU), "memory" (decoded once, kept in the device's memory, augmented there),
+    "cache" (decoded once into a file that is mapped, augmented on the device). What "auto" decodes
+    into memory, and takes seconds to decode, it keeps on disk for later starts."""
     stored_size: Sequence[int] | None = None
     """For "memory" and "cache": (height, width) that images are resized to before they are stored;
     None for image_size, or as they are where all files have one size."""
     bad_files: str = "error"
-    """What follows one: error or skip.
-
-    "error" raises a sentence that names a file that cannot be used. "skip" looks through all files
-    first (as `tfaccel audit` does) and trains without the bad ones: those that cannot be decoded,
-    pairs of two sizes, and images smaller than the crop. (A file whose name is no image's is an
-    error either way.)
-    """
+    """If a file is bad: error or skip. "error" raises a sentence that names a file that cannot be
+    used. "skip" looks through all files first (as `tfaccel audit` does) and trains without the bad
+    ones: those that cannot be decoded, pairs of two sizes, and images smaller than the crop. (A
+    file whose name is no image's is an error either way.)"""
     targets: str = "image"
     """Of paired images: "image" (interpolated and normalised like the inputs) or "mask" (nearest
     pixel, values as they are)."""
@@ -195,27 +181,16 @@ class DataConfig(ImageConfig):
     """Where the images are, and how they become batches."""
 
     root: str | None = None
-    """Folder of the images.
-
-    It holds what `train` and `test` name; None, the default, for the embedded handwritten digits.
-    """
+    """Folder of the images. It holds what `train` and `test` name; None, the default, for the
+    embedded handwritten digits."""
     source: str = "folders"
-    """folders, csv, tfrecord and others.
-
-    "folders" (one folder of images per class), "csv" (a file of paths and labels), "tfrecord",
-    "webdataset" (tar shards), "arrays" (a folder with images.npy and labels.npy) or "pairs" (input
-    and target images in matching sub-folders).
-    """
+    """folders, csv, tfrecord and others. "folders" (one folder of images per class), "csv" (a file
+    of paths and labels), "tfrecord", "webdataset" (tar shards), "arrays" (a folder with images.npy
+    and labels.npy) or "pairs" (input and target images in matching sub-folders)."""
     train: str = "training"
-    """What to train on, below root.
-
-    A folder, a file, or a pattern of shards.
-    """
+    """What to train on, below root. A folder, a file, or a pattern of shards."""
     test: str = "testing"
-    """What to test on, below root.
-
-    It measures the result.
-    """
+    """What to test on, below root. It measures the result."""
     train_targets: str | None = None
     """For "pairs": the targets' folder, below root."""
     test_targets: str | None = None

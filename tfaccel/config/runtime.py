@@ -20,41 +20,26 @@ class RuntimeConfig:
     """How the process uses the machine."""
 
     gpu_ids: Sequence[int] | None = None
-    """GPUs, e.g. 0,1; empty for the CPU.
-
-    Indices among the GPUs that CUDA_VISIBLE_DEVICES leaves, one replica on each. None, the default,
-    for all of them, or the CPU where there is none.
-    """
+    """GPUs, e.g. 0,1; empty for the CPU. Indices among the GPUs that CUDA_VISIBLE_DEVICES leaves,
+    one replica on each. None, the default, for all of them, or the CPU where there is none."""
     precision: str = "float32"
-    """Number format, e.g. mixed_float16.
-
-    A Keras dtype policy ("float32", "mixed_float16", "mixed_bfloat16", "float16") or an Apex level
-    ("O0" to "O3").
-    """
+    """Number format, e.g. mixed_float16. A Keras dtype policy ("float32", "mixed_float16",
+    "mixed_bfloat16", "float16") or an Apex level ("O0" to "O3")."""
     memory: str | int = "growth"
     """GPU memory: "growth" to take it as it is needed, or a limit per GPU in MiB."""
     tf32: bool = True
     """Whether float32 matrix products and convolutions may use TensorFloat-32 (10 bits of mantissa)
     on GPUs that have it."""
     xla: bool | None = None
-    """Whether XLA compiles steps.
-
-    That is the training, test and predict steps. None, the default, for on with GPUs and off on the
-    CPU, where it makes most steps slower.
-    """
+    """Whether XLA compiles steps. All of them: of training, test and predict. None, the default,
+    for on with GPUs and off on the CPU, where it makes most steps slower."""
     compile_cache: bool = True
     """Whether what XLA compiles for a GPU is kept for the next process, in tfaccel/xla of the cache
     folder (XDG_CACHE_HOME, or ~/.cache), at most 4 GiB."""
     seed: int = 0
-    """The one seed of a run.
-
-    Weights, dropout, data order and augmentation all derive from it.
-    """
+    """The one seed of a run. Weights, dropout, data order and augmentation all derive from it."""
     deterministic: bool = False
-    """The same bits in each run.
-
-    By TensorFlow's deterministic kernels, which may be slower.
-    """
+    """The same bits in each run. By TensorFlow's deterministic kernels, which may be slower."""
     peer_timeout_s: int = 60
     """With several workers, how long one may be silent (dead, frozen or cut off; being busy is not
     silence) until the others stop with an error that names it."""

@@ -26,21 +26,16 @@ class ModelConfig:
     """Which architecture."""
 
     name: str = "mnist_cnn"
-    """Architecture, e.g. resnet50.
-
-    "mnist_cnn", "cifar_resnet", "restoration_cnn", or any architecture of `keras.applications`, in
-    any case ("resnet50").
-    """
+    """Architecture, e.g. resnet50. "mnist_cnn", "cifar_resnet", "restoration_cnn", or any
+    architecture of `keras.applications`, in any case ("resnet50")."""
     num_outputs: int | None = None
     """Classes or channels that the model gives; None for the number of classes, or the channels of
     the targets. Masks need it: how many values they have."""
     weights: str | None = None
-    """File of weights to begin from.
-
-    It is a file on this machine: ".keras", ".weights.h5" or ".weights.json" (of several pieces), or
-    ".h5" as keras.applications has them. Names and shapes decide what is taken. Layers that differ,
-    as for another number of classes, begin at random, and the log says so. None for random weights.
-    """
+    """File of weights to begin from. It is a file on this machine: ".keras", ".weights.h5" or
+    ".weights.json" (of several pieces), or ".h5" as keras.applications has them. Names and shapes
+    decide what is taken. Layers that differ, as for another number of classes, begin at random, and
+    the log says so. None for random weights."""
     weights_order: str = "rgb"
     """Of the colours that these weights were trained on, "rgb" or "bgr". Of "bgr", as Keras's own
     files for ResNet50 and VGG16 are, the first convolution is turned round, so that the model takes
@@ -71,29 +66,19 @@ class TrainConfig:
     epochs: int = 1
     """Passes over the training images."""
     optimizer: str = "adamw"
-    """Keras optimizer, by name.
-
-    In any case ("adamw", "sgd", "lamb").
-    """
+    """Keras optimizer, by name. In any case ("adamw", "sgd", "lamb")."""
     learning_rate: float = 1e-3
-    """The largest learning rate.
-
-    Warm-up leads to it and decay leads away from it.
-    """
+    """The largest learning rate. Warm-up leads to it and decay leads away from it."""
     base_batch_size: int | None = None
     """The global batch that learning_rate is of: it is multiplied by global_batch_size / this (256
     in Goyal et al. 2017, arXiv:1706.02677); None to take it as it is."""
     warmup_epochs: float = 0.0
-    """Epochs in which the rate rises.
-
-    It rises linearly, step by step, from the first step's to learning_rate.
-    """
+    """Epochs in which the rate rises. It rises linearly, step by step, from the first step's to
+    learning_rate."""
     decay: str = "constant"
-    """constant, step, cosine or linear.
-
-    How the rate falls after warm-up: "step" multiplies it by decay_factor at each of decay_epochs;
-    "cosine" and "linear" lower it step by step, down to 0 after the last.
-    """
+    """constant, step, cosine or linear. How the rate falls after warm-up: "step" multiplies it by
+    decay_factor at each of decay_epochs; "cosine" and "linear" lower it step by step, down to 0
+    after the last."""
     decay_epochs: Sequence[float] = (30, 60, 80)  # He et al. 2016 and Goyal et al. 2017
     """For "step": after how many epochs, warm-up included."""
     decay_factor: float = 0.1
@@ -103,12 +88,10 @@ class TrainConfig:
     nesterov: bool = False
     """Whether "sgd" looks ahead."""
     weight_decay: float | None = None
-    """None: the optimizer's own.
-
-    Part of each weight that a step of learning rate 1 takes away, as Keras defines it, apart from
-    the gradient: PyTorch's SGD adds it to the gradient instead, so that its 1e-4 with momentum 0.9
-    is 1e-3 here. Never of biases or of batch norm's scale and offset.
-    """
+    """None: the optimizer's own. Part of each weight that a step of learning rate 1 takes away, as
+    Keras defines it, apart from the gradient: PyTorch's SGD adds it to the gradient instead, so
+    that its 1e-4 with momentum 0.9 is 1e-3 here. Never of biases or of batch norm's scale and
+    offset."""
     global_clipnorm: float | None = None
     """What the norm of all gradients together is cut to, e.g. 1.0, after they were summed over
     replicas and the loss scale was taken out; None not to cut."""
@@ -116,11 +99,8 @@ class TrainConfig:
     """Of the exponential moving average of the weights, e.g. 0.999, which is then measured after
     each epoch and exported; None for the weights themselves."""
     monitor: str = "val_loss"
-    """The metric that says what is best.
-
-    By it, checkpoints are best and training stops early: a metric as the logs call it. Losses
-    should fall, all others rise.
-    """
+    """The metric that says what is best. By it, checkpoints are best and training stops early: a
+    metric as the logs call it. Losses should fall, all others rise."""
     steps_per_execution: int | None = None
     """Steps between two looks at what they came to: callbacks, logs, signals, checkpoints come once
     for so many, and the GPU does not wait for them in between. On the GPUs of one process, with
@@ -131,11 +111,9 @@ class TrainConfig:
     compiled once more for what is left over. The first execution, which compiles, counts in no
     images_per_second. None for about 10 on GPUs, 1 on the CPU."""
     early_stopping_epochs: int | None = None
-    """Stop after so many without progress.
-
-    Training ends after so many epochs without a better monitor, and the best epoch's weights are
-    exported (with ema_momentum, the last average); None to train all epochs.
-    """
+    """Stop after so many without progress. Training ends after so many epochs without a better
+    monitor, and the best epoch's weights are exported (with ema_momentum, the last average); None
+    to train all epochs."""
 
     def __post_init__(self):
         """Checks every field."""
@@ -162,11 +140,8 @@ class CheckpointConfig:
     """When the state of training is kept, and what becomes of it."""
 
     every_steps: int | None = None
-    """Steps between checkpoints.
-
-    They are counted over epochs, and come beside the checkpoints after epochs. None for those
-    alone.
-    """
+    """Steps between checkpoints. They are counted over epochs, and come beside the checkpoints
+    after epochs. None for those alone."""
     every_epochs: int = 1
     """Epochs between checkpoints; there is one after the last in any case."""
     keep_last: int = 3
@@ -199,11 +174,9 @@ class StepConfig:
     without XLA); otherwise each replica's own are used to normalize, and their mean is kept for
     testing."""
     accumulation_steps: int = 1
-    """Parts of a step, to save memory.
-
-    Each replica computes its rows of a step in this many parts, one after the other, and updates
-    once: a larger batch in the same memory. Batch normalization then sees one part at a time.
-    """
+    """Parts of a step, to save memory. Each replica computes its rows of a step in this many parts,
+    one after the other, and updates once: a larger batch in the same memory. Batch normalization
+    then sees one part at a time."""
     float16_allreduce: bool = False
     """Whether gradients travel between replicas in float16, at half the bytes."""
     loss_scale: str | float = "dynamic"
@@ -223,18 +196,13 @@ class StepConfig:
     normalization in training, and what a layer adds to the loss by itself, still see them, so they
     need values that give finite losses."""
     label_smoothing: float = 0.0
-    """Smooth labels, e.g. by 0.1.
-
-    Part of each training label that is spread evenly over all classes (Szegedy et al. 2016,
-    arXiv:1512.00567). With this, mixup or cutmix, whole-number labels become probabilities in the
-    step, [rows, classes] float32: compile with CategoricalCrossentropy.
+    """Smooth labels, e.g. by 0.1. Part of each training label that is spread evenly over all
+    classes (Szegedy et al. 2016, arXiv:1512.00567). With this, mixup or cutmix, whole-number labels
+    become probabilities in the step, [rows, classes] float32: compile with CategoricalCrossentropy.
     """
     mixup_alpha: float = 0.0
-    """Blend images, e.g. by 0.2.
-
-    Training images and labels are blended with the next row's, by Beta(this, this) (Zhang et al.
-    2018, arXiv:1710.09412); 0 for none.
-    """
+    """Blend images, e.g. by 0.2. Training images and labels are blended with the next row's, by
+    Beta(this, this) (Zhang et al. 2018, arXiv:1710.09412); 0 for none."""
     cutmix_alpha: float = 0.0
     """A rectangle of the next row's image is pasted, of an area by Beta(this, this), and the labels
     blended by it (Yun et al. 2019, arXiv:1905.04899); 0 for none. With mixup too, each step takes
