@@ -1,16 +1,18 @@
 """A command: its flags, its help and what it does, stated in one place.
 
-@command(
-    summary="draw loss, metrics and throughput of one or more runs",
-    takes="WORKDIR... [flags]",
-    about="Draws loss, metrics and images per second ...",
-    flags=(Flag("output", "plot.png", "a new .png, or .html"),),
-    examples=("tfaccel plot runs/a runs/b --output=curves.html",),
-)
-def plot(values, workdirs) -> int: ...
+Takes a function and what is to be said of it; gives the command, which is called with arguments.
 
-plot(["runs/a", "--output=a.png"])     # exit code
-plot(["--help"])                       # prints the help and returns 0
+    @command(
+        summary="draw loss, metrics and throughput of one or more runs",
+        takes="WORKDIR... [flags]",
+        about="Draws loss, metrics and images per second ...",
+        flags=(Flag("output", "plot.png", "a new .png, or .html"),),
+        examples=("tfaccel plot runs/a runs/b --output=curves.html",),
+    )
+    def plot(values, workdirs) -> int: ...
+
+    plot(["runs/a", "--output=a.png"])     # exit code
+    plot(["--help"])                       # prints the help and returns 0
 """
 
 import dataclasses

@@ -1,13 +1,15 @@
 """What each field of a config means: the text that stands below the field in its class.
 
-@documented
-@dataclasses.dataclass(frozen=True)
-class RecipeConfig:
-    epochs: int = 1
-    \"""Passes over the training images.\"""
+Takes a class, whose source it reads; gives the texts, for `--help` and for Python's `help`.
 
-meanings(RecipeConfig)["epochs"]     # "Passes over the training images."
-help(RecipeConfig)                   # the class's text, and then each field's
+    @documented
+    @dataclasses.dataclass(frozen=True)
+    class RecipeConfig:
+        epochs: int = 1
+        \"""Passes over the training images.\"""
+
+    meanings(RecipeConfig)["epochs"]     # "Passes over the training images."
+    help(RecipeConfig)                   # the class's text, and then each field's
 """
 
 import ast
@@ -16,6 +18,7 @@ import inspect
 import itertools
 import re
 import textwrap
+import types
 
 
 @functools.cache
@@ -23,11 +26,17 @@ def meanings(kind: type) -> dict[str, str]:
     """Returns the text of each field of a class, inherited ones too, without line breaks."""
     found = {}
     for each in reversed(kind.__mro__[:-1]):
-        (parsed,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
-        for field, below in itertools.pairwise(parsed.body):
+        body = _classes(inspect.getmodule(each))[each.__name__].body
+        for field, below in itertools.pairwise(body):
             if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
                 found[field.target.id] = " ".join(ast.literal_eval(below.value).split())
     return found
+
+
+@functools.cache
+def _classes(module: types.ModuleType) -> dict[str, ast.ClassDef]:
+    nodes = ast.parse(inspect.getsource(module)).body
+    return {each.name: each for each in nodes if isinstance(each, ast.ClassDef)}
 
 
 def first_sentence(text: str) -> str:
@@ -49,13 +58,9 @@ class _Text:
             fields = meanings(kind)
         except (OSError, TypeError):  # without its source, as in a frozen program
             return self.of_class
-        lines = [
-            textwrap.fill(f"{name}: {text}", 90, subsequent_indent="  ")
-            for name, text in fields.items()
-        ]
-        return f"{self.of_class.rstrip()}\n\nAttributes:\n" + textwrap.indent(
-            "\n".join(lines), "  "
-        )
+        indents = {"initial_indent": "  ", "subsequent_indent": "    "}
+        lines = [textwrap.fill(f"{name}: {text}", 90, **indents) for name, text in fields.items()]
+        return "\n".join([self.of_class.rstrip(), "", "Attributes:", *lines])
 
 
 def documented(kind: type) -> type:
