@@ -157,11 +157,12 @@ def autobatch(values: flags.FlagValues, _: str) -> int:
         fix. Exit code 1 if there is an error. TensorFlow and DALI are started in a process of their
         own, so that an abort is a line too.""",
     flags=(
-        Flag("quick", False, "in a few seconds, without starting TensorFlow and DALI"),
+        Flag("quick", False, "look for a few seconds, and start neither TensorFlow nor DALI"),
         Flag(
             "json",
             False,
-            'one JSON object, {"checks": [{"name", "status", "found", "fix"}, ...], "errors", '
+            "print one JSON object, "
+            '{"checks": [{"name", "status", "found", "fix"}, ...], "errors", '
             '"warnings", "left_out"}',
         ),
         Flag(
@@ -223,7 +224,8 @@ def _say_wait(what_for: str) -> None:
         Flag(
             "json",
             False,
-            'one JSON object, {"about", "findings": [{"severity", "where", "what", "why", "gain", '
+            "print one JSON object, "
+            '{"about", "findings": [{"severity", "where", "what", "why", "gain", '
             '"fix", "change"}, ...], "errors", "warnings", "notes", "remarks"}, and with --fix '
             '"fix"; "change" is a flag of `tfaccel train`, or null',
         ),
@@ -274,7 +276,7 @@ def lint(values: flags.FlagValues, _: str) -> int:
         Flag(
             "seconds",
             5.0,
-            "that each rate is measured for, after the first steps, which are dropped",
+            "seconds for which each rate is measured, after the first steps, which are dropped",
         ),
         Flag(
             "trace",
@@ -296,7 +298,7 @@ def lint(values: flags.FlagValues, _: str) -> int:
         Flag(
             "minutes",
             None,
-            "for the search: it begins no run that would not end in time",
+            "minutes for the search: it begins no run that would not end in time",
             shown="10",
             kind=float,
         ),
@@ -317,7 +319,8 @@ def lint(values: flags.FlagValues, _: str) -> int:
         Flag(
             "json",
             False,
-            'one JSON object, {"setup", "images_per_second", "verdict", "memory_mib", "trace"}, '
+            "print one JSON object, "
+            '{"setup", "images_per_second", "verdict", "memory_mib", "trace"}, '
             'and with --search "search"',
         ),
     ),
@@ -371,14 +374,16 @@ def profile(values: flags.FlagValues, file: str) -> int:
         In a notebook: tfaccel.compare(config, minutes=10), for what a config's get_config()
         returns.""",
     flags=(
-        Flag("steps", 50.0, "of a stretch that is timed: about a second or more of each is good"),
-        Flag("repeats", 5.0, "stretches of each, 3 or more"),
+        Flag(
+            "steps", 50.0, "steps of a stretch that is timed; one of about a second or more is good"
+        ),
+        Flag("repeats", 5.0, "stretches of each way to train, 3 or more"),
         Flag(
             "minutes",
             60.0,
-            "begins nothing that would not end in time; what is left out, is said. A closer "
-            "estimate is told once the plain one has run. One on a GPU takes a minute or so, half "
-            "of it compilation: nothing compiled before is used",
+            "minutes in all: nothing begins that would not end in time, and what is left out is "
+            "said. A closer estimate is told once the plain one has run. One on a GPU takes a "
+            "minute or so, half of it compilation: nothing compiled before is used",
         ),
         Flag("grid", False, "measure every combination instead"),
         Flag(

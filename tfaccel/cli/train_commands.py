@@ -52,7 +52,8 @@ from tfaccel.training.workdir import RESUMES, check_usable, read_config, workdir
         Flag(
             "resume",
             "auto",
-            'or "required" (an error if there is no checkpoint) or "never" (if there is a run)',
+            'go on from the newest checkpoint if there is one; "required" is an error if there is '
+            'none, "never" is an error if there is a run',
             choices=RESUMES,
         ),
         Flag(
@@ -182,7 +183,10 @@ def plot(values: flags.FlagValues, given: list[str]) -> int:
         defaults.""",
     flags=(
         Flag(
-            "workdir", None, "of a run of `tfaccel train`, which may still be training", shown="DIR"
+            "workdir",
+            None,
+            "the folder of a run of `tfaccel train`, which may still be training",
+            shown="DIR",
         ),
         Flag(
             "out",
@@ -193,15 +197,15 @@ def plot(values: flags.FlagValues, given: list[str]) -> int:
         Flag(
             "checkpoint",
             None,
-            'or "best" by the run\'s monitor; by default what training itself exports: the newest '
-            "or, of a run that may stop early, the best",
+            '"newest", or "best" by the run\'s monitor; by default what training itself exports: '
+            "the newest or, of a run that may stop early, the best",
             shown="newest",
             choices=CHECKPOINTS,
         ),
         Flag(
             "weights",
             None,
-            'or "average", where the run keeps one (ema_momentum), which is the default there',
+            '"trained", or "average" if the run keeps one (ema_momentum), then the default',
             shown="trained",
             choices=WEIGHTS,
         ),
@@ -216,7 +220,7 @@ def plot(values: flags.FlagValues, given: list[str]) -> int:
         Flag(
             "pixel-dtype",
             ExportConfig.pixel_dtype,
-            'of the pixels, 0 to 255, that serving_default takes, or "uint8"',
+            'type of the pixels, 0 to 255, that serving_default takes: "float32" or "uint8"',
             choices=PIXEL_DTYPES,
         ),
         Flag("xla", False, "compile the model where it is served, anew for each number of rows"),
@@ -228,13 +232,13 @@ def plot(values: flags.FlagValues, given: list[str]) -> int:
         Flag(
             "root",
             None,
-            "of the data, where they are no longer where the run found them",
+            "the folder of the data, if they are no longer where the run found them",
             shown="DIR",
         ),
         Flag(
             "loader",
             None,
-            "of the test images, where the run's own cannot be had here, e.g. for want of a GPU; "
+            "the loader of the test images, if the run's own cannot be had here, as without a GPU; "
             "any of the config's data.loader",
             shown="dali_cpu",
             choices=LOADERS,
@@ -309,7 +313,7 @@ def export(values: flags.FlagValues, given: list[str]) -> int:
             shown="DIR",
         ),
         Flag("top", 3, "how many classes for each file", at_least=1),
-        Flag("json", False, "a line of JSON for each file: path, error, classes"),
+        Flag("json", False, "print a line of JSON for each file: path, error, classes"),
     ),
     examples=(
         "tfaccel predict --model=runs/a cat.jpg dog.png photographs/",

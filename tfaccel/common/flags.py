@@ -5,7 +5,7 @@ Takes `Flag`s; gives absl's flags, and the lines of `--help` about them.
     FLAGS = (Flag("top", 3, "how many classes for each file", at_least=1),)
     values = define(FLAGS)
     words = parsed("predict", values, ["--top=5", "cat.jpg"], fields=())    # ["cat.jpg"]
-    described(FLAGS)        # "  --top=3   how many classes for each file\n"
+    described(FLAGS)        # "  --top=3  how many classes for each file\n"
 """
 
 import dataclasses

@@ -55,13 +55,17 @@ class Options:
         "nnodes", 1, "machines: start it once on each", at_least=1, at_most=MOST_RANKS
     )
     node_rank: int = _flag(
-        "node-rank", 0, "which of them this is, from 0", at_least=0, at_most=MOST_RANKS
+        "node-rank", 0, "which of the machines this is, from 0", at_least=0, at_most=MOST_RANKS
     )
     master_addr: str | None = _flag(
-        "master-addr", None, "of node 0, as the others reach it", shown="HOST"
+        "master-addr", None, "host of node 0, as the others reach it", shown="HOST"
     )
     master_port: int = _flag(
-        "master-port", MASTER_PORT, "on which it listens for them", at_least=1, at_most=65535
+        "master-port",
+        MASTER_PORT,
+        "port on which node 0 listens for the others",
+        at_least=1,
+        at_most=65535,
     )
     max_restarts: int = _flag(
         "max-restarts",
@@ -121,8 +125,8 @@ class Options:
     engine: str = _flag(
         "engine",
         "local",
-        "or slurm, ray, k8s",
-        more="These start the launchers. slurm writes a batch script and submits it; ray runs on "
+        "what starts the processes: local, slurm, ray or k8s",
+        more="slurm writes a batch script and submits it; ray runs on "
         "the Ray cluster that is there (the extra `ray`); k8s, with --print alone, prints a "
         "manifest of a JobSet",
         choices=tuple(ENGINES),
@@ -133,16 +137,16 @@ class Options:
         "print the script of Slurm, or the manifest, and submit nothing",
         is_rare=True,
     )
-    name: str = _flag("name", "tfaccel", "of the job, for slurm and k8s", is_rare=True)
+    name: str = _flag("name", "tfaccel", "name of the job, for slurm and k8s", is_rare=True)
     sbatch: str = _flag(
         "sbatch",
         "",
-        "of slurm, e.g. '--partition=gpu --gpus-per-node=4 --time=8:00:00'",
+        "options of slurm, e.g. '--partition=gpu --gpus-per-node=4 --time=8:00:00'",
         shown="OPTIONS",
         is_rare=True,
     )
     image: str | None = _flag(
-        "image", None, "of k8s: a container image with tfaccel in it", shown="IMAGE", is_rare=True
+        "image", None, "for k8s: a container image with tfaccel in it", shown="IMAGE", is_rare=True
     )
     port_chosen_by: str = ""
     """The scheduler that chose the port, in words; "" where a flag or its default did."""
@@ -190,7 +194,7 @@ def parse(
 LOG_DIR = Flag(
     "log-dir",
     None,
-    "for each rank's output; WORKDIR/launch by default",
+    "folder for each rank's output; WORKDIR/launch by default",
     more="It is in DIR/attempt-0/rank-0.log and so on",
     shown="DIR",
 )
