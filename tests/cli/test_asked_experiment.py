@@ -10,7 +10,7 @@ import PIL.Image
 import pytest
 
 from tfaccel import UserError
-from tfaccel.cli import main
+from tfaccel.cli import flags as cli_flags
 from tfaccel.cli.asked_experiment import look_at
 from tfaccel.config import default_config, parse
 from tfaccel.config.names import NO_OPTIMIZERS, OWN_MODELS, exported
@@ -47,7 +47,7 @@ def place(tmp_path_factory):
     for split in ("train", "test"):
         (folder / "photographs" / split / "a").mkdir(parents=True)
     (folder / "run").mkdir()
-    config = dataclasses.asdict(parse(main._load("configs/digits.py")))
+    config = dataclasses.asdict(parse(cli_flags.load("configs/digits.py")))
     (folder / "run" / "config.json").write_text(json.dumps(config))
     return folder
 
@@ -166,16 +166,15 @@ def test_every_source_is_looked_for(tmp_path, data, monitor):
 
 def test_a_workdir_stands_for_the_config_that_it_was_trained_by(place):
     for given in (place / "run", place / "run" / "config.json"):
-        again = main._load(str(given))
-        assert parse(again) == parse(main._load("configs/digits.py"))
-        values, _ = main._parse_config_flags(
+        again = cli_flags.load(str(given))
+        assert parse(again) == parse(cli_flags.load("configs/digits.py"))
+        values, _ = cli_flags.parse_config_flags(
             "lint",
             [
                 f"--config={given}",
                 "--config.data.image_size=16,16",
                 "--config.model.num_outputs=12",
             ],
-            paths=(),
         )
         assert parse(values.config).data.image_size == (16, 16)
         assert parse(values.config).model.num_outputs == 12

@@ -17,10 +17,10 @@ import tensorflow as tf
 from conftest import NotRehearsed
 
 from tfaccel import launch
-from tfaccel.cli import help as help_texts
-from tfaccel.cli import main
-from tfaccel.common import meant
+from tfaccel.cli import fields, main
+from tfaccel.cli import flags as cli_flags
 from tfaccel.common.errors import UserError
+from tfaccel.config import all_fields, parse
 from tfaccel.diagnostics.compare import run as comparison_run
 from tfaccel.experiment import train
 from tfaccel.run import Run
@@ -78,8 +78,22 @@ def test_help_lists_commands_with_an_example_each(command):
 def test_help_of_train_lists_every_field_if_asked_for_all(command):
     code, out, _ = command("train", "--help=all")
     assert code == 0
-    for each in meant.all_fields():
+    for each in all_fields():
         assert f"  --config.{each}=" in out
+
+
+@pytest.mark.parametrize("name", main.COMMANDS)
+def test_help_of_a_command_has_all_its_flags_and_examples_that_it_takes(command, name):
+    _, out, _ = command(name, "--help=all")
+    stated = main.COMMANDS[name]
+    for each in stated.flags:
+        assert f"  {each.head}" in out
+    for example in stated.examples:
+        assert example.splitlines()[0] in out
+        on_one_line = example.replace("\\\n", "").replace("configs/", f"{REPOSITORY}/configs/")
+        words = shlex.split(on_one_line)
+        assert words[:2] == ["tfaccel", name]
+        stated.parse(words[2:])  # or a UserError
 
 
 @pytest.mark.parametrize("name", main.COMMANDS)
@@ -91,11 +105,11 @@ def test_help_is_of_two_screens_at_most(command, name):
 
 
 def test_common_fields_exist_and_a_topic_is_a_section(command):
-    assert set(help_texts.COMMON) <= set(meant.all_fields())
-    for topic in help_texts.TOPICS[1:]:
+    assert set(fields.COMMON) <= set(all_fields())
+    for topic in fields.TOPICS[1:]:
         for name in ("train", "lint"):
             _, out, _ = command(name, f"--help={topic}")
-            for each in meant.all_fields():
+            for each in all_fields():
                 assert (f"  --config.{each}=" in out) == each.startswith(f"{topic}.")
     code, _, err = command("train", "--help=trian")
     assert (code, "no help on 'trian'; did you mean 'train'?" in err) == (2, True)
@@ -428,8 +442,8 @@ def test_compare_says_the_command_whatever_way_its_flags_are_spelt(command, monk
     _, _, err = command("compare", *given, *changes, "--config.data.image_size=9,9")
     said = err.strip().partition("3 epochs: tfaccel ")[2]
     assert said.startswith(f"train {DIGITS} --config.train.epochs=3 ")
-    values, _ = main._parse_config_flags("train", shlex.split(said)[1:], paths=())
-    config = main.parse(values.config)
+    values, _ = cli_flags.parse_config_flags("train", shlex.split(said)[1:])
+    config = parse(values.config)
     assert (config.train.epochs, config.runtime.xla, config.runtime.gpu_ids) == (3, False, ())
     assert config.data.image_size == (9, 9)
 

@@ -12,7 +12,7 @@ import PIL.Image
 import pytest
 
 from tfaccel import UserError
-from tfaccel.cli import main
+from tfaccel.cli import flags as cli_flags
 from tfaccel.common.regular_file import is_special, open_regular, read_regular
 from tfaccel.data import sources
 from tfaccel.data.loaders import cache
@@ -87,7 +87,7 @@ OPENED = {
     "train.tfrecord": sources.tfrecord,
     "script.py": lint.in_script,
     "model.weights.h5": lambda path: weights.begin_from(str(path), None),
-    "config.py": lambda path: main._one_file("train", [str(path)], []),
+    "config.py": lambda path: cli_flags._one_file("train", [str(path)], []),
 }
 
 

@@ -5,10 +5,15 @@ Takes a checked config; raises the sentence that the run itself would raise late
     look_at(parse(get_config()))
 """
 
+import dataclasses
+import pathlib
+
+import ml_collections
+
 from tfaccel.common.errors import UserError, did_you_mean
-from tfaccel.config import Config
+from tfaccel.config import Config, parse
 from tfaccel.config.names import check_model, check_optimizer, weights_file
-from tfaccel.data.there import check_there
+from tfaccel.training.workdir import check_no_other, finished
 
 # What an epoch's metrics can be; which of them there are is known once the classes are counted.
 METRICS = {
@@ -29,8 +34,25 @@ def look_at(config: Config) -> None:
     _check_monitor(config)
     if config.model.weights is not None:
         weights_file(config.model.weights)
+    from tfaccel.data.there import check_there  # it imports NumPy, which help and flags do without
+
     for split in ("train", "test"):
         check_there(config.data, split)
+
+
+def checked(config: ml_collections.ConfigDict) -> Config:
+    """Returns what the config flags say, checked as far as it can be without TensorFlow."""
+    experiment = parse(config)
+    look_at(experiment)
+    return experiment
+
+
+def look_at_run(config: Config, workdir: pathlib.Path) -> None:
+    """Raises UserError for what is known to be wrong with a run before TensorFlow starts."""
+    values = dataclasses.asdict(config)
+    if finished(workdir, values) is None:  # one that has ended needs its data no more
+        check_no_other(workdir, values)
+        look_at(config)
 
 
 def _check_monitor(config: Config) -> None:

@@ -55,6 +55,13 @@ def check_int(name: str, value: Any, *, at_least: int, at_most: int | None = Non
         raise UserError(f"{name}={value!r}; expected a whole number of at least {at_least}{bound}")
 
 
+def check_optional_ints(config: Any, *names: str) -> None:
+    """Raises UserError for a field of these that is neither None nor a whole number above 0."""
+    for name in names:
+        if getattr(config, name) is not None:
+            check_int(name, getattr(config, name), at_least=1)
+
+
 def check_batch(global_batch_size: int | None, batch_per_replica: int | None) -> None:
     """Raises UserError unless a step's examples are said in one way: over all replicas, or each."""
     given = {"global_batch_size": global_batch_size, "batch_per_replica": batch_per_replica}

@@ -3,10 +3,9 @@
 Takes a wrong command, flag or field; gives the end of the sentence that refuses it. People come
 from other toolkits, so a table knows those toolkits' words. Needs no TensorFlow.
 
-    field("train.lr")       # "; did you mean 'train.learning_rate'?"
+    field("train.lr", all_fields())       # "; did you mean 'train.learning_rate'?"
 """
 
-import dataclasses
 import difflib
 import re
 from collections.abc import Callable, Collection, Iterable
@@ -227,67 +226,77 @@ def command(name: str, commands: Iterable[str]) -> str:
     return did_you_mean(name, commands)
 
 
-def unknown_flag(command: str, name: str, values: flags.FlagValues) -> UserError:
+def unknown_flag(
+    command: str, name: str, values: flags.FlagValues, fields: Collection[str]
+) -> UserError:
     """Returns the error of a flag that a command does not have, with the one that was meant.
 
     Args:
       command: of `tfaccel`.
       name: of the flag, without hyphens before it.
       values: the flags that the command has.
+      fields: of a config, with their sections.
     """
     own = [each for each in values if each.partition(".")[0] not in ("config", *ABSL_FLAGS)]
     launches = command == "launch"
-    cure = flag(name, own=own, takes_config="config" in values or launches)
+    cure = flag(name, own=own, fields=fields if "config" in values or launches else ())
     if launches:
         cure = re.sub(r"(--config\.[\w.]+)", r"\1, behind `train`", cure)
     more = "" if "--help" in cure else f" (`tfaccel {command} --help` lists its flags)"
     return UserError(f"there is no flag --{name} of `tfaccel {command}`{cure}{more}")
 
 
-def flag(name: str, *, own: Collection[str], takes_config: bool) -> str:
+def flag(name: str, *, own: Collection[str], fields: Collection[str]) -> str:
     """Returns what to use in place of a flag that a command does not have.
 
     Args:
       name: of the flag, without hyphens before it.
       own: the flags that the command has by itself.
-      takes_config: whether it has those of a config's fields, too.
+      fields: of a config, if the command has flags of those, too.
     """
     word = _word(name)
     spelled = {each.replace("-", "_"): each for each in own}
     near = difflib.get_close_matches(word, spelled, n=1, cutoff=NEAR)
-    exact = [each for each in all_fields() if _last(each) == word] if takes_config else []
+    exact = [each for each in fields if _last(each) == word]
     if near and not exact and word not in FIELD_OF:
         return f"; did you mean --{spelled[near[0]]}?"
     if word in ("out", "output") and (found := [each for each in ("out", "output") if each in own]):
         return f"; did you mean --{found[0]}?"
     if found := [each for each in FLAG_OF.get(word, ()) if each in own]:
         return f"; did you mean --{found[0]}?"
-    if takes_config:
-        return _meant(name, all_fields(), shown=lambda each: f"--config.{each}")
+    if fields:
+        return _meant(name, fields, shown=lambda each: f"--config.{each}")
     return did_you_mean(name, own).replace("'", "")
 
 
-def field(name: str, valid: Collection[str] | None = None, *, section: str = "") -> str:
+def field(
+    name: str,
+    fields: Collection[str],
+    valid: Collection[str] | None = None,
+    *,
+    section: str = "",
+) -> str:
     """Returns what to use in place of a field that a config, or a section of it, does not have.
 
     Args:
       name: of the field, `train.lr` or `lr`.
+      fields: of a whole config, with their sections.
       valid: the names that there are, as they are written there; None for a whole config's.
       section: in which `valid` are, if they are written without it: another section's field is
         then named in full.
     """
     if valid is None:
-        sections = {each.partition(".")[0] for each in all_fields()}
+        sections = {each.partition(".")[0] for each in fields}
         if "." not in name and difflib.get_close_matches(name, sections, n=1, cutoff=NEAR):
             return did_you_mean(name, sections)
-        return _meant(name, all_fields(), shown=lambda each: f"'{each}'")
+        return _meant(name, fields, shown=lambda each: f"'{each}'")
 
     def shown(each: str) -> str:
         place, _, last = each.rpartition(".")
         return f"'{last}'" if last in valid and place in ("", section) else f"'{each}'"
 
     full = [f"{section}.{each}" if section else each for each in valid]
-    others = [each for each in all_fields() if each not in full] if section else []
+    others = [each for each in fields if each not in full] if section else []
     return _meant(name, [*full, *others], shown=shown, section=section)
 
 
@@ -298,17 +307,6 @@ def setting(name: str, valid: Collection[str]) -> str:
     if known in valid:
         return f"; did you mean '{known}'?"
     return did_you_mean(name, valid)
-
-
-def all_fields() -> list[str]:
-    """Returns every field of a config, with its section."""
-    from tfaccel.config import Config  # which needs this module for its own errors
-
-    return [
-        f"{section.name}.{each.name}"
-        for section in dataclasses.fields(Config)
-        for each in dataclasses.fields(section.default_factory)
-    ]
 
 
 def _meant(

@@ -1,31 +1,27 @@
 """An experiment as plain values: every field, its default and its check; and presets of fields."""
 
 from tfaccel.config.config import (
-    CHECKPOINTS,
-    COMPUTES_IN,
-    CROPS,
-    LAST_BATCHES,
-    LOADERS,
-    PIXEL_DTYPES,
-    SOURCE_ARGUMENTS,
-    WEIGHTS,
-    AugmentConfig,
-    CheckpointConfig,
     Config,
-    DaliConfig,
-    DataConfig,
-    ExportConfig,
-    ImageConfig,
-    ModelConfig,
-    RuntimeConfig,
-    StepConfig,
-    TrainConfig,
+    all_fields,
     check_is_config,
     deciding,
     default_config,
     is_smoke,
     parse,
 )
+from tfaccel.config.export import CHECKPOINTS, COMPUTES_IN, PIXEL_DTYPES, WEIGHTS, ExportConfig
+from tfaccel.config.images import (
+    CROPS,
+    LAST_BATCHES,
+    LOADERS,
+    SOURCE_ARGUMENTS,
+    AugmentConfig,
+    DaliConfig,
+    DataConfig,
+    ImageConfig,
+)
+from tfaccel.config.runtime import RuntimeConfig
+from tfaccel.config.training import CheckpointConfig, ModelConfig, StepConfig, TrainConfig
 
 __all__ = [
     "CHECKPOINTS",
@@ -47,6 +43,7 @@ __all__ = [
     "RuntimeConfig",
     "StepConfig",
     "TrainConfig",
+    "all_fields",
     "check_is_config",
     "deciding",
     "default_config",

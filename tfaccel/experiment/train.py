@@ -54,7 +54,7 @@ def run(
     """Trains, measures and exports what `config` says, or goes on with what was begun.
 
     Args:
-      config: what a file in configs/ says, checked; every field is in tfaccel/config/config.py.
+      config: what a file in configs/ says, checked; every field is in tfaccel/config/.
       workdir: a folder for what the run leaves; tfaccel/training/workdir.py lists it. With several
         workers the chief writes it, and all see it.
       cluster: which worker of the job this process is; None for what the environment says.

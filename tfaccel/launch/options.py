@@ -16,13 +16,13 @@ import pathlib
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-
-from absl import flags
+from typing import Any
 
 from tfaccel.common.errors import UserError, did_you_mean
+from tfaccel.common.flags import Flag, define, parsed
 from tfaccel.common.local_path import local_path
-from tfaccel.common.meant import unknown_flag
 from tfaccel.common.redact import redacted_command
+from tfaccel.config import all_fields
 from tfaccel.launch import scheduler
 from tfaccel.runtime.cluster.addresses import in_url
 
@@ -35,52 +35,121 @@ MOST_RANKS = 4096
 SHORTEST_NODE_TIMEOUT_S = 2.0  # a launcher reports each second
 
 
+def _flag(name: str, default: object, help_: str, **more) -> Any:
+    """Returns a field that is a flag."""
+    flag = Flag(name, default, help_, **more)
+    return dataclasses.field(default=default, metadata={"flag": flag})
+
+
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What the flags say; the command's own help has each in words.
+    """What the flags say. A field that is a flag says what it is by the flag's help.
 
-    Attributes:
-      engine: of ENGINES.
-      num_nodes: launchers in the job, one for each machine.
-      node_rank: which of them this is, from 0.
-      num_ranks_per_node: processes that each starts.
-      master_addr: host of the launcher of node 0, as the others reach it; None on one machine.
-      master_port: on which it listens for them.
-      port_chosen_by: the scheduler that chose it, in words; "" where a flag or its default did.
-      max_restarts: how often all ranks may be started again, in all.
-      start_timeout_s: until a rank's first step has ended, for nodes to come, and for what a
-        script does of its own; infinite for no limit, as may be the three that follow.
-      step_timeout_s: without progress in training.
-      save_timeout_s: the same in a checkpoint or an export.
-      evaluation_timeout_s: the same between two test batches.
-      node_timeout_s: for which a launcher may be silent.
-      grace_s: from SIGTERM to SIGKILL.
-      log_dir: for each rank's output.
-      prints: whether an engine's script is printed, and nothing submitted.
-      name: of the job, for Slurm and Kubernetes.
-      sbatch: Slurm's further options.
-      image: Kubernetes' container image.
+    Seconds are infinite for no limit.
     """
 
-    engine: str = "local"
-    num_nodes: int = 1
-    node_rank: int = 0
-    num_ranks_per_node: int = 1
-    master_addr: str | None = None
-    master_port: int = MASTER_PORT
-    port_chosen_by: str = ""
-    max_restarts: int = 0
-    start_timeout_s: float = 1800
-    step_timeout_s: float = 300
-    save_timeout_s: float = 600
-    evaluation_timeout_s: float = 600
-    node_timeout_s: float = 30
-    grace_s: float = 30
+    num_ranks_per_node: int = _flag(
+        "nproc-per-node", 1, "ranks on each machine", at_least=1, at_most=MOST_RANKS
+    )
+    num_nodes: int = _flag(
+        "nnodes", 1, "machines: start it once on each", at_least=1, at_most=MOST_RANKS
+    )
+    node_rank: int = _flag(
+        "node-rank", 0, "which of the machines this is, from 0", at_least=0, at_most=MOST_RANKS
+    )
+    master_addr: str | None = _flag(
+        "master-addr", None, "host of node 0, as the others reach it", shown="HOST"
+    )
+    master_port: int = _flag(
+        "master-port",
+        MASTER_PORT,
+        "port on which node 0 listens for the others",
+        at_least=1,
+        at_most=65535,
+    )
+    max_restarts: int = _flag(
+        "max-restarts",
+        0,
+        "how often all may start again from the last checkpoint",
+        more="That is in all. Never after a mistake in the call (exit code 2), nor once two "
+        "restarts came no further",
+        at_least=0,
+        at_most=MOST_RANKS,
+    )
+    start_timeout_s: float = _flag(
+        "start-timeout",
+        1800.0,
+        "seconds until the first step has ended",
+        more="Compilation counts. It is the time for all machines to come, and for what a script "
+        "does after fit or evaluate, too. 0, here and for the next three, is no limit",
+        at_least=0.0,
+    )
+    step_timeout_s: float = _flag(
+        "step-timeout",
+        300.0,
+        "seconds without progress in training",
+        more="What one execution of several steps takes is without progress",
+        at_least=0.0,
+    )
+    evaluation_timeout_s: float = _flag(
+        "evaluation-timeout",
+        600.0,
+        "seconds without progress in an evaluation, between two test batches",
+        at_least=0.0,
+        is_rare=True,
+    )
+    save_timeout_s: float = _flag(
+        "save-timeout",
+        600.0,
+        "seconds without progress in a checkpoint or an export",
+        at_least=0.0,
+        is_rare=True,
+    )
+    node_timeout_s: float = _flag(
+        "node-timeout",
+        30.0,
+        "seconds for which a machine's launcher may be silent",
+        at_least=SHORTEST_NODE_TIMEOUT_S,
+        is_rare=True,
+    )
+    grace_s: float = _flag(
+        "grace",
+        30.0,
+        "seconds from SIGTERM to SIGKILL, and for all that a script does once `fit` has saved and "
+        "stopped at a signal",
+        at_least=0.1,
+        is_rare=True,
+    )
     log_dir: pathlib.Path = pathlib.Path("launch")
-    prints: bool = False
-    name: str = "tfaccel"
-    sbatch: str = ""
-    image: str | None = None
+    """For each rank's output; LOG_DIR is its flag."""
+    engine: str = _flag(
+        "engine",
+        "local",
+        "what starts the processes: local, slurm, ray or k8s",
+        more="slurm writes a batch script and submits it; ray runs on "
+        "the Ray cluster that is there (the extra `ray`); k8s, with --print alone, prints a "
+        "manifest of a JobSet",
+        choices=tuple(ENGINES),
+    )
+    prints: bool = _flag(
+        "print",
+        False,
+        "print the script of Slurm, or the manifest, and submit nothing",
+        is_rare=True,
+    )
+    name: str = _flag("name", "tfaccel", "name of the job, for slurm and k8s", is_rare=True)
+    sbatch: str = _flag(
+        "sbatch",
+        "",
+        "options of slurm, e.g. '--partition=gpu --gpus-per-node=4 --time=8:00:00'",
+        shown="OPTIONS",
+        is_rare=True,
+    )
+    image: str | None = _flag(
+        "image", None, "for k8s: a container image with tfaccel in it", shown="IMAGE", is_rare=True
+    )
+    port_chosen_by: str = ""
+    """The scheduler that chose the port, in words; "" where a flag or its default did."""
 
     @property
     def node_0(self) -> str:
@@ -105,13 +174,9 @@ def parse(
     Raises:
       UserError: a flag is unknown or not what it may be, or there is no command.
     """
-    values = make_flags()
-    try:
-        command = tuple(values(["tfaccel launch", *arguments])[1:])
-    except flags.UnrecognizedFlagError as error:
-        raise unknown_flag("launch", error.flagname, values) from error
-    except flags.Error as error:
-        raise UserError(str(error)) from error
+    values = define(FLAGS)
+    values.set_gnu_getopt(False)  # what follows the command is the command's
+    command = tuple(parsed("launch", values, arguments, fields=all_fields()))
     argv_of(command)  # or a UserError
     given = {field: values[flag].value for flag, field in FIELDS.items() if values[flag].present}
     if given.get("engine", "local") == "local":
@@ -126,51 +191,22 @@ def parse(
     return dataclasses.replace(options, log_dir=log_dir), command
 
 
-# Flags by the field that each is, for those whose value is taken as it is.
-FIELDS = {
-    "engine": "engine",
-    "nnodes": "num_nodes",
-    "node-rank": "node_rank",
-    "nproc-per-node": "num_ranks_per_node",
-    "master-addr": "master_addr",
-    "master-port": "master_port",
-    "max-restarts": "max_restarts",
-    "start-timeout": "start_timeout_s",
-    "step-timeout": "step_timeout_s",
-    "save-timeout": "save_timeout_s",
-    "evaluation-timeout": "evaluation_timeout_s",
-    "node-timeout": "node_timeout_s",
-    "grace": "grace_s",
-    "print": "prints",
-    "name": "name",
-    "sbatch": "sbatch",
-    "image": "image",
+LOG_DIR = Flag(
+    "log-dir",
+    None,
+    "folder for each rank's output; WORKDIR/launch by default",
+    more="It is in DIR/attempt-0/rank-0.log and so on",
+    shown="DIR",
+)
+_OF_FIELDS = {
+    field.name: field.metadata["flag"] for field in dataclasses.fields(Options) if field.metadata
 }
+FLAGS = (*_OF_FIELDS.values(), LOG_DIR)
+# Fields by the flag that each is, for those whose value is taken as it is.
+FIELDS = {flag.name: field for field, flag in _OF_FIELDS.items()}
 YES = ("true", "t", "1")  # of absl
 # Seconds that may be 0, for no limit.
 MAY_LAST = ("start_timeout_s", "step_timeout_s", "save_timeout_s", "evaluation_timeout_s")
-
-
-def make_flags() -> flags.FlagValues:
-    """Returns the flags of `tfaccel launch`, unparsed."""
-    values = flags.FlagValues()
-    values.set_gnu_getopt(False)  # what follows the command is the command's
-    own = {"flag_values": values}
-    flags.DEFINE_enum("engine", "local", list(ENGINES), "What starts the processes.", **own)
-    lowest_of = {"nnodes": 1, "nproc-per-node": 1, "node-rank": 0, "max-restarts": 0}
-    for name, lowest in lowest_of.items():
-        default = getattr(Options, FIELDS[name])
-        flags.DEFINE_integer(name, default, "", lower_bound=lowest, upper_bound=MOST_RANKS, **own)
-    flags.DEFINE_integer("master-port", MASTER_PORT, "", lower_bound=1, upper_bound=65535, **own)
-    for flag, field in FIELDS.items():
-        if _is_seconds(field):
-            lowest = 0.0 if field in MAY_LAST else 0.1
-            lowest = SHORTEST_NODE_TIMEOUT_S if field == "node_timeout_s" else lowest
-            flags.DEFINE_float(flag, getattr(Options, field), "s", lower_bound=lowest, **own)
-    for name in ("master-addr", "log-dir", "name", "sbatch", "image"):
-        flags.DEFINE_string(name, None, "", **own)
-    flags.DEFINE_bool("print", False, "Print the engine's script alone.", **own)
-    return values
 
 
 def argv_of(command: Sequence[str]) -> list[str]:
@@ -270,12 +306,12 @@ def warn_of_secrets(command: Sequence[str]) -> None:
 
 def flags_of(options: Options) -> list[str]:
     """Returns the flags that an engine gives to the launcher of each node, beside its place."""
-    passed_on = ("num_nodes", "num_ranks_per_node", *filter(_is_seconds, FIELDS.values()))
-    values = {flag: getattr(options, field) for flag, field in FIELDS.items() if field in passed_on}
+    passed_on = ("num_nodes", "num_ranks_per_node", *filter(_is_seconds, _OF_FIELDS))
+    values = {_OF_FIELDS[field].name: (field, getattr(options, field)) for field in passed_on}
     return [
         f"--{flag}={0 if value == math.inf else format(value, '.15g')}"
-        for flag, value in values.items()
-        if value != getattr(Options, FIELDS[flag])
+        for flag, (field, value) in values.items()
+        if value != getattr(Options, field)
     ]
 
 

@@ -115,13 +115,13 @@ def test_the_flags_make_the_config_that_was_measured():
     flags = as_flags(before, made)
     assert "--config.runtime.gpu_ids=0,1" in flags
     assert "--config.data.stored_size=None" in flags
-    from tfaccel.cli.main import _parse_config_flags
+    from tfaccel.cli.flags import parse_config_flags
 
     file = "configs/digits.py"
     given = ["--config.runtime.xla=False", "--config.data.loader=memory"]
     given += ["--config.data.stored_size=16,16", "--config.data.batch_per_replica=8"]
     given += ["--config.data.global_batch_size=None"]
-    values, _ = _parse_config_flags("train", [f"--config={file}", *given, *flags], paths=())
+    values, _ = parse_config_flags("train", [f"--config={file}", *given, *flags])
     again = parse(values.config)
     assert again.runtime == dataclasses.replace(made.runtime, compile_cache=True)
     assert (again.data.loader, again.data.stored_size) == ("dali_gpu", None)

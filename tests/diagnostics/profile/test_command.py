@@ -9,6 +9,7 @@ import numpy as np
 import PIL.Image
 import pytest
 
+from tfaccel.cli import flags as cli_flags
 from tfaccel.cli import main
 from tfaccel.common.errors import UserError
 from tfaccel.config import parse
@@ -86,7 +87,7 @@ def test_a_search_finds_the_best_and_writes_a_config_that_has_it(command, tmp_pa
     assert "--search tries other threads" not in out
     assert "no DALI here" in out
     assert "written:" in out
-    written = main._parse_config_flags("train", ["--config=tuned.py"], paths=())[0].config
+    written = cli_flags.parse_config_flags("train", ["--config=tuned.py"])[0].config
     config = parse(written)
     assert (config.data.loader, config.dali.threads, config.train.epochs) == ("memory", 4, 2)
 

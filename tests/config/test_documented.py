@@ -1,0 +1,49 @@
+"""Each field of a config is documented at the field, for `--help` and for Python's `help`."""
+
+import dataclasses
+
+import pytest
+
+import tfaccel
+from tfaccel.config import Config, ExportConfig
+from tfaccel.config.documented import documented, first_sentence, meanings
+
+KINDS = [*(each.default_factory for each in dataclasses.fields(Config)), ExportConfig]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_field_has_a_text(kind):
+    assert list(meanings(kind)) == [each.name for each in dataclasses.fields(kind)]
+    for name, text in meanings(kind).items():
+        assert len(text) > 10, name
+        assert text.endswith((".", ".)")), name
+
+
+def test_help_of_a_class_shows_the_texts():
+    shown = tfaccel.StepConfig.__doc__
+    assert shown.startswith("How a step is computed")
+    for each in dataclasses.fields(tfaccel.StepConfig):
+        assert f"\n  {each.name}: " in shown
+    assert "Parts of a step, to save memory." in tfaccel.StepConfig(nonfinite="skip").__doc__
+
+
+def test_a_class_without_its_source_shows_its_own_text():
+    made = documented(type("Made", (), {"__doc__": "Of no file.", "__module__": "nowhere"}))
+    assert made.__doc__ == "Of no file."
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("Passes over the images.", "Passes over the images"),
+        (
+            "GPUs, e.g. 0,1; empty for the CPU. Indices among the GPUs.",
+            "GPUs, e.g. 0,1; empty for the CPU",
+        ),
+        ("Format, e.g. mixed_float16. A policy of Keras.", "Format, e.g. mixed_float16"),
+        ('Who decodes. "auto" chooses.', "Who decodes"),
+        ("At most 4 GiB", "At most 4 GiB"),
+    ],
+)
+def test_a_first_sentence_ends_at_its_full_stop(text, first):
+    assert first_sentence(text) == first

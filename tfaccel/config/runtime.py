@@ -1,0 +1,106 @@
+"""How a process uses the machine: GPUs, precision, memory, XLA, the seed."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from tfaccel.common.checks import check_flag, check_int, is_int
+from tfaccel.common.errors import UserError
+from tfaccel.config.documented import documented
+
+# Apex's levels, which people know by name, as Keras dtype policies. O1 (patch each op) and O2
+# (half model, float32 batch norm and master weights) are one policy in Keras: variables float32,
+# computation float16, per layer.
+OPT_LEVELS = {"O0": "float32", "O1": "mixed_float16", "O2": "mixed_float16", "O3": "float16"}
+PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16", "float16")
+
+
+@documented
+@dataclasses.dataclass(frozen=True)
+class RuntimeConfig:
+    """How the process uses the machine."""
+
+    gpu_ids: Sequence[int] | None = None
+    """GPUs, e.g. 0,1; empty for the CPU. Indices among the GPUs that CUDA_VISIBLE_DEVICES leaves,
+    one replica on each. None, the default, for all of them, or the CPU where there is none."""
+    precision: str = "float32"
+    """Number format, e.g. mixed_float16. A Keras dtype policy ("float32", "mixed_float16",
+    "mixed_bfloat16", "float16") or an Apex level ("O0" to "O3")."""
+    memory: str | int = "growth"
+    """GPU memory: "growth" to take it as it is needed, or a limit per GPU in MiB."""
+    tf32: bool = True
+    """Whether float32 matrix products and convolutions may use TensorFloat-32 (10 bits of mantissa)
+    on GPUs that have it."""
+    xla: bool | None = None
+    """Whether XLA compiles steps. All of them: of training, test and predict. None, the default,
+    for on with GPUs and off on the CPU, where it makes most steps slower."""
+    compile_cache: bool = True
+    """Whether what XLA compiles for a GPU is kept for the next process, in tfaccel/xla of the cache
+    folder (XDG_CACHE_HOME, or ~/.cache), at most 4 GiB."""
+    seed: int = 0
+    """The one seed of a run. Weights, dropout, data order and augmentation all derive from it."""
+    deterministic: bool = False
+    """The same bits in each run. By TensorFlow's deterministic kernels, which may be slower."""
+    peer_timeout_s: int = 60
+    """With several workers, how long one may be silent (dead, frozen or cut off; being busy is not
+    silence) until the others stop with an error that names it."""
+    allow_public_network: bool = False
+    """Whether workers may have public addresses. TensorFlow's ports have no password, and who
+    reaches one can run code there: say so only where a firewall closes them."""
+
+    def __post_init__(self):
+        """Checks every field and stores it in its one normal form."""
+        object.__setattr__(self, "gpu_ids", _gpu_ids(self.gpu_ids))
+        object.__setattr__(self, "precision", _precision(self.precision))
+        object.__setattr__(self, "memory", _memory(self.memory))
+        check_flag("tf32", self.tf32)
+        object.__setattr__(self, "xla", _xla(self.xla))
+        check_flag("compile_cache", self.compile_cache)
+        check_int("seed", self.seed, at_least=0, at_most=2**32 - 1)  # what NumPy takes
+        check_flag("deterministic", self.deterministic)
+        check_int("peer_timeout_s", self.peer_timeout_s, at_least=1)
+        check_flag("allow_public_network", self.allow_public_network)
+
+
+def _gpu_ids(value) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    ids = (value,) if isinstance(value, int) else value
+    if isinstance(ids, str):
+        # From the command line: --config.runtime.gpu_ids=0,1
+        ids = [int(each) if each.strip().isdigit() else each for each in ids.split(",") if each]
+    if not isinstance(ids, Sequence) or not all(is_int(each, at_least=0) for each in ids):
+        raise UserError(f"gpu_ids={value!r}; expected GPU indices, e.g. 0,1; empty for the CPU")
+    if len(set(ids)) != len(ids):
+        raise UserError(f"gpu_ids={value!r} names a GPU twice; name each once")
+    # TensorFlow numbers the GPUs that it may use in this order, whatever order they are given in.
+    return tuple(sorted(ids))
+
+
+def _xla(value) -> bool | None:
+    if isinstance(value, str):  # from the command line, where the default is None
+        value = {"true": True, "1": True, "false": False, "0": False}.get(value.lower(), value)
+    if isinstance(value, int) and value in (0, 1):
+        value = bool(value)
+    if value is not None and not isinstance(value, bool):
+        raise UserError(
+            f"xla={value!r}; expected True or False, or None for on with GPUs and off on the CPU"
+        )
+    return value
+
+
+def _precision(value) -> str:
+    policy = OPT_LEVELS.get(str(value).upper(), value)
+    if policy not in PRECISIONS:
+        # No nearest name here: "fp16" is near float16, but means mixed_float16.
+        raise UserError(
+            f"precision={value!r}; expected one of {', '.join((*PRECISIONS, *OPT_LEVELS))}"
+        )
+    return policy
+
+
+def _memory(value) -> str | int:
+    if isinstance(value, str) and value.isdigit():
+        value = int(value)
+    if value != "growth" and not is_int(value, at_least=1):
+        raise UserError(f"memory={value!r}; expected 'growth' or a limit per GPU in MiB, e.g. 8192")
+    return value
