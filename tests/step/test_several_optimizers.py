@@ -97,7 +97,7 @@ def _stock(kind):
 @pytest.mark.parametrize(
     ("num_replicas", "kind"),
     [
-        (1, Gan),
+        pytest.param(1, Gan, marks=pytest.mark.slow),
         pytest.param(1, CriticFirst, marks=pytest.mark.slow),
         pytest.param(2, Gan, marks=pytest.mark.slow),
         (2, CriticFirst),

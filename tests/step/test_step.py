@@ -67,7 +67,9 @@ def trained_by_keras(optimizer, *, xla, make=build, precision="float32", **fit):
     """Stock Keras without a strategy. XLA draws other dropout masks: both use it, or neither."""
     keras.config.set_dtype_policy(precision)  # as `setup` has it
     model = make()
-    model.compile(OPTIMIZERS[optimizer](), loss(), metrics=["accuracy"], jit_compile=xla)
+    # Without XLA it is not traced either: eagerly it gives the same, and sooner.
+    own = {"jit_compile": True} if xla else {"run_eagerly": True}
+    model.compile(OPTIMIZERS[optimizer](), loss(), metrics=["accuracy"], **own)
     return fitted(model, **fit)
 
 
@@ -473,7 +475,7 @@ def test_single_batches_by_hand_are_keras_own(setup):
         model = build()
     run.compile(model, "sgd", loss(), metrics=["accuracy"])
     reference = build()
-    reference.compile("sgd", loss(), metrics=["accuracy"], jit_compile=False)
+    reference.compile("sgd", loss(), metrics=["accuracy"], run_eagerly=True)
     for _ in range(2):
         ours, theirs = (each.train_on_batch(X[:16], Y[:16]) for each in (model, reference))
         np.testing.assert_allclose(ours, theirs, rtol=1e-3)
@@ -519,7 +521,7 @@ def test_several_inputs_and_outputs_in_dicts(setup):
         model = make()
     run.compile(model, "sgd", **arguments)
     reference = make()
-    reference.compile("sgd", **arguments, jit_compile=False)
+    reference.compile("sgd", **arguments, run_eagerly=True)
     fit = {"batch_size": 16, "shuffle": False, "epochs": 2, "verbose": 0}
     ours, theirs = (each.fit(x, y, **fit).history for each in (model, reference))
     assert list(ours) == list(theirs)
@@ -550,7 +552,7 @@ def test_weights_of_samples_and_classes_count(setup, weights, xla):
         model = without_dropout()
     run.compile(model, "sgd", loss())
     reference = without_dropout()
-    reference.compile("sgd", loss(), jit_compile=False)
+    reference.compile("sgd", loss(), run_eagerly=True)
     np.testing.assert_allclose(losses(model), losses(reference), rtol=1e-3)
 
 
@@ -570,7 +572,7 @@ def test_class_weights_count_for_a_loader_as_for_arrays(setup, folder, in_file_o
     ours = model.fit(loader, epochs=2, class_weight=weights, verbose=0).history["loss"]
 
     reference = make()
-    reference.compile("sgd", loss(), jit_compile=False)
+    reference.compile("sgd", loss(), run_eagerly=True)
     given = {0: 5.0, 1: 1.0, 2: 0.1}
     theirs = reference.fit(
         x, labels, batch_size=8, shuffle=False, epochs=2, class_weight=given, verbose=0
@@ -652,7 +654,7 @@ def test_an_epochs_log_is_the_metric_of_that_name(setup):
         return SaysTwice([keras.Input((8, 8, 1)), layers.Flatten(), layers.Dense(3)])
 
     run, keras_own = setup(), made()
-    keras_own.compile("sgd", loss(), jit_compile=False)
+    keras_own.compile("sgd", loss(), run_eagerly=True)
     with run.scope():
         model = made()
     run.compile(model, "sgd", loss())
@@ -801,7 +803,7 @@ def test_shapes_that_a_model_knows_are_not_asked_of_its_layers(setup, make, call
     fit = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0}
     keras.utils.set_random_seed(0)
     reference = make(Counting())
-    reference.compile("sgd", **compile_args, jit_compile=False)
+    reference.compile("sgd", **compile_args, run_eagerly=True)
     expected = reference.fit(*data, **fit).history
 
     counting, run = Counting(), setup(xla=False)

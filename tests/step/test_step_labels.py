@@ -95,7 +95,8 @@ def test_with_the_cure_such_a_label_counts_nothing():
     assert not np.array_equal(trained[0], before[0])
 
 
-def test_one_in_a_mask_is_named_by_its_value():
+@pytest.mark.parametrize("method", ["evaluate", pytest.param("fit", marks=pytest.mark.slow)])
+def test_one_in_a_mask_is_named_by_its_value(method):
     def make():
         return keras.Sequential([keras.Input((2, 2, 1)), keras.layers.Conv2D(3, 1)])
 
@@ -106,7 +107,7 @@ def test_one_in_a_mask_is_named_by_its_value():
     images = np.ones((4, 2, 2, 1), "float32")
     for y in (masks, masks[..., None].astype("float32")):
         with pytest.raises(NonFiniteError, match="the label 255 is beyond the model's 3 outputs"):
-            model.evaluate(images, y, batch_size=2, verbose=0)
+            getattr(model, method)(images, y, batch_size=2, verbose=0)
 
 
 def test_labels_that_differ_on_two_replicas_are_none_that_was_not_given():

@@ -110,6 +110,7 @@ def test_the_average_is_measured_and_the_weights_are_put_back(num_replicas, poli
     assert model.evaluate(test, verbose=0) == pytest.approx(history["val_loss"][-1], rel=1e-6)
 
 
+@pytest.mark.slow  # of stock Keras
 def test_keras_own_swap_changes_the_bits():
     model, test, changed = model_of(1), data(1, steps=1), {}
     for swap in (EMA, keras.callbacks.SwapEMAWeights):
