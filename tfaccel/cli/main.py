@@ -28,6 +28,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from tfaccel.cli import help as help_texts
+from tfaccel.cli import pages
 from tfaccel.common import meant, run_log
 from tfaccel.common.disk_errors import OF_DISKS, cure
 from tfaccel.common.errors import RunError, UserError, did_you_mean, tell
@@ -99,8 +100,11 @@ def main(arguments: list[str]) -> int:
       UserError: a mistake in the call, or one that the run found.
     """
     command, *rest = arguments or ["--help"]
+    if command == "help" and rest:
+        print(pages.page(rest[0]), end="")
+        return 0
     if command in ("--help", "-h", "help"):
-        print(help_texts.ALL, end="")
+        print(help_texts.ALL + pages.TOPICS, end="")
         return 0
     if command == "--version":
         print(__version__)
