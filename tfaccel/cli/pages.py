@@ -6,6 +6,7 @@ from tfaccel.common.errors import UserError, did_you_mean
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = {
+    "data": "data/README.md",
     "surviving": "training/README.md",
     "several-gpus": "step/README.md",
     "several-hosts": "launch/README.md",
