@@ -10,6 +10,7 @@ import sys
 import traceback
 from typing import NoReturn
 
+from tfaccel.cli import pages
 from tfaccel.cli.command import overview
 from tfaccel.cli.diagnose_commands import audit, autobatch, compare, doctor, lint, profile, selftest
 from tfaccel.cli.train_commands import export, launch, plot, predict, train
@@ -53,8 +54,11 @@ def main(arguments: list[str]) -> int:
       UserError: a mistake in the call, or one that the run found.
     """
     command, *rest = arguments or ["--help"]
+    if command == "help" and rest:
+        show(pages.page(rest[0]), end="")
+        return 0
     if command in ("--help", "-h", "help"):
-        show(overview(COMMANDS), end="")
+        show(overview(COMMANDS) + pages.TOPICS, end="")
         return 0
     if command == "--version":
         print(__version__)

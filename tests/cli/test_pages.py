@@ -1,0 +1,27 @@
+import pathlib
+
+import pytest
+
+from tfaccel.cli import main, pages
+from tfaccel.common.errors import UserError
+
+
+@pytest.mark.parametrize("topic", pages.PAGES)
+def test_help_shows_the_page_of_a_topic(topic, capsys):
+    assert main.main(["help", topic]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("# ")
+    assert text == (pages.ROOT / pages.PAGES[topic]).read_text()
+
+
+def test_help_lists_the_topics_and_a_wrong_one_is_named(capsys):
+    main.main(["help"])
+    said = capsys.readouterr().out
+    assert all(topic in said for topic in pages.PAGES)
+    with pytest.raises(UserError, match="no page 'exprot'; did you mean 'export'"):
+        main.main(["help", "exprot"])
+
+
+def test_each_page_is_linked_from_the_readme():
+    readme = (pathlib.Path(__file__).parents[2] / "README.md").read_text()
+    assert all(f"(tfaccel/{file})" in readme for file in pages.PAGES.values())
