@@ -311,9 +311,10 @@ def no_collector():
     gc.enable()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def quick_collector():
-    """The collector looks through what the test makes alone, not for 0.6 s through TensorFlow."""
+    """The collector looks through what the tests make, not for 0.6 s through all of TensorFlow."""
+    gc.collect()
     gc.freeze()
     yield
     gc.unfreeze()

@@ -18,6 +18,8 @@ from tfaccel.data.loaders import dali_handoff
 from tfaccel.data.loaders.dali_handoff import COPIES_AHEAD, GROUPS_AHEAD, Handoff
 from tfaccel.runtime.devices import Device
 
+pytestmark = pytest.mark.usefixtures("quick_collector")
+
 CPU, ROWS, DEPTH = Device("/cpu:0", None), 3, 2
 NON_BLOCKING, THREAD_LOCAL = 1, 1  # CUDA's cudaStreamNonBlocking, cudaStreamCaptureModeThreadLocal
 
@@ -66,15 +68,6 @@ def all_end():
     while threads() and time.monotonic() < ends:
         time.sleep(0.01)
     return not threads()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _little_to_collect():
-    """The collector looks at nothing that was there before: TensorFlow's objects take it 0.2 s."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

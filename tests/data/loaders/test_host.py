@@ -15,17 +15,10 @@ from tfaccel.data.loaders.host import HostStream
 from tfaccel.data.placement import Placement
 from tfaccel.runtime.devices import Device
 
+pytestmark = pytest.mark.usefixtures("quick_collector")
+
 PLACEMENT = Placement(Device("/cpu:0", None), num_threads=2, seed=0)
 SOON_S = 60
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _little_to_collect():
-    """The collector looks at nothing that was there before: TensorFlow's objects take it 0.2 s."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def numbers(number):
