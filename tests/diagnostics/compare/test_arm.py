@@ -78,7 +78,7 @@ def test_one_that_is_ended_says_how_far_it_had_come(monkeypatch, tmp_path):
     with pytest.raises(OutOfTimeError) as one:
         started(monkeypatch, tmp_path, _slow, says="said", is_all=True)
     assert str(one.value) == (
-        "the time was over: its first step ended after 95 s, and one more takes 2.5 s"
+        "the time was over: its first step ended after 95 s, and each further step takes 2.5 s"
     )
     assert (one.value.start_s, one.value.pace.step_s) == (95.0, 2.5)
 

@@ -8,7 +8,7 @@ import pytest
 
 from tfaccel.diagnostics.compare import child
 from tfaccel.diagnostics.compare.child import Stretches
-from tfaccel.diagnostics.compare.pace import Settings, warm_up_steps
+from tfaccel.diagnostics.compare.pace import Pace, Settings, warm_up_steps
 
 SETTINGS = Settings(steps=50, lead_in=5, warm_up=10, repeats=5)
 
@@ -25,8 +25,8 @@ SETTINGS = Settings(steps=50, lead_in=5, warm_up=10, repeats=5)
     ],
 )
 def test_warming_up_goes_past_an_epochs_end_where_one_comes(epoch_steps, execution_steps, expected):
-    steps = {"epoch_steps": epoch_steps, "execution_steps": execution_steps}
-    assert warm_up_steps(SETTINGS, **steps) == expected
+    pace = Pace(1.0, 1.0, epoch_steps, execution_steps)
+    assert warm_up_steps(SETTINGS, pace) == expected
 
 
 class Loader:

@@ -43,7 +43,7 @@ PARTED = row(
     times=1.3,
     apart=math.inf,
     losses=(*LOSSES[:40], math.nan),
-    why="its losses part: infinitely apart, 3.0% allowed",
+    why="losses differ: infinitely apart, 3.0% allowed",
 )
 FAILED = row(
     4,
@@ -143,8 +143,8 @@ def test_nothing_ran():
 @pytest.mark.parametrize(
     ("times", "words"),
     [
-        (1.0, "the first that ran is the best: dali_gpu, "),
-        (1.5, r"the best is dali_gpu, .*: 1\.50 times as fast as the first that ran"),
+        (1.0, "the first variant that ran is the best: dali_gpu, "),
+        (1.5, r"the best is dali_gpu, .*: 1\.50 times as fast as the first variant that ran"),
     ],
 )
 def test_where_the_plain_one_failed_no_other_is_called_so(times, words):
@@ -215,5 +215,5 @@ def test_the_folder_has_a_page_that_needs_no_other_file(tmp_path):
 
 
 def test_pages_of_one_row_and_of_none_that_ran():
-    assert "the plain one is the best" in page.page(made(PLAIN, winner=PLAIN)).lower()
+    assert "the plain variant is the best" in page.page(made(PLAIN, winner=PLAIN)).lower()
     assert "Nothing ran" in page.page(made(FAILED, winner=None, flags=()))

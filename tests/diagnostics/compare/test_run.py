@@ -72,7 +72,7 @@ def test_without_a_report_logs_stay_only_where_a_row_names_one(monkeypatch, is_t
             super().__init__(config, settings, log=log, limit=limit)
             seen.append(log)
             if is_to_fail and config.runtime.xla:
-                raise ArmError(f"it did not answer within 1 s; log: {log}")
+                raise ArmError(f"its process did not answer within 1 s; log: {log}")
 
     monkeypatch.setattr(room, "run_quietly", lambda function, config: FACTS)
     monkeypatch.setattr(room, "ArmProcess", Fails)
@@ -94,12 +94,14 @@ def test_the_command_prints_the_table_and_writes_the_report(tmp_path, capsys):
     override = "--config.train.epochs=7"
     assert main.main(["compare", DIGITS, override, "--repeats=3", f"--out={out}"]) == 0
     printed, told = capsys.readouterr()
-    assert "the best is dali_cpu, float32, no XLA: 3.00 times as fast as the plain one" in printed
+    assert (
+        "the best is dali_cpu, float32, no XLA: 3.00 times as fast as the plain variant" in printed
+    )
     assert f"tfaccel train {DIGITS} --config.train.epochs=7 \\\n" in printed
     assert "--config.data.loader=dali_cpu" in printed
     assert printed.endswith(f"{out}/report.html\n")
-    assert "60 minutes at most" in told
-    assert "more minutes at the plain one's speed" in told
+    assert "at most 60 minutes" in told
+    assert "more minutes at the speed of the plain variant" in told
     names = {each.name for each in out.iterdir()}
     assert names == {
         "report.html",
@@ -138,7 +140,7 @@ def test_an_interruption_leaves_the_report_of_what_was_measured(
     finally:
         signal.signal(number, original)
     assert getattr(raised.value, "code", None) == code
-    assert f"interrupted; {out} has what was measured before" in capsys.readouterr().err
+    assert f"interrupted; the results so far are in {out}" in capsys.readouterr().err
     rows = json.loads((out / "results.json").read_text())["rows"]
     assert [each["status"] for each in rows] == ["plain", "left out"]
     assert rows[-1]["why"] == "interrupted"
@@ -183,7 +185,7 @@ def test_a_real_one_that_sigterm_ends_leaves_its_report_and_no_process(tmp_path)
     process.terminate()
     said = process.stderr.read()
     assert process.wait(timeout=300) == 143, said
-    assert f"interrupted; {out} has what was measured before" in said
+    assert f"interrupted; the results so far are in {out}" in said
     assert psutil.wait_procs(alive, timeout=300)[1] == []
     rows = json.loads((out / "results.json").read_text())["rows"]
     assert [each["status"] for each in rows] == ["plain", "left out"]
@@ -243,13 +245,13 @@ class SlowArm(PlantedArm):
 class NeverReady(SlowArm):
     def spend(self, seconds):
         self.clock[0] += self.limit()[0]
-        raise OutOfTimeError("the time was over before its first step had ended")
+        raise OutOfTimeError("the time was over before its first step ended")
 
 
 @pytest.mark.parametrize(
     ("arm", "minutes", "measured", "summary"),
     [
-        (SlowArm, 9, 5, "a step takes 1 s, and a start 5 s; at the plain one's speed about"),
+        (SlowArm, 9, 5, "takes 5 s to start and 1 s for each step; use about --minutes="),
         (
             SlowArm,
             1,
@@ -257,7 +259,7 @@ class NeverReady(SlowArm):
             "only tf_data, float32, no XLA was measured, so nothing is compared; there",
         ),
         pytest.param(
-            *(SlowArm, 2, 2, "float32, no XLA; there was no time for 3 of 6 variants: a step"),
+            *(SlowArm, 2, 2, "float32, no XLA; there was no time for 3 of 6 variants: the plain"),
             marks=pytest.mark.slow,
         ),
         (NeverReady, 2, 0, "nothing was measured; there was no time for"),
@@ -288,12 +290,12 @@ def test_a_slow_step_has_shorter_stretches_and_the_minutes_that_would_do(
     assert ("--config.data.loader=" in printed) is (measured > 1)
     if measured:
         assert results["stretch_steps"] < 50
-        assert "stretches are of " in told
+        assert "stretches have " in told
 
 
 def test_forecast_counts_starts_compilation_and_stretches_of_both():
     words = room.forecast(20.0, 10.0, (6, 10), 5, on_gpu=True)
-    assert words.startswith("about 15 to 25 more minutes at the plain one's speed")
+    assert words.startswith("about 15 to 25 more minutes at the speed of the plain variant")
     assert room.forecast(1.0, 0.1, (2, 2), 3, on_gpu=False).startswith("about 1 more minutes")
 
 

@@ -1,16 +1,20 @@
-"""The same job in every way that this machine has, measured: what is faster, and as right.
+"""Trains the same job in every way that this machine offers, and reports which way is fastest.
 
-variants.py    which variants there are, in which order, and what config each is
-judge.py       whether one is faster beyond the spread, and whether its losses agree
-contest.py     the best so far against one challenger after the other, in turns
-arm.py         a variant's process, as this one sees it
-child.py       the same from within: it trains, and times what it is told to
-facts.py       what decides which variants there are
-table.py       what was measured, as text, Markdown, HTML and JSON
-plots.py       pictures of it
-page.py        the HTML page, and the folder with all of it
+A way to train is a variant: a loader, an arithmetic, XLA or not, and a number of GPUs. A variant
+counts as better only if its losses also agree with those of the plain variant.
+
+variants.py    the variants, their order, and the config of each
+judge.py       decides whether a variant is faster beyond the spread, and whether its losses agree
+contest.py     measures the best variant so far against one challenger after the other, in turns
+arm.py         a variant's process, seen from the comparison
+child.py       the same process from within: it trains, and times steps on request
+protocol.py    the files through which the two talk
+pace.py        how many steps fit into the time
+facts.py       the facts that decide which variants exist
+table.py       the result as text, Markdown, HTML and JSON
+plots.py       the result as pictures
+page.py        the HTML page, and the folder with the whole report
 run.py         `tfaccel.compare` and `tfaccel compare`, in order
 
-The room is not called `compare`: Python would put the module in the place of the function
-`tfaccel.compare`. Two processes are alive at a time, and one of them trains.
+At most two processes are alive at a time, and only one of them trains.
 """

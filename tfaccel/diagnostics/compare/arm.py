@@ -1,10 +1,10 @@
-"""One variant's process, as the comparison sees it: it stays alive, and trains when it is told to.
+"""One variant's process, seen from the comparison: it stays alive, and trains on request.
 
     arm = ArmProcess(config, settings, log=pathlib.Path("1.log"), limit=lambda: (600, False))
     arm.first_step_s; arm.stretch(); arm.losses; arm.close()
 
-The child is `tfaccel.process.isolate`'s. Both speak by the files of protocol.py; child.py is the
-other side. Nothing of TensorFlow is imported here.
+`tfaccel.process.isolate` starts the child, and child.py runs in it. Both sides talk through the
+files of protocol.py. This module does not import TensorFlow.
 """
 
 import itertools
@@ -20,45 +20,46 @@ from tfaccel.diagnostics.compare import protocol
 from tfaccel.diagnostics.compare.pace import Pace, Settings
 from tfaccel.process.isolate import KEPT_LETTERS, IsolatedError, Task
 
-MOST_LETTERS = 300  # of what an error says
+MAX_LETTERS = 300  # of an error message
 
 
 class ArmError(Exception):
-    """A variant's process failed; the message is a sentence for its row.
+    """A variant's process failed; the message is a sentence for the variant's row.
 
     Attributes:
-      out_of_memory: whether memory was full.
+      out_of_memory: whether the process ran out of memory.
     """
 
     def __init__(self, reason: str, *, out_of_memory: bool = False):
-        """Takes the sentence."""
+        """Takes the sentence for the row."""
         super().__init__(reason)
         self.out_of_memory = out_of_memory
 
 
 class OutOfTimeError(ArmError):
-    """The time for all was over before it answered.
+    """The time for the whole comparison was over before the process answered.
 
     Attributes:
-      start_s: seconds from its process's start to its first step's end; None before that.
-      pace: what its first steps showed; None before that.
+      start_s: seconds from the start of the process to the end of its first step; None if the first
+        step had not ended.
+      pace: the pace of the first steps; None if they had not ended.
     """
 
     def __init__(self, reason: str, *, start_s: float | None = None, pace: Pace | None = None):
-        """Takes the sentence, and what is known of the process."""
+        """Takes the sentence for the row, and how far the process had come."""
         super().__init__(reason)
         self.start_s, self.pace = start_s, pace
 
 
 class Arm(Protocol):
-    """A variant's process, whose first steps are trained.
+    """A variant's process that has trained its first steps.
 
     Attributes:
-      first_step_s: seconds from its start to its first step's end.
-      losses: of each step so far.
-      peak_mib: of each GPU.
-      waited: part of the last stretch in which steps waited for their batches.
-      pace: of its first steps.
+      first_step_s: seconds from the start of the process to the end of its first step.
+      losses: the loss of each step so far.
+      peak_mib: the peak memory of each GPU.
+      waited: the share of the last stretch in which steps waited for their batches, from 0 to 1.
+      pace: the pace of the first steps.
     """
 
     first_step_s: float
@@ -68,27 +69,27 @@ class Arm(Protocol):
     pace: Pace
 
     def stretch(self) -> float:
-        """Returns the images per second of some more steps."""
+        """Trains and times one more stretch, and returns its images per second."""
 
     def close(self) -> None:
         """Ends the process."""
 
 
 class ArmProcess:
-    """A variant's process. Attributes and methods are those of `Arm`."""
+    """A variant's real process; its attributes and methods are described in `Arm`."""
 
     def __init__(self, config: Config, settings: Settings, *, log: pathlib.Path, limit):
-        """Starts it, and returns when its first steps are trained.
+        """Starts the process, and waits until it has trained its first steps.
 
         Args:
-          config: the experiment as the variant does it.
-          settings: how it trains.
-          log: a new file, for what it prints.
-          limit: gives the seconds that it may take, now, for what it is asked; and whether they are
-            what is left for all.
+          config: the variant's config.
+          settings: how the process trains.
+          log: a new file for the output of the process.
+          limit: returns the seconds within which the process must answer, and whether they are all
+            the time that is left for the comparison.
 
         Raises:
-          ArmError: it failed.
+          ArmError: the process failed.
         """
         self._held = temporary.Held("compare")
         self._folder = self._held.path
@@ -105,7 +106,7 @@ class ArmProcess:
         self._take(ready)
 
     def stretch(self) -> float:
-        """Returns the images per second of some more steps, after some that are not timed."""
+        """Trains some untimed steps and one stretch; returns the stretch's images per second."""
         number = next(self._numbers)
         (self._folder / f"go-{number}").touch()
         result = self._answer(f"result-{number}.json")
@@ -114,7 +115,7 @@ class ArmProcess:
         return result["images_per_second"]
 
     def close(self) -> None:
-        """Ends the process at once: there is nothing in it to keep."""
+        """Ends the process at once, because it holds nothing worth saving."""
         if self._child:
             self._child.end()
         self._held.remove()
@@ -132,10 +133,10 @@ class ArmProcess:
         self.peak_mib = tuple(answer["peak_mib"])
 
     def _answer(self, name: str) -> dict:
-        """Waits for a file of the child's.
+        """Waits for an answer file of the child, and returns its contents.
 
         Raises:
-          ArmError: it ended, or was silent for too long.
+          ArmError: the child ended, or did not answer in time.
         """
         path = self._folder / name
         seconds, is_all = self._limit()
@@ -146,29 +147,29 @@ class ArmProcess:
             raise self._failure()
         if is_all:
             raise self._out_of_time()
-        raise ArmError(f"it did not answer within {seconds:.0f} s; log: {self._log}")
+        raise ArmError(f"its process did not answer within {seconds:.0f} s; log: {self._log}")
 
     def _out_of_time(self) -> OutOfTimeError:
-        """Returns the error, with what its first steps had shown by then."""
-        names = ("first", "pace")
-        said = {name: protocol.read(self._folder / f"{name}.json") for name in names}
-        if said["pace"]:
-            pace = Pace(**said["pace"])
-            took = f"its first step ended after {pace.start_s:.0f} s, and one more takes "
-            why = f"the time was over: {took}{in_figures(pace.step_s)} s"
+        """Returns the error, with what the first steps have shown so far."""
+        if values := protocol.read(self._folder / "pace.json"):
+            pace = Pace(**values)
+            why = (
+                f"the time was over: its first step ended after {pace.start_s:.0f} s, and each "
+                f"further step takes {in_figures(pace.step_s)} s"
+            )
             return OutOfTimeError(why, start_s=pace.start_s, pace=pace)
-        if said["first"]:
-            start_s = said["first"]["first_step_s"]
+        if first := protocol.read(self._folder / "first.json"):
+            start_s = first["first_step_s"]
             why = f"the time was over: its first step ended after {start_s:.0f} s"
             return OutOfTimeError(why, start_s=start_s)
-        return OutOfTimeError("the time was over before its first step had ended")
+        return OutOfTimeError("the time was over before its first step ended")
 
     def _failure(self) -> ArmError:
-        """Returns why its process has ended."""
+        """Returns the error that says why the process ended."""
         self._child.end()
         outcome = self._task.outcome()
         if "value" in outcome:
-            return ArmError("its process ended without a word")
+            return ArmError("its process ended without an error message")
         printed = self._log.read_text(errors="replace")[-KEPT_LETTERS:]
         error = IsolatedError(self._task.name, outcome, log=self._log, tail=printed)
         return ArmError(_sentence(error), out_of_memory=error.out_of_memory)
@@ -181,11 +182,11 @@ def _sentence(error: IsolatedError) -> str:
         reason = f"{error.type_name}: {cleaned(first)}"
     if not error.type_name:
         reason = f"its process {reason}"
-    shortened = reason if len(reason) <= MOST_LETTERS else f"{reason[:MOST_LETTERS]}..."
+    shortened = reason if len(reason) <= MAX_LETTERS else f"{reason[:MAX_LETTERS]}..."
     return f"out of memory: {shortened}" if error.out_of_memory else shortened
 
 
 def _in_child(config: Config, settings: Settings, folder: str) -> None:
-    from tfaccel.diagnostics.compare import child  # and TensorFlow
+    from tfaccel.diagnostics.compare import child  # imports TensorFlow
 
     child.serve(config, settings, pathlib.Path(folder))

@@ -1,12 +1,12 @@
-"""In the child: trains the experiment as one variant does, stretch by stretch, when it is told to.
+"""Runs in a variant's process: trains the variant stretch by stretch, on request.
 
-Takes the config; gives, by the files of protocol.py, the first step's time, images per second,
-losses and peak memory.
+This module takes the variant's config. It answers through the files of protocol.py with the time of
+the first step, images per second, losses and peak memory.
 
-One `fit` goes on for as long as the process lives, so that no pipeline is started anew. Between
-stretches it waits, within a callback. Keras reads each execution's logs, as `tfaccel train` has it
-do, so that the device has done its work when the callback is called. Validation, checkpoints and
-export are left out.
+One `fit` runs for the whole life of the process, so no input pipeline is restarted. A callback
+makes it wait between stretches. Keras reads the logs after each execution, as in `tfaccel train`,
+so the device has finished its work when the callback is called. There is no validation, checkpoint
+or export.
 """
 
 import dataclasses
@@ -37,17 +37,18 @@ from tfaccel.training.callbacks.throughput import images_until
 
 
 def serve(config: Config, settings: Settings, folder: pathlib.Path) -> None:
-    """Trains until the process is ended."""
+    """Trains until the parent ends this process."""
     this_run = Run(config.runtime)
     train, _, model = prepare(this_run, config)
     if config.runtime.precision == CEILING:
-        # Its weights do become infinite, which would end it; its speed is what is wanted.
+        # Float16 weights can become infinite, which would end the training. Only the speed of this
+        # variant is wanted, so the function is wrapped to hide that check.
         model.train_function = functools.partial(model.train_function)
     model.fit(train, epochs=10**9, callbacks=[Stretches(train, settings, folder)], verbose=0)
 
 
 class Stretches(keras.callbacks.Callback):
-    """Times what it is told to, and waits in between."""
+    """Times a stretch on each request, and waits between requests."""
 
     def __init__(
         self,
@@ -57,21 +58,21 @@ class Stretches(keras.callbacks.Callback):
         *,
         clock: Callable[[], float] = time.perf_counter,
     ):
-        """Takes the loader that `fit` trains on, where it is told what to do, and the time."""
+        """Takes the loader of `fit`, the settings, the folder of protocol.py and a clock."""
         super().__init__()
         self._clock = clock
         self._loader, self._settings, self._folder = loader, settings, folder
-        self._number = -1  # of the stretch; the first steps are none
+        self._number = -1  # of the stretch; -1 during the first steps, which are not timed
         self._losses, self._position = [], 0
         self._timed_from = None
         self._ready, self._pace = None, None
 
     def on_epoch_begin(self, epoch, logs=None):
-        """The loss that Keras logs is the mean since here."""
+        """Notes where the epoch begins: the loss in Keras's logs is the mean since then."""
         self._epoch_begins, self._sum = images_until(self._loader, self._loader.next_position), 0.0
 
     def on_train_batch_end(self, batch, logs=None):
-        """Takes the execution's loss, and begins or ends what is due."""
+        """Notes the loss of the execution, and begins or ends a stretch if its turn has come."""
         now, position = self._clock(), self._loader.position
         if self._ready is None:
             self._ready = {"first_step_s": time.time() - psutil.Process().create_time()}
@@ -93,24 +94,28 @@ class Stretches(keras.callbacks.Callback):
             return
         else:
             self._answer(f"result-{self._number}.json", self._rate(now, position))
-        self._wait_for_the_next(position)
+        self._wait_for_request(position)
 
     def _learn(self, now: float, position: int) -> None:
-        """Takes how long a step takes; with it, decides how long stretches and warming up are."""
+        """Measures how long a step takes, and chooses the length of stretches and warm-up."""
         began, first = self._began
-        step_s = (now - began) / (position - first)
-        shape = {
-            "epoch_steps": self._loader.num_batches,
-            "execution_steps": self.model.steps_per_execution,
-        }
-        self._pace = Pace(self._ready["first_step_s"], step_s, **shape)
+        self._pace = Pace(
+            start_s=self._ready["first_step_s"],
+            step_s=(now - began) / (position - first),
+            epoch_steps=self._loader.num_batches,
+            execution_steps=self.model.steps_per_execution,
+        )
         self._ready["pace"] = dataclasses.asdict(self._pace)
         write(self._folder / "pace.json", self._ready["pace"])
         self._settings = fitted(self._settings, self._pace)
-        self._until = warm_up_steps(self._settings, **shape)
+        self._until = warm_up_steps(self._settings, self._pace)
 
     def _take_loss(self, position: int, mean: float) -> None:
-        """Adds the execution's own loss, for each of its steps: what its images add to the sum."""
+        """Appends the execution's own loss once for each of its steps.
+
+        Keras logs the mean since the start of the epoch. The execution's own loss is the growth of
+        the sum, divided by the execution's images.
+        """
         images = images_until(self._loader, position) - self._epoch_begins
         before = images_until(self._loader, max(self._position, 0)) - self._epoch_begins
         total = mean * images
@@ -130,7 +135,7 @@ class Stretches(keras.callbacks.Callback):
         write(self._folder / name, answer | {"losses": self._losses, "peak_mib": peaks_mib()})
         self._losses = []
 
-    def _wait_for_the_next(self, position: int) -> None:
+    def _wait_for_request(self, position: int) -> None:
         self._number += 1
         while not (self._folder / f"go-{self._number}").exists():
             time.sleep(POLL_S)
@@ -139,7 +144,7 @@ class Stretches(keras.callbacks.Callback):
 
 
 def peaks_mib() -> list[int]:
-    """Returns the most that this process's tensors took on each of its GPUs."""
+    """Returns the peak memory, in MiB, of this process's tensors on each of its GPUs."""
     num_gpus = len(tf.config.list_logical_devices("GPU"))
     return [
         tf.config.experimental.get_memory_info(f"GPU:{index}")["peak"] >> 20
@@ -148,10 +153,12 @@ def peaks_mib() -> list[int]:
 
 
 def describe(config: Config) -> Facts:
-    """Returns what decides which variants there are. Starts the devices: for a child.
+    """Returns the facts that decide which variants exist.
+
+    This starts the devices, so it runs in a child.
 
     Raises:
-      UserError: there are several workers, or the data are not as they should be.
+      UserError: there are several workers, or the data set has a fault.
     """
     cluster = find(os.environ)
     check_one_process(cluster, "compare")
@@ -170,9 +177,9 @@ def describe(config: Config) -> Facts:
 
 
 def _loaders(config: Config, source, own: str, *, device) -> tuple[str, ...]:
-    """Returns the loaders that can read the data here, the plain one first."""
+    """Returns the loaders that can read the data here, the plain variant's loader first."""
     if isinstance(source, ArraySource):
-        return ("cache", "memory")  # decoded already, as they are mapped
+        return ("cache", "memory")  # mapped arrays are already decoded
     if own != "memory" and config.data.stored_size is None:
         auto = dataclasses.replace(config.data, loader="auto")
         fits = choose_loader(source, auto, config.train_images, device=device).loader == "memory"

@@ -1,14 +1,16 @@
-"""The best so far against one challenger after the other, both alive and timed in turn.
+"""Measures the best variant so far, the champion, against one challenger after the other.
 
-Takes what starts a variant's process, and the order; gives a row for each variant.
+This module takes a function that starts a variant's process, and the order of the variants. It
+gives a row for each variant.
 
     contest = Contest(start, repeats=5, time_left=lambda: 600, say=print)
     contest.run(levels, one_by_one)
     contest.champion.variant; contest.rows
 
-Two processes are alive at most, and one of them trains: in turns, so that both meet the same state
-of the machine. A variant that fails is a row with its sentence. The best so far stays alive; where
-a challenger does not fit beside it, both are measured one after the other instead.
+A duel measures the champion and one challenger. Both processes are alive, and their stretches take
+turns, so that both meet the same state of the machine. Only one of them trains at a time. The
+champion's process stays alive for the next duel. If a challenger does not fit into memory beside
+it, the two are measured one after the other. A variant that fails has a row that says why.
 """
 
 import contextlib
@@ -29,35 +31,37 @@ from tfaccel.diagnostics.compare.judge import (
 )
 from tfaccel.diagnostics.compare.variants import CEILING, SLOW, Levels, Variant
 
-# As fast as the best so far, at least, for a variant to be tried again on a better one; and to have
-# a second stretch: on a CPU half precision was 60 times as slow, and took the time of all others.
+# A rejected variant is tried again on a later champion if its speed is at least NEAR * the
+# champion's. It has a second stretch only if its first is at least FAR * the champion's: on a CPU,
+# half precision was 60 times as slow, and took the time of all other variants.
 NEAR, FAR = 0.8, 0.5
-# Starts a variant's process, with the config's seed or so many more, and trains its first steps.
+# Starts a variant's process and trains its first steps. The int is added to the config's seed.
 Start = Callable[[Variant, int], Arm]
 Plan = Callable[[Levels, Callable[[], Variant], bool], Iterable[Variant]]
-# Part of the time from which on a step that waits for its batches is bound by them.
+# The loader bounds the step if the step waits for its batches for more than this share of the time.
 STARVED = 0.5
 NO_TIME = "the time was over"
 
 
 @dataclasses.dataclass
 class Row:
-    """A variant and what came of it.
+    """A variant and its result.
 
     Attributes:
-      number: of the row, from 1.
-      variant: what was measured.
+      number: the number of the row, from 1.
+      variant: the variant.
       status: "plain", "kept", "rejected", "failed", "ceiling" or "left out".
-      why: in a sentence.
-      rates: images per second of each stretch; of the best so far more than of others, of what is
-        far behind it one.
-      first_step_s: seconds from its process's start to its first step's end.
-      peak_mib: of each GPU, what TensorFlow's tensors took at most; empty on the CPU.
-      waited: part of the timed seconds in which steps waited for their batches.
-      losses: of each step, in order.
-      apart: the losses' distance from the reference's.
-      times: as fast as the first that ran: by what each was measured in turn with, so that what the
-        machine does at another time has no part in it; the best by the first itself, in the end.
+      why: the reason for the status, in a sentence.
+      rates: images per second of each stretch. The first variant that ran has up to 2 * `repeats`
+        stretches; a variant that is far behind the champion has one.
+      first_step_s: seconds from the start of the process to the end of its first step.
+      peak_mib: the peak memory of TensorFlow's tensors on each GPU; empty on the CPU.
+      waited: the share of the timed seconds in which steps waited for their batches, from 0 to 1.
+      losses: the loss of each step, in order.
+      apart: the distance of the losses from the reference's.
+      times: the speed, divided by that of the first variant that ran. It is the product of the
+        ratios of duels, so the state of the machine at other times does not distort it. The best
+        variant's is measured directly against the first one at the end.
     """
 
     number: int
@@ -74,28 +78,29 @@ class Row:
 
     @property
     def rate(self) -> float | None:
-        """The median of the rates; None where there is none."""
+        """The median of the rates; None if there are none."""
         return statistics.median(self.rates) if self.rates else None
 
     def take(self, arm: Arm) -> None:
-        """Takes what its process knows of itself."""
+        """Copies the figures of the variant's process."""
         self.first_step_s, self.peak_mib, self.waited = arm.first_step_s, arm.peak_mib, arm.waited
         self.losses = tuple(arm.losses)
 
     def leave(self, status: str, why: str) -> None:
-        """Takes that it was not measured; of some stretches alone there is no rate."""
+        """Marks the variant as not measured, and drops the rates of an incomplete measurement."""
         self.status, self.why, self.rates = status, why, []
 
 
 class Contest:
-    """A comparison in its course.
+    """A comparison in progress.
 
     Attributes:
-      rows: of all variants, in the order in which they were measured.
-      champion: the row of the best so far; None where nothing has run.
-      reference: the row whose losses are the measure.
-      tolerance: how far losses may be from it.
-      noise: by which part the same thing, measured twice, differed; None where it is not known.
+      rows: the rows of all variants, in the order of measurement.
+      champion: the row of the best variant so far; None if no variant has run.
+      reference: the row of the first variant that ran; all losses are compared with its losses.
+      tolerance: the largest distance from the reference at which losses agree.
+      noise: the relative difference in speed between two processes of the reference; None if it is
+        not known.
       other_seed: the losses of the reference with another seed.
     """
 
@@ -108,30 +113,32 @@ class Contest:
         say: Callable[[str], None],
         begun: Callable[[float, float], None] = lambda start_s, stretch_s: None,
     ):
-        """Starts nothing yet.
+        """Stores the arguments; `run` starts the processes.
 
         Args:
           start: starts a variant's process and trains its first steps.
-          repeats: stretches of each variant.
-          time_left: seconds until nothing more is to be started.
-          say: is told what happens.
-          begun: is told how long the first that ran took to start, and for a stretch.
+          repeats: the number of stretches for each variant.
+          time_left: returns the seconds that are left for the comparison.
+          say: receives a line about each event.
+          begun: receives the seconds that the first variant took to start, and for a stretch.
         """
         self._start, self._repeats, self._time_left, self._say = start, repeats, time_left, say
         self._begun = begun
         self.rows, self.champion, self.reference = [], None, None
         self.tolerance, self.noise, self.other_seed = tolerance_of(0.0), None, ()
-        self._arm = None  # the champion's
+        self._arm = None  # the champion's process
         self._fit_together = True
-        # What duels took: the plain one's with itself, as the proof's will, and the latest.
-        self._slow_s, self._latest_s = 0.0, 0.0
+        # The seconds of two duels: the first, between two processes of the reference, which takes
+        # about as long as the final duel will; and the latest.
+        self._first_duel_s, self._latest_duel_s = 0.0, 0.0
 
     def run(self, levels: Levels, plan: Plan) -> None:
-        """Measures the plain one, all of the plan, the best against the plain one, and the ceiling.
+        """Measures the plain variant, the planned variants, the best once more, and the ceiling.
 
         Args:
-          levels: what there is to choose from.
-          plan: which variants, in which order; it is told whether the plain one waits for batches.
+          levels: the levels of each factor.
+          plan: gives the variants in order. It receives the levels, a function that returns the
+            best variant so far, and whether the plain variant waits for its batches.
         """
         with contextlib.closing(self):
             self._timed(self._challenge, levels.plain)
@@ -143,26 +150,29 @@ class Contest:
                     variant = candidates.send(outcome) if sends else next(candidates)
                 except StopIteration:
                     break
-                # What is left must do for this one, for the ceiling, and for the proof. But the
-                # first beside the plain one goes before these: without it, nothing is compared.
+                # The time must also suffice for the ceiling and the final duel. But the first
+                # challenger has priority over both: without it, nothing is compared.
                 is_first = sum(bool(each.rates) for each in self.rows) < 2
-                needs_s = self._latest_s + (0 if is_first else self._latest_s + self._slow_s)
+                needs_s = self._latest_duel_s
+                needs_s += 0 if is_first else self._latest_duel_s + self._first_duel_s
                 outcome = self._timed(self._challenge, variant, needs_s=needs_s)
             if self.champion:
-                self._prove()
+                self._confirm()
                 ceiling = self.champion.variant._replace(arithmetic=CEILING)
-                self._timed(self._measure_ceiling, ceiling, needs_s=self._latest_s)
+                self._timed(self._measure_ceiling, ceiling, needs_s=self._latest_duel_s)
 
     def close(self) -> None:
-        """Ends what is alive."""
-        self._rest()
+        """Ends the champion's process if it is alive."""
+        if self._arm:
+            self._arm.close()
+            self._arm = None
 
     def _base(self, levels: Levels) -> Variant:
-        """Returns what the next variant differs from."""
+        """Returns the variant in which the next challenger changes one factor."""
         return self.champion.variant if self.champion else levels.plain
 
     def _timed(self, step: Callable, variant: Variant, *, needs_s: float = 0.0) -> str | None:
-        """Measures a variant, if that much time is left, and says what came of it."""
+        """Measures a variant if `needs_s` seconds are left, reports it, and returns its outcome."""
         row = Row(len(self.rows) + 1, variant)
         self.rows.append(row)
         if self._time_left() < needs_s:
@@ -174,7 +184,7 @@ class Contest:
                 row.first_step_s = row.first_step_s or error.start_s
                 row.leave("left out", str(error))
             except (KeyboardInterrupt, SystemExit):
-                if row is not self.champion:  # which has been measured
+                if row is not self.champion:  # the champion has been measured
                     row.leave("left out", "interrupted")
                 raise
             except ArmError as error:
@@ -186,35 +196,44 @@ class Contest:
         return SLOW if row.times >= NEAR * self.champion.times else row.status
 
     def _challenge(self, row: Row) -> None:
-        """Fills the row in, and makes it the champion if it is better."""
+        """Measures the row's variant, and makes it the champion if it is better."""
         if self.champion is None:
             return self._begin_with(row)
         arm, others, in_turn = self._duel(row)
         row.apart = apart(row.losses, self.reference.losses)
         faster = is_faster(row.rates, others, noise=self.noise or 0.0)
         row.times = times(row.rates, others) * self.champion.times
-        turn = "" if in_turn else " (not in turn: both did not fit in memory)"
-        if len(row.rates) < self._repeats:  # then they were in turn
-            turn = ", in the one stretch that it was given"
+        turn = "" if in_turn else " (not in turn: the two did not fit into memory together)"
+        if len(row.rates) < self._repeats:  # the champion's process was alive, so in turn
+            turn = ", in its only stretch"
         ratio = f"{times(row.rates, others):.2f} times as fast as {self.champion.number}{turn}"
+        distance = f"{_percent(row.apart)} apart, {_percent(self.tolerance)} allowed"
         if row.apart > self.tolerance:
-            row.status, row.why = "rejected", f"its losses part: {self._distance(row)}; {ratio}"
+            row.status, row.why = "rejected", f"losses differ: {distance}; {ratio}"
         elif not faster:
             row.status, row.why = "rejected", f"no faster: {ratio}{self._not_enough(row, others)}"
         else:
-            row.status, row.why = "kept", f"{ratio}; losses agree: {self._distance(row)}"
-        if row.status != "kept":
-            return arm.close()
-        self._rest()
+            row.status, row.why = "kept", f"{ratio}; losses agree: {distance}"
+        if row.status == "kept":
+            self._crown(row, arm, in_turn)
+        else:
+            arm.close()
+
+    def _crown(self, row: Row, arm: Arm, in_turn: bool) -> None:
+        """Makes the row the champion; its process stays alive if it fits beside another one."""
+        self.close()
         self.champion = row
         if in_turn:
             self._arm = arm
         else:
             arm.close()
-        return None
 
     def _begin_with(self, row: Row) -> None:
-        """Makes the first that runs the champion, the measure of losses, and, twice, of noise."""
+        """Makes the first variant that runs the champion and the reference.
+
+        A second process trains the same variant with another seed. It gives the noise and the
+        tolerance.
+        """
         began = time.monotonic()
         arm = self._start(row.variant, 0)
         started = time.monotonic()
@@ -226,17 +245,17 @@ class Contest:
         row.take(arm)
         self._begun(started - began, (time.monotonic() - started) / len(row.rates))
         row.status, row.apart, row.times = ("plain" if row.number == 1 else "kept"), 0.0, 1.0
-        row.why = "what the others are compared with"
+        row.why = "the others are compared with it"
         if row.number > 1:
-            row.why = f"the first that ran; {row.why}"
+            row.why = f"the first variant that ran; {row.why}"
         if len(row.rates) < self._repeats:
-            row.why += f"; {self._so_many(row.rates)}, when the time was over"
+            row.why += f"; {self._stretches_in(row.rates)} when the time was over"
         self._arm, self.champion, self.reference = arm, row, row
         again = Row(0, row.variant)
         try:
             other, rates, in_turn = self._duel(again, seed=1, in_full=True)
         except ArmError as error:
-            self._say(f"with another seed it was not measured: {error}")
+            self._say(f"{row.variant} was not measured with another seed: {error}")
             return
         other.close()
         self.noise = noise_of(rates, again.rates)
@@ -246,7 +265,7 @@ class Contest:
             row.rates += rates
 
     def _stretch_alone(self, arm: Arm, row: Row) -> None:
-        """Measures the row's stretches, as far as the time goes: one says something."""
+        """Measures the row's stretches until the time is over; one stretch is enough to go on."""
         for _ in range(self._repeats):
             try:
                 row.rates.append(arm.stretch())
@@ -255,46 +274,43 @@ class Contest:
                     raise
                 return
 
-    def _so_many(self, rates: list[float]) -> str:
+    def _stretches_in(self, rates: list[float]) -> str:
         return f"{len(rates)} of {self._repeats} stretches"
 
-    def _prove(self) -> None:
-        """Measures the champion in turn with the first again: keeping was a chain of such duels."""
+    def _confirm(self) -> None:
+        """Measures the champion against the reference, which it has met only through other duels.
+
+        The reference becomes the champion again if the gain is not confirmed.
+        """
         if self.champion is self.reference:
             return
-        if self._time_left() < self._slow_s:
-            self._is_unproven("the time was over")
+        if self._time_left() < self._first_duel_s:
+            self._is_unconfirmed(NO_TIME)
             return
         first = Row(self.reference.number, self.reference.variant)
         try:
             arm, rates, in_turn = self._duel(first, in_full=True)
         except ArmError as error:
-            self._is_unproven(str(error))
+            self._is_unconfirmed(str(error))
             return
         best, ratio = self.champion, times(rates, first.rates)
         chained, best.times = best.times, ratio
-        proof = (
-            f"in the end {best.number} was {ratio:.2f} times as fast as {first.number} "
+        final = (
+            f"at the end {best.number} was {ratio:.2f} times as fast as {first.number} "
             f"({statistics.median(rates):,.0f} and {statistics.median(first.rates):,.0f} "
-            f"images/s); the gains' product is {chained:.2f}"
+            f"images/s); the product of the earlier gains is {chained:.2f}"
         )
-        for each in self.rows[best.number :]:  # all were measured in turn with the best
+        for each in self.rows[best.number :]:  # these had duels with the best
             each.times = each.times and each.times * ratio / chained
         if is_faster(rates, first.rates, noise=self.noise or 0.0):
-            best.why += f"; {proof}"
-            return arm.close()
-        best.status, best.why = "rejected", f"{best.why}; but no gain: {proof}"
-        self._rest()
-        self.champion = self.reference
-        if in_turn:
-            self._arm = arm
-        else:
+            best.why += f"; {final}"
             arm.close()
-        return None
+        else:
+            best.status, best.why = "rejected", f"{best.why}; but no gain: {final}"
+            self._crown(self.reference, arm, in_turn)
 
-    def _is_unproven(self, why: str) -> None:
-        first, best = self.reference.number, self.champion
-        best.why += f"; not measured beside {first} again in the end: {why}"
+    def _is_unconfirmed(self, why: str) -> None:
+        self.champion.why += f"; not measured against {self.reference.number} at the end: {why}"
 
     def _measure_ceiling(self, row: Row) -> None:
         arm, others, _ = self._duel(row)
@@ -303,22 +319,22 @@ class Contest:
         row.status, row.times = "ceiling", times(row.rates, others) * self.champion.times
         row.why = (
             f"pure float16 (O3), {times(row.rates, others):.2f} times as fast as "
-            f"{self.champion.number}, losses {_percent(row.apart)} apart; never chosen: its "
-            "weights and updates are float16 too"
+            f"{self.champion.number}, losses {_percent(row.apart)} apart; never chosen, because "
+            "its weights and updates are float16 too"
         )
 
     def _duel(
         self, row: Row, *, seed: int = 0, in_full: bool = False
     ) -> tuple[Arm, list[float], bool]:
-        """Fills the row in, in turn with the champion.
+        """Measures the row's variant in turn with the champion.
 
         Args:
-          row: of the variant.
-          seed: as of `Start`.
-          in_full: whether it has all stretches, even where it is far behind after the first.
+          row: the row to fill in.
+          seed: a number that is added to the config's seed.
+          in_full: whether to measure all stretches even if the first is far behind the champion's.
 
         Returns:
-          The row's arm, alive; the champion's rates; whether they took turns.
+          The row's process, which is alive; the champion's rates; whether the two took turns.
         """
         began = self._time_left()
         self._revive()
@@ -344,15 +360,15 @@ class Contest:
             raise
         row.take(arm)
         if math.isfinite(began):
-            self._latest_s = began - self._time_left()
-            self._slow_s = self._slow_s or self._latest_s
+            self._latest_duel_s = began - self._time_left()
+            self._first_duel_s = self._first_duel_s or self._latest_duel_s
         in_turn = len(others) == len(row.rates)
         return arm, others if in_turn else list(self.champion.rates), in_turn
 
     def _part_of(self, row: Row, others: list[float]) -> OutOfTimeError | None:
-        """Returns what the stretches said that there was time for; None where there was none.
+        """Returns the error with the result of the stretches so far; None if there are none.
 
-        It is said and no more: a few stretches decide nothing.
+        The result is only reported, because a few stretches decide nothing.
         """
         number = min(len(row.rates), len(others or row.rates))
         if not number:
@@ -360,8 +376,8 @@ class Contest:
         rates = row.rates[:number]
         ratio = times(rates, others[:number] or self.champion.rates)
         return OutOfTimeError(
-            f"the time was over after {self._so_many(rates)}, in which it was {ratio:.2f} times "
-            f"as fast as {self.champion.number} ({statistics.median(rates):,.0f} images/s)"
+            f"{NO_TIME} after {self._stretches_in(rates)}, which were {ratio:.2f} times as fast "
+            f"as those of {self.champion.number} ({statistics.median(rates):,.0f} images/s)"
         )
 
     def _beside_the_champion(self, variant: Variant, seed: int) -> Arm:
@@ -370,23 +386,29 @@ class Contest:
         except ArmError as error:
             if not (error.out_of_memory and self._arm):
                 raise
-        self._say(f"{variant}: does not fit beside the best so far, whose process ends")
-        self._part()
+        self._say(
+            f"{variant} does not fit into memory beside {self.champion.variant}, the best so far; "
+            "from here on, variants are measured one after the other"
+        )
+        self._stop_sharing()
         return self._start(variant, seed)
 
     @contextlib.contextmanager
     def _champion_may_fail(self):
-        """Within the context, a champion that fails, as for memory, ends alone."""
+        """Ends only the champion's process if it fails here, for example for lack of memory."""
         try:
             yield
         except OutOfTimeError:
             raise
         except ArmError as error:
-            self._say(f"the best so far, {self.champion.variant}, failed beside another: {error}")
-            self._part()
+            self._say(
+                f"{self.champion.variant}, the best so far, failed beside another process: {error}"
+            )
+            self._stop_sharing()
 
-    def _part(self) -> None:
-        self._rest()
+    def _stop_sharing(self) -> None:
+        """Ends the champion's process; after this, two processes are never alive together."""
+        self.close()
         self._fit_together = False
 
     def _revive(self) -> None:
@@ -394,25 +416,18 @@ class Contest:
             with self._champion_may_fail():
                 self._arm = self._start(self.champion.variant, 0)
 
-    def _rest(self) -> None:
-        if self._arm:
-            self._arm.close()
-            self._arm = None
-
-    def _distance(self, row: Row) -> str:
-        return f"{_percent(row.apart)} apart, {_percent(self.tolerance)} allowed"
-
     def _not_enough(self, row: Row, others: list[float]) -> str:
-        """Returns what is lacking of a gain; nothing where it is slower anyway."""
+        """Returns why a higher median is not a gain; an empty string if the median is lower."""
         if times(row.rates, others) <= 1:
             return ""
         (least, _, most), (other_least, _, other_most) = quartiles(row.rates), quartiles(others)
         if least <= other_most:
             return (
-                f", which is not beyond the spread (half of its stretches {least:,.0f} to "
-                f"{most:,.0f} images/s, against {other_least:,.0f} to {other_most:,.0f})"
+                f", which is not beyond the spread (the middle half of its stretches is "
+                f"{least:,.0f} to {most:,.0f} images/s, that of {self.champion.number} is "
+                f"{other_least:,.0f} to {other_most:,.0f})"
             )
-        return f", and the same thing twice differed by {_percent(self.noise)}"
+        return f", but two processes of the same variant differed by {_percent(self.noise)}"
 
 
 def _percent(part: float) -> str:

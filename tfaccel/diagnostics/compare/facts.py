@@ -1,4 +1,4 @@
-"""What decides which variants there are, as plain values.
+"""The facts that decide which variants exist, as plain values.
 
 Facts(loaders=("tf_data", "dali_cpu"), gpu_ids=(), ...)
 """
@@ -11,10 +11,10 @@ class Facts:
     """An experiment on a machine.
 
     Attributes:
-      loaders: that can read the data, the plain one first.
-      gpu_ids: that the config may use; empty for the CPU.
-      num_examples: training images.
-      global_batch_size: of the config, on all of these GPUs.
+      loaders: the loaders that can read the data, the plain variant's first.
+      gpu_ids: the GPUs that the config may use; empty on the CPU.
+      num_examples: the number of training images.
+      global_batch_size: the config's global batch size when it uses all of these GPUs.
       environment: versions and hardware.
     """
 

@@ -1,4 +1,4 @@
-"""A comparison as one HTML page that needs no other file, and the folder with all of it.
+"""Writes a comparison as a self-contained HTML page, with a folder for the whole report.
 
 write(comparison, pathlib.Path("report"))    # report.html, report.md, results.json and two PNGs
 """
@@ -50,25 +50,25 @@ svg {{ width: 100%; min-width: 28em; max-width: 40em; height: auto }}
 <div class="why">{reasons}</div>
 <div class="why small">{meanings}</div>
 {picture}
-<h2>How</h2>
+<h2>Method</h2>
 <p>{how}</p>
 </body></html>
 """
 
 BARS = """\
-<h2>Times as fast as the first, and images per second</h2>
+<h2>Speed relative to the first variant, and images per second</h2>
 {bars}
-<p class="small">The thin line goes from the slowest stretch to the fastest.</p>"""
+<p class="small">The thin line shows the range from the slowest stretch to the fastest.</p>"""
 PICTURE = """\
 <h2>Losses</h2>
 <div class="wide">{picture}</div>"""
 
 
 def check_folder(folder: pathlib.Path) -> None:
-    """Makes the folder.
+    """Creates the folder.
 
     Raises:
-      UserError: there is something in it, or it cannot be made.
+      UserError: the folder is not empty, or it cannot be created.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -83,10 +83,10 @@ def check_folder(folder: pathlib.Path) -> None:
 def write(comparison: Comparison, folder: pathlib.Path) -> None:
     """Writes the page, the Markdown table, the figures as JSON, and the pictures.
 
-    There is no picture of what was not measured.
+    A picture without data is not written.
 
     Raises:
-      UserError: the folder cannot be written, as on a full disk.
+      UserError: a file cannot be written, for example because the disk is full.
     """
     try:
         (folder / "results.json").write_text(f"{comparison.as_json()}\n")
@@ -103,7 +103,7 @@ def write(comparison: Comparison, folder: pathlib.Path) -> None:
 
 
 def page(comparison: Comparison) -> str:
-    """Returns the page."""
+    """Returns the HTML page."""
     summary = comparison.summary
     return PAGE.format(
         summary=as_html(f"{summary[:1].upper()}{summary[1:]}"),
@@ -130,7 +130,7 @@ def _has_losses(comparison: Comparison) -> bool:
 
 def _bars(comparison: Comparison) -> str:
     rows = [each for each in comparison.rows if each.rates]
-    most = max((plots.span(each)[1] for each in rows), default=1.0)
+    most = max(plots.span(each)[1] for each in rows)
     return "\n".join(_bar(comparison, each, most) for each in rows)
 
 
@@ -152,4 +152,4 @@ def _svg(figure) -> str:
     drawn = io.StringIO()
     figure.savefig(drawn, format="svg", metadata={"Date": None})
     text = drawn.getvalue()
-    return text[text.index("<svg") :]  # what comes before is for a file of its own
+    return text[text.index("<svg") :]  # the lines before it are only for an SVG file

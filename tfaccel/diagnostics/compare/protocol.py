@@ -1,26 +1,26 @@
-"""The files by which a variant's process and the comparison speak, in a folder of their own.
+"""The files through which a variant's process and the comparison talk, in a temporary folder.
 
-    first.json, pace.json   from the process, when its first steps are done
-    ready.json              from the process, when it is warm
-    go-0, go-1, ...         from the comparison, for a stretch each
-    result-0.json, ...      from the process: what came of it
+    first.json, pace.json   written by the process after its first steps
+    ready.json              written by the process after its warm-up
+    go-0, go-1, ...         written by the comparison; each asks for one stretch
+    result-0.json, ...      written by the process: the figures of that stretch
 
-Nothing of TensorFlow is imported here.
+This module does not import TensorFlow.
 """
 
 import json
 import pathlib
 
-POLL_S = 0.01  # between two looks of a process that waits: see child.py
+POLL_S = 0.01  # seconds between two checks for the next request: see child.py
 
 
 def write(path: pathlib.Path, value: dict) -> None:
-    """Writes JSON that is whole as soon as it is there."""
+    """Writes JSON, so that a reader sees either no file or the whole file."""
     beside = path.with_name(f"{path.name}.part")
     beside.write_text(json.dumps(value))
     beside.rename(path)
 
 
 def read(path: pathlib.Path) -> dict | None:
-    """Returns what a file says; None if it is not there yet."""
+    """Returns the contents of a JSON file; None if it does not exist yet."""
     return json.loads(path.read_text()) if path.exists() else None

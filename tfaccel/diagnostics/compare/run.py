@@ -1,9 +1,9 @@
-"""`tfaccel compare`: the same job in every way that this machine has, measured, in order.
+"""`tfaccel compare`: trains the same job in every way that this machine offers, and compares them.
 
     comparison = compare(parse(get_config()), steps=50, repeats=5, out="report")
     print(comparison)
 
-This process starts no TensorFlow device: each variant has a process of its own.
+Each variant runs in its own process. This process does not start a TensorFlow device.
 """
 
 import dataclasses
@@ -53,8 +53,8 @@ from tfaccel.diagnostics.compare.variants import (
 from tfaccel.process.isolate import run_quietly
 
 WARM_UP, LEAD_IN = 10, 5  # steps
-LIMIT_S = 900.0  # for a process to start, with all that it compiles, and for a stretch
-# What a forecast counts for XLA's compilation, of a network like ResNet-50.
+LIMIT_S = 900.0  # for the start of a process, including compilation, and for each stretch
+# The time that a forecast allows for XLA's compilation of a network such as ResNet-50.
 COMPILE_GPU_S, COMPILE_CPU_S = 30.0, 5.0
 
 
@@ -70,28 +70,31 @@ def compare(
     name: str = "",
     say: Callable[[str], None] | None = None,
 ) -> Comparison:
-    """Trains the experiment for some steps in each way, and returns what is faster and as right.
+    """Trains some steps of the experiment in each way, and returns which way is best.
 
-    From plain tf.data, float32 without TF32, no XLA and one GPU, one factor after the other is
-    added to the best so far, and kept if it is faster beyond the spread and its losses agree.
+    The comparison starts with the plain variant: tf.data, float32 without TF32, no XLA, one GPU. It
+    then changes one factor after the other in the best variant so far. A change is kept if it is
+    faster beyond the spread and the losses agree.
 
     Args:
       config: the experiment.
-      steps: of a stretch that is timed.
-      repeats: stretches of each variant, 3 at least.
-      minutes: after which nothing more is started. Where a step is so slow that few variants would
-        have time, stretches are shorter. What is left is said, and how many minutes would do.
-      grid: whether every combination is measured instead.
-      out: a new folder for report.html, report.md, results.json, speed.png and losses.png; None to
-        write nothing.
-      command: which trains the experiment as it is, to be shown with the flags that won.
-      name: of the experiment.
-      say: is told what happens meanwhile; None for lines on standard error.
+      steps: the number of timed steps in a stretch.
+      repeats: the number of stretches for each variant, at least 3.
+      minutes: the time limit. If a step is so slow that few variants would fit, the stretches are
+        shorter. The report lists the variants that were left out, and how many minutes would
+        suffice.
+      grid: True to measure every combination of the factors.
+      out: a new folder for report.html, report.md, results.json, speed.png, losses.png and logs;
+        None to write no report.
+      command: the command that trains the experiment; the report shows it with the best flags.
+      name: the name of the experiment, for the title.
+      say: receives progress messages; None to print them to standard error.
 
     Raises:
-      UserError: a mistake in the call or in the data.
-      KeyboardInterrupt: Ctrl-C; the report of what was measured before is written.
-      SystemExit: likewise, where a handler of SIGTERM raises it, as that of `tfaccel compare` does.
+      UserError: an argument or the data set has a fault.
+      KeyboardInterrupt: Ctrl-C was pressed; the report has the variants measured before.
+      SystemExit: a SIGTERM handler raised it, as that of `tfaccel compare` does; the report has the
+        variants measured before.
     """
     config = parse(config) if isinstance(config, ml_collections.ConfigDict) else config
     if not isinstance(config, Config):
@@ -109,8 +112,8 @@ def compare(
     numbers = _numbers(levels, grid=grid)
     settings = Settings(steps, LEAD_IN, WARM_UP, repeats, variants=1 + numbers[0])
     say(
-        f"{_plan(numbers, settings)}, {in_figures(minutes)} minutes at most; a closer estimate "
-        "follows the plain one"
+        f"{_plan(numbers, settings)}, at most {in_figures(minutes)} minutes; a closer estimate "
+        "follows after the plain variant"
     )
     logs = _logs(folder)
     starts = _Starts(config, facts, settings, logs, ends, say=say)
@@ -129,20 +132,28 @@ def compare(
     except (KeyboardInterrupt, SystemExit) as error:
         interrupted = error
     if not folder and not any(each.status == "failed" for each in contest.rows):
-        shutil.rmtree(logs, ignore_errors=True)  # else a row may name one of them
-    how = _how(contest, _plan(numbers, starts.settings), facts, grid=grid)
-    comparison = _comparison(config, facts, contest, name=name, command=command, how=how)
-    asked = {"steps": steps, "repeats": repeats, "minutes": minutes, "grid": grid}
-    comparison = dataclasses.replace(
-        comparison,
-        settings=asked,
+        shutil.rmtree(logs, ignore_errors=True)  # the row of a failed variant may name its log
+    best = contest.champion
+    chosen = configured(config, best.variant, facts.gpu_ids) if best else config
+    comparison = Comparison(
+        title=_title(config, facts, name=name),
+        rows=tuple(contest.rows),
+        winner=best,
+        flags=tuple(as_flags(config, chosen)),
+        command=shown(command),
+        how=_how(contest, _plan(numbers, starts.settings), facts, grid=grid),
+        tolerance=contest.tolerance,
+        noise=contest.noise,
+        settings={"steps": steps, "repeats": repeats, "minutes": minutes, "grid": grid},
+        environment=facts.environment,
         stretch_steps=starts.settings.steps,
         to_ask_for=to_ask_for(starts, settings, numbers, minutes=minutes),
     )
     if folder:
         page.write(comparison, folder)
     if interrupted:
-        say(f"interrupted; {f'{folder} has' if folder else 'above is'} what was measured before")
+        where = f"in {folder}" if folder else "in the lines above"
+        say(f"interrupted; the results so far are {where}")
         raise interrupted
     return comparison
 
@@ -150,22 +161,28 @@ def compare(
 def forecast(
     start_s: float, stretch_s: float, numbers: tuple[int, int], repeats: int, *, on_gpu: bool
 ) -> str:
-    """Returns how long the rest takes at the plain one's speed, in words.
+    """Returns, in words, how long the other variants take at the speed of the plain variant.
 
     Args:
-      start_s: the plain one's, to the end of its first steps.
-      stretch_s: of one of its stretches.
-      numbers: of the other variants, least and most.
-      repeats: stretches of each; as many of what it is compared with.
-      on_gpu: where compiling takes longer.
+      start_s: seconds that the plain variant took to start and to train its first steps.
+      stretch_s: seconds for one of its stretches.
+      numbers: the least and the largest number of other variants.
+      repeats: the number of stretches for each variant, and for its opponent in the duel.
+      on_gpu: True on a GPU, where compilation takes longer.
     """
     each_s = start_s + (COMPILE_GPU_S if on_gpu else COMPILE_CPU_S) + 2 * repeats * stretch_s
     least, most = (max(1, round(number * each_s / 60)) for number in numbers)
-    return f"about {_range(least, most)} more minutes at the plain one's speed; less if others gain"
+    return (
+        f"about {_range(least, most)} more minutes at the speed of the plain variant; less if "
+        "others are faster"
+    )
 
 
 def _numbers(levels: Levels, *, grid: bool) -> tuple[int, int]:
-    """Returns the variants beside the plain one, least and most: another seed, and the ceiling."""
+    """Returns the least and the largest number of variants besides the plain one.
+
+    The numbers include the plain variant's run with another seed, and the ceiling.
+    """
     if grid:
         number = len(every_combination(levels)) + 2
         return number, number
@@ -187,25 +204,25 @@ def _plan(numbers: tuple[int, int], settings: Settings) -> str:
 def to_ask_for(
     starts: "_Starts", settings: Settings, numbers: tuple[int, int], *, minutes: float
 ) -> str:
-    """Returns which `--minutes` would do, in words, where those that were given did not.
+    """Returns advice on `--minutes`, in words, for a comparison that ran out of time.
 
     Args:
-      starts: which knows the plain one's pace, or how far it had come.
-      settings: as they were asked for.
-      numbers: of the other variants, least and most.
-      minutes: that were given.
+      starts: knows the pace of the plain variant, or how far its process had come.
+      settings: the requested settings.
+      numbers: the least and the largest number of other variants.
+      minutes: the time limit of this comparison.
     """
     pace, most = starts.pace, settings._replace(variants=1 + numbers[1])
     if pace is None and starts.start_s is None:
         return (
-            f"the first step alone took more than the {in_figures(minutes)} minutes; give several "
-            f"times as many, e.g. --minutes={math.ceil(10 * minutes)}, or a smaller batch"
+            f"the first step alone took more than {in_figures(minutes)} minutes; use a much longer "
+            f"limit, for example --minutes={math.ceil(10 * minutes)}, or a smaller batch"
         )
     if pace is None:
         least = math.ceil(most.variants * starts.start_s / 60) + 1
         return (
-            f"the first step alone took {starts.start_s:.0f} s, as it will for each variant; give "
-            f"--minutes={least} at least"
+            f"the first step alone took {starts.start_s:.0f} s, as it will for each variant; use "
+            f"at least --minutes={least}"
         )
     longest = minutes_for(most, pace)
     used = starts.settings._replace(variants=most.variants)
@@ -214,32 +231,36 @@ def to_ask_for(
         (each for each in (minutes_for(short, pace), minutes_for(used, pace)) if each > minutes),
         default=longest,
     )
-    took = f"a step takes {in_figures(pace.step_s)} s, and a start {pace.start_s:.0f} s"
-    if longest <= minutes:  # what was measured later was slower than the plain one
-        return (
-            f"{took} in the plain one, but others were slower; --minutes={2 * math.ceil(minutes)}"
-        )
+    took = (
+        f"the plain variant takes {pace.start_s:.0f} s to start and {in_figures(pace.step_s)} s "
+        "for each step"
+    )
+    if longest <= minutes:
+        return f"{took}, but other variants were slower; use --minutes={2 * math.ceil(minutes)}"
     if shortest >= longest:
-        return f"{took}; about --minutes={longest} would do at the plain one's speed"
+        return f"{took}; use about --minutes={longest}"
     return (
-        f"{took}; at the plain one's speed about --minutes={shortest} would do for short "
-        f"stretches, --minutes={longest} for {most.steps} steps each"
+        f"{took}; use about --minutes={shortest} for short stretches, or --minutes={longest} for "
+        f"stretches of {counted(most.steps, 'step')}"
     )
 
 
 def _describe(config: Config) -> Facts:
-    from tfaccel.diagnostics.compare import child  # and TensorFlow: this runs in a child
+    from tfaccel.diagnostics.compare import child  # imports TensorFlow; this runs in a child
 
     return child.describe(config)
 
 
 class _Starts:
-    """Starts variants' processes. The first that runs tells how long all of their stretches are.
+    """Starts the variants' processes.
+
+    The first process that runs decides the length of the stretches for all processes.
 
     Attributes:
-      settings: of the processes; once the first has run, with stretches for which there is time.
-      pace: of the first; None until it is known.
-      start_s: of the first, to its first step's end; None until it is known.
+      settings: the settings of the processes; fitted to the time after the first process.
+      pace: the pace of the first process; None until it is known.
+      start_s: seconds from the start of the first process to the end of its first step; None until
+        it is known.
     """
 
     def __init__(
@@ -252,22 +273,22 @@ class _Starts:
         *,
         say: Callable[[str], None],
     ):
-        """Starts nothing yet.
+        """Stores the arguments; a call starts a process.
 
         Args:
           config: the experiment.
-          facts: of the machine.
-          settings: as they were asked for.
-          logs: a folder; each log's name is the next number.
-          ends: when the time for all is over.
-          say: is told if stretches become shorter.
+          facts: the facts about the experiment on this machine.
+          settings: the requested settings.
+          logs: a folder for the logs; their names are 1.log, 2.log and so on.
+          ends: the value of time.monotonic() at which the comparison ends.
+          say: receives a message if the stretches become shorter.
         """
         self._config, self._facts, self._logs, self._ends = config, facts, logs, ends
         self._say, self._numbers = say, itertools.count(1)
         self.settings, self.pace, self.start_s = settings, None, None
 
     def __call__(self, variant: Variant, seed: int) -> Arm:
-        """Starts one, with the config's seed or so many more, and trains its first steps."""
+        """Starts a variant's process and trains its first steps; adds `seed` to the config's."""
         chosen = configured(self._config, variant, self._facts.gpu_ids)
         runtime = dataclasses.replace(chosen.runtime, seed=chosen.runtime.seed + seed)
         settings = self.settings
@@ -288,14 +309,14 @@ class _Starts:
         return arm
 
     def _take(self, pace: Pace, settings: Settings) -> None:
-        """Takes what the first process has decided for itself, for all others."""
+        """Uses the settings that the first process chose for all later processes."""
         self.pace, self.start_s, asked = pace, pace.start_s, self.settings
         self.settings = fitted(settings, pace)._replace(left_s=None)
         if self.settings.steps < asked.steps:
             self._say(
-                f"a step takes {in_figures(pace.step_s)} s: stretches are of "
-                f"{counted(self.settings.steps, 'step')}, not {asked.steps}, so that more variants "
-                f"have time; --minutes={minutes_for(asked, pace)} would do for {asked.steps}"
+                f"a step takes {in_figures(pace.step_s)} s, so stretches have "
+                f"{counted(self.settings.steps, 'step')} instead of {asked.steps}, to leave time "
+                f"for more variants; for {asked.steps}, use --minutes={minutes_for(asked, pace)}"
             )
 
     def _limit(self) -> tuple[float, bool]:
@@ -304,64 +325,50 @@ class _Starts:
 
 
 def _logs(folder: pathlib.Path | None) -> pathlib.Path:
-    """Returns a new folder for what the processes print: in the report's, or a temporary one."""
+    """Returns a new folder for the processes' output: in the report's folder, or temporary."""
     if folder is None:
         return pathlib.Path(tempfile.mkdtemp(prefix="tfaccel-compare-"))
     (folder / "logs").mkdir()
     return folder / "logs"
 
 
-def _comparison(
-    config: Config, facts: Facts, contest: Contest, *, name: str, command: str, how: str
-) -> Comparison:
-    best = contest.champion
-    chosen = configured(config, best.variant, facts.gpu_ids) if best else config
-    what = f"{name}: " if name else ""
-    return Comparison(
-        title=f"{what}{config.model.name}, {counted(facts.num_examples, 'image')}, batches of "
-        f"{facts.global_batch_size:,}, on {_machine(facts)}, {datetime.date.today().isoformat()}",
-        rows=tuple(contest.rows),
-        winner=best,
-        flags=tuple(as_flags(config, chosen)),
-        command=shown(command),
-        how=how,
-        tolerance=contest.tolerance,
-        noise=contest.noise,
-        settings={},
-        environment=facts.environment,
+def _title(config: Config, facts: Facts, *, name: str) -> str:
+    machine = counted(facts.environment["cpu_cores"], "CPU core")
+    gpus = [each["name"] for each in facts.environment["gpus"]][: len(facts.gpu_ids)]
+    if gpus:
+        machine = f"{len(gpus)} x {gpus[0]}, {machine}"
+    return (
+        f"{f'{name}: ' if name else ''}{config.model.name}, "
+        f"{counted(facts.num_examples, 'image')}, batches of {facts.global_batch_size:,}, "
+        f"on {machine}, {datetime.date.today().isoformat()}"
     )
-
-
-def _machine(facts: Facts) -> str:
-    cores = counted(facts.environment["cpu_cores"], "CPU core")
-    names = [each["name"] for each in facts.environment["gpus"]][: len(facts.gpu_ids)]
-    return f"{len(names)} x {names[0]}, {cores}" if names else cores
 
 
 def _how(contest: Contest, plan: str, facts: Facts, *, grid: bool) -> str:
-    """Returns how it was measured, in words."""
+    """Returns the description of the method for the report."""
     order = (
-        "every combination"
+        "The comparison measures every combination."
         if grid
-        else "one factor at a time, added to the best so far, the loaders first if the plain one "
-        "waits for its batches most of the time; what was nearly as fast is tried once more if the "
-        "best has changed since"
+        else "The comparison changes one factor at a time in the best variant so far. The loaders "
+        "come first if the plain variant waits for its batches most of the time. A variant that "
+        "was nearly as fast is tried again if the best has changed since."
     )
     batch = (
-        f" On several GPUs the batch of {facts.global_batch_size:,} is divided over them."
+        f" On several GPUs, the batch of {facts.global_batch_size:,} is divided over them."
         if len(facts.gpu_ids) > 1
         else ""
     )
     noise = "not known" if contest.noise is None else f"{contest.noise:.1%}"
     return (
-        f"{plan[:1].upper()}{plan[1:]}: {order}. All are the same job: data, batch, seed, recipe "
-        f"and number of steps.{batch} Each has a process of its own, which trains in turn with the "
-        "best so far; the time is that of training, without compilation, validation and "
-        "checkpoints. One is kept if the middle half of its stretches is above the other's, by "
-        "more than the plain one differs from itself in another process with another seed "
-        f"({noise}), and if its losses are no further from the plain one's than twice that other "
-        f"seed's, or {FLOOR:.0%} ({contest.tolerance:.1%}). One that is less than half as fast in "
-        "its first stretch has no other."
+        f"{plan[:1].upper()}{plan[1:]}. {order} All variants do the same job: data, batch, seed, "
+        f"recipe and number of steps are equal.{batch} Each variant runs in its own process and "
+        "trains in turn with the best so far. The time includes training only, not compilation, "
+        "validation or checkpoints. A variant is kept if the middle half of its stretches is above "
+        "that of the best so far, if the gain exceeds the difference between two processes of the "
+        f"plain variant with different seeds ({noise}), and if its losses agree. Losses agree if "
+        "they are no further from the plain variant's than twice the distance between these two "
+        f"processes, or {FLOOR:.0%} if that is more ({contest.tolerance:.1%}). A variant that is "
+        "less than half as fast in its first stretch gets no second stretch."
     )
 
 

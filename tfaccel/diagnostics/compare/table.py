@@ -1,4 +1,4 @@
-"""What was measured, and which variant is best.
+"""The result of a comparison: what was measured, and which variant is best.
 
 comparison = Comparison(rows=..., winner=..., ...)
 print(comparison); comparison.as_markdown(); comparison.flags
@@ -17,48 +17,51 @@ MEANINGS = Notes(
     [
         (
             "images/s",
-            "the median stretch. Variants are measured at different times, so `times` compares "
-            "them better",
+            "the median of the stretches. Variants are measured at different times, so `times` "
+            "compares them better",
         ),
-        ("spread", "from the slowest stretch to the fastest, as a part of the median"),
+        ("spread", "the range from the slowest stretch to the fastest, relative to the median"),
         (
             "times",
             "how many times as fast as the first variant that ran. Each variant is measured in "
-            "turn with the best one before it, and the gains are multiplied. In the end the best "
-            "is measured in turn with the first, and later variants are reckoned from that",
+            "turn with the best one before it, and the ratios are multiplied. At the end the best "
+            "is measured in turn with the first, and the values of the best and of all later "
+            "variants are scaled to that result",
         ),
         (
             "start",
-            "seconds from a process's start to the end of its first step, with everything compiled "
-            "anew; where several steps are one execution, to the end of those",
+            "seconds from the start of the process to the end of its first execution (one step, or "
+            "several), including compilation; the compile cache is off",
         ),
-        ("MiB", "the most that TensorFlow's tensors took, on the fullest GPU"),
+        ("MiB", "the peak memory of TensorFlow's tensors, on the fullest GPU"),
         (
             "apart",
-            "the largest distance of the loss from the first one's, in five parts of its course",
+            "the largest relative distance of the loss from the first variant's. Each training is "
+            "cut into five parts, and the means of the parts are compared",
         ),
     ]
 )
-RIGHT = (0, *range(3, len(HEADS)))  # loader and arithmetic begin at the left
+RIGHT = (0, *range(3, len(HEADS)))  # loader and arithmetic are aligned left
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Comparison(Report):
-    """Every variant, and which is best.
+    """Every variant with its figures, and which one is best.
 
     Attributes:
-      title: what was trained, and where.
-      rows: the variants, in the order in which they were measured.
-      winner: the row of the best; None where nothing ran.
-      flags: of `tfaccel train`, which make the config the best one.
-      command: that of the experiment as it is, to which they are added.
-      how: it was measured, in words.
-      tolerance: how far losses may be apart.
-      noise: by which part the same thing, measured twice, differed; None where it is not known.
-      settings: steps, repeats and the rest.
+      title: the experiment and the machine, in words.
+      rows: the variants, in the order of measurement.
+      winner: the row of the best variant; None if nothing ran.
+      flags: the flags of `tfaccel train` that turn the experiment's config into the best variant's.
+      command: the command that trains the experiment; the flags are added to it.
+      how: a description of the method.
+      tolerance: the largest distance between losses that agree, for example 0.01 for 1%.
+      noise: the relative difference in speed between two processes of the first variant that ran;
+        None if it is not known.
+      settings: the requested steps, repeats, minutes and grid.
       environment: versions and hardware.
-      stretch_steps: of each stretch: those that were asked for, or fewer for want of time.
-      to_ask_for: how many minutes would do, in words.
+      stretch_steps: the number of steps in a stretch; less than requested if the time was short.
+      to_ask_for: advice on a longer time limit, in words.
     """
 
     title: str
@@ -76,7 +79,7 @@ class Comparison(Report):
 
     @property
     def exit_code(self) -> int:
-        """0 if something ran; 1 if nothing did, or if there was no time for a second variant."""
+        """0 if something ran; 1 if nothing ran, or if there was no time for a second variant."""
         return 1 if self.winner is None or self._is_alone else 0
 
     @property
@@ -87,13 +90,13 @@ class Comparison(Report):
 
     @property
     def _is_alone(self) -> bool:
-        """Whether all but one were left out: then there is nothing to compare."""
+        """True if there was only time for one variant, so that nothing is compared."""
         measured = [each for each in self.rows if each.status in ("plain", "kept", "rejected")]
         return bool(self._left_out) and len(measured) <= 1
 
     @property
     def summary(self) -> str:
-        """What came of it, in a sentence or two."""
+        """The result in a sentence or two."""
         if not self._left_out:
             return self._outcome
         left = (
@@ -105,10 +108,11 @@ class Comparison(Report):
     @property
     def _outcome(self) -> str:
         if self.winner is None:
-            return "nothing was measured" if self._left_out else "nothing ran; each row says why"
+            return "nothing was measured" if self._left_out else "nothing ran: see the rows for why"
         if self._is_alone:
             return f"only {self.winner.variant} was measured, so nothing is compared"
-        first = "the plain one" if self.rows[0].status == "plain" else "the first that ran"
+        is_plain = self.rows[0].status == "plain"
+        first = "the plain variant" if is_plain else "the first variant that ran"
         if self.winner.times == 1.0:
             return f"{first} is the best: {self.winner.variant}"
         times = f"{self.winner.times:.2f} times as fast as {first}"
@@ -116,16 +120,16 @@ class Comparison(Report):
 
     @property
     def has_best(self) -> bool:
-        """Whether one was found to be the best of several."""
+        """True if at least two variants were measured, so that one is the best."""
         return self.winner is not None and not self._is_alone
 
     @property
     def train_command(self) -> str:
-        """The command that trains as the best does, a flag on each line."""
+        """The command that trains the best variant, with one flag on each line."""
         return " \\\n    ".join([self.command, *self.flags])
 
     def cells(self, row: Row) -> list[str]:
-        """Returns what stands in the columns of `HEADS`."""
+        """Returns the row's cells, in the order of `HEADS`."""
         peak = f"{max(row.peak_mib):,}" if row.peak_mib else "-"
         variant = row.variant
         return [
@@ -143,7 +147,7 @@ class Comparison(Report):
         ]
 
     def parts(self):
-        """Returns the figures, why each row is what it is, what they mean, and the best."""
+        """Returns the figures, the reasons, the explanations and the command of the best."""
         yield f"compare: {self.title}"
         yield self.figures
         yield self.reasons
@@ -155,16 +159,16 @@ class Comparison(Report):
 
     @property
     def figures(self) -> Grid:
-        """A row for each variant."""
+        """The table of figures, with a row for each variant."""
         return Grid(HEADS, [self.cells(each) for each in self.rows], right=RIGHT, gap=1)
 
     @property
     def reasons(self) -> Notes:
-        """Why each variant is what it is."""
+        """The status of each variant, and the reason for it."""
         return Notes([(str(each.number), each.status, each.why) for each in self.rows])
 
     def as_dict(self) -> dict:
-        """Returns what is ready for JSON; a distance that is infinite is null."""
+        """Returns a dict that JSON can hold; infinite and NaN losses and distances are None."""
         rows = []
         for each in self.rows:
             row = dataclasses.asdict(each) | {"variant": each.variant._asdict()}
@@ -185,9 +189,9 @@ class Comparison(Report):
 
 
 def spread(row: Row) -> float | None:
-    """Returns the distance from the slowest stretch to the fastest, as a part of the median.
+    """Returns the range from the slowest stretch to the fastest, relative to the median.
 
-    None where there are not two.
+    The result is None if there are fewer than two stretches.
     """
     return (max(row.rates) - min(row.rates)) / row.rate if len(row.rates) > 1 else None
 

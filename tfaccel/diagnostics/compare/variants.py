@@ -1,12 +1,10 @@
-"""Which variants of an experiment are compared, in which order, and what config each is.
-
-Takes what there is to choose from; gives variants, and each as a config. Needs no TensorFlow.
+"""Lists the variants of an experiment, in the order to measure them, and builds their configs.
 
     levels = levels_of(("tf_data", "dali_gpu", "memory"), num_gpus=2)
     configured(config, levels.plain, gpu_ids=(0, 1))    # float32 without TF32, no XLA, one GPU
 
-All are the same job: data, global batch, seed and recipe are the config's own. On several GPUs the
-global batch is divided over them.
+All variants do the same job: they have the config's data, global batch size, seed and recipe. On
+several GPUs the global batch is divided over them. This module does not import TensorFlow.
 """
 
 import dataclasses
@@ -16,11 +14,11 @@ from typing import NamedTuple
 
 from tfaccel.config import Config
 
-SLOW = "slow"  # what is sent to `one_by_one` of a variant that was right, and nearly as fast
+SLOW = "slow"  # sent to `one_by_one` for a variant with correct losses that was nearly as fast
 PASSES = 2
-CEILING = "float16"  # Apex's O3: weights and updates too
-# XLA first: without it float16 is hardly faster than TF32 (ResNet-50, H200). Then what makes the
-# step shorter, then what feeds it, which matters once the step is short.
+CEILING = "float16"  # the O3 level of NVIDIA Apex: weights and updates are float16 too
+# XLA comes first: without it, float16 is hardly faster than TF32 (ResNet-50, H200). Next is the
+# arithmetic, which shortens the step. The loader matters only once the step is short.
 FACTORS = ("xla", "arithmetic", "loader", "num_gpus")
 
 
@@ -28,11 +26,12 @@ class Variant(NamedTuple):
     """One way of doing the job.
 
     Attributes:
-      loader: as `data.loader`.
-      arithmetic: "float32" (TF32 off), "TF32" (float32, whose products may use it), or a dtype
-        policy ("mixed_float16", "mixed_bfloat16", "float16"; TF32 on, for what stays float32).
-      xla: as `runtime.xla`.
-      num_gpus: the first so many of the config's GPUs; 0 for the CPU.
+      loader: a value of `data.loader`.
+      arithmetic: "float32" (TF32 off), "TF32" (float32 with TF32 on), or a dtype policy
+        ("mixed_float16", "mixed_bfloat16" or "float16"; TF32 is on for operations that stay in
+        float32).
+      xla: a value of `runtime.xla`.
+      num_gpus: how many of the config's GPUs to use, from the first on; 0 for the CPU.
     """
 
     loader: str
@@ -41,14 +40,14 @@ class Variant(NamedTuple):
     num_gpus: int
 
     def __str__(self):
-        """Returns it in words."""
+        """Returns the variant in words, for example "memory, TF32, XLA, 2 GPUs"."""
         gpus = f", {self.num_gpus} GPU{'s' if self.num_gpus > 1 else ''}" if self.num_gpus else ""
         return f"{self.loader}, {self.arithmetic}, {'XLA' if self.xla else 'no XLA'}{gpus}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Levels:
-    """What each factor can be, the plain one first."""
+    """The values that each factor can have, the plain variant's first."""
 
     loader: tuple[str, ...]
     arithmetic: tuple[str, ...]
@@ -57,7 +56,7 @@ class Levels:
 
     @property
     def plain(self) -> Variant:
-        """What all begins with."""
+        """The variant with which the comparison begins: the first value of each factor."""
         return Variant(*(getattr(self, each)[0] for each in Variant._fields))
 
 
@@ -65,8 +64,8 @@ def levels_of(loaders: tuple[str, ...], *, num_gpus: int) -> Levels:
     """Returns the levels on a machine.
 
     Args:
-      loaders: which can read the data, the plain one first.
-      num_gpus: that may be used; of more than two, 1, 2, 4 and so on are tried, and all.
+      loaders: the loaders that can read the data, the plain variant's first.
+      num_gpus: the number of GPUs that may be used. The levels are 1, 2, 4 and so on, and all.
     """
     tf32 = ("TF32",) if num_gpus else ()
     powers = [2**power for power in range(num_gpus.bit_length()) if 2**power < num_gpus]
@@ -81,7 +80,7 @@ def levels_of(loaders: tuple[str, ...], *, num_gpus: int) -> Levels:
 def every_combination(
     levels: Levels, champion: Callable[[], Variant] | None = None, starved: bool = False
 ) -> list[Variant]:
-    """Returns every combination but the plain one, few GPUs first."""
+    """Returns every combination except the plain variant, those with few GPUs first."""
     names = tuple(reversed(FACTORS))
     every = itertools.product(*(getattr(levels, each) for each in names))
     return [Variant(**dict(zip(names, each, strict=True))) for each in every][1:]
@@ -90,16 +89,17 @@ def every_combination(
 def one_by_one(
     levels: Levels, champion: Callable[[], Variant], starved: bool = False
 ) -> Iterator[Variant]:
-    """Yields the best so far with one factor changed: each level, factor by factor.
+    """Yields the best variant so far with one factor changed: each level, factor by factor.
 
-    It takes, by `send`, what became of the variant. What was `SLOW` is tried once more at the end,
-    if what is best has changed since: a quick loader is no gain before the step is quick.
+    The caller sends the outcome of each variant to this generator. A change that was `SLOW` is
+    tried again at the end if the best has changed by then: a quick loader, for example, is no gain
+    before the step is quick.
 
     Args:
-      levels: what there is to choose from.
-      champion: gives the best so far.
-      starved: whether the plain one waits for its batches: what feeds the step comes first then, as
-        nothing that makes it shorter is a gain before.
+      levels: the levels of each factor.
+      champion: returns the best variant so far.
+      starved: whether the plain variant waits for its batches. The loaders then come first, because
+        a shorter step is no gain until a quicker loader feeds it.
     """
     factors = sorted(FACTORS, key=lambda each: each != "loader") if starved else FACTORS
     changes = [(factor, each) for factor in factors for each in getattr(levels, factor)[1:]]
@@ -117,14 +117,14 @@ def one_by_one(
 
 
 def configured(config: Config, variant: Variant, gpu_ids: tuple[int, ...]) -> Config:
-    """Returns the experiment as the variant does it.
+    """Returns the config of a variant.
 
-    What XLA compiles is not kept for the next process, so that all starts are alike.
+    The compile cache is off, so that every process compiles and all starts are comparable.
 
     Args:
       config: the experiment.
-      variant: how it is done.
-      gpu_ids: all that the experiment may use.
+      variant: the variant.
+      gpu_ids: all GPUs that the experiment may use.
     """
     stores = variant.loader in ("memory", "cache")
     data = dataclasses.replace(
@@ -141,18 +141,18 @@ def configured(config: Config, variant: Variant, gpu_ids: tuple[int, ...]) -> Co
         xla=variant.xla,
         compile_cache=False,
     )
-    if variant.num_gpus:  # the CPU has neither
+    if variant.num_gpus:  # the CPU has neither TF32 nor GPU ids
         tf32, chosen = variant.arithmetic != "float32", gpu_ids[: variant.num_gpus]
         runtime = dataclasses.replace(runtime, tf32=tf32, gpu_ids=chosen)
     return dataclasses.replace(config, data=data, runtime=runtime)
 
 
 def as_flags(config: Config, chosen: Config) -> list[str]:
-    """Returns the flags of `tfaccel train` that make one config of the other.
+    """Returns the flags of `tfaccel train` that turn one config into the other.
 
     Args:
       config: the experiment.
-      chosen: by `configured`.
+      chosen: the config that `configured` returned.
     """
     flags = []
     for section in ("data", "runtime"):
