@@ -305,7 +305,7 @@ def test_a_trace_is_written(setup, tmp_path):
 def test_what_cannot_be_profiled_is_a_sentence(setup):
     run = setup(xla=False)
     model, loader = job(run, seconds=0)
-    with pytest.raises(UserError, match="profile of a ndarray; expected a loader"):
+    with pytest.raises(UserError, match="loader is of type ndarray; expected a loader"):
         tfaccel.profile(model, np.zeros((8, 8)))
     plain = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])
     with pytest.raises(UserError, match=r"run\.compile did not compile"):

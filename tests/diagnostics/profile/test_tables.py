@@ -36,7 +36,7 @@ def test_a_profile_in_80_columns():
     text = str(profile())
     assert is_plain(text)
     assert "48,529" in text
-    assert "verdict  the step bounds: the run gets 47,000 of the 48,529 images/s (97%)" in text
+    assert "verdict  the step limits the run: the run reaches 47,000 of the 48,529" in text
     assert "uv run --with xprof tensorboard --logdir /tmp/a/trace" in text
     assert "batches of 2,560 on 8 GPUs" in " ".join(text.split())
     assert repr(profile()) == text
@@ -67,7 +67,7 @@ def found():
 def test_a_search_in_80_columns():
     text = str(SearchTable(found(), remarks=("not tried: data.loader=memory " + "x " * 60,)))
     assert is_plain(text)
-    assert "best: --config.dali.threads=4: 4,000 images/s, 2.00 times the start's 2,000" in text
+    assert "best: --config.dali.threads=4: 4,000 images/s, 2.00 times the 2,000 of the" in text
     assert "failed" in text
     assert "loader='cache' keeps images of one size" in text
 
@@ -87,4 +87,4 @@ def test_a_search_that_finds_nothing_says_so():
     )
     table = SearchTable(alike)
     assert table.flags == []
-    assert "the present setting, 1,000 images/s; nothing tried beats it" in str(table)
+    assert "the present setting, 1,000 images/s; no other is faster" in str(table)

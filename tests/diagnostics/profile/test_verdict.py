@@ -18,22 +18,29 @@ def rate(median, waited_s=0.0):
 @pytest.mark.parametrize(
     ("step", "loader", "real", "setup", "bound", "says"),
     [
-        (3900, 1240, 1230, GPU, "loader", "the loader bounds: alone it gives 1,240 images/s"),
-        (3900, 1240, 1230, CPU, "loader", "the run gets 1,230"),
+        (
+            3900,
+            1240,
+            1230,
+            GPU,
+            "loader",
+            "the loader limits the run: the loader alone reaches 1,240 images/s",
+        ),
+        (3900, 1240, 1230, CPU, "loader", "and the run 1,230"),
         (3900, 98300, 3800, GPU, "step", "3,800 of the 3,900 images/s (97%)"),
         (3900, 98300, 3800, CPU, "step", "25 times as many"),
-        (4000, 4200, 3800, GPU, "both", "alike (4,000 and 4,200 images/s)"),
+        (4000, 4200, 3800, GPU, "both", "equally fast (4,000 and 4,200 images/s)"),
         # Both in time, but never at once.
-        (1000, 1050, 512, CPU, "both", "share the cores, and one after the other would make 512"),
-        (1000, 3000, 750, CPU, "step", "25% of the lower ceiling is lost"),
+        (1000, 1050, 512, CPU, "both", "share the cores, and in turn would reach 512"),
+        (1000, 3000, 750, CPU, "step", "25% of the lower rate is lost"),
         (4000, 9000, 3000, GPU, "step", "share the GPU"),
         # Alone slower than in the run: that rate cannot be what bounds it.
-        (1763, 1132, 1719, GPU, "step", "alone gives 1,132, but kept up with the step"),
-        (1763, 900, 1132, GPU, "loader", "alone it gives 900 images/s"),
-        (1763, 1500, 1600, GPU, "both", "alike (1,763 and 1,500 images/s)"),
+        (1763, 1132, 1719, GPU, "step", "alone reaches 1,132, but it kept up with the step"),
+        (1763, 900, 1132, GPU, "loader", "alone reaches 900 images/s"),
+        (1763, 1500, 1600, GPU, "both", "equally fast (1,763 and 1,500 images/s)"),
         (1000, 1199, 1200, GPU, "step", "1.2 times as many"),
         # Slower than one after the other.
-        (10000, 100000, 4000, GPU, "host", "lost between them"),
+        (10000, 100000, 4000, GPU, "host", "the other 35.8 ms are lost in callbacks"),
     ],
 )
 def test_what_bounds(step, loader, real, setup, bound, says):
@@ -45,7 +52,7 @@ def test_what_bounds(step, loader, real, setup, bound, says):
 
 def test_waiting_is_told_in_milliseconds_of_a_step():
     found = judge(Ceilings(rate(3900), rate(1240), rate(1240, waited_s=0.140)), GPU)
-    assert "of the 206 ms of a step 140 ms are waiting for its batch" in found.sentence
+    assert "takes 206 ms, of which it waits 140 ms for its batch" in found.sentence
 
 
 def test_a_run_faster_than_its_ceilings_by_noise_loses_nothing():
@@ -57,7 +64,7 @@ def test_a_run_faster_than_its_ceilings_by_noise_loses_nothing():
 def test_advice_fits_the_loader_and_the_device():
     bound = Ceilings(rate(4000), rate(1000), rate(990))
     of_cpu = " ".join(judge(bound, CPU).advice)
-    assert "--config.dali.threads=2: the loader has 1 of 2 cores" in of_cpu
+    assert "--config.dali.threads=2: the loader uses 1 of 2 cores" in of_cpu
     assert "dali_gpu" not in of_cpu
     of_gpu = " ".join(judge(bound, dataclasses.replace(CPU, on_gpu=True)).advice)
     assert "--config.data.loader=dali_gpu" in of_gpu
@@ -101,13 +108,19 @@ def test_a_script_is_advised_in_its_own_words(bound, on_gpu):
 @pytest.mark.parametrize(
     ("changes", "first"),
     [
-        ({}, "--config.train.steps_per_execution=10: the host looks at every step"),
-        ({"epoch_steps": 4}, "--config.train.steps_per_execution=4: the host looks at every step"),
+        (
+            {},
+            "--config.train.steps_per_execution=10: the host now waits after every step",
+        ),
+        (
+            {"epoch_steps": 4},
+            "--config.train.steps_per_execution=4: the host now waits after every step",
+        ),
         (
             {"epoch_steps": 100, "steps_per_execution": 8, "from_config": False},
-            "run.compile(..., steps_per_execution=16): the host looks once in 8 steps",
+            "run.compile(..., steps_per_execution=16): the host now waits after every 8 steps",
         ),
-        ({"epoch_steps": 4, "steps_per_execution": 4, "from_config": False}, "a larger batch"),
+        ({"epoch_steps": 4, "steps_per_execution": 4, "from_config": False}, "use a larger batch"),
     ],
 )
 def test_the_host_is_to_look_once_in_an_epoch_at_least(changes, first):

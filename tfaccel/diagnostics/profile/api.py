@@ -1,6 +1,6 @@
-"""`tfaccel.profile`: the three rates of a script's own model and loader, in its own process.
+"""`tfaccel.profile`: measures a script's own model and loader, in the process of the script.
 
-tfaccel.profile(model, loader)      # a table, in a notebook too
+tfaccel.profile(model, loader)      # returns a table, which a notebook displays
 """
 
 import keras
@@ -16,26 +16,28 @@ from tfaccel.step import in_xla
 
 
 def profile(model: keras.Model, loader: Loader, *, seconds: float = 5.0) -> Profile:
-    """Returns how fast step, loader and run are, and which bounds the run.
+    """Measures the step alone, the loader alone and the real run, and says what limits the run.
 
-    It trains: the model's weights and the loader's place are others afterwards.
+    The measurement trains: it changes the model's weights and the loader's position.
 
     Args:
-      model: compiled by `run.compile`.
-      loader: that `fit` would train on, of the same run.
-      seconds: that each of the three is measured for, after some that are dropped.
+      model: a model that `run.compile` compiled.
+      loader: the loader to train on, made by the same run.
+      seconds: how long each of the three is measured, after a warm-up.
 
     Raises:
-      UserError: the model was not compiled by `run.compile`, or the data are no loader of a run.
+      UserError: `run.compile` did not compile the model, or the loader is not a run's loader.
     """
     check_number("seconds", seconds, above=0)
     if not isinstance(loader, Loader):
         raise UserError(
-            f"profile of a {type(loader).__name__}; expected a loader, of run.loader, "
+            f"loader is of type {type(loader).__name__}; expected a loader from run.loader, "
             "run.image_folder, run.examples or run.pipeline"
         )
     if not hasattr(getattr(model, "train_function", None), "nonfinite"):
-        raise UserError("profile of a model that run.compile did not compile; call that first")
+        raise UserError(
+            "run.compile did not compile this model; call run.compile(model, ...) first"
+        )
     real = real_rate(model, loader, seconds=seconds)
     ceilings = beside(real, model, loader, seconds=seconds)
     return Profile(setup_of(model, loader, from_config=False), ceilings)
@@ -49,14 +51,14 @@ def setup_of(
     cores: int | None = None,
     from_config: bool,
 ) -> Setup:
-    """Returns what there is to know of a run, for its verdict.
+    """Returns the facts about a run that its verdict needs.
 
     Args:
-      model: compiled by `run.compile`.
-      loader: its data.
-      threads: of each replica's loader.
-      cores: for each replica.
-      from_config: whether flags of `tfaccel train` can change it.
+      model: a model that `run.compile` compiled.
+      loader: the loader that it trains on.
+      threads: the threads of each replica's loader.
+      cores: the CPU cores for each replica.
+      from_config: True if flags of `tfaccel train` can change the run.
     """
     strategy = model.distribute_strategy
     kinds = {"ExamplesData": "examples", "PipelineData": "pipeline"}

@@ -1,11 +1,11 @@
-"""The three rates of a compiled model and its loader, measured in this process.
+"""Measures the three rates of a compiled model and its loader, in this process.
 
-    real = real_rate(model, loader, seconds=5.0)       # `fit`, as a run calls it
-    step = step_rate(model, loader, seconds=5.0)       # one batch on the device
-    rate = loader_rate(model, loader, seconds=5.0)      # nothing trains
+    real = real_rate(model, loader, seconds=5.0)      # `fit`, as a run calls it
+    step = step_rate(model, loader, seconds=5.0)      # trains on one batch that stays on the device
+    rate = loader_rate(model, loader, seconds=5.0)    # loads batches, and does not train
 
-The real one comes first: `fit` builds what a model does not have before it is trained. Rows are
-counted as the steps compute them: a partial last batch as a whole one, in all three.
+Measure the real rate first: its `fit` builds the variables that the other measurements need. All
+three rates count the rows that a step computes, so a partial last batch counts as a whole batch.
 """
 
 import concurrent.futures
@@ -24,22 +24,21 @@ from tfaccel.diagnostics.profile.resident import Resident, ResidentLaunch
 from tfaccel.diagnostics.profile.verdict import Ceilings
 from tfaccel.process.to_host import make_to_host
 
-ENDLESS = 10**9  # epochs; a Stopwatch ends them
+ENDLESS = 10**9  # epochs; a Stopwatch ends the training
 HOST = "/cpu:0"
 
 
 def beside(real: Rate, model: keras.Model, loader: Loader, *, seconds: float) -> Ceilings:
-    """Returns the real rate with the two that bound it. Trains the model.
+    """Measures the step alone and the loader alone, and returns both rates with the real one.
 
     Args:
-      real: of the same model and loader, in this process.
-      model: compiled by `run.compile`.
-      loader: that it trains on.
-      seconds: of each steady stretch.
+      real: the real rate of the same model and loader, measured in this process.
+      model: a model that `run.compile` compiled; it is trained.
+      loader: the loader that the model trains on.
+      seconds: how long each of the two is measured.
     """
     step = step_rate(model, loader, seconds=seconds)
-    alone = loader_rate(model, loader, seconds=seconds)
-    return Ceilings(step=step, loader=alone, real=real)
+    return Ceilings(step=step, loader=loader_rate(model, loader, seconds=seconds), real=real)
 
 
 def real_rate(
@@ -49,14 +48,14 @@ def real_rate(
     seconds: float,
     callbacks: Sequence[keras.callbacks.Callback] = (),
 ) -> Rate:
-    """Returns the rate of `fit` itself, less what lies between epochs."""
+    """Returns the rate of `fit`, without the time between epochs."""
     watch = Stopwatch(seconds=seconds)
     model.fit(loader, epochs=ENDLESS, callbacks=[*callbacks, _Laps(loader, watch)], verbose=0)
     return watch.rate(loader.global_batch_size)
 
 
 class _Laps(keras.callbacks.Callback):
-    """Gives each execution's time to a Stopwatch, and ends `fit` when that has enough."""
+    """Gives the time of each execution to a Stopwatch, and ends `fit` when the watch is done."""
 
     def __init__(self, loader: Loader, watch: Stopwatch):
         super().__init__()
@@ -66,7 +65,7 @@ class _Laps(keras.callbacks.Callback):
         self._last = time.perf_counter(), self._loader.next_position, self._loader.waited_s
 
     def on_train_batch_end(self, batch, logs=None):
-        # The step's own check for what is not finite has waited for the device by now.
+        # By now, the step's check for infinite and NaN values has waited for the device.
         now = time.perf_counter(), self._loader.position, self._loader.waited_s
         seconds, steps, waited_s = (new - old for new, old in zip(now, self._last, strict=True))
         self._last = now
@@ -76,7 +75,10 @@ class _Laps(keras.callbacks.Callback):
 
 
 def step_rate(model: keras.Model, loader: Loader, *, seconds: float) -> Rate:
-    """Returns the rate of the step on one batch that stays where it is. After `real_rate`."""
+    """Returns the rate of the step alone, on a batch that stays on the device.
+
+    Call `real_rate` before.
+    """
     again, steps = _resident(model, loader)
     watch = Stopwatch(seconds=seconds)
     while not watch.is_done:
@@ -88,7 +90,7 @@ def step_rate(model: keras.Model, loader: Loader, *, seconds: float) -> Rate:
 
 
 def _resident(model: keras.Model, loader: Loader) -> tuple[Resident | ResidentLaunch, int]:
-    """Returns what gives the same batches again, and how many steps of an execution."""
+    """Returns an iterator that repeats the same batches, and the number of steps per execution."""
     iterator, steps = iter(loader), model.steps_per_execution
     deferred = model.train_function.take(iterator)
     if deferred is None:
@@ -100,16 +102,18 @@ def _resident(model: keras.Model, loader: Loader) -> tuple[Resident | ResidentLa
         parts = [_first(each) for each in deferred]
         batch = _distributed(model.distribute_strategy, parts)
         resident = Resident(batch, pads=loader.pads, parts=parts, most=length)
-    return resident, length * math.ceil(steps / length)  # in whole launches: an epoch has an end
+    return resident, length * math.ceil(
+        steps / length
+    )  # whole launches, because no launch goes beyond the end of an epoch
 
 
 def loader_rate(model: keras.Model, loader: Loader, *, seconds: float) -> Rate:
-    """Returns the rate of batches that nothing trains on. After `real_rate`.
+    """Returns the rate of the loader alone, without training. Call `real_rate` before.
 
     Args:
-      model: whose step they are drawn for, so many at a time and together, as it would.
-      loader: whose batches are drawn.
-      seconds: of the steady stretch.
+      model: the model for whose step the batches are drawn, in the same numbers as in training.
+      loader: the loader that makes the batches.
+      seconds: how long to measure.
     """
     watch = Stopwatch(seconds=seconds)
     with _Drawing(model, loader) as draw:
@@ -121,9 +125,10 @@ def loader_rate(model: keras.Model, loader: Loader, *, seconds: float) -> Rate:
 
 
 class _Drawing:
-    """Draws a launch's batches, over the ends of epochs; waits until those before are there.
+    """Draws the batches of one launch per call, also across the ends of epochs.
 
-    Not for its own: a run waits for its step there, but the loader's threads go on meanwhile.
+    A call waits until the batches of the call before are on the device, but not for its own. In the
+    same way, a run waits for its step while the loader's threads continue.
     """
 
     def __init__(self, model: keras.Model, loader: Loader):
@@ -131,7 +136,7 @@ class _Drawing:
         self._iterator, self._made, self._before = iter(loader), {}, None
 
     def __enter__(self):
-        # Two threads: one that waits for batches lets the next ones' copy be queued.
+        # With two threads, one can wait for a batch while the other queues the next copy.
         self._reader = concurrent.futures.ThreadPoolExecutor(2, thread_name_prefix="drawn")
         return self
 
@@ -139,7 +144,7 @@ class _Drawing:
         self._reader.shutdown()
 
     def __call__(self) -> int:
-        """Returns how many batches it drew."""
+        """Draws batches, and returns their number."""
         try:
             number, sample = self._draw()
         except StopIteration:
@@ -151,17 +156,21 @@ class _Drawing:
         return number
 
     def _draw(self) -> tuple[int, list[tf.Tensor]]:
-        """Returns how many, and a number of each replica, which is there once they are."""
+        """Draws batches; returns how many, and a tensor per replica that depends on them.
+
+        When such a tensor can be read, the batches are on the device.
+        """
         deferred = self._model.train_function.take(self._iterator)
         if deferred is not None:
             return len(deferred[0]), self._sums(deferred)
         batch, number, most = next(self._iterator), 1, self._model.steps_per_execution
         while number < most and (following := next(self._iterator, None)) is not None:
-            batch, number = following, number + 1  # the one before goes, as a step lets it
-        return number, _sample(batch, self._model.distribute_strategy)  # streams are in order
+            batch, number = following, number + 1  # the batch before is freed, as in a step
+        # A device makes its batches in order, so the last one is enough.
+        return number, _sample(batch, self._model.distribute_strategy)
 
     def _sums(self, deferred: list[Deferred]) -> list[tf.Tensor]:
-        """Makes the replicas' batches at once, as the step would; returns a sum of each one's."""
+        """Makes the batches of all replicas in one call, as the step does; returns their sums."""
         make, devices = deferred[0].make, [_device_of(each) for each in deferred]
         if make not in self._made:
             sum_of = tf.function(
@@ -183,17 +192,17 @@ class _Drawing:
 
 
 def _sum_of_all(make: Callable, inputs: dict, shared: dict) -> tf.Tensor:
-    """Makes each batch; the sum is what XLA cannot leave out."""
+    """Makes each batch, and sums its values, so that XLA cannot drop the work."""
     num_batches = next(iter(inputs.values())).shape[0]
 
-    def go_on(index, total):
+    def add_batch(index, total):
         own = {name: each[index] for name, each in inputs.items()}
         leaves = tf.nest.flatten(make({**own, **shared}))
         sums = [tf.reduce_sum(tf.cast(each, tf.float32)) for each in leaves]
         return index + 1, total + tf.add_n(sums)
 
     start = tf.constant(0), tf.constant(0.0)
-    return tf.while_loop(lambda index, _: index < num_batches, go_on, start)[1]
+    return tf.while_loop(lambda index, _: index < num_batches, add_batch, start)[1]
 
 
 def _first(deferred: Deferred) -> tuple:
@@ -206,7 +215,7 @@ def _device_of(deferred: Deferred) -> str:
 
 
 def _distributed(strategy: tf.distribute.Strategy, parts: list[tuple]) -> tuple:
-    """Returns the replicas' batches as the step takes them."""
+    """Returns the batches of all replicas as one distributed batch, as a step takes it."""
     if len(parts) == 1:
         return parts[0]
 
@@ -219,7 +228,7 @@ def _distributed(strategy: tf.distribute.Strategy, parts: list[tuple]) -> tuple:
 
 
 def _sample(batch: tuple, strategy: tf.distribute.Strategy) -> list[tf.Tensor]:
-    """Returns a number of each replica's part of a batch, of each of its tensors."""
+    """Returns the first value of each tensor of a batch, on each replica."""
     return [
         tf.reshape(part, [-1])[:1]
         for leaf in tf.nest.flatten(batch)

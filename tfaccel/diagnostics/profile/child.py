@@ -1,4 +1,4 @@
-"""What `tfaccel profile` measures in processes of their own: each ends with all of its memory.
+"""The measurements of `tfaccel profile`; each runs in a child, which frees all memory at its end.
 
 measured = run_quietly(measure_all, config, seconds=5.0, trace_to=None)
 sample = run_quietly(measure_once, config, seconds=5.0)
@@ -29,12 +29,12 @@ from tfaccel.training.callbacks.throughput import Throughput
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """An experiment as it is.
+    """The measurement of an unchanged experiment.
 
     Attributes:
-      profile: its three rates.
-      placements: the loaders that its data can have.
-      num_examples: to train on.
+      profile: the three rates.
+      placements: the loaders that can read the data.
+      num_examples: the number of training examples.
     """
 
     profile: Profile
@@ -43,12 +43,14 @@ class Measured:
 
 
 def measure_all(config: Config, *, seconds: float, trace_to: str | None) -> Measured:
-    """Returns the three rates of an experiment, and what a search may change. For a child.
+    """Measures the three rates of an experiment, and finds the loaders that a search may try.
+
+    This starts the devices, so it runs in a child.
 
     Args:
       config: the experiment.
-      seconds: of each steady stretch.
-      trace_to: a folder for TensorFlow's own profile; None for none.
+      seconds: how long each rate is measured.
+      trace_to: a folder for TensorFlow's own profile; None to write no profile.
     """
     run = Run(config.runtime)
     train, _, model = prepare(run, config)
@@ -57,7 +59,7 @@ def measure_all(config: Config, *, seconds: float, trace_to: str | None) -> Meas
     threads = config.dali.threads or cores
     with _callbacks(run, train) as callbacks:
         real = real_rate(model, train, seconds=seconds, callbacks=callbacks)
-    memory_mib = _memory_mib(run)  # before what a run has not
+    memory_mib = _memory_mib(run)  # before the other measurements, which take more memory
     ceilings = beside(real, model, train, seconds=seconds)
     if trace_to:
         trace(model, train, pathlib.Path(trace_to))
@@ -72,7 +74,7 @@ def measure_all(config: Config, *, seconds: float, trace_to: str | None) -> Meas
 
 
 def measure_once(config: Config, *, seconds: float) -> Sample:
-    """Returns the rate of the real run alone, and the memory that it took. For a child."""
+    """Measures only the real rate of an experiment, and its memory. It runs in a child."""
     run = Run(config.runtime)
     train, _, model = prepare(run, config)
     with _callbacks(run, train) as callbacks:
@@ -82,7 +84,7 @@ def measure_once(config: Config, *, seconds: float) -> Sample:
 
 @contextlib.contextmanager
 def _callbacks(run: Run, train: Loader) -> Iterator[list[keras.callbacks.Callback]]:
-    """Gives those of a run that work in every step, but for checkpoints."""
+    """Gives the callbacks that a run calls in every step, except for checkpoints."""
     throughput = Throughput(train)
     logs = Logs([], loader=train, throughput=throughput, gpus=GpuUsage(run.runtime.devices))
     with contextlib.closing(logs):
@@ -90,11 +92,11 @@ def _callbacks(run: Run, train: Loader) -> Iterator[list[keras.callbacks.Callbac
 
 
 def _memory_mib(run: Run) -> int | None:
-    """Returns what is taken on the fullest GPU, or on the CPU the most that this process had."""
+    """Returns the memory in use on the fullest GPU; on the CPU, this process's peak memory."""
     if run.runtime.devices[0].cuda_ordinal is not None:
         usages = GpuUsage(run.runtime.devices).read()
         return max((each.memory_mib for each in usages), default=None)
-    # Not getrusage, whose peak is also that of the process which started this one.
+    # getrusage is not used, because its peak includes that of the process that started this one.
     status = pathlib.Path("/proc/self/status").read_text().splitlines()
     peaks = [line.split()[1] for line in status if line.startswith("VmHWM:")]
     return int(peaks[0]) >> 10 if peaks else None

@@ -1,4 +1,4 @@
-"""An experiment's config file with some fields changed, as a file of its own that builds on it.
+"""Writes a new config file that loads an experiment's config file and changes some fields.
 
 write(path, base=pathlib.Path("configs/digits.py"), size="", config=config, said="2.1 times")
 """
@@ -11,7 +11,7 @@ import runpy
 from tfaccel.config import Config, parse
 
 FILE = '''\
-"""{base}, with what `tfaccel profile --search` found: {said}.
+"""{base} with the settings that `tfaccel profile --search` found: {said}.
 
     uv run tfaccel train --config={own}
 """
@@ -25,7 +25,7 @@ BASE = pathlib.Path(__file__).parent / {relative!r}
 
 
 def get_config(size: str = {size!r}) -> ml_collections.ConfigDict:
-    """Returns the experiment of BASE, changed."""
+    """Returns the experiment of BASE with these settings."""
     config = runpy.run_path(str(BASE))["get_config"](*([size] if size else []))
 {lines}
     return config
@@ -33,14 +33,14 @@ def get_config(size: str = {size!r}) -> ml_collections.ConfigDict:
 
 
 def write(path: pathlib.Path, *, base: pathlib.Path, size: str, config: Config, said: str) -> None:
-    """Writes the file, which `tfaccel train --config=PATH` takes.
+    """Writes a config file for `tfaccel train --config=PATH`.
 
     Args:
-      path: of the new file.
-      base: the config file that was given.
-      size: its argument, after the colon.
-      config: what the new file shall come to; flags of the command line included.
-      said: of what was found, for the file's first line.
+      path: the path of the new file.
+      base: the experiment's config file.
+      size: the argument of the experiment's config, the part after the colon.
+      config: the config that the new file shall give, including flags of the command line.
+      said: a summary of the search, for the first line of the file.
     """
     text = FILE.format(
         base=base,
@@ -57,7 +57,7 @@ def write(path: pathlib.Path, *, base: pathlib.Path, size: str, config: Config, 
 
 
 def _changes(base: pathlib.Path, size: str, config: Config) -> list[tuple[str, object]]:
-    """Returns the fields, with their sections, that differ from the base's, and their values."""
+    """Returns the fields that differ from the base, as SECTION.FIELD and value."""
     values = runpy.run_path(str(base))["get_config"](*([size] if size else []))
     before, after = dataclasses.asdict(parse(values)), dataclasses.asdict(config)
     return [

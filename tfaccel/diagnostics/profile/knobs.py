@@ -1,7 +1,7 @@
-"""What of an experiment's loader can be changed without changing a pixel, and how.
+"""The loader settings that a search may change, because they do not change a pixel.
 
-Takes what the loader and the machine are; gives the knobs of a search, and experiments with other
-settings.
+This module takes the possible loaders and the number of cores. It gives the knobs of a search, and
+configs with other settings.
 
     knobs = make_knobs(placements=("tf_data", "memory"), cores=16)
     with_changes(config, {"dali.threads": 4})
@@ -19,15 +19,15 @@ from tfaccel.runtime.devices import Device
 
 THREADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 QUEUE = (1, 2, 3, 5, 8)
-DECODER = (0.0, 0.35, 0.65, 0.85, 0.99)  # the last is what MLPerf's entries set
+DECODER = (0.0, 0.35, 0.65, 0.85, 0.99)  # MLPerf submissions use 0.99
 
 
 def make_knobs(*, placements: Sequence[str], cores: int) -> list[Knob]:
-    """Returns what a search turns, the most promising first.
+    """Returns the knobs that a search changes, the most promising first.
 
     Args:
-      placements: the loaders that these data can have.
-      cores: for each replica: more threads would wait for each other.
+      placements: the loaders that can read the data.
+      cores: the CPU cores for each replica. More threads than cores would wait for each other.
     """
     dali = frozenset(("dali_gpu", "dali_cpu"))
     threads = sorted({*(each for each in THREADS if each < cores), cores})
@@ -42,16 +42,16 @@ def make_knobs(*, placements: Sequence[str], cores: int) -> list[Knob]:
 def placements_of(
     config: Config, source: ImageSource | ArraySource, *, device: Device, num_threads: int
 ) -> tuple[str, ...]:
-    """Returns the loaders that give these data the same pixels, but for a decoder's rounding.
+    """Returns the loaders that give the same pixels, except for a decoder's rounding.
 
-    "memory" alone where it fits, as `auto` finds it. Where a stored_size is set, which is part of
-    what the pixels are, those that store.
+    "memory" is included only if the images fit, as the loader "auto" decides. If stored_size is
+    set, only the loaders that store images are included, because stored_size changes the pixels.
 
     Args:
       config: the experiment.
-      source: its training images.
-      device: of a replica.
-      num_threads: that read images' headers.
+      source: the training images.
+      device: the device of one replica.
+      num_threads: the number of threads that read the headers of images.
     """
     found = []
     for loader in (each for each in LOADERS if each != "auto"):
@@ -63,14 +63,14 @@ def placements_of(
                 source, images, config.train_images, device=device, num_threads=num_threads
             )
         except UserError:
-            continue  # not for these data, or not on this device
+            continue  # this loader cannot read these data, or cannot run on this device
         if choice.loader == loader:
             found.append(loader)
     return tuple(found)
 
 
 def with_changes(config: Config, changes: Mapping[str, object]) -> Config:
-    """Returns the experiment with other values of some fields, each named with its section."""
+    """Returns the config with some fields changed; a name is SECTION.FIELD."""
     for name, value in changes.items():
         section, _, field = name.partition(".")
         changed = dataclasses.replace(getattr(config, section), **{field: value})

@@ -1,6 +1,7 @@
-"""Images per second as they were found: the median of several looks at a steady stretch.
+"""Turns the times of executions into images per second: a median, and quartiles.
 
-Takes times of executions as they come; gives the rate once there are enough.
+This module takes the time of each execution, drops the warm-up, and says when there are enough. The
+rest is cut into parts of about equal length, and each part gives one value.
 
     watch = Stopwatch(seconds=5.0)
     while not watch.is_done:
@@ -13,20 +14,21 @@ from collections.abc import Sequence
 
 from tfaccel.diagnostics.compare.judge import quartiles
 
-DROPPED_LAPS = 2  # the first compiles, and what is prefetched makes the next one too quick
-DROPPED_SHARE = 0.3  # of the seconds that are then measured, before them: queues fill, clocks rise
+DROPPED_LAPS = 2  # the first lap compiles, and prefetched batches make the second too quick
+# A further warm-up, as a share of the measured seconds: queues fill, and clock rates rise.
+DROPPED_SHARE = 0.3
 LEAST_LAPS = 5
-LOOKS = 10
+MAX_PARTS = 10
 
 
 @dataclasses.dataclass(frozen=True)
 class Lap:
-    """One execution, of one step or of several.
+    """The time of one execution.
 
     Attributes:
-      steps: in it.
-      seconds: that it took.
-      waited_s: seconds of those in which steps waited for their batches.
+      steps: the number of steps in the execution.
+      seconds: the seconds that it took.
+      waited_s: the part of these seconds in which steps waited for their batches.
     """
 
     steps: int
@@ -39,12 +41,12 @@ class Rate:
     """Images per second over all replicas.
 
     Attributes:
-      median: of the looks.
-      low: their first quartile.
-      high: their third.
-      looks: how many parts of the steady stretch were looked at.
-      steps: in all of them.
-      waited_s: seconds of a step in which it waited for its batch, on average.
+      median: the median of the parts.
+      low: the first quartile.
+      high: the third quartile.
+      looks: the number of parts.
+      steps: the number of steps in all parts.
+      waited_s: the mean seconds that a step waited for its batch.
     """
 
     median: float
@@ -56,20 +58,21 @@ class Rate:
 
 
 class Stopwatch:
-    """Collects laps: drops the first ones, and says when there are enough."""
+    """Collects laps, drops the first ones, and says when there are enough."""
 
     def __init__(self, *, seconds: float):
-        """Has nothing yet.
+        """Starts without laps.
 
         Args:
-          seconds: to be measured, after the dropped laps; more where fewer than 5 laps fit in.
+          seconds: how long to measure after the dropped laps. The measurement is longer if fewer
+            than 5 laps fit in.
         """
         self._seconds, self._num_laps, self._dropped_s = seconds, 0, 0.0
-        self._kept_s = 0.0  # not summed anew for each lap, which would be a part of the next one
+        self._kept_s = 0.0  # a running sum, because summing all laps would slow down the next lap
         self._laps: list[Lap] = []
 
     def add(self, lap: Lap) -> None:
-        """Takes one more."""
+        """Adds a lap."""
         self._num_laps += 1
         if self._num_laps <= DROPPED_LAPS:
             return
@@ -81,11 +84,11 @@ class Stopwatch:
 
     @property
     def is_done(self) -> bool:
-        """Whether there are enough."""
+        """True if the laps cover enough seconds, and there are at least 5."""
         return self._kept_s >= self._seconds and len(self._laps) >= LEAST_LAPS
 
     def rate(self, images_per_step: int) -> Rate:
-        """Returns what was measured."""
+        """Returns the rate of all laps that were not dropped."""
         steps = sum(each.steps for each in self._laps)
         looks = [images_per_step * _steps_per_second(each) for each in cut(self._laps)]
         low, median, high = quartiles(looks)
@@ -94,12 +97,12 @@ class Stopwatch:
 
 
 def cut(laps: Sequence[Lap]) -> list[list[Lap]]:
-    """Returns the laps in up to 10 parts of about one length of time.
+    """Cuts the laps into at most 10 parts of about equal duration.
 
-    A queue gives several batches at once and then none: a lap alone says little.
+    A single lap tells little, because a queue may give several batches at once and then none.
     """
     total = sum(each.seconds for each in laps)
-    parts, passed = [[] for _ in range(min(LOOKS, len(laps)))], 0.0
+    parts, passed = [[] for _ in range(min(MAX_PARTS, len(laps)))], 0.0
     for each in laps:
         middle = (passed + each.seconds / 2) / total if total else 0.0
         parts[min(len(parts) - 1, int(middle * len(parts)))].append(each)

@@ -1,7 +1,7 @@
-"""Batches on the device, given to the step again and again: what trains when nothing is loaded.
+"""Gives the step the same batches on the device again and again, so that nothing is loaded.
 
-Takes what a loader's iterator gives; gives an iterator without end that the step cannot tell from
-it, in one launch for several steps where the loader's own are.
+This module takes a batch from a loader's iterator. It gives an endless iterator that looks like the
+loader's to the step. If a launch of the loader has several steps, so has a launch of this iterator.
 
     model.train_function(Resident(next(iter(loader)), pads=loader.pads))
 """
@@ -15,10 +15,10 @@ from tfaccel.data.deferred import Deferred
 
 
 class Resident:
-    """The same batch without end.
+    """An endless iterator of one batch.
 
     Attributes:
-      pads: as the loader's iterator.
+      pads: True if the loader pads its batches: rows of weight 0 are padding rows.
     """
 
     def __init__(
@@ -28,9 +28,10 @@ class Resident:
 
         Args:
           batch: (x, y) or (x, y, weight), of one replica or distributed.
-          pads: whether rows of weight 0 are padding.
-          parts: of each replica, where several steps are one launch; None where each has its own.
-          most: steps of such a launch.
+          pads: True if rows of weight 0 are padding rows.
+          parts: each replica's part of the batch if a launch has several steps; None if each step
+            has its own launch.
+          most: the largest number of steps in a launch.
         """
         self._batch, self.pads, self._parts, self._most = batch, pads, parts, most
 
@@ -43,23 +44,23 @@ class Resident:
         return self._batch
 
     def take(self, most: int, *, may_wait: bool = True) -> list[Deferred] | None:
-        """Returns the batch as often as a launch has it, of each replica; or None."""
+        """Returns the batches of a launch for each replica; None if each step has its launch."""
         return self._parts and [_deferred(each, min(most, self._most)) for each in self._parts]
 
 
 class ResidentLaunch:
-    """The same batches of one launch without end, so that its step is not compiled once more.
+    """Gives the batches of one launch again and again, so that the step is not compiled again.
 
     Attributes:
-      pads: as the loader's iterator.
+      pads: True if the loader pads its batches.
     """
 
     def __init__(self, deferred: list[Deferred], *, pads: bool):
-        """Keeps each replica's batches, which are there already."""
+        """Keeps each replica's batches, which are already made."""
         self._deferred, self.pads = deferred, pads
 
     def take(self, most: int, *, may_wait: bool = True) -> list[Deferred]:
-        """Returns them, however many are asked for."""
+        """Returns the batches; ignores how many the step asks for."""
         return self._deferred
 
 
@@ -68,16 +69,16 @@ def _deferred(part: tuple, number: int) -> Deferred:
     with tf.device(leaves[0].device):
         inputs = {"step": tf.zeros(number)}
     structure = tf.nest.map_structure(lambda leaf: None, part)
-    return Deferred(inputs, _numbered(leaves), _Again(structure))
-
-
-def _numbered(leaves: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
-    return {str(index): each for index, each in enumerate(leaves)}
+    shared = {str(index): each for index, each in enumerate(leaves)}
+    return Deferred(inputs, shared, _Again(structure))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Again:
-    """Makes the batch of its leaves. Equal ones are one function: a step is compiled once."""
+    """Makes the batch from its tensors.
+
+    It is a dataclass, so equal objects count as the same function, and a step is compiled once.
+    """
 
     structure: tuple
 

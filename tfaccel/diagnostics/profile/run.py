@@ -1,6 +1,7 @@
-"""`tfaccel profile`: an experiment's three rates, and a search for loader settings that suit it.
+"""Measures an experiment's three rates, and searches for faster loader settings.
 
-Takes a checked config; gives tables. Everything is measured in child processes, one at a time.
+This module takes a checked config and gives tables. Every measurement runs in a child process, one
+at a time.
 
     measured = measure_experiment(config, seconds=5.0, trace_to=None)
     table = search_experiment(config, measured, seconds=5.0, minutes=10.0, memory_mib=None)
@@ -25,19 +26,22 @@ from tfaccel.diagnostics.profile.search_table import WORDS, SearchTable
 from tfaccel.process.isolate import IsolatedError, run_quietly
 from tfaccel.runtime.cluster import check_one_process, find
 
-AS_GOOD = 0.97  # of the step's rate: no loader can make a run faster by more than what is left
-DECODING_SHARE = 0.25  # of the time, which a loader that decodes all images first may take for that
-UNSTEADY = 0.1  # of runs of one setting
+# There is no search if the run reaches this share of the step's rate: a loader could gain only the
+# rest.
+AS_GOOD = 0.97
+# A loader that first decodes all images may take at most this share of the time for it.
+DECODING_SHARE = 0.25
+UNSTEADY = 0.1  # the relative difference between runs of one setting above which a remark is made
 LEAST_TIMEOUT_S = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Timed:
-    """What was measured, and how long a run of a search will take.
+    """A measurement, and how long each run of a search will take.
 
     Attributes:
-      measured: the experiment as it is.
-      run_s: seconds of one real run with all that comes before it.
+      measured: the measurement of the unchanged experiment.
+      run_s: seconds for one run, including the start of its process.
     """
 
     measured: Measured
@@ -45,46 +49,49 @@ class Timed:
 
 
 def measure_experiment(config: Config, *, seconds: float, trace_to: str | None) -> Timed:
-    """Returns the three rates of an experiment.
+    """Measures the three rates of an experiment.
 
     Args:
       config: the experiment.
-      seconds: that each is measured for.
-      trace_to: a folder for TensorFlow's own profile; None for none.
+      seconds: how long each rate is measured.
+      trace_to: a folder for TensorFlow's own profile; None to write no profile.
 
     Raises:
-      UserError: a mistake in the config, or this is a job of several workers.
+      UserError: the config has a mistake, or the job has several workers.
       IsolatedError: the measurement failed for another reason.
     """
     run_log.show()
     cluster = find(os.environ)
     check_one_process(cluster, "profile")
     began = time.monotonic()
-    # In silence: what each child says of itself is the same every time.
+    # The children run quietly, because each one would log the same lines.
     measured = run_quietly(measure_all, config, seconds=seconds, trace_to=trace_to)
-    others_s = 2 * (1 + DROPPED_SHARE) * seconds  # of step and loader, by themselves
+    others_s = 2 * (1 + DROPPED_SHARE) * seconds  # for the step alone and the loader alone
     return Timed(measured, max(seconds, time.monotonic() - began - others_s))
 
 
 def search_experiment(
     config: Config, timed: Timed, *, seconds: float, minutes: float, memory_mib: int | None
 ) -> SearchTable | str:
-    """Returns the trials and the best of an experiment's loader settings, or why there are none.
+    """Searches for the fastest loader settings of an experiment.
 
     Args:
       config: the experiment.
-      timed: of `measure_experiment`.
-      seconds: that each trial is measured for.
-      minutes: for all of it.
-      memory_mib: above which a setting is none to use; None for no limit.
+      timed: the result of `measure_experiment`.
+      seconds: how long each run of a setting is measured.
+      minutes: the time limit of the search.
+      memory_mib: the memory that a setting may take, in MiB; None for no limit.
+
+    Returns:
+      The trials and the best setting; or a sentence that says why there was no search.
     """
     profile, setup = timed.measured.profile, timed.measured.profile.setup
     step, real = profile.ceilings.step.median, profile.ceilings.real.median
     fits = memory_mib is None or not profile.memory_mib or profile.memory_mib <= memory_mib
     if real >= AS_GOOD * step and fits:
         return (
-            f"no search: the run has {real / step:.0%} of the step's images/s, so that no setting "
-            "of the loader can make it faster"
+            f"no search: the run reaches {real / step:.0%} of the step's images/s, so no loader "
+            "setting can make it much faster"
         )
     budget_s = 60 * minutes
     placements, remarks = _affordable(timed.measured, budget_s)
@@ -98,9 +105,9 @@ def search_experiment(
     if timed.run_s > budget_s:
         changes = sum(len(each.values) for each in knobs if each.applies(start))
         return (
-            f"no search: one run takes about {timed.run_s:.0f} s, and --minutes="
-            f"{in_figures(minutes)} has {in_figures(budget_s)} s for all of it; give --minutes="
-            f"{math.ceil((2 + changes) * timed.run_s / 60)}"
+            f"no search: one run takes about {timed.run_s:.0f} s, but --minutes="
+            f"{in_figures(minutes)} allows only {in_figures(budget_s)} s for the search; use "
+            f"--minutes={math.ceil((2 + changes) * timed.run_s / 60)}"
         )
     summary("profile: %s", _estimate(knobs, start, timed.run_s, minutes))
     found = search(
@@ -116,29 +123,31 @@ def search_experiment(
 
 
 def _unsteady(found: Found) -> list[str]:
-    """Returns a remark where runs of the present setting differ by much."""
+    """Returns a remark if the runs of the present setting differ a lot."""
     rates = [each.rate for each in found.trials[0].samples]
     apart = max(rates) / min(rates) - 1
     if apart < UNSTEADY:
         return []
     return [
-        f"runs of the present setting differ by {apart:.0%}: something else uses this machine, or "
-        "--seconds is short; only gains beyond that can be told"
+        f"runs of the present setting differ by {apart:.0%}, so smaller gains cannot be seen; use "
+        "a machine on which nothing else runs, or a larger --seconds"
     ]
 
 
 def _affordable(measured: Measured, budget_s: float) -> tuple[list[str], list[str]]:
-    """Returns the loaders to try, and of each that takes too long to begin with, a remark."""
+    """Returns the loaders to try, and a remark for each loader that takes too long to start."""
     decoding_s = measured.num_examples / measured.profile.ceilings.loader.median
+    # The rate of a loader that stores images does not tell how long decoding takes.
+    is_unknown = measured.profile.setup.loader in ("memory", "cache")
     placements, remarks = [], []
     for each in measured.placements:
-        known = measured.profile.setup.loader in ("memory", "cache")  # of which that is no measure
-        if each not in ("memory", "cache") or known or decoding_s < DECODING_SHARE * budget_s:
+        decodes_first = each in ("memory", "cache")
+        if not decodes_first or is_unknown or decoding_s < DECODING_SHARE * budget_s:
             placements.append(each)
         else:
             remarks.append(
-                f"not tried: data.loader={each}, which first decodes all "
-                f"{measured.num_examples:,} images, about {decoding_s:,.0f} s"
+                f"data.loader={each} was not tried, because it first decodes all "
+                f"{measured.num_examples:,} images, which takes about {decoding_s:,.0f} s"
             )
     return placements, remarks
 
@@ -146,9 +155,9 @@ def _affordable(measured: Measured, budget_s: float) -> tuple[list[str], list[st
 def _estimate(knobs, start: Setting, run_s: float, minutes: float) -> str:
     others = sum(len({*each.values} - {start[each.name]}) for each in knobs if each.applies(start))
     return (
-        f"search: up to {others} settings at first, {run_s:.0f} s a run, one for each and five for "
-        f"one that is faster: {_duration((2 + others) * run_s)} and more, of at most the "
-        f"{in_figures(minutes)} of --minutes"
+        f"search: up to {others} settings at first, with one run of {run_s:.0f} s each, and five "
+        f"runs for a faster setting; this takes at least {_duration((2 + others) * run_s)}, and at "
+        f"most the {in_figures(minutes)} minutes of --minutes"
     )
 
 
@@ -166,11 +175,11 @@ def _tell(trial: Trial) -> None:
 def _measuring(
     config: Config, start: Setting, *, seconds: float, run_s: float
 ) -> Callable[[Setting, float], Sample]:
-    """Returns what measures a setting once, in a child."""
+    """Returns a function that measures a setting once, in a child."""
 
     def measure(setting: Setting, left_s: float) -> Sample:
         changes = {name: setting[name] for name in setting if setting[name] != start[name]}
-        # One that is ten times as slow is none to wait for.
+        # A run that takes more than ten times as long as the first is not worth the wait.
         timeout_s = max(1.0, min(left_s, max(LEAST_TIMEOUT_S, 10 * run_s)))
         try:
             return run_quietly(
@@ -185,7 +194,7 @@ def _measuring(
 
 
 def _why(error: IsolatedError) -> str:
-    """Returns one sentence; where it does not say enough, the log's path is in it."""
+    """Returns why a child failed, in one sentence with the path of its log if that helps."""
     if error.out_of_memory:
         error.log.unlink(missing_ok=True)
         return "out of memory"

@@ -1,16 +1,16 @@
-"""The best of some settings, found by trying them: strategy alone, without measuring anything.
+"""Searches for the fastest setting; this module is only the strategy, and measures nothing itself.
 
-Takes where to start, what may be changed, and a function that measures a setting; gives every trial
-with what came of it, and the best.
+It takes a start setting, the knobs to change, and a function that measures a setting. It gives
+every trial with its outcome, and the best setting.
 
     found = search({"dali.threads": 2}, [Knob("dali.threads", (1, 2, 4))], measure, budget_s=600)
     found.best      # {"dali.threads": 4}
 
-One knob after the other, from the present setting: numbers are climbed, neighbour by neighbour, in
-the direction that gains; names are all tried. A setting that seems faster is measured again, in
-turn with the one it would replace, and is kept only if its slowest run beats the other's fastest.
-Once all is done, so is the start again: what both gained from a machine that became quicker is no
-gain.
+The search changes one knob after the other. If the values of a knob are numbers, it moves to the
+next higher or lower number as long as that gains. If they are names, it tries each of them. A
+setting that seems faster is measured again, in turn with the present best. It is kept only if its
+slowest run beats the fastest run of the other. At the end, the start is measured again too. If the
+machine became quicker during the search, the start gained as much.
 """
 
 import contextlib
@@ -22,17 +22,17 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tfaccel.common.errors import RunError
 
-REPEATS = 3  # runs of a setting that is kept; equal ones pass by chance 1 time in 20
-LEAST_GAIN = 0.02  # below which no change is worth a line in a config
+REPEATS = 3  # runs of a setting that is kept; an equally fast setting passes 1 time in 20 by chance
+LEAST_GAIN = 0.02  # a smaller gain is not worth a line in a config
 MAX_SWEEPS = 3
-CLEARLY = 1.5  # times the fastest run of the best: what is faster than that needs no repeats
-HOPELESS = 0.5  # of the best: what is slower than that is not tried again beside other values
+CLEARLY = 1.5  # a setting this many times as fast as the best's fastest run needs no repeats
+HOPELESS = 0.5  # a value below this share of the best is not tried again with other knobs' values
 
 Setting = Mapping[str, object]
 
 
 class TrialError(RunError):
-    """A setting cannot be measured: the sentence says why."""
+    """A setting cannot be measured; the message says why."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Sample:
 
     Attributes:
       rate: images per second.
-      memory_mib: that it took at most; None where that is not known.
+      memory_mib: the peak memory in MiB; None if it is not known.
     """
 
     rate: float
@@ -50,12 +50,12 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True)
 class Knob:
-    """One thing to change.
+    """A config field that the search may change.
 
     Attributes:
-      name: of the config's field, with its section.
-      values: to try: numbers in rising order, which are climbed, or names.
-      loaders: of which it is a setting; None for all.
+      name: the field, as SECTION.FIELD.
+      values: the values to try: numbers in rising order, or names.
+      loaders: the loaders that have this setting; None for all loaders.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Knob:
     loaders: frozenset[str] | None = None
 
     def applies(self, setting: Setting) -> bool:
-        """Whether it is a setting of the loader that this one has."""
+        """Checks whether the setting's loader has this knob."""
         return self.loaders is None or setting.get("data.loader") in self.loaders
 
 
@@ -72,11 +72,11 @@ class Trial:
     """A setting that was tried.
 
     Attributes:
-      setting: all of it.
-      changed: the field that differs from the best one before; None for the start.
-      samples: what was measured.
-      outcome: "start", "kept", "slower" (or no faster), "noise", "memory", "failed" or "time".
-      why: in words, where figures do not say it.
+      setting: the values of all knobs.
+      changed: the field that differs from the best setting at that time; None for the start.
+      samples: the runs of the setting.
+      outcome: "start", "kept", "slower" (or equally fast), "noise", "memory", "failed" or "time".
+      why: the reason, if the figures do not show it.
     """
 
     setting: Setting
@@ -87,23 +87,23 @@ class Trial:
 
     @property
     def rate(self) -> float | None:
-        """Images per second, the median of its runs; None where there is none."""
+        """The median images per second of all runs; None if there are no runs."""
         return statistics.median(each.rate for each in self.samples) if self.samples else None
 
     @property
     def memory_mib(self) -> int | None:
-        """The most that a run took; None where that is not known."""
+        """The largest peak memory of all runs, in MiB; None if it is not known."""
         return max((each.memory_mib for each in self.samples if each.memory_mib), default=None)
 
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What a search came to.
+    """The result of a search.
 
     Attributes:
-      trials: in their order, the start first.
+      trials: all trials in order, the start first.
       best: the setting to use.
-      remarks: why it ended, and what was not kept in the end.
+      remarks: why the search ended early, and what it did not confirm.
     """
 
     trials: tuple[Trial, ...]
@@ -112,20 +112,20 @@ class Found:
 
     @property
     def start(self) -> Setting:
-        """The setting that it began with."""
+        """The setting with which the search began."""
         return self.trials[0].setting
 
     @property
     def changes(self) -> dict[str, object]:
-        """What differs from the start, by the field's name."""
+        """The values of the best setting that differ from the start, by field."""
         return {name: self.best[name] for name in self.best if self.best[name] != self.start[name]}
 
     def of(self, setting: Setting) -> Trial:
-        """Returns a setting's trial."""
+        """Returns the trial of a setting."""
         return next(each for each in self.trials if each.setting == setting)
 
 
-class _TimeOver(Exception):  # noqa: N818  no error: an end
+class _TimeOver(Exception):  # noqa: N818  this is not an error
     pass
 
 
@@ -139,16 +139,18 @@ def search(
     clock: Callable[[], float] = time.monotonic,
     tell: Callable[[Trial], None] = lambda trial: None,
 ) -> Found:
-    """Returns the trials and the best setting.
+    """Tries settings, and returns the trials and the best setting.
 
     Args:
-      start: the present setting, every knob's value in it.
-      knobs: what to change, the most promising first.
-      measure: runs a setting once, within so many seconds; raises TrialError where it cannot.
-      budget_s: for all of it. No run is begun that would probably not end in time.
-      memory_mib: above which a setting is none to use; None for no limit.
-      clock: seconds, monotonic.
-      tell: is given each trial, as it is decided.
+      start: the present setting, with the value of every knob.
+      knobs: the knobs to change, the most promising first.
+      measure: takes a setting and a time limit in seconds, and runs the setting once. It raises
+        TrialError if the setting cannot run.
+      budget_s: the time limit of the search in seconds. A run does not start if it would probably
+        not end in time.
+      memory_mib: the memory that a setting may take, in MiB; None for no limit.
+      clock: returns the time in seconds, monotonic.
+      tell: receives each trial when its outcome is known.
 
     Raises:
       TrialError: the start itself cannot be measured.
@@ -174,39 +176,42 @@ class _Search:
         self._begin()
         try:
             for _ in range(MAX_SWEEPS):
-                # A list: every knob has its turn, also after one that gained.
+                # A list, not a generator: any() would stop at the first knob that gains.
                 gains = [self._try(knob) for knob in knobs if knob.applies(self._best)]
                 if not any(gains):
                     break
             self._confirm(remarks)
         except _TimeOver:
             remarks.append(
-                f"the time was over before all was tried: a run takes {self._longest_s:.0f} s; "
-                f"--minutes={self._enough_minutes(knobs)} would do for one of each setting, and "
-                "more for what is faster"
+                "the time was over before every setting was tried; a run takes "
+                f"{self._longest_s:.0f} s, so use --minutes={self._enough_minutes(knobs)} for one "
+                "run of each setting, or more because faster settings need several runs"
             )
             if self._best != self._start:
-                remarks.append("nor was the best measured beside the start in the end")
+                remarks.append("there was no time to compare the best with the start at the end")
         if self._too_large(self._of(self._best)):
-            remarks.append("no setting that was tried takes so little memory")
+            remarks.append("no setting that was tried stays below --memory-mib")
         return Found(tuple(self._trials), self._best, tuple(remarks))
 
     def _enough_minutes(self, knobs: Sequence[Knob]) -> int:
-        """Returns the minutes for the start, twice, and each change; more than there were."""
+        """Returns the minutes for two runs of the start and one of each change.
+
+        The result is at least 1.5 times the present time limit.
+        """
         changes = sum(len(each.values) for each in knobs if each.applies(self._best))
         enough_s = max((2 + changes) * self._longest_s, 1.5 * self._budget_s)
         return max(1, math.ceil(enough_s / 60))
 
     def _begin(self) -> None:
-        """Measures the start, twice, so that its spread is known from the first."""
+        """Measures the start twice, so that its spread is known early."""
         self._sample(self._start)
-        with contextlib.suppress(_TimeOver):  # which the first knob finds, too
+        with contextlib.suppress(_TimeOver):  # the first knob will raise it again
             self._sample(self._start)
         why = self._too_large(self._of(self._start))
         self._decided(self._start, None, "start", why)
 
     def _try(self, knob: Knob) -> bool:
-        """Tries one knob's values; returns whether one was kept."""
+        """Tries the values of a knob; returns True if one was kept."""
         here = self._best[knob.name]
         if not all(isinstance(each, int | float) for each in knob.values):
             others = [each for each in knob.values if each != here]
@@ -225,7 +230,7 @@ class _Search:
         return kept > 0
 
     def _consider(self, name: str, value: object) -> bool:
-        """Tries one change of the best setting; returns whether it is the best now."""
+        """Tries one change of the best setting; returns True if it was kept."""
         setting = self._best | {name: value}
         if _key(setting) in self._samples or (name, value) in self._hopeless:
             return False
@@ -235,7 +240,7 @@ class _Search:
             outcome, why = "failed", str(error)
         except _TimeOver:
             if self._samples.get(_key(setting)):
-                self._decided(setting, name, "time", "it seemed faster, but the time was over")
+                self._decided(setting, name, "time", "seemed faster, but the time was over")
             raise
         self._decided(setting, name, outcome, why)
         rate = self._trials[-1].rate
@@ -246,21 +251,21 @@ class _Search:
         return outcome == "kept"
 
     def _judged(self, setting: Setting) -> tuple[str, str]:
-        """Returns what comes of a setting that was not tried before, and why."""
+        """Measures a setting that was not tried before; returns its outcome and the reason."""
         self._sample(setting)
         if why := self._too_large(self._of(setting)):
             return "memory", why
         if self._too_large(self._of(self._best)):
-            return "kept", "it takes less memory than the budget, which the one before does not"
+            return "kept", "stays below --memory-mib, unlike the setting before"
         if self._of(setting)[0].rate <= _median(self._of(self._best)) * (1 + LEAST_GAIN):
             return "slower", ""
         if self._of(setting)[0].rate > CLEARLY * max(each.rate for each in self._of(self._best)):
-            return "kept", ""  # chance is no such factor; the end compares it with the start
+            return "kept", ""  # too much for chance; the end compares it with the start anyway
         for _ in range(REPEATS - 1):
             try:
-                self._sample(self._best)  # in turn: both have the same moods of the machine
+                self._sample(self._best)  # in turn, so that both meet the same machine state
             except TrialError as error:
-                return "noise", f"faster at first, but the best so far failed beside it: {error}"
+                return "noise", f"faster at first, but the best so far then failed: {error}"
             self._sample(setting)
             if not _beats(self._of(setting), self._of(self._best)):
                 return "noise", "faster at first, but not beyond the spread of repeated runs"
@@ -269,20 +274,20 @@ class _Search:
         return "kept", ""
 
     def _confirm(self, remarks: list[str]) -> None:
-        """Measures the start again, if it was replaced, and goes back to it if that was chance."""
+        """Measures the best against the start again; returns to the start if the gain is gone."""
         if self._best == self._start or self._too_large(self._of(self._start)):
             return
         try:
             self._sample(self._start)
             self._sample(self._best)
         except TrialError as error:
-            remarks.append(f"the end's comparison with the start failed: {error}")
+            remarks.append(f"the final comparison with the start failed: {error}")
             return
         if not _beats(self._of(self._best), self._of(self._start)):
             self._best = self._start
             remarks.append(
-                "measured again at the end, the best was not faster than the start beyond the "
-                "spread: the present setting stays"
+                "at the end the best was not faster than the start beyond the spread, so the "
+                "present setting stays"
             )
 
     def _sample(self, setting: Setting) -> None:
@@ -294,11 +299,11 @@ class _Search:
         try:
             runs.append(self._measure(setting, left_s))
         except TrialError:
-            if self._trials and self._clock() >= self._ends:  # it was ended for that
+            if self._trials and self._clock() >= self._ends:  # the time limit ended the run
                 raise _TimeOver from None
             raise
         self._longest_s = max(self._longest_s, self._clock() - began)
-        for index, each in enumerate(self._trials):  # those that were decided have it too
+        for index, each in enumerate(self._trials):  # adds the run to the setting's trial
             if each.setting == setting:
                 self._trials[index] = dataclasses.replace(each, samples=tuple(runs))
 
@@ -311,11 +316,11 @@ class _Search:
         return self._samples[_key(setting)]
 
     def _too_large(self, samples: Sequence[Sample]) -> str:
-        """Returns by how much one is above the budget, in words; nothing where none is."""
+        """Returns a message if a run took too much memory; an empty string if none did."""
         most = max((each.memory_mib for each in samples if each.memory_mib), default=0)
         if self._memory_mib is None or most <= self._memory_mib:
             return ""
-        return f"takes {most:,} MiB of the {self._memory_mib:,} that --memory-mib allows"
+        return f"takes {most:,} MiB, but --memory-mib allows {self._memory_mib:,}"
 
 
 def _key(setting: Setting) -> tuple:
@@ -327,6 +332,6 @@ def _median(samples: Sequence[Sample]) -> float:
 
 
 def _beats(one: Sequence[Sample], other: Sequence[Sample]) -> bool:
-    """Whether every run of one is faster than all of the other, and by enough to matter."""
+    """Checks whether every run of one setting is faster than all of the other, and by enough."""
     apart = min(each.rate for each in one) > max(each.rate for each in other)
     return apart and _median(one) > _median(other) * (1 + LEAST_GAIN)

@@ -1,4 +1,4 @@
-"""The trials of a search and what to use.
+"""The trials of a search, and the setting to use.
 
 print(SearchTable(found))
 """
@@ -15,19 +15,19 @@ WORDS = {
     "noise": "no faster",
     "memory": "too large",
     "failed": "failed",
-    "time": "left",
+    "time": "no time",
 }
 COLUMNS = ("setting", "images/s", "of start", "runs", "MiB", "")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class SearchTable(Report):
-    """What a search came to.
+    """The result of a search as a report.
 
     Attributes:
-      found: its trials and the best.
-      remarks: what was not tried, and why.
-      written: the config file that has the best; None for none.
+      found: the trials and the best setting.
+      remarks: which settings were not tried, and why.
+      written: the config file with the best setting; None if none was written.
     """
 
     found: Found
@@ -36,23 +36,23 @@ class SearchTable(Report):
 
     @property
     def flags(self) -> list[str]:
-        """Flags of `tfaccel train` for the best setting; none where it is the present one."""
+        """The flags of `tfaccel train` for the best setting; empty if it is the present one."""
         return [f"--config.{name}={value}" for name, value in self.found.changes.items()]
 
     @property
     def summary(self) -> str:
-        """The best, in a sentence."""
+        """The best setting, in a sentence."""
         found = self.found
         start, best = found.of(found.start), found.of(found.best)
         if not found.changes:
-            return f"best: the present setting, {start.rate:,.0f} images/s; nothing tried beats it"
+            return f"best: the present setting, {start.rate:,.0f} images/s; no other is faster"
         return (
             f"best: {' '.join(self.flags)}: {best.rate:,.0f} images/s, "
-            f"{best.rate / start.rate:.2f} times the start's {start.rate:,.0f}"
+            f"{best.rate / start.rate:.2f} times the {start.rate:,.0f} of the start"
         )
 
     def parts(self):
-        """Returns the trials, why some failed, the best and the remarks."""
+        """Returns the trials, the reasons for their outcomes, the best setting and the remarks."""
         trials = self.found.trials
         yield Grid(COLUMNS, [self._cells(each) for each in trials], right=range(1, 5))
         yield Notes([(self._cells(each)[0], each.why) for each in trials if each.why])
@@ -60,7 +60,7 @@ class SearchTable(Report):
         yield Notes([(each,) for each in self._remarks()])
 
     def as_dict(self) -> dict:
-        """Returns what is ready for JSON."""
+        """Returns a dict that JSON can hold."""
         trials = [
             {
                 "setting": dict(each.setting),

@@ -1,4 +1,4 @@
-"""What was measured and what it means.
+"""The result of a profile: the rates, and what limits the run.
 
 print(Profile(setup, ceilings))
 """
@@ -17,14 +17,14 @@ HEADS = ("", "images/s", "quartiles", "a batch takes")
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Profile(Report):
-    """The three rates of a run, and what bounds it.
+    """The three rates of a run, and what limits it.
 
     Attributes:
-      setup: what was measured.
+      setup: the facts about the run.
       ceilings: the rates.
-      memory_mib: on the fullest GPU, by all processes; on the CPU this process's most; None where
-        that is not known.
-      trace: the folder of TensorFlow's own profile; None where there is none.
+      memory_mib: the memory in use on the fullest GPU, by all processes; on the CPU, the peak of
+        this process. It is None if it is not known.
+      trace: the folder of TensorFlow's own profile; None if there is no profile.
     """
 
     setup: Setup
@@ -34,12 +34,12 @@ class Profile(Report):
 
     @functools.cached_property
     def verdict(self) -> Verdict:
-        """What bounds the run, and what to do."""
+        """What limits the run, and what to do."""
         return judge(self.ceilings, self.setup)
 
     @property
     def title(self) -> str:
-        """What was measured, in a line."""
+        """The run in one line."""
         setup = self.setup
         where = counted(setup.replicas, "GPU" if setup.on_gpu else "CPU replica")
         threads = f", {counted(setup.threads, 'thread')} each" if setup.threads else ""
@@ -49,7 +49,7 @@ class Profile(Report):
         )
 
     def parts(self):
-        """Returns the rates, what bounds the run and what to do."""
+        """Returns the title, the rates, the verdict and the advice."""
         yield self.title
         yield Grid(HEADS, self._rows(), right=range(1, 4))
         notes = [("verdict", self.verdict.sentence)]
@@ -59,7 +59,7 @@ class Profile(Report):
         yield Notes(notes)
 
     def as_dict(self) -> dict:
-        """Returns what is ready for JSON."""
+        """Returns a dict that JSON can hold."""
         return {
             "setup": dataclasses.asdict(self.setup),
             "images_per_second": dataclasses.asdict(self.ceilings),
@@ -78,12 +78,12 @@ class Profile(Report):
         return rows
 
     def _memory(self) -> str:
-        where = "taken on the fullest GPU" if self.setup.on_gpu else "of this process at most"
+        where = "in use on the fullest GPU" if self.setup.on_gpu else "at the peak of the process"
         return f"{self.memory_mib:,} MiB {where}"
 
     def _trace(self) -> str:
         folder = shlex.quote(str(self.trace))
         return (
-            f"uv run --with xprof tensorboard --logdir {folder} (its Profile tab is the package "
-            "xprof, which tfaccel does not bring)"
+            f"uv run --with xprof tensorboard --logdir {folder} (the Profile tab needs the package "
+            "xprof, which tfaccel does not install)"
         )

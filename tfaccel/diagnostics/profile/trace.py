@@ -1,7 +1,7 @@
-"""TensorFlow's own profile of some steady steps: every operation on the host and the devices.
+"""Writes TensorFlow's own profile of some steps: every operation on the host and the devices.
 
 trace(model, loader, folder)
-# tensorboard --logdir FOLDER, with the package xprof for its Profile tab
+# tensorboard --logdir FOLDER; its Profile tab needs the package xprof
 """
 
 import math
@@ -13,20 +13,20 @@ import tensorflow as tf
 from tfaccel.common.errors import RunError
 from tfaccel.data.distribute import Loader
 
-NUM_STEPS = 10  # a trace of more is slow to open; an execution may have more
-DROPPED = 3  # executions, until queues have their usual length
+NUM_STEPS = 10  # at least one execution, which may have more; a longer trace is slow to open
+DROPPED = 3  # executions before the trace, until the queues have their usual length
 
 
 def trace(model: keras.Model, loader: Loader, folder: pathlib.Path) -> None:
-    """Writes a trace of some steps into the folder. Trains the model.
+    """Trains the model for some steps, and writes a trace of them into the folder.
 
     Args:
-      model: compiled; that has been trained before, or its compilation fills the trace.
-      loader: that it trains on.
-      folder: for TensorBoard; made if it is not there.
+      model: a compiled model. Train it before, or the trace will mostly show the compilation.
+      loader: the loader to train on.
+      folder: the folder for TensorBoard; it is created if it does not exist.
 
     Raises:
-      RunError: nothing was written.
+      RunError: the profiler wrote nothing.
     """
     window = _Window(folder, executions=math.ceil(NUM_STEPS / model.steps_per_execution))
     before = set(folder.rglob("*.xplane.pb"))
@@ -43,7 +43,7 @@ class _Window(keras.callbacks.Callback):
         self._folder, self._executions, self._ended = folder, executions, 0
 
     def on_train_batch_end(self, batch, logs=None):
-        # The step's own check for what is not finite has waited for the device by now.
+        # By now, the step's check for infinite and NaN values has waited for the device.
         self._ended += 1
         if self._ended == DROPPED:
             tf.profiler.experimental.start(str(self._folder))

@@ -1,9 +1,10 @@
-"""What bounds a run, by how much, and what to do: from three rates, without measuring anything.
+"""Decides from three rates what limits a run and by how much, and gives advice.
 
 print(judge(Ceilings(step, loader, real), Setup(...)).sentence)
 
-With s and l the seconds that step and loader take for a batch by themselves, a run that does both
-at once takes max(s, l), one that takes turns s + l. More than that is lost in neither of them.
+Let s and l be the seconds that the step and the loader alone take for a batch. A run that overlaps
+them takes max(s, l). A run in which they take turns takes s + l. Any further time is lost outside
+both. This module measures nothing.
 """
 
 import dataclasses
@@ -11,33 +12,35 @@ import dataclasses
 from tfaccel.common.tables import in_figures
 from tfaccel.diagnostics.profile.rates import Rate
 
-NEAR = 0.1  # within which two ceilings are alike: machines vary by as much from day to day
-LOST = 0.15  # of the lower ceiling, below which a run is as good as it gets
-# Of what both make in turn: less says that neither is what is slow. (Beside busy cores, a run was
-# seen at 0.82 of it that had nothing else wrong with it.)
+NEAR = 0.1  # two rates within this share are alike: a machine varies as much from day to day
+LOST = 0.15  # a run that loses less than this share of the lower rate is as good as it gets
+# Let r be the rate if step and loader take turns. A run that loses more than this share of r is
+# limited by neither of them. With busy cores, a run without any other fault lost 0.18 of r.
 LOST_BY_HOST = 0.3
 SEARCH = "--search tries other threads, queues, decoder shares and places for the loader"
 
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """What was measured, and on what.
+    """The facts about a run that its verdict needs.
 
     Attributes:
-      model: its name.
-      loader: one of config.LOADERS but "auto"; "examples" or "pipeline" for a user's own.
+      model: the name of the model.
+      loader: one of config.LOADERS except "auto"; "examples" or "pipeline" for a user's own data.
       global_batch_size: images per step over all replicas.
-      replicas: of the run.
-      on_gpu: whether they are GPUs.
+      replicas: the number of replicas.
+      on_gpu: True if the replicas are GPUs.
       precision: a Keras dtype policy.
-      xla: whether training steps are compiled with XLA.
-      not_for_xla: what of the model or the data XLA cannot compile; None where nothing is known.
-      steps_per_execution: between two looks of the host.
-      threads: of each replica's loader; None where that is not known.
-      cores: for each replica, likewise.
-      epoch_steps: steps of an epoch, likewise.
-      from_config: whether flags of `tfaccel train` change it, or arguments in a script.
-      searches: whether a search follows anyway.
+      xla: True if training steps are compiled with XLA.
+      not_for_xla: the part of the model or the data that XLA cannot compile; None if no such part
+        is known.
+      steps_per_execution: the steps in one launch from the host.
+      threads: the threads of each replica's loader; None if they are not known.
+      cores: the CPU cores for each replica; None if they are not known.
+      epoch_steps: the steps in an epoch; None if they are not known.
+      from_config: True if flags of `tfaccel train` change the run; False if arguments in a script
+        do.
+      searches: True if a search follows, so that the advice does not suggest one.
     """
 
     model: str
@@ -61,9 +64,9 @@ class Ceilings:
     """The three rates.
 
     Attributes:
-      step: of one batch that stays on the device.
-      loader: of batches that nothing trains on.
-      real: of both together, as `fit` does it.
+      step: the rate of the step alone, on a batch that stays on the device.
+      loader: the rate of the loader alone, without training.
+      real: the rate of both together in `fit`.
     """
 
     step: Rate
@@ -73,12 +76,12 @@ class Ceilings:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What bounds the run.
+    """What limits the run.
 
     Attributes:
-      bound: "loader", "step", "both" (they are alike) or "host" (neither).
-      lost: part of the lower ceiling that the run does not get, 0..1.
-      sentence: the same with the figures.
+      bound: "loader", "step", "both" (they are equally fast) or "host" (neither of them).
+      lost: the share of the lower rate that the run does not reach, from 0 to 1.
+      sentence: the verdict in words, with figures.
       advice: what to do, the most promising first.
     """
 
@@ -89,9 +92,9 @@ class Verdict:
 
 
 def judge(ceilings: Ceilings, setup: Setup) -> Verdict:
-    """Returns what bounds a run."""
+    """Returns the verdict for a run."""
     step, loader, real = (getattr(ceilings, each).median for each in ("step", "loader", "real"))
-    alone, loader = loader, max(loader, real)  # a run shows that its loader can do as much
+    alone, loader = loader, max(loader, real)  # the run shows that the loader can be as fast
     lost = max(0.0, 1 - real / min(step, loader))
     in_turn = 1 / (1 / step + 1 / loader)
     if real < in_turn * (1 - LOST_BY_HOST):
@@ -103,8 +106,8 @@ def judge(ceilings: Ceilings, setup: Setup) -> Verdict:
     else:
         bound = "both"
         sentence = (
-            f"step and loader are alike ({step:,.0f} and {alone:,.0f} images/s): "
-            f"the run gets {real:,.0f}, and to be faster it needs both"
+            f"step and loader are equally fast ({step:,.0f} and {alone:,.0f} images/s); the run "
+            f"reaches {real:,.0f}, and only a faster step and a faster loader together help"
         )
     if bound != "host" and lost > LOST:
         sentence += f". {_lost(lost, in_turn, real, setup)}"
@@ -112,7 +115,7 @@ def judge(ceilings: Ceilings, setup: Setup) -> Verdict:
 
 
 def milliseconds(rate: Rate, setup: Setup) -> float:
-    """Returns what a step takes at a rate."""
+    """Returns the milliseconds that a step takes at this rate."""
     return 1000 * setup.global_batch_size / rate.median
 
 
@@ -120,9 +123,9 @@ def _loader(ceilings: Ceilings, setup: Setup) -> str:
     step, loader, real = ceilings.step.median, ceilings.loader.median, ceilings.real.median
     took, waited = milliseconds(ceilings.real, setup), 1000 * ceilings.real.waited_s
     return (
-        f"the loader bounds: alone it gives {loader:,.0f} images/s, the step would take "
-        f"{step:,.0f}, the run gets {real:,.0f}; of the {in_figures(took)} ms of a step "
-        f"{in_figures(min(waited, took))} ms are waiting for its batch"
+        f"the loader limits the run: the loader alone reaches {loader:,.0f} images/s, the step "
+        f"alone {step:,.0f}, and the run {real:,.0f}; each step of the run takes "
+        f"{in_figures(took)} ms, of which it waits {in_figures(min(waited, took))} ms for its batch"
     )
 
 
@@ -131,12 +134,11 @@ def _step(ceilings: Ceilings) -> str:
     compared = (
         f"{_times(loader / step)} as many"
         if loader > min(step, real)
-        else "but kept up with the step"
+        else "but it kept up with the step in the run"
     )
     return (
-        f"the step bounds: the run gets {real:,.0f} of the {step:,.0f} images/s ({real / step:.0%})"
-        f" that it makes with its batch on the device; the loader alone gives {loader:,.0f}, "
-        f"{compared}"
+        f"the step limits the run: the run reaches {real:,.0f} of the {step:,.0f} images/s "
+        f"({real / step:.0%}) of the step alone; the loader alone reaches {loader:,.0f}, {compared}"
     )
 
 
@@ -145,22 +147,19 @@ def _host(ceilings: Ceilings, setup: Setup) -> str:
         milliseconds(each, setup) for each in (ceilings.real, ceilings.step, ceilings.loader)
     )
     return (
-        f"neither bounds: a step of the run takes {in_figures(took)} ms, which the step "
-        f"({in_figures(step)} ms) and the loader ({in_figures(loader)} ms) do not add up to; "
-        f"{in_figures(took - step - loader)} ms are lost between them, in callbacks, Python and "
-        "launches"
+        f"neither the step nor the loader limits the run: a step of the run takes "
+        f"{in_figures(took)} ms, the step alone {in_figures(step)} ms and the loader alone "
+        f"{in_figures(loader)} ms; the other {in_figures(took - step - loader)} ms are lost in "
+        "callbacks, Python and launches"
     )
 
 
 def _lost(lost: float, in_turn: float, real: float, setup: Setup) -> str:
-    """Returns where the part of the lower ceiling goes that the run does not get."""
-    said = f"{lost:.0%} of the lower ceiling is lost where both run together"
+    """Returns why the run does not reach the lower rate."""
+    said = f"{lost:.0%} of the lower rate is lost when step and loader run together"
     if not setup.on_gpu and abs(real / in_turn - 1) < LOST:
-        return (
-            f"{said}: they share the cores, and one after the other would make {in_turn:,.0f} "
-            "images/s"
-        )
-    return f"{said}, at the hand-over or because they share {_shared(setup)}"
+        return f"{said}: they share the cores, and in turn would reach {in_turn:,.0f} images/s"
+    return f"{said}, in the hand-over or because they share {_shared(setup)}"
 
 
 def _shared(setup: Setup) -> str:
@@ -189,11 +188,11 @@ def _advice(bound: str, lost: float, setup: Setup) -> list[str]:
 
 def _for_loader(setup: Setup) -> list[str]:
     if setup.loader in ("examples", "pipeline"):
-        return ["make the data's own code faster, or read files by tfaccel.sources"]
+        return ["make your data code faster, or read the files with tfaccel.sources"]
     advice = []
     if setup.threads and setup.cores and setup.threads < setup.cores:
         advice.append(
-            f"--config.dali.threads={setup.cores}: the loader has {setup.threads} of "
+            f"--config.dali.threads={setup.cores}: the loader uses {setup.threads} of "
             f"{setup.cores} cores"
         )
     if setup.loader in ("dali_cpu", "tf_data", "cache") and setup.on_gpu:
@@ -203,8 +202,8 @@ def _for_loader(setup: Setup) -> list[str]:
         size = _asked(setup, "data.stored_size=HEIGHT,WIDTH", "stored_size=(HEIGHT, WIDTH)")
         kept = _asked(setup, "data.loader=cache", "loader='cache'")
         advice.append(
-            f"{size} with {kept} (or memory) decodes once; windows are then cut out of smaller "
-            "images"
+            f"{size} with {kept} (or memory) decodes each image once, and crops are then cut from "
+            "smaller images"
         )
     return advice + _search(setup)
 
@@ -216,29 +215,30 @@ def _for_step(setup: Setup) -> list[str]:
     elif setup.on_gpu and not setup.xla:
         advice.append(_asked(setup, "runtime.xla=True", "tfaccel.setup(xla=True)"))
     if not setup.on_gpu and setup.xla:
-        # The digits' network: 2,600 images/s with, 7,500 without (2 CPU cores, 2026-11-22).
+        # The network of configs/digits.py: 2,600 images/s with XLA, 7,500 without (2 CPU cores,
+        # 2026-11-22).
         how = _asked(setup, "runtime.xla=False", "tfaccel.setup(xla=False)")
-        advice.append(f"try {how}: on a CPU that may be faster")
+        advice.append(f"try {how}, which may be faster on a CPU")
     if setup.on_gpu and setup.precision == "float32":
         name = "mixed_float16"
         advice.append(
             _asked(setup, f"runtime.precision={name}", f"tfaccel.setup(precision='{name}')")
         )
     if setup.on_gpu:
-        by = " (`tfaccel autobatch`)" if setup.from_config else ""
-        advice.append(f"a larger batch{by}, or more GPUs")
+        how = " (see `tfaccel autobatch`)" if setup.from_config else ""
+        advice.append(f"use a larger batch{how}, or more GPUs")
     lint = "`tfaccel lint`" if setup.from_config else "tfaccel.lint(model)"
     shown = "; --trace=FOLDER shows each operation" if setup.from_config else ""
-    return [*advice, f"{lint} says what the model wastes{shown}"]
+    return [*advice, f"{lint} reports what the model wastes{shown}"]
 
 
 def _for_host(setup: Setup) -> list[str]:
     shown = "; --trace=FOLDER shows what the host does between steps" if setup.from_config else ""
-    return [*_more_steps(setup), f"a larger batch{shown}"]
+    return [*_more_steps(setup), f"use a larger batch{shown}"]
 
 
 def _more_steps(setup: Setup) -> list[str]:
-    """Returns the advice to look less often, unless an epoch is one execution already."""
+    """Returns the advice to launch more steps at once, unless an execution is an epoch."""
     now = setup.steps_per_execution
     more = min(max(10, 2 * now), setup.epoch_steps or 10**9)
     if more <= now:
@@ -248,7 +248,7 @@ def _more_steps(setup: Setup) -> list[str]:
         f"train.steps_per_execution={more}",
         f"run.compile(..., steps_per_execution={more})",
     )
-    return [f"{how}: the host looks {f'once in {now} steps' if now > 1 else 'at every step'}"]
+    return [f"{how}: the host now waits after every {f'{now} steps' if now > 1 else 'step'}"]
 
 
 def _search(setup: Setup) -> list[str]:
@@ -256,5 +256,5 @@ def _search(setup: Setup) -> list[str]:
 
 
 def _asked(setup: Setup, field: str, argument: str) -> str:
-    """Returns how a setting is asked for: by a flag of `tfaccel train`, or in a script."""
+    """Returns a setting as a flag of `tfaccel train`, or as an argument in a script."""
     return f"--config.{field}" if setup.from_config else argument
