@@ -4,39 +4,41 @@
         --config.data.root=/data/imagenet
 
 The root holds `train/<wnid>/*.JPEG` (1,281,167 images) and `val/<wnid>/*.JPEG` (50,000). Crops and
-epochs are those of He et al., "Deep Residual Learning for Image Recognition" (2016), and of
-torchvision; the rest of the recipe is that of Goyal et al., "Accurate, Large Minibatch SGD" (2017,
-arXiv:1706.02677), in Keras's terms:
+epochs follow He et al., "Deep Residual Learning for Image Recognition" (2016), and torchvision. The
+rest of the recipe follows Goyal et al., "Accurate, Large Minibatch SGD" (2017, arXiv:1706.02677),
+in the terms of Keras:
 
-- Rate: 0.1 for a batch of 256, in proportion for any other, up to 8,192. 5 epochs of warm-up, step
-  by step, then a tenth of it after 30, 60 and 80 of 90 epochs.
-- Weight decay: 1e-4 of the weights, added to the gradient. Momentum 0.9 makes 1 / (1 - 0.9) = 10
-  times as much of it in the end; Keras takes it off the weights, past the momentum: 1e-3, times the
-  rate, in each step. Not of batch norm's scale and offset, as theirs; not of biases either.
-- Momentum 0.9. They write that Nesterov's and the usual one do equally well.
-- Unlike theirs: Keras's ResNet-50 has a bias in each convolution, its strides are in the first
-  convolution of a block, and batch norm's scale at the end of a block starts from 1, not 0.
+- Learning rate: 0.1 for a batch of 256, and in proportion for any other batch up to 8,192. It rises
+  in each step of a warm-up of 5 epochs. After 30, 60 and 80 of 90 epochs it is divided by 10.
+- Weight decay: Goyal et al. add 1e-4 times the weights to the gradient. Momentum 0.9 makes that
+  1 / (1 - 0.9) = 10 times as large in the end. Keras subtracts the decay from the weights, without
+  momentum, so it is 1e-3 times the rate in each step. Like theirs, it leaves out batch norm's scale
+  and offset. Unlike theirs, it also leaves out biases.
+- Momentum: 0.9. Goyal et al. write that Nesterov and standard momentum perform equally well.
+- Network, unlike theirs: Keras's ResNet-50 has a bias in each convolution, its strides are in the
+  first convolution of a block, and batch norm's scale at the end of a block starts from 1, not 0.
 
-Nobody has trained it to the end with this version, so there is no accuracy to tell.
+This version has not been trained to the end, so no accuracy is known.
 """
 
 import ml_collections
-from tfaccel.presets import preset_fields
 
 from tfaccel.config import default_config, is_smoke
+from tfaccel.config.presets import preset_fields
 
 
 def get_config(size: str = "") -> ml_collections.ConfigDict:
-    """Returns the experiment; `:smoke` for an epoch of small batches, so that a CPU can run it."""
+    """Returns the experiment; `:smoke` gives one epoch of small batches, which a CPU can run."""
     config = default_config()
-    # On 2 CPU cores XLA compiles this model in 36 s, and without XLA float16 is slow.
+    # The smoke size avoids XLA, which takes 36 s to compile this model on 2 CPU cores. Float16 is
+    # slow without XLA.
     config.runtime.precision = "float32" if is_smoke(size) else "mixed_float16"
     config.runtime.xla = not is_smoke(size)
     config.data.root = "data/imagenet"
     config.data.train = "train"
     config.data.test = "val"
     config.data.image_size = (32, 32) if is_smoke(size) else (224, 224)
-    config.data.mean = (0.485, 0.456, 0.406)  # of the training images
+    config.data.mean = (0.485, 0.456, 0.406)  # the mean of the training images
     config.data.std = (0.229, 0.224, 0.225)
     config.data.global_batch_size = 8 if is_smoke(size) else 256
     config.train_images.update(preset_fields("imagenet"))

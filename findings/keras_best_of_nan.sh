@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Keras: if the monitored value is NaN in the first epoch, EarlyStopping and ModelCheckpoint keep it as the best for ever.
+# Keras: if the monitored value is NaN in the first epoch, EarlyStopping and ModelCheckpoint treat it as the best for ever.
 #
 # Version: keras 3.15.1 (with tensorflow-cpu 2.21.0), Python 3.11 to 3.13.
 #
-# Behaviour: the first value is the best whatever it is, and no number is less than NaN. So later epochs with a
-# good loss never count as an improvement. ModelCheckpoint(save_best_only=True) writes epoch 1 and no other, and
-# EarlyStopping(restore_best_weights=True) stops when its patience is over and gives back the weights of epoch 1.
-# The same NaN in a later epoch does no harm.
+# Behaviour: both callbacks accept the first value as the best, even if it is NaN. No number compares as less than
+# NaN, so a good loss in a later epoch never counts as an improvement. ModelCheckpoint(save_best_only=True) saves
+# only epoch 1. EarlyStopping(restore_best_weights=True) stops when its patience is over, and restores the weights
+# of epoch 1. A NaN in a later epoch does no harm.
 #
-# Output seen, of validation losses NaN, 3, 2, 1 and of 3, NaN, 2, 1 with a patience of 2:
+# Output seen for the validation losses NaN, 3, 2, 1 and 3, NaN, 2, 1, with a patience of 2:
 #   NaN first: saved after epochs [1], stopped after epoch 3, weights of epoch 1
 #   NaN later: saved after epochs [1, 3, 4], not stopped, weights of epoch 4
 #
-# Exits with 1 if that changes.
+# The script exits with 1 if this behaviour changes.
 set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -29,7 +29,7 @@ import numpy as np
 
 
 def outcome(name, losses):
-    """Feeds the callbacks these validation losses; the model's one weight is the epoch's number."""
+    """Gives the callbacks these validation losses; the only weight of the model is the epoch's number."""
     inputs = keras.Input((1,))
     model = keras.Model(inputs, keras.layers.Dense(1, use_bias=False)(inputs))
     model.compile(optimizer="sgd", loss="mse")

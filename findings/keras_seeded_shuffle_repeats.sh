@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Keras on TensorFlow: with a seed set, fit(shuffle=True) of arrays shuffles in the same order in every epoch.
+# Keras on TensorFlow: with a seed set, fit(shuffle=True) shuffles arrays in the same order in every epoch.
 #
 # Versions: keras 3.15.1, tensorflow-cpu 2.21.0, Python 3.11 to 3.13.
 #
-# Behaviour: without `keras.utils.set_random_seed`, `model.fit(x, y, shuffle=True)` gives the rows in a new order
-# in each epoch. After `set_random_seed(0)`, all epochs have one order, and so has each later fit, since the
-# shuffle takes its seed from the global one each time that an epoch begins. A program that is made repeatable
-# therefore trains without any reshuffling, and nothing says so.
+# Behaviour: without `keras.utils.set_random_seed`, `model.fit(x, y, shuffle=True)` shuffles the examples in a new
+# order in each epoch. After `set_random_seed(0)`, every epoch has the same order, and so does each later fit. The
+# reason is that the shuffle takes its seed from the global seed at the start of each epoch. A program that sets a
+# seed to be repeatable therefore trains without reshuffling, and no message says so.
 #
-# Output seen, rows in the order of three epochs:
+# Output seen, the number of different orders in three epochs:
 #   no seed: 3 different orders
 #   seed 0:  1 different orders
 #   seed 0, three fits of one epoch: 1 different orders
 #
-# Exits with 1 if that changes.
+# The script exits with 1 if this behaviour changes.
 set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -28,7 +28,7 @@ import numpy as np
 
 
 def count_orders(seed, *, epochs, fits):
-    """Trains on 32 rows, four batches of 8; returns how many different orders the epochs had."""
+    """Trains on 32 examples in batches of 8; returns the number of different orders of all epochs."""
     if seed is not None:
         keras.utils.set_random_seed(seed)
     seen = []

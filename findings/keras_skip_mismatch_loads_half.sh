@@ -1,19 +1,20 @@
 #!/usr/bin/env bash
-# Keras: load_weights(skip_mismatch=True) gives a layer that does not fit a part of the file's weights, and names none.
+# Keras: load_weights(skip_mismatch=True) loads some weights of a layer that does not match, and does not name them.
 #
 # Version: keras 3.15.1 (with tensorflow-cpu 2.21.0), Python 3.11 to 3.13.
 #
-# Behaviour: the documentation says that a layer with mismatching weights is skipped. The weights of a layer are
-# assigned one after the other, though, and only the first that does not fit ends that: those before it stay. A GRU
-# with reset_after=False so has the file's kernels and a bias of its own, and a shape is all that tells. And a layer
-# is found by its number among those of its kind, "dense_1": the name beside it in the file does not count. With a
-# network of one layer less, the layer "third" is given the weights of "second", without a warning.
+# Behaviour: the documentation says that a layer with mismatching weights is skipped. But Keras assigns the weights
+# of a layer one after the other, and stops at the first weight that does not match. The weights before it stay
+# loaded. A GRU with reset_after=False thus has the kernels of the file and its own bias, and only the shapes in the
+# warning hint at that. Also, Keras finds a layer by its number among the layers of its class, such as "dense_1",
+# and ignores the name in the file. In a network with one layer less, the layer "third" gets the weights of
+# "second", without a warning.
 #
 # Output seen:
 #   GRU: kernel of the file, recurrent kernel of the file, bias its own
 #   layer third has the weights of second
 #
-# Exits with 1 if that changes.
+# The script exits with 1 if this behaviour changes.
 set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -48,7 +49,7 @@ saved, model = gru(True), gru(False)
 saved.set_weights([np.full_like(each, 7) for each in saved.get_weights()])
 saved.save_weights(FILE)
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # it says that the layer could not be loaded
+    warnings.simplefilter("ignore")  # the warning says that the layer could not be loaded
     model.load_weights(FILE, skip_mismatch=True)
 parts = [origin(*pair) for pair in zip(model.get_weights(), saved.get_weights())]
 found = ["GRU: kernel {}, recurrent kernel {}, bias {}".format(*parts)]

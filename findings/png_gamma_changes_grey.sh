@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
-# A colour PNG with a gAMA or sRGB chunk, asked for in grey, differs by some 60 levels in TensorFlow and DALI alike.
+# TensorFlow and DALI: decoding a colour PNG with a gAMA or sRGB chunk to grey gives levels that are wrong by about 60.
 #
 # Versions: tensorflow-cpu 2.21.0, nvidia-dali-cuda120 2.4.0 (its CPU decoder), Pillow 12.1.0; Python 3.11 to 3.13.
 #
-# Behaviour: `tf.io.decode_png(data, channels=1)` and DALI's `fn.decoders.image(output_type=GRAY)` make the same
-# pixels grey by two different formulas, and a chunk that most viewers pass over decides which: without gAMA and
-# sRGB by the luma of the stored values, as Pillow's convert("L") does, within 1 level; with one of them in linear
-# light. Decoded as RGB, the pixels are the stored ones in all cases. So a set of grey pictures that was saved by
-# several programs holds two kinds of grey, though every decoder agrees about the colours.
+# Behaviour: `tf.io.decode_png(data, channels=1)` and DALI's `fn.decoders.image(output_type=GRAY)` convert pixels to
+# grey by one of two formulas. A chunk that most viewers ignore decides which one. Without gAMA and sRGB, both use
+# the luma of the stored values, within 1 level of Pillow's convert("L"). With gAMA or sRGB, both convert in linear
+# light. If the file is decoded as RGB, the pixels are always the stored ones. So a data set of grey images that
+# several programs saved can contain two kinds of grey, although all decoders agree on the colours.
 #
-# Output seen, the largest difference from Pillow's grey in levels of 255:
+# Output seen, the largest difference from Pillow's grey, in levels of 0 to 255:
 #   no chunk: TensorFlow 1, DALI 1
 #   gAMA:     TensorFlow 58, DALI 58
 #   sRGB:     TensorFlow 58, DALI 58
 #   as RGB:   0 in all cases
 #
-# Exits with 1 if that changes.
+# The script exits with 1 if this behaviour changes.
 set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -38,7 +38,7 @@ GREY = np.array(PIL.Image.fromarray(PIXELS).convert("L"))
 
 
 def png(chunk=None):
-    """Returns the pixels as PNG, with a chunk (name, data) right after the header."""
+    """Returns the pixels as a PNG file, with a chunk (name, data) directly after the header."""
     file = io.BytesIO()
     PIL.Image.fromarray(PIXELS).save(file, "png")
     data = file.getvalue()
