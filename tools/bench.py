@@ -1,20 +1,24 @@
-"""How fast tfaccel is beside its rivals: the table of ratios, each row alone or all.
+"""Measures how fast tfaccel is compared with its rivals, and prints a table of ratios.
 
     uv run --extra gpu python tools/bench.py --jpegs=/data/imagenet --mnist=/data/mnist_png \\
         --output=tools/results
     uv run --extra gpu python tools/bench.py --rows=S1,S3 --ours='{"steps_per_execution": 10}'
     uv run python tools/bench.py --table
 
-Rows and goals are in tools/bench_arms/rows.py. `--rows` takes names or the beginnings of names; by
-default all that the machine's GPUs allow. Each arm is a process that is set up once; then stretches
-of all arms of a row take turns: steps that are dropped, and steps that are timed. The median of an
-arm's stretches counts, and the best arm of each side; one that is far behind that is left out.
-Each row's JSON file, written after each turn, holds every arm's settings, hardware, versions and
-stretches, the command and the date.
+tools/bench_arms/rows.py has the rows and their goals. A row compares two sides, tfaccel and a
+rival. Each side has one or more arms: an arm is a process with certain settings, which is set up
+once. In a turn, each arm of a row trains one stretch: some untimed steps, then the timed steps. The
+value of an arm is the median of its stretches, and the value of a side is that of its best arm. An
+arm that is far behind the best of its side gets no further turns.
 
-Without GPUs, rows for one run on the CPU, where they say whether this program works, and no more.
-Imports no TensorFlow and no torch. The last line of standard output is JSON. Exit codes: 0 done, 1
-a row failed (the others went on), 2 a mistake in the call, 130 or 143 interrupted.
+`--rows` takes names of rows, or the beginnings of names. By default, all rows run for which the
+machine has enough GPUs. The JSON file of a row has the command, the date, and the settings,
+hardware, versions and stretches of every arm. It is written after each turn.
+
+On a machine without GPUs, the rows for one GPU run on the CPU. This only shows that the program
+works. The program imports neither TensorFlow nor torch. The last line of standard output is JSON.
+Exit codes: 0 done; 1 a row failed, and the others were measured; 2 a mistake in the call; 130 or
+143 interrupted.
 """
 
 import argparse
@@ -39,15 +43,15 @@ from bench_arms.speed_table import speed_table
 from tfaccel.common.errors import did_you_mean
 
 ARMS, RESULTS = TOOLS / "bench_arms", TOOLS / "results"
-LIMIT_S = 1200  # for an arm to be set up (max-autotune takes 8 minutes), and for a stretch
-OF_DRIVER = {"program", "gpus", "processes", "environment"}  # settings that no arm reads
+LIMIT_S = 1200  # for the setup of an arm (max-autotune takes 8 minutes), and for each stretch
+OF_DRIVER = {"program", "gpus", "processes", "environment"}  # settings for this program, not an arm
 OF_SETUP = {"precision", "xla", "setup", "environment"}  # settings of an arm's whole process
-WORK = ("steps", "drop", "batch", "image_size", "model")  # of every arm
-FOLDERS = {"jpegs": ".", "mnist": "training"}  # of those that need them, and what is in them
+WORK = ("steps", "drop", "batch", "image_size", "model")  # settings of every arm
+FOLDERS = {"jpegs": ".", "mnist": "training"}  # settings that are folders, and what must be in them
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures, or prints the table, and returns the exit code."""
+    """Measures the rows or prints the table, and returns the exit code."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     options = parse(arguments)
     if options.table:
@@ -57,48 +61,52 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Returns the options."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--rows", type=lambda text: text.split(","), help="e.g. S1,E; default: all")
-    add("--gpus", type=whole(0), help="of this machine; default: all")
-    add("--jpegs", type=pathlib.Path, help="a folder of JPEG files, at any depth")
-    add("--mnist", type=pathlib.Path, help="a folder as write_mnist_png.py makes it")
-    add("--output", type=pathlib.Path, help="a folder for a JSON file per row; default: none")
-    add("--torch-python", default=sys.executable, help="the interpreter that has torch")
+    add("--rows", type=lambda text: text.split(","), help="for example S1,E; default: all rows")
+    add("--gpus", type=whole(0), help="how many GPUs to use; default: all")
+    add("--jpegs", type=pathlib.Path, help="a folder with JPEG files at any depth")
+    add("--mnist", type=pathlib.Path, help="a folder that tools/write_mnist_png.py wrote")
+    add(
+        "--output",
+        type=pathlib.Path,
+        help="a folder for the JSON files, one per row; default: write no files",
+    )
+    add("--torch-python", default=sys.executable, help="the Python interpreter that has torch")
     add(
         "--ours",
         type=settings_of_ours,
         default={},
-        help="JSON, merged into our arms' settings; what is for tfaccel.setup also into those of "
-        "rivals that are tfaccel",
+        help="a JSON object of settings to change in tfaccel's arms; those of tfaccel.setup also "
+        "change rivals that are tfaccel",
     )
     add("--repeats", type=whole(1), default=3, help="stretches of each arm")
-    add("--steps", type=whole(1), default=300, help="of a stretch that are timed")
-    add("--drop", type=whole(1), default=50, help="of a stretch that are not; and of an epoch")
+    add("--steps", type=whole(1), default=300, help="timed steps in a stretch")
+    add("--drop", type=whole(1), default=50, help="untimed steps in a stretch; steps per epoch")
     add(
         "--batch",
         type=whole(1),
         default=256,
-        help="images of a step on each GPU; of MNIST 10 times",
+        help="images of a step on each GPU; MNIST uses 10 times as many",
     )
-    add("--image-size", type=whole(1), default=224, help="height and width; not of MNIST")
-    add("--model", default="resnet50", help="of keras.applications; not of MNIST")
-    add("--table", action="store_true", help="print the table of --output, and measure nothing")
+    add("--image-size", type=whole(1), default=224, help="height and width; not for MNIST")
+    add("--model", default="resnet50", help="a model of keras.applications; not for MNIST")
+    add("--table", action="store_true", help="print the table from --output; measure nothing")
     return parser.parse_args(arguments)
 
 
 def settings_of_ours(text: str) -> dict:
-    """Returns the JSON object of --ours, of settings that the arm has."""
+    """Parses the JSON object of --ours, and checks that the arm has each setting."""
     given = json.loads(text)
     if not isinstance(given, dict):
         raise argparse.ArgumentTypeError(f"{text!r}; expected a JSON object of settings")
     known = listed_settings("ours.py") | OF_DRIVER
     for name in given:
         if name not in known:
-            raise argparse.ArgumentTypeError(f"there is no '{name}'{did_you_mean(name, known)}")
+            raise argparse.ArgumentTypeError(f"no setting '{name}'{did_you_mean(name, known)}")
     return given
 
 
@@ -110,11 +118,13 @@ def listed_settings(program: str) -> set[str]:
 
 
 def measure(options: argparse.Namespace, arguments: Sequence[str]) -> int:
-    """Measures the rows that can be, writes and prints what came of it."""
+    """Measures the rows that can run, writes and prints the results; returns the exit code."""
     gpus = gpu_names()
     num_gpus = len(gpus) if options.gpus is None else options.gpus
     if num_gpus > len(gpus):
-        raise UsageError(f"--gpus={num_gpus}, but {len(gpus)} are here; ask for no more")
+        raise UsageError(
+            f"--gpus={num_gpus}, but this machine has {len(gpus)}; use --gpus={len(gpus)} or fewer"
+        )
     ratios, failed = {}, False
     for row in chosen(options.rows, make_rows(batch=options.batch)):
         facts = facts_of(row, hardware=hardware(gpus[:num_gpus], num_used=row.gpus))
@@ -141,7 +151,7 @@ def measure(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 
 
 def facts_of(row: Row, *, hardware: str) -> dict:
-    """Returns what is known of a row before it is run, for its file."""
+    """Returns the facts about a row that are known before it runs, for its file."""
     return {
         "row": row.name,
         "compared": row.compared,
@@ -154,7 +164,7 @@ def facts_of(row: Row, *, hardware: str) -> dict:
 
 
 def measure_with(row: Row, options: argparse.Namespace, num_gpus: int) -> Iterator[dict]:
-    """Yields what came of a row so far, in this machine's processes."""
+    """Measures a row in processes of this machine; yields its result so far after each turn."""
     with tempfile.TemporaryDirectory() as scratch:
 
         def start(name, settings, environment):
@@ -169,10 +179,10 @@ def measure_with(row: Row, options: argparse.Namespace, num_gpus: int) -> Iterat
 
 
 def with_work(row: Row, options: argparse.Namespace) -> Row:
-    """Returns the row with all settings of each arm."""
+    """Returns the row with the settings of the command line added to each arm."""
     work = {name: getattr(options, name) for name in WORK}
     work |= {name: str(getattr(options, name).absolute()) for name in {*row.needs} & {*FOLDERS}}
-    # Where tfaccel is compared with itself, both sides' processes are set up alike.
+    # If a row compares tfaccel with itself, the processes of both sides have the same setup.
     setup = {name: value for name, value in options.ours.items() if name in OF_SETUP}
     return dataclasses.replace(
         row,
@@ -185,7 +195,7 @@ def with_work(row: Row, options: argparse.Namespace) -> Row:
 
 
 def with_ours(settings: dict, ours: dict) -> dict:
-    """Returns an arm's settings with those of --ours, which add to its environment."""
+    """Returns an arm's settings, changed by --ours; the environments of both are merged."""
     merged = settings | ours
     if "environment" in merged:
         own, added = (each.get("environment", {}) for each in (settings, ours))
@@ -194,7 +204,7 @@ def with_ours(settings: dict, ours: dict) -> dict:
 
 
 def command_of(settings: dict, *, torch_python: str, scratch: str) -> list[str]:
-    """Returns the command of an arm."""
+    """Returns the command that starts an arm."""
     program = str(ARMS / settings["program"])
     if settings.get("processes"):
         launch = [sys.executable, "-m", "tfaccel", "launch", f"--log-dir={scratch}", "--grace=5"]
@@ -204,19 +214,19 @@ def command_of(settings: dict, *, torch_python: str, scratch: str) -> list[str]:
 
 
 def chosen(names: Sequence[str] | None, rows: Sequence[Row]) -> list[Row]:
-    """Returns the rows whose names begin as one of `names`; all where there is none."""
+    """Returns the rows with a name that begins with one of `names`; all rows for None."""
     for name in names or ():
         if not any(row.name.startswith(name) for row in rows):
             known = ", ".join(dict.fromkeys(row.name for row in rows))
-            raise UsageError(f"--rows={name}: there is no such row; give of {known}")
+            raise UsageError(f"--rows={name}: there is no such row; the rows are {known}")
     return [row for row in rows if names is None or row.name.startswith(tuple(names))]
 
 
 def lacking(row: Row, options: argparse.Namespace, num_gpus: int) -> str | None:
-    """Returns what a row would need to be run, or None."""
+    """Returns why a row cannot run on this machine; None if it can."""
     can_be_on_cpu = row.gpus == 1 and "gpu" not in row.needs
     if num_gpus < row.gpus and not (num_gpus == 0 and can_be_on_cpu):
-        return f"needs {row.gpus} GPU{'s' if row.gpus > 1 else ''}, {num_gpus} to be used here"
+        return f"needs {row.gpus} GPU{'s' if row.gpus > 1 else ''}, but only {num_gpus} can be used"
     if row.measure == TARGET:
         return "tools/bench_cifar.py measures it"
     for name in {*row.needs} & {*FOLDERS}:
@@ -224,26 +234,26 @@ def lacking(row: Row, options: argparse.Namespace, num_gpus: int) -> str | None:
             return f"needs --{name}=DIR"
         if not (getattr(options, name) / FOLDERS[name]).is_dir():
             within = "" if FOLDERS[name] == "." else f" with {FOLDERS[name]} in it"
-            return f"--{name}={getattr(options, name)} is no folder{within}"
+            return f"--{name}={getattr(options, name)} is not a folder{within}"
     if "torch" in row.needs and not has_torch(options.torch_python):
         return NO_TORCH.format(options.torch_python)
     return None
 
 
 def keep_reason(facts: dict, folder: pathlib.Path | None) -> None:
-    """Writes why a row was not run on this machine, unless it was before."""
+    """Writes why a row did not run on this machine, unless its file exists."""
     if folder and not path_of(facts, folder).exists():
         write(facts, folder)
 
 
 def write(result: dict, folder: pathlib.Path) -> None:
-    """Writes a row's file."""
+    """Writes the JSON file of a row."""
     folder.mkdir(parents=True, exist_ok=True)
     path_of(result, folder).write_text(json.dumps(result, indent=2) + "\n")
 
 
 def path_of(result: dict, folder: pathlib.Path) -> pathlib.Path:
-    """Returns the file of a row on a machine."""
+    """Returns the path of the JSON file of a row."""
     return folder / f"speed-{result['row']}-{result['hardware']}.json"
 
 

@@ -1,23 +1,24 @@
-"""What tools/bench.py measures: the rows, their arms, and how both are run.
+"""The rows and arms of tools/bench.py, and the code that runs them.
 
-Each arm is a process of its own, which stays alive: all are set up once, then timed in turn.
+Each arm is a process that stays alive. The driver, tools/bench.py, sets up all arms of a row once,
+and then times them in turn.
 
-    rows.py           what is compared with what, and the goals
-    measure.py        a row: its arms set up, timed in turn, and what came of it
-    call.py           what the programs' calls have in common
-    arm_process.py    an arm as the driver sees it
-    protocol.py       the driver as an arm sees it
-    machine.py        its GPUs, and what an arm's process sees of them
-    speed_table.py    what the JSON files hold, as Markdown
-    timed_fit.py      the arms that are Keras's `fit`: how they are timed, alike
+    rows.py           the rows: what is compared, and the goals
+    measure.py        measures a row: sets up its arms, times them in turn, computes the ratio
+    call.py           the parts that the command lines of the programs share
+    arm_process.py    an arm, seen from the driver
+    protocol.py       the driver, seen from an arm
+    machine.py        the GPUs of the machine, and the environment of an arm's process
+    speed_table.py    the table of all JSON files, as Markdown
+    timed_fit.py      times the arms that use Keras's `fit`, all in the same way
     ours.py           an arm: tfaccel
-    keras_resnet.py   an arm: Keras alone, a network of images
+    keras_resnet.py   an arm: Keras alone, an image network
     keras_mnist.py    an arm: Keras alone, MNIST from PNG files
     torch_resnet.py   an arm: PyTorch and torchvision
 
-Of tools/bench_cifar.py, whose arms train once and end:
+The arms of tools/bench_cifar.py train once and end:
 
-    torch_cifar.py            an arm: PyTorch, as airbench trains CIFAR-10
-    torch_cifar_images.py     its images: decoded, and an epoch of them augmented at once
-    torch_cifar_network.py    its network, which is tfaccel's
+    torch_cifar.py            an arm: PyTorch, which trains CIFAR-10 as airbench does
+    torch_cifar_images.py     decodes the images, and augments a whole epoch at once
+    torch_cifar_network.py    the network, which is the same as tfaccel's
 """

@@ -1,13 +1,14 @@
-"""An arm as the driver sees it: a process that is set up once and timed again and again.
+"""An arm, seen from the driver: a process that is set up once, and timed again and again.
 
-Takes a command and settings; gives what the arm says. See protocol.py for the other side.
+This module takes a command and settings, and returns the answers of the arm. protocol.py is the
+other side.
 
     with ArmProcess("ours", [python, "ours.py"], settings, environment=os.environ) as arm:
         arm.ready(limit_s=600)
         arm.stretch(limit_s=600)["images_per_second"]
 
-Whatever ends the driver ends the arm, too, and all that it has started: after SIGKILL the kernel
-ends the arm, and if that was a launcher, its guard ends the ranks.
+If the driver ends for any reason, the arm and all its child processes end too. After a SIGKILL of
+the driver, the kernel ends the arm. If the arm is a launcher, the launcher's guard ends the ranks.
 """
 
 import contextlib
@@ -23,21 +24,21 @@ from collections.abc import Mapping, Sequence
 from bench_arms import protocol
 from tfaccel.process.child import Child, how_it_ended
 
-END_S = 20  # for an arm to end by itself; a launcher ends its ranks first
+END_S = 20  # how long an arm may take to end by itself; a launcher ends its ranks first
 LOG_LINES = 30
-FRAME = re.compile(r" +@ +0x")  # of the stack that a crash in TensorFlow prints, after its reason
+FRAME = re.compile(r" +@ +0x")  # a line of the stack that TensorFlow prints after a crash's reason
 
 
 class ArmError(Exception):
-    """An arm failed, died, or said nothing for too long."""
+    """An arm failed, died, or did not answer in time."""
 
 
 class ArmProcess:
     """A running arm.
 
     Attributes:
-      name: of the arm, for messages.
-      child: its process.
+      name: the name of the arm, for messages.
+      child: the process.
     """
 
     def __init__(
@@ -48,13 +49,13 @@ class ArmProcess:
         *,
         environment: Mapping[str, str],
     ):
-        """Starts it.
+        """Starts the arm.
 
         Args:
-          name: of the arm, for messages.
-          command: which is given one more argument, the folder to speak in.
-          settings: JSON-ready, what the arm is to do.
-          environment: of the process.
+          name: the name of the arm, for messages.
+          command: the command to run. The folder of protocol.py is added as its last argument.
+          settings: what the arm shall do, as values for JSON.
+          environment: the environment of the process.
         """
         self.name, self._num_stretches = name, 0
         self._temporary = tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True)
@@ -71,11 +72,11 @@ class ArmProcess:
             )
 
     def __enter__(self):
-        """Returns itself."""
+        """Returns this object."""
         return self
 
     def __exit__(self, kind, *_):
-        """Ends the arm: as it likes to, or where something went wrong at once."""
+        """Lets the arm end by itself; after an error, ends it at once."""
         try:
             if kind is None:
                 self.tell_end()
@@ -84,30 +85,30 @@ class ArmProcess:
             self.kill()
 
     def tell_end(self) -> None:
-        """Lets the arm end, and does not wait for it."""
-        with contextlib.suppress(FileNotFoundError):  # it has ended, and its folder is gone
+        """Asks the arm to end, and does not wait."""
+        with contextlib.suppress(FileNotFoundError):  # the arm has ended, and its folder is gone
             (self._folder / "end").touch()
 
     def ready(self, *, limit_s: float) -> dict:
-        """Waits until the arm is set up and returns what it says of that.
+        """Waits until the arm is set up, and returns its settings, environment and first figures.
 
         Raises:
-          ArmError: it died, or took longer than `limit_s`.
+          ArmError: the arm died, or took longer than `limit_s`.
         """
         return self._answer("ready.json", limit_s)
 
     def stretch(self, *, limit_s: float) -> dict:
-        """Lets the arm train for a stretch and returns what came of it.
+        """Lets the arm train a stretch, and returns the figures.
 
         Raises:
-          ArmError: it died, or took longer than `limit_s`.
+          ArmError: the arm died, or took longer than `limit_s`.
         """
         number, self._num_stretches = self._num_stretches, self._num_stretches + 1
         (self._folder / f"go-{number}").touch()
         return self._answer(f"result-{number}.json", limit_s)
 
     def kill(self) -> None:
-        """Ends what is left of the arm, and of what it has started."""
+        """Ends the arm and its child processes, if they are still alive."""
         try:
             self.child.end()
         finally:
@@ -117,14 +118,15 @@ class ArmProcess:
         path, began = self._folder / name, time.monotonic()
         try:
             in_time = self.child.wait(limit_s, until=path.exists)
-        except (KeyboardInterrupt, SystemExit):  # its log goes with its folder
-            with contextlib.suppress(OSError):  # as of a terminal that is gone
-                waited = f"was still awaited after {time.monotonic() - began:.0f} s"
+        except (KeyboardInterrupt, SystemExit):  # show the log now; it is deleted with its folder
+            with contextlib.suppress(OSError):  # the terminal may be gone
+                waited = f"had not answered after {time.monotonic() - began:.0f} s"
                 print(f"bench: {self._why(waited)}", file=sys.stderr, flush=True)
             raise
         if path.exists():
             return json.loads(path.read_text())
-        how = how_it_ended(self.child.exit_code()) if in_time else f"said nothing for {limit_s:g} s"
+        silent = f"did not answer within {limit_s:g} s"
+        how = how_it_ended(self.child.exit_code()) if in_time else silent
         raise ArmError(self._why(how))
 
     def _why(self, what: str) -> str:
@@ -132,7 +134,7 @@ class ArmProcess:
 
 
 def said_last(log: pathlib.Path) -> str:
-    """Returns the last lines of a log, to end a sentence with; without the stack of a crash."""
+    """Returns the last lines of a log, as the end of a message; without the stack of a crash."""
     lines = log.read_text(errors="replace").splitlines()
     said = [line for line in lines if not FRAME.match(line)][-LOG_LINES:]
     return "\n  ".join(["; its last lines:", *said])

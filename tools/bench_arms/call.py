@@ -1,6 +1,6 @@
-"""What the calls of tools/bench.py and tools/bench_cifar.py have in common, but for their flags.
+"""The parts that the command lines of the benchmarks share.
 
-add("--repeats", type=whole(1))                             # of an argparse.ArgumentParser
+parser.add_argument("--repeats", type=whole(1))
 sys.exit(exit_code("bench", lambda: measure(options)))      # 0, 1, 2 or 130
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from bench_arms.arm_process import ArmError
 from tfaccel.process.signals import exiting_on_sigterm
 
-NO_TORCH = "{} has no torch and torchvision; say --torch-python"
+NO_TORCH = "{} has no torch and torchvision; use --torch-python for an interpreter that has both"
 
 
 class UsageError(Exception):
@@ -19,7 +19,7 @@ class UsageError(Exception):
 
 
 def whole(at_least: int) -> Callable[[str], int]:
-    """Returns what argparse takes for the type of a whole number of at least this much."""
+    """Returns a type for argparse: a whole number that is at least `at_least`."""
 
     def parsed(text: str) -> int:
         if not text.isdecimal() or int(text) < at_least:
@@ -31,7 +31,7 @@ def whole(at_least: int) -> Callable[[str], int]:
 
 
 def exit_code(program: str, run: Callable[[], int]) -> int:
-    """Returns what `run` does, or the code for what ended it, which is said in a line."""
+    """Calls `run` and returns its exit code; after an error, prints a line and returns its code."""
     try:
         with exiting_on_sigterm():
             return run()

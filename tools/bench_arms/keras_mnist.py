@@ -1,17 +1,17 @@
-"""An arm of tools/bench.py: MNIST from PNG files by tf.data and Keras's own `fit`, on one GPU.
+"""An arm of tools/bench.py: MNIST from PNG files, with tf.data and Keras's own `fit`, on one GPU.
 
-Speaks as protocol.py says. The network is tfaccel's, as are batch, precision and optimizer.
+It talks to the driver through protocol.py. Network, batch, precision and optimizer are tfaccel's.
 Settings:
 
-    precision, jit_compile  the dtype policy, and as for `compile`
+    precision, jit_compile  the dtype policy, and the argument of `compile`
     steps_per_execution     a number, or "epoch"
-    data                    "files": decoded in each epoch; of images that are decoded once,
-                            "cached": kept by `Dataset.cache()`, shuffled one by one;
-                            "gathered": batches gathered whole by shuffled numbers;
-                            "arrays": given to `fit` as arrays
-    mnist                   the folder, as tools/write_mnist_png.py makes it
+    data                    "files": images are decoded in each epoch. The other values decode
+                            images once. "cached": `Dataset.cache()` keeps them, and they are
+                            shuffled one by one. "gathered": whole batches are gathered by shuffled
+                            indices. "arrays": `fit` takes them as arrays.
+    mnist                   a folder that tools/write_mnist_png.py wrote
     image_size, batch       height and width of all files, and the images of a step
-    drop, steps, step_times as timed_fit.py says
+    drop, steps, step_times see timed_fit.py
 """
 
 import pathlib
@@ -58,12 +58,12 @@ def begin(settings: dict) -> protocol.Arm:
     )
 
 
-# Of each: what `fit` takes, and its other arguments. A pipeline is one without end for all epochs,
-# which is quicker.
+# Each of these functions returns the data for `fit`, and further arguments. A pipeline is endless,
+# so that one pipeline serves all epochs, which is quicker.
 
 
 def from_files(files: list[pathlib.Path], shape: tuple, batch: int) -> tuple:
-    """Returns batches that are decoded in each epoch."""
+    """Returns batches of images that are decoded in each epoch."""
     examples = paths(files).shuffle(len(files)).repeat().map(decoder(shape), **MANY)
     return batches(examples, batch), {"steps_per_epoch": len(files) // batch}
 
@@ -75,14 +75,14 @@ def cached(files: list[pathlib.Path], shape: tuple, batch: int) -> tuple:
 
 
 def gathered(files: list[pathlib.Path], shape: tuple, batch: int) -> tuple:
-    """Returns batches that are gathered by their images' shuffled numbers."""
+    """Returns batches that are gathered by shuffled indices of images."""
     pixels, labels = decoded(files, shape)
     data = gathered_whole(pixels, labels, batch)
     return data.prefetch(tf.data.AUTOTUNE), {"steps_per_epoch": len(files) // batch}
 
 
 def arrays(files: list[pathlib.Path], shape: tuple, batch: int) -> tuple:
-    """Returns all images and labels, but for those that fill no batch."""
+    """Returns all images and labels as arrays, without those of a partial batch."""
     x, y = (each[: len(files) // batch * batch] for each in decoded(files, shape))
     return x, {"y": y, "batch_size": batch}
 
@@ -91,13 +91,13 @@ FED = {"files": from_files, "cached": cached, "gathered": gathered, "arrays": ar
 
 
 def paths(files: list[pathlib.Path]) -> tf.data.Dataset:
-    """Returns each file's path and label."""
+    """Returns the path and the label of each file."""
     labels = [int(each.parent.name) for each in files]
     return tf.data.Dataset.from_tensor_slices(([str(each) for each in files], labels))
 
 
 def decoder(shape: tuple):
-    """Returns the function of a path and a label that decodes the image."""
+    """Returns a function that takes a path and a label, and decodes the image."""
 
     def decode(path, label):
         return tf.ensure_shape(tf.io.decode_png(tf.io.read_file(path), channels=1), shape), label
@@ -112,7 +112,7 @@ def decoded(files: list[pathlib.Path], shape: tuple) -> tuple[np.ndarray, np.nda
 
 
 def batches(examples: tf.data.Dataset, batch: int) -> tf.data.Dataset:
-    """Returns whole batches, made ahead."""
+    """Returns full batches, which are prefetched."""
     return examples.batch(batch, drop_remainder=True, **MANY).prefetch(tf.data.AUTOTUNE)
 
 

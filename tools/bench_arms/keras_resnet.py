@@ -1,17 +1,17 @@
-"""An arm of tools/bench.py: Keras's own `fit` of a network of images, on one GPU, no strategy.
+"""An arm of tools/bench.py: an image network with Keras's own `fit`, on one GPU, no strategy.
 
-Speaks as protocol.py says. Settings:
+It talks to the driver through protocol.py. Settings:
 
-    precision, jit_compile  the dtype policy, and as for `compile`
+    precision, jit_compile  the dtype policy, and the argument of `compile`
     steps_per_execution     a number, or "epoch"
-    data                    "device": all images are on the GPU, gathered there in the step;
-                            "host": uint8 in the host's memory, gathered by tf.data, normalised by
-                            the model's first layer; "host to device": as "host", with
-                            tf.data's own copies to the GPU
-    model, image_size       of keras.applications, and its images' height and width
+    data                    "device": all images are in GPU memory, and the step gathers its batch.
+                            "host": images are uint8 in host memory, tf.data gathers batches, and
+                            the first layer of the model normalises them. "host to device": the same
+                            as "host", but tf.data copies the batches to the GPU.
+    model, image_size       a model of keras.applications; height and width of its images
     batch                   images of a step
-    epoch_steps             of an epoch; "drop" where it is not given
-    drop, steps, step_times as timed_fit.py says
+    epoch_steps             steps of an epoch; by default the value of "drop"
+    drop, steps, step_times see timed_fit.py
 """
 
 import keras
@@ -35,7 +35,7 @@ MEAN, STD = (np.array(each, np.float32) for each in (MEAN, STD))
 
 
 def begin(settings: dict) -> protocol.Arm:
-    """Makes the images and the model, and trains its first steps."""
+    """Makes the images and the model, and trains the first steps."""
     start_keras_alone(settings["precision"])
     size, batch = settings["image_size"], settings["batch"]
     epoch_steps = steps_of_epoch(settings)
@@ -59,7 +59,7 @@ def begin(settings: dict) -> protocol.Arm:
 
 
 def network(images: np.ndarray, settings: dict) -> keras.Model:
-    """Returns the network of keras.applications, with a float32 head, and its first layer."""
+    """Returns a network of keras.applications, with layers for its input and a float32 head."""
     shape = images.shape[1:]
     constructors = {name.lower(): each for name, each in vars(keras.applications).items()}
     options = {"include_top": False, "weights": None, "pooling": "avg", "input_shape": shape}
@@ -74,19 +74,19 @@ def network(images: np.ndarray, settings: dict) -> keras.Model:
 
 
 def normalised(images):
-    """Returns uint8 images less the mean, by the deviation."""
+    """Normalises uint8 images: subtracts the mean, and divides by the standard deviation."""
     scale, offset = 1 / (255 * STD), -MEAN / STD
     return keras.layers.Rescaling(scale=scale.tolist(), offset=offset.tolist())(images)
 
 
 class OnDevice(keras.layers.Layer):
-    """Images that are on the GPU, by their numbers.
+    """Keeps images on the GPU, and returns them by index.
 
-    TensorFlow gathers no uint8 on a GPU: four of them are taken for a float32, bit by bit.
+    TensorFlow cannot gather uint8 values on a GPU, so four bytes are stored as one float32.
     """
 
     def __init__(self, images: np.ndarray):
-        """Takes all of them: [number, height, width, 3] uint8."""
+        """Takes all images: [number, height, width, 3] uint8."""
         super().__init__(trainable=False)
         self._shape = images.shape[1:]
         rows = images.reshape(len(images), -1).view(np.float32)
@@ -98,19 +98,19 @@ class OnDevice(keras.layers.Layer):
         return tf.reshape(tf.bitcast(tf.gather(self._rows, ids), tf.uint8), (-1, *self._shape))
 
     def compute_output_spec(self, ids):
-        """Returns the shape and dtype of that, where autocasting would say another."""
+        """Returns the output's shape and dtype; Keras would assume the autocast dtype."""
         return keras.KerasTensor((None, *self._shape), dtype="uint8")
 
 
 def device() -> str:
-    """Returns the GPU, or the CPU where there is none."""
+    """Returns the name of the GPU, or of the CPU if there is no GPU."""
     return "/gpu:0" if tf.config.list_logical_devices("GPU") else "/cpu:0"
 
 
 def dataset(images: np.ndarray, labels: np.ndarray, settings: dict) -> tf.data.Dataset:
-    """Returns shuffled batches without end, gathered whole: quicker than image by image."""
+    """Returns endless shuffled batches for the setting "data"."""
     kind = settings["data"]
-    x = np.arange(len(images)) if kind == "device" else images  # numbers, of what is there already
+    x = np.arange(len(images)) if kind == "device" else images  # indices, for images on the GPU
     batches = gathered_whole(x, labels, settings["batch"])
     if kind == "host to device":
         return batches.apply(tf.data.experimental.prefetch_to_device(device()))

@@ -1,8 +1,8 @@
-"""The machine that tools/bench.py runs on and its files, as far as TensorFlow is not needed.
+"""The GPUs and the files of the machine that tools/bench.py runs on; needs no TensorFlow.
 
 gpus = gpu_names()              # ["NVIDIA H200", "NVIDIA H200"]
 hardware(gpus, num_used=1)      # "1xH200"
-environment_of(num_gpus=1)      # of a process that is to see one
+environment_of(num_gpus=1)      # the environment of a process that shall see one GPU
 """
 
 import os
@@ -18,12 +18,13 @@ JPEG_SUFFIXES = (".jpg", ".jpeg")
 
 
 def environment_of(num_gpus: int, *, python: str = sys.executable) -> dict[str, str]:
-    """Returns the environment of an arm, which sees so many of the GPUs that this process sees.
+    """Returns the environment of an arm, which sees some of the GPUs that this process sees.
 
     Args:
-      num_gpus: that it sees.
-      python: the arm's interpreter. Another one than this has packages and libraries of its own:
-        its torch would end with this one's cuDNN, which LD_LIBRARY_PATH has it find first.
+      num_gpus: how many GPUs the arm sees.
+      python: the arm's interpreter. If it is not the interpreter of this process, it has its own
+        packages and libraries, so LD_LIBRARY_PATH and PYTHONPATH are not inherited. Otherwise its
+        torch would load the cuDNN of this process and crash.
     """
     inherited = dict(os.environ)
     if python != sys.executable:
@@ -33,12 +34,12 @@ def environment_of(num_gpus: int, *, python: str = sys.executable) -> dict[str, 
         "CUDA_VISIBLE_DEVICES": ",".join(visible_gpus()[:num_gpus]) or "-1",
         "PYTHONPATH": os.pathsep.join(filter(None, [str(TOOLS), inherited.get("PYTHONPATH")])),
     }
-    # With its warnings, TensorFlow says on which GPU memory was full: read where an arm fails.
+    # Level 1 keeps TensorFlow's warnings. They name the GPU that is out of memory if an arm fails.
     return {"TF_CPP_MIN_LOG_LEVEL": "1"} | inherited | own
 
 
 def visible_gpus() -> list[str]:
-    """Returns the GPUs that CUDA_VISIBLE_DEVICES leaves, as it names them."""
+    """Returns the GPUs of CUDA_VISIBLE_DEVICES, as it names them; all GPUs if it is not set."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return [str(index) for index in range(len(installed_gpus()))]
@@ -46,7 +47,7 @@ def visible_gpus() -> list[str]:
 
 
 def gpu_names() -> list[str]:
-    """Returns the name of each GPU to be used: all of a host are taken for alike."""
+    """Returns the name of each visible GPU, assuming that all GPUs of a host are equal."""
     installed = installed_gpus()
     return [installed[0]] * len(visible_gpus()) if installed else []
 
@@ -65,14 +66,14 @@ def installed_gpus() -> list[str]:
 
 
 def hardware(gpus: Sequence[str], *, num_used: int) -> str:
-    """Returns what a row is run on, short enough for a file's name: "2xH200", "16-cores"."""
+    """Returns a short name of the hardware for file names: "2xH200" or "16-cores"."""
     if not gpus:
         return f"{len(os.sched_getaffinity(0))}-cores"
     return f"{num_used}x{gpus[0].removeprefix('NVIDIA ').replace(' ', '-')}"
 
 
 def has_torch(python: str) -> bool:
-    """Returns whether an interpreter has torch and torchvision; imports neither."""
+    """Checks whether an interpreter has torch and torchvision, without importing them."""
     find = "import importlib.util as i; assert i.find_spec('torch') and i.find_spec('torchvision')"
     try:
         return subprocess.run([python, "-c", find], capture_output=True).returncode == 0
@@ -81,13 +82,13 @@ def has_torch(python: str) -> bool:
 
 
 def files_below(folder: pathlib.Path, suffixes: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the files of these suffixes, at any depth, sorted.
+    """Returns the files with these suffixes, at any depth, sorted.
 
     Raises:
-      ValueError: there are none.
+      ValueError: there are no such files.
     """
     found = (each for each in folder.rglob("*") if each.suffix.lower() in suffixes)
     files = tuple(sorted(str(each.absolute()) for each in found))
     if not files:
-        raise ValueError(f"{folder} has no files named {' or '.join(suffixes)} at any depth")
+        raise ValueError(f"{folder} has no {' or '.join(suffixes)} files at any depth")
     return files

@@ -1,14 +1,15 @@
-"""One row: its arms set up, then timed in turn, and what came of it.
+"""Measures one row: sets up its arms, times them in turn, and computes the ratio.
 
-Takes a row and what starts an arm; gives what the row's JSON file holds of it, after each turn.
+This module takes a row and a function that starts an arm. After each turn it gives the result for
+the row's JSON file.
 
     for found in measure_row(row, start, repeats=3, limit_s=600):
         write(found)
 
 Arms stay alive between their turns, so that both sides meet the same state of the machine without
-compiling again. They are set up one after the other: XLA and cuDNN choose kernels by timing them.
-Where one of several fails, its side goes on with the others; one that is far behind the best of its
-side has no more turns than that took to see.
+compiling again. They are set up one after the other, because XLA and cuDNN choose kernels by timing
+them. If an arm fails, its side continues with its other arms. An arm that is far behind the best of
+its side gets no further turns.
 """
 
 import contextlib
@@ -20,26 +21,26 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from bench_arms.arm_process import ArmError, ArmProcess
 from bench_arms.rows import START, Row
 
-# Starts an arm, from its name, its settings, and what to add to its environment.
+# Starts an arm from its name, its settings, and variables to add to its environment.
 Start = Callable[[str, dict, Mapping[str, str]], ArmProcess]
-MOST_BEHIND = 0.1  # turns of one arm differ by less than 0.01
-OUT = {"failed", "left out"}  # what is recorded of an arm that has no more turns
+MAX_BEHIND = 0.1  # the turns of one arm differ by less than 0.01
+OUT = {"failed", "left out"}  # the record of an arm without further turns has one of these keys
 
-# What is recorded of our arms, by name, and of the rivals'.
+# The records of our arms and of the rival's arms, by name.
 Sides = tuple[dict[str, dict], dict[str, dict]]
 
 
 def measure_row(row: Row, start: Start, *, repeats: int, limit_s: float) -> Iterator[dict]:
-    """Yields, after each turn of all arms, what each gave so far, and the ratio.
+    """Measures a row; yields its result so far after each turn of all arms.
 
     Args:
-      row: what is measured.
-      start: starts an arm, from its name, its settings, and what to add to its environment.
-      repeats: stretches of each arm.
-      limit_s: for an arm to be set up, and for a stretch.
+      row: the row to measure.
+      start: starts an arm from its name, its settings, and variables to add to its environment.
+      repeats: the number of turns.
+      limit_s: the time limit for the setup of an arm, and for each stretch.
 
     Raises:
-      ArmError: all arms of a side died, or said nothing for so long.
+      ArmError: all arms of a side died, or did not answer in time.
     """
     measure = measure_starts if row.measure == START else measure_stretches
     turns = measure(row, start, repeats=repeats, limit_s=limit_s)
@@ -48,7 +49,7 @@ def measure_row(row: Row, start: Start, *, repeats: int, limit_s: float) -> Iter
 
 
 def result_of(row: Row, arms: Sides) -> dict:
-    """Returns what a row's file holds of its arms, and the ratio of the best of each side."""
+    """Returns the records of the arms, and the ratio of the best arms of both sides."""
     sides = [
         {
             name: each["median"]
@@ -67,14 +68,14 @@ def result_of(row: Row, arms: Sides) -> dict:
         "ratio to each rival": {name: ours / each for name, each in sides[1].items()},
     }
     if row.step_goal is not None:
-        # Of the arms with a step in each execution, which need not be the quickest.
+        # Only arms with one step in each execution have step times; they need not be the quickest.
         ratios = [
             each["step_p99_s"] / each["step_p50_s"]
             for arm in arms[0].values()
             for each in arm["stretches"]
             if "step_p99_s" in each
         ]
-        # None where those that do failed: JSON has no infinity.
+        # None if all of these arms failed; JSON has no infinity.
         ratio = statistics.median(ratios) if ratios else None
         is_even = ratio is not None and ratio <= row.step_goal
         result |= {"p99/p50": ratio, "is_met": result["is_met"] and is_even}
@@ -83,7 +84,7 @@ def result_of(row: Row, arms: Sides) -> dict:
 
 
 def measure_stretches(row: Row, start: Start, *, repeats: int, limit_s: float) -> Iterator[Sides]:
-    """Yields both sides' arms after each turn, in which each has a stretch."""
+    """Yields the records of both sides after each turn; in a turn, each arm has a stretch."""
     sides, running = ({}, {}), []
     with contextlib.ExitStack() as stack:
         for side, arms in zip(sides, (row.ours, row.rivals), strict=True):
@@ -109,22 +110,22 @@ def measure_stretches(row: Row, start: Start, *, repeats: int, limit_s: float) -
                 check_any_is_left(side)
             yield sides
         for arm, _ in running:
-            arm.tell_end()  # all at once: then none is waited for long
+            arm.tell_end()  # all at once, so that they end at the same time
 
 
 def leave_out_slow(row: Row, side: dict[str, dict], when: str) -> None:
-    """Records of arms that are far behind the best of their side that they have no more turns."""
+    """Marks the arms that are far behind the best of their side as left out."""
     medians = {name: each["median"] for name, each in side.items() if not OUT & each.keys()}
     best = (max if row.is_rate else min)(medians.values())
     for name, value in medians.items():
         behind = 1 - (value / best if row.is_rate else best / value)
-        # Step times are another measure, for which an arm may be slow.
-        if behind > MOST_BEHIND and not side[name]["settings"].get("step_times"):
+        # An arm for step times may be slow, because it serves another measure.
+        if behind > MAX_BEHIND and not side[name]["settings"].get("step_times"):
             side[name]["left out"] = f"{behind:.0%} behind the best of its side, {when}"
 
 
 def end_all(arms: Iterable[ArmProcess]) -> None:
-    """Ends arms, before others are timed."""
+    """Ends arms, and waits until they have ended."""
     arms = list(arms)
     for arm in arms:
         arm.tell_end()
@@ -134,7 +135,7 @@ def end_all(arms: Iterable[ArmProcess]) -> None:
 
 @contextlib.contextmanager
 def out_if_it_fails(arm: ArmProcess, record: dict) -> Iterator[None]:
-    """Ends an arm that fails, and records why."""
+    """Ends an arm that fails in this context, and records why."""
     try:
         yield
     except ArmError as error:
@@ -144,16 +145,17 @@ def out_if_it_fails(arm: ArmProcess, record: dict) -> Iterator[None]:
 
 
 def check_any_is_left(side: Mapping[str, dict]) -> None:
-    """Raises ArmError where an arm has failed and no other of its side goes on."""
+    """Raises ArmError if an arm of this side has failed and no arm is left."""
     failures = [each["failed"] for each in side.values() if "failed" in each]
     if failures and all(OUT & each.keys() for each in side.values()):
         raise ArmError("\n".join(failures))
 
 
 def measure_starts(row: Row, start: Start, *, repeats: int, limit_s: float) -> Iterator[Sides]:
-    """Yields the starts of one arm, with a warm compile cache, and a cold one, after each pair.
+    """Yields the records of one arm's starts, with a warm and a cold compile cache.
 
-    Each pair has a new folder for what is cached. A process starts when the one before has ended.
+    Each pair of starts uses a new folder as the cache. A process starts after the one before it has
+    ended.
     """
     ((name, settings),) = row.ours.items()
     sides = ({}, {})
@@ -169,13 +171,13 @@ def measure_starts(row: Row, start: Start, *, repeats: int, limit_s: float) -> I
 
 
 def as_recorded(ready: dict) -> dict:
-    """Returns what an arm said of itself, less what concerns this run of it alone."""
+    """Returns an arm's answer for its record, without the time at which it started."""
     settings = {name: value for name, value in ready["settings"].items() if name != "started"}
     return ready | {"settings": settings}
 
 
 def with_percentiles(result: dict) -> dict:
-    """Returns a stretch with the median and the 99th percentile of its step times, not each."""
+    """Replaces the step times of a stretch by their median and their 99th percentile."""
     result = dict(result)
     seconds = result.pop("step_seconds", None)
     if not seconds:

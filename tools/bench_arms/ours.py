@@ -1,18 +1,19 @@
-"""An arm of tools/bench.py: tfaccel, from data on the device, from JPEG files, or MNIST's PNGs.
+"""An arm of tools/bench.py: tfaccel, with data on the device, JPEG files, or MNIST's PNG files.
 
-Speaks as protocol.py says. By `tfaccel launch` it is one rank of several. Settings:
+It talks to the driver through protocol.py. If `tfaccel launch` starts it, it is one of several
+ranks. Settings:
 
-    precision, xla, setup   for tfaccel.setup: the dtype policy, whether XLA, and anything else
-    step                    for tfaccel.StepConfig
-    data                    "random": made here; "jpegs" or "mnist": from the folder below
-    jpegs, mnist            of JPEG files; as tools/write_mnist_png.py makes it
-    loader, augment, dali   for run.loader
-    model, image_size       the network, and its images' height and width
-    batch                   images of a step, on each GPU
-    epoch_steps             of an epoch of "random" and "jpegs"; "drop" where it is not given
+    precision, xla, setup   for tfaccel.setup: the dtype policy, XLA on or off, other arguments
+    step                    arguments for tfaccel.StepConfig
+    data                    "random": this program makes images; "jpegs", "mnist": it reads files
+    jpegs, mnist            a folder of JPEG files; a folder that tools/write_mnist_png.py wrote
+    loader, augment, dali   arguments for run.loader
+    model, image_size       the network; height and width of its images
+    batch                   images of a step on each GPU
+    epoch_steps             steps of an epoch of "random" and "jpegs"; by default "drop"
     steps_per_execution     a number, or "epoch"
     drop, steps, step_times, trace
-                            as timed_fit.py says
+                            see timed_fit.py
 """
 
 import itertools
@@ -82,7 +83,7 @@ def mnist(run, settings: dict):
 
 
 def photographs(run, settings: dict):
-    """Returns a loader of ImageNet's kind of images."""
+    """Returns a loader of colour images with 1,000 classes, as in ImageNet."""
     batch = settings["batch"] * run.strategy.num_replicas_in_sync
     number = batch * steps_of_epoch(settings)
     labels = np.random.default_rng(0).integers(0, NUM_CLASSES, number).astype(np.int32)
@@ -104,13 +105,13 @@ def photographs(run, settings: dict):
 
 
 def repeated(folder: str, labels: np.ndarray) -> ImageSource:
-    """Returns the folder's JPEG files, at any depth, again and again until all labels have one."""
+    """Returns the JPEG files of a folder, repeated until there is one for each label."""
     files = files_below(pathlib.Path(folder), JPEG_SUFFIXES)
     return ImageSource(Blobs(tuple(itertools.islice(itertools.cycle(files), len(labels)))), labels)
 
 
 def optimizer(settings: dict) -> keras.optimizers.Optimizer:
-    """Returns the one of the network's config; a rate at which random labels do no harm."""
+    """Returns the optimizer of the network's config, with a rate that is safe for random labels."""
     if settings["data"] == "mnist":
         return keras.optimizers.AdamW(1e-3 * (settings["batch"] / 256) ** 0.5)
     return keras.optimizers.SGD(1e-3, momentum=0.9)

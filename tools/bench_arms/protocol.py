@@ -1,17 +1,19 @@
-"""What an arm does for the driver: it sets up once, then times a stretch whenever it is told.
+"""The driver, seen from an arm: the arm sets up once, and then times a stretch on each request.
 
-Takes the folder that the driver names; they speak by files in it, because a launcher's ranks have
-no standard input of their own, and libraries print what they like on standard output.
+The two talk through files in a folder that the driver names. They do not use standard input and
+output, because the ranks of a launcher have no standard input of their own, and libraries print to
+standard output.
 
     serve(begin)        # begin(settings) -> Arm
 
-    settings.json       from the driver, before it starts the arm
-    ready.json          from the arm, when it is set up: `Arm.ready`
-    go-0, go-1, ...     from the driver
-    result-0.json, ...  from the arm: what `Arm.stretch` gives, a time for each
-    end                 from the driver
+    settings.json       written by the driver before it starts the arm
+    ready.json          written by the arm after its setup: `Arm.ready`
+    go-0, go-1, ...     written by the driver; each asks for one stretch
+    result-0.json, ...  written by the arm: the result of `Arm.stretch`
+    end                 written by the driver; asks the arm to end
 
-Needs Python alone: the arm of PyTorch may be of another installation.
+This module needs only Python's standard library, because the PyTorch arm may use another
+installation.
 """
 
 import dataclasses
@@ -27,12 +29,12 @@ POLL_S = 0.02
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """What is measured.
+    """An arm that is set up.
 
     Attributes:
-      ready: how it was set up, for the record.
-      stretch: trains for a while and returns what came of it.
-      speaks: whether this process tells the driver; of several of one job, one does.
+      ready: the settings and first figures, for the record.
+      stretch: a function that trains a stretch and returns its figures.
+      speaks: True if this process answers the driver. Exactly one process of a job does.
     """
 
     ready: dict
@@ -41,7 +43,7 @@ class Arm:
 
 
 def serve(begin: Callable[[dict], Arm]) -> None:
-    """Sets up, and times stretches until the driver says that it was the last."""
+    """Sets up the arm, and times stretches until the driver asks it to end."""
     folder = pathlib.Path(sys.argv[1])
     settings = json.loads((folder / "settings.json").read_text())
     arm = begin(settings)
@@ -56,14 +58,14 @@ def serve(begin: Callable[[dict], Arm]) -> None:
 
 
 def write(path: pathlib.Path, value: dict) -> None:
-    """Writes JSON that is whole as soon as it is there."""
+    """Writes JSON, so that a reader sees either no file or the whole file."""
     beside = path.with_name(f"{path.name}.part")
     beside.write_text(json.dumps(value))
     beside.rename(path)
 
 
 def _told_to_go(folder: pathlib.Path, number: int) -> bool:
-    """Waits, and returns whether it was for the next stretch: else there is no more to do."""
+    """Waits for the next request; returns True for a stretch, and False to end."""
     while not (folder / f"go-{number}").exists():
         if (folder / "end").exists() or not folder.exists():
             return False

@@ -1,11 +1,12 @@
-"""What tools/bench.py compares: the rows of the table, each with its goal and its arms.
+"""The rows that tools/bench.py compares, each with its goal and its arms.
 
-Takes the batch of one GPU; gives the rows. Settings of an arm are those that its program lists;
-`gpus` and `processes` (by `tfaccel launch`) are the driver's.
+This module takes the batch of one GPU, and gives the rows. The program of an arm lists the settings
+of the arm. The settings `gpus` and `processes` (for `tfaccel launch`) are for the driver.
 
     {row.name for row in make_rows(batch=256)}
 
-Of several arms on one side the best counts: a rival has every setting that its users would try.
+If a side has several arms, the best one counts. So a rival has every setting that its users would
+try.
 """
 
 import dataclasses
@@ -13,33 +14,36 @@ import dataclasses
 Arms = dict[str, dict]
 
 RATE, MEMORY, START = "images_per_second", "peak_memory_mib", "seconds_to_first_step"
-TARGET = "seconds_to_target"  # by tools/bench_cifar.py
-# How a rival of MNIST keeps its images, in words: as keras_mnist.py calls it.
+TARGET = "seconds_to_target"  # tools/bench_cifar.py measures this
+# How a rival of MNIST keeps its images: from words for the name of the arm to values of "data" in
+# keras_mnist.py.
 IN_MEMORY = {
     "": "cached",
     "decoded once, gathered whole: ": "gathered",
     "fit(x, y) of arrays: ": "arrays",
 }
-# As README says it, for data that no DALI makes. It replaces what XLA_FLAGS had.
+# README recommends this flag for data that DALI does not make. It replaces the value of XLA_FLAGS.
 SUMS_IN_GRAPHS = {"XLA_FLAGS": "--xla_gpu_enable_command_buffer=+COLLECTIVES"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """Two sides and the ratio of their best.
+    """Two sides, and the goal for the ratio of their best arms.
 
     Attributes:
-      name: of the row; E2 has one for each number of GPUs.
-      compared: what with what, in words.
-      goal: of the ratio: at least, of rates; at most, of memory and of seconds.
-      ours: the arms above the line, by name: settings. `--ours` is merged into these, and
-        what of it is for `tfaccel.setup` also into rivals that are tfaccel.
-      rivals: those below it. Empty for START: the first arm's start with an empty compile cache.
-      gpus: that it needs; rows for one GPU can be tried on the CPU, too.
+      name: the name of the row; there is a row E2 for each number of GPUs.
+      compared: the two sides in words.
+      goal: the goal for ours / rival: a minimum for rates, a maximum for memory and seconds.
+      ours: the settings of tfaccel's arms, by name. `--ours` changes them. Settings of
+        `tfaccel.setup` in `--ours` also change rivals that are tfaccel.
+      rivals: the settings of the rival's arms, by name. They are empty for START, whose rival is
+        the first arm with an empty compile cache.
+      gpus: the number of GPUs that the row needs. Rows for one GPU can also run on the CPU.
       measure: RATE, MEMORY, START or TARGET.
-      needs: what else it needs: "jpegs", "mnist" or "torch", of the driver's flags; or "gpu", where
-        a CPU will not do.
-      step_goal: of p99 / p50 of step time, at most; None where it is not asked for.
+      needs: other needs: "jpegs", "mnist" or "torch", which are flags of the driver; or "gpu" if
+        the row cannot run on a CPU.
+      step_goal: the largest ratio of the 99th percentile to the median of step times; None if they
+        are not measured.
     """
 
     name: str
@@ -54,7 +58,7 @@ class Row:
 
     @property
     def is_rate(self) -> bool:
-        """Whether more is better."""
+        """True if a higher value is better."""
         return self.measure == RATE
 
 
@@ -62,9 +66,10 @@ def make_rows(*, batch: int) -> tuple[Row, ...]:
     """Returns all rows.
 
     Args:
-      batch: images of a step on each GPU; MNIST's is ten times as large.
+      batch: images of a step on each GPU; the batch of MNIST is ten times as large.
     """
-    # Of which the first has taken all memory; one by one, as C1's, which is the same program.
+    # The first step has already taken all memory, so few steps are enough. With one step in each
+    # execution, M1 runs the same program as C1.
     few_steps = {"epoch_steps": 5, "drop": 5, "steps": 5, "steps_per_execution": 1}
     return (
         Row(
@@ -138,7 +143,7 @@ def make_rows(*, batch: int) -> tuple[Row, ...]:
 
 
 def ours(**settings) -> dict:
-    """Returns an arm of tfaccel's, by default as good as it gets with data on the device."""
+    """Returns a tfaccel arm; by default with its fastest settings, and data on the device."""
     return {
         "program": "ours.py",
         "precision": "mixed_float16",
@@ -150,26 +155,27 @@ def ours(**settings) -> dict:
 
 
 def ours_from_jpegs(**settings) -> dict:
-    """Returns an arm of tfaccel's that decodes and augments, with `tfaccel train`'s default."""
+    """Returns a tfaccel arm that decodes and augments, with the defaults of `tfaccel train`."""
     own = {"data": "jpegs", "loader": "dali_gpu", "augment": "imagenet", "steps_per_execution": 10}
     return ours(**own | settings)
 
 
 def keras(**settings) -> dict:
-    """Returns an arm of Keras's own."""
+    """Returns an arm with Keras alone."""
     own = {"program": "keras_resnet.py", "precision": "mixed_float16", "steps_per_execution": 1}
     return own | settings
 
 
 def torch(**settings) -> dict:
-    """Returns an arm of PyTorch's."""
+    """Returns a PyTorch arm."""
     return {"program": "torch_resnet.py"} | settings
 
 
 def keras_arms_fed_by_tf_data() -> Arms:
-    """Returns Keras with XLA, fed in each way that its users feed it.
+    """Returns arms with Keras and XLA, for each way in which its users feed data.
 
-    But not normalised by tf.data, as float32: the best of that was 14% slower (LOG.md).
+    One way is left out: batches that tf.data normalises to float32. Its best arm was 14% slower
+    (LOG.md).
     """
     each = {"jit_compile": True}
     return {
@@ -180,7 +186,7 @@ def keras_arms_fed_by_tf_data() -> Arms:
 
 
 def jpeg_row(name: str, *, gpus: int, goal: float, step_goal: float | None = None) -> Row:
-    """Returns a row of JPEG files against data on the device."""
+    """Returns a row that compares JPEG files with data on the device."""
     several = gpus > 1
     if several:
         mine = {"one process": ours_from_jpegs(gpus=gpus)}
@@ -207,7 +213,7 @@ def jpeg_row(name: str, *, gpus: int, goal: float, step_goal: float | None = Non
 
 
 def scaling_row(name: str, *, gpus: int, goal: float) -> Row:
-    """Returns a row of several GPUs against the best step on one."""
+    """Returns a row that compares several GPUs with the best step on one GPU."""
     return Row(
         name,
         f"{gpus} GPUs / the best step on one GPU; data on the devices",
@@ -216,19 +222,19 @@ def scaling_row(name: str, *, gpus: int, goal: float) -> Row:
             "one process": ours(gpus=gpus),
             "one process, its sums in CUDA graphs": ours(gpus=gpus, environment=SUMS_IN_GRAPHS),
         },
-        {"one GPU": ours()},  # mixed_bfloat16 is slower: see S3's file
+        {"one GPU": ours()},  # mixed_bfloat16 is slower: see the result files of S3
         gpus=gpus,
     )
 
 
 def mnist_row(name: str, against: str, kept: dict[str, str], *, goal: float, batch: int) -> Row:
-    """Returns a row of MNIST from PNG files; without rotation on either side.
+    """Returns a row for MNIST from PNG files, without rotation on either side.
 
     Args:
-      name: of the row.
-      against: the rival, in words.
-      kept: how it keeps the images, in each way that its users would, by words for it.
-      goal: of the ratio.
+      name: the name of the row.
+      against: the rival in words.
+      kept: the ways in which the rival keeps its images: from words to a value of "data".
+      goal: the goal for the ratio.
       batch: images of a step.
     """
     work = {"model": "mnist_cnn", "image_size": 28, "batch": batch}

@@ -1,6 +1,6 @@
-"""What the JSON files of tools/bench.py hold, as a table for people.
+"""The results in the JSON files of tools/bench.py, as a Markdown table.
 
-Takes rows and a folder; gives Markdown: a line for each row and each machine that it was run on.
+The table has a line for each row and each machine on which the row ran.
 
     print(speed_table(make_rows(batch=256), pathlib.Path("tools/results")))
 """
@@ -16,7 +16,7 @@ HEADER = "| row | ratio | measured | goal | hardware, date |\n|---|---|---|---|-
 
 
 def speed_table(rows: Sequence[Row], folder: pathlib.Path) -> str:
-    """Returns the table of all rows; those without a file are "not run"."""
+    """Returns the table of all rows; a row without a file is "not run"."""
     files = sorted(folder.glob("speed-*.json"))
     results = [json.loads(each.read_text()) for each in files]
     lines = [HEADER]
@@ -39,7 +39,7 @@ def _measured(row: Row, result: dict) -> str:
     if "not run" in result:
         return f"not run: {result['not run']}" if result["not run"] else "not run"
     if result["ratio"] is None:
-        return "94% was not reached on both sides"
+        return "at least one side did not reach 94%"
     measured = _rounded(result["ratio"], row.goal, more=row.is_rate)
     if row.step_goal is not None:
         ratio = result["p99/p50"]
@@ -49,7 +49,7 @@ def _measured(row: Row, result: dict) -> str:
 
 
 def _rounded(value: float, goal: float, *, more: bool) -> str:
-    """Returns three digits, or as many as do not make a missed goal a met one, or the reverse."""
+    """Returns the value with three digits; with more if rounding would change "goal met"."""
 
     def is_met(value: float) -> bool:
         return value >= goal if more else value <= goal

@@ -1,12 +1,13 @@
-"""How the arms that are Keras's `fit` are timed: tfaccel's and its rivals', by the same few lines.
+"""Times the arms that use Keras's `fit`, tfaccel's and the rivals', in the same way.
 
-Takes a compiled model and its data; gives an Arm, whose stretches are calls of `fit` in whole
-epochs: some that are dropped, then those that are timed, between two waits for the device.
+This module takes a compiled model and its data, and gives an Arm. A stretch of the Arm is one call
+of `fit` for whole epochs: first some untimed epochs, then the timed epochs. It waits for the device
+before and after the timed epochs.
 
     serve(lambda settings: fit_arm(model, data, settings, ...))
 
-Only hooks of whole epochs, and of a batch's beginning where step times are asked for: one of each
-batch's end would have the host wait for every step.
+The callbacks have hooks for epochs, and for the start of a batch if step times are wanted. They
+have no hook for the end of a batch, because the host would then wait for every step.
 """
 
 import contextlib
@@ -22,10 +23,10 @@ import tensorflow as tf
 from bench_arms.protocol import Arm
 from tfaccel.runtime import devices as runtime
 
-# ImageNet's: its classes, and the mean and deviation of its channels.
+# The number of classes of ImageNet, and the mean and standard deviation of its channels.
 NUM_CLASSES = 1000
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-GETTING_AHEAD = 3  # executions of an epoch
+GETTING_AHEAD = 3  # the first executions of an epoch, in which the host gets ahead of the device
 
 
 def fit_arm(
@@ -38,21 +39,21 @@ def fit_arm(
     speaks: bool = True,
     **fit_args,
 ) -> Arm:
-    """Trains the steps that are dropped, which compiles, and returns the arm.
+    """Trains the untimed steps, which compiles the model, and returns the arm.
 
     Args:
-      model: compiled.
-      data: for `fit`.
-      settings: of the arm: "drop" and "steps", in steps, which are rounded up to whole epochs;
-        "step_times", of so many executions; "trace", a folder, where a profile is wanted;
-        "started", when its process began.
+      model: a compiled model.
+      data: the data for `fit`.
+      settings: the settings of the arm. "drop" and "steps" are the untimed and the timed steps,
+        rounded up to whole epochs. "step_times" asks for the times of "steps" executions. "trace"
+        is a folder for a profile. "started" is the time at which the process started.
       epoch_steps: steps of an epoch.
-      images_per_epoch: over all replicas; padding does not count.
-      speaks: whether this process tells the driver.
-      **fit_args: for `fit`.
+      images_per_epoch: images of an epoch over all replicas, without padding rows.
+      speaks: True if this process answers the driver.
+      **fit_args: further arguments for `fit`.
 
     Raises:
-      ValueError: step times are asked for, of epochs too short to have any.
+      ValueError: step times are wanted, but the epochs are too short.
     """
     wants_steps = settings.get("step_times", False)
     num_dropped = math.ceil(settings["drop"] / epoch_steps)
@@ -85,34 +86,36 @@ def fit_arm(
 
 
 def executions_timed(epoch_steps: int, steps_per_execution: int) -> int:
-    """Returns how many executions of an epoch have a time of their own: see `StepTimes`."""
+    """Returns the number of executions of an epoch that `StepTimes` can time."""
     number = math.ceil(epoch_steps / steps_per_execution)
     timed = number - GETTING_AHEAD - 1
     if timed < 1:
         raise ValueError(
-            f"step_times: an epoch of {number} execution(s) has none to time; have epochs of "
-            f"{GETTING_AHEAD + 2} or more, by epoch_steps or steps_per_execution"
+            f"step_times: an epoch of {number} execution(s) is too short; change epoch_steps or "
+            f"steps_per_execution, so that an epoch has at least {GETTING_AHEAD + 2} executions"
         )
     return timed
 
 
 def traced(folder: str | None):
-    """Returns a context that TensorFlow's profiler records in a folder, where there is one.
+    """Returns a context in which TensorFlow's profiler writes to a folder; None for no profile.
 
-    A stretch that is recorded is slower. tools/kernel_table.py reads it; its steps are those that
-    are dropped and those that are timed.
+    Profiling makes a stretch slower. tools/kernel_table.py reads the profile, which contains the
+    untimed and the timed steps.
     """
     return tf.profiler.experimental.Profile(folder) if folder else contextlib.nullcontext()
 
 
 def random_images(number: int, size: int) -> np.ndarray:
-    """Returns [number, size, size, 3] uint8: some hundred images again and again, made quickly."""
+    """Returns [number, size, size, 3] uint8: 256 random images repeated, to be quick."""
     some = np.random.default_rng(0).integers(0, 256, (256, size, size, 3), dtype=np.uint8)
     return np.resize(some, (number, size, size, 3))
 
 
 def gathered_whole(x: np.ndarray, y: np.ndarray, batch: int) -> tf.data.Dataset:
-    """Returns shuffled batches without end, gathered whole: quicker than image by image.
+    """Returns endless shuffled batches, each gathered in one operation.
+
+    This is quicker than a pipeline that handles each image.
 
     Args:
       x: all inputs, on the host.
@@ -129,18 +132,18 @@ def gathered_whole(x: np.ndarray, y: np.ndarray, batch: int) -> tf.data.Dataset:
 
 
 def steps_of_epoch(settings: Mapping) -> int:
-    """Returns "epoch_steps", or "drop" where it is not given."""
+    """Returns the setting "epoch_steps"; by default the setting "drop"."""
     return settings.get("epoch_steps") or settings["drop"]
 
 
 def steps_in_execution(settings: Mapping, epoch_steps: int) -> int:
-    """Returns "steps_per_execution", of which "epoch" is all steps of one."""
+    """Returns the setting "steps_per_execution"; "epoch" means all steps of an epoch."""
     each = settings["steps_per_execution"]
     return epoch_steps if each == "epoch" else each
 
 
 class FirstExecution(keras.callbacks.Callback):
-    """Notes when the first execution of a fit has ended: `ended`, in seconds since the epoch."""
+    """Stores in `ended` when the first execution of a fit ended, as the value of time.time()."""
 
     ended = None
 
@@ -152,63 +155,64 @@ class FirstExecution(keras.callbacks.Callback):
 
 
 class Clock(keras.callbacks.Callback):
-    """Times the epochs of a fit after those that are dropped: `seconds`."""
+    """Stores in `seconds` the duration of the timed epochs, which follow the untimed ones."""
 
     def __init__(self, num_dropped: int, num_timed: int):
-        """Takes the epochs of either kind."""
+        """Takes the numbers of untimed and of timed epochs."""
         super().__init__()
         self._first, self._last = num_dropped, num_dropped + num_timed - 1
         self.seconds = None
 
     def on_epoch_begin(self, epoch, logs=None):
-        """Starts the clock when the device has nothing left to do."""
+        """Waits until the device has finished its work, and starts the clock."""
         if epoch == self._first:
             wait_for_device(self.model)
             self._began = time.perf_counter()
 
     def on_epoch_end(self, epoch, logs=None):
-        """Stops it, likewise."""
+        """Waits until the device has finished its work, and stops the clock."""
         if epoch == self._last:
             wait_for_device(self.model)
             self.seconds = time.perf_counter() - self._began
 
 
 class StepTimes(keras.callbacks.Callback):
-    """Times each execution after the epochs that are dropped: `seconds`, of each.
+    """Stores in `seconds` the time of each execution of the timed epochs.
 
-    From the beginning of one to that of the next, for which nobody waits: where `fit` is ahead of
-    the device, an execution begins as soon as the one two before it has ended. The first of an
-    epoch, by which it gets ahead, are not counted, and what lies between epochs is of no execution.
+    The time of an execution goes from its start to the start of the next one, so nothing has to
+    wait for the device. This is exact while `fit` is ahead of the device: an execution then starts
+    when the one two before it has ended. The first executions of an epoch, in which `fit` gets
+    ahead, do not count, and neither does the time between epochs.
     """
 
     def __init__(self, num_dropped: int):
-        """Takes the epochs that are dropped."""
+        """Takes the number of untimed epochs."""
         super().__init__()
         self._first, self.seconds = num_dropped, []
 
     def on_epoch_begin(self, epoch, logs=None):
-        """Begins anew."""
+        """Forgets the start times of the epoch before."""
         self._begun = []
 
     def on_train_batch_begin(self, batch, logs=None):
-        """Notes when."""
+        """Notes the start time of an execution."""
         self._begun.append(time.perf_counter())
 
     def on_epoch_end(self, epoch, logs=None):
-        """Adds those of the epoch."""
+        """Adds the execution times of a timed epoch."""
         if epoch >= self._first:
             self.seconds += np.diff(self._begun[GETTING_AHEAD:]).tolist()
 
 
 def wait_for_device(model: keras.Model) -> None:
-    """Returns when all steps are done: their count, which each adds to, can then be read."""
+    """Waits until all steps are done: it reads the step counter, which every step increases."""
     keras.ops.convert_to_numpy(model.optimizer.iterations)
 
 
 def peak_memory_mib() -> float | None:
-    """Returns the most that this process's tensors took on one of its GPUs; None on the CPU."""
-    # Under a launcher the logical devices are also those of other workers, and their names are of
-    # a job, which get_memory_info does not know: so this process's own are counted, by number.
+    """Returns the peak memory of this process's tensors on its fullest GPU; None on the CPU."""
+    # Under a launcher, the logical devices include those of other workers. Their names contain a
+    # job, which get_memory_info does not know. So the GPUs of this process are named by index.
     num_gpus = len(tf.config.get_visible_devices("GPU"))
     peaks = [
         tf.config.experimental.get_memory_info(f"GPU:{index}")["peak"] for index in range(num_gpus)
@@ -217,16 +221,17 @@ def peak_memory_mib() -> float | None:
 
 
 def environment() -> dict:
-    """Returns versions, hardware, and the flags that XLA and CUDA were given."""
+    """Returns versions, hardware, and the flags of XLA and CUDA."""
     names = ("XLA_FLAGS", "TF_XLA_FLAGS", runtime.QUEUES)
     flags = {name: os.environ.get(name) for name in names}
     return runtime.describe_environment() | flags
 
 
 def start_keras_alone(precision: str) -> None:
-    """Prepares the process of a rival, by Keras and TensorFlow alone, as their users would.
+    """Prepares a rival's process with Keras and TensorFlow alone, as their users would.
 
-    TF32 is on, which is TensorFlow's default. GPU memory grows, as several arms share a GPU.
+    TF32 is on, as by default in TensorFlow. GPU memory grows on demand, because several arms share
+    a GPU.
     """
     runtime.load_cuda_libraries()
     for gpu in tf.config.list_physical_devices("GPU"):

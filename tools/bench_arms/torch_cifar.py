@@ -1,25 +1,32 @@
-"""An arm of tools/bench_cifar.py: CIFAR-10 by PyTorch, as airbench trains it.
+"""An arm of tools/bench_cifar.py: trains CIFAR-10 with PyTorch, as airbench does.
 
     python tools/bench_arms/torch_cifar.py --root=/data/cifar10 --precision=half --mode=max-autotune
 
-After Keller Jordan's cifar10-airbench (github.com/KellerJordan/cifar10-airbench, legacy/): decoded
-images on the GPU as uint8, an epoch of them augmented at once, channels-last, a loss that is summed
-so that half precision needs no other scale, Nesterov momentum, and not a wait for the GPU before
-the end; before the clock starts all that is compiled is compiled, on random labels. Added: network
-and loss compiled together, forwards and backwards, and a fused update. Network, augmentations and
-recipe are those of configs/cifar10.py, which reaches 94% on JPEG files; airbench's own do not.
+The method is that of Keller Jordan's cifar10-airbench (github.com/KellerJordan/cifar10-airbench,
+legacy/):
 
-Prints lines of JSON, as soon as each is known:
+- Decoded images are on the GPU as uint8, and a whole epoch is augmented at once. Layouts are
+  channels-last.
+- The loss is summed, so that half precision needs no other loss scale. Momentum is Nesterov's.
+- Everything is compiled on random labels before the clock starts, and the host does not wait for
+  the GPU before the end.
+
+This program adds two things: network and loss are compiled together, forwards and backwards, and
+the update is fused. Network, augmentations and recipe are those of configs/cifar10.py, which reach
+94% on JPEG files. Those of airbench do not.
+
+It prints lines of JSON, each as soon as it is known:
 
     settings, environment
-    decode_seconds          reading and decoding both splits, and onto the GPU; in no other figure
-    compile_seconds         compilation, cuDNN's choice of kernels, and the few steps that take it
-    test_accuracies         of 0..1, by epoch from 1: the last, and each if --evaluate-each-epoch
-    training_seconds        all epochs with their augmentations, and these tests
-    epoch_seconds           each, its test included
-    seconds_to_target       of training until the test of an epoch gave --target; null if none did
+    decode_seconds          reads and decodes both splits, and copies them to the GPU; this time is
+                            in no other figure
+    compile_seconds         compiles, lets cuDNN choose kernels, and runs the few steps for that
+    test_accuracies         0 to 1, by epoch from 1: the last one, or all with --evaluate-each-epoch
+    training_seconds        all epochs with augmentation, and these tests
+    epoch_seconds           each epoch with its test
+    seconds_to_target       training time until a test reached --target; null if no test did
 
-Needs no TensorFlow.
+It needs no TensorFlow.
 """
 
 import argparse
@@ -37,13 +44,13 @@ from bench_arms import torch_cifar_images as cifar_images
 from bench_arms.torch_cifar_network import make_network, mean_with_mirrored
 from bench_arms.torch_resnet import environment, peak_memory_mib, wait_for_device
 
-MOMENTUM, RATE, WEIGHT_DECAY = 0.85, 9.0, 0.006  # a rate for 1,024 images
-NESTEROV_SCALE = 1 + 1 / (1 - MOMENTUM)  # that airbench divides its rate by
-WARMUP = 0.1  # of all epochs
+MOMENTUM, RATE, WEIGHT_DECAY = 0.85, 9.0, 0.006  # the rate is for 1,024 images
+NESTEROV_SCALE = 1 + 1 / (1 - MOMENTUM)  # airbench divides its rate by this
+WARMUP = 0.1  # a share of all epochs
 TEST_BATCH = 2000
-TRIALS = 3  # cudagraphs are recorded in the second
+TRIALS = 3  # CUDA graphs are recorded in the second trial
 
-# What images are in, and what convolutions are autocast to. "half": weights are in float16, too.
+# The dtype of images and of autocast convolutions. With "half", weights are float16 too.
 DTYPES = {
     "half": torch.float16,
     "float16": torch.float16,
@@ -58,7 +65,7 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(options.seed)
     torch.backends.cudnn.benchmark = True
-    torch.set_float32_matmul_precision("high")  # TF32, where float32 is left
+    torch.set_float32_matmul_precision("high")  # TF32 for operations in float32
     say(settings=vars(options), environment=environment())
 
     began = time.perf_counter()
@@ -78,19 +85,23 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    """Returns the options."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--root", type=pathlib.Path, required=True, help="of train/<class>/*.jpg and test/")
+    add("--root", type=pathlib.Path, required=True, help="has train/<class>/*.jpg and test/")
     add("--epochs", type=int, default=130)
     add("--batch", type=int, default=1024, help="images of a step")
-    add("--precision", choices=DTYPES, default="bfloat16", help="half: weights too")
-    add("--mode", default="default", help='of torch.compile; "eager" for none')
-    add("--evaluate-each-epoch", action="store_true", help="and not only after the last")
-    add("--target", type=float, default=0.94, help="test accuracy")
-    add("--width", type=float, default=1.0, help="of the network; for tests")
+    add("--precision", choices=DTYPES, default="bfloat16", help="half: float16 weights too")
+    add("--mode", default="default", help='the mode of torch.compile; "eager" to compile nothing')
+    add(
+        "--evaluate-each-epoch",
+        action="store_true",
+        help="test after each epoch, not only the last",
+    )
+    add("--target", type=float, default=0.94, help="the test accuracy to reach")
+    add("--width", type=float, default=1.0, help="scales the network's channels; for tests")
     add("--seed", type=int, default=0)
     return parser.parse_args()
 
@@ -104,12 +115,12 @@ class Training:
     """A network, its data on the device, and the compiled parts that train and test it.
 
     Attributes:
-      network: in training between calls.
-      epoch_steps: updates of an epoch; what is left of the images comes in another epoch.
+      network: the network, which is in training mode between calls.
+      epoch_steps: the number of steps in an epoch; the images of a partial batch are left out.
     """
 
     def __init__(self, options, train, test, *, num_classes: int):
-        """Takes both splits, as torch_cifar_images.read gives them."""
+        """Takes both splits, as torch_cifar_images.read returns them."""
         self._options = options
         self._images, self._labels = train
         device, dtype = self._images.device, DTYPES[options.precision]
@@ -117,7 +128,8 @@ class Training:
         self.epoch_steps = len(self._images) // options.batch
         if self.epoch_steps == 0:
             raise SystemExit(
-                f"--batch={options.batch} with {len(self._images)} images; give fewer than these"
+                f"--batch={options.batch} is more than the {len(self._images)} images; use "
+                f"--batch={len(self._images)} or less"
             )
         self.network = make_network(width=options.width, num_classes=num_classes).to(device)
         if options.precision == "half":
@@ -142,7 +154,7 @@ class Training:
         self._optimizer = make_optimizer(self.network, options.batch, device.type)
 
     def compile(self) -> None:
-        """Runs all that training will run, on random labels, and takes back what it learnt."""
+        """Compiles everything by a few steps on random labels, and then restores the weights."""
         before = {name: each.clone() for name, each in self.network.state_dict().items()}
         labels, self._labels = self._labels, self._labels[torch.randperm(len(self._labels))]
         for epoch in range(TRIALS):
@@ -155,7 +167,7 @@ class Training:
         self._optimizer.state.clear()
 
     def train(self) -> dict:
-        """Trains all epochs, and returns what is said of it; waits for the device at the end."""
+        """Trains all epochs, waits for the device at the end, and returns the figures."""
         options, marks, counts = self._options, [_mark()], {}
         first_mirrored = torch.rand(len(self._labels), device=self._labels.device) < 0.5
         for epoch in range(options.epochs):
@@ -172,10 +184,10 @@ class Training:
         return timed(marks, accuracies, options.target)
 
     def test(self) -> torch.Tensor:
-        """Returns how many test images are recognised; does not wait for it."""
+        """Returns the number of test images that are recognised, without waiting for the device."""
         self.network.eval()
         parts = zip(*(each.split(TEST_BATCH) for each in self._test), strict=True)
-        # Of cudagraphs, what one call gives is overwritten by the next.
+        # With CUDA graphs, the next call overwrites the result of a call, so it is cloned.
         right = torch.stack([self._num_right(*each).clone() for each in parts]).sum()
         self.network.train()
         return right
@@ -189,14 +201,17 @@ class Training:
             group["lr"] = rate / NESTEROV_SCALE / 1024
         self._loss_of(images, targets).backward()
         self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)  # now: a cudagraph's next call overwrites them
+        self._optimizer.zero_grad(
+            set_to_none=True
+        )  # now, because the next call of a CUDA graph overwrites the gradients
 
 
 def make_optimizer(network: nn.Module, batch: int, device: str) -> torch.optim.Optimizer:
-    """Returns Nesterov momentum, fused; kernels decay, biases and batch norm do not.
+    """Returns fused SGD with Nesterov momentum; kernels decay, biases and batch norm do not.
 
-    The loss is a sum, so rates are those of a mean divided by 1,024. Keras's decay is past the
-    momentum; here it goes through it, which makes 1 / (1 - MOMENTUM) times as much of it.
+    The loss is a sum, so the rate is that of a mean divided by 1,024. Keras applies weight decay
+    after the momentum. PyTorch applies it before, which makes it 1 / (1 - MOMENTUM) times as large,
+    so the decay is scaled by 1 - MOMENTUM.
     """
     kernels = [each for each in network.parameters() if each.ndim > 1]
     others = [each for each in network.parameters() if each.ndim <= 1]
@@ -209,7 +224,7 @@ def make_optimizer(network: nn.Module, batch: int, device: str) -> torch.optim.O
 
 
 def rate_at(step: int, num_steps: int) -> float:
-    """Returns the rate: it rises for a tenth of the steps, and falls linearly to 0."""
+    """Returns the learning rate: it rises for a tenth of the steps, then falls linearly to 0."""
     warmup_steps = round(WARMUP * num_steps)
     if step < warmup_steps:
         return RATE * (step + 1) / warmup_steps
@@ -217,12 +232,12 @@ def rate_at(step: int, num_steps: int) -> float:
 
 
 def timed(marks: list, accuracies: dict[int, float], target: float) -> dict:
-    """Returns what is said of training.
+    """Returns the figures of a training.
 
     Args:
-      marks: of its start and of each epoch's end.
-      accuracies: by epoch, from 1.
-      target: accuracy.
+      marks: the points in time of the start and of the end of each epoch.
+      accuracies: test accuracies by epoch, from 1.
+      target: the test accuracy to reach.
     """
     ends = [_seconds(marks[0], each) for each in marks]
     reached = next((epoch for epoch, each in accuracies.items() if each >= target), None)
@@ -237,7 +252,7 @@ def timed(marks: list, accuracies: dict[int, float], target: float) -> dict:
 
 
 def _mark():
-    """Returns a point in time of the device's work, which is not waited for."""
+    """Returns a point in time in the device's work, without waiting for the device."""
     if not torch.cuda.is_available():
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)

@@ -1,13 +1,13 @@
-"""CIFAR-10's files on the GPU, and a whole epoch of them augmented there at once, in a few kernels.
+"""Reads CIFAR-10's files to the GPU, and augments a whole epoch there at once, in a few kernels.
 
     images, labels = read(root / "train", class_names, device)  # [n, 40, 40, 3] uint8, [n] int64
     augment = torch.compile(augmented)
     epoch = augment(images, labels, draw(...))                  # batches of images, and of targets
 
-What the images become is what configs/cifar10.py says: shifted by up to 4 pixels, where black comes
-in; mirrored; varied in saturation, contrast and brightness, each by up to 0.3; normalised; a box of
-the batch's next image put in (cutmix, 0.4); labels smoothed by 0.1. As airbench does it, an image
-that was not mirrored in an epoch is mirrored in the next, and the images that would make a partial
+The augmentations are those of configs/cifar10.py. Images are shifted by up to 4 pixels, and the new
+pixels are black. They are mirrored, and saturation, contrast and brightness vary by up to 0.3 each.
+They are normalised. Cutmix (0.4) pastes a box of the next image of the batch. Labels are smoothed
+by 0.1. As in airbench, an image is mirrored in every second epoch, and the images of a partial
 batch are left out of an epoch.
 """
 
@@ -26,7 +26,7 @@ RGB_TO_GREY = (0.299, 0.587, 0.114)
 
 
 def class_names_in(root: pathlib.Path) -> list[str]:
-    """Returns the names of the folders in a folder."""
+    """Returns the sorted names of the subfolders, which are the classes."""
     return sorted(each.name for each in root.iterdir() if each.is_dir())
 
 
@@ -35,12 +35,13 @@ def read(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the images of `root/<class>/*.jpg`, with black borders, and their labels.
 
-    (One thread decodes 15,000 a second, more of them no more: Python's lock.)
+    One thread decodes 15,000 images a second. More threads are not faster, because of Python's
+    global lock.
 
     Args:
       root: a folder of class folders.
-      class_names: of the labels, in their order.
-      device: for both.
+      class_names: the names of the classes, in the order of their labels.
+      device: the device for the images and the labels.
 
     Returns:
       [n, 40, 40, 3] uint8 and [n] int64.
@@ -60,7 +61,7 @@ def read(
 
 
 def unpadded(images: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Returns images without their borders, normalised: [n, 3, 32, 32] channels-last."""
+    """Returns normalised images without their borders: [n, 3, 32, 32] channels-last."""
     return _normalised(images[:, SHIFT:-SHIFT, SHIFT:-SHIFT].float()).to(dtype).permute(0, 3, 1, 2)
 
 
@@ -68,8 +69,8 @@ def draw(first_mirrored: torch.Tensor, *, epoch: int, batch: int) -> dict[str, t
     """Returns the random numbers of an epoch, on the device, in the order of its batches.
 
     Args:
-      first_mirrored: [n] bool, whether each image is mirrored in epochs 0, 2, 4, ...
-      epoch: from 0.
+      first_mirrored: [n] bool; True for an image that is mirrored in epochs 0, 2, 4, ...
+      epoch: the epoch, from 0.
       batch: images of a step.
     """
     device, num_images = first_mirrored.device, len(first_mirrored)
@@ -95,19 +96,19 @@ def augmented(
     num_classes: int,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns an epoch's batches: of images, and of the probabilities that they are to have.
+    """Returns the batches of an epoch: images, and target probabilities.
 
     Args:
-      images: as `read` gives them.
-      labels: likewise.
-      draws: of the epoch.
+      images: the images that `read` returned.
+      labels: the labels that `read` returned.
+      draws: the random numbers of the epoch, from `draw`.
       batch: images of a step.
-      num_classes: probabilities.
-      dtype: of the images.
+      num_classes: the number of probabilities.
+      dtype: the dtype of the returned images.
 
     Returns:
-      [steps, batch, 3, 32, 32] of which each batch is channels-last, and
-      [steps, batch, num_classes] float32.
+      [steps, batch, 3, 32, 32] images, each batch channels-last; and
+      [steps, batch, num_classes] float32 targets.
     """
     windows = _windows(images, draws["order"], draws["shift"], draws["mirrored"])
     windows = _normalised(_colored(windows.float(), draws["color"])).to(dtype)
@@ -122,7 +123,7 @@ def augmented(
 
 
 def _windows(images, order, shift, mirrored):
-    """Returns [rows, 32, 32, 3]: a window of each padded image, mirrored or not."""
+    """Returns [rows, 32, 32, 3]: a crop of each padded image, mirrored or not."""
     pixel = torch.arange(SIDE, device=images.device)
     column = torch.where(mirrored[:, None], SIDE - 1 - pixel, pixel) + shift[:, 1:]
     row = pixel + shift[:, :1]
@@ -130,7 +131,7 @@ def _windows(images, order, shift, mirrored):
 
 
 def _colored(pixels, factors):
-    """Varies saturation, then contrast, then brightness, and cuts to 0..255."""
+    """Varies saturation, then contrast, then brightness, and clips to 0..255."""
     saturation, contrast, brightness = (factors[:, i, None, None, None] for i in range(3))
     grey = (pixels * _constant(RGB_TO_GREY, pixels)).sum(-1, keepdim=True)
     pixels = grey + (pixels - grey) * saturation
@@ -143,7 +144,7 @@ def _normalised(pixels):
 
 
 def _boxes(own_part, center):
-    """Returns which pixels are the next image's, [rows, 32, 32] bool: Yun et al.'s boxes."""
+    """Returns [rows, 32, 32] bool: True inside the cutmix box, as Yun et al. draw it."""
     half = ((1 - own_part).sqrt() * SIDE).floor() // 2
     center = (center * SIDE).floor()
     pixel = torch.arange(SIDE, device=center.device)
@@ -154,7 +155,7 @@ def _boxes(own_part, center):
 
 
 def _next(rows, batch: int):
-    """Returns the next row of each row's batch; the first one's of the last."""
+    """Returns, for each row, the next row of its batch; for the last row, the first one."""
     return rows.unflatten(0, (-1, batch)).roll(-1, 1).flatten(0, 1)
 
 

@@ -1,9 +1,9 @@
-"""tfaccel/experiment/models/cifar_resnet.py in PyTorch: the same layers, first weights and outputs.
+"""tfaccel/experiment/models/cifar_resnet.py in PyTorch: the same layers, initializers and outputs.
 
     network = make_network(width=1.0, num_classes=10)           # 22.4 M parameters
     logits = mean_with_mirrored(network, images)                # for testing
 
-Batch norm is as Keras has it: epsilon 0.001, a tenth of each batch to the moving statistics.
+Batch norm has epsilon 0.001, as in Keras. Each batch contributes a tenth to the moving statistics.
 """
 
 import torch
@@ -14,11 +14,11 @@ STEM, WIDTHS = 64, (192, 576, 768)
 
 
 def make_network(*, width: float, num_classes: int) -> nn.Module:
-    """Returns the network, of channels-last weights in float32.
+    """Returns the network, with channels-last weights in float32.
 
     Args:
-      width: that all numbers of channels are multiplied by; 1 but for tests.
-      num_classes: logits.
+      width: a factor for all numbers of channels; 1 except in tests.
+      num_classes: the number of logits.
     """
     stem, *widths = (round(width * each) for each in (STEM, *WIDTHS))
     layers = [*_convolution(3, stem), _Residual(stem)]
@@ -34,10 +34,10 @@ def make_network(*, width: float, num_classes: int) -> nn.Module:
 
 
 def mean_with_mirrored(network: nn.Module, images: torch.Tensor) -> torch.Tensor:
-    """Returns logits, float32: the mean of each image's and its mirror's.
+    """Returns the mean logits of each image and its mirror image, in float32.
 
     Args:
-      network: that is not in training.
+      network: the network, in evaluation mode.
       images: [rows, 3, height, width].
     """
     logits = network(torch.cat([images, images.flip(3)])).float()
@@ -63,6 +63,6 @@ class _Residual(nn.Module):
 
 class _NinthOfMax(nn.Module):
     def forward(self, x):
-        # Not amax: of what is compiled in half precision its gradient finds no value equal to the
+        # Not amax: if it is compiled in half precision, its gradient finds no value that equals the
         # maximum, and divides 0 by 0 (PyTorch 2.11).
         return functional.max_pool2d(x, x.shape[2:]).flatten(1) / 9

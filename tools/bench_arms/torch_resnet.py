@@ -1,18 +1,18 @@
-"""An arm of tools/bench.py: torchvision's network by PyTorch, compiled, from data on the device.
+"""An arm of tools/bench.py: a torchvision network in compiled PyTorch, with data on the device.
 
-Speaks as protocol.py says. Channels last, TF32 where float32 is left, cuDNN's own search for the
-quickest kernels, fused momentum (which takes the gradients' scale off without asking the host),
-network and loss compiled together; the images are on the device, normalised and in the dtype that
-the first convolution takes. Settings:
+It talks to the driver through protocol.py. Layouts are channels-last, operations in float32 use
+TF32, and cuDNN searches for the quickest kernels. Network and loss are compiled together. The
+momentum optimizer is fused, so that it removes the loss scale without a wait of the host. The
+images are on the device, normalised, and in the dtype that the first convolution takes. Settings:
 
-    dtype               of autocasting: "bfloat16", or "float16", whose gradients are scaled
-    mode                of torch.compile: "default" or "max-autotune"
-    model, image_size   of torchvision, with or without its underscores, and its images' height
-                        and width
+    dtype               the dtype of autocasting: "bfloat16"; or "float16", with a loss scale
+    mode                the mode of torch.compile: "default" or "max-autotune"
+    model, image_size   a torchvision model, with or without underscores; height and width of its
+                        images
     batch               images of a step
-    drop, steps         of each stretch: not timed, and timed
+    drop, steps         untimed and timed steps of each stretch
 
-Needs no TensorFlow, and may be of another installation than the driver.
+It needs no TensorFlow, and may use another installation than the driver.
 """
 
 import os
@@ -25,7 +25,7 @@ import torchvision
 from bench_arms import protocol
 
 NUM_CLASSES = 1000
-NUM_BATCHES = 4  # in turn
+NUM_BATCHES = 4  # the batches that the steps use in turn
 
 
 def begin(settings: dict) -> protocol.Arm:
@@ -81,7 +81,7 @@ def make_batches(settings: dict, device: str) -> list[tuple]:
 
 
 def make_step(settings: dict, device: str):
-    """Returns a step of training, as a function of a batch."""
+    """Returns a function that trains one step on a batch."""
     names = {name.replace("_", ""): name for name in torchvision.models.list_models()}
     name = names[settings["model"].replace("_", "").lower()]
     model = torchvision.models.get_model(name, weights=None, num_classes=NUM_CLASSES)
@@ -106,13 +106,13 @@ def make_step(settings: dict, device: str):
 
 
 def wait_for_device() -> None:
-    """Returns when all steps are done."""
+    """Waits until all steps are done."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 def peak_memory_mib() -> float | None:
-    """Returns the most that tensors took on the GPU; None on the CPU."""
+    """Returns the peak memory of tensors on the GPU; None on the CPU."""
     return torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None
 
 
