@@ -1,10 +1,10 @@
-"""What checkpoints cost: ResNet-50 with one every so many steps, and without, in turn.
+"""Measures what checkpoints cost: trains ResNet-50 with and without them, in turn.
 
     uv run --extra gpu python tools/bench_checkpoints.py --output=tools/results/checkpoints.json
 
-The images are random and lie in the GPU's memory, so that nothing but the step and the checkpoints
-takes time. What is timed is all of `fit`: the last checkpoint, and the wait until all are on the
-disk, too. The last line is JSON. Exit codes: 0 done, 2 a mistake in the call.
+The images are random and stay in GPU memory, so only the step and the checkpoints take time. The
+time covers all of `fit`, including the last checkpoint and the wait until all checkpoints are on
+the disk. The last line is JSON. Exit codes: 0 done; 2 a mistake in the call.
 """
 
 import argparse
@@ -21,12 +21,12 @@ from collections.abc import Callable, Sequence
 
 from bench_arms.call import whole
 
-# Of an epoch: it divides no usual --every, so that checkpoints fall between two steps of an epoch.
+# Steps of an epoch. 7 divides no usual --every, so most checkpoints fall within an epoch.
 NUM_BATCHES = 7
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures, prints what came of it, and returns the exit code."""
+    """Measures, prints the result, and returns the exit code."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     options = parse(arguments)
     import tfaccel
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "command": shlex.join(["python", "tools/bench_checkpoints.py", *arguments]),
         "date": datetime.date.today().isoformat(),
         "environment": runtime.describe_environment(),
-        "state_mib": round(state.num_bytes(model) / 2**20),  # the optimizer's, too
+        "state_mib": round(state.num_bytes(model) / 2**20),  # including the optimizer
         "images_per_second": rates,
         "with / without": medians["with"] / medians["without"],
     }
@@ -64,34 +64,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Returns the options."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--output", type=new_file, help="a new JSON file; default: none")
-    add("--model", default="resnet50", help="of keras.applications, or tfaccel's own")
+    add("--output", type=new_file, help="a new JSON file; default: write no file")
+    add("--model", default="resnet50", help="a model of keras.applications or tfaccel")
     add("--image-size", type=whole(1), default=224, help="height and width")
-    add("--batch", type=whole(1), default=256, help="of all GPUs")
-    add("--precision", default="mixed_float16", help="Keras dtype policy")
-    add("--steps", type=whole(1), default=200, help="of each stretch, rounded up to epochs")
+    add("--batch", type=whole(1), default=256, help="images of a step on all GPUs together")
+    add("--precision", default="mixed_float16", help="a Keras dtype policy")
+    add("--steps", type=whole(1), default=200, help="steps of a stretch, rounded up to epochs")
     add("--every", type=whole(1), default=100, help="steps between checkpoints")
-    add("--rounds", type=whole(1), default=3, help="stretches with, and as many without")
-    add("--dir", help="for the checkpoints; default: a temporary folder")
+    add(
+        "--rounds",
+        type=whole(1),
+        default=3,
+        help="stretches with and stretches without checkpoints",
+    )
+    add("--dir", help="a folder for the checkpoints; default: the system's temporary folder")
     return parser.parse_args(arguments)
 
 
 def new_file(text: str) -> pathlib.Path:
-    """Returns the path of a file that is not there, in a folder that is."""
+    """Checks that a file does not exist but its folder does, and returns the path."""
     path = pathlib.Path(text)
     if path.exists() or not path.absolute().parent.is_dir():
-        wrong = "exists" if path.exists() else "is in no folder"
-        raise argparse.ArgumentTypeError(f"{path} {wrong}; give a new file in a folder that exists")
+        wrong = "exists" if path.exists() else "has no folder"
+        raise argparse.ArgumentTypeError(f"{path} {wrong}; give a new file in an existing folder")
     return path
 
 
 def make_loader(run, options: argparse.Namespace):
-    """Returns the loader of random images."""
+    """Returns a loader of random images."""
     import numpy as np
     from bench_arms.timed_fit import random_images
 
@@ -109,7 +114,7 @@ def make_loader(run, options: argparse.Namespace):
 
 
 def make_model(run, options: argparse.Namespace):
-    """Returns the model, compiled."""
+    """Returns a compiled model."""
     import keras
 
     from tfaccel.experiment import models
@@ -125,9 +130,10 @@ def make_model(run, options: argparse.Namespace):
 def measure(
     stretch: Callable, make_callback: Callable, options: argparse.Namespace
 ) -> dict[str, list[float]]:
-    """Returns the images per second of each stretch, with checkpoints and without.
+    """Returns the images per second of each stretch, with and without checkpoints.
 
-    They take turns at being first, so that a machine that slows down slows both.
+    The two kinds alternate, and take turns at being first. So a machine that becomes slower affects
+    both.
     """
     rates = {"without": [], "with": []}
     stretch([])  # compiles, and warms up

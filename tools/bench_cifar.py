@@ -1,29 +1,32 @@
-"""Seconds of CIFAR-10 training to 94% beside cifar10-airbench's method in PyTorch: row T2.
+"""Measures row T2: the seconds of CIFAR-10 training to 94%, compared with airbench in PyTorch.
 
     uv run --extra gpu python tools/bench_cifar.py --root=/data/cifar10 \\
         --torch-python=TORCH/bin/python --epochs=4 --repeats=1
     uv run --extra gpu python tools/bench_cifar.py --root=/data/cifar10 \\
         --torch-python=TORCH/bin/python --rivals=bfloat16 --output=tools/results
 
-The first shows in minutes which of the rival's settings are quick; the second is the row. The root
-holds train/<class>/*.jpg and test/<class>/*.jpg, as for configs/cifar10.py, which is our side: the
-command that its users would run. The rival is tools/bench_arms/torch_cifar.py. Both sides take
-turns, each run in a process of its own, with compile caches that begin empty.
+The first command shows within minutes which settings of the rival are quick. The second command
+measures the row. The root holds train/<class>/*.jpg and test/<class>/*.jpg.
 
-Seconds are of training until the test after an epoch gave 94% first, without decoding, which is
-given apart; null if none did. Tests are part of them: ours are after each epoch, the rival's only
-after the last, so that its seconds are those of all epochs (`--rival=--evaluate-each-epoch`: after
-each). Two ratios, of medians:
+Our side is `tfaccel train` with configs/cifar10.py, as a user would run it. The rival is
+tools/bench_arms/torch_cifar.py, with the method of cifar10-airbench. The sides take turns. Each run
+has its own process and empty compile caches.
 
-    ratio                       without compilation: ours counts the epochs after the first, scaled
-                                to all; the rival compiles before its clock starts, as airbench does
+The seconds are the training time until the first test with 94%, or null if no test reached it. They
+do not include decoding, which is reported separately. They include the tests: our side tests after
+each epoch, but the rival only after the last one, so its seconds are those of all epochs. Use
+`--rival=--evaluate-each-epoch` to test the rival after each epoch. There are two ratios of medians:
+
+    ratio                       without compilation: our side counts the epochs after the first one,
+                                scaled to all; the rival compiles before its clock starts, as
+                                airbench does
     ratio with compilation      everything, from an empty cache
 
---output is the folder of a JSON file, which is written after each run. Where a machine is lent for
-minutes at a time, a call with --repeats=1 --add adds to what an earlier call wrote.
+--output is the folder of a JSON file, which is written after each run. If you can use a machine
+only for minutes at a time, repeat the call with --repeats=1 --add, which adds a run to the file.
 
-Imports no TensorFlow and no torch. The last line of standard output is JSON. Exit codes: 0 done, 1
-an arm failed, 2 a mistake in the call, 130 or 143 interrupted.
+The program imports neither TensorFlow nor torch. The last line of standard output is JSON. Exit
+codes: 0 done; 1 an arm failed; 2 a mistake in the call; 130 or 143 interrupted.
 """
 
 import argparse
@@ -49,7 +52,7 @@ RIVALS = {
     "bfloat16-autotune": ["--precision=bfloat16", "--mode=max-autotune"],
     "half": ["--precision=half"],
     "half-autotune": ["--precision=half", "--mode=max-autotune"],
-    "half-eager": ["--precision=half", "--mode=eager"],  # as airbench96 itself
+    "half-eager": ["--precision=half", "--mode=eager"],  # as in airbench96
 }
 FACTS = {
     "row": "T2",
@@ -57,12 +60,12 @@ FACTS = {
     "measure": "seconds_to_target",
     "goal": GOAL,
     "gpus": 1,
-    "tests": "ours after each epoch; the rival's only after the last, unless its settings say each",
+    "tests": "ours after each epoch; the rival's after the last, unless its settings ask for each",
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures, and returns the exit code."""
+    """Measures the row, and returns the exit code."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     options = parse(arguments)
     gpus = gpu_names()[:1]
@@ -75,25 +78,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Returns the options."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--root", type=pathlib.Path, required=True, help="of train/<class>/*.jpg and test/")
-    add("--epochs", type=whole(1), default=130, help="of both sides")
+    add("--root", type=pathlib.Path, required=True, help="has train/<class>/*.jpg and test/")
+    add("--epochs", type=whole(1), default=130, help="epochs of both sides")
     add("--repeats", type=whole(1), default=3, help="runs of each arm")
-    add("--rivals", type=lambda text: text.split(","), default=[*RIVALS], help=f"of {[*RIVALS]}")
-    add("--ours", type=list_of_flags, default=[], help="JSON, a list of flags of tfaccel train")
-    add("--rival", action="append", default=[], help="a flag more for torch_cifar.py")
-    add("--torch-python", default=sys.executable, help="the interpreter that has torch")
-    add("--output", type=pathlib.Path, help="a folder for the JSON file; default: none")
-    add("--add", action="store_true", help="keep the runs that the JSON file holds")
+    add(
+        "--rivals",
+        type=lambda text: text.split(","),
+        default=[*RIVALS],
+        help=f"the rival's settings to run, separated by commas; default: {','.join(RIVALS)}",
+    )
+    add("--ours", type=list_of_flags, default=[], help="a JSON list of flags for tfaccel train")
+    add("--rival", action="append", default=[], help="one more flag for torch_cifar.py")
+    add("--torch-python", default=sys.executable, help="the Python interpreter that has torch")
+    add("--output", type=pathlib.Path, help="a folder for the JSON file; default: write no file")
+    add("--add", action="store_true", help="keep the runs in the JSON file, and add to them")
     return parser.parse_args(arguments)
 
 
 def list_of_flags(text: str) -> list[str]:
-    """Returns the JSON list of --ours."""
+    """Parses the JSON list of --ours."""
     given = json.loads(text)
     if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
         raise argparse.ArgumentTypeError(f"{text!r}; expected a JSON list of flags")
@@ -101,22 +109,24 @@ def list_of_flags(text: str) -> list[str]:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raises UsageError where something is not there."""
+    """Raises UsageError for a folder, setting or package that is missing."""
     for name in ("train", "test"):
         if not (options.root / name).is_dir():
-            raise UsageError(f"--root={options.root} has no folder {name}; give that of both")
+            raise UsageError(
+                f"--root={options.root} has no folder {name}; give the folder above train and test"
+            )
     for name in options.rivals:
         if name not in RIVALS:
             known = ", ".join(RIVALS)
-            raise UsageError(f"--rivals={name}: there is no such setting; give of {known}")
+            raise UsageError(f"--rivals={name}: there is no such setting; use some of {known}")
     if not has_torch(options.torch_python):
         raise UsageError(NO_TORCH.format(options.torch_python))
     if options.add and options.output is None:
-        raise UsageError("--add without --output; say the folder of the file to add to")
+        raise UsageError("--add needs --output, the folder of the JSON file to add to")
 
 
 def measure(options: argparse.Namespace, facts: dict, *, num_gpus: int) -> int:
-    """Runs all arms in turn, writes and prints what came of them after each, and returns 0."""
+    """Runs all arms in turn, writes and prints the result after each run, and returns 0."""
     check(options)
     path = options.output and options.output / f"speed-T2-{facts['hardware']}.json"
     arms = arms_of(options)
@@ -136,7 +146,7 @@ def measure(options: argparse.Namespace, facts: dict, *, num_gpus: int) -> int:
 
 
 def arms_of(options: argparse.Namespace) -> dict[str, list[str]]:
-    """Returns each arm's command, by name; ours is first. A workdir is added to that."""
+    """Returns the command of each arm, by name; ours is first, and still lacks its --workdir."""
     ours = [sys.executable, "-m", "tfaccel", "train", "--config=configs/cifar10.py"]
     ours += [f"--config.data.root={options.root.absolute()}"]
     ours += [f"--config.train.epochs={options.epochs}", *options.ours]
@@ -152,16 +162,16 @@ def arms_of(options: argparse.Namespace) -> dict[str, list[str]]:
 
 
 def run_arm(name: str, command: list[str], scratch: pathlib.Path, *, num_gpus: int) -> dict:
-    """Returns what a run came to, in a process of its own.
+    """Runs an arm in its own process, and returns the figures of the run.
 
     Args:
-      name: of the arm.
-      command: of the arm.
-      scratch: an empty folder, for what is compiled and logged.
-      num_gpus: that it sees, 1 or 0.
+      name: the name of the arm.
+      command: the command of the arm.
+      scratch: an empty folder for compile caches and logs.
+      num_gpus: the number of GPUs that the arm sees, 1 or 0.
 
     Raises:
-      ArmError: it failed.
+      ArmError: the run failed.
     """
     is_ours, workdir, log = name == "ours", scratch / "run", scratch / "log.txt"
     command = [*command, f"--workdir={workdir}"] if is_ours else command
@@ -180,7 +190,7 @@ def run_arm(name: str, command: list[str], scratch: pathlib.Path, *, num_gpus: i
 
 
 def of_ours(workdir: pathlib.Path) -> dict:
-    """Returns what a run of `tfaccel train` came to, from its workdir."""
+    """Returns the figures of a run of `tfaccel train`, from its workdir."""
     with open(workdir / "metrics.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     ends = [float(each["seconds"]) for each in rows]
@@ -203,14 +213,16 @@ def of_ours(workdir: pathlib.Path) -> dict:
 
 
 def without_first(ends: Sequence[float], epochs: int | None) -> float | None:
-    """Returns what epochs took, as if the first, which compiles, had been as those after it.
+    """Returns the seconds of some epochs, as if the first one had not compiled.
+
+    The first epoch counts as much as the mean of the others.
 
     Args:
-      ends: seconds until the end of each epoch of the run.
-      epochs: how many; None for none.
+      ends: seconds from the start to the end of each epoch of the run.
+      epochs: the number of epochs to count; None if the target was not reached.
 
     Returns:
-      Seconds; None for no epochs, and where the first is the only one.
+      Seconds; None if `epochs` is None, or if the run has only one epoch.
     """
     if epochs is None or len(ends) < 2:
         return None
@@ -219,7 +231,7 @@ def without_first(ends: Sequence[float], epochs: int | None) -> float | None:
 
 
 def of_rival(printed: str) -> dict:
-    """Returns what a run of torch_cifar.py came to, from its lines of JSON."""
+    """Returns the figures of a run of torch_cifar.py, from its lines of JSON."""
     found = {}
     for line in printed.splitlines():
         if line.startswith("{"):
@@ -231,7 +243,7 @@ def of_rival(printed: str) -> dict:
 
 
 def brief(run: dict) -> str:
-    """Returns a run on a line."""
+    """Returns the main figures of a run in one line."""
     names = ("test_accuracy", "training_seconds", "seconds_to_target")
     names += ("seconds_to_target_with_compilation",)
     return ", ".join(f"{name} {run[name]}" for name in names)
@@ -241,38 +253,40 @@ def brief(run: dict) -> str:
 
 
 def kept_runs(path: pathlib.Path, arms: dict[str, list[str]]) -> dict[str, list]:
-    """Returns the runs that a file holds.
+    """Returns the runs in a JSON file; none if it does not exist.
 
     Raises:
-      UsageError: of other arms than these, or with other flags.
+      UsageError: the file is from other arms or other flags.
     """
     if not path.exists():
         return {}
     before = json.loads(path.read_text())
     known = before["arms"] | before["rivals"]
     if {name: each["command"] for name, each in known.items()} != recorded(arms):
-        raise UsageError(f"--add, but {path} is of other arms or flags; give the same")
+        raise UsageError(
+            f"--add: {path} has runs of other arms or flags; use the same ones, or another --output"
+        )
     return {name: each["runs"] for name, each in known.items()}
 
 
 def recorded(arms: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Returns the commands, whatever the interpreter's path is."""
+    """Returns the commands without the path of the interpreter."""
     return {name: ["python", *command[1:]] for name, command in arms.items()}
 
 
 def result_of(arms: dict[str, list[str]], runs: dict[str, list[dict]]) -> dict:
-    """Returns the ratios, and each arm with its runs.
+    """Returns the ratios, and the runs of each arm.
 
     Args:
-      arms: commands, by name.
-      runs: of the arms that have been run so far, by name.
+      arms: the commands by name.
+      runs: the runs so far, by the name of the arm.
     """
     sides = {name: side_of(arms[name], each) for name, each in runs.items()}
     ours, rivals = sides.pop("ours"), sides
     ratios = {
         "ratio": ratio_of(ours, rivals, "seconds_to_target"),
         "ratio with compilation": ratio_of(ours, rivals, "seconds_to_target_with_compilation"),
-        # Of all epochs, whatever accuracy came of them.
+        # The time of all epochs, whether or not they reached the target.
         "ratio of training": ratio_of(ours, rivals, "training_seconds"),
     }
     ratio = ratios["ratio"]
@@ -286,7 +300,7 @@ def result_of(arms: dict[str, list[str]], runs: dict[str, list[dict]]) -> dict:
 
 
 def side_of(command: list[str], runs: list[dict]) -> dict:
-    """Returns an arm's runs and the medians of them; null of seconds that one of them lacks."""
+    """Returns an arm's runs and their medians; a median is None if a run has no such value."""
     medians = {}
     for name in ("training_seconds", "seconds_to_target", "test_accuracy"):
         for each in (name, f"{name}_with_compilation"):
@@ -297,7 +311,7 @@ def side_of(command: list[str], runs: list[dict]) -> dict:
 
 
 def ratio_of(ours: dict, rivals: dict[str, dict], name: str) -> float | None:
-    """Returns our median divided by the best rival's; None where a side has none."""
+    """Returns our median divided by the best rival's; None if a side has no median."""
     known = [each["medians"][name] for each in rivals.values()]
     best = min((each for each in known if each is not None), default=None)
     own = ours["medians"][name]

@@ -1,25 +1,27 @@
-"""How the cost of a start grows with the number of files: CPU seconds and memory of each stage.
+"""Measures how the cost of a start grows with the number of files, in CPU seconds and memory.
 
     uv run python tools/bench_growth.py --output=tools/results/growth-2-cores
 
-Trees of 10,000, 100,000 and 1,000,000 images are made of a few by hard links, in a temporary folder
-that is deleted at the end, and shards likewise. Every arm runs in a process of its own, on the CPU.
-Its stages are timed by the CPU seconds of the process with all its threads, so that another
-program's load matters less. Its memory is the most that the process ever had, less what it had when
-TensorFlow was imported. The exponent is of the last two sizes: 1.0 where ten times as many files
-take ten times as long. Stages below 50 ms get none.
+The program makes trees of 10,000, 100,000 and 1,000,000 images, as hard links to a few files, and
+shards in the same way. They are in a temporary folder, which is deleted at the end.
+
+Every arm runs in its own process on the CPU. The time of a stage is the CPU time of the process
+with all its threads, so the load of other programs matters less. The memory is the peak of the
+process, minus what it had after the import of TensorFlow. The exponent compares the last two sizes.
+It is 1.0 if ten times as many files take ten times as long. A stage below 50 ms has no exponent.
 
 Arms:
-  list          class folders are listed (1,000 of them)
-  classes       as many class folders as a tenth of the files, with one image in each
-  csv, pairs    a list of all images; two trees of them
-  tfrecord, webdataset     shards of 10,000: indexes are made, then read
-  tf_data, dali_cpu, memory, cache, auto    listed, opened, first batch, resume in mid-epoch;
-                `auto` twice: the second start finds what the first has kept
-  scan          every image is looked at; then again, by what is known
+  list          lists class folders (1,000 of them)
+  classes       lists a tenth as many class folders as there are files, with one image in each
+  csv, pairs    reads a list of all images; lists two trees of images
+  tfrecord, webdataset     makes the indexes of shards of 10,000 examples, then reads the indexes
+  tf_data, dali_cpu, memory, cache, auto    lists files, opens the loader, gives the first batch,
+                resumes in the middle of an epoch; `auto` starts twice, and its second start finds
+                what the first one stored
+  scan          examines every image; then again, with the stored results
 
-Prints a table, and writes it to OUTPUT.md and all numbers to OUTPUT.json. Exit codes: 0 done,
-1 an arm failed, 2 a mistake in the call.
+The program prints a table, and writes it to OUTPUT.md and all numbers to OUTPUT.json. Exit codes: 0
+done; 1 an arm failed; 2 a mistake in the call.
 """
 
 import argparse
@@ -39,16 +41,16 @@ import time
 from tfaccel.process.signals import exiting_on_sigterm
 
 SIZES = (10_000, 100_000, 1_000_000)
-NUM_ORIGINALS = 64  # a file may have 65,000 names on ext4
+NUM_ORIGINALS = 64  # more than one, because ext4 allows 65,000 links to a file
 SHARD = 10_000  # examples
 LOADERS = ("tf_data", "dali_cpu", "memory", "cache", "auto")
 ARMS = ("list", "classes", "csv", "pairs", "tfrecord", "webdataset", *LOADERS, "auto_again")
 ARMS = (*ARMS, "scan", "scan_again")
-LEAST_S = 0.05  # below which an exponent says nothing
+LEAST_S = 0.05  # the exponent of a shorter time would be noise
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measures, prints what came of it, and returns the exit code."""
+    """Measures, prints the table, and returns the exit code."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     options = parse(arguments)
     if options.child:
@@ -76,21 +78,21 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """Returns the options."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--output", help="where to write, without .md and .json; default: nowhere")
+    add("--output", help="the path of the results, without .md or .json; default: none")
     add("--sizes", type=int, nargs="+", default=SIZES, help="numbers of images")
-    add("--arms", nargs="+", choices=ARMS, default=ARMS, help="what is measured; default: all")
-    add("--dir", help="for the trees; default: a temporary folder")
+    add("--arms", nargs="+", choices=ARMS, default=ARMS, help="the arms to measure; default: all")
+    add("--dir", help="a folder for the trees; default: the system's temporary folder")
     add("--child", choices=ARMS, help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 
 def measure(arm: str, folder: str, size: int) -> dict | None:
-    """Returns what an arm took, from a process of its own; None where it failed."""
+    """Runs an arm in its own process, and returns its figures; None if it failed."""
     own = [sys.executable, __file__, f"--child={arm}", f"--dir={folder}", f"--sizes={size}"]
     cache = {"XDG_CACHE_HOME": f"{folder}/cache", "CUDA_VISIBLE_DEVICES": "-1"}
     environment = {**os.environ, **cache, "TF_CPP_MIN_LOG_LEVEL": "2"}
@@ -124,7 +126,7 @@ def make_data(folder: pathlib.Path, size: int, arms) -> None:
 
 
 def make_originals(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Returns PNG files of 28x28 pixels, like those of MNIST."""
+    """Makes PNG files of 28x28 pixels, as in MNIST, and returns their paths."""
     import numpy as np
     import PIL.Image
 
@@ -138,7 +140,7 @@ def make_originals(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def make_tree(root: pathlib.Path, originals, size: int, *, num_classes: int) -> None:
-    """Makes class folders of hard links."""
+    """Makes class folders with hard links to the originals."""
     each = size // num_classes
     for label in range(num_classes):
         folder = root / f"class_{label:06d}"
@@ -180,7 +182,7 @@ def write_tar(file: pathlib.Path, originals) -> None:
 
 
 def repeat(shard: pathlib.Path, folder: pathlib.Path, size: int) -> None:
-    """Links a shard as often as makes `size` examples."""
+    """Makes so many hard links to a shard that they have `size` examples."""
     folder.mkdir()
     for index in range(size // SHARD):
         os.link(shard, folder / f"{index:05d}{shard.suffix}")
@@ -190,7 +192,7 @@ def repeat(shard: pathlib.Path, folder: pathlib.Path, size: int) -> None:
 
 
 def run_arm(arm: str, folder: pathlib.Path, size: int) -> dict[str, float]:
-    """Returns the CPU seconds of each stage, and "mib": the memory that was taken at most."""
+    """Returns the CPU seconds of each stage, and the peak memory as "mib"."""
     import tfaccel
 
     logging.getLogger("tfaccel").setLevel(logging.ERROR)
@@ -246,29 +248,29 @@ def _stages(arm, folder, run, sources) -> dict[str, float]:
 
 
 class Clock:
-    """The CPU seconds between one moment and the next, of this process with all its threads."""
+    """Measures the CPU seconds of stages, for this process with all its threads."""
 
     def __init__(self):
-        """Starts."""
+        """Starts the first stage."""
         self._laps, self._last = {}, time.process_time()
 
     def lap(self, name: str) -> dict[str, float]:
-        """Names what went on since the last one, and returns all of them, rounded."""
+        """Ends a stage, names it, and returns the rounded seconds of all stages so far."""
         now = time.process_time()
         self._laps[name], self._last = round(now - self._last, 3), now
         return self._laps
 
 
 def memory_mib(name: str) -> float:
-    """Returns the memory of this process: "VmRSS", now, or "VmHWM", the most that it ever had.
+    """Returns the memory of this process: "VmRSS" at present, or its peak "VmHWM".
 
-    (What getrusage calls the most is also what the parent had when it started this process.)
+    getrusage is not used, because its peak includes that of the process that started this one.
     """
     status = pathlib.Path("/proc/self/status").read_text()
     return int(re.search(rf"{name}:\s+(\d+) kB", status)[1]) / 1024
 
 
-# What is said of it.
+# The report.
 
 
 def table(found: dict, sizes) -> str:
@@ -287,21 +289,21 @@ def table(found: dict, sizes) -> str:
 
 
 def exponent(values, sizes) -> str:
-    """Returns the power of the size by which the last two values differ; "" where unknown."""
+    """Returns the exponent of growth between the last two sizes; "" if it is unknown."""
     if len(values) < 2 or None in values[-2:] or values[-2] < LEAST_S:
         return ""
     return f"{math.log(values[-1] / values[-2]) / math.log(sizes[-1] / sizes[-2]):.2f}"
 
 
 def heading(result: dict) -> str:
-    """Returns what the table is of."""
+    """Returns the text above the table."""
     return (
         f"`{result['command']}`, {result['date']}, {result['cores']} cores. CPU seconds of each "
-        "stage, and the memory that the process took at most beside TensorFlow's own. `classes` "
-        "has a tenth as many folders as the column says, with one image in each."
+        "stage, and the peak memory of the process without TensorFlow's own. `classes` has a tenth "
+        "as many folders as the column's number, with one image in each."
     )
 
 
 if __name__ == "__main__":
-    with exiting_on_sigterm():  # so that the trees are deleted
+    with exiting_on_sigterm():  # deletes the trees
         sys.exit(main())

@@ -1,17 +1,19 @@
-"""Images per CPU second of each loader, beside hand-written tf.data and torch pipelines.
+"""Measures images per CPU second of each loader, and of hand-written tf.data and torch pipelines.
 
     uv run python tools/bench_loaders.py --jpegs=/data/imagenet/train --pngs=/data/mnist_png
-    uv run python tools/bench_loaders.py        # on images that it makes
+    uv run python tools/bench_loaders.py        # makes its own images
 
-Two tables. JPEG files to a random window of 224x224, mirrored by chance: a pipeline as the
-community writes it (decode_and_crop_jpeg), with windows drawn as everyone else's, and with those of
-sample_distorted_bounding_box, which are smaller; each loader of tfaccel; and torchvision's where
-torch is installed. 28x28 PNG files, as they are and turned by chance: likewise. All give normalised
-float32 batches on the CPU. CPU seconds are of the whole process with its threads, so that another
-program's load matters less; runs of all arms take turns, and the median counts. What is made once
-(the cache, the images in memory) is not counted.
+The program prints three tables. "jpeg" decodes JPEG files to random crops of 224x224, and flips
+them at random. Its arms are: tf.data as the community writes it (decode_and_crop_jpeg), with the
+usual random crops; the same with sample_distorted_bounding_box, which draws smaller crops; each
+loader of tfaccel; and torchvision's pipeline, if torch is installed. "png" and "png_rotated" decode
+PNG files of 28x28, without and with random rotation, with the same kinds of arms.
 
-The last line of standard output is JSON. Exit codes: 0 done, 2 a mistake in the call.
+All arms give normalised float32 batches on the CPU. The CPU seconds are those of the whole process
+with its threads, so the load of other programs matters less. The arms take turns, and the median of
+an arm's runs counts. Work that is done once (the cache, the images in memory) does not count.
+
+The last line of standard output is JSON. Exit codes: 0 done; 2 a mistake in the call.
 """
 
 import argparse
@@ -30,7 +32,7 @@ import weakref
 from collections.abc import Callable, Iterator
 
 if __name__ == "__main__":  # before TensorFlow starts
-    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # loaders on the CPU are compared
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # this program compares loaders on the CPU
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
@@ -53,23 +55,23 @@ from tfaccel.runtime.devices import Device
 
 CPU = Device("/cpu:0", None)
 MEAN, STD = 0.5, 0.25
-STORED_SIZE = (256, 256)  # of the JPEGs' cache
+STORED_SIZE = (256, 256)  # of JPEG images in the cache
 
-Run = Callable[[float], float]  # takes batches for some seconds; returns images per CPU second
+Run = Callable[[float], float]  # draws batches for some seconds; returns images per CPU second
 Arms = dict[str, Callable[[], Run]]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measures, prints both tables, and returns the exit code."""
+    """Measures, prints the tables, and returns the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--jpegs", type=pathlib.Path, help="a folder of JPEGs, at any depth")
-    parser.add_argument("--pngs", type=pathlib.Path, help="a folder of 28x28 PNGs, at any depth")
-    parser.add_argument("--seconds", type=float, default=3, help="of each run of an arm")
-    parser.add_argument("--runs", type=int, default=5, help="of each arm")
+    parser.add_argument("--jpegs", type=pathlib.Path, help="a folder with JPEG files at any depth")
+    parser.add_argument("--pngs", type=pathlib.Path, help="a folder with 28x28 PNG files")
+    parser.add_argument("--seconds", type=float, default=3, help="seconds of each run of an arm")
+    parser.add_argument("--runs", type=int, default=5, help="runs of each arm")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--batch-size", type=int, default=64, help="of the JPEGs; 4 times for PNGs")
+    parser.add_argument("--batch-size", type=int, default=64, help="for JPEG; PNG: 4 times as many")
     flags = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as scratch:
         scratch = pathlib.Path(scratch)
@@ -96,7 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
 def jpeg_arms(
     files: tuple[str, ...], scratch: pathlib.Path, *, batch_size: int, num_threads: int
 ) -> Arms:
-    """Returns what makes each pipeline of JPEGs, by name; the first is what others are held to."""
+    """Returns functions that make each JPEG pipeline, by name; the first one is the baseline."""
     source = ImageSource(Blobs(files), np.zeros(len(files), np.int32))
     images = ImageConfig(image_size=(224, 224), mean=MEAN, std=STD)
     arms = our_arms(
@@ -124,7 +126,7 @@ def png_arms(
     batch_size: int,
     num_threads: int,
 ) -> Arms:
-    """Returns what makes each pipeline of 28x28 PNGs, by name."""
+    """Returns functions that make each PNG pipeline, by name; the first one is the baseline."""
     source = ImageSource(Blobs(files), np.zeros(len(files), np.int32))
     images = ImageConfig(image_size=(28, 28), channels=1, mean=MEAN, std=STD)
     arms = our_arms(
@@ -143,7 +145,7 @@ def png_arms(
 
 
 def our_arms(names, source, images, augment, *, batch_size, **settings) -> Arms:
-    """Returns what makes each of tfaccel's streams."""
+    """Returns functions that make each of tfaccel's streams, by the name of its loader."""
     plan = Plan(len(source), batch_size, num_replicas=1, shuffle=True)
     feed = Feed(plan, augment, images.image_size, replica_index=0)
     return {
@@ -169,11 +171,11 @@ def make_stream(
     Args:
       name: one of config.LOADERS.
       source: the encoded images.
-      images: how they become batches.
-      feed: which batches.
-      num_threads: of the stream.
-      stored_size: that "memory" and "cache" keep.
-      folder: of the cache.
+      images: how the images become batches.
+      feed: gives the indices of each batch.
+      num_threads: the threads of the stream.
+      stored_size: the image size that "memory" and "cache" store.
+      folder: the folder of the cache.
     """
     if name == "auto":
         name, reason, _ = choose_loader(source, images, feed.augment, device=CPU)
@@ -197,19 +199,19 @@ def make_stream(
     return MemoryStream(arrays, images, on_device=name == "memory", **settings)
 
 
-# Pipelines as their communities write them; but for prefetch(AUTOTUNE), whose growing buffer would
-# be filled in one run for the next.
+# Pipelines as their communities write them, except that they do not use prefetch(AUTOTUNE): its
+# growing buffer would be filled in one run and used in the next.
 
 PREFETCH_BATCHES = 2
 
 
 def tf_data_of_jpegs(files: tuple[str, ...], batch_size: int, window_of: Callable) -> Iterator:
-    """A tf.data pipeline as in TensorFlow's ResNet recipes.
+    """Returns a tf.data pipeline as in TensorFlow's ResNet recipes.
 
     Args:
-      files: of the images.
-      batch_size: in images.
-      window_of: returns (top, left, height, width) of a random window, from an image's shape.
+      files: the image files.
+      batch_size: the images of a batch.
+      window_of: takes an image's shape, and returns (top, left, height, width) of a random crop.
     """
 
     def decode(path, label):
@@ -225,7 +227,7 @@ def tf_data_of_jpegs(files: tuple[str, ...], batch_size: int, window_of: Callabl
 
 
 def uniform_window(shape):
-    """A window as torchvision and every loader of tfaccel draws it: 43% of 500x375 on average."""
+    """Returns a crop as torchvision and tfaccel's loaders draw it: on average 43% of 500x375."""
     source = tf.cast(shape[:2], tf.float32)
     area = tf.random.uniform([10], 0.08, 1.0) * tf.reduce_prod(source)
     ratio = tf.exp(tf.random.uniform([10], math.log(3 / 4), math.log(4 / 3)))
@@ -237,7 +239,7 @@ def uniform_window(shape):
 
 
 def distorted_window(shape):
-    """A window as TensorFlow's own operation draws it: 38% of 500x375, so less to decode."""
+    """Returns a crop as TensorFlow's own operation draws it: 38% of 500x375, so less to decode."""
     start, size, _ = tf.image.sample_distorted_bounding_box(
         shape,
         tf.zeros([1, 0, 4]),
@@ -250,7 +252,7 @@ def distorted_window(shape):
 
 
 def tf_data_of_pngs(files: tuple[str, ...], degrees: float, batch_size: int) -> Iterator:
-    """A tf.data pipeline that decodes, and turns, images one by one."""
+    """Returns a tf.data pipeline that decodes and rotates images one by one."""
 
     def decode(path, label):
         image = tf.cast(tf.io.decode_png(tf.io.read_file(path), channels=1), tf.float32)
@@ -287,13 +289,13 @@ def torch_arm(
     *,
     batch_size: int,
 ) -> Arms:
-    """Returns torchvision's pipeline, where torch is installed, else nothing.
+    """Returns an arm for torchvision's pipeline; no arm if torch is not installed.
 
     Args:
-      files: of the images.
+      files: the image files.
       channels: 1 or 3.
-      degrees: that images are turned by at most; None for random windows of 224x224.
-      batch_size: of the batches.
+      degrees: the largest random rotation; None for random crops of 224x224.
+      batch_size: the images of a batch.
     """
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("torchvision") is None:
         return {}
@@ -330,7 +332,7 @@ def torch_arm(
 
 
 def measure(arms: Arms, *, seconds: float, num_runs: int) -> dict[str, list[float]]:
-    """Returns the images per CPU second of every run of each arm; runs of all take turns."""
+    """Returns the images per CPU second of every run of each arm; the arms take turns."""
     ready = {name: make() for name, make in arms.items()}
     results = {name: [] for name in arms}
     for number in range(num_runs + 1):
@@ -342,12 +344,12 @@ def measure(arms: Arms, *, seconds: float, num_runs: int) -> dict[str, list[floa
 
 
 def timed(stream: Iterator, batch_size: int) -> Run:
-    """Returns what runs a stream."""
+    """Returns a function that draws from a stream for some seconds."""
     return functools.partial(images_per_cpu_second, stream, batch_size)
 
 
 def images_per_cpu_second(stream: Iterator, batch_size: int, seconds: float) -> float:
-    """Takes batches for a while; counts all CPU time until what was made ahead is made again."""
+    """Draws batches for some seconds; counts all CPU time until the queues are full again."""
     wait_until_idle()
     cpu, ends, num_batches = time.process_time(), time.monotonic() + seconds, 0
     while time.monotonic() < ends:
@@ -358,7 +360,7 @@ def images_per_cpu_second(stream: Iterator, batch_size: int, seconds: float) -> 
 
 
 def wait_until_idle() -> None:
-    """Returns when this process has hardly used the CPU for a twentieth of a second."""
+    """Waits until this process has used less than 3 ms of CPU time in 50 ms."""
     while True:
         before = time.process_time()
         time.sleep(0.05)
@@ -379,7 +381,7 @@ def print_table(name: str, table: dict[str, list[float]]) -> None:
 def make_images(
     folder: pathlib.Path, suffix: str, number: int, shape: tuple[int, ...]
 ) -> pathlib.Path:
-    """Makes images of colours that run into each other, with some noise, and returns the folder."""
+    """Makes images of smooth colours with some noise, and returns their folder."""
     random = np.random.default_rng(0)
     folder.mkdir()
     for index in range(number):

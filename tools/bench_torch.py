@@ -1,8 +1,9 @@
-"""torchvision's pipeline for bench_loaders.py, in another process: torch and TensorFlow share none.
+"""torchvision's pipeline for bench_loaders.py, in its own process, without TensorFlow.
 
-Reads lines of JSON from standard input: first the settings, then seconds, again and again. For each
-of these it takes batches that long, and prints the images per CPU second. Without workers: they
-would be other processes' CPU seconds, and cost more.
+It reads lines of JSON from standard input. The first line has the settings, and each further line a
+number of seconds. For each number, it draws batches for that long, and prints the images per CPU
+second. It uses no worker processes, because they would need more CPU time, and in processes that
+are not measured.
 """
 
 import json
@@ -18,7 +19,7 @@ class Images(torch.utils.data.Dataset):
     """Image files, decoded one by one."""
 
     def __init__(self, files: list[str], mode: str, transform):
-        """Takes the files, Pillow's name of their channels, and what is done to each."""
+        """Takes the files, a Pillow mode, and the transform of each image."""
         self._files, self._mode, self._transform = files, mode, transform
 
     def __len__(self):
@@ -35,12 +36,12 @@ def batches(files, *, channels, degrees, mean, std, batch_size):
     """Yields batches without end.
 
     Args:
-      files: of the images.
+      files: the image files.
       channels: 1 or 3.
-      degrees: that images are turned by at most, as they are; None for random windows of 224x224.
-      mean: of all channels.
-      std: likewise.
-      batch_size: in images.
+      degrees: the largest random rotation; None for random crops of 224x224.
+      mean: the mean of every channel.
+      std: the standard deviation of every channel.
+      batch_size: the images of a batch.
     """
     steps = [transforms.RandomRotation(degrees)] if degrees else []
     if degrees is None:
@@ -54,9 +55,9 @@ def batches(files, *, channels, degrees, mean, std, batch_size):
 
 
 def main() -> None:
-    """Answers each line."""
+    """Answers each line of standard input."""
     settings = json.loads(sys.stdin.readline())
-    torch.set_num_threads(1)  # more would spin while they wait for each other
+    torch.set_num_threads(1)  # several threads would spin while they wait for each other
     stream = batches(**settings)
     for line in sys.stdin:
         cpu, ends, num_batches = time.process_time(), time.monotonic() + json.loads(line), 0

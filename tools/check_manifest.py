@@ -1,12 +1,13 @@
-"""Checks a manifest of `tfaccel launch --engine=k8s` against the schemas that are published.
+"""Checks a manifest of `tfaccel launch --engine=k8s` against the published schemas.
 
     tfaccel launch --engine=k8s --print --nnodes=2 --image=IMAGE train ... > job.yaml
     pip install kubernetes-validate
     python tools/check_manifest.py job.yaml --jobset=jobset.x-k8s.io_jobsets.yaml
 
-The JobSet by its own resource definition (config/components/crd/bases/ of kubernetes-sigs/jobset),
-unknown fields refused; the Job in it, its pods and the NetworkPolicy by those of each version of
-Kubernetes that kubernetes-validate has. What an API server checks beyond schemas is not checked.
+The JobSet is checked against its resource definition (config/components/crd/bases/ of
+kubernetes-sigs/jobset), and unknown fields are refused. The Job in it, its pods and the
+NetworkPolicy are checked against the five newest versions of Kubernetes that kubernetes-validate
+has. The program does not check what an API server checks beyond the schemas.
 """
 
 import argparse
@@ -20,10 +21,12 @@ import yaml
 
 
 def main() -> None:
-    """Checks what the command line names; the last line is JSON. Raises what is wrong."""
+    """Checks the manifest, and prints JSON as the last line; raises an error for a wrong field."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("manifest", type=pathlib.Path)
-    parser.add_argument("--jobset", type=pathlib.Path, required=True, help="JobSet's definition")
+    parser.add_argument(
+        "--jobset", type=pathlib.Path, required=True, help="JobSet's resource definition"
+    )
     arguments = parser.parse_args()
     jobset, policy = yaml.safe_load_all(arguments.manifest.read_text())
     definition = yaml.safe_load(arguments.jobset.read_text())
@@ -34,7 +37,7 @@ def main() -> None:
     for resource in (*jobs(jobset), policy):
         for version in versions:
             kubernetes_validate.validate(resource, version, strict=True)
-        print(f"{resource['kind']} {resource['metadata']['name']}: as the schemas say")
+        print(f"{resource['kind']} {resource['metadata']['name']}: matches the schemas")
     print(
         json.dumps(
             {
@@ -53,7 +56,7 @@ def schema_of(definition: dict, version: str) -> dict:
 
 
 def closed(schema):
-    """Returns a schema that knows no other fields than those it names."""
+    """Returns a schema that refuses all fields that it does not name."""
     if isinstance(schema, list):
         return [closed(each) for each in schema]
     if not isinstance(schema, dict):
@@ -67,7 +70,7 @@ def closed(schema):
 
 
 def jobs(jobset: dict) -> list[dict]:
-    """Returns the Jobs that JobSet's controller would make."""
+    """Returns the Jobs that JobSet's controller would create."""
     return [
         {
             "apiVersion": "batch/v1",

@@ -1,15 +1,23 @@
-"""Compares the pixels of each loader with Pillow's, over folders of images.
+"""Compares the pixels of each loader with Pillow's, for folders of images.
 
     python tools/compare_decoders.py FOLDER ... --output=decoders.md
 
-Each file goes the whole way of the loaders tf_data, dali_cpu and memory (the loader cache and an
-export's samples have memory's decoder): the look at it as the loader opens, and the loader's own
-stream; as an image of 1 and of 3 channels, and as a mask; at its own size. The table has a row for
-all files of which scan and loaders say the same: "same" where no level differs by more than one,
-else the largest difference in grey levels; "refused" where the loader names the file as of a kind
-that it does not take, "not decoded" where it names it otherwise. The exit code is 1 where a loader
-gives pixels that differ by more than one level, or pixels of a file that it would refuse as it
-opens. `--loaders=dali_gpu` compares DALI on the first GPU.
+Each file goes through the loaders tf_data, dali_cpu and memory. (The loader cache and the samples
+of an export use the decoder of memory.) The program runs the check of the file when a loader opens,
+and the loader's stream. It does so for 1 channel, for 3 channels and for a mask, at the size of the
+file. `--loaders=dali_gpu` compares DALI on the first GPU.
+
+The table has a row for all files with equal results of the scan and of the loaders. A cell is:
+  same           no level differs by more than one
+  a number       the largest difference in levels of 0 to 255
+  refused        the loader names the file as of a kind that it does not take
+  not decoded    the loader names the file for another reason
+  silent         the loader gives pixels of a file that it refuses when it opens, or of a file that
+                 cannot be a mask
+  ERROR, unnamed     the loader fails with an error that does not name the file
+  the process ends   the file crashes the decoder, or decoding it takes too long
+
+The exit code is 1 if a cell is "silent" or a number.
 """
 
 import argparse
@@ -23,7 +31,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import NamedTuple
 
-os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # DALI has the same GPU
+os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # DALI uses the same GPU
 
 import numpy as np
 import nvidia.dali
@@ -43,20 +51,20 @@ from tfaccel.data.sources.pillow import IMAGE_SUFFIXES, decoded, unfit_mask
 from tfaccel.runtime.devices import Device
 
 SUFFIXES = (*IMAGE_SUFFIXES, ".apng", ".dib", ".gif", ".j2k", ".mpo", ".pbm", ".pgm", ".pnm")
-LOADERS = ("tf_data", "dali_cpu", "memory")  # what needs no GPU
+LOADERS = ("tf_data", "dali_cpu", "memory")  # the loaders that need no GPU
 USES = ("1 channel", "3 channels", "mask")
-WITHIN = "same"  # within one level
-MOST_NAMES = 3  # of a row
-MOST_PIXELS = 20_000_000
-MOST_FILES = 64  # of a batch
-GROUP_S = 600  # that a batch may take
+SAME = "same"  # no level differs by more than one
+MAX_NAMES = 3  # names of files in a row
+MAX_PIXELS = 20_000_000
+MAX_FILES = 64  # files of a batch
+GROUP_S = 600  # the time limit of a batch
 NO_TRUTH = {"empty", "huge", "not_an_image", "truncated"}
 PLACEMENT = Placement(Device("/cpu:0", None), num_threads=2, seed=0)
 ON_GPU = Placement(Device("/gpu:0", 0), num_threads=2, seed=0)
 
 
 class File(NamedTuple):
-    """A file, what the scan says, and its (height, width): None where Pillow has no pixels."""
+    """A file, the result of its scan, and its (height, width): None if Pillow has no pixels."""
 
     path: pathlib.Path
     kinds: str
@@ -64,7 +72,7 @@ class File(NamedTuple):
 
 
 def main() -> None:
-    """Writes the table; exits with 1 for a silent difference."""
+    """Writes the table; exits with 1 if a loader gives wrong pixels without an error."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folders", nargs="+", type=pathlib.Path)
     parser.add_argument("--output", type=pathlib.Path, required=True)
@@ -74,7 +82,7 @@ def main() -> None:
     num_cells = len(arguments.loaders) * len(USES)
     with strict():
         files = [
-            looked_at(file)
+            scanned(file)
             for folder in arguments.folders
             for file in sorted(folder.rglob("*"))
             if file.suffix.lower() in SUFFIXES and file.is_file()
@@ -85,10 +93,10 @@ def main() -> None:
         found = cells.get(file.path, [""] * num_cells)
         if any(each == "silent" or (each.isdigit() and int(each) > 1) for each in found):
             silent.append(file.path.name)
-        what = (file.kinds, *(WITHIN if each in ("0", "1") else each for each in found))
+        what = (file.kinds, *(SAME if each in ("0", "1") else each for each in found))
         kinds[(file.path.name, *what) if arguments.all else what].append(file.path.name)
     rows = [
-        f"| {len(names)} | {', '.join(names[:MOST_NAMES])} | {' | '.join(what[-1 - num_cells :])} |"
+        f"| {len(names)} | {', '.join(names[:MAX_NAMES])} | {' | '.join(what[-1 - num_cells :])} |"
         for what, names in sorted(kinds.items(), key=lambda each: -len(each[1]))
     ]
     columns = [f"{loader}, {use}" for use in USES for loader in arguments.loaders]
@@ -105,33 +113,34 @@ def main() -> None:
     sys.exit(1 if silent else 0)
 
 
-def looked_at(path: pathlib.Path) -> File:
-    """Returns what the scan says, and the size of what Pillow decodes."""
+def scanned(path: pathlib.Path) -> File:
+    """Scans a file, and returns the result with the size of the image that Pillow decodes."""
     data = path.read_bytes()
     found, size = examine(data, suffix=path.suffix)
     kinds = [kind for kind, _ in found]
-    has_pixels = not NO_TRUTH & set(kinds) and 0 < size[0] * size[1] <= MOST_PIXELS
+    has_pixels = not NO_TRUTH & set(kinds) and 0 < size[0] * size[1] <= MAX_PIXELS
     try:
         if has_pixels:
             for mode in ("L", "RGB"):
                 _pixels(data, mode)
-    except Exception:  # Pillow's, of what it opens and cannot convert
-        return File(path, "no pixels by Pillow", None)
+    except Exception:  # Pillow opens some files that it cannot convert
+        return File(path, "no pixels from Pillow", None)
     return File(path, ", ".join(kinds), size if has_pixels else None)
 
 
 def compared(files: list[File], loaders: Sequence[str]) -> dict[pathlib.Path, list[str]]:
-    """Returns the cells of each file's row: those of one size are a batch, in a process of its own.
+    """Returns the cells of each file's row.
 
-    Where that process ends, as some files end a decoder's, each goes alone.
+    Files of one size form batches, which are decoded in another process. Some files crash a
+    decoder. If the process ends, each file of the batch is decoded alone.
     """
     by_size = collections.defaultdict(list)
     for file in files:
         by_size[file.size].append(file.path)
     groups = [
-        (size, paths[start : start + MOST_FILES])
+        (size, paths[start : start + MAX_FILES])
         for size, paths in by_size.items()
-        for start in range(0, len(paths), MOST_FILES)
+        for start in range(0, len(paths), MAX_FILES)
     ]
     cells, pool = {}, None
     while groups:
@@ -160,7 +169,7 @@ def rows_of(
 
 
 def cells_of(paths, size: tuple[int, int], use: str, loader: str) -> list[str]:
-    """Returns what a loader makes of each file, in words."""
+    """Returns the cell of each file for one loader and one use."""
     with tempfile.TemporaryDirectory() as folder:
         blobs = Blobs(tuple(map(str, paths)))
         images = ImageConfig(image_size=size, channels=1 if use == "1 channel" else 3)
@@ -178,7 +187,7 @@ def cells_of(paths, size: tuple[int, int], use: str, loader: str) -> list[str]:
         right = truth(path.read_bytes(), use)
         if index in faults:
             cells.append(faults[index])
-        elif right is None or said[index] is not None:  # of a sample it would be refused
+        elif right is None or said[index] is not None:  # the loader refuses it when it opens
             cells.append("silent")
         else:
             cells.append(str(np.abs(found[index].astype(int) - right).max()))
@@ -186,7 +195,7 @@ def cells_of(paths, size: tuple[int, int], use: str, loader: str) -> list[str]:
 
 
 def opened(source: ImageSource, images: ImageConfig, loader: str, index: int) -> str | None:
-    """Returns why a loader refuses an example as it opens; None where it does not."""
+    """Returns why a loader refuses an example when it opens; None if it does not."""
     try:
         one = source.taken(np.array([index]))
         images_lib._check_some(one, images, AugmentConfig(), by_pillow=loader == "memory")
@@ -196,9 +205,10 @@ def opened(source: ImageSource, images: ImageConfig, loader: str, index: int) ->
 
 
 def read(source: ImageSource, images: ImageConfig, loader: str):
-    """Returns the pixels of all examples, uint8 by index, and what is said of those that are named.
+    """Returns the pixels of the examples by index, uint8, and the faults of the others by index.
 
-    As a Loader does with bad_files="skip": what is named is left out, and the rest goes on.
+    Like a Loader with bad_files="skip", it leaves out the files that an error names, and reads the
+    others.
     """
     left, faults = list(range(len(source))), {}
     while left:
@@ -209,7 +219,7 @@ def read(source: ImageSource, images: ImageConfig, loader: str):
             kind = "refused" if _is_of_a_kind(str(error)) else "not decoded"
             faults |= {left[each]: kind for each in error.ids}
             left = [each for each in left if each not in faults]
-        except Exception as error:  # which names no file
+        except Exception as error:  # the error names no file
             if len(left) == 1:
                 return {}, faults | {left[0]: f"{type(error).__name__}, unnamed"}
             pixels = {}
@@ -222,7 +232,7 @@ def read(source: ImageSource, images: ImageConfig, loader: str):
 
 
 def streamed(source: ImageSource, images: ImageConfig, loader: str) -> np.ndarray:
-    """Returns the images, or masks, as the loader's stream gives them: [rows, ...] uint8 levels."""
+    """Returns the images or masks that the loader's stream gives: [rows, ...] levels 0..255."""
     stored = source
     if loader == "memory":
         settings = {"channels": images.channels, "targets": images.targets, "num_threads": 1}
@@ -238,7 +248,7 @@ def streamed(source: ImageSource, images: ImageConfig, loader: str) -> np.ndarra
 
 
 def truth(data: bytes, use: str) -> np.ndarray | None:
-    """Returns Pillow's pixels, [height, width, channels] int; None for what is no mask."""
+    """Returns Pillow's pixels, [height, width, channels] int; None if the file cannot be a mask."""
     if use == "mask":
         with PIL.Image.open(io.BytesIO(data)) as image:
             if unfit_mask(image):

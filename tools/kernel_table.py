@@ -1,18 +1,20 @@
-"""Where a step's GPU time goes: kinds of kernels, the longest, those slow for their bytes, waits.
+"""Shows where the GPU time of a step goes: kinds of kernels, the longest kernels, and idle time.
 
-Takes a folder that TensorFlow's profiler wrote and how many steps it saw; prints a table for each
-GPU. An arm of tools/bench.py writes one where it is asked to:
+The program takes a folder that TensorFlow's profiler wrote, and the number of steps in the profile.
+It prints a table for each GPU. An arm of tools/bench.py can write such a profile:
 
     python tools/bench.py --rows=S1 --repeats=1 --ours='{"trace": "/tmp/trace"}'
     python tools/kernel_table.py /tmp/trace --steps=350
 
-What a kernel of XLA's reads and writes is its operands and results, whole, and at most what the
-bandwidth allows: of some it reads a slice. No kernel of an H200 had more than 4.4 of its memory's
-4.8 TB/s (ResNet-50, 2026-11-22), and no large one of an H100 more than 3.2 of 3.35 (2026-11-26).
+A second list has the XLA kernels that take longer than their memory traffic explains. The traffic
+of a kernel is the size of its operands and results, but at most what the bandwidth allows in its
+time, because a kernel may read only a slice of an operand. On an H200, no kernel exceeded 4.4 of
+the memory's 4.8 TB/s (ResNet-50, 2026-11-22). On an H100, no large kernel exceeded 3.2 of 3.35 TB/s
+(2026-11-26).
 
-Names relied on: TensorFlow 2.21's tensorflow.tsl.profiler.protobuf.xplane_pb2, and its planes
-"/device:GPU:N" with lines "Stream ...", "/host:CPU", and "/host:metadata" with programs ("Hlo
-Proto", of tensorflow.compiler.xla.service.hlo_pb2).
+The program relies on names of TensorFlow 2.21: tensorflow.tsl.profiler.protobuf.xplane_pb2, and its
+planes "/device:GPU:N" with lines "Stream ...", "/host:CPU", and "/host:metadata" with programs
+("Hlo Proto", of tensorflow.compiler.xla.service.hlo_pb2).
 """
 
 import argparse
@@ -32,7 +34,7 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 PS_PER_MS = 1e9
 BYTES_PER_GB = 1e9
 SHORT_GAP_MS, LONG_GAP_MS = 0.01, 0.3
-# The first that a kernel's name matches is its kind.
+# The kind of a kernel is the first one with a pattern that matches the kernel's name.
 KINDS = {
     "convolution or product": r"conv(?!ert)|gemm|cudnn|xmma|cutlass|nvjet|wgrad|dgrad|fprop|matmul",
     "all-reduce": r"nccl",
@@ -43,7 +45,7 @@ KINDS = {
 
 
 class Span(NamedTuple):
-    """An event: from when to when, in picoseconds, its name, and its program and operation."""
+    """An event: start and end in picoseconds, its name, and its XLA program and operation."""
 
     start: float
     end: float
@@ -54,15 +56,17 @@ class Span(NamedTuple):
 def main(arguments: Sequence[str]) -> int:
     """Prints the tables; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("folder", type=pathlib.Path, help="that the profiler wrote")
-    parser.add_argument("--steps", type=int, required=True, help="that it saw")
-    parser.add_argument("--kernels", type=int, default=30, help="to list (default: 30)")
-    parser.add_argument("--bandwidth", type=float, default=4.4, help="of the memory, in TB/s (4.4)")
+    parser.add_argument("folder", type=pathlib.Path, help="a folder that the profiler wrote")
+    parser.add_argument("--steps", type=int, required=True, help="the steps in the profile")
+    parser.add_argument("--kernels", type=int, default=30, help="kernels to list (default: 30)")
+    parser.add_argument(
+        "--bandwidth", type=float, default=4.4, help="memory bandwidth in TB/s (default: 4.4)"
+    )
     options = parser.parse_args(arguments)
     files = sorted(options.folder.rglob("*.xplane.pb"))
     if not files or options.steps < 1:
-        what = "no *.xplane.pb in it" if not files else f"--steps={options.steps}"
-        parser.error(f"{options.folder}: {what}; expected a trace, and at least one step")
+        what = f"--steps={options.steps}" if files else f"{options.folder} has no *.xplane.pb file"
+        parser.error(f"{what}; expected a profile, and at least one step")
     space = xplane_pb2.XSpace.FromString(files[-1].read_bytes())
     host = [span for plane in space.planes if "/host:CPU" in plane.name for span in spans(plane)]
     gpus = [plane for plane in space.planes if plane.name.startswith("/device:GPU")]
@@ -73,12 +77,12 @@ def main(arguments: Sequence[str]) -> int:
             where = table(kernels, host, options.steps, options.kernels)
             beyond = bytes_table(kernels, sizes, options.steps, options.kernels, options.bandwidth)
             tables.append("\n".join([plane.name, *where, *beyond]))
-    print("\n\n".join(tables) or f"{options.folder}: the trace has no kernel of a GPU")
+    print("\n\n".join(tables) or f"{options.folder}: the profile has no GPU kernels")
     return 0 if tables else 1
 
 
 def spans(plane, lines: str = "") -> list[Span]:
-    """Returns the events of those lines whose names begin so."""
+    """Returns the events of the lines with names that begin with `lines`."""
     return [
         span
         for line in plane.lines
@@ -102,7 +106,7 @@ def spans_of(line, plane) -> Iterator[Span]:
 
 
 def table(kernels: list[Span], host: list[Span], steps: int, num_kernels: int) -> Iterator[str]:
-    """Yields the lines of one GPU's table."""
+    """Yields the text lines of one GPU's table."""
 
     def per_step(picoseconds: float) -> float:
         return picoseconds / PS_PER_MS / steps
@@ -115,7 +119,7 @@ def table(kernels: list[Span], host: list[Span], steps: int, num_kernels: int) -
     whole = max(each.end for each in kernels) - min(each.start for each in kernels)
     idle = sum(each.end - each.start for each in waits)
     yield (
-        f"{per_step(whole):8.2f} ms a step, {per_step(whole - idle):.2f} of them busy, with "
+        f"{per_step(whole):8.2f} ms per step, {per_step(whole - idle):.2f} of them busy, with "
         f"{len(kernels) / steps:.0f} kernels"
     )
     kinds = collections.Counter()
@@ -125,24 +129,27 @@ def table(kernels: list[Span], host: list[Span], steps: int, num_kernels: int) -
         yield f"{per_step(each):8.2f} ms {name}"
     for words, least, most in (
         (f"idle for less than {SHORT_GAP_MS:g} ms at a time", 0, SHORT_GAP_MS),
-        ("idle for longer", SHORT_GAP_MS, LONG_GAP_MS),
+        (f"idle for {SHORT_GAP_MS:g} to {LONG_GAP_MS:g} ms at a time", SHORT_GAP_MS, LONG_GAP_MS),
         (f"idle for more than {LONG_GAP_MS:g} ms at a time", LONG_GAP_MS, float("inf")),
     ):
         found = [each for each in waits if least <= (each.end - each.start) / PS_PER_MS < most]
         total = per_step(sum(each.end - each.start for each in found))
         yield f"{total:8.2f} ms {words}, {len(found) / steps:.1f} times"
-    yield "the longest kernels, ms a step and times:"
+    yield "the longest kernels: ms per step, calls per step, name:"
     for name, each in seconds.most_common(num_kernels):
         yield f"{per_step(each):8.2f} {counts[name] / steps:6.1f}  {name[:84]}"
     long = [each for each in waits if each.end - each.start > LONG_GAP_MS * PS_PER_MS]
     if long:
-        yield f"what the host did while it was idle for more than {LONG_GAP_MS:g} ms, ms a step:"
+        yield (
+            f"what the host did while the GPU was idle for more than {LONG_GAP_MS:g} ms: ms per "
+            "step, name:"
+        )
         for name, each in overlaps(long, host).most_common(12):
             yield f"{per_step(each):8.2f}  {name[:90]}"
 
 
 def bytes_of_operations(space) -> dict[tuple[str, str], int]:
-    """Returns how many bytes each operation of XLA's programs has as operands and results."""
+    """Returns the bytes of the operands and results of each operation in XLA's programs."""
     sizes = {}
     for module in programs(space):
         for computation in module.computations:
@@ -154,7 +161,7 @@ def bytes_of_operations(space) -> dict[tuple[str, str], int]:
 
 
 def programs(space) -> Iterator[hlo_pb2.HloModuleProto]:
-    """Yields the programs that a trace holds."""
+    """Yields the XLA programs in a profile."""
     for plane in space.planes:
         if plane.name == "/host:metadata":
             for event in plane.event_metadata.values():
@@ -164,7 +171,7 @@ def programs(space) -> Iterator[hlo_pb2.HloModuleProto]:
 
 
 def bytes_of(shape) -> int:
-    """Returns how many bytes an array has, or a tuple's arrays; 0 of tokens and the like."""
+    """Returns the bytes of an array, or of all arrays of a tuple; 0 for tokens and the like."""
     if shape.element_type == xla_data_pb2.TUPLE:
         return sum(map(bytes_of, shape.tuple_shapes))
     name = xla_data_pb2.PrimitiveType.Name(shape.element_type)
@@ -179,7 +186,7 @@ def bytes_table(
     num_kernels: int,
     bandwidth: float,
 ) -> Iterator[str]:
-    """Yields the lines about kernels of XLA's that take longer than their bytes do."""
+    """Yields the text lines about XLA kernels that take longer than their memory traffic."""
     seconds, times = collections.Counter(), collections.defaultdict(collections.Counter)
     for each in kernels:
         if each.operation in sizes:
@@ -195,9 +202,9 @@ def bytes_table(
     total = sum(moved.values())
     yield (
         f"{sum(seconds.values()):8.2f} ms in XLA's kernels, which read and write at most "
-        f"{total / BYTES_PER_GB:.1f} GB: {total / per_ms:.2f} ms at {bandwidth:g} TB/s"
+        f"{total / BYTES_PER_GB:.1f} GB; this takes {total / per_ms:.2f} ms at {bandwidth:g} TB/s"
     )
-    yield "those that take longest beyond that, ms a step, of them beyond, and GB:"
+    yield "those that exceed that time most: ms per step, ms beyond it, GB, name:"
     beyond = collections.Counter({key: seconds[key] - moved[key] / per_ms for key in seconds})
     for key, each in beyond.most_common(num_kernels):
         yield (
@@ -207,7 +214,7 @@ def bytes_table(
 
 
 def kind_of(name: str) -> str:
-    """Returns a kernel's kind."""
+    """Returns the kind of a kernel."""
     for kind, pattern in KINDS.items():
         if re.search(pattern, name.lower()):
             return kind
@@ -215,7 +222,7 @@ def kind_of(name: str) -> str:
 
 
 def gaps(kernels: Iterable[Span]) -> list[Span]:
-    """Returns when no kernel of any stream ran, between the first and the last; in order."""
+    """Returns the times between the first and the last kernel without a kernel, in order."""
     found, end = [], None
     for each in sorted(kernels):
         if end is not None and each.start > end:
@@ -225,7 +232,7 @@ def gaps(kernels: Iterable[Span]) -> list[Span]:
 
 
 def overlaps(waits: list[Span], host: Iterable[Span]) -> collections.Counter:
-    """Returns, by name, how long the host's events lay in the gaps, which are in order."""
+    """Returns, by name, how long host events overlap the gaps; the gaps must be in order."""
     found, ends = collections.Counter(), [each.end for each in waits]
     for event in host:
         for wait in waits[bisect.bisect_right(ends, event.start) :]:

@@ -1,9 +1,9 @@
-"""Unpacks Slurm and Open MPI from Debian's packages into a folder, and installs nothing.
+"""Unpacks Slurm and Open MPI from Debian's packages into a folder, without installing them.
 
-    python tools/unpack_engines.py --out=/tmp/engines       # needs apt-get, dpkg and what they read
+    python tools/unpack_engines.py --out=/tmp/engines       # needs apt-get, dpkg and package lists
     TFACCEL_ENGINES=/tmp/engines uv run pytest -m slow tests/engines
 
-For machines where they are not installed, and need not be for the tests that run real ones.
+The tests of real engines can then run on a machine where Slurm and Open MPI are not installed.
 """
 
 import argparse
@@ -11,14 +11,14 @@ import pathlib
 import subprocess
 import tempfile
 
-# ssh is what mpirun looks for, on one host too.
+# mpirun looks for ssh, even on one host.
 PACKAGES = ["slurmctld", "slurmd", "slurm-client", "munge", "openmpi-bin", "openssh-client"]
 
 
 def main() -> None:
-    """Unpacks into the folder that the command line names."""
+    """Unpacks the packages into --out."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=pathlib.Path, required=True, help="a folder")
+    parser.add_argument("--out", type=pathlib.Path, required=True, help="the folder to unpack to")
     out = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def needed() -> list[str]:
-    """Returns the packages, and those that they need and this machine lacks."""
+    """Returns the packages, and the packages they depend on that this machine lacks."""
     simulated = subprocess.run(
         ["apt-get", "install", "--simulate", "--no-install-recommends", *PACKAGES],
         capture_output=True,

@@ -3,9 +3,9 @@
     uv run python tools/write_mnist_png.py --out=/data/mnist_png --idx=/data/mnist
     uv run python tools/write_mnist_png.py --out=/data/mnist_png      # downloads, through Keras
 
-Gives OUT/training/<digit>/<index>.png (60,000) and OUT/testing/<digit>/<index>.png (10,000), of
-28 x 28 grey pixels. The last line of standard output is JSON. Exit codes: 0 done, 2 a mistake in
-the call.
+The program writes OUT/training/<digit>/<index>.png (60,000 files) and
+OUT/testing/<digit>/<index>.png (10,000 files) of 28 x 28 grey pixels. The last line of standard
+output is JSON. Exit codes: 0 done; 2 a mistake in the call.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import zlib
 import numpy as np
 import PIL.Image
 
-# Of the IDX files' first four bytes: two zeros, the type (8: uint8), the number of dimensions.
+# An IDX file begins with two zero bytes, the type (8: uint8), and the number of dimensions.
 IDX_UINT8 = 8
 SPLITS = {"training": "train", "testing": "t10k"}
 
@@ -29,11 +29,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=pathlib.Path, required=True, help="a folder to make")
+    parser.add_argument("--out", type=pathlib.Path, required=True, help="the folder to write to")
     parser.add_argument(
         "--idx",
         type=pathlib.Path,
-        help="the folder of train-images-idx3-ubyte and the other three files, .gz or not",
+        help="the folder with train-images-idx3-ubyte and the other three files; .gz is allowed",
     )
     flags = parser.parse_args(arguments)
     try:
@@ -47,25 +47,25 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def read_keras() -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Returns both splits' (images, labels); Keras downloads them once and keeps them.
+    """Returns (images, labels) of both splits; Keras downloads them once and stores them.
 
     Raises:
-      ValueError: they could not be downloaded.
+      ValueError: the download failed.
     """
     import keras
 
     try:
         training, testing = keras.datasets.mnist.load_data()
-    except Exception as error:  # Keras raises plain ones
-        raise ValueError(f"{error}; give --idx, the folder of the IDX files") from error
+    except Exception as error:  # Keras raises Exception itself
+        raise ValueError(f"{error}; use --idx with a folder of IDX files") from error
     return {"training": training, "testing": testing}
 
 
 def read_idx_folder(folder: pathlib.Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Returns both splits' images [n, 28, 28] uint8 and labels [n] uint8.
+    """Returns images [n, 28, 28] uint8 and labels [n] uint8 of both splits.
 
     Raises:
-      ValueError: a file is missing or not IDX, or images and labels differ in number.
+      ValueError: a file is missing, is not an IDX file, or has a wrong shape.
     """
     splits = {}
     for split, prefix in SPLITS.items():
@@ -74,46 +74,46 @@ def read_idx_folder(folder: pathlib.Path) -> dict[str, tuple[np.ndarray, np.ndar
         if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
             raise ValueError(
                 f"{folder} has {prefix} images {images.shape} and labels {labels.shape}; expected "
-                "[n, height, width] and [n]: fetch the files again"
+                "[n, height, width] and [n]; download the files again"
             )
         splits[split] = images, labels
     return splits
 
 
 def read_idx(file: pathlib.Path) -> np.ndarray:
-    """Returns the uint8 array of an IDX file, gzipped or not.
+    """Returns the uint8 array of an IDX file, which may be gzipped.
 
-    Format: yann.lecun.com/exdb/mnist, "the IDX file format".
+    The format is described on yann.lecun.com/exdb/mnist, "the IDX file format".
 
     Raises:
-      ValueError: the file is not IDX of uint8, or is cut off.
+      ValueError: the file is not an IDX file of uint8, or is incomplete.
     """
     content = file.read_bytes()
     if content[:2] == b"\x1f\x8b":
         try:
             content = gzip.decompress(content)
         except (EOFError, OSError, zlib.error) as error:
-            raise ValueError(f"{file} cannot be unpacked ({error}); fetch it again") from error
+            raise ValueError(f"{file} cannot be unpacked ({error}); download it again") from error
     if len(content) < 4 or content[:3] != bytes([0, 0, IDX_UINT8]):
-        raise ValueError(f"{file} is not an IDX file of uint8; fetch it again")
+        raise ValueError(f"{file} is not an IDX file of uint8; download it again")
     start = 4 + 4 * content[3]
     shape = struct.unpack(f">{content[3]}I", content[4:start].ljust(4 * content[3], b"\0"))
     if len(content) - start != np.prod(shape):
         raise ValueError(
-            f"{file} holds {len(content) - start} values; its header says {np.prod(shape)}: fetch "
-            "it again"
+            f"{file} has {len(content) - start} values, but its header says {np.prod(shape)}; "
+            "download it again"
         )
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
 def write_split(folder: pathlib.Path, images: np.ndarray, labels: np.ndarray) -> int:
-    """Writes folder/<label>/<index>.png for each image and returns how many.
+    """Writes folder/<label>/<index>.png for each image, and returns the number of images.
 
     Raises:
-      ValueError: the folder exists: what is in it would be mixed with these.
+      ValueError: the folder exists, so its files would be mixed with the new ones.
     """
     if folder.exists():
-        raise ValueError(f"{folder} exists; give another --out, or remove it")
+        raise ValueError(f"{folder} exists; remove it, or use another --out")
     for label in np.unique(labels):
         (folder / str(label)).mkdir(parents=True)
     for index, (image, label) in enumerate(zip(images, labels, strict=True)):
@@ -122,7 +122,7 @@ def write_split(folder: pathlib.Path, images: np.ndarray, labels: np.ndarray) ->
 
 
 def _find(folder: pathlib.Path, stem: str) -> pathlib.Path:
-    # Published with a dash and with a dot before "idx".
+    # The names of published files have a dash or a dot before "idx".
     found = sorted(folder.glob(f"{stem}[-.]idx*-ubyte*"))
     if not found:
         raise ValueError(f"{folder} has no {stem}-idx*-ubyte file; give the folder that has it")

@@ -194,7 +194,7 @@ def test_starts_are_cold_then_warm_by_the_same_folder(bench, fake, a_row):
     [
         ({"dies": "at once"}, "arm 'b' ended with exit code 1; its last lines:\n  something"),
         ({"dies": "later"}, "arm 'b' ended with exit code 3"),
-        ({"sleeps": 1000}, "arm 'b' said nothing for 1 s"),
+        ({"sleeps": 1000}, "arm 'b' did not answer within 1 s"),
     ],
 )
 def test_a_dead_or_silent_arm_is_named(bench, fake, a_row, settings, sentence):
@@ -252,7 +252,7 @@ def test_an_arm_that_is_silent_is_ended_at_once(bench, fake, a_row):
 
     row = a_row(rivals={"silent": {"sleeps": 1000}, "next": {"values": [1.0]}})
     (found,) = bench.measure_row(row, start, repeats=1, limit_s=LIMIT_S)
-    assert "said nothing for 1 s" in found["rivals"]["silent"]["failed"]
+    assert "did not answer within 1 s" in found["rivals"]["silent"]["failed"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
@@ -284,14 +284,14 @@ sys.exit(bench.main(["--rows=S1"]))
         return
     assert process.returncode == 128 + number
     assert re.search(
-        r"bench: arm 'a' was still awaited after \d+ s; its last lines:\n  at work", said
+        r"bench: arm 'a' had not answered after \d+ s; its last lines:\n  at work", said
     )
     assert not psutil.pid_exists(arm_id)
 
 
 def test_an_unknown_row_is_a_mistake_in_the_call(bench, capsys):
     assert bench.main(["--rows=S1,X"]) == 2
-    assert "--rows=X: there is no such row; give of S1, S2, S3" in capsys.readouterr().err
+    assert "--rows=X: there is no such row; the rows are S1, S2, S3" in capsys.readouterr().err
 
 
 def test_rows_are_chosen_by_how_they_begin(bench):
@@ -312,7 +312,7 @@ def test_rows_that_lack_something_are_not_run_and_the_reason_is_kept(
     assert bench.main(["--rows=S,E,D1", *flags]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert "S3 on 1xH200: not run: /no/python has no torch and torchvision" in printed[2]
-    assert "D1 on 2xH200: not run: needs 2 GPUs, 1 to be used here" in printed
+    assert "D1 on 2xH200: not run: needs 2 GPUs, but only 1 can be used" in printed
     assert set(json.loads(printed[-1])) == {"S1 on 1xH200", "S2 on 1xH200", "S4 on 1xH200"}
     files = {each.name for each in tmp_path.iterdir()}
     assert files == {f"speed-{name}-1xH200.json" for name in ("S1", "S2", "S3", "S4", "E1")}
@@ -349,7 +349,7 @@ def test_a_failed_row_does_not_stop_the_others_and_keeps_its_turns(
 def test_more_gpus_than_there_are_is_a_mistake_in_the_call(bench, capsys, monkeypatch):
     monkeypatch.setattr(bench, "gpu_names", lambda: ["NVIDIA H200"])
     assert bench.main(["--gpus=2"]) == 2
-    assert "--gpus=2, but 1 are here" in capsys.readouterr().err
+    assert "--gpus=2, but this machine has 1; use --gpus=1 or fewer" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -362,7 +362,7 @@ def test_more_gpus_than_there_are_is_a_mistake_in_the_call(bench, capsys, monkey
         ("--ours={", "value: '{'"),
         (
             '--ours={"steps_per_executon": 10}',
-            "no 'steps_per_executon'; did you mean 'steps_per_execution'?",
+            "no setting 'steps_per_executon'; did you mean 'steps_per_execution'?",
         ),
     ],
 )
@@ -448,7 +448,9 @@ def test_another_interpreter_does_not_get_this_ones_libraries(bench, monkeypatch
 def test_a_folder_that_is_not_laid_out_so_is_named_before_anything_runs(bench, tmp_path):
     options = bench.parse([f"--mnist={tmp_path}"])
     row = row_of(bench, "T1a")
-    assert bench.lacking(row, options, 1) == f"--mnist={tmp_path} is no folder with training in it"
+    assert (
+        bench.lacking(row, options, 1) == f"--mnist={tmp_path} is not a folder with training in it"
+    )
     (tmp_path / "training").mkdir()
     assert bench.lacking(row, options, 1) is None
 
@@ -499,7 +501,7 @@ def test_another_program_measures_t2_and_the_table_shows_it(bench, tmp_path, cap
     assert "T2 on 1xH200: not run: tools/bench_cifar.py measures it" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
     facts = {"row": "T2", "gpus": 1, "hardware": "1xH200", "date": "2026-11-22"}
-    for ratio, words in ((1.25, "1.25"), (None, "94% was not reached on both sides")):
+    for ratio, words in ((1.25, "1.25"), (None, "at least one side did not reach 94%")):
         (tmp_path / "speed-T2-1xH200.json").write_text(json.dumps({**facts, "ratio": ratio}))
         line = bench.speed_table(bench.make_rows(batch=256), tmp_path).splitlines()[-1]
         assert line.endswith(f"| {words} | 1.5 or less | 1xH200, 2026-11-22 |")

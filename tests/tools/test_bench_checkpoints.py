@@ -69,7 +69,7 @@ def test_both_are_as_often_first(tool, tmp_path, number):
     [
         ("--foo", "unrecognized arguments: --foo"),
         ("--every=0", "--every: '0'; expected a whole number of at least 1"),
-        ("--output=/no/where/x.json", "x.json is in no folder; give a new file"),
+        ("--output=/no/where/x.json", "x.json has no folder; give a new file"),
         (f"--output={__file__}", "exists; give a new file"),
     ],
 )

@@ -195,7 +195,7 @@ def test_a_later_call_adds_runs_of_the_same_flags_alone(measured, capsys):
     assert (found["ratio"], found["repeats"]) == (1.6, 2)
     code, turns, _ = measured(*flags, "--add", "--epochs=4")
     assert (code, turns) == (2, [])
-    assert "is of other arms or flags; give the same" in capsys.readouterr().err
+    assert "has runs of other arms or flags; use the same ones" in capsys.readouterr().err
     _, _, found = measured(*flags, ours=[a_run(200)], half=[a_run(100)])
     assert (found["ratio"], found["repeats"]) == (2.0, 1)
 
@@ -204,7 +204,7 @@ def test_a_later_call_adds_runs_of_the_same_flags_alone(measured, capsys):
     ("flags", "sentence"),
     [
         (["--root=/nowhere"], "--root=/nowhere has no folder train"),
-        (["--rivals=quick"], "--rivals=quick: there is no such setting; give of bfloat16, "),
+        (["--rivals=quick"], "--rivals=quick: there is no such setting; use some of bfloat16, "),
         (["--torch-python=/no/python"], "/no/python has no torch and torchvision"),
     ],
 )

@@ -78,4 +78,4 @@ def test_images_are_what_the_tables_say(small):
 
 def test_a_folder_without_images_is_a_mistake_in_the_call(bench_loaders, small, tmp_path, capsys):
     assert bench_loaders.main([f"--jpegs={small[1]}", f"--pngs={small[1]}"]) == 2
-    assert f"{small[1]} has no files named .jpg or .jpeg" in capsys.readouterr().err
+    assert f"{small[1]} has no .jpg or .jpeg files at any depth" in capsys.readouterr().err

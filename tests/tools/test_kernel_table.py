@@ -108,21 +108,23 @@ def test_says_where_a_steps_time_goes(run, trace):
     # From 1 to 21 ms, of which 10 are kernels: each on one stream, and counted once.
     assert lines[:5] == [
         "/device:GPU:0",
-        "10.00 ms a step, 5.00 of them busy, with 3 kernels",
+        "10.00 ms per step, 5.00 of them busy, with 3 kernels",
         "2.00 ms convolution or product",
         "2.00 ms element by element",
         "1.00 ms sum",
     ]
     assert "0.01 ms idle for less than 0.01 ms at a time, 1.0 times" in lines
     assert "4.99 ms idle for more than 0.3 ms at a time, 1.0 times" in lines
-    start = lines.index("the longest kernels, ms a step and times:") + 1
+    start = lines.index("the longest kernels: ms per step, calls per step, name:") + 1
     assert lines[start : start + 2] == ["2.00 1.0 sm90_xmma_fprop", "2.00 1.0 loop_convert_fusion"]
     # Of 4.008 to 9 and 14.008 to 19 ms the host launched 4.992 and 0.992.
-    start = lines.index("what the host did while it was idle for more than 0.3 ms, ms a step:") + 1
+    head = "what the host did while the GPU was idle for more than 0.3 ms: ms per step, name:"
+    start = lines.index(head) + 1
     assert lines[start : start + 2] == ["2.99 launch", "0.25 tiny"]
     assert lines[start + 2 :] == [
-        "3.00 ms in XLA's kernels, which read and write at most 10.5 GB: 2.62 ms at 4 TB/s",
-        "those that take longest beyond that, ms a step, of them beyond, and GB:",
+        "3.00 ms in XLA's kernels, which read and write at most 10.5 GB; this takes 2.62 ms at 4 "
+        "TB/s",
+        "those that exceed that time most: ms per step, ms beyond it, GB, name:",
         "1.00 0.38 2.50 input_reduce_fusion.7 (input_reduce_fusion_7)",
         "2.00 0.00 8.00 loop_convert_fusion (loop_convert_fusion)",
     ]
@@ -132,7 +134,7 @@ def test_says_where_a_steps_time_goes(run, trace):
 
 def test_a_folder_without_a_trace_is_said_to_be_one(run, tmp_path, trace):
     code, printed = run(tmp_path / "nowhere", "--steps=2")
-    assert (code, "expected a trace" in printed) == (2, True)
+    assert (code, "expected a profile" in printed) == (2, True)
     assert run(trace, "--steps=0")[0] == 2
 
 
@@ -141,4 +143,4 @@ def test_a_trace_of_the_cpu_alone_has_no_table(run, tmp_path):
     plane(space, "/host:CPU", {"python": [("launch", 1, 2)]})
     (tmp_path / "a.xplane.pb").write_bytes(space.SerializeToString())
     code, printed = run(tmp_path, "--steps=1")
-    assert (code, "no kernel of a GPU" in printed) == (1, True)
+    assert (code, "has no GPU kernels" in printed) == (1, True)

@@ -91,7 +91,7 @@ def test_without_a_network_the_other_source_is_named(tool, tmp_path, monkeypatch
 
     monkeypatch.setattr(keras.datasets.mnist, "load_data", fail)
     assert tool.main([f"--out={tmp_path / 'png'}"]) == 2
-    assert "URL fetch failure; give --idx" in capsys.readouterr().err
+    assert "URL fetch failure; use --idx" in capsys.readouterr().err
 
 
 def _cut(file, size):
@@ -101,4 +101,4 @@ def _cut(file, size):
 def test_an_existing_folder_is_not_mixed_up(tool, source, tmp_path, capsys):
     (tmp_path / "png" / "training").mkdir(parents=True)
     assert tool.main([f"--out={tmp_path / 'png'}", f"--idx={source[0]}"]) == 2
-    assert "exists; give another --out" in capsys.readouterr().err
+    assert "exists; remove it, or use another --out" in capsys.readouterr().err
