@@ -69,6 +69,7 @@ def test_what_it_raises_is_one_sentence(monkeypatch, tmp_path):
 
 def _slow(config, settings, folder):
     pace = {"start_s": 95.0, "step_s": 2.5, "epoch_steps": 100, "execution_steps": 1}
+    write(pathlib.Path(folder) / "first.json", {"first_step_s": 95.0})
     write(pathlib.Path(folder) / "pace.json", pace)
     print("said")
     time.sleep(600)

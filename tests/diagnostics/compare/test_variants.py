@@ -74,7 +74,7 @@ def test_what_feeds_the_step_comes_first_where_it_waits_for_it():
 
 
 def test_the_grid_is_every_combination_once():
-    variants = every_combination(levels_of(("tf_data", "dali_gpu"), num_gpus=2))
+    variants = list(every_combination(levels_of(("tf_data", "dali_gpu"), num_gpus=2)))
     assert len(variants) == len(set(variants)) == 2 * 4 * 2 * 2 - 1  # without the plain one
 
 

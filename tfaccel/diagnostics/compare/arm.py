@@ -10,7 +10,6 @@ files of protocol.py. This module does not import TensorFlow.
 import itertools
 import pathlib
 import subprocess
-from typing import Protocol
 
 from tfaccel.common import temporary
 from tfaccel.common.errors import UserError
@@ -31,7 +30,7 @@ class ArmError(Exception):
     """
 
     def __init__(self, reason: str, *, out_of_memory: bool = False):
-        """Takes the sentence for the row."""
+        """Takes the message."""
         super().__init__(reason)
         self.out_of_memory = out_of_memory
 
@@ -46,12 +45,12 @@ class OutOfTimeError(ArmError):
     """
 
     def __init__(self, reason: str, *, start_s: float | None = None, pace: Pace | None = None):
-        """Takes the sentence for the row, and how far the process had come."""
+        """Takes the message, and how far the process had come."""
         super().__init__(reason)
         self.start_s, self.pace = start_s, pace
 
 
-class Arm(Protocol):
+class ArmProcess:
     """A variant's process that has trained its first steps.
 
     Attributes:
@@ -61,22 +60,6 @@ class Arm(Protocol):
       waited: the share of the last stretch in which steps waited for their batches, from 0 to 1.
       pace: the pace of the first steps.
     """
-
-    first_step_s: float
-    losses: list[float]
-    peak_mib: tuple[int, ...]
-    waited: float
-    pace: Pace
-
-    def stretch(self) -> float:
-        """Trains and times one more stretch, and returns its images per second."""
-
-    def close(self) -> None:
-        """Ends the process."""
-
-
-class ArmProcess:
-    """A variant's real process; its attributes and methods are described in `Arm`."""
 
     def __init__(self, config: Config, settings: Settings, *, log: pathlib.Path, limit):
         """Starts the process, and waits until it has trained its first steps.
@@ -151,18 +134,15 @@ class ArmProcess:
 
     def _out_of_time(self) -> OutOfTimeError:
         """Returns the error, with what the first steps have shown so far."""
+        first = protocol.read(self._folder / "first.json")
+        if not first:
+            return OutOfTimeError("the time was over before its first step ended")
+        start_s, pace = first["first_step_s"], None
+        why = f"the time was over: its first step ended after {start_s:.0f} s"
         if values := protocol.read(self._folder / "pace.json"):
             pace = Pace(**values)
-            why = (
-                f"the time was over: its first step ended after {pace.start_s:.0f} s, and each "
-                f"further step takes {in_figures(pace.step_s)} s"
-            )
-            return OutOfTimeError(why, start_s=pace.start_s, pace=pace)
-        if first := protocol.read(self._folder / "first.json"):
-            start_s = first["first_step_s"]
-            why = f"the time was over: its first step ended after {start_s:.0f} s"
-            return OutOfTimeError(why, start_s=start_s)
-        return OutOfTimeError("the time was over before its first step ended")
+            why += f", and each further step takes {in_figures(pace.step_s)} s"
+        return OutOfTimeError(why, start_s=start_s, pace=pace)
 
     def _failure(self) -> ArmError:
         """Returns the error that says why the process ended."""

@@ -38,8 +38,7 @@ from tfaccel.training.callbacks.throughput import images_until
 
 def serve(config: Config, settings: Settings, folder: pathlib.Path) -> None:
     """Trains until the parent ends this process."""
-    this_run = Run(config.runtime)
-    train, _, model = prepare(this_run, config)
+    train, _, model = prepare(Run(config.runtime), config)
     if config.runtime.precision == CEILING:
         # Float16 weights can become infinite, which would end the training. Only the speed of this
         # variant is wanted, so the function is wrapped to hide that check.
@@ -60,8 +59,7 @@ class Stretches(keras.callbacks.Callback):
     ):
         """Takes the loader of `fit`, the settings, the folder of protocol.py and a clock."""
         super().__init__()
-        self._clock = clock
-        self._loader, self._settings, self._folder = loader, settings, folder
+        self._loader, self._settings, self._folder, self._clock = loader, settings, folder, clock
         self._number = -1  # of the stretch; -1 during the first steps, which are not timed
         self._losses, self._position = [], 0
         self._timed_from = None
@@ -145,11 +143,8 @@ class Stretches(keras.callbacks.Callback):
 
 def peaks_mib() -> list[int]:
     """Returns the peak memory, in MiB, of this process's tensors on each of its GPUs."""
-    num_gpus = len(tf.config.list_logical_devices("GPU"))
-    return [
-        tf.config.experimental.get_memory_info(f"GPU:{index}")["peak"] >> 20
-        for index in range(num_gpus)
-    ]
+    gpus = range(len(tf.config.list_logical_devices("GPU")))
+    return [tf.config.experimental.get_memory_info(f"GPU:{each}")["peak"] >> 20 for each in gpus]
 
 
 def describe(config: Config) -> Facts:
@@ -160,10 +155,8 @@ def describe(config: Config) -> Facts:
     Raises:
       UserError: there are several workers, or the data set has a fault.
     """
-    cluster = find(os.environ)
-    check_one_process(cluster, "compare")
-    this_run = Run(config.runtime)
-    devices = this_run.runtime.devices
+    check_one_process(find(os.environ), "compare")
+    devices = Run(config.runtime).runtime.devices
     gpu_ids = tuple(each.cuda_ordinal for each in devices if each.cuda_ordinal is not None)
     source = open_source(config.data, "train")
     choice = choose_loader(source, config.data, config.train_images, device=devices[0])
@@ -180,11 +173,12 @@ def _loaders(config: Config, source, own: str, *, device) -> tuple[str, ...]:
     """Returns the loaders that can read the data here, the plain variant's loader first."""
     if isinstance(source, ArraySource):
         return ("cache", "memory")  # mapped arrays are already decoded
-    if own != "memory" and config.data.stored_size is None:
-        auto = dataclasses.replace(config.data, loader="auto")
-        fits = choose_loader(source, auto, config.train_images, device=device).loader == "memory"
-    else:
-        fits = True
-    dali = "dali_cpu" if device.cuda_ordinal is None else "dali_gpu"
-    names = ("tf_data", dali, *(("memory",) if fits else ()), own)
-    return tuple(dict.fromkeys(names))
+    names = ["tf_data", "dali_cpu" if device.cuda_ordinal is None else "dali_gpu"]
+    auto = dataclasses.replace(config.data, loader="auto")
+    if (
+        own == "memory"
+        or config.data.stored_size is not None
+        or choose_loader(source, auto, config.train_images, device=device).loader == "memory"
+    ):
+        names.append("memory")
+    return tuple(dict.fromkeys([*names, own]))

@@ -18,9 +18,9 @@ import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator
 
-from tfaccel.diagnostics.compare.arm import Arm, ArmError, OutOfTimeError
+from tfaccel.diagnostics.compare.arm import ArmError, ArmProcess, OutOfTimeError
 from tfaccel.diagnostics.compare.judge import (
     apart,
     is_faster,
@@ -36,8 +36,8 @@ from tfaccel.diagnostics.compare.variants import CEILING, SLOW, Levels, Variant
 # half precision was 60 times as slow, and took the time of all other variants.
 NEAR, FAR = 0.8, 0.5
 # Starts a variant's process and trains its first steps. The int is added to the config's seed.
-Start = Callable[[Variant, int], Arm]
-Plan = Callable[[Levels, Callable[[], Variant], bool], Iterable[Variant]]
+Start = Callable[[Variant, int], ArmProcess]
+Plan = Callable[[Levels, Callable[[], Variant], bool], Generator[Variant, str, None]]
 # The loader bounds the step if the step waits for its batches for more than this share of the time.
 STARVED = 0.5
 NO_TIME = "the time was over"
@@ -81,7 +81,7 @@ class Row:
         """The median of the rates; None if there are none."""
         return statistics.median(self.rates) if self.rates else None
 
-    def take(self, arm: Arm) -> None:
+    def take(self, arm: ArmProcess) -> None:
         """Copies the figures of the variant's process."""
         self.first_step_s, self.peak_mib, self.waited = arm.first_step_s, arm.peak_mib, arm.waited
         self.losses = tuple(arm.losses)
@@ -101,7 +101,6 @@ class Contest:
       tolerance: the largest distance from the reference at which losses agree.
       noise: the relative difference in speed between two processes of the reference; None if it is
         not known.
-      other_seed: the losses of the reference with another seed.
     """
 
     def __init__(
@@ -125,7 +124,7 @@ class Contest:
         self._start, self._repeats, self._time_left, self._say = start, repeats, time_left, say
         self._begun = begun
         self.rows, self.champion, self.reference = [], None, None
-        self.tolerance, self.noise, self.other_seed = tolerance_of(0.0), None, ()
+        self.tolerance, self.noise = tolerance_of(0.0), None
         self._arm = None  # the champion's process
         self._fit_together = True
         # The seconds of two duels: the first, between two processes of the reference, which takes
@@ -143,11 +142,11 @@ class Contest:
         with contextlib.closing(self):
             self._timed(self._challenge, levels.plain)
             starved = self.champion is not None and self.champion.waited > STARVED
-            candidates, outcome = iter(plan(levels, lambda: self._base(levels), starved)), None
+            best = lambda: self.champion.variant if self.champion else levels.plain  # noqa: E731
+            candidates, outcome = plan(levels, best, starved), None
             while True:
                 try:
-                    sends = hasattr(candidates, "send")
-                    variant = candidates.send(outcome) if sends else next(candidates)
+                    variant = candidates.send(outcome)
                 except StopIteration:
                     break
                 # The time must also suffice for the ceiling and the final duel. But the first
@@ -167,11 +166,7 @@ class Contest:
             self._arm.close()
             self._arm = None
 
-    def _base(self, levels: Levels) -> Variant:
-        """Returns the variant in which the next challenger changes one factor."""
-        return self.champion.variant if self.champion else levels.plain
-
-    def _timed(self, step: Callable, variant: Variant, *, needs_s: float = 0.0) -> str | None:
+    def _timed(self, step: Callable, variant: Variant, *, needs_s: float = 0.0) -> str:
         """Measures a variant if `needs_s` seconds are left, reports it, and returns its outcome."""
         row = Row(len(self.rows) + 1, variant)
         self.rows.append(row)
@@ -219,7 +214,7 @@ class Contest:
         else:
             arm.close()
 
-    def _crown(self, row: Row, arm: Arm, in_turn: bool) -> None:
+    def _crown(self, row: Row, arm: ArmProcess, in_turn: bool) -> None:
         """Makes the row the champion; its process stays alive if it fits beside another one."""
         self.close()
         self.champion = row
@@ -238,10 +233,12 @@ class Contest:
         arm = self._start(row.variant, 0)
         started = time.monotonic()
         try:
-            self._stretch_alone(arm, row)
-        except BaseException:
-            arm.close()
-            raise
+            while len(row.rates) < self._repeats:
+                row.rates.append(arm.stretch())
+        except BaseException as error:
+            if not (isinstance(error, OutOfTimeError) and row.rates):  # one stretch is enough
+                arm.close()
+                raise
         row.take(arm)
         self._begun(started - began, (time.monotonic() - started) / len(row.rates))
         row.status, row.apart, row.times = ("plain" if row.number == 1 else "kept"), 0.0, 1.0
@@ -259,20 +256,9 @@ class Contest:
             return
         other.close()
         self.noise = noise_of(rates, again.rates)
-        self.other_seed = again.losses
         self.tolerance = tolerance_of(apart(again.losses, row.losses))
         if in_turn:
             row.rates += rates
-
-    def _stretch_alone(self, arm: Arm, row: Row) -> None:
-        """Measures the row's stretches until the time is over; one stretch is enough to go on."""
-        for _ in range(self._repeats):
-            try:
-                row.rates.append(arm.stretch())
-            except OutOfTimeError:
-                if not row.rates:
-                    raise
-                return
 
     def _stretches_in(self, rates: list[float]) -> str:
         return f"{len(rates)} of {self._repeats} stretches"
@@ -325,7 +311,7 @@ class Contest:
 
     def _duel(
         self, row: Row, *, seed: int = 0, in_full: bool = False
-    ) -> tuple[Arm, list[float], bool]:
+    ) -> tuple[ArmProcess, list[float], bool]:
         """Measures the row's variant in turn with the champion.
 
         Args:
@@ -337,7 +323,9 @@ class Contest:
           The row's process, which is alive; the champion's rates; whether the two took turns.
         """
         began = self._time_left()
-        self._revive()
+        if self._arm is None and self._fit_together:
+            with self._champion_may_fail():
+                self._arm = self._start(self.champion.variant, 0)
         arm = self._beside_the_champion(row.variant, seed)
         others = []
         try:
@@ -380,7 +368,7 @@ class Contest:
             f"as those of {self.champion.number} ({statistics.median(rates):,.0f} images/s)"
         )
 
-    def _beside_the_champion(self, variant: Variant, seed: int) -> Arm:
+    def _beside_the_champion(self, variant: Variant, seed: int) -> ArmProcess:
         try:
             return self._start(variant, seed)
         except ArmError as error:
@@ -410,11 +398,6 @@ class Contest:
         """Ends the champion's process; after this, two processes are never alive together."""
         self.close()
         self._fit_together = False
-
-    def _revive(self) -> None:
-        if self._arm is None and self._fit_together:
-            with self._champion_may_fail():
-                self._arm = self._start(self.champion.variant, 0)
 
     def _not_enough(self, row: Row, others: list[float]) -> str:
         """Returns why a higher median is not a gain; an empty string if the median is lower."""

@@ -27,7 +27,7 @@ from tfaccel.common.redact import shown
 from tfaccel.common.tables import counted, in_figures
 from tfaccel.config import Config, parse
 from tfaccel.diagnostics.compare import page
-from tfaccel.diagnostics.compare.arm import Arm, ArmProcess, OutOfTimeError
+from tfaccel.diagnostics.compare.arm import ArmProcess, OutOfTimeError
 from tfaccel.diagnostics.compare.contest import Contest
 from tfaccel.diagnostics.compare.facts import Facts
 from tfaccel.diagnostics.compare.judge import FLOOR
@@ -115,7 +115,8 @@ def compare(
         f"{_plan(numbers, settings)}, at most {in_figures(minutes)} minutes; a closer estimate "
         "follows after the plain variant"
     )
-    logs = _logs(folder)
+    logs = folder / "logs" if folder else pathlib.Path(tempfile.mkdtemp(prefix="tfaccel-compare-"))
+    logs.mkdir(exist_ok=True)
     starts = _Starts(config, facts, settings, logs, ends, say=say)
     contest = Contest(
         starts,
@@ -184,7 +185,7 @@ def _numbers(levels: Levels, *, grid: bool) -> tuple[int, int]:
     The numbers include the plain variant's run with another seed, and the ceiling.
     """
     if grid:
-        number = len(every_combination(levels)) + 2
+        number = math.prod(len(getattr(levels, each)) for each in FACTORS) + 1
         return number, number
     changes = sum(len(getattr(levels, each)) - 1 for each in FACTORS)
     return changes + 2, 2 * changes + 2
@@ -287,7 +288,7 @@ class _Starts:
         self._say, self._numbers = say, itertools.count(1)
         self.settings, self.pace, self.start_s = settings, None, None
 
-    def __call__(self, variant: Variant, seed: int) -> Arm:
+    def __call__(self, variant: Variant, seed: int) -> ArmProcess:
         """Starts a variant's process and trains its first steps; adds `seed` to the config's."""
         chosen = configured(self._config, variant, self._facts.gpu_ids)
         runtime = dataclasses.replace(chosen.runtime, seed=chosen.runtime.seed + seed)
@@ -322,14 +323,6 @@ class _Starts:
     def _limit(self) -> tuple[float, bool]:
         left = self._ends - time.monotonic()
         return min(LIMIT_S, left), left < LIMIT_S
-
-
-def _logs(folder: pathlib.Path | None) -> pathlib.Path:
-    """Returns a new folder for the processes' output: in the report's folder, or temporary."""
-    if folder is None:
-        return pathlib.Path(tempfile.mkdtemp(prefix="tfaccel-compare-"))
-    (folder / "logs").mkdir()
-    return folder / "logs"
 
 
 def _title(config: Config, facts: Facts, *, name: str) -> str:

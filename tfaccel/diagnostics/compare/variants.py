@@ -9,7 +9,7 @@ several GPUs the global batch is divided over them. This module does not import 
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import NamedTuple
 
 from tfaccel.config import Config
@@ -77,18 +77,20 @@ def levels_of(loaders: tuple[str, ...], *, num_gpus: int) -> Levels:
     )
 
 
-def every_combination(
-    levels: Levels, champion: Callable[[], Variant] | None = None, starved: bool = False
-) -> list[Variant]:
-    """Returns every combination except the plain variant, those with few GPUs first."""
+def every_combination(levels: Levels, *_) -> Generator[Variant, str, None]:
+    """Yields every combination except the plain variant, those with few GPUs first.
+
+    It takes the same arguments as `one_by_one`, but needs only the levels.
+    """
     names = tuple(reversed(FACTORS))
     every = itertools.product(*(getattr(levels, each) for each in names))
-    return [Variant(**dict(zip(names, each, strict=True))) for each in every][1:]
+    for values in itertools.islice(every, 1, None):
+        yield Variant(**dict(zip(names, values, strict=True)))
 
 
 def one_by_one(
     levels: Levels, champion: Callable[[], Variant], starved: bool = False
-) -> Iterator[Variant]:
+) -> Generator[Variant, str, None]:
     """Yields the best variant so far with one factor changed: each level, factor by factor.
 
     The caller sends the outcome of each variant to this generator. A change that was `SLOW` is

@@ -29,14 +29,7 @@ HOST = "/cpu:0"
 
 
 def beside(real: Rate, model: keras.Model, loader: Loader, *, seconds: float) -> Ceilings:
-    """Measures the step alone and the loader alone, and returns both rates with the real one.
-
-    Args:
-      real: the real rate of the same model and loader, measured in this process.
-      model: a model that `run.compile` compiled; it is trained.
-      loader: the loader that the model trains on.
-      seconds: how long each of the two is measured.
-    """
+    """Measures the step alone and the loader alone; returns both rates with the real one."""
     step = step_rate(model, loader, seconds=seconds)
     return Ceilings(step=step, loader=loader_rate(model, loader, seconds=seconds), real=real)
 
@@ -99,21 +92,17 @@ def _resident(model: keras.Model, loader: Loader) -> tuple[Resident | ResidentLa
     if deferred[0].is_made:
         resident = ResidentLaunch(deferred, pads=loader.pads)
     else:
-        parts = [_first(each) for each in deferred]
+        parts = [_first_batch(each) for each in deferred]
         batch = _distributed(model.distribute_strategy, parts)
         resident = Resident(batch, pads=loader.pads, parts=parts, most=length)
-    return resident, length * math.ceil(
-        steps / length
-    )  # whole launches, because no launch goes beyond the end of an epoch
+    # An execution has whole launches, because no launch goes beyond the end of an epoch.
+    return resident, length * math.ceil(steps / length)
 
 
 def loader_rate(model: keras.Model, loader: Loader, *, seconds: float) -> Rate:
-    """Returns the rate of the loader alone, without training. Call `real_rate` before.
+    """Returns the rate of the loader alone, which draws batches as the model's step does.
 
-    Args:
-      model: the model for whose step the batches are drawn, in the same numbers as in training.
-      loader: the loader that makes the batches.
-      seconds: how long to measure.
+    Call `real_rate` before.
     """
     watch = Stopwatch(seconds=seconds)
     with _Drawing(model, loader) as draw:
@@ -205,7 +194,7 @@ def _sum_of_all(make: Callable, inputs: dict, shared: dict) -> tf.Tensor:
     return tf.while_loop(lambda index, _: index < num_batches, add_batch, start)[1]
 
 
-def _first(deferred: Deferred) -> tuple:
+def _first_batch(deferred: Deferred) -> tuple:
     with tf.device(_device_of(deferred)):
         return deferred.first()
 

@@ -45,12 +45,7 @@ class Measured:
 def measure_all(config: Config, *, seconds: float, trace_to: str | None) -> Measured:
     """Measures the three rates of an experiment, and finds the loaders that a search may try.
 
-    This starts the devices, so it runs in a child.
-
-    Args:
-      config: the experiment.
-      seconds: how long each rate is measured.
-      trace_to: a folder for TensorFlow's own profile; None to write no profile.
+    This starts the devices, so it runs in a child. The arguments are those of `measure_experiment`.
     """
     run = Run(config.runtime)
     train, _, model = prepare(run, config)

@@ -53,15 +53,11 @@ def placements_of(
       device: the device of one replica.
       num_threads: the number of threads that read the headers of images.
     """
-    found = []
+    found, settings = [], {"device": device, "num_threads": num_threads}
     for loader in (each for each in LOADERS if each != "auto"):
+        data = dataclasses.replace(config.data, loader="auto" if loader == "memory" else loader)
         try:
-            images = dataclasses.replace(
-                config.data, loader="auto" if loader == "memory" else loader
-            )
-            choice = choose_loader(
-                source, images, config.train_images, device=device, num_threads=num_threads
-            )
+            choice = choose_loader(source, data, config.train_images, **settings)
         except UserError:
             continue  # this loader cannot read these data, or cannot run on this device
         if choice.loader == loader:

@@ -61,8 +61,7 @@ def measure_experiment(config: Config, *, seconds: float, trace_to: str | None) 
       IsolatedError: the measurement failed for another reason.
     """
     run_log.show()
-    cluster = find(os.environ)
-    check_one_process(cluster, "profile")
+    check_one_process(find(os.environ), "profile")
     began = time.monotonic()
     # The children run quietly, because each one would log the same lines.
     measured = run_quietly(measure_all, config, seconds=seconds, trace_to=trace_to)
@@ -154,15 +153,13 @@ def _affordable(measured: Measured, budget_s: float) -> tuple[list[str], list[st
 
 def _estimate(knobs, start: Setting, run_s: float, minutes: float) -> str:
     others = sum(len({*each.values} - {start[each.name]}) for each in knobs if each.applies(start))
+    least_s = (2 + others) * run_s
+    least = f"{least_s:.0f} s" if least_s < 100 else f"{least_s / 60:.0f} minutes"
     return (
         f"search: up to {others} settings at first, with one run of {run_s:.0f} s each, and five "
-        f"runs for a faster setting; this takes at least {_duration((2 + others) * run_s)}, and at "
-        f"most the {in_figures(minutes)} minutes of --minutes"
+        f"runs for a faster setting; this takes at least {least}, and the limit is --minutes="
+        f"{in_figures(minutes)}"
     )
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} minutes"
 
 
 def _tell(trial: Trial) -> None:

@@ -15,6 +15,7 @@ machine became quicker during the search, the start gained as much.
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import statistics
 import time
@@ -164,8 +165,7 @@ class _Search:
     def __init__(self, start, measure, budget_s, memory_mib, clock, tell):
         self._start, self._best = dict(start), dict(start)
         self._measure, self._clock, self._tell = measure, clock, tell
-        self._ends, self._memory_mib = clock() + budget_s, memory_mib
-        self._budget_s = budget_s
+        self._budget_s, self._ends, self._memory_mib = budget_s, clock() + budget_s, memory_mib
         self._trials: list[Trial] = []
         self._samples: dict[tuple, list[Sample]] = {}
         self._longest_s = 0.0
@@ -176,7 +176,7 @@ class _Search:
         self._begin()
         try:
             for _ in range(MAX_SWEEPS):
-                # A list, not a generator: any() would stop at the first knob that gains.
+                # A list, because any() would stop a generator at the first knob that gains.
                 gains = [self._try(knob) for knob in knobs if knob.applies(self._best)]
                 if not any(gains):
                     break
@@ -207,27 +207,22 @@ class _Search:
         self._sample(self._start)
         with contextlib.suppress(_TimeOver):  # the first knob will raise it again
             self._sample(self._start)
-        why = self._too_large(self._of(self._start))
-        self._decided(self._start, None, "start", why)
+        self._decided(self._start, None, "start", self._too_large(self._of(self._start)))
 
     def _try(self, knob: Knob) -> bool:
         """Tries the values of a knob; returns True if one was kept."""
         here = self._best[knob.name]
         if not all(isinstance(each, int | float) for each in knob.values):
-            others = [each for each in knob.values if each != here]
-            gains = [self._consider(knob.name, each) for each in others]
+            gains = [self._consider(knob.name, each) for each in knob.values if each != here]
             return any(gains)
         values = sorted({*knob.values, here})
         above, below = values[values.index(here) + 1 :], values[: values.index(here)][::-1]
         return self._climb(knob.name, above) or self._climb(knob.name, below)
 
     def _climb(self, name: str, values: Sequence) -> bool:
-        kept = 0
-        for each in values:
-            if not self._consider(name, each):
-                break
-            kept += 1
-        return kept > 0
+        """Tries the values in order while each of them is kept; returns True if one was kept."""
+        kept = itertools.takewhile(bool, (self._consider(name, each) for each in values))
+        return len(list(kept)) > 0
 
     def _consider(self, name: str, value: object) -> bool:
         """Tries one change of the best setting; returns True if it was kept."""

@@ -159,13 +159,10 @@ def _lost(lost: float, in_turn: float, real: float, setup: Setup) -> str:
     said = f"{lost:.0%} of the lower rate is lost when step and loader run together"
     if not setup.on_gpu and abs(real / in_turn - 1) < LOST:
         return f"{said}: they share the cores, and in turn would reach {in_turn:,.0f} images/s"
-    return f"{said}, in the hand-over or because they share {_shared(setup)}"
-
-
-def _shared(setup: Setup) -> str:
-    if not setup.on_gpu:
-        return "the cores"
-    return "the GPU" if setup.loader == "dali_gpu" else "the host"
+    shared = "the cores"
+    if setup.on_gpu:
+        shared = "the GPU" if setup.loader == "dali_gpu" else "the host"
+    return f"{said}, in the hand-over or because they share {shared}"
 
 
 def _times(factor: float) -> str:
@@ -220,10 +217,8 @@ def _for_step(setup: Setup) -> list[str]:
         how = _asked(setup, "runtime.xla=False", "tfaccel.setup(xla=False)")
         advice.append(f"try {how}, which may be faster on a CPU")
     if setup.on_gpu and setup.precision == "float32":
-        name = "mixed_float16"
-        advice.append(
-            _asked(setup, f"runtime.precision={name}", f"tfaccel.setup(precision='{name}')")
-        )
+        how = "runtime.precision=mixed_float16", "tfaccel.setup(precision='mixed_float16')"
+        advice.append(_asked(setup, *how))
     if setup.on_gpu:
         how = " (see `tfaccel autobatch`)" if setup.from_config else ""
         advice.append(f"use a larger batch{how}, or more GPUs")
@@ -243,11 +238,8 @@ def _more_steps(setup: Setup) -> list[str]:
     more = min(max(10, 2 * now), setup.epoch_steps or 10**9)
     if more <= now:
         return []
-    how = _asked(
-        setup,
-        f"train.steps_per_execution={more}",
-        f"run.compile(..., steps_per_execution={more})",
-    )
+    setting = f"steps_per_execution={more}"
+    how = _asked(setup, f"train.{setting}", f"run.compile(..., {setting})")
     return [f"{how}: the host now waits after every {f'{now} steps' if now > 1 else 'step'}"]
 
 
