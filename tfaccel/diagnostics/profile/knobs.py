@@ -55,8 +55,9 @@ def placements_of(
     """
     found, settings = [], {"device": device, "num_threads": num_threads}
     for loader in (each for each in LOADERS if each != "auto"):
-        data = dataclasses.replace(config.data, loader="auto" if loader == "memory" else loader)
+        asked = "auto" if loader == "memory" else loader
         try:
+            data = dataclasses.replace(config.data, loader=asked)
             choice = choose_loader(source, data, config.train_images, **settings)
         except UserError:
             continue  # this loader cannot read these data, or cannot run on this device
