@@ -15,8 +15,8 @@ in the terms of Keras:
   momentum, so it is 1e-3 times the rate in each step. Like theirs, it leaves out batch norm's scale
   and offset. Unlike theirs, it also leaves out biases.
 - Momentum: 0.9. Goyal et al. write that Nesterov and standard momentum perform equally well.
-- Network, unlike theirs: Keras's ResNet-50 has a bias in each convolution, its strides are in the
-  first convolution of a block, and batch norm's scale at the end of a block starts from 1, not 0.
+- Network: unlike theirs, Keras's ResNet-50 has a bias in each convolution. Its strides are in the
+  first convolution of a block. Batch norm's scale at the end of a block starts from 1, not 0.
 
 This version has not been trained to the end, so no accuracy is known.
 """

@@ -2,10 +2,10 @@
 
     python tools/compare_decoders.py FOLDER ... --output=decoders.md
 
-Each file goes through the loaders tf_data, dali_cpu and memory. (The loader cache and the samples
-of an export use the decoder of memory.) The program runs the check of the file when a loader opens,
-and the loader's stream. It does so for 1 channel, for 3 channels and for a mask, at the size of the
-file. `--loaders=dali_gpu` compares DALI on the first GPU.
+Each file goes through the loaders tf_data, dali_cpu and memory, at the size of the file: with 1
+channel, with 3 channels, and as a mask. The program runs the check that a loader makes when it
+opens, and then the loader's stream. The loader cache and the samples of an export use the decoder
+of memory. `--loaders=dali_gpu` compares DALI on the first GPU.
 
 The table has a row for all files with equal results of the scan and of the loaders. A cell is:
   same           no level differs by more than one

@@ -7,10 +7,10 @@ It prints a table for each GPU. An arm of tools/bench.py can write such a profil
     python tools/kernel_table.py /tmp/trace --steps=350
 
 A second list has the XLA kernels that take longer than their memory traffic explains. The traffic
-of a kernel is the size of its operands and results, but at most what the bandwidth allows in its
-time, because a kernel may read only a slice of an operand. On an H200, no kernel exceeded 4.4 of
-the memory's 4.8 TB/s (ResNet-50, 2026-11-22). On an H100, no large kernel exceeded 3.2 of 3.35 TB/s
-(2026-11-26).
+of a kernel is the size of its operands and results, but at most what the bandwidth allows. The
+limit is needed because a kernel may read only a slice of an operand. On an H200, no kernel exceeded
+4.4 of the memory's 4.8 TB/s (ResNet-50, 2026-11-22). On an H100, no large kernel exceeded 3.2 of
+3.35 TB/s (2026-11-26).
 
 The program relies on names of TensorFlow 2.21: tensorflow.tsl.profiler.protobuf.xplane_pb2, and its
 planes "/device:GPU:N" with lines "Stream ...", "/host:CPU", and "/host:metadata" with programs

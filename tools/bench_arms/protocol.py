@@ -1,8 +1,7 @@
 """The driver, seen from an arm: the arm sets up once, and then times a stretch on each request.
 
 The two talk through files in a folder that the driver names. They do not use standard input and
-output, because the ranks of a launcher have no standard input of their own, and libraries print to
-standard output.
+output: the ranks of a launcher have no standard input, and libraries print to standard output.
 
     serve(begin)        # begin(settings) -> Arm
 

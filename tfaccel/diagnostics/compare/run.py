@@ -356,12 +356,13 @@ def _how(contest: Contest, plan: str, facts: Facts, *, grid: bool) -> str:
         f"{plan[:1].upper()}{plan[1:]}. {order} All variants do the same job: data, batch, seed, "
         f"recipe and number of steps are equal.{batch} Each variant runs in its own process and "
         "trains in turn with the best so far. The time includes training only, not compilation, "
-        "validation or checkpoints. A variant is kept if the middle half of its stretches is above "
-        "that of the best so far, if the gain exceeds the difference between two processes of the "
-        f"plain variant with different seeds ({noise}), and if its losses agree. Losses agree if "
-        "they are no further from the plain variant's than twice the distance between these two "
-        f"processes, or {FLOOR:.0%} if that is more ({contest.tolerance:.1%}). A variant that is "
-        "less than half as fast in its first stretch gets no second stretch."
+        "validation or checkpoints. The plain variant is trained in a second process with another "
+        "seed, which gives two limits. A variant is kept if the middle half of its stretches is "
+        "above that of the best so far, if its gain exceeds the difference in speed between these "
+        f"two processes ({noise}), and if its losses agree. Losses agree if their distance from "
+        "the plain variant's is at most twice that between these two processes, or at most "
+        f"{FLOOR:.0%} if that is more ({contest.tolerance:.1%}). A variant that is less than half "
+        "as fast in its first stretch gets no second stretch."
     )
 
 

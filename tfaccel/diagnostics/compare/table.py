@@ -25,8 +25,8 @@ MEANINGS = Notes(
             "times",
             "how many times as fast as the first variant that ran. Each variant is measured in "
             "turn with the best one before it, and the ratios are multiplied. At the end the best "
-            "is measured in turn with the first, and the values of the best and of all later "
-            "variants are scaled to that result",
+            "is measured in turn with the first. The best and all later variants are scaled to "
+            "that result",
         ),
         (
             "start",
