@@ -112,7 +112,7 @@ class Contest:
         say: Callable[[str], None],
         begun: Callable[[float, float], None] = lambda start_s, stretch_s: None,
     ):
-        """Stores the arguments; `run` starts the processes.
+        """Takes the parts of the comparison; `run` starts the processes.
 
         Args:
           start: starts a variant's process and trains its first steps.

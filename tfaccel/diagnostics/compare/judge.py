@@ -98,9 +98,5 @@ def means(losses: Sequence[float], most: int) -> list[float]:
 
 
 def tolerance_of(seeds_apart: float) -> float:
-    """Returns the largest distance at which losses still agree.
-
-    Args:
-      seeds_apart: the distance between the plain variant's losses with two seeds.
-    """
+    """Returns the largest distance at which losses agree, given that between two seeds."""
     return max(FLOOR, SEEDS * seeds_apart) if math.isfinite(seeds_apart) else FLOOR

@@ -274,7 +274,7 @@ class _Starts:
         *,
         say: Callable[[str], None],
     ):
-        """Stores the arguments; a call starts a process.
+        """Takes the parts of the comparison; a call starts a process.
 
         Args:
           config: the experiment.

@@ -121,12 +121,8 @@ def one_by_one(
 def configured(config: Config, variant: Variant, gpu_ids: tuple[int, ...]) -> Config:
     """Returns the config of a variant.
 
-    The compile cache is off, so that every process compiles and all starts are comparable.
-
-    Args:
-      config: the experiment.
-      variant: the variant.
-      gpu_ids: all GPUs that the experiment may use.
+    The compile cache is off, so that every process compiles and all starts are comparable. The
+    global batch size is that on all GPUs of the experiment, `gpu_ids`.
     """
     stores = variant.loader in ("memory", "cache")
     data = dataclasses.replace(
@@ -150,12 +146,7 @@ def configured(config: Config, variant: Variant, gpu_ids: tuple[int, ...]) -> Co
 
 
 def as_flags(config: Config, chosen: Config) -> list[str]:
-    """Returns the flags of `tfaccel train` that turn one config into the other.
-
-    Args:
-      config: the experiment.
-      chosen: the config that `configured` returned.
-    """
+    """Returns the flags of `tfaccel train` that turn the experiment's config into `chosen`."""
     flags = []
     for section in ("data", "runtime"):
         before, after = (dataclasses.asdict(getattr(each, section)) for each in (config, chosen))

@@ -35,11 +35,13 @@ class Measured:
       profile: the three rates.
       placements: the loaders that can read the data.
       num_examples: the number of training examples.
+      run_s: seconds for one run, including the start of its process; `measure_experiment` sets it.
     """
 
     profile: Profile
     placements: tuple[str, ...]
     num_examples: int
+    run_s: float = 0.0
 
 
 def measure_all(config: Config, *, seconds: float, trace_to: str | None) -> Measured:

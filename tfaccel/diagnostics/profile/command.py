@@ -35,17 +35,16 @@ def report(config: Config, options: Options) -> int:
             "tfaccel: measuring run, step and loader; this takes half a minute or more",
             file=sys.stderr,
         )
-    timed = measure_experiment(config, seconds=options.seconds, trace_to=trace)
-    profile = timed.measured.profile
-    setup = dataclasses.replace(profile.setup, searches=options.search)
-    profile = dataclasses.replace(profile, setup=setup)
+    measured = measure_experiment(config, seconds=options.seconds, trace_to=trace)
+    setup = dataclasses.replace(measured.profile.setup, searches=options.search)
+    profile = dataclasses.replace(measured.profile, setup=setup)
     if not options.json:
         show(profile)
     table = None
     if options.search:
         table = search_experiment(
             config,
-            timed,
+            measured,
             seconds=options.seconds,
             minutes=MINUTES if options.minutes is None else options.minutes,
             memory_mib=None if options.memory_mib is None else int(options.memory_mib),

@@ -61,12 +61,7 @@ class Stopwatch:
     """Collects laps, drops the first ones, and says when there are enough."""
 
     def __init__(self, *, seconds: float):
-        """Starts without laps.
-
-        Args:
-          seconds: how long to measure after the dropped laps. The measurement is longer if fewer
-            than 5 laps fit in.
-        """
+        """Measures for `seconds` after the dropped laps; longer if fewer than 5 laps fit in."""
         self._seconds, self._num_laps, self._dropped_s = seconds, 0, 0.0
         self._kept_s = 0.0  # a running sum, because summing all laps would slow down the next lap
         self._laps: list[Lap] = []

@@ -35,20 +35,7 @@ UNSTEADY = 0.1  # the relative difference between runs of one setting above whic
 LEAST_TIMEOUT_S = 60.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Timed:
-    """A measurement, and how long each run of a search will take.
-
-    Attributes:
-      measured: the measurement of the unchanged experiment.
-      run_s: seconds for one run, including the start of its process.
-    """
-
-    measured: Measured
-    run_s: float
-
-
-def measure_experiment(config: Config, *, seconds: float, trace_to: str | None) -> Timed:
+def measure_experiment(config: Config, *, seconds: float, trace_to: str | None) -> Measured:
     """Measures the three rates of an experiment.
 
     Args:
@@ -66,17 +53,18 @@ def measure_experiment(config: Config, *, seconds: float, trace_to: str | None) 
     # The children run quietly, because each one would log the same lines.
     measured = run_quietly(measure_all, config, seconds=seconds, trace_to=trace_to)
     others_s = 2 * (1 + DROPPED_SHARE) * seconds  # for the step alone and the loader alone
-    return Timed(measured, max(seconds, time.monotonic() - began - others_s))
+    run_s = max(seconds, time.monotonic() - began - others_s)
+    return dataclasses.replace(measured, run_s=run_s)
 
 
 def search_experiment(
-    config: Config, timed: Timed, *, seconds: float, minutes: float, memory_mib: int | None
+    config: Config, measured: Measured, *, seconds: float, minutes: float, memory_mib: int | None
 ) -> SearchTable | str:
     """Searches for the fastest loader settings of an experiment.
 
     Args:
       config: the experiment.
-      timed: the result of `measure_experiment`.
+      measured: the result of `measure_experiment`.
       seconds: how long each run of a setting is measured.
       minutes: the time limit of the search.
       memory_mib: the memory that a setting may take, in MiB; None for no limit.
@@ -84,7 +72,7 @@ def search_experiment(
     Returns:
       The trials and the best setting; or a sentence that says why there was no search.
     """
-    profile, setup = timed.measured.profile, timed.measured.profile.setup
+    profile, setup, run_s = measured.profile, measured.profile.setup, measured.run_s
     step, real = profile.ceilings.step.median, profile.ceilings.real.median
     fits = memory_mib is None or not profile.memory_mib or profile.memory_mib <= memory_mib
     if real >= AS_GOOD * step and fits:
@@ -93,7 +81,7 @@ def search_experiment(
             "setting can make it much faster"
         )
     budget_s = 60 * minutes
-    placements, remarks = _affordable(timed.measured, budget_s)
+    placements, remarks = _affordable(measured, budget_s)
     start = {
         "data.loader": setup.loader,
         "dali.threads": setup.threads,
@@ -101,18 +89,18 @@ def search_experiment(
         "dali.hw_decoder_load": config.dali.hw_decoder_load,
     }
     knobs = make_knobs(placements=placements, cores=setup.cores)
-    if timed.run_s > budget_s:
+    if run_s > budget_s:
         changes = sum(len(each.values) for each in knobs if each.applies(start))
         return (
-            f"no search: one run takes about {timed.run_s:.0f} s, but --minutes="
+            f"no search: one run takes about {run_s:.0f} s, but --minutes="
             f"{in_figures(minutes)} allows only {in_figures(budget_s)} s for the search; use "
-            f"--minutes={math.ceil((2 + changes) * timed.run_s / 60)}"
+            f"--minutes={math.ceil((2 + changes) * run_s / 60)}"
         )
-    summary("profile: %s", _estimate(knobs, start, timed.run_s, minutes))
+    summary("profile: %s", _estimate(knobs, start, run_s, minutes))
     found = search(
         start,
         knobs,
-        _measuring(config, start, seconds=seconds, run_s=timed.run_s),
+        _measuring(config, start, seconds=seconds, run_s=run_s),
         budget_s=budget_s,
         memory_mib=memory_mib,
         tell=_tell,
