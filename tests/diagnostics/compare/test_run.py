@@ -18,8 +18,8 @@ from tfaccel.common.errors import UserError
 from tfaccel.config import Config
 from tfaccel.diagnostics.compare import run as room
 from tfaccel.diagnostics.compare.arm import ArmError, OutOfTimeError
-from tfaccel.diagnostics.compare.facts import Facts
 from tfaccel.diagnostics.compare.pace import Pace, fitted
+from tfaccel.diagnostics.compare.variants import Facts
 
 DIGITS = f"--config={pathlib.Path(__file__).parents[3]}/configs/digits.py"
 FACTS = Facts(

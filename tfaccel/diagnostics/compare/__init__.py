@@ -10,7 +10,6 @@ arm.py         a variant's process, seen from the comparison
 child.py       the same process from within: it trains, and times steps on request
 protocol.py    the files through which the two talk
 pace.py        how many steps fit into the time
-facts.py       the facts that decide which variants exist
 table.py       the result as text, Markdown, HTML and JSON
 plots.py       the result as pictures
 page.py        the HTML page, and the folder with the whole report

@@ -24,10 +24,9 @@ from tfaccel.config import Config
 from tfaccel.data.choose import choose_loader
 from tfaccel.data.distribute import Loader
 from tfaccel.data.source import ArraySource
-from tfaccel.diagnostics.compare.facts import Facts
 from tfaccel.diagnostics.compare.pace import LEARNING, Pace, Settings, fitted, warm_up_steps
 from tfaccel.diagnostics.compare.protocol import POLL_S, write
-from tfaccel.diagnostics.compare.variants import CEILING
+from tfaccel.diagnostics.compare.variants import CEILING, Facts
 from tfaccel.experiment.open_data import open_source
 from tfaccel.experiment.train import prepare
 from tfaccel.run import Run

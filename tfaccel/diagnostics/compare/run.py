@@ -29,7 +29,6 @@ from tfaccel.config import Config, parse
 from tfaccel.diagnostics.compare import page
 from tfaccel.diagnostics.compare.arm import ArmProcess, OutOfTimeError
 from tfaccel.diagnostics.compare.contest import Contest
-from tfaccel.diagnostics.compare.facts import Facts
 from tfaccel.diagnostics.compare.judge import FLOOR
 from tfaccel.diagnostics.compare.pace import (
     Pace,
@@ -42,6 +41,7 @@ from tfaccel.diagnostics.compare.pace import (
 from tfaccel.diagnostics.compare.table import Comparison
 from tfaccel.diagnostics.compare.variants import (
     FACTORS,
+    Facts,
     Levels,
     Variant,
     as_flags,

@@ -22,6 +22,25 @@ CEILING = "float16"  # the O3 level of NVIDIA Apex: weights and updates are floa
 FACTORS = ("xla", "arithmetic", "loader", "num_gpus")
 
 
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """The facts about an experiment on a machine that decide which variants exist.
+
+    Attributes:
+      loaders: the loaders that can read the data, the plain variant's first.
+      gpu_ids: the GPUs that the config may use; empty on the CPU.
+      num_examples: the number of training images.
+      global_batch_size: the config's global batch size when it uses all of these GPUs.
+      environment: versions and hardware.
+    """
+
+    loaders: tuple[str, ...]
+    gpu_ids: tuple[int, ...]
+    num_examples: int
+    global_batch_size: int
+    environment: dict
+
+
 class Variant(NamedTuple):
     """One way of doing the job.
 
