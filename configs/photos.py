@@ -7,8 +7,8 @@ The folder `photos` holds `training` and `testing`, and each holds one folder of
 """
 
 import ml_collections
-
 from tfaccel.presets import preset_fields
+
 from tfaccel.config import default_config, is_smoke
 
 
