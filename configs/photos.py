@@ -28,6 +28,7 @@ def get_config(size: str = "") -> ml_collections.ConfigDict:
     config.train.epochs = 1 if is_smoke(size) else 30
     config.train.optimizer = "adamw"
     config.train.learning_rate = 1e-3
-    config.train.warmup_epochs = 0 if is_smoke(size) else 2
+    # A reference, so that it follows --config.train.epochs.
+    config.train.warmup_epochs = config.train.get_ref("epochs").to_float() * 0.1
     config.train.decay = "cosine"
     return config
