@@ -101,7 +101,7 @@ def train(values: flags.FlagValues, file: str) -> int:
     undo_legacy_keras(os.environ)
     dry, index = values["dry-run"].value, values["worker-index"].value
     cluster = find(os.environ, workers=values.workers, worker_index=index)
-    if not workdir and cluster.num_workers > 1:
+    if not workdir and not dry and cluster.num_workers > 1:
         raise UserError(
             f"no --workdir with {cluster.num_workers} workers ({cluster.source}); give all the "
             "same, which they share"
