@@ -402,7 +402,9 @@ def launch(own: list[str], command_line: list[str]) -> int:
     if asked.engine == "local" and argv[0] == "train" and topic_of(argv[1:]) is None:
         # Told once and now, not by each rank when TensorFlow has started.
         values, _ = train.parse(argv[1:])
-        look_at_run(
-            parse(values.config), check_usable(pathlib.Path(values.workdir), resume=values.resume)
-        )
+        config = parse(values.config)
+        if values["dry-run"].value:
+            look_at(config)
+        else:
+            look_at_run(config, check_usable(pathlib.Path(values.workdir), resume=values.resume))
     return launch_room.launch(asked, argv)
