@@ -104,7 +104,7 @@ OF_COMMANDS = (
     (["plot", "{}/empty"], "has no metrics"),
     (["selftest", "--output={}/empty"], "exists"),
     (["selftest", "--precision=float64"], "precision='float64'"),
-    (["doctor", "--data={}/text.txt"], "is no folder"),
+    (["doctor", "--data={}/text.txt"], "is not a folder"),
     (["doctor", "{}/empty"], "did you mean --data="),
     (["predict", "--model={}/run", "{}/image.png"], "has no export yet"),
 )
