@@ -64,7 +64,7 @@ class AskedChild:
         self.child, self._answers, self._output = child, answers, output
         self._seconds, self._deadline = seconds, time.monotonic() + seconds
 
-    def told(self) -> Answers:
+    def answers(self) -> Answers:
         """Waits for the answers, up to the time limit, and ends the process."""
         with self._answers, self._output:
             with self.child:
