@@ -119,12 +119,8 @@ def auto_parts(config: Config) -> int:
                 "precision='mixed_float16', smaller images or a smaller model"
             )
         parts = min(2 * parts, rows)
-    summary(
-        "autobatch: accumulation_steps=%d for global_batch_size=%d (%.0f%% of memory left)",
-        parts,
-        batch,
-        MARGIN * 100,
-    )
+    found = f"accumulation_steps={parts} for global_batch_size={batch}"
+    summary("autobatch: %s (%s)", found, f"{MARGIN:.0%} of memory left")
     return parts
 
 

@@ -112,7 +112,8 @@ def _draw(runs: Runs, words: plot_words.Words):
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    names, tested = _charts(runs), _have_tests(runs)
+    names, records = _charts(runs), [epoch for epochs in runs.values() for epoch in epochs]
+    tested = any(name.startswith("val_") for each in records for name in each)
     columns = 2 if len(names) == 4 else min(len(names), 3)
     rows = math.ceil(len(names) / columns)
     width = WIDTH * max(columns, 2)  # also for one chart: headings and legend need the space
@@ -150,13 +151,6 @@ def _charts(runs: Runs) -> list[str]:
     seen = dict.fromkeys(name for each in records for name in metric_names(each))
     names = list(dict.fromkeys(name.removeprefix("val_") for name in metric_names(seen)))
     return names + ["images_per_second"] * any("images_per_second" in each for each in records)
-
-
-def _have_tests(runs: Runs) -> bool:
-    """Returns whether any run was measured on test images."""
-    return any(
-        name.startswith("val_") for epochs in runs.values() for each in epochs for name in each
-    )
 
 
 def _look(index: int) -> dict[str, object]:

@@ -41,26 +41,25 @@ class Metric(NamedTuple):
 
 _ABSENT = {"data.root": "the embedded digits"}  # words for None; "none" for all other settings
 _SHARE = "share of the images, 0 to 1"
+_ACCURACY = Metric("Accuracy (higher is better)", _SHARE)
+_MAE = Metric("Mean absolute error (lower is better)", "in units of the target")
+_MSE = Metric("Mean squared error (lower is better)", "in squared units of the target")
 _METRICS = {
     "loss": Metric("Loss (lower is better)", "loss"),
-    "accuracy": Metric("Accuracy (higher is better)", _SHARE),
+    "accuracy": _ACCURACY,
     "top5": Metric("Top-5 accuracy (higher is better)", _SHARE),
-    "sparse_categorical_accuracy": Metric("Accuracy (higher is better)", _SHARE),
-    "categorical_accuracy": Metric("Accuracy (higher is better)", _SHARE),
-    "binary_accuracy": Metric("Accuracy (higher is better)", _SHARE),
+    "sparse_categorical_accuracy": _ACCURACY,
+    "categorical_accuracy": _ACCURACY,
+    "binary_accuracy": _ACCURACY,
     "precision": Metric("Precision (higher is better)", "precision, 0 to 1"),
     "recall": Metric("Recall (higher is better)", "recall, 0 to 1"),
     "auc": Metric("Area under the curve (higher is better)", "AUC, 0 to 1"),
-    "mean_io_u": Metric("Mean IoU (higher is better)", "overlap by union, 0 to 1"),
+    "mean_io_u": Metric("Mean IoU (higher is better)", "intersection over union, 0 to 1"),
     "psnr": Metric("PSNR (higher is better)", "decibels"),
-    "mae": Metric("Mean absolute error (lower is better)", "in units of the target"),
-    "mean_absolute_error": Metric(
-        "Mean absolute error (lower is better)", "in units of the target"
-    ),
-    "mse": Metric("Mean squared error (lower is better)", "in squared units of the target"),
-    "mean_squared_error": Metric(
-        "Mean squared error (lower is better)", "in squared units of the target"
-    ),
+    "mae": _MAE,
+    "mean_absolute_error": _MAE,
+    "mse": _MSE,
+    "mean_squared_error": _MSE,
     "images_per_second": Metric("Training speed (higher is better)", "images per second"),
     "learning_rate": Metric("Learning rate", "learning rate"),
 }

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+import types
 
 import pytest
 from test_checks_gpus import H200
@@ -84,7 +85,7 @@ def test_help_names_every_flag_in_100_columns(command):
 class Answer:
     def __init__(self, told):
         self.answers = lambda: told
-        self.end = lambda: None
+        self.child = types.SimpleNamespace(end=lambda: None)
 
 
 def test_a_full_examination_puts_what_children_told_into_its_lines(monkeypatch, tmp_path):

@@ -48,7 +48,7 @@ def examine(*, quick: bool = False, data: str | os.PathLike | None = None) -> Ta
     with contextlib.ExitStack() as stack:
         nvml_s = QUICK_NVML_S if quick else NVML_S
         nvml = child.start(f"{__name__}.facts.nvml", {}, seconds=nvml_s)
-        stack.callback(nvml.end)  # Ctrl-C leaves no child behind
+        stack.callback(nvml.child.end)  # Ctrl-C leaves no child behind
         packages_found, machine = installed(), host_facts.read_host(environment)
         # Before the trial starts, because NVML would list the trial as a holder of GPU memory.
         all_gpus = from_answers(nvml.answers())
@@ -56,7 +56,7 @@ def examine(*, quick: bool = False, data: str | os.PathLike | None = None) -> Ta
         answers = None
         if not quick:
             trial = child.start(f"{__name__}.facts.trial", {}, seconds=TRIAL_S)
-            stack.callback(trial.end)
+            stack.callback(trial.child.end)
             answers = trial.answers()
 
     # ----- Findings, from the driver upwards.

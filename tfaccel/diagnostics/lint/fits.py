@@ -8,17 +8,12 @@ from collections.abc import Iterator
 from tfaccel.common.tables import counted
 from tfaccel.diagnostics.lint.facts import Facts, Layer, Output, Shape, Target
 from tfaccel.diagnostics.lint.findings import Finding
-from tfaccel.diagnostics.lint.words import (
-    SCALED_TWICE,
-    UNSCALED,
-    layer_names,
-    range_text,
-    shape_text,
-)
+from tfaccel.diagnostics.lint.words import OVERSCALED, UNSCALED, layer_names, range_text, shape_text
 from tfaccel.training.keras_pixels import trained_on
 from tfaccel.training.own_scaling import FEW
 
-# What the fix gains if the loss compares outputs with targets of another shape.
+# Why outputs of another shape than the targets are a fault, and what the fix gains.
+MISMATCH = "the loss needs a target for each value; it raises an error, or repeats one of them"
 LEARNS = "the model learns from these targets at all"
 
 
@@ -108,7 +103,7 @@ def scales_once(facts: Facts) -> Iterator[Finding]:
             "error",
             layer,
             f"scales pixels of 0 to 255, but the loader gives {range_text(given)}",
-            SCALED_TWICE,
+            OVERSCALED,
             "accuracy",
             "set the loader's mean=0 and std=1/255, so that it gives 0 to 255, or remove the layer",
             f"--config.data.mean=0 --config.data.std={1 / 255:.16g}"
@@ -215,15 +210,14 @@ def gives_the_targets(facts: Facts) -> Iterator[Finding]:
 
 
 def _other_rank(target: Shape, output: Shape, where: str) -> Finding:
+    pools = "pool or flatten before the last layer: GlobalAveragePooling2D(), Flatten()"
     return Finding(
         "error",
         where,
         f"{shape_text(output)}, but the targets are {shape_text(target)}",
-        "the loss needs a target for each value; it raises an error, or repeats one of them",
+        MISMATCH,
         LEARNS,
-        "pool or flatten before the last layer: GlobalAveragePooling2D(), Flatten()"
-        if len(output) > len(target)
-        else "make the output as large as the target",
+        pools if len(output) > len(target) else "make the output as large as the target",
     )
 
 
@@ -232,7 +226,7 @@ def _other_width(target: Shape, output: Shape, where: str) -> Finding:
         "error",
         where,
         f"{shape_text(output)} outputs, but targets of {shape_text(target)}",
-        "the loss compares them one by one; it raises an error, or repeats one of them",
+        MISMATCH,
         LEARNS,
         f"give the last layer {shape_text(target)} units",
     )

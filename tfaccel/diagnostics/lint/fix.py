@@ -11,7 +11,7 @@ import dataclasses
 import keras
 
 from tfaccel.common.report import Report
-from tfaccel.diagnostics.lint.facts import Facts, Layer, Model
+from tfaccel.diagnostics.lint.facts import Facts, Layer
 from tfaccel.diagnostics.lint.light import Cost, cost_of
 from tfaccel.diagnostics.lint.measure import Spread, device, shortened, spreads
 from tfaccel.diagnostics.lint.padded_head import with_padded_heads
@@ -87,7 +87,8 @@ def fixed(facts: Facts, model: keras.Model, strategy, *, keep: bool | None, num_
       UserError: there is a head to pad, but the model cannot be copied, the head cannot be padded,
         an input's size is not known, or an input does not hold numbers.
     """
-    odd = _to_pad(facts.model)
+    odd = [each for each in heads(facts.model) if each.features_out % multiple_of(each)]
+    odd = list(filter(can_pad, odd))
     fix = _padded(odd, facts, model, strategy, keep=keep, num_steps=num_steps)
     return dataclasses.replace(fix, cost=cost_of(facts, model, strategy, num_steps=num_steps))
 
@@ -132,9 +133,3 @@ def _judged(before: Spread, after: Spread, keep: bool | None) -> tuple[bool, str
     if before.is_below(after):
         return False, "it is not kept because it is slower"
     return False, "it is not kept because single steps differ by more than that"
-
-
-def _to_pad(model: Model) -> list[Layer]:
-    """Returns the Dense heads that do not fill whole tiles."""
-    odd = [each for each in heads(model) if each.features_out % multiple_of(each)]
-    return list(filter(can_pad, odd))

@@ -20,13 +20,8 @@ from tfaccel.common.errors import UserError
 from tfaccel.diagnostics.lint.products import padded
 from tfaccel.keras_internals.copies import with_layers
 
-# Settings of Dense's weights, and the classes that keep zeros and add nothing to the loss for them.
-WEIGHT_SETTINGS = (
-    "kernel_regularizer",
-    "bias_regularizer",
-    "kernel_constraint",
-    "bias_constraint",
-)
+# Arguments for Dense's weights, and the classes that keep zeros and add nothing for them.
+WEIGHT_ARGS = ("kernel_regularizer", "bias_regularizer", "kernel_constraint", "bias_constraint")
 SAFE_FOR_ZEROS = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
 SAFE_FOR_ZEROS += (keras.constraints.NonNeg, keras.constraints.MaxNorm)
 
@@ -45,9 +40,9 @@ class PaddedHead(layers.Layer):
           multiple: the number of computed units is a multiple of this.
           activation: the activation of the outputs.
           use_bias: whether the layer has a bias.
-          **settings: the settings in WEIGHT_SETTINGS, and those of every layer: name, dtype, ...
+          **settings: the settings in WEIGHT_ARGS, and those of every layer: name, dtype, ...
         """
-        weight_settings = {name: settings.pop(name, None) for name in WEIGHT_SETTINGS}
+        weight_args = {name: settings.pop(name, None) for name in WEIGHT_ARGS}
         super().__init__(**settings)
         self.units, self.multiple, self.use_bias = units, multiple, use_bias
         self.activation = keras.activations.get(activation)
@@ -57,7 +52,7 @@ class PaddedHead(layers.Layer):
             dtype=self.dtype_policy,
             name="padded",
             trainable=self.trainable,
-            **weight_settings,
+            **weight_args,
         )
 
     def build(self, input_shape):
@@ -87,7 +82,7 @@ class PaddedHead(layers.Layer):
             "multiple": self.multiple,
             "activation": keras.activations.serialize(self.activation),
             "use_bias": self.use_bias,
-            **{name: dense_config[name] for name in WEIGHT_SETTINGS},
+            **{name: dense_config[name] for name in WEIGHT_ARGS},
         }
 
 
@@ -118,7 +113,7 @@ def with_padded_heads(
             dtype=layer.dtype_policy,
             trainable=layer.trainable,
             activity_regularizer=layer.activity_regularizer,
-            **{name: getattr(layer, name) for name in WEIGHT_SETTINGS},
+            **{name: getattr(layer, name) for name in WEIGHT_ARGS},
         )
 
     wider = with_layers(
@@ -141,7 +136,7 @@ def _check(head: layers.Layer) -> None:
         raise UserError(f"{head.name} is a {type(head).__name__} layer; expected a Dense layer")
     if head.lora_enabled:
         raise UserError(f"{head.name} has LoRA, which cannot be padded; do not pad this head")
-    for name in WEIGHT_SETTINGS:
+    for name in WEIGHT_ARGS:
         given = getattr(head, name)
         if given is not None and type(given) not in SAFE_FOR_ZEROS:
             raise UserError(

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from tfaccel.common.local_path import local_path
 from tfaccel.diagnostics.lint.findings import Finding
-from tfaccel.diagnostics.lint.script_pixels import pixels
+from tfaccel.diagnostics.lint.script_pixels import last_name, pixels
 from tfaccel.diagnostics.lint.script_text import read_text
 from tfaccel.diagnostics.lint.speed import run_eagerly
 
@@ -89,7 +89,7 @@ def _names(tree: ast.AST) -> tuple[set[str], set[str]]:
     for each in ast.walk(tree):
         if isinstance(each, ast.Assign | ast.AnnAssign) and each.value is not None:
             targets = each.targets if isinstance(each, ast.Assign) else [each.target]
-            called = _last_name(each.value.func) if isinstance(each.value, ast.Call) else ""
+            called = last_name(each.value.func) if isinstance(each.value, ast.Call) else ""
             if MAKE_SEVERAL.fullmatch(called):
                 data |= {name for target in targets for name in _parts(target)}
             elif _is_data(each.value, data):
@@ -113,7 +113,7 @@ def _model_classes(tree: ast.AST) -> set[str]:
     found: set[str] = set()
     classes = [each for each in ast.walk(tree) if isinstance(each, ast.ClassDef)]
     for each in classes:
-        bases = [_last_name(base) for base in each.bases]
+        bases = [last_name(base) for base in each.bases]
         if any(MAKE_MODELS.fullmatch(base) or base in found for base in bases):
             found.add(each.name)
     return found
@@ -130,17 +130,11 @@ def _is_data(value: ast.expr, data: set[str]) -> bool:
     """Returns whether an expression makes a data set, or is the name of one."""
     if not isinstance(value, ast.Call):
         return ast.unparse(value) in data
-    name = _last_name(value.func)
+    name = last_name(value.func)
     if name in CHANGE_DATA and isinstance(value.func, ast.Attribute):
         base = value.func.value
         return _is_data(base, data) or ast.unparse(base) == "run"
     return MAKE_DATA.fullmatch(name) is not None
-
-
-def _last_name(function: ast.expr) -> str:
-    if isinstance(function, ast.Attribute):
-        return function.attr
-    return function.id if isinstance(function, ast.Name) else ""
 
 
 # The faults.
@@ -221,7 +215,7 @@ def _iterates(value: ast.expr, data: set[str]) -> bool:
 def _eager(calls: list[ast.Call], name: str) -> Iterator[Finding]:
     for call in calls:
         given = [*call.args, *(each.value for each in call.keywords)]
-        if _last_name(call.func) == "run_functions_eagerly" and any(map(_is_true, given)):
+        if last_name(call.func) == "run_functions_eagerly" and any(map(_is_true, given)):
             yield run_eagerly(f"{name}:{call.lineno}", "tf.config.run_functions_eagerly(True)")
 
 

@@ -16,10 +16,9 @@ import re
 from collections.abc import Iterator
 
 from tfaccel.diagnostics.lint.findings import Finding
-from tfaccel.diagnostics.lint.words import SCALED_TWICE, UNSCALED, range_text
+from tfaccel.diagnostics.lint.words import OVERSCALED, UNSCALED, range_text
 from tfaccel.training.keras_pixels import trained_on
 
-OURS = ("image_folder", "loader")
 DECODERS = re.compile(r"decode_(image|jpeg|png|bmp|gif|webp|and_crop_jpeg)")
 BY_KERAS = re.compile(r"image_dataset_from_directory|flow_from_(directory|dataframe)")
 SCALES_INSIDE = re.compile(r"EfficientNet(B\d|V2\w+)|MobileNetV3(Small|Large)|ConvNeXt\w+")
@@ -60,20 +59,17 @@ def pixels(tree: ast.AST, name: str) -> Iterator[Finding]:
     our_loaders = [_our_loader(each, values) for each in calls if _is_our_loader(each)]
     others = list(_other_loaders(calls, values))
     scaled = [*_scaling_calls(calls, values), *_divisions(tree, values)]
-    for each in our_loaders:
-        if each.range is None:
-            continue
+    known = [each for each in our_loaders if each.range is not None]
+    for each in known:
         if max(map(abs, each.range)) <= FEW and scaled:
             yield _scaled_twice(each, scaled[0], name)
-        elif min(each.range) >= 0 and max(each.range) > MANY and not scaled and _is_bare(calls):
+            break
+        if min(each.range) >= 0 and max(each.range) > MANY and not scaled and _is_bare(calls):
             yield _never_scaled(each, name)
-        else:
-            continue
-        break
-    known = [each for each in our_loaders if each.range is not None]
+            break
     if known and others and not scaled and not _are_equal(known[0].range, others[0].range):
         yield _different_ranges(known[0], others[0], name)
-    if others and not our_loaders and any(_last_name(each.func) == "fit" for each in calls):
+    if others and not our_loaders and any(last_name(each.func) == "fit" for each in calls):
         yield _if_moved(others[0], scaled, name)
 
 
@@ -86,7 +82,7 @@ def _scaled_twice(loader: Place, scaling: Place, name: str) -> Finding:
         f"{name}:{scaling.line}",
         f"{scaling.text} scales pixels of 0 to 255, but {loader.text} in line {loader.line} gives "
         f"{range_text(loader.range)}",
-        SCALED_TWICE,
+        OVERSCALED,
         "accuracy",
         f"set mean=0 and std=1/255 in {loader.text}, so that it gives 0 to 255, or remove "
         f"{scaling.text}",
@@ -141,12 +137,11 @@ def _are_equal(one: tuple[float, float], other: tuple[float, float]) -> bool:
 
 
 def _is_our_loader(call: ast.Call) -> bool:
-    named = {each.arg for each in call.keywords}
-    return (
-        isinstance(call.func, ast.Attribute)
-        and call.func.attr in OURS
-        and (call.func.attr == "image_folder" or bool({"image_size", "global_batch_size"} & named))
-    ) or (isinstance(call.func, ast.Attribute) and ast.unparse(call.func) == "run.loader")
+    name = last_name(call.func) if isinstance(call.func, ast.Attribute) else ""
+    if name == "image_folder" or ast.unparse(call.func) == "run.loader":
+        return True
+    keywords = {each.arg for each in call.keywords}
+    return name == "loader" and bool({"image_size", "global_batch_size"} & keywords)
 
 
 def _our_loader(call: ast.Call, values: dict[str, ast.expr]) -> Place:
@@ -166,20 +161,17 @@ def _our_loader(call: ast.Call, values: dict[str, ast.expr]) -> Place:
 def _other_loaders(calls: list[ast.Call], values: dict[str, ast.expr]) -> Iterator[Place]:
     """Yields the loaders that are not tfaccel's, the most telling ones first."""
     raw = {"range": (0.0, 255.0), "mean_and_std": "mean=0 and std=1/255"}
+    generators = [each for each in calls if last_name(each.func) == "ImageDataGenerator"]
+    yield from (_image_generator(each, values) for each in generators)
     for call in calls:
-        if _last_name(call.func) == "ImageDataGenerator":
-            yield _image_generator(call, values)
-    for call in calls:
-        generates = any(_last_name(each.func) == "ImageDataGenerator" for each in calls)
-        if BY_KERAS.fullmatch(_last_name(call.func)) and not generates:
-            yield Place(call.lineno, _last_name(call.func), **raw)
+        if BY_KERAS.fullmatch(last_name(call.func)) and not generators:
+            yield Place(call.lineno, last_name(call.func), **raw)
+    gives_floats = any(last_name(each.func) == "convert_image_dtype" for each in calls)
     for call in calls:
         if ast.unparse(call.func) in ("tfds.load", "tensorflow_datasets.load"):
             yield Place(call.lineno, ast.unparse(call.func), **raw)
-        elif DECODERS.fullmatch(_last_name(call.func)):
-            as_floats = any(_last_name(each.func) == "convert_image_dtype" for each in calls)
-            if not as_floats:
-                yield Place(call.lineno, _last_name(call.func), **raw)
+        elif DECODERS.fullmatch(last_name(call.func)) and not gives_floats:
+            yield Place(call.lineno, last_name(call.func), **raw)
 
 
 def _image_generator(call: ast.Call, values: dict[str, ast.expr]) -> Place:
@@ -207,7 +199,7 @@ def _module(function: str) -> str:
 
 def _scaling_calls(calls: list[ast.Call], values: dict[str, ast.expr]) -> Iterator[Place]:
     for call in calls:
-        last, given = _last_name(call.func), _keywords(call, values) or {}
+        last, given = last_name(call.func), _keywords(call, values) or {}
         if last == "Rescaling":
             scale = _number(call.args[0] if call.args else given.get("scale"), values)
             if scale is not None and abs(scale) < SMALL:
@@ -225,7 +217,7 @@ def _divisions(tree: ast.AST, values: dict[str, ast.expr]) -> Iterator[Place]:
     shown = {
         id(inner)
         for call in ast.walk(tree)
-        if isinstance(call, ast.Call) and _last_name(call.func) in SHOWS
+        if isinstance(call, ast.Call) and last_name(call.func) in SHOWS
         for inner in ast.walk(call)
     }
     for each in ast.walk(tree):
@@ -251,7 +243,7 @@ def _brings_255(scale: float) -> bool:
 
 def _is_bare(calls: list[ast.Call]) -> bool:
     """Returns whether the script makes a network of convolutions, and nothing that may scale."""
-    lasts = [_last_name(each.func) for each in calls]
+    lasts = [last_name(each.func) for each in calls]
     return any(map(CONVOLVES.fullmatch, lasts)) and not any(map(NORMALISES.fullmatch, lasts))
 
 
@@ -277,7 +269,7 @@ def _keywords(call: ast.Call, values: dict[str, ast.expr]) -> dict[str, ast.expr
             given[each.arg] = values.get(ast.unparse(each.value), each.value)
             continue
         settings = values.get(ast.unparse(each.value), each.value)
-        if isinstance(settings, ast.Call) and _last_name(settings.func) == "dict":
+        if isinstance(settings, ast.Call) and last_name(settings.func) == "dict":
             inner = _keywords(settings, values)
         elif isinstance(settings, ast.Dict) and all(map(_is_text, settings.keys)):
             inner = {
@@ -323,7 +315,8 @@ def _number(value: ast.expr | None, values: dict[str, ast.expr] | None = None) -
     return None
 
 
-def _last_name(function: ast.expr) -> str:
+def last_name(function: ast.expr) -> str:
+    """Returns the name of a called function: load for `tf.data.load`; "" if it has none."""
     if isinstance(function, ast.Attribute):
         return function.attr
     return function.id if isinstance(function, ast.Name) else ""
@@ -332,5 +325,5 @@ def _last_name(function: ast.expr) -> str:
 def _shortened(node: ast.expr, most: int = 40) -> str:
     text = ast.unparse(node)
     if isinstance(node, ast.Call):
-        text = text[len(ast.unparse(node.func)) - len(_last_name(node.func)) :]
+        text = text[len(ast.unparse(node.func)) - len(last_name(node.func)) :]
     return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -10,7 +10,7 @@ from tfaccel.diagnostics.lint.facts import Layer, Shape
 from tfaccel.diagnostics.lint.products import LITTLE
 
 # Why pixels that are scaled twice, or not at all, are a fault.
-SCALED_TWICE = (
+OVERSCALED = (
     "if pixels are scaled twice, all images are nearly one colour, and pretrained weights see "
     "nothing in them"
 )

@@ -93,11 +93,8 @@ def memory(gpus: Gpus, *, own_pid: int) -> Finding:
         elif gpu.memory_used > HELD * gpu.memory_total:
             faults.append(warning("GPU memory", said, end_it))
     least = min((each.memory_total - each.memory_used) / GIB for each in gpus.gpus)
-    by = (
-        f"a little held by {_who([*strangers.values()])}"
-        if strangers
-        else "no other process holds any"
-    )
+    who = _who([*strangers.values()])
+    by = f"a little held by {who}" if strangers else "no other process holds any"
     return merged("GPU memory", faults, f"at least {least:.0f} GiB free on each, {by}")
 
 

@@ -20,16 +20,16 @@ class Rule(NamedTuple):
     Attributes:
       variable: its name.
       applies: takes a value and the number of GPUs; returns whether to report the variable.
-      status: the status of the reported line.
       effect: what the variable does, in words.
-      fix: what to do about it; empty if there is nothing to fix.
+      status: the status of the reported line.
+      hint: text after the fix, which is to unset the variable.
     """
 
     variable: str
     applies: Callable[[str, int], bool]
-    status: Status
     effect: str
-    fix: str
+    status: Status = "warning"
+    hint: str = ""
 
 
 def _is_on(value: str, num_gpus: int) -> bool:
@@ -40,82 +40,56 @@ def _is_off(value: str, num_gpus: int) -> bool:
     return value.lower() in ("0", "false", "no") and num_gpus > 0
 
 
+def _is_not_0(value: str, num_gpus: int) -> bool:
+    return value != "0" and num_gpus > 1
+
+
 RULES = (
     Rule(
         "XLA_FLAGS",
         lambda value, _: "xla_dump_" in value,
-        "warning",
         "XLA writes every compiled program to files, which is slow and fills the disk",
-        "unset XLA_FLAGS",
     ),
     Rule(
         "XLA_FLAGS",
         lambda value, _: "xla_dump_" not in value,
-        "ok",
         "XLA uses these options in every run",
-        "",
+        status="ok",
     ),
     Rule(
         "TF_XLA_FLAGS",
         lambda value, _: "auto_jit" in value,
-        "warning",
         "auto_jit compiles everything with XLA, also the all-reduce, which tfaccel keeps out of it",
-        "unset TF_XLA_FLAGS; tfaccel chooses what to compile",
+        hint="; tfaccel chooses what to compile",
     ),
     Rule(
         "TF_GPU_ALLOCATOR",
         lambda _, num_gpus: num_gpus > 0,
-        "warning",
         "replaces TensorFlow's allocator, but memory growth and memory limits need that allocator",
-        "unset TF_GPU_ALLOCATOR",
     ),
     Rule(
         "TF_FORCE_GPU_ALLOW_GROWTH",
         _is_off,
-        "warning",
         "turns memory growth off: TensorFlow takes the whole GPU and leaves no memory for DALI",
-        "unset TF_FORCE_GPU_ALLOW_GROWTH",
     ),
     Rule(
         "TF_USE_LEGACY_KERAS",
         lambda value, _: value.lower() in ("1", "true"),
-        "error",
         "makes tf.keras Keras 2, but tfaccel trains only models of Keras 3",
-        "unset TF_USE_LEGACY_KERAS",
+        status="error",
     ),
-    Rule(
-        "NVIDIA_TF32_OVERRIDE",
-        _is_off,
-        "warning",
-        "turns TF32 off, even if runtime.tf32 turns it on",
-        "unset NVIDIA_TF32_OVERRIDE",
-    ),
-    Rule(
-        "CUDA_LAUNCH_BLOCKING",
-        _is_on,
-        "warning",
-        "the GPU runs one kernel after another, which is slow",
-        "unset CUDA_LAUNCH_BLOCKING",
-    ),
+    Rule("NVIDIA_TF32_OVERRIDE", _is_off, "turns TF32 off, even if runtime.tf32 turns it on"),
+    Rule("CUDA_LAUNCH_BLOCKING", _is_on, "the GPU runs one kernel after another, which is slow"),
     Rule(
         "CUDA_CACHE_DISABLE",
         _is_on,
-        "warning",
         "the driver compiles TensorFlow's kernels again at every start",
-        "unset CUDA_CACHE_DISABLE",
     ),
-    *(
-        Rule(
-            name,
-            lambda value, num_gpus: value != "0" and num_gpus > 1,
-            "warning",
-            effect,
-            f"unset {name}",
-        )
-        for name, effect in (
-            ("NCCL_P2P_DISABLE", "NCCL uses the host's memory, not NVLink or PCIe"),
-            ("NCCL_SHM_DISABLE", "NCCL uses the network between processes of one host"),
-        )
+    Rule("NCCL_P2P_DISABLE", _is_not_0, "NCCL uses the host's memory, not NVLink or PCIe"),
+    Rule(
+        "NCCL_SHM_DISABLE",
+        _is_not_0,
+        "NCCL uses the network between processes of one host",
     ),
 )
 
@@ -133,7 +107,8 @@ def check(environment: Mapping[str, str], num_gpus: int, *, num_visible: int) ->
         value = environment.get(rule.variable, "")
         if value and rule.applies(value, num_gpus):
             said = f"{rule.variable}={value}: {rule.effect}"
-            found.append(Finding(NAME, rule.status, said, rule.fix))
+            fix = "" if rule.status == "ok" else f"unset {rule.variable}{rule.hint}"
+            found.append(Finding(NAME, rule.status, said, fix))
     visible = _visible_devices(environment.get("CUDA_VISIBLE_DEVICES"), num_gpus, num_visible)
     library_path = _library_path(environment.get("LD_LIBRARY_PATH", ""), num_gpus)
     return [*found, *filter(None, (visible, library_path, _cluster(environment)))]

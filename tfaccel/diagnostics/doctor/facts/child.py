@@ -74,10 +74,6 @@ class AskedChild:
                 end = f"gave no answer within {in_figures(self._seconds)} s"
             return _read(self._answers, end, self._output)
 
-    def end(self) -> None:
-        """Ends the process and its children, if they still run. A second call does nothing."""
-        self.child.end()
-
 
 def start(
     module: str, arguments: Mapping, *, seconds: float, path: Sequence[str] | None = None
