@@ -1,4 +1,4 @@
-"""Finds the largest global batch that fits in the GPUs' memory, or the fewest parts of a batch.
+"""Finds the largest global batch that fits in the GPUs' memory, or the fewest parts that fit.
 
 Takes an experiment; returns the number. Each candidate runs in a child process, whose end frees all
 of its memory. The child runs a few real steps of training and one of testing, with DALI's pool.
@@ -140,7 +140,7 @@ def with_parts(config: Config, accumulation_steps: int) -> Config:
 
 def _fits(config: Config, what: str) -> bool:
     try:
-        peak = run_quietly(train_briefly, config)  # an error about full memory has pages of log
+        peak = run_quietly(train_briefly, config)  # hides pages of log about full memory
     except IsolatedError as error:
         if not error.out_of_memory:
             raise

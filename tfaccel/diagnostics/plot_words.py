@@ -102,11 +102,7 @@ class Words:
 
 
 def run_words(workdirs: Mapping[str, pathlib.Path]) -> Words:
-    """Returns the words for some runs.
-
-    Args:
-      workdirs: the workdirs by the runs' names. A workdir without a config.json has no settings.
-    """
+    """Returns the words for runs, by their names. A run without a config.json has no settings."""
     configs = [_settings(each) for each in workdirs.values()]
     known = [each for each in configs if each]
     names = list(dict.fromkeys(name for each in known for name in each))

@@ -48,16 +48,7 @@ SHORT, LONG = 10, 200  # steps
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """The result of one check.
-
-    Attributes:
-      check: the name of the check.
-      precision: the Keras dtype policy.
-      xla: whether XLA compiled the steps.
-      figure: the measured value.
-      limit: the largest value that passes.
-      passed: whether the check passed.
-    """
+    """The result of one check: `figure` was measured, and `limit` is the largest that passes."""
 
     check: str
     precision: str
@@ -118,12 +109,8 @@ def run(
 ) -> Iterator[Row]:
     """Runs every check and yields its row at once.
 
-    TensorFloat-32 is off during the checks, so that float32 is compared as float32.
-
-    Args:
-      strategy: a MirroredStrategy over the replicas to test.
-      precisions: the Keras dtype policies.
-      xla: (True,) for XLA, (False,) for no XLA, or both.
+    TensorFloat-32 is off during the checks, so that float32 is compared as float32. The strategy is
+    a MirroredStrategy over the replicas to test. `xla` holds True, False, or both.
     """
     levels = [(each, each.level) for each in (log, tf.get_logger())]
     log.setLevel(logging.WARNING)  # hides a line for each compiled model,

@@ -5,8 +5,7 @@ Takes a compiled model and a batch; returns a table, and does not change the mod
     print(tfaccel.gradient_underflow(model, (x, y)))
 
 A gradient below float16's smallest number, 2**-24, becomes 0, also on its way back through the
-layers. Loss scaling keeps it above (Micikevicius et al., Mixed Precision Training, 2018, section
-3.2).
+layers. Loss scaling prevents this (Micikevicius et al., Mixed Precision Training, 2018, sec. 3.2).
 """
 
 import dataclasses
@@ -92,11 +91,9 @@ def gradient_underflow(
             f"gradient_underflow needs half precision, but {model.name} computes in float32, which "
             "loses nothing; use mixed_float16 (tfaccel.setup(precision=...))"
         )
-    scales = (
-        _checked_scales(loss_scales)
-        if loss_scales is not None
-        else _default_scales(model.optimizer)
-    )
+    scales = _default_scales(model.optimizer)
+    if loss_scales is not None:
+        scales = _checked_scales(loss_scales)
     batch = tf.nest.map_structure(_on_first_replica, keras.utils.unpack_x_y_sample_weight(batch))
     exact = _nonzero(_compiled_like(model, in_float32(model)), batch, 1.0)
     own = _compiled_like(model, without_training_state(model))

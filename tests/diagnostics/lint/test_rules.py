@@ -60,7 +60,7 @@ def test_widths_are_multiples_of_8_or_16_in_int8():
     # 100 of 104 columns are used, by it and by the next one: all of the model's tiles.
     assert odd.severity == "note"
     assert odd.gain.startswith("3.8% of the model's tiles")
-    assert odd.fix == "96 or 104 units"
+    assert odd.fix == "use 96 or 104 units"
     int8 = facts_of(dense(24, dtype="int8", feeds=(1,)), dense(16, 24, dtype="int8"))
     assert said(tensor_cores.widths, int8) == [
         "warning dense24: 24 units, not a multiple of 16"  # of 32 columns 8 are padding

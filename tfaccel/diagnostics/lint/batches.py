@@ -18,7 +18,7 @@ MOST_INITIAL = 0.1
 
 
 def batch_rows(facts: Facts) -> Iterator[Finding]:
-    """Yields a finding if products have rows for each example, and these are not 8 * n rows."""
+    """Yields a finding if the rows of products on each replica are not a multiple of 8."""
     rows, batch, replicas = facts.rows, facts.data.global_batch_size, facts.step.num_replicas
     if rows is None or (rows % 8 == 0 and batch % replicas == 0):
         return
@@ -46,7 +46,7 @@ def batch_rows(facts: Facts) -> Iterator[Finding]:
 
 
 def rows_of_pixels(facts: Facts) -> Iterator[str]:
-    """Yields a remark if the batch is not a multiple of 8, but each product has 8 * n rows."""
+    """Yields a remark if the batch is not a multiple of 8, but the rows of all products are."""
     rows = facts.rows
     if rows is None or rows % 8 == 0 or list(batch_rows(facts)):
         return
@@ -84,9 +84,9 @@ def tail_batch(facts: Facts) -> Iterator[Finding]:
         f"the last of {batches} batches has {left} rows, not {data.global_batch_size} "
         f"({data.num_examples:,} examples)",
         "the step is compiled again for the other shape; each row of the last batch has "
-        f"{in_figures(data.global_batch_size / left, 2)} times the weight in its update"
+        f"{in_figures(data.global_batch_size / left, 2)} times the usual weight in the update"
         + ("; the number of its rows is not a multiple of 8" if odd else ""),
-        f"one compilation; a step in {batches} that is "
+        f"one compilation; one of {batches} steps is "
         f"{percent(1 - left / data.global_batch_size)} empty",
         "use a tfaccel loader (last_batch='pad' counts every row once), or "
         f"batch({data.global_batch_size}, drop_remainder=True)",

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from tfaccel.common.report import Notes, Report
 from tfaccel.common.tables import counted
 
-REMARKS = "remarks (fine although it looks odd, or not known):"
+REMARKS = "remarks on what is fine, or could not be checked:"
 SEVERITIES = ("error", "warning", "note")
 
 

@@ -61,8 +61,8 @@ class Fix(Report):
         gain = self.before.median_s / self.after.median_s
         return (
             f"fix: {', '.join(self.heads)}; the outputs stay the same. A step, forward and "
-            f"backward, took {self.before} before, and {self.after} padded. The padded model "
-            f"is {gain:.2f} times as fast on {self.where}; {self.verdict}."
+            f"backward, took {self.before} before padding and {self.after} after it. The padded "
+            f"model is {gain:.2f} times as fast on {self.where}; {self.verdict}."
             f"{shortened(self.before, num_steps=self.num_steps)}"
         )
 
@@ -74,7 +74,7 @@ class Fix(Report):
 
 
 def fixed(facts: Facts, model: keras.Model, strategy, *, keep: bool | None, num_steps: int) -> Fix:
-    """Pads the Dense heads that do not fill whole tiles, measures them and the activations' cost.
+    """Pads the Dense heads that do not fill whole tiles; measures the gain and activations' cost.
 
     Args:
       facts: the facts about the model and its step.

@@ -13,7 +13,7 @@ from tfaccel.diagnostics.lint.words import layer_names, percent, shape_text
 
 LINEAR = ("Dense", "EinsumDense", "Conv1D", "Conv2D", "Conv3D")
 LINEAR += tuple(f"{each}Transpose" for each in LINEAR if each.startswith("Conv"))
-# Layers that do not change whether the chain is linear.
+# Layers that keep a chain linear.
 PASSES = ("Flatten", "Reshape", "Permute", "Identity", "Activation")
 PASSES_BY_START = ("Dropout", "SpatialDropout", "ZeroPadding", "Cropping")
 SATURATING = ("tanh", "sigmoid", "hard_sigmoid", "hard_tanh", "softsign")
@@ -194,7 +194,7 @@ def channels_first(facts: Facts) -> Iterator[Finding]:
             f"{counted(len(layers), 'layer')} with data_format='channels_first' (NCHW)",
             "Tensor Cores take NHWC, so TensorFlow, cuDNN or XLA transposes before and after each "
             "of these layers; on the CPU, TensorFlow has no such convolutions",
-            "the transposes, which read and write each of these activations once more",
+            "no transposes, which read and write each of these activations once more",
             "use data_format='channels_last', and images [batch, height, width, channels]",
         )
 

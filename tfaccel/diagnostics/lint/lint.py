@@ -112,13 +112,9 @@ def lint(
 
 
 def judge(facts: Facts, *, model: keras.Model, strategy, also: Sequence[Finding]) -> "Lint":
-    """Applies every rule to the facts.
+    """Applies every rule to the facts. The table includes the findings in `also`.
 
-    Args:
-      facts: the facts about model, data and step.
-      model: the model, which a fix needs.
-      strategy: the strategy of the model's variables; None for none.
-      also: findings from elsewhere, which the table includes.
+    A fix needs the model, and the strategy of its variables; None for no strategy.
     """
     findings = [each for rule in RULES for each in rule(facts)]
     return Lint(
@@ -203,11 +199,7 @@ def gpu_capability() -> tuple[int, int] | None:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Lint(Table):
-    """The findings, and the fix that pads heads.
-
-    Attributes:
-      fixer: makes the fix.
-    """
+    """The findings, and `fixer`, which makes the fix that pads heads."""
 
     fixer: functools.partial = dataclasses.field(default=None, compare=False)
 

@@ -4,6 +4,7 @@ share(model, model.layers[:1])      # 0.25 of the multiplications
 heads(model)
 """
 
+import math
 from collections.abc import Iterable
 
 from tfaccel.diagnostics.lint.facts import OUTSIDE, Layer, Model
@@ -34,24 +35,15 @@ def can_pad(head: Layer) -> bool:
 
 def tile_work(layer: Layer) -> float:
     """Returns a layer's multiplications, including the padding of its tiles."""
-    if not layer.multiplies:
-        return 0.0
     multiple = multiple_of(layer)
-    sizes = [each for each in (layer.features_in, layer.features_out) if each]
-    work = float(layer.multiplies)
-    for size in sizes:
-        work *= padded(size, multiple) / size
-    return work
+    sizes = filter(None, (layer.features_in, layer.features_out))
+    return layer.multiplies * math.prod(padded(size, multiple) / size for size in sizes)
 
 
 def padding(model: Model, layers: Iterable[Layer], size: int, multiple: int) -> float:
     """Returns the share of the model's tiles that is padding because of a size, 0 to 1.
 
-    Args:
-      model: the whole model.
-      layers: the layers of the model with this size.
-      size: the number of inputs or outputs.
-      multiple: the number that fills a tile.
+    `layers` are the layers with this number of inputs or outputs; `multiple` of them fill a tile.
     """
     whole = sum(map(tile_work, model.layers))
     empty = 1 - size / padded(size, multiple)

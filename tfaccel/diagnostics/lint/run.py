@@ -77,7 +77,7 @@ def _step(config: Config, this_run: Run, read: Model, model: keras.Model) -> Ste
     replicas = this_run.strategy.num_replicas_in_sync
     synchronized = config.step.sync_batchnorm and replicas > 1
     batch_norm = any(each.kind == "BatchNormalization" for each in read.layers)
-    without_xla = in_xla.of_layers(model)
+    not_for_xla = without_xla = in_xla.of_layers(model)
     if synchronized and batch_norm:
         without_xla = "step.sync_batchnorm needs an all-reduce inside the step"
     on_gpu = any(each.cuda_ordinal is not None for each in this_run.runtime.devices)
@@ -86,7 +86,7 @@ def _step(config: Config, this_run: Run, read: Model, model: keras.Model) -> Ste
         tf32=config.runtime.tf32,
         xla=this_run.runtime.xla,
         without_xla=without_xla if this_run.runtime.xla else None,
-        not_for_xla=in_xla.of_layers(model),
+        not_for_xla=not_for_xla,
         steps_per_execution=config.train.steps_per_execution,
         accumulation_steps=config.step.accumulation_steps,
         num_replicas=replicas,

@@ -4,9 +4,9 @@ Takes source text; returns findings. It reads the syntax tree and runs nothing.
 
     findings = read_script(pathlib.Path("train.py").read_text(), "train.py")
 
-A name is a data set if the script assigns it the result of a function that makes data sets, or if
-it is a function's argument with such a name. A name is a model likewise, or if the script calls its
-`fit`.
+A name is a data set if the script assigns it the result of a function that makes data sets, or if a
+function's argument has a typical name, such as train_loader. The same holds for models; the script
+may also call a model's `fit`.
 """
 
 import ast
@@ -36,12 +36,7 @@ WAITS = ("numpy", "item")
 
 
 def read_script(source: str, name: str = "script") -> list[Finding]:
-    """Returns the findings in the source.
-
-    Args:
-      source: the Python 3 source of a script, or of a notebook's cells.
-      name: the name of the script in the findings.
-    """
+    """Returns the findings in the Python source of a script, or of a notebook's cells."""
     try:
         tree = ast.parse(source)
     except SyntaxError as error:
@@ -54,10 +49,7 @@ def read_script(source: str, name: str = "script") -> list[Finding]:
 
 
 def in_script(script: str | os.PathLike) -> list[Finding]:
-    """Returns the findings in a script.
-
-    Args:
-      script: its path or its text.
+    """Returns the findings in a script, which is given as a path or as text.
 
     Raises:
       UserError: the script cannot be read.

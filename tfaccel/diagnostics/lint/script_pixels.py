@@ -48,12 +48,7 @@ class Place:
 
 
 def pixels(tree: ast.AST, name: str) -> Iterator[Finding]:
-    """Yields findings on loaders and scalings that do not fit together.
-
-    Args:
-      tree: the syntax tree of the script.
-      name: the name of the script in the findings.
-    """
+    """Yields findings on loaders and scalings that do not fit together."""
     calls = [each for each in ast.walk(tree) if isinstance(each, ast.Call)]
     values = _values(tree)
     our_loaders = [_our_loader(each, values) for each in calls if _is_our_loader(each)]
@@ -269,14 +264,12 @@ def _keywords(call: ast.Call, values: dict[str, ast.expr]) -> dict[str, ast.expr
             given[each.arg] = values.get(ast.unparse(each.value), each.value)
             continue
         settings = values.get(ast.unparse(each.value), each.value)
+        inner = None
         if isinstance(settings, ast.Call) and last_name(settings.func) == "dict":
             inner = _keywords(settings, values)
         elif isinstance(settings, ast.Dict) and all(map(_is_text, settings.keys)):
-            inner = {
-                key.value: value for key, value in zip(settings.keys, settings.values, strict=True)
-            }
-        else:
-            inner = None
+            names = [key.value for key in settings.keys]
+            inner = dict(zip(names, settings.values, strict=True))
         if inner is None:
             return None
         given |= inner

@@ -33,7 +33,7 @@ def precision(facts: Facts) -> Iterator[Finding]:
         else "float32 products run on the CUDA cores",
         "products up to twice as fast, and half the bytes in all other operations"
         if in_tf32
-        else "products as much faster as Tensor Cores are: 8 times on V100 (125, not 15.7 TFLOP/s)",
+        else "products on Tensor Cores: 8 times as fast on V100 (125, not 15.7 TFLOP/s)",
         "use mixed_float16 (tfaccel scales the loss)"
         + (", or mixed_bfloat16" if step.gpu >= (8, 0) else ""),
         "--config.runtime.precision=mixed_float16" if step.from_config else None,
@@ -58,7 +58,7 @@ def xla(facts: Facts) -> Iterator[Finding]:
         "each operation is a separate kernel that reads and writes its values in GPU memory",
         f"stock Keras trained ResNet-50 at {STOCK} images/s without XLA, and at {STOCK_XLA:,} with "
         "XLA (mixed_float16, one H200)"
-        + ("" if step.gpu else "; on the CPU little, for a long compilation"),
+        + ("" if step.gpu else "; on the CPU, XLA gains little and compiles for long"),
         "remove that if you can" if reason else "set xla=True (jit_compile=True in stock Keras)",
         "--config.runtime.xla=True" if step.from_config and not reason else None,
     )

@@ -65,7 +65,7 @@ def _width(model: Model, layers: list[Layer], size: int, multiple: int, lost: fl
         f"Tensor Cores multiply tiles of {multiple}: "
         f"{padding_count(whole, whole - size, 'column')}",
         f"{tile_share(lost)}: {have} {percent(share(model, layers))} of its multiplications",
-        _head_fix(layers[0], whole) if head else f"{_nearest(size, multiple)} {unit}s",
+        _head_fix(layers[0], whole) if head else f"use {_nearest(size, multiple)} {unit}s",
     )
 
 

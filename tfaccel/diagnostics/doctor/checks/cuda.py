@@ -127,19 +127,13 @@ def devices(gpus: Gpus, answers: Answers) -> Finding:
     needed = ("start", "TensorFlow", "Keras")
     if before := next((each for each in needed if each in answers.failed), None):
         return warning(name, f"not tried, because {before} failed", "fix that first")
+    see = "see the lines `driver` and `CUDA libraries`"
     if why := answers.why_not("devices"):
-        return error(
-            name,
-            f"TensorFlow's search for GPUs {why}",
-            "see the lines `driver` and `CUDA libraries`",
-        )
+        return error(name, f"TensorFlow's search for GPUs {why}", see)
     seen = answers.facts["devices"]["gpus"]
     if seen != expected and not any(each.mig for each in gpus.gpus):
-        return error(
-            name,
-            f"TensorFlow sees {seen} of {expected} GPUs",
-            "see the lines `driver` and `CUDA libraries`, and check CUDA_VISIBLE_DEVICES",
-        )
+        fix = f"{see}, and check CUDA_VISIBLE_DEVICES"
+        return error(name, f"TensorFlow sees {seen} of {expected} GPUs", fix)
     if why := answers.failed.get("a step"):
         return error(name, f"a TensorFlow step failed: {why}", "see the line `CUDA libraries`")
     if not seen:

@@ -38,8 +38,8 @@ def cores(host: Host, num_gpus: int) -> Finding:
         return warning(
             "cores",
             f"{host.cores}, but a container or a scheduler allows the time of only "
-            f"{in_figures(host.cpu_quota)} of them; libraries start {host.cores} threads, which "
-            "then stand still for part of the time",
+            f"{in_figures(host.cpu_quota)} of them; libraries start a thread for each core, and "
+            "these threads then stand still for part of the time",
             "bind the process to cores, e.g. with `docker run --cpuset-cpus`, or raise the limit",
         )
     each = host.cores // max(1, num_gpus)
@@ -119,13 +119,7 @@ def direct_storage(host: Host) -> Finding:
 
 
 def data(folder: pathlib.Path, reading: Reading | None, problem: str | None) -> Finding:
-    """Checks how fast the data's files are read.
-
-    Args:
-      folder: the folder of the data.
-      reading: the measured reading; None if it did not finish.
-      problem: why the reading did not finish.
-    """
+    """Checks how fast the data's files are read. `problem` says why there is no reading."""
     if reading is None:
         return error(
             "data",

@@ -27,15 +27,7 @@ def check(
     keras_backend: str | None,
     has_gpu: bool,
 ) -> list[Finding]:
-    """Returns one line for each check.
-
-    Args:
-      packages: the installed packages.
-      answers: the answers of the trial; None if nothing was tried.
-      environment: the environment variables, which may hold KERAS_BACKEND.
-      keras_backend: the backend in Keras's settings file.
-      has_gpu: whether a GPU is visible.
-    """
+    """Returns one line for each check. `keras_backend` is the one in Keras's settings file."""
     return [
         python(packages),
         tensorflow(packages, answers, has_gpu=has_gpu),

@@ -86,11 +86,7 @@ RULES = (
         "the driver compiles TensorFlow's kernels again at every start",
     ),
     Rule("NCCL_P2P_DISABLE", _is_not_0, "NCCL uses the host's memory, not NVLink or PCIe"),
-    Rule(
-        "NCCL_SHM_DISABLE",
-        _is_not_0,
-        "NCCL uses the network between processes of one host",
-    ),
+    Rule("NCCL_SHM_DISABLE", _is_not_0, "NCCL uses the network between processes of one host"),
 )
 
 

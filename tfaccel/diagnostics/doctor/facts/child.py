@@ -53,11 +53,7 @@ class Answers:
 
 
 class AskedChild:
-    """A child that is answering.
-
-    Attributes:
-      child: the process.
-    """
+    """A child that is answering. `child` is the process."""
 
     def __init__(self, child: Child, answers: BinaryIO, output: BinaryIO, seconds: float):
         """Takes the process and the files that it writes to."""
@@ -104,10 +100,10 @@ def answer(module: str, arguments: Mapping, number: int) -> None:
             begin = {"begin": name, "written": os.fstat(sys.stderr.fileno()).st_size}
             answers.write(json.dumps(begin) + "\n")
             try:
-                answer = {"done": name, "facts": stage()}
+                outcome = {"done": name, "facts": stage()}
             except Exception as error:  # any exception is an answer
-                answer = {"failed": name, "why": f"{type(error).__name__}: {error}"}
-            answers.write(json.dumps(answer) + "\n")
+                outcome = {"failed": name, "why": f"{type(error).__name__}: {error}"}
+            answers.write(json.dumps(outcome) + "\n")
     os._exit(0)  # skips the exit handlers of libraries, which may fail
 
 
@@ -116,14 +112,14 @@ def _read(answers: BinaryIO, end: str | None, output: BinaryIO) -> Answers:
     facts, failed, current, written = {}, {}, "start", 0
     for line in answers.read().decode(errors="replace").splitlines():
         try:
-            line = json.loads(line)
+            entry = json.loads(line)
         except ValueError:
             break  # the process ended within this line
-        if "done" in line:
-            facts[line["done"]] = line["facts"]
-        elif "failed" in line:
-            failed[line["failed"]] = _short(line["why"], from_end=False)
-        current, written = line.get("begin"), line.get("written")
+        if "done" in entry:
+            facts[entry["done"]] = entry["facts"]
+        elif "failed" in entry:
+            failed[entry["failed"]] = _short(entry["why"], from_end=False)
+        current, written = entry.get("begin"), entry.get("written")
     if end and current:
         last_words = _last_words(output, written)
         failed[current] = f"{end} ({last_words})" if last_words else end

@@ -107,9 +107,8 @@ def visible(facts: Gpus, environment: Mapping[str, str]) -> Gpus:
 
 def from_answers(answers: Answers) -> Gpus:
     """Returns the facts that the child's answers contain."""
-    problem = (
-        answers.failed.get("start") or answers.failed.get("driver") or answers.failed.get("GPUs")
-    )
+    stages = ("start", "driver", "GPUs")
+    problem = next((answers.failed[each] for each in stages if each in answers.failed), None)
     driver, found = answers.facts.get("driver"), answers.facts.get("GPUs") or {}
     return Gpus(
         driver=Driver(driver["version"], tuple(driver["cuda"])) if driver else None,

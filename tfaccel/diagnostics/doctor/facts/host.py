@@ -113,11 +113,7 @@ def _gpus_on_bus(devices: pathlib.Path = pathlib.Path("/sys/bus/pci/devices")) -
 
 
 def _cufile(path: Sequence[str] | None = None) -> str | None:
-    """Finds libcufile in the wheel nvidia-cufile-cu12 or in the system, without loading it.
-
-    Args:
-      path: folders of packages that replace sys.path, for tests.
-    """
+    """Finds libcufile in the wheel nvidia-cufile-cu12 or in the system, without loading it."""
     folders = sys.path if path is None else path
     wheels = (os.path.join(each, "nvidia/cufile/lib", CUFILE) for each in folders)
     return next(filter(os.path.exists, wheels), None) or find_library("cufile")

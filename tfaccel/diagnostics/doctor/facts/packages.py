@@ -76,11 +76,7 @@ class Packages:
 
 
 def installed(path: Sequence[str] | None = None) -> Packages:
-    """Reads the metadata of all packages.
-
-    Args:
-      path: folders of packages that replace sys.path, for tests.
-    """
+    """Reads the metadata of all packages. In tests, `path` replaces sys.path."""
     found = importlib.metadata.distributions(**({} if path is None else {"path": list(path)}))
     packages = {}
     for each in found:

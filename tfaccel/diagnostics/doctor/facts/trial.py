@@ -18,11 +18,7 @@ _LIBRARIES = re.compile(
 
 
 def stages(arguments: Mapping) -> dict[str, Callable[[], Any]]:
-    """Returns the stages, in the order in which a training run needs them.
-
-    Args:
-      arguments: "only" may name some of the stages; by default all run.
-    """
+    """Returns the stages in the order of a training run: all, or those that "only" names."""
     everything = {
         "TensorFlow": _tensorflow,
         "Keras": _keras,
