@@ -38,7 +38,7 @@ def linear_chains(facts: Facts) -> Iterator[Finding]:
             f"together they compute what one {'Dense' if dense else 'linear'} layer from "
             f"{shape_text(chain[0].inputs)} to {shape_text(chain[-1].outputs)} computes, so the "
             "depth adds nothing" + ("; a deliberate low-rank product is fine" if low_rank else ""),
-            "accuracy: the depth becomes useful" + _saved_by_one(facts.model, chain),
+            "accuracy, because the depth becomes useful" + _saved_by_one(facts.model, chain),
             f"set activation='relu' in {layer_names(chain[:-1], most=8)}",
         )
 
@@ -52,7 +52,7 @@ def _saved_by_one(model: Model, chain: list[Layer]) -> str:
     saved = share(model, chain) * (1 - one / several) if several else 0
     if saved <= 0:
         return ""
-    return f". (One layer in their place saves {percent(saved)} of the multiplications)"
+    return f"; one layer in their place would save {percent(saved)} of the multiplications"
 
 
 def _chains(model: Model) -> list[list[Layer]]:

@@ -126,7 +126,7 @@ def devices(gpus: Gpus, answers: Answers) -> Finding:
     # Keras is needed because the module that loads the CUDA libraries imports it.
     needed = ("start", "TensorFlow", "Keras")
     if before := next((each for each in needed if each in answers.failed), None):
-        return warning(name, f"not tried, because {before} failed", "fix that first")
+        return warning(name, f"not tried, because {before} failed", "solve that problem first")
     see = "see the lines `driver` and `CUDA libraries`"
     if why := answers.why_not("devices"):
         return error(name, f"TensorFlow's search for GPUs {why}", see)

@@ -209,7 +209,7 @@ def _trial_fault(
 
 
 def _not_tried(name: str, found: str) -> Finding:
-    return warning(name, found, "fix that first")
+    return warning(name, found, "solve that problem first")
 
 
 def _fits(version: str, wanted: str) -> bool:
