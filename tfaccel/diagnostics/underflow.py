@@ -21,7 +21,7 @@ from tfaccel.common.errors import UserError
 from tfaccel.common.report import Grid, Report
 from tfaccel.common.tables import in_figures
 from tfaccel.keras_internals.copies import in_float32, without_training_state
-from tfaccel.keras_internals.seam import loss_weights_of, optimizers_of
+from tfaccel.keras_internals.model_view import loss_weights_of, optimizers_of
 
 COMMON_SCALES = (1.0, 128.0, 2.0**15)  # none, Apex's usual static one, Keras's first dynamic one
 

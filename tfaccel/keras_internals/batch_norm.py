@@ -1,7 +1,7 @@
 """Batch normalization for a traced step: inputs read once, and one sum over replicas.
 
 Takes methods of Keras's `BatchNormalization`; gives functions that stand for them at class level
-while a step is traced. tfaccel/keras_internals/seam.py puts them there.
+while a step is traced. tfaccel/keras_internals/layer_paths.py puts them there.
 
     BatchNormalization.call = unbiased(BatchNormalization.call)
     BatchNormalization.call = fused(BatchNormalization.call)                    # without XLA

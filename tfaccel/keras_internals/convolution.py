@@ -1,7 +1,7 @@
 """Convolutions for a traced step: some as a matrix product, biases for nothing.
 
 Takes methods of Keras's `Conv2D` and `BatchNormalization`; gives functions that stand for them at
-class level while a step is traced. tfaccel/keras_internals/seam.py puts them there.
+class level while a step is traced. tfaccel/keras_internals/layer_paths.py puts them there.
 
     Conv2D.convolution_op = as_product(Conv2D.convolution_op)       # with XLA
     biases = CancelledBiases()

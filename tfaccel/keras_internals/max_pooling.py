@@ -1,7 +1,7 @@
 """Max pooling for a step that XLA compiles: its gradient quick, and the same bits every time.
 
 Takes Keras's `MaxPooling2D.call`; gives a function that stands for it at class level while a step
-is traced. tfaccel/keras_internals/seam.py puts it there.
+is traced. tfaccel/keras_internals/layer_paths.py puts it there.
 
     MaxPooling2D.call = indexed(MaxPooling2D.call)
 

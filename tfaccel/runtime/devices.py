@@ -135,7 +135,7 @@ def configure(config: RuntimeConfig, cluster: Cluster = ALONE) -> Runtime:
     summary("device: %s; precision: %s; xla: %s", reason, config.precision, why)
     if xla and gpu_ids and len(gpu_ids) * cluster.num_workers > 1:
         _compile_alike()
-        if cluster.num_workers == 1:  # or no sum is in XLA's programs: see seam.local_replicas
+        if cluster.num_workers == 1:  # or no sum is in XLA's programs: see local_replicas
             _wait_for_compilation()
     keras.utils.set_random_seed(config.seed)
     if config.deterministic:

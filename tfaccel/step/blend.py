@@ -14,7 +14,7 @@ import scipy.special
 import tensorflow as tf
 
 from tfaccel.config import StepConfig
-from tfaccel.keras_internals.seam import Replica
+from tfaccel.keras_internals.replica import Replica
 from tfaccel.step import draws
 
 # TensorFlow draws no beta numbers under XLA: uniform ones go through a table of quantiles. Between

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.common.errors import UserError
-from tfaccel.keras_internals.seam import Replica
+from tfaccel.keras_internals.replica import Replica
 from tfaccel.step import draws
 
 

@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 from keras.src.utils.rng_utils import get_random_seed
 
-from tfaccel.keras_internals.seam import Replica
+from tfaccel.keras_internals.replica import Replica
 
 BLEND, CUTOUT = 0, 1  # purposes, whose numbers have nothing to do with one another
 _MAX_REPLICAS = 2**20

@@ -20,10 +20,11 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from tfaccel.keras_internals import seam
+from tfaccel.keras_internals.model_view import every_optimizer, variables_of
+from tfaccel.keras_internals.recording import noted
 from tfaccel.step.totals import Span
 
-# Any other code is 1 + the index of a variable in `seam.variables_of`.
+# Any other code is 1 + the index of a variable in `variables_of`.
 FINE, WEIGHTS, OTHER = 0, -1, 2**40  # OTHER: the gradient of what is not the model's
 _NONE = OTHER + 1  # nothing was found, as a number above all that may be
 LOG = "nonfinite"  # where a step's logs have the code, until Keras sees them
@@ -34,7 +35,7 @@ def watched(model, step: Callable, batch, *, xla: bool, compile_: Callable | Non
     """Runs the model's own step on its only replica, and leaves out what is not finite.
 
     Args:
-      model: within `seam.as_replica`.
+      model: within `as_replica`.
       step: of the model, as a function of a batch.
       batch: of the replica.
       xla: whether XLA compiles what is traced.
@@ -47,9 +48,9 @@ def watched(model, step: Callable, batch, *, xla: bool, compile_: Callable | Non
     metrics = model.metrics_variables
     before = [tf.identity(each._value) for each in metrics]
     watch = Watch(model, xla=xla, compile_=compile_)
-    with watch.updates(), seam.noted(_floating_state(model)) as noted:
+    with watch.updates(), noted(_floating_state(model)) as recording:
         logs = step(batch)
-    watch.put_back(noted.assigned())
+    watch.put_back(recording.assigned())
     after = [tf.identity(each._value) for each in metrics]
     spoilt = watch.spoilt(metrics, before, after)
     put_back_where(spoilt, metrics, before, after)
@@ -108,13 +109,13 @@ class Watch:
     """What one step does to one replica's model, as far as it is finite."""
 
     def __init__(self, model, *, xla: bool, compile_: Callable | None = None):
-        """Takes the model, within `seam.as_replica`, and whether XLA compiles what is traced.
+        """Takes the model, within `as_replica`, and whether XLA compiles what is traced.
 
         And `compile_`, as `watched` does.
         """
         self._model, self._xla, self._compile = model, xla, compile_
         self._graph = tf.compat.v1.get_default_graph()
-        self._codes = {id(each): 1 + i for i, each in enumerate(seam.variables_of(model))}
+        self._codes = {id(each): 1 + i for i, each in enumerate(variables_of(model))}
         self._looks = []
         self._refused = self._overflowed = tf.constant(False)
 
@@ -130,7 +131,7 @@ class Watch:
             quicker than one at every gradient.
         """
         with contextlib.ExitStack() as watched:
-            for each in seam.every_optimizer(self._model):
+            for each in every_optimizer(self._model):
                 apply = functools.partial(self.apply, each, spans=spans)
                 watched.enter_context(_set(each, apply=apply))
             yield
@@ -223,7 +224,7 @@ class Watch:
         """Returns what was found: of several, that of the first layer; a scalar, int64.
 
         FINE; WEIGHTS where those of the model are not finite now; or 1 + the index of a variable in
-        `seam.variables_of`: of its gradient where it is trained, else of its own value.
+        `variables_of`: of its gradient where it is trained, else of its own value.
         """
         # Not int32, which functions return by way of the CPU: each step would wait for the GPU.
         first = self._first()

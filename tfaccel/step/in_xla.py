@@ -28,7 +28,7 @@ from tensorflow.core.framework import node_def_pb2
 from tensorflow.python.framework import kernels, op_def_registry
 
 from tfaccel.common.run_log import summary
-from tfaccel.keras_internals import seam
+from tfaccel.keras_internals.symbolic_build import OF_ANY_SIZE
 
 # What XLA says as it compiles, before anything runs, of what the lists do not tell.
 SAYS_NO = re.compile(
@@ -117,7 +117,7 @@ def of_batch(batch) -> str | None:
     for each in tf.nest.flatten(batch):
         if getattr(each, "dtype", None) == tf.string:
             return "a batch has strings, which XLA has not"
-        if isinstance(each, seam.OF_ANY_SIZE):
+        if isinstance(each, OF_ANY_SIZE):
             kind = type(each).__name__.removesuffix("Spec")
             return (
                 f"a batch has a {kind}, whose size differs from batch to batch, and "

@@ -3,8 +3,6 @@
 Takes a model and its step; gives a step of the same rows less the padding, or a refusal.
 
     step = leave_out_padding(model, model.test_step)
-
-Private names relied on: see tfaccel/keras_internals/seam.py.
 """
 
 import contextlib
@@ -20,7 +18,9 @@ from keras.src.losses import loss as keras_loss
 from keras.src.trainers.compile_utils import MetricsList
 
 from tfaccel.common.errors import UserError
-from tfaccel.keras_internals import seam
+from tfaccel.keras_internals.model_view import losses_of, metrics_of, runs_eagerly
+from tfaccel.keras_internals.patching import patched
+from tfaccel.keras_internals.row_weights import by_row, with_rank
 from tfaccel.step import totals
 
 OWN_STEPS = ("train_step", "test_step")  # that a model may have
@@ -34,18 +34,18 @@ def leave_out_padding(model: keras.Model, step: Callable) -> Callable:
 
 def check(model: keras.Model) -> None:
     """Raises UserError for losses and metrics that cannot leave out padding rows."""
-    if seam.runs_eagerly(model):
+    if runs_eagerly(model):
         raise UserError(
             "run_eagerly is stock Keras's step, which counts padding; leave it out, or use a "
             "loader with last_batch='drop'"
         )
-    for loss in seam.losses_of(model):
+    for loss in losses_of(model):
         if getattr(loss, "reduction", "mean") in (None, "none"):
             raise UserError(
                 f"the loss {loss.name} has reduction=None; where batches are padded use "
                 "'sum_over_batch_size', or a loader with last_batch='drop'"
             )
-    for metric in seam.metrics_of(model):
+    for metric in metrics_of(model):
         if isinstance(metric, keras.metrics.Metric) and not _takes_weights(metric.update_state):
             raise UserError(
                 f"update_state of the metric {metric.name} has no parameter sample_weight; where "
@@ -100,9 +100,9 @@ def _left_out(model, real: tf.Tensor):
     track = _tracking_rows(keras.metrics.Mean.update_state, model, num_real)
     update = _updated_without_padding(real)
     with (
-        seam.patched(keras_loss, "reduce_weighted_values", reduce),
-        seam.patched(keras.metrics.Mean, "update_state", track),
-        seam.patched(MetricsList, "update_state", update),
+        patched(keras_loss, "reduce_weighted_values", reduce),
+        patched(keras.metrics.Mean, "update_state", track),
+        patched(MetricsList, "update_state", update),
     ):
         yield
     for variable, value in zip(model.metrics_variables, before, strict=True):
@@ -120,9 +120,9 @@ def _reduced_without_padding(reduce_weighted_values: Callable, real: tf.Tensor) 
             return reduce_weighted_values(values, sample_weight, mask)
         if reduction not in (None, "none"):  # reduced by whoever asked for it
             _check_rows(values, real)
-            own = seam.with_rank(real, values if mask is None else mask)
+            own = with_rank(real, values if mask is None else mask)
             mask = own if mask is None else own & tf.cast(mask, tf.bool)
-        return keras_own(values, seam.by_row(sample_weight, values), mask, reduction, dtype)
+        return keras_own(values, by_row(sample_weight, values), mask, reduction, dtype)
 
     return reduce
 
@@ -154,9 +154,7 @@ def _updated_without_padding(real: tf.Tensor) -> Callable:
     def update(metrics, y_true, y_pred, sample_weight=None):
         if sample_weight is None:
             mask = get_keras_mask(y_pred)
-            sample_weight = tf.cast(
-                seam.with_rank(real, real if mask is None else mask), tf.float32
-            )
+            sample_weight = tf.cast(with_rank(real, real if mask is None else mask), tf.float32)
         for metric in metrics.metrics:
             try:
                 own = _as_it_weighs(metric, sample_weight, y_true)
@@ -182,4 +180,4 @@ def _as_it_weighs(metric, weights: tf.Tensor, y_true: tf.Tensor) -> tf.Tensor:
         return weights
     if not getattr(metric, "sparse_y_true", True):  # its classes are one value
         y_true = y_true[..., 0]
-    return tf.broadcast_to(seam.with_rank(weights, y_true), tf.shape(y_true))
+    return tf.broadcast_to(with_rank(weights, y_true), tf.shape(y_true))

@@ -37,7 +37,9 @@ from tensorflow.python.framework.auto_control_deps_utils import get_read_write_r
 from tensorflow.python.ops.handle_data_util import get_resource_handle_data
 
 from tfaccel.data.free_memory import free_bytes, mib
-from tfaccel.keras_internals import seam
+from tfaccel.keras_internals.model_view import state_of
+from tfaccel.keras_internals.replica import local_replicas
+from tfaccel.keras_internals.variables import components
 from tfaccel.process.out_of_memory import is_of_xla
 from tfaccel.runtime.devices import Device
 
@@ -141,12 +143,12 @@ def _copied(variables: dict[int, _Variable], model) -> dict[int, np.ndarray]:
     """Returns the variables' values on the host; nothing where they would fill it."""
     same = {  # on each replica, between steps
         id(each.handle): id(variable)
-        for variable in seam.state_of(model)
-        for each in seam.components(variable)
+        for variable in state_of(model)
+        for each in components(variable)
     }
     tensors = {same.get(key, key): each.read() for key, each in variables.items()}
     needed = sum(each.shape.num_elements() * each.dtype.size for each in tensors.values())
-    replicas = seam.local_replicas(model.distribute_strategy)
+    replicas = local_replicas(model.distribute_strategy)
     num_processes = replicas[0].num_replicas // len(replicas)  # no more than these share the host
     if needed > SHARE * free_bytes(HOST, num_processes):
         log.info(

@@ -18,8 +18,9 @@ import keras
 import tensorflow as tf
 
 from tfaccel.common.errors import UserError
-from tfaccel.keras_internals import seam
-from tfaccel.keras_internals.seam import Replica
+from tfaccel.keras_internals.layer_paths import layer_paths
+from tfaccel.keras_internals.recording import Recording, recorded
+from tfaccel.keras_internals.replica import Replica
 
 # A gradient times its replica's rows, in this unit of rows, stays near the gradient's own size, so
 # that float16 can hold it: of 256 rows exactly, of 2 rows it is 128 times smaller, which float16
@@ -115,8 +116,8 @@ def make_totals(
         apply(optimizer, _mean_over_replicas(gradients, weight, replica), variables)
 
     with (
-        seam.recorded(model, replica, apply=at_once if apply else None) as recording,
-        seam.layer_paths(xla=xla, all_reduce=all_reduce if replica.num_replicas > 1 else None),
+        recorded(model, replica, apply=at_once if apply else None) as recording,
+        layer_paths(xla=xla, all_reduce=all_reduce if replica.num_replicas > 1 else None),
     ):
         run_part = functools.partial(_part, step, recording, weigh)
         gradients, logs = (_compiled_parts if xla else _traced_parts)(run_part, batch, parts)
@@ -162,7 +163,7 @@ def _mean_over_replicas(gradients: list, weight, replica: Replica) -> list[tf.Te
     return means
 
 
-def _part(step, recording: seam.Recording, weigh: Callable, batch):
+def _part(step, recording: Recording, weigh: Callable, batch):
     """Returns the gradients and logs of some rows, times their number."""
     logs = _flat(step(batch))
     weight = weigh(batch)

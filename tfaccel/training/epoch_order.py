@@ -35,7 +35,9 @@ from keras.src.utils.rng_utils import get_random_seed
 
 from tfaccel.data.distribute import Loader
 from tfaccel.data.shards import epoch_order
-from tfaccel.keras_internals import seam
+from tfaccel.keras_internals.model_view import runs_eagerly
+from tfaccel.keras_internals.one_replica import without_strategy
+from tfaccel.keras_internals.patching import patched
 from tfaccel.training import epoch_draws
 
 log = logging.getLogger("tfaccel")
@@ -165,7 +167,7 @@ class _InOrder(DataAdapter):
         return self._passes(dataset.element_spec, dataset.__iter__)
 
     def _passes(self, element_spec, one_pass: Callable[[], Iterator]) -> "_Passes":
-        stock_step = seam.runs_eagerly(self._order.trained)
+        stock_step = runs_eagerly(self._order.trained)
         return _Passes(element_spec, one_pass, self, stock_step=stock_step)
 
     def begin(self) -> int:
@@ -191,12 +193,12 @@ class _Arrays(_InOrder):
         super().__init__(adapter, order)
         self._of_batches, adapter._shuffle = adapter._shuffle == "batch", True
         # Keras's pipeline reads it as a pass begins. Of no strategy: the host alone has it.
-        with seam.without_strategy(), tf.device("/cpu:0"):
+        with without_strategy(), tf.device("/cpu:0"):
             self._rows = tf.Variable(np.arange(adapter._num_samples), dtype=tf.int64)
         self._pass = None
 
     def _dataset(self) -> tf.data.Dataset:
-        with seam.patched(tf.random, "shuffle", lambda _: self._rows.read_value()):
+        with patched(tf.random, "shuffle", lambda _: self._rows.read_value()):
             return self._adapter.get_tf_dataset()
 
     def _set_order(self, pass_: int) -> None:
@@ -231,7 +233,7 @@ class _AsItIs(_InOrder):
 
 def _is_read_anew(adapter: DataAdapter, model: keras.Model) -> bool:
     """Returns whether each pass over Keras's input is an iterator of its own, for our steps."""
-    if seam.runs_eagerly(model):
+    if runs_eagerly(model):
         return False  # stock Keras's step asks for its own iterators
     if isinstance(adapter, TFDatasetAdapter):
         return isinstance(adapter.get_tf_dataset(), tf.data.Dataset)

@@ -25,7 +25,16 @@ import tensorflow as tf
 from tfaccel.common.errors import UserError
 from tfaccel.config import StepConfig
 from tfaccel.data.distribute import Loader, check_same_classes
-from tfaccel.keras_internals import seam
+from tfaccel.keras_internals.keras_methods import around_keras
+from tfaccel.keras_internals.model_view import (
+    has_steps_of_keras,
+    inputs_of,
+    outputs_of,
+    runs_eagerly,
+    takes_labels,
+)
+from tfaccel.keras_internals.one_replica import reset_metrics
+from tfaccel.keras_internals.replica import local_replicas
 from tfaccel.process import progress
 from tfaccel.runtime.agreement import of_workers
 from tfaccel.runtime.cluster import Cluster
@@ -106,11 +115,11 @@ def extend(
     }
     for name, wrap in ours.items():
         _around(model, name, wrap, config, guard)
-    replicas = seam.local_replicas(model.distribute_strategy)
+    replicas = local_replicas(model.distribute_strategy)
     several = replicas[0].num_replicas > 1
-    model.reset_metrics = functools.partial(seam.reset_metrics, model, replicas)
+    model.reset_metrics = functools.partial(reset_metrics, model, replicas)
     # Where a step's logs are the metrics' results, Keras would work out those once more.
-    are_results = not seam.runs_eagerly(model) and (several or seam.has_steps_of_keras(model))
+    are_results = not runs_eagerly(model) and (several or has_steps_of_keras(model))
     keras_own = types.MethodType(type(model)._get_metrics_result_or_logs, model)
     model._get_metrics_result_or_logs = (lambda logs: logs) if are_results else keras_own
 
@@ -122,7 +131,7 @@ def _around(model, name: str, wrap: Callable, config: StepConfig, guard: Callabl
         # Within the guard, or it would look for a lost worker where memory is full.
         return _guarded(explained(wrap(method), model, config), model, guard)
 
-    seam.around_keras(model, name, wrapped)
+    around_keras(model, name, wrapped)
 
 
 def _without_padding(predict: Callable) -> Callable:
@@ -425,7 +434,7 @@ def _check_batches(dataset: tf.data.Dataset) -> None:
 def _check_inputs(model: keras.Model, loader: Loader) -> None:
     """Raises UserError where a batch has as many axes as the model takes, but of another size."""
     given = tf.nest.flatten(loader.element_spec[0])
-    declared = seam.inputs_of(model)
+    declared = inputs_of(model)
     if not (len(declared) == 1 and len(given) == 1):
         return
     has, takes = tuple(given[0].shape)[1:], tuple(declared[0].shape)[1:]
@@ -453,8 +462,8 @@ def _warn_of_scale(model: keras.Model, loader: Loader) -> None:
 
 def _check_outputs(model: keras.Model, loader: Loader, *, mixed: bool) -> None:
     """Raises UserError where labels are above what the model gives: the loss would be NaN."""
-    labels = mixed or seam.takes_labels(model)
-    declared = seam.outputs_of(model)
+    labels = mixed or takes_labels(model)
+    declared = outputs_of(model)
     if not (labels and loader.class_names and len(declared) == 1):
         return
     num_outputs = declared[0].shape[-1]

@@ -26,8 +26,8 @@ from tfaccel.diagnostics.lint.read_data import read_data, shapes_of
 from tfaccel.diagnostics.lint.read_model import by_input_name, read_model, with_pixels
 from tfaccel.diagnostics.lint.script import in_script
 from tfaccel.diagnostics.lint.words import shown
-from tfaccel.keras_internals import seam
 from tfaccel.keras_internals.float32_layers import policy_of
+from tfaccel.keras_internals.model_view import is_synchronized
 from tfaccel.step import in_xla
 from tfaccel.step.functions import Execution
 
@@ -163,7 +163,7 @@ def _step_of(model: keras.Model, read: Model, strategy, specs, *, xla: bool | No
         run_eagerly=bool(compiled and model.run_eagerly) or tf.config.functions_run_eagerly(),
         steps_per_execution=model.steps_per_execution if compiled else None,
         num_replicas=replicas,
-        sync_batchnorm=seam.is_synchronized(model),
+        sync_batchnorm=is_synchronized(model),
         gpu=gpu_capability(),
     )
 

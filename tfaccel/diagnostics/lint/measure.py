@@ -23,7 +23,7 @@ from tfaccel.common.errors import UserError
 from tfaccel.common.tables import in_figures
 from tfaccel.diagnostics.lint.facts import Data, Facts
 from tfaccel.diagnostics.lint.words import shown
-from tfaccel.keras_internals import seam
+from tfaccel.keras_internals.variables import components
 
 BUDGET_S = 20.0  # for the steps of two models and their compilation
 LEAST_STEPS = 3
@@ -106,7 +106,7 @@ def step_times(
     inputs = [_random((rows, *each.shape[1:]), each.dtype) for each in specs]
     is_one = isinstance(models[0], keras.Sequential)
     given = inputs[0] if is_one else tf.nest.pack_sequence_as(models[0].input, inputs)
-    kept = [one for each in models for of in each.variables for one in seam.components(of)]
+    kept = [one for each in models for of in each.variables for one in components(of)]
     before = [one.numpy() for one in kept]
     began = clock()
     try:

@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfaccel.diagnostics.lint.facts import OUTSIDE, Data, Layer, Model, Output, Shape
 from tfaccel.diagnostics.lint.read_data import shapes_of
 from tfaccel.diagnostics.lint.trace import Call, Trace, traced
-from tfaccel.keras_internals.seam import is_distributed
+from tfaccel.keras_internals.variables import is_distributed
 from tfaccel.training.own_scaling import of_other_pixels, of_raw_pixels, own_scaling
 
 CONVOLUTIONS = ("Conv1D", "Conv2D", "Conv3D")

@@ -1,0 +1,111 @@
+"""What a Keras model was compiled with, and the variables that its steps read or change."""
+
+import keras
+import tensorflow as tf
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+
+def optimizers_of(optimizer) -> list:
+    """Returns the optimizer and all that it wraps; nothing for none."""
+    if optimizer is None:
+        return []
+    inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ())]
+    return [optimizer, *(found for each in inner for found in optimizers_of(each))]
+
+
+def every_optimizer(model) -> list:
+    """Returns the compiled optimizer, and those of the model's attributes, without what they wrap.
+
+    A `train_step` of the model's own may use several: `self.d_optimizer`, a list or a dict of them.
+    """
+    found = [model.optimizer] if model.optimizer is not None else []
+    if not has_steps_of_keras(model):
+        found += _optimizers_in(list(vars(model).values()))
+    wrapped = {id(inner) for each in found for inner in optimizers_of(each)[1:]}
+    return [each for each in {id(each): each for each in found}.values() if id(each) not in wrapped]
+
+
+def _optimizers_in(value) -> list:
+    """Returns the optimizers in lists, tuples and dicts, in order."""
+    if isinstance(value, BaseOptimizer):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [
+        found
+        for each in (value if isinstance(value, list | tuple) else ())
+        for found in _optimizers_in(each)
+    ]
+
+
+def variables_of(model) -> list:
+    """Returns every Keras variable that a step reads or changes, each once."""
+    found = [*model.variables, *model.metrics_variables]
+    for each in every_optimizer(model):
+        for optimizer in optimizers_of(each):
+            found += optimizer.variables
+    return list({id(each): each for each in found}.values())
+
+
+def state_of(model) -> list:
+    """Returns the Keras variables that must be the same on every replica between steps.
+
+    Metrics are not among them: they count each replica's own rows.
+    """
+    own = {id(each) for each in model.metrics_variables}
+    return [each for each in variables_of(model) if id(each) not in own]
+
+
+def runs_eagerly(model) -> bool:
+    """Returns whether steps run as Python, operation by operation: stock Keras's then."""
+    return model.run_eagerly or tf.config.functions_run_eagerly()
+
+
+def inputs_of(model) -> list:
+    """Returns the tensors that the model declares as its inputs; none for a subclassed model."""
+    return list(getattr(model, "inputs", None) or ())  # Sequential raises until it is built
+
+
+def outputs_of(model) -> list:
+    """Returns the tensors that the model declares as its outputs; none for a subclassed model."""
+    return list(getattr(model, "outputs", None) or ())
+
+
+def has_steps_of_keras(model) -> bool:
+    """Returns whether the model trains and tests as Keras has it, by no step of its own."""
+    names = ("train_step", "test_step")
+    return all(
+        getattr(getattr(model, each), "__func__", None) is getattr(keras.Model, each)
+        for each in names
+    )
+
+
+def takes_labels(model) -> bool:
+    """Returns whether the model's loss is the cross-entropy of labels, not of probabilities."""
+    sparse = keras.losses.SparseCategoricalCrossentropy
+    return model.loss == "sparse_categorical_crossentropy" or isinstance(model.loss, sparse)
+
+
+def losses_of(model) -> list:
+    """Returns the losses that the model was compiled with."""
+    return tf.nest.flatten(model._compile_loss._user_loss) if model._compile_loss else []
+
+
+def loss_weights_of(model):
+    """Returns the loss weights that the model was compiled with, as they were given; or None."""
+    return model._compile_loss._user_loss_weights if model._compile_loss else None
+
+
+def metrics_of(model) -> list:
+    """Returns the metrics that the model was compiled with: objects, functions or names."""
+    metrics = model._compile_metrics
+    user = (metrics._user_metrics, metrics._user_weighted_metrics) if metrics else ()
+    return tf.nest.flatten(user)
+
+
+def is_synchronized(model) -> bool:
+    """Returns whether any batch normalization takes its statistics over all replicas."""
+    return any(
+        isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized
+        for layer in model._flatten_layers()
+    )

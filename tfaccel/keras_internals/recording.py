@@ -1,0 +1,216 @@
+"""What one replica's part of a step would change: gradients and assigned variables."""
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Iterator
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
+from keras.src.losses import loss as keras_loss
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+from tfaccel.common.errors import UserError
+from tfaccel.keras_internals.model_view import every_optimizer, variables_of
+from tfaccel.keras_internals.patching import patched
+from tfaccel.keras_internals.replica import Replica
+
+log = logging.getLogger("tfaccel")
+
+
+class Recording:
+    """The gradients and assignments of a traced `train_step`.
+
+    Attributes:
+      trained: the Keras variables that there are gradients of.
+    """
+
+    def __init__(self):
+        """Starts empty."""
+        self.trained = []
+        self._gradients = None
+        self._before = {}
+        self._is_paused = False
+
+    def gradients(self, grads, variables) -> None:
+        """Takes what `optimizer.apply` is called with."""
+        if self._gradients is not None:
+            raise UserError(
+                "train_step applies gradients twice; with several replicas or accumulation it may "
+                "call self.optimizer.apply_gradients once"
+            )
+        pairs = list(zip(grads, variables, strict=True))
+        without = [variable.path for grad, variable in pairs if grad is None]
+        if without:
+            log.warning("step: no gradient reaches %s", ", ".join(without))
+        self.trained = [variable for grad, variable in pairs if grad is not None]
+        self._gradients = [grad for grad, _ in pairs if grad is not None]
+
+    def take_gradients(self) -> list[tf.Tensor]:
+        """Returns the gradients of `trained`, dense, and expects the next."""
+        grads, self._gradients = self._gradients or [], None
+        return [tf.convert_to_tensor(each) for each in grads]
+
+    def before(self, variable) -> None:
+        """Keeps the value that a variable has before its first assignment."""
+        if not self._is_paused and id(variable) not in self._before:
+            self._before[id(variable)] = (variable, tf.identity(variable._value))
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Within the context no assignment is noted: it is the same on every replica."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
+
+    def assigned(self) -> list[tuple]:
+        """Returns (Keras variable, value before) of what was assigned, in the order of it."""
+        return list(self._before.values())
+
+
+@contextlib.contextmanager
+def recorded(model, replica: Replica, *, apply: Callable | None = None):
+    """Within `as_replica`: gradients are kept instead of applied, assignments are noted.
+
+    Each replica draws its own random numbers (replica 0 those of a single device), and an optimizer
+    that is not the model's is refused: it would update this replica by its own gradients alone.
+
+    Args:
+      model: whose step is traced.
+      replica: that it is traced for.
+      apply: what is done at once instead, of an optimizer, gradients and variables, wherever the
+        step applies gradients; None where it does so once, with the compiled optimizer.
+
+    Yields:
+      The Recording.
+    """
+    recording = Recording()
+    optimizers = [each for each in (model.optimizer,) if each is not None]
+    if apply is not None:
+        optimizers = every_optimizer(model)
+
+    def apply_at_once(optimizer, grads, trainable_variables=None):
+        variables = trainable_variables or optimizer._trainable_variables
+        pairs = [each for each in zip(grads, variables, strict=True) if each[0] is not None]
+        with recording.paused():
+            own = optimizer.__dict__.pop("apply")  # so that what applies them calls Keras's
+            try:
+                apply(optimizer, [grad for grad, _ in pairs], [each for _, each in pairs])
+            finally:
+                optimizer.__dict__["apply"] = own
+
+    def keep(grads, trainable_variables=None):
+        if trainable_variables is None:
+            trainable_variables = model.trainable_variables
+        recording.gradients(grads, trainable_variables)
+
+    def refuse(optimizer, *_args, **_kwargs):
+        raise UserError(
+            f"train_step uses the optimizer {optimizer.name}, which is not self.optimizer; on "
+            "several replicas let it be an attribute of the model before run.compile, and use no "
+            "accumulation with it: or use one replica"
+        )
+
+    def note_and_assign(variable, value):
+        if replica.num_replicas > 1 and id(variable) not in own_variables:
+            raise UserError(
+                f"the step changes the variable {variable.path}, which is not the model's: all "
+                "replicas would share it; let a layer made in the scope hold it (for random "
+                "numbers: self.seed_generator = keras.random.SeedGenerator())"
+            )
+        recording.before(variable)
+        return direct_assign(variable, value)
+
+    def own_seed(generator, ordered=True):
+        seed = next_seed(generator, ordered)
+        return seed + tf.constant([1_000_003 * replica.index, 0], seed.dtype)
+
+    own_variables = {id(each) for each in variables_of(model)}
+    direct_assign = TensorFlowVariable._direct_assign
+    next_seed = keras.random.SeedGenerator.next
+    with contextlib.ExitStack() as patches:
+        if apply is None:
+            patches.enter_context(patched(BaseOptimizer, "apply", refuse))
+            patches.enter_context(patched(keras.optimizers.LossScaleOptimizer, "apply", refuse))
+        patches.enter_context(patched(TensorFlowVariable, "_direct_assign", note_and_assign))
+        patches.enter_context(patched(keras.random.SeedGenerator, "next", own_seed))
+        trust = _Trust(says=replica.local_index == 0)
+        of_parts = _reduced_in_parts(keras_loss.reduce_weighted_values, trust)
+        patches.enter_context(patched(keras_loss, "reduce_weighted_values", of_parts))
+        counted = _counted_in_parts(keras.metrics.Mean.update_state, trust)
+        patches.enter_context(patched(keras.metrics.Mean, "update_state", counted))
+        for each in optimizers:  # past Keras's tracking of attributes
+            each.__dict__["apply"] = functools.partial(apply_at_once, each) if apply else keep
+            patches.callback(each.__dict__.pop, "apply")
+        yield recording
+
+
+@contextlib.contextmanager
+def noted(variables: list) -> Iterator[Recording]:
+    """Within `as_replica`: the values that these variables have before they are assigned are kept.
+
+    Yields:
+      The Recording, without gradients.
+    """
+    recording, wanted = Recording(), {id(each) for each in variables}
+    direct_assign = TensorFlowVariable._direct_assign
+    graph = tf.compat.v1.get_default_graph()
+
+    def note_and_assign(variable, value):
+        if id(variable) in wanted:
+            with graph.as_default():  # a layer may assign inside a tf.cond, and that is another
+                recording.before(variable)
+        return direct_assign(variable, value)
+
+    with patched(TensorFlowVariable, "_direct_assign", note_and_assign):
+        yield recording
+
+
+class _Trust:
+    """Says, once of each kind, what a user's function makes of all the rows that it is given."""
+
+    def __init__(self, *, says: bool):
+        self._said = set() if says else {"loss", "metric"}
+
+    def check(self, kind: str, values) -> None:
+        """Takes what a function gave for a part of a batch."""
+        if len(values.shape) > 0 or kind in self._said:
+            return
+        self._said.add(kind)
+        log.warning(
+            "step: a %s is one number for all the rows it is given, here those of a part of the "
+            "batch: right if it is the mean of what each row gives, wrong of anything else (a Dice "
+            "of the whole batch, say); let it return a number for each row",
+            kind,
+        )
+
+
+def _reduced_in_parts(reduce_weighted_values: Callable, trust: _Trust) -> Callable:
+    """Returns Keras's reduction of a loss, which divides by rows, and by nothing else."""
+
+    @functools.wraps(reduce_weighted_values)
+    def reduce(values, sample_weight=None, mask=None, **settings):
+        if mask is not None:
+            raise UserError(
+                "a loss is masked (by ignore_class, mask_zero or a Masking layer): Keras divides "
+                "it by the elements that count, which parts of a batch have unequally; with "
+                "several replicas or accumulation give sample_weight instead, or use one replica"
+            )
+        trust.check("loss", values)
+        return reduce_weighted_values(values, sample_weight, mask, **settings)
+
+    return reduce
+
+
+def _counted_in_parts(update_state: Callable, trust: _Trust) -> Callable:
+    """Returns `Mean.update_state`, which looks at what functions give."""
+
+    def update(metric, values, sample_weight=None):
+        if isinstance(metric, keras.metrics.MeanMetricWrapper):
+            trust.check("metric", values)
+        return update_state(metric, values, sample_weight)
+
+    return update

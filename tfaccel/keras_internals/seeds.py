@@ -1,0 +1,30 @@
+"""The seeds and names that Keras, NumPy and Python draw from."""
+
+import contextlib
+import random
+from collections.abc import Iterator
+
+import numpy as np
+from keras.src.backend.common import global_state
+
+
+@contextlib.contextmanager
+def draws_kept() -> Iterator[None]:
+    """Within the context, what is made and drawn changes no seed and no name of what comes after.
+
+    Keras draws the seed of a layer from Python's generator, and the numbers of unnamed layers and
+    of draws without a seed from two objects of the thread.
+    """
+    names = "global_seed_generator", "object_name_uids"
+    drawn, of_numpy = random.getstate(), np.random.get_state()
+    kept = {name: global_state.get_global_attribute(name) for name in names}
+    global_state.set_global_attribute(names[0], None)  # what draws meanwhile makes one of its own
+    if kept[names[1]] is not None:
+        global_state.set_global_attribute(names[1], kept[names[1]].copy())
+    try:
+        yield
+    finally:
+        random.setstate(drawn)
+        np.random.set_state(of_numpy)
+        for name, each in kept.items():
+            global_state.set_global_attribute(name, each)

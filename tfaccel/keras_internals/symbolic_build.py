@@ -1,0 +1,181 @@
+"""A model's weights and metrics, made from the specs of a batch instead of a batch."""
+
+import logging
+import types
+import weakref
+from collections.abc import Callable, Iterator
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src import backend
+from keras.src.losses import loss as keras_loss
+
+from tfaccel.keras_internals.known_outputs import knowing_outputs
+from tfaccel.keras_internals.model_view import every_optimizer, has_steps_of_keras, inputs_of
+from tfaccel.keras_internals.one_replica import as_replica
+from tfaccel.keras_internals.patching import patched
+from tfaccel.keras_internals.replica import local_batches, local_replicas
+from tfaccel.keras_internals.row_weights import weighing_by_row
+from tfaccel.keras_internals.variables import adopt, is_distributed
+
+log = logging.getLogger("tfaccel")
+
+OF_ANY_SIZE = (tf.RaggedTensor, tf.SparseTensor, tf.RaggedTensorSpec, tf.SparseTensorSpec)
+
+
+def build_from_specs(model, *, change: Callable) -> Callable:
+    """Returns what stands for the model's `_maybe_symbolic_build`: it draws no batch.
+
+    Keras's draws one from an iterator that it throws away, which starts a pipeline for nothing, and
+    cannot take the per-replica values of several workers (keras issue 20585).
+
+    Args:
+      model: compiled.
+      change: from the specs of a batch (or the batch) to those of what the step makes of it.
+    """
+    by_batch = types.MethodType(type(model)._maybe_symbolic_build, model)
+
+    def build(iterator=None, data_batch=None):
+        if not has_steps_of_keras(model):
+            build_by_step(iterator, data_batch)
+            return adopt_metrics()
+        specs = data_batch if iterator is None else specs_of(iterator)
+        if iterator is not None and not _are_known(specs):
+            specs = _first_batch(model, iterator)
+        _note_inputs(model, specs)
+        if any(isinstance(each, OF_ANY_SIZE) for each in tf.nest.flatten(specs)):
+            # Of these Keras makes dense symbols, which the model need not take.
+            if not _is_built(model):
+                _trace_once(model, specs)
+        elif iterator is None:
+            by_row = weighing_by_row(keras_loss.reduce_weighted_values)
+            with patched(keras_loss, "reduce_weighted_values", by_row):
+                by_batch(data_batch=change(specs))
+        else:
+            build_by_call(specs)
+        return adopt_metrics()
+
+    def specs_of(iterator):
+        return tf.nest.map_structure(_of_one_replica, iterator._distributed_dataset.element_spec)
+
+    def build_by_call(specs):
+        by_row = weighing_by_row(keras_loss.reduce_weighted_values)
+        look_up = knowing_outputs(model, backend.compute_output_spec)
+        with (
+            model.distribute_strategy.scope(),
+            patched(keras_loss, "reduce_weighted_values", by_row),
+            patched(backend, "compute_output_spec", look_up),
+        ):
+            model._symbolic_build(data_batch=change(specs))
+
+    def build_by_step(iterator, batch):
+        # As stock Keras does without a strategy. `call` may be missing, or take something else.
+        specs = batch if iterator is None else specs_of(iterator)
+        known = iterator is None or _are_known(specs)
+        if known:
+            _note_inputs(model, specs)
+        if _is_built(model):
+            return
+        if iterator is not None:
+            # A generator's batch would be lost: it is drawn only where nothing else is known.
+            batch = specs if known else _first_batch(model, iterator)
+            _note_inputs(model, batch)
+        _trace_once(model, change(batch))
+        metrics = model._compile_metrics
+        if metrics is not None and not metrics.built and inputs_of(model):
+            build_by_call(
+                batch
+            )  # a step that leaves them alone: Keras still asks for their results
+        if every_optimizer(model) == [model.optimizer] and not model.optimizer.built:
+            with model.distribute_strategy.scope():  # that no step has used yet
+                model.optimizer.build(model.trainable_variables)
+
+    def adopt_metrics():
+        # `run.compile(model, metrics=[keras.metrics.AUC()])` makes one outside the scope.
+        for variable in model.metrics_variables:
+            if not is_distributed(variable):
+                adopt(variable, model.distribute_strategy)
+
+    return build
+
+
+_TRAINED_ON = weakref.WeakKeyDictionary()  # specs, by the model
+
+
+def trained_on(model):
+    """Returns the `tf.TypeSpec`s of the x that `fit` or `evaluate` gave last; None if none did."""
+    return _TRAINED_ON.get(model)
+
+
+def _note_inputs(model, batch) -> None:
+    """Notes what the model is given: a batch, or its specs."""
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
+    if x is not None:
+        _TRAINED_ON[model] = tf.nest.map_structure(_spec_of, x)
+
+
+def _spec_of(value):
+    if value is None or isinstance(value, tf.TypeSpec):
+        return value
+    if isinstance(value, tf.RaggedTensor | tf.SparseTensor):
+        return tf.type_spec_from_value(value)
+    value = value if hasattr(value, "shape") else np.asarray(value)
+    return tf.TensorSpec(value.shape, value.dtype)
+
+
+def _is_built(model) -> bool:
+    """Returns whether all is there that a step of the model's own makes as it is first traced."""
+    compiled = (model._compile_loss, model._compile_metrics)
+    layers = model._flatten_layers(include_self=False)
+    return (
+        all(each.built for each in layers)
+        and all(each is None or each.built for each in compiled)
+        and all(each.built for each in every_optimizer(model))
+    )
+
+
+def _trace_once(model, batch) -> None:
+    """Traces a step that is never run: what it makes is there before the first one.
+
+    So a checkpoint can be put back. What fails here fails in the step itself, which says why.
+    """
+    specs = tf.nest.map_structure(_spec_of, batch)
+    step = model.test_step if model.optimizer is None else model.train_step
+    replica = local_replicas(model.distribute_strategy)[0]
+    with tf.__internal__.FuncGraph("made_by_step").as_default():
+        inputs = tf.nest.map_structure(_placeholder, specs)
+        try:
+            with as_replica(model, replica):
+                step(inputs)
+        except Exception as error:
+            log.debug("step: it makes its variables as it runs, because of %s", error)
+
+
+def _of_one_replica(spec):
+    spec = spec._value_specs[0] if hasattr(spec, "_value_specs") else spec
+    return spec if hasattr(spec, "shape") else None
+
+
+def _placeholder(spec):
+    if spec is None:
+        return None
+    if isinstance(spec, tf.RaggedTensorSpec):
+        inner = spec.shape[spec.ragged_rank + 1 :]
+        return tf.compat.v1.ragged.placeholder(spec.dtype, spec.ragged_rank, inner)
+    if isinstance(spec, tf.SparseTensorSpec):
+        return tf.compat.v1.sparse_placeholder(spec.dtype, spec.shape)
+    return tf.compat.v1.placeholder(spec.dtype, spec.shape)
+
+
+def _are_known(specs) -> bool:
+    """Returns whether the specs of a batch say what a model gets."""
+    return all(each is None or each.shape.rank is not None for each in tf.nest.flatten(specs))
+
+
+def _first_batch(model, iterator: Iterator):
+    """Draws a batch, for its shapes: a generator's are not known before."""
+    for _, _, batches in iterator:
+        replicas = len(model.distribute_strategy.extended.worker_devices)
+        return local_batches(model.distribute_strategy, next(batches), replicas)[0]
+    return None
