@@ -34,8 +34,8 @@ from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceStrategy
 from tensorflow.python.distribute.values import DistributedVariable
 
+from tfaccel.keras_internals import epoch_order
 from tfaccel.keras_internals.seeds import draws_kept
-from tfaccel.training import epoch_order
 
 CANARIES = {}  # (name, what it does) -> a function that returns whether it does
 

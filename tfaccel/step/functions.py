@@ -49,11 +49,12 @@ import tensorflow as tf
 from tfaccel.common.run_log import summary
 from tfaccel.config import StepConfig
 from tfaccel.data.deferred import Deferred
+from tfaccel.keras_internals.function_names import alike, own_numbers
 from tfaccel.keras_internals.layer_paths import layer_paths
 from tfaccel.keras_internals.model_view import every_optimizer, is_synchronized
 from tfaccel.keras_internals.one_replica import as_replica, metrics_as
 from tfaccel.keras_internals.replica import Replica, local_batches, local_replicas
-from tfaccel.step import finite, in_xla, labels, mixing, names, padding
+from tfaccel.step import finite, in_xla, labels, mixing, padding
 from tfaccel.step import totals as totals_lib
 from tfaccel.step.recoverable import Recoverable
 from tfaccel.step.totals import ROWS_UNIT, Layout, Span, Totals
@@ -222,7 +223,7 @@ class _Step:
         self._make = functools.partial(
             _make, model, strategy, config, step, replicas, trains=trains
         )
-        self._numbers = names.own_numbers()  # now: `fit` may come before `evaluate`, or after it
+        self._numbers = own_numbers()  # now: `fit` may come before `evaluate`, or after it
         # For padded batches and for others, one by one and in a row: most models need one alone.
         self._made = {}
         self._lengths = set()  # of launches of several steps, so far
@@ -321,7 +322,7 @@ class _Step:
                 xla=self.choice.on,
                 updates_in_xla=self._updates_in_xla,
             )
-            self._made[padded, make_batch] = names.alike(self._compile(made), self._numbers)
+            self._made[padded, make_batch] = alike(self._compile(made), self._numbers)
         return self._made[padded, make_batch]
 
     def _compile(self, made: Callable) -> Callable:
@@ -626,12 +627,12 @@ class _Predict:
         self._model, self._strategy, self._replicas = model, strategy, replicas
         # A `predict_step` of the model's own may call its layers alone, and builds them itself.
         self._is_keras_step = type(model).predict_step is keras.Model.predict_step
-        self._choice, self._numbers = choice, names.own_numbers()
+        self._choice, self._numbers = choice, own_numbers()
         self._made = []  # the function, once it is needed
 
     def _run(self, parts: list) -> list:
         if not self._made:
-            self._made.append(names.alike(self._make(xla=self._choice.on), self._numbers))
+            self._made.append(alike(self._make(xla=self._choice.on), self._numbers))
         return self._made[0](parts)
 
     def _make(self, *, xla: bool) -> Callable:

@@ -25,6 +25,7 @@ import tensorflow as tf
 from tfaccel.common.errors import UserError
 from tfaccel.config import StepConfig
 from tfaccel.data.distribute import Loader, check_same_classes
+from tfaccel.keras_internals.epoch_order import EpochOrder, one_iterator_a_pass
 from tfaccel.keras_internals.keras_methods import around_keras
 from tfaccel.keras_internals.model_view import (
     has_steps_of_keras,
@@ -49,7 +50,6 @@ from tfaccel.training.callbacks.first_look import FirstLook
 from tfaccel.training.callbacks.keras_writers import of_this_worker
 from tfaccel.training.callbacks.loss_scale import LossScale
 from tfaccel.training.callbacks.replica_audit import ReplicaAudit
-from tfaccel.training.epoch_order import EpochOrder, one_iterator_a_pass
 from tfaccel.training.memory_plan import explained
 from tfaccel.training.own_scaling import misfit, unscaled
 from tfaccel.training.resume import flat, from_checkpoint

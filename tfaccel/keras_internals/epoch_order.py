@@ -1,6 +1,6 @@
 """The order in which `fit` reads arrays and PyDatasets, and where a loader's epoch begins.
 
-(What a `tf.data.Dataset` draws from epoch to epoch, tfaccel/training/epoch_draws.py says.)
+(What a `tf.data.Dataset` draws from epoch to epoch, tfaccel/keras_internals/epoch_draws.py says.)
 
 Takes what a `fit` reads; gives each epoch an order of its own, by the seed and the epoch's number
 alone: the same on any number of replicas, and in a run that begins at `initial_epoch`.
@@ -35,10 +35,10 @@ from keras.src.utils.rng_utils import get_random_seed
 
 from tfaccel.data.distribute import Loader
 from tfaccel.data.shards import epoch_order
+from tfaccel.keras_internals import epoch_draws
 from tfaccel.keras_internals.model_view import runs_eagerly
 from tfaccel.keras_internals.one_replica import without_strategy
 from tfaccel.keras_internals.patching import patched
-from tfaccel.training import epoch_draws
 
 log = logging.getLogger("tfaccel")
 
