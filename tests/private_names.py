@@ -39,13 +39,30 @@ def private_names(text: str) -> dict[str, int]:
     return dict(sorted(found, key=lambda each: -each[1]))
 
 
+def hidden_texts(text: str) -> set[str]:
+    """Returns the strings in a module that may be names of private attributes: "_kernel"."""
+    tree = ast.parse(text)
+    own = _defined(tree)
+    strings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    return {
+        each
+        for each in strings
+        if isinstance(each, str) and each.isidentifier() and _is_hidden(each, own)
+    }
+
+
 def _is_private(module: str) -> bool:
     return f"{module}.".startswith(tuple(f"{each}." for each in PACKAGES))
 
 
 def _is_hidden(name: str, own: set[str]) -> bool:
     is_special = name.startswith("__") and name.endswith("__")
-    return name.startswith("_") and not is_special and name not in own | OF_PYTHON
+    return (
+        name.strip("_") != ""
+        and name.startswith("_")
+        and not is_special
+        and name not in own | OF_PYTHON
+    )
 
 
 def _by_text(call: ast.Call) -> list[str]:

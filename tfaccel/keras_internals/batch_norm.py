@@ -26,6 +26,7 @@ import tensorflow as tf
 
 from tfaccel.common.errors import UserError
 from tfaccel.keras_internals.float32_layers import HALVES
+from tfaccel.keras_internals.layers import layers_of
 
 _converted = weakref.WeakSet()  # layers that `convert` has made synchronized
 
@@ -234,9 +235,7 @@ def convert(model: keras.Model) -> list[str]:
       UserError: a layer has renorm=True; nothing is changed then.
     """
     layers = [
-        each
-        for each in model._flatten_layers()
-        if isinstance(each, keras.layers.BatchNormalization)
+        each for each in layers_of(model) if isinstance(each, keras.layers.BatchNormalization)
     ]
     for layer in layers:
         if layer.renorm:
@@ -253,6 +252,6 @@ def convert(model: keras.Model) -> list[str]:
 
 def convert_back(model: keras.Model) -> None:
     """Undoes `convert`, of an earlier compilation."""
-    for layer in _converted.intersection(model._flatten_layers()):
+    for layer in _converted.intersection(layers_of(model)):
         layer.synchronized = False
         _converted.discard(layer)

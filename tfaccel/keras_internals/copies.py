@@ -20,6 +20,7 @@ from keras.src.models.functional import Functional
 from tfaccel.common import temporary
 from tfaccel.common.errors import UserError
 from tfaccel.common.tables import cleaned
+from tfaccel.keras_internals.layers import layers_held, layers_of
 
 PLAIN = (keras.Sequential, Functional)  # kinds of models that Keras copies layer by layer
 
@@ -204,12 +205,12 @@ def _held(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
     # A layer that a model was given as an attribute is not copied with it.
     if isinstance(layer, PLAIN):
         return layer.layers
-    return list(layer._flatten_layers(include_self=False, recursive=False))
+    return layers_held(layer)
 
 
 def refresh(layer: keras.layers.Layer) -> None:
     """Recomputes what a layer, or a model's layers, keep of weights that were assigned."""
-    for each in layer._flatten_layers():
+    for each in layers_of(layer):
         if isinstance(each, keras.layers.Normalization):
             each.finalize_state()  # its mean and variance, as its `call` takes them
 

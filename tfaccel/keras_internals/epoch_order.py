@@ -31,7 +31,6 @@ from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
-from keras.src.utils.rng_utils import get_random_seed
 
 from tfaccel.data.distribute import Loader
 from tfaccel.data.shards import epoch_order
@@ -39,6 +38,7 @@ from tfaccel.keras_internals import epoch_draws
 from tfaccel.keras_internals.model_view import runs_eagerly
 from tfaccel.keras_internals.one_replica import without_strategy
 from tfaccel.keras_internals.patching import patched
+from tfaccel.keras_internals.seeds import global_seed
 
 log = logging.getLogger("tfaccel")
 
@@ -72,7 +72,7 @@ class EpochOrder(keras.callbacks.Callback):
         super().__init__()
         self.trained, self._loader = model, loader
         self._offset, self.number = None, _NUM_BEGUN.get(model, 0)
-        self.seed = get_random_seed() or 0
+        self.seed = global_seed()
         self._cut = _Cut(model, steps_per_epoch)
 
     def of_next_input(self) -> contextlib.AbstractContextManager:

@@ -18,6 +18,7 @@ import keras
 
 from tfaccel.common.errors import UserError, did_you_mean
 from tfaccel.keras_internals.copies import PLAIN, in_float32, is_of_floats
+from tfaccel.keras_internals.layers import layers_of
 
 log = logging.getLogger("tfaccel")
 
@@ -32,7 +33,7 @@ def policy_of(model: keras.Model) -> str:
     A model that was loaded from a file has the policy of the process that loads it, whatever its
     layers have. The model's own counts only where no layer has weights yet.
     """
-    layers = model._flatten_layers(include_self=False, recursive=True)
+    layers = layers_of(model, include_self=False)
     own = [each for each in layers if each._trainable_variables]
     names = [each.dtype_policy.name for each in own]
     return max(names, key=names.count) if names else model.dtype_policy.name
@@ -40,7 +41,7 @@ def policy_of(model: keras.Model) -> str:
 
 def needs_loss_scale(model: keras.Model) -> bool:
     """Returns whether the model, or a layer, computes in float16 with weights of float32."""
-    policies = [each.dtype_policy for each in model._flatten_layers()]
+    policies = [each.dtype_policy for each in layers_of(model)]
     return any((each.compute_dtype, each.variable_dtype) == SCALED for each in policies)
 
 
@@ -89,7 +90,7 @@ def with_float32_layers(model: keras.Model, names: Sequence[str] | str) -> keras
     chosen = _chosen(model, names)
     copy = in_float32(model, lambda layer: any(layer is each for each in chosen))
     for layer in _chosen(copy, names):
-        left = [each.name for each in layer._flatten_layers() if each.compute_dtype in HALVES]
+        left = [each.name for each in layers_of(layer) if each.compute_dtype in HALVES]
         if left:
             log.warning(
                 "precision: %s is in float32, but not %s, which it made without its dtype",

@@ -6,6 +6,8 @@ from collections.abc import Callable
 import keras
 from keras.src.models.functional import Functional, unpack_singleton
 
+from tfaccel.keras_internals.layers import layers_of
+
 # Modules of Keras's layers that turn words or numbers into categories, by their last name.
 OF_CATEGORIES = (
     "category_encoding",
@@ -29,7 +31,7 @@ def knowing_outputs(model, compute_output_spec: Callable) -> Callable:
     def look_up(fn, *args, **kwargs):
         if fn is not model or type(model).call not in (Functional.call, keras.Sequential.call):
             return compute_output_spec(fn, *args, **kwargs)
-        if not all(_tells_its_shape(each) for each in model._flatten_layers(include_self=False)):
+        if not all(_tells_its_shape(each) for each in layers_of(model, include_self=False)):
             return compute_output_spec(fn, *args, **kwargs)
         graph = getattr(model, "_functional", model)  # None: a Sequential that is not built
         given, declared = keras.tree.flatten(args[0]), graph.inputs if graph else []

@@ -15,14 +15,15 @@ def layers_held(layer: keras.layers.Layer) -> list:
 
 def kernel_of(layer: keras.layers.Layer) -> keras.Variable | None:
     """Returns the matrix or filter that a layer multiplies its inputs with; None if it has none."""
-    for name in ("pointwise_kernel", "_kernel", "kernel"):  # a quantized layer unpacks its `kernel`
+    # The public `kernel` of a Dense has the product of LoRA's two matrices added.
+    for name in ("pointwise_kernel", "_kernel", "kernel"):
         if (kernel := getattr(layer, name, None)) is not None:
             return kernel
     return None
 
 
 def shapes_built_for(layer: keras.layers.Layer) -> list:
-    """Returns the arguments of the call of `build` that made the weights; none if unknown."""
+    """Returns the shapes of inputs that `build` was called with; none if Keras kept none."""
     return list((getattr(layer, "_build_shapes_dict", None) or {}).values())
 
 

@@ -4,6 +4,8 @@ import keras
 import tensorflow as tf
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
+from tfaccel.keras_internals.layers import layers_of
+
 
 def optimizers_of(optimizer) -> list:
     """Returns the optimizer and all that it wraps; nothing for none."""
@@ -96,6 +98,12 @@ def loss_weights_of(model):
     return model._compile_loss._user_loss_weights if model._compile_loss else None
 
 
+def loss_means_of(model) -> list:
+    """Returns the metrics in which Keras averages the losses: of all outputs, and of each."""
+    outputs = model._compile_loss.metrics if model._compile_loss else []
+    return [model._loss_tracker, *outputs]
+
+
 def metrics_of(model) -> list:
     """Returns the metrics that the model was compiled with: objects, functions or names."""
     metrics = model._compile_metrics
@@ -107,5 +115,5 @@ def is_synchronized(model) -> bool:
     """Returns whether any batch normalization takes its statistics over all replicas."""
     return any(
         isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized
-        for layer in model._flatten_layers()
+        for layer in layers_of(model)
     )

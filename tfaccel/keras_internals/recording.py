@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
-from keras.src.losses import loss as keras_loss
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from tfaccel.common.errors import UserError
 from tfaccel.keras_internals.model_view import every_optimizer, variables_of
 from tfaccel.keras_internals.patching import patched
+from tfaccel.keras_internals.reductions import losses_reduced_by, means_updated_by
 from tfaccel.keras_internals.replica import Replica
 
 log = logging.getLogger("tfaccel")
@@ -138,10 +138,10 @@ def recorded(model, replica: Replica, *, apply: Callable | None = None):
         patches.enter_context(patched(TensorFlowVariable, "_direct_assign", note_and_assign))
         patches.enter_context(patched(keras.random.SeedGenerator, "next", own_seed))
         trust = _Trust(says=replica.local_index == 0)
-        of_parts = _reduced_in_parts(keras_loss.reduce_weighted_values, trust)
-        patches.enter_context(patched(keras_loss, "reduce_weighted_values", of_parts))
-        counted = _counted_in_parts(keras.metrics.Mean.update_state, trust)
-        patches.enter_context(patched(keras.metrics.Mean, "update_state", counted))
+        in_parts = functools.partial(_reduced_in_parts, trust=trust)
+        patches.enter_context(losses_reduced_by(in_parts))
+        counted = functools.partial(_counted_in_parts, trust=trust)
+        patches.enter_context(means_updated_by(counted))
         for each in optimizers:  # past Keras's tracking of attributes
             each.__dict__["apply"] = functools.partial(apply_at_once, each) if apply else keep
             patches.callback(each.__dict__.pop, "apply")

@@ -6,6 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 from keras.src.backend.common import global_state
+from keras.src.utils.rng_utils import get_random_seed
+
+
+def global_seed() -> int:
+    """Returns what `keras.utils.set_random_seed` was given last; 0 if it was not called."""
+    return get_random_seed() or 0
 
 
 @contextlib.contextmanager

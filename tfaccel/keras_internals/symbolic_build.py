@@ -9,14 +9,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras.src import backend
-from keras.src.losses import loss as keras_loss
 
 from tfaccel.keras_internals.known_outputs import knowing_outputs
+from tfaccel.keras_internals.layers import layers_of
 from tfaccel.keras_internals.model_view import every_optimizer, has_steps_of_keras, inputs_of
 from tfaccel.keras_internals.one_replica import as_replica
 from tfaccel.keras_internals.patching import patched
+from tfaccel.keras_internals.reductions import losses_reduced_by, weighing_by_row
 from tfaccel.keras_internals.replica import local_batches, local_replicas
-from tfaccel.keras_internals.row_weights import weighing_by_row
 from tfaccel.keras_internals.variables import adopt, is_distributed
 
 log = logging.getLogger("tfaccel")
@@ -24,8 +24,8 @@ log = logging.getLogger("tfaccel")
 OF_ANY_SIZE = (tf.RaggedTensor, tf.SparseTensor, tf.RaggedTensorSpec, tf.SparseTensorSpec)
 
 
-def build_from_specs(model, *, change: Callable) -> Callable:
-    """Returns what stands for the model's `_maybe_symbolic_build`: it draws no batch.
+def build_from_specs(model, *, change: Callable) -> None:
+    """Replaces the model's `_maybe_symbolic_build`, so that Keras draws no batch to build it.
 
     Keras's draws one from an iterator that it throws away, which starts a pipeline for nothing, and
     cannot take the per-replica values of several workers (keras issue 20585).
@@ -49,8 +49,7 @@ def build_from_specs(model, *, change: Callable) -> Callable:
             if not _is_built(model):
                 _trace_once(model, specs)
         elif iterator is None:
-            by_row = weighing_by_row(keras_loss.reduce_weighted_values)
-            with patched(keras_loss, "reduce_weighted_values", by_row):
+            with losses_reduced_by(weighing_by_row):
                 by_batch(data_batch=change(specs))
         else:
             build_by_call(specs)
@@ -60,11 +59,10 @@ def build_from_specs(model, *, change: Callable) -> Callable:
         return tf.nest.map_structure(_of_one_replica, iterator._distributed_dataset.element_spec)
 
     def build_by_call(specs):
-        by_row = weighing_by_row(keras_loss.reduce_weighted_values)
         look_up = knowing_outputs(model, backend.compute_output_spec)
         with (
             model.distribute_strategy.scope(),
-            patched(keras_loss, "reduce_weighted_values", by_row),
+            losses_reduced_by(weighing_by_row),
             patched(backend, "compute_output_spec", look_up),
         ):
             model._symbolic_build(data_batch=change(specs))
@@ -97,7 +95,7 @@ def build_from_specs(model, *, change: Callable) -> Callable:
             if not is_distributed(variable):
                 adopt(variable, model.distribute_strategy)
 
-    return build
+    model._maybe_symbolic_build = build
 
 
 _TRAINED_ON = weakref.WeakKeyDictionary()  # specs, by the model
@@ -127,7 +125,7 @@ def _spec_of(value):
 def _is_built(model) -> bool:
     """Returns whether all is there that a step of the model's own makes as it is first traced."""
     compiled = (model._compile_loss, model._compile_metrics)
-    layers = model._flatten_layers(include_self=False)
+    layers = layers_of(model, include_self=False)
     return (
         all(each.built for each in layers)
         and all(each is None or each.built for each in compiled)

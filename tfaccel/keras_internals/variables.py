@@ -7,6 +7,11 @@ import tensorflow as tf
 from tensorflow.python.distribute.values import DistributedVariable
 
 
+def value_of(variable):
+    """Returns what a Keras variable reads as: a `tf.Variable`, a strategy's, or a tensor."""
+    return variable._value
+
+
 def is_distributed(variable) -> bool:
     """Returns whether a Keras variable was made in a strategy's scope."""
     return isinstance(variable._value, tf.distribute.DistributedValues)

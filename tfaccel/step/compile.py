@@ -19,6 +19,7 @@ from tfaccel.common.tables import in_figures
 from tfaccel.config import StepConfig
 from tfaccel.keras_internals import batch_norm
 from tfaccel.keras_internals.float32_layers import HALVES, needs_loss_scale, policy_of
+from tfaccel.keras_internals.layers import layers_of
 from tfaccel.keras_internals.model_view import (
     every_optimizer,
     has_steps_of_keras,
@@ -28,6 +29,7 @@ from tfaccel.keras_internals.model_view import (
     outputs_of,
     runs_eagerly,
 )
+from tfaccel.keras_internals.optimizers import belongs_to, give_to
 from tfaccel.keras_internals.patching import patched
 from tfaccel.keras_internals.symbolic_build import build_from_specs
 from tfaccel.keras_internals.variables import adopt, is_distributed
@@ -69,7 +71,7 @@ def compile_model(
     """
     if "jit_compile" in compile_args:
         raise UserError("jit_compile is set by tfaccel; use tfaccel.setup(xla=True or False)")
-    if model._distribute_strategy is not strategy:
+    if model.distribute_strategy is not strategy:
         raise UserError(
             "the model was built in no scope or another run's; build or load it in this run's "
             "`with run.scope():`"
@@ -95,7 +97,7 @@ def compile_model(
     if config.mixes_labels:
         mixing.check(model, config)
         change = mixing.specs_as_probabilities(model)
-    model._maybe_symbolic_build = build_from_specs(model, change=change)
+    build_from_specs(model, change=change)
     if runs_eagerly(model):
         if config.accumulation_steps > 1:
             raise UserError("run_eagerly is stock Keras's step: use it with accumulation_steps=1")
@@ -112,7 +114,7 @@ def compile_model(
 def _check_layers(model, strategy, *, xla: bool) -> None:
     """Raises for layers that a CPU has no code for; warns of weights and outputs in half."""
     on_cpu = all("CPU" in each.upper() for each in strategy.extended.worker_devices)
-    for layer in model._flatten_layers() if on_cpu and not xla else ():
+    for layer in layers_of(model) if on_cpu and not xla else ():
         if isinstance(layer, CHANNELS_LAST_ON_CPU) and layer.data_format == "channels_first":
             raise UserError(
                 f"the layer {layer.name} has data_format='channels_first', whose gradient "
@@ -254,7 +256,7 @@ def _adopt(optimizer, strategy) -> None:
     that the caller holds, with all that was set on it.
     """
     optimizers = optimizers_of(optimizer)  # none, for a model that is only tested
-    if all(each._distribution_strategy is strategy for each in optimizers):
+    if all(belongs_to(each, strategy) for each in optimizers):
         return
     for each in optimizers:
         if each.built:
@@ -264,7 +266,7 @@ def _adopt(optimizer, strategy) -> None:
     for variable in optimizer.variables:
         adopt(variable, strategy)
     for each in optimizers:
-        each._distribution_strategy = strategy
+        give_to(each, strategy)
 
 
 def _refuse_losses(model, config: StepConfig, num_replicas: int) -> None:

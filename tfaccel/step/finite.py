@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from tfaccel.keras_internals.model_view import every_optimizer, variables_of
 from tfaccel.keras_internals.recording import noted
+from tfaccel.keras_internals.variables import value_of
 from tfaccel.step.totals import Span
 
 # Any other code is 1 + the index of a variable in `variables_of`.
@@ -46,12 +47,12 @@ def watched(model, step: Callable, batch, *, xla: bool, compile_: Callable | Non
       Its logs, those of the loss scale, and the code.
     """
     metrics = model.metrics_variables
-    before = [tf.identity(each._value) for each in metrics]
+    before = [tf.identity(value_of(each)) for each in metrics]
     watch = Watch(model, xla=xla, compile_=compile_)
     with watch.updates(), noted(_floating_state(model)) as recording:
         logs = step(batch)
     watch.put_back(recording.assigned())
-    after = [tf.identity(each._value) for each in metrics]
+    after = [tf.identity(value_of(each)) for each in metrics]
     spoilt = watch.spoilt(metrics, before, after)
     put_back_where(spoilt, metrics, before, after)
     return _with_results(model, logs, spoilt) | watch.scale_logs() | {LOG: watch.code()}
@@ -62,7 +63,7 @@ def _floating_state(model) -> list:
     return [
         each
         for each in model.non_trainable_variables
-        if each._value.dtype.is_floating and id(each) not in metrics
+        if value_of(each).dtype.is_floating and id(each) not in metrics
     ]
 
 
@@ -77,7 +78,7 @@ def put_back_where(
       before: their values before.
       after: their values now; None to read them.
     """
-    after = [each._value for each in variables] if after is None else after
+    after = [value_of(each) for each in variables] if after is None else after
     for variable, old, new in zip(variables, before, after, strict=True):
         variable.assign(tf.where(spoilt, old, new))
 
@@ -186,7 +187,7 @@ class Watch:
         if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or not optimizer.built:
             return {}
         return {
-            "loss_scale": tf.identity(optimizer.dynamic_scale._value),
+            "loss_scale": tf.identity(value_of(optimizer.dynamic_scale)),
             # Not int32, which functions return by way of the CPU: each step would wait for the GPU.
             "skipped_steps": tf.cast(self._overflowed, tf.int64),
         }
@@ -200,7 +201,7 @@ class Watch:
         if not changes:
             return
         variables, before = [each for each, _ in changes], [each for _, each in changes]
-        after = [tf.convert_to_tensor(each._value) for each in variables]
+        after = [tf.convert_to_tensor(value_of(each)) for each in variables]
         spoilt = self.spoilt(variables, before, after)
         put_back_where(spoilt | self._refused, variables, before, after)
 
@@ -234,7 +235,7 @@ class Watch:
         xla = self._xla or self._compile is not None
 
         def weights_are_finite() -> tf.Tensor:
-            return _all_finite([tf.convert_to_tensor(each._value) for each in trained], xla=xla)
+            return _all_finite([tf.convert_to_tensor(value_of(each)) for each in trained], xla=xla)
 
         finite = self._compiled(weights_are_finite)
         return tf.where(finite, first, tf.constant(WEIGHTS, tf.int64))

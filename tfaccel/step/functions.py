@@ -29,9 +29,6 @@ twice, stock Keras's Adam squares each slice; the square of their sum is what a 
 
 A finite check or a clip before the sum would be of a part of the gradient: stock Keras's are
 (weights become -inf where only replica 1 overflows; 30 and -10 clipped to 1 make 0 instead of 1).
-
-Private names relied on:
-  TensorFlow 2.21: "_disable_acd" of `tf.function`'s experimental_attributes.
 """
 
 import contextlib
@@ -54,15 +51,14 @@ from tfaccel.keras_internals.layer_paths import layer_paths
 from tfaccel.keras_internals.model_view import every_optimizer, is_synchronized
 from tfaccel.keras_internals.one_replica import as_replica, metrics_as
 from tfaccel.keras_internals.replica import Replica, local_batches, local_replicas
+from tfaccel.keras_internals.traced import UNORDERED
+from tfaccel.keras_internals.variables import value_of
 from tfaccel.step import finite, in_xla, labels, mixing, padding
 from tfaccel.step import totals as totals_lib
 from tfaccel.step.recoverable import Recoverable
 from tfaccel.step.totals import ROWS_UNIT, Layout, Span, Totals
 
 log = logging.getLogger("tfaccel")
-
-# Of a function without automatic control dependencies: what it returns is all that it runs.
-UNORDERED = {"_disable_acd": True}
 
 
 def set_functions(model, strategy, config: StepConfig, *, xla: bool) -> None:
@@ -608,7 +604,7 @@ def _changed(totals: Totals, rows: tf.Tensor) -> list[tuple]:
     """Changes the variables that are not trained; returns (variable, value before) of floats."""
     before = []
     for variable, change in zip(totals.changes_of, totals.changes, strict=True):
-        value = tf.identity(variable._value)
+        value = tf.identity(value_of(variable))
         if change.dtype.is_floating:
             before.append((variable, value))
             if variable.aggregation != "sum":

@@ -13,7 +13,6 @@ import inspect
 import logging
 import re
 import sys
-import types
 import warnings
 import weakref
 from collections.abc import Callable
@@ -25,6 +24,7 @@ import tensorflow as tf
 from tfaccel.common.errors import UserError
 from tfaccel.config import StepConfig
 from tfaccel.data.distribute import Loader, check_same_classes
+from tfaccel.keras_internals.callbacks import in_order, let_logs_be_results
 from tfaccel.keras_internals.epoch_order import EpochOrder, one_iterator_a_pass
 from tfaccel.keras_internals.keras_methods import around_keras
 from tfaccel.keras_internals.model_view import (
@@ -120,8 +120,7 @@ def extend(
     model.reset_metrics = functools.partial(reset_metrics, model, replicas)
     # Where a step's logs are the metrics' results, Keras would work out those once more.
     are_results = not runs_eagerly(model) and (several or has_steps_of_keras(model))
-    keras_own = types.MethodType(type(model)._get_metrics_result_or_logs, model)
-    model._get_metrics_result_or_logs = (lambda logs: logs) if are_results else keras_own
+    let_logs_be_results(model, are_results)
 
 
 def _around(model, name: str, wrap: Callable, config: StepConfig, guard: Callable) -> None:
@@ -167,7 +166,7 @@ def _with_keras_logs(train_on_batch: Callable, model, config: StepConfig) -> Cal
             logs = train_on_batch(*call.args, **call.kwargs)
         finite.on_train_batch_end(0)
         logs = {name: logs[name] for name in logs if name not in ("loss_scale", "skipped_steps")}
-        return logs if as_dict else model._flatten_metrics_in_order(logs)
+        return logs if as_dict else in_order(model, logs)
 
     return wrapper
 

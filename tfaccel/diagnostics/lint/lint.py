@@ -3,8 +3,6 @@
 table = tfaccel.lint(model, train, script="train.py")
 print(table)
 fixed = table.fix()         # a padded head, where there is one to pad, measured
-
-Private name relied on: Model._flatten_layers, of Keras 3.15.
 """
 
 import dataclasses
@@ -145,7 +143,7 @@ def _title(facts: Facts) -> str:
 
 
 def _strategy_of(model: keras.Model, dataset) -> tf.distribute.Strategy | None:
-    found = dataset._strategy if isinstance(dataset, Loader) else model.distribute_strategy
+    found = dataset.strategy if isinstance(dataset, Loader) else model.distribute_strategy
     kinds = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
     return found if isinstance(found, kinds) else None
 

@@ -7,8 +7,6 @@ Takes models of the same inputs; gives how long each step took, forward and back
 
 The optimizer's part is left out: it is the same but for the padding's few weights. What a forward
 pass changes of a model's variables, as batch norm's statistics and seeds, is put back.
-
-Private name relied on: Layer._clear_losses, of Keras 3.15.
 """
 
 import dataclasses
@@ -23,6 +21,7 @@ from tfaccel.common.errors import UserError
 from tfaccel.common.tables import in_figures
 from tfaccel.diagnostics.lint.facts import Data, Facts
 from tfaccel.diagnostics.lint.words import shown
+from tfaccel.keras_internals.layers import forget_losses
 from tfaccel.keras_internals.variables import components
 
 BUDGET_S = 20.0  # for the steps of two models and their compilation
@@ -125,7 +124,7 @@ def step_times(
         for variable, value in zip(kept, before, strict=True):
             variable.assign(value)
         for each in models:
-            each._clear_losses()  # of the graph that was traced
+            forget_losses(each)  # of the graph that was traced
     return times
 
 

@@ -16,6 +16,7 @@ import keras
 
 from tfaccel.common.errors import UserError
 from tfaccel.keras_internals.model_view import optimizers_of
+from tfaccel.keras_internals.optimizers import averaged_weights
 from tfaccel.keras_internals.variables import components
 
 
@@ -67,12 +68,7 @@ class EMA(keras.callbacks.Callback):
         return [
             pair
             for optimizer in averaging
-            for weight, average in zip(
-                optimizer._trainable_variables,
-                optimizer._model_variables_moving_average,
-                strict=True,
-            )
-            if average is not None
+            for weight, average in averaged_weights(optimizer)
             for pair in zip(components(weight), components(average), strict=True)
         ]
 
