@@ -1,4 +1,7 @@
-"""Keras's own `fit`, `evaluate` and `predict`, with something around them for one model."""
+"""Wraps Keras's own `fit`, `evaluate` and `predict` for one model.
+
+The import replaces these methods of `keras.Model`, once, by ones that look for a wrapper first.
+"""
 
 import functools
 import types
@@ -6,26 +9,26 @@ from collections.abc import Callable
 
 import keras
 
-AROUND = "_tfaccel_around"  # in a model's __dict__: what its calls of Keras's own methods become
+AROUND = "_tfaccel_around"  # the wrappers of a model, in its __dict__
 
 
 def around_keras(model, name: str, wrap: Callable) -> None:
-    """Puts `wrap` around the method `name` as Keras has it, for this model alone.
+    """Wraps Keras's own method `name` for one model.
 
-    A model's own `fit` may take any arguments, and may call Keras's as often as it likes: what is
-    added to a call is added where Keras's own method is entered, whose arguments are known.
+    A model may define its own `fit`, with any arguments, and may call Keras's `fit` as often as it
+    likes. So the wrapper runs where Keras's own method is entered, because its arguments are known.
 
     Args:
-      model: of Keras.
-      name: of a method of `keras.Model`: "fit", "evaluate", "predict" or one of a batch.
-      wrap: from the method, bound to the model, to what stands for it.
+      model: The Keras model.
+      name: A method of `keras.Model`: "fit", "evaluate", "predict" or one of "..._on_batch".
+      wrap: A function from Keras's method, bound to the model, to the function that replaces it.
     """
     method = types.MethodType(_KERAS_METHODS[name], model)
-    vars(model).setdefault(AROUND, {})[name] = wrap(method)  # past Keras's tracking of attributes
+    vars(model).setdefault(AROUND, {})[name] = wrap(method)  # Keras does not track it
 
 
 def _with_around(name: str, keras_own: Callable) -> Callable:
-    """Returns what stands for Keras's own method on `keras.Model`: it asks the model first."""
+    """Returns the method that replaces Keras's own: it looks for a wrapper of the model first."""
 
     @functools.wraps(keras_own)
     def method(model, *args, **kwargs):

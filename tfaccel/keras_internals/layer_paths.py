@@ -1,4 +1,4 @@
-"""The layers of Keras that take quicker paths of tfaccel's while a step is traced."""
+"""Replaces methods of some Keras layers by quicker ones of tfaccel while a step is traced."""
 
 import contextlib
 import functools
@@ -12,11 +12,11 @@ from tfaccel.keras_internals.patching import patched
 
 @contextlib.contextmanager
 def layer_paths(*, xla: bool, all_reduce: Callable | None):
-    """Within the context, some layers of Keras take tfaccel's paths, which are quicker.
+    """Within the context, some Keras layers use tfaccel's quicker methods.
 
     Args:
-      xla: whether XLA compiles what is traced.
-      all_reduce: sums over replicas, for synchronized layers; None on one replica.
+      xla: Whether XLA compiles the traced function.
+      all_reduce: A function that sums over replicas, for synchronized layers; None on one replica.
     """
     norm, conv = keras.layers.BatchNormalization, keras.layers.Conv2D
     pooling, biases = keras.layers.MaxPooling2D, convolution.CancelledBiases()

@@ -8,7 +8,7 @@ from tfaccel.keras_internals.layers import layers_of
 
 
 def optimizers_of(optimizer) -> list:
-    """Returns the optimizer and all that it wraps; nothing for none."""
+    """Returns an optimizer and the optimizers that it wraps; an empty list for None."""
     if optimizer is None:
         return []
     inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ())]
@@ -16,9 +16,10 @@ def optimizers_of(optimizer) -> list:
 
 
 def every_optimizer(model) -> list:
-    """Returns the compiled optimizer, and those of the model's attributes, without what they wrap.
+    """Returns the compiled optimizer and the optimizers that the model has as attributes.
 
-    A `train_step` of the model's own may use several: `self.d_optimizer`, a list or a dict of them.
+    A model with its own `train_step` may use several optimizers: `self.d_optimizer`, or a list or a
+    dict of them. An optimizer that another one wraps is not listed.
     """
     found = [model.optimizer] if model.optimizer is not None else []
     if not has_steps_of_keras(model):
@@ -28,7 +29,7 @@ def every_optimizer(model) -> list:
 
 
 def _optimizers_in(value) -> list:
-    """Returns the optimizers in lists, tuples and dicts, in order."""
+    """Returns the optimizers in nested lists, tuples and dicts, in order."""
     if isinstance(value, BaseOptimizer):
         return [value]
     if isinstance(value, dict):
@@ -52,29 +53,29 @@ def variables_of(model) -> list:
 def state_of(model) -> list:
     """Returns the Keras variables that must be the same on every replica between steps.
 
-    Metrics are not among them: they count each replica's own rows.
+    The variables of metrics are left out, because each replica counts its own rows.
     """
     own = {id(each) for each in model.metrics_variables}
     return [each for each in variables_of(model) if id(each) not in own]
 
 
 def runs_eagerly(model) -> bool:
-    """Returns whether steps run as Python, operation by operation: stock Keras's then."""
+    """Returns whether steps run as Python, operation by operation, as stock Keras's steps."""
     return model.run_eagerly or tf.config.functions_run_eagerly()
 
 
 def inputs_of(model) -> list:
-    """Returns the tensors that the model declares as its inputs; none for a subclassed model."""
-    return list(getattr(model, "inputs", None) or ())  # Sequential raises until it is built
+    """Returns the tensors that the model declares as inputs; none for a subclassed model."""
+    return list(getattr(model, "inputs", None) or ())  # Sequential raises before it is built
 
 
 def outputs_of(model) -> list:
-    """Returns the tensors that the model declares as its outputs; none for a subclassed model."""
+    """Returns the tensors that the model declares as outputs; none for a subclassed model."""
     return list(getattr(model, "outputs", None) or ())
 
 
 def has_steps_of_keras(model) -> bool:
-    """Returns whether the model trains and tests as Keras has it, by no step of its own."""
+    """Returns whether the model uses Keras's own `train_step` and `test_step`."""
     names = ("train_step", "test_step")
     return all(
         getattr(getattr(model, each), "__func__", None) is getattr(keras.Model, each)
@@ -83,7 +84,7 @@ def has_steps_of_keras(model) -> bool:
 
 
 def takes_labels(model) -> bool:
-    """Returns whether the model's loss is the cross-entropy of labels, not of probabilities."""
+    """Returns whether the loss is the cross-entropy of class indices, not of probabilities."""
     sparse = keras.losses.SparseCategoricalCrossentropy
     return model.loss == "sparse_categorical_crossentropy" or isinstance(model.loss, sparse)
 
@@ -94,12 +95,12 @@ def losses_of(model) -> list:
 
 
 def loss_weights_of(model):
-    """Returns the loss weights that the model was compiled with, as they were given; or None."""
+    """Returns the loss weights that the model was compiled with, unchanged; or None."""
     return model._compile_loss._user_loss_weights if model._compile_loss else None
 
 
 def loss_means_of(model) -> list:
-    """Returns the metrics in which Keras averages the losses: of all outputs, and of each."""
+    """Returns the metrics that average the total loss and the loss of each output."""
     outputs = model._compile_loss.metrics if model._compile_loss else []
     return [model._loss_tracker, *outputs]
 
@@ -112,7 +113,7 @@ def metrics_of(model) -> list:
 
 
 def is_synchronized(model) -> bool:
-    """Returns whether any batch normalization takes its statistics over all replicas."""
+    """Returns whether any batch normalization uses the statistics of all replicas."""
     return any(
         isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized
         for layer in layers_of(model)

@@ -1,4 +1,11 @@
-"""A Keras model as it is on one replica, without a strategy, while a step is traced."""
+"""A Keras model as one replica sees it, without a strategy, while a step is traced.
+
+Takes a model that was made in the scope of a strategy, and one of its replicas.
+
+    with as_replica(model, replica):                    # variables are those of the replica
+        with recorded(model, replica) as recording:     # gradients are kept, not applied
+            logs = model.train_step(batch)
+"""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -15,12 +22,12 @@ from tfaccel.keras_internals.variables import components, is_distributed
 
 @contextlib.contextmanager
 def as_replica(model, replica: Replica):
-    """Within the context, the model is as it would be on this replica without a strategy.
+    """Within the context, the model behaves on this replica as if there were no strategy.
 
-    Every Keras variable stands for the replica's own `tf.Variable`, so that reads and updates are
-    plain ones that XLA can compile, and `tf.distribute` answers as if no strategy were in scope, so
-    that Keras asks for no reduction. (Stock Keras puts the strategy's machinery inside the XLA
-    function, which raises: keras issues 18666 and 21366.)
+    Every Keras variable reads and assigns the `tf.Variable` of this replica, so XLA can compile the
+    step. `tf.distribute` reports that no strategy is in scope, so Keras asks for no reduction.
+    Stock Keras calls the strategy inside the XLA function, which raises an error (keras issues
+    18666 and 21366).
     """
     optimizers = [each for own in every_optimizer(model) for each in optimizers_of(own)]
     distributed = [(each, each._value) for each in variables_of(model) if is_distributed(each)]
@@ -29,7 +36,7 @@ def as_replica(model, replica: Replica):
     distribute_lib._push_per_thread_mode(default)
 
     def initialize(variable, value):
-        # Made while a step is traced: a layer that is not built, an optimizer's slots.
+        # Layers that were not built, and the slots of an optimizer, are made during the trace.
         with tf.init_scope(), strategy.scope():
             make_variable(variable, _lifted(value))
         if is_distributed(variable):
@@ -54,7 +61,7 @@ def as_replica(model, replica: Replica):
 
 @contextlib.contextmanager
 def without_strategy() -> Iterator[None]:
-    """Within the context, no strategy is in scope: a `tf.Variable` is one, on one device."""
+    """Within the context, no strategy is in scope: a new `tf.Variable` is on one device."""
     distribute_lib._push_per_thread_mode(distribute_lib._get_default_replica_mode())
     try:
         yield
@@ -63,7 +70,7 @@ def without_strategy() -> Iterator[None]:
 
 
 def _lifted(value):
-    """Returns a variable's first value as one that is known outside the traced function."""
+    """Returns the initial value of a variable as a value that is known outside the trace."""
     if callable(value) or not tf.is_tensor(value) or hasattr(value, "numpy"):
         return value
     known = tf.get_static_value(value)
@@ -71,11 +78,12 @@ def _lifted(value):
 
 
 def reset_metrics(model, replicas: Sequence[Replica]) -> None:
-    """Resets the metrics on this process's replicas, over which they are summed.
+    """Resets the metrics on the replicas of this process.
 
-    What is not reset to zero is the first replica's alone. Keras would have the strategy share each
-    value out, and read the variable for nothing: 3 ms for each between two epochs, in a profile of
-    two H100s (2026-11-24).
+    The value of a metric is the sum over its replicas. So a variable that is not reset to zero gets
+    its value on the first replica only. Keras would let the strategy distribute each value, and
+    would read the variable for nothing. That takes 3 ms for each variable between two epochs, in a
+    profile of two H100s (2026-11-24).
     """
     first = replicas[0]
     with tf.device(first.device), as_replica(model, first):
@@ -89,7 +97,7 @@ def reset_metrics(model, replicas: Sequence[Replica]) -> None:
 
 @contextlib.contextmanager
 def metrics_as(model, values: list[tf.Tensor]):
-    """Within the context, the metrics' variables read as `values`."""
+    """Within the context, the variables of the metrics read as `values`."""
     variables = model.metrics_variables
     own = [each._value for each in variables]
     try:

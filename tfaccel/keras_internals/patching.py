@@ -1,4 +1,4 @@
-"""An attribute of a class or module that has another value for a while."""
+"""Replaces an attribute of a class or module for a while."""
 
 import contextlib
 
@@ -13,5 +13,5 @@ def patched(owner, name: str, value):
     finally:
         if is_own:
             setattr(owner, name, original)
-        else:  # of a base class
+        else:  # a base class has it
             delattr(owner, name)

@@ -1,4 +1,11 @@
-"""What one replica's part of a step would change: gradients and assigned variables."""
+"""Records what the part of a step on one replica would change: gradients and assigned variables.
+
+Takes a model within `as_replica`; gives a Recording, from which tfaccel/step/ sums over replicas.
+
+    with as_replica(model, replica), recorded(model, replica) as recording:
+        model.train_step(batch)
+    gradients, changes = recording.take_gradients(), recording.assigned()
+"""
 
 import contextlib
 import functools
@@ -23,22 +30,26 @@ class Recording:
     """The gradients and assignments of a traced `train_step`.
 
     Attributes:
-      trained: the Keras variables that there are gradients of.
+      trained: The Keras variables that the gradients belong to.
     """
 
     def __init__(self):
-        """Starts empty."""
+        """Starts with no gradient and no assignment."""
         self.trained = []
         self._gradients = None
         self._before = {}
         self._is_paused = False
 
     def gradients(self, grads, variables) -> None:
-        """Takes what `optimizer.apply` is called with."""
+        """Keeps the gradients that `optimizer.apply` is called with.
+
+        Raises:
+          UserError: The step has applied gradients before.
+        """
         if self._gradients is not None:
             raise UserError(
-                "train_step applies gradients twice; with several replicas or accumulation it may "
-                "call self.optimizer.apply_gradients once"
+                "train_step applies gradients twice; with several replicas or accumulation it must "
+                "call self.optimizer.apply_gradients only once"
             )
         pairs = list(zip(grads, variables, strict=True))
         without = [variable.path for grad, variable in pairs if grad is None]
@@ -48,7 +59,7 @@ class Recording:
         self._gradients = [grad for grad, _ in pairs if grad is not None]
 
     def take_gradients(self) -> list[tf.Tensor]:
-        """Returns the gradients of `trained`, dense, and expects the next."""
+        """Returns the gradients of `trained`, dense, and forgets them."""
         grads, self._gradients = self._gradients or [], None
         return [tf.convert_to_tensor(each) for each in grads]
 
@@ -59,7 +70,7 @@ class Recording:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Within the context no assignment is noted: it is the same on every replica."""
+        """Within the context, assignments are not recorded: all replicas make the same ones."""
         self._is_paused = True
         try:
             yield
@@ -67,25 +78,30 @@ class Recording:
             self._is_paused = False
 
     def assigned(self) -> list[tuple]:
-        """Returns (Keras variable, value before) of what was assigned, in the order of it."""
+        """Returns (Keras variable, value before) of each assigned variable, in order."""
         return list(self._before.values())
 
 
 @contextlib.contextmanager
 def recorded(model, replica: Replica, *, apply: Callable | None = None):
-    """Within `as_replica`: gradients are kept instead of applied, assignments are noted.
+    """Within `as_replica`, keeps gradients instead of applying them, and records assignments.
 
-    Each replica draws its own random numbers (replica 0 those of a single device), and an optimizer
-    that is not the model's is refused: it would update this replica by its own gradients alone.
+    Each replica draws its own random numbers; replica 0 draws those of a single device. Another
+    optimizer than the model's raises an error, because it would update this replica with the
+    replica's own gradients only.
 
     Args:
-      model: whose step is traced.
-      replica: that it is traced for.
-      apply: what is done at once instead, of an optimizer, gradients and variables, wherever the
-        step applies gradients; None where it does so once, with the compiled optimizer.
+      model: The model of the traced step.
+      replica: The replica that the step is traced for.
+      apply: A function of an optimizer, gradients and variables. It is called wherever the step
+        applies gradients. None if the step applies gradients once, with the compiled optimizer.
 
     Yields:
       The Recording.
+
+    Raises:
+      UserError: The step applies gradients twice, uses another optimizer, masks its loss, or
+        assigns a variable that is not the model's.
     """
     recording = Recording()
     optimizers = [each for each in (model.optimizer,) if each is not None]
@@ -96,7 +112,7 @@ def recorded(model, replica: Replica, *, apply: Callable | None = None):
         variables = trainable_variables or optimizer._trainable_variables
         pairs = [each for each in zip(grads, variables, strict=True) if each[0] is not None]
         with recording.paused():
-            own = optimizer.__dict__.pop("apply")  # so that what applies them calls Keras's
+            own = optimizer.__dict__.pop("apply")  # so that `apply` reaches Keras's own
             try:
                 apply(optimizer, [grad for grad, _ in pairs], [each for _, each in pairs])
             finally:
@@ -109,17 +125,17 @@ def recorded(model, replica: Replica, *, apply: Callable | None = None):
 
     def refuse(optimizer, *_args, **_kwargs):
         raise UserError(
-            f"train_step uses the optimizer {optimizer.name}, which is not self.optimizer; on "
-            "several replicas let it be an attribute of the model before run.compile, and use no "
-            "accumulation with it: or use one replica"
+            f"train_step uses the optimizer {optimizer.name}, which is not self.optimizer; for "
+            "several replicas, make it an attribute of the model before run.compile and use no "
+            "accumulation; or use one replica"
         )
 
     def note_and_assign(variable, value):
         if replica.num_replicas > 1 and id(variable) not in own_variables:
             raise UserError(
-                f"the step changes the variable {variable.path}, which is not the model's: all "
-                "replicas would share it; let a layer made in the scope hold it (for random "
-                "numbers: self.seed_generator = keras.random.SeedGenerator())"
+                f"the step changes the variable {variable.path}, which is not the model's, so all "
+                "replicas would share it; make it in a layer, in the scope (for random numbers: "
+                "self.seed_generator = keras.random.SeedGenerator())"
             )
         recording.before(variable)
         return direct_assign(variable, value)
@@ -142,7 +158,7 @@ def recorded(model, replica: Replica, *, apply: Callable | None = None):
         patches.enter_context(losses_reduced_by(in_parts))
         counted = functools.partial(_counted_in_parts, trust=trust)
         patches.enter_context(means_updated_by(counted))
-        for each in optimizers:  # past Keras's tracking of attributes
+        for each in optimizers:  # Keras does not track entries of __dict__
             each.__dict__["apply"] = functools.partial(apply_at_once, each) if apply else keep
             patches.callback(each.__dict__.pop, "apply")
         yield recording
@@ -150,7 +166,7 @@ def recorded(model, replica: Replica, *, apply: Callable | None = None):
 
 @contextlib.contextmanager
 def noted(variables: list) -> Iterator[Recording]:
-    """Within `as_replica`: the values that these variables have before they are assigned are kept.
+    """Within `as_replica`, keeps the values that these variables have before they are assigned.
 
     Yields:
       The Recording, without gradients.
@@ -161,7 +177,7 @@ def noted(variables: list) -> Iterator[Recording]:
 
     def note_and_assign(variable, value):
         if id(variable) in wanted:
-            with graph.as_default():  # a layer may assign inside a tf.cond, and that is another
+            with graph.as_default():  # a layer may assign in a tf.cond, which has its own graph
                 recording.before(variable)
         return direct_assign(variable, value)
 
@@ -170,34 +186,38 @@ def noted(variables: list) -> Iterator[Recording]:
 
 
 class _Trust:
-    """Says, once of each kind, what a user's function makes of all the rows that it is given."""
+    """Warns if a user's loss or metric returns one number for many rows, once for each kind."""
 
     def __init__(self, *, says: bool):
         self._said = set() if says else {"loss", "metric"}
 
     def check(self, kind: str, values) -> None:
-        """Takes what a function gave for a part of a batch."""
+        """Checks what a function returned for a part of a batch."""
         if len(values.shape) > 0 or kind in self._said:
             return
         self._said.add(kind)
         log.warning(
-            "step: a %s is one number for all the rows it is given, here those of a part of the "
-            "batch: right if it is the mean of what each row gives, wrong of anything else (a Dice "
-            "of the whole batch, say); let it return a number for each row",
+            "step: a %s returns one number for all rows of a part of the batch. That is right if "
+            "the number is a mean over rows, and wrong otherwise (for example a Dice of the whole "
+            "batch). Let it return one number for each row",
             kind,
         )
 
 
 def _reduced_in_parts(reduce_weighted_values: Callable, trust: _Trust) -> Callable:
-    """Returns Keras's reduction of a loss, which divides by rows, and by nothing else."""
+    """Returns Keras's reduction of a loss, which raises UserError for a masked loss.
+
+    Keras divides a loss without a mask by the number of rows, so the means of parts can be summed.
+    """
 
     @functools.wraps(reduce_weighted_values)
     def reduce(values, sample_weight=None, mask=None, **settings):
         if mask is not None:
             raise UserError(
-                "a loss is masked (by ignore_class, mask_zero or a Masking layer): Keras divides "
-                "it by the elements that count, which parts of a batch have unequally; with "
-                "several replicas or accumulation give sample_weight instead, or use one replica"
+                "a loss is masked (by ignore_class, mask_zero or a Masking layer). Keras divides "
+                "it by the number of elements that count, which differs between parts of a batch; "
+                "with several replicas or accumulation, use sample_weight instead of the mask, or "
+                "use one replica"
             )
         trust.check("loss", values)
         return reduce_weighted_values(values, sample_weight, mask, **settings)
@@ -206,7 +226,7 @@ def _reduced_in_parts(reduce_weighted_values: Callable, trust: _Trust) -> Callab
 
 
 def _counted_in_parts(update_state: Callable, trust: _Trust) -> Callable:
-    """Returns `Mean.update_state`, which looks at what functions give."""
+    """Returns `Mean.update_state`, which also checks what functions return."""
 
     def update(metric, values, sample_weight=None):
         if isinstance(metric, keras.metrics.MeanMetricWrapper):

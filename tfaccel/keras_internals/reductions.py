@@ -1,4 +1,4 @@
-"""How Keras reduces losses and updates metrics, and what replaces it while a step is traced."""
+"""Replaces how Keras reduces losses and updates metrics, while a step is traced."""
 
 import contextlib
 import functools
@@ -12,55 +12,55 @@ from keras.src.trainers.compile_utils import MetricsList
 
 from tfaccel.keras_internals.patching import patched
 
-# The modules of the metrics that count values, and not rows.
+# The modules of Keras's metrics that count single values instead of rows.
 COUNTS_VALUES = {"keras.src.metrics.confusion_metrics", "keras.src.metrics.iou_metrics"}
 
 
 def losses_reduced_by(wrap: Callable) -> contextlib.AbstractContextManager:
-    """Returns a context in which Keras reduces the values of every loss in another way.
+    """Returns a context in which another function reduces the values of every loss.
 
     Args:
-      wrap: from Keras's function of (values, sample_weight, mask, reduction, dtype) to the one that
-        replaces it.
+      wrap: A function from Keras's function of (values, sample_weight, mask, reduction, dtype) to
+        the function that replaces it.
     """
     return patched(keras_loss, "reduce_weighted_values", wrap(keras_loss.reduce_weighted_values))
 
 
 def means_updated_by(wrap: Callable) -> contextlib.AbstractContextManager:
-    """Returns a context in which means, of losses and of functions, are updated in another way.
+    """Returns a context in which another function updates the means of losses and of functions.
 
     Args:
-      wrap: from Keras's `Mean.update_state(metric, values, sample_weight=None)` to the one that
-        replaces it.
+      wrap: A function from Keras's `Mean.update_state(metric, values, sample_weight=None)` to the
+        function that replaces it.
     """
     return patched(keras.metrics.Mean, "update_state", wrap(keras.metrics.Mean.update_state))
 
 
 def metrics_updated_by(update: Callable) -> contextlib.AbstractContextManager:
-    """Returns a context in which a function updates all metrics of an output.
+    """Returns a context in which another function updates the metrics of each output.
 
     Args:
-      update: a function of (the metrics, y_true, y_pred, sample_weight=None); `.metrics` of its
-        first argument lists them.
+      update: A function of (metrics, y_true, y_pred, sample_weight=None). `metrics.metrics` lists
+        the metrics of the output.
     """
     return patched(MetricsList, "update_state", update)
 
 
 def mask_of(tensor: tf.Tensor) -> tf.Tensor | None:
-    """Returns the mask that the layer of a tensor computed, or None."""
+    """Returns the mask that a layer computed for its output; None without a mask."""
     return get_keras_mask(tensor)
 
 
 def counts_values(metric: keras.metrics.Metric) -> bool:
-    """Returns whether a metric of Keras, or its subclass, counts values instead of rows."""
+    """Returns whether a metric counts single values instead of rows."""
     return any(each.__module__ in COUNTS_VALUES for each in type(metric).__mro__)
 
 
 def weighing_by_row(reduce_weighted_values: Callable) -> Callable:
-    """Returns Keras's reduction of a loss, in which a weight per row weighs all of a row's values.
+    """Returns Keras's reduction of a loss, in which the weight of a row applies to all its values.
 
-    Keras lines up weights [rows] with the last axis of values [rows, height, width]: an error, or a
-    wrong loss where there are as many rows as columns.
+    Keras aligns weights [rows] with the last axis of values [rows, height, width]. That raises an
+    error, or gives a wrong loss if there are as many rows as columns.
     """
 
     @functools.wraps(reduce_weighted_values)
@@ -71,11 +71,11 @@ def weighing_by_row(reduce_weighted_values: Callable) -> Callable:
 
 
 def by_row(sample_weight, values):
-    """Returns weights of a loss's values: [rows] with as many axes as they have."""
+    """Returns weights [rows] with as many axes as the values; other weights unchanged."""
     is_per_row = sample_weight is not None and len(sample_weight.shape) == 1
     return with_rank(sample_weight, values) if is_per_row else sample_weight
 
 
 def with_rank(rows: tf.Tensor, like) -> tf.Tensor:
-    """Returns [rows] as [rows, 1, ...], with as many axes as another tensor has."""
+    """Returns [rows] as [rows, 1, ...], with as many axes as `like`."""
     return tf.reshape(rows, [-1] + [1] * (len(like.shape) - 1))

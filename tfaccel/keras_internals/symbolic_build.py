@@ -1,4 +1,4 @@
-"""A model's weights and metrics, made from the specs of a batch instead of a batch."""
+"""Builds a model's weights and metrics from the specs of a batch, so that no batch is drawn."""
 
 import logging
 import types
@@ -27,12 +27,13 @@ OF_ANY_SIZE = (tf.RaggedTensor, tf.SparseTensor, tf.RaggedTensorSpec, tf.SparseT
 def build_from_specs(model, *, change: Callable) -> None:
     """Replaces the model's `_maybe_symbolic_build`, so that Keras draws no batch to build it.
 
-    Keras's draws one from an iterator that it throws away, which starts a pipeline for nothing, and
-    cannot take the per-replica values of several workers (keras issue 20585).
+    Keras draws one from an iterator that it drops afterwards. That starts a pipeline for nothing,
+    and it fails with the per-replica values of several workers (keras issue 20585).
 
     Args:
-      model: compiled.
-      change: from the specs of a batch (or the batch) to those of what the step makes of it.
+      model: The compiled model.
+      change: A function from the specs of a batch, or from a batch, to those of the batch that the
+        step makes of it.
     """
     by_batch = types.MethodType(type(model)._maybe_symbolic_build, model)
 
@@ -45,7 +46,7 @@ def build_from_specs(model, *, change: Callable) -> None:
             specs = _first_batch(model, iterator)
         _note_inputs(model, specs)
         if any(isinstance(each, OF_ANY_SIZE) for each in tf.nest.flatten(specs)):
-            # Of these Keras makes dense symbols, which the model need not take.
+            # Keras would make dense symbols, which the model may not accept.
             if not _is_built(model):
                 _trace_once(model, specs)
         elif iterator is None:
@@ -68,7 +69,7 @@ def build_from_specs(model, *, change: Callable) -> None:
             model._symbolic_build(data_batch=change(specs))
 
     def build_by_step(iterator, batch):
-        # As stock Keras does without a strategy. `call` may be missing, or take something else.
+        # Stock Keras does so without a strategy. `call` may be missing, or take other arguments.
         specs = batch if iterator is None else specs_of(iterator)
         known = iterator is None or _are_known(specs)
         if known:
@@ -76,21 +77,19 @@ def build_from_specs(model, *, change: Callable) -> None:
         if _is_built(model):
             return
         if iterator is not None:
-            # A generator's batch would be lost: it is drawn only where nothing else is known.
+            # The batch of a generator is lost then, so it is drawn only if the specs are unknown.
             batch = specs if known else _first_batch(model, iterator)
             _note_inputs(model, batch)
         _trace_once(model, change(batch))
         metrics = model._compile_metrics
         if metrics is not None and not metrics.built and inputs_of(model):
-            build_by_call(
-                batch
-            )  # a step that leaves them alone: Keras still asks for their results
+            build_by_call(batch)  # the step ignores the metrics, but Keras asks for results
         if every_optimizer(model) == [model.optimizer] and not model.optimizer.built:
-            with model.distribute_strategy.scope():  # that no step has used yet
+            with model.distribute_strategy.scope():  # the step has not used the optimizer
                 model.optimizer.build(model.trainable_variables)
 
     def adopt_metrics():
-        # `run.compile(model, metrics=[keras.metrics.AUC()])` makes one outside the scope.
+        # In `run.compile(model, metrics=[keras.metrics.AUC()])` the AUC is made outside the scope.
         for variable in model.metrics_variables:
             if not is_distributed(variable):
                 adopt(variable, model.distribute_strategy)
@@ -98,16 +97,16 @@ def build_from_specs(model, *, change: Callable) -> None:
     model._maybe_symbolic_build = build
 
 
-_TRAINED_ON = weakref.WeakKeyDictionary()  # specs, by the model
+_TRAINED_ON = weakref.WeakKeyDictionary()  # from a model to the specs of its inputs
 
 
 def trained_on(model):
-    """Returns the `tf.TypeSpec`s of the x that `fit` or `evaluate` gave last; None if none did."""
+    """Returns the `tf.TypeSpec`s of the last x of `fit` or `evaluate`; None before the first."""
     return _TRAINED_ON.get(model)
 
 
 def _note_inputs(model, batch) -> None:
-    """Notes what the model is given: a batch, or its specs."""
+    """Notes the specs of the inputs in a batch, or in the specs of a batch."""
     x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
     if x is not None:
         _TRAINED_ON[model] = tf.nest.map_structure(_spec_of, x)
@@ -123,7 +122,7 @@ def _spec_of(value):
 
 
 def _is_built(model) -> bool:
-    """Returns whether all is there that a step of the model's own makes as it is first traced."""
+    """Returns whether everything exists that a step of the model's own makes in its first trace."""
     compiled = (model._compile_loss, model._compile_metrics)
     layers = layers_of(model, include_self=False)
     return (
@@ -134,9 +133,9 @@ def _is_built(model) -> bool:
 
 
 def _trace_once(model, batch) -> None:
-    """Traces a step that is never run: what it makes is there before the first one.
+    """Traces a step that never runs, so that all its variables exist before the first step.
 
-    So a checkpoint can be put back. What fails here fails in the step itself, which says why.
+    A checkpoint can then be restored. If the trace fails, the step itself fails, too, and says why.
     """
     specs = tf.nest.map_structure(_spec_of, batch)
     step = model.test_step if model.optimizer is None else model.train_step
@@ -147,7 +146,7 @@ def _trace_once(model, batch) -> None:
             with as_replica(model, replica):
                 step(inputs)
         except Exception as error:
-            log.debug("step: it makes its variables as it runs, because of %s", error)
+            log.debug("step: no trace of it before it first runs: %s", error)
 
 
 def _of_one_replica(spec):
@@ -167,12 +166,12 @@ def _placeholder(spec):
 
 
 def _are_known(specs) -> bool:
-    """Returns whether the specs of a batch say what a model gets."""
+    """Returns whether the specs of a batch have a known number of axes."""
     return all(each is None or each.shape.rank is not None for each in tf.nest.flatten(specs))
 
 
 def _first_batch(model, iterator: Iterator):
-    """Draws a batch, for its shapes: a generator's are not known before."""
+    """Draws a batch for its shapes, because those of a generator are not known before."""
     for _, _, batches in iterator:
         replicas = len(model.distribute_strategy.extended.worker_devices)
         return local_batches(model.distribute_strategy, next(batches), replicas)[0]

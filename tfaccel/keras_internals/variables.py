@@ -1,4 +1,4 @@
-"""A Keras variable that was made in a strategy's scope: its parts, one for each replica."""
+"""The values of a Keras variable: one `tf.Variable`, or one for each replica of this process."""
 
 from collections.abc import Callable
 
@@ -8,22 +8,22 @@ from tensorflow.python.distribute.values import DistributedVariable
 
 
 def value_of(variable):
-    """Returns what a Keras variable reads as: a `tf.Variable`, a strategy's, or a tensor."""
+    """Returns what a Keras variable reads: its `tf.Variable`, that of a strategy, or a tensor."""
     return variable._value
 
 
 def is_distributed(variable) -> bool:
-    """Returns whether a Keras variable was made in a strategy's scope."""
+    """Returns whether a Keras variable was made in the scope of a strategy."""
     return isinstance(variable._value, tf.distribute.DistributedValues)
 
 
 def components(variable) -> tuple:
-    """Returns a Keras variable's `tf.Variable` on each of this process's replicas."""
+    """Returns the `tf.Variable` of a Keras variable on each replica of this process."""
     return variable._value.values if is_distributed(variable) else (variable._value,)
 
 
 def adopt(variable, strategy: tf.distribute.Strategy) -> None:
-    """Makes a Keras variable again in the strategy's scope, with the value that it has."""
+    """Makes a Keras variable again in the scope of a strategy, and keeps its value."""
     value = keras.ops.convert_to_numpy(variable)
     with strategy.scope():
         variable._initialize(value)
@@ -33,7 +33,8 @@ def _number_of(kind: type) -> Callable:
     return lambda variable: kind(variable.numpy())
 
 
-# Callbacks read `float(model.optimizer.learning_rate)`, which a variable has, and a strategy's not.
+# Callbacks call `float(model.optimizer.learning_rate)`, but a variable of a strategy lacks
+# `__float__`.
 for _name, _kind in (("__float__", float), ("__int__", int)):
     if not hasattr(DistributedVariable, _name):
         setattr(DistributedVariable, _name, _number_of(_kind))
