@@ -889,6 +889,6 @@ def test_what_is_made_of_all_rows_together_is_taken_on_trust_and_that_is_said(
     model = compiled(small, num_replicas, optimizer="sgd", config=config, xla=False, **settings)
     with caplog.at_level("WARNING"):
         model.train_on_batch(X[:5], X[:5])
-    is_said = [each for each in ("loss", "metric") if f"a {each} is one number" in caplog.text]
+    is_said = [each for each in ("loss", "metric") if f"a {each} returns one number" in caplog.text]
     assert is_said == said
     assert caplog.text.count("returns one number for all rows") == len(said)
