@@ -46,7 +46,11 @@ def test_readme_names_the_versions_of_pyproject():
     (pinned,) = re.findall(r"TensorFlow (\S+), Keras (\S+) and DALI (\S+) are pinned", readme)
     names = ("tensorflow", "keras", "nvidia-dali-cuda120")
     assert [minor_alone(each) for each in pinned] == [RANGES[each] for each in names]
-    first, last = re.search(r"Python (3\.\d+) to 3\.(\d+)", readme).groups()
+
+
+@pytest.mark.parametrize("file", ["README.md", ".ci/run"])
+def test_the_versions_of_python_are_those_of_pyproject(file):
+    first, last = re.search(r"Python (3\.\d+) to 3\.(\d+)", (ROOT / file).read_text()).groups()
     assert SpecifierSet(PROJECT["requires-python"]) == SpecifierSet(f">={first},<3.{int(last) + 1}")
 
 
