@@ -1,1 +1,1 @@
-"""Commands that examine a machine, a script, an experiment or a run, and report what they find."""
+"""Commands that check a machine, a script, an experiment or a run, and report what they find."""
