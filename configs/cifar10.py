@@ -44,9 +44,9 @@ of Keras:
 """
 
 import ml_collections
+from tfaccel.presets import preset_fields
 
 from tfaccel.config import default_config, is_smoke
-from tfaccel.config.presets import preset_fields
 
 MOMENTUM = 0.85
 

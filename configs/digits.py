@@ -1,4 +1,4 @@
-"""Handwritten digits that tfaccel contains: 1,437 training images of 8 x 8 pixels, on any machine.
+"""The handwritten digits that tfaccel contains: 1,437 training images of 8 x 8 pixels.
 
     uv run tfaccel train --config=configs/digits.py
 
@@ -7,9 +7,9 @@ rounds differently, the result is 98.6%, which is one image less.
 """
 
 import ml_collections
+from tfaccel.presets import preset_fields
 
 from tfaccel.config import default_config, is_smoke
-from tfaccel.config.presets import preset_fields
 
 
 def get_config(size: str = "") -> ml_collections.ConfigDict:

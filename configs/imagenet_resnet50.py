@@ -22,9 +22,9 @@ This version has not been trained to the end, so no accuracy is known.
 """
 
 import ml_collections
+from tfaccel.presets import preset_fields
 
 from tfaccel.config import default_config, is_smoke
-from tfaccel.config.presets import preset_fields
 
 
 def get_config(size: str = "") -> ml_collections.ConfigDict:

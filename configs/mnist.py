@@ -9,9 +9,9 @@ images/s; with one step in each execution, it would be 385,000.
 """
 
 import ml_collections
+from tfaccel.presets import preset_fields
 
 from tfaccel.config import default_config, is_smoke
-from tfaccel.config.presets import preset_fields
 
 
 def get_config(size: str = "") -> ml_collections.ConfigDict:

@@ -11,9 +11,9 @@ them, and so must `test/blurry` and `test/sharp`.
 """
 
 import ml_collections
+from tfaccel.presets import preset_fields
 
 from tfaccel.config import default_config, is_smoke
-from tfaccel.config.presets import preset_fields
 from tfaccel.data.blurred import ensure_blurred
 
 

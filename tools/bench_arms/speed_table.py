@@ -1,6 +1,7 @@
-"""The results in the JSON files of tools/bench.py, as a Markdown table.
+"""The results in the JSON files of tools/bench.py, as Markdown tables.
 
-The table has a line for each row and each machine on which the row ran.
+The long table has a line for each row and each machine on which the row ran. The short one, for
+README.md, has a line for each row.
 
     print(speed_table(make_rows(batch=256), pathlib.Path("tools/results")))
 """
@@ -8,7 +9,7 @@ The table has a line for each row and each machine on which the row ran.
 import itertools
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from bench_arms.rows import Row
 
@@ -18,28 +19,31 @@ GPUS = ("H100", "H200")  # the columns of the short table
 
 def speed_table(rows: Sequence[Row], folder: pathlib.Path) -> str:
     """Returns the table of all rows; a row without a file is "not run"."""
-    files = sorted(folder.glob("speed-*.json"))
-    results = [json.loads(each.read_text()) for each in files]
     lines = [HEADER]
-    for row in rows:
-        own = [each for each in results if (each["row"], each["gpus"]) == (row.name, row.gpus)]
-        lines += [_line(row, each) for each in own] or [_line(row, {"not run": ""})]
+    for row, results in _results_of(rows, folder):
+        lines += [_line(row, each) for each in results or [{"not run": ""}]]
     return "\n".join(lines)
 
 
 def short_lines(rows: Sequence[Row], folder: pathlib.Path) -> str:
     """Returns a line of README's table for each row that was measured: its ratio on each GPU."""
-    results = [json.loads(each.read_text()) for each in sorted(folder.glob("speed-*.json"))]
     lines = []
-    for row in rows:
-        own = [each for each in results if (each["row"], each["gpus"]) == (row.name, row.gpus)]
+    for row, results in _results_of(rows, folder):
         cells = [
-            ", ".join(_measured(row, each) for each in own if gpu in each["hardware"])
+            ", ".join(_measured(row, each) for each in results if gpu in each["hardware"])
             for gpu in GPUS
         ]
-        if own:
+        if results:
             lines.append(f"| {row.compared} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _results_of(rows: Sequence[Row], folder: pathlib.Path) -> Iterator[tuple[Row, list[dict]]]:
+    """Yields each row with its results, in the order of the names of their files."""
+    results = [json.loads(each.read_text()) for each in sorted(folder.glob("speed-*.json"))]
+    for row in rows:
+        key = row.name, row.gpus
+        yield row, [each for each in results if (each["row"], each["gpus"]) == key]
 
 
 def _line(row: Row, result: dict) -> str:
