@@ -38,7 +38,7 @@ NEAR, FAR = 0.8, 0.5
 # Starts a variant's process and trains its first steps. The int is added to the config's seed.
 Start = Callable[[Variant, int], ArmProcess]
 Plan = Callable[[Levels, Callable[[], Variant], bool], Generator[Variant, str, None]]
-# The loader bounds the step if the step waits for its batches for more than this share of the time.
+# The loader limits the step if the step waits for its batches for more than this share of the time.
 STARVED = 0.5
 NO_TIME = "the time was over"
 
