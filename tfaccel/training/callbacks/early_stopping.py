@@ -1,7 +1,7 @@
-"""Early stopping, and Keras's own callbacks of its kind: what is infinite or NaN is never the best.
+"""Early stopping, and Keras's callbacks that keep a best value: infinity and NaN are never best.
 
-Takes the callbacks of a `fit`; within the context those that compare a metric with their best one
-go on as in an epoch without improvement.
+Takes the callbacks of a `fit`. Within the context, callbacks that compare a metric with its best
+value treat an infinite or NaN metric as no improvement.
 
     with never_best([keras.callbacks.ModelCheckpoint("best.keras", save_best_only=True)]):
         model.fit(...)
@@ -21,48 +21,48 @@ log = logging.getLogger("tfaccel")
 
 @contextlib.contextmanager
 def never_best(callbacks: list[keras.callbacks.Callback]) -> Iterator[None]:
-    """Within the context, no metric that is infinite or NaN is the best of these callbacks.
+    """Within the context, these callbacks never take an infinite or NaN metric for the best.
 
-    Keras 3.15 takes the first one for the best whatever it is, and no number is less or greater
-    than NaN: EarlyStopping then stops and restores it, ModelCheckpoint keeps it, and
-    ReduceLROnPlateau lowers the learning rate for good.
+    Keras 3.15 takes the first value for the best, whatever it is, and no number is less or greater
+    than NaN. EarlyStopping then stops and restores that epoch's weights, ModelCheckpoint keeps
+    them, and ReduceLROnPlateau lowers the learning rate for good.
 
     Args:
-      callbacks: any; those that monitor nothing stay as they are.
+      callbacks: any; callbacks that monitor nothing stay as they are.
     """
     monitors = [each for each in callbacks if isinstance(each, MonitorCallback)]
     with contextlib.ExitStack() as stack:
         for each in monitors:
             own = vars(each).get("_is_improvement")
-            compare = functools.partial(_compare, each, each._is_improvement, said=set())
+            compare = functools.partial(_compare, each, each._is_improvement, warned=set())
             each._is_improvement = compare
-            stack.callback(_put_back, each, own)
+            stack.callback(_restore, each, own)
         yield
 
 
-def _compare(callback, is_improvement, value, reference, *, said: set) -> bool:
+def _compare(callback, is_improvement, value, reference, *, warned: set) -> bool:
     if value is None or math.isfinite(value):
         return is_improvement(value, reference)
-    if not said:
-        said.add(value)
+    if not warned:
+        warned.add(value)
         log.warning(
-            "%s: %s is %s, which is never the best",
+            "%s: %s is %s, which never counts as the best",
             *(type(callback).__name__, callback.monitor, value),
         )
     return False
 
 
-def _put_back(callback, own) -> None:
+def _restore(callback, own) -> None:
     del callback._is_improvement
-    if own is not None:  # of a `fit` that this one is within
+    if own is not None:  # set by a `fit` that this one runs within
         callback._is_improvement = own
 
 
 class EarlyStopping(keras.callbacks.EarlyStopping):
-    """Keras's, but an epoch whose metric is not finite counts as one without improvement.
+    """Keras's EarlyStopping, in which an infinite or NaN metric counts as no improvement.
 
-    Keras 3.15 takes the first epoch's metric for the best whatever it is. No later number is less
-    or greater than NaN, so that it stops, and restores the weights of that epoch.
+    Keras 3.15 takes the first epoch's metric for the best, whatever it is. No later number is less
+    or greater than NaN, so Keras stops and restores the weights of that epoch.
     """
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
@@ -71,8 +71,10 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
         if value is None or math.isfinite(value) or epoch < self.start_from_epoch:
             super().on_epoch_end(epoch, logs)
             return
-        log.warning("early stopping: %s is %s, which is never the best", self.monitor, value)
+        log.warning(
+            "early stopping: %s is %s, which never counts as the best", self.monitor, value
+        )
         self.wait += 1
-        if self.wait >= self.patience and epoch > 0:  # as Keras does
+        if self.wait >= self.patience and epoch > 0:  # Keras's own condition
             self.stopped_epoch = epoch
             self.model.stop_training = True
