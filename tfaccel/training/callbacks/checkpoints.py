@@ -90,14 +90,7 @@ class Checkpoints(keras.callbacks.Callback):
     def begin(
         self, model, loader: Loader, others: list, stop: StopSignals, config: StepConfig
     ) -> Beginning:
-        """Returns where this `fit` begins, and sets the loader to that place.
-
-        Args:
-          model: the model of `fit`.
-          loader: the training data.
-          others: the other callbacks of `fit`.
-          stop: tells whether a signal asked to stop.
-          config: the step's settings.
+        """Returns where the `fit` with these arguments begins, and sets the loader to that place.
 
         Raises:
           UserError: training cannot resume from the newest checkpoint.
