@@ -115,7 +115,7 @@ class EpochOrder(keras.callbacks.Callback):
         return kind(adapter, self)
 
     def place(self) -> tuple[int, int]:
-        """Returns the number of the pass over the data, and its batch with which the epoch begins."""
+        """Returns the pass over the data, and the index of the epoch's first batch in that pass."""
         return self._cut.place(self.number, self._cut.num_batches)
 
 

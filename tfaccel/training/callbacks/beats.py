@@ -34,7 +34,7 @@ class Beats(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         """Forgets what was compiled, because every `fit` traces and compiles again."""
         self._compiled.clear()
-        # Read it here: an `evaluate` within `fit` sets its own. A user's CallbackList may have none.
+        # Read it here: `evaluate` within `fit` sets its own. A user's CallbackList may have none.
         self._num_batches = (self.params or {}).get("steps")
         progress.beat("start")
 

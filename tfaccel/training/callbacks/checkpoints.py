@@ -120,7 +120,7 @@ class Checkpoints(keras.callbacks.Callback):
         self._logs, self._counted = beginning.state["logs"], state_lib.metrics_in(beginning.arrays)
 
     def end(self) -> None:
-        """Waits until all is on the disk. Stops all workers if a signal came after the last step."""
+        """Waits until all is on the disk. Stops all workers if a signal followed the last step."""
         self._doing = "end"
         self._wait_together()
         if self.is_chief:

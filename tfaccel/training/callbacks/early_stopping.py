@@ -71,9 +71,7 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
         if value is None or math.isfinite(value) or epoch < self.start_from_epoch:
             super().on_epoch_end(epoch, logs)
             return
-        log.warning(
-            "early stopping: %s is %s, which never counts as the best", self.monitor, value
-        )
+        log.warning("early stopping: %s is %s, which never counts as the best", self.monitor, value)
         self.wait += 1
         if self.wait >= self.patience and epoch > 0:  # Keras's own condition
             self.stopped_epoch = epoch

@@ -1,8 +1,8 @@
 """Calls a function when `fit` begins, once the model is built.
 
-    look = FirstLook(lambda model, train, test: ...)
-    look.reads = train, test
-    model.fit(train, validation_data=test, callbacks=[look])
+look = FirstLook(lambda model, train, test: ...)
+look.reads = train, test
+model.fit(train, validation_data=test, callbacks=[look])
 """
 
 from collections.abc import Callable

@@ -122,7 +122,7 @@ def is_ours(folder: pathlib.Path) -> bool:
 
 
 def remove(folder: pathlib.Path) -> None:
-    """Removes a checkpoint of tfaccel. If the process is killed meanwhile, the rest is unfinished."""
+    """Removes a checkpoint of tfaccel. If the process is killed, an unfinished folder is left."""
     unfinished = unfinished_path(folder)
     remove_unfinished(unfinished)  # an earlier process with the same number may have left it
     os.rename(folder, unfinished)
@@ -154,7 +154,7 @@ def _holds_only_our_files(folder: pathlib.Path) -> bool:
 
 
 def to_disk(path: pathlib.Path) -> None:
-    """Flushes a file's bytes, or a folder's names, to the disk, so that they survive a power cut."""
+    """Flushes a file's bytes or a folder's names to the disk, to survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

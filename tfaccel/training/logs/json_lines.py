@@ -101,7 +101,7 @@ def _line(record: dict) -> bytes:
 
 
 def _stays(record: dict, *, step: int, epoch: int) -> bool:
-    """Returns whether a run that resumes after `step` and `epoch` complete epochs keeps a record."""
+    """Returns whether a resume after `step`, with `epoch` complete epochs, keeps a record."""
     if record["record"] == "epoch":
         return record["epoch"] <= epoch
     return record["step"] <= step

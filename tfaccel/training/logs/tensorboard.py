@@ -135,7 +135,7 @@ def _read(path: pathlib.Path) -> Iterator[tuple[bytes, Event]]:
 
 
 def _stays(event: Event, *, step: int, epoch: int) -> bool:
-    """Returns whether a run that resumes after `step` and `epoch` complete epochs keeps an event."""
+    """Returns whether a resume after `step`, with `epoch` complete epochs, keeps an event."""
     for value in event.summary.value:
         if value.tag == EPOCH:
             return float(tensor_util.make_ndarray(value.tensor)) <= epoch
