@@ -317,7 +317,9 @@ def test_examples_one_by_one_are_refused(setup):
     with run.scope():
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     run.compile(model, "sgd", "mse")
-    with pytest.raises(tfaccel.UserError, match=r"shapes \(3,\), \(\); give it in batches"):
+    with pytest.raises(
+        tfaccel.UserError, match=r"not batched: .* shapes \(3,\), \(\); call dataset.batch"
+    ):
         model.fit(examples, verbose=0)
     model.fit(examples.batch(4), verbose=0)
 

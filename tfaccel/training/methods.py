@@ -261,8 +261,8 @@ def _silent_off_chief(method: Callable, *, cluster: Cluster) -> Callable:
     signature = inspect.signature(method)
     if cluster.num_workers == 1:
         return method
-    chiefs = 1 if sys.stdout.isatty() else 2  # a bar, or a line for each epoch
-    usual = chiefs if cluster.is_chief else 0
+    on_chief = 1 if sys.stdout.isatty() else 2  # a bar, or a line for each epoch
+    usual = on_chief if cluster.is_chief else 0
 
     @functools.wraps(method)
     def wrapper(*args, **kwargs):

@@ -15,6 +15,7 @@ from collections.abc import Callable
 import keras
 
 from tfaccel.common.errors import UserError
+from tfaccel.common.tables import counted
 from tfaccel.config import StepConfig
 from tfaccel.data.distribute import Loader
 from tfaccel.process.signals import StopSignals
@@ -81,7 +82,7 @@ def _check_epochs(epochs: int, loader: Loader, found: Checkpoints) -> None:
     """Raises UserError if the checkpoint has more steps than `epochs` epochs."""
     begun, steps = divmod(loader.next_position, loader.num_batches)
     if loader.next_position > epochs * loader.num_batches:
-        done = f"{begun} epochs and {steps} steps" if steps else f"{begun} epochs"
+        done = counted(begun, "epoch") + (f" and {counted(steps, 'step')}" if steps else "")
         raise UserError(
             f"epochs={epochs}, but the checkpoint in {found.store.folder} has trained {done}; "
             f"set epochs to {begun + bool(steps)} or more, or give another folder"
