@@ -244,8 +244,8 @@ def test_a_writer_that_fails_is_named_once_and_training_goes_on(folder, caplog):
     assert len(other.places) == 6
     said = [each for each in caplog.messages if "metrics.txt" in each]
     assert said == [
-        "logs: metrics.txt cannot be written (No space left on device); training continues, and each "
-        "new record tries again"
+        "logs: metrics.txt cannot be written (No space left on device); training continues, and "
+        "each new record tries again"
     ]
 
 
