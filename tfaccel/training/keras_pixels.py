@@ -75,8 +75,7 @@ _FAMILIES = (
 def trained_on(name: str) -> Pixels | None:
     """Returns the pixels of a network's ImageNet weights; None for an unknown network.
 
-    Args:
-      name: of a constructor ("ResNet50") or of its model ("mobilenetv2_1.00_224").
+    The name is that of a constructor ("ResNet50") or of its model ("mobilenetv2_1.00_224").
     """
     plain = re.sub(r"[^a-z0-9]", "", name.lower())
     return next((pixels for each, pixels in _FAMILIES if re.fullmatch(each, plain)), None)

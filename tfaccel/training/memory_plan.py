@@ -27,6 +27,7 @@ from tfaccel.keras_internals.float32_layers import policy_of
 from tfaccel.process.out_of_memory import asked_bytes, is_out_of_memory, leaves_its_cause_to_the_log
 from tfaccel.runtime.devices import Device
 from tfaccel.runtime.gpu_usage import GpuUsage
+from tfaccel.training.checkpoint.state import bytes_of
 
 # The part of the memory for activations that is lost to fragmentation.
 FRAGMENTS = 0.05
@@ -97,10 +98,7 @@ class Plan:
 def explained(method: Callable, model: keras.Model, config: StepConfig) -> Callable:
     """Returns the method, which raises OutOfMemoryError with a plan if memory is full.
 
-    Args:
-      method: one that users call: `fit`, `predict_on_batch` and so on.
-      model: compiled.
-      config: of its step.
+    The method is one that users call: `fit`, `predict_on_batch` and so on.
     """
     signature = inspect.signature(method)
     trains = method.__name__ in ("fit", "train_on_batch")
@@ -194,15 +192,12 @@ def _more_parts(plan: Plan, rows, parts: int, at_a_time) -> str | None:
 def read_plan(model: keras.Model, text: str, *, trains: bool) -> Plan:
     """Returns where memory went, as far as this process knows.
 
-    Args:
-      model: compiled.
-      text: of the error. The allocation that failed is part of the memory that is needed.
-      trains: whether the step has gradients.
+    The error's text names the allocation that failed, which is part of the memory that is needed.
     """
     plan = Plan(
-        parameters=_num_bytes(model.variables),
-        optimizer=_num_bytes(getattr(model.optimizer, "variables", ())),
-        gradients=_num_bytes(model.trainable_variables) if trains else 0,
+        parameters=bytes_of(model.variables),
+        optimizer=bytes_of(getattr(model.optimizer, "variables", ())),
+        gradients=bytes_of(model.trainable_variables) if trains else 0,
     )
     gpus = _gpus(model)
     if not gpus:
@@ -248,12 +243,6 @@ def _global_batch_size(signature: inspect.Signature, arguments: dict) -> int | N
     if "batch_size" not in signature.parameters:
         return len(arrays[0])  # in `train_on_batch` and so on
     return min(arguments.get("batch_size") or KERAS_BATCH, len(arrays[0]))
-
-
-def _num_bytes(variables) -> int:
-    """Returns the bytes of variables on one replica. Each variable counts once."""
-    each_once = {id(each): each for each in variables}.values()
-    return sum(math.prod(each.shape) * tf.as_dtype(each.dtype).size for each in each_once)
 
 
 def _mib(num_bytes: int) -> str:

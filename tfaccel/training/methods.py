@@ -73,39 +73,32 @@ def extend(
     # Two, because each notes what has been compiled.
     beats, by_batch = Beats(), Beats()
     quiet = functools.partial(_silent_off_chief, cluster=cluster)
-    ours = {
-        "fit": lambda fit: _reporting_end(
-            _with_callbacks(
-                from_checkpoint(checking(quiet(fit)), model, config),
-                model,
-                config,
-                beats,
-                cluster,
-                at_start,
-            )
-        ),
-        "evaluate": lambda evaluate: _reporting_end(
-            _naming_labels(
-                checking(_with_beats(quiet(one_iterator_a_pass(evaluate, model)), beats)),
-                model,
-                config,
-            )
-        ),
-        "predict": lambda predict: _reporting_end(
-            _checking_loaders(
-                _with_beats(_without_padding(quiet(one_iterator_a_pass(predict, model))), beats)
-            )
-        ),
-        "train_on_batch": lambda train: _with_one_beat(
-            by_batch.on_train_batch_begin, _with_stock_logs(train, model, config)
-        ),
-        "test_on_batch": lambda test: _with_one_beat(
-            by_batch.on_test_batch_begin, _naming_labels(test, model, config)
-        ),
-        "predict_on_batch": functools.partial(_with_one_beat, by_batch.on_predict_batch_begin),
-    }
-    for name, wrap in ours.items():
-        _wrap(model, name, wrap, config, guard)
+
+    def fit(method):
+        method = from_checkpoint(checking(quiet(method)), model, config)
+        return _reporting_end(_with_callbacks(method, model, config, beats, cluster, at_start))
+
+    def evaluate(method):
+        method = _with_beats(quiet(one_iterator_a_pass(method, model)), beats)
+        return _reporting_end(_naming_labels(checking(method), model, config))
+
+    def predict(method):
+        method = _without_padding(quiet(one_iterator_a_pass(method, model)))
+        return _reporting_end(_checking_loaders(_with_beats(method, beats)))
+
+    def train_on_batch(method):
+        return _with_one_beat(
+            by_batch.on_train_batch_begin, _with_stock_logs(method, model, config)
+        )
+
+    def test_on_batch(method):
+        return _with_one_beat(by_batch.on_test_batch_begin, _naming_labels(method, model, config))
+
+    def predict_on_batch(method):
+        return _with_one_beat(by_batch.on_predict_batch_begin, method)
+
+    for wrap in (fit, evaluate, predict, train_on_batch, test_on_batch, predict_on_batch):
+        _wrap(model, wrap.__name__, wrap, config, guard)
     replicas = seam.local_replicas(model.distribute_strategy)
     several = replicas[0].num_replicas > 1
     model.reset_metrics = functools.partial(seam.reset_metrics, model, replicas)
@@ -117,12 +110,23 @@ def extend(
 
 def _wrap(model, name: str, wrap: Callable, config: StepConfig, guard: Callable) -> None:
     """Applies `wrap` to Keras's method of the model, and explains the errors of the result."""
+    # `explained` is within the guard, which would look for a lost worker if memory is full.
+    seam.around_keras(
+        model, name, lambda method: _guarded(explained(wrap(method), model, config), model, guard)
+    )
 
-    def wrapped(method):
-        # `explained` is within the guard, which would look for a lost worker if memory is full.
-        return _guarded(explained(wrap(method), model, config), model, guard)
 
-    seam.around_keras(model, name, wrapped)
+def _with_arguments(method: Callable, change: Callable[[dict], None]) -> Callable:
+    """Returns a method that lets `change` change its arguments, a dict by name."""
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    def wrapper(*args, **kwargs):
+        call = signature.bind(*args, **kwargs)
+        change(call.arguments)
+        return method(*call.args, **call.kwargs)
+
+    return wrapper
 
 
 def _without_padding(predict: Callable) -> Callable:
@@ -196,13 +200,7 @@ def _naming_labels(test: Callable, model, config: StepConfig) -> Callable:
 
 def _with_one_beat(begins: Callable[[int], None], on_batch: Callable) -> Callable:
     """Returns a method of one batch that begins with a beat for the launcher."""
-
-    @functools.wraps(on_batch)
-    def wrapper(*args, **kwargs):
-        begins(0)
-        return on_batch(*args, **kwargs)
-
-    return wrapper
+    return _with_arguments(on_batch, lambda _: begins(0))
 
 
 def _reporting_end(method: Callable) -> Callable:
@@ -258,20 +256,16 @@ def _guarded(method: Callable, model, guard: Callable) -> Callable:
 
 def _silent_off_chief(method: Callable, *, cluster: Cluster) -> Callable:
     """Returns a method that shows its progress only on the chief, unless `verbose` is given."""
-    signature = inspect.signature(method)
     if cluster.num_workers == 1:
         return method
     on_chief = 1 if sys.stdout.isatty() else 2  # a bar, or a line for each epoch
     usual = on_chief if cluster.is_chief else 0
 
-    @functools.wraps(method)
-    def wrapper(*args, **kwargs):
-        call = signature.bind(*args, **kwargs)
-        if call.arguments.get("verbose", "auto") == "auto":
-            call.arguments["verbose"] = usual
-        return method(*call.args, **call.kwargs)
+    def set_verbose(arguments: dict) -> None:
+        if arguments.get("verbose", "auto") == "auto":
+            arguments["verbose"] = usual
 
-    return wrapper
+    return _with_arguments(method, set_verbose)
 
 
 def _with_callbacks(
@@ -333,17 +327,13 @@ def _with_callbacks(
 
 def _with_beats(method: Callable, beats: Beats) -> Callable:
     """Returns `evaluate` or `predict` with a beat for the launcher in each batch."""
-    signature = inspect.signature(method)
 
-    @functools.wraps(method)
-    def wrapper(*args, **kwargs):
-        call = signature.bind(*args, **kwargs)
-        given = call.arguments.get("callbacks")
+    def add_beats(arguments: dict) -> None:
+        given = arguments.get("callbacks")
         if not isinstance(given, keras.callbacks.CallbackList):  # `fit` gives one that has beats
-            call.arguments["callbacks"] = [beats, *keras.tree.flatten(given or [])]
-        return method(*call.args, **call.kwargs)
+            arguments["callbacks"] = [beats, *keras.tree.flatten(given or [])]
 
-    return wrapper
+    return _with_arguments(method, add_beats)
 
 
 def _checking_loaders(

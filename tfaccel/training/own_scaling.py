@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 import keras
 import numpy as np
+from keras import layers
 
 from tfaccel.common.tables import in_figures
 from tfaccel.training.keras_pixels import Pixels, trained_on
@@ -24,36 +25,16 @@ FEW = 3.0  # pixels within -FEW..FEW are scaled: 0..1, -1..1, or to a deviation 
 MANY = 50.0  # pixels from 0 to more than this are 0..255, so they are not scaled
 
 # Layers before the first layer with weights that do not scale the pixels.
-PASSES = (
-    keras.layers.InputLayer,
-    keras.layers.Identity,
-    keras.layers.ZeroPadding2D,
-    keras.layers.Cropping2D,
-    keras.layers.Resizing,
-    keras.layers.CenterCrop,
-    keras.layers.RandomCrop,
-    keras.layers.RandomFlip,
-    keras.layers.RandomRotation,
-    keras.layers.RandomTranslation,
-    keras.layers.RandomZoom,
-    keras.layers.RandomContrast,
-    keras.layers.RandomBrightness,
-    keras.layers.Flatten,
-    keras.layers.Reshape,
-    keras.layers.MaxPooling2D,
-    keras.layers.AveragePooling2D,
-    keras.layers.Dropout,
-)
-WEIGHS = (
-    keras.layers.Dense,
-    keras.layers.Conv2D,
-    keras.layers.SeparableConv2D,
-    keras.layers.DepthwiseConv2D,
-)
+PASSES = (layers.InputLayer, layers.Identity, layers.Flatten, layers.Reshape, layers.Dropout)
+PASSES += (layers.ZeroPadding2D, layers.Cropping2D, layers.Resizing, layers.CenterCrop)
+PASSES += (layers.MaxPooling2D, layers.AveragePooling2D, layers.RandomCrop, layers.RandomFlip)
+PASSES += (layers.RandomRotation, layers.RandomTranslation, layers.RandomZoom)
+PASSES += (layers.RandomContrast, layers.RandomBrightness)
+WEIGHS = (layers.Dense, layers.Conv2D, layers.SeparableConv2D, layers.DepthwiseConv2D)
 STARTS_AT_ZERO = ("bias", "beta", "moving_mean")
 
 
-def own_scaling(model: keras.Model) -> keras.layers.Layer | None:
+def own_scaling(model: keras.Model) -> layers.Layer | None:
     """Returns the layer that scales 0..255 to small numbers: a Rescaling or a Normalization.
 
     Returns None if there is no such layer, or if layers before it may turn small numbers into
@@ -62,9 +43,9 @@ def own_scaling(model: keras.Model) -> keras.layers.Layer | None:
     gain = 1.0  # of the layers before
     has_order = isinstance(model, keras.Sequential) or hasattr(model, "operations")
     for layer in _in_order(model):
-        if isinstance(layer, keras.layers.Rescaling):
+        if isinstance(layer, layers.Rescaling):
             scale, mean = np.abs(np.asarray(layer.scale, np.float64)), 0.0
-        elif isinstance(layer, keras.layers.Normalization) and layer.variance is not None:
+        elif isinstance(layer, layers.Normalization) and layer.variance is not None:
             variance = keras.ops.convert_to_numpy(layer.variance).astype(np.float64)
             scale = 1 / np.sqrt(np.maximum(variance, 1e-12))
             mean = np.abs(keras.ops.convert_to_numpy(layer.mean)).max()
@@ -89,15 +70,15 @@ def _in_order(model: keras.Model) -> Iterator[keras.Operation]:
             yield from _in_order(each)
         else:
             yield each
-            if isinstance(each, keras.layers.Layer):
+            if isinstance(each, layers.Layer):
                 yield from each._flatten_layers(include_self=False)
 
 
 def _may_enlarge(step: keras.Operation) -> bool:
     """Returns whether an operation may enlarge numbers: `x * 255`, a Lambda, a user's layer."""
-    if isinstance(step, keras.layers.Lambda) or type(step).__name__ == "Multiply":
+    if isinstance(step, layers.Lambda) or type(step).__name__ == "Multiply":
         return True
-    return isinstance(step, keras.layers.Layer) and not type(step).__module__.startswith("keras.")
+    return isinstance(step, layers.Layer) and not type(step).__module__.startswith("keras.")
 
 
 def misfit(model: keras.Model, pixel_range: tuple[float, float] | None) -> str:
@@ -166,20 +147,15 @@ def _is_close(one: tuple[float, float], other: tuple[float, float]) -> bool:
     )
 
 
-def _known(layer: keras.layers.Layer | None) -> Pixels | None:
+def _known(layer: layers.Layer | None) -> Pixels | None:
     return trained_on(layer.name) if isinstance(layer, keras.Model) else None
 
 
-def _first(model: keras.Model, *, inner: bool = False) -> keras.layers.Layer | None:
+def _first(model: keras.Model, *, inner: bool = False) -> layers.Layer | None:
     """Returns the first layer that is not in PASSES, or the known network that gets the pixels.
 
-    Args:
-      model: of one input.
-      inner: whether to search inside a model that is a known network.
-
-    Returns:
-      None if the order of layers is not known, as in a subclassed model, or if an operation that
-      is not a layer comes first.
+    Returns None if the order of layers is not known, as in a subclassed model, or if an operation
+    that is not a layer comes first. With `inner`, it searches inside a known network.
     """
     if _known(model) is not None and not inner:
         return model
@@ -190,7 +166,7 @@ def _first(model: keras.Model, *, inner: bool = False) -> keras.layers.Layer | N
         if isinstance(each, keras.Model):
             return _first(each)
         if not isinstance(each, PASSES):
-            return each if isinstance(each, keras.layers.Layer) else None
+            return each if isinstance(each, layers.Layer) else None
     return None
 
 

@@ -36,9 +36,6 @@ class Audit:
     def check(self, *, when: str) -> None:
         """Compares every variable. Every worker must call it.
 
-        Args:
-          when: for the message, e.g. "at step 1000".
-
         Raises:
           ReplicasDifferError: a replica differs; names the first such variable and replica.
         """

@@ -169,21 +169,20 @@ def workdir_of(given: str | os.PathLike) -> pathlib.Path:
 
     If there is no workdir, it returns the path, and the code that reads it raises an error.
     """
-    path = local_path(given).absolute()
-    nearest = (path, *path.parents[:MOST_LEVELS])
-    return next((each for each in nearest if _is_workdir(each)), path)
+    return _nearest_workdir(local_path(given).absolute())
 
 
 def workdirs_in(given: str | os.PathLike) -> list[pathlib.Path]:
     """Returns the workdir of a path; or, for a folder of several workdirs, these by name."""
     path = local_path(given)
-    if not _is_workdir(path) and os.path.isdir(path):
-        found = sorted(each for each in path.glob("*/") if _is_workdir(each))
-        if found:
-            return found
-    if _is_workdir(path) or not os.path.exists(path):
-        return [path]
-    return [next((each for each in path.parents[:MOST_LEVELS] if _is_workdir(each)), path)]
+    inside = [] if _is_workdir(path) else sorted(filter(_is_workdir, path.glob("*/")))
+    return inside or [_nearest_workdir(path) if os.path.exists(path) else path]
+
+
+def _nearest_workdir(path: pathlib.Path) -> pathlib.Path:
+    """Returns the path, or the folder above it, that is a workdir; the path if there is none."""
+    nearest = (path, *path.parents[:MOST_LEVELS])
+    return next((each for each in nearest if _is_workdir(each)), path)
 
 
 def _is_workdir(path: pathlib.Path) -> bool:

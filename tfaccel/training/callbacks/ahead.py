@@ -35,12 +35,8 @@ log = logging.getLogger("tfaccel")
 def can_be_ahead(model: keras.Model, callbacks: list[keras.callbacks.Callback]) -> bool:
     """Returns whether `fit` may read the results of each execution one execution late.
 
-    It may not if a callback is called at each batch's end, because that callback expects the logs
-    of that batch. Keras's own progress bar is an exception. The reason is logged.
-
-    Args:
-      model: compiled.
-      callbacks: the user's, in a flat list.
+    It may not if one of the user's callbacks is called at each batch's end, because that callback
+    expects the logs of that batch. Keras's own progress bar is an exception. The reason is logged.
     """
     if not hasattr(type(model.train_function), "launched"):
         return False  # stock Keras's step does not report its executions

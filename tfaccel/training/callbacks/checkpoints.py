@@ -19,6 +19,7 @@ import keras
 
 from tfaccel.common.errors import UserError, did_you_mean
 from tfaccel.common.run_log import summary
+from tfaccel.common.tables import counted
 from tfaccel.config import CheckpointConfig, StepConfig
 from tfaccel.data.distribute import Loader
 from tfaccel.process import progress
@@ -80,11 +81,11 @@ class Checkpoints(keras.callbacks.Callback):
         """Names the folder, the interval, and the number of checkpoints that are kept."""
         config, steps = self._config, ""
         if config.every_steps is not None:
-            steps = f"{config.every_steps} steps and every "
+            steps = f"{counted(config.every_steps, 'step')} and every "
         return (
             f"<tfaccel checkpoints in {self.store.folder}: every {steps}"
-            f"{config.every_epochs} epoch(s), the last {config.keep_last} kept and the best "
-            f"{config.keep_best} by {self._monitor}>"
+            f"{counted(config.every_epochs, 'epoch')}; keeps the last {config.keep_last} and the "
+            f"best {config.keep_best} by {self._monitor}>"
         )
 
     def begin(
@@ -169,9 +170,7 @@ class Checkpoints(keras.callbacks.Callback):
                 check_space(self.store.folder, size, keep=keep)
                 summary(
                     "checkpoint: %.1f MiB each, including %.1f MiB of weights; up to %d are kept",
-                    size / 2**20,
-                    state_lib.weight_bytes(self.model) / 2**20,
-                    keep,
+                    *(size / 2**20, state_lib.bytes_of(self.model.weights) / 2**20, keep),
                 )
 
     def on_train_batch_end(self, batch, logs=None):
@@ -226,10 +225,7 @@ class Checkpoints(keras.callbacks.Callback):
     def _is_asked(self, *, now: bool = False) -> bool:
         """Returns whether a signal asked any worker to stop.
 
-        Several workers ask each other at intervals, so the answer may be some steps late.
-
-        Args:
-          now: whether they ask each other now.
+        Workers ask each other at intervals, so the answer may be some steps late, unless `now`.
         """
         own = bool(self._stop.requested), self._writer.has_failed
         asked, failed = self._any_worker.says(*own, now=now)

@@ -26,9 +26,6 @@ def never_best(callbacks: list[keras.callbacks.Callback]) -> Iterator[None]:
     Keras 3.15 takes the first value for the best, whatever it is, and no number is less or greater
     than NaN. EarlyStopping then stops and restores that epoch's weights, ModelCheckpoint keeps
     them, and ReduceLROnPlateau lowers the learning rate for good.
-
-    Args:
-      callbacks: any; callbacks that monitor nothing stay as they are.
     """
     monitors = [each for each in callbacks if isinstance(each, MonitorCallback)]
     with contextlib.ExitStack() as stack:

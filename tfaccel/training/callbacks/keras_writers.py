@@ -23,11 +23,7 @@ WRITERS = (keras.callbacks.CSVLogger, keras.callbacks.ModelCheckpoint, keras.cal
 def of_this_worker(
     callbacks: list[keras.callbacks.Callback], cluster: Cluster
 ) -> list[keras.callbacks.Callback]:
-    """Returns the callbacks without those that only the chief keeps.
-
-    Args:
-      callbacks: the user's, in a flat list.
-      cluster: tells how many workers there are, and which one this is.
+    """Returns the user's callbacks without those that only the chief keeps.
 
     Raises:
       UserError: there is a BackupAndRestore, with which each worker would resume on its own.

@@ -121,7 +121,7 @@ class Logs(keras.callbacks.Callback):
 
     def on_test_batch_begin(self, batch, logs=None):
         """Notes when an execution of the validation begins."""
-        self._tests.begin_execution(batch)
+        self._tests.begin_execution()
 
     def on_test_end(self, logs=None):
         """Notes when the validation ends."""
@@ -144,12 +144,7 @@ class Logs(keras.callbacks.Callback):
             each.call("close")
 
     def _record(self, logs: dict | None, *, num_validations: int) -> Record:
-        """Returns the fields that the records of all writers share.
-
-        Args:
-          logs: Keras's.
-          num_validations: how many are left in this run.
-        """
+        """Returns the fields that all writers' records share, with `num_validations` left to do."""
         own = {
             "step": self._position,
             "epoch": self._epoch,
@@ -193,19 +188,18 @@ class _Tests:
     def begin(self) -> None:
         self.compiling_s, self._is_first, self._begun = 0.0, True, []
 
-    def begin_execution(self, batch: int) -> None:
+    def begin_execution(self) -> None:
         if self._is_first:
-            self._begun.append((batch, self._clock()))
+            self._begun.append(self._clock())
 
     def end(self) -> None:
         if not self._is_first:
             self.compiling_s = 0.0
         elif self._begun:
             self._is_first = False
-            times = [each for _, each in self._begun] + [self._clock()]
+            times = [*self._begun, self._clock()]
             taken = [after - before for before, after in itertools.pairwise(times)]
-            others = taken[1:-1] or (taken[1:] if len(taken) > 1 else [0.0])
-            usual = statistics.median(others)
+            usual = statistics.median(taken[1:-1] or taken[1:] or [0.0])
             ends = {0, len(taken) - 1}
             self.compiling_s = sum(max(0.0, taken[index] - usual) for index in ends)
 

@@ -94,7 +94,7 @@ class NearChance(keras.callbacks.Callback):
             return (
                 "Possible causes: the validation images are prepared differently (pixel range, "
                 "colours, size), their classes are in another order, augmentation makes training "
-                "images too different from them, or the model has memorized its "
+                "images too different from them, or the model has memorised its "
                 f"{self._train.num_examples:,} training images"
             )
         later = ""

@@ -18,11 +18,7 @@ class ReplicaAudit(keras.callbacks.Callback):
     """
 
     def __init__(self, steps: int):
-        """Takes the interval.
-
-        Args:
-          steps: between two checks, counted across epochs; 0 to check at the start only.
-        """
+        """Takes the steps between two checks, counted across epochs; 0 checks only at the start."""
         super().__init__()
         self._steps, self.loader = steps, None
 

@@ -41,7 +41,7 @@ class Beginning:
     Attributes:
       epoch: the first epoch of the `fit`.
       within_epoch: whether steps of that epoch are done.
-      state: a checkpoint's state; of a new run only the counts and logs that later ones extend.
+      state: a checkpoint's state; in a new run only its counts, history and logs, all empty.
       arrays: a checkpoint's arrays, until they are restored; empty in a new run.
       keep: the name of a variable that is not restored; None to restore all.
     """
@@ -63,17 +63,11 @@ class Origin:
     """The checkpoints at which a `fit` may begin.
 
     Attributes:
-      run: what a checkpoint of this run records about the run, from `newest` on.
+      run: what checkpoints record about this run; `newest` sets it.
     """
 
     def __init__(
-        self,
-        store: Store,
-        resume: str,
-        accept_changes: bool,
-        facts: dict,
-        *,
-        is_chief: bool = True,
+        self, store: Store, resume: str, accept_changes: bool, facts: dict, *, is_chief: bool = True
     ):
         """Takes the checkpoints, and the arguments of `Run.checkpoints` with the same names."""
         self._is_chief = is_chief
@@ -118,7 +112,7 @@ class Origin:
         state = snapshot.state
         self._say_what_changes(state)
         epoch, step = state["epoch"], state["step_in_epoch"]
-        if step and not self._has_the_steps_of(state):
+        if step and not self._has_same_steps(state):
             log.warning(
                 "checkpoint: the steps of this run have other images than before (%d steps per "
                 "epoch, before %d), so epoch %d restarts at its first step",
@@ -134,9 +128,7 @@ class Origin:
     def before(self, error: RollBackError, begun: Beginning) -> Beginning:
         """Returns the newest checkpoint, with the loader after the execution that was not finite.
 
-        Args:
-          error: ended the `fit` at the loader's position.
-          begun: where that `fit` began.
+        The error ended, at the loader's position, the `fit` that began at `begun`.
 
         Raises:
           NonFiniteError: there is no checkpoint, or there were too many rollbacks.
@@ -144,7 +136,7 @@ class Origin:
         counted = state_lib.metrics(self._model)
         snapshot, rollbacks = self._read(), begun.state["rollbacks"]
         if snapshot is None or rollbacks >= self._max_rollbacks:
-            why = f"it has done so {rollbacks} times" if snapshot else "there is no checkpoint yet"
+            why = f"it has done it {rollbacks} times" if snapshot else "there is no checkpoint yet"
             raise NonFiniteError(f"{error}; nonfinite='rollback' cannot go back: {why}") from error
         position, num_steps = self._loader.position, self._loader.num_batches
         log.warning(
@@ -202,15 +194,21 @@ class Origin:
         differences = list(_differences(before, now))
         more = f"; and {len(differences) - MOST_SAID} more" if len(differences) > MOST_SAID else ""
         changed = "; ".join(differences[:MOST_SAID]) + more
-        if changed and not self._accept_changes:
-            raise UserError(
-                f"the checkpoint of step {state['step']} in {self._store.folder} is of another "
-                f"run: {changed}; undo the changes, give another folder, or resume with them by "
-                "accept_changes=True (for the command, --accept_changes)"
-            )
         if changed:
+            self._accept(
+                f"the checkpoint of step {state['step']} in {self._store.folder} is of another "
+                f"run: {changed}; undo the changes"
+            )
             log.warning("checkpoint: resumed with changes: %s", changed)
             self._keep = "learning_rate"  # else the optimizer's old one would be restored
+
+    def _accept(self, changes: str) -> None:
+        """Raises a UserError that begins with `changes`, unless changes are accepted."""
+        if not self._accept_changes:
+            raise UserError(
+                f"{changes}, give another folder, or resume with the changes by "
+                "accept_changes=True (for the command, --accept_changes)"
+            )
 
     def _note_stamps(self, loader: Loader, snapshot: Snapshot | None) -> None:
         """Notes the sizes and times of the data's files.
@@ -223,14 +221,12 @@ class Origin:
         before = snapshot.state.get("stamps", {}) if snapshot else {}  # none in older checkpoints
         now = {name: self.run["stamps"].get(name) for name in before}
         changed = "; ".join(_differences(before, now))
-        if changed and not self._accept_changes:
-            raise UserError(
+        if changed:
+            self._accept(
                 f"the data have changed since the checkpoint of step {snapshot.step} in "
                 f"{self._store.folder} was made: {changed}; restore the files (`cp -p` and `rsync "
-                "-t` keep their times), give another folder, or resume with the changes by "
-                "accept_changes=True (for the command, --accept_changes)"
+                "-t` keep their times)"
             )
-        if changed:
             log.warning("checkpoint: resumed with changed data: %s", changed)
 
     def _say_what_changes(self, state: dict) -> None:
@@ -239,10 +235,10 @@ class Origin:
             *(state["step"], state["epoch"] + 1, state["step_in_epoch"], state["num_steps"]),
         )
         if state["num_replicas"] != self.run["num_replicas"]:
-            same = " (images, order and augmentation stay)" if self._has_the_steps_of(state) else ""
+            same = " (images, order and augmentation stay)" if self._has_same_steps(state) else ""
             log.warning(
                 "checkpoint: made on %d replicas, resumed on %d%s: dropout and mixup draw "
-                "differently, batch norm normalizes other parts of a batch, and sums round "
+                "differently, batch norm normalises other parts of a batch, and sums round "
                 "differently",
                 *(state["num_replicas"], self.run["num_replicas"], same),
             )
@@ -261,7 +257,7 @@ class Origin:
                 *(state.get("loader"), self.run["loader"]),
             )
 
-    def _has_the_steps_of(self, state: dict) -> bool:
+    def _has_same_steps(self, state: dict) -> bool:
         """Returns whether each step of an epoch has the same images as before."""
         before, now = state["facts"], self.run["facts"]
         same = all(before.get(name) == now.get(name) for name in CUT_BY)

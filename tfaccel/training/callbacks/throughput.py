@@ -32,11 +32,8 @@ class Timed:
 
     def __add__(self, other: "Timed") -> "Timed":
         """Returns the sum of two stretches."""
-        return Timed(
-            self.images + other.images,
-            self.seconds + other.seconds,
-            self.waited_s + other.waited_s,
-        )
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+        return Timed(*map(sum, pairs))
 
     def __sub__(self, other: "Timed") -> "Timed":
         """Returns this without its beginning."""
@@ -62,12 +59,7 @@ class Throughput(keras.callbacks.Callback):
     """
 
     def __init__(self, loader: Loader, *, clock: Callable[[], float] = time.perf_counter):
-        """Has timed nothing yet.
-
-        Args:
-          loader: the training data of `fit`.
-          clock: seconds, monotonic.
-        """
+        """Takes the training data of `fit`, and a monotonic clock, in seconds."""
         super().__init__()
         self._loader, self._clock = loader, clock
         self.epoch = self.steady = Timed()

@@ -22,10 +22,7 @@ from tfaccel.training.checkpoint.manifest import CheckpointError
 def write_arrays(prefix: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Writes all arrays without the use of a GPU. Any thread may call it.
 
-    Args:
-      prefix: of the files' paths; its folder exists.
-      arrays: by name, of any shape and of every dtype that TensorFlow has. The dtype for bfloat16
-        is that of `ml_dtypes`.
+    An array may have any shape, and any dtype of TensorFlow: for bfloat16, that of `ml_dtypes`.
 
     Raises:
       OSError: the files cannot be written. TensorFlow's own errors are converted to it.

@@ -13,10 +13,13 @@ identify it, because Keras numbers them from the start in each process.
 
 import json
 import logging
+import math
+from collections.abc import Iterable
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tfaccel.common.errors import UserError
 from tfaccel.keras_internals import seam
@@ -32,11 +35,9 @@ KERAS_STATE = {
     "EarlyStopping": ("wait", "best", "best_epoch", "stopped_epoch", "best_weights"),
     "ReduceLROnPlateau": ("wait", "best", "cooldown_counter"),
     "ModelCheckpoint": ("best",),
-    **dict.fromkeys(
-        ("CSVLogger", "History", "LambdaCallback", "LearningRateScheduler", "ProgbarLogger"), ()
-    ),
-    **dict.fromkeys(("TensorBoard", "TerminateOnNaN", "RemoteMonitor"), ()),
 }
+KERAS_STATELESS = {"CSVLogger", "History", "LambdaCallback", "LearningRateScheduler"}
+KERAS_STATELESS |= {"ProgbarLogger", "RemoteMonitor", "TensorBoard", "TerminateOnNaN"}
 
 
 def variables(model: keras.Model) -> Arrays:
@@ -49,17 +50,13 @@ def variables(model: keras.Model) -> Arrays:
 
 def num_bytes(model: keras.Model) -> int:
     """Returns the bytes of `variables(model)`, without copying them."""
-    return _bytes_of(seam.state_of(model))
+    return bytes_of(seam.state_of(model))
 
 
-def weight_bytes(model: keras.Model) -> int:
-    """Returns the bytes of the model's weights. Most of the other bytes are the optimizer's."""
-    return _bytes_of(model.weights)
-
-
-def _bytes_of(variables: list) -> int:
-    own = map(_of_first_replica, variables)
-    return sum(each.shape.num_elements() * each.dtype.size for each in own)
+def bytes_of(variables: Iterable[keras.Variable]) -> int:
+    """Returns the bytes of variables on one replica. Each variable counts once."""
+    each_once = {id(each): each for each in variables}.values()
+    return sum(math.prod(each.shape) * tf.as_dtype(each.dtype).size for each in each_once)
 
 
 def put_variables(model: keras.Model, arrays: Arrays, *, keep: str | None = None) -> None:
@@ -95,15 +92,12 @@ def metrics(model: keras.Model) -> Arrays:
         sum(each.numpy().astype(np.float64) for each in seam.components(variable))
         for variable in model.metrics_variables
     ]
-    flat = np.concatenate([each.ravel() for each in counted]) if counted else np.zeros(0)
+    flat = np.concatenate([np.zeros(0), *map(np.ravel, counted)])
     flat = of_workers(flat, model.distribute_strategy).sum(axis=0)
-    ends = np.cumsum([each.size for each in counted])[:-1]
-    parts = np.split(flat, ends) if counted else []
+    parts = np.split(flat, np.cumsum([each.size for each in counted], dtype=int))
     return {
-        _name("metric", index, variable): part.reshape(each.shape)
-        for index, (variable, each, part) in enumerate(
-            zip(model.metrics_variables, counted, parts, strict=True)
-        )
+        _name("metric", index, variable): part.reshape(variable.shape)
+        for index, (variable, part) in enumerate(zip(model.metrics_variables, parts, strict=False))
     }
 
 
@@ -191,7 +185,7 @@ def warn_of_forgetful(callbacks: list) -> None:
         type(each).__name__
         for each in callbacks
         if not hasattr(each, "get_state")
-        and type(each).__name__ not in KERAS_STATE
+        and type(each).__name__ not in KERAS_STATELESS | KERAS_STATE.keys()
         and not type(each).__module__.startswith("tfaccel.")
     ]
     if unknown:

@@ -81,17 +81,12 @@ class Store:
     def __init__(
         self, folder: pathlib.Path, *, keep_last: int, keep_best: int, largest_is_best: bool
     ):
-        """Touches nothing on the disk.
+        """Touches nothing on the disk: the first `write` makes the folder.
 
-        Args:
-          folder: only for this run's checkpoints; the first `write` makes it.
-          keep_last: how many of the newest steps stay, including the one just written.
-          keep_best: how many of the steps with the best scores stay in addition.
-          largest_is_best: True if the best score is the largest, False if it is the smallest.
+        For the other arguments, see `rotation.to_keep`.
         """
         self.folder = pathlib.Path(folder)
-        self._keep_last = keep_last
-        self._keep_best = keep_best
+        self._keep = {"keep_last": keep_last, "keep_best": keep_best}
         self._largest_is_best = largest_is_best
         self._damaged = set()  # the names of damaged checkpoints that were found so far
 
@@ -219,12 +214,7 @@ class Store:
         ours = {folders.parse(each): each for each in self.steps() if folders.is_ours(each)}
         ours = {name: each for name, each in ours.items() if name.in_place and name <= written}
         scores = {name: _score(each) for name, each in ours.items() if name not in self._damaged}
-        kept = to_keep(
-            scores,
-            keep_last=self._keep_last,
-            keep_best=self._keep_best,
-            largest_is_best=self._largest_is_best,
-        )
+        kept = to_keep(scores, **self._keep, largest_is_best=self._largest_is_best)
         for name in ours.keys() - kept:
             try:
                 folders.remove(ours[name])

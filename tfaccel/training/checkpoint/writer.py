@@ -25,10 +25,7 @@ class Writer:
     def __init__(self, store: Store, *, on_error: str):
         """Starts no thread yet.
 
-        Args:
-          store: where to write.
-          on_error: what follows a CheckpointError: "stop" to raise it in `wait`, "continue" to log
-            it at once.
+        With `on_error="stop"`, `wait` raises a CheckpointError; with "continue" it is logged.
         """
         self._store, self._continues = store, on_error == "continue"
         self._thread = self._error = self._last_error = None
@@ -46,11 +43,9 @@ class Writer:
             raise self._last_error
 
     def write(self, snapshot: Snapshot, **options) -> None:
-        """Waits for the checkpoint before, then starts to write this one.
+        """Waits for the checkpoint before, then starts to write this one, like `Store.write`.
 
-        Args:
-          snapshot: its arrays must not change from here on, so they are copies of the variables.
-          **options: those of `Store.write`.
+        The arrays must not change from here on, so they are copies of the variables.
         """
         begun = time.monotonic()
         self._join()

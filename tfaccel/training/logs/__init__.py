@@ -36,18 +36,8 @@ import pathlib
 Record = dict[str, float]
 
 # The fields of a record that are not metrics. Fields that begin with gpu0_, gpu1_, ... are none.
-OWN_NAMES = (
-    "step",
-    "epoch",
-    "seconds",
-    "images",
-    "images_per_second",
-    "eta_s",
-    "learning_rate",
-    "loss_scale",
-    "skipped_steps",
-    "input_wait",
-)
+OWN_NAMES = ("step", "epoch", "seconds", "images", "images_per_second", "eta_s")
+OWN_NAMES += ("learning_rate", "loss_scale", "skipped_steps", "input_wait")
 
 
 class Writer:
@@ -96,10 +86,7 @@ def metric_names(record: Record) -> list[str]:
 def make_writers(workdir: pathlib.Path, *, loader, num_epochs: int) -> list[Writer]:
     """Returns a run's writers: terminal, JSON lines, CSV, TensorBoard and the first batch's sheet.
 
-    Args:
-      workdir: of this run; it exists.
-      loader: the training images.
-      num_epochs: of the whole run.
+    The workdir exists, the loader has the training images, and `num_epochs` is of the whole run.
     """
     # Imported here, because `tfaccel plot` needs none of them, and TensorFlow takes seconds.
     from tfaccel.training.logs.csv import Csv

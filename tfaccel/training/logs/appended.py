@@ -17,11 +17,7 @@ class Appended:
     """An open file. It is not buffered, so appended records survive the process."""
 
     def __init__(self, path: pathlib.Path, *, keep: bool = False):
-        """Opens the file, and makes its folder if needed.
-
-        Args:
-          path: of the file.
-          keep: whether to keep the file's records.
+        """Opens the file, and makes its folder if needed. Old records stay only with `keep`.
 
         Raises:
           OSError: the file cannot be opened.

@@ -21,12 +21,7 @@ class FirstBatch(Writer):
     every_s = math.inf  # only one record
 
     def __init__(self, path: pathlib.Path, loader: Loader):
-        """Asks the loader for a copy of its next batch.
-
-        Args:
-          path: of the PNG.
-          loader: the training images.
-        """
+        """Takes the path of the PNG, and asks the loader for a copy of its next batch."""
         self.name = path.name
         self._path, self._loader = path, loader
         self._is_first = True

@@ -43,13 +43,7 @@ class Terminal(Writer):
     has_first_step = False
 
     def __init__(self, *, num_epochs: int, steps_per_epoch: int, stream: TextIO | None = None):
-        """Shows nothing yet.
-
-        Args:
-          num_epochs: of the whole run.
-          steps_per_epoch: of training.
-          stream: where to write; None for standard output.
-        """
+        """Takes the epochs of the whole run, and a stream; None for standard output."""
         self._num_epochs, self._steps_per_epoch = num_epochs, steps_per_epoch
         self._stream = stream or sys.stdout or io.StringIO()  # sys.stdout may be None
         self._redirects = self._stream is sys.stdout
@@ -163,7 +157,8 @@ def _numbers(record: Record) -> list[str]:
 
 
 def _metric(name: str, record: Record) -> str:
-    return f"{escaped(name)} {_short(record[name])}"
+    # Four significant digits, or more if the number has more before the point.
+    return f"{escaped(name)} {in_figures(record[name], 4, zeros=True)}"
 
 
 def _gpus(record: Record) -> list[str]:
@@ -181,11 +176,6 @@ def _eta(record: Record) -> list[str]:
     minutes, seconds = divmod(round(record["eta_s"]), 60)
     hours, minutes = divmod(minutes, 60)
     return [f"ETA {hours}:{minutes:02}:{seconds:02}"]
-
-
-def _short(number: float) -> str:
-    """Returns a number with four significant digits, or more if it has more before the point."""
-    return in_figures(number, 4, zeros=True)
 
 
 def _ranks(fields: Sequence[str], record: Record) -> list[int]:
@@ -207,7 +197,7 @@ def _ranks(fields: Sequence[str], record: Record) -> list[int]:
 
 
 def _fitted(fields: Sequence[str], ranks: Sequence[int], *, width: int, more: str) -> str:
-    """Returns a line of the most important fields that fit, in their order.
+    """Returns a line of the most important fields that fit into `width` columns, in their order.
 
     Args:
       fields: the first one is always in the line, and is cut if needed.
