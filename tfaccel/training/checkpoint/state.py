@@ -112,7 +112,7 @@ def with_metrics(arrays: Arrays, counted: Arrays) -> Arrays:
 
 
 def put_metrics(model: keras.Model, arrays: Arrays, *, is_chief: bool) -> None:
-    """Assigns the sums to the chief's replica 0, and zeros to all other replicas."""
+    """Assigns the metrics to the chief's replica 0, and zeros to all other replicas."""
     for variable, array in zip(
         model.metrics_variables, _of("metric", arrays).values(), strict=True
     ):
