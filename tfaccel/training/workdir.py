@@ -145,8 +145,7 @@ def _lock(file: int, path: pathlib.Path) -> bool:
             return False
         holder = os.read(file, 200).decode(errors="replace").strip() or "another process"
         raise RunError(
-            f"{path} is used by a live run ({holder}); wait for it, stop it, or give another "
-            "--workdir"
+            f"{path} is used by a live run ({holder}); wait for it, stop it, or give another folder"
         ) from None
     os.ftruncate(file, 0)
     os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
@@ -175,7 +174,8 @@ def workdir_of(given: str | os.PathLike) -> pathlib.Path:
 def workdirs_in(given: str | os.PathLike) -> list[pathlib.Path]:
     """Returns the workdir of a path; or, for a folder of several workdirs, these by name."""
     path = local_path(given)
-    inside = [] if _is_workdir(path) else sorted(filter(_is_workdir, path.glob("*/")))
+    may_hold_some = os.path.isdir(path) and not _is_workdir(path)
+    inside = sorted(filter(_is_workdir, path.glob("*/"))) if may_hold_some else []
     return inside or [_nearest_workdir(path) if os.path.exists(path) else path]
 
 

@@ -245,7 +245,7 @@ def test_a_writer_that_fails_is_named_once_and_training_goes_on(folder, caplog):
     said = [each for each in caplog.messages if "metrics.txt" in each]
     assert said == [
         "logs: metrics.txt cannot be written (No space left on device); training continues, and "
-        "each new record tries again"
+        "tries again at the next record"
     ]
 
 

@@ -61,7 +61,7 @@ class Logs(keras.callbacks.Callback):
         self._loader, self._throughput, self._gpus = loader, throughput, gpus
         self._clock, self._start = clock, clock()
         self._after_steps_s = 0.0  # how long validation took in the epoch before
-        self._tests = _Tests(clock)
+        self._validations = _ValidationTimer(clock)
 
     # The state for a checkpoint.
 
@@ -83,7 +83,7 @@ class Logs(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         """Forgets the `fit` before."""
         self._begins = True
-        self._tests.begin()
+        self._validations.begin()
 
     def on_epoch_begin(self, epoch, logs=None):
         """Notes where the epoch begins. In a resumed run, tells the writers."""
@@ -121,18 +121,18 @@ class Logs(keras.callbacks.Callback):
 
     def on_test_batch_begin(self, batch, logs=None):
         """Notes when an execution of the validation begins."""
-        self._tests.begin_execution()
+        self._validations.begin_execution()
 
     def on_test_end(self, logs=None):
         """Notes when the validation ends."""
-        self._tests.end()
+        self._validations.end()
 
     def on_epoch_end(self, epoch, logs=None):
         """Gives all writers the epoch's record, if the epoch is complete."""
         if not self._writers or self._position % self._loader.num_batches:
             return
         if self._steps_ended is not None:
-            self._after_steps_s = self.seconds - self._steps_ended - self._tests.compiling_s
+            self._after_steps_s = self.seconds - self._steps_ended - self._validations.compiling_s
         record = self._record(logs, num_validations=self._epochs_after)
         record |= _gpu_fields(self._usages)
         for each in self._writers:
@@ -170,7 +170,7 @@ class Logs(keras.callbacks.Callback):
         return images / rate + num_validations * self._after_steps_s
 
 
-class _Tests:
+class _ValidationTimer:
     """Measures how long the validation of an epoch took to compile.
 
     Only the first validation of a `fit` compiles: in its first execution and, if the last execution
@@ -237,8 +237,8 @@ class _Paced:
         except OSError as error:
             if not self._has_failed:
                 log.warning(
-                    "logs: %s cannot be written (%s); training continues, and each new record "
-                    "tries again",
+                    "logs: %s cannot be written (%s); training continues, and tries again at "
+                    "the next record",
                     *(self._writer.name, error.strerror or error),
                 )
             self._has_failed = True

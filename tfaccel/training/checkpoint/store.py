@@ -123,7 +123,7 @@ class Store:
             raise CheckpointError(
                 f"checkpoint {final} "
                 f"{not_written(error, self.folder, num_bytes=snapshot.num_bytes + len(text))}, or "
-                "give another workdir"
+                "give another folder"
             ) from error
         self._damaged.discard(name)
         self._rotate(name)
@@ -142,7 +142,7 @@ class Store:
         except OSError as error:
             raise CheckpointError(
                 f"checkpoints in {self.folder} cannot be read ({error.strerror}); change the "
-                "permissions, or give another workdir"
+                "permissions, or give another folder"
             ) from error
         named = [(name, each) for each in inside if (name := folders.parse(each))]
         return [each for name, each in sorted(named) if not name.unfinished]
@@ -203,7 +203,7 @@ class Store:
         except OSError as error:
             raise CheckpointError(
                 f"files of an unfinished checkpoint in {self.folder} cannot be removed "
-                f"({error.strerror}); change the permissions, or give another workdir"
+                f"({error.strerror}); change the permissions, or give another folder"
             ) from error
 
     def _rotate(self, written: folders.Name) -> None:
@@ -237,7 +237,7 @@ def check_space(folder: pathlib.Path, num_bytes: int, *, keep: int) -> None:
     if free < num_bytes:
         raise UserError(
             f"checkpoints in {folder} take {mib(num_bytes)} each, but only {mib(free)} are free "
-            "there; make room, or give another workdir"
+            "there; make room, or give another folder"
         )
     there = sum(each.stat().st_size for each in folder.glob("step-*/*") if each.is_file())
     if free + there < (keep + 1) * num_bytes:
