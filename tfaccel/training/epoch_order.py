@@ -4,7 +4,7 @@ Takes the input of `fit`. The order depends only on the seed and the epoch's num
 same for any number of replicas, and in a run that begins at `initial_epoch`.
 
     order = EpochOrder(model, loader=None, steps_per_epoch=None)
-    with order.of_next_input():
+    with next_input_in(order):
         model.fit(x, y, shuffle=True, callbacks=[order])
 
 Keras draws the order of arrays with an operation that starts again in each epoch. If a seed is set,
@@ -44,7 +44,8 @@ _NEXT_INPUT = contextvars.ContextVar("the EpochOrder of the next input that Kera
 
 
 @contextlib.contextmanager
-def _next_input_of(order) -> Iterator[None]:
+def next_input_in(order) -> Iterator[None]:
+    """Gives this order to the first input that Keras opens within the context."""
     token = _NEXT_INPUT.set(order)
     try:
         yield
@@ -71,10 +72,6 @@ class EpochOrder(keras.callbacks.Callback):
         self._offset, self.number = None, _NUM_BEGUN.get(model, 0)
         self.seed = get_random_seed() or 0
         self._cut = _Cut(model, steps_per_epoch)
-
-    def of_next_input(self) -> contextlib.AbstractContextManager:
-        """Returns a context in which the first input that Keras opens has this order."""
-        return _next_input_of(self)
 
     def on_epoch_begin(self, epoch, logs=None):
         """Numbers the epoch. If a loader is before this epoch, moves it there."""
@@ -262,7 +259,7 @@ def one_iterator_a_pass(method: Callable, model: keras.Model) -> Callable:
         if kwargs.get("_use_cached_eval_dataset"):
             of_fit = getattr(model, "_eval_epoch_iterator", None)
         if of_fit is None:
-            with _next_input_of(_NoOrder(model)):
+            with next_input_in(_NoOrder(model)):
                 return method(*args, **kwargs)
         if _has_iterator_per_pass(of_fit.data_adapter, model):
             of_fit.data_adapter = _Unordered(of_fit.data_adapter, _NoOrder(model))

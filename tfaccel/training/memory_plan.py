@@ -74,7 +74,7 @@ class Plan:
 
     @property
     def is_full(self) -> bool:
-        """Whether all memory but the fragments was taken; False if that is not known."""
+        """True if all memory but the fragments was taken; False if not, or if that is unknown."""
         if self.activations is None or not self.limit:
             return False
         taken = self.parameters + self.optimizer + self.gradients + self.activations

@@ -40,7 +40,7 @@ from tfaccel.training.callbacks.first_look import FirstLook
 from tfaccel.training.callbacks.keras_writers import of_this_worker
 from tfaccel.training.callbacks.loss_scale import LossScale
 from tfaccel.training.callbacks.replica_audit import ReplicaAudit
-from tfaccel.training.epoch_order import EpochOrder, one_iterator_a_pass
+from tfaccel.training.epoch_order import EpochOrder, next_input_in, one_iterator_a_pass
 from tfaccel.training.memory_plan import explained
 from tfaccel.training.own_scaling import misfit, unscaled
 from tfaccel.training.resume import flat, from_checkpoint
@@ -318,7 +318,7 @@ def _with_callbacks(
                 during.enter_context(with_attributes(each, reads=reads))
             during.enter_context(never_best(theirs))
             if loader is None:
-                during.enter_context(order.of_next_input())
+                during.enter_context(next_input_in(order))
             during.enter_context(ahead.of(model) if is_ahead else silenced(model))
             return fit(*call.args, **call.kwargs)
 

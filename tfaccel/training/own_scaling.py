@@ -119,7 +119,7 @@ def _range(ends: tuple[float, float]) -> str:
 
 
 def of_raw_pixels(model: keras.Model, pixel_range: tuple[float, float]) -> str | None:
-    """Returns the first layer with weights if it gets unscaled pixels of 0..255, else None."""
+    """Returns the name of the first layer with weights if it gets pixels of 0..255, else None."""
     least, most = pixel_range
     layer = _first(model) if least >= 0 and most > MANY else None
     if isinstance(layer, keras.Model):  # a network of keras.applications

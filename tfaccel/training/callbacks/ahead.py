@@ -107,7 +107,7 @@ class Ahead(keras.callbacks.Callback):
 
         # Two threads: while one waits for an execution's end, the other queues the next copy.
         with (
-            concurrent.futures.ThreadPoolExecutor(2, thread_name_prefix="look") as self._reader,
+            concurrent.futures.ThreadPoolExecutor(2, thread_name_prefix="read") as self._reader,
             with_attributes(model.train_function, launched=self._launched),
             with_attributes(model, _get_metrics_result_or_logs=results_after_last_check),
         ):
@@ -149,42 +149,39 @@ class Ahead(keras.callbacks.Callback):
 
     # Keras's events.
 
+    def _call_all(self, event: str, *args) -> None:
+        for each in self._all:
+            getattr(each, event)(*args)
+
     def set_params(self, params):
         """Passes them to all callbacks."""
         super().set_params(params)
-        for each in self._all:
-            each.set_params(params)
+        self._call_all("set_params", params)
 
     def set_model(self, model):
         """Passes it to all callbacks."""
         super().set_model(model)
-        for each in self._all:
-            each.set_model(model)
+        self._call_all("set_model", model)
 
     def on_train_begin(self, logs=None):
         """Forgets the `fit` before."""
         self._needs_audit = False
-        for each in self._all:
-            each.on_train_begin(logs)
+        self._call_all("on_train_begin", logs)
 
     def on_epoch_begin(self, epoch, logs=None):
         """Forgets the logs of the epoch before."""
         self._shown = None
-        for each in self._all:
-            each.on_epoch_begin(epoch, logs)
+        self._call_all("on_epoch_begin", epoch, logs)
 
     def on_train_batch_begin(self, batch, logs=None):
         """Audits the replicas after the execution before, which needs no logs."""
         self._audit_last()
-        for each in self._all:
-            each.on_train_batch_begin(batch, logs)
+        self._call_all("on_train_batch_begin", batch, logs)
 
     def on_epoch_end(self, epoch, logs=None):
         """Calls all callbacks."""
-        for each in self._all:
-            each.on_epoch_end(epoch, logs)
+        self._call_all("on_epoch_end", epoch, logs)
 
     def on_train_end(self, logs=None):
         """Calls all callbacks."""
-        for each in self._all:
-            each.on_train_end(logs)
+        self._call_all("on_train_end", logs)

@@ -33,7 +33,7 @@ class Writer:
 
     @property
     def has_failed(self) -> bool:
-        """Whether `wait` has an error to raise. It does not wait for the thread."""
+        """True if `wait` has an error to raise. It does not wait for the thread."""
         return self._error is not None
 
     def check_last(self) -> None:
