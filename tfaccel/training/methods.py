@@ -168,7 +168,7 @@ def _with_stock_logs(train_on_batch: Callable, model, config: StepConfig) -> Cal
 
 
 def _naming_labels(test: Callable, model, config: StepConfig) -> Callable:
-    """Returns a method that tests, which names a label beyond the model's outputs, like `fit`.
+    """Returns a test method that, like `fit`, names a label beyond the model's outputs.
 
     Raises:
       NonFiniteError: there is such a label, and it makes the loss or a metric infinite or NaN. If

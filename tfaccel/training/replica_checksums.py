@@ -23,7 +23,7 @@ log = logging.getLogger("tfaccel")
 
 
 class ReplicasDifferError(RunError):
-    """A replica has other values of a variable than replica 0."""
+    """A replica and replica 0 have different values of a variable."""
 
 
 class Audit:

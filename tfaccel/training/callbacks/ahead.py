@@ -9,7 +9,7 @@ one callback that stands for them. It is for a `fit` in which no other callback 
 
 After every batch, Keras turns the logs into Python numbers. It waits for them, and only then queues
 the next batch. That takes 8.7 ms of a ResNet-50 step's 40 ms (H200, 2026-11-22). With `Ahead`,
-Keras gets the logs of the execution before, which are ready. At the end of an epoch it gets the
+Keras gets the logs of the previous execution, which are ready. At the end of an epoch it gets the
 logs of the last execution.
 """
 
@@ -114,11 +114,11 @@ class Ahead(keras.callbacks.Callback):
             yield
 
     def _launched(self, logs: dict, codes) -> dict:
-        """Begins to read this execution's results, and returns the logs of the one before it."""
+        """Begins to read this execution's results, and returns the logs of the previous one."""
         to_host = make_to_host(tf.nest.flatten(codes)[0].device)
         launched = self._reader.submit(to_host, (logs, codes)), self._finite.position
         self._needs_audit = True
-        if self._shown is None:  # the epoch's first execution has none before it
+        if self._shown is None:  # the epoch's first execution has no previous one
             self._shown = self._check(*launched)
             return self._shown
         if self._pending is not None:
@@ -164,17 +164,17 @@ class Ahead(keras.callbacks.Callback):
         self._call_all("set_model", model)
 
     def on_train_begin(self, logs=None):
-        """Forgets the `fit` before."""
+        """Forgets the previous `fit`."""
         self._needs_audit = False
         self._call_all("on_train_begin", logs)
 
     def on_epoch_begin(self, epoch, logs=None):
-        """Forgets the logs of the epoch before."""
+        """Forgets the logs of the previous epoch."""
         self._shown = None
         self._call_all("on_epoch_begin", epoch, logs)
 
     def on_train_batch_begin(self, batch, logs=None):
-        """Audits the replicas after the execution before, which needs no logs."""
+        """Audits the replicas after the previous execution, which needs no logs."""
         self._audit_last()
         self._call_all("on_train_batch_begin", batch, logs)
 

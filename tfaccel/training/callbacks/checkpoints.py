@@ -284,7 +284,7 @@ class Checkpoints(keras.callbacks.Callback):
             # for sums. So nothing is saved unless all workers answer each other after the copy.
             with together(self._strategy, "could not copy its state"):
                 snapshot = self._snapshot(epoch, step, metrics) if self.is_chief else None
-            if self.is_chief:  # it waits until the checkpoint before is written
+            if self.is_chief:  # it waits until the previous checkpoint is written
                 self._writer.write(snapshot, score=score, tested=tested)
         self._saving_s += time.monotonic() - begun
 

@@ -21,7 +21,7 @@ log = logging.getLogger("tfaccel")
 
 @contextlib.contextmanager
 def never_best(callbacks: list[keras.callbacks.Callback]) -> Iterator[None]:
-    """Within the context, these callbacks never take an infinite or NaN metric for the best.
+    """Within the context, an infinite or NaN metric never counts as these callbacks' best.
 
     Keras 3.15 takes the first value for the best, whatever it is, and no number is less or greater
     than NaN. EarlyStopping then stops and restores that epoch's weights, ModelCheckpoint keeps

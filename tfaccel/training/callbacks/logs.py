@@ -60,7 +60,7 @@ class Logs(keras.callbacks.Callback):
         self._writers = [_Paced(each, every_steps) for each in writers]
         self._loader, self._throughput, self._gpus = loader, throughput, gpus
         self._clock, self._start = clock, clock()
-        self._after_steps_s = 0.0  # how long validation took in the epoch before
+        self._after_steps_s = 0.0  # how long validation took in the previous epoch
         self._validations = _ValidationTimer(clock)
 
     # The state for a checkpoint.
@@ -81,7 +81,7 @@ class Logs(keras.callbacks.Callback):
     # Keras's events.
 
     def on_train_begin(self, logs=None):
-        """Forgets the `fit` before."""
+        """Forgets the previous `fit`."""
         self._begins = True
         self._validations.begin()
 

@@ -25,7 +25,7 @@ from tfaccel.data.distribute import Loader
 
 log = logging.getLogger("tfaccel")
 
-# Keras's accuracies of the likeliest class. Chance is another for a metric of the top few classes.
+# Keras's accuracies of the likeliest class. A top-k accuracy has another level of chance.
 NAMES = ("accuracy", "acc", "sparse_categorical_accuracy", "categorical_accuracy")
 LEARNT = 0.3  # from this part of the way from chance to 1, training counts as going well
 GUESSED = 0.2  # up to this part of training's lead over chance, validation counts as guessing

@@ -48,6 +48,6 @@ class ReplicaAudit(keras.callbacks.Callback):
             self._audit.check(when=f"at step {self._done}")
 
     def on_train_end(self, logs=None):
-        """Compares the replicas with which training ends."""
+        """Compares the replicas at the end of training."""
         if self._steps:
             self._audit.check(when="at the end of training")

@@ -136,7 +136,7 @@ class Origin:
         counted = state_lib.metrics(self._model)
         snapshot, rollbacks = self._read(), begun.state["rollbacks"]
         if snapshot is None or rollbacks >= self._max_rollbacks:
-            why = f"it has done it {rollbacks} times" if snapshot else "there is no checkpoint yet"
+            why = f"it did so {rollbacks} times" if snapshot else "there is no checkpoint yet"
             raise NonFiniteError(f"{error}; nonfinite='rollback' cannot go back: {why}") from error
         position, num_steps = self._loader.position, self._loader.num_batches
         log.warning(
@@ -271,7 +271,7 @@ class Origin:
         state = snapshot.state
         same_epoch = (state["epoch"], state["num_steps"]) == (epoch, self._loader.num_batches)
         within = same_epoch and step > 0 and state["step_in_epoch"] > 0
-        # Names of checkpoints must rise, even if epochs have fewer steps than before.
+        # The steps in checkpoints' names must increase, even if epochs have fewer steps than before.
         offset = max(state.get("offset", 0), state["step"] - self._loader.position)
         return Beginning(epoch, within, state | {"offset": offset}, snapshot.arrays, self._keep)
 

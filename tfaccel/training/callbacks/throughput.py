@@ -74,7 +74,7 @@ class Throughput(keras.callbacks.Callback):
         """Ignores the state: see `get_state`."""
 
     def on_train_begin(self, logs=None):
-        """Forgets the `fit` before, because every `fit` traces and compiles."""
+        """Forgets the previous `fit`, because every `fit` traces and compiles."""
         self._epochs = []
         self._has_compiled = False
         self._compiled = set()  # lengths of executions, in steps

@@ -150,7 +150,7 @@ class Store:
     def newest(self) -> Snapshot | None:
         """Returns the newest undamaged checkpoint, or None if there is no checkpoint.
 
-        For each damaged checkpoint it logs a warning, and tries the one before.
+        For each damaged checkpoint it logs a warning, and tries the previous one.
 
         Raises:
           CheckpointError: there are checkpoints, and all of them are damaged.

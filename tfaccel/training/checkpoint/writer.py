@@ -43,7 +43,7 @@ class Writer:
             raise self._last_error
 
     def write(self, snapshot: Snapshot, **options) -> None:
-        """Waits for the checkpoint before, then starts to write this one, like `Store.write`.
+        """Waits for the previous checkpoint, then starts to write this one, like `Store.write`.
 
         The arrays must not change from here on, so they are copies of the variables.
         """

@@ -20,7 +20,7 @@ and, if they are known:
 
     loss, accuracy...  Keras's means over the epoch so far; an epoch's record has val_ names, too
     images_per_second  of all replicas, without compilation and validation; in an epoch's record
-                       over the epoch, else since this writer's record before
+                       over the epoch, else since this writer's previous record
     eta_s              seconds until the end of the run
     learning_rate      of this step
     loss_scale         if the loss is scaled
@@ -35,7 +35,7 @@ import pathlib
 
 Record = dict[str, float]
 
-# The fields of a record that are not metrics. Fields that begin with gpu0_, gpu1_, ... are none.
+# The fields of a record that are not metrics. Fields that begin with gpu are not metrics either.
 OWN_NAMES = ("step", "epoch", "seconds", "images", "images_per_second", "eta_s")
 OWN_NAMES += ("learning_rate", "loss_scale", "skipped_steps", "input_wait")
 

@@ -48,7 +48,7 @@ class Terminal(Writer):
         self._stream = stream or sys.stdout or io.StringIO()  # sys.stdout may be None
         self._redirects = self._stream is sys.stdout
         console = rich.console.Console(file=self._stream)
-        # Ask the stream, too: with FORCE_COLOR, the console takes a file for a terminal.
+        # Ask the stream, too: with FORCE_COLOR, the console treats a file as a terminal.
         self._redraws = self._stream.isatty() and console.is_interactive
         self.has_first_step = self._redraws
         self.every_s = BAR_EVERY_S if self._redraws else LINE_EVERY_S
