@@ -271,7 +271,7 @@ class Origin:
         state = snapshot.state
         same_epoch = (state["epoch"], state["num_steps"]) == (epoch, self._loader.num_batches)
         within = same_epoch and step > 0 and state["step_in_epoch"] > 0
-        # The steps in checkpoints' names must increase, even if epochs have fewer steps than before.
+        # Steps in checkpoints' names must increase, even if epochs have fewer steps than before.
         offset = max(state.get("offset", 0), state["step"] - self._loader.position)
         return Beginning(epoch, within, state | {"offset": offset}, snapshot.arrays, self._keep)
 
