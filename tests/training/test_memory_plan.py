@@ -80,7 +80,7 @@ def test_what_is_not_known_is_not_said():
     assert "use a smaller batch; " in said
     said = say(Plan(GIB, 0, GIB), None)
     assert said.startswith(
-        "out of memory; use a smaller batch, or accumulation_steps=2 or more (equal"
+        "out of memory; use a smaller batch, or accumulation_steps=2 or more (the same"
     )
 
 
