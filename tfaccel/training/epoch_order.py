@@ -184,7 +184,7 @@ class _InOrder(DataAdapter):
 
 
 class _Arrays(_InOrder):
-    """Arrays, whose examples are shuffled in each pass; with "batch", only within each batch."""
+    """Arrays that are shuffled in each pass; with `shuffle="batch"`, only within each batch."""
 
     def __init__(self, adapter: ArrayDataAdapter, order: EpochOrder):
         super().__init__(adapter, order)
@@ -272,7 +272,7 @@ def one_iterator_a_pass(method: Callable, model: keras.Model) -> Callable:
 
 
 class _PyDataset(_InOrder):
-    """A PyDataset, whose batches are shuffled in each pass."""
+    """A PyDataset. If Keras would shuffle its batches, they are shuffled in each pass."""
 
     def __init__(self, adapter: PyDatasetAdapter, order: EpochOrder):
         super().__init__(adapter, order)

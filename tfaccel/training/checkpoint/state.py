@@ -128,7 +128,7 @@ def of_callbacks(callbacks: list) -> tuple[list[dict[str, Any]], Arrays]:
     for index, callback in enumerate(_with_state(callbacks)):
         state = {}
         for key, value in _state_of(callback).items():
-            if _is_arrays(value):
+            if isinstance(value, list) and any(isinstance(each, np.ndarray) for each in value):
                 arrays |= {
                     f"callback/{index:05d}/{key}/{place:05d}": np.array(each)  # a copy
                     for place, each in enumerate(value)
@@ -210,10 +210,6 @@ def _state_of(callback) -> dict[str, Any]:
         return callback.get_state()
     names = KERAS_STATE.get(type(callback).__name__, ())
     return {name: getattr(callback, name) for name in names if hasattr(callback, name)}
-
-
-def _is_arrays(value) -> bool:
-    return isinstance(value, list) and any(isinstance(each, np.ndarray) for each in value)
 
 
 def _name(kind: str, index: int, variable) -> str:
