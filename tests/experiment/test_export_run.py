@@ -369,7 +369,11 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path):
             {"optimizer": "sgd"},
             r"the checkpoint has \d+ variables, but this model and its",
         ),
-        ("data", {"image_size": [12, 12]}, "of the checkpoint is float32 .* build the model and"),
+        (
+            "data",
+            {"image_size": [12, 12]},
+            "of the checkpoint is float32 .* build the same model and",
+        ),
     ],
 )
 def test_a_checkpoint_of_another_model_is_refused(workdir, tmp_path, section, change, says):
