@@ -13,7 +13,6 @@ import inspect
 import logging
 import re
 import sys
-import types
 import warnings
 import weakref
 from collections.abc import Callable
@@ -25,7 +24,18 @@ import tensorflow as tf
 from tfaccel.common.errors import UserError
 from tfaccel.config import StepConfig
 from tfaccel.data.distribute import Loader, check_same_classes
-from tfaccel.keras_internals import seam
+from tfaccel.keras_internals.callbacks import in_order, let_logs_be_results
+from tfaccel.keras_internals.epoch_order import EpochOrder, next_input_in, one_iterator_a_pass
+from tfaccel.keras_internals.keras_methods import around_keras
+from tfaccel.keras_internals.model_view import (
+    has_steps_of_keras,
+    inputs_of,
+    outputs_of,
+    runs_eagerly,
+    takes_labels,
+)
+from tfaccel.keras_internals.one_replica import reset_metrics
+from tfaccel.keras_internals.replica import local_replicas
 from tfaccel.process import progress
 from tfaccel.runtime.agreement import of_workers
 from tfaccel.runtime.cluster import Cluster
@@ -40,7 +50,6 @@ from tfaccel.training.callbacks.first_look import FirstLook
 from tfaccel.training.callbacks.keras_writers import of_this_worker
 from tfaccel.training.callbacks.loss_scale import LossScale
 from tfaccel.training.callbacks.replica_audit import ReplicaAudit
-from tfaccel.training.epoch_order import EpochOrder, next_input_in, one_iterator_a_pass
 from tfaccel.training.memory_plan import explained
 from tfaccel.training.own_scaling import misfit, unscaled
 from tfaccel.training.resume import flat, from_checkpoint
@@ -99,19 +108,18 @@ def extend(
 
     for wrap in (fit, evaluate, predict, train_on_batch, test_on_batch, predict_on_batch):
         _wrap(model, wrap.__name__, wrap, config, guard)
-    replicas = seam.local_replicas(model.distribute_strategy)
+    replicas = local_replicas(model.distribute_strategy)
     several = replicas[0].num_replicas > 1
-    model.reset_metrics = functools.partial(seam.reset_metrics, model, replicas)
+    model.reset_metrics = functools.partial(reset_metrics, model, replicas)
     # If a step's logs are the metrics' results, Keras need not compute them again.
-    are_results = not seam.runs_eagerly(model) and (several or seam.has_steps_of_keras(model))
-    keras_own = types.MethodType(type(model)._get_metrics_result_or_logs, model)
-    model._get_metrics_result_or_logs = (lambda logs: logs) if are_results else keras_own
+    are_results = not runs_eagerly(model) and (several or has_steps_of_keras(model))
+    let_logs_be_results(model, are_results)
 
 
 def _wrap(model, name: str, wrap: Callable, config: StepConfig, guard: Callable) -> None:
     """Applies `wrap` to Keras's method of the model, and explains the errors of the result."""
     # `explained` is within the guard, which would look for a lost worker if memory is full.
-    seam.around_keras(
+    around_keras(
         model, name, lambda method: _guarded(explained(wrap(method), model, config), model, guard)
     )
 
@@ -162,7 +170,7 @@ def _with_stock_logs(train_on_batch: Callable, model, config: StepConfig) -> Cal
             logs = train_on_batch(*call.args, **call.kwargs)
         finite.on_train_batch_end(0)
         logs = {name: logs[name] for name in logs if name not in ("loss_scale", "skipped_steps")}
-        return logs if as_dict else model._flatten_metrics_in_order(logs)
+        return logs if as_dict else in_order(model, logs)
 
     return wrapper
 
@@ -418,7 +426,7 @@ def _check_batches(dataset: tf.data.Dataset) -> None:
 def _check_inputs(model: keras.Model, loader: Loader) -> None:
     """Raises UserError if the loader's images and the model's input have different sizes."""
     given = tf.nest.flatten(loader.element_spec[0])
-    declared = seam.inputs_of(model)
+    declared = inputs_of(model)
     if not (len(declared) == 1 and len(given) == 1):
         return
     has, takes = tuple(given[0].shape)[1:], tuple(declared[0].shape)[1:]
@@ -446,8 +454,8 @@ def _warn_of_scale(model: keras.Model, loader: Loader) -> None:
 
 def _check_outputs(model: keras.Model, loader: Loader, *, mixed: bool) -> None:
     """Raises UserError if there are more classes than outputs: the loss would be NaN."""
-    labels = mixed or seam.takes_labels(model)
-    declared = seam.outputs_of(model)
+    labels = mixed or takes_labels(model)
+    declared = outputs_of(model)
     if not (labels and loader.class_names and len(declared) == 1):
         return
     num_outputs = declared[0].shape[-1]

@@ -6,8 +6,6 @@ none scales them.
     layer = own_scaling(model)              # EfficientNetB0's Rescaling(1/255)
     misfit(model, loader.pixel_range)       # a message if pixels would be scaled twice, else ""
     unscaled(model, loader.pixel_range)     # a message if they are not scaled, or wrongly, else ""
-
-Private name used: Model._flatten_layers, of Keras 3.15.
 """
 
 import math
@@ -18,6 +16,7 @@ import numpy as np
 from keras import layers
 
 from tfaccel.common.tables import in_figures
+from tfaccel.keras_internals.layers import layers_of
 from tfaccel.training.keras_pixels import Pixels, trained_on
 
 SMALL = 0.02  # a scale below this is one for 0..255: 1/255, 1/127.5 or 1/128
@@ -71,7 +70,7 @@ def _in_order(model: keras.Model) -> Iterator[keras.Operation]:
         else:
             yield each
             if isinstance(each, layers.Layer):
-                yield from each._flatten_layers(include_self=False)
+                yield from layers_of(each, include_self=False)
 
 
 def _may_enlarge(step: keras.Operation) -> bool:

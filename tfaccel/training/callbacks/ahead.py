@@ -21,9 +21,8 @@ from collections.abc import Iterator
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.utils import is_default
-from keras.src.utils.python_utils import pythonify_logs
 
+from tfaccel.keras_internals.callbacks import before_epoch_logs, python_logs, sees_batches
 from tfaccel.process.to_host import make_to_host
 from tfaccel.training.callbacks.finite import Finite
 from tfaccel.training.callbacks.loss_scale import LossScale
@@ -44,7 +43,7 @@ def can_be_ahead(model: keras.Model, callbacks: list[keras.callbacks.Callback]) 
         type(each).__name__
         for each in callbacks
         if type(each) is not keras.callbacks.ProgbarLogger  # a user's subclass may read the logs
-        and not (is_default(each.on_batch_end) and is_default(each.on_train_batch_end))
+        and sees_batches(each)
     ]
     if readers:
         log.info(
@@ -98,18 +97,16 @@ class Ahead(keras.callbacks.Callback):
     @contextlib.contextmanager
     def of(self, model: keras.Model) -> Iterator[None]:
         """Within the context, the model reports its executions and each epoch's end."""
-        results = model._get_metrics_result_or_logs
 
-        def results_after_last_check(logs):
+        def check_last(logs):
             if logs is self._shown:  # these are the logs of training, not of a validation
                 self._check_last()
-            return results(logs)
 
         # Two threads: while one waits for an execution's end, the other queues the next copy.
         with (
             concurrent.futures.ThreadPoolExecutor(2, thread_name_prefix="read") as self._reader,
             with_attributes(model.train_function, launched=self._launched),
-            with_attributes(model, _get_metrics_result_or_logs=results_after_last_check),
+            before_epoch_logs(model, check_last),
         ):
             yield
 
@@ -128,7 +125,7 @@ class Ahead(keras.callbacks.Callback):
 
     def _check(self, reading: concurrent.futures.Future, position: int | None) -> dict:
         logs, codes = reading.result()
-        logs = pythonify_logs(logs)  # the form in which Keras's callbacks get them
+        logs = python_logs(logs)  # the form in which Keras's callbacks get them
         self._loss_scale.on_train_batch_end(0, logs)
         # NumPy, because an operation of TensorFlow would wait on the device for the next execution.
         self._finite.check(np.hstack([each.numpy() for each in codes]), position, logs)

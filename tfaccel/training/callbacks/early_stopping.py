@@ -14,7 +14,8 @@ import math
 from collections.abc import Iterator
 
 import keras
-from keras.src.callbacks.monitor_callback import MonitorCallback
+
+from tfaccel.keras_internals.callbacks import compared_by, monitors_in
 
 log = logging.getLogger("tfaccel")
 
@@ -27,13 +28,10 @@ def never_best(callbacks: list[keras.callbacks.Callback]) -> Iterator[None]:
     than NaN. EarlyStopping then stops and restores that epoch's weights, ModelCheckpoint keeps
     them, and ReduceLROnPlateau lowers the learning rate for good.
     """
-    monitors = [each for each in callbacks if isinstance(each, MonitorCallback)]
     with contextlib.ExitStack() as stack:
-        for each in monitors:
-            own = vars(each).get("_is_improvement")
-            compare = functools.partial(_compare, each, each._is_improvement, warned=set())
-            each._is_improvement = compare
-            stack.callback(_restore, each, own)
+        for each in monitors_in(callbacks):
+            compare = functools.partial(_compare, each, warned=set())
+            stack.enter_context(compared_by(each, compare))
         yield
 
 
@@ -47,12 +45,6 @@ def _compare(callback, is_improvement, value, reference, *, warned: set) -> bool
             *(type(callback).__name__, callback.monitor, value),
         )
     return False
-
-
-def _restore(callback, own) -> None:
-    del callback._is_improvement
-    if own is not None:  # set by a `fit` that this one runs within
-        callback._is_improvement = own
 
 
 class EarlyStopping(keras.callbacks.EarlyStopping):

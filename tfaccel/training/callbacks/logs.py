@@ -12,8 +12,6 @@ in tfaccel/training/logs/__init__.py.
 `Logs` follows the callbacks that add to Keras's logs, and precedes the checkpoints, so every step
 of a checkpoint is in the log. When a run resumes, the writers drop the records of later steps,
 because those steps are trained and written again.
-
-Private Keras name used: an optimizer's `_learning_rate`, a number or a schedule.
 """
 
 import itertools
@@ -26,6 +24,7 @@ from collections.abc import Callable, Sequence
 import keras
 
 from tfaccel.data.distribute import Loader
+from tfaccel.keras_internals.optimizers import schedule_of
 from tfaccel.runtime.gpu_usage import GpuUsage
 from tfaccel.training.callbacks.throughput import Throughput, Timed, images_until
 from tfaccel.training.logs import Record, Writer
@@ -247,7 +246,7 @@ class _Paced:
 def learning_rate_of(optimizer) -> float:
     """Returns the learning rate of the last step."""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # a LossScaleOptimizer has one
-    schedule = optimizer._learning_rate
+    schedule = schedule_of(optimizer)
     if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
         taken = int(keras.ops.convert_to_numpy(optimizer.iterations))
         rate = schedule(max(taken - 1, 0))

@@ -11,8 +11,6 @@ is still its value from before training: with Keras's momentum of 0.99, 62% afte
 A network of three convolutions and four such layers, on 512 images of ten planted classes, reached
 these accuracies after 48 steps (Keras 3.15, CPU, 2026-11-27): 1.00 in training; in validation 0.19
 with momentum 0.99, 0.82 with 0.9, and 0.91 with each batch's own statistics, for both momenta.
-
-Private Keras name used: Model._flatten_layers.
 """
 
 import logging
@@ -22,6 +20,7 @@ import keras
 import numpy as np
 
 from tfaccel.data.distribute import Loader
+from tfaccel.keras_internals.layers import layers_of
 
 log = logging.getLogger("tfaccel")
 
@@ -119,7 +118,7 @@ def batch_norm_momentum(model: keras.Model) -> float | None:
     """
     found = [
         each.momentum
-        for each in model._flatten_layers()
+        for each in layers_of(model)
         if isinstance(each, keras.layers.BatchNormalization) and each.trainable
     ]
     return max(found, default=None)
