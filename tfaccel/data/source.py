@@ -187,7 +187,7 @@ class ArraySource:
       class_names: names of the labels, in order; empty for pairs.
       targets: target images of pairs, [num_examples, height, width, channels] uint8; else None.
       copies: copies of images and targets in the GPUs' memory, by (name, device). The loader
-        "memory" makes them, all loaders of this source share them, and they live as long as the source.
+        "memory" makes them. All loaders of the source share them, and they live as long as it.
     """
 
     images: np.ndarray

@@ -126,7 +126,7 @@ def made(root: pathlib.Path, *files: str) -> pathlib.Path:
         (
             "",
             ["animal/cat/1.png", "animal/dog/1.png", "plant/rose/1.png"],
-            "classes lie one level deeper in each of 2 folders, animal/cat being one: move all",
+            "the classes are one level deeper in each of 2 folders, such as animal/cat: move all",
         ),
         # Images and a folder.
         ("", ["cat/1.png", "cat/old/1.png"], "move the images of old into {}/cat, or old away"),
@@ -162,7 +162,7 @@ def test_a_link_may_not_put_a_file_into_two_classes(tmp_path):
     (tmp_path / "a" / "again.png").symlink_to("1.png")  # twice in one class is another weight
     assert len(class_folders(tmp_path)) == 4
     (tmp_path / "b" / "z.png").symlink_to("../a/1.png")
-    with pytest.raises(UserError, match="are one file, by a link, in two classes") as error:
+    with pytest.raises(UserError, match="are one file, through a link, in two classes") as error:
         class_folders(tmp_path)
     assert f"{tmp_path / 'a' / '1.png'} and {tmp_path / 'b' / 'z.png'}" in str(error.value)
 
@@ -170,7 +170,7 @@ def test_a_link_may_not_put_a_file_into_two_classes(tmp_path):
 def test_a_link_may_not_be_a_class_of_its_own(tmp_path):
     made(tmp_path, "a/1.png")
     (tmp_path / "b").symlink_to("a")
-    with pytest.raises(UserError, match="are one file, by a link, in two classes"):
+    with pytest.raises(UserError, match="are one file, through a link, in two classes"):
         class_folders(tmp_path)
 
 
