@@ -160,7 +160,7 @@ def test_blocks_are_checked_each(source, folder, caplog, monkeypatch):
     assert len(checksums["images"]) == -(-size // 100)
     flip_a_bit(home)
     cached(source, folder=folder, **SETTINGS)
-    assert "images.npy is not what was written" in caplog.text
+    assert "images.npy has changed since it was written" in caplog.text
 
 
 PROGRAM = """

@@ -308,7 +308,9 @@ def test_a_pair_of_two_sizes_is_named(files, tmp_path):
     PIL.Image.fromarray(np.zeros((3, 4), np.uint8)).save(other)
     targets = Blobs((*files.images.files[:-1], other))
     pairs = ImageSource(files.images, None, targets=targets)
-    with pytest.raises(UserError, match=r"149.jpg has 39x21 pixels and its target .*other.png 3x4"):
+    with pytest.raises(
+        UserError, match=r"149.jpg has 39x21 pixels, but its target .*other.png has 3x4"
+    ):
         decode_all(pairs, **SETTINGS)
 
 
@@ -317,4 +319,4 @@ def test_long_ones_say_how_far_they_are(files, caplog, monkeypatch):
     monkeypatch.setattr(decode, "LOG_SECONDS", 0)
     monkeypatch.setattr(decode, "FIRST_LOG_SECONDS", 0)
     decode_all(files, **SETTINGS)
-    assert "64 of 150 images are decoded" in caplog.text
+    assert "decoded 64 of 150 images" in caplog.text
