@@ -44,7 +44,6 @@ def _write(root: pathlib.Path) -> None:
 
 def load_photo() -> PIL.Image.Image:
     """Returns the photograph, RGB, 512 pixels wide and 600 high."""
-
     with PIL.Image.open(get_sample_data(PHOTO, asfileobj=False)) as photo:
         return photo.convert("RGB")
 

@@ -37,7 +37,6 @@ def ensure_digits() -> pathlib.Path:
 def _write(root: pathlib.Path) -> None:
     images, labels = load_digits()
     # Every fifth image is a test image. Pixels are 0..16 in the source.
-
     pixels = (images * 15.9375).round().astype("uint8")
     for index, (image, label) in enumerate(zip(pixels, labels, strict=True)):
         folder = root / ("testing" if index % 5 == 0 else "training") / str(label)

@@ -302,7 +302,9 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
             batches = self._skipping_lost(self._draw)
             if self.pads or self._class_weight is not None:
                 batches = [self._weighted(index, batch) for index, batch in enumerate(batches)]
-            batch = self._distributed(batches)
+            batch = batches[0]
+            if len(batches) > 1:
+                batch = tf.nest.map_structure(self._per_replica, *batches)
         self._advance(1)
         if self._num_to_keep:
             self.kept, self._num_to_keep = _first_rows(batches, self._num_to_keep), 0
@@ -431,7 +433,10 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
 
     def _weighted(self, local_index: int, batch: tuple) -> tuple:
         with tf.device(self._devices[local_index].name):
-            real = self._mask(local_index) if self.pads else None
+            real = None
+            if self.pads:
+                rows = self._real(self._position, self._first_replica + local_index)
+                real = self._on_device(local_index, rows)
             return weighted(batch, real, self._class_weight)
 
     def _weighing(self, local_index: int, deferred: Deferred) -> Deferred:
@@ -448,11 +453,6 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         make = Weighing(deferred.make)
         return dataclasses.replace(deferred, inputs=inputs, shared=shared, make=make)
 
-    def _mask(self, local_index: int) -> tf.Tensor:
-        """Returns [rows] float32: 0 for the padding rows of the next batch, 1 for the others."""
-        real = self._real(self._position, self._first_replica + local_index)
-        return self._on_device(local_index, real)
-
     def _on_device(self, local_index: int, mask: np.ndarray) -> tf.Tensor:
         """Returns a mask as float32; a cached one, as a copy would wait for the GPU's queue."""
         key = local_index, mask.shape, mask.tobytes()
@@ -462,13 +462,7 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
             self._masks[key] = tf.constant(mask, tf.float32)
         return self._masks[key]
 
-    def _distributed(self, batches: list):
-        """Returns the replicas' batches in the form that Keras takes."""
-        if len(batches) == 1:
-            return batches[0]
-        return tf.nest.map_structure(lambda *parts: self._per_replica(parts), *batches)
-
-    def _per_replica(self, parts):
+    def _per_replica(self, *parts):
         if parts[0] is None:
             return None
         return self._strategy.experimental_distribute_values_from_function(

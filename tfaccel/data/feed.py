@@ -48,7 +48,6 @@ class Feed:
 
     def draws(self, number: int) -> dict[str, np.ndarray]:
         """Returns the random draws of a batch: see `draws.draw`."""
-
         epoch, step = divmod(self.first + int(number), self.plan.num_steps)
         return draws_lib.draw(
             self.augment,

@@ -24,6 +24,9 @@ def epoch_order(num_examples: int, *, seed: int, epoch: int, shuffle: bool) -> n
     return np.random.default_rng([seed, epoch]).permutation(num_examples)
 
 
+_recent_order = functools.lru_cache(maxsize=4)(epoch_order)  # replicas may be in two epochs at once
+
+
 def part(num_rows: int, *, num_replicas: int, replica_index: int) -> slice:
     """Returns a replica's rows of a batch: consecutive rows, and sizes differ by at most one."""
     start, stop = (num_rows * each // num_replicas for each in (replica_index, replica_index + 1))
@@ -118,7 +121,7 @@ class Plan:
           step: the step within the epoch, from 0.
           replica_index: index of the replica over all workers, from 0.
         """
-        order = _recent_order(self.num_examples, self.seed, epoch, self.shuffle)
+        order = _recent_order(self.num_examples, seed=self.seed, epoch=epoch, shuffle=self.shuffle)
         positions = self.positions(step=step, replica_index=replica_index)
         ids = order[(step * self.global_batch_size + positions) % self.num_examples]
         real = self.real(epoch=epoch, step=step, replica_index=replica_index)
@@ -141,8 +144,3 @@ class Plan:
         num_real = self.num_real(step)
         own = part(num_real, num_replicas=self.num_replicas, replica_index=replica_index)
         return np.arange(own.start, own.stop)
-
-
-@functools.lru_cache(maxsize=4)  # replicas may be in two epochs at once
-def _recent_order(num_examples: int, seed: int, epoch: int, shuffle: bool) -> np.ndarray:
-    return epoch_order(num_examples, seed=seed, epoch=epoch, shuffle=shuffle)

@@ -340,7 +340,6 @@ def _faults_named(function):
 
 def _cause(error: Exception) -> str:
     """Returns the cause and its place, extracted from DALI's and TensorFlow's traces."""
-
     text = re.sub(r"\{\{.*?\}\}\s*|\[Op:.*", "", str(error))
     found = re.search(r"operator `(.+?)`.*encountered:\s*(.+?)\n", text, re.DOTALL)
     if found:

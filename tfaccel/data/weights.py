@@ -54,7 +54,6 @@ class Weighing:
 
 def _masked(weight: tf.Tensor, real: tf.Tensor) -> tf.Tensor:
     """Returns weights that are 0 for padding rows and for no other rows."""
-
     weight = tf.cast(weight, tf.float32)
     own = tf.where(weight == 0, tf.constant(NEARLY_ZERO), weight)
     return own * _with_rank(real, weight)

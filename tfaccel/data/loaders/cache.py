@@ -47,11 +47,9 @@ log = logging.getLogger("tfaccel")
 def cached(
     source: ImageSource,
     *,
-    stored_size: tuple[int, int],
-    channels: int,
-    targets: str,
     num_threads: int,
     folder: str | os.PathLike | None = None,
+    **settings,
 ) -> ArraySource:
     """Returns the decoded images from the cache, after decoding them into it if needed.
 
@@ -61,28 +59,17 @@ def cached(
 
     Args:
       source: the encoded images.
-      stored_size: (height, width) to which each image is resized, as with the window "stretch".
-      channels: channels of the inputs, 1 or 3.
-      targets: "image" or "mask", for pairs.
       num_threads: number of threads that decode and check.
       folder: the folder of all caches; None for tfaccel/pixels in XDG_CACHE_HOME or ~/.cache.
+      **settings: stored_size, channels and targets, as in `decode_all`.
 
     Raises:
-      UnreadableError: some images cannot be read or decoded; it has the ids of all of them.
-      UserError: the images of a pair differ in size, the folder cannot be written, or the disk is
-        full.
+      UnreadableError: as in `decode_all`.
+      UserError: as in `decode_all`, or the folder cannot be written, or the disk is full.
     """
     folder = pathlib.Path(folder or cache_folder("pixels")).expanduser().absolute()
     try:
-        home = stored(
-            source,
-            stored_size=stored_size,
-            channels=channels,
-            targets=targets,
-            num_threads=num_threads,
-            folder=folder,
-        )
-        arrays = _mapped(home)
+        arrays = _mapped(stored(source, num_threads=num_threads, folder=folder, **settings))
     except OSError as error:
         raise UserError(
             f"decoded images cannot be kept in {folder} ({error.strerror or error}); set "
@@ -94,27 +81,25 @@ def cached(
 def stored(
     source: ImageSource,
     *,
-    stored_size: tuple[int, int],
-    channels: int,
-    targets: str,
     num_threads: int,
     folder: pathlib.Path,
     make_room: Callable[[pathlib.Path, int], None] | None = None,
+    **settings,
 ) -> pathlib.Path:
     """Returns the folder of the complete decoded images, a folder of .npy files below `folder`.
 
-    The other arguments are as in `cached`.
-
     Args:
+      source: the encoded images.
+      num_threads: number of threads that decode and check.
       folder: the folder of all caches, absolute.
       make_room: called with the folder and the number of bytes before images are decoded into it;
         it may raise OSError.
-
+      **settings: stored_size, channels and targets, as in `decode_all`.
     Raises:
       OSError: the files cannot be written.
       UnreadableError, UserError: as in `cached`.
     """
-    shape_of = shapes(source, stored_size=stored_size, channels=channels, targets=targets)
+    shape_of, targets = shapes(source, **settings), settings["targets"]
     home = folder / _key(source, shape_of, targets, num_threads)
     if _is_whole(home, shape_of, num_threads):
         return home
@@ -229,7 +214,9 @@ def _is_whole(home: pathlib.Path, shape_of: dict, num_threads: int) -> bool:
         version = str(manifest), manifest.stat().st_mtime_ns
         if version not in _checked:
             check_regular(home.iterdir())  # NumPy would wait for a FIFO
-            _check(home, json.loads(manifest.read_text()), num_threads)
+            for name, expected in json.loads(manifest.read_text())["checksums"].items():
+                if _checksums(home / f"{name}.npy", num_threads) != expected:
+                    raise ValueError(f"{name}.npy has changed since it was written")
             _checked.add(version)
             log.info("cache: %s is used; checked in %.1f s", home, time.monotonic() - began)
         if {name: each.shape for name, each in _mapped(home).items()} != shape_of:
@@ -241,13 +228,6 @@ def _is_whole(home: pathlib.Path, shape_of: dict, num_threads: int) -> bool:
 
 
 _checked: set[tuple[str, int]] = set()  # manifests that this process has checked, which takes time
-
-
-def _check(home: pathlib.Path, manifest: dict, num_threads: int) -> None:
-    """Raises ValueError or OSError unless all arrays have the bytes that were written."""
-    for name, expected in manifest["checksums"].items():
-        if _checksums(home / f"{name}.npy", num_threads) != expected:
-            raise ValueError(f"{name}.npy has changed since it was written")
 
 
 def _mapped(home: pathlib.Path) -> dict[str, np.ndarray]:

@@ -50,7 +50,10 @@ def make_file_reader(
     """
     settings = {"num_threads": num_threads, "device_id": None, "prefetch_queue_depth": 1}
     pipeline = _files(with_sizes, batch_size=rows, **settings)
-    paths = _paths(blobs, rows=rows, num_threads=num_threads)
+    # [rows, longest] uint8, filled up with zeros: DALI's `open` stops at the first zero.
+    paths = blobs.files.rows
+    if not blobs.are_files:
+        paths = _copier(blobs, rows=rows, num_threads=num_threads)
 
     def read(ids):
         pipeline.feed_input("path", paths(ids))
@@ -75,17 +78,7 @@ def _files(with_sizes):
     return encoded, head, fn.peek_image_shape(encoded, adjust_orientation=False)
 
 
-def _paths(blobs: Blobs, *, rows: int, num_threads: int) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns a function from the ids of a batch to its paths: [rows, longest] uint8.
-
-    DALI passes the bytes to `open`, which stops at the first zero.
-    """
-    if not blobs.are_files:
-        return _copies(blobs, rows=rows, num_threads=num_threads)
-    return blobs.files.rows
-
-
-def _copies(blobs: Blobs, *, rows: int, num_threads: int) -> Callable[[np.ndarray], np.ndarray]:
+def _copier(blobs: Blobs, *, rows: int, num_threads: int) -> Callable[[np.ndarray], np.ndarray]:
     """Returns a function that copies a batch's ranges of bytes to files, and returns their paths.
 
     DALI reads whole files. If Python read the bytes, DALI would copy them while holding Python's

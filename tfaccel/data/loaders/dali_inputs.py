@@ -83,7 +83,8 @@ def make_reader(
             bad = np.unique(ids[odd]).tolist()
             raise faults.unfit_error(source, images, bad, num_read=len(ids))
         if is_pair:
-            _check_pairs(source, ids, sizes, target_sizes)
+            for row in np.flatnonzero((sizes != target_sizes).any(axis=1)):
+                raise UserError(two_sizes(source, ids[row], sizes[row], target_sizes[row]))
         else:
             inputs["label"] = source.labels[ids].astype(np.int64)
         held.append(tuple(inputs.values()))
@@ -104,12 +105,6 @@ def _odd(encoded: TensorListCPU, heads: np.ndarray, is_new: np.ndarray, *, is_ma
     """
     rows = np.flatnonzero(is_new & ~are_usual(heads, are_masks=is_mask)).tolist()
     return [row for row in rows if not agreed(bytes(encoded.at(row)), is_mask=is_mask)]
-
-
-def _check_pairs(source: ImageSource, ids, sizes, target_sizes) -> None:
-    """Raises UserError unless inputs and targets have the same sizes."""
-    for row in np.flatnonzero((sizes != target_sizes).any(axis=1)):
-        raise UserError(two_sizes(source, ids[row], sizes[row], target_sizes[row]))
 
 
 def _operator_arguments(draws: dict[str, np.ndarray], feed: Feed, images: ImageConfig) -> dict:

@@ -80,7 +80,6 @@ def view_of(output: TensorListCPU | TensorListGPU, device: Device) -> tf.Tensor:
 
 def _capsule(data: int, shape: tuple, dtype: np.dtype, *, device_type: int, device_id: int):
     """Returns DLPack's capsule: the structure, and the shape in the memory behind it."""
-
     address = _libc.malloc(ctypes.sizeof(_Managed) + ctypes.sizeof(ctypes.c_int64) * len(shape))
     lengths = address + ctypes.sizeof(_Managed)
     (ctypes.c_int64 * len(shape)).from_address(lengths)[:] = shape

@@ -66,7 +66,9 @@ class HostStream(Iterator):
             if self._device.cuda_ordinal is None:
                 dataset = dataset.map(finish) if finish else dataset
                 dataset = dataset.prefetch(PREFETCH_BATCHES)
-            dataset = untuned(dataset.with_options(_threads(placement.num_threads)))
+            options = tf.data.Options()
+            options.threading.private_threadpool_size = placement.num_threads
+            dataset = untuned(dataset.with_options(options))
         if self._device.cuda_ordinal is not None:
             # uint8 pixels are a quarter of float32's bytes. The step's kernels run meanwhile.
             to_device = tf.data.experimental.prefetch_to_device(self._device.name, PREFETCH_BATCHES)
@@ -123,9 +125,3 @@ def _numbered(
 
     # from_generator would print an error if Python ends first.
     return tf.data.Dataset.counter().map(one, num_parallel_calls=2)
-
-
-def _threads(num_threads: int) -> tf.data.Options:
-    options = tf.data.Options()
-    options.threading.private_threadpool_size = num_threads
-    return options

@@ -39,25 +39,19 @@ log = logging.getLogger("tfaccel")
 def kept(
     source: ImageSource,
     *,
-    stored_size: tuple[int, int],
-    channels: int,
-    targets: str,
     num_threads: int,
+    **settings,
 ) -> ArraySource:
     """Returns the decoded images, from disk if an earlier start has kept them.
 
     Args:
       source: the encoded images.
-      stored_size: (height, width) to which each image is resized, as with the window "stretch".
-      channels: channels of the inputs, 1 or 3.
-      targets: "image" or "mask", for pairs.
       num_threads: number of threads that decode and check.
+      **settings: stored_size, channels and targets, as in `decode_all`.
 
     Raises:
-      UnreadableError: some images cannot be read or decoded; it has the ids of all of them.
-      UserError: the images of a pair differ in size.
+      UnreadableError, UserError: as in `decode_all`.
     """
-    settings = {"stored_size": stored_size, "channels": channels, "targets": targets}
     seconds = _seconds(source, settings)
     if seconds < LEAST_S:
         return decode_all(source, num_threads=num_threads, **settings)
@@ -116,7 +110,8 @@ def _make_room(folder: pathlib.Path, needed: int) -> None:
     """
     if needed > MOST_BYTES:
         raise OSError(f"they need {mib(needed)}, and the limit is {mib(MOST_BYTES)}")
-    homes = sorted((each for each in folder.iterdir() if each.is_dir()), key=_used_at)
+    homes = [each for each in folder.iterdir() if each.is_dir()]
+    homes.sort(key=lambda home: home.stat().st_mtime)
     sizes = [sum(file.stat().st_size for file in _files(home)) for home in homes]
     over = sum(sizes) + needed - MOST_BYTES
     for home, size in zip(homes, sizes, strict=True):
@@ -130,7 +125,3 @@ def _make_room(folder: pathlib.Path, needed: int) -> None:
         raise OSError(
             f"they need {mib(needed)}, more than {DISK_SHARE:.0%} of the {mib(free)} that is free"
         )
-
-
-def _used_at(home: pathlib.Path) -> float:
-    return home.stat().st_mtime

@@ -180,12 +180,13 @@ def _check(source: ArraySource, images: ImageConfig, augment: AugmentConfig) -> 
 
 
 def _resident(source: ArraySource, device: Device) -> dict[str, tf.Tensor]:
-    """Returns the tensors that are kept on the device, by name: all except labels."""
-    return {
-        name: _copy(source, name, each, device)
-        for name, each in _arrays(source).items()
-        if each.ndim == 4
-    }
+    """Returns images and targets on the device, by name. All streams of a source share them."""
+    names = [name for name, each in _arrays(source).items() if each.ndim == 4]
+    for name in names:
+        if (name, device) not in source.copies:
+            with tf.device(device.name):
+                source.copies[name, device] = tf.constant(_arrays(source)[name])
+    return {name: source.copies[name, device] for name in names}
 
 
 def _arrays(source: ArraySource) -> dict[str, np.ndarray]:
@@ -254,12 +255,3 @@ class _Finish:
 
 # XLA's tf.gather works with more than 2**31 pixels.
 _gathered = tf.function(tf.gather, jit_compile=True, autograph=False)
-
-
-def _copy(source: ArraySource, name: str, array: np.ndarray, device: Device) -> tf.Tensor:
-    """Returns the array's copy on the device. All streams of the source share it."""
-
-    if (name, device) not in source.copies:
-        with tf.device(device.name):
-            source.copies[name, device] = tf.constant(array)
-    return source.copies[name, device]

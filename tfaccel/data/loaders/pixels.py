@@ -358,5 +358,4 @@ def _twist(saturation, radians):
     ]
     from_yiq = tf.constant(np.linalg.inv(RGB_TO_YIQ), tf.float32)
     # The sum is explicit, because a GPU would round a matrix product to TensorFloat-32.
-
     return sum(from_yiq[:, each : each + 1] * turned[each] for each in range(3))

@@ -10,6 +10,7 @@ the device.
 import collections
 import concurrent.futures
 import functools
+import math
 import re
 from collections.abc import Callable, Iterator
 
@@ -58,7 +59,9 @@ class TfDataStream(Iterator):
         Raises:
           UnreadableError: an image of the first batch cannot be read from its shard.
         """
-        fed = collections.deque(maxlen=_in_flight(feed, placement))
+        # Each thread also decodes rows ahead.
+        rows_ahead, rows = 2 * placement.num_threads, feed.plan.rows_per_replica
+        fed = collections.deque(maxlen=IN_FLIGHT + math.ceil(rows_ahead / rows))
         self._faults_named = functools.partial(
             faults.named,
             source,
@@ -100,12 +103,6 @@ class TfDataStream(Iterator):
         """Returns the next batch."""
         with self._faults_named():
             return next(self._stream)
-
-
-def _in_flight(feed: Feed, placement: Placement) -> int:
-    """Returns how many batches a fault may be in; each thread also decodes rows ahead."""
-    rows = feed.plan.rows_per_replica
-    return IN_FLIGHT + -(-2 * placement.num_threads // rows)
 
 
 def _encoded(name: str, blobs: Blobs, pool) -> Callable[[np.ndarray], dict[str, np.ndarray]]:

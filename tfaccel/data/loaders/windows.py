@@ -83,5 +83,4 @@ def nearest_index(length, new_length: int):
 
     The result is an array if `length` is a number, and a tensor if it is a tensor.
     """
-
     return (2 * np.arange(new_length, dtype=np.int32) + 1) * length // (2 * new_length)

@@ -112,7 +112,7 @@ def examine(data: bytes, *, suffix: str) -> tuple[list[tuple[str, str]], tuple[i
     except MemoryError:  # the file is not at fault
         raise
     except Exception as error:  # Pillow raises nearly anything for a damaged file
-        return [("truncated", _one_line(error))], size
+        return [("truncated", " ".join(str(error).split()) or type(error).__name__)], size
 
 
 def _by_header(image: PIL.Image.Image, data: bytes, suffix: str) -> list[tuple[str, str]]:
@@ -191,7 +191,3 @@ def _unidentified(data: bytes) -> tuple[str, str]:
     if is_webp or data.startswith(_BEGINNINGS):
         return "truncated", "only the beginning of an image"
     return "not_an_image", f"begins with {data[:8]!r}; expected an image that a loader decodes"
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -15,7 +15,7 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -129,7 +129,10 @@ def _scan(
     faults, num_reused, sizes = [], 0, np.zeros((len(blobs), 2), np.int64)
     starts = range(0, len(blobs), CHUNK)
     chunks = (range(start, min(start + CHUNK, len(blobs))) for start in starts)
-    check = functools.partial(_check, blobs, manifest)
+
+    def check(chunk: range) -> list[_Checked]:
+        return [_check(blobs, manifest, index) for index in chunk]
+
     try:
         with contextlib.closing(mapped(check, chunks, num_threads=num_workers)) as every:
             for checked in every:
@@ -156,11 +159,7 @@ class _Checked(NamedTuple):
     is_known: bool
 
 
-def _check(blobs: Blobs, manifest: Manifest, chunk: Iterable[int]) -> list[_Checked]:
-    return [_check_one(blobs, manifest, index) for index in chunk]
-
-
-def _check_one(blobs: Blobs, manifest: Manifest, index: int) -> _Checked:
+def _check(blobs: Blobs, manifest: Manifest, index: int) -> _Checked:
     try:
         key = manifest.key(index)
         known = manifest.found(key)

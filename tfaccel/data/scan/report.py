@@ -80,11 +80,8 @@ class Report:
 
 def write_list(path: str | os.PathLike, faults: Iterable[Fault]) -> None:
     """Writes a line for each fault: severity, kind, path and cause, separated by tabs."""
-
-    words = ((each.severity, each.kind, each.name, each.cause) for each in faults)
-    text = "".join("\t".join(map(_escaped, each)) + "\n" for each in words)
-    replace(pathlib.Path(path), text.encode())
-
-
-def _escaped(word: str) -> str:
-    return shown(word.replace("\\", "\\\\"), keep="")
+    lines = []
+    for each in faults:
+        words = (each.severity, each.kind, each.name, each.cause)
+        lines.append("\t".join(shown(word.replace("\\", "\\\\"), keep="") for word in words))
+    replace(pathlib.Path(path), "".join(f"{line}\n" for line in lines).encode())

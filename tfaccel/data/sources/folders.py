@@ -24,7 +24,12 @@ from tfaccel.data.file_names import FileNames
 from tfaccel.data.source import Blobs, ImageSource
 from tfaccel.data.sources.clutter import is_clutter
 from tfaccel.data.sources.labels import check_known
-from tfaccel.data.sources.levels import advice_on_file, advice_on_folders
+from tfaccel.data.sources.levels import (
+    advice_on_file,
+    advice_on_folders,
+    folders_in,
+    holds_images,
+)
 from tfaccel.data.sources.paths import absolute, nearest
 from tfaccel.data.sources.pillow import IMAGE_SUFFIXES
 
@@ -153,28 +158,17 @@ def _list(folder: pathlib.Path, wanted: str) -> list[os.DirEntry]:
 def _how_to_split(missing: pathlib.Path) -> str:
     """Returns advice if the parent folder holds classes that are not split into two folders."""
     root = missing.parent
-    try:
-        folders = sorted(
-            each.name for each in os.scandir(root) if each.is_dir() and not is_clutter(each.name)
-        )
-        holding = [name for name in folders if _holds_an_image(root / name)]
-    except OSError:
+    folders = folders_in(root)
+    if not folders or not all(holds_images(each, IMAGE_SUFFIXES) for each in folders):
         return ""
-    if not holding or len(holding) < len(folders):
-        return ""
-    names, new_root = ", ".join(holding[:2]), shlex.quote(f"{root}-split")
+    names, new_root = ", ".join(each.name for each in folders[:2]), shlex.quote(f"{root}-split")
     return (
-        f"; {root} holds the classes themselves ({names}{', ...' if len(holding) > 2 else ''}), "
+        f"; {root} holds the classes themselves ({names}{', ...' if len(folders) > 2 else ''}), "
         "which are not yet split into training and test images. Expected training/CLASS/ and "
         "testing/CLASS/. This command makes such folders of links beside it, with every fifth "
         f"image for testing: {split_command(root)} ; then give --config.data.root={new_root}, or "
         "pass its folders training and testing to your script"
     )
-
-
-def _holds_an_image(folder: pathlib.Path) -> bool:
-    with os.scandir(folder) as entries:
-        return any(each.name.lower().endswith(IMAGE_SUFFIXES) for each in entries)
 
 
 def split_command(root: pathlib.Path) -> str:

@@ -279,7 +279,6 @@ def _load(place: pathlib.Path, stamp: str, shard_size: int) -> Columns | None:
 
 def _fit(columns: Columns, shard_size: int) -> bool:
     """Returns whether all columns have the same length, and all ranges lie in the shard."""
-
     sizes = {len(each) for each in columns.values() if each.ndim == 1}
     if len(sizes) != 1 or any(each.ndim != 1 for each in columns.values()):
         return False

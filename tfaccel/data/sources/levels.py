@@ -29,9 +29,9 @@ def advice_on_file(root: pathlib.Path, name: str, suffixes: tuple[str, ...]) -> 
     """
     if not name.lower().endswith(suffixes):
         return "move the file away"
-    if _folders(root):
+    if folders_in(root):
         return f"move the image into a class folder, or {LIST}"
-    beside = [each for each in _folders(root.parent) if _holds_images(each, suffixes)]
+    beside = [each for each in folders_in(root.parent) if holds_images(each, suffixes)]
     if len(beside) > 1 and root.name.lower() not in SPLITS:
         return (
             f"did you mean {root.parent} as the image folder? It holds {root.name} and "
@@ -51,9 +51,9 @@ def advice_on_folders(
       below: names of the folders in the class folder.
       suffixes: suffixes of images, in lowercase.
     """
-    if _holds_images(folder, suffixes):
+    if holds_images(folder, suffixes):
         return f"move the images of {below[0]} into {folder}, or {below[0]} away"
-    classes = _folders(root)
+    classes = folders_in(root)
     splits = [each for each in classes if each.name.lower() in SPLITS]
     if len(classes) == 1 or splits:
         meant = next((each for each in splits if each.name.lower().startswith("train")), None)
@@ -61,7 +61,7 @@ def advice_on_folders(
         others = [each.name for each in splits if each.name != meant.name]
         also = f" (and {', '.join(others)} in the same way)" if others else ""
         return f"did you mean {meant} as the image folder?{also}"
-    if _folders(folder / below[0]):
+    if folders_in(folder / below[0]):
         return f"the images are deeper than {folder / below[0]}: give the folder of one split"
     return (
         f"the classes are one level deeper in each of {len(classes)} folders, such as "
@@ -71,10 +71,9 @@ def advice_on_folders(
 
 def _deepest(folder: pathlib.Path, suffixes) -> pathlib.Path:
     """Returns the first folder, from the given one downward, that holds class folders."""
-
     for _ in range(8):
-        below = _folders(folder)
-        if any(_holds_images(each, suffixes) for each in below) or not below:
+        below = folders_in(folder)
+        if any(holds_images(each, suffixes) for each in below) or not below:
             return folder
         splits = [each for each in below if each.name.lower() in SPLITS]
         train = [each for each in splits if each.name.lower().startswith("train")]
@@ -93,11 +92,13 @@ def _entries(folder: pathlib.Path) -> list[os.DirEntry]:
         return []
 
 
-def _folders(folder: pathlib.Path) -> list[pathlib.Path]:
+def folders_in(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the first sub-folders of a folder, by name; none if it cannot be listed."""
     return [pathlib.Path(each.path) for each in _entries(folder) if each.is_dir()]
 
 
-def _holds_images(folder: pathlib.Path, suffixes: tuple[str, ...]) -> bool:
+def holds_images(folder: pathlib.Path, suffixes: tuple[str, ...]) -> bool:
+    """Returns whether a file that is named like an image is among the first of a folder."""
     return any(
         each.name.lower().endswith(suffixes) and not each.is_dir() for each in _entries(folder)
     )
