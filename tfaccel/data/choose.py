@@ -98,19 +98,12 @@ def choose_loader(
         why = f"all {len(source)} images would take {memory}"
     if on_gpu:
         return Choice("dali_gpu", f"{why}, so the GPU decodes them again in each epoch")
-    other = sorted(_suffixes(source) - TENSORFLOW_SUFFIXES)
-    if other:
+    suffixes = source.images.files.suffixes() if source.images.are_files else set()
+    if other := sorted(suffixes - TENSORFLOW_SUFFIXES):
         return Choice("dali_cpu", f"{why}, and TensorFlow does not decode every {other[0]} file")
     if not source.images.are_files and (name := _dali_only_image(source.images)):
         return Choice("dali_cpu", f"{why}, and TensorFlow does not decode {name}")
     return Choice("tf_data", f"{why}; on a CPU, TensorFlow decodes JPEG and PNG faster than DALI")
-
-
-def _suffixes(source: ImageSource) -> set[str]:
-    """Returns the suffixes of the image files; an empty set for images in archives."""
-    if not source.images.are_files:
-        return set()
-    return source.images.files.suffixes()
 
 
 def _dali_only_image(blobs: Blobs) -> str | None:

@@ -184,7 +184,6 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
             for no weights.
         """
         before = self._class_weight  # weights of a `fit` that validates on this loader
-        before = self._class_weight  # of the `fit` that this test on the same loader is part of
         self._class_weight = None
         if class_weight is not None:
             if not self.class_names:

@@ -242,7 +242,11 @@ def open_examples(
     """
     check_choice("last_batch", last_batch, LAST_BATCHES)
     _check_source(source)
-    read, num_examples = _reader(source)
+    read, num_examples = source, None
+    if _is_indexable(source):
+        read, num_examples = source.__getitem__, len(source)
+        if num_examples == 0:
+            raise UserError(f"{type(source).__name__} has no examples; expected one or more")
     names, arrays = _arrays(read, 0, endless=num_examples is None)
     if len(names) > 3:
         raise UserError(
@@ -294,14 +298,6 @@ def _check_source(source) -> None:
 
 def _is_indexable(source) -> bool:
     return hasattr(source, "__len__") and hasattr(source, "__getitem__")
-
-
-def _reader(source) -> tuple[Callable[[int], Any], int | None]:
-    if not _is_indexable(source):
-        return source, None
-    if len(source) == 0:
-        raise UserError(f"{type(source).__name__} has no examples; expected one or more")
-    return source.__getitem__, len(source)
 
 
 def _arrays(read: Callable, index: int, *, endless: bool) -> tuple[tuple, dict[str, np.ndarray]]:

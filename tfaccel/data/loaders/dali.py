@@ -72,10 +72,7 @@ class DaliStream(Iterator):
 
         Args:
           source: the encoded images.
-          images: size, channels and normalisation.
-          feed: the examples and draws of each batch.
-          placement: the replica's device, and the number of the pipeline's threads.
-          dtype: dtype of the images, "float16" or "float32".
+          images, feed, placement, dtype: as in `loaders`.
           dali: the decoder's settings, and the number of batches that are made ahead.
           decode_on_gpu: whether the pipeline runs on the replica's GPU. Otherwise it runs on the
             CPU, and its batches are copied to the device.
@@ -122,8 +119,7 @@ class TogetherStream(Iterator):
 
         Args:
           source: the encoded images.
-          images: size, channels and normalisation.
-          feed: the examples and draws of each batch.
+          images, feed: as in `loaders`.
           most: number of batches in a launch; an epoch's last launch may have fewer.
           **how: the other arguments of `DaliStream`.
 

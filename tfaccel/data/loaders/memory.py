@@ -57,13 +57,9 @@ class MemoryStream(Iterator):
 
         Args:
           source: the decoded images.
-          images: size, channels and normalisation.
-          feed: the examples and draws of each batch.
-          placement: the replica's device, and the number of threads.
-          dtype: dtype of the images, "float16" or "float32".
+          images, feed, placement, dtype: as in `loaders`.
           on_device: whether all images are kept on the replica's GPU. Otherwise the CPU gathers
             each batch ahead of the step. On a CPU replica this makes no difference.
-
         Raises:
           UserError: the images do not suit `images` or the augmentation.
         """
@@ -98,10 +94,7 @@ class DeferredStream(Iterator):
 
         Args:
           source: the decoded images.
-          images: size, channels and normalisation.
-          feed: the examples and draws of each batch.
-          placement: the replica's device, and the number of threads.
-          dtype: dtype of the images, "float16" or "float32".
+          images, feed, placement, dtype: as in `loaders`.
           most: number of batches in a launch; an epoch's last launch may have fewer.
 
         Raises:
@@ -181,12 +174,12 @@ def _check(source: ArraySource, images: ImageConfig, augment: AugmentConfig) -> 
 
 def _resident(source: ArraySource, device: Device) -> dict[str, tf.Tensor]:
     """Returns images and targets on the device, by name. All streams of a source share them."""
-    names = [name for name, each in _arrays(source).items() if each.ndim == 4]
-    for name in names:
+    arrays = {name: each for name, each in _arrays(source).items() if each.ndim == 4}
+    for name, array in arrays.items():
         if (name, device) not in source.copies:
             with tf.device(device.name):
-                source.copies[name, device] = tf.constant(_arrays(source)[name])
-    return {name: source.copies[name, device] for name in names}
+                source.copies[name, device] = tf.constant(array)
+    return {name: source.copies[name, device] for name in arrays}
 
 
 def _arrays(source: ArraySource) -> dict[str, np.ndarray]:

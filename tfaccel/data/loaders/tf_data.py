@@ -51,10 +51,7 @@ class TfDataStream(Iterator):
 
         Args:
           source: the encoded images.
-          images: size, channels and normalisation.
-          feed: the examples and draws of each batch.
-          placement: the replica's device, and the number of threads.
-          dtype: dtype of the images, "float16" or "float32".
+          images, feed, placement, dtype: as in `loaders`.
 
         Raises:
           UnreadableError: an image of the first batch cannot be read from its shard.

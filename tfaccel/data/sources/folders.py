@@ -14,7 +14,6 @@ import os
 import pathlib
 import shlex
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -88,17 +87,18 @@ def list_classes(
         log.warning("data: %s has no images of the class %s", root, shown)
     counts, strays, linked = [], [], any(map(os.DirEntry.is_symlink, classes))
 
-    def names():  # of one folder at a time, so that a million files take little memory
+    def files_of_classes():  # one folder at a time, so that a million files take little memory
         nonlocal linked
         for folder in classes:
-            files = _files(folder, root, suffixes)
-            counts.append(len(files.names))
-            strays.extend(files.strays)
-            linked = linked or files.has_links
-            yield files.names
+            names, odd, has_links = _files(folder, root, suffixes)
+            counts.append(len(names))
+            strays.extend(odd)
+            linked = linked or has_links
+            yield names
 
-    files = FileNames.in_folders(str(root), found, names())
-    _check_suffixes(strays, suffixes)
+    files = FileNames.in_folders(str(root), found, files_of_classes())
+    if strays:
+        _refuse(strays, suffixes)
     if linked:
         _check_links(root, found)
     labels = np.repeat(np.array([index_of[each] for each in found], np.int32), counts)
@@ -127,15 +127,6 @@ def find_classes(
     if not classes:
         raise UserError(f"image folder {root} is empty; expected one folder of images per class")
     return classes
-
-
-class _Files(NamedTuple):
-    """The names of a class folder's files, the paths of the files that are not named like images,
-    and whether any file is a link."""
-
-    names: list[str]
-    strays: list[str]
-    has_links: bool
 
 
 def _list(folder: pathlib.Path, wanted: str) -> list[os.DirEntry]:
@@ -185,7 +176,11 @@ def split_command(root: pathlib.Path) -> str:
     )
 
 
-def _files(folder: os.DirEntry, root: pathlib.Path, suffixes: tuple[str, ...]) -> _Files:
+def _files(
+    folder: os.DirEntry, root: pathlib.Path, suffixes: tuple[str, ...]
+) -> tuple[list[str], list[str], bool]:
+    """Returns a class folder's file names, the paths of files that are not images, and whether it
+    has links."""
     entries = _list(pathlib.Path(folder.path), "images")
     if not entries:
         raise UserError(
@@ -196,7 +191,7 @@ def _files(folder: os.DirEntry, root: pathlib.Path, suffixes: tuple[str, ...]) -
         names = _without_special(folder, root, entries, suffixes)
     strays = [name for name in names if not name.lower().endswith(suffixes)]
     has_links = any(map(os.DirEntry.is_symlink, entries))
-    return _Files(names, [os.path.join(folder.path, name) for name in strays], has_links)
+    return names, [os.path.join(folder.path, name) for name in strays], has_links
 
 
 def _without_special(folder: os.DirEntry, root, entries, suffixes) -> list[str]:
@@ -251,15 +246,13 @@ def _check_links(root: pathlib.Path, classes: list[str]) -> None:
             is_link[key] = by_link or is_link.get(key, False)
 
 
-def _check_suffixes(files: list[str], suffixes: tuple[str, ...]) -> None:
+def _refuse(strays: list[str], suffixes: tuple[str, ...]) -> None:
     """Raises one UserError for all files that are not named like images."""
-    strays = [file for file in files if not file.lower().endswith(suffixes)]
-    if strays:
-        (folder, name), others = os.path.split(strays[0]), strays[1:]
-        verb = "is 1 other" if len(others) == 1 else f"are {len(others)} others"
-        fix = "move them away or convert them" if others else "move it away or convert it"
-        also = f", nor {verb}, first {', '.join(others[:2])}" if others else ""
-        raise UserError(
-            f"class folder {folder} holds '{name}', which is not an image{also}; expected only "
-            f"images ({' '.join(suffixes)}): {fix}"
-        )
+    (folder, name), others = os.path.split(strays[0]), strays[1:]
+    verb = "is 1 other" if len(others) == 1 else f"are {len(others)} others"
+    fix = "move them away or convert them" if others else "move it away or convert it"
+    also = f", nor {verb}, first {', '.join(others[:2])}" if others else ""
+    raise UserError(
+        f"class folder {folder} holds '{name}', which is not an image{also}; expected only images "
+        f"({' '.join(suffixes)}): {fix}"
+    )

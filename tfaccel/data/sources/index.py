@@ -13,7 +13,6 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
-import functools
 import glob
 import hashlib
 import io
@@ -210,11 +209,8 @@ def examples(
     suffix = f".{hashlib.sha256(key.encode()).hexdigest()[:8]}.npz"
 
     def load(shard):
-        return keeper.read(
-            shard,
-            suffix,
-            functools.partial(_load, stamp=_stamp(shard, key), shard_size=os.path.getsize(shard)),
-        )
+        stamp, size = _stamp(shard, key), os.path.getsize(shard)
+        return keeper.read(shard, suffix, lambda place: _load(place, stamp, size))
 
     def make(shard):
         stamp = _stamp(shard, key)  # before the scan, so that a later change is noticed

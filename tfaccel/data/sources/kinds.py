@@ -9,6 +9,7 @@ microseconds. Any other image takes as long as Pillow needs to open it.
 """
 
 import io
+import struct
 from typing import NamedTuple
 
 import numpy as np
@@ -241,17 +242,8 @@ def _is_animated_png(data: bytes) -> bool:
 
 def _is_plain_bmp(data: bytes) -> bool:
     """Returns whether a BMP has 24-bit pixels or grey levels, and no bytes after its pixels."""
-    start, header, width, height, depth, compression = (
-        int.from_bytes(data[at : at + size], "little", signed=signed)
-        for at, size, signed in (
-            (10, 4, False),
-            (14, 4, False),
-            (18, 4, True),
-            (22, 4, True),
-            (28, 2, False),
-            (30, 4, False),
-        )
-    )
+    fields = struct.unpack_from("<IIiiHHI", data[:34].ljust(34, b"\0"), offset=10)
+    start, header, width, height, _, depth, compression = fields
     if header < 40 or compression or depth not in (8, 24):
         return False
     palette = data[14 + header : start]

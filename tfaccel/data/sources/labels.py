@@ -66,7 +66,7 @@ def named(
 
     Args:
       names: [num_examples], names of classes.
-      name_of: returns the place of the label with the given index, for the error.
+      name_of: as in `numbered`.
       class_names: all names in order. The default is the names that occur, sorted as text.
 
     Raises:
@@ -96,7 +96,7 @@ def from_text(
 
     Args:
       labels: [num_examples].
-      name_of: returns the place of the label with the given index, for the error.
+      name_of: as in `numbered`.
       class_names: as in `named`; labels that are whole numbers, and not among `class_names`, are
         indices into it.
 
