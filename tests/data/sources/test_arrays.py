@@ -47,9 +47,9 @@ def test_pairs_have_targets_and_no_labels(tmp_path):
 @pytest.mark.parametrize(
     ("images", "settings", "words"),
     [
-        (IMAGES, {}, "given neither labels nor targets"),
-        (IMAGES, {"labels": LABELS, "targets": IMAGES}, "given both labels and targets"),
-        (IMAGES / 255, {"labels": LABELS}, "images are float64; expected uint8 in 0..255: where"),
+        (IMAGES, {}, "received neither labels nor targets"),
+        (IMAGES, {"labels": LABELS, "targets": IMAGES}, "received both labels and targets"),
+        (IMAGES / 255, {"labels": LABELS}, "images are float64; expected uint8 in 0..255: if"),
         (IMAGES.astype(int), {"labels": LABELS}, "images are int64"),
         (IMAGES[0, 0], {"labels": LABELS}, "images have the shape (5, 3); expected [num_examples"),
         (IMAGES[..., :2], {"labels": LABELS}, "the shape (3, 4, 5, 2)"),
@@ -104,5 +104,5 @@ def test_loads_class_folders_of_arrays(tmp_path):
     with pytest.raises(UserError, match=r"1.npy is uint8 \(2, 5, 3\); expected uint8 of the shape"):
         npy_folders(tmp_path)
     (tmp_path / "b" / "1.npy").rename(tmp_path / "b" / "1.png")
-    with pytest.raises(UserError, match=r"'1.png', not an image; expected only images \(.npy\)"):
+    with pytest.raises(UserError, match=r"'1.png', which is not an image; expected only im"):
         npy_folders(tmp_path)

@@ -66,7 +66,7 @@ def wrong_folders(root: pathlib.Path):
     text = root / "text"
     (text / "cats").mkdir(parents=True)
     (text / "cats" / "notes.txt").touch()
-    yield "a file that is no image", text, "'notes.txt', not an image"
+    yield "a file that is no image", text, "'notes.txt', which is not an image"
 
     above = root / "above"
     (above / "training" / "cats").mkdir(parents=True)
@@ -94,7 +94,7 @@ def test_counts_all_that_are_no_images(tmp_path):
         (tmp_path / name).touch()
     with pytest.raises(UserError) as error:
         class_folders(tmp_path)
-    assert f"class folder {tmp_path / 'a'} holds '1.gif', not an image" in str(error.value)
+    assert f"class folder {tmp_path / 'a'} holds '1.gif', which is not an image" in str(error.value)
 
     others = f"nor are 3 others, first {tmp_path / 'b' / '1.gif'}, {tmp_path / 'b' / '2.txt'};"
     assert others in str(error.value)
@@ -119,7 +119,7 @@ def made(root: pathlib.Path, *files: str) -> pathlib.Path:
         (
             "",
             ["test/cat/1.png", "train/cat/1.png"],
-            "did you mean {}/train as the image folder? (test likewise",
+            "did you mean {}/train as the image folder? (and test",
         ),
         ("", ["d/test/cat/1.png", "d/train/cat/1.png"], "did you mean {}/d/train as the image fol"),
         # Classes of classes.

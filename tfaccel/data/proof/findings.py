@@ -94,7 +94,7 @@ def shards(epochs: Sequence[Epoch], expected: Expected) -> Finding:
     """Checks that no two replicas read the same examples, in every step or over the epoch."""
     ids, real = epochs[0].ids, epochs[0].real
     in_order = np.sort(np.where(real, ids, -1), axis=-1)
-    own = [_exists(ids[:, each][real[:, each]], expected) for each in range(ids.shape[1])]
+    own = [_existing(ids[:, each][real[:, each]], expected) for each in range(ids.shape[1])]
     with_rows = [replica for replica, each in enumerate(own) if len(each)]
     if expected.rows * expected.num_replicas > expected.num_examples:
         with_rows = []  # the only batch is filled up with examples of other replicas
@@ -139,7 +139,7 @@ def coverage(epochs: Sequence[Epoch], expected: Expected) -> Finding:
     """Checks that an epoch has every example, and nothing else."""
     for number, epoch in enumerate(epochs):
         ids = epoch.ids[epoch.real]
-        if len(_exists(ids, expected)) < len(ids):
+        if len(_existing(ids, expected)) < len(ids):
             unknown = ids[(ids < 0) | (ids >= expected.num_examples)]
             return _fault("coverage", f"epoch {number} has {_some(unknown)}, which do not exist")
         missing = np.flatnonzero(np.bincount(ids, minlength=expected.num_examples) == 0)
@@ -157,7 +157,7 @@ def coverage(epochs: Sequence[Epoch], expected: Expected) -> Finding:
 def duplicates(epochs: Sequence[Epoch], expected: Expected) -> Finding:
     """Checks that no example occurs twice in an epoch."""
     for number, epoch in enumerate(epochs):
-        counts = np.bincount(_exists(epoch.ids[epoch.real], expected))
+        counts = np.bincount(_existing(epoch.ids[epoch.real], expected))
         again = np.flatnonzero(counts > 1)
         if (counts[again] - 1).sum() > expected.num_repeated:
             places = np.argwhere(epoch.real & (epoch.ids == again[0]))[:2]
@@ -172,7 +172,7 @@ def duplicates(epochs: Sequence[Epoch], expected: Expected) -> Finding:
     return _fine("duplicates", f"no example occurs twice in an epoch{but}")
 
 
-def _exists(ids: np.ndarray, expected: Expected) -> np.ndarray:
+def _existing(ids: np.ndarray, expected: Expected) -> np.ndarray:
     """Returns the ids that are ids of examples."""
     return ids[(ids >= 0) & (ids < expected.num_examples)]
 

@@ -184,7 +184,7 @@ def _labels(labels: Array, num_images: int) -> tuple[np.ndarray, tuple[str, ...]
     if labels.dtype.kind not in "iu":
         fix = "use .astype('int32')"
         if labels.dtype.kind == "f" and not (labels == np.floor(labels)).all():
-            fix = f"for a regression, whose targets are numbers, {OWN_DATA}"
+            fix = f"for a regression, with numbers as targets, {OWN_DATA}"
         elif labels.dtype.kind not in "fb":
             fix = "give the index of each image's class, and class_names"
         raise UserError(f"labels are {labels.dtype.name}; expected whole numbers: {fix}")

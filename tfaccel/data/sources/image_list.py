@@ -215,7 +215,7 @@ def _csv_rows(file, lines, delimiter, path_column, label_column) -> Iterator[tup
         if not all(pair) or "\n" in "".join(pair):
             raise UserError(
                 f"{file} line {number} is {_line(file, number)!r}; expected a path in column "
-                f"{path_column + 1} and a label in column {label_column + 1}, as the header says"
+                f"{path_column + 1} and a label in column {label_column + 1}, as in the header"
             )
         yield number, *pair
 

@@ -68,7 +68,7 @@ def unlike(data: bytes, image: PIL.Image.Image | None = None) -> tuple[str, str]
     if content in ("GIF", "PNG", "WEBP") and num_frames > 1:
         return "animated", f"{num_frames} frames of {content}"
     if content == "PNG" and _is_animated_png(data):
-        return "animated", "a PNG that says it is animated"
+        return "animated", "a PNG that is marked as animated"
     why = None
     if content == "BMP" and not _is_plain_bmp(data):
         why = "a BMP of another kind than plain 24-bit or grey pixels"
@@ -77,7 +77,7 @@ def unlike(data: bytes, image: PIL.Image.Image | None = None) -> tuple[str, str]
     elif content == "TIFF":
         why = _odd_tiff(image)
     elif content == "PPM" and (largest := largest_of_ppm(image)) != 255:
-        why = f"a PPM whose largest value is {largest}, not 255"
+        why = f"a PPM with the largest value {largest}, not 255"
     return ("unsupported", why) if why else None
 
 

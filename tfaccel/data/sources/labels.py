@@ -147,7 +147,7 @@ def _check_one_class_each(distinct: set[str], where: Callable[[str], str]) -> No
 def _refuse_fractions(label: str, where: str) -> None:
     raise UserError(
         f"{where}: the label is '{label}'; expected a whole number or a name. Write the number of "
-        f"a class without a fraction; for a regression, whose targets are numbers, {OWN_DATA}"
+        f"a class without a fraction; for a regression, with numbers as targets, {OWN_DATA}"
     )
 
 

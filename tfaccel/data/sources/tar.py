@@ -25,9 +25,9 @@ Sample = list[tuple[str, int, int, str]]
 def index(file: BinaryIO, keeper: Keeper) -> list[Sample]:
     """Returns the samples. A sample is adjacent files with the same name up to the first dot.
 
-    The samples are read from the shard's index, which begins with the line "v1.2 <samples>" and has
-    a line for each sample, with "extension offset size name" for each of its files. Without an
-    index the shard is scanned, and the index is kept.
+    The samples are read from the shard's index. Its first line is "v1.2 <samples>". Each sample has
+    a line with "extension offset size name" for each file. Without an index the shard is scanned,
+    and the index is kept.
 
     Raises:
       UserError: the shard is compressed, cut short or damaged, is not a tar file, has links, or has
