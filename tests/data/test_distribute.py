@@ -407,7 +407,7 @@ def test_an_interrupt_between_drawing_and_giving_loses_no_example(monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patches:
-        patches.setattr(loader, "_distributed", interrupt)
+        patches.setattr(loader, "_weighted", interrupt)
         with pytest.raises(KeyboardInterrupt):
             next(iter(loader))
     np.testing.assert_array_equal(np.concatenate(rows_of(loader)), np.concatenate(rows_of(other)))

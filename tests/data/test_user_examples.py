@@ -275,7 +275,7 @@ def test_a_callable_that_ends_is_an_error(error):
 
     stream = stream_of(opened(source, steps=5))
     draw(stream, 2)
-    with pytest.raises(UserError, match=r"example 20 failed: .*; a callable has no end, so give"):
+    with pytest.raises(UserError, match=r"example 20 failed: .*; a callable must not end, so give"):
         next(stream)
 
 
@@ -299,7 +299,7 @@ def test_settings_must_suit_the_source():
         opened(lambda index: index, shuffle=True, steps=3)
     with pytest.raises(UserError, match="steps_per_epoch=0; expected a whole number"):
         opened(lambda index: index, steps=0)
-    with pytest.raises(UserError, match="steps_per_epoch=3 for 37 examples"):
+    with pytest.raises(UserError, match="steps_per_epoch=3 is only for a callable"):
         opened(Numbered(), steps=3)
     with pytest.raises(UserError, match="last_batch='keep'"):
         opened(Numbered(), last_batch="keep")

@@ -345,8 +345,8 @@ def test_functions_that_are_not_pipelines_are_refused(files):
     [
         ({}, r"pipe\(\) needs 'files'; give files=\.\.\."),
         ({"files": [], "raeder": {}}, r"no parameter 'raeder'; did you mean 'reader'\?"),
-        ({"files": [], "shard_id": 0}, r"'shard_id' for pipe\(\) is given by the run"),
-        ({"files": [], "seed": 0}, r"'seed' for pipe\(\) is given by the run"),
+        ({"files": [], "shard_id": 0}, r"the run itself gives 'shard_id' to pipe"),
+        ({"files": [], "seed": 0}, r"the run itself gives 'seed' to pipe"),
     ],
 )
 def test_arguments_must_fit(arguments, message):
@@ -433,7 +433,9 @@ def test_drop_must_leave_a_step(files):
 
 
 def test_steps_per_epoch_is_for_what_has_no_end(files):
-    with pytest.raises(UserError, match=r"steps_per_epoch=None for noise\(\), which has no reader"):
+    with pytest.raises(
+        UserError, match=r"steps_per_epoch=None for noise\(\), but it has no reader"
+    ):
         opened(noise)
     with pytest.raises(UserError, match=r"steps_per_epoch=3 for pipe\(\), but its reader gives"):
         opened(pipe, files=files, steps=3)

@@ -40,7 +40,7 @@ def test_class_names_number_the_classes_of_a_folder_that_lacks_some(folder, capl
     found = class_folders(folder, class_names=["x", "c", "b", "a"])
     assert found.class_names == ("x", "c", "b", "a")
     assert found.labels.tolist() == [3] * 13 + [2] * 12 + [1] * 12
-    assert f"{folder} has no images of the class x" in caplog.text
+    assert f"{folder} has no images of these classes: x" in caplog.text
     with pytest.raises(UserError, match="has the class 'c', which is not among the 2 class_names"):
         class_folders(folder, class_names=["a", "b"])
 

@@ -86,7 +86,7 @@ def stored(
     make_room: Callable[[pathlib.Path, int], None] | None = None,
     **settings,
 ) -> pathlib.Path:
-    """Returns the folder of the complete decoded images, a folder of .npy files below `folder`.
+    """Returns the folder below `folder` that has the decoded images in complete .npy files.
 
     Args:
       source: the encoded images.
@@ -95,6 +95,7 @@ def stored(
       make_room: called with the folder and the number of bytes before images are decoded into it;
         it may raise OSError.
       **settings: stored_size, channels and targets, as in `decode_all`.
+
     Raises:
       OSError: the files cannot be written.
       UnreadableError, UserError: as in `cached`.
@@ -198,7 +199,7 @@ def _reserved(file: pathlib.Path, shape: tuple[int, ...]) -> np.memmap:
     """
     free, needed = shutil.disk_usage(file.parent).free, int(np.prod(shape)) + SPARE_BYTES
     if free < needed:
-        raise OSError(f"they need {needed / 2**20:.0f} MiB and {free / 2**20:.0f} are free")
+        raise OSError(f"they need {needed / 2**20:.0f} MiB, but {free / 2**20:.0f} MiB are free")
     array = np.lib.format.open_memmap(file, mode="w+", dtype=np.uint8, shape=shape)
     with open(file, "r+b") as opened:
         os.posix_fallocate(opened.fileno(), 0, file.stat().st_size)

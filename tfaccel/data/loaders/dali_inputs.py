@@ -52,7 +52,7 @@ def make_reader(
       images: size and channels of the batches.
       feed: the examples and draws of each batch.
       num_threads: number of threads that read.
-      fed: receives the ids of each batch; the pipeline holds at most as many batches as it.
+      fed: receives the ids of each batch; its maxlen covers all batches in the pipeline.
 
     Raises:
       UnreadableError: the function raises it for images that DALI reads differently from Pillow.

@@ -85,7 +85,7 @@ class HostStream(Iterator):
         try:
             batch = next(self._held[-1])
         except BaseException as error:
-            # Python keeps an uncaught error, and the iterator in its frames, until it is too late.
+            # The frames of an uncaught error would keep the iterator alive until Python has ended.
             traceback.clear_frames(error.__traceback__)
             raise
         with tf.device(self._device.name):

@@ -60,6 +60,7 @@ class MemoryStream(Iterator):
           images, feed, placement, dtype: as in `loaders`.
           on_device: whether all images are kept on the replica's GPU. Otherwise the CPU gathers
             each batch ahead of the step. On a CPU replica this makes no difference.
+
         Raises:
           UserError: the images do not suit `images` or the augmentation.
         """

@@ -209,7 +209,7 @@ def is_shrunk(size, image_size):
 
 @_compiled
 def _nearest_tap(start, length, new_length: int):
-    """Returns the index of one pixel for each new pixel, and None for the weights, as `_taps`."""
+    """Returns the index of one pixel for each new pixel, and None instead of weights."""
     index = nearest_index(tf.cast(length, tf.int32)[:, None], new_length)
     return (start[:, None] + tf.cast(index, tf.float32))[..., None], None
 

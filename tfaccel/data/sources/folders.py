@@ -84,7 +84,7 @@ def list_classes(
     missing = sorted(set(class_names).difference(found), key=index_of.get)
     if missing:
         shown = f"{', '.join(missing[:10])}{', ...' if len(missing) > 10 else ''}"
-        log.warning("data: %s has no images of the class %s", root, shown)
+        log.warning("data: %s has no images of these classes: %s", root, shown)
     counts, strays, linked = [], [], any(map(os.DirEntry.is_symlink, classes))
 
     def files_of_classes():  # one folder at a time, so that a million files take little memory

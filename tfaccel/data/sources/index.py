@@ -1,9 +1,9 @@
 """Lists shards, and finds their examples with the help of kept index files.
 
 `examples` takes shards and a function that scans one, and returns a range of bytes and a label for
-each example. They are kept in files beside the shards, so that a shard is scanned only once. The
-first scan of 1.3 million TFRecords with 15 features takes two minutes (80 us of CPU each). Later
-starts take seconds (1.3 ms for each shard; 2-core CPU, 2026-11-21).
+each example. The results are kept in files beside the shards, so that a shard is scanned only once.
+The first scan of 1.3 million TFRecords with 15 features takes two minutes (80 us of CPU each).
+Later starts take seconds (1.3 ms for each shard; 2-core CPU, 2026-11-21).
 
     found = examples(list_shards("train-*"), key="...", index_dir=None, rows=rows)
     found.images, found.labels

@@ -16,7 +16,7 @@ from tfaccel.data.source import Blobs
 # Both DALI and Pillow decode these, so that Pillow can name a file that fails in DALI.
 IMAGE_SUFFIXES = (".bmp", ".jp2", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
-# When Pillow decodes a TIFF, it turns it by its EXIF orientation. No other decoder here does so.
+# When Pillow decodes a TIFF, it applies the EXIF orientation. No other decoder here does so.
 # These transposes turn the image back, by orientation. (1 is upright.)
 _BACK = {
     2: PIL.Image.Transpose.FLIP_LEFT_RIGHT,
