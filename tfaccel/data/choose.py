@@ -9,13 +9,11 @@ decoded images.
 from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
-
 from tfaccel.common.errors import UserError
 from tfaccel.config import AugmentConfig, ImageConfig
 from tfaccel.data.free_memory import free_bytes, mib
 from tfaccel.data.one_size import one_size
-from tfaccel.data.source import ArraySource, Blobs, ImageSource
+from tfaccel.data.source import ArraySource, Blobs, ImageSource, spread
 from tfaccel.data.sources.pillow import image_sizes
 from tfaccel.runtime.devices import Device
 
@@ -108,7 +106,7 @@ def choose_loader(
 
 def _dali_only_image(blobs: Blobs) -> str | None:
     """Returns the name of a sampled image in a shard that TensorFlow does not decode, or None."""
-    for index in np.unique(np.linspace(0, len(blobs) - 1, NUM_SAMPLED).astype(int)).tolist():
+    for index in spread(len(blobs), NUM_SAMPLED).tolist():
         try:
             begins = blobs.read(index)[:4]
         except OSError:  # the loader reports it
@@ -135,7 +133,7 @@ def _storable_size(
     if augment.window == "stretch":
         return images.image_size, "each image is resized to the same pixels in every epoch"
     # A sample mostly gives the answer. All headers are read only where images may fit.
-    sample = np.unique(np.linspace(0, len(source) - 1, NUM_SAMPLED).astype(int))
+    sample = spread(len(source), NUM_SAMPLED)
     sizes = image_sizes(source.images, sample, num_threads=num_threads)
     height, width = sizes[0].tolist()
     if (sizes == sizes[0]).all():

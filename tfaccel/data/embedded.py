@@ -42,19 +42,14 @@ def write_once(name: str, write: Callable[[pathlib.Path], None]) -> pathlib.Path
             write(unfinished)
             for file in unfinished.rglob("*"):  # so a resume accepts files that were written again
                 os.utime(file, (WRITTEN_AT, WRITTEN_AT))
-            _rename(unfinished, root)
+            try:
+                unfinished.rename(root)
+            except OSError:
+                if not root.is_dir():
+                    raise
     except OSError as error:
         raise UserError(
             f"the embedded {name} cannot be written to {root.parent} ({error.strerror}); set "
             "XDG_CACHE_HOME to a folder that can be written, or give --config.data.root"
         ) from error
     return root
-
-
-def _rename(unfinished: pathlib.Path, root: pathlib.Path) -> None:
-    """Renames a folder, unless the new name exists already."""
-    try:
-        unfinished.rename(root)
-    except OSError:
-        if not root.is_dir():
-            raise

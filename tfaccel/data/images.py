@@ -29,7 +29,7 @@ from tfaccel.data.loaders.tf_data import TfDataStream
 from tfaccel.data.placement import Placement
 from tfaccel.data.scan import files
 from tfaccel.data.shards import Plan, check_even
-from tfaccel.data.source import ArraySource, ImageSource, UnreadableError
+from tfaccel.data.source import ArraySource, ImageSource, UnreadableError, spread
 from tfaccel.data.sources.kinds import check_kinds
 from tfaccel.data.sources.pillow import image_size
 from tfaccel.runtime.devices import Device, Runtime
@@ -236,13 +236,9 @@ def open_images(
     global_batch_size = images.whole_batch(num_replicas)
     check_even(global_batch_size, num_replicas=num_replicas)  # before decoding, which takes minutes
     if images.bad_files == "skip" and isinstance(source, ImageSource):
-        smallest = files.smallest_window(images, augment)
+        smallest, masks = files.smallest_window(images, augment), images.targets == "mask"
         report = files.scan_files(
-            source,
-            num_workers=num_threads,
-            progress=True,
-            smallest=smallest,
-            masks=images.targets == "mask",
+            source, num_workers=num_threads, progress=True, smallest=smallest, masks=masks
         )
         source = files.usable(source, report)
     choice = choose_loader(
@@ -292,7 +288,7 @@ def _check_some(
 
     The loaders check each other image when they first read it.
     """
-    sample = np.unique(np.linspace(0, len(source) - 1, NUM_SAMPLED).astype(int))
+    sample = spread(len(source), NUM_SAMPLED)
     check_kinds(source.images, sample, are_masks=False, by_pillow=by_pillow)
     if source.targets is not None:
         are_masks = images.targets == "mask"

@@ -223,6 +223,11 @@ class ArraySource:
         return dataclasses.replace(self, **taken)
 
 
+def spread(length: int, most: int) -> np.ndarray:
+    """Returns at most `most` indices, spread evenly over `length` examples: [n] int64."""
+    return np.unique(np.linspace(0, length - 1, min(most, length)).astype(int))
+
+
 def _digest(labels: np.ndarray | None) -> str | None:
     if labels is None:
         return None

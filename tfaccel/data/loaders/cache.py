@@ -69,7 +69,7 @@ def cached(
     """
     folder = pathlib.Path(folder or cache_folder("pixels")).expanduser().absolute()
     try:
-        arrays = _mapped(stored(source, num_threads=num_threads, folder=folder, **settings))
+        arrays = arrays_in(stored(source, num_threads=num_threads, folder=folder, **settings))
     except OSError as error:
         raise UserError(
             f"decoded images cannot be kept in {folder} ({error.strerror or error}); set "
@@ -220,7 +220,7 @@ def _is_whole(home: pathlib.Path, shape_of: dict, num_threads: int) -> bool:
                     raise ValueError(f"{name}.npy has changed since it was written")
             _checked.add(version)
             log.info("cache: %s is used; checked in %.1f s", home, time.monotonic() - began)
-        if {name: each.shape for name, each in _mapped(home).items()} != shape_of:
+        if {name: each.shape for name, each in arrays_in(home).items()} != shape_of:
             raise ValueError("its arrays have other shapes than expected")
         return True
     except Exception as error:  # a reader of a damaged file may raise anything
@@ -231,7 +231,8 @@ def _is_whole(home: pathlib.Path, shape_of: dict, num_threads: int) -> bool:
 _checked: set[tuple[str, int]] = set()  # manifests that this process has checked, which takes time
 
 
-def _mapped(home: pathlib.Path) -> dict[str, np.ndarray]:
+def arrays_in(home: pathlib.Path) -> dict[str, np.ndarray]:
+    """Returns the mapped arrays of a cache, by name."""
     return {file.stem: np.load(file, mmap_mode="r") for file in sorted(home.glob("*.npy"))}
 
 

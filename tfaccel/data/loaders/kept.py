@@ -22,10 +22,10 @@ import numpy as np
 from tfaccel.common.errors import UserError
 from tfaccel.common.run_log import summary
 from tfaccel.data.free_memory import mib
-from tfaccel.data.loaders.cache import stored
+from tfaccel.data.loaders.cache import arrays_in, stored
 from tfaccel.data.loaders.decode import decode_into, shapes
 from tfaccel.data.loaders.memory import decode_all
-from tfaccel.data.source import ArraySource, ImageSource
+from tfaccel.data.source import ArraySource, ImageSource, spread
 from tfaccel.process.cache_folder import cache_folder
 
 LEAST_S = 5.0  # seconds of decoding in one thread; faster data sets are not kept
@@ -62,7 +62,7 @@ def kept(
             source, folder=folder, num_threads=num_threads, make_room=_make_room, **settings
         )
         # The files are in memory after writing or checking, and all local processes share it.
-        arrays = {file.stem: np.load(file, mmap_mode="r") for file in _files(home)}
+        arrays = arrays_in(home)
         os.utime(home)  # marks them as just used
     except OSError as error:
         log.warning(
@@ -84,15 +84,9 @@ def kept(
     return ArraySource(labels=source.labels, class_names=source.class_names, **arrays)
 
 
-def _files(home: pathlib.Path) -> list[pathlib.Path]:
-    return sorted(home.glob("*.npy"))
-
-
 def _seconds(source: ImageSource, settings: dict) -> float:
     """Returns how long one thread would take to decode all images, estimated from a sample."""
-    sample = source.taken(
-        np.unique(np.linspace(0, len(source) - 1, min(NUM_TIMED, len(source))).astype(int))
-    )
+    sample = source.taken(spread(len(source), NUM_TIMED))
     arrays = {name: np.empty(shape, np.uint8) for name, shape in shapes(sample, **settings).items()}
     began = time.thread_time()
     try:
@@ -112,7 +106,7 @@ def _make_room(folder: pathlib.Path, needed: int) -> None:
         raise OSError(f"they need {mib(needed)}, and the limit is {mib(MOST_BYTES)}")
     homes = [each for each in folder.iterdir() if each.is_dir()]
     homes.sort(key=lambda home: home.stat().st_mtime)
-    sizes = [sum(file.stat().st_size for file in _files(home)) for home in homes]
+    sizes = [sum(file.stat().st_size for file in home.glob("*.npy")) for home in homes]
     over = sum(sizes) + needed - MOST_BYTES
     for home, size in zip(homes, sizes, strict=True):
         if over <= 0:
