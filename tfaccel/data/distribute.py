@@ -59,7 +59,7 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
       global_batch_size: examples per step over all replicas.
       pads: whether batches may have padding rows.
       waited_s: seconds that this process has waited for batches.
-      kept: the rows that `keep_next` asked for, (x, y) or (x, y, weight) in NumPy; None before.
+      kept: the rows that `keep_next` has copied, (x, y) or (x, y, weight) in NumPy; None before.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Writes a small data set of an installed package as image files to the cache, once.
+"""Writes a small data set that a Python package contains to the cache, once, as image files.
 
 root = write_once("digits", write)
 """

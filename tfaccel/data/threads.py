@@ -33,8 +33,8 @@ def mapped(
     """Yields the results in the order of the items.
 
     Args:
-      function: is called with an item; best some milliseconds of work, to outweigh the threads.
-      items: read as they are needed, at most those of `HOLD_S` ahead.
+      function: takes an item; it should take some milliseconds, to outweigh the cost of threads.
+      items: read as they are needed, at most those of the next `HOLD_S` seconds.
       num_threads: the number of threads that may be used.
 
     Raises:

@@ -232,7 +232,7 @@ def test_images_that_do_not_suit(source):
         stream_of(source, grey, feed_of(source, grey, AugmentConfig()))
     grey_pixels = source.images[..., :1]
     for targets, pixels, other, words in (
-        ("image", source.images, grey_pixels, "have 1 channels; expected 3, for targets='image'"),
+        ("image", source.images, grey_pixels, "have 1 channel; expected 3, for targets='image'"),
         ("image", grey_pixels, source.images, "have 3 channels; expected 1, for targets='image'"),
         ("mask", source.images, source.images, "have 3 channels; expected 1, for targets='mask'"),
     ):

@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.common.errors import UserError
+from tfaccel.common.tables import counted
 from tfaccel.config import CROPS, AugmentConfig, ImageConfig
 from tfaccel.data.deferred import Deferred, span, stacked
 from tfaccel.data.feed import Feed
@@ -161,8 +162,8 @@ def _check(source: ArraySource, images: ImageConfig, augment: AugmentConfig) -> 
         found, wanted = source.targets.shape[-1], 1 if images.targets == "mask" else channels
         if found != wanted:
             raise UserError(
-                f"the targets have {found} channels; expected {wanted} channels, because "
-                f"targets={images.targets!r} and the images have {channels}: convert the targets"
+                f"the targets have {counted(found, 'channel')}; expected {wanted}, for "
+                f"targets={images.targets!r} and channels={channels}; convert the targets"
             )
     small = height < images.image_size[0] or width < images.image_size[1]
     if small and augment.window in CROPS:

@@ -13,7 +13,7 @@ import numpy as np
 
 from tfaccel.data.proof.epochs import Epoch
 
-# Equal draws with this information are no coincidence, except once in a million.
+# Draws with so many bits of information are equal by coincidence once in a million.
 CERTAIN_BITS = 20
 FEW_EXAMPLES = 10  # fewer examples may have the same order twice by coincidence
 
@@ -214,7 +214,7 @@ def draws(epochs: Sequence[Epoch], expected: Expected) -> Finding:
 
 
 def _equal_draws(epochs: Sequence[Epoch], expected: Expected, *, bits: float) -> str | None:
-    """Returns which parts of the epochs draw the same, if any; `bits` is a row's information."""
+    """Returns which parts of the epochs draw the same, if any; `bits` is a row's entropy."""
     first = epochs[0]
     for one, other in itertools.combinations(range(expected.num_replicas), 2):
         if _is_same(first, np.s_[:, one], first, np.s_[:, other], bits):
