@@ -194,12 +194,8 @@ def _arrays(source: ArraySource) -> dict[str, np.ndarray]:
 def _beginning(source: ArraySource, images: ImageConfig, feed: Feed, *, on_device, cuts):
     """Returns a function of a batch number that makes the host's part: ids and draws, or pixels.
 
-    Args:
-      source: the decoded images.
-      images: settings with the image_size of windows.
-      feed: the examples and draws of each batch.
-      on_device: whether the images are on the device, which gathers them by their ids.
-      cuts: whether the host cuts out windows, so that only used pixels are read and copied.
+    With `on_device` the device has the images and gathers them by their ids. With `cuts` the host
+    cuts out the windows, so that only used pixels are read and copied.
     """
     gathered = {
         name: each for name, each in _arrays(source).items() if not (on_device and each.ndim == 4)
