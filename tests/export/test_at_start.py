@@ -106,12 +106,15 @@ def test_the_loader_says_what_range_its_pixels_have(setup, root, caplog):
     images = {"image_size": (6, 5), "channels": 1, "global_batch_size": 2}
     assert run.image_folder(root, **images).pixel_range == (0, 1)
     run.image_folder(root, **images)
-    assert caplog.text.count("data: pixels come as 0 to 1 (0 to 255 by mean=0, std=1/255)") == 1
+    assert (
+        caplog.text.count("data: pixels range from 0 to 1 (for 0 to 255 set mean=0, std=1/255)")
+        == 1
+    )
     assert run.image_folder(root, **images, mean=0.5, std=0.5).pixel_range == (-1, 1)
-    assert "data: pixels come as -1 to 1 (0 to 255" in caplog.text
+    assert "data: pixels range from -1 to 1 (for 0 to 255" in caplog.text
     as_keras = run.image_folder(root, **images, std=1 / 255)
     assert as_keras.pixel_range == (0, pytest.approx(255))
-    assert caplog.messages[-2] == "data: pixels come as 0 to 255"
+    assert caplog.messages[-2] == "data: pixels range from 0 to 255"
 
 
 # What a script is told as its first `fit` begins.

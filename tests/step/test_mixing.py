@@ -471,12 +471,17 @@ WRONG = [
         {"loss": "sparse_categorical_crossentropy"},
         "labels become probabilities in the step; use CategoricalCrossentropy",
     ),
-    (flat, {}, {"run_eagerly": True}, "run_eagerly is stock Keras's step, without label_smoothing"),
+    (
+        flat,
+        {},
+        {"run_eagerly": True},
+        "run_eagerly runs stock Keras's step, which has no label_smoothing",
+    ),
     (
         classifier,
         {"label_smoothing": 0.0, "cutout_pixels": 6},
         {"run_eagerly": True},
-        "without label_smoothing, mixup, cutmix or cutout",
+        "which has no label_smoothing, mixup, cutmix or cutout",
     ),
 ]
 
