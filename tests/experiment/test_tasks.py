@@ -125,9 +125,9 @@ def test_a_mask_of_a_value_beyond_the_outputs_is_named(tmp_path):
 
 # Data, outputs asked for, and words of the one sentence that says what is wrong.
 WRONG = [
-    (LABELS, 2, "num_outputs=2, but the data have 3 classes; give at least as many"),
-    (IMAGES, 1, "num_outputs=1, but target images have 3 channel(s); leave it out"),
-    (MASKS, None, "num_outputs=None with targets='mask'; say how many values"),
+    (LABELS, 2, "num_outputs=2, but the data have 3 classes; use at least as many"),
+    (IMAGES, 1, "num_outputs=1, but target images have 3 channel(s); remove num_outputs"),
+    (MASKS, None, "num_outputs=None with targets='mask'; set it to the number of values"),
 ]
 
 
@@ -147,8 +147,12 @@ def test_target_images_are_not_smoothed(data):
 @pytest.mark.parametrize(
     ("name", "data", "words"),
     [
-        ("mnist_cnn", IMAGES, "gives (3,) for an image; expected (8, 6, 3), as the targets"),
-        ("restoration_cnn", LABELS, "expected (3,), as the targets of these data are: use a model"),
+        (
+            "mnist_cnn",
+            IMAGES,
+            "gives (3,) for an image, but the targets of these data need (8, 6, 3)",
+        ),
+        ("restoration_cnn", LABELS, "the targets of these data need (3,); use a model"),
     ],
 )
 def test_a_model_that_gives_something_else_is_refused(name, data, words):

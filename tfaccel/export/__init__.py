@@ -1,1 +1,1 @@
-"""A trained model to files that serve it, and proof that they answer alike."""
+"""Exports a trained model to files that can be served, and checks that they answer alike."""
