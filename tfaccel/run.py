@@ -611,11 +611,7 @@ class Run:
         time, and logs warnings.)
 
         Args:
-          model: as for `export`.
-          path: as for `export`.
-          loader: as for `export`.
-          images: as for `export`.
-          **export: as for `export`.
+          model, path, loader, images, **export: as for `export`.
 
         Raises:
           UserError: as for `export`; or there is no room for the temporary folder, or the model

@@ -59,7 +59,7 @@ def open_loader(
       **changes: fields of ImageConfig that differ from the config's.
 
     Raises:
-      UserError: the data do not exist, or have another layout.
+      UserError: as for `open_source`.
     """
     images = {
         each.name: getattr(config.data, each.name) for each in dataclasses.fields(ImageConfig)

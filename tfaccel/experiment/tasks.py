@@ -44,12 +44,7 @@ class Task:
 
 
 def task_of(data: ImageData, model: ModelConfig, step: StepConfig) -> Task:
-    """Returns the task for the data.
-
-    Args:
-      data: a loader's data: labelled images, or pairs of images.
-      model: the model, with its number of outputs if that differs from the data's.
-      step: whether labels become probabilities over the classes.
+    """Returns the task for a loader's data: labelled images, or pairs of images.
 
     Raises:
       UserError: `num_outputs` does not suit the data, or is missing for masks, or a checked mask
@@ -57,8 +52,8 @@ def task_of(data: ImageData, model: ModelConfig, step: StepConfig) -> Task:
         have no labels.
     """
     if data.source.targets is None:
-        classification = _classification_of_mixed if step.mixes_labels else _classification
-        return classification(_num_outputs(len(data.class_names), model.num_outputs))
+        num_outputs = _num_outputs(len(data.class_names), model.num_outputs)
+        return _classification(num_outputs, mixes_labels=step.mixes_labels)
     if step.mixes_labels:
         raise UserError(
             "label_smoothing, mixup or cutmix with target images; they are for classes: remove them"
@@ -99,21 +94,16 @@ def _num_outputs(num_classes: int, asked: int | None) -> int:
     return asked or num_classes
 
 
-def _classification(num_outputs: int) -> Task:
-    top_k = keras.metrics.SparseTopKCategoricalAccuracy
-    return Task((num_outputs,), _cross_entropy(), _accuracies(num_outputs, top_k))
-
-
-def _classification_of_mixed(num_outputs: int) -> Task:
-    """Returns the classification task for labels that the step turns into probabilities."""
-    loss = keras.losses.CategoricalCrossentropy(from_logits=True)
-    top_k = keras.metrics.TopKCategoricalAccuracy
-    return Task((num_outputs,), loss, _accuracies(num_outputs, top_k))
-
-
-def _accuracies(num_outputs: int, top_k: type) -> list:
-    """Returns top-1 and top-5. From the name "accuracy" Keras chooses the metric for the labels."""
-    return ["accuracy", top_k(5, name="top5")] if num_outputs > 5 else ["accuracy"]
+def _classification(num_outputs: int, *, mixes_labels: bool) -> Task:
+    """Returns the task, for probabilities if the step turns labels into them, else for labels."""
+    if mixes_labels:
+        loss = keras.losses.CategoricalCrossentropy(from_logits=True)
+        top_k = keras.metrics.TopKCategoricalAccuracy
+    else:
+        loss, top_k = _cross_entropy(), keras.metrics.SparseTopKCategoricalAccuracy
+    # From the name "accuracy" Keras chooses the metric for the labels.
+    top_5 = [top_k(5, name="top5")] if num_outputs > 5 else []
+    return Task((num_outputs,), loss, ["accuracy", *top_5])
 
 
 def _segmentation(data: ImageData, asked: int | None) -> Task:

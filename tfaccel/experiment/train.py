@@ -183,10 +183,6 @@ def _describe(workdir: pathlib.Path, config: Config) -> None:
 def prepare(this_run: Run, config: Config) -> tuple[Loader, Loader, keras.Model]:
     """Returns the loaders for training and test, and the compiled model.
 
-    Args:
-      this_run: the prepared process.
-      config: data, model and recipe.
-
     Raises:
       UserError: the data cannot be used, or do not suit the model or the recipe.
     """
@@ -243,12 +239,7 @@ def make_optimizer(config: TrainConfig, loader: Loader) -> keras.optimizers.Opti
 
 
 def build(this_run: Run, config: Config, data: ImageData) -> tuple[keras.Model, tasks.Task]:
-    """Returns the model, made in the strategy's scope so that every replica has it, and its task.
-
-    Args:
-      this_run: the prepared process.
-      config: the experiment.
-      data: the data of a loader.
+    """Returns the model for a loader's data, made in the strategy's scope, and its task.
 
     Raises:
       UserError: the data do not suit the model.
@@ -302,10 +293,7 @@ def _warn_of_pixels(config: Config) -> None:
 def steps_in_execution(train: TrainConfig, device: Device, *, num_steps: int) -> int:
     """Returns the config's `steps_per_execution`, or a fast value for the device, which is logged.
 
-    Args:
-      train: the recipe.
-      device: the device of a replica.
-      num_steps: the number of steps in an epoch.
+    `num_steps` is the number of steps in an epoch.
     """
     if train.steps_per_execution is not None:
         return train.steps_per_execution

@@ -68,12 +68,7 @@ class Answers:
 
 
 def answers_of(model: keras.Model, data: ImageData, *, losses: Sequence) -> Answers:
-    """Returns the model's answers according to the loss that it was compiled with.
-
-    Args:
-      model: a model with one output.
-      data: the data that the model is evaluated on.
-      losses: the losses that the model was compiled with.
+    """Returns the model's answers according to the losses that it was compiled with.
 
     Raises:
       UserError: the model has several outputs; or its loss is missing or is not a cross-entropy of

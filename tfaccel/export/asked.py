@@ -172,10 +172,7 @@ def check_model(
 ) -> tuple[keras.Model, list[str]]:
     """Returns the model with known inputs, and the inputs' names in a signature.
 
-    Args:
-      model: the trained model.
-      loader: a loader of the model's inputs; or None.
-      images: a batch of the model's inputs; or None.
+    The inputs may follow from a loader of them, or from a batch of them, `images`.
 
     Raises:
       UserError: it is not a model, its inputs are not known, or two inputs would have one name.

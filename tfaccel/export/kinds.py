@@ -41,10 +41,6 @@ def of_each_kind(blobs: Blobs, *, num_threads: int) -> np.ndarray:
     """Returns the indices of some images of each kind, in order: [num] int64.
 
     It reads the headers of at most MOST_HEADERS images, evenly spread over all of them.
-
-    Args:
-      blobs: the images.
-      num_threads: the number of threads that read.
     """
     ids = spread(len(blobs), MOST_HEADERS)
     with concurrent.futures.ThreadPoolExecutor(num_threads) as pool:

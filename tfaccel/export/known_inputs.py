@@ -24,10 +24,8 @@ from tfaccel.keras_internals import seam
 def with_inputs(model: keras.Model, *, loader: Loader | None = None, images=None) -> keras.Model:
     """Returns a model with known `inputs` and `outputs`.
 
-    Args:
-      model: any Keras model. If it is not built yet, it is built in its strategy's scope.
-      loader: a loader of the model's inputs; or None.
-      images: a batch of the model's inputs; or None.
+    If the model is not built yet, it is built in its strategy's scope. `loader`, or the batch
+    `images`, has the model's inputs.
 
     Raises:
       UserError: the model has no `call`, its inputs are not known, it cannot be called on them, or

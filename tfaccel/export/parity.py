@@ -151,11 +151,9 @@ class Question:
 
 
 def about_inputs(model: keras.Model, inputs: list[np.ndarray]) -> Question:
-    """Returns the question for the export of a model that takes its own inputs.
+    """Returns the question for the export of a trained model that takes its own inputs.
 
-    Args:
-      model: the trained model.
-      inputs: one array, [rows, ...], for each of the model's inputs.
+    `inputs` has one array, [rows, ...], for each of the model's inputs.
     """
     named = {
         name: _as_stored(each, own.dtype)
@@ -174,13 +172,7 @@ def about_inputs(model: keras.Model, inputs: list[np.ndarray]) -> Question:
 
 
 def about_images(model: keras.Model, images: Images, samples: Samples) -> Question:
-    """Returns the question for the export of a model of images: pixels, and files.
-
-    Args:
-      model: the trained model.
-      images: preprocessing and answers around it in the export.
-      samples: images from the evaluation pipeline.
-    """
+    """Returns the question for the export of a trained model of images: pixels, and files."""
     settings = images.preprocessing.images
     mean, std = np.array(settings.mean, np.float32), np.array(settings.std, np.float32)
     levels = 255 * (samples.inputs.astype(np.float32) * std + mean)  # the pipeline's pixels

@@ -33,12 +33,8 @@ def where_pixels_differ(
 ) -> str:
     """Returns "decoder", "resize" or "normalisation".
 
-    Args:
-      source: the image alone, for the pipeline.
-      encoded: the same image as a JPEG or PNG file, for the export.
-      data: the pipeline's data and settings.
-      preprocessing: the export's preprocessing.
-      runtime: devices, threads and seed.
+    `source` has the image alone, for the pipeline of `data`. `encoded` is the same image as a JPEG
+    or PNG file, for the export's `preprocessing`.
     """
     plain = {"mean": 0.0, "std": 1.0, "global_batch_size": 1, "batch_per_replica": None}
     images = dataclasses.replace(preprocessing.images, **plain, stored_size=None)

@@ -101,32 +101,25 @@ class Predictor:
         for start in range(0, len(paths), ROWS):
             yield from self._of_some(paths[start : start + ROWS])
 
-    def _of_some(self, paths: Sequence[str]) -> list[Prediction]:
+    def _of_some(self, paths: Sequence[str]) -> Iterator[Prediction]:
         read = [_read(path) for path in paths]
-        found = [each for each in read if isinstance(each, bytes)]
-        try:
-            answers = iter(self._ask(found))
-        except tf.errors.OpError:  # one of the files failed; find out which and why
-            return [self._predict_one(path, each) for path, each in zip(paths, read, strict=True)]
-        return [
-            Prediction(path, next(answers))
-            if isinstance(each, bytes)
-            else Prediction(path, error=each)
-            for path, each in zip(paths, read, strict=True)
-        ]
+        answers = iter(self._ask([each for each in read if isinstance(each, bytes)]))
+        for path, each in zip(paths, read, strict=True):
+            answer = next(answers) if isinstance(each, bytes) else each
+            is_error = isinstance(answer, str)
+            yield Prediction(path, error=answer) if is_error else Prediction(path, answer)
 
-    def _predict_one(self, path: str, read: bytes | str) -> Prediction:
-        if isinstance(read, str):
-            return Prediction(path, error=read)
-        try:
-            return Prediction(path, self._ask([read])[0])
-        except tf.errors.OpError as error:
-            return Prediction(path, error=_in_words(error))
-
-    def _ask(self, encoded: list[bytes]) -> np.ndarray:
+    def _ask(self, encoded: list[bytes]) -> list[np.ndarray | str]:
+        """Returns each file's probabilities, or why it cannot be decoded."""
         if not encoded:
-            return np.zeros((0, len(self.class_names)), np.float32)
-        return self._answer(image_bytes=tf.constant(encoded))["probabilities"].numpy()
+            return []
+        try:
+            return list(self._answer(image_bytes=tf.constant(encoded))["probabilities"].numpy())
+        except tf.errors.OpError as error:
+            if len(encoded) == 1:
+                return [_in_words(error)]
+            # One of the files failed. Ask for each alone, to find out which and why.
+            return [answer for each in encoded for answer in self._ask([each])]
 
 
 def _read(path: str) -> bytes | str:

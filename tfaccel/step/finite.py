@@ -70,13 +70,9 @@ def _floating_state(model) -> list:
 def put_back_where(
     spoilt: tf.Tensor, variables: list, before: list[tf.Tensor], after: list | None = None
 ) -> None:
-    """Gives Keras variables their old values if `spoilt` is True.
+    """Gives Keras variables their values `before` the step if `spoilt`, else those `after` it.
 
-    Args:
-      spoilt: a bool scalar.
-      variables: the Keras variables.
-      before: their values before the step.
-      after: their values after it; None to read them.
+    `after=None` reads the variables.
     """
     after = [each._value for each in variables] if after is None else after
     for variable, old, new in zip(variables, before, after, strict=True):
@@ -137,13 +133,10 @@ class Watch:
     def apply(
         self, optimizer, grads, trainable_variables=None, *, spans: Sequence[Span] = ()
     ) -> None:
-        """Applies gradients to the variables only if all of them are finite.
+        """Applies gradients only if all of them are finite.
 
-        Args:
-          optimizer: one of the model's optimizers.
-          grads: the gradient of each variable; None for a variable without one.
-          trainable_variables: as for Keras's `apply`; None for the model's.
-          spans: as for `updates`.
+        The arguments are Keras's. Without `trainable_variables` the gradients are for the model's.
+        `spans` is as for `updates`.
         """
         grads = list(grads)
         variables = list(trainable_variables or self._model.trainable_variables)
@@ -194,8 +187,7 @@ class Watch:
     def put_back(self, changes: list[tuple]) -> None:
         """Undoes all changes if one of them, or a gradient, is not finite.
 
-        Args:
-          changes: pairs of a floating Keras variable that is not trained, and its value before.
+        A change is a pair: a floating Keras variable that is not trained, and its value before.
         """
         if not changes:
             return
@@ -205,13 +197,7 @@ class Watch:
         put_back_where(spoilt | self._refused, variables, before, after)
 
     def spoilt(self, variables: list, before: list[tf.Tensor], after: list[tf.Tensor]) -> tf.Tensor:
-        """Returns whether a finite value became infinite or NaN; a metric may start as infinity.
-
-        Args:
-          variables: the Keras variables that hold the values.
-          before: their values before the step.
-          after: their values after it.
-        """
+        """Returns whether a finite value became infinite or NaN; a metric may start as infinity."""
         each = zip(variables, after, before, strict=True)
         floats = [values for values in each if values[1].dtype.is_floating]
         if not floats:
@@ -341,9 +327,7 @@ def _all_finite(values: list[tf.Tensor], *, xla: bool) -> tf.Tensor:
 def index_in_spans(bad: Sequence[Span], num_gradients: int) -> tf.Tensor:
     """Returns the index of the first gradient with a bad value, or their number: an int32 scalar.
 
-    Args:
-      bad: spans with bool values, True for each bad value of the gradients.
-      num_gradients: the number of gradients in all spans.
+    The values of the spans are bools, True for each bad value of the gradients.
     """
     found = [
         tf.gather([*span.indices, num_gradients], _index_of_first(span.values, span.sizes))

@@ -44,7 +44,7 @@ import itertools
 import logging
 import operator
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import keras
 import numpy as np
@@ -88,16 +88,12 @@ def set_functions(model, strategy, config: StepConfig, *, xla: bool) -> None:
     train = make(
         watched(model.train_step), replicas, choice=trains, updates_in_xla=xla, trains=True
     )
-    test = make(watched(model.test_step), replicas, choice=tests, updates_in_xla=xla, trains=False)
-    log.info(
-        "step: %s, %s XLA%s",
-        _in_words(replicas, xla=trains.on),
-        "with" if trains.on else "without",
-        f", the batch in {config.accumulation_steps} parts"
-        if config.accumulation_steps > 1
-        else "",
+    test = make(watched(model.test_step), replicas, choice=tests, trains=False)
+    parts = (
+        f", the batch in {config.accumulation_steps} parts" if config.accumulation_steps > 1 else ""
     )
-
+    with_xla = "with" if trains.on else "without"
+    log.info("step: %s, %s XLA%s", _in_words(replicas, xla=trains.on), with_xla, parts)
     model.train_function = Execution(model, train)
     model.test_function = Execution(model, test)
     model.predict_function = _Predict(model, strategy, replicas, predicts)
@@ -151,18 +147,12 @@ class Execution:
         return logs if self.launched is None else self.launched(logs, self._found)
 
     def _launch(self, iterator: Iterator) -> dict:
-        found, skipped, logs = [], [], None
-        for logs in self._launches(iterator):
-            found.append(logs.pop(finite.LOG, None))
-            skipped += [logs["skipped_steps"]] if "skipped_steps" in logs else []
+        logs, found = _collected(self._launches(iterator))
         if logs is None:
             raise StopIteration
         self._found = found
         if self.kept is not None:
             self.kept += found
-        if skipped:
-            # Add only tensors: copying a Python number to the GPU would wait for its running work.
-            logs["skipped_steps"] = functools.reduce(operator.add, skipped)
         return logs
 
     def _launches(self, iterator: Iterator) -> Iterator[dict]:
@@ -204,6 +194,18 @@ class Execution:
         return join(self._found, axis=0).numpy()
 
 
+def _collected(launches: Iterable[dict]) -> tuple[dict | None, list]:
+    """Returns the last launch's logs, with `skipped_steps` of all launches, and all codes."""
+    logs, codes, skipped = None, [], []
+    for logs in launches:
+        codes.append(logs.pop(finite.LOG, None))
+        skipped += [logs["skipped_steps"]] if "skipped_steps" in logs else []
+    if skipped:
+        # Add only tensors: copying a Python number to the GPU would wait for its running work.
+        logs["skipped_steps"] = functools.reduce(operator.add, skipped)
+    return logs, codes
+
+
 class _Step:
     """A training or test step over this process's replicas, as a function of a batch."""
 
@@ -216,17 +218,13 @@ class _Step:
         replicas,
         *,
         choice: in_xla.Choice,
-        updates_in_xla: bool,
         trains: bool,
+        updates_in_xla: bool = False,
     ):
         self._model, self._strategy, self._replicas = model, strategy, replicas
+        self._config, self._step, self.choice, self.trains = config, step, choice, trains
         self._several = strategy.num_replicas_in_sync > 1
-        self._always_padded, self.trains = config.zero_weight_is_padding, trains
-        self.choice = choice
-        self._updates_in_xla = updates_in_xla and trains and self.updates_on_gpu
-        self._make = functools.partial(
-            _make, model, strategy, config, step, replicas, trains=trains
-        )
+        self._updates_in_xla = updates_in_xla and self.updates_on_gpu
         # Taken now, so that the order of `fit` and `evaluate` does not change the names.
         self._numbers = names.own_numbers()
         # One function for each (padded, make_batch); most models need only one.
@@ -279,17 +277,17 @@ class _Step:
 
     def _one_by_one(self, deferred: list[Deferred], *, padded: bool) -> dict:
         """Runs the same steps one by one, after XLA turned out to lack an operation of the step."""
-        step, codes, skipped = self._function(padded, None), [], []
-        for index in range(len(deferred[0])):
-            arguments = []
-            for replica, each in zip(self._replicas, deferred, strict=True):
-                with tf.device(replica.device):
-                    arguments.append((each.at(index),))
-            logs = dict(step(arguments)[0])
-            codes.append(logs.pop(finite.LOG, tf.constant(finite.FINE, tf.int64)))
-            skipped += [logs["skipped_steps"]] if "skipped_steps" in logs else []
-        if skipped:
-            logs["skipped_steps"] = functools.reduce(operator.add, skipped)
+        step = self._function(padded, None)
+
+        def steps():
+            for index in range(len(deferred[0])):
+                arguments = []
+                for replica, each in zip(self._replicas, deferred, strict=True):
+                    with tf.device(replica.device):
+                        arguments.append((each.at(index),))
+                yield dict(step(arguments)[0])
+
+        logs, codes = _collected(steps())
         return logs | {finite.LOG: tf.stack(codes)}
 
     @contextlib.contextmanager
@@ -319,16 +317,41 @@ class _Step:
         self._lengths.add(num_steps)
 
     def _function(self, padded: bool, make_batch: Callable | None) -> Callable:
-        padded = padded or self._always_padded
-        if (padded, make_batch) not in self._made:
-            made = self._make(
-                padded=padded,
-                make_batch=make_batch,
-                xla=self.choice.on,
-                updates_in_xla=self._updates_in_xla,
-            )
-            self._made[padded, make_batch] = names.alike(self._compile(made), self._numbers)
-        return self._made[padded, make_batch]
+        key = padded or self._config.zero_weight_is_padding, make_batch
+        if key not in self._made:
+            self._made[key] = names.alike(self._compile(self._make(*key)), self._numbers)
+        return self._made[key]
+
+    def _make(self, padded: bool, make_batch: Callable | None) -> Callable:
+        """Returns the step as a function of the batches of all local replicas, or of the only one.
+
+        With `make_batch` the function takes deferred batches instead, makes them inside, and runs
+        several steps.
+        """
+        model, config, step, trains = self._model, self._config, self._step, self.trains
+        parts, settings = config.accumulation_steps if trains else 1, {"xla": self.choice.on}
+        if padded:
+            step = padding.leave_out_padding(model, step)
+        weigh = functools.partial(totals_lib.weight_of, padding=padded)
+        pass_ = functools.partial(
+            totals_lib.make_totals, model, step, weigh=weigh, parts=parts, **settings
+        )
+        settings["updates_in_xla"] = self._updates_in_xla
+        if config.mixes_labels or (trains and config.cutout_pixels):
+            change = mixing.mixed(model, config) if trains else mixing.as_probabilities(model)
+            step, pass_ = _on_changed(change, step, pass_, self._replicas[0])
+        if self._several:
+            settings["gradients_as"] = "float16" if config.float16_allreduce else None
+            settings["at_once"] = trains and parts == 1 and len(seam.every_optimizer(model)) > 1
+            settings |= {"make_batch": make_batch, "trains": trains}
+            steps = [_replica_step(model, pass_, each, **settings) for each in self._replicas]
+            return functools.partial(_split_step, self._replicas, steps)
+        replica = self._replicas[0]
+        if parts > 1:
+            whole = functools.partial(_accumulating_step, model, pass_, replica, **settings)
+        else:
+            whole = functools.partial(_whole_step, model, step, replica, trains=trains, **settings)
+        return _from_deferred(whole, make_batch)
 
     def _compile(self, made: Callable) -> Callable:
         xla = self.choice.on
@@ -344,58 +367,6 @@ class _Step:
         if xla or self._updates_in_xla:
             return Recoverable(compile_, made, self._model)
         return compile_(made)
-
-
-def _make(
-    model,
-    strategy,
-    config,
-    step,
-    replicas,
-    *,
-    padded: bool,
-    make_batch,
-    xla: bool,
-    updates_in_xla: bool,
-    trains: bool,
-):
-    """Returns the step as a function of the batches of all local replicas, or of the only one.
-
-    With `make_batch` the function takes deferred batches instead, makes them inside, and runs
-    several steps.
-    """
-    parts = config.accumulation_steps if trains else 1
-    if padded:
-        step = padding.leave_out_padding(model, step)
-    weigh = functools.partial(totals_lib.weight_of, padding=padded)
-    pass_ = functools.partial(
-        totals_lib.make_totals, model, step, weigh=weigh, parts=parts, xla=xla
-    )
-    if config.mixes_labels or (trains and config.cutout_pixels):
-        change = mixing.mixed(model, config) if trains else mixing.as_probabilities(model)
-        step, pass_ = _on_changed(change, step, pass_, replicas[0])
-    if strategy.num_replicas_in_sync > 1:
-        wire = "float16" if config.float16_allreduce else None
-        settings = {"gradients_as": wire, "make_batch": make_batch, "trains": trains}
-        settings |= {"xla": xla, "updates_in_xla": updates_in_xla}
-        settings["at_once"] = trains and parts == 1 and len(seam.every_optimizer(model)) > 1
-        steps = [_replica_step(model, pass_, each, **settings) for each in replicas]
-        return functools.partial(_split_step, replicas, steps)
-    if parts > 1:
-        whole = functools.partial(
-            _accumulating_step, model, pass_, replicas[0], xla=xla, updates_in_xla=updates_in_xla
-        )
-    else:
-        whole = functools.partial(
-            _whole_step,
-            model,
-            step,
-            replicas[0],
-            xla=xla,
-            updates_in_xla=updates_in_xla,
-            trains=trains,
-        )
-    return _from_deferred(whole, make_batch)
 
 
 def _from_deferred(step: Callable, make_batch: Callable | None) -> Callable:

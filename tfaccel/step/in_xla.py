@@ -173,17 +173,11 @@ def _register_kernels() -> None:
 
 
 def _has_kernel(node: node_def_pb2.NodeDef, functions: dict, device: str) -> bool:
-    if node.op in functions:
-        return True
-    if node.op == "Placeholder":
-        return _fits(node, _kernels(ARGUMENT, device), renamed={"T": "dtype"})
-    return _fits(node, _kernels(node.op, device))
-
-
-def _fits(node: node_def_pb2.NodeDef, known: Sequence[dict], renamed: dict | None = None) -> bool:
-    return any(
+    is_argument = node.op == "Placeholder"
+    known = _kernels(ARGUMENT if is_argument else node.op, device)
+    return node.op in functions or any(
         all(
-            allowed.issuperset(_types(node, (renamed or {}).get(name, name)))
+            allowed.issuperset(_types(node, "dtype" if is_argument else name))
             for name, allowed in kernel.items()
         )
         for kernel in known

@@ -120,24 +120,13 @@ def named(logs: dict, *, trains: bool) -> dict:
 
 
 def beyond(code: int, *, where: str = "") -> str:
-    """Returns the sentence for a code of at least LABELS.
-
-    Args:
-      code: a code of `finite.LOG`.
-      where: text that follows the fault, such as " at step 2".
-    """
+    """Returns the sentence for a code of at least LABELS; `where` may be " at step 2"."""
     classes, place = divmod(code - LABELS, _PER_CLASS)
     return sentence(place - _ZERO if place else None, classes, where=where)
 
 
 def sentence(label: int | None, classes: int, *, where: str = "") -> str:
-    """Returns what is wrong with a label, and the fix.
-
-    Args:
-      label: a label outside 0 to classes - 1; None if it is not known.
-      classes: the number of the model's outputs.
-      where: as for `beyond`.
-    """
+    """Returns what is wrong with a label, and the fix; `label=None` if the label is not known."""
     which = "a label" if label is None else f"the label {label}"
     marks = "such a label" if label is None else str(label)
     return (

@@ -30,9 +30,7 @@ from tfaccel.step import blend, cutout, totals
 def mixed(model: keras.Model, config: StepConfig) -> Callable:
     """Returns a function that smooths a training batch, blends it with the next rows, then cuts it.
 
-    Args:
-      model: a model that passed `check`, if labels are mixed.
-      config: gives label_smoothing, mixup_alpha, cutmix_alpha and cutout_pixels.
+    If labels are mixed, the model has passed `check`.
     """
 
     def change(replica: Replica, batch):

@@ -8,7 +8,6 @@ Private names relied on: see tfaccel/keras_internals/seam.py.
 """
 
 import contextlib
-import functools
 import inspect
 import traceback
 from collections.abc import Callable
@@ -29,7 +28,15 @@ COUNTS_VALUES = {"keras.src.metrics.confusion_metrics", "keras.src.metrics.iou_m
 
 def leave_out_padding(model: keras.Model, step: Callable) -> Callable:
     """Returns `step` with a loss and metrics that ignore padding rows."""
-    return functools.partial(_without_padding, model, step)
+
+    def without_padding(batch) -> dict:
+        real = totals.real_rows(batch)
+        if real is None:
+            return step(batch)
+        with _left_out(model, real), _weights_explained(model):
+            return step(batch)
+
+    return without_padding
 
 
 def check(model: keras.Model) -> None:
@@ -52,14 +59,6 @@ def check(model: keras.Model) -> None:
                 "padded batches need to leave padding out; add it, or use a loader with "
                 "last_batch='drop'"
             )
-
-
-def _without_padding(model, step: Callable, batch) -> dict:
-    real = totals.real_rows(batch)
-    if real is None:
-        return step(batch)
-    with _left_out(model, real), _weights_explained(model):
-        return step(batch)
 
 
 @contextlib.contextmanager
@@ -86,14 +85,10 @@ def _takes_weights(update_state: Callable) -> bool:
 
 @contextlib.contextmanager
 def _left_out(model, real: tf.Tensor):
-    """Within the context, Keras's losses and metrics ignore padding.
+    """Within the context, Keras's losses and metrics ignore padding: rows where `real` is False.
 
     If every row is padding, no metric changes. That includes a metric that counts batches and that
     the model's own `train_step` updates with the loss.
-
-    Args:
-      model: the model whose step is being traced.
-      real: [rows] bool, False for padding.
     """
     num_real = tf.reduce_sum(tf.cast(real, tf.float32))
     before = [tf.identity(each._value) for each in model.metrics_variables]

@@ -193,7 +193,7 @@ def _traced_parts(run_part: Callable, batch, parts: int):
             sums = run_part(rows)
         else:
             with tf.control_dependencies(tf.nest.flatten(sums)):
-                rows = tf.nest.map_structure(_identity, rows)
+                rows = tf.nest.map_structure(lambda x: None if x is None else tf.identity(x), rows)
             sums = tf.nest.map_structure(tf.add, sums, run_part(rows))
     return sums
 
@@ -292,28 +292,18 @@ def num_rows(batch) -> int:
     return rows
 
 
-def _identity(each):
-    return None if each is None else tf.identity(each)
-
-
 def stand_in_of(batches: Sequence):
-    """Returns a row for replicas without rows; None if a row of zeros will do.
+    """Returns a row for those of the replicas' batches that have none; None if zeros will do.
 
     Strings need a real row, because a vocabulary may not have the empty string.
-
-    Args:
-      batches: the batch of each of this process's replicas.
     """
-    if all(each.dtype != tf.string for each in _tensors(batches)):
+    tensors = [each for each in tf.nest.flatten(batches) if each is not None]
+    if all(each.dtype != tf.string for each in tensors):
         return None
     counts = [num_rows(each) for each in batches]
     if all(counts) or not any(counts):
         return None
     return _rows(next(each for each, count in zip(batches, counts, strict=True) if count), 0, 1)
-
-
-def _tensors(batches: Sequence) -> list:
-    return [each for each in tf.nest.flatten(batches) if each is not None]
 
 
 def one_zero_row(each):

@@ -23,11 +23,7 @@ MOST = 0.5  # the share of a model's parameters from which one layer is worth me
 
 
 def described(model: keras.Model) -> str:
-    """Returns the model's name, its number of parameters, and the layer with most of them, if any.
-
-    Args:
-      model: the built model.
-    """
+    """Returns a built model's name, its number of parameters, and the layer with most of them."""
     total = model.count_params()
     counts = {
         each.name: sum(math.prod(weight.shape) for weight in own_weights(each))

@@ -97,12 +97,7 @@ def _ratio(steps: tf.Tensor, whole: int) -> tf.Tensor:
 
 
 def make_schedule(train: TrainConfig, *, global_batch_size: int, num_steps: int) -> LearningRate:
-    """Returns the learning rate of every step.
-
-    Args:
-      train: the recipe.
-      global_batch_size: examples per step over all replicas.
-      num_steps: steps in an epoch.
+    """Returns the learning rate of every step, for epochs of `num_steps` steps.
 
     Raises:
       UserError: the rate would decay before the warm-up ends.
@@ -136,14 +131,7 @@ def _peak(train: TrainConfig, global_batch_size: int) -> float:
 def describe(
     train: TrainConfig, schedule: LearningRate, *, global_batch_size: int, num_steps: int
 ) -> str:
-    """Returns the schedule's numbers in one line.
-
-    Args:
-      train: the recipe.
-      schedule: the recipe's schedule.
-      global_batch_size: examples per step over all replicas.
-      num_steps: steps in an epoch.
-    """
+    """Returns the numbers of the recipe's schedule in one line."""
     peak = in_figures(schedule.peak, 4)
     if train.base_batch_size is not None:
         scale = f"{global_batch_size}/{train.base_batch_size}"
