@@ -396,11 +396,7 @@ class Run:
         plan = data.plan
         batch = plan.global_batch_size
         if plan.rows_per_replica * plan.num_replicas < batch:
-            log.info(
-                "data: each step has all %d examples, because there are fewer than %d",
-                plan.num_examples,
-                batch,
-            )
+            log.info("data: each step has all %d examples, fewer than %d", plan.num_examples, batch)
             batch = plan.num_examples
         log.log(
             self._loader_level,
@@ -439,11 +435,7 @@ class Run:
         return asked
 
     def compile(
-        self,
-        model: keras.Model,
-        *args,
-        step: StepConfig | None = None,
-        **compile_args,
+        self, model: keras.Model, *args, step: StepConfig | None = None, **compile_args
     ) -> None:
         """Compiles a model that was built in `scope()`, as `model.compile` does, but for tfaccel.
 
@@ -536,7 +528,7 @@ class Run:
         images=None,
         **export,
     ) -> pathlib.Path:
-        """Exports the model to a new folder and checks that the exported model answers alike.
+        """Exports the model to a new folder, and checks that the export gives the same answers.
 
         The folder has a SavedModel, `model.keras` and `tfaccel.json`. To find out before training
         whether the export will work, call `check_export`.
@@ -586,12 +578,7 @@ class Run:
             log.info("export: only the chief writes %s, for all workers", path)
             return path
         return export_model(
-            model,
-            path,
-            config=config,
-            runtime=self.runtime,
-            loader=loader,
-            images=images,
+            model, path, config=config, runtime=self.runtime, loader=loader, images=images
         )
 
     def check_export(

@@ -173,7 +173,7 @@ def test_text_is_compared_on_a_given_batch(setup, tmp_path):
 )
 def test_images_that_the_model_does_not_take_are_refused(setup, tmp_path, images):
     run = setup()
-    expected = r"images= has .*, but model \w+ takes \(None, 6, 5, 1\), .*; give one batch of"
+    expected = r"images= has .*, but model \w+ takes \(None, 6, 5, 1\) .*; give one batch of"
     with pytest.raises(UserError, match=expected):
         run.export(build(run), tmp_path / "1", images=images)
     assert list(tmp_path.iterdir()) == []

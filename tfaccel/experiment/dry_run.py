@@ -68,7 +68,7 @@ def _rehearse(this_run: Run, config: Config, prepared: tuple, workdir: pathlib.P
     began, (train, test, model) = time.perf_counter(), prepared
     with rehearse(this_run, config, model, train, test, workdir=workdir) as rehearsal:
         rehearsal.wait()
-    return f"tried, untrained, in {time.perf_counter() - began:.1f} s; nothing kept"
+    return f"tested with the untrained model in {time.perf_counter() - began:.1f} s; not kept"
 
 
 def _describe(this_run: Run, train: Loader) -> dict[str, object]:

@@ -187,7 +187,6 @@ def prepare(this_run: Run, config: Config) -> tuple[Loader, Loader, keras.Model]
       UserError: the data cannot be used, or do not suit the model or the recipe.
     """
     # ----- Names: a wrong one raises before all images are decoded.
-    # ----- Names: those that are wrong are told before all images are decoded.
     models.find(config.model.name)
     recipe.optimizer.find(config.train.optimizer)
 

@@ -1,1 +1,1 @@
-"""Exports a trained model to files that can be served, and checks that they answer alike."""
+"""Exports a trained model to files for a server, and checks that they give the same answers."""

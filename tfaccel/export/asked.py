@@ -154,17 +154,8 @@ def ask(
         given = _random_inputs(model) if images is None else _checked(model, images)
     else:
         surrounded = _surrounded(model, trained, loader, config.pixel_dtype)
-    return Asked(
-        model,
-        trained,
-        config,
-        names,
-        precision,
-        surrounded,
-        given,
-        notes,
-        keeps_keras=not without_keras,
-    )
+    keeps_keras = without_keras is None
+    return Asked(model, trained, config, names, precision, surrounded, given, notes, keeps_keras)
 
 
 def check_model(
@@ -259,8 +250,8 @@ def _checked(model: keras.Model, images) -> list[np.ndarray]:
     if not fits or len({shape[0] for shape in shapes}) != 1 or not shapes[0][0]:
         raise UserError(
             f"images= has {len(shapes)} arrays, {', '.join(map(str, shapes[:4]))}, but model "
-            f"{model.name} takes {', '.join(map(str, wanted))}, with the same number of rows, at "
-            "least 1, for None; give one batch of the model's inputs"
+            f"{model.name} takes {', '.join(map(str, wanted))} (None is the number of rows, at "
+            "least 1 and equal for all inputs); give one batch of the model's inputs"
         )
     return given
 

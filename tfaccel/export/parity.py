@@ -255,7 +255,7 @@ def _same_files(
     top_1 = _same_best(f"{prefix}top-1", *chances, tolerance, labels)
     if expected[kind].ndim > 2:
         return [top_1]  # with millions of pixels in a mask, the worst one says little
-    alike, what = {kind: expected[kind]}, "or of 1, from the same files"
+    alike, what = {kind: expected[kind]}, "from the same files, relative to at least 1"
     return [
         _relative(f"{prefix}answers", alike, received, OUTPUT_LIMIT, what, least=1.0),
         top_1,

@@ -1,9 +1,9 @@
 """Predicts the classes of image files with an export.
 
-`predict` takes the folder of an export, or of its versions, and paths. It yields a Prediction for
-each path. A file that cannot be read gives a Prediction with an error.
+A `Predictor` takes the folder of an export, or of its versions. It yields a Prediction for each
+path. A file that cannot be read gives a Prediction with an error.
 
-    for each in predict(pathlib.Path("runs/a/export"), paths):
+    for each in Predictor(pathlib.Path("runs/a/export"))(paths):
         print(each.path, each.error or each.probabilities.argmax())
 """
 

@@ -214,7 +214,6 @@ class Watch:
         one that is not.
         """
         # A function returns int32 through the CPU, and each step would wait for the GPU.
-        # Not int32, which functions return by way of the CPU: each step would wait for the GPU.
         first = self._first()
         fine = tf.equal(first, _NONE) | self._overflowed
         first = tf.where(fine, tf.constant(FINE, tf.int64), first)

@@ -538,7 +538,6 @@ def _update(
       watch: the watch that applied gradients during the pass; None if they are in `totals`.
     """
     # If all rows are padding, the sums and the number of rows are 0. Do not divide by that 0.
-    # Where all rows are padding, there are none, and the sums are 0: no NaN shall come of them.
     rows = tf.maximum(totals.rows, 1 / ROWS_UNIT)
     logs = {} if watch is None else watch.scale_logs()
     watch = finite.Watch(model, xla=xla) if watch is None else watch
