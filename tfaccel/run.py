@@ -100,7 +100,7 @@ def setup(
       seed: the seed of weights, dropout, data order and augmentation.
       deterministic: whether two equal runs give the same bits; it may select slower kernels.
       peer_timeout_s: with several workers, the seconds that a worker may be silent before the
-        others stop. A worker that is busy in Python is not silent.
+        others stop. A worker that is busy in Python, however long, is not silent.
       allow_public_network: whether workers may have public addresses. TensorFlow's ports have no
         password, so allow this only behind a firewall that closes them.
       workers: host:port of each worker, the chief's first. None reads TF_CONFIG, Slurm or Open MPI;
@@ -594,8 +594,8 @@ class Run:
 
         It exports the untrained model to a temporary folder and runs it in a new process: 7 s for a
         small model, 30 s for ResNet-50 (2 cores, 2026-11-27). Every worker may call it, but only
-        the chief exports. (Without it, `fit` with a loader makes only those checks that take no
-        time, and logs warnings.)
+        the chief exports. (Without it, `fit` with a loader makes only the quick checks, and logs
+        warnings.)
 
         Args:
           model, path, loader, images, **export: as for `export`.

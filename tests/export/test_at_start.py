@@ -236,7 +236,7 @@ def test_a_subclassed_model_on_a_loader_is_exported_as_the_start_says(
     test = run.image_folder(root, **IMAGES)
     with caplog.at_level("INFO", logger="tfaccel"):
         model.fit(test, verbose=0)
-    assert "an export's pixels equal the loader's in 4 images" in caplog.text
+    assert "an export's pixels match the loader's in 4 images" in caplog.text
     assert "would refuse" not in caplog.text
     without = "no model.keras" in caplog.text
     run.check_export(model, tmp_path / "2", loader=test)
@@ -273,7 +273,7 @@ def test_a_script_whose_export_will_pass_is_told_nothing_bad(setup, root, tmp_pa
     test = run.image_folder(root, **IMAGES)
     with caplog.at_level("INFO", logger="tfaccel"):
         model.fit(test, validation_data=test, verbose=0)
-    assert "an export's pixels equal the loader's in 4 images" in caplog.text
+    assert "an export's pixels match the loader's in 4 images" in caplog.text
     assert "refuse" not in caplog.text
     run.export(model, tmp_path / "1", loader=test)
 

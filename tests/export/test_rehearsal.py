@@ -99,7 +99,7 @@ def test_a_process_that_the_machine_ended_does_not_end_training(
     with Rehearsal(of(layers.Dense(3)), parent=tmp_path) as rehearsal:
         if may_pass:
             rehearsal.wait()
-            assert "ended by SIGKILL; the end will show" in caplog.text
+            assert "ended by SIGKILL; the export at the end will show" in caplog.text
         else:
             with pytest.raises(RunError, match="SIGKILL"):
                 rehearsal.wait()

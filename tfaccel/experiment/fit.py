@@ -40,7 +40,7 @@ class Outcome:
       metrics: the last epoch's metrics by Keras's names; `val_` is for the test images.
       images_per_second: over all replicas, since this process began, without validation and
         compilation; None if nothing else was trained.
-      steps: optimizer steps, including those before a resume.
+      steps: optimizer steps, including skipped steps and those before a resume.
       seconds: wall time, including compilation and validation, and the time of earlier processes as
         far as checkpoints recorded it.
       first_execution_seconds: the part of `seconds` for this process's first execution, of one or

@@ -103,7 +103,7 @@ def check_at_start(
     fits = free_bytes(temp) >= _needed(model)
     rehearsal = Rehearsal(asked, samples, parent=None if fits else existing(path.parent))
     log.info(
-        "export: it can be written, and its pixels equal the loader's in %d images (%.1f s)",
+        "export: it can be written, and its pixels match the loader's in %d images (%.1f s)",
         num,
         time.monotonic() - began,
     )
@@ -135,14 +135,14 @@ def warn_at_start(
     else:
         if num:
             log.info(
-                "export: an export's pixels equal the loader's in %d images (%.1f s)",
+                "export: an export's pixels match the loader's in %d images (%.1f s)",
                 num,
                 time.monotonic() - began,
             )
 
 
 def _check_quickly(model, train: Loader | None, test: Loader | None, runtime: Runtime) -> int:
-    """Raises what `Run.export` would raise, if seconds suffice; returns how many images it made."""
+    """Makes the quick checks of `Run.export`; returns the number of images it compared."""
     known_model, _ = check_model(model, loader=test or train)
     if known_model is model:
         check_config(model)

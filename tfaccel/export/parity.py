@@ -74,9 +74,10 @@ class NoAnswerError(RunError):
 class Check:
     """One comparison.
 
-    name: what is compared.
-    value: the difference.
-    limit: the largest difference that passes.
+      Attributes:
+      name: what is compared.
+      value: the difference.
+      limit: the largest difference that passes.
     words: the value with its unit, for people.
     """
 

@@ -19,7 +19,7 @@ from tfaccel.data.loaders.pixels import normalized
 from tfaccel.data.loaders.tf_image import window_of, windowed
 from tfaccel.data.source import ImageSource
 
-# An unknown image may claim any size. Pillow accepts this many without a warning: 256 MiB as RGB.
+# An untrusted image may claim any size. Pillow accepts this many without a warning: 256 MiB as RGB.
 MAX_PIXELS = 89_478_485
 AT_ONCE = 4  # images of a request that are decoded in parallel: each may take these 256 MiB
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"

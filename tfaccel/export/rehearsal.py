@@ -124,7 +124,10 @@ class Rehearsal:
             return
         except parity.NoAnswerError as error:
             if error.may_pass:
-                log.warning("export: in the trial before training, %s; the end will show", error)
+                log.warning(
+                    "export: in the trial before training, %s; the export at the end will show",
+                    error,
+                )
             else:
                 self._fault = RunError(
                     f"{error}; tfaccel tried the export at the start of training"

@@ -446,7 +446,7 @@ def _split_step(
 ) -> list[dict]:
     """Runs each replica's step on its device, and returns the logs of every replica.
 
-    All logs are returned, because a function does not run what it need not return.
+    All logs are returned, because TensorFlow does not run what a function need not return.
     """
     logs = []
     is_deferred = len(arguments[0]) > 1  # deferred batches are full
