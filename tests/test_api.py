@@ -65,7 +65,7 @@ def test_a6_more_threads_than_cores_are_warned_of_once(setup, folder, caplog):
         for _ in range(2):  # loaders, to train and to test
             run.image_folder(folder, **images, dali=tfaccel.DaliConfig(threads=threads))
         assert caplog.text.count("threads will wait for each other") == num_said
-    words = f"loader: {cores + 1} threads for each of 1 replicas, but {cores} cores"
+    words = f"loader: {cores + 1} threads for each of 1 replicas, but only {cores} cores"
     assert words in caplog.text
 
 
@@ -264,7 +264,7 @@ def test_every_public_name_is_there():
     ("settings", "words"),
     [
         ({"step": {"accumulation_steps": 2}}, r"step=\{.*expected tfaccel\.StepConfig"),
-        ({"accumulation_steps": 2}, r"give step=tfaccel\.StepConfig\(accumulation_steps="),
+        ({"accumulation_steps": 2}, r"use step=tfaccel\.StepConfig\(accumulation_steps="),
     ],
 )
 def test_settings_of_the_step_in_the_wrong_place_are_refused(setup, settings, words):

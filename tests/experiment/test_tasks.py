@@ -115,7 +115,7 @@ def test_a_mask_of_a_value_beyond_the_outputs_is_named(tmp_path):
     for data in (masks_of(files), masks_of(masks[..., None])):
         assert tasks.task_of(data, ModelConfig(num_outputs=4), StepConfig()).num_outputs == 4
         with pytest.raises(
-            UserError, match=r"mask .* has the value 3; expected 0 to 2, as num_out"
+            UserError, match=r"mask .* has the value 3, but num_outputs=3 allows 0 to 2"
         ):
             tasks.task_of(data, ModelConfig(num_outputs=3), StepConfig())
     PIL.Image.fromarray(masks[-1] | 255).save(paths[-1])  # a value to ignore, as VOC has

@@ -148,7 +148,7 @@ def test_names_that_become_the_same_are_refused(setup, tmp_path):
         both = [keras.Input((4,), name="a-b"), keras.Input((4,), name="a.b")]
         model = keras.Model(both, layers.Add()(both))
     with pytest.raises(
-        UserError, match=r"inputs 'a-b', 'a\.b', which .* a_b, a_b; give them names"
+        UserError, match=r"inputs 'a-b', 'a\.b', whose .* a_b, a_b; give them names"
     ):
         run.export(model, tmp_path / "1")
 

@@ -125,8 +125,8 @@ def test_classes_and_probabilities_are_the_saved_models(predictor, export, folde
 
 # What is wrong with a file, and the words that say so.
 SAID = {
-    "cut.png": "a damaged PNG, or of a kind",
-    "cut.jpg": "a damaged JPEG, or of a kind",
+    "cut.png": "a damaged PNG, or a kind",
+    "cut.jpg": "a damaged JPEG, or a kind",
     "cut later.jpg": "a damaged JPEG",
     "deep.png": "a PNG of 16-bit samples",
     "flipped.png": "a damaged PNG",

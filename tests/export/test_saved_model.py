@@ -224,7 +224,7 @@ def test_a_loader_of_ones_own_code_is_refused(setup, tmp_path):
     run = setup()
     images = np.zeros((4, *SIZE, 3), np.float32)
     loader = run.examples(list(zip(images, [0, 1, 2, 0], strict=True)), global_batch_size=2)
-    with pytest.raises(UserError, match=r"your own code makes.*images="):
+    with pytest.raises(UserError, match=r"your own code, so.*images="):
         run.export(build(run), tmp_path / "1", loader=loader)
 
 

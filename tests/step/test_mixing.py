@@ -461,7 +461,7 @@ WRONG = [
         lambda: classifier(1),
         {},
         {},
-        "gives (1,) for a row; expected one output of a score for each",
+        "gives (1,) for a row; expected one output with a score for each",
     ),
     (flat, {"cutmix_alpha": 1.0}, {}, "cutmix_alpha=1 with a model of inputs (4,) for a row"),
     (two_inputs, {"mixup_alpha": 0.2}, {}, "with a model of inputs (4,), (4,) for a row"),
@@ -497,7 +497,11 @@ def test_each_mistake_is_one_sentence(make, settings, args, words):
 @pytest.mark.parametrize(
     ("x", "side", "words"),
     [
-        (np.zeros((2, 5)), 6, "cutout_pixels=6 with inputs of (5,) for a row; expected one, (heig"),
+        (
+            np.zeros((2, 5)),
+            6,
+            "cutout_pixels=6 with inputs of (5,) for a row; expected one input, (heig",
+        ),
         ((np.zeros((2, *SIZE, 1)),) * 2, 6, "with inputs of (16, 12, 1), (16, 12, 1) for a row"),
         (np.zeros((2, *SIZE, 1)), 12, "cutout_pixels=12 with images of 16x12; expected a side"),
     ],

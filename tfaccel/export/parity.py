@@ -74,11 +74,11 @@ class NoAnswerError(RunError):
 class Check:
     """One comparison.
 
-      Attributes:
+    Attributes:
       name: what is compared.
       value: the difference.
       limit: the largest difference that passes.
-    words: the value with its unit, for people.
+      words: the value with its unit, for people.
     """
 
     name: str
