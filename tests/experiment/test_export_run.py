@@ -342,7 +342,7 @@ def test_numbered_classes_that_the_test_images_lack_are_the_models_all_the_same(
 def test_a_run_without_a_checkpoint_is_refused(workdir, tmp_path):
     shutil.rmtree(workdir / "checkpoints")
     for which in (None, "newest", "best"):
-        with pytest.raises(UserError, match=r"checkpoints has no checkpoint; give the workdir"):
+        with pytest.raises(UserError, match=r"checkpoints has no checkpoint; use the workdir"):
             export_run(workdir, tmp_path / "served", EXPORT, checkpoint=which)
 
 
