@@ -160,7 +160,7 @@ def test_every_source_is_looked_for(tmp_path, data, monitor):
     with pytest.raises(UserError, match=r"does not exist|no shard matches"):
         look_at(parse(config))
     config.train.monitor = "val_mae"
-    with pytest.raises(UserError, match=r"train.monitor='val_mae' is not one of"):
+    with pytest.raises(UserError, match=r"train.monitor='val_mae' is none of"):
         look_at(parse(config))
 
 

@@ -147,7 +147,9 @@ def test_a_model_without_a_loss_is_refused(setup, tmp_path, folder):
     with pytest.raises(UserError, match=r"compiled with no loss, but.*run\.compile"):
         run.export(model, tmp_path / "1", loader=loader)
     run.compile(model, loss=lambda y, z: keras.ops.mean(z, axis=-1))
-    with pytest.raises(UserError, match=r"with a loss of your own; a cross-entropy of keras\.los"):
+    with pytest.raises(
+        UserError, match=r"with a loss of your own, but .* a cross-entropy of keras\.los"
+    ):
         run.export(model, tmp_path / "1", loader=loader)
 
 
