@@ -329,21 +329,21 @@ class _Step:
         several steps.
         """
         model, config, step, trains = self._model, self._config, self._step, self.trains
-        parts, settings = config.accumulation_steps if trains else 1, {"xla": self.choice.on}
+        parts, xla = config.accumulation_steps if trains else 1, self.choice.on
         if padded:
             step = padding.leave_out_padding(model, step)
         weigh = functools.partial(totals_lib.weight_of, padding=padded)
         pass_ = functools.partial(
-            totals_lib.make_totals, model, step, weigh=weigh, parts=parts, **settings
+            totals_lib.make_totals, model, step, weigh=weigh, parts=parts, xla=xla
         )
-        settings["updates_in_xla"] = self._updates_in_xla
         if config.mixes_labels or (trains and config.cutout_pixels):
             change = mixing.mixed(model, config) if trains else mixing.as_probabilities(model)
             step, pass_ = _on_changed(change, step, pass_, self._replicas[0])
+        settings = {"xla": xla, "updates_in_xla": self._updates_in_xla}
         if self._several:
+            settings |= {"make_batch": make_batch, "trains": trains}
             settings["gradients_as"] = "float16" if config.float16_allreduce else None
             settings["at_once"] = trains and parts == 1 and len(seam.every_optimizer(model)) > 1
-            settings |= {"make_batch": make_batch, "trains": trains}
             steps = [_replica_step(model, pass_, each, **settings) for each in self._replicas]
             return functools.partial(_split_step, self._replicas, steps)
         replica = self._replicas[0]
