@@ -256,7 +256,7 @@ def _same_files(
     top_1 = _same_best(f"{prefix}top-1", *chances, tolerance, labels)
     if expected[kind].ndim > 2:
         return [top_1]  # with millions of pixels in a mask, the worst one says little
-    alike, what = {kind: expected[kind]}, "from the same files, relative to at least 1"
+    alike, what = {kind: expected[kind]}, "from the same files"
     return [
         _relative(f"{prefix}answers", alike, received, OUTPUT_LIMIT, what, least=1.0),
         top_1,
@@ -325,6 +325,7 @@ def _relative(
         difference = float(np.abs(want - got).max() / max(least, np.abs(want).max()))
         worst = max(worst, difference if np.isfinite(difference) else np.inf)
     words = f"differs by {in_figures(worst, 2)} of the largest value"
+    words += "" if least == LEAST else f" (or of {in_figures(least)} if larger)"
     return Check(name, worst, limit, f"{words}, {what}" if what else words)
 
 
