@@ -256,11 +256,8 @@ def _same_files(
     top_1 = _same_best(f"{prefix}top-1", *chances, tolerance, labels)
     if expected[kind].ndim > 2:
         return [top_1]  # with millions of pixels in a mask, the worst one says little
-    alike, what = {kind: expected[kind]}, "from the same files"
-    return [
-        _relative(f"{prefix}answers", alike, received, OUTPUT_LIMIT, what, least=1.0),
-        top_1,
-    ]
+    how = {"limit": OUTPUT_LIMIT, "what": "from the same files", "least": 1.0}
+    return [_relative(f"{prefix}answers", {kind: expected[kind]}, received, **how), top_1]
 
 
 def _same_best(
