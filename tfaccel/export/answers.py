@@ -3,7 +3,7 @@
 `answers_of` chooses them from the model's loss and the data it was evaluated on. The result is a
 function that becomes part of the SavedModel.
 
-    answers = answers_of(model, loader.data, losses=seam.losses_of(model))
+    answers = answers_of(model, loader.data, losses=losses_of(model))
     answers(model(inputs))         # {"logits": ..., "probabilities": ...}
 """
 

@@ -31,6 +31,7 @@ from tfaccel.export.preprocessing import Preprocessing
 from tfaccel.export.samples import Samples
 from tfaccel.keras_internals import seam
 from tfaccel.keras_internals.copies import check_made_again, in_float32, without_training_state
+from tfaccel.keras_internals.model_view import losses_of
 from tfaccel.step import in_xla
 from tfaccel.training.callbacks.ema import check_averages
 
@@ -233,7 +234,7 @@ def _surrounded(
         )
     how = Preprocessing.of(loader.data)
     return saved_model.Images(
-        how, answers_of(model, loader.data, losses=seam.losses_of(trained)), pixel_dtype
+        how, answers_of(model, loader.data, losses=losses_of(trained)), pixel_dtype
     )
 
 

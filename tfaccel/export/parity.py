@@ -6,8 +6,6 @@ Its `ask` runs the export on the CPU in a fresh process, without tfaccel and DAL
 
     parity = about_images(model, images, samples).ask(folder)
     if parity.failed: ...
-
-Private name relied on: Model._flatten_layers, of Keras 3.15.
 """
 
 import dataclasses
@@ -29,6 +27,7 @@ from tfaccel.common.tables import cleaned, in_figures
 from tfaccel.export import fresh_process
 from tfaccel.export.samples import Samples
 from tfaccel.export.saved_model import Images, input_names, outputs_by_name, structured
+from tfaccel.keras_internals.layers import layers_of
 from tfaccel.process import child
 from tfaccel.process.out_of_memory import is_out_of_memory
 

@@ -27,6 +27,7 @@ import tensorflow as tf
 from tfaccel.common.errors import UserError
 from tfaccel.export.answers import Answers
 from tfaccel.export.preprocessing import Preprocessing
+from tfaccel.keras_internals.layers import layers_of
 
 
 @dataclasses.dataclass(frozen=True)

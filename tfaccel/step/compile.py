@@ -17,8 +17,22 @@ from tfaccel.common.errors import UserError
 from tfaccel.common.run_log import summary
 from tfaccel.common.tables import in_figures
 from tfaccel.config import StepConfig
-from tfaccel.keras_internals import batch_norm, seam
+from tfaccel.keras_internals import batch_norm
 from tfaccel.keras_internals.float32_layers import HALVES, needs_loss_scale, policy_of
+from tfaccel.keras_internals.layers import layers_of
+from tfaccel.keras_internals.model_view import (
+    every_optimizer,
+    has_steps_of_keras,
+    is_synchronized,
+    losses_of,
+    optimizers_of,
+    outputs_of,
+    runs_eagerly,
+)
+from tfaccel.keras_internals.optimizers import belongs_to, give_to
+from tfaccel.keras_internals.patching import patched
+from tfaccel.keras_internals.symbolic_build import build_from_specs
+from tfaccel.keras_internals.variables import adopt, is_distributed
 from tfaccel.step import mixing, padding
 from tfaccel.step.functions import set_functions
 
@@ -57,7 +71,7 @@ def compile_model(
     """
     if "jit_compile" in compile_args:
         raise UserError("jit_compile is set by tfaccel; use tfaccel.setup(xla=True or False)")
-    if model._distribute_strategy is not strategy:
+    if model.distribute_strategy is not strategy:
         raise UserError(
             "the model was built in no scope or in another run's scope; build or load it in this "
             "run's `with run.scope():`"
@@ -66,7 +80,7 @@ def compile_model(
     num_replicas = strategy.num_replicas_in_sync
     with strategy.scope():
         _compile(model, args, compile_args, config)
-        for each in seam.every_optimizer(model):
+        for each in every_optimizer(model):
             _adopt(each, strategy)
     _warn_of_unscaled(model)
     batch_norm.convert_back(model)
@@ -83,8 +97,8 @@ def compile_model(
     if config.mixes_labels:
         mixing.check(model, config)
         change = mixing.specs_as_probabilities(model)
-    model._maybe_symbolic_build = seam.build_from_specs(model, change=change)
-    if seam.runs_eagerly(model):
+    build_from_specs(model, change=change)
+    if runs_eagerly(model):
         if config.accumulation_steps > 1:
             raise UserError("run_eagerly runs stock Keras's step; use it with accumulation_steps=1")
         if config.mixes_labels or config.cutout_pixels:
@@ -101,7 +115,7 @@ def compile_model(
 def _check_layers(model, strategy, *, xla: bool) -> None:
     """Raises for layers that this CPU cannot run; warns of half-precision weights and outputs."""
     on_cpu = all("CPU" in each.upper() for each in strategy.extended.worker_devices)
-    for layer in model._flatten_layers() if on_cpu and not xla else ():
+    for layer in layers_of(model) if on_cpu and not xla else ():
         if isinstance(layer, CHANNELS_LAST_ON_CPU) and layer.data_format == "channels_first":
             raise UserError(
                 f"the layer {layer.name} has data_format='channels_first', but TensorFlow cannot "
@@ -117,7 +131,7 @@ def _check_layers(model, strategy, *, xla: bool) -> None:
             halves[0],
             len(halves) - 1,
         )
-    outputs = [each for each in seam.outputs_of(model) if each.dtype in HALVES]
+    outputs = [each for each in outputs_of(model) if each.dtype in HALVES]
     if outputs and not wanted:
         log.warning(
             "step: an output of model %s is %s, so the loss is computed from rounded values, or "
@@ -172,7 +186,7 @@ def _compile(model, args: tuple, compile_args: dict, config: StepConfig) -> None
         return keras_own(*call.args, **call.kwargs)
 
     model.compiled = False
-    with seam.patched(keras.Model, "compile", compile_):
+    with patched(keras.Model, "compile", compile_):
         model.compile(*args, **compile_args)
     if not model.compiled:
         raise UserError(
@@ -220,7 +234,7 @@ def _warn_of_unscaled(model) -> None:
     """
     unscaled = [
         each.name
-        for each in seam.every_optimizer(model)
+        for each in every_optimizer(model)
         if each is not model.optimizer
         and not isinstance(each, keras.optimizers.LossScaleOptimizer)
         and each.loss_scale_factor is None
@@ -250,15 +264,15 @@ def _adopt(optimizer, strategy) -> None:
                 f"the optimizer {each.name} already has the state of another model; make a new one"
             )
     for variable in optimizer.variables:
-        seam.adopt(variable, strategy)
+        adopt(variable, strategy)
     for each in optimizers:
-        each._distribution_strategy = strategy
+        give_to(each, strategy)
 
 
 def _refuse_losses(model, config: StepConfig, num_replicas: int) -> None:
     """Raises for losses whose value for a batch is not the mean over the parts of the batch."""
     parts = f"{num_replicas} replicas and accumulation_steps={config.accumulation_steps}"
-    for loss in seam.losses_of(model):
+    for loss in losses_of(model):
         reduction = getattr(loss, "reduction", "sum_over_batch_size")
         if reduction not in ("sum_over_batch_size", "mean"):
             raise UserError(
@@ -280,12 +294,12 @@ def _refuse_for_replicas(model, config: StepConfig, num_replicas: int) -> None:
             f"run_eagerly with {num_replicas} replicas; to run a step in Python, use one replica "
             "(gpu_ids=[0])"
         )
-    if config.accumulation_steps > 1 and seam.is_synchronized(model):
+    if config.accumulation_steps > 1 and is_synchronized(model):
         raise UserError(
             f"accumulation_steps={config.accumulation_steps} with synchronized batch norm: the "
             "statistics would cover only a part of the rows; use one of the two"
         )
-    outside = [each for each in model.variables if not seam.is_distributed(each)]
+    outside = [each for each in model.variables if not is_distributed(each)]
     if outside:
         raise UserError(
             f"the variable {outside[0].path} was created outside the scope; build every layer in "

@@ -22,7 +22,9 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from tfaccel.keras_internals import seam
+from tfaccel.keras_internals.model_view import every_optimizer, variables_of
+from tfaccel.keras_internals.recording import noted
+from tfaccel.keras_internals.variables import value_of
 from tfaccel.step.totals import Span
 
 # Any other code is 1 + the index of a variable in `seam.variables_of`.
@@ -47,12 +49,12 @@ def watched(model, step: Callable, batch, *, xla: bool, compile_: Callable | Non
       The step's logs, those of the loss scale, and the code.
     """
     metrics = model.metrics_variables
-    before = [tf.identity(each._value) for each in metrics]
+    before = [tf.identity(value_of(each)) for each in metrics]
     watch = Watch(model, xla=xla, compile_=compile_)
-    with watch.updates(), seam.noted(_floating_state(model)) as noted:
+    with watch.updates(), noted(_floating_state(model)) as recording:
         logs = step(batch)
-    watch.put_back(noted.assigned())
-    after = [tf.identity(each._value) for each in metrics]
+    watch.put_back(recording.assigned())
+    after = [tf.identity(value_of(each)) for each in metrics]
     spoilt = watch.spoilt(metrics, before, after)
     put_back_where(spoilt, metrics, before, after)
     return _with_results(model, logs, spoilt) | watch.scale_logs() | {LOG: watch.code()}
@@ -63,7 +65,7 @@ def _floating_state(model) -> list:
     return [
         each
         for each in model.non_trainable_variables
-        if each._value.dtype.is_floating and id(each) not in metrics
+        if value_of(each).dtype.is_floating and id(each) not in metrics
     ]
 
 
@@ -74,7 +76,7 @@ def put_back_where(
 
     `after=None` reads the variables.
     """
-    after = [each._value for each in variables] if after is None else after
+    after = [value_of(each) for each in variables] if after is None else after
     for variable, old, new in zip(variables, before, after, strict=True):
         variable.assign(tf.where(spoilt, old, new))
 
@@ -125,7 +127,7 @@ class Watch:
             is faster than checking every gradient.
         """
         with contextlib.ExitStack() as watched:
-            for each in seam.every_optimizer(self._model):
+            for each in every_optimizer(self._model):
                 apply = functools.partial(self.apply, each, spans=spans)
                 watched.enter_context(_set(each, apply=apply))
             yield
@@ -192,7 +194,7 @@ class Watch:
         if not changes:
             return
         variables, before = [each for each, _ in changes], [each for _, each in changes]
-        after = [tf.convert_to_tensor(each._value) for each in variables]
+        after = [tf.convert_to_tensor(value_of(each)) for each in variables]
         spoilt = self.spoilt(variables, before, after)
         put_back_where(spoilt | self._refused, variables, before, after)
 
@@ -221,7 +223,7 @@ class Watch:
         xla = self._xla or self._compile is not None
 
         def weights_are_finite() -> tf.Tensor:
-            return _all_finite([tf.convert_to_tensor(each._value) for each in trained], xla=xla)
+            return _all_finite([tf.convert_to_tensor(value_of(each)) for each in trained], xla=xla)
 
         finite = self._compiled(weights_are_finite)
         return tf.where(finite, first, tf.constant(WEIGHTS, tf.int64))

@@ -53,9 +53,14 @@ import tensorflow as tf
 from tfaccel.common.run_log import summary
 from tfaccel.config import StepConfig
 from tfaccel.data.deferred import Deferred
-from tfaccel.keras_internals import seam
-from tfaccel.keras_internals.seam import Replica
-from tfaccel.step import finite, in_xla, labels, mixing, names, padding
+from tfaccel.keras_internals.function_names import alike, own_numbers
+from tfaccel.keras_internals.layer_paths import layer_paths
+from tfaccel.keras_internals.model_view import every_optimizer, is_synchronized
+from tfaccel.keras_internals.one_replica import as_replica, metrics_as
+from tfaccel.keras_internals.replica import Replica, local_batches, local_replicas
+from tfaccel.keras_internals.traced import UNORDERED
+from tfaccel.keras_internals.variables import value_of
+from tfaccel.step import finite, in_xla, labels, mixing, padding
 from tfaccel.step import totals as totals_lib
 from tfaccel.step.recoverable import Recoverable
 from tfaccel.step.totals import ROWS_UNIT, Layout, Span, Totals
@@ -71,7 +76,7 @@ def set_functions(model, strategy, config: StepConfig, *, xla: bool) -> None:
 
     Keras makes its own functions only if none are set. Its `compile` removes them.
     """
-    replicas = seam.local_replicas(strategy)
+    replicas = local_replicas(strategy)
     several = strategy.num_replicas_in_sync > 1
     synchronized = several and seam.is_synchronized(model)
     sums_within = synchronized or (several and len(seam.every_optimizer(model)) > 1)
@@ -246,7 +251,7 @@ class _Step:
         return self.choice.on and self._replicas[0].reduces_in_xla
 
     def __call__(self, batch, *, padded: bool) -> dict:
-        batches = seam.local_batches(self._strategy, batch, len(self._replicas))
+        batches = local_batches(self._strategy, batch, len(self._replicas))
 
         def run():
             step = self._function(padded, None)
@@ -571,7 +576,7 @@ def _changed(totals: Totals, rows: tf.Tensor) -> list[tuple]:
     """Changes the untrained variables; returns (variable, value before) for the floating ones."""
     before = []
     for variable, change in zip(totals.changes_of, totals.changes, strict=True):
-        value = tf.identity(variable._value)
+        value = tf.identity(value_of(variable))
         if change.dtype.is_floating:
             before.append((variable, value))
             if variable.aggregation != "sum":
@@ -595,7 +600,7 @@ class _Predict:
 
     def _run(self, parts: list) -> list:
         if not self._made:
-            self._made.append(names.alike(self._make(xla=self._choice.on), self._numbers))
+            self._made.append(alike(self._make(xla=self._choice.on), self._numbers))
         return self._made[0](parts)
 
     def _make(self, *, xla: bool) -> Callable:
@@ -605,8 +610,8 @@ class _Predict:
 
         def predict(replica: Replica, batch):
             with (
-                seam.as_replica(model, replica),
-                seam.layer_paths(xla=xla, all_reduce=None),
+                as_replica(model, replica),
+                layer_paths(xla=xla, all_reduce=None),
             ):
                 return model.predict_step(batch)
 
@@ -632,7 +637,7 @@ class _Predict:
     def __call__(self, batches: list):
         outputs = []
         for batch in batches:
-            parts = seam.local_batches(self._strategy, batch, len(self._replicas))
+            parts = local_batches(self._strategy, batch, len(self._replicas))
             if not self._model.built and self._is_keras_step:
                 _build(self._model, parts[0])
             run = functools.partial(self._run, parts)

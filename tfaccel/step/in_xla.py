@@ -23,11 +23,11 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
-from tensorflow.core.framework import node_def_pb2
-from tensorflow.python.framework import kernels, op_def_registry
 
 from tfaccel.common.run_log import summary
-from tfaccel.keras_internals import seam
+from tfaccel.keras_internals.layers import layers_of
+from tfaccel.keras_internals.symbolic_build import OF_ANY_SIZE
+from tfaccel.keras_internals.traced import has_effects, kernels_of
 
 # XLA's errors when it compiles, before anything runs, for faults that the lists do not show.
 SAYS_NO = re.compile(
@@ -184,7 +184,7 @@ def _has_kernel(node: node_def_pb2.NodeDef, functions: dict, device: str) -> boo
     )
 
 
-def _types(node: node_def_pb2.NodeDef, name: str) -> Sequence[int]:
+def _types(node: tf.compat.v1.NodeDef, name: str) -> Sequence[int]:
     value = node.attr[name]
     return value.list.type if value.HasField("list") else [value.type]
 
@@ -231,6 +231,5 @@ def _needed(nodes, kept: Sequence[str]) -> set[str]:
 
 def _with_effects(nodes) -> Iterator[str]:
     for each in nodes:
-        definition = op_def_registry.get(each.op)
-        if definition is not None and definition.is_stateful and each.op != "Placeholder":
+        if has_effects(each.op) and each.op != "Placeholder":
             yield each.name

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-from tfaccel.keras_internals import seam
+from tfaccel.keras_internals.patching import patched
 from tfaccel.step import finite
 
 # The key of an entry in a step's logs until `named` removes it. Its value is float32: [1, classes,
@@ -48,7 +48,7 @@ def watched(step: Callable, *, are_probabilities: bool) -> Callable:
         # Keras's sparse losses and metrics all call this function.
         cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits
         noted = functools.partial(_noted, cross_entropy, found)
-        with seam.patched(tf.nn, "sparse_softmax_cross_entropy_with_logits", noted):
+        with patched(tf.nn, "sparse_softmax_cross_entropy_with_logits", noted):
             logs = step(batch)
         if are_probabilities:
             _, y, _ = keras.utils.unpack_x_y_sample_weight(batch)

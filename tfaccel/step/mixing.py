@@ -22,8 +22,8 @@ import tensorflow as tf
 from tfaccel.common.errors import UserError
 from tfaccel.common.tables import in_figures
 from tfaccel.config import StepConfig
-from tfaccel.keras_internals import seam
-from tfaccel.keras_internals.seam import Replica
+from tfaccel.keras_internals.model_view import outputs_of, takes_labels
+from tfaccel.keras_internals.replica import Replica
 from tfaccel.step import blend, cutout, totals
 
 
@@ -81,7 +81,7 @@ def check(model: keras.Model, config: StepConfig) -> None:
             "a row; expected one output with a score for each class: start the model with "
             "keras.Input(shape=...), or remove label_smoothing, mixup and cutmix"
         )
-    if seam.takes_labels(model):
+    if takes_labels(model):
         raise UserError(
             "label_smoothing, mixup or cutmix with the loss SparseCategoricalCrossentropy: labels "
             "become probabilities in the step; use CategoricalCrossentropy, with the same "

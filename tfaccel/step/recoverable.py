@@ -34,11 +34,12 @@ from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework.auto_control_deps_utils import get_read_write_resource_inputs
-from tensorflow.python.ops.handle_data_util import get_resource_handle_data
 
 from tfaccel.data.free_memory import free_bytes, mib
-from tfaccel.keras_internals import seam
+from tfaccel.keras_internals.model_view import state_of
+from tfaccel.keras_internals.replica import local_replicas
+from tfaccel.keras_internals.traced import assigned_in
+from tfaccel.keras_internals.variables import components
 from tfaccel.process.out_of_memory import is_of_xla
 from tfaccel.runtime.devices import Device
 
@@ -136,15 +137,15 @@ def _changed_in(graph) -> Iterator[_Variable]:
             continue
         # A variable made by the first trace has no value; the function is traced again at once.
         if tf.raw_ops.VarIsInitializedOp(resource=handle):
-            yield _Variable(handle, tf.as_dtype(data.shape_and_type[0].dtype))
+            yield _Variable(handle, dtype)
 
 
 def _copied(variables: dict[int, _Variable], model) -> dict[int, np.ndarray]:
     """Returns the variables' values on the host, or {} if the host has too little room."""
     same = {  # between steps a variable has the same value on each replica
         id(each.handle): id(variable)
-        for variable in seam.state_of(model)
-        for each in seam.components(variable)
+        for variable in state_of(model)
+        for each in components(variable)
     }
     tensors = {same.get(key, key): each.read() for key, each in variables.items()}
     needed = sum(each.shape.num_elements() * each.dtype.size for each in tensors.values())

@@ -18,8 +18,10 @@ import keras
 import tensorflow as tf
 
 from tfaccel.common.errors import UserError
-from tfaccel.keras_internals import seam
-from tfaccel.keras_internals.seam import Replica
+from tfaccel.keras_internals.layer_paths import layer_paths
+from tfaccel.keras_internals.recording import Recording, recorded
+from tfaccel.keras_internals.replica import Replica
+from tfaccel.keras_internals.variables import value_of
 
 # The unit of a row count. A gradient times the replica's rows in this unit stays near the size of
 # the gradient, so that float16 can hold it. With 256 rows the sizes are equal; with 2 rows the
@@ -109,15 +111,15 @@ def make_totals(
         # The last batch was partial and ended before this replica.
         zeros = stand_in is None
         batch = tf.nest.map_structure(one_zero_row, batch) if zeros else stand_in
-    metrics_before = {id(each): tf.identity(each._value) for each in model.metrics_variables}
+    metrics_before = {id(each): tf.identity(value_of(each)) for each in model.metrics_variables}
     all_reduce = functools.partial(replica.all_reduce_in_forward, weight=weight)
 
     def at_once(optimizer, gradients, variables):
         apply(optimizer, _mean_over_replicas(gradients, weight, replica), variables)
 
     with (
-        seam.recorded(model, replica, apply=at_once if apply else None) as recording,
-        seam.layer_paths(xla=xla, all_reduce=all_reduce if replica.num_replicas > 1 else None),
+        recorded(model, replica, apply=at_once if apply else None) as recording,
+        layer_paths(xla=xla, all_reduce=all_reduce if replica.num_replicas > 1 else None),
     ):
         run_part = functools.partial(_part, step, recording, weigh)
         gradients, logs = (_compiled_parts if xla else _traced_parts)(run_part, batch, parts)
@@ -131,7 +133,7 @@ def make_totals(
         for variable in model.metrics_variables:
             variable.assign(metrics_before[id(variable)])
         gradients, logs = tf.nest.map_structure(tf.zeros_like, (gradients, logs))
-    metrics = [(id(each), tf.identity(each._value)) for each in model.metrics_variables]
+    metrics = [(id(each), tf.identity(value_of(each))) for each in model.metrics_variables]
     return Totals(
         rows=tf.convert_to_tensor(weight, tf.float32),
         gradients=gradients,

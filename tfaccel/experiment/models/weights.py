@@ -26,12 +26,12 @@ from collections.abc import Iterator
 import h5py
 import keras
 import numpy as np
-from keras.src.legacy.saving import legacy_h5_format
-from keras.src.utils.naming import to_snake_case
 
 from tfaccel.common.errors import UserError
 from tfaccel.common.run_log import summary
 from tfaccel.config.names import weights_file
+from tfaccel.keras_internals.layers import layers_of
+from tfaccel.keras_internals.weight_files import default_name, layer_names_in, place_of
 
 log = logging.getLogger("tfaccel")
 
@@ -203,7 +203,7 @@ def _load_named(path: pathlib.Path, model: keras.Model, before: dict) -> Loaded:
     tops = _tops(model)
     used = {tops[id(each)] for each in loaded.layers if id(each) in tops}
     have = {each.name for each in model.layers}
-    names = _names_in(path)
+    names = layer_names_in(path)
     places = [index for index, each in enumerate(names) if each in used] or [0]
     # Before them may be a Normalization that this model lacks, and after them another head.
     between = names[places[0] : places[-1]]
@@ -276,7 +276,7 @@ def _judged(model: keras.Model, before: dict, seen: "_Seen") -> Loaded:
     """Returns which layers got all of their weights, and restores those that got only some."""
     layers, missing, other_shapes = [], [], []
     tops = _tops(model)
-    for layer in model._flatten_layers():
+    for layer in layers_of(model):
         own = own_weights(layer)
         if not own:
             continue
@@ -336,7 +336,7 @@ class _Seen:
 def _watched(model: keras.Model) -> Iterator[_Seen]:
     """Within the context, notes what is loaded into the model, and hides Keras's warnings."""
     seen = _Seen()
-    layers = model._flatten_layers()
+    layers = layers_of(model)
     for each in model.weights:
         vars(each)["assign"] = _noting_assign(each, seen)
     names = {each.name for each in layers}
@@ -374,7 +374,7 @@ def _noting_load(layer: keras.layers.Layer, names: set[str], seen: _Seen):
         if store.h5_file.filename not in seen.files:
             seen.files.add(store.h5_file.filename)
             seen.groups.update(_groups(store))
-        path = store._h5_entry_path
+        path = place_of(store)
         by_name = [each for each, name in seen.groups.items() if name == layer.name]
         if _is_given(layer, layer.name) and len(by_name) == 1:
             path = by_name[0]
