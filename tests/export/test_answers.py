@@ -160,7 +160,7 @@ def test_a_loss_that_says_nothing_of_classes_is_refused(loss):
     with pytest.raises(
         UserError, match=r"with the loss (mean_squared_error|CategoricalHinge), but"
     ):
-        answers_of(model, _labelled(("a", "b")), losses=seam.losses_of(model))
+        answers_of(model, _labelled(("a", "b")), losses=losses_of(model))
 
 
 @pytest.mark.parametrize("targets", ["image", "mask"])

@@ -29,7 +29,6 @@ from tfaccel.export.answers import answers_of
 from tfaccel.export.known_inputs import called, with_inputs
 from tfaccel.export.preprocessing import Preprocessing
 from tfaccel.export.samples import Samples
-from tfaccel.keras_internals import seam
 from tfaccel.keras_internals.copies import check_made_again, in_float32, without_training_state
 from tfaccel.keras_internals.model_view import losses_of
 from tfaccel.step import in_xla

@@ -126,7 +126,7 @@ def warn_at_start(
     _checked.add(model)
     began = time.monotonic()
     try:
-        with seam.draws_kept():
+        with draws_kept():
             num = _check_quickly(model, train, test, runtime)
     except (UserError, RunError) as error:
         log.warning("export: run.export would refuse this model after training: %s", error)

@@ -327,7 +327,7 @@ def _relative(
 
 def lowest_precision(model: keras.Model) -> str:
     """Returns the layers' compute dtype with the shortest mantissa."""
-    dtypes = {each.compute_dtype for each in model._flatten_layers()}
+    dtypes = {each.compute_dtype for each in layers_of(model)}
     return max(dtypes & TOLERANCE.keys(), key=TOLERANCE.get, default="float32")
 
 

@@ -11,8 +11,6 @@ The signatures of a model of images:
 
 Any other model has only serving_default, from its own inputs to its own outputs in float32, named
 by `input_names` and `outputs_by_name`.
-
-Private name relied on: Model._flatten_layers, of Keras 3.15.
 """
 
 import dataclasses
@@ -66,7 +64,7 @@ def write(
     # The archive finds the variables that its functions use, but no tables, so track layers without
     # variables. If it tracked the whole model of a strategy, it would write all weights twice: the
     # replica's and the strategy's.
-    for layer in model._flatten_layers(include_self=False):
+    for layer in layers_of(model, include_self=False):
         if layer.built and not layer.variables:
             archive.track(layer)
     for name, (function, signature) in _endpoints(model, images, names, xla=xla).items():

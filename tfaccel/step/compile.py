@@ -178,7 +178,7 @@ def _compile(model, args: tuple, compile_args: dict, config: StepConfig) -> None
         if compiled is model:
             given = call.arguments
             # If the model has its own optimizers, Keras's default optimizer does not train it.
-            is_used = "optimizer" in given or seam.has_steps_of_keras(model)
+            is_used = "optimizer" in given or has_steps_of_keras(model)
             optimizer = keras.optimizers.get(given.get("optimizer", "rmsprop"))
             if is_used and given.get("auto_scale_loss", True):
                 optimizer = _scale_loss(optimizer, model, config)
@@ -255,8 +255,8 @@ def _adopt(optimizer, strategy) -> None:
     the iteration and the learning rate, are made again in the scope. The optimizer stays the object
     that the caller holds, with its settings.
     """
-    optimizers = seam.optimizers_of(optimizer)  # empty for a model that is only tested
-    if all(each._distribution_strategy is strategy for each in optimizers):
+    optimizers = optimizers_of(optimizer)  # empty for a model that is only tested
+    if all(belongs_to(each, strategy) for each in optimizers):
         return
     for each in optimizers:
         if each.built:
@@ -289,7 +289,7 @@ def _refuse_losses(model, config: StepConfig, num_replicas: int) -> None:
 
 def _refuse_for_replicas(model, config: StepConfig, num_replicas: int) -> None:
     """Raises for a model or setting that gives another result on several replicas than on one."""
-    if seam.runs_eagerly(model):
+    if runs_eagerly(model):
         raise UserError(
             f"run_eagerly with {num_replicas} replicas; to run a step in Python, use one replica "
             "(gpu_ids=[0])"

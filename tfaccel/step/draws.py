@@ -40,9 +40,3 @@ def uniform(shape, *, count: tf.Tensor, replica: Replica | None, purpose: int = 
         alg="philox",
     )
     return tf.cast(tf.bitwise.right_shift(bits, tf.constant(8, tf.uint32)), tf.float32) * 2.0**-24
-
-
-def num_updates(optimizer: keras.optimizers.Optimizer) -> tf.Tensor:
-    """Returns how many updates were made. Keras does not count a skipped step."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return tf.cast(inner._iterations._value, tf.int64)

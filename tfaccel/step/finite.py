@@ -27,7 +27,7 @@ from tfaccel.keras_internals.recording import noted
 from tfaccel.keras_internals.variables import value_of
 from tfaccel.step.totals import Span
 
-# Any other code is 1 + the index of a variable in `seam.variables_of`.
+# Any other code is 1 + the index of a variable in `variables_of`.
 FINE, WEIGHTS, OTHER = 0, -1, 2**40  # OTHER: the gradient of a variable that is not the model's
 _NONE = OTHER + 1  # nothing was found; larger than any other code
 LOG = "nonfinite"  # the key of the code in a step's logs, until Keras sees them
@@ -38,7 +38,7 @@ def watched(model, step: Callable, batch, *, xla: bool, compile_: Callable | Non
     """Runs the model's own step on its only replica, and undoes changes that are not finite.
 
     Args:
-      model: the model, within `seam.as_replica`.
+      model: the model, within `as_replica`.
       step: the model's step, as a function of a batch.
       batch: the replica's batch.
       xla: whether XLA compiles what is traced.
@@ -108,10 +108,10 @@ class Watch:
     """Checks what one step does to one replica's model, and undoes what is not finite."""
 
     def __init__(self, model, *, xla: bool, compile_: Callable | None = None):
-        """Takes the model, within `seam.as_replica`, and the other arguments of `watched`."""
+        """Takes the model, within `as_replica`, and the other arguments of `watched`."""
         self._model, self._xla, self._compile = model, xla, compile_
         self._graph = tf.compat.v1.get_default_graph()
-        self._codes = {id(each): 1 + i for i, each in enumerate(seam.variables_of(model))}
+        self._codes = {id(each): 1 + i for i, each in enumerate(variables_of(model))}
         self._checks = []
         self._refused = self._overflowed = tf.constant(False)
 
@@ -181,7 +181,7 @@ class Watch:
         if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or not optimizer.built:
             return {}
         return {
-            "loss_scale": tf.identity(optimizer.dynamic_scale._value),
+            "loss_scale": tf.identity(value_of(optimizer.dynamic_scale)),
             # A function returns int32 through the CPU, and each step would wait for the GPU.
             "skipped_steps": tf.cast(self._overflowed, tf.int64),
         }
@@ -212,7 +212,7 @@ class Watch:
         """Returns the code of what was found, an int64 scalar. The first layer's fault counts.
 
         It is FINE; WEIGHTS if the model's weights are not finite; or 1 + the index of a variable in
-        `seam.variables_of`. That means the gradient of a variable that is trained, and the value of
+        `variables_of`. That means the gradient of a variable that is trained, and the value of
         one that is not.
         """
         # A function returns int32 through the CPU, and each step would wait for the GPU.

@@ -33,9 +33,6 @@ twice, stock Keras's Adam squares each slice; this step squares their sum, as fo
 A finite check or a clip before the sum would see only a part of the gradient. Stock Keras does both
 before the sum: weights become -inf if only replica 1 overflows, and 30 and -10 clipped to 1 make 0
 instead of 1.
-
-Private names relied on:
-  TensorFlow 2.21: "_disable_acd" of `tf.function`'s experimental_attributes.
 """
 
 import contextlib
@@ -67,9 +64,6 @@ from tfaccel.step.totals import ROWS_UNIT, Layout, Span, Totals
 
 log = logging.getLogger("tfaccel")
 
-# Turns off automatic control dependencies: the function runs only what its outputs need.
-UNORDERED = {"_disable_acd": True}
-
 
 def set_functions(model, strategy, config: StepConfig, *, xla: bool) -> None:
     """Sets the functions that `fit`, `evaluate` and `predict` call for each execution.
@@ -78,8 +72,8 @@ def set_functions(model, strategy, config: StepConfig, *, xla: bool) -> None:
     """
     replicas = local_replicas(strategy)
     several = strategy.num_replicas_in_sync > 1
-    synchronized = several and seam.is_synchronized(model)
-    sums_within = synchronized or (several and len(seam.every_optimizer(model)) > 1)
+    synchronized = several and is_synchronized(model)
+    sums_within = synchronized or (several and len(every_optimizer(model)) > 1)
     if sums_within and xla:
         why = "synchronized batch norm sums" if synchronized else "several optimizers each sum"
         summary("step: training without XLA, because %s over the replicas within the step", why)
@@ -231,7 +225,7 @@ class _Step:
         self._several = strategy.num_replicas_in_sync > 1
         self._updates_in_xla = updates_in_xla and self.updates_on_gpu
         # Taken now, so that the order of `fit` and `evaluate` does not change the names.
-        self._numbers = names.own_numbers()
+        self._numbers = own_numbers()
         # One function for each (padded, make_batch); most models need only one.
         self._made = {}
         self._lengths = set()  # the lengths of the launches of several steps, so far
@@ -324,7 +318,7 @@ class _Step:
     def _function(self, padded: bool, make_batch: Callable | None) -> Callable:
         key = padded or self._config.zero_weight_is_padding, make_batch
         if key not in self._made:
-            self._made[key] = names.alike(self._compile(self._make(*key)), self._numbers)
+            self._made[key] = alike(self._compile(self._make(*key)), self._numbers)
         return self._made[key]
 
     def _make(self, padded: bool, make_batch: Callable | None) -> Callable:
@@ -348,7 +342,7 @@ class _Step:
         if self._several:
             settings |= {"make_batch": make_batch, "trains": trains}
             settings["gradients_as"] = "float16" if config.float16_allreduce else None
-            settings["at_once"] = trains and parts == 1 and len(seam.every_optimizer(model)) > 1
+            settings["at_once"] = trains and parts == 1 and len(every_optimizer(model)) > 1
             steps = [_replica_step(model, pass_, each, **settings) for each in self._replicas]
             return functools.partial(_split_step, self._replicas, steps)
         replica = self._replicas[0]
@@ -421,7 +415,7 @@ def _whole_step(
     model, step, replica: Replica, batch, *, xla: bool, updates_in_xla: bool, trains: bool
 ) -> dict:
     """Runs the model's own step: with one replica there is nothing to sum."""
-    with seam.as_replica(model, replica), seam.layer_paths(xla=xla, all_reduce=None):
+    with as_replica(model, replica), layer_paths(xla=xla, all_reduce=None):
         if not trains:
             return labels.named(step(batch), trains=False)
         # If XLA compiles the whole step, it compiles the update with it.
@@ -434,7 +428,7 @@ def _accumulating_step(
     model, pass_, replica: Replica, batch, *, xla: bool, updates_in_xla: bool
 ) -> dict:
     """Runs the parts of one replica's batch, sums them, and updates once."""
-    with seam.as_replica(model, replica):
+    with as_replica(model, replica):
         totals = pass_(replica, batch)
 
         def update(tensors, metrics_before):
@@ -486,7 +480,7 @@ def _replica_step(
 
     def forward_backward(batch, stand_in=None):
         nonlocal layout, watch
-        with seam.as_replica(model, replica):
+        with as_replica(model, replica):
             watch = finite.Watch(model, xla=xla) if at_once else None
             more = {"apply": watch.apply} if at_once else {}
             totals = pass_(replica, batch, stand_in=stand_in, **more)
@@ -494,7 +488,7 @@ def _replica_step(
         return layout.pack(totals), totals.metrics_before
 
     def update(buffers, metrics_before):
-        with seam.as_replica(model, replica):
+        with as_replica(model, replica):
             totals, spans = layout.unpack(buffers)
             settings = {"trains": trains, "xla": updates_in_xla, "watch": watch}
             return _update(model, totals, metrics_before, spans, **settings)
@@ -534,7 +528,7 @@ def _update(
     """Applies the sums over all replicas to one replica's variables, and returns the step's logs.
 
     Args:
-      model: the model, within `seam.as_replica`.
+      model: the model, within `as_replica`.
       totals: the sums.
       metrics_before: this replica's own metrics before the step.
       spans: the gradients of `totals`, uncut, if they were unpacked from vectors.
@@ -564,7 +558,7 @@ def _update(
         pairs = zip(totals.metrics_before, metrics, strict=True)
         metrics = [tf.where(spoilt, old, new) for old, new in pairs]
         logs[finite.LOG] = watch.code()
-    with seam.metrics_as(model, metrics):
+    with metrics_as(model, metrics):
         # In the context, because a metric may return its own variable, as in Keras's guide.
         results = tf.nest.map_structure(tf.convert_to_tensor, model.get_metrics_result())
     # A log without a metric is a value that the step returned. Return its mean over the rows.
@@ -595,7 +589,7 @@ class _Predict:
         self._model, self._strategy, self._replicas = model, strategy, replicas
         # A model's own `predict_step` builds the layers that it calls itself.
         self._is_keras_step = type(model).predict_step is keras.Model.predict_step
-        self._choice, self._numbers = choice, names.own_numbers()
+        self._choice, self._numbers = choice, own_numbers()
         self._made = []  # has the function after the first call
 
     def _run(self, parts: list) -> list:

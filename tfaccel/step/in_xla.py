@@ -12,10 +12,6 @@ It checks three things before the step has run:
   2. The batch. TensorFlow ends the process if a compiled function is called with strings. Ragged
      and sparse tensors have another size in each batch.
   3. The operations of the traced step and their dtypes. TensorFlow lists those that XLA supports.
-
-Private names relied on:
-  TensorFlow 2.21: python.framework.kernels.get_registered_kernels_for_op,
-    python.framework.op_def_registry.get.
 """
 
 import functools
@@ -104,7 +100,7 @@ class Choice:
 
 def of_layers(model) -> str | None:
     """Returns which layer, or layer within a layer, XLA cannot compile, and why; or None."""
-    for layer in model._flatten_layers():
+    for layer in layers_of(model):
         if not layer.supports_jit:
             kind = type(layer).__name__
             return f"XLA cannot compile the layer {layer.name} ({kind}): supports_jit=False"
@@ -116,7 +112,7 @@ def of_batch(batch) -> str | None:
     for each in tf.nest.flatten(batch):
         if getattr(each, "dtype", None) == tf.string:
             return "a batch has strings, which XLA does not support"
-        if isinstance(each, seam.OF_ANY_SIZE):
+        if isinstance(each, OF_ANY_SIZE):
             kind = type(each).__name__.removesuffix("Spec")
             return (
                 f"a batch has a {kind}: its size differs from batch to batch, and XLA compiles "
@@ -172,9 +168,9 @@ def _register_kernels() -> None:
         tf.function(lambda: tf.constant(0), jit_compile=True, autograph=False)()
 
 
-def _has_kernel(node: node_def_pb2.NodeDef, functions: dict, device: str) -> bool:
+def _has_kernel(node: tf.compat.v1.NodeDef, functions: dict, device: str) -> bool:
     is_argument = node.op == "Placeholder"
-    known = _kernels(ARGUMENT if is_argument else node.op, device)
+    known = kernels_of(ARGUMENT if is_argument else node.op, device)
     return node.op in functions or any(
         all(
             allowed.issuperset(_types(node, "dtype" if is_argument else name))
@@ -189,21 +185,7 @@ def _types(node: tf.compat.v1.NodeDef, name: str) -> Sequence[int]:
     return value.list.type if value.HasField("list") else [value.type]
 
 
-@functools.cache
-def _kernels(op: str, device: str) -> tuple[dict[str, frozenset[int]], ...]:
-    """Returns XLA's kernels of an operation, each as the dtypes that its attributes may have."""
-    return tuple(
-        {
-            each.name: frozenset(each.allowed_values.list.type)
-            for each in kernel.constraint
-            if each.allowed_values.list.type
-        }
-        for kernel in kernels.get_registered_kernels_for_op(op).kernel
-        if kernel.device_type == device
-    )
-
-
-def _takes_strings(node: node_def_pb2.NodeDef) -> bool:
+def _takes_strings(node: tf.compat.v1.NodeDef) -> bool:
     return any(
         tf.string.as_datatype_enum in _types(node, name)
         for name, value in node.attr.items()

@@ -73,7 +73,7 @@ def specs_as_probabilities(model: keras.Model) -> Callable:
 
 def check(model: keras.Model, config: StepConfig) -> None:
     """Raises UserError for a model that these changes to labels and images do not suit."""
-    outputs = seam.outputs_of(model)
+    outputs = outputs_of(model)
     if len(outputs) != 1 or len(outputs[0].shape) != 2 or (outputs[0].shape[-1] or 0) < 2:
         received = ", ".join(str(each.shape[1:]) for each in outputs) or "no known outputs"
         raise UserError(

@@ -3,11 +3,10 @@
     step = leave_out_padding(model, model.test_step)
 
 `check` refuses a model with a loss or metric that cannot ignore them.
-
-Private names relied on: see tfaccel/keras_internals/seam.py.
 """
 
 import contextlib
+import functools
 import inspect
 import traceback
 from collections.abc import Callable
@@ -30,7 +29,6 @@ from tfaccel.keras_internals.variables import value_of
 from tfaccel.step import totals
 
 OWN_STEPS = ("train_step", "test_step")  # methods that a model may override
-COUNTS_VALUES = {"keras.src.metrics.confusion_metrics", "keras.src.metrics.iou_metrics"}
 
 
 def leave_out_padding(model: keras.Model, step: Callable) -> Callable:
@@ -48,7 +46,7 @@ def leave_out_padding(model: keras.Model, step: Callable) -> Callable:
 
 def check(model: keras.Model) -> None:
     """Raises UserError for losses and metrics that cannot ignore padding rows."""
-    if seam.runs_eagerly(model):
+    if runs_eagerly(model):
         raise UserError(
             "run_eagerly runs stock Keras's step, which counts padding; remove run_eagerly, or use "
             "a loader with last_batch='drop'"
@@ -112,7 +110,7 @@ def _left_out(model, real: tf.Tensor):
 def _reduced_without_padding(reduce_weighted_values: Callable, real: tf.Tensor) -> Callable:
     """Returns Keras's reduction of a loss that masks padding, as Keras masks time steps."""
 
-    # The seam wraps the reduction to refuse other masks; this mask must bypass it.
+    # `recorded` wraps the reduction to refuse other masks; this mask must bypass it.
     keras_own = getattr(reduce_weighted_values, "__wrapped__", reduce_weighted_values)
 
     def reduce(values, sample_weight=None, mask=None, reduction="sum_over_batch_size", dtype=None):

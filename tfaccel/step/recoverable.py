@@ -20,10 +20,6 @@ H100s, 2026-11-26).
 If a step has several XLA functions, `Recoverable` assumes that XLA freed every variable that the
 step changes. The old memory of a variable that XLA did not free stays taken until the process ends.
 Other failures of an execution, such as an interrupted collective or a CUDA error, are not handled.
-
-Private names relied on:
-  TensorFlow 2.21: python.framework.auto_control_deps_utils.get_read_write_resource_inputs,
-    python.ops.handle_data_util.get_resource_handle_data.
 """
 
 import ctypes
@@ -128,13 +124,7 @@ class Recoverable:
 
 def _changed_in(graph) -> Iterator[_Variable]:
     """Yields the variables that a traced function may assign and that already have a value."""
-    read_by = functools.cache(lambda operation: get_read_write_resource_inputs(operation)[0])
-    for handle, own in graph.captures:
-        data = get_resource_handle_data(own) if own.dtype == tf.resource else None
-        if data is None or not data.is_set:  # a tensor, or an iterator
-            continue
-        if all(own in read_by(each) for each in own.consumers()):
-            continue
+    for handle, dtype in assigned_in(graph):
         # A variable made by the first trace has no value; the function is traced again at once.
         if tf.raw_ops.VarIsInitializedOp(resource=handle):
             yield _Variable(handle, dtype)
@@ -149,7 +139,7 @@ def _copied(variables: dict[int, _Variable], model) -> dict[int, np.ndarray]:
     }
     tensors = {same.get(key, key): each.read() for key, each in variables.items()}
     needed = sum(each.shape.num_elements() * each.dtype.size for each in tensors.values())
-    replicas = seam.local_replicas(model.distribute_strategy)
+    replicas = local_replicas(model.distribute_strategy)
     num_processes = replicas[0].num_replicas // len(replicas)  # at most these share the host
     if needed > SHARE * free_bytes(HOST, num_processes):
         log.info(

@@ -165,7 +165,7 @@ def _mean_over_replicas(gradients: list, weight, replica: Replica) -> list[tf.Te
     return means
 
 
-def _part(step, recording: seam.Recording, weigh: Callable, batch):
+def _part(step, recording: Recording, weigh: Callable, batch):
     """Returns the gradients and logs of some rows, times the number of these rows."""
     logs = _flat(step(batch))
     weight = weigh(batch)
@@ -241,7 +241,7 @@ def _rows(batch, start, size: int):
 
 def _change(variable, before: tf.Tensor, weight, replica: Replica) -> tf.Tensor:
     """Returns the amount that this replica adds to the change of an untrained variable."""
-    change = as_number(variable._value) - as_number(before)
+    change = as_number(value_of(variable)) - as_number(before)
     if variable.aggregation == "sum":  # for example a count of rows
         nothing = isinstance(weight, float) and weight == 0  # the stand-in row does not count
         return tf.zeros_like(change) if nothing else change

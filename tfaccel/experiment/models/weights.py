@@ -8,10 +8,6 @@ that it lacks.
 Names and shapes decide which layers are loaded. Comparing values would not work: a file may have
 the same numbers as a new model, above all zeros and ones. So this module watches which variables
 Keras's loaders assign.
-
-Private names relied on, of Keras 3.15: Model._flatten_layers; H5IOStore._h5_entry_group, whose
-`attrs` have the layer's name; keras.src.legacy.saving.legacy_h5_format, which reads lists of names;
-keras.src.utils.naming, which makes the names of layers that have none.
 """
 
 import contextlib
@@ -216,15 +212,7 @@ def _load_named(path: pathlib.Path, model: keras.Model, before: dict) -> Loaded:
 
 def _tops(model: keras.Model) -> dict[int, str]:
     """Returns, by the id of a layer at any depth, the name of the top layer that it is in."""
-    return {id(each): top.name for top in model.layers for each in top._flatten_layers()}
-
-
-def _names_in(path: pathlib.Path) -> list[str]:
-    """Returns the names of the layers with weights, in order, from a file with named layers."""
-    read = legacy_h5_format.load_attributes_from_hdf5_group
-    with h5py.File(path, "r") as file:
-        group = file.get("model_weights", file)
-        return [each for each in read(group, "layer_names") if read(group[each], "weight_names")]
+    return {id(each): top.name for top in model.layers for each in layers_of(top)}
 
 
 def _load_numbered(path: pathlib.Path, model: keras.Model, before: dict) -> Loaded:
@@ -269,7 +257,7 @@ def _kind_and_number(path: str) -> tuple[str, int]:
 
 def _is_given(layer: keras.layers.Layer, name: str) -> bool:
     """Returns whether a person chose the layer's name; Keras makes names like "dense_3"."""
-    return not re.fullmatch(rf"{to_snake_case(type(layer).__name__)}(_\d+)?", name)
+    return not re.fullmatch(rf"{default_name(layer)}(_\d+)?", name)
 
 
 def _judged(model: keras.Model, before: dict, seen: "_Seen") -> Loaded:
@@ -302,9 +290,7 @@ def _put_back(variables: list[keras.Variable], before: dict[int, np.ndarray]) ->
 
 def own_weights(layer: keras.layers.Layer) -> list[keras.Variable]:
     """Returns the variables of the layer itself, without those of layers within it."""
-    inner = {
-        id(weight) for each in layer._flatten_layers(include_self=False) for weight in each.weights
-    }
+    inner = {id(weight) for each in layers_of(layer, include_self=False) for weight in each.weights}
     return [each for each in layer.weights if id(each) not in inner]
 
 
