@@ -64,8 +64,8 @@ def test_a6_more_threads_than_cores_are_warned_of_once(setup, folder, caplog):
     for threads, num_said in ((None, 0), (cores, 0), (cores + 1, 1)):
         for _ in range(2):  # loaders, to train and to test
             run.image_folder(folder, **images, dali=tfaccel.DaliConfig(threads=threads))
-        assert caplog.text.count("they will wait for each other") == num_said
-    words = f"loader: {cores + 1} threads for each of 1 replicas, but {cores} cores"
+        assert caplog.text.count("threads will wait for each other") == num_said
+    words = f"loader: {cores + 1} threads for each of 1 replicas, but only {cores} cores"
     assert words in caplog.text
 
 
@@ -217,9 +217,11 @@ def test_another_precision_in_the_same_process_is_said(setup, caplog):
     setup(precision="mixed_float16")
     caplog.clear()  # of what another test's run had
     setup(precision="mixed_float16")
-    assert "from now on" not in caplog.text
+    assert "from here on" not in caplog.text
     setup(precision="float32")
-    assert "float32 from now on, in the scopes of earlier runs, too, which had mixed" in caplog.text
+    assert (
+        "float32 from here on, also in the scopes of earlier runs, which had mixed" in caplog.text
+    )
 
 
 def test_images_of_another_shape_than_the_model_takes_are_refused(setup, folder):
@@ -262,7 +264,7 @@ def test_every_public_name_is_there():
     ("settings", "words"),
     [
         ({"step": {"accumulation_steps": 2}}, r"step=\{.*expected tfaccel\.StepConfig"),
-        ({"accumulation_steps": 2}, r"give step=tfaccel\.StepConfig\(accumulation_steps="),
+        ({"accumulation_steps": 2}, r"use step=tfaccel\.StepConfig\(accumulation_steps="),
     ],
 )
 def test_settings_of_the_step_in_the_wrong_place_are_refused(setup, settings, words):

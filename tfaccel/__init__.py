@@ -1,11 +1,12 @@
-"""tfaccel trains Keras models from image files and keeps NVIDIA GPUs busy doing it.
+"""tfaccel trains Keras models from image files and keeps NVIDIA GPUs busy.
 
     run = tfaccel.setup(gpu_ids=[0], precision="mixed_float16")
     train = run.image_folder("mnist_png/training", image_size=(28, 28), channels=1, ...)
     with run.scope(): model = ...
     run.compile(model, ...); model.fit(train); run.export(model, "exported/1")
 
-TensorFlow is imported when `setup` is first touched, not before: `tfaccel --help` needs none of it.
+`import tfaccel` does not import TensorFlow; the first use of `setup` does. So `tfaccel --help` runs
+without TensorFlow.
 """
 
 import contextlib
@@ -75,7 +76,7 @@ if is_launched():
     exit_as_the_command()
 
 
-# What is imported when it is first used: the module, and its attribute; None for itself.
+# Names that are imported at their first use: the module, and the attribute; None for the module.
 _LATER = {
     "IsolatedError": ("tfaccel.process.isolate", "IsolatedError"),
     "Run": ("tfaccel.run", "Run"),
@@ -98,7 +99,7 @@ def __getattr__(name: str):
     if name not in _LATER:
         raise AttributeError(f"module 'tfaccel' has no attribute '{name}'")
     place, attribute = _LATER[name]
-    # Of these, doctor alone does without TensorFlow.
+    # Every module but doctor imports TensorFlow.
     starts = name != "doctor" and "tensorflow" not in sys.modules
     with left_out() if starts else contextlib.nullcontext():
         module = importlib.import_module(place)

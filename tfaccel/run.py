@@ -1,4 +1,4 @@
-"""The Python API: what a Keras script adds to train on tfaccel.
+"""The Python API: the calls that a Keras script adds to train with tfaccel.
 
 run = tfaccel.setup(gpu_ids=[0], precision="mixed_float16", memory="growth")
 train = run.image_folder("training", image_size=(28, 28), channels=1, global_batch_size=2560,
@@ -84,30 +84,31 @@ def setup(
 ) -> "Run":
     """Prepares the process and returns the run. Call it before any other use of TensorFlow.
 
-    In a notebook a cell may call it again: the last call holds. GPUs and memory are then fixed.
+    In a notebook a cell may call it again, and the last call counts. GPUs and memory cannot change
+    after the first call.
 
     Args:
-      gpu_ids: indices among the GPUs that CUDA_VISIBLE_DEVICES leaves, one replica on each; () for
-        the CPU; None for all of them, or the CPU where there is none.
+      gpu_ids: indices among the GPUs in CUDA_VISIBLE_DEVICES, with one replica on each; () for the
+        CPU; None for all GPUs, or for the CPU if there are none.
       precision: a Keras dtype policy ("float32", "mixed_float16", "mixed_bfloat16", "float16") or
         an Apex level ("O0" to "O3").
       memory: "growth" to take GPU memory as it is needed, or a limit per GPU in MiB.
       tf32: whether float32 products may use TensorFloat-32.
-      xla: whether steps are compiled with XLA; None for on with GPUs and off on the CPU, where it
-        makes most steps slower.
-      compile_cache: whether what XLA compiles for a GPU is kept for the next process.
-      seed: weights, dropout, data order and augmentation all derive from it.
-      deterministic: whether two runs alike give the same bits, by kernels that may be slower.
-      peer_timeout_s: with several workers, how long one may be silent until the others stop; a
-        worker that is busy in Python, however long, is not silent.
-      allow_public_network: whether workers may have public addresses, where a firewall closes
-        their ports: TensorFlow's have no password.
-      workers: host:port of each worker, the chief's first; None for what TF_CONFIG, Slurm or Open
-        MPI say, or a process on its own.
-      worker_index: which of `workers` this process is; None for what they say.
+      xla: whether steps are compiled with XLA. None turns XLA on with GPUs, and off on the CPU,
+        where it makes most steps slower.
+      compile_cache: whether to keep what XLA compiles for a GPU for the next process.
+      seed: the seed of weights, dropout, data order and augmentation.
+      deterministic: whether two equal runs give the same bits; it may select slower kernels.
+      peer_timeout_s: with several workers, the seconds that a worker may be silent before the
+        others stop. A worker that is busy in Python, however long, is not silent.
+      allow_public_network: whether workers may have public addresses. TensorFlow's ports have no
+        password, so allow this only behind a firewall that closes them.
+      workers: host:port of each worker, the chief's first. None reads TF_CONFIG, Slurm or Open MPI;
+        without them the process runs alone.
+      worker_index: the index of this process in `workers`; None reads it from the same place.
 
     Raises:
-      UserError: a setting is not what it may be, a GPU is not there, or TensorFlow has started.
+      UserError: a setting is not valid, a GPU does not exist, or TensorFlow has already started.
     """
     return Run(
         RuntimeConfig(
@@ -127,12 +128,12 @@ def setup(
     )
 
 
-def _say_what_changes(config: RuntimeConfig) -> None:
-    """Warns where a process that was prepared before makes other models from now on."""
+def _warn_of_precision(config: RuntimeConfig) -> None:
+    """Warns if this process was prepared before with another precision."""
     before = keras.config.dtype_policy().name
     if latest() is not None and before != config.precision:
         log.warning(
-            "precision: %s from now on, in the scopes of earlier runs, too, which had %s",
+            "precision: %s from here on, also in the scopes of earlier runs, which had %s",
             config.precision,
             before,
         )
@@ -142,10 +143,10 @@ class Run:
     """A prepared process: devices, precision and strategy.
 
     Attributes:
-      runtime: what was chosen.
-      cluster: the job's workers, and this process's place among them.
+      runtime: the chosen devices and settings.
+      cluster: the job's workers, and this process's index among them.
       strategy: the `tf.distribute.Strategy` over this run's replicas.
-      watchdog: its `guard()` goes around calls that wait for the other workers.
+      watchdog: has `guard()`, a context for calls that wait for the other workers.
     """
 
     def __init__(
@@ -154,17 +155,15 @@ class Run:
         """Prepares the process. `tfaccel.setup` is the shorter way.
 
         Args:
-          config: what is asked for.
-          cluster: which worker of the job this process is; None for what the environment says.
-          summarizes: whether each loader says in a line what it is, and not only in the whole log;
-            a command says that of all that it makes.
+          config: the settings.
+          cluster: the workers and this process's index; None reads them from the environment.
+          summarizes: whether each loader logs a summary line. A command logs its own summary.
         """
-        self._said_of_loaders = run_log.SUMMARY if summarizes else logging.INFO
-        progress.beat("start")
+        self._loader_level = run_log.SUMMARY if summarizes else logging.INFO
         undo_legacy_keras(os.environ)
         self.cluster = cluster or find(os.environ)
-        _say_what_changes(config)
-        # It chooses devices and sets the seed but starts no device: a cluster can still be joined.
+        _warn_of_precision(config)
+        # This chooses devices and sets the seed, but starts no device, so a cluster can be joined.
         self.runtime = runtime_lib.configure(config, self.cluster)
         log.info("cluster: %d worker(s): %s", self.cluster.num_workers, self.cluster.source)
         if not config.allow_public_network:
@@ -174,13 +173,13 @@ class Run:
             tuple(device.name for device in self.runtime.devices),
             peer_timeout_s=config.peer_timeout_s,
         )
-        progress.beat("start")  # all workers are here
+        progress.beat("start")  # all workers have joined
         self.watchdog = Watchdog(self.cluster, peer_timeout_s=config.peer_timeout_s)
-        self._said_ranges = set()  # of pixels
-        self._warned_of = set()  # numbers of threads: loaders of one run mostly share theirs
+        self._logged_ranges = set()  # pixel ranges
+        self._warned_of = set()  # numbers of threads: most loaders of a run have the same
 
     def __repr__(self):
-        """Returns what was chosen, in a line."""
+        """Returns the chosen devices and settings in one line."""
         runtime = self.runtime
         replicas = counted(self.strategy.num_replicas_in_sync, "replica")
         workers = counted(self.cluster.num_workers, "worker")
@@ -193,7 +192,7 @@ class Run:
 
     @property
     def first_replica(self) -> int:
-        """This worker's first replica, counted over all workers."""
+        """The index of this worker's first replica, counted over all workers."""
         return self.cluster.worker_index * len(self.runtime.devices)
 
     def scope(self) -> contextlib.AbstractContextManager:
@@ -209,16 +208,17 @@ class Run:
         dali: DaliConfig | None = None,
         **images,
     ) -> Loader:
-        """Returns a loader over images, ready for `fit`, `evaluate`, `predict`.
+        """Returns a loader over images, ready for `fit`, `evaluate` and `predict`.
 
-        A batch is (image, label, weight), or (image, label) where nothing is padded: image [rows,
-        height, width, channels] float16 where the model computes in it, else float32; label [rows]
-        int64; weight [rows] float32, 0 for padding. Of paired images it has (input, target).
+        A batch is (image, label, weight), or (image, label) if no batch is padded. The image is
+        [rows, height, width, channels], float16 if the model computes in float16, else float32. The
+        label is [rows] int64; the weight is [rows] float32, 0 for padding. Image pairs give (input,
+        target) in place of (image, label).
 
         Args:
-          source: from `tfaccel.sources`: class_folders, image_list, tfrecord, webdataset, arrays,
-            npy_folders or image_pairs.
-          shuffle: whether every epoch has a new order, a function of seed and epoch alone.
+          source: a source from `tfaccel.sources`: class_folders, image_list, tfrecord, webdataset,
+            arrays, npy_folders or image_pairs.
+          shuffle: whether every epoch has a new order. The order depends only on seed and epoch.
           augment: a preset's name, `tfaccel.preset(name, ...)` with changes, or an AugmentConfig.
           dali: DALI's settings.
           **images: fields of `tfaccel.ImageConfig`: image_size, channels, mean, std,
@@ -226,10 +226,10 @@ class Run:
             targets.
 
         Raises:
-          UserError: a setting is not what it may be, or the images cannot be used.
+          UserError: a setting is not valid, or the images cannot be used.
         """
         check_flag("shuffle", shuffle)
-        check_names("loader", images, [field.name for field in dataclasses.fields(ImageConfig)])
+        images = _config("loader", ImageConfig, images)
         dali = DaliConfig() if dali is None else dali
         _check_source(source)
         augment = preset(augment) if isinstance(augment, str) else augment
@@ -241,7 +241,7 @@ class Run:
         num_threads = self._threads(dali.threads)
         data = open_images(
             source,
-            ImageConfig(**images),
+            images,
             augment,
             shuffle=shuffle,
             num_replicas=self.strategy.num_replicas_in_sync,
@@ -250,42 +250,45 @@ class Run:
             num_threads=num_threads,
             dali=dali,
         )
-        if data.pixel_range not in self._said_ranges:  # training and test mostly share theirs
-            self._said_ranges.add(data.pixel_range)
-            cure = "" if data.pixel_range[1] > 2 else " (0 to 255 by mean=0, std=1/255)"
+        if data.pixel_range not in self._logged_ranges:  # training and test mostly share a range
+            self._logged_ranges.add(data.pixel_range)
+            hint = "" if data.pixel_range[1] > 2 else " (for 0 to 255 set mean=0, std=1/255)"
             ends = (in_figures(each, 4) for each in data.pixel_range)
-            said = "data: pixels come as %s to %s%s"
-            log.log(self._said_of_loaders, said, *ends, cure)
-        return self._loader(data, num_threads)
+            log.log(self._loader_level, "data: pixels range from %s to %s%s", *ends, hint)
+        return self._make_loader(data, num_threads)
 
     def image_folder(self, root: str | os.PathLike, **settings) -> Loader:
-        """Returns a loader over `root/<class>/<image>`: `loader` of `sources.class_folders(root)`.
+        """Returns a loader over `root/<class>/<image>`, as `loader(sources.class_folders(root))`.
 
         Args:
-          root: the folder of class folders.
+          root: the folder that has a folder of images for each class.
           **settings: as for `loader`.
 
         Raises:
-          UserError: the folder is not as it should be, or as `loader`.
+          UserError: the folder has another layout; or as for `loader`.
         """
         return self.loader(sources.class_folders(root), **settings)
 
     def audit(
         self, source: ImageSource | ArraySource, *, shuffle: bool = False, **settings
     ) -> Verdict:
-        """Returns what two dry epochs prove of the loader that `loader` would return.
+        """Checks in two dry epochs the loader that `loader` would return.
 
-        Whether each example comes once, in a new order where it is to be shuffled, each replica's
-        apart from the others', and with random draws of its own. Print it: a line for each.
+        It checks that each epoch has each example once, in a new order if `shuffle` is True; that
+        no two replicas read the same example; and that each example has its own random draws.
 
         Args:
-          source: from `tfaccel.sources`. A file that cannot be decoded is an error: `tfaccel audit`
-            of a config lists them.
+          source: a source from `tfaccel.sources`. A file that cannot be decoded is an error; the
+            command `tfaccel audit` lists all such files.
           shuffle: as for `loader`.
-          **settings: likewise.
+          **settings: as for `loader`.
+
+        Returns:
+          The verdict. Print it: it has one line for each check.
 
         Raises:
-          UserError: as `loader`; or there are several workers, of which each sees its own share.
+          UserError: as for `loader`; or there are several workers, each of which reads only its
+            own shard.
         """
         check_one_process(self.cluster, "the audit")
         _check_source(source)
@@ -307,32 +310,33 @@ class Run:
         last_batch: str = "pad",
         steps_per_epoch: int | None = None,
     ) -> Loader:
-        """Returns a loader over what your own Python gives, as it gives it.
+        """Returns a loader over examples from your own Python code, unchanged.
 
         Args:
-          source: an object with `__len__` and `__getitem__(index)`, or a callable of an index
-            without end; either returns an example: a tuple (x,), (x, y) or (x, y, weight), or x
-            alone, where each is an array or number, or a tuple or dict of them, all of fixed
-            shapes. A dict alone is x. Read from several threads.
+          source: an object with `__len__` and `__getitem__(index)`, or a callable that takes any
+            index. Either returns one example: a tuple (x,), (x, y) or (x, y, weight), or x alone.
+            Each of them is an array or number, or a tuple or dict of these, with fixed shapes. A
+            dict alone is x. Several threads call it.
           global_batch_size: examples per step over all replicas.
-          batch_per_replica: examples per step on each replica, instead.
+          batch_per_replica: examples per step on each replica, in place of global_batch_size.
           shuffle: whether every epoch has a new order.
           last_batch: "pad", "drop" or "repeat", as for `tfaccel.ImageConfig`.
-          steps_per_epoch: of a callable, which has no end; None for an object with a length.
+          steps_per_epoch: required for a callable, which has no end; None for an object with a
+            length.
 
         Raises:
-          UserError: a setting is not what it may be, or the source fails at its first example.
+          UserError: a setting is not valid, or the source fails at its first example.
         """
         data = user_examples.open_examples(
             source,
-            global_batch_size=self._whole_batch(global_batch_size, batch_per_replica),
+            global_batch_size=self._global_batch_size(global_batch_size, batch_per_replica),
             num_replicas=self.strategy.num_replicas_in_sync,
             seed=self.runtime.seed,
             shuffle=shuffle,
             last_batch=last_batch,
             steps_per_epoch=steps_per_epoch,
         )
-        return self._loader(data, self.runtime.loader_threads)
+        return self._make_loader(data, self.runtime.loader_threads)
 
     def pipeline(
         self,
@@ -345,23 +349,23 @@ class Run:
         dali: DaliConfig | None = None,
         **arguments,
     ) -> Loader:
-        """Returns a loader over a DALI pipeline of your own: one runs on each replica.
+        """Returns a loader over your own DALI pipeline, which runs once on each replica.
 
         Args:
-          function: decorated with `nvidia.dali.pipeline_def`. Those of its parameters that are
-            called shard_id, num_shards, replica_index or device are given by name.
+          function: a function decorated with `nvidia.dali.pipeline_def`. If it has parameters named
+            shard_id, num_shards, replica_index or device, they are passed by name.
           global_batch_size: examples per step over all replicas.
-          batch_per_replica: examples per step on each replica, instead.
+          batch_per_replica: examples per step on each replica, in place of global_batch_size.
           last_batch: "pad", "drop" or "repeat", as for `tfaccel.ImageConfig`.
-          steps_per_epoch: of a pipeline without a reader, which has no end.
-          dali: threads and prefetching; what concerns decoding is the pipeline's own affair.
+          steps_per_epoch: required for a pipeline without a reader, which has no end.
+          dali: only its threads and prefetching are used; your pipeline decides how to decode.
           **arguments: the function's other parameters.
 
         Raises:
           UserError: the pipeline cannot be built or run, or its reader is not sharded.
         """
         check_dali()
-        from tfaccel.data import user_pipeline  # DALI: half a second, of those that use it
+        from tfaccel.data import user_pipeline  # imports DALI, which takes half a second
 
         dali = DaliConfig() if dali is None else dali
         check_type("dali", dali, DaliConfig)
@@ -369,7 +373,7 @@ class Run:
         data = user_pipeline.open_pipeline(
             function,
             arguments,
-            global_batch_size=self._whole_batch(global_batch_size, batch_per_replica),
+            global_batch_size=self._global_batch_size(global_batch_size, batch_per_replica),
             num_replicas=self.strategy.num_replicas_in_sync,
             last_batch=last_batch,
             steps_per_epoch=steps_per_epoch,
@@ -377,30 +381,32 @@ class Run:
             num_threads=num_threads,
             prefetch_batches=dali.prefetch_batches,
         )
-        return self._loader(data, num_threads)
+        return self._make_loader(data, num_threads)
 
-    def _whole_batch(self, global_batch_size: int | None, batch_per_replica: int | None) -> int:
+    def _global_batch_size(
+        self, global_batch_size: int | None, batch_per_replica: int | None
+    ) -> int:
         check_batch(global_batch_size, batch_per_replica)
         batch = ImageConfig(
             global_batch_size=global_batch_size, batch_per_replica=batch_per_replica
         )
         return batch.whole_batch(self.strategy.num_replicas_in_sync)
 
-    def _loader(self, data, num_threads: int) -> Loader:
+    def _make_loader(self, data, num_threads: int) -> Loader:
         plan = data.plan
         batch = plan.global_batch_size
         if plan.rows_per_replica * plan.num_replicas < batch:
-            log.info("data: a step is of all %d examples, fewer than %d", plan.num_examples, batch)
+            log.info("data: each step has all %d examples, fewer than %d", plan.num_examples, batch)
             batch = plan.num_examples
         log.log(
-            self._said_of_loaders,
+            self._loader_level,
             "data: %s examples, %d steps of %d an epoch, %d rows on each of %s%s",
             "endless" if plan.num_examples is None else plan.num_examples,
             plan.num_steps,
             batch,
             plan.rows_per_replica,
             counted(plan.num_replicas, "replica"),
-            f", by the loader {data.loader}" if isinstance(data, ImageData) else "",
+            f", with the loader {data.loader}" if isinstance(data, ImageData) else "",
         )
         return Loader(
             data,
@@ -412,15 +418,15 @@ class Run:
         )
 
     def _threads(self, asked: int | None) -> int:
-        """Returns the CPU threads of each replica's loader; warns once of more than cores."""
+        """Returns the CPU threads of each replica's loader; warns once if there are few cores."""
         if asked is None:
             return self.runtime.loader_threads
         replicas, cores = len(self.runtime.devices), num_cores(os.environ, self.cluster)
         if asked * replicas > cores and asked not in self._warned_of:
             self._warned_of.add(asked)
             log.warning(
-                "loader: %d threads for each of %d replicas, but %d cores; they will wait for "
-                "each other: %d or fewer",
+                "loader: %d threads for each of %d replicas, but only %d cores, so threads will "
+                "wait for each other; use at most %d",
                 asked,
                 replicas,
                 cores,
@@ -429,40 +435,39 @@ class Run:
         return asked
 
     def compile(
-        self,
-        model: keras.Model,
-        *args,
-        step: StepConfig | None = None,
-        **compile_args,
+        self, model: keras.Model, *args, step: StepConfig | None = None, **compile_args
     ) -> None:
-        """Compiles a model that was built in `scope()`, as `model.compile` does, with XLA.
+        """Compiles a model that was built in `scope()`, as `model.compile` does, but for tfaccel.
 
         Args:
           model: the model.
-          *args: as the model's `compile` takes them: `optimizer` and `loss` of Keras's.
+          *args: positional arguments of the model's `compile`, such as Keras's optimizer and loss.
           step: `tfaccel.StepConfig(...)`: synchronized batch norm, accumulation, loss scale, audit.
-          **compile_args: as the model's `compile` takes them, less `jit_compile`: a `compile` of
-            the model's own may take several optimizers, say.
+          **compile_args: keyword arguments of the model's `compile`. A model's own `compile` may
+            take several optimizers, for example. `jit_compile` is refused.
 
         Raises:
-          UserError: a setting of `step` beside it, or as `tfaccel.step.compile_model`.
+          UserError: a field of StepConfig was passed on its own; or as for
+            `tfaccel.step.compile_model`.
         """
         step = StepConfig() if step is None else step
         check_type("step", step, StepConfig)
         of_step = {each.name for each in dataclasses.fields(StepConfig)}
         for name in compile_args.keys() & (of_step - set(parameters_of_compile(model))):
-            raise UserError(f"{name} is of the step; give step=tfaccel.StepConfig({name}=...)")
+            raise UserError(
+                f"{name} is a field of StepConfig; use step=tfaccel.StepConfig({name}=...)"
+            )
         compile_model(model, self.strategy, step, *args, xla=self.runtime.xla, **compile_args)
         methods.extend(
             model,
             step,
             guard=self.watchdog.guard,
             cluster=self.cluster,
-            at_start=self._look_at_export if self.cluster.is_chief else None,
+            at_start=self._warn_of_export if self.cluster.is_chief else None,
         )
 
-    def _look_at_export(self, model: keras.Model, train, test) -> None:
-        """Says as `fit` begins what `export` would refuse: see `warn_at_start`."""
+    def _warn_of_export(self, model: keras.Model, train, test) -> None:
+        """Warns when `fit` begins of what `export` would refuse: see `warn_at_start`."""
         train, test = (each if isinstance(each, Loader) else None for each in (train, test))
         if train or test:
             warn_at_start(model, train, test, self.runtime)
@@ -477,26 +482,27 @@ class Run:
         accept_changes: bool = False,
         facts: Mapping[str, object] | None = None,
     ) -> Checkpoints:
-        """Returns a callback for `fit`, which saves the state of training and resumes from it.
+        """Returns a callback for `fit` that saves the state of training and resumes from it.
 
-        `fit` then goes on from the newest checkpoint in the folder, in the middle of an epoch too:
-        weights, optimizer, loss scale, random seeds, the place in the data, callbacks and History
-        are as they were. On SIGTERM, SIGUSR1 or SIGINT it saves and raises SystemExit.
+        `fit` continues from the newest checkpoint in the folder, also in the middle of an epoch. It
+        restores weights, optimizer, loss scale, random seeds, the place in the data, callbacks and
+        History. On SIGTERM, SIGUSR1 or SIGINT the callback saves and raises SystemExit.
 
         Args:
-          folder: for the checkpoints of this training alone; made if it is not there. With several
-            workers, one that all of them see.
-          config: `tfaccel.CheckpointConfig(...)`: when they are made, and how many are kept.
-          monitor: the log by which the best is kept; losses should fall, all others rise.
-          resume: "auto" to go on where there is a checkpoint, "required" for an error where there
-            is none, "never" for an error where there is one.
-          accept_changes: whether a checkpoint that was made with other data, settings or `facts`
-            may be gone on with.
-          facts: of your own program, what a resumed run must share with the one before, by name:
-            numbers and text.
+          folder: a folder for the checkpoints of this training only. It is created if it does not
+            exist. With several workers, all of them must see it.
+          config: `tfaccel.CheckpointConfig(...)`: when to save, and how many checkpoints to keep.
+          monitor: the log that decides which checkpoint is the best. Losses should fall; all other
+            logs should rise.
+          resume: "auto" to continue if there is a checkpoint, "required" to raise if there is none,
+            "never" to raise if there is one.
+          accept_changes: whether to continue from a checkpoint that was made with other data,
+            settings or `facts`.
+          facts: numbers and text from your own program, by name, that a resumed run must share with
+            the run that made the checkpoint.
 
         Raises:
-          UserError: a setting is not what it may be. What `fit` finds in the folder, it says.
+          UserError: a setting is not valid. `fit` raises if the folder does not suit.
         """
         check_choice("resume", resume, RESUMES)
         check_flag("accept_changes", accept_changes)
@@ -522,57 +528,57 @@ class Run:
         images=None,
         **export,
     ) -> pathlib.Path:
-        """Writes a SavedModel, `model.keras` and `tfaccel.json` into a new folder, and proves them.
+        """Exports the model to a new folder, and checks that the export gives the same answers.
 
-        `check_export`, before the training, tells whether it will.
+        The folder has a SavedModel, `model.keras` and `tfaccel.json`. To find out before training
+        whether the export will work, call `check_export`.
 
-        With a loader, the SavedModel takes images: `serving_default` their pixels, [rows, height,
-        width, channels] in 0 to 255, and `predict_bytes` files, [rows] string, JPEG or PNG, which
-        it decodes, resizes and normalises as the loader does. It answers "logits" and
-        "probabilities", [rows, classes] float32, or "image", [rows, height, width, channels]
-        float32 in 0 to 255; `predict_bytes` answers "class_name", too. Without a loader,
-        `serving_default` is the model itself, with float32 outputs.
+        With a loader, the SavedModel takes images:
 
-        In a process of its own, without tfaccel, DALI and a GPU, it is then compared with the
-        trained model, behind the loader's own pipeline where there is one.
+        - `serving_default` takes pixels, [rows, height, width, channels] in 0 to 255.
+        - `predict_bytes` takes JPEG or PNG files, [rows] string. It decodes, resizes and normalizes
+          them as the loader does.
 
-        Of several workers the chief alone writes; the others are not kept waiting.
+        Both answer with "logits" and "probabilities", [rows, classes] float32, or with "image",
+        [rows, height, width, channels] float32 in 0 to 255. `predict_bytes` also answers with
+        "class_name". Without a loader, `serving_default` is the model itself, with float32 outputs.
+
+        A new process, without tfaccel, DALI and a GPU, then runs the exported model. Its answers
+        are compared with the trained model's. The trained model gets its inputs from the loader, if
+        there is one.
+
+        With several workers only the chief writes. The others do not wait.
 
         Args:
-          model: functional or Sequential; or a subclassed one that was trained, or takes what
-            `loader` or `images` give, without `model.keras` where its config does not make it
-            again. With a loader, compiled.
-          path: a folder that does not exist yet. For TensorFlow Serving its name is a whole number.
-          loader: that evaluates, from `loader` or `image_folder`; nothing in it is random.
-          images: without a loader, one batch of the model's inputs to compare on; random ones in
-            0..2 where none is given.
+          model: a functional or Sequential model. A subclassed model must have been trained, or
+            accept the inputs from `loader` or `images`; `model.keras` is left out if the model's
+            config does not rebuild it. With a loader the model must be compiled.
+          path: a folder that does not exist yet. TensorFlow Serving needs a whole number as its
+            name.
+          loader: a loader for evaluation from `loader` or `image_folder`, without random changes.
+          images: if there is no loader, one batch of the model's inputs to compare on. None takes
+            random inputs in 0..2.
           **export: fields of `tfaccel.ExportConfig`: samples, pixel_dtype, computes_in, weights,
             xla, onnx.
 
         Returns:
-          The path, absolute.
+          The absolute path.
 
         Raises:
-          UserError: the path exists or cannot be made, the model's inputs are unknown, a layer's
-            config does not make it again, the loader does not suit, or ONNX's libraries are not
+          UserError: the path exists or cannot be created; the model's inputs are unknown; a layer's
+            config does not rebuild it; the loader does not suit; or ONNX's libraries are not
             installed.
-          RunError: it cannot be written, as on a full disk; it does not answer in time in a process
-            of its own; or it does not answer as the trained model does: what was written stays
-            beside `path`, as `<name>.<random>.rejected`.
+          RunError: the folder cannot be written, for example because the disk is full; the exported
+            model does not answer in time; or its answers differ from the trained model's. The
+            rejected export stays beside `path`, as `<name>.<random>.rejected`.
         """
-        check_names("export", export, [field.name for field in dataclasses.fields(ExportConfig)])
-        config = ExportConfig(**export)
+        config = _config("export", ExportConfig, export)
         if not self.cluster.is_chief:
             path = local_path(path).absolute()
-            log.info("export: %s, by the chief alone, which writes for all workers", path)
+            log.info("export: only the chief writes %s, for all workers", path)
             return path
         return export_model(
-            model,
-            path,
-            config=config,
-            runtime=self.runtime,
-            loader=loader,
-            images=images,
+            model, path, config=config, runtime=self.runtime, loader=loader, images=images
         )
 
     def check_export(
@@ -584,36 +590,37 @@ class Run:
         images=None,
         **export,
     ) -> None:
-        """Raises before the training what `export` would raise after it. Call it before `fit`.
+        """Raises before training what `export` would raise after it. Call it before `fit`.
 
-        The untrained model is exported into a temporary folder, and asked in a process of its own:
-        7 s for a small model, 30 s for ResNet-50 (2 cores, 2026-11-27). All of several workers may
-        call it; the chief alone tries. (Without it, `fit` with a loader looks for what takes no
-        such time, and warns of it.)
+        It exports the untrained model to a temporary folder and runs it in a new process: 7 s for a
+        small model, 30 s for ResNet-50 (2 cores, 2026-11-27). Every worker may call it, but only
+        the chief exports. (Without it, `fit` with a loader makes only the quick checks, and logs
+        warnings.)
 
         Args:
-          model: as for `export`.
-          path: likewise.
-          loader: likewise.
-          images: likewise.
-          **export: likewise.
+          model, path, loader, images, **export: as for `export`.
 
         Raises:
-          UserError: as `export`; or there is no room for it, or the model answers the same input in
-            two ways.
-          RunError: as `export`, but for what only trained weights show.
+          UserError: as for `export`; or there is no room for the temporary folder, or the model
+            gives two answers for the same input.
+          RunError: as for `export`, except for faults that only trained weights show.
         """
-        check_names("export", export, [field.name for field in dataclasses.fields(ExportConfig)])
-        config = ExportConfig(**export)
+        config = _config("export", ExportConfig, export)
         if self.cluster.is_chief:
             how = {"config": config, "loader": loader, "images": images}
             with check_at_start(model, path, runtime=self.runtime, **how) as rehearsal:
                 rehearsal.wait()
 
 
+def _config(call: str, kind: type, settings: dict):
+    """Returns the config of a call's keyword arguments; refuses unknown names."""
+    check_names(call, settings, [field.name for field in dataclasses.fields(kind)])
+    return kind(**settings)
+
+
 def _check_source(source) -> None:
     if not isinstance(source, ImageSource | ArraySource):
         raise UserError(
-            f"source={source!r}; expected one of tfaccel.sources, e.g. "
+            f"source={source!r}; expected a source from tfaccel.sources, for example "
             "sources.class_folders('train'); or use run.examples or run.pipeline"
         )

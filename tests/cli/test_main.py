@@ -321,7 +321,7 @@ def test_a_batch_of_more_than_all_images_is_said_and_the_rate_is_of_what_a_step_
             "train", DIGITS, size, base, "--config.runtime.xla=False", "--dry-run"
         )
     assert code == 0, err
-    assert "a step is of all 1437 examples, fewer than 5000" in caplog.text
+    assert "each step has all 1437 examples, fewer than 5000" in caplog.text
     assert "1 steps of 1437 an epoch" in caplog.text
     assert "x 1437/256" in caplog.text
 

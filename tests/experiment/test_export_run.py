@@ -5,6 +5,7 @@ import json
 import pathlib
 import runpy
 import shutil
+import types
 
 import keras
 import numpy as np
@@ -79,7 +80,11 @@ def compare_nothing(monkeypatch):
     monkeypatch.setattr(at_start, "Rehearsal", NotRehearsed)
     monkeypatch.setattr(at_start, "_check_pixels", lambda *_, **__: None)
     monkeypatch.setattr(saved_model, "write", lambda *_, **__: None)
-    monkeypatch.setattr(parity, "of_images", lambda *given: parity.Parity(len(given[-1]), ()))
+
+    def question(model, images, samples):
+        return types.SimpleNamespace(ask=lambda _: parity.Parity(len(samples), ()))
+
+    monkeypatch.setattr(parity, "about_images", question)
 
 
 @pytest.fixture
@@ -337,7 +342,7 @@ def test_numbered_classes_that_the_test_images_lack_are_the_models_all_the_same(
 def test_a_run_without_a_checkpoint_is_refused(workdir, tmp_path):
     shutil.rmtree(workdir / "checkpoints")
     for which in (None, "newest", "best"):
-        with pytest.raises(UserError, match=r"checkpoints has no checkpoint; give the workdir"):
+        with pytest.raises(UserError, match=r"checkpoints has no checkpoint; use the workdir"):
             export_run(workdir, tmp_path / "served", EXPORT, checkpoint=which)
 
 

@@ -115,19 +115,21 @@ def test_a_mask_of_a_value_beyond_the_outputs_is_named(tmp_path):
     for data in (masks_of(files), masks_of(masks[..., None])):
         assert tasks.task_of(data, ModelConfig(num_outputs=4), StepConfig()).num_outputs == 4
         with pytest.raises(
-            UserError, match=r"mask .* has the value 3; expected 0 to 2, as num_out"
+            UserError, match=r"mask .* has the value 3, but num_outputs=3 allows 0 to 2"
         ):
             tasks.task_of(data, ModelConfig(num_outputs=3), StepConfig())
     PIL.Image.fromarray(masks[-1] | 255).save(paths[-1])  # a value to ignore, as VOC has
-    with pytest.raises(UserError, match=r"299.png has the value 255; .*num_outputs=256 or more"):
+    with pytest.raises(
+        UserError, match=r"299.png has the value 255, but .*num_outputs=256 or more"
+    ):
         tasks.task_of(masks_of(files), ModelConfig(num_outputs=4), StepConfig())
 
 
 # Data, outputs asked for, and words of the one sentence that says what is wrong.
 WRONG = [
-    (LABELS, 2, "num_outputs=2, but the data have 3 classes; give at least as many"),
-    (IMAGES, 1, "num_outputs=1, but target images have 3 channel(s); leave it out"),
-    (MASKS, None, "num_outputs=None with targets='mask'; say how many values"),
+    (LABELS, 2, "num_outputs=2, but the data have 3 classes; use at least as many"),
+    (IMAGES, 1, "num_outputs=1, but target images have 3 channel(s); remove num_outputs"),
+    (MASKS, None, "num_outputs=None with targets='mask'; set it to the number of values"),
 ]
 
 
@@ -147,8 +149,12 @@ def test_target_images_are_not_smoothed(data):
 @pytest.mark.parametrize(
     ("name", "data", "words"),
     [
-        ("mnist_cnn", IMAGES, "gives (3,) for an image; expected (8, 6, 3), as the targets"),
-        ("restoration_cnn", LABELS, "expected (3,), as the targets of these data are: use a model"),
+        (
+            "mnist_cnn",
+            IMAGES,
+            "gives (3,) for an image, but the targets of these data need (8, 6, 3)",
+        ),
+        ("restoration_cnn", LABELS, "the targets of these data need (3,); use a model"),
     ],
 )
 def test_a_model_that_gives_something_else_is_refused(name, data, words):

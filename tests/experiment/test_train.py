@@ -54,6 +54,6 @@ CAFFE = {"mean": (123.68 / 255, 116.779 / 255, 103.939 / 255), "std": 1 / 255}
 )
 def test_it_is_said_what_pixels_keras_own_weights_want(caplog, name, data, order, words):
     model = ModelConfig(name=name, weights="a.h5", weights_order=order)
-    train._say_pixels(Config(model=model, data=DataConfig(**data)))
+    train._warn_of_pixels(Config(model=model, data=DataConfig(**data)))
     assert words in caplog.text
     assert bool(caplog.text) == bool(words)

@@ -144,10 +144,12 @@ def test_a_model_without_a_loss_is_refused(setup, tmp_path, folder):
     run = setup()
     loader = run.image_folder(folder, image_size=(12, 10), channels=1, global_batch_size=4)
     model = classifier(run, None, 3)
-    with pytest.raises(UserError, match=r"compiled with no loss;.*run\.compile"):
+    with pytest.raises(UserError, match=r"compiled with no loss, but.*run\.compile"):
         run.export(model, tmp_path / "1", loader=loader)
     run.compile(model, loss=lambda y, z: keras.ops.mean(z, axis=-1))
-    with pytest.raises(UserError, match=r"with a loss of your own; a cross-entropy of keras\.los"):
+    with pytest.raises(
+        UserError, match=r"with a loss of your own, but .* a cross-entropy of keras\.los"
+    ):
         run.export(model, tmp_path / "1", loader=loader)
 
 
@@ -155,7 +157,9 @@ def test_a_model_without_a_loss_is_refused(setup, tmp_path, folder):
 def test_a_loss_that_says_nothing_of_classes_is_refused(loss):
     model = keras.Sequential([keras.Input((8,)), layers.Dense(1)])
     model.compile(loss=loss)
-    with pytest.raises(UserError, match=r"with the loss (mean_squared_error|CategoricalHinge); a"):
+    with pytest.raises(
+        UserError, match=r"with the loss (mean_squared_error|CategoricalHinge), but"
+    ):
         answers_of(model, _labelled(("a", "b")), losses=losses_of(model))
 
 

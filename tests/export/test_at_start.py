@@ -59,7 +59,9 @@ def test_a_decoder_that_parts_is_named_with_the_file(setup, root, tmp_path, monk
     asked = job(setup, root)
     pixels = Preprocessing.pixels
     monkeypatch.setattr(Preprocessing, "pixels", lambda *a: pixels(*a) // 2)
-    with pytest.raises(UserError, match=r"test image .*0\.png would be another.*in the decoder"):
+    with pytest.raises(
+        UserError, match=r"test image .*0\.png into other pixels.*from the decoder on"
+    ):
         check_at_start(**asked, path=tmp_path / "1")
 
 
@@ -69,7 +71,7 @@ def test_a_file_that_the_export_cannot_decode_is_named(setup, root, tmp_path, mo
 
     asked = job(setup, root)
     monkeypatch.setattr(Preprocessing, "pixels", fails)
-    with pytest.raises(UserError, match=r"test images .*0\.png and .*are read by the loader, but"):
+    with pytest.raises(UserError, match=r"the loader reads the test images .*0\.png and .*, but"):
         check_at_start(**asked, path=tmp_path / "1")
 
 
@@ -82,7 +84,7 @@ def test_a_training_image_alone_is_found_too(setup, root, tmp_path, monkeypatch)
     )
     pixels = Preprocessing.pixels
     monkeypatch.setattr(Preprocessing, "pixels", lambda *a: pixels(*a) // 2)
-    with pytest.raises(UserError, match=r"training image .*0\.png would be another"):
+    with pytest.raises(UserError, match=r"training image .*0\.png into other pixels"):
         check_at_start(**asked, path=tmp_path / "1")
 
 
@@ -96,7 +98,7 @@ def test_a_loss_that_says_nothing_of_the_outputs_is_refused(setup, root, tmp_pat
 def test_too_little_room_is_said(setup, root, tmp_path, monkeypatch):
     asked = job(setup, root)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0))
-    with pytest.raises(UserError, match=r"needs about .* MiB below .* 0\.0 MiB are free"):
+    with pytest.raises(UserError, match=r"needs about .* MiB in .* 0\.0 MiB free"):
         check_at_start(**asked, path=tmp_path / "1")
 
 
@@ -106,12 +108,15 @@ def test_the_loader_says_what_range_its_pixels_have(setup, root, caplog):
     images = {"image_size": (6, 5), "channels": 1, "global_batch_size": 2}
     assert run.image_folder(root, **images).pixel_range == (0, 1)
     run.image_folder(root, **images)
-    assert caplog.text.count("data: pixels come as 0 to 1 (0 to 255 by mean=0, std=1/255)") == 1
+    assert (
+        caplog.text.count("data: pixels range from 0 to 1 (for 0 to 255 set mean=0, std=1/255)")
+        == 1
+    )
     assert run.image_folder(root, **images, mean=0.5, std=0.5).pixel_range == (-1, 1)
-    assert "data: pixels come as -1 to 1 (0 to 255" in caplog.text
+    assert "data: pixels range from -1 to 1 (for 0 to 255" in caplog.text
     as_keras = run.image_folder(root, **images, std=1 / 255)
     assert as_keras.pixel_range == (0, pytest.approx(255))
-    assert caplog.messages[-2] == "data: pixels come as 0 to 255"
+    assert caplog.messages[-2] == "data: pixels range from 0 to 255"
 
 
 # What a script is told as its first `fit` begins.
@@ -231,9 +236,9 @@ def test_a_subclassed_model_on_a_loader_is_exported_as_the_start_says(
     test = run.image_folder(root, **IMAGES)
     with caplog.at_level("INFO", logger="tfaccel"):
         model.fit(test, verbose=0)
-    assert "of 4 images an export makes the pixels" in caplog.text
+    assert "an export's pixels match the loader's in 4 images" in caplog.text
     assert "would refuse" not in caplog.text
-    without = "without model.keras" in caplog.text
+    without = "no model.keras" in caplog.text
     run.check_export(model, tmp_path / "2", loader=test)
     run.export(model, tmp_path / "1", loader=test)
     assert without != (tmp_path / "1" / "model.keras").exists()
@@ -268,7 +273,7 @@ def test_a_script_whose_export_will_pass_is_told_nothing_bad(setup, root, tmp_pa
     test = run.image_folder(root, **IMAGES)
     with caplog.at_level("INFO", logger="tfaccel"):
         model.fit(test, validation_data=test, verbose=0)
-    assert "of 4 images an export makes the pixels" in caplog.text
+    assert "an export's pixels match the loader's in 4 images" in caplog.text
     assert "refuse" not in caplog.text
     run.export(model, tmp_path / "1", loader=test)
 
@@ -281,7 +286,7 @@ def test_a_script_is_told_of_a_decoder_that_parts(setup, root, caplog, monkeypat
     monkeypatch.setattr(Preprocessing, "pixels", lambda *a: pixels(*a) // 2)
     at_start.warn_at_start(model, train, None, run.runtime)
     assert "the training image" in caplog.text
-    assert "would be another in the export" in caplog.text
+    assert "into other pixels than the loader" in caplog.text
 
 
 def test_a_look_that_fails_does_not_end_a_script(setup, root, caplog, monkeypatch):
@@ -289,9 +294,11 @@ def test_a_look_that_fails_does_not_end_a_script(setup, root, caplog, monkeypatc
         raise KeyError("what nobody foresaw")
 
     run, model = script(setup, lambda: of_layers(layers.Dense(2)))
-    monkeypatch.setattr(at_start, "_look", fails)
+    monkeypatch.setattr(at_start, "_check_quickly", fails)
     model.fit(run.image_folder(root, **IMAGES), verbose=0)
-    assert "could not be tried ('what nobody foresaw')" in caplog.text
+    assert (
+        "could not check whether run.export takes this model ('what nobody foresaw')" in caplog.text
+    )
 
 
 # What a script may ask before it trains: the end's own sentences.
@@ -438,7 +445,7 @@ def test_room_for_what_the_export_is_asked_is_looked_for(setup, root, tmp_path, 
     asked = job(setup, root)
     monkeypatch.setattr(at_start, "_check_room", lambda *_: None)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0))
-    with pytest.raises(UserError, match=r"samples that the export is asked .*set TMPDIR"):
+    with pytest.raises(UserError, match=r"samples for the check of the export .*set TMPDIR"):
         check_at_start(**asked, path=tmp_path / "1")
 
 

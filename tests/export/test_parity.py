@@ -88,7 +88,7 @@ def test_what_does_not_load_elsewhere_is_not_exported(
         (tmp_path / "tensorflow.py").write_text("raise ImportError('no TensorFlow')")
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     run, model, loader = job(setup, photographs)
-    with pytest.raises(RunError, match=r"not answer in a process of its own .*nothing is exp"):
+    with pytest.raises(RunError, match=r"not answer in a process of its own .*nothing was exp"):
         run.export(model, tmp_path / "out" / "1", loader=loader)
     assert list((tmp_path / "out").iterdir()) == []
 
@@ -139,7 +139,7 @@ def test_the_step_that_parts_them_is_named(setup, tmp_path, photographs, monkeyp
     augment = preset("none" if loader == "memory" else "imagenet_eval")
     run, model, loader = job(setup, photographs, loader=loader, augment=augment)
     monkeypatch.setattr(*PLANTED[step])
-    with pytest.raises(RunError, match=rf"pixels: .*They part in the {step}; .*\.jpg") as raised:
+    with pytest.raises(RunError, match=rf"pixels: .*The {step} is the first .*\.jpg") as raised:
         run.export(model, tmp_path / "1", loader=loader)
     (kept,) = tmp_path.iterdir()
     assert str(kept) in str(raised.value)
@@ -177,7 +177,7 @@ def test_weights_that_are_others_are_found(setup, tmp_path, photographs, monkeyp
 def test_a_nan_is_no_parity(setup, tmp_path, photographs):
     run, model, loader = job(setup, photographs)
     model.layers[-1].bias.assign([np.nan, 0.0])
-    with pytest.raises(RunError, match="model: inf of the largest value apart"):
+    with pytest.raises(RunError, match="model: differs by inf of the largest value"):
         run.export(model, tmp_path / "1", loader=loader)
 
 
@@ -227,7 +227,7 @@ def test_a_file_that_a_graph_cannot_decode_is_named_and_left_out(
     facts = card.read(run.export(model, tmp_path / "1", loader=loader))
     decoded, pixels, *_ = facts["parity"]["checks"]
     assert re.fullmatch(
-        r"4 of 5 files, not .*/a/1\.jpg: left out of what follows", decoded["words"]
+        r"4 of 5 files, all but .*/a/1\.jpg; left out of the checks below", decoded["words"]
     )
     assert pixels["value"] < 1
 
@@ -238,7 +238,7 @@ def test_files_of_which_many_cannot_be_decoded_are_a_fault(
 ):
     run, model, loader = job(setup, photographs)
     monkeypatch.setattr(preprocessing, "MAX_PIXELS", 90 * 71)  # half of them are larger
-    with pytest.raises(RunError, match=r"the trained model does: decoded: 2 of 4 files, not /"):
+    with pytest.raises(RunError, match=r"the trained model does: decoded: 2 of 4 files, all but /"):
         run.export(model, tmp_path / "1", loader=loader)
 
 
@@ -269,13 +269,13 @@ def test_what_is_as_likely_is_no_other_class(setup):
     received = np.float32([[0.5 - 1e-5, 0.5, 0], [0.9, 0.1, 0], [0.2, 0.8, 0], [0.9, 0.1, 0]])
     check = parity._same_best("top-1", expected, received, parity._tolerance(model))
     assert check.value == 0.25
-    said = "the export and the trained model give the same class for 2 of 4 images, 50.00%, and in "
-    assert check.words == f"{said}1 two are as likely"
+    said = "the export and the trained model give the same class for 2 of 4 images, 50.00%"
+    assert check.words == f"{said}; ties among the others: 1"
     check = parity._same_best(
         "top-1", expected, received, parity._tolerance(model), np.array([2, 2, 1, 2])
     )
     assert check.words == (
-        f"{said}1 two are as likely; the export's class is right for 1 of 4, 25%"
+        f"{said}; ties among the others: 1; the export's class is right for 1 of 4, 25%"
     )
 
 

@@ -125,8 +125,8 @@ def test_classes_and_probabilities_are_the_saved_models(predictor, export, folde
 
 # What is wrong with a file, and the words that say so.
 SAID = {
-    "cut.png": "a damaged PNG, or of a kind",
-    "cut.jpg": "a damaged JPEG, or of a kind",
+    "cut.png": "a damaged PNG, or a kind",
+    "cut.jpg": "a damaged JPEG, or a kind",
     "cut later.jpg": "a damaged JPEG",
     "deep.png": "a PNG with 16-bit samples",
     "flipped.png": "a damaged PNG",
@@ -203,7 +203,7 @@ def test_an_export_below_brackets_answers(export, predictor, names, tmp_path):
 
 
 def test_a_folder_without_an_export_is_refused(tmp_path):
-    with pytest.raises(UserError, match="holds no SavedModel, and no numbered folder with one"):
+    with pytest.raises(UserError, match="has no SavedModel, and no numbered folder with one"):
         Predictor(tmp_path)
     with pytest.raises(UserError, match=r"there is no folder .*nowhere"):
         Predictor(tmp_path / "nowhere")
@@ -220,9 +220,9 @@ def test_a_runs_workdir_stands_for_its_newest_export(export, tmp_path):
 def test_a_folder_stands_for_the_images_below_it(folder, tmp_path):
     assert image_files([str(folder)]) == paths_of(folder)
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(UserError, match="holds no images"):
+    with pytest.raises(UserError, match="has no images in or below it"):
         image_files([str(tmp_path)])
-    with pytest.raises(UserError, match=r"a.png does not exist, nor do the 1 others"):
+    with pytest.raises(UserError, match=r"a.png does not exist, and neither do 1 others"):
         image_files(["a.png", "b.png"])
     whole = paths_of(folder)[0]
     assert image_files(["a.png", whole]) == ["a.png", whole]
@@ -249,7 +249,7 @@ def test_a_saved_model_of_another_program_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("written", "says"),
-    [("{", "is no JSON"), ("[]", "is of something else"), ('{"a": 1}', "is of something else")],
+    [("{", "is not valid JSON"), ("[]", "has other content"), ('{"a": 1}', "has other content")],
 )
 def test_a_card_that_is_none_is_refused(export, tmp_path, written, says):
     (tmp_path / "saved_model.pb").touch()
@@ -269,8 +269,7 @@ def test_a_damaged_saved_model_is_refused(export, tmp_path):
 
 @pytest.mark.usefixtures("export_decodes_png")
 def test_exports_that_do_not_answer_with_classes_are_refused(setup, folder, tmp_path, monkeypatch):
-    for compare in ("of_images", "of_inputs"):  # which is not what is shown
-        monkeypatch.setattr(parity, compare, lambda *_: parity.Parity(1, ()))
+    monkeypatch.setattr(parity.Question, "ask", lambda *_: parity.Parity(1, ()))
     run = setup()
     with run.scope():
         restoration = small(layers.Conv2D(1, 1))
@@ -282,7 +281,7 @@ def test_exports_that_do_not_answer_with_classes_are_refused(setup, folder, tmp_
         alone = small(layers.Flatten(), layers.Dense(3))
     run.export(alone, tmp_path / "alone")
     for name in ("restoration", "alone"):
-        with pytest.raises(UserError, match=r"does not answer with the classes of image files"):
+        with pytest.raises(UserError, match=r"does not predict the classes of image files"):
             Predictor(tmp_path / name)
 
 

@@ -213,7 +213,9 @@ def test_a_hostile_image_is_an_error_of_its_request_alone(exported, hostile, sai
 
 def test_a_loader_that_draws_is_refused(setup, tmp_path, root):
     run = setup()
-    with pytest.raises(UserError, match=r"draws at random .*mirror.*loader that evaluates"):
+    with pytest.raises(
+        UserError, match=r"changes images at random .*mirror.*loader for evaluation"
+    ):
         run.export(build(run), tmp_path / "1", loader=evaluation(run, root, augment="imagenet"))
     assert not list(tmp_path.glob("*1*"))
 
@@ -222,7 +224,7 @@ def test_a_loader_of_ones_own_code_is_refused(setup, tmp_path):
     run = setup()
     images = np.zeros((4, *SIZE, 3), np.float32)
     loader = run.examples(list(zip(images, [0, 1, 2, 0], strict=True)), global_batch_size=2)
-    with pytest.raises(UserError, match=r"your own code makes.*images="):
+    with pytest.raises(UserError, match=r"your own code, so.*images="):
         run.export(build(run), tmp_path / "1", loader=loader)
 
 

@@ -461,7 +461,7 @@ WRONG = [
         lambda: classifier(1),
         {},
         {},
-        "gives (1,) for a row; expected one output of a score for each",
+        "gives (1,) for a row; expected one output with a score for each",
     ),
     (flat, {"cutmix_alpha": 1.0}, {}, "cutmix_alpha=1 with a model of inputs (4,) for a row"),
     (two_inputs, {"mixup_alpha": 0.2}, {}, "with a model of inputs (4,), (4,) for a row"),
@@ -471,12 +471,17 @@ WRONG = [
         {"loss": "sparse_categorical_crossentropy"},
         "labels become probabilities in the step; use CategoricalCrossentropy",
     ),
-    (flat, {}, {"run_eagerly": True}, "run_eagerly is stock Keras's step, without label_smoothing"),
+    (
+        flat,
+        {},
+        {"run_eagerly": True},
+        "run_eagerly runs stock Keras's step, which has no label_smoothing",
+    ),
     (
         classifier,
         {"label_smoothing": 0.0, "cutout_pixels": 6},
         {"run_eagerly": True},
-        "without label_smoothing, mixup, cutmix or cutout",
+        "which has no label_smoothing, mixup, cutmix or cutout",
     ),
 ]
 
@@ -492,7 +497,11 @@ def test_each_mistake_is_one_sentence(make, settings, args, words):
 @pytest.mark.parametrize(
     ("x", "side", "words"),
     [
-        (np.zeros((2, 5)), 6, "cutout_pixels=6 with inputs of (5,) for a row; expected one, (heig"),
+        (
+            np.zeros((2, 5)),
+            6,
+            "cutout_pixels=6 with inputs of (5,) for a row; expected one input, (heig",
+        ),
         ((np.zeros((2, *SIZE, 1)),) * 2, 6, "with inputs of (16, 12, 1), (16, 12, 1) for a row"),
         (np.zeros((2, *SIZE, 1)), 12, "cutout_pixels=12 with images of 16x12; expected a side"),
     ],

@@ -311,7 +311,7 @@ def test_what_cannot_leave_out_padding_is_refused_when_compiled(refused, why):
 @pytest.mark.parametrize(
     ("refused", "why"),
     [
-        ({"loss": scalar}, "one for each row"),
+        ({"loss": scalar}, "one value for each row"),
         ({"loss": "mse", "metrics": [scalar]}, "the metric scalar cannot leave out padding"),
     ],
 )

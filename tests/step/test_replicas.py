@@ -608,7 +608,7 @@ def compile_two(make=small, **settings):
         ),
         (
             {"loss": keras.losses.Dice()},
-            r"loss dice has axis=None, so that it is of the whole batch .* as axis=\(1, 2, 3\)",
+            r"loss dice has axis=None, so it is .* whole batch.* as axis=\(1, 2, 3\)",
         ),
     ],
     ids=["run_eagerly", "sum", "none", "dice"],

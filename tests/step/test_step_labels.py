@@ -74,8 +74,8 @@ def test_fit_names_one_of_training(num_replicas, xla, wrong):
     where = " at step 2, which was not applied" if xla else ""
     words = (
         f"^the label {wrong} is beyond the model's 3 outputs{where}; give labels from 0 to 2, or "
-        f"give its last layer more outputs; where {wrong} marks what is not to count, give it the "
-        "label 0 and the sample_weight 0$"
+        f"give the model's last layer more outputs; if {wrong} marks rows or pixels to ignore, "
+        "give them the label 0 and the sample_weight 0$"
     )
     with pytest.raises(NonFiniteError, match=words):
         _model(num_replicas, xla=xla).fit(X, _labels(wrong), batch_size=4, shuffle=False, verbose=0)

@@ -1,1 +1,1 @@
-"""An experiment that a config file describes: its data, model, recipe, training and export."""
+"""An experiment from a config file: its data, model, recipe, training and export."""

@@ -1,6 +1,6 @@
-"""What this process would do in a run, and two steps of it. Writes nothing.
+"""Describes this process's part of a run, and trains two steps of it. It writes nothing.
 
-Takes the config, the workdir and the cluster; gives a block of text, and trains.
+`dry_run` takes the config, the workdir and the cluster, and returns a block of text.
 
     print(dry_run(config, workdir=pathlib.Path("runs/a"), cluster=find(os.environ)))
 """
@@ -16,7 +16,7 @@ from tfaccel.run import Run
 from tfaccel.runtime.agreement import together
 from tfaccel.runtime.cluster import Cluster
 
-NUM_STEPS = 2  # the second one shows that the first left a state that can be trained on
+NUM_STEPS = 2  # the second step shows that the first left the model in a good state
 
 BLOCK = """\
 worker {index} of {num_workers}, counted from 0{chief}
@@ -32,17 +32,17 @@ worker {index} of {num_workers}, counted from 0{chief}
 
 
 def dry_run(config: Config, *, workdir: pathlib.Path, cluster: Cluster) -> str:
-    """Trains two steps as the run would, and returns what this process is in it.
+    """Trains two steps as the run would, and returns a description of this process.
 
-    With several workers it must be called in all of them.
+    With several workers, call it in all of them.
 
     Args:
-      config: what a file in configs/ says, checked.
-      workdir: where the run would write.
-      cluster: the job's workers, and which of them this is.
+      config: a checked config.
+      workdir: the folder that the run would write to.
+      cluster: the job's workers, and this process's index among them.
 
     Raises:
-      UserError: as `tfaccel.experiment.train.run`.
+      UserError: as for `tfaccel.experiment.train.run`.
     """
     this_run = Run(config.runtime, cluster)
     train, test, model = prepare(this_run, config)
@@ -64,15 +64,15 @@ def dry_run(config: Config, *, workdir: pathlib.Path, cluster: Cluster) -> str:
 
 
 def _rehearse(this_run: Run, config: Config, prepared: tuple, workdir: pathlib.Path) -> str:
-    """Tries the export as a run does as it begins, but waits for its end; returns that it did."""
+    """Tries the export as a run does at its start, waits for the result, and describes it."""
     began, (train, test, model) = time.perf_counter(), prepared
     with rehearse(this_run, config, model, train, test, workdir=workdir) as rehearsal:
         rehearsal.wait()
-    return f"tried, untrained, in {time.perf_counter() - began:.1f} s; nothing kept"
+    return f"tested with the untrained model in {time.perf_counter() - began:.1f} s; not kept"
 
 
 def _describe(this_run: Run, train: Loader) -> dict[str, object]:
-    """Returns the block's words for the process and its part of the data."""
+    """Returns the block's values for the process and its part of the data."""
     cluster, devices = this_run.cluster, this_run.runtime.devices
     first = this_run.first_replica
     return {

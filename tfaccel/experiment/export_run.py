@@ -1,7 +1,7 @@
-"""The export of a run that is over, or still training: from what its workdir holds.
+"""Exports a run from its workdir, after it has ended or while it is still training.
 
-Takes the workdir; gives the folder of the export. Model, data and precision are those of
-`config.json` there, the weights those of a checkpoint.
+Model, data and precision are those of the workdir's `config.json`; the weights are those of a
+checkpoint.
 
     export_run(pathlib.Path("runs/a"), pathlib.Path("served/a"), ExportConfig(onnx=True))
 """
@@ -41,30 +41,30 @@ def export_run(
     root: str | None = None,
     loader: str | None = None,
 ) -> pathlib.Path:
-    """Exports a checkpoint of a run into the next version below `out`.
+    """Exports a checkpoint of a run to the next version below `out`.
 
     Args:
-      workdir: of `tfaccel train`.
-      out: a folder of versions, 1, 2, 3 and so on; made where it is not there.
-      export: how it is exported.
-      checkpoint: "newest", or "best" by the run's monitor; None for what training exports: the
-        newest or, of a run that may stop early (unless it averages weights), the best epoch's
-        weights, which the newest has, too.
-      root: the data's folder, where it is no longer what config.json says.
-      loader: of the images that it is compared on, likewise.
+      workdir: a workdir of `tfaccel train`.
+      out: a folder of versions, 1, 2, 3 and so on. It is created if it does not exist.
+      export: how to export.
+      checkpoint: "newest", or "best" according to the run's monitor. None exports what training
+        would: the newest checkpoint; or, if the run may stop early and does not average weights,
+        the weights of the best epoch, which are in the newest checkpoint.
+      root: the data's folder, if it has moved since config.json was written.
+      loader: another loader for the images to compare on.
 
     Returns:
-      The export's path, absolute.
+      The export's absolute path.
 
     Raises:
-      UserError: the workdir holds no run or no checkpoint, the environment says that this is one of
-        several workers, or as `Run.export`.
-      RunError: as `Run.export`.
+      UserError: the workdir has no run or no checkpoint, the environment makes this process one of
+        several workers, or as for `Run.export`.
+      RunError: as for `Run.export`.
     """
     config = workdir_lib.read_config(workdir)
     changes = {name: each for name, each in (("root", root), ("loader", loader)) if each}
     data = dataclasses.replace(config.data, **changes)
-    # All weights are the checkpoint's: the file that training began from need not be there.
+    # All weights come from the checkpoint, so the file that training started from may be gone.
     model = dataclasses.replace(config.model, weights=None)
     config = dataclasses.replace(config, data=data, model=model)
     snapshot = _snapshot(workdir, config, checkpoint or "newest")
@@ -73,7 +73,7 @@ def export_run(
     test = _evaluation(run, config, export.samples)
     model = _model(run, config, test, snapshot)
     if checkpoint is None and (best := _best_weights(snapshot)):
-        summary("export: with the weights of the best epoch, which training would end with")
+        summary("export: with the weights of the best epoch, as at the end of training")
         model.set_weights(best)
     version = workdir_lib.next_version(local_path(out).absolute())
     return run.export(model, version, loader=test, **dataclasses.asdict(export))
@@ -89,7 +89,7 @@ def _snapshot(workdir: pathlib.Path, config: Config, which: str) -> Snapshot:
     )
     if not store.steps():
         raise UserError(
-            f"{store.folder} has no checkpoint; give the workdir of a run that has saved one"
+            f"{store.folder} has no checkpoint; use the workdir of a run that has saved one"
         )
     snapshot = store.best() if which == "best" else store.newest()
     if snapshot is None:
@@ -100,7 +100,7 @@ def _snapshot(workdir: pathlib.Path, config: Config, which: str) -> Snapshot:
 
 
 def _best_weights(snapshot: Snapshot) -> list[np.ndarray]:
-    """Returns those that early stopping would put back, in Keras's order; none without it."""
+    """Returns the weights that early stopping would restore, in Keras's order; [] without it."""
     callbacks = [each["class"] for each in snapshot.state["callbacks"]]
     if "EarlyStopping" not in callbacks:
         return []
@@ -109,7 +109,7 @@ def _best_weights(snapshot: Snapshot) -> list[np.ndarray]:
 
 
 def _run(config: Config) -> Run:
-    """Returns the process, prepared as for training, on one device: an export needs no replicas."""
+    """Returns the run, prepared as for training, but on one device."""
     cluster = find(os.environ)
     check_one_process(cluster, "export")
     runtime.load_cuda_libraries()  # before TensorFlow looks for GPUs
@@ -118,14 +118,14 @@ def _run(config: Config) -> Run:
 
 
 def _evaluation(run: Run, config: Config, most: int) -> Loader:
-    """Returns the test loader over as many images as are compared: no more need be decoded."""
+    """Returns the test loader over only as many images as are compared."""
     names = None
     if config.data.source != "pairs":  # the test images may lack classes that the model has
         names = open_source(config.data, "train").class_names
     source = open_source(config.data, "test", names)
     if names:
         source = dataclasses.replace(source, class_names=names)
-    # All of them say which loader it is: a few may fit in memory, where all do not.
+    # Choose the loader for all images: a few may fit in memory although all of them do not.
     choice = choose_loader(
         source,
         config.data,
@@ -135,14 +135,14 @@ def _evaluation(run: Run, config: Config, most: int) -> Loader:
     )
     stored = {} if config.data.stored_size is None else {"stored_size": choice.stored_size}
     source = source.taken(spread(len(source), most))
-    # They may be fewer than a batch.
+    # There may be fewer images than a batch, so pad it.
     return open_loader(
         run, config, "test", source=source, loader=choice.loader, last_batch="pad", **stored
     )
 
 
 def _model(run: Run, config: Config, test: Loader, snapshot: Snapshot):
-    """Returns the run's model, compiled as it was, with the checkpoint's variables."""
+    """Returns the run's model, compiled as in the run, with the checkpoint's variables."""
     model, task = build(run, config, test.data)
     schedule = recipe.make_schedule(
         config.train,

@@ -1,6 +1,6 @@
-"""The epochs: Keras's own `fit`, with the callbacks of a run.
+"""Trains with Keras's own `fit` and the callbacks of a run.
 
-Takes a compiled model, its loaders and the recipe; gives the metrics and how long it took.
+`fit` takes a compiled model, its loaders and the recipe, and returns metrics and times.
 
     outcome = fit(model, train, test, config.train, checkpoints=..., writes_to=workdir, devices=...)
 """
@@ -34,17 +34,17 @@ log = logging.getLogger("tfaccel")
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What training came to.
+    """The result of training.
 
     Attributes:
-      metrics: the last epoch's, by Keras's names; `val_` is the test images'.
-      images_per_second: over all replicas, since this process began; validation and compilation
-        left out; None where nothing else was trained.
-      steps: optimizer updates asked for, those before a resume included.
-      seconds: wall time, compilation and validation included, and of earlier processes what their
-        checkpoints kept.
-      first_execution_seconds: of those, what the first step (or the first of several steps in one
-        execution) of this process took: nearly all of it is compilation.
+      metrics: the last epoch's metrics by Keras's names; `val_` is for the test images.
+      images_per_second: over all replicas, since this process began, without validation and
+        compilation; None if nothing else was trained.
+      steps: optimizer steps, including skipped steps and those before a resume.
+      seconds: wall time, including compilation and validation, and the time of earlier processes as
+        far as checkpoints recorded it.
+      first_execution_seconds: the part of `seconds` for this process's first execution, of one or
+        several steps. Nearly all of it is compilation.
     """
 
     metrics: dict[str, float]
@@ -66,21 +66,21 @@ def fit(
     accumulation_steps: int = 1,
     watches: Sequence[keras.callbacks.Callback] = (),
 ) -> Outcome:
-    """Trains for as many epochs as the recipe says, and measures on `test` after each.
+    """Trains for the recipe's epochs, and evaluates on `test` after each epoch.
 
     Args:
-      model: compiled.
-      train: what to train on.
-      test: what to measure on.
+      model: the compiled model.
+      train: the loader of training images.
+      test: the loader of test images.
       recipe: epochs, averaged weights, and when to stop early.
-      checkpoints: where it goes on from, and saves to.
-      writes_to: the workdir, for the logs; None for a worker that writes none.
-      devices: of this worker's replicas, whose use is logged.
-      accumulation_steps: parts of a batch that batch norm sees by turns.
-      watches: further callbacks, which come last.
+      checkpoints: the callback that resumes and saves.
+      writes_to: the workdir for the logs; None for a worker that writes none.
+      devices: the devices of this worker's replicas, whose use is logged.
+      accumulation_steps: the parts of a batch, which batch norm sees one by one.
+      watches: further callbacks, which are called last.
 
     Raises:
-      UserError: the loss is no number at the end: there is nothing to export.
+      RunError: the loss is infinite or NaN at the end, so there is nothing to export.
     """
     throughput = Throughput(train)
     writers = make_writers(writes_to, loader=train, num_epochs=recipe.epochs) if writes_to else []
@@ -93,16 +93,16 @@ def fit(
             train,
             validation_data=test,
             epochs=recipe.epochs,
-            # Each sees what those before it add to the logs.
+            # Each callback sees the logs that earlier ones add.
             callbacks=[throughput, *_of_recipe(recipe), logs, *hints, checkpoints, *watches],
             verbose=0,
         )
     metrics = {name: float(values[-1]) for name, values in history.history.items()}
-    metrics.pop("images_per_second", None)  # the last epoch's; that of the run stands beside
-    if spoilt := [name for name, each in metrics.items() if not math.isfinite(each)]:
+    metrics.pop("images_per_second", None)  # of the last epoch; the run's own value is used instead
+    if bad := [f"{name}={each}" for name, each in metrics.items() if not math.isfinite(each)]:
         raise RunError(
-            f"training diverged: {', '.join(f'{name}={metrics[name]}' for name in spoilt)} after "
-            "the last epoch (metrics.csv in the workdir has all); lower the learning rate"
+            f"training diverged: {', '.join(bad)} after the last epoch (metrics.csv in the workdir "
+            "has all epochs); lower the learning rate"
         )
     return Outcome(
         metrics=metrics,
@@ -114,7 +114,7 @@ def fit(
 
 
 def _of_recipe(recipe: TrainConfig) -> list[keras.callbacks.Callback]:
-    """Returns the callbacks that the recipe asks for."""
+    """Returns the callbacks for early stopping and averaged weights, if the recipe has them."""
     callbacks = []
     if recipe.ema_momentum is not None:
         callbacks.append(EMA())
@@ -124,7 +124,7 @@ def _of_recipe(recipe: TrainConfig) -> list[keras.callbacks.Callback]:
                 recipe.monitor,
                 patience=recipe.early_stopping_epochs,
                 mode="max" if largest_is_best(recipe.monitor) else "min",
-                # Of averaged weights, those of the end: the best epoch's are not kept apart.
+                # With averaged weights the last ones count: the best epoch's are not kept.
                 restore_best_weights=recipe.ema_momentum is None,
                 verbose=1,
             )

@@ -1,4 +1,4 @@
-"""The source and the loader that a config asks for.
+"""Opens the source and the loader that a config describes.
 
 train = open_loader(run, config, "train")
 """
@@ -23,16 +23,16 @@ _BY_NAME = {
 def open_source(
     data: DataConfig, split: str, class_names: Sequence[str] | None = None
 ) -> ImageSource | ArraySource:
-    """Returns the source of "train" or "test".
+    """Returns the source of the "train" or "test" images.
 
     Args:
       data: where the images are.
       split: "train" or "test".
-      class_names: some of which may be missing there, as of a test set those of training; None for
-        those that are there.
+      class_names: all classes, if the split may lack some, such as the training classes for a test
+        set. None takes the classes that are found.
 
     Raises:
-      UserError: it is not there, or not as it should be.
+      UserError: the data do not exist, or have another layout.
     """
     where, *targets = places(data, split)
     if data.source == "pairs":
@@ -54,12 +54,12 @@ def open_loader(
       run: the `tfaccel.Run`.
       config: the experiment.
       split: "train" or "test".
-      source: instead of the config's own.
+      source: a source to use in place of the config's.
       class_names: as for `open_source`.
       **changes: fields of ImageConfig that differ from the config's.
 
     Raises:
-      UserError: the data are not as they should be.
+      UserError: as for `open_source`.
     """
     images = {
         each.name: getattr(config.data, each.name) for each in dataclasses.fields(ImageConfig)

@@ -2,7 +2,7 @@
 
     result = run(parse(get_config()), workdir=pathlib.Path("runs/digits"))
 
-The Python API (tfaccel/run.py) is the same steps without the config and the folder.
+The Python API (tfaccel/run.py) has the same steps without the config and the folder.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ from tfaccel.training.own_scaling import misfit
 log = logging.getLogger("tfaccel")
 
 
-STEPS_IN_EXECUTION = 10  # on a GPU, where the config leaves it open
+STEPS_IN_EXECUTION = 10  # on a GPU, if the config does not set steps_per_execution
 
 
 def run(
@@ -51,55 +51,37 @@ def run(
     resume: str = "auto",
     accept_changes: bool = False,
 ) -> dict:
-    """Trains, measures and exports what `config` says, or goes on with what was begun.
+    """Trains, evaluates and exports an experiment, or continues an interrupted run.
 
     Args:
-      config: what a file in configs/ says, checked; every field is in tfaccel/config/.
-      workdir: a folder for what the run leaves; tfaccel/training/workdir.py lists it. With several
-        workers the chief writes it, and all see it.
-      cluster: which worker of the job this process is; None for what the environment says.
+      config: a checked config; tfaccel/config/ documents every field.
+      workdir: a folder for the run's files; tfaccel/training/workdir.py lists them. With several
+        workers the chief writes it, and all workers must see it.
+      cluster: the workers and this process's index; None reads them from the environment.
       resume: "auto", "required" or "never": see `tfaccel.training.workdir.check_usable`.
-      accept_changes: whether to go on with a checkpoint of another config or other data.
+      accept_changes: whether to continue from a checkpoint of another config or other data.
 
     Returns:
-      JSON-ready: metrics, images_per_second, steps, seconds, and, of the chief, export.
+      A JSON-ready dict: metrics, images_per_second, steps, seconds, and for the chief, export.
 
     Raises:
-      UserError: a mistake that the user can mend, said in one sentence.
-      SystemExit: a signal asked to stop, and the state is saved.
+      UserError: a mistake that you can fix; the message says how.
+      SystemExit: a signal asked the run to stop, and its state was saved.
     """
-    with run_log.kept() as log_of_run:
-        return _run(
-            config,
-            workdir=workdir,
-            cluster=cluster,
-            resume=resume,
-            accept_changes=accept_changes,
-            log_of_run=log_of_run,
-        )
-
-
-def _run(
-    config: Config,
-    *,
-    workdir: pathlib.Path,
-    cluster: Cluster | None,
-    resume: str,
-    accept_changes: bool,
-    log_of_run: run_log.Kept,
-) -> dict:
-    # ----- Process: GPUs, memory, precision and seed, before TensorFlow starts its devices.
-    this_run = Run(config.runtime, cluster)
-    if result := _finished(this_run, workdir, config):
-        summary("workdir: %s holds the end of this run; nothing to do", workdir)
-        return result
-
-    # ----- Data, model and step: see below.
-    train, test, model = prepare(this_run, config)
-
-    # ----- Workdir: the chief's alone; a run that could not begin leaves nothing behind.
-    is_chief = this_run.cluster.is_chief
     with contextlib.ExitStack() as stack:
+        log_of_run = stack.enter_context(run_log.kept())
+
+        # ----- Process: GPUs, memory, precision and seed, before TensorFlow starts its devices.
+        this_run = Run(config.runtime, cluster)
+        if result := _finished(this_run, workdir, config):
+            summary("workdir: this run has already ended in %s; nothing to do", workdir)
+            return result
+
+        # ----- Data, model and step: see `prepare`.
+        train, test, model = prepare(this_run, config)
+
+        # ----- Workdir: for the chief alone; a run that cannot begin leaves nothing behind.
+        is_chief = this_run.cluster.is_chief
         with together(this_run.strategy, "could not take the workdir"):
             if is_chief:
                 workdir = stack.enter_context(workdir_lib.held(workdir))
@@ -107,12 +89,12 @@ def _run(
                 summary(
                     "workdir: %s; every choice and its reason is in %s there", workdir, run_log.FILE
                 )
-                # What the export would refuse at the end is known before the first step.
+                # Find out before the first step whether the export at the end would be refused.
                 rehearsal = stack.enter_context(
                     rehearse(this_run, config, model, train, test, workdir=workdir)
                 )
 
-        # ----- Training: Keras's fit, from the newest checkpoint on, with a test after each epoch.
+        # ----- Training: Keras's fit, from the newest checkpoint, with a test after each epoch.
         checkpoints = this_run.checkpoints(
             workdir / "checkpoints",
             config.checkpoint,
@@ -121,7 +103,7 @@ def _run(
             accept_changes=accept_changes,
             facts=deciding(config),
         )
-        # A run that is refused there leaves what the one before said of itself.
+        # A run that is refused here must not overwrite the description of the run before it.
         checkpoints.when_begun = functools.partial(_describe, workdir, config)
         outcome = fit(
             model,
@@ -132,14 +114,14 @@ def _run(
             writes_to=workdir if is_chief else None,
             devices=this_run.runtime.devices,
             accumulation_steps=config.step.accumulation_steps,
-            # The export, tried beside the first steps, ends training once it is sure to fail.
+            # The rehearsal runs beside the first steps. It ends training if the export fails.
             watches=[rehearsal.callback()] if is_chief else [],
         )
         result = dataclasses.asdict(outcome)
         if not is_chief:
             return result
 
-        # ----- Export: written, and compared on test images in a fresh process before it counts.
+        # ----- Export: written, and compared in a fresh process before it gets its name.
         export = this_run.export(
             model,
             workdir_lib.next_version(workdir / "export"),
@@ -152,17 +134,17 @@ def _run(
 
 
 def _finished(this_run: Run, workdir: pathlib.Path, config: Config) -> dict | None:
-    """Returns the result of this very run, if it has ended in the workdir before.
+    """Returns the result if this very run has already ended in the workdir.
 
     Raises:
-      RunError: some workers see its end there and others do not, and would wait for them.
+      RunError: some workers see that it ended and others do not, and these would wait forever.
     """
     result = workdir_lib.finished(workdir, dataclasses.asdict(config))
     seen = of_workers(np.array([result is not None]), this_run.strategy)
     if seen.any() and not seen.all():
         raise RunError(
-            f"some workers see the end of this run in {workdir}, and others do not; give all one "
-            "that they share, or wait until its file system shows it to all"
+            f"some workers see the end of this run in {workdir}, and others do not; give all of "
+            "them one shared folder, or wait until its file system shows the end to all"
         )
     return result
 
@@ -176,7 +158,7 @@ def rehearse(
     *,
     workdir: pathlib.Path,
 ) -> Rehearsal:
-    """Returns the rehearsal of the export, which is checked by now but for its own process."""
+    """Returns the rehearsal of the export, whose process may still run; all else is checked."""
     return check_at_start(
         model,
         workdir_lib.next_version(workdir / "export"),
@@ -188,8 +170,8 @@ def rehearse(
 
 
 def export_of(config: Config) -> ExportConfig:
-    """Returns how a run is exported at its end."""
-    # Keras has put the averages in the weights' place by then; the card shall say so.
+    """Returns the settings of the export at the end of a run."""
+    # By then Keras has replaced the weights by their averages; the export's card must say so.
     return ExportConfig(weights="average" if config.train.ema_momentum is not None else "trained")
 
 
@@ -201,14 +183,10 @@ def _describe(workdir: pathlib.Path, config: Config) -> None:
 def prepare(this_run: Run, config: Config) -> tuple[Loader, Loader, keras.Model]:
     """Returns the loaders for training and test, and the compiled model.
 
-    Args:
-      this_run: the process, prepared.
-      config: what data, which model, which recipe.
-
     Raises:
       UserError: the data cannot be used, or do not suit the model or the recipe.
     """
-    # ----- Names: those that are wrong are told before all images are decoded.
+    # ----- Names: a wrong one raises before all images are decoded.
     models.find(config.model.name)
     recipe.optimizer.find(config.train.optimizer)
 
@@ -217,12 +195,12 @@ def prepare(this_run: Run, config: Config) -> tuple[Loader, Loader, keras.Model]
     test = open_loader(this_run, config, "test", class_names=train.class_names)
     check_same_classes(train.class_names, test.class_names)
 
-    # ----- Model: what the data ask for.
+    # ----- Model: with the outputs that the data need.
     model, task = build(this_run, config, train.data)
     tasks.check_monitor(config.train.monitor, task)
     summary("%s", _in_words(model, train, test))
 
-    # ----- Step: loss on float32 outputs; one XLA function for a whole step.
+    # ----- Step: the loss of float32 outputs; one XLA function for a whole step.
     this_run.compile(
         model,
         make_optimizer(config.train, train),
@@ -237,7 +215,7 @@ def prepare(this_run: Run, config: Config) -> tuple[Loader, Loader, keras.Model]
 
 
 def _in_words(model: keras.Model, train: Loader, test: Loader) -> str:
-    """Returns what is trained on what, in a line; the log has more of each."""
+    """Returns one line on the model and the data; the log has more on each."""
     loaders = " and ".join(dict.fromkeys((train.data.loader, test.data.loader)))
     return (
         f"model: {models.described(model)}; trained on {train.num_examples:,} examples in "
@@ -247,12 +225,12 @@ def _in_words(model: keras.Model, train: Loader, test: Loader) -> str:
 
 
 def make_optimizer(config: TrainConfig, loader: Loader) -> keras.optimizers.Optimizer:
-    """Returns the recipe's optimizer, its schedule made for what the loader has, and logs it.
+    """Returns the recipe's optimizer, with a schedule for the loader's epochs, and logs it.
 
     Raises:
       UserError: Keras has no such optimizer, or the recipe does not fit it.
     """
-    batch = min(loader.global_batch_size, loader.num_examples)  # what a step has at most
+    batch = min(loader.global_batch_size, loader.num_examples)  # the most examples in a step
     epoch = {"global_batch_size": batch, "num_steps": loader.num_batches}
     schedule = recipe.make_schedule(config, **epoch)
     summary("%s", recipe.describe(config, schedule, **epoch))
@@ -260,12 +238,7 @@ def make_optimizer(config: TrainConfig, loader: Loader) -> keras.optimizers.Opti
 
 
 def build(this_run: Run, config: Config, data: ImageData) -> tuple[keras.Model, tasks.Task]:
-    """Returns the model, in the strategy's scope, so that every replica has it, and its task.
-
-    Args:
-      this_run: the process, prepared.
-      config: which model.
-      data: what it is for: a loader's.
+    """Returns the model for a loader's data, made in the strategy's scope, and its task.
 
     Raises:
       UserError: the data do not suit the model.
@@ -273,16 +246,17 @@ def build(this_run: Run, config: Config, data: ImageData) -> tuple[keras.Model, 
     task = tasks.task_of(data, config.model, config.step)
     model = make_model(this_run, config, num_outputs=task.num_outputs)
     tasks.check_model(model, task)
-    if wrong := misfit(model, data.pixel_range):
-        raise UserError(f"{wrong} (--config.data.mean=0 --config.data.std={1 / 255:.16g})")
+    if fault := misfit(model, data.pixel_range):
+        raise UserError(f"{fault} (--config.data.mean=0 --config.data.std={1 / 255:.16g})")
     return model, task
 
 
 def make_model(this_run: Run, config: Config, *, num_outputs: int) -> keras.Model:
-    """Returns the config's model, of that many classes or channels, in the strategy's scope.
+    """Returns the config's model with `num_outputs` classes or channels, in the strategy's scope.
 
     Raises:
-      UserError: it does not suit the images, or the config's weights or layers do not suit it.
+      UserError: the model does not suit the images, or the config's weights or layers do not suit
+        the model.
     """
     with this_run.scope():
         model = models.build(
@@ -292,14 +266,14 @@ def make_model(this_run: Run, config: Config, *, num_outputs: int) -> keras.Mode
         )
         if config.model.weights is not None:
             begin_from(config.model.weights, model, order=config.model.weights_order)
-            _say_pixels(config)
+            _warn_of_pixels(config)
         if config.model.float32_layers:
             model = with_float32_layers(model, config.model.float32_layers)
     return model
 
 
-def _say_pixels(config: Config) -> None:
-    """Warns of a loader that does not give what Keras's weights of the model were trained on."""
+def _warn_of_pixels(config: Config) -> None:
+    """Warns if the loader's pixels differ from those that Keras's weights were trained on."""
     pixels = trained_on(config.model.name)
     if pixels is None or config.data.channels != 3:
         return
@@ -307,8 +281,8 @@ def _say_pixels(config: Config) -> None:
     as_trained = np.allclose(given, pixels.mean + pixels.std, rtol=0.02, atol=0.002)
     if not as_trained or config.model.weights_order != pixels.order:
         log.warning(
-            "model: if %s is one of Keras's own files for %s, it was trained on other pixels; "
-            "then give %s",
+            "model: if %s is one of Keras's own files for %s, it was trained on other pixels; use "
+            "%s",
             config.model.weights,
             config.model.name,
             pixels.flags,
@@ -316,20 +290,17 @@ def _say_pixels(config: Config) -> None:
 
 
 def steps_in_execution(train: TrainConfig, device: Device, *, num_steps: int) -> int:
-    """Returns the config's `steps_per_execution`, or what is quick on the device, and says why.
+    """Returns the config's `steps_per_execution`, or a fast value for the device, which is logged.
 
-    Args:
-      train: the recipe.
-      device: of a replica.
-      num_steps: of an epoch.
+    `num_steps` is the number of steps in an epoch.
     """
     if train.steps_per_execution is not None:
         return train.steps_per_execution
     if device.cuda_ordinal is None:
         return 1
     near = range(STEPS_IN_EXECUTION // 2, STEPS_IN_EXECUTION * 3 // 2 + 1)
-    # Where they are one launch, what does not divide the epoch is compiled once more.
+    # A value that does not divide the epoch may cost a second compilation for the rest.
     dividing = [each for each in near if num_steps % each == 0] or [STEPS_IN_EXECUTION]
     chosen = min(num_steps, min(dividing, key=lambda each: abs(each - STEPS_IN_EXECUTION)))
-    log.info("step: %d in an execution, so that the GPU does not wait for the host's look", chosen)
+    log.info("step: %d steps in an execution, so that the GPU need not wait for the host", chosen)
     return chosen

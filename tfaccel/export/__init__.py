@@ -1,1 +1,1 @@
-"""A trained model to files that serve it, and proof that they answer alike."""
+"""Exports a trained model to files for a server, and checks that they give the same answers."""

@@ -1,7 +1,7 @@
-"""What an exported model answers: a name for each thing, from what the model gives.
+"""The answers of an exported model, by name, computed from the model's outputs.
 
-Takes the model and what it was evaluated on; gives a function of the model's outputs, which goes
-into the SavedModel.
+`answers_of` chooses them from the model's loss and the data it was evaluated on. The result is a
+function that becomes part of the SavedModel.
 
     answers = answers_of(model, loader.data, losses=losses_of(model))
     answers(model(inputs))         # {"logits": ..., "probabilities": ...}
@@ -21,15 +21,15 @@ from tfaccel.export.card import completed
 
 @dataclasses.dataclass(frozen=True)
 class Answers:
-    """What a model's one output is, and what is answered from it.
+    """The kind of a model's only output, and how to compute the answers from it.
 
     Attributes:
-      kind: "logits" or "probabilities" of classes (of masks, for each pixel), or "image", whose
-        pixels are normalised as the inputs are.
-      exclusive: whether one class alone is right, or each is likely by itself.
-      mean: of pixels in 0..1, for an image.
-      std: likewise.
-      class_names: of the classes, in order, one for each; empty where they have no names.
+      kind: "logits" or "probabilities" of classes (for a mask: of each pixel), or "image", with
+        pixels normalized as the inputs are.
+      exclusive: whether exactly one class is right; if not, each has its own probability.
+      mean: for an image, the mean of pixels in 0..1.
+      std: for an image, their standard deviation.
+      class_names: the name of each class, in order; empty if the classes have no names.
     """
 
     kind: str
@@ -41,8 +41,8 @@ class Answers:
     def __call__(self, outputs: tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns the answers by name, float32.
 
-        "logits", of a model that gives them, and "probabilities", [rows, ..., classes]; or "image",
-        [rows, height, width, channels], in 0 to 255.
+        They are "probabilities", [rows, ..., classes], and "logits" if the model gives them; or
+        "image", [rows, height, width, channels], in 0 to 255.
         """
         outputs = tf.cast(outputs, tf.float32)
         if self.kind == "image":
@@ -51,10 +51,10 @@ class Answers:
         return logits | {"probabilities": self._probabilities(outputs)}
 
     def named(self, answers: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Returns the answers and, where classes have names, the likeliest one's: [rows] string."""
+        """Returns the answers and, if classes have names, the likeliest one's: [rows] string."""
         if not self.class_names or answers["probabilities"].shape.rank != 2:
             return answers
-        # A folder's name may be no UTF-8.
+        # A folder's name may be invalid UTF-8.
         names = tf.constant([os.fsencode(each) for each in self.class_names])
         return answers | {"class_name": tf.gather(names, tf.argmax(answers["probabilities"], -1))}
 
@@ -64,25 +64,20 @@ class Answers:
         chances = activation(outputs) if self.kind == "logits" else outputs
         if not alone:
             return chances
-        return tf.concat([1 - chances, chances], axis=-1)  # how likely the second of two is
+        return tf.concat([1 - chances, chances], axis=-1)  # the output is the second class's
 
 
 def answers_of(model: keras.Model, data: ImageData, *, losses: Sequence) -> Answers:
-    """Returns what the model answers, by the loss that it was compiled with.
-
-    Args:
-      model: of one output.
-      data: what it is evaluated on.
-      losses: that it was compiled with.
+    """Returns the model's answers according to the losses that it was compiled with.
 
     Raises:
-      UserError: it has several outputs, or was compiled with no loss, or one that is no
-        cross-entropy of Keras's: of another, what it is given may be anything.
+      UserError: the model has several outputs; or its loss is missing or is not a cross-entropy of
+        Keras, so that the meaning of its outputs is unknown.
     """
     if len(model.outputs) != 1:
         raise UserError(
-            f"model {model.name} has {len(model.outputs)} outputs; an export that takes image "
-            "files knows one: leave out loader=, for the model's own inputs and outputs"
+            f"model {model.name} has {len(model.outputs)} outputs, but an export that takes image "
+            "files supports one; remove loader= to export the model's own inputs and outputs"
         )
     images = data.images
     if data.source.targets is not None and images.targets != "mask":
@@ -93,9 +88,9 @@ def answers_of(model: keras.Model, data: ImageData, *, losses: Sequence) -> Answ
     if not is_keras or "crossentropy" not in name.lower():
         what = f"the loss {name}" if is_keras else "a loss of your own" if losses else "no loss"
         raise UserError(
-            f"model {model.name} was compiled with {what}; a cross-entropy of keras.losses would "
-            "tell whether it gives logits or probabilities of classes: compile it by "
-            "run.compile(model, ..., loss=...), or leave out loader="
+            f"model {model.name} was compiled with {what}, but the export needs a cross-entropy of "
+            "keras.losses to know whether the outputs are logits or probabilities of classes; "
+            "compile it with run.compile(model, ..., loss=...), or remove loader="
         )
     num_classes = max(2, model.output_shape[-1])
     return Answers(

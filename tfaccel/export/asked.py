@@ -1,8 +1,8 @@
-"""What an export is asked for, checked: all that can be refused without the trained weights.
+"""A requested export, checked as far as possible without the trained weights.
 
-Takes a model and what `Run.export` takes; gives an Asked, which writes the files. The end of
-training and its start (at_start.py) both come here, so that both refuse the same, in the same
-words.
+`ask` takes a model and the arguments of `Run.export`, and returns an `Asked`, which writes the
+files. Both the end of training and its start (at_start.py) call it, so both refuse the same exports
+with the same messages.
 
     asked = ask(model, ExportConfig(), loader=test)
     asked.write(folder)
@@ -28,30 +28,31 @@ from tfaccel.export import onnx, parity, saved_model
 from tfaccel.export.answers import answers_of
 from tfaccel.export.known_inputs import called, with_inputs
 from tfaccel.export.preprocessing import Preprocessing
+from tfaccel.export.samples import Samples
 from tfaccel.keras_internals.copies import check_made_again, in_float32, without_training_state
 from tfaccel.keras_internals.model_view import losses_of
 from tfaccel.step import in_xla
 from tfaccel.training.callbacks.ema import check_averages
 
-MOST_BYTES = 2**31  # of all samples and all their answers
-NUM_RANDOM = 32  # rows of random input, where no images are given
+MOST_BYTES = 2**31  # for all samples and all their answers
+NUM_RANDOM = 32  # rows of random input, if no images are given
 
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """An export that nothing is known to be wrong with.
+    """An export request that has passed all checks.
 
     Attributes:
-      model: the one that is trained; around a subclassed one, a functional one that calls it.
-      trained: the one that is trained.
-      config: how it is exported.
-      names: of the model's inputs, as a signature has them.
-      precision: that the export computes in.
-      images: what surrounds a model of images; None for the model alone.
-      given: of a model alone, for each input the rows that it is compared on.
-      notes: sentences about what was chosen, with the reason.
-      keeps_keras: whether `model.keras` is written too: a subclassed model's config may not make it
-        again.
+      model: the trained model; for a subclassed model, a functional model that calls it.
+      trained: the trained model.
+      config: how to export it.
+      names: the names of the model's inputs in a signature.
+      precision: the precision that the export computes in.
+      images: preprocessing and answers around a model of images; None for the model alone.
+      given: for the model alone, the rows to compare on, for each input.
+      notes: sentences that say what was chosen and why.
+      keeps_keras: whether `model.keras` is written too. The config of a subclassed model may not
+        rebuild it.
     """
 
     model: keras.Model
@@ -65,34 +66,35 @@ class Asked:
     keeps_keras: bool = True
 
     def write(self, folder: pathlib.Path) -> keras.Model:
-        """Writes the SavedModel, `model.keras` and, if it is asked for, `model.onnx`.
+        """Writes the SavedModel, `model.keras` and, if requested, `model.onnx`.
 
         Args:
-          folder: there, and empty.
+          folder: an empty folder.
 
         Returns:
-          The model that the SavedModel holds: a copy where it computes in another precision.
+          The model in the SavedModel. It is a copy if it computes in another precision.
 
         Raises:
-          UserError: the model's config does not make it again, Keras or TensorFlow cannot write it,
-            or ONNX lacks an operation of it.
+          UserError: the model's config does not rebuild it, Keras or TensorFlow cannot write it, or
+            ONNX does not support one of its operations.
           OSError, tf.errors.OpError: the folder cannot be written.
         """
         try:
             return self._write(folder)
         except (UserError, RunError, OSError, MemoryError, tf.errors.OpError):
             raise
-        except Exception as error:  # whatever a layer's code, or its config as JSON, raises
+        except Exception as error:  # a layer's code or config may raise anything
             why = cleaned(str(error)).strip() or type(error).__name__
             raise UserError(
                 f"model {self.model.name} cannot be written as a SavedModel and a .keras file "
-                f"({why}); mend what its layers do with training=False, or what they save"
+                f"({why}); fix what its layers do with training=False, or what they save"
             ) from error
 
     def _write(self, folder: pathlib.Path) -> keras.Model:
         model, config = self.model, self.config
         copied = config.onnx or config.computes_in == "float32"
-        # A subclassed model is refused by its own name: its copy's layers would stay as they are.
+        # This passes the trained model, so that a subclassed one is refused by its name. A copy of
+        # the functional model around it would not change the layers inside.
         single = in_float32(self.trained) if copied and not self._is_in_float32 else model
         served = single if config.computes_in == "float32" else model
         saved_model.write(served, folder, self.images, names=self.names, xla=config.xla)
@@ -102,25 +104,32 @@ class Asked:
             onnx.write(single, self.images, folder / "model.onnx", names=self.names)
         return served
 
+    def question(self, samples: Samples | None) -> parity.Question:
+        """Returns the inputs for the written export, with the trained model's answers to them."""
+        if self.images:
+            return parity.about_images(self.model, self.images, samples)
+        return parity.about_inputs(self.model, self.given)
+
     @property
     def _is_in_float32(self) -> bool:
-        """Whether a model that cannot be copied layer by layer need not be."""
+        """Whether the model computes in float32 without a copy; a subclassed one has no copy."""
         return self.model is not self.trained and parity.lowest_precision(self.model) == "float32"
 
 
 def ask(
     model: keras.Model, config: ExportConfig, *, loader: Loader | None = None, images=None
 ) -> Asked:
-    """Returns what is asked for, checked.
+    """Checks an export request, and returns it.
 
     Args:
-      model: trained, or known to take what the loader or `images` give. With a loader, compiled.
-      config: how it is exported.
-      loader: that evaluates; None for the model alone.
-      images: of a model alone, a batch to compare on; None for random input.
+      model: the trained model, or one whose inputs follow from the loader or `images`. With a
+        loader, the model must be compiled.
+      config: how to export it.
+      loader: a loader for evaluation; None for the model alone.
+      images: for the model alone, a batch to compare on; None for random input.
 
     Raises:
-      UserError: as `Run.export`, but for the path and what only writing shows.
+      UserError: as for `Run.export`, except for the path and for faults that only writing shows.
     """
     if config.onnx:
         onnx.check_installed()
@@ -129,11 +138,11 @@ def ask(
     notes = []
     if precision != "float32":
         notes.append(
-            f"it computes in {precision}, as it was trained; for servers without a GPU, which are "
-            "slow in that, give computes_in='float32' (tfaccel export --computes-in=float32)"
+            f"the export computes in {precision}, as in training, which is slow on servers without "
+            "a GPU; for those use computes_in='float32' (tfaccel export --computes-in=float32)"
         )
     if config.xla and (reason := in_xla.of_layers(model)):
-        notes.append(f"without XLA, because {reason}")
+        notes.append(f"XLA is off, because {reason}")
         config = dataclasses.replace(config, xla=False)
     if config.weights == "average":
         check_averages(trained)
@@ -145,31 +154,19 @@ def ask(
         given = _random_inputs(model) if images is None else _checked(model, images)
     else:
         surrounded = _surrounded(model, trained, loader, config.pixel_dtype)
-    return Asked(
-        model,
-        trained,
-        config,
-        names,
-        precision,
-        surrounded,
-        given,
-        notes,
-        keeps_keras=not without_keras,
-    )
+    keeps_keras = without_keras is None
+    return Asked(model, trained, config, names, precision, surrounded, given, notes, keeps_keras)
 
 
 def check_model(
     model: keras.Model, *, loader: Loader | None = None, images=None
 ) -> tuple[keras.Model, list[str]]:
-    """Returns the model of known inputs, and what a signature calls them.
+    """Returns the model with known inputs, and the inputs' names in a signature.
 
-    Args:
-      model: the trained one.
-      loader: that gives what it takes; or None.
-      images: a batch as it takes it; or None.
+    The inputs may follow from a loader of them, or from a batch of them, `images`.
 
     Raises:
-      UserError: it is no model, its inputs are not known, or two of them would be called the same.
+      UserError: it is not a model, its inputs are not known, or two inputs would have one name.
     """
     if not isinstance(model, keras.Model):
         raise UserError(f"model={model!r}; expected the keras.Model that was trained")
@@ -178,61 +175,61 @@ def check_model(
 
 
 def why_no_keras(trained: keras.Model, known: keras.Model) -> str | None:
-    """Returns why a subclassed model has no `model.keras` in its export; None where it has one.
+    """Returns why the export of a subclassed model lacks `model.keras`; None if it has the file.
 
-    Its SavedModel needs no config.
+    The SavedModel does not need a config.
     """
     if known is trained:
         return None
     try:
         check_made_again(trained, lambda copy: called(copy, known.input))
     except UserError as error:
-        # Of Keras's page, what the class itself said.
+        # Keras's message is a page long; this is the part that the class itself raised.
         why = cleaned(str(error.__cause__).rpartition("during deserialization:")[2]).strip()
         return (
-            "it is a SavedModel alone, without model.keras, because Keras cannot make "
-            f"{type(trained).__name__} again from its config ({why}); to have that file too, let "
-            "__init__ take **kwargs and pass them to super().__init__, and let get_config() return "
-            "all of its arguments"
+            "the export has a SavedModel but no model.keras, because Keras cannot rebuild "
+            f"{type(trained).__name__} from its config ({why}); to get that file too, let __init__ "
+            "take **kwargs and pass them to super().__init__, and let get_config() return all of "
+            "its arguments"
         )
     return None
 
 
 def new_path(path: str | os.PathLike) -> pathlib.Path:
-    """Returns the absolute path of an export that is not there yet.
+    """Returns the absolute path of a new export.
 
     Raises:
-      UserError: it is there, or it is no local path.
+      UserError: the path exists, or it is not a local path.
     """
     path = local_path(path).absolute()
     if path.exists():
-        raise UserError(f"export path {path} exists; give one that does not, or remove it")
+        raise UserError(f"export path {path} exists; use a new path, or remove it")
     return path
 
 
 def affordable(samples: int, model: keras.Model, images: ImageConfig) -> int:
-    """Returns how many samples are compared, of images or masks that are very large."""
+    """Returns how many samples to compare: fewer than `samples` if images are very large."""
     image = (*images.image_size, images.channels)
     outputs = model.compute_output_shape((1, *image))
     most = max(1, MOST_BYTES // (4 * (math.prod(image) + 4 * math.prod(outputs))))
     if most < samples:
-        summary("export: compared on %d samples, not %d, which would not fit", most, samples)
+        summary("export: compared on %d samples; %d need too much memory", most, samples)
     return min(samples, most)
 
 
 def _surrounded(
     model: keras.Model, trained: keras.Model, loader: Loader, pixel_dtype: str
 ) -> saved_model.Images:
-    """Returns what surrounds a model that takes what a loader of images gives."""
+    """Returns the preprocessing and answers for a model of a loader's images."""
     if not isinstance(getattr(loader, "data", None), ImageData):
         raise UserError(
-            "the loader gives what your own code makes, of which an export knows no preprocessing; "
-            "leave it out, and give images=, a batch to compare on"
+            "the loader runs your own code, so its preprocessing cannot be exported; remove "
+            "loader=, and use images=, a batch to compare on"
         )
     if len(model.inputs) != 1:
         raise UserError(
-            f"model {model.name} has {len(model.inputs)} inputs, and the loader gives one image; "
-            "leave it out, and give images=, a batch to compare on"
+            f"model {model.name} has {len(model.inputs)} inputs, but the loader gives one image; "
+            "remove loader=, and use images=, a batch to compare on"
         )
     how = Preprocessing.of(loader.data)
     return saved_model.Images(
@@ -241,10 +238,10 @@ def _surrounded(
 
 
 def _checked(model: keras.Model, images) -> list[np.ndarray]:
-    """Returns a batch that was given, an array for each of the model's inputs.
+    """Returns the batch `images` as one array for each of the model's inputs.
 
     Raises:
-      UserError: it is not what the model takes.
+      UserError: the batch does not have the shapes of the inputs.
     """
     given = [np.asarray(each) for each in tf.nest.flatten(images)]
     wanted = [(None, *each.shape[1:]) for each in model.inputs]
@@ -252,9 +249,9 @@ def _checked(model: keras.Model, images) -> list[np.ndarray]:
     fits = len(shapes) == len(wanted) and all(map(_matches, shapes, wanted))
     if not fits or len({shape[0] for shape in shapes}) != 1 or not shapes[0][0]:
         raise UserError(
-            f"images= has {len(shapes)} arrays, {', '.join(map(str, shapes[:4]))}; model "
-            f"{model.name} takes {', '.join(map(str, wanted))}, None for any number, which is the "
-            "same of all and at least 1: give a batch as the model takes it"
+            f"images= has {len(shapes)} arrays, {', '.join(map(str, shapes[:4]))}, but model "
+            f"{model.name} takes {', '.join(map(str, wanted))} (None is the number of rows, at "
+            "least 1 and equal for all inputs); give one batch of the model's inputs"
         )
     return given
 
@@ -268,10 +265,10 @@ def _matches(shape: tuple, wanted: tuple) -> bool:
 def _random_inputs(model) -> list[np.ndarray]:
     if any(None in each.shape[1:] for each in model.inputs):
         raise UserError(
-            f"model {model.name} takes inputs of any size; give images=, a batch to compare on"
+            f"model {model.name} takes inputs of any size; use images=, a batch to compare on"
         )
     if any(each.dtype == "string" for each in model.inputs):
-        raise UserError(f"model {model.name} takes text; give images=, a batch to compare on")
+        raise UserError(f"model {model.name} takes text; use images=, a batch to compare on")
     random = np.random.default_rng(0)
-    # Cast to whole numbers, this is a valid 0 or 1 for any vocabulary and any pixel.
+    # Cast to an integer, this is 0 or 1, which is valid for any vocabulary and any pixel.
     return [2 * random.random((NUM_RANDOM, *each.shape[1:])) for each in model.inputs]

@@ -1,13 +1,13 @@
-"""What an export would refuse at the end of training, looked for before training begins.
+"""Finds, before training begins, the reasons why an export at the end would be refused.
 
-Takes the compiled model and the loaders; raises in one sentence, or says what was tried. What is
-asked for, and what is written, is checked by the export's own functions: asked.py. Pixels too: of
-the test images that the end will look at, and of some training images, with each kind of file.
+`check_at_start` takes the compiled model and the loaders, and raises or logs what it checked. It
+uses the export's own checks and writers (asked.py). It also compares the pixels of the test images
+that the export will use and of some training images, with each kind of file among them.
 
     with check_at_start(model, path, runtime=run.runtime, loader=test) as rehearsal: ...
-    warn_at_start(model, train, test, run.runtime)       # of a script, which may never export
+    warn_at_start(model, train, test, run.runtime)       # for a script, which may never export
 
-What only trained weights show is left to the end.
+Faults that only trained weights show are found at the end.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ from tfaccel.data.source import ArraySource, ImageSource
 from tfaccel.export.asked import affordable, ask, check_model, new_path, why_no_keras
 from tfaccel.export.kinds import of_each_kind
 from tfaccel.export.parity import DISAGREEMENT_LIMIT, PIXEL_LIMIT
-from tfaccel.export.parting import where_pixels_part
+from tfaccel.export.parting import where_pixels_differ
 from tfaccel.export.preprocessing import Preprocessing
 from tfaccel.export.rehearsal import Rehearsal
 from tfaccel.export.samples import Samples, spread, take_samples
@@ -46,11 +46,11 @@ from tfaccel.runtime.devices import Runtime
 
 log = logging.getLogger("tfaccel")
 
-NUM_IMAGES = 32  # of the training images, and of a script's test images
-ROWS = 32  # that are decoded at a time
-COPIES = 2.5  # an export holds the weights twice, and the rest is small beside them
+NUM_IMAGES = 32  # training images to compare, and test images of a script
+ROWS = 32  # images that are decoded together
+COPIES = 2.5  # an export has the weights twice, and the rest is small compared to them
 
-_looked_at = weakref.WeakSet()  # models of which all has been said
+_checked = weakref.WeakSet()  # models that need no further check or warning
 
 
 def check_at_start(
@@ -63,30 +63,30 @@ def check_at_start(
     images=None,
     train: Loader | None = None,
 ) -> Rehearsal:
-    """Raises where an export at the end of training would be refused.
+    """Raises if an export at the end of training would be refused.
 
     Args:
-      model: as it will be trained; its weights do not matter. With a loader, compiled.
-      path: of the export.
+      model: the model before training; its weights do not matter. With a loader, it is compiled.
+      path: the path of the export.
       runtime: devices, threads and seed.
       config: how it will be exported; None for the defaults.
       loader: as for `Run.export`.
-      images: likewise.
-      train: the loader of images that training reads, some of which are compared, too; or None.
+      images: as for `Run.export`.
+      train: the loader of training images, some of which are compared too; or None.
 
     Returns:
-      The rehearsal, which goes on: give `fit` its callback, and close it.
+      The rehearsal, which is still running. Give its callback to `fit`, and close it.
 
     Raises:
-      UserError: as `Run.export`; or the disks have too little room, or the export would make other
-        pixels of an image than the loader does.
-      RunError: the export that is tried cannot be written.
+      UserError: as for `Run.export`; or the disks have too little room, or the export would turn an
+        image into other pixels than the loader.
+      RunError: the rehearsal's export cannot be written.
     """
     began = time.monotonic()
     path, config = new_path(path), config or ExportConfig()
     check_can_be_made(path)
     asked = ask(model, config, loader=loader, images=images)
-    _looked_at.add(model)
+    _checked.add(model)
     _check_room(model, path.parent)
     samples, num = None, 0
     if loader is not None:
@@ -103,8 +103,7 @@ def check_at_start(
     fits = free_bytes(temp) >= _needed(model)
     rehearsal = Rehearsal(asked, samples, parent=None if fits else existing(path.parent))
     log.info(
-        "export: it can be written, and of %d images it will make the pixels that the loader makes "
-        "(%.1f s)",
+        "export: it can be written, and its pixels match the loader's in %d images (%.1f s)",
         num,
         time.monotonic() - began,
     )
@@ -114,36 +113,36 @@ def check_at_start(
 def warn_at_start(
     model: keras.Model, train: Loader | None, test: Loader | None, runtime: Runtime
 ) -> None:
-    """Says once of a model what `Run.export` would refuse: a script may export it, or may not.
+    """Warns, once for each model, if `Run.export` would refuse it. A script may never export it.
 
     Args:
-      model: compiled and, if it can be, built.
-      train: the loader that `fit` reads; None where it reads something else.
-      test: the loader that it evaluates; None for none, or for something else.
+      model: compiled and, if possible, built.
+      train: the loader that `fit` reads; None if it reads something else.
+      test: the loader for validation; None if there is none or it is something else.
       runtime: devices, threads and seed.
     """
-    if model in _looked_at:
+    if model in _checked:
         return
-    _looked_at.add(model)
+    _checked.add(model)
     began = time.monotonic()
     try:
         with draws_kept():
-            num = _look(model, train, test, runtime)
+            num = _check_quickly(model, train, test, runtime)
     except (UserError, RunError) as error:
-        log.warning("export: run.export would refuse this model after its training: %s", error)
+        log.warning("export: run.export would refuse this model after training: %s", error)
     except Exception as error:
-        log.warning("export: whether run.export takes this model could not be tried (%s)", error)
+        log.warning("export: could not check whether run.export takes this model (%s)", error)
     else:
         if num:
             log.info(
-                "export: of %d images an export makes the pixels that the loader makes (%.1f s)",
+                "export: an export's pixels match the loader's in %d images (%.1f s)",
                 num,
                 time.monotonic() - began,
             )
 
 
-def _look(model, train: Loader | None, test: Loader | None, runtime: Runtime) -> int:
-    """Raises what `Run.export` would, as far as seconds tell; returns how many images it made."""
+def _check_quickly(model, train: Loader | None, test: Loader | None, runtime: Runtime) -> int:
+    """Makes the quick checks of `Run.export`; returns the number of images it compared."""
     known_model, _ = check_model(model, loader=test or train)
     if known_model is model:
         check_config(model)
@@ -163,7 +162,7 @@ def _look(model, train: Loader | None, test: Loader | None, runtime: Runtime) ->
 
 
 def _check_training(train: ImageData, test: ImageData, runtime: Runtime) -> int:
-    """Checks the pixels of some training images, and returns of how many."""
+    """Checks the pixels of some training images, and returns the number of these images."""
     data, how = _plain(train, test, runtime)
     samples = take_samples(data, runtime, len(data.source))
     _check_pixels(samples, data, how, runtime, of="training")
@@ -171,7 +170,7 @@ def _check_training(train: ImageData, test: ImageData, runtime: Runtime) -> int:
 
 
 def _needed(model: keras.Model) -> float:
-    """Returns about how many bytes an export takes."""
+    """Returns about how many bytes an export needs."""
     return COPIES * sum(
         each.value.dtype.size * each.value.shape.num_elements() for each in model.variables
     )
@@ -181,33 +180,33 @@ def _check_room(model: keras.Model, folder: pathlib.Path) -> None:
     needed, free = _needed(model), free_bytes(folder)
     if free < needed:
         raise UserError(
-            f"the export at the end of training needs about {mib(needed)} below {folder}, where "
-            f"{mib(free)} are free; make room, or give another folder (--workdir)"
+            f"the export at the end of training needs about {mib(needed)} in {folder}, which has "
+            f"{mib(free)} free; make room, or use another folder (--workdir)"
         )
 
 
 def _check_room_for(samples: Samples) -> None:
-    """Raises UserError unless there is room for what the export is asked, and for its answers."""
+    """Raises UserError if there is too little room for the samples and the export's answers."""
     temp = pathlib.Path(tempfile.gettempdir())
     needed, free = 2 * samples.inputs.size + sum(map(len, samples.encoded)), free_bytes(temp)
     if free < needed:
         raise UserError(
-            f"the samples that the export is asked at the end of training need {mib(needed)} in "
-            f"{temp}, where {mib(free)} are free; make room, or set TMPDIR to another folder"
+            f"the samples for the check of the export at the end of training need {mib(needed)} in "
+            f"{temp}, which has {mib(free)} free; make room, or set TMPDIR to another folder"
         )
 
 
 def _of_each_kind(data: ImageData, runtime: Runtime) -> np.ndarray:
-    """Returns the places of images of each kind of file, where they are known."""
+    """Returns the indices of images of each kind of file; none if the files are not known."""
     if isinstance(data.found, ImageSource) and len(data.found) == len(data.source):
         return of_each_kind(data.found.images, num_threads=runtime.loader_threads)
     return np.array([], np.int64)
 
 
 def _plain(train: ImageData, test: ImageData, runtime: Runtime) -> tuple[ImageData, Preprocessing]:
-    """Returns some training images as the test loader would read them, stretched, and the export's.
+    """Returns some training images with the test loader's settings, and the export's preprocessing.
 
-    Their own windows are random, so the whole image is compared.
+    It compares the whole image, because the training loader's own windows are random.
     """
     images = dataclasses.replace(test.images, stored_size=None)
     found = train.found if len(train.found) == len(train.source) else train.source
@@ -230,15 +229,15 @@ def _check_pixels(
     of: str,
     num_at_end: int | None = None,
 ) -> None:
-    """Raises UserError where pixels part, or where too many files cannot be decoded.
+    """Raises UserError if pixels differ, or if the export cannot decode too many of the files.
 
     Args:
-      samples: as the data's own loader makes them.
-      data: what they are of.
-      preprocessing: how the export makes them.
+      samples: images from the data's own loader.
+      data: the data that the samples are from.
+      preprocessing: the export's preprocessing.
       runtime: devices, threads and seed.
-      of: what they are called.
-      num_at_end: how many of them the end looks at; None for as many.
+      of: the name of the images in messages.
+      num_at_end: how many samples the end of training compares; None for all of them.
     """
     mean, std = (np.array(each, np.float32) for each in (data.images.mean, data.images.std))
     failed, most = [], max(1, DISAGREEMENT_LIMIT * (num_at_end or len(samples)))
@@ -247,11 +246,11 @@ def _check_pixels(
         if isinstance(ours, Exception):
             failed.append(name)
             why = ours.message.splitlines()[0]
-            log.warning("export: it will not decode the %s image %s (%s)", of, name, why)
+            log.warning("export: it cannot decode the %s image %s (%s)", of, name, why)
             if len(failed) > most:
                 raise UserError(
-                    f"the {of} images {failed[0]} and {name} are read by the loader, but an export "
-                    f"cannot decode them ({why}); convert them to JPEG or PNG of 8 bits"
+                    f"the loader reads the {of} images {failed[0]} and {name}, but an export "
+                    f"cannot decode them ({why}); convert them to JPEG or PNG with 8 bits"
                 ) from ours
             continue
         levels = 255 * (samples.inputs[index].astype(np.float32) * std + mean)
@@ -261,16 +260,17 @@ def _check_pixels(
         step = "pixels"
         if samples.source is not None:
             one = samples.source.taken(np.array([index]))
-            step = where_pixels_part(one, encoded, data, preprocessing, runtime)
+            step = where_pixels_differ(one, encoded, data, preprocessing, runtime)
         raise UserError(
-            f"the {of} image {name} would be another in the export: {apart:.1f} of 255 grey levels "
-            f"apart in the mean (limit {in_figures(PIXEL_LIMIT)}), which part in the {step}; "
-            "convert it to a plain PNG or JPEG, or use another loader (data.loader)"
+            f"the export would turn the {of} image {name} into other pixels than the loader: they "
+            f"differ by {apart:.1f} of 255 grey levels on average (limit {in_figures(PIXEL_LIMIT)}"
+            f"), from the {step} on; convert it to a plain PNG or JPEG, or use another loader "
+            "(data.loader)"
         )
 
 
 def _made(encoded: Sequence[bytes], preprocessing: Preprocessing) -> Iterator:
-    """Yields the pixels that the export makes of each file, or the error that it makes instead."""
+    """Yields the pixels that the export makes from each file, or the error that it raises."""
     pixels = tf.function(
         lambda files: preprocessing.pixels(files),
         input_signature=[tf.TensorSpec((None,), tf.string)],

@@ -1,11 +1,9 @@
-"""What an export is, beside it as JSON: classes, preprocessing, signatures, proof.
-
-Takes the parts; writes `tfaccel.json`, and reads it for whoever has the folder alone.
+"""The description of an export, in `tfaccel.json`: classes, preprocessing, signatures, parity.
 
     write(folder, model, images, parity, config, precision="float32", loader="dali_gpu")
     classes = read(folder)["class_names"]
 
-Needs no TensorFlow to read.
+`read` does not need TensorFlow.
 """
 
 import datetime
@@ -31,16 +29,16 @@ def write(
     precision: str,
     loader: str | None,
 ) -> None:
-    """Writes what is known of an export.
+    """Writes the description of an export.
 
     Args:
-      folder: of the export.
-      model: the Keras model that is in it.
-      images: what surrounds it, a `saved_model.Images`; None for the model alone.
+      folder: the export's folder.
+      model: the exported Keras model.
+      images: a `saved_model.Images`; None for the model alone.
       parity: a `Parity`.
-      config: how it was made.
-      precision: that it computes in.
-      loader: which one's images it was compared on; None where there was none.
+      config: how it was exported.
+      precision: the precision that it computes in.
+      loader: the name of the loader of the samples; None if there was no loader.
     """
     import keras
     import tensorflow as tf
@@ -64,25 +62,25 @@ def write(
 
 
 def read(folder: pathlib.Path) -> dict[str, object]:
-    """Returns what was written.
+    """Returns the description.
 
     Raises:
-      UserError: the folder is no export of tfaccel.
+      UserError: the folder is not an export of tfaccel.
     """
     try:
         card = json.loads(read_regular(folder / NAME))
         if isinstance(card, dict) and "class_names" in card:
             return card
-        found = "is of something else"
+        found = "has other content"
     except OSError as error:
         found = f"cannot be read ({error.strerror})"
     except (ValueError, RecursionError) as error:
-        found = f"is no JSON ({error})"
+        found = f"is not valid JSON ({error})"
     raise UserError(f"{folder / NAME} {found}; expected the folder of a `tfaccel export`")
 
 
 def completed(class_names: Sequence[str], num: int) -> tuple[str, ...]:
-    """Returns names for as many classes as a model gives, which may be more than its data have."""
+    """Returns `num` class names. A model may have more classes than its data has names."""
     are_numbers = class_names and all(each.isdigit() for each in class_names)
     prefix = "" if are_numbers else "class "
     return (*class_names, *(f"{prefix}{index}" for index in range(len(class_names), num)))

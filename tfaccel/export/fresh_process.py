@@ -1,12 +1,19 @@
-"""What an export answers where there is neither tfaccel nor DALI: a program of its own.
+"""A program that runs an export without tfaccel and DALI, and writes its answers.
 
     python -P fresh_process.py EXPORT FOLDER
 
-FOLDER holds inputs.npz, those of `serving_default` by name, and may hold encoded.tfrecord, a record
-for each image file. Into it goes answers.npz: "SIGNATURE/NAME" for every answer that is numbers, of
-"serving_default", "predict_bytes" and "preprocess" (of its inputs, which are large, the first rows
-alone); of EXPORT/model.onnx, "onnx" from the inputs and "onnx_bytes" from the pixels of
-"preprocess". "failed" are the indices of files that it does not decode, left out of the others.
+FOLDER has inputs.npz, the inputs of `serving_default` by name. It may have encoded.tfrecord, with
+one record for each image file. The program writes answers.npz, with the key "SIGNATURE/NAME" for
+each numeric answer:
+
+  serving_default  from the inputs
+  predict_bytes    from the files
+  preprocess       from the files; only the first rows of "inputs", which are large
+  onnx             of EXPORT/model.onnx, from the inputs
+  onnx_bytes       of EXPORT/model.onnx, from the pixels of "preprocess"
+
+The key "failed" has the indices of files that the export cannot decode. The other answers leave
+these files out.
 """
 
 import os
@@ -16,12 +23,12 @@ import sys
 import numpy as np
 import tensorflow as tf
 
-ROWS = 32  # at a time
+ROWS = 32  # in one call
 
 
 def main(export: pathlib.Path, folder: pathlib.Path) -> None:
-    """Asks the export and writes what it answers."""
-    # By an open folder: TensorFlow would take a `[` in the export's own path for a pattern.
+    """Runs the export and writes its answers."""
+    # It opens the folder first, because TensorFlow takes a `[` in the export's path for a pattern.
     opened = os.open(export, os.O_PATH | os.O_DIRECTORY)
     signatures = tf.saved_model.load(f"/proc/self/fd/{opened}").signatures
     with np.load(folder / "inputs.npz") as stored:
@@ -43,7 +50,7 @@ def main(export: pathlib.Path, folder: pathlib.Path) -> None:
 
 
 def _asked(name: str, signature, inputs, dtypes=None) -> dict[str, np.ndarray]:
-    """Returns a signature's answers to inputs of any number of rows, cast to its dtypes."""
+    """Returns a signature's answers to inputs with any number of rows, cast to its dtypes."""
     parts = {}
     num_rows = len(next(iter(inputs.values())))
     for start in range(0, num_rows, ROWS):
@@ -53,11 +60,11 @@ def _asked(name: str, signature, inputs, dtypes=None) -> dict[str, np.ndarray]:
         for key, answer in signature(**rows).items():
             parts.setdefault(f"{name}/{key}", []).append(np.asarray(answer))
     joined = {key: np.concatenate(each) for key, each in parts.items()}
-    return {key: each for key, each in joined.items() if each.dtype != object}  # not text
+    return {key: each for key, each in joined.items() if each.dtype != object}  # leave out text
 
 
 def _of_files(signatures, encoded: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns the answers to image files, of those that can be decoded."""
+    """Returns the answers to the image files that can be decoded."""
     failed = []
     try:
         seen = _asked("preprocess", signatures["preprocess"], {"image_bytes": encoded})
@@ -81,12 +88,12 @@ def _decodes(signatures, encoded: bytes) -> bool:
 
 
 def _onnx(path: pathlib.Path, outputs):
-    """Returns what calls an ONNX model as the signature is called that has these outputs."""
+    """Returns a function that calls an ONNX model like the signature with these outputs."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_outputs()]
-    # An output that is called as an input is has a suffix there: see tfaccel/export/onnx.py.
+    # An output with the name of an input has a suffix: see tfaccel/export/onnx.py.
     own = [each if each in outputs else each.removesuffix("_output") for each in names]
     return lambda **rows: dict(zip(own, session.run(names, rows), strict=True))
 
@@ -94,4 +101,4 @@ def _onnx(path: pathlib.Path, outputs):
 if __name__ == "__main__":
     main(*map(pathlib.Path, sys.argv[1:]))
     if loaded := {"tfaccel", "nvidia.dali"} & set(sys.modules):
-        sys.exit(f"the export needs what a server has not: {', '.join(sorted(loaded))}")
+        sys.exit(f"the export needs packages that a server lacks: {', '.join(sorted(loaded))}")

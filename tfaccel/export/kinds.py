@@ -1,7 +1,7 @@
-"""Which of many images to look at, so that each kind of file is among them.
+"""Chooses images to check, so that each kind of file is among them.
 
-Takes encoded images; gives the places of some, by their headers: a decoder goes wrong by the kind
-of a file, and a sample of 32 misses the one kind in a hundred.
+A decoder may fail on one kind of file, and a sample of 32 may miss a kind that one image in a
+hundred has. `of_each_kind` reads the headers of encoded images and returns the indices of some.
 
     ids = of_each_kind(source.images, num_threads=2)
 """
@@ -16,12 +16,12 @@ from tfaccel.data.source import Blobs, open_regular
 from tfaccel.data.sources.pillow import UNREADABLE, sample_bits
 from tfaccel.export.samples import spread
 
-# Headers that are read: 0.2 s where files are in memory (2 cores, 2026-11-27), and some seconds
-# where a disk looks for each.
+# The headers to read: 0.2 s if the files are in memory (2 cores, 2026-11-27), and some seconds if a
+# disk must seek each.
 MOST_HEADERS = 2048
-OF_EACH = 2  # files of a kind: one may be damaged
+OF_EACH = 2  # files of each kind, because one may be damaged
 MOST_KINDS = 32
-# What a file says of its colours, its samples and their order. Text, dates and sizes make no kind.
+# Header entries on colors, samples and their order. Text, dates and sizes do not make a kind.
 TELLING = (
     "adobe",
     "adobe_transform",
@@ -38,13 +38,9 @@ TELLING = (
 
 
 def of_each_kind(blobs: Blobs, *, num_threads: int) -> np.ndarray:
-    """Returns the places of some images of each kind, in order: [num] int64.
+    """Returns the indices of some images of each kind, in order: [num] int64.
 
-    Of up to MOST_HEADERS images, spread over all, the headers are read.
-
-    Args:
-      blobs: the images.
-      num_threads: that read at a time.
+    It reads the headers of at most MOST_HEADERS images, evenly spread over all of them.
     """
     ids = spread(len(blobs), MOST_HEADERS)
     with concurrent.futures.ThreadPoolExecutor(num_threads) as pool:
@@ -57,14 +53,14 @@ def of_each_kind(blobs: Blobs, *, num_threads: int) -> np.ndarray:
 
 
 def kind_of(blobs: Blobs, index: int) -> tuple | None:
-    """Returns what makes an image's kind, by its header; None for a file that is no image."""
+    """Returns the facts of an image's header that make up its kind; None if it is not an image."""
     try:
         file = (
             open_regular(blobs.files[index]) if blobs.are_files else io.BytesIO(blobs.read(index))
         )
         with file, PIL.Image.open(file) as image:
             told = tuple(sorted(set(TELLING) & set(map(str, image.info))))
-            # Of a JPEG: how each of its components is sampled.
+            # For a JPEG: the sampling of each of its components.
             sampling = tuple(each[1:3] for each in getattr(image, "layer", ()))
             details = image.info.get("adobe_transform"), image.info.get("interlace")
             return image.format, image.mode, sample_bits(image), told, sampling, details

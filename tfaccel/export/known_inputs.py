@@ -1,12 +1,12 @@
-"""A model of known inputs around one that has none: a subclassed model.
+"""Gives a subclassed model, which has no known inputs, a functional model around it.
 
-Takes the model and whatever tells what it takes; gives a functional model that calls it, with its
-own weights. A model that knows its inputs is given back as it is.
+`with_inputs` returns a functional model that calls the subclassed model and shares its weights. It
+returns a model with known inputs unchanged.
 
     known = with_inputs(model, loader=test)
 
-The shapes are those of `images`; else those that a loader gives; else those that `fit` or
-`evaluate` gave last; else the one that Keras noted as the model was built, of float32.
+The shapes are those of `images`; else those of the loader; else those that `fit` or `evaluate` last
+gave the model; else the input shape that Keras stored when it built the model, as float32.
 """
 
 import inspect
@@ -23,63 +23,61 @@ from tfaccel.keras_internals.symbolic_build import trained_on
 
 
 def with_inputs(model: keras.Model, *, loader: Loader | None = None, images=None) -> keras.Model:
-    """Returns a model whose `inputs` and `outputs` are known.
+    """Returns a model with known `inputs` and `outputs`.
 
-    Args:
-      model: of any kind. One that is not built yet is built, in its strategy's scope.
-      loader: that gives what the model takes; or None.
-      images: a batch as the model takes it; or None.
+    If the model is not built yet, it is built in its strategy's scope. `loader`, or the batch
+    `images`, has the model's inputs.
 
     Raises:
-      UserError: it has no `call`, nothing tells its inputs, it cannot be called on them, or it is
-        not built yet and there are several workers.
+      UserError: the model has no `call`, its inputs are not known, it cannot be called on them, or
+        it is not built yet and there are several workers.
     """
     if inputs_of(model):
         return model
     if not isinstance(model, keras.Sequential) and type(model).call is keras.Model.call:
         raise UserError(
-            f"model {model.name} has no call(), which is what an export answers by; write one in "
+            f"model {model.name} has no call(), which an export needs; write one in "
             f"{type(model).__name__}, or export a model within it"
         )
     specs = _specs(model, loader, images)
     if specs is None:
         raise UserError(
-            f"model {model.name} has no known inputs yet; train it first, give images=, a batch as "
-            "it takes it, or start it with keras.Input(shape=...)"
+            f"model {model.name} has no known inputs yet; train it first, use images=, a batch of "
+            "its inputs, or start it with keras.Input(shape=...)"
         )
     for each in tf.nest.flatten(specs):
         if not isinstance(each, tf.TensorSpec) or each.shape.rank in (None, 0):
             raise UserError(
-                f"model {model.name} was trained on {each}, which no signature of an export has; "
-                "give images=, a batch of plain arrays as it takes it"
+                f"model {model.name} was trained on {each}, which a signature cannot take; use "
+                "images=, a batch of its inputs as plain arrays"
             )
     strategy = model.distribute_strategy
     if not model.built and len(strategy.extended.worker_devices) < strategy.num_replicas_in_sync:
-        raise UserError(  # one worker alone would wait for the others, for the first weights
+        raise UserError(  # one worker alone would wait for the others to share the first weights
             f"model {model.name} is not built yet; with several workers call it once on a batch, "
-            "in `with run.scope():`, in each of them"
+            "in `with run.scope():`, in each worker"
         )
     try:
         with strategy.scope():
             inputs = _inputs(specs)
             return keras.Model(inputs, called(model, inputs), name=model.name)
-    except Exception as error:  # whatever its call raises
+    except Exception as error:  # the model's call may raise anything
         shapes = ", ".join(str((None, *each.shape[1:])) for each in tf.nest.flatten(specs))
         raise UserError(
-            f"model {model.name} cannot be called on inputs of the shapes {shapes} "
-            f"({cleaned(str(error)).strip() or type(error).__name__}), as an export "
-            "does; mend its call, or give images=, a batch as it takes it"
+            f"model {model.name} cannot be called on inputs of shapes {shapes}, as the export does "
+            f"({cleaned(str(error)).strip() or type(error).__name__}); fix its call, or use "
+            "images=, a batch of its inputs"
         ) from error
 
 
 def called(model: keras.Model, inputs):
-    """Returns what a model answers outside training, whose `call` need not know of training."""
+    """Returns a model's output outside training. Its `call` need not have a `training` argument."""
     knows = "training" in inspect.signature(model.call).parameters
     return model(inputs, **({"training": False} if knows else {}))
 
 
 def _specs(model, loader: Loader | None, images):
-    """Returns the specs of what the model takes, in its own structure; None if nothing tells."""
+    """Returns the specs of the model's inputs, in the model's structure; None if not known."""
     if images is not None:
         arrays = tf.nest.map_structure(np.asarray, images)
         return tf.nest.map_structure(_of_array, arrays)
@@ -99,10 +97,10 @@ def _of_array(array: np.ndarray) -> tf.TensorSpec:
 
 
 def _inputs(specs):
-    """Returns an Input for each spec, in their structure; of a dict, each has its key's name."""
+    """Returns an Input for each spec, in their structure. A dict's inputs are named by its keys."""
 
     def named(path: tuple, spec: tf.TensorSpec) -> keras.KerasTensor:
-        # Floats as Keras has them, whatever a loader makes: the layers cast.
+        # Every float becomes float32, as in Keras: the layers cast it.
         dtype = "float32" if spec.dtype.is_floating else spec.dtype.name
         name = "_".join(map(str, ("inputs", *path) if not path or _are_numbers(path) else path))
         return keras.Input(tuple(spec.shape[1:]), dtype=dtype, name=name)

@@ -1,14 +1,14 @@
-"""The exported model as an ONNX file, for runtimes without TensorFlow.
+"""Writes the exported model as an ONNX file, for runtimes without TensorFlow.
 
-Takes the function that `serving_default` is; writes `model.onnx`. It computes in float32: of
-bfloat16 onnxruntime loads nothing. (What decodes files is not in it: ONNX has no such operation.)
+`model.onnx` has the function of `serving_default`. It computes in float32, because onnxruntime does
+not support bfloat16. (It cannot decode files: ONNX has no operation for that.)
 
     write(model, images, folder / "model.onnx", names=input_names(model))
 
-Its inputs and outputs have the signature's names. But ONNX knows one thing by a name: an output
-that is called as an input is, as of a restoration, has SUFFIX behind it.
+Inputs and outputs have the signature's names. In ONNX an output cannot have the name of an input,
+as in a model that restores images, so such an output gets SUFFIX.
 
-The libraries are the extra `onnx`.
+The libraries are in the extra `onnx`.
 """
 
 import importlib.util
@@ -24,17 +24,17 @@ import tensorflow as tf
 from tfaccel.common.errors import UserError
 from tfaccel.export.saved_model import Images, inputs_to_outputs, outputs_by_name, pixels_to_answers
 
-OPSET = 18  # of ONNX 1.13, which onnxruntime has read since 1.14
+OPSET = 18  # of ONNX 1.13; onnxruntime supports it since 1.14
 LIBRARIES = ("tf2onnx", "onnx", "onnxruntime")
 SUFFIX = "_output"
 
 
 def check_installed() -> None:
-    """Raises UserError unless what writes and checks ONNX is there."""
+    """Raises UserError if the libraries that write and check ONNX are not installed."""
     missing = [each for each in LIBRARIES if importlib.util.find_spec(each) is None]
     if missing:
         raise UserError(
-            f"{', '.join(missing)} is not installed, which ONNX needs; add the extra: uv run "
+            f"{', '.join(missing)} is not installed, but ONNX needs it; add the extra: uv run "
             "--extra onnx tfaccel ..., or pip install 'tfaccel[onnx]'"
         )
 
@@ -45,20 +45,20 @@ def write(
     """Writes the file.
 
     Args:
-      model: that computes in float32.
-      images: what surrounds it; None for the model alone.
-      path: of the new file.
-      names: of the inputs of a model alone, in their order.
+      model: a model that computes in float32.
+      images: preprocessing and answers around it; None for the model alone.
+      path: the path of the new file.
+      names: for the model alone, the names of its inputs in their order.
 
     Raises:
-      UserError: the model has an operation that ONNX has not, or of which tf2onnx does not know.
+      UserError: ONNX or tf2onnx does not support an operation of the model.
     """
     import onnx
     import tf2onnx
 
-    logging.getLogger("tf2onnx").setLevel(logging.CRITICAL)  # what it cannot is said below
-    # Its optimizer begins a session on every GPU, also on those that are not this run's, and would
-    # take all their memory.
+    logging.getLogger("tf2onnx").setLevel(logging.CRITICAL)  # the error below says what failed
+    # Its optimizer starts a session on every GPU, also on GPUs that this run does not use. The
+    # session would take all their memory.
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     function, specs = (
         pixels_to_answers(model, images) if images else inputs_to_outputs(model, names)
@@ -68,18 +68,18 @@ def write(
     written, _ = tf2onnx.convert.from_function(
         traced, input_signature=specs, opset=OPSET, custom_op_handlers={"Erfc": (_erfc, [])}
     )
-    # It leaves in what it does not know, and calls that a model.
+    # tf2onnx leaves unknown operations in the model without an error.
     nodes = written.graph.node
     if unknown := {each.op_type for each in nodes if not onnx.defs.has(each.op_type, each.domain)}:
         raise UserError(
-            f"model {model.name} has operations that ONNX or tf2onnx does not know: "
-            f"{', '.join(sorted(unknown))}; export it without onnx, or build it of others"
+            f"model {model.name} has operations that ONNX or tf2onnx does not support: "
+            f"{', '.join(sorted(unknown))}; export it without onnx, or use other operations"
         )
     onnx.save_model(written, path)
 
 
 def _erfc(graph, node, name: str, arguments) -> None:
-    """Makes 1 - erf of an erfc, as in Keras's gelu: ONNX has no erfc. See tf2onnx's handlers."""
+    """Writes erfc, as in Keras's gelu, as 1 - erf: ONNX has no erfc. For tf2onnx's handlers."""
     node.type = "Erf"
     one = graph.make_const(f"{name}/one", np.array(1, np.float32)).output[0]
     erf = node.output[0]
@@ -87,7 +87,7 @@ def _erfc(graph, node, name: str, arguments) -> None:
 
 
 def _named(function, input_names: set[str]):
-    """Returns the function, which gives its outputs by name: those that a SavedModel gives them."""
+    """Returns the function with its outputs by name; the names are those of the SavedModel."""
 
     def call(*inputs):
         outputs = outputs_by_name(function(*inputs))

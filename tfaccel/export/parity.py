@@ -1,10 +1,10 @@
-"""Whether an export answers as the trained model does, and if not, where the two part.
+"""Checks that an export answers as the trained model does.
 
-Takes the written export, the trained model and samples of the evaluation; runs the export in a
-fresh process, without tfaccel and DALI, on the CPU; gives a Parity, of which every check has a
-figure and a limit.
+`about_images` and `about_inputs` take the trained model and its inputs, and return a `Question`.
+Its `ask` runs the export on the CPU in a fresh process, without tfaccel and DALI. It returns a
+`Parity`, in which every check has a value and a limit.
 
-    parity = of_images(folder, model, images, samples)
+    parity = about_images(model, images, samples).ask(folder)
     if parity.failed: ...
 """
 
@@ -31,23 +31,24 @@ from tfaccel.keras_internals.layers import layers_of
 from tfaccel.process import child
 from tfaccel.process.out_of_memory import is_out_of_memory
 
-# Largest difference between exported and trained outputs from the same inputs, relative to the
-# largest output. Both run the same layers in the same precision, but other kernels may be picked
-# for them, whose sums differ: by 2.7e-4 in float32 with TF32 on an H200 (2026-11-21). TF32 has
-# float16's mantissa.
+# The largest difference between the exported and the trained model's outputs for the same inputs,
+# relative to the largest output. Both run the same layers in the same precision, but other kernels
+# may sum in another order: 2.7e-4 in float32 with TF32 on an H200 (2026-11-21). TF32 has float16's
+# mantissa.
 TOLERANCE = {"float32": 1e-4, "tf32": 1e-2, "float16": 1e-2, "bfloat16": 5e-2}
-# A largest output that is smaller counts as this: float16 has fewer bits for it.
+# A smaller largest output counts as this, because float16 has fewer bits for it.
 LEAST = 2.0**-14
-# From the same files, by other decoders, which may be off by a few of 255 grey levels where colours
-# change; the pipeline's pixels are rounded to float16 as well.
-PIXEL_LIMIT = 2.0  # grey levels, the mean over an image, of the worst image
-OUTPUT_LIMIT = 0.1  # relative to the largest output, or to 1: logits near 0 say nothing yet
+# Limits for the same files with other decoders. These may differ by a few of 255 grey levels where
+# colors change. The pipeline's pixels are also rounded to float16.
+PIXEL_LIMIT = 2.0  # grey levels, the mean over an image, for the worst image
+OUTPUT_LIMIT = 0.1  # relative to the largest output, or to 1, because logits near 0 mean little
 DISAGREEMENT_LIMIT = 0.01  # of the images
 NORMALISATION_LIMIT = 1e-4  # relative to the largest input
-ROWS = 32  # that the trained model takes at a time
-# For the fresh process to import TensorFlow and load the export, and for each sample, of which it
-# has up to four answers (pixels and files, ONNX). ResNet-50 takes 0.05 s for one of them on 2 cores
-# that have float16 (2026-11-22); others compute that by far slower, and so do many large images.
+ROWS = 32  # in one call of the trained model
+# The time limits of the fresh process: one to import TensorFlow and load the export, and one for
+# each sample, which has up to four answers (pixels and files, ONNX). ResNet-50 takes 0.05 s for one
+# answer on 2 cores with float16 (2026-11-22). Other cores are far slower in float16, and many large
+# images take long.
 START_LIMIT_S = 600.0
 SAMPLE_LIMIT_S = 30.0
 
@@ -58,11 +59,12 @@ class NoAnswerError(RunError):
     """An export does not answer in a process of its own.
 
     Attributes:
-      may_pass: whether the machine, not the export, may be to blame: it is slow, or ended it.
+      may_pass: whether the machine may be the cause and not the export: it was slow, or it killed
+        the process.
     """
 
     def __init__(self, said: str, *, may_pass: bool):
-        """Takes the sentence."""
+        """Takes the message and `may_pass`."""
         super().__init__(said)
         self.may_pass = may_pass
 
@@ -73,9 +75,9 @@ class Check:
 
     Attributes:
       name: what is compared.
-      value: how far apart the two are.
-      limit: up to which they are alike.
-      words: the value, and what it is of, for people.
+      value: the difference.
+      limit: the largest difference that passes.
+      words: the value with its unit, for people.
     """
 
     name: str
@@ -85,18 +87,18 @@ class Check:
 
     @property
     def failed(self) -> bool:
-        """Whether they are further apart; NaN is."""
+        """Whether the difference is above the limit. NaN fails."""
         return not self.value <= self.limit
 
 
 @dataclasses.dataclass(frozen=True)
 class Parity:
-    """What was compared.
+    """The result of all comparisons.
 
     Attributes:
-      num: of the images, or of the inputs.
-      checks: each comparison.
-      worst: the index of the image whose pixels are furthest apart; None where there are no files.
+      num: the number of images or inputs.
+      checks: all comparisons.
+      worst: the index of the image whose pixels differ most; None if there are no files.
     """
 
     num: int
@@ -105,11 +107,11 @@ class Parity:
 
     @property
     def failed(self) -> list[Check]:
-        """The checks whose limit is passed, in order."""
+        """The checks that failed, in order."""
         return [each for each in self.checks if each.failed]
 
     def as_dict(self) -> dict[str, object]:
-        """Returns it for JSON."""
+        """Returns the result for JSON."""
         return {
             "samples": self.num,
             "checks": [dataclasses.asdict(each) for each in self.checks],
@@ -118,14 +120,14 @@ class Parity:
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """What an export is asked, and what the trained model answers to the same.
+    """The inputs for an export, and the trained model's outputs for them.
 
     Attributes:
-      inputs: of `serving_default`, by name.
-      encoded: image files; none for a model that takes its own inputs.
-      expected: the trained model's outputs from these inputs, by name.
-      tolerance: how far apart the same layers may be, relative to the largest output.
-      compared: makes a Parity of the export's answers.
+      inputs: the inputs of `serving_default`, by name.
+      encoded: image files; empty for a model that takes its own inputs.
+      expected: the trained model's outputs for `inputs`, by name.
+      tolerance: the allowed difference for the same layers, relative to the largest output.
+      compared: a function that makes a Parity from the export's answers.
     """
 
     inputs: Arrays
@@ -135,11 +137,11 @@ class Question:
     compared: Callable[[Arrays], Parity]
 
     def ask(self, folder: pathlib.Path, stop: threading.Event | None = None) -> Parity:
-        """Asks the export in a fresh process, and compares its answers.
+        """Runs the export in a fresh process, and compares its answers.
 
         Args:
-          folder: of the export.
-          stop: ends the process once it is set.
+          folder: the export's folder.
+          stop: ends the process when it is set.
 
         Raises:
           RunError: the export does not load, or does not answer.
@@ -148,30 +150,10 @@ class Question:
         return self.compared(_asked(folder, self.inputs, self.encoded, stop))
 
 
-def of_inputs(folder: pathlib.Path, model: keras.Model, inputs: list[np.ndarray]) -> Parity:
-    """Compares a model that takes its own inputs: see `about_inputs`.
-
-    Raises:
-      RunError: the export does not load, or does not answer.
-    """
-    return about_inputs(model, inputs).ask(folder)
-
-
-def of_images(folder: pathlib.Path, model: keras.Model, images: Images, samples: Samples) -> Parity:
-    """Compares a model of images, from the same pixels and the same files: see `about_images`.
-
-    Raises:
-      RunError: the export does not load, or does not answer.
-    """
-    return about_images(model, images, samples).ask(folder)
-
-
 def about_inputs(model: keras.Model, inputs: list[np.ndarray]) -> Question:
-    """Returns what an export of a model is asked that takes its own inputs.
+    """Returns the question for the export of a trained model that takes its own inputs.
 
-    Args:
-      model: the trained one.
-      inputs: for each of the model's inputs an array, [rows, ...].
+    `inputs` has one array, [rows, ...], for each of the model's inputs.
     """
     named = {
         name: _as_stored(each, own.dtype)
@@ -190,16 +172,10 @@ def about_inputs(model: keras.Model, inputs: list[np.ndarray]) -> Question:
 
 
 def about_images(model: keras.Model, images: Images, samples: Samples) -> Question:
-    """Returns what an export of a model of images is asked: pixels, and files.
-
-    Args:
-      model: the trained one.
-      images: what surrounds it in the export.
-      samples: of the evaluation pipeline.
-    """
+    """Returns the question for the export of a trained model of images: pixels, and files."""
     settings = images.preprocessing.images
     mean, std = np.array(settings.mean, np.float32), np.array(settings.std, np.float32)
-    levels = 255 * (samples.inputs.astype(np.float32) * std + mean)  # what the pipeline made
+    levels = 255 * (samples.inputs.astype(np.float32) * std + mean)  # the pipeline's pixels
     pixels = np.clip(np.rint(levels), 0, 255).astype(np.uint8)
     of_pixels = _answers(model, images, (pixels / np.float32(255) - mean) / std)
     of_samples = _answers(model, images, samples.inputs)
@@ -243,14 +219,16 @@ def _decoded(failed: np.ndarray, samples: Samples) -> Check:
     num = len(samples)
     words = f"{num - len(failed):,} of {num:,} files"
     if len(failed):
-        words += f", not {samples.names[failed[0]]}: left out of what follows"
+        words += f", all but {samples.names[failed[0]]}"
+        words += f" and {len(failed) - 1} others" if len(failed) > 1 else ""
+        words += "; left out of the checks below"
     return Check("decoded", len(failed) / num, max(DISAGREEMENT_LIMIT, 1 / num), words)
 
 
 def _same_pixels(of_each: np.ndarray, most: float) -> Check:
     words = (
-        f"{of_each.max():.2f} of 255 grey levels apart in the worst image, {of_each.mean():.2f} in "
-        f"the mean, {most:.0f} at most"
+        f"the worst image differs by {of_each.max():.2f} of 255 grey levels, the average image by "
+        f"{of_each.mean():.2f}, one pixel by up to {most:.0f}"
     )
     return Check("pixels", float(of_each.max()), PIXEL_LIMIT, words)
 
@@ -271,17 +249,14 @@ def _same_files(
     kind = images.answers.kind
     if kind == "image":
         apart = float(np.abs(expected[kind] - received[kind]).mean(axis=(1, 2, 3)).max())
-        words = f"{apart:.2f} of 255 grey levels apart in the worst image, from the same files"
+        words = f"the worst image differs by {apart:.2f} of 255 grey levels, from the same files"
         return [Check(f"{prefix}answers", apart, PIXEL_LIMIT, words)]
     chances = (each["probabilities"] for each in (expected, received))
     top_1 = _same_best(f"{prefix}top-1", *chances, tolerance, labels)
     if expected[kind].ndim > 2:
-        return [top_1]  # of a mask's pixels, the worst of millions says little
-    alike, what = {kind: expected[kind]}, "or of 1, from the same files"
-    return [
-        _relative(f"{prefix}answers", alike, received, OUTPUT_LIMIT, what, least=1.0),
-        top_1,
-    ]
+        return [top_1]  # with millions of pixels in a mask, the worst one says little
+    how = {"limit": OUTPUT_LIMIT, "what": "from the same files", "least": 1.0}
+    return [_relative(f"{prefix}answers", {kind: expected[kind]}, received, **how), top_1]
 
 
 def _same_best(
@@ -291,16 +266,16 @@ def _same_best(
     tolerance: float,
     labels: np.ndarray | None = None,
 ) -> Check:
-    """Compares which class is likeliest; what is as likely, within the precision, is no other.
+    """Compares which class is likeliest. Classes that are equal within the tolerance count as one.
 
-    Both may be alike and wrong, so that it is also said how many classes are right.
+    Both models may agree and be wrong, so the words also say how many classes are right.
 
     Args:
-      name: of the check.
-      expected: [num, ..., classes] probabilities of the trained model.
-      received: likewise, of the export.
-      tolerance: of a probability, by the trained model's precision.
-      labels: [num] of the right classes; None where they are not known.
+      name: the name of the check.
+      expected: the trained model's probabilities, [num, ..., classes].
+      received: the export's probabilities, [num, ..., classes].
+      tolerance: the tolerance of a probability in the trained model's precision.
+      labels: the right classes, [num]; None if they are not known.
     """
     best, theirs = expected.argmax(axis=-1), received.argmax(axis=-1)
     lead = expected.max(axis=-1) - np.take_along_axis(expected, theirs[..., None], -1)[..., 0]
@@ -312,7 +287,7 @@ def _same_best(
         f"{what}, {same.mean():.2%}"
     )
     if ties := int((tie & ~same).sum()):
-        words += f", and in {ties:,} two are as likely"
+        words += f"; ties among the others: {ties:,}"
     if labels is not None and labels.shape == theirs.shape:
         right = theirs == labels
         words += f"; the export's class is right for {int(right.sum()):,} of {num:,}, "
@@ -330,27 +305,28 @@ def _relative(
     *,
     least: float = LEAST,
 ) -> Check:
-    """Compares by the largest difference of any output, relative to its largest value.
+    """Compares by the largest difference of any output, relative to the output's largest value.
 
     Args:
-      name: of the check.
-      expected: of the trained model.
-      received: of the export.
-      limit: of the check.
-      what: it is compared on, in words.
-      least: what a largest value that is smaller counts as.
+      name: the name of the check.
+      expected: the trained model's outputs.
+      received: the export's outputs.
+      limit: the limit of the check.
+      what: the basis of the comparison, in words.
+      least: a smaller largest value counts as this.
     """
     worst = 0.0
     for key, want in expected.items():
         want, got = want.astype(np.float64), received[key].astype(np.float64)
         difference = float(np.abs(want - got).max() / max(least, np.abs(want).max()))
         worst = max(worst, difference if np.isfinite(difference) else np.inf)
-    words = f"{in_figures(worst, 2)} of the largest value apart"
+    words = f"differs by {in_figures(worst, 2)} of the largest value"
+    words += "" if least == LEAST else f" (or of {in_figures(least)} if larger)"
     return Check(name, worst, limit, f"{words}, {what}" if what else words)
 
 
 def lowest_precision(model: keras.Model) -> str:
-    """Returns the dtype, of those that its layers compute in, with the shortest mantissa."""
+    """Returns the layers' compute dtype with the shortest mantissa."""
     dtypes = {each.compute_dtype for each in layers_of(model)}
     return max(dtypes & TOLERANCE.keys(), key=TOLERANCE.get, default="float32")
 
@@ -362,17 +338,17 @@ def _tolerance(model) -> float:
     return TOLERANCE["tf32" if precision == "float32" and tf32 and on_gpu else precision]
 
 
-# What is compared.
+# The trained model's outputs, and the export's.
 
 
 def _answers(model, images: Images, inputs: np.ndarray) -> Arrays:
-    """Returns the trained model's answers to normalised images, by name."""
+    """Returns the trained model's answers to normalized images, by name."""
     parts = [images.answers(each) for each in _called(model, [inputs])]
     return {name: np.concatenate([each[name] for each in parts]) for name in parts[0]}
 
 
 def _outputs(model, inputs: list[np.ndarray]) -> Arrays:
-    """Returns the trained model's outputs, float32, by the names that a signature gives them."""
+    """Returns the trained model's float32 outputs, by their names in a signature."""
     parts = []
     for outputs in _called(model, inputs):
         named = outputs_by_name(outputs)
@@ -381,7 +357,7 @@ def _outputs(model, inputs: list[np.ndarray]) -> Arrays:
 
 
 def _as_stored(array, dtype: str) -> np.ndarray:
-    """Returns an input as a file of arrays holds it: text as bytes of one length."""
+    """Returns an input as `np.savez` can store it: text becomes bytes of one length."""
     if dtype == "string":
         return tf.constant(array, tf.string).numpy().astype(bytes)
     return np.asarray(array).astype(dtype)
@@ -398,7 +374,7 @@ def _called(model, inputs: list[np.ndarray]) -> Iterator:
             why = cleaned(error.message.partition("[Op:")[0])
             raise UserError(
                 f"model {model.name} does not answer outside a training step ({why}), as an export "
-                "has to; give images= that it takes, or build it of layers that run here without "
+                "must; use images= that it accepts, or build it from layers that run here without "
                 "XLA"
             ) from error
 
@@ -406,15 +382,16 @@ def _called(model, inputs: list[np.ndarray]) -> Iterator:
 def _asked(
     folder: pathlib.Path, inputs: Arrays, encoded: Sequence[bytes], stop: threading.Event | None
 ) -> Arrays:
-    """Returns what the export answers in a fresh process, by "SIGNATURE/NAME"."""
+    """Returns the answers of the export from a fresh process, by "SIGNATURE/NAME"."""
     with temporary.folder("export") as shared:
         try:
             _write_questions(shared, inputs, encoded)
         except (OSError, tf.errors.OpError) as error:
             cause = error if isinstance(error, OSError) else from_tensorflow(error, shared)
             raise RunError(
-                f"the samples that the export is asked, in {shared}, {not_written(cause, shared)}, "
-                "or set TMPDIR to another folder; nothing is exported"
+                "the samples for the check of the export, in "
+                f"{shared}, {not_written(cause, shared)}, or set TMPDIR to another folder; nothing "
+                "was exported"
             ) from error
         _run(folder, shared, num_samples=len(next(iter(inputs.values()))), stop=stop)
         with np.load(shared / "answers.npz") as stored:
@@ -436,8 +413,8 @@ def _run(
     num_samples: int,
     stop: threading.Event | None = None,
 ) -> None:
-    """Runs the program, on the CPU: any server has one, and the GPU is the trainer's."""
-    # -P: nothing of the program's folder may be taken for a package.
+    """Runs the program on the CPU, which any server has; the GPU is in use by this process."""
+    # -P: Python must not import packages from the program's folder.
     command = [sys.executable, "-P", fresh_process.__file__, str(folder), str(shared)]
     own = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
     limit_s = START_LIMIT_S + SAMPLE_LIMIT_S * num_samples
@@ -446,20 +423,20 @@ def _run(
     except TimeoutError as error:
         raise NoAnswerError(
             f"the export did not answer {num_samples:,} samples on the CPU within {limit_s:,.0f} s "
-            "in a process of its own, which was ended; nothing is exported: compare fewer samples, "
-            "or let it compute in float32 (computes_in), as a CPU may be very slow in float16",
+            "in a process of its own, which was killed; nothing was exported: compare fewer "
+            "samples, or use computes_in='float32', because a CPU may be very slow in float16",
             may_pass=True,
         ) from error
     if code:
         how = f", which {child.how_it_ended(code)}" if code < 0 else f" ({_last_line(said)})"
         raise NoAnswerError(
-            f"the export does not answer in a process of its own{how}; nothing is exported",
+            f"the export does not answer in a process of its own{how}; nothing was exported",
             may_pass=code < 0,
         )
 
 
 def _last_line(said: str) -> str:
-    return (said.strip().splitlines() or ["no word"])[-1]
+    return (said.strip().splitlines() or ["no message"])[-1]
 
 
 def _of(signature: str, answers: Arrays) -> Arrays:

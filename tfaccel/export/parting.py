@@ -1,9 +1,10 @@
-"""Which step of the preprocessing parts an export's pixels from the evaluation pipeline's.
+"""Finds the preprocessing step after which an export's pixels differ from the pipeline's.
 
-Takes the image that is worst; gives the first step after which both differ: its pixels are made by
-the pipeline and by the export's functions, once decoded alone, once resized, too.
+`where_pixels_differ` takes the worst image. It makes the image's pixels with the evaluation
+pipeline and with the export's functions: first only decoded, then also resized. It returns the
+first step after which they differ.
 
-    step = where_pixels_part(source, encoded, data, preprocessing, runtime)      # "decoder"
+    step = where_pixels_differ(source, encoded, data, preprocessing, runtime)      # "decoder"
 """
 
 import dataclasses
@@ -23,7 +24,7 @@ from tfaccel.export.preprocessing import Preprocessing
 from tfaccel.runtime.devices import Runtime
 
 
-def where_pixels_part(
+def where_pixels_differ(
     source: ImageSource,
     encoded: bytes,
     data: ImageData,
@@ -32,12 +33,8 @@ def where_pixels_part(
 ) -> str:
     """Returns "decoder", "resize" or "normalisation".
 
-    Args:
-      source: of one image, for the pipeline.
-      encoded: the same as a JPEG or PNG, for the export.
-      data: how the pipeline makes images.
-      preprocessing: how the export does.
-      runtime: devices, threads and seed.
+    `source` has the image alone, for the pipeline of `data`. `encoded` is the same image as a JPEG
+    or PNG file, for the export's `preprocessing`.
     """
     plain = {"mean": 0.0, "std": 1.0, "global_batch_size": 1, "batch_per_replica": None}
     images = dataclasses.replace(preprocessing.images, **plain, stored_size=None)
@@ -59,8 +56,8 @@ def where_pixels_part(
 
 
 def _of_pipeline(source, stored_size, data: ImageData, made, runtime: Runtime) -> np.ndarray:
-    """Returns the image as the data's own loader makes it with other settings."""
-    if stored_size:  # decoded once, before
+    """Returns the image from the data's own loader, with other settings."""
+    if stored_size:  # this loader stores decoded images
         how = {"channels": made["images"].channels, "targets": made["images"].targets}
         source = decode_all(source, stored_size=stored_size, num_threads=1, **how)
     plan = Plan(num_examples=1, global_batch_size=1, num_replicas=1)

@@ -1,9 +1,9 @@
-"""Classes and probabilities of image files, by an export alone.
+"""Predicts the classes of image files with an export.
 
-Takes the folder of an export, or of its versions, and paths; gives a Prediction for each, of which
-one that cannot be read is an error of its own.
+A `Predictor` takes the folder of an export, or of its versions. It yields a Prediction for each
+path. A file that cannot be read gives a Prediction with an error.
 
-    for each in predict(pathlib.Path("runs/a/export"), paths):
+    for each in Predictor(pathlib.Path("runs/a/export"))(paths):
         print(each.path, each.error or each.probabilities.argmax())
 """
 
@@ -24,17 +24,17 @@ from tfaccel.export import card
 from tfaccel.export.asked_images import find_export
 from tfaccel.runtime import devices as runtime
 
-ROWS = 32  # files of a request
+ROWS = 32  # files in one request
 
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """What an export says of a file.
+    """An export's answer for one file.
 
     Attributes:
-      path: as it was given.
+      path: the path as given.
       probabilities: [classes] float32, in the order of `class_names`; None after an error.
-      error: why it cannot be read or decoded; None where it can.
+      error: why the file cannot be read or decoded; None if it can.
     """
 
     path: str
@@ -42,7 +42,7 @@ class Prediction:
     error: str | None = None
 
     def as_dict(self, class_names: Sequence[str], most: int) -> dict[str, object]:
-        """Returns it for JSON, with the likeliest classes alone, the likeliest first."""
+        """Returns the prediction for JSON, with at most `most` classes, the likeliest first."""
         chances = self.probabilities
         order = [] if chances is None else np.argsort(-chances, kind="stable")[:most]
         classes = [
@@ -51,33 +51,33 @@ class Prediction:
         return {"path": self.path, "error": self.error, "classes": classes}
 
     def line(self, class_names: Sequence[str], most: int) -> str:
-        """Returns the same for people."""
+        """Returns the same as text for people."""
         classes = self.as_dict(class_names, most)["classes"]
         said = [f"{each['class']} {each['probability']:.1%}" for each in classes]
         return in_lines(f"{self.path}: {self.error or ', '.join(said)}", rest="  ")
 
 
 class Predictor:
-    """An export that was loaded.
+    """A loaded export.
 
     Attributes:
-      class_names: of its classes, in order.
+      class_names: the names of its classes, in order.
     """
 
     def __init__(self, model: pathlib.Path):
-        """Loads it. A SavedModel is a program: load those that you trust.
+        """Loads the export. A SavedModel is a program, so load only those that you trust.
 
         Args:
-          model: the folder of an export, of numbered versions, of which the last is taken, or a
+          model: the folder of an export; or of numbered versions, which means the last one; or a
             run's workdir.
 
         Raises:
-          UserError: it is none, or not one that answers with classes of image files.
+          UserError: there is no export, or it does not predict the classes of image files.
         """
         folder = find_export(model)
         facts = card.read(folder)
         runtime.load_cuda_libraries()
-        with contextlib.suppress(RuntimeError, ValueError):  # of a process that uses them already
+        with contextlib.suppress(RuntimeError, ValueError):  # the process already uses the GPUs
             for gpu in tf.config.list_physical_devices("GPU"):
                 tf.config.experimental.set_memory_growth(gpu, True)
         try:
@@ -90,8 +90,8 @@ class Predictor:
         shape = self._answer.structured_outputs.get("probabilities") if self._answer else None
         if shape is None or len(shape.shape) != 2:
             raise UserError(
-                f"{folder} does not answer with the classes of image files; expected an export "
-                "that was made with a loader of labelled images, as `tfaccel train` makes it"
+                f"{folder} does not predict the classes of image files; expected an export "
+                "made with a loader of labelled images, as `tfaccel train` makes it"
             )
         named = [str(each) for each in facts["class_names"]]
         self.class_names = list(card.completed(named, shape.shape[1]))
@@ -101,47 +101,40 @@ class Predictor:
         for start in range(0, len(paths), ROWS):
             yield from self._of_some(paths[start : start + ROWS])
 
-    def _of_some(self, paths: Sequence[str]) -> list[Prediction]:
+    def _of_some(self, paths: Sequence[str]) -> Iterator[Prediction]:
         read = [_read(path) for path in paths]
-        found = [each for each in read if isinstance(each, bytes)]
-        try:
-            answers = iter(self._ask(found))
-        except tf.errors.OpError:  # one of them: which, and why?
-            return [self._of_one(path, each) for path, each in zip(paths, read, strict=True)]
-        return [
-            Prediction(path, next(answers))
-            if isinstance(each, bytes)
-            else Prediction(path, error=each)
-            for path, each in zip(paths, read, strict=True)
-        ]
+        answers = iter(self._ask([each for each in read if isinstance(each, bytes)]))
+        for path, each in zip(paths, read, strict=True):
+            answer = next(answers) if isinstance(each, bytes) else each
+            is_error = isinstance(answer, str)
+            yield Prediction(path, error=answer) if is_error else Prediction(path, answer)
 
-    def _of_one(self, path: str, read: bytes | str) -> Prediction:
-        if isinstance(read, str):
-            return Prediction(path, error=read)
-        try:
-            return Prediction(path, self._ask([read])[0])
-        except tf.errors.OpError as error:
-            return Prediction(path, error=_in_words(error))
-
-    def _ask(self, encoded: list[bytes]) -> np.ndarray:
+    def _ask(self, encoded: list[bytes]) -> list[np.ndarray | str]:
+        """Returns each file's probabilities, or why it cannot be decoded."""
         if not encoded:
-            return np.zeros((0, len(self.class_names)), np.float32)
-        return self._answer(image_bytes=tf.constant(encoded))["probabilities"].numpy()
+            return []
+        try:
+            return list(self._answer(image_bytes=tf.constant(encoded))["probabilities"].numpy())
+        except tf.errors.OpError as error:
+            if len(encoded) == 1:
+                return [_in_words(error)]
+            # One of the files failed. Ask for each alone, to find out which and why.
+            return [answer for each in encoded for answer in self._ask([each])]
 
 
 def _read(path: str) -> bytes | str:
     """Returns a file's bytes, or why it cannot be read."""
     try:
-        return read_regular(path)  # as it is: the shell has put the home in, if any
+        return read_regular(path)  # not expanded, because the shell has already expanded "~"
     except OSError as error:
         return error.strerror or str(error)
 
 
 def _in_words(error: tf.errors.OpError) -> str:
-    """Returns what TensorFlow found wrong with an image, without where in the graph it did."""
-    # The cause stands between where in the program and where in the graph it was found.
+    """Returns TensorFlow's reason why an image failed, without its place in the graph."""
+    # The reason is between the place in the program and the place in the graph.
     cause = re.search(r"(?:unavailable>\n|^)([^\n]+)(?:\n\t)? *\[\[\{\{node", str(error), re.M)
     text = cause[1] if cause else str(error).splitlines()[0]
     if kind := re.search(r"Invalid (JPEG|PNG) data", text):
-        return f"a damaged {kind[1]}, or of a kind that TensorFlow does not decode"
+        return f"a damaged {kind[1]}, or a kind of {kind[1]} that TensorFlow cannot decode"
     return re.sub(r"assertion failed: |: image\] \[0\]$|[\[\]]", "", text)

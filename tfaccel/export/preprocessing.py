@@ -1,6 +1,7 @@
-"""What evaluation does to an image before the model sees it, as TensorFlow operations.
+"""The evaluation's preprocessing of images, as TensorFlow operations.
 
-Takes what a loader reads; gives functions that go into a SavedModel and need nothing of ours there.
+`Preprocessing.of` takes a loader's data. Its functions become part of a SavedModel, which then does
+not need tfaccel.
 
     preprocessing = Preprocessing.of(loader.data)
     inputs = preprocessing.inputs(preprocessing.pixels(image_bytes))
@@ -18,22 +19,22 @@ from tfaccel.data.loaders.pixels import normalized
 from tfaccel.data.loaders.tf_image import window_of, windowed
 from tfaccel.data.source import ImageSource
 
-# A stranger's image may claim any size. What Pillow takes without a warning: 256 MiB as RGB.
+# An untrusted image may claim any size. Pillow accepts this many without a warning: 256 MiB as RGB.
 MAX_PIXELS = 89_478_485
-AT_ONCE = 4  # images of a request that are decoded at a time: each may take these 256 MiB
+AT_ONCE = 4  # images of a request that are decoded in parallel: each may take these 256 MiB
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _SIZE_IN_PNG = 16  # bytes before width and height, 4 bytes each, big-endian (W3C PNG, 11.2.1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Preprocessing:
-    """Which window of an image becomes the model's input, and how it is normalised.
+    """The window of an image that becomes the model's input, and the normalization.
 
     Attributes:
       images: size, channels, mean and std.
-      augment: which window; nothing in it is random.
-      stored_size: (height, width) that images are resized to before the window is taken, as by a
-        loader that keeps them so; None for the window of the image itself.
+      augment: the window; it has no random settings.
+      stored_size: the (height, width) that images are resized to before the window is taken, if the
+        loader stores them in this size; None to take the window from the image itself.
     """
 
     images: ImageConfig
@@ -42,41 +43,43 @@ class Preprocessing:
 
     @classmethod
     def of(cls, data: ImageData) -> "Preprocessing":
-        """Returns that of a loader's data.
+        """Returns the preprocessing of a loader's data.
 
         Raises:
-          UserError: the loader varies its images at random, as one for training does.
+          UserError: the loader changes images at random, as a loader for training does.
         """
         if random := sorted(draws.kinds(data.augment)):
             raise UserError(
-                f"the loader draws at random ({', '.join(random)}); give the export the loader "
-                "that evaluates, e.g. with augment='none' or 'imagenet_eval'"
+                f"the loader changes images at random ({', '.join(random)}); give the export a "
+                "loader for evaluation, for example with augment='none' or 'imagenet_eval'"
             )
         decodes = isinstance(data.found, ImageSource)
         return cls(data.images, data.augment, data.images.stored_size if decodes else None)
 
     def pixels(self, image_bytes: tf.Tensor) -> tf.Tensor:
-        """Decodes and resizes as evaluation does.
+        """Decodes and resizes images as the evaluation does.
 
         Args:
-          image_bytes: [rows] string, each a JPEG or a PNG, of any size.
+          image_bytes: [rows] string, each a JPEG or PNG file of any size.
 
         Returns:
           [rows, height, width, channels] uint8.
 
         Raises:
-          tf.errors.InvalidArgumentError: when it is run, of what is no such image, is damaged, or
-            has more than MAX_PIXELS pixels.
+          tf.errors.InvalidArgumentError: at run time, if an image is neither JPEG nor PNG, is
+            damaged, or has more than MAX_PIXELS pixels.
         """
         shape = (*self.images.image_size, self.images.channels)
 
-        with tf.device("/cpu:0"):  # where these operations are, wherever the rest is served
+        with tf.device(
+            "/cpu:0"
+        ):  # these operations exist only there, even if a GPU serves the rest
             return tf.map_fn(
-                # Where nothing is traced, map_fn would rewrite all these functions, in a second.
+                # Called eagerly, map_fn would convert these functions with AutoGraph for a second.
                 tf.autograph.experimental.do_not_convert(lambda row: self._window(_checked(*row))),
                 (tf.range(tf.size(image_bytes)), image_bytes),
                 fn_output_signature=tf.TensorSpec(shape, tf.uint8),
-                # TensorFlow warns of it where nothing runs at once, outside of a graph.
+                # Eagerly, TensorFlow cannot run them in parallel and would warn.
                 parallel_iterations=None if tf.executing_eagerly() else AT_ONCE,
             )
 
@@ -89,7 +92,7 @@ class Preprocessing:
         return window_of(stored, images=self.images, augment=self.augment)
 
     def inputs(self, pixels: tf.Tensor) -> tf.Tensor:
-        """Returns what the model takes: (pixel / 255 - mean) / std, float32.
+        """Returns the model's inputs: (pixel / 255 - mean) / std, float32.
 
         Args:
           pixels: [rows, height, width, channels] uint8 or float32, 0 to 255.
@@ -97,7 +100,7 @@ class Preprocessing:
         return normalized(pixels, self.images.mean, self.images.std)
 
     def as_dict(self) -> dict[str, object]:
-        """Returns it for JSON."""
+        """Returns the settings for JSON."""
         return {
             "formats": ["JPEG", "PNG"],
             "max_pixels": MAX_PIXELS,
@@ -116,7 +119,7 @@ class Preprocessing:
 
 
 def _checked(index, data):
-    """Returns an encoded image, once its first bytes say that it is one, and not too large."""
+    """Returns an encoded image after a check of its type and size, from its first bytes."""
     head = tf.strings.substr(tf.strings.join([data, bytes(32)]), 0, 32)
     is_png = tf.strings.substr(head, 0, len(PNG_SIGNATURE)) == PNG_SIGNATURE
     is_jpeg = tf.io.is_jpeg(data)
@@ -135,6 +138,6 @@ def _checked(index, data):
 
 
 def _size_of_png(head):
-    """Returns the (width, height) that a PNG's first bytes say: [2] int32, below 0 from 2**31."""
+    """Returns (width, height) from a PNG's header: [2] int32, negative from 2**31 on."""
     sides = tf.strings.substr(head, _SIZE_IN_PNG, 8)
     return tf.io.decode_raw(sides, tf.int32, little_endian=False)

@@ -1,14 +1,14 @@
-"""An export tried before training: written for good measure, and asked beside the first steps.
+"""Tries an export before training: writes it to a temporary folder, and runs it during training.
 
-Takes an export that was asked for; writes it into a temporary folder and has a fresh process answer
-what the untrained model answers. That takes 6 s for a small model and 15 s for ResNet-50 (2 cores,
-2026-11-27), so it goes on beside the training, which ends as soon as the export is known to fail.
+A `Rehearsal` writes an `Asked` export of the untrained model. A fresh process then answers the same
+inputs as the untrained model. This takes 6 s for a small model and 15 s for ResNet-50 (2 cores,
+2026-11-27), so it runs beside the training. Training stops as soon as the export is known to fail.
 
     with Rehearsal(asked, samples) as rehearsal:
         model.fit(..., callbacks=[rehearsal.callback()])
 
-Of an untrained model, no more is judged than what training cannot change: that the export loads and
-answers without tfaccel and DALI, decodes, makes the pixels, and computes the same layers.
+The rehearsal judges only what training cannot change: that the export loads and answers without
+tfaccel and DALI, decodes files to the same pixels, and computes the same layers.
 """
 
 import logging
@@ -32,14 +32,14 @@ from tfaccel.process.out_of_memory import is_out_of_memory
 
 log = logging.getLogger("tfaccel")
 
-NUM_SAMPLES = 2  # images that the process answers: a CPU may be slow in float16
-# Rounding grows otherwise in weights that were never trained: the end's limit, so many times.
+NUM_SAMPLES = 2  # images for the process, because a CPU may be slow in float16
+# Rounding errors are larger with untrained weights, so the limits are this many times larger.
 MARGIN = 10.0
-OF_TRAINED_WEIGHTS = ("answers", "top-1", "ONNX answers", "ONNX top-1")  # not judged before
+OF_TRAINED_WEIGHTS = ("answers", "top-1", "ONNX answers", "ONNX top-1")  # judged only at the end
 
 
 class Rehearsal:
-    """The export of a model as it is before training. Close it, or use it as a context."""
+    """The export of the untrained model. Close it, or use it as a context."""
 
     def __init__(
         self,
@@ -48,24 +48,25 @@ class Rehearsal:
         *,
         parent: pathlib.Path | None = None,
     ):
-        """Writes the export, and begins to ask it.
+        """Writes the export, and starts the process that runs it.
 
         Args:
-          asked: what will be exported.
-          samples: of the evaluation, for a model of images.
-          parent: the folder that it is written in; None for the one for temporary files.
+          asked: the export request.
+          samples: images of the evaluation, for a model of images.
+          parent: the folder to write in; None for the folder for temporary files.
 
         Raises:
-          UserError: the model cannot be written, or answers the same input in two ways.
+          UserError: the model cannot be written, or gives two answers for the same input.
           RunError: the folder cannot be written.
         """
         self._stop, self._folder, self._thread = threading.Event(), None, None
         self._fault: RunError | None = None
+        samples = samples and samples.first(NUM_SAMPLES)
         try:
             with draws_kept():
                 self._folder = temporary.Held("rehearsal", parent=parent)
                 asked.write(self._folder.path)
-                question, again = (_question(asked, samples) for _ in range(2))
+                question, again = (asked.question(samples) for _ in range(2))
             expected = question.expected.values()
             self._judges_model = all(np.isfinite(each).all() for each in expected)
             if self._judges_model:
@@ -78,7 +79,7 @@ class Rehearsal:
         except BaseException:
             self.close()
             raise
-        # A daemon: should nobody close this, Python's end does not wait for it.
+        # A daemon thread, so that Python can end even if nobody closes the rehearsal.
         self._thread = threading.Thread(target=self._ask, args=(question,), daemon=True)
         self._thread.start()
 
@@ -91,7 +92,7 @@ class Rehearsal:
         self.close()
 
     def close(self) -> None:
-        """Ends the process, if it runs, and removes what was written. You may call it again."""
+        """Ends the process if it runs, and removes the folder. You may call it several times."""
         self._stop.set()
         if self._thread:
             self._thread.join()
@@ -99,21 +100,21 @@ class Rehearsal:
             self._folder.remove()
 
     def wait(self) -> None:
-        """Returns when the export has answered.
+        """Waits until the export has answered.
 
         Raises:
-          RunError: as `check`.
+          RunError: as for `check`.
         """
         self._thread.join()
         self.check()
 
     def check(self) -> None:
-        """Raises RunError if it is known by now that the export fails."""
+        """Raises RunError if the export is already known to fail."""
         if self._fault:
             raise self._fault
 
     def callback(self) -> keras.callbacks.Callback:
-        """Returns what looks before each execution of steps, and ends the rehearsal with `fit`."""
+        """Returns a callback that checks before each execution, and closes this with `fit`."""
         return _Watch(self)
 
     def _ask(self, question: parity.Question) -> None:
@@ -123,27 +124,30 @@ class Rehearsal:
             return
         except parity.NoAnswerError as error:
             if error.may_pass:
-                log.warning("export: tried before training, %s; the end will tell", error)
+                log.warning(
+                    "export: in the trial before training, %s; the export at the end will show",
+                    error,
+                )
             else:
-                self._fault = RunError(f"{error}; found before the training that it would follow")
+                self._fault = RunError(
+                    f"{error}; tfaccel tried the export at the start of training"
+                )
             return
         except Exception as error:
-            log.warning("export: it could not be tried beside the training (%s)", error)
+            log.warning("export: the trial before training failed (%s)", error)
             return
         wrong = [each for each in proof.checks if self._is_certain(each)]
         if not wrong:
-            log.info(
-                "export: the untrained model was exported and answered in a process of its own"
-            )
+            log.info("export: the untrained model was exported, and answered in its own process")
             return
         words = "; ".join(f"{each.name}: {each.words} (limit {each.limit:g})" for each in wrong)
         self._fault = RunError(
-            f"the export does not answer as the model does, which is not trained yet: {words}; it "
-            "would be refused at the end, so training ends here"
+            f"the export does not answer as the untrained model does: {words}; it would be refused "
+            "at the end, so training stops here"
         )
 
     def _is_certain(self, check: parity.Check) -> bool:
-        """Returns whether training will not mend a comparison."""
+        """Returns whether a comparison has failed in a way that training cannot change."""
         if check.name in OF_TRAINED_WEIGHTS:
             return False
         if check.name in ("model", "ONNX"):
@@ -156,7 +160,7 @@ class _Watch(keras.callbacks.Callback):
         super().__init__()
         self._rehearsal = rehearsal
 
-    # Not at a batch's end, where it would keep `fit` from being one step ahead.
+    # Not at the end of a batch, which would keep `fit` from preparing the next step early.
     def on_train_batch_begin(self, batch, logs=None):
         self._rehearsal.check()
 
@@ -164,24 +168,18 @@ class _Watch(keras.callbacks.Callback):
         self._rehearsal.check()
 
     def on_train_end(self, logs=None):
-        self._rehearsal.close()  # the export itself comes now
-
-
-def _question(asked: Asked, samples: Samples | None) -> parity.Question:
-    if asked.images:
-        return parity.about_images(asked.model, asked.images, samples.first(NUM_SAMPLES))
-    return parity.about_inputs(asked.model, asked.given)
+        self._rehearsal.close()  # the real export follows
 
 
 def _check_repeats(model: keras.Model, first: parity.Question, second: parity.Question) -> None:
-    """Raises UserError where the model answers the same input in two ways."""
+    """Raises UserError if the model gives two answers for the same input."""
     for name, one in first.expected.items():
         apart = np.abs(one.astype(np.float64) - second.expected[name]).max(initial=0.0)
         if apart > first.tolerance * max(parity.LEAST, np.abs(one).max(initial=0.0)):
             raise UserError(
-                f"model {model.name} answers the same input in another way each time, in {name} by "
-                f"up to {apart:.2g}, with training=False; an export is compared with it and would "
-                "be refused: let its layers draw in training alone"
+                f"model {model.name} gives another answer for the same input each time, in {name} "
+                f"by up to {apart:.2g}, with training=False; its export would be refused: let its "
+                "layers draw random numbers only in training"
             )
 
 
@@ -189,6 +187,6 @@ def _not_written(error: Exception, parent: pathlib.Path | None) -> RunError:
     folder = pathlib.Path(parent or tempfile.gettempdir())
     cause = error if isinstance(error, OSError) else from_tensorflow(error, folder)
     return RunError(
-        f"the export that is tried before training, in {folder}, {not_written(cause, folder)}, or "
-        "set TMPDIR to another folder"
+        f"the trial export before training, in {folder}, {not_written(cause, folder)}, or set "
+        "TMPDIR to another folder"
     )

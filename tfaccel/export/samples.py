@@ -1,6 +1,6 @@
-"""Some images as the evaluation pipeline gives them, and the files that they are of.
+"""Some images of the evaluation pipeline, with their files.
 
-Takes a loader's data; gives both. The pipeline is the loader's own, over these images alone.
+`take_samples` takes a loader's data. It runs the loader's own pipeline on these images alone.
 
     samples = take_samples(loader.data, run.runtime, 256)
 """
@@ -26,14 +26,14 @@ JPEG_SIGNATURE = b"\xff\xd8\xff"
 
 @dataclasses.dataclass(frozen=True)
 class Samples:
-    """Images of an evaluation.
+    """Some images of an evaluation.
 
     Attributes:
-      names: what to call each.
-      encoded: each one's file; a PNG of the same pixels, where it is no JPEG or PNG.
-      inputs: [num, height, width, channels], as the pipeline gives them to the model.
-      source: of these images, encoded; None where only arrays are left.
-      labels: [num] of classes; None where there are none.
+      names: the name of each image, for messages.
+      encoded: the file of each image; a PNG of the same pixels if it is neither JPEG nor PNG.
+      inputs: [num, height, width, channels], the model's inputs from the pipeline.
+      source: a source of these image files; None if there are only arrays.
+      labels: the class of each image, [num]; None if there are none.
     """
 
     names: list[str]
@@ -47,7 +47,7 @@ class Samples:
         return len(self.names)
 
     def first(self, num: int) -> "Samples":
-        """Returns the first ones alone, so many at most."""
+        """Returns the first `num` images."""
         source = self.source and self.source.taken(np.arange(min(num, len(self))))
         return Samples(self.names[:num], self.encoded[:num], self.inputs[:num], source)
 
@@ -55,20 +55,20 @@ class Samples:
 def take_samples(
     data: ImageData, runtime: Runtime, most: int, *, also: Sequence[int] = ()
 ) -> Samples:
-    """Returns images from the first to the last, and how the data's pipeline gives them.
+    """Returns images spread over the data, with the model's inputs from the data's pipeline.
 
     Args:
-      data: what a loader reads, with nothing random in it.
+      data: a loader's data, without random changes.
       runtime: devices, threads and seed.
-      most: how many, at most.
-      also: the places of further ones, which come after those.
+      most: the largest number of images.
+      also: indices of further images, which are appended.
 
     Raises:
-      UserError: one of them cannot be read.
+      UserError: an image cannot be read.
     """
     ids = spread(len(data.source), most)
     ids = np.concatenate([ids, np.setdiff1d(np.array(also, int), ids)])
-    # Files that vanished while they were decoded are in `found` still.
+    # `found` still has files that vanished while they were decoded.
     found = data.found if len(data.found) == len(data.source) else data.source
     found, source = found.taken(ids), data.source.taken(ids)
     is_encoded = isinstance(found, ImageSource)
@@ -83,13 +83,13 @@ def take_samples(
 
 
 def spread(num: int, most: int) -> np.ndarray:
-    """Returns `most` indices below `num`, evenly: sources list one class after the other."""
+    """Returns at most `most` evenly spaced indices below `num`: sources list class by class."""
     return np.unique(np.linspace(0, num - 1, min(most, num)).astype(int))
 
 
 def _inputs(data: ImageData, runtime: Runtime) -> np.ndarray:
-    """Returns what the data's own pipeline gives, on one replica, of all of it."""
-    rows = data.plan.rows_per_replica  # no more than fits in training
+    """Returns the output of the data's own pipeline on one replica, for all images."""
+    rows = data.plan.rows_per_replica  # fits in memory, as in training
     plan = Plan(num_examples=len(data.source), global_batch_size=rows, num_replicas=1)
     data = dataclasses.replace(data, plan=plan)
     placement = Placement(runtime.devices[0], runtime.loader_threads, runtime.seed)
@@ -118,5 +118,5 @@ def _png(image: PIL.Image.Image) -> bytes:
 
 
 def _plain(array: np.ndarray) -> np.ndarray:
-    """Returns [height, width, channels] as Pillow has it: grey levels without a last axis."""
+    """Returns [height, width, channels] for Pillow, which wants grey levels without a last axis."""
     return array[..., 0] if array.shape[-1] == 1 else array

@@ -1,16 +1,16 @@
-"""A model and what surrounds it as a SavedModel: the signatures that a server offers.
+"""Writes a model, its preprocessing and its answers as a SavedModel with signatures for a server.
 
-Takes the model, its preprocessing and its answers; writes the folder.
+    write(model, folder, Images(preprocessing, answers), names=input_names(model), xla=True)
 
-    write(model, folder, Images(preprocessing, answers))
+The signatures of a model of images:
 
-Of images:
-  serving_default  image [rows, height, width, channels], pixels in 0 to 255, to the answers
-  predict_bytes    image_bytes [rows] string, JPEG or PNG files, to the answers and class names
-  preprocess       the same files to the pixels that serving_default takes, uint8, and to what the
-                   model itself sees, float32
-Of any other model: serving_default, from its own inputs to its own outputs in float32, by
-`input_names` and `outputs_by_name`.
+  serving_default  from image [rows, height, width, channels], pixels in 0 to 255, to the answers
+  predict_bytes    from image_bytes [rows] string, JPEG or PNG files, to the answers and class names
+  preprocess       from the same files to the uint8 pixels that serving_default takes, and to the
+                   float32 inputs of the model itself
+
+Any other model has only serving_default, from its own inputs to its own outputs in float32, named
+by `input_names` and `outputs_by_name`.
 """
 
 import dataclasses
@@ -30,12 +30,12 @@ from tfaccel.keras_internals.layers import layers_of
 
 @dataclasses.dataclass(frozen=True)
 class Images:
-    """What surrounds a model of images.
+    """The functions around a model of images.
 
     Attributes:
-      preprocessing: from files to its inputs.
-      answers: from its outputs to what is answered.
-      pixel_dtype: of the pixels that `serving_default` takes: "float32" or "uint8".
+      preprocessing: from files to the model's inputs.
+      answers: from the model's outputs to the answers.
+      pixel_dtype: the dtype of the pixels that `serving_default` takes: "float32" or "uint8".
     """
 
     preprocessing: Preprocessing
@@ -55,14 +55,15 @@ def write(
 
     Args:
       model: built, functional or Sequential.
-      folder: there, and empty.
-      images: what surrounds it; None for the model alone.
-      names: of the inputs of a model alone, in their order.
-      xla: whether the model is compiled with XLA where it is served; decoding never is.
+      folder: an empty folder.
+      images: the functions around the model; None for the model alone.
+      names: for the model alone, the names of its inputs in their order.
+      xla: whether the served model is compiled with XLA; decoding never is.
     """
     archive = keras.export.ExportArchive()
-    # It finds the variables that its functions use, but no tables. Of a model that a strategy holds
-    # it would write all weights twice: a replica's own, and the strategy's.
+    # The archive finds the variables that its functions use, but no tables, so track layers without
+    # variables. If it tracked the whole model of a strategy, it would write all weights twice: the
+    # replica's and the strategy's.
     for layer in layers_of(model, include_self=False):
         if layer.built and not layer.variables:
             archive.track(layer)
@@ -72,7 +73,7 @@ def write(
 
 
 def pixels_to_answers(model: keras.Model, images: Images):
-    """Returns the function that `serving_default` is, and its signature."""
+    """Returns the function of `serving_default` for images, and its signature."""
 
     def answer(image):
         inputs = images.preprocessing.inputs(image)
@@ -83,7 +84,7 @@ def pixels_to_answers(model: keras.Model, images: Images):
 
 
 def inputs_to_outputs(model: keras.Model, names: Sequence[str]):
-    """Returns the function of the model alone, and its signature, which has these names."""
+    """Returns the function of the model alone, and its signature with these names."""
 
     def serve(*inputs):
         outputs = model(structured(model, inputs), training=False)
@@ -97,12 +98,12 @@ def inputs_to_outputs(model: keras.Model, names: Sequence[str]):
 
 
 def input_names(model: keras.Model) -> list[str]:
-    """Returns what a signature calls the model's inputs: "_" stands for what TensorFlow takes not.
+    """Returns the inputs' names in a signature, with "_" for characters that TensorFlow refuses.
 
-    They are asked of the trained model: a copy's may be others, where Keras chose them.
+    Pass the trained model: if Keras chose the names, a copy of the model may have others.
 
     Raises:
-      UserError: two become the same.
+      UserError: two inputs would have the same name.
     """
     names = [
         re.sub(r"^(?![a-zA-Z])", "arg_", re.sub(r"\W", "_", each.name, flags=re.ASCII))
@@ -111,21 +112,21 @@ def input_names(model: keras.Model) -> list[str]:
     if len(set(names)) < len(names):
         given = ", ".join(repr(each.name) for each in model.inputs)
         raise UserError(
-            f"model {model.name} has inputs {given}, which a signature would call "
+            f"model {model.name} has inputs {given}, whose names in a signature would be "
             f"{', '.join(names)}; give them names that differ in letters or digits"
         )
     return names
 
 
 def outputs_by_name(outputs) -> dict[str, tf.Tensor]:
-    """Returns a model's outputs by the names that a signature gives them."""
+    """Returns a model's outputs by their names in a signature."""
     if isinstance(outputs, dict):
         return outputs
     return {f"output_{i}": each for i, each in enumerate(tf.nest.flatten(outputs))}
 
 
 def structured(model: keras.Model, inputs):
-    """Returns the flat inputs as the model takes them: alone, or in its own list or dict."""
+    """Returns flat inputs in the model's structure: one input alone, or its list or dict."""
     if isinstance(model, keras.Sequential):
         return inputs[0]
     return tf.nest.pack_sequence_as(model.input, inputs)
@@ -134,7 +135,7 @@ def structured(model: keras.Model, inputs):
 def _endpoints(
     model, images: Images | None, names: Sequence[str], *, xla: bool
 ) -> dict[str, tuple]:
-    """Returns each function and its signature by name; the first one is `serving_default`."""
+    """Returns each function and its signature by name. Keras makes the first `serving_default`."""
     compiled = functools.partial(tf.function, jit_compile=True, autograph=False)
     if images is None:
         serve, specs = inputs_to_outputs(model, names)

@@ -1,13 +1,13 @@
-"""The folder that an export is filled in: whole under its name or not there, and none left behind.
+"""The folder that an export is written to: it gets its name only when it is complete.
 
-Takes the path of an export that is not there yet; gives a folder beside it, which has that name as
-soon as it is whole.
+`whole_or_not_at_all` takes the path of a new export and gives a folder beside it. It renames the
+folder to `path` at the end, and removes folders that killed exports left.
 
     with whole_or_not_at_all(path) as folder: ...
 
-    .1.tfaccel-x7c2k9ab/               being filled, or left by a process that was killed
-    .1.tfaccel-x7c2k9ab/export.lock    held by the process that fills it, gone when it is whole
-    1.tfaccel-x7c2k9ab.rejected/       answers otherwise than its model, and is kept to be looked at
+    .1.tfaccel-x7c2k9ab/               being written, or left by a killed process
+    .1.tfaccel-x7c2k9ab/export.lock    held by the process that writes; removed at the end
+    1.tfaccel-x7c2k9ab.rejected/       failed its checks, and is kept for you to look at
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from tfaccel.training.checkpoint.folder import to_disk
 log = logging.getLogger("tfaccel")
 
 LOCK = "export.lock"
-# What an export holds; some of it is written under a longer name first.
+# The files of an export. Some are first written under a name with a suffix.
 _OURS = re.compile(
     r"(export\.lock|saved_model\.pb|fingerprint\.pb|variables|assets|model\.keras|model\.onnx"
     r"|tfaccel\.json).*"
@@ -40,13 +40,13 @@ _OURS = re.compile(
 
 @contextlib.contextmanager
 def whole_or_not_at_all(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Within the context, a folder beside `path` is filled; it then has that name, or is gone.
+    """Yields a folder beside `path` to write to. It becomes `path`, or after an error is removed.
 
-    What a killed process left there is removed first.
+    Folders that killed processes left there are removed first.
 
     Raises:
-      UserError: the folder cannot be made.
-      RunError: it cannot be written, as on a full disk.
+      UserError: the folder cannot be created.
+      RunError: it cannot be written, for example because the disk is full.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,21 +69,21 @@ def whole_or_not_at_all(path: pathlib.Path) -> Iterator[pathlib.Path]:
         if is_out_of_memory(str(error)):
             raise
         cause = error if isinstance(error, OSError) else from_tensorflow(error, path)
-        # What TensorFlow says of a model, not of a file, has none of the system's words.
+        # An error of TensorFlow about a model, not a file, has no errno.
         if isinstance(error, tf.errors.OpError) and cause.errno == errno.EIO:
             raise
         raise RunError(
-            f"export path {path} {not_written(cause, path.parent)}, or give another"
+            f"export path {path} {not_written(cause, path.parent)}, or use another path"
         ) from error
     finally:
-        shutil.rmtree(unfinished, ignore_errors=True)  # it is there only after a failure
+        shutil.rmtree(unfinished, ignore_errors=True)  # after a success it no longer exists
 
 
 def check_can_be_made(path: pathlib.Path) -> None:
-    """Tries whether a folder for an export can be made there, and leaves nothing behind.
+    """Checks whether the folder of an export can be created, and leaves nothing behind.
 
     Raises:
-      UserError: it cannot, in the words of `whole_or_not_at_all`.
+      UserError: it cannot; the message is that of `whole_or_not_at_all`.
     """
     missing = [each for each in path.parents if not os.path.lexists(each)]
     try:
@@ -98,23 +98,25 @@ def check_can_be_made(path: pathlib.Path) -> None:
 
 
 def keep_rejected(unfinished: pathlib.Path, path: pathlib.Path) -> pathlib.Path:
-    """Gives a folder that is not to become `path` a name under which it stays, and returns that."""
+    """Renames a folder that failed its checks so that it stays, and returns its new path."""
     (unfinished / LOCK).unlink(missing_ok=True)
     return unfinished.rename(path.with_name(f"{unfinished.name[1:]}.rejected"))
 
 
 @contextlib.contextmanager
 def _held(folder: pathlib.Path) -> Iterator[None]:
-    """Within the context the folder is a live process's: however that ends, the system lets go."""
+    """Within the context this process holds the folder's lock; the system frees it at any end."""
     lock, new = folder / LOCK, folder / f"{LOCK}.new"
     file = os.open(new, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            new.rename(lock)  # not before it is held, or another might take it for a dead one's
+            new.rename(lock)  # renamed only when locked, or another process could take it for left
         except OSError as error:
             new.unlink()
-            log.info("export: %s cannot be locked (%s); killed, it would stay", folder, error)
+            log.info(
+                "export: cannot lock %s (%s); if killed, it would not be removed", folder, error
+            )
         yield
     finally:
         os.close(file)
@@ -122,8 +124,8 @@ def _held(folder: pathlib.Path) -> Iterator[None]:
 
 def _cannot_be_made(path: pathlib.Path, error: OSError) -> UserError:
     return UserError(
-        f"export path {path} cannot be made ({error.strerror}): {cure(error, path.parent)}, or "
-        "give another"
+        f"export path {path} cannot be created ({error.strerror}): {cure(error, path.parent)}, or "
+        "use another path"
     )
 
 
@@ -132,43 +134,43 @@ def _prefix(path: pathlib.Path) -> str:
 
 
 def _unfinished(path: pathlib.Path) -> list[pathlib.Path]:
-    """Returns the folders, of whichever process, that are to become `path`."""
+    """Returns all processes' unfinished folders for `path`."""
     name = re.compile(re.escape(_prefix(path)) + r"[a-z0-9_]{8}")  # as tempfile makes them
     return [each for each in path.parent.iterdir() if name.fullmatch(each.name)]
 
 
 def _remove_if_left(folder: pathlib.Path) -> None:
-    """Removes a folder whose process has ended, unless others put files there."""
+    """Removes a folder if its process has ended and it has only an export's files."""
     if not _holds_ours_alone(folder):
         return
     try:
         file = os.open(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW)
-    except OSError:  # there is none, as where it begins or has just been finished
+    except OSError:  # no lock: the folder has just been created or finished
         return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(file).st_nlink:  # or another process has just removed it
+        if os.fstat(file).st_nlink:  # else another process has just removed it
             _remove(folder)
-            log.info("export: %s is removed, which an export that was killed had left", folder)
-    except BlockingIOError:  # a live one's
+            log.info("export: removed %s, which a killed export left", folder)
+    except BlockingIOError:  # a running process holds the lock
         return
     except OSError as error:
-        log.warning("export: %s, which is not finished, cannot be removed (%s)", folder, error)
+        log.warning("export: cannot remove %s, which is unfinished (%s)", folder, error)
     finally:
         os.close(file)
 
 
 def _holds_ours_alone(folder: pathlib.Path) -> bool:
-    """Returns whether it is a folder, not a link to one, of what is named as we name it."""
+    """Returns whether it is a folder, not a link, with nothing but an export's files."""
     if folder.is_symlink() or not folder.is_dir():
         return False
-    with contextlib.suppress(OSError):  # it is gone, or not to be read
+    with contextlib.suppress(OSError):  # it is gone, or cannot be read
         return all(_OURS.fullmatch(name) for name in os.listdir(folder))
     return False
 
 
 def _remove(folder: pathlib.Path) -> None:
-    """Removes it, its lock last: should this process be killed, the next one goes on."""
+    """Removes the folder, its lock last. If this process is killed, the next one continues."""
     for each in folder.iterdir():
         if each.is_dir() and not each.is_symlink():
             shutil.rmtree(each)

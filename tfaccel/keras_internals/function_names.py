@@ -1,13 +1,14 @@
-"""Names of traced functions that are the same in each process: XLA's cache asks for the same text.
+"""Names of traced functions that are equal in every process, so that XLA's cache finds them.
 
-Takes a `tf.function`; gives what to call in its place.
+`alike` takes a `tf.function` and returns the function to call in its place.
 
     step = alike(tf.function(step, jit_compile=True), own_numbers())
 
-TensorFlow names a function, and each branch in it, by a count of all tensors that the process has
-made. So one more batch from a loader's thread, weights from a checkpoint, or another data set made
-other names, and the step was compiled anew. Here names have numbers of their own, by which model a
-process compiles first, and what it traces first of a step.
+XLA's cache compares the text of a function. TensorFlow names a function, and each branch in it,
+with a count of all tensors that the process has made. One more batch from a loader's thread,
+weights from a checkpoint or another data set changed these names, and XLA compiled the step again.
+`alike` replaces the count: its numbers depend only on the order in which the process compiles its
+models and traces the parts of a step.
 
 Private names relied on:
   TensorFlow 2.21: python.eager.polymorphic_function.concrete_function._inference_name,
@@ -23,7 +24,7 @@ from collections.abc import Callable, Iterator
 from tensorflow.python.eager.polymorphic_function import concrete_function
 from tensorflow.python.ops import control_flow_util_v2
 
-NUMBERS_OF_EACH = 10**10  # more than a process makes tensors
+NUMBERS_OF_EACH = 10**10  # more than the tensors that a process makes
 NAMERS = (
     (concrete_function, "_inference_name"),
     (concrete_function, "_forward_name"),
@@ -33,16 +34,16 @@ NAMERS = (
 )
 
 _order = itertools.count(1)
-_thread = threading.local()  # its `numbers`, while it calls such a function
+_thread = threading.local()  # has `numbers` while the thread calls a function made by `alike`
 
 
 def own_numbers() -> Iterator[int]:
-    """Returns numbers that nothing else in this process is named by."""
+    """Returns an endless sequence of numbers that no other name in this process ends with."""
     return itertools.count(next(_order) * NUMBERS_OF_EACH)
 
 
 def alike(function: Callable, numbers: Iterator[int]) -> Callable:
-    """Returns the function; what is traced by a call of it has names with these numbers."""
+    """Returns `function`; the names of whatever a call traces end with these numbers."""
     _install()
 
     def call(*arguments):

@@ -1,4 +1,4 @@
-"""One training, test and predict step, compiled, on any number of replicas."""
+"""Compiled training, test and predict steps on any number of replicas."""
 
 from tfaccel.step.compile import compile_model, parameters_of_compile
 

@@ -1,6 +1,6 @@
-"""How much stays of each row that is blended with the next: by mixup, or by cutmix.
+"""The share that each row keeps when mixup or cutmix blends it with the next row.
 
-Takes what `config.step` says and a replica's images; gives weights of pixels and of labels.
+The input is `config.step` and a replica's images; the output is a weight for pixels and for labels.
 
     pixels, label = own_part(config, image, replica, model.optimizer)
     image = pixels * image + (1 - pixels) * next_image
@@ -18,21 +18,21 @@ from tfaccel.keras_internals.optimizers import num_updates
 from tfaccel.keras_internals.replica import Replica
 from tfaccel.step import draws
 
-# TensorFlow draws no beta numbers under XLA: uniform ones go through a table of quantiles. Between
-# knots it is a straight line, so that the distribution function is off by 1/1024 at most.
+# TensorFlow cannot draw beta-distributed numbers under XLA. A table of quantiles turns uniform
+# numbers into them. It is linear between knots: the distribution function is off by 1/1024 at most.
 NUM_KNOTS = 1025
 
 
 def own_part(
     config: StepConfig, image: tf.Tensor, replica: Replica, optimizer: keras.optimizers.Optimizer
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns what stays of each row, in 0..1: of its pixels, and of its label.
+    """Returns the share that each row keeps, in 0..1: one for its pixels and one for its label.
 
     Args:
-      config: mixup_alpha and cutmix_alpha, one of them above 0.
+      config: gives mixup_alpha and cutmix_alpha; at least one is above 0.
       image: [rows, height, width, channels] for cutmix, [rows, ...] for mixup alone.
-      replica: whose rows they are.
-      optimizer: that counts the updates.
+      replica: the replica that has these rows.
+      optimizer: counts the updates.
 
     Returns:
       [rows, 1 or height, 1 or width, 1] float32, and [rows, 1] float32.
@@ -45,7 +45,7 @@ def own_part(
     if not config.mixup_alpha:
         return in_box
     throughout = _mixup(config.mixup_alpha, draw((rows, 1)), image.shape.rank)
-    # One of the two for all rows of all replicas.
+    # Each step uses one of the two, the same for all rows of all replicas.
     is_mixup = draw((), replica=None) < 0.5
     return tuple(tf.where(is_mixup, *each) for each in zip(throughout, in_box, strict=True))
 
@@ -56,7 +56,7 @@ def _mixup(alpha: float, drawn: tf.Tensor, rank: int) -> tuple:
 
 
 def _cutmix(alpha: float, drawn: tf.Tensor, size) -> tuple:
-    """As Yun et al. do: a box of the image's shape about a uniform pixel, cut at the borders."""
+    """Cuts a box as Yun et al. do: centered on a uniform pixel, clipped at the image's borders."""
     side = tf.sqrt(1 - _beta(alpha, drawn[:, 0]))
     inside = tf.ones([1, 1, 1], tf.bool)
     for axis, length in enumerate(size):
@@ -70,7 +70,7 @@ def _cutmix(alpha: float, drawn: tf.Tensor, size) -> tuple:
 
 
 def _beta(alpha: float, drawn: tf.Tensor) -> tf.Tensor:
-    """Returns Beta(alpha, alpha) numbers, made of uniform ones."""
+    """Returns Beta(alpha, alpha) numbers, made from uniform ones."""
     knots = tf.constant(_quantiles(alpha))
     position = drawn * (NUM_KNOTS - 1)
     below = tf.cast(position, tf.int32)

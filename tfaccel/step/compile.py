@@ -1,7 +1,7 @@
-"""A model compiled for its strategy, or refused in a sentence.
+"""Compiles a model for its strategy, or raises an error that says why not.
 
-Takes a Keras model and what `model.compile` takes; gives the model compiled, with its step
-functions set. `fit`, `evaluate` and `predict` stay Keras's own.
+`compile_model` calls the model's `compile` and sets the step functions. `fit`, `evaluate` and
+`predict` stay Keras's own.
 
     compile_model(model, strategy, StepConfig(), xla=True, optimizer="adamw", loss=...)
 """
@@ -59,22 +59,22 @@ def compile_model(
     Args:
       model: built in `strategy.scope()`.
       strategy: a MirroredStrategy or MultiWorkerMirroredStrategy.
-      config: what a step does beside Keras's.
-      *args: as the model's `compile` takes them, which may be one of its own.
+      config: what a step does in addition to Keras's step.
+      *args: passed to the model's `compile`, which may be the model's own.
       xla: whether steps are compiled with XLA.
-      **compile_args: likewise, less `jit_compile`.
+      **compile_args: also passed to `compile`. `jit_compile` is refused.
 
     Raises:
-      UserError: the model's `compile` does not take these, or does not call Keras's; the model
-        belongs to no or another strategy, the optimizer has already trained
-        another model, or several replicas would train wrongly.
+      UserError: `compile` of the model does not accept these arguments or does not call Keras's
+        `compile`; the model was built in no scope or in another one; the optimizer has the state of
+        another model; or the model or loss does not suit several replicas or this config.
     """
     if "jit_compile" in compile_args:
         raise UserError("jit_compile is set by tfaccel; use tfaccel.setup(xla=True or False)")
     if model.distribute_strategy is not strategy:
         raise UserError(
-            "the model was built in no scope or another run's; build or load it in this run's "
-            "`with run.scope():`"
+            "the model was built in no scope or in another run's scope; build or load it in this "
+            "run's `with run.scope():`"
         )
     _check_layers(model, strategy, xla=xla)
     num_replicas = strategy.num_replicas_in_sync
@@ -82,15 +82,15 @@ def compile_model(
         _compile(model, args, compile_args, config)
         for each in every_optimizer(model):
             _adopt(each, strategy)
-    _say_unscaled(model)
+    _warn_of_unscaled(model)
     batch_norm.convert_back(model)
     if config.sync_batchnorm and num_replicas > 1:
         layers = batch_norm.convert(model)
-        log.info("batch norm: %d layers take their statistics over all replicas", len(layers))
+        log.info("batch norm: %d layers use the statistics of all replicas", len(layers))
     if num_replicas > 1 or config.accumulation_steps > 1:
         _refuse_losses(model, config, num_replicas)
     if num_replicas > 1:
-        _refuse_what_would_be_wrong(model, config, num_replicas)
+        _refuse_for_replicas(model, config, num_replicas)
     if config.zero_weight_is_padding:
         padding.check(model)
     change = lambda batch: batch  # noqa: E731
@@ -100,11 +100,12 @@ def compile_model(
     build_from_specs(model, change=change)
     if runs_eagerly(model):
         if config.accumulation_steps > 1:
-            raise UserError("run_eagerly is stock Keras's step: use it with accumulation_steps=1")
+            raise UserError("run_eagerly runs stock Keras's step; use it with accumulation_steps=1")
         if config.mixes_labels or config.cutout_pixels:
             raise UserError(
-                "run_eagerly is stock Keras's step, without label_smoothing, mixup, cutmix or "
-                "cutout: leave them out, or use CategoricalCrossentropy(label_smoothing=...)"
+                "run_eagerly runs stock Keras's step, which has no label_smoothing, mixup, cutmix "
+                "or cutout; remove these settings, or use "
+                "CategoricalCrossentropy(label_smoothing=...)"
             )
         summary("step: stock Keras, without XLA, because run_eagerly asks for it")
     else:
@@ -112,17 +113,17 @@ def compile_model(
 
 
 def _check_layers(model, strategy, *, xla: bool) -> None:
-    """Raises for layers that a CPU has no code for; warns of weights and outputs in half."""
+    """Raises for layers that this CPU cannot run; warns of half-precision weights and outputs."""
     on_cpu = all("CPU" in each.upper() for each in strategy.extended.worker_devices)
     for layer in layers_of(model) if on_cpu and not xla else ():
         if isinstance(layer, CHANNELS_LAST_ON_CPU) and layer.data_format == "channels_first":
             raise UserError(
-                f"the layer {layer.name} has data_format='channels_first', whose gradient "
-                "TensorFlow has not for a CPU without XLA; use channels_last, which is quicker on "
-                "GPUs too"
+                f"the layer {layer.name} has data_format='channels_first', but TensorFlow cannot "
+                "compute its gradient on a CPU without XLA; use channels_last, which is also "
+                "faster on GPUs"
             )
     halves = [each.path for each in model.trainable_variables if each.dtype in HALVES]
-    wanted = model.dtype_policy.name in HALVES  # by who chose the policy of all layers
+    wanted = model.dtype_policy.name in HALVES  # the user chose half precision for all layers
     if halves and not wanted:
         log.warning(
             "step: %s and %d more keep their weights in half precision, which loses small updates; "
@@ -133,30 +134,30 @@ def _check_layers(model, strategy, *, xla: bool) -> None:
     outputs = [each for each in outputs_of(model) if each.dtype in HALVES]
     if outputs and not wanted:
         log.warning(
-            "step: an output of model %s is %s, so that its loss is of rounded values, or infinite "
-            "where float16 ends; give its layer dtype='float32'",
+            "step: an output of model %s is %s, so the loss is computed from rounded values, or "
+            "from infinity above float16's range; give the output layer dtype='float32'",
             model.name,
             outputs[0].dtype,
         )
 
 
-# What the model is compiled with.
+# The arguments of `compile`.
 
 
 def parameters_of_compile(model: keras.Model) -> Mapping[str, inspect.Parameter]:
-    """Returns what the model's `compile` takes, by name: Keras's, or one of the model's own."""
+    """Returns the parameters of the model's `compile`, which it may override, by name."""
     return inspect.signature(model.compile).parameters
 
 
 def _compile(model, args: tuple, compile_args: dict, config: StepConfig) -> None:
     """Calls the model's `compile`, in the strategy's scope.
 
-    What is ours is set where Keras's own is entered: a `compile` of the model's own may take
-    anything, and need not pass it on.
+    The model's own `compile` may take any arguments and need not pass them on. So this sets the
+    optimizer, loss scale and XLA where Keras's `compile` is entered.
     """
     signature = inspect.signature(model.compile)
     takes_all = any(each.kind == each.VAR_KEYWORD for each in signature.parameters.values())
-    # "None" asks for nothing, so that a `compile` which knows no such argument need not have it.
+    # None asks for nothing, so it is dropped if `compile` does not know the argument.
     none = [
         name
         for name, value in compile_args.items()
@@ -176,7 +177,7 @@ def _compile(model, args: tuple, compile_args: dict, config: StepConfig) -> None
         call = inspect.signature(keras_own).bind(compiled, *args, **kwargs)
         if compiled is model:
             given = call.arguments
-            # Keras's default, beside optimizers of the model's own, is not the one that trains.
+            # If the model has its own optimizers, Keras's default optimizer does not train it.
             is_used = "optimizer" in given or has_steps_of_keras(model)
             optimizer = keras.optimizers.get(given.get("optimizer", "rmsprop"))
             if is_used and given.get("auto_scale_loss", True):
@@ -190,24 +191,24 @@ def _compile(model, args: tuple, compile_args: dict, config: StepConfig) -> None
     if not model.compiled:
         raise UserError(
             f"compile of {type(model).__name__} does not call super().compile(), without which "
-            "Keras does not train a model; call it there"
+            "Keras does not train a model; call super().compile() in it"
         )
 
 
 def _scale_loss(optimizer, model, config: StepConfig):
-    """Returns the optimizer with the loss scaling that float16 gradients need, and says which."""
+    """Returns the optimizer with the loss scaling that float16 gradients need, and logs it."""
     if optimizer is None:
         return None
     if not needs_loss_scale(model):
         if config.loss_scale != "dynamic":
             log.warning(
-                "loss scale: not used, because the dtype policy of the model's layers is %s; it is "
-                "for mixed_float16",
+                "loss scale: not used, because the dtype policy of the model's layers is %s; a "
+                "loss scale is for mixed_float16",
                 policy_of(model),
             )
         return optimizer
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        log.info("loss scale: that of the LossScaleOptimizer that was given")
+        log.info("loss scale: from the LossScaleOptimizer that you passed")
         return optimizer
     if config.loss_scale == "dynamic" and optimizer.loss_scale_factor is None:
         log.info(
@@ -222,15 +223,14 @@ def _scale_loss(optimizer, model, config: StepConfig):
         )
     if config.loss_scale != "dynamic":
         optimizer.loss_scale_factor = config.loss_scale
-    log.info("loss scale: always %s; no step is skipped", in_figures(optimizer.loss_scale_factor))
+    log.info("loss scale: fixed at %s; no step is skipped", in_figures(optimizer.loss_scale_factor))
     return optimizer
 
 
-def _say_unscaled(model) -> None:
-    """Warns of optimizers, beside the compiled one, that a step of the model's own does not scale.
+def _warn_of_unscaled(model) -> None:
+    """Warns of optimizers, other than the compiled one, whose loss the model's step does not scale.
 
-    They are the step's own affair: to scale is to change the loss, and only the step knows of which
-    loss each has its gradients.
+    tfaccel cannot scale for them: only the step knows which loss each optimizer's gradients are of.
     """
     unscaled = [
         each.name
@@ -241,7 +241,7 @@ def _say_unscaled(model) -> None:
     ]
     if unscaled and needs_loss_scale(model):
         log.warning(
-            "loss scale: none for %s, which the model's own train_step applies: in float16 a "
+            "loss scale: none for %s, which the model's own train_step applies; in float16 a "
             "gradient below 6e-8 becomes 0. Wrap each in keras.optimizers.LossScaleOptimizer and "
             "take the gradients of its scale_loss(loss), or train in mixed_bfloat16",
             " and ".join(unscaled),
@@ -249,13 +249,13 @@ def _say_unscaled(model) -> None:
 
 
 def _adopt(optimizer, strategy) -> None:
-    """Makes an optimizer that was made outside the strategy's scope belong to it.
+    """Moves an optimizer that was made outside the strategy's scope into it.
 
     `run.compile(model, optimizer=keras.optimizers.AdamW())` makes it outside. Its first variables,
-    the iteration and the learning rate, are made again in the scope, so that it stays the object
-    that the caller holds, with all that was set on it.
+    the iteration and the learning rate, are made again in the scope. The optimizer stays the object
+    that the caller holds, with its settings.
     """
-    optimizers = optimizers_of(optimizer)  # none, for a model that is only tested
+    optimizers = optimizers_of(optimizer)  # empty for a model that is only tested
     if all(belongs_to(each, strategy) for each in optimizers):
         return
     for each in optimizers:
@@ -270,34 +270,34 @@ def _adopt(optimizer, strategy) -> None:
 
 
 def _refuse_losses(model, config: StepConfig, num_replicas: int) -> None:
-    """Raises for losses of which that of a batch is not the mean over its parts."""
+    """Raises for losses whose value for a batch is not the mean over the parts of the batch."""
     parts = f"{num_replicas} replicas and accumulation_steps={config.accumulation_steps}"
     for loss in losses_of(model):
         reduction = getattr(loss, "reduction", "sum_over_batch_size")
         if reduction not in ("sum_over_batch_size", "mean"):
             raise UserError(
                 f"the loss {loss.name} has reduction={reduction!r}; with {parts} use "
-                "reduction='sum_over_batch_size', so that the rows of all parts weigh alike"
+                "reduction='sum_over_batch_size', so that the rows of all parts have equal weight"
             )
         overlap = isinstance(loss, keras.losses.Dice | keras.losses.Tversky)
         if overlap and {None, 0} & set(keras.tree.flatten(loss.axis)):
             raise UserError(
-                f"the loss {loss.name} has axis={loss.axis}, so that it is of the whole batch "
-                f"together; with {parts} give it the axes of a row, as axis=(1, 2, 3)"
+                f"the loss {loss.name} has axis={loss.axis}, so it is computed over the whole "
+                f"batch; with {parts} give it the axes of one row, such as axis=(1, 2, 3)"
             )
 
 
-def _refuse_what_would_be_wrong(model, config: StepConfig, num_replicas: int) -> None:
-    """Raises for what cannot give on several replicas what one device gives."""
+def _refuse_for_replicas(model, config: StepConfig, num_replicas: int) -> None:
+    """Raises for a model or setting that gives another result on several replicas than on one."""
     if runs_eagerly(model):
         raise UserError(
-            f"run_eagerly with {num_replicas} replicas; to run a step's Python, use one replica "
+            f"run_eagerly with {num_replicas} replicas; to run a step in Python, use one replica "
             "(gpu_ids=[0])"
         )
     if config.accumulation_steps > 1 and is_synchronized(model):
         raise UserError(
-            f"accumulation_steps={config.accumulation_steps} with synchronized batch norm: its "
-            "statistics would be of a part of the rows after all; use one of the two"
+            f"accumulation_steps={config.accumulation_steps} with synchronized batch norm: the "
+            "statistics would cover only a part of the rows; use one of the two"
         )
     outside = [each for each in model.variables if not is_distributed(each)]
     if outside:

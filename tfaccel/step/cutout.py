@@ -1,7 +1,7 @@
-"""A square of each training image set to 0, on its device, inside the compiled step.
+"""Cutout: a square of each training image is set to 0, inside the compiled step.
 
-Takes a replica's images; gives them with the squares of DeVries and Taylor, "Improved
-Regularization of Convolutional Neural Networks with Cutout" (2017, arXiv:1708.04552).
+`cut_out` follows DeVries and Taylor, "Improved Regularization of Convolutional Neural Networks with
+Cutout" (2017, arXiv:1708.04552). It runs on the device that has the images.
 
     image = cut_out(image, 8, replica, model.optimizer)
 """
@@ -16,16 +16,16 @@ from tfaccel.step import draws
 
 
 def cut_out(x, side: int, replica: Replica, optimizer: keras.optimizers.Optimizer):
-    """Returns the images, in their dtype, each with a square about a pixel of its own set to 0.
+    """Returns the images with a square set to 0 around a random pixel of each.
 
     Args:
-      x: one tensor, [rows, height, width, channels], in whatever structure.
-      side: of the square, in pixels; the image's borders cut it.
-      replica: whose rows they are.
-      optimizer: that counts the updates.
+      x: one tensor, [rows, height, width, channels], in any nested structure.
+      side: the side of the square in pixels; the image's borders clip it.
+      replica: the replica that has these rows.
+      optimizer: counts the updates.
 
     Raises:
-      UserError: there is no one image for a row, or the square covers it.
+      UserError: a row has not exactly one image, or the square covers the image.
     """
     image = _image(x, side)
     drawn = draws.uniform(
@@ -39,14 +39,14 @@ def cut_out(x, side: int, replica: Replica, optimizer: keras.optimizers.Optimize
 
 
 def _hole(drawn: tf.Tensor, side: int, size: tf.Tensor) -> tf.Tensor:
-    """Returns whether a pixel is cut out, [rows, height, width, 1], of [rows, 2] in [0, 1).
+    """Returns the mask of the cut pixels, [rows, height, width, 1], from [rows, 2] in [0, 1).
 
-    In floats: without XLA, TensorFlow computes with int32 on the host.
+    It computes in floats, because without XLA TensorFlow computes with int32 on the host.
     """
     within = []
     for axis in (0, 1):
         pixel = tf.range(size[axis])
-        # Of an even side, the drawn pixel is the first after the middle.
+        # If the side is even, the drawn pixel is the first one after the middle.
         start = tf.floor(drawn[:, axis, None] * size[axis]) - side // 2
         within.append((pixel >= start) & (pixel < start + side))
     return (within[0][:, :, None] & within[1][:, None, :])[..., None]
@@ -57,13 +57,13 @@ def _image(x, side: int) -> tf.Tensor:
     if len(images) != 1 or images[0].shape.rank != 4:
         received = ", ".join(str(each.shape[1:]) for each in images)
         raise UserError(
-            f"cutout_pixels={side} with inputs of {received} for a row; expected one, (height, "
-            "width, channels): leave it out"
+            f"cutout_pixels={side} with inputs of {received} for a row; expected one input, "
+            "(height, width, channels): remove cutout_pixels"
         )
     height, width = images[0].shape[1:3]
     if side >= min(height or side + 1, width or side + 1):
         raise UserError(
             f"cutout_pixels={side} with images of {height}x{width}; expected a side below the "
-            "image's, e.g. a quarter of it"
+            "image's, for example a quarter of it"
         )
     return images[0]

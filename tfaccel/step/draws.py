@@ -1,8 +1,8 @@
 """Random numbers inside the compiled step: a pure function of seed, update, replica and purpose.
 
-Takes the optimizer, which counts the updates, and whose numbers they are; gives uniform ones, the
-same on every device, with XLA and without. A resumed run draws the same. (A step that was skipped
-is followed by one of the same draws, on other images.)
+The numbers are uniform, and the same on every device, with XLA and without it. The optimizer counts
+the updates, so a resumed run draws the same numbers. (The step after a skipped step repeats its
+draws, on other images.)
 
     drawn = uniform((rows, 2), count=num_updates(optimizer), replica=replica, purpose=CUTOUT)
 """
@@ -12,19 +12,20 @@ import tensorflow as tf
 from tfaccel.keras_internals.replica import Replica
 from tfaccel.keras_internals.seeds import global_seed
 
-BLEND, CUTOUT = 0, 1  # purposes, whose numbers have nothing to do with one another
+BLEND, CUTOUT = 0, 1  # purposes: the numbers of one are independent of the other's
 _MAX_REPLICAS = 2**20
 
 
 def uniform(shape, *, count: tf.Tensor, replica: Replica | None, purpose: int = BLEND) -> tf.Tensor:
-    """Returns numbers in [0, 1), float32.
+    """Returns float32 numbers in [0, 1).
 
-    (`stateless_uniform` turns the same bits into other floats under XLA: TensorFlow 2.21.)
+    (`stateless_uniform` cannot make them: under XLA it turns the same bits into other floats,
+    TensorFlow 2.21.)
 
     Args:
-      shape: of the result.
-      count: of updates before this one.
-      replica: whose they are; None for one that all replicas draw alike.
+      shape: the shape of the result.
+      count: how many updates were made before this one.
+      replica: the replica that uses the numbers; None for numbers that all replicas share.
       purpose: BLEND or CUTOUT.
     """
     index = _MAX_REPLICAS - 1 if replica is None else replica.index

@@ -1,14 +1,16 @@
-"""What a training step finds infinite or NaN, and how that stays out of the model.
+"""Finds infinite and NaN values in a training step, and keeps them out of the model.
 
-Takes a replica's model while its step is traced; gives the first such variable as a number.
+`watched` runs a step and returns the first variable with such a value as a number.
 
     logs = watched(model, model.train_step, batch, xla=True)
     code = logs.pop(LOG)        # FINE, WEIGHTS or 1 + the index of a variable
 
-All is found in sums over the replicas, so that each replica finds the same. A check costs one read
-of the gradients and one of the weights: a mean squared error of 0.3 says nothing of a NaN that a
-ReLU hid from it. Without XLA, which variable it is is looked for in one branch, which most steps do
-not take: each branch is felt at a start, where Python traces it, and holds up a GPU's step.
+With several replicas the checks are on sums over them, so every replica finds the same. A check
+reads the gradients and the weights once each. The loss alone is not enough: a mean squared error of
+0.3 does not show a NaN that a ReLU hid from it.
+
+Without XLA, one `tf.cond` looks for the variable, in a branch that most steps do not take. There is
+only one, because each branch delays the start, where Python traces it, and each step on a GPU.
 """
 
 import contextlib
@@ -26,25 +28,25 @@ from tfaccel.keras_internals.variables import value_of
 from tfaccel.step.totals import Span
 
 # Any other code is 1 + the index of a variable in `variables_of`.
-FINE, WEIGHTS, OTHER = 0, -1, 2**40  # OTHER: the gradient of what is not the model's
-_NONE = OTHER + 1  # nothing was found, as a number above all that may be
-LOG = "nonfinite"  # where a step's logs have the code, until Keras sees them
-AT_ONCE = 32  # tensors: XLA fuses at most some ninety operands
+FINE, WEIGHTS, OTHER = 0, -1, 2**40  # OTHER: the gradient of a variable that is not the model's
+_NONE = OTHER + 1  # nothing was found; larger than any other code
+LOG = "nonfinite"  # the key of the code in a step's logs, until Keras sees them
+AT_ONCE = 32  # tensors that are checked together; XLA fuses at most about ninety operands
 
 
 def watched(model, step: Callable, batch, *, xla: bool, compile_: Callable | None = None) -> dict:
-    """Runs the model's own step on its only replica, and leaves out what is not finite.
+    """Runs the model's own step on its only replica, and undoes changes that are not finite.
 
     Args:
-      model: within `as_replica`.
-      step: of the model, as a function of a batch.
-      batch: of the replica.
+      model: the model, within `as_replica`.
+      step: the model's step, as a function of a batch.
+      batch: the replica's batch.
       xla: whether XLA compiles what is traced.
-      compile_: makes a function of the update that XLA compiles, where it does not compile all;
-        None to let it be.
+      compile_: compiles the update alone with XLA, for a step that XLA does not compile; None to
+        leave the update as it is.
 
     Returns:
-      Its logs, those of the loss scale, and the code.
+      The step's logs, those of the loss scale, and the code.
     """
     metrics = model.metrics_variables
     before = [tf.identity(value_of(each)) for each in metrics]
@@ -70,13 +72,9 @@ def _floating_state(model) -> list:
 def put_back_where(
     spoilt: tf.Tensor, variables: list, before: list[tf.Tensor], after: list | None = None
 ) -> None:
-    """Gives the Keras variables the values that they had before, where that is so.
+    """Gives Keras variables their values `before` the step if `spoilt`, else those `after` it.
 
-    Args:
-      spoilt: whether it is.
-      variables: in Keras.
-      before: their values before.
-      after: their values now; None to read them.
+    `after=None` reads the variables.
     """
     after = [value_of(each) for each in variables] if after is None else after
     for variable, old, new in zip(variables, before, after, strict=True):
@@ -84,7 +82,7 @@ def put_back_where(
 
 
 def _with_results(model, logs: dict, spoilt: tf.Tensor) -> dict:
-    """Returns the logs; of metrics that were put back, with their results as they are now."""
+    """Returns the logs, with the results of metrics that were put back computed again."""
     results = model.get_metrics_result()
     return logs | {
         name: tf.where(spoilt, tf.cast(results[name], value.dtype), value)
@@ -93,13 +91,13 @@ def _with_results(model, logs: dict, spoilt: tf.Tensor) -> dict:
     }
 
 
-class _Look(NamedTuple):
-    """What a look at some values found.
+class _Check(NamedTuple):
+    """The result of a check of some values for infinity and NaN.
 
     Attributes:
-      found: whether one is bad.
-      code: of the first variable with one, or _NONE; without XLA a function that finds it, to be
-        called in a branch where one is bad.
+      found: whether a value is bad.
+      code: the code of the first variable with a bad value, or _NONE. Without XLA it is a function
+        that finds the code, to be called in a branch that is taken if `found` is True.
     """
 
     found: tf.Tensor
@@ -107,29 +105,26 @@ class _Look(NamedTuple):
 
 
 class Watch:
-    """What one step does to one replica's model, as far as it is finite."""
+    """Checks what one step does to one replica's model, and undoes what is not finite."""
 
     def __init__(self, model, *, xla: bool, compile_: Callable | None = None):
-        """Takes the model, within `as_replica`, and whether XLA compiles what is traced.
-
-        And `compile_`, as `watched` does.
-        """
+        """Takes the model, within `as_replica`, and the other arguments of `watched`."""
         self._model, self._xla, self._compile = model, xla, compile_
         self._graph = tf.compat.v1.get_default_graph()
         self._codes = {id(each): 1 + i for i, each in enumerate(variables_of(model))}
-        self._looks = []
+        self._checks = []
         self._refused = self._overflowed = tf.constant(False)
 
     @contextlib.contextmanager
     def updates(self, spans: Sequence[Span] = ()) -> Iterator[None]:
-        """Within the context, the optimizer applies gradients if all are finite, or none.
+        """Within the context, the optimizer applies the gradients only if all of them are finite.
 
-        Otherwise weights, slots and iterations stay as they are. A dynamic loss scale that
-        overflows is halved, by Keras, and is no fault.
+        Otherwise weights, slots and iterations do not change. If a dynamic loss scale overflows,
+        Keras halves it; that is not a fault.
 
         Args:
-          spans: the same gradients, uncut, where they came out of vectors: a look at each span is
-            quicker than one at every gradient.
+          spans: the same gradients, uncut, if they were unpacked from vectors. Checking each span
+            is faster than checking every gradient.
         """
         with contextlib.ExitStack() as watched:
             for each in every_optimizer(self._model):
@@ -140,63 +135,61 @@ class Watch:
     def apply(
         self, optimizer, grads, trainable_variables=None, *, spans: Sequence[Span] = ()
     ) -> None:
-        """Applies gradients to the variables if all are finite, or none.
+        """Applies gradients only if all of them are finite.
 
-        Args:
-          optimizer: of the model.
-          grads: of each variable; None where there is none.
-          trainable_variables: Keras's; None for the model's.
-          spans: as for `updates`.
+        The arguments are Keras's. Without `trainable_variables` the gradients are for the model's.
+        `spans` is as for `updates`.
         """
         grads = list(grads)
         variables = list(trainable_variables or self._model.trainable_variables)
-        if not optimizer.built:  # now, and not in the branch below
+        if not optimizer.built:  # not inside the branch below
             optimizer.build(variables)
         scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         xla = self._xla or self._compile is not None
 
-        def apply_if_finite(grads: list, values: list) -> _Look:
+        def apply_if_finite(grads: list, values: list) -> _Check:
             if spans:
                 own = [span._replace(values=each) for span, each in zip(spans, values, strict=True)]
-                look = self._look_at_spans(own, variables, xla=xla)
+                check = self._check_spans(own, variables, xla=xla)
             else:
                 dense = [_dense(each) for each in grads]
                 given = [each for each in zip(variables, dense, strict=True) if each[1] is not None]
-                look = self._look([each for each, _ in given], [each for _, each in given], xla=xla)
-            refused = look.found
+                check = self._check(
+                    [each for each, _ in given], [each for _, each in given], xla=xla
+                )
+            refused = check.found
             apply = functools.partial(type(optimizer).apply, optimizer, grads, trainable_variables)
             if scales:
-                with _set(optimizer, check_finite=lambda _: ~refused):  # once is enough
+                with _set(optimizer, check_finite=lambda _: ~refused):  # Keras need not check again
                     apply()
             else:
                 tf.cond(refused, lambda: None, apply)
-            return look
+            return check
 
-        look = self._compiled(apply_if_finite, grads, [each.values for each in spans])
+        check = self._compiled(apply_if_finite, grads, [each.values for each in spans])
         if tf.compat.v1.get_default_graph() is not self._graph:
-            return  # a `train_step` that updates inside its own tf.cond keeps it to itself
+            return  # a `train_step` that updates inside its own tf.cond cannot return the check
         if scales:
-            self._overflowed |= look.found
+            self._overflowed |= check.found
         else:
-            self._refused |= look.found
-            self._looks.append(look)
+            self._refused |= check.found
+            self._checks.append(check)
 
     def scale_logs(self) -> dict[str, tf.Tensor]:
-        """Returns the loss scale and whether the update was skipped for it; {} without a scale."""
+        """Returns the loss scale and whether it skipped the update; {} without a loss scale."""
         optimizer = self._model.optimizer
         if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or not optimizer.built:
             return {}
         return {
             "loss_scale": tf.identity(value_of(optimizer.dynamic_scale)),
-            # Not int32, which functions return by way of the CPU: each step would wait for the GPU.
+            # A function returns int32 through the CPU, and each step would wait for the GPU.
             "skipped_steps": tf.cast(self._overflowed, tf.int64),
         }
 
     def put_back(self, changes: list[tuple]) -> None:
-        """Undoes all changes where one is not finite, or the gradients were not.
+        """Undoes all changes if one of them, or a gradient, is not finite.
 
-        Args:
-          changes: (Keras variable that is not trained, floating; its value before).
+        A change is a pair: a floating Keras variable that is not trained, and its value before.
         """
         if not changes:
             return
@@ -206,28 +199,23 @@ class Watch:
         put_back_where(spoilt | self._refused, variables, before, after)
 
     def spoilt(self, variables: list, before: list[tf.Tensor], after: list[tf.Tensor]) -> tf.Tensor:
-        """Returns whether any value that was finite is so no more; a minimum may start as inf.
-
-        Args:
-          variables: that hold them, in Keras.
-          before: their values before the step.
-          after: their values after it.
-        """
+        """Returns whether a finite value became infinite or NaN; a metric may start as infinity."""
         each = zip(variables, after, before, strict=True)
         floats = [values for values in each if values[1].dtype.is_floating]
         if not floats:
             return tf.constant(False)
-        look = self._look(*zip(*floats, strict=True), xla=self._xla)
-        self._looks.append(look)
-        return look.found
+        check = self._check(*zip(*floats, strict=True), xla=self._xla)
+        self._checks.append(check)
+        return check.found
 
     def code(self) -> tf.Tensor:
-        """Returns what was found: of several, that of the first layer; a scalar, int64.
+        """Returns the code of what was found, an int64 scalar. The first layer's fault counts.
 
-        FINE; WEIGHTS where those of the model are not finite now; or 1 + the index of a variable in
-        `variables_of`: of its gradient where it is trained, else of its own value.
+        It is FINE; WEIGHTS if the model's weights are not finite; or 1 + the index of a variable in
+        `variables_of`. That means the gradient of a variable that is trained, and the value of
+        one that is not.
         """
-        # Not int32, which functions return by way of the CPU: each step would wait for the GPU.
+        # A function returns int32 through the CPU, and each step would wait for the GPU.
         first = self._first()
         fine = tf.equal(first, _NONE) | self._overflowed
         first = tf.where(fine, tf.constant(FINE, tf.int64), first)
@@ -241,10 +229,10 @@ class Watch:
         return tf.where(finite, first, tf.constant(WEIGHTS, tf.int64))
 
     def _first(self) -> tf.Tensor:
-        """Returns the code of the first variable of all looks with a bad value, or _NONE."""
-        known = [each.code for each in self._looks if not callable(each.code)]
+        """Returns the code of the first variable with a bad value in all checks, or _NONE."""
+        known = [each.code for each in self._checks if not callable(each.code)]
         first = tf.reduce_min(tf.stack([tf.constant(_NONE, tf.int64), *known]))
-        others = [each for each in self._looks if callable(each.code)]
+        others = [each for each in self._checks if callable(each.code)]
         if not others:
             return first
         return tf.cond(
@@ -254,40 +242,40 @@ class Watch:
         )
 
     def _compiled(self, function: Callable, *arguments):
-        """Calls a function, which XLA compiles on its own where it does so to the update."""
+        """Calls a function, compiled with XLA if XLA compiles the update alone."""
         return (self._compile(function) if self._compile else function)(*arguments)
 
-    def _look(self, variables, after, before=None, *, xla: bool) -> _Look:
-        """Looks at values of variables, one for each; at those that were finite `before`."""
+    def _check(self, variables, after, before=None, *, xla: bool) -> _Check:
+        """Checks one value for each variable; with `before`, only values that were finite then."""
         if not after:
-            return _Look(tf.constant(False), tf.constant(_NONE, tf.int64))
+            return _Check(tf.constant(False), tf.constant(_NONE, tf.int64))
         if xla:
-            return _look_in_xla(self._code_at(_index_in_each(after, before), variables))
+            return _check_in_xla(self._code_at(_index_in_each(after, before), variables))
         bad, sizes = ~_good(_packed(after), before and _packed(before)), _sizes(after)
         find = lambda: self._code_at(_index_of_first(bad, sizes), variables)  # noqa: E731
-        return _Look(tf.reduce_any(bad), find)
+        return _Check(tf.reduce_any(bad), find)
 
-    def _look_at_spans(self, spans: Sequence[Span], variables, *, xla: bool) -> _Look:
-        """Looks at the gradients of variables, uncut."""
+    def _check_spans(self, spans: Sequence[Span], variables, *, xla: bool) -> _Check:
+        """Checks the uncut gradients of the variables."""
         bad = [each._replace(values=~tf.math.is_finite(each.values)) for each in spans]
         find = lambda: self._code_at(index_in_spans(bad, len(variables)), variables)  # noqa: E731
         if xla:
-            return _look_in_xla(find())
+            return _check_in_xla(find())
         any_bad = [tf.reduce_any(each.values) for each in bad]
-        return _Look(functools.reduce(operator.or_, any_bad), find)
+        return _Check(functools.reduce(operator.or_, any_bad), find)
 
     def _code_at(self, index: tf.Tensor, variables) -> tf.Tensor:
-        """Returns the code of the variable at an index, or _NONE where that is their number."""
+        """Returns the code of the variable at an index; _NONE if the index is their number."""
         codes = [self._codes.get(id(each), OTHER) for each in variables]
         return tf.gather(tf.constant([*codes, _NONE], tf.int64), index)
 
 
-def _look_in_xla(code: tf.Tensor) -> _Look:
-    return _Look(tf.not_equal(code, _NONE), code)
+def _check_in_xla(code: tf.Tensor) -> _Check:
+    return _Check(tf.not_equal(code, _NONE), code)
 
 
 def _dense(gradient) -> tf.Tensor | None:
-    """Returns a gradient's values, also of slices."""
+    """Returns a gradient's values, also those of `tf.IndexedSlices`."""
     if gradient is None:
         return None
     is_slices = isinstance(gradient, tf.IndexedSlices)
@@ -295,15 +283,16 @@ def _dense(gradient) -> tf.Tensor | None:
 
 
 def _index_in_each(after, before) -> tf.Tensor:
-    """Returns which tensor is the first with a bad value, or their number, where XLA compiles it.
+    """Returns the index of the first tensor with a bad value, or their number, for use in XLA.
 
-    A matrix's rows are reduced where XLA computes them; they and what is small are then looked at
-    together, some tensors at a time: two kernels for each would be 1 ms of a ResNet-50 step of 36
-    (H200, 2026-11-22). Not all in one vector: XLA computes each update again inside it, and took
-    over 10 minutes for a model of 4 dense layers (CPU, 2026-11-21).
+    Each matrix is reduced over its last axis where XLA computes it. The results and the small
+    tensors are then checked together, AT_ONCE tensors at a time. Two kernels for each tensor would
+    take 1 ms of a ResNet-50 step of 36 ms (H200, 2026-11-22). Nor can all go into one vector: XLA
+    computed each update again inside it, and took over 10 minutes for a model of 4 dense layers
+    (CPU, 2026-11-21).
 
-    Of ResNet-50's tensors 856 are looked at, so that each operation for one of them is felt at a
-    start, where Python makes it and TensorFlow and XLA go over it.
+    ResNet-50 has 856 tensors to check, so each operation per tensor lengthens the start, in Python,
+    TensorFlow and XLA.
     """
     found = []
     for start, good in _good_in_parts(after, before):
@@ -313,9 +302,9 @@ def _index_in_each(after, before) -> tf.Tensor:
 
 
 def _good_in_parts(after, before) -> Iterator[tuple[int, list[tf.Tensor]]]:
-    """Yields vectors that are True where rows are good, of AT_ONCE tensors, and the first's place.
+    """Yields the index of the first of AT_ONCE tensors, and vectors that are True for good rows.
 
-    For XLA, as `_index_in_each` says.
+    For XLA; see `_index_in_each`.
     """
     before = before or [None] * len(after)
     axis, flat = tf.constant(-1), tf.constant([-1])
@@ -337,11 +326,9 @@ def _all_finite(values: list[tf.Tensor], *, xla: bool) -> tf.Tensor:
 
 
 def index_in_spans(bad: Sequence[Span], num_gradients: int) -> tf.Tensor:
-    """Returns which gradient is the first with a bad value, or their number: a scalar, int32.
+    """Returns the index of the first gradient with a bad value, or their number: an int32 scalar.
 
-    Args:
-      bad: spans whose values are True where those of the gradients are bad.
-      num_gradients: of all spans.
+    The values of the spans are bools, True for each bad value of the gradients.
     """
     found = [
         tf.gather([*span.indices, num_gradients], _index_of_first(span.values, span.sizes))
@@ -351,13 +338,13 @@ def index_in_spans(bad: Sequence[Span], num_gradients: int) -> tf.Tensor:
 
 
 def _index_of_first(bad: tf.Tensor, sizes: list) -> tf.Tensor:
-    """Returns which part the first True of a vector is in, or their number: a scalar, int32.
+    """Returns the index of the part with the first True, or the number of parts: an int32 scalar.
 
-    XLA alone makes one pass of its passes over all values: without it, `bad` should have a True.
+    XLA fuses the passes over all values into one. Without XLA, call this only if `bad` has a True.
 
     Args:
       bad: [values of all parts] bool.
-      sizes: values of each part.
+      sizes: the number of values in each part.
     """
     num_bad = tf.size(bad)
     first = tf.reduce_min(tf.where(bad, tf.range(num_bad), num_bad))
@@ -365,7 +352,7 @@ def _index_of_first(bad: tf.Tensor, sizes: list) -> tf.Tensor:
 
 
 def _sizes(parts: list[tf.Tensor]) -> list:
-    """Returns the number of values of each; tensors, where that is not known beforehand."""
+    """Returns the number of values of each part, as tensors if it is not known when traced."""
     sizes = [each.shape.num_elements() for each in parts]
     if None in sizes:  # the slices of an embedding's gradient
         return [tf.size(each) for each in parts]
@@ -373,15 +360,15 @@ def _sizes(parts: list[tf.Tensor]) -> list:
 
 
 def _good(after, before) -> tf.Tensor:
-    """Returns where values are finite, or were not so before."""
+    """Returns True for each value that is finite, or that was not finite before."""
     good = tf.math.is_finite(after)
     return good if before is None else good | ~tf.math.is_finite(before)
 
 
 def _packed(values) -> tf.Tensor:
-    """Returns all values in a vector, in a dtype that holds each.
+    """Returns all values in one vector, in a dtype that can hold each of them.
 
-    Without XLA, two kernels for each tensor would take their time.
+    Without XLA this saves two kernels for each tensor.
     """
     dtype = tf.float64 if any(each.dtype == tf.float64 for each in values) else tf.float32
     flat = tf.constant([-1])
@@ -390,7 +377,7 @@ def _packed(values) -> tf.Tensor:
 
 @contextlib.contextmanager
 def _set(optimizer, **methods) -> Iterator[None]:
-    """Within the context, this optimizer has other methods."""
+    """Within the context, replaces methods of this optimizer."""
     optimizer.__dict__.update(methods)  # past Keras's tracking of attributes
     try:
         yield

@@ -1,34 +1,38 @@
 """The functions that `fit`, `evaluate` and `predict` call for each execution.
 
-Takes a compiled model; sets them on it. Keras makes its own only where these are not set.
+`set_functions` sets them on a compiled model. Keras makes its own functions only if none are set.
 
     set_functions(model, strategy, StepConfig(), xla=True)
 
 On one replica the model's own `train_step` is one function: forward, backward, loss scaling,
-clipping and update. On several, the order is what makes N replicas equal one device:
+clipping and update. On several replicas, this order makes N replicas equal one device:
 
-  1. each replica, one XLA function: forward and backward on its rows; each gradient is that of the
-     mean over the rows, of the scaled loss, and is multiplied by the number of rows;
-  2. between the replicas: gradients, moving statistics, metrics and the rows are summed, packed in
-     one buffer per dtype;
-  3. each replica, one XLA function, on the same sums and so with the same result: division by the
-     rows of all, finite check, unscaling, clipping, update or skip, change of the loss scale.
+  1. Each replica, in one XLA function: forward and backward on its rows. Each gradient is that of
+     the scaled loss, averaged over the rows, times the number of rows.
+  2. Between the replicas: gradients, moving statistics, metrics and row counts are summed, packed
+     in one buffer per dtype.
+  3. Each replica, in one XLA function, on the same sums and so with the same result: division by
+     the rows of all replicas, finite check, unscaling, clipping, update or skip, change of the loss
+     scale.
 
-On the GPUs of one process the three are one XLA function, which has a collective of its own: the
-GPU goes from one to the next by itself. On the CPU XLA has none; and of several processes only
-TensorFlow's collectives can be broken off, by those whose peer has died. Nor does the host wait
-then until a step is done. The replicas' functions meet in that sum alone and need none of
-TensorFlow's order of side effects, by which what one GPU returns comes after all have ended: a step
-took 49 ms for 43 (40 dense layers of 4,096, batch 4,096, two H100s, 2026-11-26).
+On the GPUs of one process the three are one XLA function with XLA's own collective. Each GPU goes
+from one stage to the next without the host, and the host does not wait for the end of a step. The
+replicas' functions meet only in that sum. So they run without TensorFlow's order of side effects,
+which would delay the results of one GPU until all have ended: a step took 49 ms with that order and
+43 ms without it (40 dense layers of 4,096, batch 4,096, two H100s, 2026-11-26).
 
-What is not finite is applied on no number of replicas (tfaccel/step/finite.py says what);
-`model.train_function.nonfinite` has what was found.
+Elsewhere TensorFlow's collective sums between two XLA functions. XLA has no collective on the CPU;
+and with several processes only TensorFlow's collectives can be aborted when a peer has died.
 
-Gradients of an Embedding, which are slices, are made dense before the sum. (Where a batch has an id
-twice, stock Keras's Adam squares each slice; the square of their sum is what a dense layer gets.)
+A step with an infinite or NaN gradient is skipped on every replica (tfaccel/step/finite.py has the
+details). `model.train_function.nonfinite` has the codes of what was found.
 
-A finite check or a clip before the sum would be of a part of the gradient: stock Keras's are
-(weights become -inf where only replica 1 overflows; 30 and -10 clipped to 1 make 0 instead of 1).
+Gradients of an Embedding, which are slices, are made dense before the sum. (If a batch has an id
+twice, stock Keras's Adam squares each slice; this step squares their sum, as for a dense layer.)
+
+A finite check or a clip before the sum would see only a part of the gradient. Stock Keras does both
+before the sum: weights become -inf if only replica 1 overflows, and 30 and -10 clipped to 1 make 0
+instead of 1.
 """
 
 import contextlib
@@ -37,7 +41,7 @@ import itertools
 import logging
 import operator
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import keras
 import numpy as np
@@ -64,39 +68,38 @@ log = logging.getLogger("tfaccel")
 def set_functions(model, strategy, config: StepConfig, *, xla: bool) -> None:
     """Sets the functions that `fit`, `evaluate` and `predict` call for each execution.
 
-    Keras makes its own only where these are not set, and unsets them in `compile`.
+    Keras makes its own functions only if none are set. Its `compile` removes them.
     """
     replicas = local_replicas(strategy)
     several = strategy.num_replicas_in_sync > 1
     synchronized = several and is_synchronized(model)
-    if synchronized and xla:
-        summary("step: training without XLA, because synchronized batch norm sums inside it")
-    elif several and xla and len(every_optimizer(model)) > 1:
-        summary("step: training without XLA, because each of several optimizers sums inside it")
-    choose = functools.partial(in_xla.Choice, model, said=set())
     sums_within = synchronized or (several and len(every_optimizer(model)) > 1)
+    if sums_within and xla:
+        why = "synchronized batch norm sums" if synchronized else "several optimizers each sum"
+        summary("step: training without XLA, because %s over the replicas within the step", why)
+    choose = functools.partial(in_xla.Choice, model, said=set())
     choices = [choose(wanted=each) for each in (xla and not sums_within, xla, xla)]
     for each in choices:
-        each.layers()
+        each.check_layers()
     trains, tests, predicts = choices
     make = functools.partial(_Step, model, strategy, config)
-    seen = functools.partial(labels.watched, are_probabilities=config.mixes_labels)
-    train = make(seen(model.train_step), replicas, choice=trains, updates_in_xla=xla, trains=True)
-    test = make(seen(model.test_step), replicas, choice=tests, updates_in_xla=xla, trains=False)
-    log.info(
-        "step: %s, %s XLA%s",
-        _in_words(replicas, xla=trains.on),
-        "with" if trains.on else "without",
-        f", in {config.accumulation_steps} parts" if config.accumulation_steps > 1 else "",
+    watched = functools.partial(labels.watched, are_probabilities=config.mixes_labels)
+    train = make(
+        watched(model.train_step), replicas, choice=trains, updates_in_xla=xla, trains=True
     )
-
+    test = make(watched(model.test_step), replicas, choice=tests, trains=False)
+    parts = (
+        f", the batch in {config.accumulation_steps} parts" if config.accumulation_steps > 1 else ""
+    )
+    with_xla = "with" if trains.on else "without"
+    log.info("step: %s, %s XLA%s", _in_words(replicas, xla=trains.on), with_xla, parts)
     model.train_function = Execution(model, train)
     model.test_function = Execution(model, test)
     model.predict_function = _Predict(model, strategy, replicas, predicts)
 
 
 def _in_words(replicas: list[Replica], *, xla: bool) -> str:
-    """Returns, for the log, how the step is cut into functions."""
+    """Returns how the step is divided into functions, for the log."""
     num_replicas = replicas[0].num_replicas
     if num_replicas == 1:
         return "one function"
@@ -109,31 +112,31 @@ class Execution:
     """The steps of one execution, as a function of an iterator over batches.
 
     Attributes:
-      launched: makes the logs that Keras is given, of the logs and codes of an execution that the
-        device still works at; None to give it those.
-      kept: takes the codes of all launches; None to keep those of the last execution alone.
+      launched: makes the logs for Keras from the logs and codes of an execution that the device is
+        still running; None to give Keras the logs as they are.
+      kept: a list that collects the codes of all launches; None to keep only the last execution's.
     """
 
     launched: Callable[[dict, Sequence[tf.Tensor]], dict] | None = None
     kept: list[tf.Tensor] | None = None
 
     def __init__(self, model, step: "_Step"):
-        """Takes what makes one step of a batch, and the model, which says how many are made."""
+        """Takes the model, which has `steps_per_execution`, and the function of one batch."""
         self._model, self._step = model, step
         self._found = []
 
     @property
     def xla(self) -> bool:
-        """Whether XLA compiles the steps, as far as is known: see tfaccel/step/in_xla.py."""
+        """Whether XLA compiles the steps, as far as is known yet: see tfaccel/step/in_xla.py."""
         return self._step.choice.on
 
     @property
     def without_xla(self) -> str | None:
-        """Why XLA does not, where it was asked for."""
+        """The reason why XLA does not compile the steps although you asked for it; or None."""
         return self._step.choice.reason
 
     def __call__(self, iterator: Iterator) -> dict:
-        """Returns the logs of the last step, and `skipped_steps` of all.
+        """Returns the last step's logs, with `skipped_steps` summed over all steps.
 
         Raises:
           StopIteration: there is no batch.
@@ -143,22 +146,16 @@ class Execution:
         return logs if self.launched is None else self.launched(logs, self._found)
 
     def _launch(self, iterator: Iterator) -> dict:
-        found, skipped, logs = [], [], None
-        for logs in self._launches(iterator):
-            found.append(logs.pop(finite.LOG, None))
-            skipped += [logs["skipped_steps"]] if "skipped_steps" in logs else []
+        logs, found = _collected(self._launches(iterator))
         if logs is None:
             raise StopIteration
         self._found = found
         if self.kept is not None:
             self.kept += found
-        if skipped:
-            # Of tensors alone: to bring a number to the GPU is to wait for what it is doing.
-            logs["skipped_steps"] = functools.reduce(operator.add, skipped)
         return logs
 
     def _launches(self, iterator: Iterator) -> Iterator[dict]:
-        """Yields the logs of an execution's launches, of several steps each where that can be."""
+        """Yields the logs of each launch; a launch has several steps if that is possible."""
         padded, num_steps = getattr(iterator, "pads", False), self._model.steps_per_execution
         done = 0
         while done < num_steps:
@@ -167,33 +164,45 @@ class Execution:
                 break
             done += len(deferred[0])
             logs = self._step.in_a_row(deferred, padded=padded)
-            del deferred  # before the next ones are taken: they are many megabytes
+            del deferred  # the batches are many megabytes, so free them before taking the next
             yield logs
         if not done:
             for batch in itertools.islice(iterator, num_steps):
                 yield self._step(batch, padded=padded)
 
     def take(self, iterator: Iterator) -> list[Deferred] | None:
-        """Returns each replica's batches of a launch of several of an execution's steps; or None.
+        """Returns each replica's batches for a launch of several steps.
 
-        None also at the end of an epoch.
+        Returns None if a launch can have only one step, and at the end of an epoch.
         """
         num_steps = self._model.steps_per_execution
         if num_steps == 1 or not self._step.can_be_in_a_row or not hasattr(iterator, "take"):
             return None
-        # A test is not worth the compilation of what is left over at its end.
+        # A test is too short to be worth compiling a second launch length for its last steps.
         return iterator.take(num_steps, may_wait=self.xla and self._step.trains)
 
     @property
     def nonfinite(self) -> np.ndarray:
-        """What the last execution's steps of training found: [steps], a `Watch.code` for each.
+        """The codes that the last execution's training steps found: [steps], from `Watch.code`.
 
         Reading it waits for the device, and copies one small array from it.
         """
         if not self._found:
             return np.zeros(0, np.int64)
-        join = tf.concat if self._found[0].shape.rank else tf.stack  # of launches, or of steps
+        join = tf.concat if self._found[0].shape.rank else tf.stack  # launches, or single steps
         return join(self._found, axis=0).numpy()
+
+
+def _collected(launches: Iterable[dict]) -> tuple[dict | None, list]:
+    """Returns the last launch's logs, with `skipped_steps` of all launches, and all codes."""
+    logs, codes, skipped = None, [], []
+    for logs in launches:
+        codes.append(logs.pop(finite.LOG, None))
+        skipped += [logs["skipped_steps"]] if "skipped_steps" in logs else []
+    if skipped:
+        # Add only tensors: copying a Python number to the GPU would wait for its running work.
+        logs["skipped_steps"] = functools.reduce(operator.add, skipped)
+    return logs, codes
 
 
 class _Step:
@@ -208,30 +217,27 @@ class _Step:
         replicas,
         *,
         choice: in_xla.Choice,
-        updates_in_xla: bool,
         trains: bool,
+        updates_in_xla: bool = False,
     ):
         self._model, self._strategy, self._replicas = model, strategy, replicas
+        self._config, self._step, self.choice, self.trains = config, step, choice, trains
         self._several = strategy.num_replicas_in_sync > 1
-        self._always_padded, self.trains = config.zero_weight_is_padding, trains
-        self.choice = choice
-        self._updates_in_xla = updates_in_xla and trains and self.updates_on_gpu
-        self._make = functools.partial(
-            _make, model, strategy, config, step, replicas, trains=trains
-        )
-        self._numbers = own_numbers()  # now: `fit` may come before `evaluate`, or after it
-        # For padded batches and for others, one by one and in a row: most models need one alone.
+        self._updates_in_xla = updates_in_xla and self.updates_on_gpu
+        # Taken now, so that the order of `fit` and `evaluate` does not change the names.
+        self._numbers = own_numbers()
+        # One function for each (padded, make_batch); most models need only one.
         self._made = {}
-        self._lengths = set()  # of launches of several steps, so far
+        self._lengths = set()  # the lengths of the launches of several steps, so far
 
     @property
     def updates_on_gpu(self) -> bool:
-        """Whether an update by XLA is worth its compilation: on a CPU it is not."""
+        """Whether compiling the update with XLA is worth the time: on a CPU it is not."""
         return self._replicas[0].is_gpu
 
     @property
     def can_be_in_a_row(self) -> bool:
-        """Whether several steps can be one function, as far as is known."""
+        """Whether several steps can be one function, as far as is known yet."""
         return not self._several or self._sums_in_xla
 
     @property
@@ -243,25 +249,25 @@ class _Step:
 
         def run():
             step = self._function(padded, None)
-            with self._saying_if_traced(step, batches[0]):
+            with self._warn_if_traced(step, batches[0]):
                 if self._several:
-                    return step([(each,) for each in batches])[0]  # all are alike
+                    return step([(each,) for each in batches])[0]  # the replicas' logs are equal
                 return step(batches[0])
 
         return self.choice.run(run, batches, forget=self._made.clear)
 
     def in_a_row(self, deferred: list[Deferred], *, padded: bool) -> dict:
-        """Steps on each of the replicas' batches, made or taken there, in one function of each.
+        """Runs one step for each of the replicas' deferred batches, all in one function.
 
         Returns:
-          The logs of the last step, `skipped_steps` of all, and each one's code, [steps].
+          The logs of the last step, `skipped_steps` of all steps, and each step's code, [steps].
         """
 
         def run():
             if not self.can_be_in_a_row:
                 return self._one_by_one(deferred, padded=padded)
-            step = self._function(padded, deferred[0].make)  # that of all is equal
-            self._say_if_shorter(len(deferred[0]))
+            step = self._function(padded, deferred[0].make)  # equal for all replicas
+            self._explain_if_shorter(len(deferred[0]))
             arguments = [(dict(each.inputs), dict(each.shared)) for each in deferred]
             return step(arguments)[0] if self._several else step(*arguments[0])
 
@@ -269,57 +275,82 @@ class _Step:
         return self.choice.run(run, inputs, forget=self._made.clear)
 
     def _one_by_one(self, deferred: list[Deferred], *, padded: bool) -> dict:
-        """Does the same where a step cannot be one function: XLA turned out to lack some of it."""
-        step, codes, skipped = self._function(padded, None), [], []
-        for index in range(len(deferred[0])):
-            arguments = []
-            for replica, each in zip(self._replicas, deferred, strict=True):
-                with tf.device(replica.device):
-                    arguments.append((each.at(index),))
-            logs = dict(step(arguments)[0])
-            codes.append(logs.pop(finite.LOG, tf.constant(finite.FINE, tf.int64)))
-            skipped += [logs["skipped_steps"]] if "skipped_steps" in logs else []
-        if skipped:
-            logs["skipped_steps"] = functools.reduce(operator.add, skipped)
+        """Runs the same steps one by one, after XLA turned out to lack an operation of the step."""
+        step = self._function(padded, None)
+
+        def steps():
+            for index in range(len(deferred[0])):
+                arguments = []
+                for replica, each in zip(self._replicas, deferred, strict=True):
+                    with tf.device(replica.device):
+                        arguments.append((each.at(index),))
+                yield dict(step(arguments)[0])
+
+        logs, codes = _collected(steps())
         return logs | {finite.LOG: tf.stack(codes)}
 
     @contextlib.contextmanager
-    def _saying_if_traced(self, step: Callable, batch) -> Iterator[None]:
-        """Warns where a step is made again, because a batch has other shapes than those before."""
+    def _warn_if_traced(self, step: Callable, batch) -> Iterator[None]:
+        """Warns if a step is traced again because the batch has a new shape."""
         count = step.__wrapped__.experimental_get_tracing_count
         before, began = count(), time.perf_counter()
         yield
         if before and count() > before:
             shapes = [each.shape for each in tf.nest.flatten(batch) if hasattr(each, "shape")]
             log.warning(
-                "step: made again in %.1f s, for a batch of the shapes %s: each new one costs that "
-                "once; pad batches, or drop the last one of an epoch",
+                "step: built again in %.1f s for a batch of shapes %s; each new shape costs this "
+                "once: pad batches, or drop the last batch of an epoch",
                 time.perf_counter() - began,
                 ", ".join(map(str, shapes)),
             )
 
-    def _say_if_shorter(self, num_steps: int) -> None:
-        """Says why what is left over of an epoch takes long, before it does."""
+    def _explain_if_shorter(self, num_steps: int) -> None:
+        """Explains, before it happens, why the last steps of an epoch take long."""
         if self._lengths and num_steps not in self._lengths:
             log.info(
-                "step: compiled once more, for a launch of %d where others have %d; let "
-                "steps_per_execution divide the steps of an epoch",
+                "step: compiling again, because this launch has %d steps and others have %d; "
+                "choose a steps_per_execution that divides the steps of an epoch",
                 num_steps,
                 max(self._lengths),
             )
         self._lengths.add(num_steps)
 
     def _function(self, padded: bool, make_batch: Callable | None) -> Callable:
-        padded = padded or self._always_padded
-        if (padded, make_batch) not in self._made:
-            made = self._make(
-                padded=padded,
-                make_batch=make_batch,
-                xla=self.choice.on,
-                updates_in_xla=self._updates_in_xla,
-            )
-            self._made[padded, make_batch] = alike(self._compile(made), self._numbers)
-        return self._made[padded, make_batch]
+        key = padded or self._config.zero_weight_is_padding, make_batch
+        if key not in self._made:
+            self._made[key] = alike(self._compile(self._make(*key)), self._numbers)
+        return self._made[key]
+
+    def _make(self, padded: bool, make_batch: Callable | None) -> Callable:
+        """Returns the step as a function of the batches of all local replicas, or of the only one.
+
+        With `make_batch` the function takes deferred batches instead, makes them inside, and runs
+        several steps.
+        """
+        model, config, step, trains = self._model, self._config, self._step, self.trains
+        parts, xla = config.accumulation_steps if trains else 1, self.choice.on
+        if padded:
+            step = padding.leave_out_padding(model, step)
+        weigh = functools.partial(totals_lib.weight_of, padding=padded)
+        pass_ = functools.partial(
+            totals_lib.make_totals, model, step, weigh=weigh, parts=parts, xla=xla
+        )
+        if config.mixes_labels or (trains and config.cutout_pixels):
+            change = mixing.mixed(model, config) if trains else mixing.as_probabilities(model)
+            step, pass_ = _on_changed(change, step, pass_, self._replicas[0])
+        settings = {"xla": xla, "updates_in_xla": self._updates_in_xla}
+        if self._several:
+            settings |= {"make_batch": make_batch, "trains": trains}
+            settings["gradients_as"] = "float16" if config.float16_allreduce else None
+            settings["at_once"] = trains and parts == 1 and len(every_optimizer(model)) > 1
+            steps = [_replica_step(model, pass_, each, **settings) for each in self._replicas]
+            return functools.partial(_split_step, self._replicas, steps)
+        replica = self._replicas[0]
+        if parts > 1:
+            whole = functools.partial(_accumulating_step, model, pass_, replica, **settings)
+        else:
+            whole = functools.partial(_whole_step, model, step, replica, trains=trains, **settings)
+        return _from_deferred(whole, make_batch)
 
     def _compile(self, made: Callable) -> Callable:
         xla = self.choice.on
@@ -337,67 +368,16 @@ class _Step:
         return compile_(made)
 
 
-def _make(
-    model,
-    strategy,
-    config,
-    step,
-    replicas,
-    *,
-    padded: bool,
-    make_batch,
-    xla: bool,
-    updates_in_xla: bool,
-    trains: bool,
-):
-    """Returns the step as a function of every local replica's batch, or of the only one's.
-
-    Where batches are made in it, by `make_batch`, it is one of what is deferred, for several steps.
-    """
-    parts = config.accumulation_steps if trains else 1
-    if padded:
-        step = padding.leave_out_padding(model, step)
-    weigh = functools.partial(totals_lib.weight_of, padding=padded)
-    pass_ = functools.partial(
-        totals_lib.make_totals, model, step, weigh=weigh, parts=parts, xla=xla
-    )
-    if config.mixes_labels or (trains and config.cutout_pixels):
-        change = mixing.mixed(model, config) if trains else mixing.as_probabilities(model)
-        step, pass_ = _on_changed(change, step, pass_, replicas[0])
-    if strategy.num_replicas_in_sync > 1:
-        wire = "float16" if config.float16_allreduce else None
-        settings = {"gradients_as": wire, "make_batch": make_batch, "trains": trains}
-        settings |= {"xla": xla, "updates_in_xla": updates_in_xla}
-        settings["at_once"] = trains and parts == 1 and len(every_optimizer(model)) > 1
-        steps = [_ReplicaStep(model, pass_, each, **settings) for each in replicas]
-        return functools.partial(_split_step, steps)
-    if parts > 1:
-        whole = functools.partial(
-            _accumulating_step, model, pass_, replicas[0], xla=xla, updates_in_xla=updates_in_xla
-        )
-    else:
-        whole = functools.partial(
-            _whole_step,
-            model,
-            step,
-            replicas[0],
-            xla=xla,
-            updates_in_xla=updates_in_xla,
-            trains=trains,
-        )
-    return _of_deferred(whole, make_batch)
-
-
-def _of_deferred(step: Callable, make_batch: Callable | None) -> Callable:
-    """Returns the step as a function of what `make_batch` makes batches of, where it is given."""
+def _from_deferred(step: Callable, make_batch: Callable | None) -> Callable:
+    """Returns the step as a function of deferred batches, if there is a `make_batch`."""
     return step if make_batch is None else functools.partial(_in_a_row, step, make_batch)
 
 
 def _in_a_row(step: Callable, make_batch: Callable, inputs: dict, shared: dict) -> dict:
-    """Steps on batches that are made here: see `_Step.in_a_row`."""
+    """Makes batches and runs a step on each: see `_Step.in_a_row`."""
     num_steps = next(iter(inputs.values())).shape[0]
 
-    # Traced once, for its logs, before the loop that it is part of.
+    # This is traced before the loop that calls it, because the loop needs the shapes of its logs.
     @functools.partial(tf.function, autograph=False)
     def step_of(index):
         own = {name: each[index] for name, each in inputs.items()}
@@ -409,22 +389,22 @@ def _in_a_row(step: Callable, make_batch: Callable, inputs: dict, shared: dict) 
     nothing = tf.nest.map_structure(lambda each: tf.zeros(each.shape, each.dtype), specs)
     codes = tf.TensorArray(tf.int64, num_steps, element_shape=())
 
-    def go_on(index, codes, before):
+    def run_step(index, codes, before):
         logs, code = step_of(index)
         if "skipped_steps" in logs:
             logs["skipped_steps"] += before["skipped_steps"]
         return index + 1, codes.write(index, code), logs
 
-    # XLA knows the loop's length: a GPU need not ask the host whether to go on. (It may ask whether
-    # to update, where XLA leaves that a branch.)
+    # XLA knows the length of the loop, so a GPU need not ask the host whether to continue. (It may
+    # ask whether to update, if XLA leaves the update a branch.)
     _, codes, logs = tf.while_loop(
-        lambda index, *_: index < num_steps, go_on, (index, codes, nothing)
+        lambda index, *_: index < num_steps, run_step, (index, codes, nothing)
     )
     return logs | {finite.LOG: codes.stack()}
 
 
 def _on_changed(change: Callable, step: Callable, pass_: Callable, replica: Replica) -> tuple:
-    """Returns both, on batches that `change` has changed: whole ones, not yet cut in parts."""
+    """Returns `step` and `pass_` on batches that `change` has changed, before they are cut."""
     return (
         lambda batch: step(change(replica, batch)),
         lambda each, batch, **settings: pass_(each, change(each, batch), **settings),
@@ -434,11 +414,11 @@ def _on_changed(change: Callable, step: Callable, pass_: Callable, replica: Repl
 def _whole_step(
     model, step, replica: Replica, batch, *, xla: bool, updates_in_xla: bool, trains: bool
 ) -> dict:
-    """One replica, nothing to sum: the model's own step, as it is."""
+    """Runs the model's own step: with one replica there is nothing to sum."""
     with as_replica(model, replica), layer_paths(xla=xla, all_reduce=None):
         if not trains:
             return labels.named(step(batch), trains=False)
-        # Within what XLA compiles, it compiles the update too.
+        # If XLA compiles the whole step, it compiles the update with it.
         compile_ = functools.partial(_compiled, replica) if updates_in_xla and not xla else None
         logs = finite.watched(model, step, batch, xla=xla, compile_=compile_)
         return labels.named(logs, trains=True)
@@ -447,7 +427,7 @@ def _whole_step(
 def _accumulating_step(
     model, pass_, replica: Replica, batch, *, xla: bool, updates_in_xla: bool
 ) -> dict:
-    """One replica, its batch in parts: their sum, then one update."""
+    """Runs the parts of one replica's batch, sums them, and updates once."""
     with as_replica(model, replica):
         totals = pass_(replica, batch)
 
@@ -460,88 +440,74 @@ def _accumulating_step(
         return update(totals.tensors(), totals.metrics_before)
 
 
-def _split_step(steps: list["_ReplicaStep"], arguments: list[tuple]) -> list[dict]:
-    """Several replicas: each one's pass, the sum over all, each one's update; returns all logs.
+def _split_step(
+    replicas: list[Replica], steps: list[Callable], arguments: list[tuple]
+) -> list[dict]:
+    """Runs each replica's step on its device, and returns the logs of every replica.
 
-    Of each replica, on its device: what a function does not return it need not run.
+    All logs are returned, because TensorFlow does not run what a function need not return.
     """
     logs = []
-    is_deferred = len(arguments[0]) > 1  # and of full batches
+    is_deferred = len(arguments[0]) > 1  # deferred batches are full
     stand_in = None if is_deferred else totals_lib.stand_in_of([own for (own,) in arguments])
-    for step, own in zip(steps, arguments, strict=True):
-        with tf.device(step.replica.device):
+    for replica, step, own in zip(replicas, steps, arguments, strict=True):
+        with tf.device(replica.device):
             logs.append(step(*own) if stand_in is None else step(*own, stand_in))
     return logs
 
 
-class _ReplicaStep:
-    """One replica's step among several: its pass, the sum over replicas, and its update."""
+def _replica_step(
+    model,
+    pass_,
+    replica: Replica,
+    *,
+    gradients_as: str | None,
+    make_batch: Callable | None,
+    xla: bool,
+    updates_in_xla: bool,
+    trains: bool,
+    at_once: bool,
+) -> Callable:
+    """Returns one replica's step among several: its pass, the sum over replicas, and its update.
 
-    def __init__(
-        self,
-        model,
-        pass_,
-        replica: Replica,
-        *,
-        gradients_as: str | None,
-        make_batch: Callable | None,
-        xla: bool,
-        updates_in_xla: bool,
-        trains: bool,
-        at_once: bool,
-    ):
-        self.replica = replica
-        # What is applied at once is looked at in the function that it is applied in.
-        updates_in_xla = (updates_in_xla or xla) and not at_once
-        layout = watch = None  # known once the pass is traced
+    The function takes the replica's batch, deferred or not. A second argument is the row that
+    stands in for a batch without rows, if zeros will not do. Every replica's function must be
+    called in one `tf.function`, on its device.
+    """
+    # With `at_once`, gradients are checked in the function that applies them.
+    updates_in_xla = (updates_in_xla or xla) and not at_once
+    layout = watch = None  # known once the pass is traced
 
-        def forward_backward(batch, stand_in=None):
-            nonlocal layout, watch
-            with as_replica(model, replica):
-                watch = finite.Watch(model, xla=xla) if at_once else None
-                more = {"apply": watch.apply} if at_once else {}
-                totals = pass_(replica, batch, stand_in=stand_in, **more)
-            layout = Layout(totals, gradients_as=gradients_as)
-            return layout.pack(totals), totals.metrics_before
+    def forward_backward(batch, stand_in=None):
+        nonlocal layout, watch
+        with as_replica(model, replica):
+            watch = finite.Watch(model, xla=xla) if at_once else None
+            more = {"apply": watch.apply} if at_once else {}
+            totals = pass_(replica, batch, stand_in=stand_in, **more)
+        layout = Layout(totals, gradients_as=gradients_as)
+        return layout.pack(totals), totals.metrics_before
 
-        def update(buffers, metrics_before):
-            with as_replica(model, replica):
-                totals, spans = layout.unpack(buffers)
-                return _update(
-                    model,
-                    totals,
-                    metrics_before,
-                    spans,
-                    trains=trains,
-                    xla=updates_in_xla,
-                    watch=watch,
-                )
+    def update(buffers, metrics_before):
+        with as_replica(model, replica):
+            totals, spans = layout.unpack(buffers)
+            settings = {"trains": trains, "xla": updates_in_xla, "watch": watch}
+            return _update(model, totals, metrics_before, spans, **settings)
 
-        def whole(batch):
-            buffers, metrics_before = forward_backward(batch)
-            return update(replica.all_reduce_in_xla(buffers), metrics_before)
+    def whole(batch):
+        buffers, metrics_before = forward_backward(batch)
+        return update(replica.all_reduce_in_xla(buffers), metrics_before)
 
-        def in_parts(*batch):
-            buffers, metrics_before = forward_backward(*batch)
-            return update([replica.all_reduce(each) for each in buffers], metrics_before)
+    def in_parts(*batch):
+        buffers, metrics_before = forward_backward(*batch)
+        return update([replica.all_reduce(each) for each in buffers], metrics_before)
 
-        if xla and replica.reduces_in_xla:
-            self._step = _compiled(replica, _of_deferred(whole, make_batch))
-        else:
-            if xla:  # else it is traced into the caller's graph, where batch norm's sums may be
-                forward_backward = _compiled(replica, forward_backward)
-            if updates_in_xla:
-                update = _compiled(replica, update)
-            self._step = in_parts
-
-    def __call__(self, *batch) -> dict:
-        """Returns the step's logs; for every replica in one `tf.function`, on its device.
-
-        Args:
-          *batch: it, or what it is deferred to; behind it, the row that stands in where it has
-            none, if zeros will not do.
-        """
-        return self._step(*batch)
+    if xla and replica.reduces_in_xla:
+        return _compiled(replica, _from_deferred(whole, make_batch))
+    if xla:  # else it is traced into the caller's graph, where batch norm can sum over replicas
+        forward_backward = _compiled(replica, forward_backward)
+    if updates_in_xla:
+        update = _compiled(replica, update)
+    return in_parts
 
 
 def _compiled(replica: Replica, function: Callable) -> Callable:
@@ -559,18 +525,18 @@ def _update(
     xla: bool,
     watch: finite.Watch | None = None,
 ) -> dict:
-    """Applies the sums over all replicas to this one's variables, and returns the step's logs.
+    """Applies the sums over all replicas to one replica's variables, and returns the step's logs.
 
     Args:
-      model: within `as_replica`.
+      model: the model, within `as_replica`.
       totals: the sums.
       metrics_before: this replica's own metrics before the step.
-      spans: the gradients of `totals`, uncut, where they came out of vectors.
-      trains: whether what is not finite is left out: in a test it is for all to see.
+      spans: the gradients of `totals`, uncut, if they were unpacked from vectors.
+      trains: whether to undo changes that are not finite. A test shows them.
       xla: whether XLA compiles what is traced.
-      watch: that saw gradients which were applied at once; None where none were.
+      watch: the watch that applied gradients during the pass; None if they are in `totals`.
     """
-    # Where all rows are padding, there are none, and the sums are 0: no NaN shall come of them.
+    # If all rows are padding, the sums and the number of rows are 0. Do not divide by that 0.
     rows = tf.maximum(totals.rows, 1 / ROWS_UNIT)
     logs = {} if watch is None else watch.scale_logs()
     watch = finite.Watch(model, xla=xla) if watch is None else watch
@@ -579,7 +545,7 @@ def _update(
         return gradients / tf.cast(rows, gradients.dtype)
 
     if totals.gradients:
-        # What is looked at is what is applied: few rows may make infinity of a large sum.
+        # Check the means, which are applied: a large sum divided by few rows may be infinite.
         with watch.updates([each._replace(values=mean(each.values)) for each in spans]):
             model.optimizer.apply([mean(each) for each in totals.gradients], totals.gradients_of)
         logs = watch.scale_logs()
@@ -593,15 +559,15 @@ def _update(
         metrics = [tf.where(spoilt, old, new) for old, new in pairs]
         logs[finite.LOG] = watch.code()
     with metrics_as(model, metrics):
-        # Within: a metric may give a variable of its own, as Keras's guide has it.
+        # In the context, because a metric may return its own variable, as in Keras's guide.
         results = tf.nest.map_structure(tf.convert_to_tensor, model.get_metrics_result())
-    # A log that no metric is of is the step's own value: its mean over rows.
+    # A log without a metric is a value that the step returned. Return its mean over the rows.
     own = {name: results.get(name, value / rows) for name, value in totals.logs.items()}
     return labels.named(own | logs, trains=trains)
 
 
 def _changed(totals: Totals, rows: tf.Tensor) -> list[tuple]:
-    """Changes the variables that are not trained; returns (variable, value before) of floats."""
+    """Changes the untrained variables; returns (variable, value before) for the floating ones."""
     before = []
     for variable, change in zip(totals.changes_of, totals.changes, strict=True):
         value = tf.identity(value_of(variable))
@@ -621,10 +587,10 @@ class _Predict:
 
     def __init__(self, model, strategy, replicas: list[Replica], choice: in_xla.Choice):
         self._model, self._strategy, self._replicas = model, strategy, replicas
-        # A `predict_step` of the model's own may call its layers alone, and builds them itself.
+        # A model's own `predict_step` builds the layers that it calls itself.
         self._is_keras_step = type(model).predict_step is keras.Model.predict_step
         self._choice, self._numbers = choice, own_numbers()
-        self._made = []  # the function, once it is needed
+        self._made = []  # has the function after the first call
 
     def _run(self, parts: list) -> list:
         if not self._made:
@@ -632,7 +598,7 @@ class _Predict:
         return self._made[0](parts)
 
     def _make(self, *, xla: bool) -> Callable:
-        """Returns prediction of a batch's parts, as a function."""
+        """Returns the function that predicts the parts of a batch."""
         model, replicas = self._model, self._replicas
         several_workers = self._strategy.num_replicas_in_sync > len(replicas)
 
@@ -674,7 +640,7 @@ class _Predict:
 
 
 def _rows_of(function: Callable, batch, stand_in):
-    """Returns the function's outputs on a batch that may have no rows."""
+    """Returns the function's outputs for a batch that may have no rows."""
     if totals_lib.num_rows(batch) > 0:
         return function(batch)
     if stand_in is None:

@@ -1,18 +1,17 @@
-"""Whether XLA can compile a model's step, and the reason where it cannot.
-
-Takes a model, a batch and what was traced; gives a reason in words, or None.
+"""Decides whether XLA can compile a model's step, and gives the reason if it cannot.
 
     choice = Choice(model, wanted=True)
-    choice.layers()                               # looks at the layers, before anything runs
-    choice.run(step, batch, forget=made.clear)    # steps; again without XLA where it has to
+    choice.check_layers()                         # before anything runs
+    choice.run(step, batch, forget=made.clear)    # calls the step; again without XLA if it must
 
-Three things are looked at, each before the step has run:
+It checks three things before the step has run:
 
-  1. the layers: Keras marks those that XLA cannot compile, or compiles badly, `supports_jit=False`
-     (an LSTM that cuDNN computes, say: 16,080 rows/s so, 8,090 by XLA; one H100, 2026-11-27);
-  2. the batch: TensorFlow ends the process where a compiled function is called with strings, and
-     ragged or sparse tensors are of another size each time;
-  3. the operations of the traced step, and their dtypes: TensorFlow lists what XLA has.
+  1. The layers. Keras marks a layer with `supports_jit=False` if XLA cannot compile it or compiles
+     it badly. An LSTM, for example, runs 16,080 rows/s with cuDNN and 8,090 with XLA (one H100,
+     2026-11-27).
+  2. The batch. TensorFlow ends the process if a compiled function is called with strings. Ragged
+     and sparse tensors have another size in each batch.
+  3. The operations of the traced step and their dtypes. TensorFlow lists those that XLA supports.
 """
 
 import functools
@@ -26,53 +25,53 @@ from tfaccel.keras_internals.layers import layers_of
 from tfaccel.keras_internals.symbolic_build import OF_ANY_SIZE
 from tfaccel.keras_internals.traced import has_effects, kernels_of
 
-# What XLA says as it compiles, before anything runs, of what the lists do not tell.
+# XLA's errors when it compiles, before anything runs, for faults that the lists do not show.
 SAYS_NO = re.compile(
     r"No registered '(?P<name>\w+)' OpKernel for XLA_"
     r"|Detected unsupported operations when trying to compile graph"
     r"|must be a compile-time constant"
 )
-ARGUMENT = "_Arg"  # what XLA takes for each `Placeholder` of a function
+ARGUMENT = "_Arg"  # XLA's operation for each `Placeholder` of a function
 
 
 class NotInXlaError(Exception):
-    """XLA cannot compile what was traced; the message is the reason."""
+    """XLA cannot compile a traced function; the message is the reason."""
 
 
 class Choice:
-    """Whether XLA compiles one step of a model: as asked for, until something is in the way.
+    """Whether XLA compiles one step of a model: as wanted, until a check finds a reason against it.
 
     Attributes:
-      on: whether it does.
-      reason: why not, where it was asked for; else None.
+      on: whether XLA compiles the step.
+      reason: why it does not although it was wanted; else None.
     """
 
     def __init__(self, model, *, wanted: bool, said: set | None = None):
-        """Takes the model, and what was said of it already, so that its steps say it once."""
+        """Takes the model. `said` has the reasons already logged, shared by the model's steps."""
         self.on, self.reason = wanted, None
         self._model, self._said = model, set() if said is None else said
-        self._looked = False
+        self._has_run = False
 
-    def layers(self) -> None:
-        """Looks at the model's layers, of which a subclassed model may not have all yet."""
+    def check_layers(self) -> None:
+        """Checks the model's layers. A subclassed model may still lack some of its layers."""
         if self.on and (reason := of_layers(self._model)):
             self._turn_off(reason)
 
     def run(self, step: Callable, batch, *, forget: Callable[[], None]):
-        """Returns `step()`, which is called once more, without XLA, where XLA cannot compile it.
+        """Returns `step()`. If XLA cannot compile the step, calls it again without XLA.
 
         Args:
-          step: makes what it needs by what `on` says, and calls it.
-          batch: that it steps on.
-          forget: called where XLA is given up: what was compiled is of no use then.
+          step: builds the functions that it needs according to `on`, and calls them.
+          batch: the batch for the step.
+          forget: called when XLA is turned off, to drop the functions that were compiled with it.
 
         Raises:
           Exception: whatever the step raises.
         """
         if self.on:
-            if not self._looked:
-                self._looked = True
-                self.layers()
+            if not self._has_run:
+                self._has_run = True
+                self.check_layers()
             if self.on and (reason := of_batch(batch)):
                 self._turn_off(reason)
             if not self.on:
@@ -87,7 +86,7 @@ class Choice:
             said = SAYS_NO.search(error.message)
             if not said:
                 raise
-            reason = f"an operation of the step has no form for XLA ({said['name'] or said[0]})"
+            reason = f"XLA does not support an operation of the step ({said['name'] or said[0]})"
         self._turn_off(reason)
         forget()
         return step()
@@ -100,33 +99,33 @@ class Choice:
 
 
 def of_layers(model) -> str | None:
-    """Returns which layer says that XLA cannot compile it, also one inside other layers."""
+    """Returns which layer, or layer within a layer, XLA cannot compile, and why; or None."""
     for layer in layers_of(model):
         if not layer.supports_jit:
             kind = type(layer).__name__
-            return f"the layer {layer.name} ({kind}) is not for XLA (supports_jit=False)"
+            return f"XLA cannot compile the layer {layer.name} ({kind}): supports_jit=False"
     return None
 
 
 def of_batch(batch) -> str | None:
-    """Returns what a batch, or the specs of one, have that no compiled function is called with."""
+    """Returns why no compiled function can take a batch, or a batch with these specs; or None."""
     for each in tf.nest.flatten(batch):
         if getattr(each, "dtype", None) == tf.string:
-            return "a batch has strings, which XLA has not"
+            return "a batch has strings, which XLA does not support"
         if isinstance(each, OF_ANY_SIZE):
             kind = type(each).__name__.removesuffix("Spec")
             return (
-                f"a batch has a {kind}, whose size differs from batch to batch, and "
-                "XLA compiles each size anew"
+                f"a batch has a {kind}: its size differs from batch to batch, and XLA compiles "
+                "each size again"
             )
     return None
 
 
 def checked(function: Callable, *, on_gpu: bool) -> Callable:
-    """Returns a function to be compiled, which looks at what was traced as soon as it was.
+    """Returns a function to compile that checks its operations as soon as it was traced.
 
     Raises (when it is traced):
-      NotInXlaError: XLA lacks an operation of it.
+      NotInXlaError: XLA does not support an operation.
     """
 
     @functools.wraps(function)
@@ -141,7 +140,7 @@ def checked(function: Callable, *, on_gpu: bool) -> Callable:
     return traced
 
 
-# The operations of what was traced.
+# The operations of a traced function.
 
 
 def _of_graph(graph, outputs, device: str) -> str | None:
@@ -154,33 +153,27 @@ def _of_graph(graph, outputs, device: str) -> str | None:
     bodies += [(each.node_def, _returned(each)) for each in functions.values()]
     for nodes, kept in bodies:
         lacking = [each for each in nodes if not _has_kernel(each, functions, device)]
-        # What nothing needs is left out before XLA sees it; to ask for that takes longer.
+        # XLA never sees operations that no output needs. To find those takes longer, so it is last.
         if lacking and (needed := _needed(nodes, kept)):
             for each in lacking:
                 if each.name in needed:
                     dtypes = " of strings" if _takes_strings(each) else ""
-                    return f"an operation of the step has no form for XLA ({each.op}{dtypes})"
+                    return f"XLA does not support an operation of the step ({each.op}{dtypes})"
     return None
 
 
-@functools.cache  # once for a process: the list is empty till then
+@functools.cache  # once for a process, because the list is empty before the first compilation
 def _register_kernels() -> None:
     with tf.device("/cpu:0"):
         tf.function(lambda: tf.constant(0), jit_compile=True, autograph=False)()
 
 
 def _has_kernel(node: tf.compat.v1.NodeDef, functions: dict, device: str) -> bool:
-    if node.op in functions:
-        return True
-    if node.op == "Placeholder":
-        return _fits(node, kernels_of(ARGUMENT, device), renamed={"T": "dtype"})
-    return _fits(node, kernels_of(node.op, device))
-
-
-def _fits(node: tf.compat.v1.NodeDef, known: Sequence[dict], renamed: dict | None = None) -> bool:
-    return any(
+    is_argument = node.op == "Placeholder"
+    known = kernels_of(ARGUMENT if is_argument else node.op, device)
+    return node.op in functions or any(
         all(
-            allowed.issuperset(_types(node, (renamed or {}).get(name, name)))
+            allowed.issuperset(_types(node, "dtype" if is_argument else name))
             for name, allowed in kernel.items()
         )
         for kernel in known
@@ -206,7 +199,7 @@ def _returned(function) -> list[str]:
 
 
 def _needed(nodes, kept: Sequence[str]) -> set[str]:
-    """Returns the names of what a function runs: what it returns, what has effects, and before."""
+    """Returns the names of the operations that a function runs: outputs, side effects, inputs."""
     by_name = {each.name: each for each in nodes}
     waiting = [*kept, *_with_effects(nodes)]
     needed = set()

@@ -1,7 +1,8 @@
-"""Labels beyond a model's outputs, as a step finds them.
+"""Labels that are not an index of one of the model's outputs: how a step finds and reports them.
 
-Takes a step; gives one whose logs tell which label is no output's number. With XLA, and on a GPU,
-the loss of such a label is NaN without a word; without XLA a CPU's operation refuses it.
+`watched` takes a step and returns one that adds the unknown label to the logs. Without this, the
+loss of such a label is NaN with XLA and on a GPU, with no message. Without XLA on a CPU,
+TensorFlow's operation raises an error.
 
     step = watched(model.train_step, are_probabilities=False)
     logs = named(step(batch), trains=False)
@@ -18,30 +19,33 @@ import tensorflow as tf
 from tfaccel.keras_internals.patching import patched
 from tfaccel.step import finite
 
-# In a step's logs until `named`: [is one, classes, distance, distance squared] float32, where the
-# distance is the label less the classes. All are 0 where there is none. Means over replicas and
-# parts of a batch still tell the label, where all found the same.
+# The key of an entry in a step's logs until `named` removes it. Its value is float32: [1, classes,
+# distance, distance squared], where the distance is the label minus the classes. All four are 0 if
+# every label is known. A mean over replicas and parts of a batch still gives the label if all of
+# them found the same one.
 LOG = "unknown_label"
-LABELS = 2**60  # of a code in `finite.LOG`; above it, classes and label, or 0 in its place
-_PER_CLASS, _ZERO = 2**34, 2**32  # in a code: a place is _ZERO + the label
-_TOLERANCE = 1e-5  # of float32's rounding, relative to a square
-# Of TensorFlow's operation for a CPU.
+# A code in `finite.LOG` of at least LABELS has the classes and the label, or 0 in the label's place
+# if the label is not known.
+LABELS = 2**60
+_PER_CLASS, _ZERO = 2**34, 2**32  # within a code, the label's place is _ZERO + the label
+_TOLERANCE = 1e-5  # for float32's rounding, relative to a square
+# The error of TensorFlow's operation for a CPU.
 REFUSED = re.compile(
     r"Received a label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)"
 )
 
 
 def watched(step: Callable, *, are_probabilities: bool) -> Callable:
-    """Returns the step, whose logs tell of a label that is beyond the outputs.
+    """Returns the step with LOG in its logs.
 
     Args:
-      step: of a batch.
-      are_probabilities: whether labels were made probabilities, of which unknown ones are NaN.
+      step: a function of a batch.
+      are_probabilities: whether labels were turned into probabilities; unknown ones are NaN then.
     """
 
     def watching(batch) -> dict:
         found = []
-        # Keras's losses and metrics come here too, whatever they are given.
+        # Keras's sparse losses and metrics all call this function.
         cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits
         noted = functools.partial(_noted, cross_entropy, found)
         with patched(tf.nn, "sparse_softmax_cross_entropy_with_logits", noted):
@@ -53,7 +57,7 @@ def watched(step: Callable, *, are_probabilities: bool) -> Callable:
                 for each in tf.nest.flatten(y)
                 if each is not None and each.dtype.is_floating
             ]
-        # One that is called in a function or a loop of the step's own keeps it to itself.
+        # A tensor of another graph, such as a loop inside the step, cannot be returned here.
         graph = tf.compat.v1.get_default_graph()
         first = tf.zeros(4)
         for each in found:
@@ -74,16 +78,16 @@ def _noted(cross_entropy: Callable, found: list, labels, logits, name=None) -> t
 
 
 def _found(unknown: tf.Tensor, numbers: tf.Tensor | None, classes: int) -> tf.Tensor:
-    """Returns what LOG says.
+    """Returns the value of LOG.
 
     Args:
-      unknown: bool, which labels are beyond the outputs.
-      numbers: all labels; None where they are not known.
-      classes: outputs.
+      unknown: bool, True for each label that is not an output's index.
+      numbers: all labels; None if only the probabilities are known.
+      classes: the number of outputs.
     """
     is_one = tf.cast(tf.reduce_any(unknown), tf.float32)
     if numbers is None:
-        # No label of a number is less than 0 by so much.
+        # A distance of 0 with a square of 1 does not occur for a real label.
         return is_one * tf.constant([1.0, classes, 0.0, 1.0])
     least = tf.constant(numbers.dtype.min, numbers.dtype)
     label = tf.reduce_max(tf.where(unknown, numbers, least))
@@ -92,12 +96,12 @@ def _found(unknown: tf.Tensor, numbers: tf.Tensor | None, classes: int) -> tf.Te
 
 
 def named(logs: dict, *, trains: bool) -> dict:
-    """Returns the logs, in whose code a label beyond the outputs stands before what came of it.
+    """Returns the logs, with an unknown label reported in `finite.LOG` ahead of its consequences.
 
     Args:
-      logs: of a step that is `watched`.
-      trains: whether the step is one of training, where the label counts only if something that is
-        not finite came of it, or a loss scale overflowed.
+      logs: the logs of a step that is `watched`.
+      trains: whether this is a training step. It reports the label only if the step also found an
+        infinite or NaN value, or a loss scale overflowed.
     """
     logs = dict(logs)
     is_one, classes, distance, square = tf.unstack(logs.pop(LOG))
@@ -116,28 +120,17 @@ def named(logs: dict, *, trains: bool) -> dict:
 
 
 def beyond(code: int, *, where: str = "") -> str:
-    """Returns the sentence of a code of at least LABELS.
-
-    Args:
-      code: of `finite.LOG`.
-      where: what stands behind the fault, as " at step 2".
-    """
+    """Returns the sentence for a code of at least LABELS; `where` may be " at step 2"."""
     classes, place = divmod(code - LABELS, _PER_CLASS)
     return sentence(place - _ZERO if place else None, classes, where=where)
 
 
 def sentence(label: int | None, classes: int, *, where: str = "") -> str:
-    """Returns what is wrong with a label, and the cure.
-
-    Args:
-      label: that is none of 0 to classes - 1; None where it is not known which.
-      classes: the model's outputs.
-      where: as for `beyond`.
-    """
+    """Returns what is wrong with a label, and the fix; `label=None` if the label is not known."""
     which = "a label" if label is None else f"the label {label}"
     marks = "such a label" if label is None else str(label)
     return (
         f"{which} is beyond the model's {classes} outputs{where}; give labels from 0 to "
-        f"{classes - 1}, or give its last layer more outputs; where {marks} marks what is not to "
-        "count, give it the label 0 and the sample_weight 0"
+        f"{classes - 1}, or give the model's last layer more outputs; if {marks} marks rows or "
+        "pixels to ignore, give them the label 0 and the sample_weight 0"
     )

@@ -1,15 +1,15 @@
-"""Label smoothing, mixup, cutmix, cutout: a batch changed on its device, in the compiled step.
+"""Label smoothing, mixup, cutmix and cutout: changes to a batch inside the compiled step.
 
-Takes a model and what `config.step` says; gives a function from a replica's batch to the batch that
-the model's own step is given. With the first three, labels are probabilities over the classes,
-[rows, classes] float32; cutout leaves them, or whatever the targets are, as they are.
+`mixed` takes a model and `config.step`. It returns a function that changes a replica's batch, on
+its device, before the model's own step sees it. Label smoothing, mixup and cutmix turn labels into
+probabilities over the classes, [rows, classes] float32. Cutout does not change labels or targets.
 
     change = mixed(model, config)           # for training
     batch = change(replica, batch)
     change = as_probabilities(model)        # for testing: neither smoothed, mixed nor cut
 
-Each row has draws of its own (tfaccel/step/draws.py), and is mixed with the next row of its
-replica. Sample weights stay those of the row. A row of weight 0 may be padding: no other row is
+Each row has its own random draws (tfaccel/step/draws.py) and is mixed with the next row of its
+replica. A row keeps its own sample weight. A row of weight 0 may be padding, so no other row is
 mixed with it.
 """
 
@@ -28,11 +28,9 @@ from tfaccel.step import blend, cutout, totals
 
 
 def mixed(model: keras.Model, config: StepConfig) -> Callable:
-    """Returns the change of a training batch: smoothed, blended with the next row's, then cut.
+    """Returns a function that smooths a training batch, blends it with the next rows, then cuts it.
 
-    Args:
-      model: that `check` has passed, if labels are mixed.
-      config: label_smoothing, mixup_alpha, cutmix_alpha and cutout_pixels.
+    If labels are mixed, the model has passed `check`.
     """
 
     def change(replica: Replica, batch):
@@ -52,7 +50,7 @@ def mixed(model: keras.Model, config: StepConfig) -> Callable:
 
 
 def as_probabilities(model: keras.Model) -> Callable:
-    """Returns the change of a test batch: the labels as probabilities, for the same loss."""
+    """Returns a function that turns the labels of a test batch into probabilities."""
 
     def change(replica: Replica, batch):
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
@@ -62,7 +60,7 @@ def as_probabilities(model: keras.Model) -> Callable:
 
 
 def specs_as_probabilities(model: keras.Model) -> Callable:
-    """Returns the same change of a batch's specs, by which Keras chooses what "accuracy" is."""
+    """Returns `as_probabilities` for a batch's specs, from which Keras chooses its "accuracy"."""
 
     def change(batch):
         x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
@@ -74,14 +72,14 @@ def specs_as_probabilities(model: keras.Model) -> Callable:
 
 
 def check(model: keras.Model, config: StepConfig) -> None:
-    """Raises UserError for a model whose labels cannot be probabilities, or images not be mixed."""
+    """Raises UserError for a model that these changes to labels and images do not suit."""
     outputs = outputs_of(model)
     if len(outputs) != 1 or len(outputs[0].shape) != 2 or (outputs[0].shape[-1] or 0) < 2:
         received = ", ".join(str(each.shape[1:]) for each in outputs) or "no known outputs"
         raise UserError(
             f"label_smoothing, mixup or cutmix with model {model.name}, which gives {received} for "
-            "a row; expected one output of a score for each class: start it with "
-            "keras.Input(shape=...), or leave them out"
+            "a row; expected one output with a score for each class: start the model with "
+            "keras.Input(shape=...), or remove label_smoothing, mixup and cutmix"
         )
     if takes_labels(model):
         raise UserError(
@@ -99,7 +97,8 @@ def _check_images(model, config: StepConfig) -> None:
         raise UserError(
             f"mixup_alpha={in_figures(config.mixup_alpha)}, "
             f"cutmix_alpha={in_figures(config.cutmix_alpha)} with a model of inputs {received} for "
-            "a row; expected one, which for cutmix is (height, width, channels): leave them out"
+            "a row; expected one input, (height, width, channels) for cutmix: remove mixup_alpha "
+            "and cutmix_alpha"
         )
 
 
@@ -107,13 +106,13 @@ def _check_images(model, config: StepConfig) -> None:
 
 
 def _probabilities(model, y) -> tf.Tensor:
-    """Returns the labels as [rows, classes] float32: NaN for one that is no class's number."""
+    """Returns the labels as [rows, classes] float32; the row of an unknown label is NaN."""
     labels, num_classes = _labels(y), model.output_shape[-1]
     shape = labels.shape[1:]
     if shape in ((), (1,)):
         labels = tf.cast(tf.reshape(labels, [-1]), tf.int32)
         is_class = (labels >= 0) & (labels < num_classes)
-        # `one_hot` would give zeros, and a loss of 0; the sparse loss gives NaN too.
+        # `one_hot` would give zeros, and a loss of 0. The sparse loss gives NaN too.
         return tf.where(is_class[:, None], tf.one_hot(labels, num_classes), np.nan)
     if shape == (num_classes,):
         return tf.cast(labels, tf.float32)
@@ -140,14 +139,14 @@ def _smoothed(probabilities: tf.Tensor, part: float) -> tf.Tensor:
 
 
 def _unless_padding(own: tf.Tensor, real: tf.Tensor | None) -> tf.Tensor:
-    """Returns what stays of each row: all, where the next one weighs nothing."""
+    """Returns the share that each row keeps: all of the row if the next row weighs 0."""
     if real is None:
         return own
     return tf.where(tf.reshape(_next(real), [-1] + [1] * (own.shape.rank - 1)), own, 1.0)
 
 
 def _blended(value: tf.Tensor, own: tf.Tensor) -> tf.Tensor:
-    """Returns each row blended with the next one, rounded once to its own dtype."""
+    """Returns each row blended with the next one, rounded once to its dtype."""
     exact = tf.cast(value, tf.float32)
     return tf.cast(own * exact + (1 - own) * _next(exact), value.dtype)
 

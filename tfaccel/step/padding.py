@@ -1,8 +1,8 @@
-"""Steps on batches in which rows of weight 0 are padding: loss and metrics leave them out.
-
-Takes a model and its step; gives a step of the same rows less the padding, or a refusal.
+"""Steps whose loss and metrics ignore padding rows, which are rows of weight 0.
 
     step = leave_out_padding(model, model.test_step)
+
+`check` refuses a model with a loss or metric that cannot ignore them.
 """
 
 import contextlib
@@ -28,47 +28,47 @@ from tfaccel.keras_internals.reductions import (
 from tfaccel.keras_internals.variables import value_of
 from tfaccel.step import totals
 
-OWN_STEPS = ("train_step", "test_step")  # that a model may have
+OWN_STEPS = ("train_step", "test_step")  # methods that a model may override
 
 
 def leave_out_padding(model: keras.Model, step: Callable) -> Callable:
-    """Returns `step`, in which loss and metrics count the rows that are not padding."""
-    return functools.partial(_without_padding, model, step)
+    """Returns `step` with a loss and metrics that ignore padding rows."""
+
+    def without_padding(batch) -> dict:
+        real = totals.real_rows(batch)
+        if real is None:
+            return step(batch)
+        with _left_out(model, real), _weights_explained(model):
+            return step(batch)
+
+    return without_padding
 
 
 def check(model: keras.Model) -> None:
-    """Raises UserError for losses and metrics that cannot leave out padding rows."""
+    """Raises UserError for losses and metrics that cannot ignore padding rows."""
     if runs_eagerly(model):
         raise UserError(
-            "run_eagerly is stock Keras's step, which counts padding; leave it out, or use a "
-            "loader with last_batch='drop'"
+            "run_eagerly runs stock Keras's step, which counts padding; remove run_eagerly, or use "
+            "a loader with last_batch='drop'"
         )
     for loss in losses_of(model):
         if getattr(loss, "reduction", "mean") in (None, "none"):
             raise UserError(
-                f"the loss {loss.name} has reduction=None; where batches are padded use "
+                f"the loss {loss.name} has reduction=None; for padded batches use "
                 "'sum_over_batch_size', or a loader with last_batch='drop'"
             )
     for metric in metrics_of(model):
         if isinstance(metric, keras.metrics.Metric) and not _takes_weights(metric.update_state):
             raise UserError(
-                f"update_state of the metric {metric.name} has no parameter sample_weight; where "
-                "batches are padded it needs one, to leave padding out (or a loader with "
-                "last_batch='drop')"
+                f"update_state of the metric {metric.name} has no parameter sample_weight, which "
+                "padded batches need to leave padding out; add it, or use a loader with "
+                "last_batch='drop'"
             )
-
-
-def _without_padding(model, step: Callable, batch) -> dict:
-    real = totals.real_rows(batch)
-    if real is None:
-        return step(batch)
-    with _left_out(model, real), _weights_explained(model):
-        return step(batch)
 
 
 @contextlib.contextmanager
 def _weights_explained(model):
-    """Within the context, a model's own step that knows no weights is told of them."""
+    """Within the context, explains the error of a model's own step that unpacks only (x, y)."""
     try:
         yield
     except ValueError as error:
@@ -76,9 +76,10 @@ def _weights_explained(model):
         if last not in OWN_STEPS or "too many values to unpack" not in str(error):
             raise
         raise UserError(
-            f"{last} of the model {model.name} takes (x, y) apart, but a batch is (x, y, weight), "
-            "the weight 0 for padding: take it apart by keras.utils.unpack_x_y_sample_weight and "
-            "give the weight to self.compute_loss, or use a loader with last_batch='drop'"
+            f"{last} of the model {model.name} unpacks a batch as (x, y), but the batch is (x, y, "
+            "weight) with the weight 0 for padding; unpack it with "
+            "keras.utils.unpack_x_y_sample_weight and pass the weight to self.compute_loss, or use "
+            "a loader with last_batch='drop'"
         ) from error
 
 
@@ -89,14 +90,10 @@ def _takes_weights(update_state: Callable) -> bool:
 
 @contextlib.contextmanager
 def _left_out(model, real: tf.Tensor):
-    """Within the context, Keras's losses and metrics count no padding.
+    """Within the context, Keras's losses and metrics ignore padding: rows where `real` is False.
 
-    Where every row is padding, no metric changes: not even one that a model's own `train_step`
-    updates with the loss, which counts batches.
-
-    Args:
-      model: whose step is traced.
-      real: [rows] bool, which rows are not padding.
+    If every row is padding, no metric changes. That includes a metric that counts batches and that
+    the model's own `train_step` updates with the loss.
     """
     num_real = tf.reduce_sum(tf.cast(real, tf.float32))
     before = [tf.identity(value_of(each)) for each in model.metrics_variables]
@@ -111,15 +108,15 @@ def _left_out(model, real: tf.Tensor):
 
 
 def _reduced_without_padding(reduce_weighted_values: Callable, real: tf.Tensor) -> Callable:
-    """Returns Keras's reduction of a loss, with padding masked, as Keras masks time steps."""
+    """Returns Keras's reduction of a loss that masks padding, as Keras masks time steps."""
 
-    # Past what refuses other masks than this one.
+    # `recorded` wraps the reduction to refuse other masks; this mask must bypass it.
     keras_own = getattr(reduce_weighted_values, "__wrapped__", reduce_weighted_values)
 
     def reduce(values, sample_weight=None, mask=None, reduction="sum_over_batch_size", dtype=None):
         if mask is not None and keras_own is not reduce_weighted_values:
             return reduce_weighted_values(values, sample_weight, mask)
-        if reduction not in (None, "none"):  # reduced by whoever asked for it
+        if reduction not in (None, "none"):  # else the caller reduces the values
             _check_rows(values, real)
             own = with_rank(real, values if mask is None else mask)
             mask = own if mask is None else own & tf.cast(mask, tf.bool)
@@ -131,14 +128,14 @@ def _reduced_without_padding(reduce_weighted_values: Callable, real: tf.Tensor) 
 def _check_rows(values, real: tf.Tensor) -> None:
     if values.shape.rank == 0 or not values.shape[:1].is_compatible_with(real.shape):
         raise UserError(
-            f"a loss has values of shape {values.shape} for {real.shape[0]} rows; where batches "
-            "are padded it must return one for each row, as keras.ops.mean(..., axis=-1) or "
+            f"a loss has values of shape {values.shape} for {real.shape[0]} rows; with padded "
+            "batches it must return one value for each row, as keras.ops.mean(..., axis=-1) and "
             "keras.losses.Dice(axis=(1, 2, 3)) do; or use a loader with last_batch='drop'"
         )
 
 
 def _tracking_rows(update_state: Callable, model, num_real: tf.Tensor) -> Callable:
-    """Returns `Mean.update_state`, in which Keras's own means of losses weigh by real rows."""
+    """Returns `Mean.update_state` that weights Keras's own means of losses by the real rows."""
 
     def update(metric, values, sample_weight=None):
         if any(metric is each for each in loss_means_of(model)):
@@ -149,7 +146,7 @@ def _tracking_rows(update_state: Callable, model, num_real: tf.Tensor) -> Callab
 
 
 def _updated_without_padding(real: tf.Tensor) -> Callable:
-    """Returns `MetricsList.update_state`, which gives metrics without weights the mask as such."""
+    """Returns `MetricsList.update_state` that masks padding for metrics without weights."""
 
     def update(metrics, y_true, y_pred, sample_weight=None):
         if sample_weight is None:
@@ -162,21 +159,21 @@ def _updated_without_padding(real: tf.Tensor) -> Callable:
             except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
                 raise UserError(
                     f"the metric {metric.name} cannot leave out padding: it must take one sample "
-                    "weight per row, and a function must return one value per row; mend it, or use "
-                    f"a loader with last_batch='drop' ({error})"
+                    "weight per row, and a function must return one value per row; change it, or "
+                    f"use a loader with last_batch='drop' ({error})"
                 ) from error
 
     return update
 
 
 def _as_it_weighs(metric, weights: tf.Tensor, y_true: tf.Tensor) -> tf.Tensor:
-    """Returns weights [rows] as a metric takes them: of those that count values, for each value.
+    """Returns weights [rows] in the shape that a metric needs.
 
-    Keras lines up [rows] with the last axis there, which is an error, or wrong where both are as
-    long.
+    A metric that counts values needs a weight for each value. Keras would align [rows] with the
+    last axis of the values: an error, or a wrong result if both have the same length.
     """
     if len(weights.shape) != 1 or not counts_values(metric):
         return weights
-    if not getattr(metric, "sparse_y_true", True):  # its classes are one value
+    if not getattr(metric, "sparse_y_true", True):  # the classes of one value are its last axis
         y_true = y_true[..., 0]
     return tf.broadcast_to(with_rank(weights, y_true), tf.shape(y_true))

@@ -1,24 +1,25 @@
-"""A step whose variables outlive a call for which XLA has no memory.
-
-Takes what traces the step; gives it compiled.
+"""A compiled step whose variables survive a call for which XLA runs out of memory.
 
     step = Recoverable(functools.partial(tf.function, jit_compile=True), step, model)
     step(batch)
 
-XLA is given the memory of the variables that a step changes, to write their new values there. Where
-it then finds no room for all else, it frees that memory, and TensorFlow frees it once more: a
-variable has whatever is written there next, and the process aborts, when it ends at the latest
-(TensorFlow 2.21, "double free" on the CPU, "Check failed: c->in_use()" on four H100s, 2026-11-26).
+TensorFlow gives XLA the memory of the variables that a step changes, and XLA writes the new values
+there. If XLA then has too little memory for the rest, it frees that memory, and TensorFlow frees it
+a second time. The variable then shows whatever is written there next, and the process aborts when
+it ends, or earlier (TensorFlow 2.21, "double free" on the CPU, "Check failed: c->in_use()" on four
+H100s, 2026-11-26).
 
-Here TensorFlow does not free it again, and each variable gets memory of its own, and a value: the
-one that it had, where XLA had no memory when the step was first called with such a batch. So it is
-most often, as a step asks for the same each time. For that call they are copied to the host, where
-that has room. Later on there is no copy, and what the step changes becomes NaN, or 0 where the type
-has none; that is said.
+`Recoverable` prevents the second free and gives each variable new memory with a value:
 
-Where a step has several XLA functions, all that it changes is taken to be freed: the old memory of
-a variable that was not stays taken until the process ends. What else ends an execution, as a sum
-that is broken off or CUDA's own errors, is not dealt with.
+  - If the first call with a batch of this shape runs out of memory, each variable gets its old
+    value. This is the usual case, because a step needs the same memory in each call. For the first
+    call the values are copied to the host, if the host has room.
+  - In a later call there is no copy. Each variable that the step changes becomes NaN, or 0 if its
+    type has no NaN, and an error is logged.
+
+If a step has several XLA functions, `Recoverable` assumes that XLA freed every variable that the
+step changes. The old memory of a variable that XLA did not free stays taken until the process ends.
+Other failures of an execution, such as an interrupted collective or a CUDA error, are not handled.
 """
 
 import ctypes
@@ -41,24 +42,24 @@ from tfaccel.runtime.devices import Device
 log = logging.getLogger("tfaccel")
 
 HOST = Device("/cpu:0", None)
-SHARE = 0.5  # of the host's free memory, which copies may take
-# A prototype of its own: what `ctypes.pythonapi` has is every library's.
+SHARE = 0.5  # the part of the host's free memory that copies may take
+# This has its own prototype, because every library shares the prototypes of `ctypes.pythonapi`.
 _keep_for_ever = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", ctypes.pythonapi))
 
 
 class _Variable(NamedTuple):
-    """One replica's variable, as a traced step has it."""
+    """One replica's variable, as the trace of a step captures it."""
 
     handle: tf.Tensor
     dtype: tf.DType
 
     def read(self) -> tf.Tensor:
-        """Returns a tensor that has the variable's own memory."""
+        """Returns a tensor that shares the variable's memory."""
         with tf.device(self.handle.device):
             return tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self.dtype)
 
     def let_go(self) -> tf.Tensor:
-        """Returns that tensor, which is then never freed, not even where Python ends."""
+        """Returns that tensor, and ensures that nothing frees it, even when Python ends."""
         with tf.device(self.handle.device):
             tf.raw_ops.DisableCopyOnRead(resource=self.handle)
         tensor = self.read()
@@ -71,13 +72,13 @@ class _Variable(NamedTuple):
 
 
 class Recoverable:
-    """A compiled step, as a function of what it is called with."""
+    """A compiled step that is called like the step itself."""
 
     def __init__(self, compile_: Callable, step: Callable, model):
-        """Takes what makes a `tf.function` of a step, the step, and the model whose it is."""
+        """Takes a function that makes a `tf.function` of a step, the step, and the step's model."""
         self._compile, self._step, self._model = compile_, step, model
-        self._now = None  # what the trace of this call changes, where it is traced
-        self._kept = {}  # the values of that, where the host has room
+        self._now = None  # the variables that this call changes, if this call is traced
+        self._kept = {}  # the values of those variables, if the host has room
         self._make()
 
     def __call__(self, *arguments):
@@ -93,22 +94,23 @@ class Recoverable:
             if lacked_memory:
                 _renew(self._now if is_first else self._changed, self._kept)
             if lacked_memory or is_first:
-                self._make()  # what is called next is traced again, and its values kept
+                self._make()  # the next call is traced again, and copies the values
             raise
         finally:
             self._now, self._kept = None, {}
 
     def experimental_get_tracing_count(self) -> int:
-        """Returns how often it was traced, as `tf.function` does."""
+        """Returns how often the step was traced, as `tf.function` does."""
         return self._function.experimental_get_tracing_count()
 
     def _make(self) -> None:
-        # Not the method itself: TensorFlow would take all steps for one that is traced too often.
+        # A new partial each time: given one method, TensorFlow would count the traces of all steps
+        # together and warn that it is traced too often.
         self._function = self._compile(functools.partial(self._traced))
-        self._changed = {}  # by the handle's id, each variable that any trace of it changes
+        self._changed = {}  # each variable that any trace of it changes, by the handle's id
 
     def _traced(self, *arguments):
-        """Traces the step: what it changes is known then, and it has not run yet."""
+        """Traces the step. Then the variables that it changes are known, and it has not run yet."""
         outputs = self._step(*arguments)
         if tf.executing_eagerly():  # as tf.config.run_functions_eagerly asks
             return outputs
@@ -121,16 +123,16 @@ class Recoverable:
 
 
 def _changed_in(graph) -> Iterator[_Variable]:
-    """Yields the variables that a traced function may assign, and that have a value."""
+    """Yields the variables that a traced function may assign and that already have a value."""
     for handle, dtype in assigned_in(graph):
-        # One that is made as a function is first traced has none; it is traced again at once.
+        # A variable made by the first trace has no value; the function is traced again at once.
         if tf.raw_ops.VarIsInitializedOp(resource=handle):
             yield _Variable(handle, dtype)
 
 
 def _copied(variables: dict[int, _Variable], model) -> dict[int, np.ndarray]:
-    """Returns the variables' values on the host; nothing where they would fill it."""
-    same = {  # on each replica, between steps
+    """Returns the variables' values on the host, or {} if the host has too little room."""
+    same = {  # between steps a variable has the same value on each replica
         id(each.handle): id(variable)
         for variable in state_of(model)
         for each in components(variable)
@@ -138,11 +140,11 @@ def _copied(variables: dict[int, _Variable], model) -> dict[int, np.ndarray]:
     tensors = {same.get(key, key): each.read() for key, each in variables.items()}
     needed = sum(each.shape.num_elements() * each.dtype.size for each in tensors.values())
     replicas = local_replicas(model.distribute_strategy)
-    num_processes = replicas[0].num_replicas // len(replicas)  # no more than these share the host
+    num_processes = replicas[0].num_replicas // len(replicas)  # at most these share the host
     if needed > SHARE * free_bytes(HOST, num_processes):
         log.info(
-            "step: should memory be too small for it, variables will be lost: a copy would take %s "
-            "of the host",
+            "step: if it runs out of memory, the model's variables will be lost, because a copy "
+            "of them would take %s of the host",
             mib(needed),
         )
         return {}
@@ -151,18 +153,18 @@ def _copied(variables: dict[int, _Variable], model) -> dict[int, np.ndarray]:
 
 
 def _renew(variables: dict[int, _Variable], kept: dict[int, np.ndarray]) -> None:
-    """Gives each variable memory, and the value that it had, if that was kept."""
+    """Gives each variable new memory, with the value that was kept, if there is one."""
     old = {key: each.let_go() for key, each in variables.items()}
     lost = not variables.keys() <= kept.keys()
     for key, each in variables.items():
         try:
             each.assign(kept[key] if key in kept else _no_value(old[key]))
-        except tf.errors.OpError:  # no memory is left for it, but may be for others
+        except tf.errors.OpError:  # no memory is left for this one; a smaller one may still fit
             lost = True
     if lost:
         log.error(
-            "step: memory was full, and what the step changes is lost (NaN now, or 0): load it "
-            "again, from a checkpoint say"
+            "step: memory ran out, and the variables that the step changes lost their values (they "
+            "are NaN, or 0); load them again, for example from a checkpoint"
         )
 
 

@@ -1,7 +1,7 @@
-"""One replica's pass over its rows, and what it adds to the sums over all replicas.
+"""One replica's pass over its rows, and the totals that it adds to the sums over all replicas.
 
-Takes a step of the model's own and a batch; gives `Totals`, and a `Layout` that packs them into a
-few vectors. Nothing but the metrics is changed yet: tfaccel/step/functions.py sums and updates.
+`make_totals` runs the model's own step on a batch and returns `Totals`. A `Layout` packs them into
+a few vectors. The pass changes only the metrics: tfaccel/step/functions.py sums and updates.
 
     totals = make_totals(model, model.train_step, replica, batch, weigh=..., parts=1, xla=True)
     layout = Layout(totals, gradients_as=None)
@@ -23,26 +23,27 @@ from tfaccel.keras_internals.recording import Recording, recorded
 from tfaccel.keras_internals.replica import Replica
 from tfaccel.keras_internals.variables import value_of
 
-# A gradient times its replica's rows, in this unit of rows, stays near the gradient's own size, so
-# that float16 can hold it: of 256 rows exactly, of 2 rows it is 128 times smaller, which float16
-# without loss scaling may feel. A power of two, so that the unit costs no precision.
+# The unit of a row count. A gradient times the replica's rows in this unit stays near the size of
+# the gradient, so that float16 can hold it. With 256 rows the sizes are equal; with 2 rows the
+# product is 128 times smaller, which can lose precision in float16 without loss scaling. The unit
+# is a power of two, so multiplying by it loses no precision.
 ROWS_UNIT = 256.0
 
-# Where XLA compiles for a GPU, of more tensors than this it joins each so many first, from the
-# front, and then what that gave with the rest, which alone is copied once: its
-# variadic_op_splitter.cc. To join some of them here would not help, as that is flattened before.
+# If a concatenation for a GPU has more tensors than this, XLA first joins groups of this many, from
+# the front, and then joins those with the remaining tensors. Only the remaining tensors are copied
+# once (variadic_op_splitter.cc). Joining some here does not help, because XLA flattens that first.
 _JOINED_AT_ONCE = 128
 
 _SUMMED = ("rows", "gradients", "changes", "logs", "metrics", "metrics_before")
 
 
 class Span(NamedTuple):
-    """Gradients of one dtype that lie one behind the other in a vector, in the model's order.
+    """Gradients of one dtype that are adjacent in a vector, in the model's order.
 
     Attributes:
-      values: all of theirs, [values].
-      indices: which of `Totals.gradients` they are.
-      sizes: of each, in values.
+      values: the values of all these gradients, [values].
+      indices: the index of each in `Totals.gradients`.
+      sizes: the number of values of each.
     """
 
     values: tf.Tensor
@@ -52,17 +53,17 @@ class Span(NamedTuple):
 
 @dataclasses.dataclass
 class Totals:
-    """What a replica adds to the sums over all replicas.
+    """The amounts that one replica adds to the sums over all replicas.
 
     Attributes:
-      rows: in units of ROWS_UNIT, float32.
-      gradients: each of the mean over the rows, times `rows`.
-      changes: of variables that are not trained, as batch norm's statistics: times `rows`. Of whole
-        numbers and bools, as random seeds, replica 0's alone. Of variables made with
-        aggregation="sum", as they are.
-      logs: what the step returned, times `rows`.
-      metrics: the metrics' variables.
-      metrics_before: the same before the step.
+      rows: the number of rows in units of ROWS_UNIT, float32.
+      gradients: each gradient of the mean over the rows, times `rows`.
+      changes: the change of each untrained variable, such as batch norm's statistics, times `rows`.
+        The change of whole numbers and bools, such as random seeds, is replica 0's. The change of
+        variables made with aggregation="sum" is not multiplied.
+      logs: the logs that the step returned, times `rows`.
+      metrics: the values of the metrics' variables.
+      metrics_before: their values before the step.
       gradients_of: the Keras variables of `gradients`.
       changes_of: the Keras variables of `changes`.
     """
@@ -77,7 +78,7 @@ class Totals:
     changes_of: list
 
     def tensors(self) -> list:
-        """Returns what is summed over replicas, as one nest."""
+        """Returns the values that are summed over replicas, as one nest."""
         return [getattr(self, name) for name in _SUMMED]
 
     def with_tensors(self, tensors: list) -> "Totals":
@@ -97,17 +98,17 @@ def make_totals(
     apply: Callable | None = None,
     stand_in=None,
 ) -> Totals:
-    """Runs `step` on this replica's rows, in `parts`; leaves all but the metrics as it was.
+    """Runs `step` on this replica's rows, in `parts`, and restores all variables but the metrics'.
 
-    Where it has none, a row stands in that weighs nothing: `stand_in`, or one of zeros.
+    If the replica has no rows, one row of weight 0 stands in: `stand_in`, or a row of zeros.
 
-    With `apply`, of an optimizer, gradients and variables, gradients are summed over the replicas
-    and given to it as soon as the step applies them: a step with several optimizers goes on with
-    the weights that the first has changed. The totals then have none.
+    With `apply`, a function of optimizer, gradients and variables, the gradients are summed over
+    the replicas and passed to it as soon as the step applies them. A step with several optimizers
+    then continues with the weights that the first one changed. The totals then have no gradients.
     """
     rows, weight = num_rows(batch), weigh(batch)
     if rows == 0:
-        # A partial batch that ends before this replica.
+        # The last batch was partial and ended before this replica.
         zeros = stand_in is None
         batch = tf.nest.map_structure(one_zero_row, batch) if zeros else stand_in
     metrics_before = {id(each): tf.identity(value_of(each)) for each in model.metrics_variables}
@@ -139,7 +140,7 @@ def make_totals(
         changes=changes,
         logs=logs,
         metrics=[value for _, value in metrics],
-        # One that the step itself made, while traced, has no value before.
+        # A metric that the step makes while it is traced has no earlier value.
         metrics_before=[metrics_before.get(key, value) for key, value in metrics],
         gradients_of=recording.trained,
         changes_of=[variable for variable, _ in assigned],
@@ -147,7 +148,7 @@ def make_totals(
 
 
 def _mean_over_replicas(gradients: list, weight, replica: Replica) -> list[tf.Tensor]:
-    """Returns the gradients of the mean over all replicas' rows, summed in one vector per dtype."""
+    """Returns the gradients of the mean over all replicas' rows. Sums one vector for each dtype."""
     dense = [tf.convert_to_tensor(each) for each in gradients]
     means = [None] * len(dense)
     for dtype in sorted({each.dtype for each in dense}, key=str):
@@ -165,7 +166,7 @@ def _mean_over_replicas(gradients: list, weight, replica: Replica) -> list[tf.Te
 
 
 def _part(step, recording: Recording, weigh: Callable, batch):
-    """Returns the gradients and logs of some rows, times their number."""
+    """Returns the gradients and logs of some rows, times the number of these rows."""
     logs = _flat(step(batch))
     weight = weigh(batch)
     gradients = [_times(each, weight) for each in recording.take_gradients()]
@@ -175,7 +176,7 @@ def _part(step, recording: Recording, weigh: Callable, batch):
 
 
 def _flat(logs: dict) -> dict:
-    """Returns the logs of a step, of which Keras's guide has metrics in a dict within."""
+    """Returns a step's logs without nesting. In Keras's guide, a step returns metrics in a dict."""
     flat = {}
     for name, each in logs.items():
         flat |= _flat(each) if isinstance(each, dict) else {name: each}
@@ -183,7 +184,7 @@ def _flat(logs: dict) -> dict:
 
 
 def _traced_parts(run_part: Callable, batch, parts: int):
-    """Sums `run_part` over the parts of a batch, each after the one before: one fits in memory."""
+    """Sums `run_part` over the parts of a batch, one after the other: only one fits in memory."""
     edges = [num_rows(batch) * index // parts for index in range(parts + 1)]
     sums = None
     for start, stop in itertools.pairwise(edges):
@@ -194,13 +195,13 @@ def _traced_parts(run_part: Callable, batch, parts: int):
             sums = run_part(rows)
         else:
             with tf.control_dependencies(tf.nest.flatten(sums)):
-                rows = tf.nest.map_structure(_identity, rows)
+                rows = tf.nest.map_structure(lambda x: None if x is None else tf.identity(x), rows)
             sums = tf.nest.map_structure(tf.add, sums, run_part(rows))
     return sums
 
 
 def _compiled_parts(run_part: Callable, batch, parts: int):
-    """The same as a loop, which XLA compiles once for all equal parts and runs one by one."""
+    """Does the same in a loop. XLA compiles its body once and runs the equal parts one by one."""
     size = num_rows(batch) // parts
     if parts == 1 or size == 0:
         return run_part(batch)
@@ -218,7 +219,7 @@ def _compiled_parts(run_part: Callable, batch, parts: int):
 
 
 def _rows(batch, start, size: int):
-    """Returns `size` rows of every tensor; XLA needs their number, not their start, beforehand."""
+    """Returns `size` rows of every tensor. XLA must know the size when it compiles, not `start`."""
 
     def cut(each):
         if each is None:
@@ -239,10 +240,10 @@ def _rows(batch, start, size: int):
 
 
 def _change(variable, before: tf.Tensor, weight, replica: Replica) -> tf.Tensor:
-    """Returns what this replica adds to the change of a variable that is not trained."""
+    """Returns the amount that this replica adds to the change of an untrained variable."""
     change = as_number(value_of(variable)) - as_number(before)
-    if variable.aggregation == "sum":  # a count of rows, say
-        nothing = isinstance(weight, float) and weight == 0  # what a stand-in row would count
+    if variable.aggregation == "sum":  # for example a count of rows
+        nothing = isinstance(weight, float) and weight == 0  # the stand-in row does not count
         return tf.zeros_like(change) if nothing else change
     if before.dtype.is_floating:
         return _times(change, weight)
@@ -250,12 +251,12 @@ def _change(variable, before: tf.Tensor, weight, replica: Replica) -> tf.Tensor:
 
 
 def as_number(value) -> tf.Tensor:
-    """Returns a tensor that can be added and subtracted: of a bool, 0 or 1."""
+    """Returns a tensor that can be added and subtracted: a bool becomes 0 or 1."""
     return tf.cast(value, tf.int32) if value.dtype.is_bool else tf.convert_to_tensor(value)
 
 
 def _times(value: tf.Tensor, weight: float | tf.Tensor) -> tf.Tensor:
-    """Returns the value times the weight of its rows: 0 where none counts, even of NaN."""
+    """Returns the value times the weight of its rows. A weight of 0 gives 0, even for NaN."""
     if isinstance(weight, tf.Tensor):
         product = value * tf.cast(weight, value.dtype)
         return tf.where(weight > 0, product, tf.zeros_like(value))
@@ -263,7 +264,7 @@ def _times(value: tf.Tensor, weight: float | tf.Tensor) -> tf.Tensor:
 
 
 def weight_of(batch, *, padding: bool) -> float | tf.Tensor:
-    """Returns the number of rows, in ROWS_UNIT; a tensor where some may be `padding`."""
+    """Returns the number of rows in units of ROWS_UNIT, as a tensor if some may be `padding`."""
     real = real_rows(batch) if padding and num_rows(batch) else None
     if real is None:
         return num_rows(batch) / ROWS_UNIT
@@ -271,7 +272,7 @@ def weight_of(batch, *, padding: bool) -> float | tf.Tensor:
 
 
 def real_rows(batch) -> tf.Tensor | None:
-    """Returns which rows are not padding, [rows] bool; None for a batch without sample weights."""
+    """Returns [rows] bool, False for padding; None for a batch without sample weights."""
     _, _, weights = keras.utils.unpack_x_y_sample_weight(batch)
     real = [
         tf.reduce_any(tf.not_equal(each, 0), axis=list(range(1, each.shape.rank)))
@@ -282,30 +283,24 @@ def real_rows(batch) -> tf.Tensor | None:
 
 
 def num_rows(batch) -> int:
-    """Returns how many rows a batch has, padding included."""
+    """Returns the number of rows of a batch, including padding."""
     x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
     rows = next(each for each in tf.nest.flatten(x) if each is not None).shape[0]
     if rows is None:
         raise UserError(
-            "the number of rows of a batch is not known when the step is traced (a ragged tensor?);"
-            " with several replicas or accumulation every batch needs one: use a dense tensor"
+            "the number of rows of a batch is not known when the step is traced (a ragged "
+            "tensor?); several replicas or accumulation need it: use a dense tensor"
         )
     return rows
 
 
-def _identity(each):
-    return None if each is None else tf.identity(each)
-
-
 def stand_in_of(batches: Sequence):
-    """Returns a row for replicas that have none; None where one of zeros will do.
+    """Returns a row for those of the replicas' batches that have none; None if zeros will do.
 
-    A vocabulary need not know the empty string.
-
-    Args:
-      batches: one for each of this process's replicas.
+    Strings need a real row, because a vocabulary may not have the empty string.
     """
-    if all(each.dtype != tf.string for each in _tensors(batches)):
+    tensors = [each for each in tf.nest.flatten(batches) if each is not None]
+    if all(each.dtype != tf.string for each in tensors):
         return None
     counts = [num_rows(each) for each in batches]
     if all(counts) or not any(counts):
@@ -313,43 +308,39 @@ def stand_in_of(batches: Sequence):
     return _rows(next(each for each, count in zip(batches, counts, strict=True) if count), 0, 1)
 
 
-def _tensors(batches: Sequence) -> list:
-    return [each for each in tf.nest.flatten(batches) if each is not None]
-
-
 def one_zero_row(each):
-    """Returns a row of zeros like those of a tensor, or an empty one; or None for None."""
+    """Returns one row of zeros for a tensor, or one empty row; None for None."""
     if isinstance(each, tf.RaggedTensor):
         return tf.RaggedTensor.from_row_splits(each.values[:0], tf.zeros(2, each.row_splits.dtype))
     if isinstance(each, tf.SparseTensor):
         shape = tf.concat([[1], each.dense_shape[1:]], 0)
         nothing = tf.SparseTensor(each.indices[:0], each.values[:0], shape)
-        return tf.sparse.reshape(nothing, [1, *each.shape[1:]])  # of a shape that is known
+        return tf.sparse.reshape(nothing, [1, *each.shape[1:]])  # gives it a static shape
     return None if each is None else tf.zeros((1, *each.shape[1:]), each.dtype)
 
 
 class Layout:
-    """How totals lie in a few vectors, one per dtype, so that few collectives carry them.
+    """The order of totals in a few vectors, one per dtype, so that few collectives carry them.
 
-    In each: what is no gradient, the smaller gradients, and the largest.
+    Each vector has three parts: all that is not a gradient, the smaller gradients, and the largest.
     """
 
     def __init__(self, totals: Totals, *, gradients_as: str | None):
-        """Lays out totals like these.
+        """Decides the order for totals like these.
 
         Args:
-          totals: of any replica: all have the same variables.
-          gradients_as: dtype in which gradients travel; None for their own.
+          totals: the totals of any replica; all replicas have the same variables.
+          gradients_as: the dtype in which gradients are sent; None for their own dtype.
         """
         specs = tf.nest.map_structure(
             lambda each: tf.TensorSpec(each.shape, each.dtype), totals.tensors()
         )
-        self._totals = totals.with_tensors(specs)  # no tensors: they belong to another graph
+        self._totals = totals.with_tensors(specs)  # specs, because tensors belong to another graph
         self._specs = tf.nest.flatten(specs)
         gradients = {id(each): index for index, each in enumerate(self._totals.gradients)}
-        self._gradients = [gradients.get(id(each)) for each in self._specs]  # which, or None
+        self._gradients = [gradients.get(id(each)) for each in self._specs]  # an index, or None
         self._dtypes = [
-            _travels_as(each.dtype, None if index is None else gradients_as)
+            _sent_as(each.dtype, None if index is None else gradients_as)
             for each, index in zip(self._specs, self._gradients, strict=True)
         ]
         self._parts = {dtype: self._parts_of(dtype) for dtype in sorted(set(self._dtypes), key=str)}
@@ -366,7 +357,7 @@ class Layout:
         ]
 
     def unpack(self, vectors: list[tf.Tensor]) -> tuple[Totals, list[Span]]:
-        """Returns the totals that lie in the vectors, and the gradients once more, uncut."""
+        """Returns the totals in the vectors, and the gradients a second time, uncut."""
         flat, spans = [None] * len(self._specs), []
         for parts, vector in zip(self._parts.values(), vectors, strict=True):
             members = list(itertools.chain(*parts))
@@ -389,10 +380,10 @@ class Layout:
                 start += sum(sizes)
 
     def _parts_of(self, dtype: tf.DType) -> tuple[list[int], list[int], list[int]]:
-        """Returns which tensors lie in a dtype's vector, part by part, each in the model's order.
+        """Returns the indices of a dtype's tensors in three parts, each in the model's order.
 
-        The last part is what XLA copies once. All in the model's order, nearly all of ResNet-50's
-        gradients were copied twice (two H100s, 2026-11-24).
+        The last part has as many tensors as XLA copies only once. With all tensors in the model's
+        order, XLA copied nearly all of ResNet-50's gradients twice (two H100s, 2026-11-24).
         """
         members = [index for index, each in enumerate(self._dtypes) if each == dtype]
         others = [each for each in members if self._gradients[each] is None]
@@ -407,8 +398,8 @@ class Layout:
         return [self._specs[index].shape.num_elements() for index in members]
 
 
-def _travels_as(dtype: tf.DType, wanted: str | None) -> tf.DType:
+def _sent_as(dtype: tf.DType, wanted: str | None) -> tf.DType:
     if wanted:
         return tf.as_dtype(wanted)
-    # Collectives take no bool or small integer; float64 holds whole numbers up to 2**53.
+    # Collectives accept no bool or small integer; float64 holds whole numbers up to 2**53.
     return dtype if dtype.is_floating else tf.float64

@@ -63,5 +63,5 @@ def test_a_loader_at_fault_is_named_in_a_script(setup, folder, monkeypatch):
 
 
 def test_a_script_s_source_is_one_of_ours(setup, folder):
-    with pytest.raises(UserError, match="expected one of tfaccel"):
+    with pytest.raises(UserError, match="expected a source from tfaccel"):
         setup(xla=False).audit(str(folder), **SETTINGS)

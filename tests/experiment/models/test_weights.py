@@ -96,7 +96,7 @@ def test_of_other_classes_the_head_is_as_it_was_and_is_named(tmp_path, caplog, n
     for mine, other in zip(values(model)[-2:], head, strict=True):
         np.testing.assert_array_equal(mine, other)
     assert "model: 2 of 3 layers from" in caplog.text
-    assert "of other shapes in that file, so as they were: logits" in caplog.text
+    assert "with other shapes in that file, so unchanged: logits" in caplog.text
 
 
 @pytest.mark.parametrize("name", [each for each in FILES if "json" not in each])  # lacks names
@@ -104,7 +104,7 @@ def test_a_layer_that_the_file_lacks_is_named(tmp_path, caplog, name):
     saved, model = build(seed=1), build(extra=True)
     extra = model.get_layer("extra").get_weights()
     begin_from(save(saved, tmp_path / name), model)
-    assert "not in that file, so as they were: extra" in caplog.text
+    assert "not in that file, so unchanged: extra" in caplog.text
     np.testing.assert_array_equal(values(model)[0], values(saved)[0])
     for mine, other in zip(model.get_layer("extra").get_weights(), extra, strict=True):
         np.testing.assert_array_equal(mine, other)
@@ -137,7 +137,7 @@ def test_a_layer_takes_all_of_its_weights_or_none(tmp_path, caplog, name):
     begin_from(save(saved, tmp_path / name), model)
     for each in model.layers[0].get_weights():
         np.testing.assert_array_equal(each, np.zeros_like(each))
-    assert "of other shapes in that file, so as they were: two" in caplog.text
+    assert "with other shapes in that file, so unchanged: two" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["a.keras", "a.weights.h5", "a.h5"])
@@ -162,7 +162,7 @@ def test_frozen_layers_whole_numbers_seeds_and_nan_are_taken(tmp_path, caplog, n
     begin_from(save(saved, tmp_path / name), model)
     expect_equal(model, saved)
     assert "model: 4 of 4 layers from" in caplog.text
-    assert "infinite or NaN weights came from that file: head" in caplog.text
+    assert "that file has infinite or NaN weights for: head" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_names_that_keras_made_count_for_nothing_where_the_order_fits(tmp_path, 
     begin_from(save(saved, tmp_path / "a.h5"), model)
     expect_equal(model, saved)
     assert "model: 3 of 3 layers from" in caplog.text
-    assert "by their order, as the file names them otherwise" in caplog.text
+    assert "matched by order, because the file has other names" in caplog.text
 
 
 def test_of_a_body_with_another_head_what_is_not_used_is_named(tmp_path, caplog):
@@ -225,7 +225,7 @@ def test_of_a_body_with_another_head_what_is_not_used_is_named(tmp_path, caplog)
     model.add(layers.Dense(2, name="logits"))
     begin_from(save(top, tmp_path / "a.h5"), model)
     np.testing.assert_array_equal(values(model)[0], values(body)[0])
-    assert "not in that file, so as they were: logits" in caplog.text
+    assert "not in that file, so unchanged: logits" in caplog.text
     assert "in that file, but not in the model: predictions" in caplog.text
 
 
@@ -247,7 +247,7 @@ def test_a_deeper_network_of_the_same_widths_is_another_architecture(tmp_path, n
 @files
 def test_a_file_without_a_layer_that_fits_is_refused(tmp_path, name):
     other = keras.Sequential([keras.Input((2,)), layers.Dense(9, name="else")])
-    with pytest.raises(UserError, match="fits no layer of small; give a file of the same"):
+    with pytest.raises(UserError, match="fits no layer of small; use a file of the same"):
         begin_from(save(other, tmp_path / name), build())
 
 
@@ -301,7 +301,7 @@ def test_weights_of_blue_green_red_answer_alike_from_red_green_blue(tmp_path, na
 
 def test_there_must_be_a_convolution_to_turn_round(tmp_path):
     model = build()
-    with pytest.raises(UserError, match=r"weights_order='bgr', but small took no first conv"):
+    with pytest.raises(UserError, match=r"weights_order='bgr', but small loaded no first conv"):
         begin_from(save(model, tmp_path / "a.keras"), model, order="bgr")
 
 

@@ -49,11 +49,11 @@ WRONG = [
     ({"optimizer": "multioptimizer"}, "there is no optimizer 'multioptimizer'"),
     (
         {"optimizer": "adamw", "momentum": 0.9},
-        "momentum=0.9, but adamw has none; leave it out, or use an optimizer that has: muon, "
-        "rmsprop, sgd",
+        "momentum=0.9, but adamw has no momentum; remove it, or use an optimizer that has it: "
+        "muon, rmsprop, sgd",
     ),
     ({"optimizer": "rmsprop", "momentum": 0.9, "nesterov": True}, "nesterov=True, but rmsprop has"),
-    ({"optimizer": "sgd", "nesterov": True}, "nesterov=True with momentum=None; give momentum"),
+    ({"optimizer": "sgd", "nesterov": True}, "nesterov=True with momentum=None; set momentum"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Architectures by name: the toolkit's own, one per file, and all of `keras.applications`.
+"""Architectures by name: tfaccel's own, one per file, and all of `keras.applications`.
 
 model = build("resnet50", image_shape=(224, 224, 3), num_outputs=1000)    # in run.scope()
 """
@@ -20,15 +20,11 @@ OWN = {
     "restoration_cnn": restoration_cnn.build,
 }
 
-MOST = 0.5  # of a model's parameters, in one layer
+MOST = 0.5  # the share of a model's parameters from which one layer is worth mention
 
 
 def described(model: keras.Model) -> str:
-    """Returns a model's name, its number of parameters, and the layer that holds most, if one does.
-
-    Args:
-      model: built.
-    """
+    """Returns a built model's name, its number of parameters, and the layer with most of them."""
     total = model.count_params()
     counts = {
         each.name: sum(math.prod(weight.shape) for weight in own_weights(each))
@@ -42,20 +38,20 @@ def described(model: keras.Model) -> str:
 
 
 def build(name: str, *, image_shape: tuple[int, int, int], num_outputs: int) -> keras.Model:
-    """Returns the model of that name, with random weights: pretrained ones would be a download.
+    """Returns the model of that name, with random weights; pretrained ones would need a download.
 
     Args:
-      name: one of OWN, or an architecture of `keras.applications`; in any case.
+      name: one of OWN, or an architecture of `keras.applications`; upper case is allowed.
       image_shape: (height, width, channels).
-      num_outputs: classes; of "restoration_cnn", values per pixel.
+      num_outputs: the number of classes; for "restoration_cnn", of values per pixel.
 
     Returns:
-      Input: [batch, height, width, channels] float, normalised as the loader does. Output, float32
-      whatever the policy: [batch, num_outputs] logits; of "restoration_cnn",
+      A model. Its input is [batch, height, width, channels] float, normalized as the loader does.
+      Its output is float32 with any policy: [batch, num_outputs] logits; for "restoration_cnn",
       [batch, height, width, num_outputs].
 
     Raises:
-      UserError: no such architecture, or it does not take images of this shape.
+      UserError: there is no such architecture, or it does not take images of this shape.
     """
     build_named = find(name)
     try:
@@ -69,10 +65,10 @@ def build(name: str, *, image_shape: tuple[int, int, int], num_outputs: int) -> 
 
 
 def find(name: str) -> Callable[..., keras.Model]:
-    """Returns what builds the model of that name, in any case.
+    """Returns the function that builds the model of that name, in upper or lower case.
 
     Raises:
-      UserError: no such architecture.
+      UserError: there is no such architecture.
     """
     known = {**OWN, **applications.architectures()}
     check_among("model", name, known)

@@ -8,7 +8,7 @@ import keras
 
 
 def architectures() -> dict[str, Callable]:
-    """Returns a `build(image_shape=..., num_outputs=...)` for each, by its name in lower case."""
+    """Returns each architecture's `build(image_shape=..., num_outputs=...)`, by lower-case name."""
     return {
         name.lower(): functools.partial(_build, constructor)
         for name, constructor in vars(keras.applications).items()
@@ -19,10 +19,10 @@ def architectures() -> dict[str, Callable]:
 def _build(
     constructor: Callable, *, image_shape: tuple[int, int, int], num_outputs: int
 ) -> keras.Model:
-    """Returns the architecture's body, averaged over space, and a dense layer to logits.
+    """Returns the architecture's body with average pooling and a dense layer to logits.
 
     Raises:
-      ValueError: Keras's own, where the architecture does not take images of this shape.
+      ValueError: Keras's own, if the architecture does not take images of this shape.
     """
     arguments = {
         "include_top": False,
@@ -30,7 +30,7 @@ def _build(
         "pooling": "avg",
         "input_shape": image_shape,
     }
-    # Some bring a first layer that expects 0..255.
+    # Some architectures have a first layer that expects 0..255.
     if "include_preprocessing" in inspect.signature(constructor).parameters:
         arguments["include_preprocessing"] = False
     body = constructor(**arguments)

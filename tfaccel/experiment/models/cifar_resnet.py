@@ -1,12 +1,18 @@
-"""A residual network for images of 32 x 32 pixels, wide and shallow, so that a GPU is busy.
+"""A residual network for images of 32 x 32 pixels. It is wide and shallow, to keep a GPU busy.
 
-After the network of Keller Jordan's airbench96, which takes 37 epochs to 96% of CIFAR-10 ("94% on
-CIFAR-10 in 3.29 Seconds on a Single GPU", 2024, arXiv:2404.00498; its descent is David Page's
-ResNet-9, myrtle.ai, 2018). Here it is 1.5 times as wide and has a residual block more, of the
-whole image: files whose JPEG compression blurs colours need both. Its first layer whitens 2 x 2
-pixels by what the training images are, here a convolution learns to; and batch norm learns its
-scale, too. Outside training the logits are the mean of an image's and its mirror's, as there. The
-residual blocks are those of He et al., "Deep Residual Learning for Image Recognition" (2016).
+It follows the network of Keller Jordan's airbench96, which reaches 96% on CIFAR-10 in 37 epochs
+("94% on CIFAR-10 in 3.29 Seconds on a Single GPU", 2024, arXiv:2404.00498). That one descends from
+David Page's ResNet-9 (myrtle.ai, 2018). There are three differences:
+
+  - It is 1.5 times as wide and has one more residual block, on the whole image. Both are needed for
+    files whose JPEG compression blurs colors.
+  - airbench96's first layer whitens 2 x 2 pixels with statistics of the training images; here a
+    convolution learns that.
+  - Batch norm also learns its scale.
+
+As in airbench96, outside training the logits are the mean of those of an image and its mirror
+image. The residual blocks are those of He et al., "Deep Residual Learning for Image Recognition"
+(2016).
 """
 
 import keras
@@ -20,8 +26,8 @@ def build(*, image_shape: tuple[int, int, int], num_outputs: int) -> keras.Model
 
     An image of 32 x 32 takes 1.42 billion multiplications, and three times as many in training.
 
-    Input: [batch, height, width, channels] float, of about mean 0 and deviation 1. Output:
-    [batch, num_outputs] float32 logits.
+    Input: [batch, height, width, channels] float, with a mean near 0 and a deviation near 1.
+    Output: [batch, num_outputs] float32 logits.
 
     Raises:
       ValueError: the images are too small to be pooled three times.
@@ -31,10 +37,10 @@ def build(*, image_shape: tuple[int, int, int], num_outputs: int) -> keras.Model
     image = keras.Input(image_shape, name="image")
     x = _with_residual(_activated(_convolution(WithMirror()(image), 64)))
     for channels in (192, 576, 768):
-        # Pooled before batch norm, which is then of a quarter of the pixels.
+        # Pooling before batch norm leaves batch norm a quarter of the pixels.
         x = _with_residual(_activated(layers.MaxPooling2D()(_convolution(x, channels))))
     x = layers.GlobalMaxPooling2D()(x)
-    # As airbench96: else the first logits are large, and so are the first gradients.
+    # As in airbench96: without it the first logits are large, and so are the first gradients.
     x = layers.Rescaling(1 / 9, dtype="float32")(x)
     logits = layers.Dense(num_outputs, dtype="float32", name="logits")(x)
     return keras.Model(image, MeanWithMirror(dtype="float32")(logits), name="cifar_resnet")
@@ -48,7 +54,7 @@ def _with_residual(x):
 
 
 def _convolution(x, channels: int):
-    # Batch norm, which follows, has a bias of its own.
+    # The batch norm that follows has its own bias.
     return layers.Conv2D(channels, 3, padding="same", use_bias=False)(x)
 
 

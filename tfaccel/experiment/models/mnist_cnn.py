@@ -1,20 +1,21 @@
-"""The small convolutional network of the MNIST recipe this toolkit grew from.
+"""The small convolutional network of the MNIST recipe that tfaccel started with.
 
-Its first dense layer holds nearly all of its parameters, 128 for each value that reaches it. Up to
-30 x 30 pixels it is the recipe's own. Larger images are convolved and pooled further, to at most
-14 x 14: at 64 x 64 that layer would have 7.9 M parameters, and a checkpoint with Adam 90 MiB.
+Nearly all of its parameters are in its first dense layer: 128 for each input value. Up to 30 x 30
+pixels it equals the recipe's network. Larger images pass more convolutions and pooling, down to at
+most 14 x 14. Without them, at 64 x 64 the layer would have 7.9 M parameters, and a checkpoint with
+Adam 90 MiB.
 """
 
 import keras
 from keras import layers
 
-LARGEST_SIDE = 14  # of what the first dense layer takes; 13 of 28 x 28 pixels
+LARGEST_SIDE = 14  # of the first dense layer's input; images of 28 x 28 pixels give 13
 
 
 def build(*, image_shape: tuple[int, int, int], num_outputs: int) -> keras.Model:
     """Returns convolutions and two dense layers: 1.4 M parameters at 28 x 28, 0.5 M at 64 x 64.
 
-    There are two convolutions, and one more for each time that a side is halved to LARGEST_SIDE.
+    There are two convolutions, and one more each time a side is halved to reach LARGEST_SIDE.
 
     Input: [batch, height, width, channels] float, 0..1. Output: [batch, num_outputs] float32
     logits; in float16 they would overflow at 65,504 and lose the loss's small differences.

@@ -1,7 +1,7 @@
-"""A small convolutional network from image to image: what it learns is added to its input.
+"""A small convolutional network from image to image that learns the difference from its input.
 
-A short form of EDSR (Lim et al., "Enhanced Deep Residual Networks for Single Image
-Super-Resolution", 2017): residual blocks without batch norm, of which it has 16 or more.
+It is a short form of EDSR (Lim et al., "Enhanced Deep Residual Networks for Single Image
+Super-Resolution", 2017), which has 16 or more such residual blocks without batch norm.
 """
 
 import keras
@@ -12,19 +12,20 @@ NUM_BLOCKS = 2
 
 
 def build(*, image_shape: tuple[int, int, int], num_outputs: int) -> keras.Model:
-    """Returns six 3 x 3 convolutions of 39,000 parameters; each output pixel sees 13 x 13.
+    """Returns six 3 x 3 convolutions with 39,000 parameters; each output pixel sees 13 x 13.
 
-    With as many outputs as channels the last layer gives the difference from the input, and starts
-    at 0: untrained, the model gives its input. With another number, as for masks, it gives logits.
+    If `num_outputs` equals the number of channels, the last layer gives the difference from the
+    input. It starts at 0, so the untrained model returns its input. With another number, such as
+    for masks, the model returns logits.
 
     Input: [batch, height, width, channels] float. Output: [batch, height, width, num_outputs]
-    float32: float16's 11 bits are too few where an image is a large input plus a small difference.
+    float32, because float16's 11 bits are too few for a large input plus a small difference.
     """
     image = keras.Input(image_shape, name="image")
     x = layers.Conv2D(NUM_CHANNELS, 3, padding="same")(image)
     for _ in range(NUM_BLOCKS):
-        # Around each block the way is linear: without it, absolute error as the loss keeps the
-        # model at the identity, which is its median.
+        # A linear path leads around each block. Without it, the absolute error as the loss keeps
+        # the model at the identity, which is its median.
         y = layers.Conv2D(
             NUM_CHANNELS, 3, padding="same", activation="relu", kernel_initializer="he_normal"
         )(x)

@@ -1,12 +1,13 @@
-"""Weights that a model begins with, from a file of this machine.
+"""Loads the weights that a model begins with from a local file.
 
-Takes a built model and a file; changes the layers that the file has, and says which it has not.
+`begin_from` takes a file and a built model. It changes the layers that the file has, and logs those
+that it lacks.
 
     begin_from("resnet50_notop.h5", model)      # in the scope that the model was made in
 
-Names and shapes decide what is taken. The values decide nothing: a file may well hold the very
-numbers that a new model begins with, zeros and ones above all. So this module watches which
-variables Keras's loaders assign to.
+Names and shapes decide which layers are loaded. Comparing values would not work: a file may have
+the same numbers as a new model, above all zeros and ones. So this module watches which variables
+Keras's loaders assign.
 """
 
 import contextlib
@@ -30,8 +31,8 @@ from tfaccel.keras_internals.weight_files import default_name, layer_names_in, p
 
 log = logging.getLogger("tfaccel")
 
-IMAGENET_STD = (0.229, 0.224, 0.225)  # of red, green and blue, of pixels in 0..1
-SHOWN = 8  # names of layers in a line
+IMAGENET_STD = (0.229, 0.224, 0.225)  # of red, green and blue, for pixels in 0..1
+SHOWN = 8  # names of layers in a message
 
 FAULTS = (
     OSError,
@@ -39,64 +40,64 @@ FAULTS = (
     KeyError,
     TypeError,
     EOFError,
-    RuntimeError,  # a RecursionError, too
+    RuntimeError,  # also a RecursionError
     MemoryError,
     zipfile.BadZipFile,
 )
 
 
 def begin_from(file: str, model: keras.Model, *, order: str = "rgb") -> None:
-    """Gives the model's layers the weights that the file has for them.
+    """Loads the weights that the file has for the model's layers.
 
-    A layer takes all of its weights or none.
+    A layer gets all of its weights or none.
 
     Args:
-      file: that `model.save` or `model.save_weights` wrote, in one piece or in several, or one of
-        keras.applications. Only numbers are read of it: no code, no pickle.
-      model: built.
-      order: of the colours that they were trained on. Of "bgr" the first convolution is turned
-        round, so that the model takes red, green, blue: the sum over the colours is the same.
+      file: a file of `model.save` or `model.save_weights`, in one piece or several, or a file of
+        keras.applications. Only numbers are read from it: no code, no pickle.
+      model: the built model.
+      order: the order of the colors that the weights were trained on. For "bgr" the first
+        convolution is flipped, so that the model takes red, green, blue with the same result.
 
     Raises:
-      UserError: there is no such file, it cannot be read, it fits no layer, it is of another
-        architecture, or there is no first convolution of three colours to turn round.
+      UserError: the file does not exist, cannot be read, fits no layer, or is of another
+        architecture; or there is no first convolution of three colors to flip.
     """
     path = weights_file(file)
     try:
-        taken = _load(path, model)
+        loaded = _load(path, model)
     except FAULTS as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise UserError(
-            f"model.weights={file!r} cannot be read for {model.name} ({reason}); give a file of "
-            "the same architecture"
+            f"model.weights={file!r} cannot be read for {model.name} ({reason}); use a file of the "
+            "same architecture"
         ) from error
-    if not taken.layers:
+    if not loaded.layers:
         raise UserError(
-            f"model.weights={file!r} fits no layer of {model.name}; give a file of the same "
+            f"model.weights={file!r} fits no layer of {model.name}; use a file of the same "
             "architecture"
         )
-    if taken.others:
+    if loaded.others:
         raise UserError(
-            f"model.weights={file!r} is of another architecture than {model.name}: among the "
-            f"layers that fit it has {_listed(taken.others)}; give a file of the same architecture"
+            f"model.weights={file!r} is of another architecture than {model.name}: between the "
+            f"layers that fit it has {_listed(loaded.others)}; use a file of the same architecture"
         )
-    _say(taken, path)
+    _log_loaded(loaded, path)
     if order == "bgr":
-        _turn_round(taken, file, model)
-    _normalise_as_keras(model)
+        _flip_colors(loaded, file, model)
+    _square_deviation(model)
 
 
 @dataclasses.dataclass(frozen=True)
-class Taken:
-    """What a model took of a file.
+class Loaded:
+    """The result of loading a file into a model.
 
     Attributes:
-      layers: that have their weights of the file.
+      layers: the layers that got their weights from the file.
       missing: names of the layers that the file does not have.
-      other_shapes: names of those that it has with other shapes, or another number of weights.
-      unused: names of the file's layers that no layer of the model took; what is known of them.
-      others: names of those that show that the file is of another architecture.
-      in_order: whether layers were found by their order, as the file names them otherwise.
+      other_shapes: names of layers with other shapes, or another number of weights, in the file.
+      unused: names of the file's layers that were not loaded, as far as they are known.
+      others: those of them that show that the file is of another architecture.
+      in_order: whether layers were matched by order, because the file has other names.
     """
 
     layers: list[keras.layers.Layer]
@@ -108,44 +109,44 @@ class Taken:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every layer took its weights."""
+        """Whether every layer got its weights."""
         return not self.missing and not self.other_shapes
 
 
-def _say(taken: Taken, path: pathlib.Path) -> None:
-    """Logs what a model took of a file, and what it did not."""
-    number = len(taken.layers) + len(taken.missing) + len(taken.other_shapes)
-    by = ", by their order, as the file names them otherwise" if taken.in_order else ""
-    summary("model: %d of %d layers from %s%s", len(taken.layers), number, path, by)
+def _log_loaded(loaded: Loaded, path: pathlib.Path) -> None:
+    number = len(loaded.layers) + len(loaded.missing) + len(loaded.other_shapes)
+    by = ", matched by order, because the file has other names" if loaded.in_order else ""
+    summary("model: %d of %d layers from %s%s", len(loaded.layers), number, path, by)
     for names, what in (
-        (taken.missing, "not in that file, so as they were"),
-        (taken.other_shapes, "of other shapes in that file, so as they were"),
-        (taken.unused, "in that file, but not in the model"),
+        (loaded.missing, "not in that file, so unchanged"),
+        (loaded.other_shapes, "with other shapes in that file, so unchanged"),
+        (loaded.unused, "in that file, but not in the model"),
     ):
         if names:
             log.warning("model: %s: %s", what, _listed(names))
-    broken = [each.name for each in taken.layers if not _is_finite(each)]
+    broken = [each.name for each in loaded.layers if not _is_finite(each)]
     if broken:
-        log.warning("model: infinite or NaN weights came from that file: %s", _listed(broken))
+        log.warning("model: that file has infinite or NaN weights for: %s", _listed(broken))
 
 
-def _turn_round(taken: Taken, file: str, model: keras.Model) -> None:
-    """Makes a first convolution of blue, green, red one of red, green, blue."""
+def _flip_colors(loaded: Loaded, file: str, model: keras.Model) -> None:
+    """Changes a first convolution for blue, green, red into one for red, green, blue."""
     first = next((each for each in model.layers if isinstance(each, keras.layers.Conv2D)), None)
-    if first is None or first not in taken.layers or first.kernel.shape[2] != 3:
+    if first is None or first not in loaded.layers or first.kernel.shape[2] != 3:
         raise UserError(
-            f"model.weights_order='bgr', but {model.name} took no first convolution of three "
-            f"colours of model.weights={file!r}; leave weights_order out"
+            f"model.weights_order='bgr', but {model.name} loaded no first convolution of three "
+            f"colors from model.weights={file!r}; remove weights_order"
         )
     first.kernel.assign(keras.ops.flip(first.kernel, axis=2))
-    log.info("model: %s turned round, from blue, green, red to red, green, blue", first.name)
+    log.info("model: flipped %s from blue, green, red to red, green, blue", first.name)
 
 
-def _normalise_as_keras(model: keras.Model) -> None:
-    """Lets EfficientNetB0 to B7 divide by the deviation, as with `weights="imagenet"` in Keras.
+def _square_deviation(model: keras.Model) -> None:
+    """Lets EfficientNetB0 to B7 divide by the deviation, as Keras does with `weights="imagenet"`.
 
-    The variance of Keras's own files is the deviation; with these weights alone, Keras divides by
-    its root once more (keras/src/applications/efficientnet.py).
+    Keras's own files store the deviation as the variance. When Keras loads such a file into a model
+    built without weights, the model divides by the square root of the deviation
+    (keras/src/applications/efficientnet.py).
     """
     for each in model.layers:
         if not isinstance(each, keras.layers.Normalization) or each.input_variance is not None:
@@ -154,7 +155,7 @@ def _normalise_as_keras(model: keras.Model) -> None:
         if variance.shape == (3,) and np.allclose(variance, IMAGENET_STD, rtol=1e-3, atol=0):
             each.adapt_variance.assign(variance**2)
             each.finalize_state()
-            log.info("model: %s divides by the deviation, as Keras's weights want", each.name)
+            log.info("model: %s divides by the deviation, as Keras's weights need", each.name)
 
 
 def _listed(names: list[str]) -> str:
@@ -170,13 +171,13 @@ def _is_finite(layer: keras.layers.Layer) -> bool:
 # Loading.
 
 
-def _load(path: pathlib.Path, model: keras.Model) -> Taken:
-    """Loads what fits; a layer that took a part of its weights has its own ones back."""
+def _load(path: pathlib.Path, model: keras.Model) -> Loaded:
+    """Loads the layers that fit. A layer that gets only some of its weights is put back."""
     before = {id(each): keras.ops.convert_to_numpy(each) for each in model.weights}
     if path.name.endswith((".keras", ".weights.h5", ".weights.json")):
         return _load_numbered(path, model, before)
-    # Files before Keras 3 name their layers. Names that Keras made ("dense_3") are others in each
-    # process, so the order counts where it fits every layer and names do not.
+    # Files from before Keras 3 name their layers. Names that Keras made ("dense_3") differ between
+    # processes. So the order decides if it fits every layer and the names do not.
     named = _load_named(path, model, before)
     if named.is_whole:
         return named
@@ -190,77 +191,77 @@ def _load(path: pathlib.Path, model: keras.Model) -> Taken:
     return _load_named(path, model, before)
 
 
-def _load_named(path: pathlib.Path, model: keras.Model, before: dict) -> Taken:
-    """Loads a file that names its layers, each into the layer of that name."""
+def _load_named(path: pathlib.Path, model: keras.Model, before: dict) -> Loaded:
+    """Loads a file with named layers; each goes into the model's layer of that name."""
     with _watched(model) as seen:
         model.load_weights(path, skip_mismatch=True, by_name=True)
-    taken = _judged(model, before, seen)
+    loaded = _judged(model, before, seen)
     tops = _tops(model)
-    used = {tops[id(each)] for each in taken.layers if id(each) in tops}
+    used = {tops[id(each)] for each in loaded.layers if id(each) in tops}
     have = {each.name for each in model.layers}
     names = layer_names_in(path)
     places = [index for index, each in enumerate(names) if each in used] or [0]
-    # In front may be a Normalization that the model is built without, and behind another head.
+    # Before them may be a Normalization that this model lacks, and after them another head.
     between = names[places[0] : places[-1]]
     return dataclasses.replace(
-        taken,
+        loaded,
         unused=[each for each in names if each not in have],
         others=[each for each in between if each not in have],
     )
 
 
 def _tops(model: keras.Model) -> dict[int, str]:
-    """Returns, by id of a layer at any depth, the name of the model's own layer that holds it."""
+    """Returns, by the id of a layer at any depth, the name of the top layer that it is in."""
     return {id(each): top.name for top in model.layers for each in layers_of(top)}
 
 
-def _load_numbered(path: pathlib.Path, model: keras.Model, before: dict) -> Taken:
-    """Loads a file of Keras 3, which numbers layers by their kinds, and has their names beside.
+def _load_numbered(path: pathlib.Path, model: keras.Model, before: dict) -> Loaded:
+    """Loads a file of Keras 3, which numbers the layers of each kind and also has their names.
 
-    A number may be another layer's where the architecture is another one: "conv2d_30" of a deeper
-    network. So names that people gave decide; the number does for the others, and where every
-    layer fits by it.
+    If the architecture differs, a number may mean another layer, such as "conv2d_30" of a deeper
+    network. So names that people gave decide. The number decides for the other layers, and for all
+    layers if it fits every one.
     """
     with _watched(model) as seen:
         model.load_weights(path, skip_mismatch=True)
-    taken = _judged(model, before, seen)
+    loaded = _judged(model, before, seen)
     groups = sorted(each for each in seen.groups if each.startswith("layers/"))
     unused = [each for each in groups if each not in seen.paths.values()]
-    renamed = [each for each in taken.layers if id(each) in seen.renamed]
-    if taken.is_whole and not unused:
-        return taken
+    renamed = [each for each in loaded.layers if id(each) in seen.renamed]
+    if loaded.is_whole and not unused:
+        return loaded
     for each in renamed:
         _put_back(own_weights(each), before)
     return dataclasses.replace(
-        taken,
-        layers=[each for each in taken.layers if each not in renamed],
-        missing=[*taken.missing, *(each.name for each in renamed)],
+        loaded,
+        layers=[each for each in loaded.layers if each not in renamed],
+        missing=[*loaded.missing, *(each.name for each in renamed)],
         unused=[seen.groups[each] for each in unused],
         others=[seen.groups[each] for each in unused if _is_between(each, seen)],
     )
 
 
 def _is_between(path: str, seen: "_Seen") -> bool:
-    """Whether a layer of the file comes before and after layers of its kind that were taken."""
+    """Returns whether a layer of the file is between loaded layers of its kind."""
     kind, number = _kind_and_number(path)
-    taken = [_kind_and_number(each) for each in seen.paths.values()]
-    numbers = [other for each, other in taken if each == kind]
+    loaded = [_kind_and_number(each) for each in seen.paths.values()]
+    numbers = [other for each, other in loaded if each == kind]
     return bool(numbers) and min(numbers) < number < max(numbers)
 
 
 def _kind_and_number(path: str) -> tuple[str, int]:
-    """Returns ("layers/dense", 3) of "layers/dense_3", and 0 where there is no number."""
+    """Returns ("layers/dense", 3) for "layers/dense_3"; the number is 0 if there is none."""
     kind, number = re.fullmatch(r"(.*?)(?:_(\d+))?", path).groups()
     return kind, int(number or 0)
 
 
 def _is_given(layer: keras.layers.Layer, name: str) -> bool:
-    """Whether a person gave such a layer the name; Keras makes "dense_3"."""
+    """Returns whether a person chose the layer's name; Keras makes names like "dense_3"."""
     return not re.fullmatch(rf"{default_name(layer)}(_\d+)?", name)
 
 
-def _judged(model: keras.Model, before: dict, seen: "_Seen") -> Taken:
-    """Returns which layers took all of their weights; those that took some have theirs back."""
+def _judged(model: keras.Model, before: dict, seen: "_Seen") -> Loaded:
+    """Returns which layers got all of their weights, and restores those that got only some."""
     layers, missing, other_shapes = [], [], []
     tops = _tops(model)
     for layer in layers_of(model):
@@ -278,35 +279,35 @@ def _judged(model: keras.Model, before: dict, seen: "_Seen") -> Taken:
             or f"(named {tops.get(id(layer))}) due to mismatch in number" in seen.complaints
         )
         (other_shapes if is_there else missing).append(layer.name)
-    return Taken(layers, missing, other_shapes, unused=[], others=[])
+    return Loaded(layers, missing, other_shapes, unused=[], others=[])
 
 
 def _put_back(variables: list[keras.Variable], before: dict[int, np.ndarray]) -> None:
-    """Gives variables the values that they had before anything was loaded."""
+    """Gives variables their values from before the load."""
     for each in variables:
         each.assign(before[id(each)])
 
 
 def own_weights(layer: keras.layers.Layer) -> list[keras.Variable]:
-    """Returns the variables of the layer itself, without those of layers in it."""
+    """Returns the variables of the layer itself, without those of layers within it."""
     inner = {id(weight) for each in layers_of(layer, include_self=False) for weight in each.weights}
     return [each for each in layer.weights if id(each) not in inner]
 
 
-# What Keras's loaders do.
+# Watching Keras's loaders.
 
 
 @dataclasses.dataclass
 class _Seen:
-    """What was seen of a load.
+    """The observations during a load.
 
     Attributes:
-      assigned: ids of the variables that were given a value.
-      complaints: what Keras warned of, which has the paths of variables of another shape.
-      files: that were looked through for places; several where weights are in several.
-      groups: of a file of Keras 3: each layer's place in it, and its name there.
-      paths: by id of a layer: the place that its values were looked for.
-      renamed: ids of the layers whose place has another name, which somebody gave.
+      assigned: ids of the variables that were assigned.
+      complaints: Keras's warnings, which have the paths of variables with another shape.
+      files: the files that were searched for groups; several if the weights are in several.
+      groups: for a file of Keras 3, the path of each layer's group and the layer's name there.
+      paths: the group that a layer's values were read from, by the layer's id.
+      renamed: ids of the layers whose group has another name that a person chose.
     """
 
     assigned: set[int] = dataclasses.field(default_factory=set)
@@ -319,7 +320,7 @@ class _Seen:
 
 @contextlib.contextmanager
 def _watched(model: keras.Model) -> Iterator[_Seen]:
-    """Within the context, notes what is loaded into the model; Keras's warnings are not shown."""
+    """Within the context, notes what is loaded into the model, and hides Keras's warnings."""
     seen = _Seen()
     layers = layers_of(model)
     for each in model.weights:
@@ -367,7 +368,7 @@ def _noting_load(layer: keras.layers.Layer, names: set[str], seen: _Seen):
         is_other = name is not None and name != layer.name and _is_given(layer, name)
         if is_other and name in names:
             raise KeyError(f"{path} is {name}, not {layer.name}")
-        if name is not None:  # else Keras asks elsewhere in the file
+        if name is not None:  # else Keras looks elsewhere in the file
             seen.paths.setdefault(id(layer), path)
         if is_other and _is_given(layer, layer.name):
             seen.renamed.add(id(layer))
@@ -377,9 +378,9 @@ def _noting_load(layer: keras.layers.Layer, names: set[str], seen: _Seen):
 
 
 def _groups(store) -> dict[str, str]:
-    """Returns the places of a file that hold numbers, and the names of the layers they are of.
+    """Returns the paths of the groups with numbers in a file, and the names of their layers.
 
-    A file of several pieces does not have all names: then the place stands for it.
+    A file in several pieces does not have all names. The end of the path then stands for the name.
     """
     found = {}
 

@@ -1,4 +1,4 @@
-"""Learning rate, optimizer and weight decay, as `config.train` says."""
+"""Learning rate, optimizer and weight decay from `config.train`."""
 
 from tfaccel.experiment.recipe.optimizer import make_optimizer
 from tfaccel.experiment.recipe.schedule import describe, make_schedule

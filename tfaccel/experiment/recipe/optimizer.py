@@ -1,9 +1,6 @@
-"""An optimizer by its name, with the recipe's settings.
+"""Makes an optimizer by name with the recipe's settings, or raises if it lacks one of them.
 
-Takes the recipe and its schedule; gives a Keras optimizer, or a sentence about a setting that it
-does not have.
-
-    optimizer = make_optimizer(config.train, schedule)
+optimizer = make_optimizer(config.train, schedule)
 """
 
 import inspect
@@ -15,22 +12,22 @@ from tfaccel.config import TrainConfig
 from tfaccel.config.names import NO_OPTIMIZERS, check_among
 from tfaccel.experiment.recipe.schedule import LearningRate
 
-# Keras matches these by `re.search` in the name of each replica's own tf.Variable, as in
-# "resnet/bias_conv/kernel/replica_1:0": only the last part is the variable's. "scale" is
-# RMSNormalization's.
+# Keras searches for this pattern in the name of each replica's tf.Variable, for example
+# "resnet/bias_conv/kernel/replica_1:0". Only the last part is the variable's own name. "scale" is
+# that of RMSNormalization.
 NOT_DECAYED = r"(^|/)(bias|gamma|beta|scale)(/replica_\d+)?(:\d+)?$"
 
 
 def make_optimizer(train: TrainConfig, schedule: LearningRate) -> keras.optimizers.Optimizer:
-    """Returns the optimizer. Weight decay, where it has any, is of kernels and embeddings alone.
+    """Returns the optimizer. Weight decay applies only to kernels and embeddings.
 
     Args:
       train: the recipe.
-      schedule: of the learning rate. One that is constant becomes a plain number, which
+      schedule: the schedule of the learning rate. A constant one becomes a plain number, which
         ReduceLROnPlateau and `optimizer.learning_rate = ...` can change.
 
     Raises:
-      UserError: Keras has no optimizer of that name, or it has no such setting.
+      UserError: Keras has no optimizer of that name, or the optimizer lacks a setting.
     """
     kind = find(train.optimizer)
     takes = inspect.signature(kind.__init__).parameters
@@ -38,24 +35,26 @@ def make_optimizer(train: TrainConfig, schedule: LearningRate) -> keras.optimize
     for name, value in settings.items():
         if name not in takes:
             raise UserError(
-                f"{name}={value!r}, but {train.optimizer} has none; leave it out, or use an "
-                f"optimizer that has: {_that_take(name)}"
+                f"{name}={value!r}, but {train.optimizer} has no {name}; remove it, or use an "
+                f"optimizer that has it: {_that_take(name)}"
             )
     if "weight_decay" in settings and "adam_weight_decay" in takes:
-        settings["adam_weight_decay"] = train.weight_decay  # Muon's, of what is no matrix
+        settings["adam_weight_decay"] = train.weight_decay  # Muon's, for all that is not a matrix
     rate = schedule.peak if schedule.is_constant else schedule
     optimizer = kind(learning_rate=rate, **settings)
-    if train.nesterov and not optimizer.momentum:  # Keras would leave nesterov out
-        raise UserError(f"nesterov=True with momentum={train.momentum}; give momentum, e.g. 0.9")
+    if train.nesterov and not optimizer.momentum:  # Keras would ignore nesterov
+        raise UserError(
+            f"nesterov=True with momentum={train.momentum}; set momentum, for example to 0.9"
+        )
     optimizer.exclude_from_weight_decay(var_names=[NOT_DECAYED])
     return optimizer
 
 
 def _settings(train: TrainConfig) -> dict:
-    """Returns what the recipe says of the optimizer: not what it leaves to Keras's default."""
+    """Returns the settings that the recipe gives; for the others Keras's defaults apply."""
     settings = {}
     if train.momentum is not None:
-        settings["momentum"] = float(train.momentum)  # Keras refuses a whole number
+        settings["momentum"] = float(train.momentum)  # Keras refuses an integer
     if train.nesterov:
         settings["nesterov"] = True
     if train.weight_decay is not None:
@@ -68,7 +67,7 @@ def _settings(train: TrainConfig) -> dict:
 
 
 def find(name: str) -> type:
-    """Returns Keras's optimizer of that name, in any case.
+    """Returns Keras's optimizer of that name, in upper or lower case.
 
     Raises:
       UserError: there is none.

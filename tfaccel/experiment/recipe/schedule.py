@@ -1,8 +1,8 @@
-"""The learning rate of every step, in the graph.
+"""The learning rate of every step, computed in the graph.
 
-Takes the recipe, the batch and the steps of an epoch; gives a Keras schedule, and the line that
-says it in numbers. It is a pure function of the optimizer's count of updates, so that a resumed run
-goes on with it. (A step that loss scaling skips is no update, and does not advance it.)
+`make_schedule` takes the recipe, the batch and the steps of an epoch, and returns a Keras schedule.
+`describe` returns its numbers in one line. The rate is a pure function of the optimizer's count of
+updates, so a resumed run continues with it. (A step that loss scaling skips does not count.)
 
     schedule = make_schedule(config.train, global_batch_size=1024, num_steps=1252)
     log.info("%s", describe(config.train, schedule, global_batch_size=1024, num_steps=1252))
@@ -22,20 +22,21 @@ from tfaccel.config import TrainConfig
 class LearningRate(keras.optimizers.schedules.LearningRateSchedule):
     """A linear rise to `peak`, and a decay from it.
 
-    With W warm-up steps, of N steps in all: step s, from 0, has peak * (s + 1) / W while s < W, so
-    that the first step already learns and step W - 1 is the first with all of it. After that:
+    There are W warm-up steps and N steps in all. While s < W, step s, counted from 0, has the rate
+    peak * (s + 1) / W. So the first step already learns, and step W - 1 is the first with the full
+    rate. After that:
 
       constant: peak.
-      step: peak * decay_factor ** (how many of decay_steps are at or below s).
+      step: peak * decay_factor ** (number of decay_steps that are at or below s).
       cosine: peak * (1 + cos(pi * (s - W) / (N - W))) / 2.
       linear: peak * (N - s) / (N - W).
 
-    The last two come to 0 at step N, the first that is not made: a last step of rate 0 would be
-    wasted. Steps are compared and subtracted as whole numbers, and rounded to float32 afterwards.
+    The last two would reach 0 only at step N, after the end, because a last step with rate 0 would
+    be wasted. Steps are compared and subtracted as integers, and rounded to float32 afterwards.
 
     Attributes:
       peak: the largest rate.
-      is_constant: whether all steps have it.
+      is_constant: whether every step has the rate `peak`.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class LearningRate(keras.optimizers.schedules.LearningRateSchedule):
         decay_steps=(),
         decay_factor: float = 1.0,
     ):
-        """Takes the numbers above: steps counted from the start of training."""
+        """Takes the numbers above; steps are counted from the start of training."""
         self.peak, self.decay = peak, decay
         self.warmup_steps, self.total_steps = warmup_steps, total_steps
         self.decay_steps, self.decay_factor = tuple(decay_steps), decay_factor
@@ -58,7 +59,7 @@ class LearningRate(keras.optimizers.schedules.LearningRateSchedule):
         """Returns the rate of a step, float32.
 
         Args:
-          step: updates made before it, a whole number.
+          step: the number of updates before it, an integer.
         """
         step = tf.cast(tf.convert_to_tensor(step), tf.int64)
         decayed = self._decayed(step)
@@ -76,7 +77,7 @@ class LearningRate(keras.optimizers.schedules.LearningRateSchedule):
             return tf.gather(tf.constant(powers, tf.float32), passed)
         left = tf.clip_by_value(self.total_steps - step, 0, self.total_steps)
         left = _ratio(left, max(self.total_steps - self.warmup_steps, 1))
-        # (1 + cos(pi (1 - left))) / 2, in which float32 would lose the last steps' digits.
+        # This equals (1 + cos(pi (1 - left))) / 2, which in float32 is inexact in the last steps.
         return left if self.decay == "linear" else tf.sin(left * (math.pi / 2)) ** 2
 
     def get_config(self) -> dict:
@@ -96,15 +97,10 @@ def _ratio(steps: tf.Tensor, whole: int) -> tf.Tensor:
 
 
 def make_schedule(train: TrainConfig, *, global_batch_size: int, num_steps: int) -> LearningRate:
-    """Returns the learning rate of every step.
-
-    Args:
-      train: the recipe.
-      global_batch_size: examples per step over all replicas.
-      num_steps: of an epoch.
+    """Returns the learning rate of every step, for epochs of `num_steps` steps.
 
     Raises:
-      UserError: the rate would decay before it has risen.
+      UserError: the rate would decay before the warm-up ends.
     """
     warmup_steps = round(train.warmup_epochs * num_steps)
     decay_steps = []
@@ -113,8 +109,8 @@ def make_schedule(train: TrainConfig, *, global_batch_size: int, num_steps: int)
         if decay_steps and decay_steps[0] < warmup_steps:
             raise UserError(
                 f"decay_epochs={train.decay_epochs} with "
-                f"warmup_epochs={in_figures(train.warmup_epochs)}: the rate would fall before "
-                "it has risen; let the first be after warm-up"
+                f"warmup_epochs={in_figures(train.warmup_epochs)}: the rate would decay before "
+                "the warm-up ends; choose a first decay epoch after the warm-up"
             )
     return LearningRate(
         peak=_peak(train, global_batch_size),
@@ -135,14 +131,7 @@ def _peak(train: TrainConfig, global_batch_size: int) -> float:
 def describe(
     train: TrainConfig, schedule: LearningRate, *, global_batch_size: int, num_steps: int
 ) -> str:
-    """Returns the schedule as numbers, on one line.
-
-    Args:
-      train: the recipe.
-      schedule: made of it.
-      global_batch_size: examples per step over all replicas.
-      num_steps: of an epoch.
-    """
+    """Returns the numbers of the recipe's schedule in one line."""
     peak = in_figures(schedule.peak, 4)
     if train.base_batch_size is not None:
         scale = f"{global_batch_size}/{train.base_batch_size}"
@@ -161,5 +150,5 @@ def describe(
 
 
 def _epoch(step: int, num_steps: int) -> str:
-    """Returns how many epochs end with the step before, where that is a whole number."""
+    """Returns the number of epochs before the step, if the step begins an epoch."""
     return f" (epoch {step // num_steps})" if step and step % num_steps == 0 else ""
