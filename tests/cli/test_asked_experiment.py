@@ -59,7 +59,7 @@ OF_EXPERIMENTS = (
     (["--config={}/empty"], "is a folder; give a Python file, or the workdir of a run"),
     (["--config={}/text.txt"], "expected a Python file that has get_config()"),
     (["--config={}/image.png"], "expected a Python file that has get_config()"),
-    (["--config={}/nothing.py"], "has no get_config()"),
+    (["--config={}/nothing.py"], "no get_config()"),
     ([DIGITS, "{}/text.txt"], "is no flag"),
     ([DIGITS, "--config.data.root={}/none"], "none/training does not exist"),
     ([DIGITS, "--config.data.root={}/empty"], "holds no folders"),
@@ -85,7 +85,7 @@ OF_COMMANDS = (
     (["lint", DIGITS, "--script={}/none.py"], "No such file"),
     (["lint", DIGITS, "--script={}/empty"], "Is a directory"),
     (["lint", DIGITS, "--script={}/image.png"], "no text in UTF-8"),
-    (["lint", DIGITS, "--script="], "names no file"),
+    (["lint", DIGITS, "--script="], "--script= is empty"),
     (["profile", DIGITS, "--seconds=0"], "above 0"),
     (["profile", DIGITS, "--trace={}/text.txt"], "is a file"),
     (["profile", DIGITS, "--search", "--out={}/empty"], "exists"),
@@ -96,7 +96,7 @@ OF_COMMANDS = (
     (["export", "{}/none"], "holds no run"),
     (["export", "{}/empty"], "holds no run"),
     (["export", "--workdir={}/text.txt"], "holds no run"),
-    (["export", "{}/run", "{}/empty"], "is no flag of export, which takes one workdir"),
+    (["export", "{}/run", "{}/empty"], "export takes one workdir"),
     (["export", "{}/run"], "has no checkpoint"),
     (["export", "{}/run/config.json", "--out={}/text.txt"], "is a file"),
     (["export", "{}/run", "--weights=average"], "kept no average"),
@@ -160,7 +160,7 @@ def test_every_source_is_looked_for(tmp_path, data, monitor):
     with pytest.raises(UserError, match=r"does not exist|no shard matches"):
         look_at(parse(config))
     config.train.monitor = "val_mae"
-    with pytest.raises(UserError, match=r"train.monitor='val_mae' is none of"):
+    with pytest.raises(UserError, match=r"train.monitor='val_mae' is not a metric of"):
         look_at(parse(config))
 
 

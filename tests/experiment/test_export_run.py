@@ -437,13 +437,13 @@ def test_every_flag_of_the_command_is_passed_on(workdir, root, asked, tmp_path, 
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        ([], "no workdir; name the run, e.g. `tfaccel export --workdir=runs/a`"),
+        ([], "no workdir; give a run's, e.g. `tfaccel export --workdir=runs/a`"),
         (["--workdir=nowhere"], "nowhere holds no run"),
         (["--workdir=run", "--sample=3"], "there is no flag --sample of `tfaccel export`"),
         (["--workdir=run", "--samples=0"], "samples=0; expected"),
         (["--workdir=run", "--samples=some"], "samples"),
         (["--workdir=run", "--checkpoint=last"], "checkpoint"),
-        (["--workdir=run", "more"], "'more' is no flag of export"),
+        (["--workdir=run", "more"], "export takes one workdir, but the command line has 'more'"),
     ],
 )
 def test_mistakes_in_the_call_are_one_sentence(workdir, asked, tmp_path, monkeypatch, flags, says):
