@@ -220,7 +220,7 @@ CALLS = [
     (["train", MNIST, "--config.data.root=/no/where"], "image folder /no/where/training does not"),
     (["train", DIGITS, "--workers=a:1,b:1", "--worker-index=0"], "no --workdir with 2 workers ("),
     (["train", DIGITS, "--workers=a:1,b:1"], "worker_index=None with 2 workers; expected the"),
-    (["train", DIGITS, "--workers="], "workers names none; give host:port of each"),
+    (["train", DIGITS, "--workers="], "workers is empty; give host:port of each"),
     (["train", DIGITS, "--worker-index=1"], "worker_index=1 without workers; give host:port"),
     (["selftes"], "there is no command 'selftes'; did you mean 'selftest'?"),
     (["selftest", "here"], "selftest takes no argument 'here'; see `tfaccel selftest --help`"),

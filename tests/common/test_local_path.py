@@ -46,7 +46,7 @@ def test_paths_stay_paths(tmp_path, monkeypatch):
 
 
 def test_other_words_that_are_no_path(monkeypatch):
-    with pytest.raises(UserError, match="holds a zero byte"):
+    with pytest.raises(UserError, match="contains a zero byte"):
         local_path("/a\0b")
     with pytest.raises(UserError, match="give the path in full"):
         local_path("~no-such-user-here/x")

@@ -389,7 +389,7 @@ def test_one_of_several_workers_is_refused(workdir, tmp_path, monkeypatch):
     hosts = {"worker": ["127.0.0.1:2001", "127.0.0.1:2002"]}
     job = {"cluster": hosts, "task": {"type": "worker", "index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(job))
-    with pytest.raises(UserError, match="export is of one process"):
+    with pytest.raises(UserError, match="export needs one process"):
         export_run(workdir, tmp_path / "served", EXPORT)
 
 

@@ -100,7 +100,7 @@ def is_smoke(size: str) -> bool:
 def check_is_config(returned: object) -> None:
     """Raises UserError unless `returned` is what a config file's get_config() should return."""
     if not isinstance(returned, ml_collections.ConfigDict):
-        raise UserError(f"get_config() returned {returned!r}; expected a changed default_config()")
+        raise UserError(f"get_config() returned {returned!r}; expected default_config(), changed")
 
 
 def parse(config: ml_collections.ConfigDict) -> Config:

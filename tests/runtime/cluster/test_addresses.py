@@ -61,6 +61,6 @@ def test_whether_a_port_is_free():
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(RunError, match=f"port {port}, of this worker .*in use"):
+        with pytest.raises(RunError, match=f"port {port} of this worker .*in use"):
             check_free(f"10.0.0.1:{port}")
     check_free(f"10.0.0.1:{port}")

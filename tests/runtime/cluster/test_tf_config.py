@@ -61,7 +61,7 @@ def test_a_place_among_several(given, worker_index, tasks):
         (tf_config({"worker": ["a:1", 2]}), r"has worker=\['a:1', 2\]; expected .*host:port"),
         (tf_config({"worker": ["a:1", "b"]}), r"worker=\['a:1', 'b'\]; expected .*host:port"),
         (tf_config({"worker": "a:1"}), "has worker='a:1'; expected"),
-        (tf_config({"chief": ["a:1", "b:1"]}, "chief"), "keep one, and make workers of others"),
+        (tf_config({"chief": ["a:1", "b:1"]}, "chief"), "make the others workers"),
         (tf_config({"chief": ["a:1"], "worker": ["a:1"]}), r"an address twice \(a:1, a:1\)"),
         (tf_config(WORKERS, "worker", 3), "'index': 3}, which is not .* worker 1, worker 2"),
         (tf_config(WORKERS, "evaluator"), "'evaluator', 'index': 0}, which is not in its cluster"),
