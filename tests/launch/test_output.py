@@ -82,7 +82,7 @@ def test_nobody_waits_for_a_reader_that_is_not_there_and_what_is_left_out_is_cou
     terminal.close(5)
     shown = received.count(b" of those")
     assert b"the end\n" in received
-    assert f"[launch] {5000 - shown} lines are left out here".encode() in received
+    assert f"[launch] {5000 - shown} lines are dropped here".encode() in received
     assert received.count(b"left out") == 1
 
 

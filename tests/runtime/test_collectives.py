@@ -361,7 +361,7 @@ def check_errors(strategy, ranks):
             lambda: all_gather(tf.ones([3, 4]), axis=2)
         ),
         "axis=0, but a scalar has no axis; gather value[tf.newaxis]": (lambda: all_gather(1.0)),
-        f"root_rank={size} but no replica has this rank; use one from 0 to {size - 1}": (
+        f"root_rank={size}, but no replica has this rank; use one from 0 to {size - 1}": (
             lambda: broadcast(1.0, root_rank=size)
         ),
     }.items():

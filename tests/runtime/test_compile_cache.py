@@ -105,7 +105,7 @@ def test_a_folder_that_others_may_write_is_not_used(own_cache, caplog, mode):
     use({})
     own_cache.chmod(mode)
     use({})
-    assert f"{own_cache} other users can write to" in caplog.messages[-1]
+    assert f"other users can write to {own_cache}" in caplog.messages[-1]
     assert not place().startswith(str(own_cache))
 
 
@@ -162,7 +162,7 @@ def test_a_damaged_entry_is_named_and_removed(own_cache, caplog, damaged):
     use({})
     assert whole.exists()
     assert not cut_off.exists()
-    assert f"compile cache: {cut_off} which was damaged" in caplog.messages
+    assert f"compile cache: removed {cut_off}, which was damaged" in caplog.messages
 
 
 def test_what_was_not_read_for_longest_makes_room(own_cache, monkeypatch):

@@ -378,8 +378,8 @@ def test_setup_finds_the_gpu_and_lets_memory_grow():
         (None, False, False, "off, because it makes most steps slower on a CPU"),
         (True, True, True, "on, set by xla=True"),
         (True, False, True, "on, set by xla=True, although it makes most steps slower on a CPU"),
-        (False, True, False, "off, as xla=False asks"),
-        (False, False, False, "off, as xla=False asks"),
+        (False, True, False, "off, set by xla=False"),
+        (False, False, False, "off, set by xla=False"),
     ],
 )
 def test_xla_is_off_on_a_cpu_unless_it_is_asked_for(asked, on_gpu, xla, said):

@@ -56,7 +56,7 @@ def test_a_place_among_several(given, worker_index, tasks):
         ({"TF_CONFIG": "{"}, "cannot be read .*expected"),
         ({"TF_CONFIG": "[1]"}, "cannot be read"),
         ({"TF_CONFIG": '{"cluster": ["a:1", "b:1"]}'}, "cannot be read"),
-        (tf_config({**WORKERS, "ps": ["d:1"]}), "has the job 'ps'; .* take 'ps' out"),
+        (tf_config({**WORKERS, "ps": ["d:1"]}), "has the job 'ps', .* remove 'ps'"),
         (tf_config({"worker": ["a:1"], "evaluator": ["d:1"]}), "has the job 'evaluator'"),
         (tf_config({"worker": ["a:1", 2]}), r"has worker=\['a:1', 2\]; expected .*host:port"),
         (tf_config({"worker": ["a:1", "b"]}), r"worker=\['a:1', 'b'\]; expected .*host:port"),
