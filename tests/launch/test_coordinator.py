@@ -104,7 +104,7 @@ def test_the_number_of_restarts_is_bounded():
         end = job.report(1, FAILED, attempt=attempt)
     assert end.is_final
     assert end.exit_code == 3
-    assert "1 restarts of --max-restarts=1 are used up" in end.reason
+    assert "all 1 restarts of --max-restarts are used up" in end.reason
 
 
 def test_two_restarts_that_come_no_further_are_the_last():
@@ -240,8 +240,8 @@ def test_two_launchers_of_one_number_are_told_apart_and_the_second_harms_nobody(
         refused = job.join(1, host="10.0.0.77", launcher="a second one", stop_signal=15)
         assert (refused.action, refused.is_final, refused.exit_code) == ("end", True, 2)
         assert refused.reason.startswith(
-            "two launchers say that they are node 1, the first one at 10.0.0.10; give every "
-            "machine a --node-rank of its own"
+            "two launchers are node 1, the first one on 10.0.0.10; give every machine its own "
+            "--node-rank"
         )
     assert job.report(1, FAILED, launcher="a second one", stop_signal=15) == refused
     assert job.report(0, at(3)).action == job.report(1, at(3)).action == "go"

@@ -164,7 +164,7 @@ def test_ranks_that_hear_no_signal_have_the_grace():
         (0, 0, [57], "it is done"),
         (2, 0, [57], "exit code 2 is a mistake in the call, which a restart would repeat"),
         (130, 0, [57], "it was interrupted"),
-        (1, 3, [57, 60, 80, 90], "3 restarts of --max-restarts=3 are used up"),
+        (1, 3, [57, 60, 80, 90], "all 3 restarts of --max-restarts are used up"),
         # One restart that comes no further may be bad luck, two are not.
         (1, 1, [57, 57], None),
         (1, 2, [57, 57, 56], "two restarts in a row got no further than step 57"),

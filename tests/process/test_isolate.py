@@ -393,7 +393,7 @@ def test_a_crash_after_the_result_is_a_warning(caplog):
         return "done"
 
     assert run_isolated(function) == "done"
-    assert "the result is there, then the child was ended by SIGABRT" in caplog.text
+    assert "the child returned its result, then it was ended by SIGABRT" in caplog.text
 
 
 @pytest.mark.gpu
