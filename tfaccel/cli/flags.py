@@ -20,7 +20,7 @@ from ml_collections import config_flags
 from tfaccel.common import meant, run_log
 from tfaccel.common.errors import UserError, did_you_mean
 from tfaccel.common.flags import Flag, define, parsed
-from tfaccel.common.local_path import check_local, local_path
+from tfaccel.common.local_path import local_path
 from tfaccel.common.regular_file import NOT_REGULAR, is_special
 from tfaccel.config import all_fields, check_is_config, default_config
 from tfaccel.training.workdir import read_config, workdir_of
@@ -150,7 +150,7 @@ def _one_file(command: str, given: list[str], others: list[str]) -> str:
         raise UserError(f"no config; add one, e.g. `tfaccel {command} --config={meant}`")
     if len(given) > 1:
         raise UserError(f"--config names {' and '.join(given)}; expected one config file")
-    check_local(given[0])
+    local_path(given[0])  # or a UserError
     file = pathlib.Path(given[0].partition(":")[0])
     if not file.is_file() and not (file / "config.json").is_file():
         folder = file if file.is_dir() else file.parent

@@ -12,7 +12,7 @@ from tfaccel.cli.command import OF_CONFIG, command, topic_of
 from tfaccel.cli.flags import folder_to_be
 from tfaccel.common.errors import UserError
 from tfaccel.common.flags import Flag
-from tfaccel.common.local_path import check_local, local_path
+from tfaccel.common.local_path import local_path
 from tfaccel.common.tables import show, show_json
 from tfaccel.config import (
     CHECKPOINTS,
@@ -20,14 +20,13 @@ from tfaccel.config import (
     LOADERS,
     PIXEL_DTYPES,
     WEIGHTS,
-    Config,
     ExportConfig,
     parse,
 )
 from tfaccel.launch import options
 from tfaccel.launch.options import FLAGS
 from tfaccel.process.start_noise import start_tensorflow
-from tfaccel.runtime.cluster import Cluster, find
+from tfaccel.runtime.cluster import find
 from tfaccel.runtime.cluster.addresses import FIRST_PORT, LAST_PORT
 from tfaccel.runtime.cluster.ray import undo_legacy_keras
 from tfaccel.training.workdir import RESUMES, check_usable, read_config, workdir_of, workdirs_in
@@ -111,7 +110,12 @@ def train(values: flags.FlagValues, file: str) -> int:
     workdir = check_usable(pathlib.Path(workdir or f"runs/{name}-{time}"), resume=values.resume)
     if dry:
         look_at(config)
-        return _train_dry(config, workdir, cluster)
+        start_tensorflow()
+        from tfaccel.experiment.dry_run import dry_run
+
+        # One write, because other workers may write to the same terminal.
+        show(dry_run(config, workdir=workdir, cluster=cluster), end="")
+        return 0
     look_at_run(config, workdir)
     start_tensorflow()
     from tfaccel.experiment import train as train_room
@@ -125,15 +129,6 @@ def train(values: flags.FlagValues, file: str) -> int:
     )
     if cluster.is_chief:  # the result is the same on every worker
         show_json(result)
-    return 0
-
-
-def _train_dry(config: Config, workdir: pathlib.Path, cluster: Cluster) -> int:
-    start_tensorflow()
-    from tfaccel.experiment.dry_run import dry_run
-
-    # One write, because other workers may write to the same terminal.
-    show(dry_run(config, workdir=workdir, cluster=cluster), end="")
     return 0
 
 
@@ -327,7 +322,7 @@ def predict(values: flags.FlagValues, paths: list[str]) -> int:
         raise UserError(f"no {missing} given; e.g. `tfaccel predict --model=runs/a cat.jpg`")
     # Check as much as possible before TensorFlow starts, which takes seconds.
     for each in (values.model, *paths):
-        check_local(each)
+        local_path(each)  # or a UserError
     from tfaccel.export.asked_images import find_export, image_files
 
     folder, paths = find_export(pathlib.Path(values.model)), image_files(paths)

@@ -34,20 +34,18 @@ def not_written(error: OSError, where: pathlib.Path, *, num_bytes: int | None = 
 
 def cure(error: OSError, where: pathlib.Path, *, num_bytes: int | None = None) -> str:
     """Returns how to fix an error that occurred while a file was written."""
-    needs = f"it needs {mib(num_bytes)}" if num_bytes is not None else ""
+    needs = f"it needs {mib(num_bytes)}; " if num_bytes is not None else ""
     folder = existing(where)
     match error.errno or _number_in(str(error)):
         case errno.ENOSPC:
-            return _full(folder, needs)
+            return _full(folder, num_bytes)
         case errno.EDQUOT:
-            said = "remove some of your files on that disk, or ask for a larger quota"
-            return f"{needs}; {said}" if needs else said
+            return f"{needs}remove some of your files on that disk, or ask for a larger quota"
         case errno.EFBIG:
-            said = (
-                "the file would exceed the largest allowed size; raise the limit (ulimit -f), or "
-                "use a file system that allows larger files"
+            return (
+                f"{needs}the file would exceed the largest allowed size; raise the limit (ulimit "
+                "-f), or use a file system that allows larger files"
             )
-            return f"{needs}; {said}" if needs else said
         case errno.EROFS:
             return f"{folder} is on a file system that is mounted read-only; mount it for writing"
         case errno.ESTALE:
@@ -104,15 +102,15 @@ def free_bytes(folder: pathlib.Path) -> int:
     return shutil.disk_usage(existing(folder)).free
 
 
-def _full(folder: pathlib.Path, needs: str) -> str:
+def _full(folder: pathlib.Path, num_bytes: int | None) -> str:
     found = os.statvfs(folder)
     if found.f_files and not found.f_favail:
         return (
             f"the file system of {folder} has no inodes left, so it cannot hold more files; remove "
             "some files there"
         )
-    free = f"{mib(found.f_bavail * found.f_frsize)} are free there; make room"
-    return f"{needs}, and {free}" if needs else free
+    needs = f"it needs {mib(num_bytes)}, and " if num_bytes is not None else ""
+    return f"{needs}{mib(found.f_bavail * found.f_frsize)} are free there; make room"
 
 
 def existing(folder: pathlib.Path) -> pathlib.Path:

@@ -36,11 +36,6 @@ def local_path(path: str | os.PathLike) -> pathlib.Path:
         raise UserError(f"{text}: {error}; give the path in full") from None
 
 
-def check_local(path: str | os.PathLike) -> None:
-    """Raises UserError if `local_path` does."""
-    local_path(path)
-
-
 def _refused(url: str, scheme: str) -> str:
     rest = url[len(scheme) + 1 :].lstrip("/")
     said = shown(f"{scheme}://{rest}")

@@ -117,47 +117,44 @@ FLAG_OF = {
 }
 
 # Answers to names for which there is no field.
-_FREEZING = (
-    "; a config trains all layers. To freeze layers, set layer.trainable = False in a Keras script "
-    "before run.compile (README: Train from a Keras script)"
-)
-_SPLIT = (
-    "; training and test images must be in two folders: see `tfaccel train --help=data`, which "
-    "shows how to split a folder"
-)
-_RUN_NAME = (
-    "; the architecture is 'model.name' (--config.model.name), and the name of a run is that of "
-    "its folder, --workdir=runs/NAME"
-)
-_STEPS = "; training is measured in epochs: 'train.epochs' (--config.train.epochs)"
-_AUGMENT = (
-    "; each augmentation has its own field in 'train_images': see `tfaccel train "
-    "--help=train_images`"
-)
-_TASK = "; the data decide loss and metrics; to choose others, write a Keras script (README)"
-_TRACKER = (
-    "; a run writes only metrics.csv, metrics.jsonl and TensorBoard files, in its --workdir, and "
-    "no other logs"
-)
-_LOG = "; a run always logs each epoch, and every 50 steps in metrics.jsonl"
-_RANK = "; `tfaccel launch`, Slurm, Open MPI or TF_CONFIG tell each process its rank"
-_EVALUATE = (
-    "; `tfaccel train` tests the model after every epoch, and writes the last results to "
-    "result.json in its workdir"
-)
 TRUTHS = {
     "freeze freeze_backbone freeze_layers frozen trainable fine_tune finetune unfreeze "
-    "freeze_base linear_probe freeze_bn": _FREEZING,
-    "validation_split val_split split test_split test_size val_size train_ratio "
-    "split_ratio": _SPLIT,
-    "name": _RUN_NAME,
-    "max_steps steps num_steps iterations max_iter total_steps train_steps steps_per_epoch": _STEPS,
-    "augment aug augmentation aa auto_augment transforms color_jitter randaugment": _AUGMENT,
-    "loss criterion metrics class_weight class_weights": _TASK,
-    "wandb tensorboard mlflow logger report_to wandb_project tracker": _TRACKER,
-    "log_every log_interval log_freq print_freq log_steps logging_steps verbose quiet": _LOG,
-    "local_rank dist_url dist_backend distributed ddp strategy launcher": _RANK,
-    "evaluate eval test_only eval_only do_eval do_train val_interval eval_every": _EVALUATE,
+    "freeze_base linear_probe freeze_bn": (
+        "; a config trains all layers. To freeze layers, set layer.trainable = False in a Keras "
+        "script before run.compile (README: Train from a Keras script)"
+    ),
+    "validation_split val_split split test_split test_size val_size train_ratio split_ratio": (
+        "; training and test images must be in two folders: see `tfaccel train --help=data`, which "
+        "shows how to split a folder"
+    ),
+    "name": (
+        "; the architecture is 'model.name' (--config.model.name), and the name of a run is that "
+        "of its folder, --workdir=runs/NAME"
+    ),
+    "max_steps steps num_steps iterations max_iter total_steps train_steps steps_per_epoch": (
+        "; training is measured in epochs: 'train.epochs' (--config.train.epochs)"
+    ),
+    "augment aug augmentation aa auto_augment transforms color_jitter randaugment": (
+        "; each augmentation has its own field in 'train_images': see `tfaccel train "
+        "--help=train_images`"
+    ),
+    "loss criterion metrics class_weight class_weights": (
+        "; the data decide loss and metrics; to choose others, write a Keras script (README)"
+    ),
+    "wandb tensorboard mlflow logger report_to wandb_project tracker": (
+        "; a run writes metrics.csv, metrics.jsonl and TensorBoard files in its --workdir, and no "
+        "other logs"
+    ),
+    "log_every log_interval log_freq print_freq log_steps logging_steps verbose quiet": (
+        "; a run always logs each epoch, and every 50 steps in metrics.jsonl"
+    ),
+    "local_rank dist_url dist_backend distributed ddp strategy launcher": (
+        "; `tfaccel launch`, Slurm, Open MPI or TF_CONFIG tell each process its rank"
+    ),
+    "evaluate eval test_only eval_only do_eval do_train val_interval eval_every": (
+        "; `tfaccel train` tests the model after every epoch, and writes the last results to "
+        "result.json in its workdir"
+    ),
     "shuffle": "; training images are always shuffled, with 'runtime.seed', and test images never",
     "dropout drop drop_rate drop_path": "; dropout belongs to the architecture ('model.name')",
 }

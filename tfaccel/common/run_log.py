@@ -87,20 +87,15 @@ def wrapped(text: str, stream) -> str:
     if stream is None or not stream.isatty():
         return text
     width = max(20, shutil.get_terminal_size().columns)
-    return "\n".join(_broken(line, width) for line in text.split("\n"))
-
-
-def _broken(line: str, width: int) -> str:
-    if len(line) <= width:
-        return line
-    return textwrap.fill(
-        line,
+    wrapper = textwrap.TextWrapper(
         width,
         subsequent_indent="  ",
         break_long_words=False,
         break_on_hyphens=False,
         replace_whitespace=False,
     )
+    lines = text.split("\n")
+    return "\n".join(line if len(line) <= width else wrapper.fill(line) for line in lines)
 
 
 class Kept(logging.Handler):

@@ -145,7 +145,11 @@ class _Node:
         ) as ranks:
             answer = self._follow(ranks, begun.attempt)
             shown = ranks.show_stacks(answer.hung)  # now, because leaving the context ends them
-            return _with_stacks(answer, shown, log_dir) if shown else answer
+            if not shown:
+                return answer
+            names = ", ".join(map(str, shown))
+            where = f"the stacks of rank {names} are in its log in {log_dir}"
+            return dataclasses.replace(answer, reason=f"{answer.reason}; {where}")
 
     def _follow(self, ranks: Ranks, attempt: int) -> Answer:
         passed_on, reported_at, reported = 0, -math.inf, None
@@ -244,12 +248,6 @@ def _make(log_dir: pathlib.Path) -> None:
             f"cannot write the ranks' output to {log_dir} ({error.strerror}); give a writable "
             "folder by --log-dir=DIR"
         ) from error
-
-
-def _with_stacks(answer: Answer, shown: Sequence[int], log_dir: pathlib.Path) -> Answer:
-    names = ", ".join(map(str, shown))
-    where = f"the stacks of rank {names} are in its log in {log_dir}"
-    return dataclasses.replace(answer, reason=f"{answer.reason}; {where}")
 
 
 def _show(answer: Answer) -> None:

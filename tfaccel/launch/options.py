@@ -305,17 +305,17 @@ def warn_of_secrets(command: Sequence[str]) -> None:
 
 def flags_of(options: Options) -> list[str]:
     """Returns the flags, without its place, that an engine gives to the launcher of each node."""
-    passed_on = ("num_nodes", "num_ranks_per_node", *filter(_is_seconds, _OF_FIELDS))
+    passed_on = (
+        "num_nodes",
+        "num_ranks_per_node",
+        *(each for each in _OF_FIELDS if each.endswith("_s")),
+    )
     values = {_OF_FIELDS[field].name: (field, getattr(options, field)) for field in passed_on}
     return [
         f"--{flag}={0 if value == math.inf else format(value, '.15g')}"
         for flag, (field, value) in values.items()
         if value != getattr(Options, field)
     ]
-
-
-def _is_seconds(field: str) -> bool:
-    return field.endswith("_s")
 
 
 def digest_of(command: Sequence[str]) -> str:

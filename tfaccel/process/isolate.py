@@ -186,8 +186,8 @@ class Task:
             command = [*python, json.dumps(sys.path), *map(str, files)]
             own = {"stdin": subprocess.PIPE, "pass_fds": files, **streams}
             self.child = Child(command, grace_s=grace_s, killed_s=None, **own)
-        # The child waits for GO. If this process is interrupted before, the child ends by itself. (The
-        # task itself could fill the pipe of a child that does not read, whatever the time limit.)
+        # The child waits for GO. If this process is interrupted before, the child ends by itself.
+        # (Sending the task itself could block if the child does not read, beyond any time limit.)
         stdin = self.child.process.stdin
         with contextlib.suppress(BrokenPipeError), stdin:
             stdin.write(GO)

@@ -256,15 +256,11 @@ def call() -> Iterator[None]:
         has_returned = True
     finally:
         _own.calls -= 1
-        _leave(has_returned)
-
-
-def _leave(has_returned: bool) -> None:
-    if has_returned:
-        beat("train" if _own.calls else "own")
-    elif not _own.calls and _own.phase != "end":
-        # Not a beat, because the other workers may not fail here.
-        _own.change(phase="own")
+        if has_returned:
+            beat("train" if _own.calls else "own")
+        elif not _own.calls and _own.phase != "end":
+            # Not a beat, because the other workers may not fail here.
+            _own.change(phase="own")
 
 
 def let_go() -> None:

@@ -154,7 +154,11 @@ class StopSignals:
                 self._interrupts = True
                 _thread.interrupt_main()
             return
-        if self.requested and progress.is_launched() and self._age_s < SAME_REQUEST_S:
+        if (
+            self.requested
+            and progress.is_launched()
+            and time.monotonic() - self._since < SAME_REQUEST_S
+        ):
             log.info("signals: %s, which repeats the same request", received.name)
             return
         if self.requested:
@@ -168,10 +172,6 @@ class StopSignals:
             received.name,
             self._what_comes(),
         )
-
-    @property
-    def _age_s(self) -> float:
-        return time.monotonic() - self._since
 
     def _call_users(self, number: int, frame) -> None:
         """Calls the program's own handler in the main thread.

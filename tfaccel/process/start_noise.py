@@ -99,15 +99,11 @@ def _sorted(noise: str) -> Iterator[None]:
                 os.dup2(sorter.stdin.fileno(), STDERR)
             yield
         finally:
-            _flush()
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                sys.stderr.flush()
             os.dup2(shown, STDERR)
             # A child of this process may hold the pipe; its lines are still sorted after this.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 sorter.wait(END_S)
     finally:
         os.close(shown)
-
-
-def _flush() -> None:
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.flush()

@@ -116,7 +116,7 @@ def use(decides: Mapping[str, object]) -> None:
 def leave_out(reason: str) -> None:
     """Makes XLA compile everything again, and logs the reason."""
     if _is_prepared():
-        _point_to(_unused())
+        _point_to(_link().parent / "unused")
     log.info("compile cache: off, because %s", reason)
 
 
@@ -141,10 +141,6 @@ def _link() -> pathlib.Path:
     link = own / "entries"
     link.symlink_to(unused)
     return link
-
-
-def _unused() -> pathlib.Path:
-    return _link().parent / "unused"
 
 
 def _point_to(folder: pathlib.Path) -> None:

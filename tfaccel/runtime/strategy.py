@@ -84,9 +84,16 @@ def _multi_worker(
     )
     check_free(cluster.addresses[cluster.worker_index])  # otherwise TensorFlow would wait for ever
     _set_heartbeat(cluster, peer_timeout_s)
+    job, index = cluster.job_and_index(cluster.worker_index)
     try:
         strategy = tf.distribute.MultiWorkerMirroredStrategy(
-            _resolver(cluster, num_gpus=len(gpus)),
+            tf.distribute.cluster_resolver.SimpleClusterResolver(
+                tf.train.ClusterSpec(cluster.jobs),
+                task_type=job,
+                task_id=index,
+                num_accelerators={"GPU": len(gpus)},
+                rpc_layer="grpc",
+            ),
             tf.distribute.experimental.CommunicationOptions(
                 implementation=kinds.NCCL if gpus else kinds.RING
             ),
@@ -98,17 +105,6 @@ def _multi_worker(
         ) from error
     summary("cluster: all %d workers have started", cluster.num_workers)
     return strategy
-
-
-def _resolver(cluster: Cluster, *, num_gpus: int):
-    job, index = cluster.job_and_index(cluster.worker_index)
-    return tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec(cluster.jobs),
-        task_type=job,
-        task_id=index,
-        num_accelerators={"GPU": num_gpus},
-        rpc_layer="grpc",
-    )
 
 
 def _set_heartbeat(cluster: Cluster, peer_timeout_s: int) -> None:
