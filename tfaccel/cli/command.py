@@ -55,9 +55,9 @@ class Command:
     warning: str = ""
     """Text that `--help` shows after the flags."""
     runs_command: bool = False
-    """Whether another command, with flags of its own, follows the flags."""
+    """True if another command, with its own flags, follows the flags."""
     shows_fields: bool = False
-    """Whether `--help` shows the common fields of a config."""
+    """True if `--help` shows the common fields of a config."""
 
     @property
     def name(self) -> str:
@@ -74,7 +74,7 @@ class Command:
 
     @property
     def reads_config(self) -> bool:
-        """Whether the command takes a config by --config."""
+        """True if the command takes a config by --config."""
         return self.takes == OF_CONFIG
 
     def parse(self, arguments: list[str]) -> tuple:

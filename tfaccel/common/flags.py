@@ -48,7 +48,7 @@ class Flag:
     at_least: float | None = None
     at_most: float | None = None
     is_rare: bool = False
-    """Whether only `--help=all` shows the flag."""
+    """True if only `--help=all` shows the flag."""
 
     @property
     def head(self) -> str:

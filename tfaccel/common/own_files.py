@@ -1,6 +1,7 @@
 """Writes tfaccel's own files in folders to which other users may write, without following links.
 
 A link that somebody put there cannot lead a write to another file.
+
     number = open_own(path / "run.lock", os.O_RDWR | os.O_CREAT)
     replace(path / "config.json", b"{}")
 """

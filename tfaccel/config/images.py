@@ -95,7 +95,7 @@ class AugmentConfig:
 
     @property
     def has_random_window(self) -> bool:
-        """Whether each image gets a new random window in every epoch."""
+        """True if each image gets a new random window in every epoch."""
         return self.window.startswith("random")
 
 

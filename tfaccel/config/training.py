@@ -249,7 +249,7 @@ class StepConfig:
 
     @property
     def mixes_labels(self) -> bool:
-        """Whether training labels become probabilities over the classes."""
+        """True if training labels become probabilities over the classes."""
         return any((self.label_smoothing, self.mixup_alpha, self.cutmix_alpha))
 
 

@@ -59,7 +59,7 @@ class Coordinator:
 
     @property
     def all_told(self) -> bool:
-        """Whether every node that joined and is not lost knows that the job is over."""
+        """True if every node that joined and is not lost knows that the job is over."""
         with self._lock:
             return self._told.issuperset(self._heard)
 
@@ -67,14 +67,14 @@ class Coordinator:
         """Takes a node that waits for an attempt. The node asks again until the attempt begins."""
         with self._lock:
             if reason := self._stranger(arrival) or self._misfit(arrival):
-                return _sent_away(reason)
+                return _rejection(reason)
             self._note(arrival)
             known = self._arrivals.get(arrival.node)
             if self._running and (arrival.node in self._begun or known.ports != arrival.ports):
-                self._over(Verdict(1, f"node {arrival.node} ({arrival.host}) left its ranks"))
+                self._finish(Verdict(1, f"node {arrival.node} ({arrival.host}) left its ranks"))
             if not self._running:
                 self._arrivals[arrival.node] = arrival
-            self._look()
+            self._advance()
             if self._is_over:
                 return self._final(arrival.node)
             if self._running:
@@ -85,13 +85,13 @@ class Coordinator:
         """Takes the states of a node's ranks, and judges the states of all ranks."""
         with self._lock:
             if reason := self._stranger(report):
-                return _sent_away(reason)
+                return _rejection(reason)
             self._note(report)
             if self._running and report.attempt == self._attempt:
                 self._begun.add(report.node)
                 now = self._clock()
                 self._states |= {rank: (state, now) for rank, state in report.states.items()}
-            self._look()
+            self._advance()
             if self._is_over:
                 return self._final(report.node)
             if self._running and report.attempt == self._attempt:
@@ -150,13 +150,13 @@ class Coordinator:
         self._told.add(node)
         return self._end
 
-    def _look(self) -> None:
+    def _advance(self) -> None:
         """Begins or ends the attempt, or ends the job, if it is time."""
         if self._is_over:
             return
         verdict = self._verdict() if self._running else self._gather()
         if verdict:
-            self._over(verdict)
+            self._finish(verdict)
 
     def _verdict(self) -> Verdict | None:
         now = self._clock()
@@ -195,7 +195,7 @@ class Coordinator:
             )
         return None
 
-    def _over(self, verdict: Verdict) -> None:
+    def _finish(self, verdict: Verdict) -> None:
         """Ends the attempt, and prepares the next one or ends the job."""
         if self._running:
             self._furthest.append(max(state.step for state, _ in self._states.values()))
@@ -227,7 +227,7 @@ class Coordinator:
         return f"; not restarted: {why_not}" if verdict.exit_code else ""
 
 
-def _sent_away(reason: str) -> Answer:
+def _rejection(reason: str) -> Answer:
     """Returns the answer that ends a launcher which does not belong to the job."""
     log.warning("launch: %s: the launcher is rejected", reason)
     return Answer("end", reason=reason, is_final=True, exit_code=2)

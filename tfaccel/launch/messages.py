@@ -1,4 +1,5 @@
 """The messages between the launchers of a job. All values are ready for JSON.
+
 Arrival(node=1, host="10.0.0.2", ports=(21034, 25110), digest="5f0c...", launcher="9e1b...")
 Report(node=1, attempt=0, states={2: RankState(...), 3: RankState(...)}, launcher="9e1b...")
 Answer("end", reason="rank 3 was ended by SIGKILL, exit code 137; ...")

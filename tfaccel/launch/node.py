@@ -1,6 +1,7 @@
 """The launcher of one machine: starts its ranks, reports their states, and ends them.
 
 Node 0 decides; a launcher without other machines is node 0 itself.
+
     exit_code = run(options, ["train", "--config=configs/digits.py", "--workdir=runs/a"])
 """
 

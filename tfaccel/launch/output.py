@@ -1,6 +1,7 @@
 """Copies the output of a rank to the launcher's terminal and to a file, and keeps the last lines.
 
 The input is a process with pipes. The first line that looks like an error is kept, too.
+
     output = Output(process, prefix="[rank 1] ", log=path, header="...", terminals=terminals)
     output.tail()       # ("ValueError: ...", "...", ...)
     output.close(5)     # when the process has ended
@@ -69,7 +70,7 @@ class Output:
 
     @property
     def is_done(self) -> bool:
-        """Whether everything is copied; the process has ended."""
+        """True if everything is copied, and the process has ended."""
         return not any(each.is_alive() for each in self._threads)
 
     def tail(self) -> tuple[str, ...]:

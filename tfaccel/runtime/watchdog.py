@@ -1,4 +1,4 @@
-"""Watches the other workers while this one trains: a lost worker ends the job, not a hang.
+"""Watches the other workers during training: the loss of a worker ends the job, without a hang.
 
     watchdog = Watchdog(cluster, peer_timeout_s=60)
     with watchdog.guard():      # raises WorkerLostError, which names the worker

@@ -38,7 +38,7 @@ class Cluster:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this worker writes the files of which the job needs one copy."""
+        """True if this worker writes the files that the job needs only once."""
         return self.worker_index == 0
 
     @property
