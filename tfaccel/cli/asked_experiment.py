@@ -56,13 +56,13 @@ def look_at_run(config: Config, workdir: pathlib.Path) -> None:
 
 
 def _check_monitor(config: Config) -> None:
-    is_pairs = config.data.source == "pairs"
-    kind = "mask" if config.data.targets == "mask" else "pairs" if is_pairs else "labels"
-    if config.data.source == "arrays":  # labels or targets: its files decide
-        names = {*METRICS["labels"], *METRICS["pairs"]}
+    source = config.data.source
+    if source == "arrays":  # labels or targets: the files decide
+        names = METRICS["labels"] + METRICS["pairs"]
     else:
-        names = METRICS[kind]
-    known = [*names, *(f"val_{name}" for name in names)]
+        is_mask = config.data.targets == "mask"
+        names = METRICS["mask" if is_mask else "pairs" if source == "pairs" else "labels"]
+    known = {*names, *(f"val_{name}" for name in names)}
     if config.train.monitor not in known:
         hint = did_you_mean(config.train.monitor, known)
         raise UserError(

@@ -27,10 +27,10 @@ from tfaccel.process.start_noise import start_tensorflow
     about="""
         Decodes every image once, in parallel, and lists those that cannot be used for training:
         missing, unreadable, empty, truncated, not an image, animated and more. A second audit
-        decodes only files that have changed. Then it runs two dry epochs with the real loader and
-        this machine's replicas. They show whether each image appears once, whether the order
-        changes, and whether replicas draw different random numbers. Nothing is trained. The exit
-        code is 1 if there is a bad file (unless bad_files=skip) or the loader is wrong.""",
+        decodes only files that have changed. The command then runs two dry epochs with the real
+        loader and this machine's replicas. They show whether each image appears once, whether the
+        order changes, and whether replicas draw different random numbers. Nothing is trained. The
+        exit code is 1 if there is a bad file (unless bad_files=skip) or the loader is wrong.""",
     flags=(
         Flag(
             "report",
@@ -190,7 +190,7 @@ def _say_wait(reason: str) -> None:
 
 
 @command(
-    summary="find mistakes in model, data and step, and idle Tensor Cores or waits for the input",
+    summary="find mistakes in model, data and step, and what leaves Tensor Cores idle",
     takes=OF_CONFIG,
     about="""
         Builds the model and opens the data, but decodes and trains nothing. Finds mistakes, and
@@ -223,8 +223,8 @@ def _say_wait(reason: str) -> None:
             False,
             "print one JSON object, "
             '{"about", "findings": [{"severity", "where", "what", "why", "gain", '
-            '"fix", "change"}, ...], "errors", "warnings", "notes", "remarks"}, and with --fix '
-            '"fix"; "change" is a flag of `tfaccel train`, or null',
+            '"fix", "change"}, ...], "errors", "warnings", "notes", "remarks"}, plus "fix" with '
+            '--fix; "change" is a flag of `tfaccel train`, or null',
         ),
     ),
     examples=(
@@ -310,7 +310,8 @@ def lint(values: flags.FlagValues, _: str) -> int:
         Flag(
             "out",
             None,
-            "write the best settings to a new config file, which imports --config",
+            "if the search finds better settings, write them to a new config file, which imports "
+            "--config",
             shown="FILE.py",
         ),
         Flag(
@@ -318,7 +319,7 @@ def lint(values: flags.FlagValues, _: str) -> int:
             False,
             "print one JSON object, "
             '{"setup", "images_per_second", "verdict", "memory_mib", "trace"}, '
-            'and with --search "search"',
+            'plus "search" with --search',
         ),
     ),
     examples=(
@@ -350,7 +351,7 @@ def profile(values: flags.FlagValues, file: str) -> int:
 
 
 @command(
-    summary="compare the speed of plain training with XLA, mixed precision, DALI and more GPUs",
+    summary="compare plain training with XLA, mixed precision, DALI and more GPUs, by speed",
     takes=OF_CONFIG,
     about="""
         Trains some steps of one job (data, batch, seed, recipe) in the plain way: tf.data, float32

@@ -79,15 +79,14 @@ def _gpu_ids(value) -> tuple[int, ...] | None:
 
 
 def _xla(value) -> bool | None:
-    if isinstance(value, str):  # from the command line, where the default is None
-        value = {"true": True, "1": True, "false": False, "0": False}.get(value.lower(), value)
-    if isinstance(value, int) and value in (0, 1):
-        value = bool(value)
-    if value is not None and not isinstance(value, bool):
+    if value is None:
+        return None
+    known = {"true": True, "1": True, "false": False, "0": False}  # text of the command line, too
+    if str(value).lower() not in known:
         raise UserError(
             f"xla={value!r}; expected True or False, or None for on with GPUs and off on the CPU"
         )
-    return value
+    return known[str(value).lower()]
 
 
 def _precision(value) -> str:

@@ -103,15 +103,15 @@ class TrainConfig:
     """Metric that selects the best epoch. It decides which checkpoints are the best, and early
     stopping. Use its name in the logs. A loss should fall, every other metric should rise."""
     steps_per_execution: int | None = None
-    """Steps of one execution. Callbacks, logs, signals and checkpoints run once per execution, and
-    the GPU does not wait for them in between. With XLA on the GPUs of one process, an execution is
-    one launch if the images are in GPU memory (loader="memory") and not resized, or if DALI decodes
-    them on the GPU (loader="dali_gpu"). With DALI, the batches of an execution are collected first.
-    If they would take more than 6% of the GPU's memory, the execution is divided into several
-    launches of equal length, down to single steps if no other length divides it. Choose a number
-    that divides the steps of an epoch; otherwise the step is compiled once more for the steps that
-    are left over. The first execution, which compiles, is not counted in images_per_second. None
-    means about 10 on GPUs and 1 on the CPU."""
+    """Number of steps in one execution. Callbacks, logs, signals and checkpoints run once per
+    execution, and the GPU does not wait for them in between. With XLA on the GPUs of one process,
+    an execution is one launch if the images are in GPU memory (loader="memory") and not resized, or
+    if DALI decodes them on the GPU (loader="dali_gpu"). With DALI, the batches of an execution are
+    collected first. If they would take more than 6% of the GPU's memory, the execution is divided
+    into several launches of equal length, down to single steps if no other length divides it.
+    Choose a number that divides the steps of an epoch; otherwise the step is compiled once more for
+    the steps that are left over. The first execution, which compiles, is not counted in
+    images_per_second. None means about 10 on GPUs and 1 on the CPU."""
     early_stopping_epochs: int | None = None
     """Epochs to wait for a better monitor. If it does not improve for this many epochs, training
     ends and the best epoch's weights are exported (with ema_momentum, the last average). None

@@ -6,6 +6,7 @@ with Ranks(argv, environments, first_rank=2, ...) as ranks:     # ended on the w
     ranks.show_stacks([2])  # prints where it hangs
 """
 
+import contextlib
 import datetime
 import logging
 import os
@@ -33,7 +34,7 @@ STACKS_S = 1.0  # for a hung rank to print its stacks, which have no recognizabl
 CLOSE_S = 5.0  # for all pipes that processes outside the ranks' groups keep open
 
 
-class Ranks:
+class Ranks(contextlib.AbstractContextManager):
     """The processes of one attempt. They die with the thread that starts them.
 
     Everything that they started dies too, unless it left its rank's process group (setsid).
@@ -73,10 +74,6 @@ class Ranks:
         except BaseException:
             self.end()
             raise
-
-    def __enter__(self) -> "Ranks":
-        """Returns the ranks."""
-        return self
 
     def __exit__(self, *_):
         """Ends the ranks."""

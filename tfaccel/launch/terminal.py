@@ -7,6 +7,7 @@ A thread per stream writes the lines.
         terminals.err.say(b"[launch] all ranks are done\n")
 """
 
+import contextlib
 import logging
 import os
 import select
@@ -124,7 +125,7 @@ class Terminal:
             return 0
 
 
-class Terminals:
+class Terminals(contextlib.AbstractContextManager):
     """Both streams.
 
     Attributes:
@@ -136,10 +137,6 @@ class Terminals:
         """Waits for lines."""
         self.out = Terminal(sys.stdout, "stdout")
         self.err = self.out if _are_one() else Terminal(sys.stderr, "stderr")
-
-    def __enter__(self) -> "Terminals":
-        """Returns both streams."""
-        return self
 
     def __exit__(self, *_):
         """Writes the waiting lines, for at most CLOSE_S."""

@@ -75,7 +75,7 @@ def run(
         return child.exit_code(), said.read().decode(errors="replace")
 
 
-class Child:
+class Child(contextlib.AbstractContextManager):
     """A process and its group. Leaving the context, or calling `end`, ends both.
 
     Attributes:
@@ -107,10 +107,6 @@ class Child:
             dying_with_this(command), **(nothing | options), process_group=0
         )
         self.pid = self.process.pid
-
-    def __enter__(self) -> "Child":
-        """Returns itself."""
-        return self
 
     def __exit__(self, *_):
         """Ends the process and its group."""
