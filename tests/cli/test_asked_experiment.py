@@ -11,7 +11,7 @@ import pytest
 
 from tfaccel import UserError
 from tfaccel.cli import flags as cli_flags
-from tfaccel.cli.asked_experiment import look_at
+from tfaccel.cli.asked_experiment import check_experiment
 from tfaccel.config import default_config, parse
 from tfaccel.config.names import NO_OPTIMIZERS, OWN_MODELS, exported
 from tfaccel.experiment import models
@@ -158,10 +158,10 @@ def test_every_source_is_looked_for(tmp_path, data, monitor):
     with config.ignore_type():
         config.data.update(data)
     with pytest.raises(UserError, match=r"does not exist|no shard matches"):
-        look_at(parse(config))
+        check_experiment(parse(config))
     config.train.monitor = "val_mae"
     with pytest.raises(UserError, match=r"train.monitor='val_mae' is not a metric of"):
-        look_at(parse(config))
+        check_experiment(parse(config))
 
 
 def test_a_workdir_stands_for_the_config_that_it_was_trained_by(place):

@@ -2,7 +2,7 @@
 
 The run itself would raise the same UserError later.
 
-    look_at(parse(get_config()))
+    check_experiment(parse(get_config()))
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ METRICS = {
 }
 
 
-def look_at(config: Config) -> None:
+def check_experiment(config: Config) -> None:
     """Checks the names and paths in an experiment: model, optimizer, monitor, weights and data.
 
     Raises:
@@ -40,19 +40,19 @@ def look_at(config: Config) -> None:
         check_there(config.data, split)
 
 
-def checked(config: ml_collections.ConfigDict) -> Config:
+def parse_checked(config: ml_collections.ConfigDict) -> Config:
     """Returns the parsed config, after all checks that need no TensorFlow."""
     experiment = parse(config)
-    look_at(experiment)
+    check_experiment(experiment)
     return experiment
 
 
-def look_at_run(config: Config, workdir: pathlib.Path) -> None:
+def check_run(config: Config, workdir: pathlib.Path) -> None:
     """Raises UserError for mistakes in a run that can be found before TensorFlow starts."""
     values = dataclasses.asdict(config)
     if finished(workdir, values) is None:  # a finished run does not need its data
         check_no_other(workdir, values)
-        look_at(config)
+        check_experiment(config)
 
 
 def _check_monitor(config: Config) -> None:

@@ -8,7 +8,7 @@ import sys
 from absl import flags
 from ml_collections import config_flags
 
-from tfaccel.cli.asked_experiment import checked
+from tfaccel.cli.asked_experiment import parse_checked
 from tfaccel.cli.command import OF_CONFIG, command
 from tfaccel.cli.flags import folder_to_be, new_file, whole
 from tfaccel.common.errors import UserError
@@ -58,7 +58,7 @@ def audit(values: flags.FlagValues, _: str) -> int:
         raise UserError(f"contact-sheet {sheet} would be a PNG; give a file that ends in .png")
     if sheet and sheet == report:
         raise UserError(f"report and contact-sheet are both {sheet}; give two files")
-    config = checked(values.config)
+    config = parse_checked(values.config)
     start_tensorflow()
     from tfaccel.diagnostics.audit.run import run
 
@@ -128,7 +128,7 @@ def selftest(values: flags.FlagValues, _: list[str]) -> int:
 )
 def autobatch(values: flags.FlagValues, _: str) -> int:
     """Prints the largest batch size that fits, or the smallest accumulation_steps, as JSON."""
-    config = checked(values.config)
+    config = parse_checked(values.config)
     start_tensorflow()
     from tfaccel.diagnostics import auto_batch
 
@@ -239,7 +239,7 @@ def lint(values: flags.FlagValues, _: str) -> int:
     script = local_path(values.script) if values.script else None
     if script:
         read_text(script)  # an unreadable file raises at once
-    config = checked(values.config)
+    config = parse_checked(values.config)
     start_tensorflow()
     from tfaccel.diagnostics.lint.run import run
 
@@ -343,7 +343,7 @@ def profile(values: flags.FlagValues, file: str) -> int:
     )
     if options.trace:
         folder_to_be("trace", options.trace)
-    config = checked(values.config)
+    config = parse_checked(values.config)
     start_tensorflow()
     from tfaccel.diagnostics.profile.command import report
 
@@ -396,7 +396,7 @@ def compare(values: flags.FlagValues, file: str) -> int:
     """Compares all ways to train the config on this machine, and returns 1 if none of them ran."""
     from tfaccel.diagnostics.compare import run
 
-    config = checked(values.config)
+    config = parse_checked(values.config)
     overrides = config_flags.get_override_values(values["config"]).items()
     with exiting_on_sigterm():
         comparison = run.compare(

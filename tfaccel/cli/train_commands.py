@@ -7,7 +7,7 @@ import pathlib
 
 from absl import flags
 
-from tfaccel.cli.asked_experiment import look_at, look_at_run
+from tfaccel.cli.asked_experiment import check_experiment, check_run
 from tfaccel.cli.command import OF_CONFIG, command, topic_of
 from tfaccel.cli.flags import folder_to_be
 from tfaccel.common.errors import UserError
@@ -109,14 +109,14 @@ def train(values: flags.FlagValues, file: str) -> int:
     name = pathlib.Path(file.partition(":")[0]).stem
     workdir = check_usable(pathlib.Path(workdir or f"runs/{name}-{time}"), resume=values.resume)
     if dry:
-        look_at(config)
+        check_experiment(config)
         start_tensorflow()
         from tfaccel.experiment.dry_run import dry_run
 
         # One write, because other workers may write to the same terminal.
         show(dry_run(config, workdir=workdir, cluster=cluster), end="")
         return 0
-    look_at_run(config, workdir)
+    check_run(config, workdir)
     start_tensorflow()
     from tfaccel.experiment import train as train_room
 
@@ -399,7 +399,7 @@ def launch(own: list[str], command_line: list[str]) -> int:
     if asked.engine == "local" and argv[0] == "train" and topic_of(argv[1:]) is None:
         # Mistakes are reported once here, not by each rank after TensorFlow's start.
         values, _ = train.parse(argv[1:])
-        look_at_run(
+        check_run(
             parse(values.config), check_usable(pathlib.Path(values.workdir), resume=values.resume)
         )
     return launch_room.launch(asked, argv)
