@@ -60,7 +60,7 @@ OF_EXPERIMENTS = (
     (["--config={}/text.txt"], "expected a Python file that has get_config()"),
     (["--config={}/image.png"], "expected a Python file that has get_config()"),
     (["--config={}/nothing.py"], "no get_config()"),
-    ([DIGITS, "{}/text.txt"], "is no flag"),
+    ([DIGITS, "{}/text.txt"], "is not a flag"),
     ([DIGITS, "--config.data.root={}/none"], "none/training does not exist"),
     ([DIGITS, "--config.data.root={}/empty"], "holds no folders"),
     ([DIGITS, "--config.data.root={}/text.txt"], "cannot be listed"),
