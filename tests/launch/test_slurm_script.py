@@ -111,7 +111,7 @@ def test_the_script_is_submitted(tmp_path, monkeypatch, capsys):
     assert said["job"] == "7"
     assert (tmp_path / "called").read_text() == f"--parsable {said['script']}\n"
     sbatch.write_text("#!/bin/sh\necho 'invalid partition' >&2; exit 1\n")
-    with pytest.raises(UserError, match=r"Slurm refuses .* \(invalid partition\)"):
+    with pytest.raises(UserError, match=r"Slurm rejects .* \(invalid partition\)"):
         slurm.run(*parsed(tmp_path))
 
 
