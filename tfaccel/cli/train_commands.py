@@ -100,7 +100,7 @@ def train(values: flags.FlagValues, file: str) -> int:
     undo_legacy_keras(os.environ)
     dry, index = values["dry-run"].value, values["worker-index"].value
     cluster = find(os.environ, workers=values.workers, worker_index=index)
-    if not workdir and cluster.num_workers > 1:
+    if not workdir and not dry and cluster.num_workers > 1:
         raise UserError(
             f"no --workdir with {cluster.num_workers} workers ({cluster.source}); give every "
             "worker the same --workdir, on a file system that they share"
@@ -399,7 +399,9 @@ def launch(own: list[str], command_line: list[str]) -> int:
     if asked.engine == "local" and argv[0] == "train" and topic_of(argv[1:]) is None:
         # Mistakes are reported once here, not by each rank after TensorFlow's start.
         values, _ = train.parse(argv[1:])
-        check_run(
-            parse(values.config), check_usable(pathlib.Path(values.workdir), resume=values.resume)
-        )
+        config = parse(values.config)
+        if values["dry-run"].value:
+            check_experiment(config)
+        else:
+            check_run(config, check_usable(pathlib.Path(values.workdir), resume=values.resume))
     return launch_room.launch(asked, argv)

@@ -255,12 +255,12 @@ def _log_dir(given: str | None, command: Sequence[str], engine: str) -> pathlib.
     launchers run elsewhere, a folder in the current one.
     """
     workdir = workdir_of(command)
-    if command[0] == "train" and not workdir:
+    is_dry = command[0] == "train" and _is_dry(command)
+    if command[0] == "train" and not workdir and not is_dry:
         raise UserError(
             "train without --workdir=DIR; give a workdir that all ranks share, from which a "
             "restart continues"
         )
-    is_dry = command[0] == "train" and _is_dry(command)
     if given:
         folder = given
     elif is_dry and engine == "local":
