@@ -76,12 +76,7 @@ def check_topic(topic: str, valid: tuple[str, ...] = TOPICS) -> None:
 
 
 def common(values: ml_collections.ConfigDict, source: str) -> str:
-    """Returns the most common fields, each with a few words, and how to see the others.
-
-    Args:
-      values: the values to show.
-      source: where the values come from, in words.
-    """
+    """Returns the most common fields with their values, which come from `source`, in words."""
     kinds = {each.name: each.default_factory for each in dataclasses.fields(Config)}
     lines = [f"The most common fields, {source}:"]
     for name in COMMON:

@@ -83,10 +83,7 @@ def parse_config_flags(
 ) -> tuple[flags.FlagValues, str]:
     """Returns the flags, including `config` with its overrides, and the file that --config names.
 
-    Args:
-      command: the name of the command.
-      arguments: the command line after the name.
-      own: the command's own flags.
+    `own` are the command's own flags.
     """
     values = define((*own, VERBOSE))
     given, others = config_apart(arguments)

@@ -67,7 +67,7 @@ def cure(error: OSError, where: pathlib.Path, *, num_bytes: int | None = None) -
         case errno.ELOOP:
             return "there is a link in place of one of tfaccel's files; remove the link"
         case errno.ENOENT | errno.ENOTDIR:
-            return f"the file's folder does not exist or is a file; the nearest one is {folder}"
+            return f"its folder does not exist or is a file; the nearest folder is {folder}"
     return "fix the problem that the system reports"
 
 

@@ -228,11 +228,7 @@ def unknown_flag(
 ) -> UserError:
     """Returns the error for a flag that a command does not have, with the flag that was meant.
 
-    Args:
-      command: the command's name.
-      name: the flag's name, without hyphens before it.
-      values: the flags that the command has.
-      fields: the fields of a config, with their sections.
+    The name has no hyphens before it. The fields are those of a config, with their sections.
     """
     own = [each for each in values if each.partition(".")[0] not in ("config", *ABSL_FLAGS)]
     launches = command == "launch"

@@ -1,10 +1,10 @@
 """Removes secrets and control characters from configs, logs, errors and tables.
 
-Secrets become `***`. Characters that a terminal would execute instead of showing become escapes.
+Secrets become `***`. Characters that a terminal would act on instead of showing become escapes.
 
     redacted({"root": "https://me:pass@host/x", "api_token": "abc"})
     without_userinfo("cannot read s3://key:secret@bucket")
-    escaped("a\\x1b[2J.png")       # a\\\\x1b[2J.png: readable, and not executed by a terminal
+    escaped("a\\x1b[2J.png")       # a\\\\x1b[2J.png: readable, and harmless in a terminal
     shown(text)                    # without secrets, and escaped
 """
 
@@ -43,7 +43,7 @@ def without_userinfo(text: str) -> str:
 
 
 def escaped(text: str, *, keep: str = "") -> str:
-    r"""Returns the text without characters that a terminal or a viewer would execute.
+    r"""Returns the text without characters that a terminal or a viewer would act on.
 
     Each of them becomes Python's escape: \x1b, \r, \u202e. A byte of a file name that is not valid
     text becomes \x and two digits.

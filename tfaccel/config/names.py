@@ -56,13 +56,7 @@ def weights_file(file: str) -> pathlib.Path:
 
 
 def check_among(kind: str, name: str, known: Collection[str]) -> None:
-    """Raises UserError unless `known` contains the name in lower case.
-
-    Args:
-      kind: what the name is for, for the message: "model".
-      name: the name as the user wrote it.
-      known: all valid names, in lower case.
-    """
+    """Raises UserError unless `known` has the name in lower case; `kind` is the word for a name."""
     if name.lower() not in known:
         raise UserError(f"there is no {kind} '{name}'{did_you_mean(name, known)}")
 

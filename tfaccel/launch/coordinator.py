@@ -36,13 +36,7 @@ class Coordinator:
     def __init__(
         self, options: Options, digest: str, *, clock: Callable[[], float] = time.monotonic
     ):
-        """Waits for nodes.
-
-        Args:
-          options: the options of the job.
-          digest: the digest of its command.
-          clock: returns monotonic seconds.
-        """
+        """Waits for nodes of the job with this digest of its command."""
         self._options, self._digest, self._clock = options, digest, clock
         self._limits, self._lock = gang.limits_of(options), threading.RLock()
         self._attempt, self._running = 0, False

@@ -115,10 +115,6 @@ LONGEST_NAME = 40
 def run(options: Options, command: Sequence[str]) -> int:
     """Prints the manifest and returns the exit code.
 
-    Args:
-      options: the flags.
-      command: the command of each worker.
-
     Raises:
       UserError: a flag is missing, or cannot be written into a manifest.
     """

@@ -36,9 +36,7 @@ log = logging.getLogger("tfaccel")
 def run(options: Options, command: Sequence[str]) -> int:
     """Runs the job on the existing cluster, and returns its exit code.
 
-    Args:
-      options: the flags. A launcher gets all cores and GPUs of its node.
-      command: the command of each rank.
+    The launcher of a node gets all its cores and GPUs.
 
     Raises:
       UserError: Ray is not installed, or there is no cluster.

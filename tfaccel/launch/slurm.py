@@ -74,10 +74,6 @@ OURS = {
 def run(options: Options, command: Sequence[str]) -> int:
     """Prints the script or submits it, and returns the exit code.
 
-    Args:
-      options: the flags.
-      command: the command of each rank.
-
     Raises:
       UserError: a flag cannot be written into a script, or Slurm rejects the job.
     """

@@ -31,12 +31,7 @@ class Terminal:
     """A stream of the launcher."""
 
     def __init__(self, stream: TextIO | None, name: str):
-        """Waits for lines.
-
-        Args:
-          stream: the stream; None if it is closed.
-          name: its name, for messages.
-        """
+        """Waits for lines. The stream is None if it is closed; the name is for messages."""
         # Use the descriptor: at exit Python waits for the stream's lock, which the thread may hold.
         self._fd, self._name = -1 if stream is None else stream.fileno(), name
         self._stream = stream if stream is not None and stream.isatty() else None

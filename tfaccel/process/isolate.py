@@ -308,12 +308,7 @@ def _show(text: str, terminal: TextIO | None) -> None:
 
 
 def serve(task_fd: int, result_fd: int) -> None:
-    """Runs a task when standard input says so, and writes its outcome. Only the child calls it.
-
-    Args:
-      task_fd: the file descriptor of the task.
-      result_fd: the file descriptor for the outcome.
-    """
+    """Runs a task when standard input says so, and writes its outcome. Only the child calls it."""
     del sys.argv[1:]
     told = sys.stdin.buffer.read()
     os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())

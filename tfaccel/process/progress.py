@@ -269,11 +269,7 @@ def let_go() -> None:
 
 
 def lost(worker_index: int = -1) -> None:
-    """Reports that this process ends because another worker is lost.
-
-    Args:
-      worker_index: the lost worker; -1 if it is unknown.
-    """
+    """Reports that this process ends because another worker is lost; -1 if it is unknown."""
     _own.change(lost=worker_index)
 
 

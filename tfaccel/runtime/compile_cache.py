@@ -83,11 +83,7 @@ def devices_are_known() -> bool:
 
 
 def use(decides: Mapping[str, object]) -> None:
-    """Makes XLA use the cache.
-
-    Args:
-      decides: everything that an entry depends on, as values for JSON.
-    """
+    """Makes XLA use the cache for `decides`: all that an entry depends on, as values for JSON."""
     if FLAG in _flags():
         return log.info("compile cache: set by TF_XLA_FLAGS")
     text = json.dumps(dict(decides), indent=2, sort_keys=True)

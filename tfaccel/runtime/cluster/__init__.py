@@ -50,12 +50,7 @@ def find(
 
 
 def check_one_process(cluster: Cluster, command: str) -> None:
-    """Raises UserError if there are several workers.
-
-    Args:
-      cluster: the job's workers.
-      command: what needs a single process, for the message.
-    """
+    """Raises UserError if there are several workers, but the command needs a single process."""
     if cluster.num_workers > 1:
         raise UserError(
             f"{command} needs one process with all its GPUs, but there are {cluster.num_workers} "

@@ -35,12 +35,7 @@ def is_address(value) -> bool:
 
 
 def check_addresses(addresses: Sequence[str], *, of: str) -> None:
-    """Raises UserError unless every address is host:port and all are different.
-
-    Args:
-      addresses: the workers' addresses.
-      of: the source of the addresses, for the message.
-    """
+    """Raises UserError unless every address, from source `of`, is a different host:port."""
     for each in addresses:
         if not is_address(each):
             raise UserError(
