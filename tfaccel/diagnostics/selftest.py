@@ -30,7 +30,7 @@ from keras import layers
 from tfaccel.common import temporary
 from tfaccel.common.tables import show
 from tfaccel.config import RuntimeConfig, StepConfig
-from tfaccel.keras_internals import seam
+from tfaccel.keras_internals.variables import components
 from tfaccel.runtime.cluster import Cluster
 from tfaccel.runtime.devices import configure, describe_environment, load_cuda_libraries
 from tfaccel.runtime.strategy import make_strategy
@@ -273,8 +273,8 @@ class _Trainer:
         trained.model.fit(x, y, batch_size=self.batch_size, shuffle=False, verbose=0)
         wrong = 0
         for variable, value in zip(variables, before, strict=True):
-            wrong += sum((each.numpy() != value).any() for each in seam.components(variable))
-        scales = seam.components(trained.model.optimizer.dynamic_scale)
+            wrong += sum((each.numpy() != value).any() for each in components(variable))
+        scales = components(trained.model.optimizer.dynamic_scale)
         return wrong + sum(float(each.numpy()) != scale / 2 for each in scales)
 
     def tested(self, trained: _Trained) -> list[float]:

@@ -21,7 +21,8 @@ from tfaccel.common.errors import UserError
 from tfaccel.common.report import Grid, Report
 from tfaccel.common.tables import in_figures
 from tfaccel.keras_internals.copies import in_float32, without_training_state
-from tfaccel.keras_internals.seam import loss_weights_of, optimizers_of
+from tfaccel.keras_internals.layers import layers_of
+from tfaccel.keras_internals.model_view import loss_weights_of, optimizers_of
 
 COMMON_SCALES = (1.0, 128.0, 2.0**15)  # none; Apex's usual static one; Keras's initial dynamic one
 
@@ -86,7 +87,7 @@ def gradient_underflow(
     """
     if not getattr(model, "loss", None):
         raise UserError("gradient_underflow needs a model with a loss; compile the model with one")
-    if all(each.compute_dtype == "float32" for each in model._flatten_layers()):
+    if all(each.compute_dtype == "float32" for each in layers_of(model)):
         raise UserError(
             f"gradient_underflow needs half precision, but {model.name} computes in float32, which "
             "loses nothing; use mixed_float16 (tfaccel.setup(precision=...))"

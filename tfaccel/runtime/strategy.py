@@ -1,22 +1,17 @@
 """Makes the process's one `tf.distribute` strategy, from the cluster and the devices.
 
-    strategy = make_strategy(cluster, ("/gpu:0", "/gpu:1"), peer_timeout_s=60)
-
-Private names relied on:
-  TensorFlow 2.21: context.context().configure_coordination_service,
-    coordination_config_pb2.CoordinatedJob.
+strategy = make_strategy(cluster, ("/gpu:0", "/gpu:1"), peer_timeout_s=60)
 """
 
 import functools
 
 import tensorflow as tf
-from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
-from tensorflow.python.eager import context
 
 from tfaccel.common.errors import UserError
 from tfaccel.common.run_log import summary
 from tfaccel.runtime.cluster import Cluster
 from tfaccel.runtime.cluster.addresses import check_free
+from tfaccel.runtime.private_names import configure_coordination
 
 
 def make_strategy(
@@ -83,7 +78,8 @@ def _multi_worker(
         ", ".join(cluster.addresses),
     )
     check_free(cluster.addresses[cluster.worker_index])  # otherwise TensorFlow would wait for ever
-    _set_heartbeat(cluster, peer_timeout_s)
+    # The timeout of TensorFlow's coordination service, which is 10 s by default.
+    configure_coordination(cluster.task(0), cluster.jobs, heartbeat_timeout_s=peer_timeout_s)
     job, index = cluster.job_and_index(cluster.worker_index)
     try:
         strategy = tf.distribute.MultiWorkerMirroredStrategy(
@@ -105,16 +101,3 @@ def _multi_worker(
         ) from error
     summary("cluster: all %d workers have started", cluster.num_workers)
     return strategy
-
-
-def _set_heartbeat(cluster: Cluster, peer_timeout_s: int) -> None:
-    """Sets the timeout of TensorFlow's coordination service, which is 10 s by default."""
-    context.context().configure_coordination_service(
-        service_type="standalone",
-        service_leader=cluster.task(0),
-        heartbeat_timeout_in_ms=1000 * peer_timeout_s,
-        coordinated_jobs=[
-            coordination_config_pb2.CoordinatedJob(name=job, num_tasks=len(addresses))
-            for job, addresses in cluster.jobs.items()
-        ],
-    )

@@ -10,9 +10,6 @@ to the chief, with the timeout that `make_strategy` sets; and the thread here, w
 worker itself. The thread notices within seconds that a process is gone, and also notices a worker
 that only some workers cannot reach. C++ threads answer all three, so a worker that is busy in
 Python, however long, is not lost.
-
-Private names relied on:
-  TensorFlow 2.21: context.context().check_collective_ops_peer_health, abort_collective_ops.
 """
 
 import contextlib
@@ -23,11 +20,11 @@ import time
 from collections.abc import Iterator
 
 import tensorflow as tf
-from tensorflow.python.eager import context
 
 from tfaccel.common.errors import RunError
 from tfaccel.process import progress
 from tfaccel.runtime.cluster import Cluster
+from tfaccel.runtime.private_names import abort_collectives, ask_worker
 
 # The call holds Python's lock while it waits, so its timeout is short. A worker that runs answers
 # in 2 ms (two processes of one machine, 2026-11).
@@ -116,9 +113,7 @@ class Watchdog:
                 # NCCL reports an aborted sum as done, so errors that follow, such as a gradient
                 # that is not finite, are caused by it.
                 self._given_up = [peer]
-                context.context().abort_collective_ops(
-                    tf.errors.UNAVAILABLE, self._describe([peer])
-                )
+                abort_collectives(self._describe([peer]))
                 return
 
     def _is_lost(self, peer: int, ended: threading.Event) -> bool:
@@ -137,9 +132,7 @@ class Watchdog:
     def _trouble(self, peer: int) -> tf.errors.OpError | None:
         """Asks a worker and returns the error if it does not answer; else None."""
         try:
-            context.context().check_collective_ops_peer_health(
-                self._cluster.task(peer), timeout_in_ms=int(1000 * PROBE_TIMEOUT_S)
-            )
+            ask_worker(self._cluster.task(peer), timeout_s=PROBE_TIMEOUT_S)
         except tf.errors.OpError as error:
             return error
         self._answered_at[peer] = time.monotonic()

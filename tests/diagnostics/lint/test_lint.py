@@ -18,7 +18,7 @@ from tfaccel.diagnostics.lint.findings import Finding, Table
 from tfaccel.diagnostics.lint.read_data import read_data
 from tfaccel.diagnostics.lint.read_model import read_model
 from tfaccel.experiment import models
-from tfaccel.keras_internals.seam import is_distributed
+from tfaccel.keras_internals.variables import is_distributed
 
 pytestmark = pytest.mark.usefixtures("terminal")  # lines of 80 columns
 

@@ -3,8 +3,6 @@
 table = tfaccel.lint(model, train, script="train.py")
 print(table)
 fixed = table.fix()         # pads a head, if there is one to pad, and measures
-
-Private name relied on: Model._flatten_layers, of Keras 3.15.
 """
 
 import dataclasses
@@ -26,8 +24,8 @@ from tfaccel.diagnostics.lint.read_data import read_data, shapes_of
 from tfaccel.diagnostics.lint.read_model import by_input_name, read_model, with_pixels
 from tfaccel.diagnostics.lint.script import in_script
 from tfaccel.diagnostics.lint.words import shape_text
-from tfaccel.keras_internals import seam
 from tfaccel.keras_internals.float32_layers import policy_of
+from tfaccel.keras_internals.model_view import is_synchronized
 from tfaccel.step import in_xla
 from tfaccel.step.functions import Execution
 
@@ -142,7 +140,7 @@ def _title(facts: Facts) -> str:
 
 
 def _strategy_of(model: keras.Model, dataset) -> tf.distribute.Strategy | None:
-    found = dataset._strategy if isinstance(dataset, Loader) else model.distribute_strategy
+    found = dataset.strategy if isinstance(dataset, Loader) else model.distribute_strategy
     kinds = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
     return found if isinstance(found, kinds) else None
 
@@ -160,7 +158,7 @@ def _step_of(model: keras.Model, read: Model, strategy, specs, *, xla: bool | No
         run_eagerly=bool(compiled and model.run_eagerly) or tf.config.functions_run_eagerly(),
         steps_per_execution=model.steps_per_execution if compiled else None,
         num_replicas=replicas,
-        sync_batchnorm=seam.is_synchronized(model),
+        sync_batchnorm=is_synchronized(model),
         gpu=gpu_capability(),
     )
 

@@ -7,8 +7,6 @@ Takes models with the same inputs; returns how long each step took, forward and 
 
 The optimizer is not timed: its work is the same, except for the few weights of the padding. A
 forward pass changes variables such as batch norm's statistics and seeds; they are restored.
-
-Private name relied on: Layer._clear_losses, of Keras 3.15.
 """
 
 import dataclasses
@@ -23,7 +21,8 @@ from tfaccel.common.errors import UserError
 from tfaccel.common.tables import in_figures
 from tfaccel.diagnostics.lint.facts import Data, Facts
 from tfaccel.diagnostics.lint.words import shape_text
-from tfaccel.keras_internals import seam
+from tfaccel.keras_internals.layers import forget_losses
+from tfaccel.keras_internals.variables import components
 
 BUDGET_S = 20.0  # for the compilation and the steps of two models
 LEAST_STEPS = 3
@@ -106,7 +105,7 @@ def step_times(
     inputs = [_random((rows, *each.shape[1:]), each.dtype) for each in specs]
     is_sequential = isinstance(models[0], keras.Sequential)
     given = inputs[0] if is_sequential else tf.nest.pack_sequence_as(models[0].input, inputs)
-    kept = [part for each in models for one in each.variables for part in seam.components(one)]
+    kept = [part for each in models for one in each.variables for part in components(one)]
     before = [part.numpy() for part in kept]
     began = clock()
     try:
@@ -125,7 +124,7 @@ def step_times(
         for variable, value in zip(kept, before, strict=True):
             variable.assign(value)
         for each in models:
-            each._clear_losses()  # they belong to the traced graph
+            forget_losses(each)  # they belong to the traced graph
     return times
 
 

@@ -3,15 +3,12 @@
 Takes a tf.data.Dataset, a tfaccel Loader, a Keras PyDataset, or arrays (x, y).
 
     data, specs = read_data((x, y), batch_size=64)
-
-Private names relied on:
-  TensorFlow 2.21: Dataset._inputs(), and `_batch_size` and `_drop_remainder` of batched datasets.
 """
 
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import keras
 import numpy as np
@@ -20,6 +17,7 @@ import tensorflow as tf
 from tfaccel.common.errors import UserError
 from tfaccel.data.distribute import Loader
 from tfaccel.diagnostics.lint.facts import Data, Shape, Target
+from tfaccel.keras_internals.datasets import batching_of, first_input_of, steps_of
 
 # How much is read for labels, whichever is more. tf.data may have to decode images for them.
 NUM_BATCHES, NUM_EXAMPLES = 8, 512
@@ -77,14 +75,13 @@ def _read_loader(loader: Loader) -> tuple:
 
 
 def _read_tf_data(dataset: tf.data.Dataset, *, read_labels: bool) -> tuple:
-    steps = list(_steps(dataset))
+    steps = list(steps_of(dataset))
     batches = _last_batching(steps)
     shapes, specs = _read_specs(dataset.element_spec)
     batch, num_examples, drops = None, None, False
     if batches is not None:
-        batch = int(tf.get_static_value(batches._batch_size))
+        batch, drops = batching_of(batches)
         num_examples = _num_examples(dataset, batches)
-        drops = bool(tf.get_static_value(batches._drop_remainder))
     data = Data(
         **shapes,
         num_examples=num_examples,
@@ -101,26 +98,17 @@ def _read_tf_data(dataset: tf.data.Dataset, *, read_labels: bool) -> tuple:
 
 def _num_examples(dataset: tf.data.Dataset, batches: tf.data.Dataset) -> int | None:
     """Returns the number of examples in the batches, or None if later steps change it."""
-    inputs, left = batches._inputs(), int(dataset.cardinality())
-    before = int(inputs[0].cardinality()) if inputs else tf.data.UNKNOWN_CARDINALITY
+    examples, left = first_input_of(batches), int(dataset.cardinality())
+    before = int(examples.cardinality()) if examples is not None else tf.data.UNKNOWN_CARDINALITY
     if before <= 0 or (left >= 0 and left != int(batches.cardinality())):
         return None
     return before
 
 
-def _steps(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
-    """Yields a data set and the data sets that it is made from, the last step first."""
-    left = [dataset]
-    while left:
-        each = left.pop()
-        yield each
-        left += each._inputs()
-
-
 def _last_batching(steps: list) -> tf.data.Dataset | None:
     """Returns the step that makes the batches, or None if a later step splits them."""
     for each in steps:
-        if hasattr(each, "_batch_size"):
+        if batching_of(each) is not None:
             return each
         if any(word in type(each).__name__.lower() for word in ("unbatch", "rebatch")):
             return None

@@ -3,9 +3,6 @@
 Takes a functional, sequential or subclassed model; a model that is not built is built for the data.
 
     facts = read_model(model, data_specs=tf.TensorSpec((None, 28, 28, 1)))
-
-Private Keras names relied on: Layer._build_shapes_dict, and `_kernel` of Dense and similar layers.
-(Their public `kernel` also contains LoRA's two small products.)
 """
 
 import contextlib
@@ -19,7 +16,8 @@ import tensorflow as tf
 from tfaccel.diagnostics.lint.facts import OUTSIDE, Data, Layer, Model, Output, Shape
 from tfaccel.diagnostics.lint.read_data import shapes_of
 from tfaccel.diagnostics.lint.trace import Call, Trace, traced
-from tfaccel.keras_internals.seam import is_distributed
+from tfaccel.keras_internals.layers import kernel_of, shapes_built_for
+from tfaccel.keras_internals.variables import is_distributed
 from tfaccel.training.own_scaling import of_other_pixels, of_raw_pixels, own_scaling
 
 CONVOLUTIONS = ("Conv1D", "Conv2D", "Conv3D")
@@ -103,8 +101,7 @@ def _own_inputs(model: keras.Model):
     if inputs := _inputs(model):
         own = getattr(model, "input", None)  # of all other models: a sequential one has none
         return tf.nest.map_structure(_spec, inputs[0] if own is None else own)
-    shapes = getattr(model, "_build_shapes_dict", None) or {}
-    flat = [each for each in shapes.values() if isinstance(each, tuple) and len(each) > 1]
+    flat = [each for each in shapes_built_for(model) if isinstance(each, tuple) and len(each) > 1]
     if len(flat) != 1 or any(isinstance(size, tuple | list) for size in flat[0]):
         return None
     return tf.TensorSpec(flat[0], model.input_dtype)
@@ -241,8 +238,7 @@ def _product(call: Call) -> dict:
         inputs = _shape(call.inputs[0])
         matrices = sum(math.prod(each.shape) for each in layer.weights if len(each.shape) == 2)
         return _product_facts(inputs[-1], layer.units, _positions(inputs[:-1]), matrices)
-    kernels = (getattr(layer, each, None) for each in ("pointwise_kernel", "_kernel", "kernel"))
-    kernel = next((each for each in kernels if each is not None), None)
+    kernel = kernel_of(layer)
     if kernel is None:
         return {}
     shape, outputs = tuple(kernel.shape), _shape(call.outputs[0])

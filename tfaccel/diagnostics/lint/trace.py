@@ -4,9 +4,7 @@ Takes a model and the specs of its inputs; returns the calls of its leaf layers,
 
     trace = traced(model, tf.TensorSpec((None, 28, 28, 1)))
 
-Private names relied on:
-  Keras 3.15: Model._flatten_layers, Layer._layers; Operation.__call__ gets `call`, or
-    `quantized_call`, from the layer.
+Keras 3.15 looks up `call`, or `quantized_call`, on the layer each time that it calls the layer.
 """
 
 import contextlib
@@ -17,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.common.tables import cleaned
+from tfaccel.keras_internals.layers import layers_held, layers_of
 
 
 @dataclasses.dataclass
@@ -110,12 +109,12 @@ def _watched(model: keras.Model, calls: list[Call]) -> Iterator[None]:
 def _leaves(model: keras.Model) -> Iterator[keras.layers.Layer]:
     """Yields the layers without inner layers, and those whose work is known as a whole."""
     inside = set()
-    for layer in model._flatten_layers(include_self=False):
+    for layer in layers_of(model, include_self=False):
         if id(layer) in inside or isinstance(layer, keras.layers.InputLayer):
             continue
         if isinstance(layer, keras.layers.RNN):  # it calls its cell within a loop
-            inside |= {id(each) for each in layer._flatten_layers(include_self=False)}
-        elif layer._layers:
+            inside |= {id(each) for each in layers_of(layer, include_self=False)}
+        elif layers_held(layer):
             continue
         yield layer
 
