@@ -269,7 +269,7 @@ def let_go() -> None:
 
 
 def lost(worker_index: int = -1) -> None:
-    """Reports that this process ends because another worker is lost; -1 if it is unknown."""
+    """Reports that this process ends because a worker is lost; its index is -1 if unknown."""
     _own.change(lost=worker_index)
 
 

@@ -4,7 +4,7 @@ A second signal ends the process at once. There are two exceptions. At a Python 
 Ctrl-C is a KeyboardInterrupt. Under a launcher, a second signal that follows soon is the same
 request from another sender. Existing handlers are called too, and are restored afterwards.
 
-    with StopSignals() as stop:      # after the strategy, because TensorFlow's handles SIGTERM
+    with StopSignals() as stop:      # after the strategy, which handles SIGTERM itself
         ... stop.requested           # None, or the signal's name
 
 For a program without steps, `exiting_on_sigterm` turns SIGTERM into SystemExit.
