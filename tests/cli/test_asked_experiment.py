@@ -11,7 +11,7 @@ import pytest
 
 from tfaccel import UserError
 from tfaccel.cli import flags as cli_flags
-from tfaccel.cli.asked_experiment import look_at
+from tfaccel.cli.asked_experiment import check_experiment
 from tfaccel.config import default_config, parse
 from tfaccel.config.names import NO_OPTIMIZERS, OWN_MODELS, exported
 from tfaccel.experiment import models
@@ -59,8 +59,8 @@ OF_EXPERIMENTS = (
     (["--config={}/empty"], "is a folder; give a Python file, or the workdir of a run"),
     (["--config={}/text.txt"], "expected a Python file that has get_config()"),
     (["--config={}/image.png"], "expected a Python file that has get_config()"),
-    (["--config={}/nothing.py"], "has no get_config()"),
-    ([DIGITS, "{}/text.txt"], "is no flag"),
+    (["--config={}/nothing.py"], "no get_config()"),
+    ([DIGITS, "{}/text.txt"], "is not a flag"),
     ([DIGITS, "--config.data.root={}/none"], "none/training does not exist"),
     ([DIGITS, "--config.data.root={}/empty"], "holds no folders"),
     ([DIGITS, "--config.data.root={}/text.txt"], "cannot be listed"),
@@ -85,7 +85,7 @@ OF_COMMANDS = (
     (["lint", DIGITS, "--script={}/none.py"], "No such file"),
     (["lint", DIGITS, "--script={}/empty"], "Is a directory"),
     (["lint", DIGITS, "--script={}/image.png"], "not text in UTF-8"),
-    (["lint", DIGITS, "--script="], "names no file"),
+    (["lint", DIGITS, "--script="], "--script= is empty"),
     (["profile", DIGITS, "--seconds=0"], "above 0"),
     (["profile", DIGITS, "--trace={}/text.txt"], "is a file"),
     (["profile", DIGITS, "--search", "--out={}/empty"], "exists"),
@@ -96,7 +96,7 @@ OF_COMMANDS = (
     (["export", "{}/none"], "holds no run"),
     (["export", "{}/empty"], "holds no run"),
     (["export", "--workdir={}/text.txt"], "holds no run"),
-    (["export", "{}/run", "{}/empty"], "is no flag of export, which takes one workdir"),
+    (["export", "{}/run", "{}/empty"], "export takes one workdir"),
     (["export", "{}/run"], "has no checkpoint"),
     (["export", "{}/run/config.json", "--out={}/text.txt"], "is a file"),
     (["export", "{}/run", "--weights=average"], "kept no average"),
@@ -158,10 +158,10 @@ def test_every_source_is_looked_for(tmp_path, data, monitor):
     with config.ignore_type():
         config.data.update(data)
     with pytest.raises(UserError, match=r"does not exist|no shard matches"):
-        look_at(parse(config))
+        check_experiment(parse(config))
     config.train.monitor = "val_mae"
-    with pytest.raises(UserError, match=r"train.monitor='val_mae' is none of"):
-        look_at(parse(config))
+    with pytest.raises(UserError, match=r"train.monitor='val_mae' is not a metric of"):
+        check_experiment(parse(config))
 
 
 def test_a_workdir_stands_for_the_config_that_it_was_trained_by(place):

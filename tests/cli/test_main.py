@@ -179,7 +179,7 @@ for arguments in {HELP_AND_ERRORS}:
 # What is wrong, and words of the one line that says so.
 CALLS = [
     (["tran"], "there is no command 'tran'; did you mean 'train'?"),
-    (["train"], "no config; give one"),
+    (["train"], "no config; add one"),
     (["train", f"--confg={DIGITS}"], "there is no flag --confg; did you mean --config?"),
     (["lint", "--script=mine.py"], "e.g. `tfaccel lint --config=configs/digits.py`"),
     (["train", "--config=configs/nope.py"], "config file configs/nope.py does not exist"),
@@ -204,7 +204,7 @@ CALLS = [
     (["train", DIGITS, "--config", "x.py"], "and x.py; expected one config file"),
     (["train", f"--config={REPOSITORY}/configs"], "configs is a folder; did you mean '"),
     (["train", DIGITS, "--wrokdir=x"], "there is no flag --wrokdir of"),
-    (["train", DIGITS, "somewhere"], "'somewhere' is no flag"),
+    (["train", DIGITS, "somewhere"], "'somewhere' is not a flag"),
     (["train", DIGITS, "--config.data.global_batch_size=0"], "global_batch_size=0; expected"),
     (["train", DIGITS, "--config.data.image_size=8"], "image_size=(8,); expected (height, width)"),
     (["train", DIGITS, "--config.data.image_size=0,8"], "image_size=(0, 8); expected"),
@@ -220,21 +220,21 @@ CALLS = [
     (["train", MNIST, "--config.data.root=/no/where"], "image folder /no/where/training does not"),
     (["train", DIGITS, "--workers=a:1,b:1", "--worker-index=0"], "no --workdir with 2 workers ("),
     (["train", DIGITS, "--workers=a:1,b:1"], "worker_index=None with 2 workers; expected the"),
-    (["train", DIGITS, "--workers="], "workers names none; give host:port of each"),
+    (["train", DIGITS, "--workers="], "workers is empty; give host:port of each"),
     (["train", DIGITS, "--worker-index=1"], "worker_index=1 without workers; give host:port"),
     (["selftes"], "there is no command 'selftes'; did you mean 'selftest'?"),
-    (["selftest", "here"], "'here' is no flag of selftest; see `tfaccel selftest --help`"),
+    (["selftest", "here"], "selftest takes no argument 'here'; see `tfaccel selftest --help`"),
     (["selftest", "--outptu=x"], "no flag --outptu of `tfaccel selftest`; did you mean --output"),
     (["selftest", "--xla=maybe"], "<both|on|off>"),
     (["selftest", "--precision=fp16"], "precision='fp16'; expected one of float32"),
     (["selftest", "--precision=float32,fp8"], "precision='fp8'; expected one of float32"),
-    (["selftest", "--precision=O3"], "precision='float16' has no limits to test by; give some of"),
+    (["selftest", "--precision=O3"], "precision='float16' has no tolerances to test with; use"),
     (["selftest", "--gpu_ids=first"], "gpu_ids='first'; expected GPU indices"),
     (["selftest", "--output=/no/where/x.json"], "output /no/where/x.json cannot be written (No"),
     (["selftest", "--output=."], "exists; give a new file"),
-    (["audit", DIGITS, "--contact-sheet=x.txt"], "x.txt becomes a PNG; give a file that ends in"),
+    (["audit", DIGITS, "--contact-sheet=x.txt"], "x.txt would be a PNG; give a file that ends in"),
     (["audit", DIGITS, "--contact-sheet=x.png", "--report=x.png"], "x.png; give two files"),
-    (["doctor", "--data="], "--data= names no folder"),
+    (["doctor", "--data="], "--data= is empty; give a folder"),
     (["launch", "--max-restarts=x", "train"], "max-restarts=x: expected a whole number"),
 ]
 
@@ -340,7 +340,7 @@ def test_several_workers_need_a_workdir_that_they_share(command, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", json.dumps(task))
     code, _, err = command("train", DIGITS)
     assert code == 2
-    assert "no --workdir with 2 workers (TF_CONFIG); give all the same, which they share" in err
+    assert "no --workdir with 2 workers (TF_CONFIG); give every worker the same --workdir" in err
 
 
 def test_a_workdir_is_not_written_over(command, tmp_path):
@@ -361,7 +361,7 @@ def test_a_workdir_is_not_written_over(command, tmp_path):
 # What a user's own config file may be, and words of the one line that says so.
 FILES = [
     ("def get_config():\n  return None", "get_config() returned None"),
-    ("def make_config():\n  return None", "own.py: it has no get_config(); let it return"),
+    ("def make_config():\n  return None", "own.py: there is no get_config(); add one"),
     ("def get_config():\n  return {}['b']", "own.py, line 2: KeyError: 'b'"),
     ("import sys\ndef get_config():\n  sys.exit(3)", "own.py, line 3: SystemExit: 3"),
     ("import math\ndef get_config():\n  return math.foo", "line 3: AttributeError: module 'math'"),
@@ -426,7 +426,7 @@ def test_help_shows_the_values_of_a_config_and_of_flags_however_they_are_spelt(c
     file = MNIST.partition("=")[2]
     code, out, _ = command("train", "--help", "--config", file, "--config.train.epochs", "5")
     assert code == 0
-    assert f"as {file} and the other flags say" in out
+    assert f"with the values of {file} and the other flags" in out
     assert "--config.runtime.precision=mixed_float16" in out
     assert "--config.train.epochs=5 " in out
 

@@ -23,10 +23,10 @@ def _said(number, folder, **how):
         (errno.EDQUOT, "quota"),
         (errno.EFBIG, "ulimit -f"),
         (errno.EROFS, "read-only"),
-        (errno.ESTALE, "no longer knows"),
-        (errno.EPERM, "does not allow it"),
-        (errno.EACCES, "does not allow it"),
-        (errno.EIO, "fails; look into the system's log"),
+        (errno.ESTALE, "lost"),
+        (errno.EPERM, "no permission"),
+        (errno.EACCES, "no permission"),
+        (errno.EIO, "fails; see the system's log"),
         (errno.EMFILE, "ulimit -n"),
         (errno.ENAMETOOLONG, "shorter"),
     ],
@@ -49,7 +49,7 @@ def test_a_disk_without_inodes_is_told_from_a_full_one(tmp_path, monkeypatch):
     full = types.SimpleNamespace(f_files=100, f_favail=0, f_bavail=2**30, f_frsize=4096)
     monkeypatch.setattr(os, "statvfs", lambda _: full)
     said = _said(errno.ENOSPC, tmp_path, num_bytes=2**20)
-    assert "has no inode left" in said
+    assert "has no inodes left" in said
     assert "MiB" not in said
 
 
@@ -79,7 +79,7 @@ def test_a_limit_of_a_files_size_is_named_at_a_checkpoint(tmp_path, small_files)
     store = Store(tmp_path / "c", keep_last=1, keep_best=0, largest_is_best=True)
     with pytest.raises(CheckpointError) as raised:
         store.write(Snapshot({"a": np.zeros(2**18, np.float32)}, {"step": 1}))
-    assert "(File too large): it needs 1.0 MiB; the file would be" in str(raised.value)
+    assert "(File too large): it needs 1.0 MiB; the file would" in str(raised.value)
     assert "function_node" not in str(raised.value)
     assert list((tmp_path / "c").iterdir()) == []
 

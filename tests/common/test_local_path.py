@@ -26,12 +26,14 @@ def test_a_url_is_said_to_be_one(url):
     for given in (url, pathlib.Path(url), pathlib.Path("/data") / url):
         with pytest.raises(UserError) as error:
             local_path(given)
-        assert str(error.value).startswith(f"{shown} is a URL; tfaccel reads and writes files of")
+        assert str(error.value).startswith(
+            f"{shown} is a URL; tfaccel reads and writes only files of"
+        )
 
 
 @pytest.mark.parametrize("url", ["file:///data/a", "file:/data/a", "file://localhost/data/a"])
 def test_a_file_url_is_said_with_its_path(url):
-    with pytest.raises(UserError, match=r"is a URL; give the path alone: /data/a$"):
+    with pytest.raises(UserError, match=r"is a URL; give only the path: /data/a$"):
         local_path(url)
 
 
@@ -44,7 +46,7 @@ def test_paths_stay_paths(tmp_path, monkeypatch):
 
 
 def test_other_words_that_are_no_path(monkeypatch):
-    with pytest.raises(UserError, match="holds a zero byte"):
+    with pytest.raises(UserError, match="contains a zero byte"):
         local_path("/a\0b")
     with pytest.raises(UserError, match="give the path in full"):
         local_path("~no-such-user-here/x")

@@ -47,7 +47,7 @@ def test_no_word_is_explained_away_that_exists():
         ("test_images.crop_aera", "did you mean 'test_images.crop_area'?"),
         ("train.warmup_epoch", "did you mean 'train.warmup_epochs'?"),
         ("model.freeze", "layer.trainable = False"),
-        ("data.validation_split", "how to split one"),
+        ("data.validation_split", "how to split a folder"),
         ("train.resume", "flag of the command: --resume"),
         ("train.output_dir", "flag of the command: --workdir"),
         ("modle.nonsense", "'model' is a section"),
@@ -109,7 +109,7 @@ def test_a_wrong_flag_is_answered_with_the_right_one(arguments, said, request):
 
 def test_a_launchers_wrong_flag_names_the_one_of_the_command():
     for flag, said in (
-        ("--epochs=3", "--config.train.epochs, behind `train`?"),
+        ("--epochs=3", "--config.train.epochs after `train`?"),
         ("--gpus=2", "did you mean --nproc-per-node?"),
         ("--nproc=2", "did you mean --nproc-per-node?"),
     ):
@@ -134,7 +134,7 @@ def test_commands_without_a_config_do_not_name_its_fields():
 @pytest.mark.parametrize(
     ("written", "said"),
     [
-        ("evaluate", "after every epoch, and result.json"),
+        ("evaluate", "writes the last results to result.json"),
         ("eval", "tfaccel predict"),
         ("tran", "did you mean 'train'?"),
         ("fit", "`tfaccel train --config=FILE`"),

@@ -142,7 +142,7 @@ def test_a_reader_that_has_gone_is_no_failure(command, monkeypatch):
 
 
 def test_no_check_is_no_success(command):
-    with pytest.raises(UserError, match="--precision names none"):
+    with pytest.raises(UserError, match="--precision is empty"):
         command("--gpu_ids=", "--precision=")
 
 

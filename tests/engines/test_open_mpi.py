@@ -88,4 +88,4 @@ def test_two_launchers_on_one_host_are_refused(tmp_path):
     run = mpirun(*job.TFACCEL, *launch)
     output, _ = run.communicate(timeout=60)
     assert run.returncode == 2, output
-    assert "has 2 tasks on 1 node(s); expected one launcher on each" in output
+    assert "has 2 tasks on 1 node(s); start only one launcher per node" in output

@@ -104,7 +104,7 @@ def test_restarts_have_an_end(launch, tmp_path):
 def test_a_mistake_in_the_call_is_not_made_twice(launch, tmp_path):
     process = launch("--max-restarts=3", arguments=["--no-such-flag"])
     assert process.wait(timeout=300) == 2
-    assert (tmp_path / "output").read_text().count("not started again: exit code 2") == 2  # nodes
+    assert (tmp_path / "output").read_text().count("not restarted: exit code 2") == 2  # nodes
 
 
 def test_ctrl_c_leaves_nothing(launch, tmp_path):
@@ -120,4 +120,4 @@ def test_no_cluster_is_a_sentence(tmp_path):
     command = [*job.TFACCEL, "launch", "--engine=ray", job.SCRIPT, f"--workdir={tmp_path}"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 2
-    assert "there is no Ray cluster here; begin one with `ray start --head`" in done.stderr
+    assert "there is no Ray cluster here; start one with `ray start --head`" in done.stderr

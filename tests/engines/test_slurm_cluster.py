@@ -75,7 +75,7 @@ def test_p6_a_job_whose_rank_is_killed_is_queued_again_and_ends_as_if_not(
     assert submitted.end() == "COMPLETED", submitted.said()
     assert submitted["Restarts"] == "1"
     assert "rank 1 was ended by SIGKILL, exit code 137" in submitted.said()
-    assert "tfaccel: exit code 137; restart 1, of at most 1" in submitted.said()
+    assert "tfaccel: exit code 137; restart 1 of at most 1" in submitted.said()
     assert "resumed from step" in submitted.said()
     assert job.difference(tmp_path / "run", reference) < job.TOLERANCE
 
@@ -102,7 +102,7 @@ def test_p5_a_job_near_its_time_limit_saves_and_goes_on_later(cluster, reference
     # As --signal=TERM@120 does it.
     cluster.run("scancel", "--signal=TERM", submitted.number)
     assert submitted.end() == "COMPLETED", submitted.said()
-    assert "tfaccel: exit code 143; restart 1, of at most 1" in submitted.said()
+    assert "tfaccel: exit code 143; restart 1 of at most 1" in submitted.said()
     assert "stopped by SIGTERM after step" in submitted.said()
     assert job.difference(tmp_path / "run", reference) < job.TOLERANCE
 

@@ -402,7 +402,7 @@ def test_one_of_several_workers_is_refused(workdir, tmp_path, monkeypatch):
     hosts = {"worker": ["127.0.0.1:2001", "127.0.0.1:2002"]}
     job = {"cluster": hosts, "task": {"type": "worker", "index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(job))
-    with pytest.raises(UserError, match="export is of one process"):
+    with pytest.raises(UserError, match="export needs one process"):
         export_run(workdir, tmp_path / "served", EXPORT)
 
 
@@ -450,13 +450,13 @@ def test_every_flag_of_the_command_is_passed_on(workdir, root, asked, tmp_path, 
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        ([], "no workdir; name the run, e.g. `tfaccel export --workdir=runs/a`"),
+        ([], "no workdir; give a run's, e.g. `tfaccel export --workdir=runs/a`"),
         (["--workdir=nowhere"], "nowhere holds no run"),
         (["--workdir=run", "--sample=3"], "there is no flag --sample of `tfaccel export`"),
         (["--workdir=run", "--samples=0"], "samples=0; expected"),
         (["--workdir=run", "--samples=some"], "samples"),
         (["--workdir=run", "--checkpoint=last"], "checkpoint"),
-        (["--workdir=run", "more"], "'more' is no flag of export"),
+        (["--workdir=run", "more"], "export takes one workdir, but the command line has 'more'"),
     ],
 )
 def test_mistakes_in_the_call_are_one_sentence(workdir, asked, tmp_path, monkeypatch, flags, says):

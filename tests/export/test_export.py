@@ -337,4 +337,4 @@ def test_a_path_that_is_a_pattern_is_exported_and_its_servers_are_warned(setup, 
         model = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
     path = run.export(model, tmp_path / "lr=[0.1]" / "1")  # asked in a process of its own
     assert (path / "saved_model.pb").is_file()
-    assert "takes that for a pattern; copy the export" in caplog.text
+    assert "reads it as a pattern; copy the export" in caplog.text

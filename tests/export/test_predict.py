@@ -377,7 +377,7 @@ def test_a_name_that_begins_with_a_tilde_is_a_file(predictor, names, tmp_path, f
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "no model; e.g. `tfaccel predict --model=runs/a cat.jpg`"),
+        ([], "no model given; e.g. `tfaccel predict --model=runs/a cat.jpg`"),
         (["cat.jpg"], "no model"),
         (["--model=served"], "no files"),
         (["--model=served", "cat.jpg"], "there is no folder served"),

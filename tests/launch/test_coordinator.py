@@ -104,7 +104,7 @@ def test_the_number_of_restarts_is_bounded():
         end = job.report(1, FAILED, attempt=attempt)
     assert end.is_final
     assert end.exit_code == 3
-    assert "1 restarts of --max-restarts=1 are used up" in end.reason
+    assert "all 1 restarts of --max-restarts are used up" in end.reason
 
 
 def test_two_restarts_that_come_no_further_are_the_last():
@@ -114,7 +114,7 @@ def test_two_restarts_that_come_no_further_are_the_last():
         job.begin()
         end = job.report(1, FAILED, attempt=attempt)
     assert end.is_final
-    assert "two restarts in a row came no further than step 5" in end.reason
+    assert "two restarts in a row got no further than step 5" in end.reason
 
 
 def test_p6_a_node_that_falls_silent_is_lost_and_named():
@@ -126,7 +126,9 @@ def test_p6_a_node_that_falls_silent_is_lost_and_named():
         assert job.report(0, at(3)).action == "go"
     job.now += 2
     end = job.report(0, at(3))
-    assert end.reason.startswith("node 1 (10.0.0.10) is lost: no word for 31 s; restart 1 of 2")
+    assert end.reason.startswith(
+        "node 1 (10.0.0.10) is lost: it was silent for 31 s; restart 1 of 2"
+    )
     # It was cut off, and has ended its ranks meanwhile.
     job.now += 10
     job.join(0)
@@ -139,7 +141,7 @@ def test_a_node_that_comes_again_has_lost_its_ranks():
     job.report(0, at(3))
     job.report(1, at(3))
     assert job.join(1).action == "wait"
-    assert "node 1 (10.0.0.10) has left its ranks" in job.report(0, at(3)).reason
+    assert "node 1 (10.0.0.10) left its ranks" in job.report(0, at(3)).reason
 
 
 def test_a_node_that_never_comes_is_named():
@@ -149,7 +151,7 @@ def test_a_node_that_never_comes_is_named():
     end = job.join(0)
     assert end.is_final
     assert end.exit_code == 1
-    assert "node 1 did not come within 100 s" in end.reason
+    assert "node 1 did not join within 100 s" in end.reason
 
 
 def test_p7_the_age_of_a_report_counts():
@@ -170,7 +172,7 @@ def test_a_job_that_is_told_to_stop_is_not_started_again():
     end = job.report(1, stopped)
     assert end.is_final
     assert end.exit_code == 143
-    assert end.reason.endswith("not started again: it was told to stop")
+    assert end.reason.endswith("not restarted: it was told to stop")
 
 
 def test_a_job_that_is_told_to_stop_before_it_has_ranks_ends():
@@ -184,7 +186,7 @@ def test_a_job_that_is_told_to_stop_before_it_has_ranks_ends():
     ("node", "changed", "reason"),
     [
         (2, {}, "node 2 in a job of --nnodes=2"),
-        (1, {"digest": "another"}, "node 1 launches another command than node 0"),
+        (1, {"digest": "another"}, "node 1 launches a different command than node 0"),
         (1, {"ports": (21000,)}, "node 1 has --nproc-per-node=1, node 0 2"),
     ],
 )
@@ -238,8 +240,8 @@ def test_two_launchers_of_one_number_are_told_apart_and_the_second_harms_nobody(
         refused = job.join(1, host="10.0.0.77", launcher="a second one", stop_signal=15)
         assert (refused.action, refused.is_final, refused.exit_code) == ("end", True, 2)
         assert refused.reason.startswith(
-            "two launchers say that they are node 1, the first one at 10.0.0.10; give every "
-            "machine a --node-rank of its own"
+            "two launchers are node 1, the first one on 10.0.0.10; give every machine its own "
+            "--node-rank"
         )
     assert job.report(1, FAILED, launcher="a second one", stop_signal=15) == refused
     assert job.report(0, at(3)).action == job.report(1, at(3)).action == "go"

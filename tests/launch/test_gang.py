@@ -116,10 +116,10 @@ def test_p6_who_ended_by_itself_is_at_fault(states, expected):
 
 def test_ranks_that_stop_as_asked_are_no_error():
     verdict = judged(ended(143, 1, "end"), ended(143, 2, "end"))
-    assert (verdict.reason, verdict.in_order) == ("stopped as asked, its state saved", True)
+    assert (verdict.reason, verdict.in_order) == ("stopped as asked, with its state saved", True)
     verdict = judged(ended(143, 6, "end"), training(9, 1))
     assert not verdict.in_order
-    assert verdict.reason == "rank 0 stopped as asked, but not in time rank 1"
+    assert verdict.reason == "rank 0 stopped as asked, but rank 1 did not stop in time"
 
 
 def test_a_rank_that_another_lost_is_named_with_who_lost_it():
@@ -162,14 +162,14 @@ def test_ranks_that_hear_no_signal_have_the_grace():
         (137, 2, [57, 60, 90], None),
         (143, 0, [57], None),  # somebody ended a rank, not the launcher
         (0, 0, [57], "it is done"),
-        (2, 0, [57], "exit code 2 is a mistake in the call, which would come again"),
+        (2, 0, [57], "exit code 2 is a mistake in the call, which a restart would repeat"),
         (130, 0, [57], "it was interrupted"),
-        (1, 3, [57, 60, 80, 90], "3 restarts of --max-restarts=3 are used up"),
+        (1, 3, [57, 60, 80, 90], "all 3 restarts of --max-restarts are used up"),
         # One restart that comes no further may be bad luck, two are not.
         (1, 1, [57, 57], None),
-        (1, 2, [57, 57, 56], "two restarts in a row came no further than step 57"),
+        (1, 2, [57, 57, 56], "two restarts in a row got no further than step 57"),
         (1, 2, [57, 56, 58], None),
-        (1, 2, [0, 0, 0], "two restarts in a row came no further than step 0"),
+        (1, 2, [0, 0, 0], "two restarts in a row got no further than step 0"),
     ],
 )
 def test_why_a_gang_may_not_start_again(code, restarts, furthest, why_not):

@@ -90,13 +90,13 @@ def test_the_command_comes_through_as_it_is():
 @pytest.mark.parametrize(
     ("flags", "command", "message"),
     [
-        (["--name=Digits"], TRAIN, "--name='Digits'; expected small letters"),
+        (["--name=Digits"], TRAIN, "--name='Digits'; expected at most 40 small letters"),
         (["--name=" + "a" * 41], TRAIN, "at most 40"),
-        (["--name=null"], TRAIN, "which YAML takes for no text"),
+        (["--name=null"], TRAIN, "is not text in YAML"),
         (["--image="], TRAIN, "--engine=k8s without --image"),
-        (["--nproc-per-node=2"], TRAIN, "give more pods by --nnodes"),
-        ([], ["train", "--config=a.py", "--workdir=runs/a"], "give an absolute folder"),
-        (["--noprint"], TRAIN, "submits nothing; add --print"),
+        (["--nproc-per-node=2"], TRAIN, "use more pods with --nnodes"),
+        ([], ["train", "--config=a.py", "--workdir=runs/a"], "give the absolute path"),
+        (["--noprint"], TRAIN, "cannot submit a job; add --print"),
     ],
 )
 def test_what_cannot_be_is_a_sentence(flags, command, message):

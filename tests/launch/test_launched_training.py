@@ -148,7 +148,7 @@ def test_p6_p7_a_fault_ends_all_within_its_limit(
     if fault == "raises":
         assert "its first error: ValueError: row 7 is broken" in err
     if fault == "sleeps":
-        assert f"; the stacks of rank {rank} are in its log, in " in err
+        assert f"; the stacks of rank {rank} are in its log in " in err
         assert re.search(rf"^\[rank {rank}\]   File .* in on_\w+$", err, re.M)
 
 

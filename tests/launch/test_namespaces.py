@@ -122,7 +122,7 @@ def test_a_link_that_is_cut_and_comes_back_changes_nothing(launch, num_ranks, tm
     # Those that waited for a rank of the other host have named it, and are no more.
     first, second = said(tmp_path)
     lost_rank = "runs, but does not answer: rank"  # where a rank's end was heard of before
-    assert f"node 1 ({ADDRESSES[1]}) is lost: no word for 1" in first or lost_rank in first
+    assert f"node 1 ({ADDRESSES[1]}) is lost: it was silent for 1" in first or lost_rank in first
     for text, other in ((first, ADDRESSES[1]), (second, ADDRESSES[0])):
         assert re.search(rf"worker \d \({other}:\d+\) is lost: no answer for", text)
     ip("-n", HOSTS[0], "link", "set", LINKS[0], "up")
@@ -145,5 +145,5 @@ def test_p6_without_restarts_a_cut_link_ends_every_process(launch, tmp_path):
     assert [each.wait(timeout=60) for each in jobs] == [1, 1], said(tmp_path)
     assert time.monotonic() - cut < 5 + 3 + 8
     first, second = said(tmp_path)
-    assert f"node 1 ({ADDRESSES[1]}) is lost: no word for" in first or "worker 1" in first
+    assert f"node 1 ({ADDRESSES[1]}) is lost: it was silent for" in first or "worker 1" in first
     assert f"node 0's launcher at {ADDRESSES[0]}:29400 is lost" in second

@@ -229,7 +229,7 @@ def test_p3_a_rank_that_hangs_says_where_its_python_is(launch, tmp_path):
     folder = tmp_path / "logs" / "attempt-0"
     assert "in waits_for_nobody\n" in (folder / "rank-1.log").read_text()
     assert re.search(r"^\[rank 1\]   File .* in waits_for_nobody$", err, re.M)
-    assert f"; the stacks of rank 1 are in its log, in {folder}\n" in err
+    assert f"; the stacks of rank 1 are in its log in {folder}\n" in err
     # Rank 0 waits for it, as it should.
     assert "most recent call first" not in (folder / "rank-0.log").read_text()
 
@@ -324,7 +324,7 @@ def test_all_start_again_where_one_has_failed(launch, tmp_path):
 def test_a_mistake_in_the_call_is_not_tried_again(launch):
     code, _, err = launch("mistake", 1, "--max-restarts=2").end()
     assert code == 2
-    assert "not started again: exit code 2 is a mistake in the call" in err
+    assert "not restarted: exit code 2 is a mistake in the call" in err
 
 
 def test_a_signal_is_passed_on_and_ranks_have_time_to_save(launch):
@@ -334,7 +334,7 @@ def test_a_signal_is_passed_on_and_ranks_have_time_to_save(launch):
     code, out, err = job.end()
     assert code == 143
     assert out.count("saving") == 2
-    assert "launch: stopped as asked, its state saved; not started again: it was told to" in err
+    assert "launch: stopped as asked, with its state saved; not restarted: it was told to" in err
     assert "lines" not in err
     assert not job.left()
 
@@ -414,8 +414,8 @@ def test_a_log_dir_that_cannot_be_written_is_a_mistake_in_the_call(launch, tmp_p
     (tmp_path / "file").touch()
     code, _, err = launch("ends", 1, f"--log-dir={tmp_path}/file/logs").end()
     assert code == 2
-    assert "cannot keep the ranks' output in" in err
-    assert "give a folder that can be written by --log-dir=DIR" in err
+    assert "cannot write the ranks' output to" in err
+    assert "give a writable folder by --log-dir=DIR" in err
     assert "Traceback" not in err
 
 
@@ -481,7 +481,7 @@ def test_p6_both_nodes_name_the_rank_at_fault_and_its_error(nodes):
     for job in nodes("raises", 3):
         code, _, err = job.end()
         assert code == 1
-        assert "launch: rank 3 ended with exit code 1; not started again" in err
+        assert "launch: rank 3 ended with exit code 1; not restarted" in err
         assert "its first error: ValueError: row 7 is broken" in err
         assert not job.left()
 
@@ -493,7 +493,7 @@ def test_p3_a_rank_that_hangs_on_another_node_says_where_on_its_own(nodes):
         assert "launch: rank 3 made no progress in training" in err
     assert "stacks" not in first[2]
     assert "in waits_for_nobody\n" in second[2]
-    assert "; the stacks of rank 3 are in its log, in " in second[2]
+    assert "; the stacks of rank 3 are in its log in " in second[2]
 
 
 @pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.slow)])
@@ -532,7 +532,7 @@ def test_the_second_of_two_launchers_of_one_node_is_sent_away(nodes, launch):
     again = launch(*second.arguments)
     code, _, err = again.end()
     assert code == 2, err
-    assert "two launchers say that they are node 1, the first one at 127.0.0.1; give" in err
+    assert "two launchers are node 1, the first one on 127.0.0.1; give" in err
     for job in (first, second):
         code, _, err = job.end()
         assert code == 0, err
@@ -543,7 +543,7 @@ def test_a_launcher_without_the_token_is_refused(nodes):
     first, second = nodes("ends", 1, "--start-timeout=4", tokens=("secret", "other"))
     code, _, err = second.end()
     assert code == 2
-    assert "refuses the token of TFACCEL_LAUNCH_TOKEN" in err
+    assert "rejects the token of TFACCEL_LAUNCH_TOKEN" in err
     code, _, err = first.end()
     assert code == 1
-    assert "node 1 did not come within 4 s" in err
+    assert "node 1 did not join within 4 s" in err

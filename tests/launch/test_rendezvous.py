@@ -54,7 +54,7 @@ def test_all_values_travel_both_ways(served):
 @pytest.mark.parametrize("token", ["", "Secret", "schlüssel", "鍵"])
 def test_who_has_not_the_token_is_refused(served, token):
     _, port = served
-    with pytest.raises(UserError, match="refuses the token"):
+    with pytest.raises(UserError, match="rejects the token"):
         link_to(port, token=token).join(arrival_of(1))
 
 
@@ -217,7 +217,7 @@ def test_without_a_token_only_the_address_that_was_asked_for_is_bound(
 def test_all_addresses_are_none_to_reach_node_0_by(host):
     options = dataclasses.replace(options_with_port(), master_addr=host)
     for token in ("", "secret"):
-        with pytest.raises(UserError, match="leads nobody to node 0"):
+        with pytest.raises(UserError, match="does not lead to node 0"):
             check_reach(options, token=token)
     with (
         pytest.raises(UserError, match="all addresses of this machine"),

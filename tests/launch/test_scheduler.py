@@ -62,17 +62,17 @@ def test_a_process_of_one_task_says_nothing(environment):
 @pytest.mark.parametrize(
     ("environment", "given", "sentence"),
     [
-        (SLURM, {"num_nodes": 3}, "--nnodes=3, but the scheduler's step says 2"),
-        (SLURM, {"node_rank": 0}, "--node-rank=0, but the scheduler's step says 1"),
+        (SLURM, {"num_nodes": 3}, "--nnodes=3, but the scheduler's value is 2"),
+        (SLURM, {"node_rank": 0}, "--node-rank=0, but the scheduler's value is 1"),
         (
             {**SLURM, "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"},
             {},
-            r"Slurm step 12.0 has 4 tasks on 2 node\(s\); expected one launcher on each",
+            r"Slurm step 12.0 has 4 tasks on 2 node\(s\); start only one launcher per node",
         ),
         (
             {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
             {},
-            r"Open MPI has 2 tasks on 1 node\(s\); expected one launcher on each",
+            r"Open MPI has 2 tasks on 1 node\(s\); start only one launcher per node",
         ),
     ],
 )

@@ -85,14 +85,14 @@ def test_the_job_is_queued_again_by_exit_code(code, restarts, requeued, tmp_path
     ended_with, calls, said = bash(script, code=code, restarts=restarts)
     assert ended_with == code
     assert calls[-3:] == ["scontrol", "requeue", "12011"] if requeued else "scontrol" not in calls
-    assert (f"restart {restarts + 1}, of at most 2" in said) == requeued
+    assert (f"restart {restarts + 1} of at most 2" in said) == requeued
 
 
 def test_slurm_itself_may_not_begin_it_again_without_end(tmp_path, bash):
     script = slurm.script(*parsed(tmp_path, "--max-restarts=2"))
     code, calls, said = bash(script, restarts=3)
     assert (code, calls) == (1, [])
-    assert "this is restart 3, of at most 2" in said
+    assert "this is restart 3, but the most is 2" in said
 
 
 def test_print_writes_nothing(tmp_path, capsys):
@@ -111,7 +111,7 @@ def test_the_script_is_submitted(tmp_path, monkeypatch, capsys):
     assert said["job"] == "7"
     assert (tmp_path / "called").read_text() == f"--parsable {said['script']}\n"
     sbatch.write_text("#!/bin/sh\necho 'invalid partition' >&2; exit 1\n")
-    with pytest.raises(UserError, match=r"Slurm refuses .* \(invalid partition\)"):
+    with pytest.raises(UserError, match=r"Slurm rejects .* \(invalid partition\)"):
         slurm.run(*parsed(tmp_path))
 
 
@@ -126,9 +126,9 @@ def test_no_sbatch_is_a_sentence(tmp_path, monkeypatch):
     [
         ("-p gpu", "has '-p'; expected"),
         ("--time 8", "has '8'; expected"),
-        ("--comment=$(reboot)", "expected sbatch's options"),
-        ("--nodes=4", "which the script settles itself"),
-        ("--array=1-4", "which the script settles itself"),
+        ("--comment=$(reboot)", "expected sbatch options"),
+        ("--nodes=4", "which the script sets itself"),
+        ("--array=1-4", "which the script sets itself"),
     ],
 )
 def test_sbatch_options_are_options_alone(sbatch, message, tmp_path):
@@ -138,7 +138,7 @@ def test_sbatch_options_are_options_alone(sbatch, message, tmp_path):
 
 @pytest.mark.parametrize("name", ["a b", "a%j", "a\nb", "$(reboot)"])
 def test_folders_that_a_script_cannot_name_are_refused(name, tmp_path):
-    with pytest.raises(UserError, match="cannot stand in a batch script"):
+    with pytest.raises(UserError, match="cannot be written into a batch script"):
         slurm.script(*parsed(tmp_path / name))
 
 

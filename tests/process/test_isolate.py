@@ -272,7 +272,7 @@ def test_an_exit_before_the_end_is_a_failure():
 
 def test_what_cannot_travel_is_said_in_a_sentence(tmp_path):
     lock = threading.Lock()
-    with pytest.raises(tfaccel.UserError, match=r"cannot be sent to a process.*lock"):
+    with pytest.raises(tfaccel.UserError, match=r"cannot be sent to another process.*lock"):
         run_isolated(lambda: lock)
     assert not list(tmp_path.iterdir())
     with pytest.raises(IsolatedError, match=r"returned a lock that cannot be sent.*the path"):
@@ -393,7 +393,7 @@ def test_a_crash_after_the_result_is_a_warning(caplog):
         return "done"
 
     assert run_isolated(function) == "done"
-    assert "the result is there, then the child was ended by SIGABRT" in caplog.text
+    assert "the child returned its result, then it was ended by SIGABRT" in caplog.text
 
 
 @pytest.mark.gpu

@@ -89,7 +89,7 @@ def test_a_launcher_that_has_gone_is_said_once(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(progress, "_own", progress._Reporter(str(tmp_path / "gone")))
     for step in range(2):
         progress.beat("train", step=step)
-    assert [each.message.startswith("progress: nothing is said") for each in caplog.records] == [
+    assert [each.message.startswith("progress: no longer reported") for each in caplog.records] == [
         True
     ]
 

@@ -128,7 +128,7 @@ def check_replicas(num_replicas, most_dtypes):
     strategy = make_strategy(Cluster(), devices_of(num_replicas))
     strategy_lib._latest = None  # as where no run made it
     check_everything(strategy, first_rank=0, wholly=most_dtypes > 1)
-    with pytest.raises(UserError, match="without its strategy; call this within `with strategy"):
+    with pytest.raises(UserError, match="make this call within `with strategy"):
         all_reduce(per_replica(strategy, np.float32))
     print("all well")
 
@@ -344,26 +344,24 @@ def check_errors(strategy, ranks):
         "op='average' is not a reduction; use one of sum, mean, min, max": (
             lambda: all_reduce(1.0, op="average")
         ),
-        "op='mean' of dtype int32; cast to a float dtype, or use op='sum'": (
+        "op='mean' is undefined for dtype int32; cast to float, or use op='sum'": (
             lambda: all_reduce([1.0, 1], op="mean")
         ),
-        "op='sum' of dtype bool; cast to tf.int32, or use op='max' for any": (
+        "op='sum' is undefined for dtype bool; cast to tf.int32, or use op='max'": (
             lambda: all_reduce(True)
         ),
-        "dtype string cannot travel between replicas; cast to bool, an integer dtype other than "
+        "dtype string cannot be sent between replicas; cast to bool, an integer dtype other than "
         "uint64, or a float dtype": lambda: broadcast("text"),
-        "tf.IndexedSlices are not reduced or broadcast; gather them with all_gather, or make them "
-        "dense with tf.convert_to_tensor": lambda: all_reduce({"slices": slices}),
-        "axis=1 of tf.IndexedSlices; they gather along axis=0 alone": (
+        "tf.IndexedSlices cannot be reduced or broadcast; gather them with all_gather, or make "
+        "them dense with tf.convert_to_tensor": lambda: all_reduce({"slices": slices}),
+        "axis=1 of tf.IndexedSlices; only axis=0 can be gathered": (
             lambda: all_gather(slices, axis=1)
         ),
         "axis=2 is not an axis of shape (3, 4); use one from -2 to 1": (
             lambda: all_gather(tf.ones([3, 4]), axis=2)
         ),
-        "axis=0 of a scalar, which has no axis; gather value[tf.newaxis]": (
-            lambda: all_gather(1.0)
-        ),
-        f"root_rank={size} is the rank of no replica; use one from 0 to {size - 1}": (
+        "axis=0, but a scalar has no axis; gather value[tf.newaxis]": (lambda: all_gather(1.0)),
+        f"root_rank={size}, but no replica has this rank; use one from 0 to {size - 1}": (
             lambda: broadcast(1.0, root_rank=size)
         ),
     }.items():

@@ -62,7 +62,7 @@ def test_once_it_is_left_out_nothing_more_comes_there(own_cache, caplog):
     compile_cache.leave_out("of a reason")
     assert place() != used
     assert os.path.isdir(place())  # or TensorFlow ends the run
-    assert "compile cache: none, because of a reason" in caplog.messages
+    assert "compile cache: off, because of a reason" in caplog.messages
     use({})
     assert place() == used
 
@@ -81,7 +81,7 @@ def test_it_is_said_where_tensorflow_has_read_its_flags(monkeypatch, caplog):
     begin_process(monkeypatch, devices=[])
     use({})
     assert os.environ["TF_XLA_FLAGS"] == "--tf_xla_clustering_debug"
-    assert caplog.messages[-1].startswith("compile cache: none, because TensorFlow has read its")
+    assert caplog.messages[-1].startswith("compile cache: off, because TensorFlow has read its")
 
 
 def test_tensorflow_reads_its_flags_when_it_is_asked_for_devices():
@@ -105,7 +105,7 @@ def test_a_folder_that_others_may_write_is_not_used(own_cache, caplog, mode):
     use({})
     own_cache.chmod(mode)
     use({})
-    assert f"{own_cache} is not this user's alone" in caplog.messages[-1]
+    assert f"other users can write to {own_cache}" in caplog.messages[-1]
     assert not place().startswith(str(own_cache))
 
 
@@ -142,7 +142,7 @@ def test_a_child_takes_its_own_link_and_a_user_s_choice_stays(monkeypatch, caplo
     monkeypatch.setenv("TF_XLA_FLAGS", f"{compile_cache.FLAG}=/elsewhere")
     use({})
     assert os.environ["TF_XLA_FLAGS"] == f"{compile_cache.FLAG}=/elsewhere"
-    assert caplog.messages[-1] == "compile cache: as TF_XLA_FLAGS says"
+    assert caplog.messages[-1] == "compile cache: set by TF_XLA_FLAGS"
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_a_damaged_entry_is_named_and_removed(own_cache, caplog, damaged):
     use({})
     assert whole.exists()
     assert not cut_off.exists()
-    assert f"compile cache: {cut_off} is damaged, and removed" in caplog.messages
+    assert f"compile cache: removed {cut_off}, which was damaged" in caplog.messages
 
 
 def test_what_was_not_read_for_longest_makes_room(own_cache, monkeypatch):
@@ -268,6 +268,6 @@ def test_the_next_process_finds_what_was_compiled_and_mends_what_was_damaged(
     for each in entries:
         os.truncate(each, 1000)
     third, log, anew = trained()
-    assert log.count("is damaged, and removed") == len(entries)
+    assert log.count("which was damaged") == len(entries)
     assert anew.keys() == entries.keys()
     assert first == second == third

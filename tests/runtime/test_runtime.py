@@ -25,9 +25,9 @@ CHOICES = [
     ((None, 1, 1, None), (0,), "all 1 GPU(s), the default"),
     ((None, 4, 4, None), (0, 1, 2, 3), "all 4 GPU(s), the default"),
     ((None, 2, 4, "1,3"), (0, 1), "all 2 GPU(s), the default"),
-    (((), 4, 4, None), (), "as gpu_ids asks"),
-    (((), 0, 4, None), (), "as gpu_ids asks"),
-    (((1, 3), 4, 4, None), (1, 3), "GPU 1, 3 of 4, as gpu_ids asks"),
+    (((), 4, 4, None), (), "set by gpu_ids"),
+    (((), 0, 4, None), (), "set by gpu_ids"),
+    (((1, 3), 4, 4, None), (1, 3), "GPU 1, 3 of 4, set by gpu_ids"),
 ]
 
 # the same -> words of the refusal
@@ -36,8 +36,8 @@ REFUSALS = [
     (((4,), 4, 4, None), "asks for GPU 4, but TensorFlow sees only GPUs 0 to 3;"),
     (((0, 1), 1, 4, "2"), "sees only GPU 0 (CUDA_VISIBLE_DEVICES=2);"),
     # No silent fall-back to the CPU where there is a GPU that cannot be used.
-    ((None, 0, 1, None), "driver reports 1 GPU(s) but TensorFlow sees none; install the CUDA"),
-    (((0,), 0, 1, None), "driver reports 1 GPU(s) but TensorFlow sees none"),
+    ((None, 0, 1, None), "driver reports 1 GPU(s), but TensorFlow sees none; install the CUDA"),
+    (((0,), 0, 1, None), "driver reports 1 GPU(s), but TensorFlow sees none"),
 ]
 
 
@@ -135,7 +135,7 @@ def test_setup_again_on_a_gpu_is_refused_if_its_memory_would_be_another():
 def test_pure_float16_is_warned_of(setup, caplog):
     with caplog.at_level(logging.WARNING, logger="tfaccel"):
         setup(precision="O3")
-    assert "a ceiling for speed, not for training" in caplog.text
+    assert "shows the largest possible speed" in caplog.text
 
 
 def test_tf32_is_switched(setup):
@@ -211,7 +211,7 @@ def test_a_choice_by_the_user_is_said_to_be_one(monkeypatch, caplog):
     monkeypatch.setenv("XLA_FLAGS", f"{NO_TIMING[:-5]}true")
     with caplog.at_level(logging.INFO, logger="tfaccel"):
         runtime._compile_alike()
-    assert "XLA_FLAGS decides on xla_gpu_experimental_enable_fusion_autotuner" in caplog.text
+    assert "XLA_FLAGS sets xla_gpu_experimental_enable_fusion_autotuner" in caplog.text
 
 
 def test_fused_batch_norm_keeps_channels_last_unless_the_user_says_otherwise(monkeypatch, caplog):
@@ -220,7 +220,7 @@ def test_fused_batch_norm_keeps_channels_last_unless_the_user_says_otherwise(mon
     with caplog.at_level(logging.INFO, logger="tfaccel"):
         runtime._norm_channels_last()
         assert os.environ[name] == "0"
-        assert f"{name}=0, as it was" in caplog.text
+        assert f"{name}=0, unchanged" in caplog.text
         monkeypatch.delenv(name)
         runtime._norm_channels_last()
     assert os.environ[name] == "1"
@@ -239,14 +239,14 @@ def before_tensorflow(monkeypatch):
 
 
 def test_cuda_gives_all_its_queues(before_tensorflow):
-    assert runtime._take_all_queues().startswith("32 to a GPU, by CUDA_DEVICE_MAX_CONNECTIONS")
+    assert runtime._take_all_queues().startswith("32 per GPU, set by CUDA_DEVICE_MAX_CONNECTIONS")
     assert os.environ[runtime.QUEUES] == "32"
-    assert runtime._take_all_queues().startswith("32 to a GPU")  # in a second setup, too
+    assert runtime._take_all_queues().startswith("32 per GPU")  # in a second setup, too
 
 
 def test_queues_are_as_the_user_says(before_tensorflow, monkeypatch):
     monkeypatch.setenv(runtime.QUEUES, "1")
-    assert runtime._take_all_queues() == "CUDA_DEVICE_MAX_CONNECTIONS=1, as it was"
+    assert runtime._take_all_queues() == "CUDA_DEVICE_MAX_CONNECTIONS=1, unchanged"
     assert os.environ[runtime.QUEUES] == "1"
 
 
@@ -375,11 +375,11 @@ def test_setup_finds_the_gpu_and_lets_memory_grow():
     ("asked", "on_gpu", "xla", "said"),
     [
         (None, True, True, "on, the default with GPUs"),
-        (None, False, False, "off, because on a CPU it makes most steps slower"),
-        (True, True, True, "on, as xla=True asks"),
-        (True, False, True, "on, as xla=True asks, although on a CPU it makes most steps slower"),
-        (False, True, False, "off, as xla=False asks"),
-        (False, False, False, "off, as xla=False asks"),
+        (None, False, False, "off, because it makes most steps slower on a CPU"),
+        (True, True, True, "on, set by xla=True"),
+        (True, False, True, "on, set by xla=True, although it makes most steps slower on a CPU"),
+        (False, True, False, "off, set by xla=False"),
+        (False, False, False, "off, set by xla=False"),
     ],
 )
 def test_xla_is_off_on_a_cpu_unless_it_is_asked_for(asked, on_gpu, xla, said):
@@ -390,5 +390,5 @@ def test_xla_is_off_on_a_cpu_unless_it_is_asked_for(asked, on_gpu, xla, said):
 
 def test_a_cpu_says_why_xla_is_off_and_nothing_of_tf32(setup, caplog):
     assert setup().runtime.xla is False
-    assert "xla: off, because on a CPU" in caplog.text
+    assert "xla: off, because it makes" in caplog.text
     assert "tf32" not in caplog.text

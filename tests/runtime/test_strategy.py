@@ -30,7 +30,7 @@ def test_a_port_that_is_taken_is_an_error_not_a_wait():
         other.listen()
         port = other.getsockname()[1]
         addresses = (f"127.0.0.1:{port}", "127.0.0.1:20002")
-        with pytest.raises(RunError, match=f"port {port}, of this worker .* another port"):
+        with pytest.raises(RunError, match=f"port {port} of this worker .* another port"):
             make_strategy(Cluster(addresses), ("/cpu:0",))
 
 

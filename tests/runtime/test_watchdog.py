@@ -108,8 +108,8 @@ def test_a_busy_chief_is_waited_for_and_a_killed_worker_is_named(tmp_path, num):
         job.wait_until_training()
         for index in range(num):
             log = job.log(index)
-            assert log.index(f"waiting for {num} workers") < log.index(f"all {num} workers are")
-            assert "this process has joined its cluster before, with other settings" in log
+            assert log.index(f"waiting for {num} workers") < log.index(f"all {num} workers have")
+            assert "this process has already joined its cluster with other settings" in log
             assert f"replicas: {num}" in log
         job.workers[1].kill()
         job.check_lost(1, seen_by={*range(num)} - {1})

@@ -1,6 +1,6 @@
-"""A command: its flags, its help and what it does, stated in one place.
+"""Defines a command: its flags, its help and what it does, all in one place.
 
-Takes a function and what is to be said of it; gives the command, which is called with arguments.
+The decorator makes a `Command` of a function. Call the command with its arguments to run it.
 
     @command(
         summary="draw loss, metrics and throughput of one or more runs",
@@ -33,7 +33,7 @@ from tfaccel.config import all_fields, default_config
 
 HELP_FLAGS = {"--help", "-h", "--helpfull", "--helpshort"}
 NO_WORDS = "[flags]"
-OF_CONFIG = "--config=FILE [flags] [--config.SECTION.FIELD=VALUE]"  # of commands that read a config
+OF_CONFIG = "--config=FILE [flags] [--config.SECTION.FIELD=VALUE]"  # for commands with a config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,23 +41,23 @@ class Command:
     """A command of `tfaccel`. Call it with its arguments to run it."""
 
     run: Callable
-    """Takes the flags and what else the command line names; returns the exit code."""
+    """The function that takes the flags and the other arguments, and returns the exit code."""
     summary: str
-    """A line or two for `tfaccel --help`."""
+    """One or two lines for `tfaccel --help`."""
     about: str
     """What the command does, in paragraphs."""
     takes: str = NO_WORDS
-    """The usage behind the command's name: OF_CONFIG, or what stands there beside flags."""
+    """The usage after the command's name: OF_CONFIG, or the command's own arguments."""
     flags: tuple[Flag, ...] = ()
     examples: tuple[str, ...] = ()
     more: str = ""
-    """What `--help=all` says in place of `warning`, as it is written."""
+    """Text that `--help=all` shows as it is, in place of `warning`."""
     warning: str = ""
-    """What `--help` says behind the flags."""
+    """Text that `--help` shows after the flags."""
     runs_command: bool = False
-    """Whether another command follows the flags, and keeps its own."""
+    """True if another command, with its own flags, follows the flags."""
     shows_fields: bool = False
-    """Whether `--help` shows the common fields of a config."""
+    """True if `--help` shows the common fields of a config."""
 
     @property
     def name(self) -> str:
@@ -65,7 +65,7 @@ class Command:
         return self.run.__name__
 
     def __call__(self, arguments: list[str]) -> int:
-        """Runs the command, or prints its help; returns the exit code."""
+        """Runs the command or prints its help, and returns the exit code."""
         own = self.before_command(arguments)[0] if self.runs_command else arguments
         if (topic := topic_of(own)) is not None:
             show(self.help([each for each in own if not is_help(each)], topic), end="")
@@ -74,14 +74,14 @@ class Command:
 
     @property
     def reads_config(self) -> bool:
-        """Whether --config names an experiment."""
+        """True if the command takes a config by --config."""
         return self.takes == OF_CONFIG
 
     def parse(self, arguments: list[str]) -> tuple:
-        """Returns the flags, and what else is named: the config file, paths or a command.
+        """Returns the flags and the other arguments: the config file, paths or a command.
 
         Raises:
-          UserError: a flag is unknown, or its value is wrong.
+          UserError: a flag is unknown or its value is wrong.
         """
         if self.reads_config:
             return parse_config_flags(self.name, arguments, self.flags)
@@ -91,18 +91,18 @@ class Command:
         values.set_gnu_getopt(True)  # flags may follow the paths
         paths = parsed(self.name, values, spelled(arguments, values), fields=all_fields())
         if paths and self.takes == NO_WORDS:
-            cure = f"see `tfaccel {self.name} --help`"
+            hint = f"see `tfaccel {self.name} --help`"
             if os.path.isdir(paths[0]) and "data" in values:
-                cure = f"did you mean --data={paths[0]}?"
-            raise UserError(f"'{paths[0]}' is no flag of {self.name}; {cure}")
+                hint = f"did you mean --data={paths[0]}?"
+            raise UserError(f"{self.name} takes no argument '{paths[0]}'; {hint}")
         return values, paths
 
     def before_command(self, arguments: list[str]) -> tuple[list[str], list[str]]:
-        """Returns the flags, spelled as they are defined, and the command as it was given."""
+        """Returns the flags, spelled as defined, and the command that follows them, unchanged."""
         values = define(self.flags)
-        values.set_gnu_getopt(False)  # what follows the command is the command's
+        values.set_gnu_getopt(False)  # flags after the command belong to it
         own = spelled(arguments, values)
-        # Of these absl leaves unknown flags, as --help, and all from the first word that is none.
+        # absl returns unknown flags, such as --help, and everything from the first non-flag on.
         left = parsed(self.name, values, own, fields=all_fields(), known_only=True)
         num_own = len(arguments) - len([*itertools.dropwhile(lambda each: each[:1] == "-", left)])
         return own[:num_own], arguments[num_own:]
@@ -111,28 +111,28 @@ class Command:
         """Returns the help.
 
         Args:
-          arguments: the command line without the flags for help. The values of the config file and
-            of the flags in it are shown.
+          arguments: the command line without the flags for help. The help shows field values from
+            the config file and the flags in it.
           topic: "" for the common part, "all", or a section of the config.
         """
         fields.check_topic(topic, fields.TOPICS if self.reads_config else ("all",))
-        config, source = default_config(), "they are by default"
+        config, source = default_config(), "with their defaults"
         if self.reads_config and config_apart(arguments)[0]:
             values, file = self.parse(arguments)
             config = values.config
             changed = config_flags.get_override_values(values["config"])
-            source = f"{file} and the other flags say" if changed else f"{file} says"
+            source = f"with the values of {file}{' and the other flags' if changed else ''}"
         if topic not in ("", "all"):
             return fields.every(config, topic)
         text = self._text(whole=topic == "all")
         if topic and self.reads_config:
-            text += f"\nEvery field of an experiment, as {source}:\n{fields.every(config)}"
+            text += f"\nEvery field of an experiment, {source}:\n{fields.every(config)}"
         elif self.shows_fields:
             text += "\n" + fields.common(config, source)
         return text
 
     def _text(self, *, whole: bool) -> str:
-        """Returns usage, paragraphs, flags and examples; all flags if it is `whole`."""
+        """Returns usage, paragraphs, flags and examples. If `whole`, it has the rare flags, too."""
         given = (CONFIG, *self.flags, VERBOSE) if self.reads_config else self.flags
         parts = [self._usage(), *map(_filled, self.about.split("\n\n"))]
         if given:
@@ -148,7 +148,7 @@ class Command:
 
 
 def command(**stated) -> Callable[[Callable], Command]:
-    """Makes a command of the function below, whose name it has; see `Command` for what to state."""
+    """Makes a command of the function below it; see `Command` for the arguments."""
     return lambda run: Command(run, **stated)
 
 
@@ -165,7 +165,7 @@ def overview(commands: Mapping[str, Command]) -> str:
         lines += [f"{'':12}{line}" for example in each.examples for line in example.splitlines()]
         parts.append("\n".join(lines) + "\n")
     parts.append(
-        "  tfaccel COMMAND --help       a command's flags; --help=all for every field\n"
+        "  tfaccel COMMAND --help       a command's flags; --help=all shows every field\n"
         "  tfaccel --version            the version\n"
     )
     return "\n".join(parts)
@@ -177,7 +177,7 @@ def is_help(argument: str) -> bool:
 
 
 def topic_of(arguments: list[str]) -> str | None:
-    """Returns what help is asked for: "" for the common part; None where none is."""
+    """Returns the help topic: "" for the common part, None if no help is requested."""
     asked = [each for each in arguments if is_help(each)]
     return asked[-1].partition("=")[2] if asked else None
 

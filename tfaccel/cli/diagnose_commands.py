@@ -1,4 +1,4 @@
-"""The commands that look at data, model, speed and the machine, and train nothing to keep."""
+"""The commands that examine data, model, speed and the machine. They keep no trained weights."""
 
 import json
 import pathlib
@@ -8,7 +8,7 @@ import sys
 from absl import flags
 from ml_collections import config_flags
 
-from tfaccel.cli.asked_experiment import checked
+from tfaccel.cli.asked_experiment import parse_checked
 from tfaccel.cli.command import OF_CONFIG, command
 from tfaccel.cli.flags import folder_to_be, new_file, whole
 from tfaccel.common.errors import UserError
@@ -22,27 +22,27 @@ from tfaccel.process.start_noise import start_tensorflow
 
 
 @command(
-    summary="look through an experiment's images, and prove what its loader gives each replica",
+    summary="check all images, and check what the loader gives each replica",
     takes=OF_CONFIG,
     about="""
-        Decodes every image once, in parallel, and lists those that cannot be trained on: missing,
-        unreadable, empty, cut short, no image, animated and more. A second audit looks at changed
-        files alone. Then runs two dry epochs through the real loader on this machine's replicas:
-        whether each image comes once, in a new order, and whether replicas draw different random
-        numbers. Trains nothing. Exit code 1 if there is a bad file (unless bad_files=skip leaves it
-        out) or the loader is at fault.""",
+        Decodes every image once, in parallel, and lists those that cannot be used for training:
+        missing, unreadable, empty, truncated, not an image, animated and more. A second audit
+        decodes only files that have changed. The command then runs two dry epochs with the real
+        loader and this machine's replicas. They show whether each image appears once, whether the
+        order changes, and whether replicas draw different random numbers. Nothing is trained. The
+        exit code is 1 if there is a bad file (unless bad_files=skip) or the loader is wrong.""",
     flags=(
         Flag(
             "report",
             None,
-            "a new text file for the list: severity, kind, path, cause; in the cache folder by "
-            "default",
+            "a new text file for the list of severity, kind, path and cause; by default a file in "
+            "the cache folder",
             shown="FILE",
         ),
         Flag(
             "contact-sheet",
             None,
-            "a new picture of augmented training images with their labels",
+            "a new PNG with augmented training images and their labels",
             shown="FILE.png",
         ),
     ),
@@ -52,13 +52,13 @@ from tfaccel.process.start_noise import start_tensorflow
     ),
 )
 def audit(values: flags.FlagValues, _: str) -> int:
-    """Audits the data that the flags name and returns 1 if something is wrong."""
+    """Audits the data of the config and returns 1 if something is wrong."""
     report, sheet = (new_file(name, values[name].value) for name in ("report", "contact-sheet"))
     if sheet and sheet.suffix.lower() != ".png":
-        raise UserError(f"contact-sheet {sheet} becomes a PNG; give a file that ends in .png")
+        raise UserError(f"contact-sheet {sheet} would be a PNG; give a file that ends in .png")
     if sheet and sheet == report:
         raise UserError(f"report and contact-sheet are both {sheet}; give two files")
-    config = checked(values.config)
+    config = parse_checked(values.config)
     start_tensorflow()
     from tfaccel.diagnostics.audit.run import run
 
@@ -66,27 +66,27 @@ def audit(values: flags.FlagValues, _: str) -> int:
 
 
 @command(
-    summary="check that this machine's replicas train as one device does",
+    summary="check that this machine's replicas train like one device",
     about="""
-        Trains small models on this machine's replicas and, by plain Keras, on one device, and
-        compares: loss, weights, clipping, accumulation, batch norm, a partial batch, overflow on
-        each replica, save and load, XLA. Prints a row for each; exit code 1 if any failed. Minutes,
-        most of it compilation.""",
+        Trains small models on this machine's replicas, and on one device with plain Keras, and
+        compares the two: loss, weights, clipping, accumulation, batch norm, a partial batch,
+        overflow on each replica, save and load, XLA. Prints a row for each check. The exit code is
+        1 if a check fails. This takes minutes, mostly for compilation.""",
     flags=(
         Flag(
             "gpu_ids",
             None,
-            "GPUs to test, e.g. 0,1; empty for two CPU devices; all by default",
+            "GPUs to test, e.g. 0,1; empty for two CPU devices; default: all GPUs",
             shown="IDS",
         ),
         Flag("precision", ("float32", "mixed_float16", "mixed_bfloat16"), "Keras dtype policies"),
         Flag(
             "xla",
             "both",
-            "steps with XLA (on), without (off), or both",
+            "steps with XLA (on), without XLA (off), or both",
             choices=("both", "on", "off"),
         ),
-        Flag("output", None, "a new JSON file for the figures", shown="FILE"),
+        Flag("output", None, "a new JSON file for the results", shown="FILE"),
     ),
     examples=("tfaccel selftest", "tfaccel selftest --precision=mixed_float16 --xla=on"),
 )
@@ -94,7 +94,7 @@ def selftest(values: flags.FlagValues, _: list[str]) -> int:
     """Checks the replicas, prints a row for each check, and returns 1 if any failed."""
     config = RuntimeConfig(gpu_ids=values.gpu_ids)
     if not values.precision:
-        raise UserError("--precision names none; give at least one, e.g. --precision=float32")
+        raise UserError("--precision is empty; give at least one, e.g. --precision=float32")
     precisions = tuple(RuntimeConfig(precision=each).precision for each in values.precision)
     output = new_file("output", values.output)
     start_tensorflow()
@@ -103,7 +103,7 @@ def selftest(values: flags.FlagValues, _: list[str]) -> int:
     for each in precisions:
         if each not in selftest_room.SMALL:
             known = ", ".join(selftest_room.SMALL)
-            raise UserError(f"precision={each!r} has no limits to test by; give some of {known}")
+            raise UserError(f"precision={each!r} has no tolerances to test with; use {known}")
     xla = {"both": (False, True), "on": (True,), "off": (False,)}[values.xla]
     return selftest_room.report(config, precisions=precisions, xla=xla, output=output)
 
@@ -112,26 +112,23 @@ def selftest(values: flags.FlagValues, _: list[str]) -> int:
     summary="find the largest batch that fits in the GPUs' memory",
     takes=OF_CONFIG,
     about="""
-        Finds the largest global batch, a multiple of 8, that fits in the GPUs' memory: trains a few
-        steps on one size after another, each in a process of its own, DALI's memory and 5% to spare
-        counted. Prints it, and the flag to use, as JSON. A try takes about as long as a run to its
-        first steps.""",
+        Finds the largest global batch size, a multiple of 8, that fits in the GPUs' memory. It
+        trains a few steps at one size after another, each in a process of its own. DALI's memory
+        is counted, and 5% stays free. Prints the size, and the flag to use, as JSON. Each size
+        takes about as long as the start and the first steps of a run.""",
     flags=(
         Flag(
             "keep-batch",
             False,
-            "find instead the fewest parts (accumulation_steps) in which the config's batch fits: "
-            "the same mathematics but for batch norm, which sees a part at a time",
+            "keep the config's batch size, and find the smallest accumulation_steps with which it "
+            "fits. The mathematics stay the same, except that batch norm sees one part at a time",
         ),
     ),
     examples=("tfaccel autobatch --config=configs/mnist.py \\\n  --config.data.root=/data/mnist",),
 )
 def autobatch(values: flags.FlagValues, _: str) -> int:
-    """Finds the largest batch that fits, or the parts in which one does; prints it with its flag.
-
-    One JSON line.
-    """
-    config = checked(values.config)
+    """Prints the largest batch size that fits, or the smallest accumulation_steps, as JSON."""
+    config = parse_checked(values.config)
     start_tensorflow()
     from tfaccel.diagnostics import auto_batch
 
@@ -149,15 +146,15 @@ def autobatch(values: flags.FlagValues, _: str) -> int:
 
 
 @command(
-    summary="look at what is installed and at the machine, and say whether it fits",
+    summary="check the machine and what is installed on it",
     about="""
-        Looks at Python, TensorFlow, Keras, DALI and its plugin, driver, CUDA libraries, GPUs, who
-        holds their memory, links between them, cores, memory, limits, disks, GPUDirect Storage and
-        variables, and prints a line for each: ok, warning or error, with what was expected and the
-        fix. Exit code 1 if there is an error. TensorFlow and DALI are started in a process of their
-        own, so that an abort is a line too.""",
+        Checks Python, TensorFlow, Keras, DALI and its plugin, the driver, CUDA libraries, GPUs, the
+        processes that use their memory, links between GPUs, cores, memory, limits, disks, GPUDirect
+        Storage and environment variables. Prints a line for each: ok, warning or error, with what
+        was expected and how to fix it. The exit code is 1 if there is an error. TensorFlow and DALI
+        start in a process of their own, so that a crash of theirs is a line of the table, too.""",
     flags=(
-        Flag("quick", False, "look for a few seconds, and start neither TensorFlow nor DALI"),
+        Flag("quick", False, "check for a few seconds only, and do not start TensorFlow or DALI"),
         Flag(
             "json",
             False,
@@ -168,66 +165,66 @@ def autobatch(values: flags.FlagValues, _: str) -> int:
         Flag(
             "data",
             None,
-            "time the reading of files there too, up to 256 MiB in 5 seconds",
+            "also measure how fast files in FOLDER are read: up to 256 MiB in 5 seconds",
             shown="FOLDER",
         ),
     ),
     examples=("tfaccel doctor", "tfaccel doctor --quick", "tfaccel doctor --data=/data/imagenet"),
 )
 def doctor(values: flags.FlagValues, _: list[str]) -> int:
-    """Looks at this machine, prints a line for each check, and returns 1 if one is an error."""
+    """Checks this machine, prints a line for each check, and returns 1 if one is an error."""
     if values.data == "":
-        raise UserError("--data= names no folder; give one, or leave the flag out")
+        raise UserError("--data= is empty; give a folder, or remove the flag")
     from tfaccel.diagnostics import doctor as doctor_room
 
     if not values.quick:
-        _say_wait("starting TensorFlow and DALI, about ten seconds")
+        _say_wait("starting TensorFlow and DALI, which takes about ten seconds")
     table = doctor_room.examine(quick=values.quick, data=values.data)
     show(table.as_json() if values.json else table)
     return table.exit_code
 
 
-def _say_wait(what_for: str) -> None:
+def _say_wait(reason: str) -> None:
     if sys.stderr.isatty():
-        print(f"tfaccel: {what_for}", file=sys.stderr)
+        print(f"tfaccel: {reason}", file=sys.stderr)
 
 
 @command(
-    summary="say what in model, data and step is wrong, or keeps Tensor Cores or the input idle",
+    summary="find mistakes in model, data and step, and what leaves Tensor Cores idle",
     takes=OF_CONFIG,
     about="""
-        Builds the model and opens the data, decodes and trains nothing, and says what is wrong, or
-        keeps Tensor Cores or the input idle: sizes that are no multiple of 8 (16 in int8), a short
-        last batch, outputs in float16, NCHW, layers without activations between them, inputs and
-        outputs that do not suit the data, layers outside the scope, no shuffling, no XLA, waits for
-        Python, batch norm of few rows. For each: where, why, the gain to expect, as a part of the
-        model's arithmetic, and the fix. Exit code 1 if there is an error; 0 where there are
-        warnings and notes alone.
+        Builds the model and opens the data, but decodes and trains nothing. Finds mistakes, and
+        settings that leave Tensor Cores idle or slow the input down: sizes that are not multiples
+        of 8 (16 in int8), a short last batch, float16 outputs, NCHW, layers without an activation
+        between them, inputs and outputs that do not match the data, layers outside the scope, no
+        shuffling, no XLA, waits for Python, batch norm over few rows. Prints for each finding
+        where, why, the expected gain as a part of the model's arithmetic, and the fix. The exit
+        code is 1 if there is an error, and 0 if there are only warnings and notes.
 
-        In a script or a notebook: tfaccel.lint(model, dataset), for any Keras model.""",
+        In a script or notebook, use tfaccel.lint(model, dataset) with any Keras model.""",
     flags=(
         Flag(
             "script",
             None,
-            "look through a Python file too, which is not run: a loader passed to a model, waits "
-            "for the device in a loop, what Python cannot read",
+            "also check this Python file, without running it: a loader passed to a model, waits "
+            "for the device in a loop, code that Python cannot parse",
             shown="FILE",
         ),
         Flag(
             "fix",
             False,
-            "pad a Dense head to whole tiles, cut the rest off again so that outputs stay the "
-            "same, measure a step before and after on this machine, and print that and the flags "
-            "that mend the rest. Where activations compute more than ReLU, measure what they cost, "
-            "too. Writes nothing",
+            "pad a Dense head to whole tiles, and cut the padding off its output, so that outputs "
+            "stay the same. Measure a step before and after on this machine. Print both times, and "
+            "the flags that fix the other findings. Also measure activations that cost more than "
+            "ReLU. No file is written",
         ),
         Flag(
             "json",
             False,
             "print one JSON object, "
             '{"about", "findings": [{"severity", "where", "what", "why", "gain", '
-            '"fix", "change"}, ...], "errors", "warnings", "notes", "remarks"}, and with --fix '
-            '"fix"; "change" is a flag of `tfaccel train`, or null',
+            '"fix", "change"}, ...], "errors", "warnings", "notes", "remarks"}, plus "fix" with '
+            '--fix; "change" is a flag of `tfaccel train`, or null',
         ),
     ),
     examples=(
@@ -236,13 +233,13 @@ def _say_wait(what_for: str) -> None:
     ),
 )
 def lint(values: flags.FlagValues, _: str) -> int:
-    """Judges model, data and step of the config that is named; returns 1 if one is wrong."""
+    """Checks the model, data and step of the config, and returns 1 if there is an error."""
     if values.script == "":
-        raise UserError("--script= names no file; give a Python file, or leave the flag out")
+        raise UserError("--script= is empty; give a Python file, or remove the flag")
     script = local_path(values.script) if values.script else None
     if script:
-        read_text(script)  # a file that cannot be read is told at once
-    config = checked(values.config)
+        read_text(script)  # an unreadable file raises at once
+    config = parse_checked(values.config)
     start_tensorflow()
     from tfaccel.diagnostics.lint.run import run
 
@@ -257,63 +254,64 @@ def lint(values: flags.FlagValues, _: str) -> int:
         show(f"\n{table.fix()}")
         flags_of_rest = "".join(f"\n  {each}" for each in table.changes)
         if flags_of_rest:
-            show(f"\nflags of `tfaccel train` for the rest; nothing was written:{flags_of_rest}")
+            show(f"\nflags of `tfaccel train` for the rest (no file was written):{flags_of_rest}")
     return table.exit_code
 
 
 @command(
-    summary="say what bounds a run, step or loader, and find loader settings that suit it better",
+    summary="measure whether step or loader limits a run, and search for better loader settings",
     takes=OF_CONFIG,
     about="""
-        Measures three rates, in images/s over all replicas: of the step, on one batch that stays on
-        the device; of the loader, whose batches nothing trains on; and of the run, which does both
-        as `tfaccel train` does. Says which of the two bounds the run, by how much, what is lost
-        between them, and what to do. Keeps nothing of what is trained. About half a minute, and
-        what the step takes to compile.
+        Measures three rates in images/s over all replicas: of the step alone, on one batch that
+        stays on the device; of the loader alone; and of the run, which does both as `tfaccel train`
+        does. Reports whether the step or the loader limits the run, by how much, what is lost
+        between the two, and what to do. The trained weights are not kept. This takes about half a
+        minute plus the time to compile the step.
 
-        In a script or a notebook: tfaccel.profile(model, loader).""",
+        In a script or notebook, use tfaccel.profile(model, loader).""",
     flags=(
         Flag(
             "seconds",
             5.0,
-            "seconds for which each rate is measured, after the first steps, which are dropped",
+            "seconds for each measurement; the first steps are not measured",
         ),
         Flag(
             "trace",
             None,
-            "write TensorFlow's own profile of about ten steady steps too: each operation on the "
-            "host and the devices. TensorBoard shows it with the package xprof",
+            "also write TensorFlow's profile of about ten steps, with each operation on the host "
+            "and the devices. TensorBoard shows it if the package xprof is installed",
             shown="FOLDER",
         ),
         Flag(
             "search",
             False,
-            "then try other settings of the loader: where it runs (dali_gpu, dali_cpu, tf_data, "
-            "memory, cache, those that give these images the same pixels), threads, batches made "
-            "ahead, the hardware decoder's share. One at a time, from the present ones, each in a "
-            "process of its own. One that seems faster is measured three times, in turn with the "
-            "one before, and kept if its slowest run beats the other's fastest (or its first by "
-            "half as much again); in the end the best is compared with the start again",
+            "then try other loader settings: the loader (of dali_gpu, dali_cpu, tf_data, memory "
+            "and cache, those that give the same pixels), threads, batches prepared ahead, and the "
+            "hardware decoder's share. Settings are changed one at a time, each in a process of "
+            "its own. A setting that seems faster is measured three times, in turn with the "
+            "previous one. It is kept if its slowest measurement beats the other's fastest, or its "
+            "first is 1.5 times as fast. At the end the best is measured against the start again",
         ),
         Flag(
             "minutes",
             None,
-            "minutes for the search: it begins no run that would not end in time",
+            "time limit of the search in minutes: a run that would end later is not started",
             shown="10",
             kind=float,
         ),
         Flag(
             "memory-mib",
             None,
-            "reject settings with which more is taken of a GPU, by all processes (on the CPU: of "
-            "this machine, by the run itself)",
+            "reject settings that use more than N MiB of a GPU's memory, over all processes (on "
+            "the CPU: of this machine's memory, by the run alone)",
             shown="N",
             kind=float,
         ),
         Flag(
             "out",
             None,
-            "write the best, if it is another, as a new config file that builds on --config",
+            "if the search finds better settings, write them to a new config file, which imports "
+            "--config",
             shown="FILE.py",
         ),
         Flag(
@@ -321,7 +319,7 @@ def lint(values: flags.FlagValues, _: str) -> int:
             False,
             "print one JSON object, "
             '{"setup", "images_per_second", "verdict", "memory_mib", "trace"}, '
-            'and with --search "search"',
+            'plus "search" with --search',
         ),
     ),
     examples=(
@@ -330,7 +328,7 @@ def lint(values: flags.FlagValues, _: str) -> int:
     ),
 )
 def profile(values: flags.FlagValues, file: str) -> int:
-    """Measures what bounds the config that is named, and searches for settings if asked to."""
+    """Measures what limits the run of the config, and searches for better settings if asked to."""
     from tfaccel.diagnostics.profile.options import Options
 
     options = Options(
@@ -345,7 +343,7 @@ def profile(values: flags.FlagValues, file: str) -> int:
     )
     if options.trace:
         folder_to_be("trace", options.trace)
-    config = checked(values.config)
+    config = parse_checked(values.config)
     start_tensorflow()
     from tfaccel.diagnostics.profile.command import report
 
@@ -353,55 +351,52 @@ def profile(values: flags.FlagValues, file: str) -> int:
 
 
 @command(
-    summary="measure the same job plain, and with XLA, mixed precision, DALI and more GPUs",
+    summary="compare plain training with XLA, mixed precision, DALI and more GPUs, by speed",
     takes=OF_CONFIG,
     about="""
-        Trains some steps of the same job (data, batch, seed, recipe) plain: tf.data, float32
-        without TF32, no XLA, one GPU. Then XLA, TF32, mixed_float16, mixed_bfloat16, DALI, images
-        in memory and more GPUs (the batch divided over them) are added to the best so far, one at a
-        time; the loaders come first if the plain one waits for its batches most of the time. Each
-        is a process of its own, timed in turn with the best so far, and kept if the middle half of
-        its stretches is above the other's and its losses agree with the plain one's; what was
-        nearly as fast is tried once more if the best has changed since, and what was not half as
-        fast in its first stretch has no other. In the end the best is measured against the plain
-        one again. Pure float16 is shown as the ceiling and never chosen. One that fails is a row
-        that says why.
+        Trains some steps of one job (data, batch, seed, recipe) in the plain way: tf.data, float32
+        without TF32, no XLA, one GPU. Then it adds one thing at a time to the fastest way so far:
+        XLA, TF32, mixed_float16, mixed_bfloat16, DALI, images in memory, more GPUs (which share the
+        batch). Loaders are tried first if the plain way mostly waits for batches. Each way runs in
+        a process of its own and is timed in turn with the fastest so far. It is kept if the middle
+        half of its timings is faster and its losses agree with those of plain training. A way that
+        was nearly as fast is tried once more if the fastest has changed since. A way that was less
+        than half as fast at first is not timed again. At the end the fastest is measured against
+        plain training once more. Pure float16 is shown as the upper limit and never chosen. A way
+        that fails has a row with the reason.
 
-        Prints the table, and the command that trains as the best does; exit code 1 if nothing ran,
-        or if --minutes was too short for a second way to train: it then says how many minutes would
-        do. Ctrl-C and SIGTERM end it with the report of what was measured before, in --out.
+        Prints the table, and the command that trains in the fastest way. The exit code is 1 if
+        nothing ran, or if --minutes was too short for a second way; the message then says how many
+        minutes are enough. After Ctrl-C or SIGTERM, --out has the report of what was measured.
 
-        In a notebook: tfaccel.compare(config, minutes=10), for what a config's get_config()
-        returns.""",
+        In a notebook, use tfaccel.compare(config, minutes=10) with what get_config() returns.""",
     flags=(
-        Flag(
-            "steps", 50.0, "steps of a stretch that is timed; one of about a second or more is good"
-        ),
-        Flag("repeats", 5.0, "stretches of each way to train, 3 or more"),
+        Flag("steps", 50.0, "steps of one timing; a good number takes about a second or more"),
+        Flag("repeats", 5.0, "timings of each way to train, at least 3"),
         Flag(
             "minutes",
             60.0,
-            "minutes in all: nothing begins that would not end in time, and what is left out is "
-            "said. A closer estimate is told once the plain one has run. One on a GPU takes a "
-            "minute or so, half of it compilation: nothing compiled before is used",
+            "time limit in minutes: a way to train that would end later is left out, and the "
+            "report lists it. A better estimate of the time is printed after the plain way. On a "
+            "GPU each way takes about a minute, half of it for compilation without any cache",
         ),
-        Flag("grid", False, "measure every combination instead"),
+        Flag("grid", False, "measure every combination"),
         Flag(
             "out",
             None,
-            "a new folder for report.html (one file, with pictures), report.md, results.json, "
-            "speed.png, losses.png, and what each process printed",
+            "a new folder for report.html (one file with pictures), report.md, results.json, "
+            "speed.png, losses.png and the output of each process",
             shown="FOLDER",
         ),
-        Flag("json", False, "print results.json instead"),
+        Flag("json", False, "print results.json, not the table"),
     ),
     examples=("tfaccel compare --config=configs/digits.py --minutes=6 --out=report",),
 )
 def compare(values: flags.FlagValues, file: str) -> int:
-    """Measures the config in every way that this machine has, and returns 1 if none of them ran."""
+    """Compares all ways to train the config on this machine, and returns 1 if none of them ran."""
     from tfaccel.diagnostics.compare import run
 
-    config = checked(values.config)
+    config = parse_checked(values.config)
     overrides = config_flags.get_override_values(values["config"]).items()
     with exiting_on_sigterm():
         comparison = run.compare(

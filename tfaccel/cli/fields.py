@@ -1,4 +1,4 @@
-"""The fields of a config as `--help` shows them: those that most runs change, or all by topic."""
+"""The fields of a config as `--help` shows them: the most common ones, or all of a section."""
 
 import dataclasses
 import textwrap
@@ -9,7 +9,7 @@ from tfaccel.common.errors import UserError, did_you_mean
 from tfaccel.config import Config
 from tfaccel.config.documented import first_sentence, meanings
 
-# What most runs change. Of each, `tfaccel train --help` shows the first sentence.
+# The fields that most runs change. `tfaccel train --help` shows the first sentence of each.
 COMMON = (
     "data.root",
     "data.source",
@@ -44,16 +44,17 @@ COMMON = (
 SECTIONS = tuple(each.name for each in dataclasses.fields(Config))
 TOPICS = ("all", *SECTIONS)
 TOPICS_TEXT = textwrap.fill(
-    "--help=TOPIC shows the other fields and each meaning in full. Topics: all, or a section: "
-    f"{', '.join(SECTIONS)}. With --config=FILE, the values are the file's.",
+    "--help=TOPIC shows all fields and their full meaning. TOPIC is all, or a section: "
+    f"{', '.join(SECTIONS)}. With --config=FILE, the help shows the values of that file.",
     80,
     initial_indent="  ",
     subsequent_indent="  ",
 )
 SPLIT = """
-  Photographs that are not split yet, photos/CLASS/IMAGE: these lines make
-  photos-split/training and photos-split/testing, of links, with every fifth
-  image of each class in testing. Then give --config.data.root=photos-split.
+  If your photographs photos/CLASS/IMAGE are not split yet, use the lines below.
+  They make photos-split/training and photos-split/testing out of links, with
+  every fifth image of each class in testing. Then use
+  --config.data.root=photos-split.
 
     old="$PWD/photos" new="$PWD/photos-split"
     for class in "$old"/*/; do
@@ -69,20 +70,15 @@ SPLIT = """
 
 
 def check_topic(topic: str, valid: tuple[str, ...] = TOPICS) -> None:
-    """Raises UserError for a --help=TOPIC that there is not."""
+    """Raises UserError if --help=TOPIC names a topic that does not exist."""
     if topic and topic not in valid:
         raise UserError(f"there is no help on '{topic}'{did_you_mean(topic, valid)}")
 
 
 def common(values: ml_collections.ConfigDict, source: str) -> str:
-    """Returns the fields that most runs change, each with a few words, and how to see the others.
-
-    Args:
-      values: what to show of each field.
-      source: in words, where the values come from.
-    """
+    """Returns the most common fields with their values, which come from `source`, in words."""
     kinds = {each.name: each.default_factory for each in dataclasses.fields(Config)}
-    lines = [f"The fields that are changed most, as {source}:"]
+    lines = [f"The most common fields, {source}:"]
     for name in COMMON:
         section, _, field = name.partition(".")
         flag = f"  --config.{name}={_shown(values[section][field])}"
@@ -93,7 +89,7 @@ def common(values: ml_collections.ConfigDict, source: str) -> str:
 
 
 def every(values: ml_collections.ConfigDict, only: str | None = None) -> str:
-    """Returns every field with its text, or those of one section."""
+    """Returns every field with its full text, or the fields of section `only`."""
     lines = []
     for section in dataclasses.fields(Config):
         if only not in (None, section.name):

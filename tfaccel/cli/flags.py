@@ -1,4 +1,4 @@
-"""Reads a command line: its flags, the config file that it names, files and folders to write."""
+"""Reads a command line: its flags, its config file, and the files and folders to write."""
 
 import dataclasses
 import difflib
@@ -20,7 +20,7 @@ from ml_collections import config_flags
 from tfaccel.common import meant, run_log
 from tfaccel.common.errors import UserError, did_you_mean
 from tfaccel.common.flags import Flag, define, parsed
-from tfaccel.common.local_path import check_local, local_path
+from tfaccel.common.local_path import local_path
 from tfaccel.common.regular_file import NOT_REGULAR, is_special
 from tfaccel.config import all_fields, check_is_config, default_config
 from tfaccel.training.workdir import read_config, workdir_of
@@ -28,23 +28,23 @@ from tfaccel.training.workdir import read_config, workdir_of
 CONFIG = Flag(
     "config",
     None,
-    "an experiment: a Python file with get_config(), as in configs/; FILE:smoke runs its smallest "
-    "size. Or a run's workdir, for what that was trained by",
+    "an experiment: a Python file with get_config(), as in configs/. FILE:smoke runs its smallest "
+    "size. A run's workdir is valid too and stands for the config of that run",
     shown="FILE",
 )
 VERBOSE = Flag(
     "verbose",
     False,
-    "show every choice and its reason, as TFACCEL_VERBOSE=1 does; log.txt in a run's workdir has "
-    "them in any case",
+    "show every automatic choice and its reason, as TFACCEL_VERBOSE=1 does. log.txt in a run's "
+    "workdir always has them",
 )
 
 
 def new_file(name: str, given: str | None) -> pathlib.Path | None:
-    """Returns the absolute path of a file that can be written, or None for none.
+    """Returns the absolute path of a new file that can be written; None if none is given.
 
     Raises:
-      UserError: it exists, or its folder does not or cannot be written to.
+      UserError: the file exists, or its folder does not exist or cannot be written to.
     """
     path = local_path(given).absolute() if given else None
     if path and path.exists():
@@ -60,66 +60,63 @@ def new_file(name: str, given: str | None) -> pathlib.Path | None:
 
 
 def folder_to_be(name: str, given: str) -> pathlib.Path:
-    """Returns the path of a folder that is there, or can be made.
+    """Returns the path of a folder that exists or can be made.
 
     Raises:
-      UserError: something else is there, or above it.
+      UserError: the path or a folder above it is a file, or cannot be written to.
     """
     path = local_path(given)
     there = next(each for each in (path, *path.absolute().parents) if os.path.exists(each))
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        why = "may not be written to" if there.is_dir() else "is a file"
+        why = "is not writable" if there.is_dir() else "is a file"
         raise UserError(f"{name} {path} cannot be written, because {there} {why}; give a folder")
     return path
 
 
 def whole(number: float) -> float:
-    """Returns a flag's number as an int if it is one."""
+    """Returns the number as an int if it is whole."""
     return int(number) if number.is_integer() else number
 
 
 def parse_config_flags(
     command: str, arguments: list[str], own: Iterable[Flag] = ()
 ) -> tuple[flags.FlagValues, str]:
-    """Returns the flags, `config` with its overrides among them, and what --config names.
+    """Returns the flags, including `config` with its overrides, and the file that --config names.
 
-    Args:
-      command: whose flags these are.
-      arguments: the command line after it.
-      own: the command's own flags.
+    `own` are the command's own flags.
     """
     values = define((*own, VERBOSE))
     given, others = config_apart(arguments)
     file = _one_file(command, given, others)
     _check_overrides(others)
-    # Loaded here, so that its errors are told from those of the flags.
+    # The file is loaded here, so that its errors are not taken for errors of the flags.
     _define_config(file, load(file), values, others)
     unparsed = parsed(command, values, spelled(others, values), fields=all_fields())
     if unparsed:
-        raise UserError(f"'{unparsed[0]}' is no flag; expected --config.SECTION.FIELD=VALUE")
+        raise UserError(f"'{unparsed[0]}' is not a flag; expected --config.SECTION.FIELD=VALUE")
     if values.verbose:
-        os.environ[run_log.VARIABLE] = "1"  # of this process's children, too
+        os.environ[run_log.VARIABLE] = "1"  # child processes inherit it
     return values, file
 
 
 def _define_config(
     file: str, config: ml_collections.ConfigDict, values: flags.FlagValues, arguments: list[str]
 ) -> None:
-    """Makes flags of the config's fields that the command line changes."""
+    """Defines flags for the fields of the config that the command line changes."""
     argv = ["tfaccel", *arguments]
     try:
         config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=argv)
     except (AttributeError, KeyError) as error:
         raise UserError(
-            f"config file {file} lacks a field that the command line changes ({error}); let it "
-            "start from tfaccel.config.default_config()"
+            f"config file {file} lacks a field that the command line changes ({error}); start the "
+            "file from tfaccel.config.default_config()"
         ) from error
     except flags.Error as error:
         raise UserError(str(error)) from error
 
 
 def spelled(arguments: list[str], values: flags.FlagValues) -> list[str]:
-    """Returns the arguments with flags' names as they are defined, be it with "-" or with "_"."""
+    """Returns the arguments with flag names as defined: "-" and "_" in a name are the same."""
     known = {name.replace("-", "_"): name for name in values}
 
     def spelled(argument):
@@ -131,7 +128,7 @@ def spelled(arguments: list[str], values: flags.FlagValues) -> list[str]:
 
 
 def config_apart(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Returns what each --config names, and the other arguments."""
+    """Returns the values of all --config flags, and the other arguments."""
     given, others, words = [], [], iter(arguments)
     for word in words:
         if re.fullmatch(r"--?config(=.*)?", word, flags=re.DOTALL):
@@ -142,28 +139,28 @@ def config_apart(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _one_file(command: str, given: list[str], others: list[str]) -> str:
-    """Returns the one that --config names: a file, perhaps with an argument after a colon."""
+    """Returns the one value of --config: a file, perhaps with an argument after a colon."""
     if not any(given):
         _check_spelling(others)
         files = [each for each in others if ".py" in each and not each.startswith("-")]
         meant = next(iter(files), "configs/digits.py")
-        raise UserError(f"no config; give one, e.g. `tfaccel {command} --config={meant}`")
+        raise UserError(f"no config; add one, e.g. `tfaccel {command} --config={meant}`")
     if len(given) > 1:
         raise UserError(f"--config names {' and '.join(given)}; expected one config file")
-    check_local(given[0])
+    local_path(given[0])  # or a UserError
     file = pathlib.Path(given[0].partition(":")[0])
     if not file.is_file() and not (file / "config.json").is_file():
         folder = file if file.is_dir() else file.parent
         there = [str(each) for each in folder.glob("*.py")]
         wrong = "is a folder" if file.is_dir() else "does not exist"
         wrong = f"is {NOT_REGULAR}" if is_special(file) else wrong
-        cure = did_you_mean(str(file), there) or "; give a Python file, or the workdir of a run"
-        raise UserError(f"config file {file} {wrong}{cure}")
+        hint = did_you_mean(str(file), there) or "; give a Python file, or the workdir of a run"
+        raise UserError(f"config file {file} {wrong}{hint}")
     return given[0]
 
 
 def _check_spelling(arguments: list[str]) -> None:
-    """Raises UserError for a --config that is spelled otherwise."""
+    """Raises UserError if an argument is a misspelled --config."""
     for each in arguments:
         name = each.partition("=")[0]
         near = difflib.get_close_matches(name.strip("-"), ["config"], cutoff=0.8)
@@ -172,9 +169,10 @@ def _check_spelling(arguments: list[str]) -> None:
 
 
 def load(given: str) -> ml_collections.ConfigDict:
-    """Returns what the file's get_config() does, of what stands after the colon.
+    """Returns the config of --config=FILE, or of --config=FILE:SIZE.
 
-    Of a run's workdir, or of the config.json in one, it is what the run was trained by.
+    A Python file's get_config() is called with the size, if there is one. For a run's workdir or
+    its config.json, the config of that run is returned.
 
     Raises:
       UserError: the file fails, or has no get_config().
@@ -182,30 +180,30 @@ def load(given: str) -> ml_collections.ConfigDict:
     file, colon, size = given.partition(":")
     if os.path.isdir(file) or os.path.basename(file) == "config.json":
         if colon:
-            raise UserError(f"config {file} is of a run, and takes no ':{size}'; leave that out")
+            raise UserError(f"config {file} is a run's and takes no ':{size}'; remove ':{size}'")
         return _as_trained(workdir_of(file))
     try:
         get_config = getattr(_imported(file), "get_config", None)
         if get_config is None:
-            raise UserError("it has no get_config(); let it return default_config(), changed")
+            raise UserError("there is no get_config(); add one that changes default_config()")
         config = get_config(*([size] if colon else []))
         check_is_config(config)
     except UserError as error:
         raise UserError(f"{file}: {error}") from error
-    except (Exception, SystemExit) as error:  # whatever else the user's file raises
+    except (Exception, SystemExit) as error:  # any error in the user's file
         lines = [
             each.lineno
             for each in traceback.extract_tb(error.__traceback__)
             if each.filename == file
         ]
         where = f"{file}, line {lines[-1]}" if lines else file
-        cure = "" if file.endswith(".py") else "; expected a Python file that has get_config()"
-        raise UserError(f"{where}: {type(error).__name__}: {error}{cure}") from error
+        hint = "" if file.endswith(".py") else "; expected a Python file that has get_config()"
+        raise UserError(f"{where}: {type(error).__name__}: {error}{hint}") from error
     return config
 
 
 def _as_trained(workdir: pathlib.Path) -> ml_collections.ConfigDict:
-    """Returns the config of a run, with fields that flags can change as in a config file."""
+    """Returns the config of a run. Flags can change its fields, as those of a config file."""
     config = default_config()
     with config.ignore_type():
         for section, fields in dataclasses.asdict(read_config(workdir)).items():
@@ -214,16 +212,16 @@ def _as_trained(workdir: pathlib.Path) -> ml_collections.ConfigDict:
 
 
 def _imported(file: str) -> types.ModuleType:
-    """Returns the file as a module, whatever its name ends in."""
+    """Returns the file as a module, whatever the suffix of its name."""
     loader = importlib.machinery.SourceFileLoader("config_file", file)
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
-    sys.modules[loader.name] = module  # where dataclasses look for theirs
+    sys.modules[loader.name] = module  # dataclasses in the file look it up there
     loader.exec_module(module)
     return module
 
 
 def _check_overrides(arguments: list[str]) -> None:
-    """Raises UserError for a --config.SECTION.FIELD that no config has."""
+    """Raises UserError if a --config.SECTION.FIELD does not exist."""
     names = all_fields()
     for argument in arguments:
         override = re.match(r"--?(?:no)?config\.([^=]*)", argument)

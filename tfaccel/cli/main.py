@@ -1,7 +1,8 @@
-"""The `tfaccel` command: the flags of each of its commands, checked, then the room that does it.
+"""The `tfaccel` command. It parses the flags of a command, checks them, and runs the command.
 
-Exit codes: 0 done or help, 1 the run failed, 2 a mistake in the call, 130 interrupted, 143 ended by
-SIGTERM, and of a training run that a signal made save and stop what its config says: 143.
+Exit codes: 0 done or help shown, 1 the run failed, 2 a mistake in the call, 130 interrupted, 143
+ended by SIGTERM. A training run that a signal made save and stop exits with its config's
+checkpoint.exit_code, which is 143 by default.
 """
 
 import os
@@ -23,7 +24,7 @@ from tfaccel.common.version import __version__
 
 
 def cli() -> None:
-    """Runs the command line's command and exits with its code."""
+    """Runs the command of the command line and exits with its code."""
     try:
         sys.exit(main(sys.argv[1:]))
     except (UserError, RunError) as error:
@@ -37,12 +38,12 @@ def cli() -> None:
     except KeyboardInterrupt:
         print("tfaccel: interrupted", file=sys.stderr)
         sys.exit(130)
-    except Exception:  # a fault of tfaccel's, or of a library's
+    except Exception:  # a bug in tfaccel or in a library
         _end_with_traceback()
 
 
 def _end_with_traceback() -> NoReturn:
-    """Prints the traceback of what is being handled, as Python would, but without secrets."""
+    """Prints the current exception's traceback, as Python would but without secrets, and exits."""
     print(shown(traceback.format_exc()), end="", file=sys.stderr)
     sys.exit(1)
 
@@ -51,7 +52,7 @@ def main(arguments: list[str]) -> int:
     """Runs one command and returns the exit code.
 
     Raises:
-      UserError: a mistake in the call, or one that the run found.
+      UserError: there is a mistake in the call, or the command found one.
     """
     command, *rest = arguments or ["--help"]
     if command == "help" and rest:
@@ -65,8 +66,8 @@ def main(arguments: list[str]) -> int:
         return 0
     if command not in COMMANDS:
         raise UserError(f"there is no command '{command}'{meant.command(command, COMMANDS)}")
-    if command not in ("doctor", "launch"):  # which start others, in an environment of their own
-        # TensorFlow reads this when it is imported, and then says less at its start.
+    if command not in ("doctor", "launch"):  # they start processes with another environment
+        # TensorFlow reads this when it is imported, and then prints less at its start.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     return COMMANDS[command](rest)
 

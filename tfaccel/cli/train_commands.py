@@ -7,12 +7,12 @@ import pathlib
 
 from absl import flags
 
-from tfaccel.cli.asked_experiment import look_at, look_at_run
+from tfaccel.cli.asked_experiment import check_experiment, check_run
 from tfaccel.cli.command import OF_CONFIG, command, topic_of
 from tfaccel.cli.flags import folder_to_be
 from tfaccel.common.errors import UserError
 from tfaccel.common.flags import Flag
-from tfaccel.common.local_path import check_local, local_path
+from tfaccel.common.local_path import local_path
 from tfaccel.common.tables import show, show_json
 from tfaccel.config import (
     CHECKPOINTS,
@@ -20,65 +20,64 @@ from tfaccel.config import (
     LOADERS,
     PIXEL_DTYPES,
     WEIGHTS,
-    Config,
     ExportConfig,
     parse,
 )
 from tfaccel.launch import options
 from tfaccel.launch.options import FLAGS
 from tfaccel.process.start_noise import start_tensorflow
-from tfaccel.runtime.cluster import Cluster, find
+from tfaccel.runtime.cluster import find
 from tfaccel.runtime.cluster.addresses import FIRST_PORT, LAST_PORT
 from tfaccel.runtime.cluster.ray import undo_legacy_keras
 from tfaccel.training.workdir import RESUMES, check_usable, read_config, workdir_of, workdirs_in
 
 
 @command(
-    summary="train, measure and export what a config file says",
+    summary="train, test and export the experiment of a config file",
     takes=OF_CONFIG,
     about="""
         Trains, tests after every epoch, exports the model, and prints the result as one line of
-        JSON. SIGTERM, SIGUSR1 and Ctrl-C let it save and stop, with exit code checkpoint.exit_code;
-        a second one ends it at once.""",
+        JSON. On SIGTERM, SIGUSR1 or Ctrl-C the run saves a checkpoint and stops with exit code
+        checkpoint.exit_code. A second signal ends it at once.""",
     flags=(
         Flag(
             "workdir",
             None,
-            "a folder for what the run leaves; runs/NAME-TIME by default. Where it holds a run "
-            "that was stopped, the same command goes on from its newest checkpoint. Several "
-            "workers need one that they share",
+            "the folder of the run's files; default: runs/NAME-TIME. If the folder has a run that "
+            "was stopped, the same command continues from its newest checkpoint. Several workers "
+            "need one shared folder",
             shown="DIR",
         ),
         Flag(
             "resume",
             "auto",
-            'go on from the newest checkpoint if there is one; "required" is an error if there is '
-            'none, "never" is an error if there is a run',
+            'continue from the newest checkpoint if there is one; "required": fail if there is '
+            'none; "never": fail if there is a run',
             choices=RESUMES,
         ),
         Flag(
             "accept_changes",
             False,
-            "go on from a checkpoint although the config or the data have changed since",
+            "continue from a checkpoint even if the config or the data have changed since",
         ),
         Flag(
             "dry-run",
             False,
-            "train two steps and print, in every process, which worker it is, its GPUs and "
-            "replicas, and its share of a batch; write nothing",
+            "train two steps, and print for every process its worker index, GPUs, replicas and "
+            "share of a batch; write nothing",
         ),
         Flag(
             "workers",
             None,
-            "the addresses of all workers, the chief's first. Without it TF_CONFIG says, or Slurm "
-            "or Open MPI, which started this process, or it is one of its own",
+            "the addresses of all workers, the chief's first. By default they come from TF_CONFIG, "
+            "Slurm or Open MPI; without those the process is the only worker",
             shown="HOST:PORT,...",
             kind=tuple,
         ),
         Flag(
             "worker-index",
             None,
-            "which of them this process is, from 0, unless Slurm or Open MPI says",
+            "the index of this process in --workers, from 0. Slurm and Open MPI set it themselves",
             shown="N",
             kind=int,
         ),
@@ -94,25 +93,30 @@ from tfaccel.training.workdir import RESUMES, check_usable, read_config, workdir
     shows_fields=True,
 )
 def train(values: flags.FlagValues, file: str) -> int:
-    """Trains what the flags say and prints the result as one JSON line."""
+    """Trains the experiment and prints the result as one JSON line."""
     config, workdir = parse(values.config), values.workdir
     if values.resume == "required" and not workdir:
-        raise UserError("--resume=required without --workdir; say which run to go on with")
+        raise UserError("--resume=required without --workdir; add the workdir of the run to resume")
     undo_legacy_keras(os.environ)
     dry, index = values["dry-run"].value, values["worker-index"].value
     cluster = find(os.environ, workers=values.workers, worker_index=index)
     if not workdir and not dry and cluster.num_workers > 1:
         raise UserError(
-            f"no --workdir with {cluster.num_workers} workers ({cluster.source}); give all the "
-            "same, which they share"
+            f"no --workdir with {cluster.num_workers} workers ({cluster.source}); give every "
+            "worker the same --workdir, on a file system that they share"
         )
     time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     name = pathlib.Path(file.partition(":")[0]).stem
     workdir = check_usable(pathlib.Path(workdir or f"runs/{name}-{time}"), resume=values.resume)
     if dry:
-        look_at(config)
-        return _train_dry(config, workdir, cluster)
-    look_at_run(config, workdir)
+        check_experiment(config)
+        start_tensorflow()
+        from tfaccel.experiment.dry_run import dry_run
+
+        # One write, because other workers may write to the same terminal.
+        show(dry_run(config, workdir=workdir, cluster=cluster), end="")
+        return 0
+    check_run(config, workdir)
     start_tensorflow()
     from tfaccel.experiment import train as train_room
 
@@ -123,17 +127,8 @@ def train(values: flags.FlagValues, file: str) -> int:
         resume=values.resume,
         accept_changes=values.accept_changes,
     )
-    if cluster.is_chief:  # the others would say the same
+    if cluster.is_chief:  # the result is the same on every worker
         show_json(result)
-    return 0
-
-
-def _train_dry(config: Config, workdir: pathlib.Path, cluster: Cluster) -> int:
-    start_tensorflow()
-    from tfaccel.experiment.dry_run import dry_run
-
-    # In one piece: other workers may write to the same terminal.
-    show(dry_run(config, workdir=workdir, cluster=cluster), end="")
     return 0
 
 
@@ -141,15 +136,15 @@ def _train_dry(config: Config, workdir: pathlib.Path, cluster: Cluster) -> int:
     summary="draw loss, metrics and throughput of one or more runs",
     takes="WORKDIR... [flags]",
     about="""
-        Draws loss, metrics and images per second of one or more runs over their epochs, finished or
-        not. Each run has a colour; test images are the full line, training the dashed one. The
-        heading and the legend say in which settings the runs differ. A folder of workdirs stands
-        for all runs in it.""",
+        Draws loss, metrics and images per second over the epochs of one or more runs, finished or
+        not. Each run has a colour. Full lines are test images, dashed lines are training images.
+        The heading and the legend name the settings in which the runs differ. A folder of workdirs
+        stands for all runs in it.""",
     flags=(
         Flag(
             "output",
             "plot.png",
-            "a new .png, or .html: one page with the picture and a table, that needs no other file",
+            "a new .png, or a .html page with the picture and a table in one file",
         ),
     ),
     examples=(
@@ -158,9 +153,9 @@ def _train_dry(config: Config, workdir: pathlib.Path, cluster: Cluster) -> int:
     ),
 )
 def plot(values: flags.FlagValues, given: list[str]) -> int:
-    """Draws the runs whose workdirs are given, and prints the picture's path."""
+    """Draws the runs of the workdirs and prints the picture's path."""
     if not given:
-        raise UserError("no workdir; name one or more, e.g. `tfaccel plot runs/a runs/b`")
+        raise UserError("no workdir; give one or more, e.g. `tfaccel plot runs/a runs/b`")
     output = local_path(values.output)
     from tfaccel.diagnostics import plot as plot_room
 
@@ -170,76 +165,76 @@ def plot(values: flags.FlagValues, given: list[str]) -> int:
 
 
 @command(
-    summary="write a run's model for serving, and prove that it answers as the trained one does",
+    summary="export a run's model for serving, and check its answers against the trained model",
     takes="WORKDIR [flags]",
     about="""
-        Writes a run's model as a SavedModel that needs neither tfaccel nor DALI, as the next
-        version below --out. It takes pixels (serving_default) or JPEG and PNG files
-        (predict_bytes), which it decodes, resizes and normalises as the run's evaluation does, and
-        answers in float32. Then, in a process of its own, asks it about test images, and compares
-        pixels, outputs and top-1 with the trained model behind the run's own loader: where they
-        differ too much, it says in which step, and nothing is exported. tfaccel.json beside it has
-        class names, preprocessing and these figures. Training exports in the same way, with these
-        defaults.""",
+        Writes a run's model as a SavedModel, as the next version in --out. It needs neither tfaccel
+        nor DALI. It takes pixels (serving_default), or JPEG and PNG files (predict_bytes), which it
+        decodes, resizes and normalises like the run's test images. Its answers are float32. The
+        command then loads it in a process of its own and gives it test images. It compares pixels,
+        outputs and top-1 with the trained model behind the run's own loader. If they differ too
+        much, it reports at which stage, and exports nothing. tfaccel.json in the export has the
+        class names, the preprocessing and these results. Training exports in the same way with the
+        default flags.""",
     flags=(
         Flag(
             "workdir",
             None,
-            "the folder of a run of `tfaccel train`, which may still be training",
+            "the workdir of a run of `tfaccel train`, which may still be training",
             shown="DIR",
         ),
         Flag(
             "out",
             None,
-            "a folder of versions, 1, 2, 3 and so on; DIR/export of the run by default",
+            "the folder for versions 1, 2, 3 and so on; default: export in the workdir",
             shown="DIR",
         ),
         Flag(
             "checkpoint",
             None,
-            '"newest", or "best" by the run\'s monitor; by default what training itself exports: '
-            "the newest or, of a run that may stop early, the best",
+            'checkpoint to export: "newest", or "best" according to train.monitor. Default: the '
+            "newest, or the best if the run has early stopping",
             shown="newest",
             choices=CHECKPOINTS,
         ),
         Flag(
             "weights",
             None,
-            '"trained", or "average" if the run keeps one (ema_momentum), then the default',
+            '"trained", or "average" (the default if the run keeps one by ema_momentum)',
             shown="trained",
             choices=WEIGHTS,
         ),
-        Flag("samples", ExportConfig.samples, "test images to compare, spread over all of them"),
+        Flag("samples", ExportConfig.samples, "number of test images to compare"),
         Flag(
             "computes-in",
             ExportConfig.computes_in,
-            'the precision that the run trained in, or "float32", which CPUs compute much faster '
-            "than float16",
+            '"policy" for the precision of the run, or "float32", which is much faster than '
+            "float16 on CPUs",
             choices=COMPUTES_IN,
         ),
         Flag(
             "pixel-dtype",
             ExportConfig.pixel_dtype,
-            'type of the pixels, 0 to 255, that serving_default takes: "float32" or "uint8"',
+            'data type of the pixels, 0 to 255, that serving_default takes: "float32" or "uint8"',
             choices=PIXEL_DTYPES,
         ),
-        Flag("xla", False, "compile the model where it is served, anew for each number of rows"),
+        Flag("xla", False, "compile with XLA where the model is served, once per batch size"),
         Flag(
             "onnx",
             False,
-            "write model.onnx, too, from pixels to answers, in float32 (the extra `onnx`)",
+            "also write model.onnx, from pixels to answers, in float32 (needs the extra `onnx`)",
         ),
         Flag(
             "root",
             None,
-            "the folder of the data, if they are no longer where the run found them",
+            "the folder of the data, if it has moved since the run",
             shown="DIR",
         ),
         Flag(
             "loader",
             None,
-            "the loader of the test images, if the run's own cannot be had here, as without a GPU; "
-            "any of the config's data.loader",
+            "the loader of the test images, if the run's own does not work here, for example "
+            "without a GPU; any value of data.loader",
             shown="dali_cpu",
             choices=LOADERS,
         ),
@@ -251,15 +246,15 @@ def plot(values: flags.FlagValues, given: list[str]) -> int:
     ),
 )
 def export(values: flags.FlagValues, given: list[str]) -> int:
-    """Exports the run in the workdir that is named, and prints the folder of the export."""
+    """Exports the run of the workdir and prints the folder of the export."""
     if given and (values.workdir or len(given) > 1):
         raise UserError(
-            f"'{given[-1]}' is no flag of export, which takes one workdir: see `tfaccel export "
-            "--help`"
+            f"export takes one workdir, but the command line has '{given[-1]}' too; see `tfaccel "
+            "export --help`"
         )
     given = given or [values.workdir]
     if not given[0]:
-        raise UserError("no workdir; name the run, e.g. `tfaccel export --workdir=runs/a`")
+        raise UserError("no workdir; give a run's, e.g. `tfaccel export --workdir=runs/a`")
     workdir = workdir_of(given[0])
     trained = read_config(workdir)
     averages = trained.train.ema_momentum is not None
@@ -274,7 +269,7 @@ def export(values: flags.FlagValues, given: list[str]) -> int:
     if values.weights == "average" and not averages:
         raise UserError(
             f"--weights=average, but the run in {workdir} kept no average of its weights "
-            "(train.ema_momentum); leave out --weights"
+            "(train.ema_momentum); remove --weights"
         )
     out = folder_to_be("out", values.out or str(workdir / "export"))
     if not any((workdir / "checkpoints").glob("step-*")):
@@ -282,7 +277,7 @@ def export(values: flags.FlagValues, given: list[str]) -> int:
             f"{workdir / 'checkpoints'} has no checkpoint; give the workdir of a run that has "
             "saved one"
         )
-    from tfaccel.data.there import check_there  # it imports NumPy
+    from tfaccel.data.there import check_there  # imports NumPy
 
     moved = {"root": values.root, "loader": values.loader}
     changes = {name: each for name, each in moved.items() if each}
@@ -296,23 +291,23 @@ def export(values: flags.FlagValues, given: list[str]) -> int:
 
 
 @command(
-    summary="name the classes of image files, by an export alone",
+    summary="classify image files with an exported model",
     takes="--model=DIR IMAGE|FOLDER... [flags]",
     about="""
-        Prints the likeliest classes of each image file and their probabilities. Needs the export
-        alone, and none of the run's data. A file that cannot be read or decoded is an error of its
-        own; the others are answered, and the exit code is 1.
+        Prints the most likely classes of each image file and their probabilities. It needs only the
+        export, not the run's data. A file that cannot be read or decoded has an error in its place;
+        the other files are still classified, and the exit code is 1.
 
-        A folder stands for all images in it and below it. In a file or a pipe each image has one
-        line.""",
+        A folder stands for all images in it and its sub-folders. If the output is a file or a pipe,
+        each image has one line.""",
     flags=(
         Flag(
             "model",
             None,
-            "a run's workdir, an export, or the folder of its versions, of which the last is taken",
+            "a run's workdir, an export, or a folder of versions, where the newest is used",
             shown="DIR",
         ),
-        Flag("top", 3, "how many classes for each file", at_least=1),
+        Flag("top", 3, "number of classes to print for each file", at_least=1),
         Flag("json", False, "print a line of JSON for each file: path, error, classes"),
     ),
     examples=(
@@ -321,13 +316,13 @@ def export(values: flags.FlagValues, given: list[str]) -> int:
     ),
 )
 def predict(values: flags.FlagValues, paths: list[str]) -> int:
-    """Prints the classes of the image files that are named; returns 1 if one cannot be read."""
+    """Prints the classes of the image files; returns 1 if a file cannot be read."""
     if not values.model or not paths:
         missing = "files" if values.model else "model"
-        raise UserError(f"no {missing}; e.g. `tfaccel predict --model=runs/a cat.jpg`")
-    # All that can be known without TensorFlow, which takes seconds to start.
+        raise UserError(f"no {missing} given; e.g. `tfaccel predict --model=runs/a cat.jpg`")
+    # Check as much as possible before TensorFlow starts, which takes seconds.
     for each in (values.model, *paths):
-        check_local(each)
+        local_path(each)  # or a UserError
     from tfaccel.export.asked_images import find_export, image_files
 
     folder, paths = find_export(pathlib.Path(values.model)), image_files(paths)
@@ -345,47 +340,49 @@ def predict(values: flags.FlagValues, paths: list[str]) -> int:
 
 
 PORTS = f"{FIRST_PORT} to {LAST_PORT}"
-LAUNCH_WARNING = f"""  --help=all has all flags, the exit codes, and how to close the ports.
+LAUNCH_WARNING = f"""  --help=all shows all flags, the exit codes, and how to close the ports.
 
   WARNING: TensorFlow's ports between ranks, {PORTS}, have no password.
-  Run several ranks on a private network alone, or close the ports to others.
+  Run several ranks only on a private network, or close the ports to others.
 """
-LAUNCH_MORE = f"""  SIGTERM, SIGUSR1, Ctrl-C and a lost terminal (SIGHUP, as SIGTERM) are passed
-  on: the ranks save and stop, and the exit code is theirs, 143. A second one
-  ends them at once. Exit codes else: 0 done, 2 a mistake in the call, 128 + n
-  where signal n ended a rank, 1 where a rank or a machine fell silent.
+LAUNCH_MORE = f"""  SIGTERM, SIGUSR1, Ctrl-C and a lost terminal (SIGHUP, sent as SIGTERM) are
+  passed on to the ranks. The ranks save and stop, and the exit code is theirs,
+  143. A second signal ends them at once. Other exit codes: 0 done, 2 a mistake
+  in the call, 128 + n if signal n ended a rank, 1 if a rank or a machine fell
+  silent.
 
-  A script is watched by its calls of tfaccel: one that never calls
-  `tfaccel.setup` and `fit` counts as one that never starts. A loop of your own
-  calls `tfaccel.beat(step=...)` before each step.
+  A script is watched through its calls of tfaccel. A script that never calls
+  `tfaccel.setup` and `fit` is treated as one that never starts. In a training
+  loop of your own, call `tfaccel.beat(step=...)` before each step.
 
-  WARNING: TensorFlow's ports between ranks have no password, and on each
-  machine they listen on all interfaces, of one machine's ranks too. Whoever
-  reaches one can read and write files as you. Run several ranks on a private
-  network alone, or close the ports, {PORTS}, to all but the job's
-  machines, here 10.0.0.0/24:
+  WARNING: TensorFlow's ports between ranks have no password. They listen on all
+  interfaces of each machine, even if all ranks run on one machine. Whoever
+  reaches a port can read and write files as you. Run several ranks only on a
+  private network, or close the ports, {PORTS}, to all machines outside
+  the job. If the job's machines are 10.0.0.0/24:
     nft add table inet tfaccel
     nft add chain inet tfaccel in '{{ type filter hook input priority 0; }}'
     nft add rule inet tfaccel in iif lo accept
     nft add rule inet tfaccel in ip saddr 10.0.0.0/24 accept
     nft add rule inet tfaccel in tcp dport {FIRST_PORT}-{LAST_PORT} drop
-  Ranks of one machine need no network at all: `unshare --net --map-root-user sh
-  -c 'ip link set lo up; exec tfaccel launch ...'`. Who may join as a node is
-  settled by a secret in TFACCEL_LAUNCH_TOKEN, the same on all machines.
+  Ranks of one machine need no network: `unshare --net --map-root-user sh
+  -c 'ip link set lo up; exec tfaccel launch ...'`. A secret in
+  TFACCEL_LAUNCH_TOKEN, the same on all machines, decides who may join as a
+  node.
 """
 
 
 @command(
-    summary="run many processes of one job, on one machine or several, and watch them",
+    summary="run and watch the processes of one job, on one or several machines",
     takes="[flags] train --config=FILE --workdir=DIR [flags of train]\n"
     "[flags] SCRIPT.py [arguments]",
     about="""
-        Starts the ranks of one job, each a process that trains on its share of every batch, and
-        watches them. Where one fails, never starts or makes no progress, all are ended, with the
-        reason and the last lines of the one at fault; with --max-restarts they start again from the
-        last checkpoint. On several machines, start it once on each, with the same flags but
-        --node-rank; inside a step of Slurm with one task for each node, nodes and addresses are
-        known.""",
+        Starts the ranks of one job and watches them. A rank is a process that trains on its share
+        of every batch. If a rank fails, never starts or makes no progress, all ranks are ended, and
+        the reason and the last lines of the faulty rank are printed. With --max-restarts they start
+        again from the last checkpoint. On several machines, start the command once on each, with
+        the same flags except --node-rank. Inside a Slurm step with one task per node, nodes and
+        addresses are known and need no flags.""",
     flags=FLAGS,
     examples=(
         "tfaccel launch --nproc-per-node=2 train \\\n  --config=configs/digits.py --workdir=runs/a",
@@ -395,16 +392,16 @@ LAUNCH_MORE = f"""  SIGTERM, SIGUSR1, Ctrl-C and a lost terminal (SIGHUP, as SIG
     runs_command=True,
 )
 def launch(own: list[str], command_line: list[str]) -> int:
-    """Runs a command in many processes and returns the job's exit code."""
+    """Runs a command in several processes and returns the job's exit code."""
     from tfaccel import launch as launch_room
 
     asked, argv = options.parse([*own, *command_line], os.environ)
     if asked.engine == "local" and argv[0] == "train" and topic_of(argv[1:]) is None:
-        # Told once and now, not by each rank when TensorFlow has started.
+        # Mistakes are reported once here, not by each rank after TensorFlow's start.
         values, _ = train.parse(argv[1:])
         config = parse(values.config)
         if values["dry-run"].value:
-            look_at(config)
+            check_experiment(config)
         else:
-            look_at_run(config, check_usable(pathlib.Path(values.workdir), resume=values.resume))
+            check_run(config, check_usable(pathlib.Path(values.workdir), resume=values.resume))
     return launch_room.launch(asked, argv)

@@ -1,1 +1,1 @@
-"""What every room needs: errors, checks of values, words and tables, files and paths."""
+"""Helpers for every room: errors, checks, tables, files and paths."""

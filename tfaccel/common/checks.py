@@ -1,4 +1,4 @@
-"""Checks that several settings share: each raises one sentence, or returns nothing.
+"""Checks for the values of settings. Each raises UserError with one sentence, or returns nothing.
 
 check_int("seed", seed, at_least=0)
 """
@@ -13,20 +13,20 @@ from typing import Any
 from tfaccel.common import meant
 from tfaccel.common.errors import UserError, did_you_mean
 
-# Where XLA is told to record sums over GPUs; it takes names in upper and lower case.
+# The part of XLA_FLAGS that makes XLA record sums over GPUs. XLA accepts upper and lower case.
 SUMS_IN_GRAPHS = re.compile(
     r"--xla_gpu_enable_command_buffer=(?:\S*,)?\+?COLLECTIVES\b", re.IGNORECASE
 )
 
 
 def check_dali() -> None:
-    """Raises UserError where DALI is not installed, or cannot run beside what XLA is told to do.
+    """Raises UserError if DALI is not installed, or XLA_FLAGS has a flag that does not suit DALI.
 
-    DALI is imported where it is used, and later.
+    This does not import DALI, which happens where it is used.
     """
     try:
         found = importlib.util.find_spec("nvidia.dali")
-    except ModuleNotFoundError:  # no package of NVIDIA's at all
+    except ModuleNotFoundError:  # there is no package `nvidia`
         found = None
     if found is None:
         raise UserError(
@@ -35,9 +35,9 @@ def check_dali() -> None:
         )
     if SUMS_IN_GRAPHS.search(flags := os.environ.get("XLA_FLAGS", "")):
         raise UserError(
-            f"XLA_FLAGS={flags}, by which XLA records sums over the GPUs in CUDA graphs; DALI now "
-            "and then waits for all of a GPU, which ends the recording, and the process; leave "
-            "COLLECTIVES out, or use another loader"
+            f"XLA_FLAGS={flags} makes XLA record sums over GPUs in CUDA graphs. DALI sometimes "
+            "waits for the whole GPU, and that ends the recording and the process; remove "
+            "COLLECTIVES from XLA_FLAGS, or use another loader"
         )
 
 
@@ -56,14 +56,14 @@ def check_int(name: str, value: Any, *, at_least: int, at_most: int | None = Non
 
 
 def check_optional_ints(config: Any, *names: str) -> None:
-    """Raises UserError for a field of these that is neither None nor a whole number above 0."""
+    """Raises UserError unless each named field is None or a whole number above 0."""
     for name in names:
         if getattr(config, name) is not None:
             check_int(name, getattr(config, name), at_least=1)
 
 
 def check_batch(global_batch_size: int | None, batch_per_replica: int | None) -> None:
-    """Raises UserError unless a step's examples are said in one way: over all replicas, or each."""
+    """Raises UserError unless exactly one of the two batch sizes is given."""
     given = {"global_batch_size": global_batch_size, "batch_per_replica": batch_per_replica}
     given = {name: value for name, value in given.items() if value is not None}
     for name, value in given.items():
@@ -83,7 +83,7 @@ def check_number(
     above: float | None = None,
     at_most: float | None = None,
 ) -> None:
-    """Raises UserError unless `value` is a finite number within the bounds given."""
+    """Raises UserError unless `value` is a finite number within the bounds."""
     ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     ok = ok and (at_least is None or value >= at_least) and (above is None or value > above)
     if not (ok and (at_most is None or value <= at_most)):
@@ -105,24 +105,24 @@ def check_choice(name: str, value: Any, choices) -> None:
 
 
 def check_text(name: str, value: Any, *, expected: str) -> None:
-    """Raises UserError unless `value` is text, and some; `expected` says of what."""
+    """Raises UserError unless `value` is a non-empty string; the message says what is expected."""
     if not isinstance(value, str) or not value:
         raise UserError(f"{name}={value!r}; expected {expected}")
 
 
 def check_type(name: str, value: Any, expected: type) -> None:
-    """Raises UserError unless `value` is of a class that tfaccel offers."""
+    """Raises UserError unless `value` is an instance of a class of tfaccel."""
     if not isinstance(value, expected):
         raise UserError(f"{name}={value!r}; expected tfaccel.{expected.__name__}(...)")
 
 
 def check_only_with(config: Any, choice: str, fields_of: Mapping[str, Iterable[str]]) -> None:
-    """Raises UserError for a field that is set and that another choice would take, not this one.
+    """Raises UserError if a field is set that has no effect with the chosen option.
 
     Args:
       config: a dataclass.
-      choice: its field that decides.
-      fields_of: of each value of that field, those that nothing but this value takes.
+      choice: the name of the field with the chosen option.
+      fields_of: for some options, the fields that have an effect only with this option.
     """
     chosen = getattr(config, choice)
     for needed, names in fields_of.items():
@@ -130,11 +130,11 @@ def check_only_with(config: Any, choice: str, fields_of: Mapping[str, Iterable[s
             value, default = getattr(config, name), getattr(type(config), name)
             if value != default and chosen != needed:
                 raise UserError(
-                    f"{name}={value!r} with {choice}={chosen!r}; it is for {choice}={needed!r} "
-                    f"alone: leave it out, or at {default!r}"
+                    f"{name}={value!r} needs {choice}={needed!r}, but {choice}={chosen!r}; remove "
+                    f"{name}, or set it to {default!r}"
                 )
 
 
 def is_int(value: Any, *, at_least: int) -> bool:
-    """Returns whether `value` is a whole number of at least this much."""
+    """Returns whether `value` is a whole number of at least `at_least`."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= at_least

@@ -1,9 +1,9 @@
-"""Why a file cannot be written, and what to do about it, in words that follow from the error.
+"""The reason why a file cannot be written, and how to fix it, as the end of an error sentence.
 
-Takes an OSError or an error of TensorFlow's; gives the end of a sentence.
+The functions take an OSError or an error of TensorFlow.
 
     raise RunError(f"{path} {not_written(error, path.parent)}, or give another --workdir")
-    # "/runs/a/x cannot be written (Disk quota exceeded): remove files of yours there, ..."
+    # "/runs/a/x cannot be written (Disk quota exceeded): remove some of your files there, ..."
 """
 
 import errno
@@ -20,12 +20,12 @@ OF_DISKS = frozenset(
 
 
 def not_written(error: OSError, where: pathlib.Path, *, num_bytes: int | None = None) -> str:
-    """Returns "cannot be written (the cause): what to do", without a full stop.
+    """Returns "cannot be written (reason): how to fix it", without a full stop.
 
     Args:
-      error: what the system said.
+      error: the system's error.
       where: the folder of the file; it may not exist.
-      num_bytes: that the file needs; None where nobody knows.
+      num_bytes: the size of the file; None if it is unknown.
     """
     return (
         f"cannot be written ({error.strerror or error}): {cure(error, where, num_bytes=num_bytes)}"
@@ -33,54 +33,52 @@ def not_written(error: OSError, where: pathlib.Path, *, num_bytes: int | None = 
 
 
 def cure(error: OSError, where: pathlib.Path, *, num_bytes: int | None = None) -> str:
-    """Returns what to do about an error that came while a file was written."""
-    needs = f"it needs {mib(num_bytes)}" if num_bytes is not None else ""
+    """Returns how to fix an error that occurred while a file was written."""
+    needs = f"it needs {mib(num_bytes)}; " if num_bytes is not None else ""
     folder = existing(where)
     match error.errno or _number_in(str(error)):
         case errno.ENOSPC:
-            return _full(folder, needs)
+            return _full(folder, num_bytes)
         case errno.EDQUOT:
-            said = "remove files of yours on that disk, or ask for a larger quota"
-            return f"{needs}; {said}" if needs else said
+            return f"{needs}remove some of your files on that disk, or ask for a larger quota"
         case errno.EFBIG:
-            said = (
-                "the file would be larger than a file may be; raise the limit (ulimit -f), or "
-                "use a file system that takes larger files"
+            return (
+                f"{needs}the file would exceed the largest allowed size; raise the limit (ulimit "
+                "-f), or use a file system that allows larger files"
             )
-            return f"{needs}; {said}" if needs else said
         case errno.EROFS:
             return f"{folder} is on a file system that is mounted read-only; mount it for writing"
         case errno.ESTALE:
             return (
-                f"the network file system no longer knows {folder}, as after its server removed "
-                "or exported it anew; mount it again"
+                f"the network file system lost {folder}, perhaps because its server removed it or "
+                "exported it again; mount it again"
             )
         case errno.EPERM | errno.EACCES:
             return (
-                f"this user, or an attribute or security rule of {folder}, does not allow it; "
-                "change that"
+                f"this user has no permission, or an attribute or a security rule of {folder} "
+                "forbids it; change the permissions or the rule"
             )
         case errno.EIO:
-            return f"the disk or network that holds {folder} fails; look into the system's log"
+            return f"the disk or network that holds {folder} fails; see the system's log"
         case errno.EMFILE | errno.ENFILE:
             return "too many files are open; raise the limit (ulimit -n)"
         case errno.ENAMETOOLONG:
-            return "the name is longer than the file system takes; use a shorter one"
+            return "the name is too long for the file system; use a shorter one"
         case errno.ELOOP:
-            return "there is a link where a file of tfaccel's belongs; remove the link"
+            return "there is a link in place of one of tfaccel's files; remove the link"
         case errno.ENOENT | errno.ENOTDIR:
-            return f"its folder is gone, or one of its folders is a file; {folder} is there"
-    return "mend what the system names"
+            return f"its folder does not exist or is a file; the nearest folder is {folder}"
+    return "fix the problem that the system reports"
 
 
 def from_tensorflow(error: Exception, path: pathlib.Path) -> OSError:
-    """Returns an error of TensorFlow's file system as Python's, with the number of its cause.
+    """Returns an error of TensorFlow's file system as an OSError with an error number.
 
-    TensorFlow keeps the system's number to itself, but writes its words: "...; File too large". An
-    error without such words is EIO, with TensorFlow's words.
+    TensorFlow hides the system's error number but keeps its text: "...; File too large". An error
+    without such a text becomes EIO with TensorFlow's message.
     """
     message = getattr(error, "message", str(error)).partition(" [Op:")[0]
-    message = message.rpartition("}} ")[2]  # before it, the name of a generated function
+    message = message.rpartition("}} ")[2]  # cut off the name of a generated function
     if number := _number_in(message):
         return OSError(number, os.strerror(number), str(path))
     if type(error).__name__ == "ResourceExhaustedError":
@@ -89,39 +87,39 @@ def from_tensorflow(error: Exception, path: pathlib.Path) -> OSError:
 
 
 def _number_in(message: str) -> int | None:
-    """Returns the number of the system's error that some library tells by its words alone."""
+    """Returns the system's error number for the text of its error in a library's message."""
     of_words = {os.strerror(each).lower(): each for each in (*OF_DISKS, errno.EPERM, errno.EACCES)}
     return next((number for words, number in of_words.items() if words in message.lower()), None)
 
 
 def mib(num_bytes: int) -> str:
-    """Returns bytes in MiB, in words."""
+    """Returns a number of bytes as text in MiB."""
     return f"{num_bytes / 2**20:,.1f} MiB"
 
 
 def free_bytes(folder: pathlib.Path) -> int:
-    """Returns what is free for this user where the folder is, or would be."""
+    """Returns the bytes that this user can still write on the disk of the folder."""
     return shutil.disk_usage(existing(folder)).free
 
 
-def _full(folder: pathlib.Path, needs: str) -> str:
+def _full(folder: pathlib.Path, num_bytes: int | None) -> str:
     found = os.statvfs(folder)
     if found.f_files and not found.f_favail:
         return (
-            f"the file system of {folder} has no inode left, so that it takes no more files; "
-            "remove some files there"
+            f"the file system of {folder} has no inodes left, so it cannot hold more files; remove "
+            "some files there"
         )
-    free = f"{mib(found.f_bavail * found.f_frsize)} are free there; make room"
-    return f"{needs}, and {free}" if needs else free
+    needs = f"it needs {mib(num_bytes)}, and " if num_bytes is not None else ""
+    return f"{needs}{mib(found.f_bavail * found.f_frsize)} are free there; make room"
 
 
 def existing(folder: pathlib.Path) -> pathlib.Path:
-    """Returns the nearest folder, upwards, that this process can see."""
+    """Returns the folder, or else the nearest folder above it that this process can see."""
     folder = pathlib.Path(folder).absolute()
     for each in (folder, *folder.parents):
         try:
             os.statvfs(each)
-        except OSError:  # also of a network file system that has lost it
+        except OSError:  # missing, or lost by a network file system
             continue
         if each.is_dir():
             return each

@@ -1,8 +1,9 @@
-"""Mistakes a user can mend, what ends a run in its course, and the search for a name they meant.
+"""Errors that a user can fix, and the search for the name that a user meant.
 
-`UserError` reaches a Python caller as an ordinary `ValueError`, and `RunError` as a `RuntimeError`;
-the `tfaccel` command prints either as one line and exits with status 2 or 1, and so does a script
-that `tfaccel launch` starts: a launcher starts nothing again after a mistake in the call.
+For a Python caller, `UserError` is a `ValueError` and `RunError` is a `RuntimeError`. The `tfaccel`
+command prints either as one line and exits with status 2 or 1. So does a script that `tfaccel
+launch` starts. The launcher does not restart ranks after status 2, which means a mistake in the
+call.
 """
 
 import difflib
@@ -13,20 +14,20 @@ from tfaccel.common.redact import shown
 
 
 class UserError(ValueError):
-    """One sentence: what was received, what was expected, how to fix it."""
+    """One sentence about a mistake in the call: what was received, what was expected, the fix."""
 
-    ag_pass_through = True  # or AutoGraph makes another error of it in a traced function
+    ag_pass_through = True  # AutoGraph keeps this class in a traced function
 
     def __init__(self, *said):
-        """Takes the sentence. Python prints it too, so that secrets must not get into it."""
+        """Takes the sentence, and removes secrets from it, because Python may print it."""
         super().__init__(*map(_shown, said))
 
 
 class RunError(RuntimeError):
-    """One sentence: what ended a run that the call was right for, and what to do about it."""
+    """One sentence about what ended a run although the call was right, and how to fix it."""
 
     def __init__(self, *said):
-        """Takes the sentence, as UserError does."""
+        """Takes the sentence, and removes secrets from it."""
         super().__init__(*map(_shown, said))
 
 
@@ -35,14 +36,14 @@ def _shown(said: object) -> object:
 
 
 def tell(error: UserError | RunError) -> int:
-    """Prints the sentence on standard error, and returns the exit code for it."""
+    """Prints the sentence on standard error, and returns the exit code."""
     message = shown(" ".join(str(error).split()))
     print(f"tfaccel: error: {message}", file=sys.stderr)
     return 2 if isinstance(error, UserError) else 1
 
 
 def exit_as_the_command() -> None:
-    """Lets a script that one of these errors ends exit as `tfaccel` does; of others as before."""
+    """Makes a script that ends with a UserError or RunError exit as `tfaccel` does."""
     before = sys.excepthook
 
     def hook(kind, error, traceback):
@@ -54,7 +55,7 @@ def exit_as_the_command() -> None:
 
 
 def did_you_mean(name: str, valid: Iterable[str]) -> str:
-    """Returns `"; did you mean 'x'?"` for the nearest valid name, else the list of valid names."""
+    """Returns `"; did you mean 'x'?"` for the nearest valid name, or the list of valid names."""
     valid = sorted(valid)
     by_lowercase = {each.lower(): each for each in valid}
     near = [each for each in by_lowercase if name and each.startswith(name.lower())]

@@ -1,11 +1,11 @@
-"""A command's flags. Each is stated once: its name, default, help and check.
+"""The flags of a command. Each flag has its name, default, help and check in one place.
 
-Takes `Flag`s; gives absl's flags, and the lines of `--help` about them.
+A tuple of `Flag`s gives absl's flags, and the lines of `--help` about them.
 
-    FLAGS = (Flag("top", 3, "how many classes for each file", at_least=1),)
+    FLAGS = (Flag("top", 3, "number of classes for each file", at_least=1),)
     values = define(FLAGS)
     words = parsed("predict", values, ["--top=5", "cat.jpg"], fields=())    # ["cat.jpg"]
-    described(FLAGS)        # "  --top=3  how many classes for each file\n"
+    described(FLAGS)        # "  --top=3  number of classes for each file\n"
 """
 
 import dataclasses
@@ -19,8 +19,8 @@ from tfaccel.common import meant
 from tfaccel.common.errors import UserError
 
 WIDTH = 80
-WIDEST_HEAD = 25  # a wider one has a line of its own
-# How absl passes on what Python says of a flag's value, and what it should say.
+WIDEST_HEAD = 25  # the help of a wider flag starts on the next line
+# Python's messages about a wrong value, which absl repeats, and clearer ones.
 EXPECTED = {
     r"invalid literal for int\(\).*": "expected a whole number",
     r"could not convert string to float.*": "expected a number",
@@ -34,21 +34,21 @@ class Flag:
 
     name: str
     default: object
-    """The value where the flag is not given. Its type is the flag's type; a tuple is a list."""
+    """The value if the flag is not given. It sets the flag's type; a tuple means a list."""
     help: str
     """What the flag does."""
     more: str = ""
-    """What `--help=all` adds to that."""
+    """What `--help=all` adds to `help`."""
     shown: str = ""
-    """What stands for the value in the help, as in "DIR"; the default where it is empty."""
+    """A name for the value in the help, such as "DIR". If it is empty, the default is shown."""
     kind: type = str
-    """The type of the value, where the default is None."""
+    """The type of the value if the default is None."""
     choices: Sequence[str] = ()
-    """All values that there are, if they can be listed."""
+    """All valid values, if they can be listed."""
     at_least: float | None = None
     at_most: float | None = None
     is_rare: bool = False
-    """Whether `--help=all` alone shows the flag."""
+    """True if only `--help=all` shows the flag."""
 
     @property
     def head(self) -> str:
@@ -62,7 +62,7 @@ class Flag:
 
 
 def define(given: Iterable[Flag]) -> flags.FlagValues:
-    """Returns absl's flags, not parsed yet."""
+    """Returns absl's flags, without parsing anything."""
     values = flags.FlagValues()
     for each in given:
         kind = each.kind if each.default is None else type(each.default)
@@ -92,17 +92,17 @@ def parsed(
     fields: Collection[str],
     known_only: bool = False,
 ) -> list[str]:
-    """Sets flags and returns what is left of the arguments.
+    """Sets the flags and returns the other arguments.
 
     Args:
-      command: whose flags these are.
+      command: the name of the command, for messages.
       values: the flags.
-      arguments: the command line after the command.
-      fields: of a config, for the sentence about a flag that is unknown.
-      known_only: whether unknown flags are left.
+      arguments: the command line after the name of the command.
+      fields: the fields of a config, for the message about an unknown flag.
+      known_only: whether to return unknown flags with the other arguments.
 
     Raises:
-      UserError: a flag is unknown, or its value is wrong.
+      UserError: a flag is unknown or its value is wrong.
     """
     try:
         return values([f"tfaccel {command}", *arguments], known_only=known_only)[1:]
@@ -116,7 +116,7 @@ def parsed(
 
 
 def described(given: Iterable[Flag], *, whole: bool = True) -> str:
-    """Returns the lines of the help about flags, of 80 columns; all flags if it is `whole`."""
+    """Returns the help of flags, 80 columns wide. Only if `whole`, it has the rare flags."""
     heads = {each: each.head for each in given if whole or not each.is_rare}
     column = max([len(head) for head in heads.values() if len(head) <= WIDEST_HEAD], default=0) + 4
     lines = []

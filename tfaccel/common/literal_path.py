@@ -1,7 +1,8 @@
-"""A folder's path that TensorFlow reads as it is, also where it holds `[`, `*`, `?` or `\\`.
+"""A path of a folder that TensorFlow cannot take for a pattern.
 
-TensorFlow 2.21 writes a checkpoint or a SavedModel under the path that it is given, and looks for
-it by that path as a pattern: what lies in `runs/lr=[0.1]` is written and never found again.
+TensorFlow 2.21 writes a checkpoint or a SavedModel to the path that it is given. But when it looks
+for the files, it reads `[`, `*`, `?` and `\\` in the path as a pattern: it never finds what it
+wrote to `runs/lr=[0.1]`.
 
     with literal(folder) as plain:
         reader = tf.train.load_checkpoint(f"{plain}/arrays")
@@ -19,16 +20,16 @@ MAGIC = frozenset("*?[]\\")
 
 
 def has_magic(path: str | os.PathLike) -> bool:
-    """Returns whether the path, taken for a pattern, may stand for other paths."""
+    """Returns whether the path contains a character of a pattern."""
     return not MAGIC.isdisjoint(str(path))
 
 
 @contextlib.contextmanager
 def literal(folder: pathlib.Path) -> Iterator[str]:
-    """Yields a path of the folder that is no pattern, for as long as the context lasts.
+    """Yields a path of the folder without pattern characters, which is valid within the context.
 
-    It is the folder's own path where that is no pattern, and Linux's path of an open folder where
-    it is one. Nothing is written, so that a killed process leaves nothing.
+    This is the folder's own path, or Linux's path of an open folder if the own path has pattern
+    characters. Nothing is written, so a killed process leaves nothing.
 
     Raises:
       OSError: the folder cannot be opened.
@@ -44,11 +45,11 @@ def literal(folder: pathlib.Path) -> Iterator[str]:
 
 
 def warn_servers(folder: pathlib.Path) -> None:
-    """Says that TensorFlow itself cannot load an export from where it is."""
+    """Warns if TensorFlow itself cannot load an export from this folder."""
     if has_magic(folder):
         log.warning(
-            "export: the path %s holds one of the characters %s, and tf.saved_model.load takes "
-            "that for a pattern; copy the export to a path without them before you serve it",
+            "export: the path %s contains one of the characters %s, and tf.saved_model.load reads "
+            "it as a pattern; copy the export to a path without them before you serve it",
             folder,
             " ".join(sorted(MAGIC)),
         )

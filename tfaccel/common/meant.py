@@ -1,7 +1,7 @@
-"""What somebody meant by a name that tfaccel does not have.
+"""Finds what a user meant by a command, flag or field that tfaccel does not have.
 
-Takes a wrong command, flag or field; gives the end of the sentence that refuses it. People come
-from other toolkits, so a table knows those toolkits' words. Needs no TensorFlow.
+The functions take the wrong name and return the end of an error sentence. Many people know other
+toolkits, so tables list those toolkits' names.
 
     field("train.lr", all_fields())       # "; did you mean 'train.learning_rate'?"
 """
@@ -14,10 +14,10 @@ from absl import flags
 
 from tfaccel.common.errors import UserError, did_you_mean
 
-ABSL_FLAGS = ("flagfile", "undefok")  # which every set of flags has
+ABSL_FLAGS = ("flagfile", "undefok")  # every FlagValues has them
 NEAR = 0.75  # a spelling mistake, not another word
 
-# Fields, by the words that other toolkits have for them; "=" shows a value that is meant.
+# Fields, and other toolkits' names for them; after "=" is the value that such a name means.
 SYNONYMS = {
     "train.epochs": "epoch num_epochs n_epochs max_epochs num_train_epochs",
     "train.learning_rate": "lr lr0 base_lr init_lr initial_lr max_lr learning_rate_init",
@@ -90,7 +90,7 @@ SYNONYMS = {
 }
 FIELD_OF = {word: field for field, words in SYNONYMS.items() for word in words.split()}
 
-# The commands' own flags, by other toolkits' words: the first that the command has is meant.
+# The commands' flags, and other toolkits' names for them. The first flag that a command has counts.
 FLAGS = {
     ("workdir", "out", "output"): "output output_dir out_dir outdir out save_dir savedir logdir "
     "log_dir work_dir model_dir default_root_dir experiment_dir run_dir project run_name exp_name "
@@ -116,64 +116,61 @@ FLAG_OF = {
     for word in words.split()
 }
 
-# What there is instead, of words that no field stands for.
-_FREEZING = (
-    "; a config trains all layers. To freeze some, set layer.trainable = False in a Keras script, "
-    "before run.compile (README: Train from a Keras script)"
-)
-_SPLIT = (
-    "; the images of training and of testing lie in two folders: see `tfaccel train --help=data`, "
-    "which shows how to split one"
-)
-_RUN_NAME = (
-    "; the architecture is 'model.name' (--config.model.name), and a run is named by its folder, "
-    "--workdir=runs/NAME"
-)
-_STEPS = "; training is counted in epochs: 'train.epochs' (--config.train.epochs)"
-_AUGMENT = (
-    "; each augmentation is a field of its own in 'train_images': see `tfaccel train "
-    "--help=train_images`"
-)
-_TASK = "; loss and metrics follow from the data's kind; others are for a Keras script (README)"
-_TRACKER = (
-    "; a run writes metrics.csv, metrics.jsonl and TensorBoard's files into its --workdir, and "
-    "nothing else"
-)
-_LOG = "; a run logs each epoch, and every 50 steps in metrics.jsonl; that is fixed"
-_RANK = "; each process learns its place from `tfaccel launch`, Slurm, Open MPI or TF_CONFIG"
-_EVALUATE = (
-    "; `tfaccel train` measures the test images after every epoch, and result.json in its workdir "
-    "has the last figures"
-)
+# Answers to names for which there is no field.
 TRUTHS = {
     "freeze freeze_backbone freeze_layers frozen trainable fine_tune finetune unfreeze "
-    "freeze_base linear_probe freeze_bn": _FREEZING,
-    "validation_split val_split split test_split test_size val_size train_ratio "
-    "split_ratio": _SPLIT,
-    "name": _RUN_NAME,
-    "max_steps steps num_steps iterations max_iter total_steps train_steps steps_per_epoch": _STEPS,
-    "augment aug augmentation aa auto_augment transforms color_jitter randaugment": _AUGMENT,
-    "loss criterion metrics class_weight class_weights": _TASK,
-    "wandb tensorboard mlflow logger report_to wandb_project tracker": _TRACKER,
-    "log_every log_interval log_freq print_freq log_steps logging_steps verbose quiet": _LOG,
-    "local_rank dist_url dist_backend distributed ddp strategy launcher": _RANK,
-    "evaluate eval test_only eval_only do_eval do_train val_interval eval_every": _EVALUATE,
-    "shuffle": "; training images are always shuffled, by 'runtime.seed', and test images never",
-    "dropout drop drop_rate drop_path": "; dropout is a matter of the architecture ('model.name')",
+    "freeze_base linear_probe freeze_bn": (
+        "; a config trains all layers. To freeze layers, set layer.trainable = False in a Keras "
+        "script before run.compile (README: Train from a Keras script)"
+    ),
+    "validation_split val_split split test_split test_size val_size train_ratio split_ratio": (
+        "; training and test images must be in two folders: see `tfaccel train --help=data`, which "
+        "shows how to split a folder"
+    ),
+    "name": (
+        "; the architecture is 'model.name' (--config.model.name), and the name of a run is that "
+        "of its folder, --workdir=runs/NAME"
+    ),
+    "max_steps steps num_steps iterations max_iter total_steps train_steps steps_per_epoch": (
+        "; training is measured in epochs: 'train.epochs' (--config.train.epochs)"
+    ),
+    "augment aug augmentation aa auto_augment transforms color_jitter randaugment": (
+        "; each augmentation has its own field in 'train_images': see `tfaccel train "
+        "--help=train_images`"
+    ),
+    "loss criterion metrics class_weight class_weights": (
+        "; the data decide loss and metrics; to choose others, write a Keras script (README)"
+    ),
+    "wandb tensorboard mlflow logger report_to wandb_project tracker": (
+        "; a run writes metrics.csv, metrics.jsonl and TensorBoard files in its --workdir, and no "
+        "other logs"
+    ),
+    "log_every log_interval log_freq print_freq log_steps logging_steps verbose quiet": (
+        "; a run always logs each epoch, and every 50 steps in metrics.jsonl"
+    ),
+    "local_rank dist_url dist_backend distributed ddp strategy launcher": (
+        "; `tfaccel launch`, Slurm, Open MPI or TF_CONFIG tell each process its rank"
+    ),
+    "evaluate eval test_only eval_only do_eval do_train val_interval eval_every": (
+        "; `tfaccel train` tests the model after every epoch, and writes the last results to "
+        "result.json in its workdir"
+    ),
+    "shuffle": "; training images are always shuffled, with 'runtime.seed', and test images never",
+    "dropout drop drop_rate drop_path": "; dropout belongs to the architecture ('model.name')",
 }
 TRUTH_OF = {word: truth for words, truth in TRUTHS.items() for word in words.split()}
 
-# Commands, by other toolkits' words.
+# Commands of other toolkits, and the answers to them.
 COMMANDS = {
     "evaluate eval validate val test score": (
-        "; `tfaccel train` measures the test images after every epoch, and result.json in its "
-        "workdir has the last figures; `tfaccel predict --model=runs/a IMAGE...` asks a run's "
-        "export about other images; in a Keras script, use model.evaluate(test)"
+        "; `tfaccel train` tests the model after every epoch, and writes the last results to "
+        "result.json in its workdir; `tfaccel predict --model=runs/a IMAGE...` classifies other "
+        "images with a run's export; in a Keras script, use model.evaluate(test)"
     ),
     "fit run start finetune fine-tune main": "; did you mean `tfaccel train --config=FILE`?",
     "resume continue restart": (
-        "; give `tfaccel train` the same --config and --workdir again: it goes on from the newest "
-        "checkpoint"
+        "; run `tfaccel train` with the same --config and --workdir again: it continues from the "
+        "newest checkpoint"
     ),
     "infer inference classify detect label recognise recognize": (
         "; did you mean `tfaccel predict --model=runs/a IMAGE...`?"
@@ -183,20 +180,20 @@ COMMANDS = {
         "and with --onnx an ONNX file"
     ),
     "bench benchmark speed time timing": (
-        "; `tfaccel profile` says what bounds a run, and `tfaccel compare` measures it in every "
-        "way that this machine has"
+        "; `tfaccel profile` measures what limits a run, and `tfaccel compare` measures all ways "
+        "to train it on this machine"
     ),
     "tune sweep search hpo optimize": (
-        "; `tfaccel profile --search` finds loader settings, `tfaccel compare` the quickest way to "
-        "train, `tfaccel autobatch` the largest batch. Other values are for a loop of yours over "
-        "`tfaccel train`"
+        "; `tfaccel profile --search` finds loader settings, `tfaccel compare` finds the fastest "
+        "way to train, and `tfaccel autobatch` finds the largest batch. For other settings, write "
+        "a loop over `tfaccel train`"
     ),
     "distributed torchrun multi-gpu spawn srun mpirun": (
         "; did you mean `tfaccel launch --nproc-per-node=2 train ...`?"
     ),
     "check verify diagnose env info status": (
-        "; `tfaccel doctor` looks at the machine, `tfaccel audit` at the images, `tfaccel lint` at "
-        "model and settings, and `tfaccel selftest` at the replicas' arithmetic"
+        "; `tfaccel doctor` checks the machine, `tfaccel audit` the images, `tfaccel lint` the "
+        "model and settings, and `tfaccel selftest` the arithmetic of replicas"
     ),
     "scan data dataset inspect show": "; did you mean `tfaccel audit --config=FILE`?",
     "tensorboard": "; use TensorBoard's own command: tensorboard --logdir runs",
@@ -211,7 +208,7 @@ COMMAND_OF = {word: truth for words, truth in COMMANDS.items() for word in words
 
 
 def command(name: str, commands: Iterable[str]) -> str:
-    """Returns what to use in place of a command that there is not."""
+    """Returns what to use in place of a command that does not exist."""
     commands = sorted(commands)
     word = name.lower().replace("_", "-")
     if difflib.get_close_matches(word, commands, n=1, cutoff=0.8) and word not in COMMAND_OF:
@@ -229,30 +226,26 @@ def command(name: str, commands: Iterable[str]) -> str:
 def unknown_flag(
     command: str, name: str, values: flags.FlagValues, fields: Collection[str]
 ) -> UserError:
-    """Returns the error of a flag that a command does not have, with the one that was meant.
+    """Returns the error for a flag that a command does not have, with the flag that was meant.
 
-    Args:
-      command: of `tfaccel`.
-      name: of the flag, without hyphens before it.
-      values: the flags that the command has.
-      fields: of a config, with their sections.
+    The name has no hyphens before it. The fields are those of a config, with their sections.
     """
     own = [each for each in values if each.partition(".")[0] not in ("config", *ABSL_FLAGS)]
     launches = command == "launch"
-    cure = flag(name, own=own, fields=fields if "config" in values or launches else ())
+    hint = flag(name, own=own, fields=fields if "config" in values or launches else ())
     if launches:
-        cure = re.sub(r"(--config\.[\w.]+)", r"\1, behind `train`", cure)
-    more = "" if "--help" in cure else f" (`tfaccel {command} --help` lists its flags)"
-    return UserError(f"there is no flag --{name} of `tfaccel {command}`{cure}{more}")
+        hint = re.sub(r"(--config\.[\w.]+)", r"\1 after `train`", hint)
+    more = "" if "--help" in hint else f" (`tfaccel {command} --help` lists its flags)"
+    return UserError(f"there is no flag --{name} of `tfaccel {command}`{hint}{more}")
 
 
 def flag(name: str, *, own: Collection[str], fields: Collection[str]) -> str:
     """Returns what to use in place of a flag that a command does not have.
 
     Args:
-      name: of the flag, without hyphens before it.
-      own: the flags that the command has by itself.
-      fields: of a config, if the command has flags of those, too.
+      name: the flag's name, without hyphens before it.
+      own: the command's own flags.
+      fields: the fields of a config, if the command has flags for them, too.
     """
     word = _word(name)
     spelled = {each.replace("-", "_"): each for each in own}
@@ -279,11 +272,11 @@ def field(
     """Returns what to use in place of a field that a config, or a section of it, does not have.
 
     Args:
-      name: of the field, `train.lr` or `lr`.
-      fields: of a whole config, with their sections.
-      valid: the names that there are, as they are written there; None for a whole config's.
-      section: in which `valid` are, if they are written without it: another section's field is
-        then named in full.
+      name: the wrong name, such as `train.lr` or `lr`.
+      fields: all fields of a config, with their sections.
+      valid: the valid names; None for all fields of a config.
+      section: the section of `valid`, if they are without it. A field of another section is then
+        returned with its section.
     """
     if valid is None:
         sections = {each.partition(".")[0] for each in fields}
@@ -301,7 +294,7 @@ def field(
 
 
 def setting(name: str, valid: Collection[str]) -> str:
-    """Returns what to use in place of a keyword that a function of the Python API does not have."""
+    """Returns what to use in place of a keyword that a Python function does not have."""
     word = _word(name)
     known = _last(FIELD_OF.get(word, "").partition("=")[0])
     if known in valid:
@@ -312,7 +305,7 @@ def setting(name: str, valid: Collection[str]) -> str:
 def _meant(
     name: str, fields: Collection[str], *, shown: Callable[[str], str], section: str = ""
 ) -> str:
-    """Returns the end of a sentence about a field of these that was meant by a wrong name."""
+    """Returns the end of the sentence about a wrong name: the field that was probably meant."""
     word, place = _word(_last(name)), name.rpartition(".")[0] or section
     if word in TRUTH_OF and not (place and f"{place}.{word}" in fields):
         return TRUTH_OF[word]
@@ -332,7 +325,7 @@ def _meant(
 
 
 def _in_section(name, word, fields, shown, place) -> str:
-    """Returns the nearest name, or, where none is near, the names that there are in its section."""
+    """Returns the nearest name or, if none is near, all names in the section."""
     parts = [each for each in fields if set(word.split("_")) & set(_last(each).split("_"))]
     if found := _nearest_section(parts, place):
         return f"; did you mean {shown(found)}?"
@@ -346,7 +339,7 @@ def _in_section(name, word, fields, shown, place) -> str:
 
 
 def _nearest_section(fields: list[str], place: str) -> str | None:
-    """Returns the field whose section is most like the one that was written."""
+    """Returns the field whose section is most similar to the one that was written."""
     if not fields:
         return None
     return max(

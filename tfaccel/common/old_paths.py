@@ -1,4 +1,4 @@
-"""Documented module paths that a module has left: whoever imports one gets the module itself.
+"""Keeps the old, documented paths of modules importable: importing one gives the moved module.
 
 import tfaccel.presets        # is tfaccel.config.presets
 """
@@ -32,13 +32,13 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return None
 
     def create_module(self, spec):
-        return None  # Python's own, which gives way to the real one below
+        return None  # Python makes a module, which exec_module replaces
 
     def exec_module(self, module):
         sys.modules[module.__name__] = importlib.import_module(NOW[module.__name__])
 
 
 def keep() -> None:
-    """Lets the old paths be imported from now on."""
+    """Makes the old paths importable."""
     if not any(isinstance(each, _Finder) for each in sys.meta_path):
         sys.meta_path.append(_Finder())

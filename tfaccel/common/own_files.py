@@ -1,6 +1,6 @@
-"""Files of tfaccel's own in folders that others may write to: no link there leads it elsewhere.
+"""Writes tfaccel's own files in folders to which other users may write, without following links.
 
-Takes paths; opens or replaces what is there, and only that.
+A link that somebody put there cannot lead a write to another file.
 
     number = open_own(path / "run.lock", os.O_RDWR | os.O_CREAT)
     replace(path / "config.json", b"{}")
@@ -17,23 +17,23 @@ MODE = 0o644
 
 
 def open_own(path: pathlib.Path, flags: int) -> int:
-    """Opens a file for writing, and returns its descriptor. No link is followed.
+    """Opens a file for writing and returns its descriptor. The name itself must not be a link.
 
     Args:
-      path: of the file; the links of its folders are followed.
-      flags: of `os.open`. With O_TRUNC, the file is emptied once it is known to be the right one.
+      path: the file. Links among its folders are followed.
+      flags: the flags of `os.open`. O_TRUNC takes effect after the checks of the file.
 
     Raises:
-      OSError: as of `os.open`; ELOOP where a symbolic link, or a file that has a second name, is
-        there; EINVAL where it is a pipe, a device or a folder.
+      OSError: `os.open` fails; or ELOOP for a symbolic link or a file with a second name, EINVAL
+        for a pipe, a device or a folder.
     """
-    # O_NONBLOCK: a pipe that somebody put there would be waited for.
+    # O_NONBLOCK: otherwise os.open would wait if somebody put a pipe there.
     wanted = flags & ~os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     number = os.open(path, wanted, MODE)
     try:
         found = os.fstat(number)
         if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, "it is no plain file", str(path))
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
         if found.st_nlink > 1:
             raise OSError(errno.ELOOP, "the file has a second name", str(path))
         if flags & os.O_TRUNC:
@@ -45,19 +45,19 @@ def open_own(path: pathlib.Path, flags: int) -> int:
 
 
 def replace(path: pathlib.Path, data: bytes, *, mode: int = MODE) -> None:
-    """Writes a whole file in place of what has its name, or leaves that as it is.
+    """Writes a whole file in place of the old one; on failure, the old file stays as it is.
 
-    Where a link has the name, the link is replaced, and what it leads to stays.
+    If the path is a link, the link is replaced, and its target stays.
 
     Args:
-      path: of the file.
-      data: all that it is to hold.
-      mode: of a file of its own; the process's umask takes from it.
+      path: the file.
+      data: the whole contents.
+      mode: the mode of the new file, before the process's umask.
 
     Raises:
-      OSError: it cannot be written.
+      OSError: the file cannot be written.
     """
-    # Nobody knows the name before, and it must be new. What a killed process left is told by it.
+    # A random name, so that nobody can prepare it. The name shows what a killed process left.
     aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         number = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)

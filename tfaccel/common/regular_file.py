@@ -1,7 +1,7 @@
-"""Files of bytes, opened without waiting: a FIFO or a device of that name is refused at once.
+"""Opens regular files only. A FIFO or a device raises an error at once.
 
-Takes paths of users' files; opens or reads them. A plain `open` of a FIFO waits until another
-process writes to it, perhaps for ever; a device may give bytes without end.
+A plain `open` of a FIFO waits until another process writes to it, perhaps for ever. A device may
+never end.
 
     with open_regular("train.csv") as file: ...
     data = read_regular("train.csv")
@@ -13,20 +13,20 @@ import stat
 from collections.abc import Iterable
 from typing import BinaryIO
 
-NOT_REGULAR = "not a regular file, but a FIFO, a device or the like"
+NOT_REGULAR = "not a regular file, but a FIFO, a device or a socket"
 
 
 def open_regular(file: str | os.PathLike, *, buffering: int = -1) -> BinaryIO:
-    """Opens a file for reading, as `open` does, and never waits for one that is no file of bytes.
+    """Opens a file for reading, like `open`, but never waits for a FIFO.
 
     Args:
-      file: its path. A link is followed.
-      buffering: as of `open`.
+      file: the path. Links are followed.
+      buffering: see `open`.
 
     Raises:
-      OSError: it cannot be opened, or is a FIFO, a device or a socket.
+      OSError: the file cannot be opened, or is a FIFO, a device or a socket.
     """
-    # Without O_NONBLOCK a FIFO is opened when another process writes to it: perhaps never.
+    # Without O_NONBLOCK, opening a FIFO waits for a writer.
     opened = open(  # noqa: SIM115 - the caller closes it
         file, "rb", buffering, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)
     )
@@ -37,29 +37,29 @@ def open_regular(file: str | os.PathLike, *, buffering: int = -1) -> BinaryIO:
 
 
 def read_regular(file: str | os.PathLike) -> bytes:
-    """Returns a file's bytes.
+    """Returns the bytes of a file.
 
     Raises:
-      OSError: as `open_regular`.
+      OSError: see `open_regular`.
     """
     with open_regular(file) as opened:
         return opened.read()
 
 
 def check_regular(files: Iterable[str | bytes | os.PathLike]) -> None:
-    """Looks at files that another library is to open: 2 us each on a local disk.
+    """Checks files before another library opens them. It takes 2 us per file on a local disk.
 
     Raises:
-      OSError: for the first that is not there, or is a FIFO, a device or a socket.
+      OSError: the first file that does not exist, or is a FIFO, a device or a socket.
     """
     for file in files:
         mode = os.stat(file).st_mode
-        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # of a folder, every library says so
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # every library reports a folder
             raise OSError(errno.EINVAL, NOT_REGULAR, os.fsdecode(file))
 
 
 def is_special(path: str | os.PathLike) -> bool:
-    """Returns whether a path leads to a FIFO, a device or a socket. It need not be there."""
+    """Returns whether the path is a FIFO, a device or a socket; False if it does not exist."""
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
-"""What a command found, stated once by its parts: as text, HTML, Markdown and JSON.
+"""The result of a command as a list of parts, shown as text, HTML, Markdown or JSON.
 
-Takes sentences, tables, notes and commands; gives what `print`, a notebook, a README and a program
-read. rich lays out a table's text, and is imported when there is one.
+A subclass yields sentences, tables, notes and commands. `print`, a notebook, a README and a program
+read the same parts. rich draws the tables of the text and is imported only then.
 
     class Profile(Report):
         def parts(self):
@@ -21,10 +21,10 @@ from collections.abc import Container, Iterable, Sequence
 from tfaccel.common.redact import shown
 from tfaccel.common.tables import as_html, cleaned, columns
 
-ENDLESS = 10**6  # columns of a file or a pipe: programs take lines apart there (grep, awk)
-NARROWEST = 20  # columns: however far a sentence is indented, it keeps so many
+ENDLESS = 10**6  # width of a table in a file or a pipe, where programs (grep, awk) read lines
+NARROWEST = 20  # columns that a sentence has at least, however far it is indented
 
-Cell = str | tuple[str, ...]  # several texts stand below each other, without those that are empty
+Cell = str | tuple[str, ...]  # a tuple's non-empty texts stand below each other
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,10 +32,10 @@ class Grid:
     """A table with headings.
 
     Attributes:
-      heads: of the columns.
-      rows: of as many texts each.
-      right: the indices of columns that end at the right, as numbers do.
-      gap: spaces between columns, in text.
+      heads: the headings of the columns.
+      rows: the texts of the rows, one text per column.
+      right: the indices of right-aligned columns, such as numbers.
+      gap: spaces between columns in text.
     """
 
     heads: Sequence[str]
@@ -46,62 +46,62 @@ class Grid:
 
 @dataclasses.dataclass(frozen=True)
 class Notes:
-    """Sentences of any length, each behind labels; every row has as many, which may be none."""
+    """Sentences of any length, each after its labels. All rows have the same number of labels."""
 
     rows: Sequence[tuple[*tuple[str, ...], Cell]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Code:
-    """Lines to copy, which are never broken."""
+    """Lines to copy, which are never wrapped."""
 
     text: str
 
 
-Part = str | Grid | Notes | Code  # a str is a sentence, or several
+Part = str | Grid | Notes | Code  # a str is one or more sentences
 
 
 class Report:
-    """What all reports share: each is a frozen dataclass with `repr=False`, and has its `parts`."""
+    """The base of all reports: frozen dataclasses with `repr=False` that define `parts`."""
 
     def parts(self) -> Iterable[Part]:
-        """Returns what there is to say, in order; parts that are empty are left out."""
+        """Returns the parts in order. Empty parts are not shown."""
         raise NotImplementedError
 
     def as_dict(self) -> dict:
-        """Returns what is ready for JSON."""
+        """Returns the report as values for JSON."""
         return dataclasses.asdict(self)
 
     def as_json(self) -> str:
-        """Returns one JSON object, as `--json` prints it."""
+        """Returns the report as one JSON object, which `--json` prints."""
         return json.dumps(self.as_dict(), indent=2)
 
     def as_markdown(self) -> str:
-        """Returns it for a README."""
+        """Returns the report for a README."""
         return "\n\n".join(filter(None, map(_markdown, self.parts()))) + "\n"
 
     def __str__(self) -> str:
-        """Returns it as wide as the terminal; in a file or a pipe, no sentence is broken."""
+        """Returns the report at the terminal's width; in a file or a pipe, no line is wrapped."""
         return "\n\n".join(filter(None, map(_text, self.parts())))
 
     def __repr__(self) -> str:
-        """Returns the same: it is what a prompt should show."""
+        """Returns the same text, because a prompt shows it."""
         return str(self)
 
     def _repr_html_(self) -> str:
-        """Returns it for a notebook."""
+        """Returns the report for a notebook."""
         return "".join(map(html_of, self.parts()))
 
 
 def in_lines(text: str, *, first: str = "", rest: str = "") -> str:
-    """Returns text in lines as wide as the terminal, and as one line in a file or a pipe.
+    """Returns text in lines of the terminal's width, or as one line in a file or a pipe.
 
-    Words (paths, flags, commands) stay whole on a terminal too, to be copied.
+    Words such as paths, flags and commands are never broken, so that they can be copied.
 
     Args:
-      text: of any length, and of anybody: paths, last words of a process.
-      first: what the first line begins with.
-      rest: what the others begin with.
+      text: text of any length from anywhere, such as paths or a process's last lines.
+      first: the beginning of the first line.
+      rest: the beginning of the other lines.
     """
     text = cleaned(text)
     if not columns():
@@ -112,7 +112,7 @@ def in_lines(text: str, *, first: str = "", rest: str = "") -> str:
 
 
 def html_of(part: Part) -> str:
-    """Returns a part for a page, with nothing in it that is markup; "" for one that is empty."""
+    """Returns a part as escaped HTML, or "" for an empty part."""
     match part:
         case Grid(heads, rows, right):
             head = f"<thead>{_html_row('th', heads, right)}</thead>"
@@ -127,7 +127,7 @@ def html_of(part: Part) -> str:
 
 
 def _html_row(tag: str, cells: Sequence[Cell], right: Container[int]) -> str:
-    # Notebooks center what says nothing of its side.
+    # Notebooks center cells without a text-align.
     row = (
         f"<{tag} style='text-align:{'right' if index in right else 'left'};vertical-align:top'>"
         f"{'<br>'.join(map(as_html, _texts(cell)))}</{tag}>"
@@ -167,7 +167,7 @@ def _text(part: Part) -> str:
 
 
 def _columns(grid: Grid) -> str:
-    """Returns aligned columns; on a narrow terminal, a long cell takes several lines."""
+    """Returns aligned columns. On a narrow terminal, a long cell is wrapped into several lines."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -185,7 +185,7 @@ def _columns(grid: Grid) -> str:
 
 
 def _hanging(rows: Sequence) -> str:
-    """Returns lines: labels stand below each other, and so do sentences."""
+    """Returns lines in which the labels are aligned, and so are the sentences."""
     widths = [2 + max(map(len, each)) for each in zip(*(row[:-1] for row in rows), strict=True)]
     rest, blocks = " " * sum(widths), []
     for *labels, cell in rows:
@@ -193,7 +193,7 @@ def _hanging(rows: Sequence) -> str:
         said, *more = _texts(cell)
         lines = [in_lines(each, first=rest, rest=f"{rest}  ") for each in more]
         blocks.append("\n".join([in_lines(said, first=first, rest=rest or "  "), *lines]))
-    # What takes several lines is easier to tell apart with an empty one between.
+    # An empty line between notes makes notes of several lines easier to tell apart.
     return ("\n\n" if any(len(_texts(cell)) > 2 for *_, cell in rows) else "\n").join(blocks)
 
 

@@ -1,17 +1,17 @@
-"""What a run says of itself: in short where a person looks, all of it in a file.
+"""The log of a run: a summary on standard error, and everything in the workdir's log.txt.
 
-Takes the records of the logger "tfaccel"; gives standard error those that matter, and a workdir's
-log.txt all of them, those from before the workdir was known too.
+All records go through the logger "tfaccel". Records from before the workdir is known also go to
+log.txt.
 
     run_log.show()
-    run_log.summary("device: %s", ...)           # seen, and in the file
-    log.info("compile cache: %s", ...)           # in the file; seen where everything is asked for
+    run_log.summary("device: %s", ...)           # on standard error and in the file
+    log.info("compile cache: %s", ...)           # in the file; on standard error if TFACCEL_VERBOSE
     with run_log.kept() as kept:
         ...
         kept.write_to(workdir / "log.txt")
 
-A choice that tfaccel makes is always logged with its reason; TFACCEL_VERBOSE=1 shows all at once. A
-program with handlers of its own, for "tfaccel" or for all logs, has all records, and decides alone.
+Every automatic choice is logged with its reason; TFACCEL_VERBOSE=1 shows all of them. A program
+that has its own handlers, for "tfaccel" or the root logger, gets all records and decides itself.
 """
 
 import contextlib
@@ -31,27 +31,27 @@ log = logging.getLogger("tfaccel")
 SUMMARY = 25  # between INFO and WARNING
 VARIABLE = "TFACCEL_VERBOSE"
 FILE = "log.txt"  # in a workdir
-MOST_KEPT = 10_000  # records, before there is a file for them
+MOST_KEPT = 10_000  # records that are kept before there is a file
 
 logging.addLevelName(SUMMARY, "SUMMARY")
 
 
 def summary(message: str, *arguments: object) -> None:
-    """Logs what a person is to see without asking, as `log.info` takes it."""
+    """Logs a message that is always shown. It takes the arguments of `log.info`."""
     log.log(SUMMARY, message, *arguments, stacklevel=2)
 
 
 def shows_all() -> bool:
-    """Returns whether all records are to be seen, by TFACCEL_VERBOSE."""
+    """Returns whether TFACCEL_VERBOSE asks to show all records."""
     return os.environ.get(VARIABLE, "").lower() not in ("", "0", "false", "no", "off")
 
 
 def show(*, speaks: bool = True) -> None:
-    """Lets the log be seen on standard error, unless the program sends its own log elsewhere.
+    """Shows the log on standard error, unless the program has log handlers of its own.
 
     Args:
-      speaks: whether it is to say what matters; False for a worker beside the chief, which says
-        the same: its warnings are seen alone.
+      speaks: whether to show the summary. It is False for workers other than the chief, which would
+        repeat the chief's summary; only their warnings are shown.
     """
     if log.level == logging.NOTSET:
         log.setLevel(logging.INFO)
@@ -69,7 +69,7 @@ def show(*, speaks: bool = True) -> None:
 
 
 class _OnStderr(logging.StreamHandler):
-    """Writes to what is standard error now."""
+    """Writes to the current standard error."""
 
     def __init__(self):
         super().__init__(sys.stderr)
@@ -80,43 +80,38 @@ class _OnStderr(logging.StreamHandler):
 
 
 def wrapped(text: str, stream) -> str:
-    """Returns text broken between words at a terminal's width; as it is, where there is none.
+    """Returns text wrapped between words at a terminal's width; unchanged without a terminal.
 
-    Words stay whole, to be copied. The lines that follow are indented.
+    Words are never broken, so that they can be copied. All lines but the first are indented.
     """
     if stream is None or not stream.isatty():
         return text
     width = max(20, shutil.get_terminal_size().columns)
-    return "\n".join(_broken(line, width) for line in text.split("\n"))
-
-
-def _broken(line: str, width: int) -> str:
-    if len(line) <= width:
-        return line
-    return textwrap.fill(
-        line,
+    wrapper = textwrap.TextWrapper(
         width,
         subsequent_indent="  ",
         break_long_words=False,
         break_on_hyphens=False,
         replace_whitespace=False,
     )
+    lines = text.split("\n")
+    return "\n".join(line if len(line) <= width else wrapper.fill(line) for line in lines)
 
 
 class Kept(logging.Handler):
-    """Keeps the records, and writes them where it is told to.
+    """A log handler that keeps the records until it is told the file to write them to.
 
-    That they cannot be written is said once, and ends nothing.
+    A file that cannot be written causes one warning and no error.
     """
 
     def __init__(self):
-        """Keeps what comes, in memory."""
+        """Starts to keep records in memory."""
         super().__init__(logging.INFO)
         self.setFormatter(Redacted("%(asctime)s %(levelname)s %(message)s"))
         self._waiting, self._file, self._path, self._has_failed = [], None, None, False
 
     def write_to(self, path: pathlib.Path) -> None:
-        """Adds what was kept to a file, and from now on what comes."""
+        """Appends the kept records to a file, and from now on every new record."""
         self._path = path
         try:
             number = open_own(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -127,7 +122,7 @@ class Kept(logging.Handler):
         return self._write("".join(waiting))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Writes the record, or keeps it."""
+        """Writes the record, or keeps it until there is a file."""
         line = f"{self.format(record)}\n"
         if self._file is not None:
             self._write(line)
@@ -149,15 +144,15 @@ class Kept(logging.Handler):
 
     def _fail(self, error: OSError) -> None:
         if not self._has_failed:
-            self._has_failed = True  # before the next line, which comes here too
+            self._has_failed = True  # the warning below comes here too
             log.warning(
-                "log: %s cannot be written (%s); the run goes on", self._path, error.strerror
+                "log: %s cannot be written (%s); the run continues", self._path, error.strerror
             )
 
 
 @contextlib.contextmanager
 def kept() -> Iterator[Kept]:
-    """Within the context, all records are kept, and written once it is known where to."""
+    """Keeps all records within the context; call `write_to` when the file is known."""
     if log.level == logging.NOTSET:
         log.setLevel(logging.INFO)
     handler = Kept()

@@ -1,4 +1,4 @@
-"""What all that people read shares: numbers, text that is safe to show, a terminal, a broken pipe.
+"""Helpers for text that people read: numbers, safe text, the terminal's width, broken pipes.
 
 show(f"{in_figures(2520.4)} images/s, {counted(8, 'GPU')}: {cleaned(name)}")
 """
@@ -13,16 +13,13 @@ import sys
 
 from tfaccel.common.redact import shown
 
-# Between these, a number is written out: 2,520 and 0.00000006, not 2.52e+03 and 6e-08.
+# Numbers between these have no exponent: 2,520 and 0.00000006, not 2.52e+03 and 6e-08.
 LEAST_WRITTEN, MOST_WRITTEN = 1e-9, 1e15
-BOLD = re.compile(r"\x1b\[[01]m")  # Keras writes its errors so
+BOLD = re.compile(r"\x1b\[[01]m")  # in Keras's error messages
 
 
 def columns() -> int | None:
-    """Returns how wide the terminal is that shows what is printed.
-
-    None for a file, a pipe or a notebook.
-    """
+    """Returns the terminal's width, or None for a file, a pipe or a notebook."""
     try:
         return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     except (AttributeError, ValueError):  # there is no standard output, or it is closed
@@ -30,14 +27,14 @@ def columns() -> int | None:
 
 
 def as_html(text: str) -> str:
-    """Returns text for a page, with nothing in it that is markup."""
+    """Returns text with HTML's special characters escaped."""
     return html.escape(cleaned(text))
 
 
 def cleaned(text: str) -> str:
-    """Returns text as one line without secrets, its control characters escaped.
+    """Returns text as one line, without secrets and Keras's marks for bold letters.
 
-    Keras's marks of bold letters are taken out.
+    Control characters are escaped.
     """
     return shown(" ".join(BOLD.sub("", text).split()), keep="")
 
@@ -48,15 +45,15 @@ def counted(number: int, noun: str) -> str:
 
 
 def in_figures(value: float, digits: int = 3, *, zeros: bool = False) -> str:
-    """Returns a number as people write it: 2,520, 0.0012 or 32,768, with no exponent.
+    """Returns a number as people write it, without an exponent: 2,520, 0.0012 or 32,768.
 
-    The digits before the point are all shown. Beyond `LEAST_WRITTEN` and `MOST_WRITTEN`, where
-    zeros could only be counted, it is 1.2e-12.
+    All digits before the decimal point are shown. Numbers outside `LEAST_WRITTEN` and
+    `MOST_WRITTEN` have an exponent, such as 1.2e-12.
 
     Args:
-      value: of any size; one that is infinite or NaN is "inf" or "nan".
-      digits: that count, at least: from the first that is not 0.
-      zeros: whether zeros at the end of what follows the point are kept.
+      value: the number. Infinity and NaN become "inf" and "nan".
+      digits: the smallest number of significant digits to show.
+      zeros: whether to keep zeros at the end of the decimals.
     """
     value = float(value)
     if not math.isfinite(value):
@@ -73,9 +70,9 @@ def _without_zeros(text: str) -> str:
 
 
 def show_json(value: object) -> None:
-    """Prints a value as one line of JSON; on a terminal that is narrower, as an indented one.
+    """Prints a value as one line of JSON, for programs.
 
-    So a program reads a line, and a person's terminal breaks nothing in the middle of a word.
+    On a terminal that is too narrow for the line, the JSON is indented.
     """
     line = json.dumps(value)
     width = columns()
@@ -83,11 +80,11 @@ def show_json(value: object) -> None:
 
 
 def show(text: object, *, end: str = "\n") -> None:
-    """Prints without secrets or control characters of others: the text's own lines stay.
+    """Prints text without secrets and control characters. Its line breaks stay.
 
-    Also where the reader of a pipe has gone, as of `| head`.
+    A reader of a pipe that has gone, such as `| head`, is no error.
     """
     try:
         print(shown(str(text)), end=end, flush=True)
-    except BrokenPipeError:  # what Python writes at its end shall not fail again
+    except BrokenPipeError:  # Python's flush at exit must not fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

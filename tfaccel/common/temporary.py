@@ -1,13 +1,13 @@
-"""Folders in the temp folder that go with their process, however that ends.
+"""Folders in the temp folder that disappear with their process, however it ends.
 
-Takes what a folder is for; gives a new one, and removes those that killed processes left.
+Making a folder also removes those that killed processes left.
 
     with folder("export") as shared: ...        # /tmp/tfaccel-export-x7c2k9ab.held
     own = Held("xla"); own.path; own.remove()
 
-A live process holds a lock on each of its folders, which the system drops when the process ends. So
-a folder whose name says that it was held, and that nobody holds, is a dead process's. The lock is
-known to all containers of a machine that share the folder; a process number is not.
+A live process holds a lock on each of its folders, and the system releases the lock when the
+process ends. A folder with the suffix .held and no lock is therefore left over. All containers of a
+machine that share the temp folder see the lock; process numbers would not work there.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ _numbers: set[int] = set()  # descriptors of this process's locks
 
 
 def _let_go() -> None:
-    """Closes a forked child's copies: a lock is kept for as long as anybody has it open."""
+    """Closes a forked child's copies of the locks, because each copy keeps a lock."""
     while _numbers:
         os.close(_numbers.pop())
 
@@ -40,21 +40,21 @@ os.register_at_fork(after_in_child=_let_go)
 
 
 class Held:
-    """A new folder in the temp folder, of this user alone.
+    """A new folder in the temp folder that only this user can read.
 
     Attributes:
-      path: of it.
+      path: the path of the folder.
     """
 
     def __init__(self, kind: str, *, parent: str | os.PathLike | None = None):
-        """Makes it, and removes first what killed processes left there.
+        """Removes what killed processes left, and makes the folder.
 
         Args:
-          kind: what it is for: a word of small letters.
-          parent: the folder that it is made in; None for the temp folder.
+          kind: the purpose of the folder: a word of small letters.
+          parent: the folder in which to make it; None for the temp folder.
 
         Raises:
-          OSError: it cannot be made.
+          OSError: the folder cannot be made.
         """
         parent = pathlib.Path(parent or tempfile.gettempdir())
         remove_left(parent)
@@ -65,29 +65,28 @@ class Held:
             number = os.open(new, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:  # a file system without locks: this folder stays if it is killed
+            except OSError:  # no locks here: the folder stays if the process is killed
                 os.close(number)
                 self.path = pathlib.Path(new)
             else:
                 _numbers.add(number)
                 self._number = number
-                os.rename(
-                    new, self.path
-                )  # not before it is held, or it would look like a dead one's
+                # Lock first, then rename: without a lock it would look like a left-over.
+                os.rename(new, self.path)
         except BaseException:
             shutil.rmtree(new, ignore_errors=True)
             raise
-        # At the end of Python too, but not in a forked child.
+        # This also runs when Python exits, but not in a forked child.
         self._finalizer = weakref.finalize(self, _remove, self.path, self._number, os.getpid())
 
     def remove(self) -> None:
-        """Removes it with all that is in it. A second call does nothing."""
+        """Removes the folder with its contents. A second call does nothing."""
         self._finalizer()
 
 
 @contextlib.contextmanager
 def folder(kind: str) -> Iterator[pathlib.Path]:
-    """Within the context there is a new folder, of this user alone: see Held."""
+    """Yields a new folder that only this user can read, and removes it afterwards; see Held."""
     held = Held(kind)
     try:
         yield held.path
@@ -96,10 +95,10 @@ def folder(kind: str) -> Iterator[pathlib.Path]:
 
 
 def remove_left(parent: pathlib.Path | None = None) -> None:
-    """Removes the folders of this user's processes that have ended without removing them.
+    """Removes the folders that this user's processes left when they were killed.
 
     Args:
-      parent: where they are; None for the temp folder.
+      parent: the folder to search; None for the temp folder.
     """
     parent = pathlib.Path(parent or tempfile.gettempdir())
     with contextlib.suppress(OSError), os.scandir(parent) as entries:
@@ -115,9 +114,9 @@ def _remove_if_left(path: str) -> None:
         found = os.fstat(number)
         if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):
             return
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError of a live one's
-        shutil.rmtree(path)  # which follows no link
-        log.debug("temp: %s is removed, which a killed process had left", path)
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError if its process lives
+        shutil.rmtree(path)  # follows no links
+        log.debug("temp: removed %s, which a killed process had left", path)
     finally:
         os.close(number)
 

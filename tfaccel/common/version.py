@@ -1,4 +1,4 @@
-"""The version of tfaccel, and of Keras: pyproject.toml has both, and a test compares them."""
+"""The versions of tfaccel and of Keras. A test compares them with those in pyproject.toml."""
 
 __version__ = "0.1.0"
-KERAS = "3.15"  # the one minor version that the private names were tried with
+KERAS = "3.15"  # the only minor version with which the private names were tested

@@ -1,4 +1,4 @@
-"""An experiment as plain values: every field, its default and its check; and presets of fields."""
+"""An experiment as plain values: every field, its default, its check; and presets of fields."""
 
 from tfaccel.config.config import (
     Config,

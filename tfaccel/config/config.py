@@ -1,11 +1,12 @@
-"""An experiment as plain values: what a config file may say, and every check of what it says.
+"""An experiment as plain values, with every check of those values.
 
-Takes the `ml_collections.ConfigDict` that a file in `configs/` returns, after the command line
-changed it; gives a frozen `Config`. Needs no TensorFlow, so a mistake is answered at once.
+`parse` takes the `ml_collections.ConfigDict` that a file in `configs/` returns, with the changes of
+the command line, and returns a frozen `Config`. It does not need TensorFlow, so you learn of a
+mistake at once.
 
-    config = default_config()          # in a config file: every field, at its default
+    config = default_config()          # in a config file: every field has its default
     config.data.root = "/data/mnist_png"
-    config = parse(config)             # in main.py: checked, frozen
+    config = parse(config)             # in the command: checked and frozen
 """
 
 import dataclasses
@@ -37,7 +38,7 @@ class Config:
 
 
 def all_fields() -> list[str]:
-    """Returns the name of every field, with its section: "train.epochs"."""
+    """Returns the name of every field with its section, such as "train.epochs"."""
     return [
         f"{section.name}.{each.name}"
         for section in dataclasses.fields(Config)
@@ -46,10 +47,10 @@ def all_fields() -> list[str]:
 
 
 def default_config() -> ml_collections.ConfigDict:
-    """Returns every field at its default, for a config file to start from."""
+    """Returns a config with every field at its default, from which a config file starts."""
     config = ml_collections.ConfigDict(dataclasses.asdict(Config()))
-    # A field takes the type of its default, but for those that may be of several, which `object`
-    # lets be text and numbers: `int` would not take None back.
+    # ml_collections takes a field's type from its default. A field of several types gets the type
+    # `object`, which accepts text and numbers: `int` would not accept None.
     for section in dataclasses.fields(Config):
         for field in dataclasses.fields(section.default_factory):
             if isinstance(field.type, types.UnionType):
@@ -60,11 +61,12 @@ def default_config() -> ml_collections.ConfigDict:
 
 
 def deciding(config: Config) -> dict[str, object]:
-    """Returns the settings that a resumed run must share with the one it goes on with, by name.
+    """Returns the settings that a resumed run must share with the run that it continues, by name.
 
-    What the data are is compared as it was found, and on how many replicas, or how fast, they are
-    trained on is free. So is the number of epochs, where no learning rate goes by it, and which
-    layers compute in float32 by name, which may be the cure for what stopped a run.
+    The data are compared in another place, by what was found in the files. The number of replicas
+    and all settings that change only speed may differ. The number of epochs may differ unless the
+    learning rate depends on it. The layers that compute in float32 may differ, because a change
+    there may repair the run.
     """
     free = {
         "runtime": {"gpu_ids", "memory", "compile_cache", "peer_timeout_s", "allow_public_network"},
@@ -74,7 +76,7 @@ def deciding(config: Config) -> dict[str, object]:
     }
     if config.train.decay in ("constant", "step"):
         free["train"].add("epochs")
-    if config.runtime.precision != "float16":  # there it decides what the weights are
+    if config.runtime.precision != "float16":  # where it decides the dtype of the weights
         free["model"].add("float32_layers")
     return {
         f"{section}.{name}": list(value) if isinstance(value, tuple) else value
@@ -85,10 +87,10 @@ def deciding(config: Config) -> dict[str, object]:
 
 
 def is_smoke(size: str) -> bool:
-    """Returns whether a config file's argument, after the colon, asks for its smallest size.
+    """Returns whether the argument after the colon of --config=FILE:smoke asks for a smoke test.
 
     Raises:
-      UserError: it is neither empty nor "smoke".
+      UserError: `size` is neither empty nor "smoke".
     """
     if size not in ("", "smoke"):
         raise UserError(f"there is no size '{size}'; did you mean ':smoke'?")
@@ -105,7 +107,7 @@ def parse(config: ml_collections.ConfigDict) -> Config:
     """Returns the checked, frozen experiment.
 
     Raises:
-      UserError: a section or field does not exist, or a value is not what it may be.
+      UserError: a section or field does not exist, or a value is wrong.
     """
     check_is_config(config)
     sections = {field.name: field.default_factory for field in dataclasses.fields(Config)}
@@ -122,6 +124,6 @@ def _section(name: str, kind: type, config: ml_collections.ConfigDict):
     fields = [field.name for field in dataclasses.fields(kind)]
     for each in values:
         if each not in fields:
-            cure = meant.field(each, all_fields(), fields, section=name)
-            raise UserError(f"config.{name} has no field '{each}'{cure}")
+            hint = meant.field(each, all_fields(), fields, section=name)
+            raise UserError(f"config.{name} has no field '{each}'{hint}")
     return kind(**dict(values))

@@ -1,6 +1,6 @@
-"""What each field of a config means: the text that stands below the field in its class.
+"""Reads the meaning of each config field: the text below the field in its class.
 
-Takes a class, whose source it reads; gives the texts, for `--help` and for Python's `help`.
+`meanings` reads the source of a class and returns the texts, for `--help` and Python's `help`.
 
     @documented
     @dataclasses.dataclass(frozen=True)
@@ -9,7 +9,7 @@ Takes a class, whose source it reads; gives the texts, for `--help` and for Pyth
         \"""Passes over the training images.\"""
 
     meanings(RecipeConfig)["epochs"]     # "Passes over the training images."
-    help(RecipeConfig)                   # the class's text, and then each field's
+    help(RecipeConfig)                   # the class's docstring, then each field's text
 """
 
 import ast
@@ -23,7 +23,7 @@ import types
 
 @functools.cache
 def meanings(kind: type) -> dict[str, str]:
-    """Returns the text of each field of a class, inherited ones too, without line breaks."""
+    """Returns the text of each field of a class and its base classes, without line breaks."""
     found = {}
     for each in reversed(kind.__mro__[:-1]):
         body = _classes(inspect.getmodule(each))[each.__name__].body
@@ -40,30 +40,31 @@ def _classes(module: types.ModuleType) -> dict[str, ast.ClassDef]:
 
 
 def first_sentence(text: str) -> str:
-    """Returns what stands before the first full stop, of a field that is changed often a few words.
+    """Returns the text before the first full stop. `--help` shows only this of the common fields.
 
-    The stop of "e.g. mixed_float16" is none: a capital letter, a quote or a bracket follows one.
+    The full stop of "e.g. mixed_float16" ends no sentence: no capital letter, quote or bracket
+    follows it.
     """
     return re.split(r"\.(?:\s+(?=[A-Z\"(])|$)", text, maxsplit=1)[0]
 
 
 class _Text:
-    """A class's `__doc__`, which reads the source when somebody asks for it, and not before."""
+    """A class's `__doc__`, which reads the source only when `__doc__` is read."""
 
-    def __init__(self, of_class: str):
-        self.of_class = of_class
+    def __init__(self, class_text: str):
+        self.class_text = class_text
 
     def __get__(self, instance, kind: type) -> str:
         try:
             fields = meanings(kind)
-        except (OSError, TypeError):  # without its source, as in a frozen program
-            return self.of_class
+        except (OSError, TypeError):  # the source is missing, as in a frozen program
+            return self.class_text
         indents = {"initial_indent": "  ", "subsequent_indent": "    "}
         lines = [textwrap.fill(f"{name}: {text}", 90, **indents) for name, text in fields.items()]
-        return "\n".join([self.of_class.rstrip(), "", "Attributes:", *lines])
+        return "\n".join([self.class_text.rstrip(), "", "Attributes:", *lines])
 
 
 def documented(kind: type) -> type:
-    """Lets `help` of a class show the text of its fields, too."""
+    """Decorates a class so that `help` shows the texts of its fields, too."""
     kind.__doc__ = _Text(inspect.cleandoc(kind.__doc__))
     return kind

@@ -1,4 +1,4 @@
-"""How a trained model is exported."""
+"""The settings of an export."""
 
 import dataclasses
 
@@ -14,21 +14,23 @@ CHECKPOINTS = ("newest", "best")
 @documented
 @dataclasses.dataclass(frozen=True)
 class ExportConfig:
-    """How a trained model is exported. (Training exports with these defaults.)"""
+    """How to export a trained model. (Training exports with these defaults.)"""
 
     samples: int = 256
-    """Evaluation images that it is compared on, spread over all of them."""
+    """Number of test images on which the export and the trained model are compared. They are taken
+    evenly from all test images."""
     pixel_dtype: str = "float32"
-    """Of the pixels, 0 to 255, that `serving_default` takes: "float32" or "uint8"."""
+    """Data type of the pixels, 0 to 255, that `serving_default` takes: "float32" or "uint8"."""
     computes_in: str = "policy"
-    """The precision it computes in: "policy" for the one that it was trained in, or "float32",
-    which CPUs compute much faster than float16. Answers are float32 in both."""
+    """Precision of the exported model: "policy" keeps that of training; "float32" is much faster
+    than float16 on CPUs. Outputs are float32 in both cases."""
     weights: str = "trained"
-    """Which: "trained", or "average" for their moving average, where the optimizer keeps one."""
+    """Weights to export: "trained", or "average" for their moving average, which exists if
+    train.ema_momentum is set."""
     xla: bool = False
-    """Whether it is compiled with XLA where it is served: anew for each number of rows."""
+    """Compile the model with XLA where it is served. XLA compiles again for each batch size."""
     onnx: bool = False
-    """Whether there is a `model.onnx`, too, in float32, from pixels to answers."""
+    """Also write `model.onnx`. It takes pixels and computes in float32."""
 
     def __post_init__(self):
         """Checks every field."""

@@ -1,4 +1,4 @@
-"""Where the images are, how they are augmented, and how they become batches."""
+"""The settings of data: where the images are, how to augment them and how to make batches."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ from tfaccel.common.errors import UserError
 from tfaccel.config.documented import documented
 
 WINDOWS = ("stretch", "resized_center_crop", "center_crop", "random_crop", "random_resized_crop")
-CROPS = ("center_crop", "random_crop")  # of these, what is not resized
-DEFAULT_BATCH = 256  # of Goyal et al. 2017, arXiv:1706.02677
+CROPS = ("center_crop", "random_crop")  # the windows that are not resized
+DEFAULT_BATCH = 256  # Goyal et al. 2017, arXiv:1706.02677
 LAST_BATCHES = ("pad", "drop", "repeat")
 LOADERS = ("auto", "dali_gpu", "dali_cpu", "tf_data", "memory", "cache")
 SOURCES = ("folders", "csv", "tfrecord", "webdataset", "arrays", "pairs")
-# What a config says to one source alone, and to one window.
+# The fields that only one source uses, and those that only one window uses.
 SOURCE_ARGUMENTS = {
     "tfrecord": ("image_key", "label_key", "first_label"),
     "webdataset": ("image_ext", "label_ext"),
@@ -37,45 +37,46 @@ WINDOW_ARGUMENTS = {
 @documented
 @dataclasses.dataclass(frozen=True)
 class AugmentConfig:
-    """Which part of an image becomes a training example, and how it is varied, in this order.
+    """Which part of an image becomes a training example, and how it is varied.
 
-    Every random number is a function of the seed, the epoch and the image's place in it: the same
-    on any number of replicas, in every loader, and after a resume. Targets of paired images share
-    all of them but colour.
+    The variations are applied in the order of the fields. Every random number depends only on the
+    seed, the epoch and the image's place in the epoch. It is therefore the same for any number of
+    replicas, in every loader and after a resume. Paired images and targets share all random
+    numbers except those for colour.
     """
 
     window: str = "stretch"
-    """Which part of an image is resized to image_size. "stretch": all of it, whatever its shape;
-    "resized_center_crop": `center_fraction` of the largest centred window of image_size's shape
-    (torchvision's Resize(256), CenterCrop(224)); "center_crop" and "random_crop": image_size pixels
-    as they are, centred or anywhere; "random_resized_crop": a random window (torchvision's
-    RandomResizedCrop)."""
+    """The part of an image that is resized to image_size. "stretch" takes the whole image, whatever
+    its shape. "resized_center_crop" takes `center_fraction` of the largest centred window that has
+    the shape of image_size (torchvision's Resize(256), CenterCrop(224)). "center_crop" and
+    "random_crop" cut out image_size pixels without resizing, from the centre or a random place.
+    "random_resized_crop" takes a random window (torchvision's RandomResizedCrop)."""
     center_fraction: float = 0.875
-    """For "resized_center_crop", of both sides."""
+    """For "resized_center_crop": the part of both sides to keep."""
     crop_area: Sequence[float] = (0.08, 1.0)
-    """For "random_resized_crop": least and largest part of the image's area."""
+    """For "random_resized_crop": the smallest and largest part of the image's area."""
     crop_ratio: Sequence[float] = (3 / 4, 4 / 3)
-    """For "random_resized_crop": least and largest width / height of the window."""
+    """For "random_resized_crop": the smallest and largest width / height of the window."""
     horizontal_flip: bool = False
-    """Mirror half the images left to right. Each image is mirrored with probability 1/2."""
+    """Mirror half the images left to right. The probability for each image is 1/2."""
     vertical_flip: bool = False
-    """Whether an image is mirrored top to bottom, with probability 1/2."""
+    """Mirror half the images top to bottom. The probability for each image is 1/2."""
     rotation_degrees: float = 0.0
-    """An image turns about its centre by a uniform angle in [-this, this]; what comes from outside
-    is black."""
+    """Rotate each image about its centre by a random angle, uniform in [-rotation_degrees,
+    rotation_degrees]. Pixels from outside the image are black."""
     shift_pixels: int = 0
-    """An image moves by a uniform whole number of pixels in [-this, this], along both axes; what
-    comes from outside is black."""
+    """Move each image along both axes by a random whole number of pixels, uniform in
+    [-shift_pixels, shift_pixels]. Pixels from outside the image are black."""
     brightness: float = 0.0
-    """Pixels are multiplied by a uniform factor in [1 - this, 1 + this]."""
+    """Multiply the pixels by a random factor, uniform in [1 - brightness, 1 + brightness]."""
     contrast: float = 0.0
-    """The pixels' distance from middle grey is multiplied by a uniform factor in [1 - this, 1 +
-    this]."""
+    """Multiply each pixel's distance from middle grey by a random factor, uniform in [1 - contrast,
+    1 + contrast]."""
     saturation: float = 0.0
-    """Their distance from grey of the same lightness is multiplied by a uniform factor in [1 -
-    this, 1 + this]."""
+    """Multiply each pixel's distance from grey of the same lightness by a random factor, uniform in
+    [1 - saturation, 1 + saturation]."""
     hue_degrees: float = 0.0
-    """Hues turn by a uniform angle in [-this, this]."""
+    """Turn all hues by a random angle, uniform in [-hue_degrees, hue_degrees]."""
 
     def __post_init__(self):
         """Checks every field and stores it in its one normal form."""
@@ -94,7 +95,7 @@ class AugmentConfig:
 
     @property
     def has_random_window(self) -> bool:
-        """Whether each image's window is drawn anew in every epoch."""
+        """True if each image gets a new random window in every epoch."""
         return self.window.startswith("random")
 
 
@@ -108,36 +109,37 @@ class ImageConfig:
     channels: int = 3
     """3 for RGB, 1 for grey."""
     mean: float | Sequence[float] = 0.0
-    """Of each channel (or one number for all), of pixels in 0..1; it is subtracted."""
+    """Number to subtract from pixels in 0..1: one for each channel, or one for all channels."""
     std: float | Sequence[float] = 1.0
-    """Of each channel, as mean. The difference is divided by it. Mean and std of 0.5 give pixels in
-    -1..1."""
+    """Number to divide pixels by after mean is subtracted: one for each channel, or one for all.
+    Mean and std of 0.5 give pixels in -1..1."""
     global_batch_size: int | None = None
-    """Images a step, over all GPUs. None for batch_per_replica on each, or 256 where neither is
-    given."""
+    """Images per step over all GPUs. None uses batch_per_replica on each replica, or 256 in total
+    if that is None too."""
     batch_per_replica: int | None = None
-    """Images per step on each replica; None for global_batch_size over all."""
+    """Images per step on each replica. None divides global_batch_size among the replicas."""
     last_batch: str = "pad"
-    """Of an epoch that the batch size does not divide. "pad": filled up with other images, whose
-    sample weight is 0, so that every image counts once; "drop": left out; "repeat": filled up with
+    """What to do with an epoch's last batch if it is short. "pad" fills it up with other images of
+    sample weight 0, so that every image counts once. "drop" removes it. "repeat" fills it up with
     the epoch's first images, which count again."""
     loader: str = "auto"
-    """Who decodes; auto chooses. "auto" chooses and says in the log why. The others: "dali_gpu"
-    (DALI decodes and augments on the replica's GPU), "dali_cpu" (on the CPU), "tf_data"
-    (TensorFlow, on the CPU), "memory" (decoded once, kept in the device's memory, augmented there),
-    "cache" (decoded once into a file that is mapped, augmented on the device). What "auto" decodes
-    into memory, and takes seconds to decode, it keeps on disk for later starts."""
+    """How to decode images; auto chooses. "auto" writes its choice and the reason to the log.
+    "dali_gpu": DALI decodes and augments on the replica's GPU. "dali_cpu": DALI does so on the CPU.
+    "tf_data": TensorFlow does so on the CPU. "memory": images are decoded once, kept in the
+    device's memory and augmented there. "cache": images are decoded once into a memory-mapped file
+    and augmented on the device. If "auto" chooses "memory" and decoding takes seconds, it also
+    keeps the decoded images on disk for later starts."""
     stored_size: Sequence[int] | None = None
-    """For "memory" and "cache": (height, width) that images are resized to before they are stored;
-    None for image_size, or as they are where all files have one size."""
+    """For "memory" and "cache": the (height, width) to which images are resized before they are
+    stored. None stores them at their own size if all files have one size, else at image_size."""
     bad_files: str = "error"
-    """If a file is bad: error or skip. "error" raises a sentence that names a file that cannot be
-    used. "skip" looks through all files first (as `tfaccel audit` does) and trains without the bad
-    ones: those that cannot be decoded, pairs of two sizes, and images smaller than the crop. (A
-    file whose name is no image's is an error either way.)"""
+    """If a file is bad: error or skip. "error" stops with a message that names the first bad file.
+    "skip" checks all files first (as `tfaccel audit` does) and trains without the bad ones: files
+    that cannot be decoded, pairs of different sizes, and images smaller than the crop. (A file name
+    without an image extension is an error in both cases.)"""
     targets: str = "image"
-    """Of paired images: "image" (interpolated and normalised like the inputs) or "mask" (nearest
-    pixel, values as they are)."""
+    """What the targets of paired images are. "image" targets are interpolated and normalised like
+    the inputs. "mask" targets take the nearest pixel and keep their values."""
 
     def __post_init__(self):
         """Checks every field and stores it in its one normal form."""
@@ -149,8 +151,8 @@ class ImageConfig:
         object.__setattr__(self, "std", _per_channel("std", self.std, self.channels))
         if max(self.mean) > 1:
             raise UserError(
-                f"mean={self.mean!r}; expected parts of 1, as pixels are in 0..1: divide mean and "
-                "std by 255"
+                f"mean={self.mean!r}; expected numbers of at most 1, because pixels are in 0..1; "
+                "divide mean and std by 255"
             )
         if min(self.std) <= 0:
             raise UserError(f"std={self.std!r}; expected numbers above 0")
@@ -162,8 +164,8 @@ class ImageConfig:
             object.__setattr__(self, "stored_size", _image_size("stored_size", self.stored_size))
             if self.loader not in ("auto", "memory", "cache"):
                 raise UserError(
-                    f"stored_size with loader={self.loader!r}, which stores nothing; leave it out, "
-                    "or use 'memory' or 'cache'"
+                    f"stored_size with loader={self.loader!r}, which stores no images; remove "
+                    "stored_size, or use loader 'memory' or 'cache'"
                 )
         check_choice("bad_files", self.bad_files, ("error", "skip"))
         check_choice("targets", self.targets, ("image", "mask"))
@@ -178,23 +180,23 @@ class ImageConfig:
 @documented
 @dataclasses.dataclass(frozen=True)
 class DataConfig(ImageConfig):
-    """Where the images are, and how they become batches."""
+    """The settings of ImageConfig, and where the images are."""
 
     root: str | None = None
-    """Folder of the images. It holds what `train` and `test` name; None, the default, for the
-    embedded handwritten digits."""
+    """Folder of the images. The fields train and test are paths in it. None, the default, uses the
+    handwritten digits that tfaccel contains."""
     source: str = "folders"
-    """folders, csv, tfrecord and others. "folders" (one folder of images per class), "csv" (a file
-    of paths and labels), "tfrecord", "webdataset" (tar shards), "arrays" (a folder with images.npy
-    and labels.npy) or "pairs" (input and target images in matching sub-folders)."""
+    """Data format: folders, csv or others. "folders": one folder of images per class. "csv": a file
+    of paths and labels. "tfrecord": TFRecord shards. "webdataset": tar shards. "arrays": a folder
+    with images.npy and labels.npy. "pairs": input and target images in matching sub-folders."""
     train: str = "training"
-    """What to train on, below root. A folder, a file, or a pattern of shards."""
+    """Training images: a path below root. It is a folder, a file or a pattern of shards."""
     test: str = "testing"
-    """What to test on, below root. It measures the result."""
+    """Test images: a path below root. It is a folder, a file or a pattern of shards."""
     train_targets: str | None = None
-    """For "pairs": the targets' folder, below root."""
+    """For "pairs": the folder of the training targets, below root."""
     test_targets: str | None = None
-    """For "pairs": the same for testing."""
+    """For "pairs": the folder of the test targets, below root."""
     image_key: str = "image/encoded"
     """For "tfrecord": the feature that holds the encoded image."""
     label_key: str = "image/class/label"
@@ -202,9 +204,9 @@ class DataConfig(ImageConfig):
     first_label: int = 0
     """For "tfrecord": the number of the first class, 1 in classic ImageNet shards."""
     image_ext: str = "jpg;jpeg;png;webp"
-    """For "webdataset": extensions of the image, apart by semicolons."""
+    """For "webdataset": the extensions of images, separated by semicolons."""
     label_ext: str = "cls"
-    """For "webdataset": extensions of the label: a file of digits, or "json"."""
+    """For "webdataset": the extension of labels; a label file has digits, or is "json"."""
 
     def __post_init__(self):
         """Checks every field."""
@@ -212,9 +214,9 @@ class DataConfig(ImageConfig):
         check_choice("source", self.source, SOURCES)
         check_int("first_label", self.first_label, at_least=0)
         for name in ("train", "test"):
-            check_text(name, getattr(self, name), expected="what is below root; '.' for itself")
+            check_text(name, getattr(self, name), expected="a path below root, or '.' for root")
         for name in ("image_key", "label_key", "image_ext", "label_ext"):
-            check_text(name, getattr(self, name), expected="a name, as the shards have it")
+            check_text(name, getattr(self, name), expected="a name that the shards use")
         check_only_with(self, "source", SOURCE_ARGUMENTS | {"pairs": ("targets",)})
         for name in ("train_targets", "test_targets"):
             if (getattr(self, name) is None) == (self.source == "pairs"):
@@ -228,30 +230,32 @@ class DataConfig(ImageConfig):
 @documented
 @dataclasses.dataclass(frozen=True)
 class DaliConfig:
-    """DALI's settings, for those who tune it. None leaves DALI's own default."""
+    """Settings for tuning DALI. None means DALI's own default."""
 
     threads: int | None = None
-    """CPU threads of each replica's loader; None for the cores divided by this machine's replicas.
-    """
-    prefetch_batches: int = 2  # DALI's own
-    """Batches made ahead of the step."""
-    hw_decoder_load: float = 0.65  # DALI's own
-    """Part of the JPEGs that the GPU's hardware decoder takes, 0 to 1."""
-    # Not DALI's own, 16 and 8 MiB and no size: of 1,000 ImageNet files one has 3.8 million pixels,
-    # and a step takes as long as on the GPU that waits for it (four H100s, 2026-11-26).
+    """CPU threads of each replica's loader. None divides the cores by the replicas of this
+    machine."""
+    prefetch_batches: int = 2  # DALI's default
+    """Batches that DALI prepares ahead of the step."""
+    hw_decoder_load: float = 0.65  # DALI's default
+    """Part of the JPEGs that the GPU's hardware decoder decodes, from 0 to 1."""
+    # DALI's defaults are 16 MiB, 8 MiB and no size. They are too small: 1 of 1,000 ImageNet files
+    # has 3.8 million pixels, and every GPU waits for the slowest one (four H100s, 2026-11-26).
     device_memory_padding: int | None = 32 * 2**20
-    """Bytes of GPU memory that the decoder has at the start for each thread. A JPEG that needs more
-    makes it take more, for which steps wait: some 6 bytes a pixel (NVIDIA's ResNet-50 has
-    211,025,920 for ImageNet's up to 5980 x 6430)."""
+    """Bytes of GPU memory that the decoder allocates at the start, per thread. It needs about 6
+    bytes per pixel, and steps wait when a larger JPEG makes it allocate more. (NVIDIA's ResNet-50
+    uses 211,025,920 for ImageNet's images of up to 5980 x 6430.)"""
     host_memory_padding: int | None = 32 * 2**20
-    """Bytes of pinned host memory that the decoder has at the start for each thread, counted twice:
-    some 4 a pixel."""
+    """Bytes of pinned host memory that the decoder allocates at the start, per thread. It allocates
+    this twice, and needs about 4 bytes per pixel."""
     preallocate_width_hint: int | None = 2400
-    """Of the largest image that the hardware decoder has memory for at the start, in pixels."""
+    """Width in pixels of the largest image for which the hardware decoder allocates at the
+    start."""
     preallocate_height_hint: int | None = 1632
-    """Of the same image, in pixels."""
+    """Height in pixels of the largest image for which the hardware decoder allocates at the
+    start."""
     bytes_per_sample_hint: int | None = None
-    """Bytes of a decoded image, for the buffers between operators."""
+    """Bytes of a decoded image, for the buffers between DALI's operators."""
 
     def __post_init__(self):
         """Checks every field."""
@@ -272,11 +276,11 @@ def _image_size(name: str, value) -> tuple[int, int]:
 
 def _range(name: str, value, *, at_most: float | None = None) -> tuple[float, float]:
     if not isinstance(value, Sequence) or len(value) != 2:
-        raise UserError(f"{name}={value!r}; expected (least, largest), e.g. (0.5, 1.0)")
+        raise UserError(f"{name}={value!r}; expected (smallest, largest), e.g. (0.5, 1.0)")
     for each in value:
         check_number(name, each, above=0, at_most=at_most)
     if value[0] > value[1]:
-        raise UserError(f"{name}={value!r}; expected the least first")
+        raise UserError(f"{name}={value!r}; expected the smaller number first")
     return tuple(value)
 
 
@@ -290,5 +294,5 @@ def _per_channel(name: str, value, channels: int) -> tuple[float, ...]:
     for each in values:
         check_number(name, each)
     if len(values) not in (1, channels):
-        raise UserError(f"{name}={value!r}; expected one number, or one for each of {channels}")
+        raise UserError(f"{name}={value!r}; expected 1 number, or {channels}: one per channel")
     return values * channels if len(values) == 1 else values

@@ -1,6 +1,7 @@
-"""The names in a config: of a model, an optimizer, a file of weights. Each is checked here.
+"""Checks the names in a config: of the model, the optimizer and the file of weights.
 
-Takes a name; raises the sentence about a wrong one. Keras is not imported, which takes seconds.
+Each function takes a name and raises UserError if it is wrong. It does not import Keras, because
+that takes seconds.
 
     check_model("resnet5")      # UserError: there is no model 'resnet5'; did you mean 'resnet50'?
     check_optimizer("adamw")
@@ -17,15 +18,15 @@ from tfaccel.common.errors import UserError, did_you_mean
 from tfaccel.common.local_path import local_path
 
 OWN_MODELS = ("cifar_resnet", "mnist_cnn", "restoration_cnn")  # files of tfaccel/models
-# Their constructors take other optimizers, or nothing that a recipe says.
+# Their constructors take other optimizers, or nothing that a recipe can set.
 NO_OPTIMIZERS = ("Optimizer", "LossScaleOptimizer", "MultiOptimizer", "OptimizerMap")
 WEIGHTS_SUFFIXES = (".keras", ".weights.h5", ".weights.json", ".h5", ".hdf5")
 
 
 def check_model(name: str) -> None:
-    """Raises UserError for a name that neither tfaccel nor `keras.applications` has, in any case.
+    """Raises UserError unless `tfaccel` or `keras.applications` has this model, in any case.
 
-    Where this Keras does not list its names as is known here, nothing is refused: `models.build`
+    If the names cannot be read from this version of Keras, every name passes, and `models.build`
     asks Keras itself.
     """
     if exported("applications"):
@@ -33,7 +34,7 @@ def check_model(name: str) -> None:
 
 
 def check_optimizer(name: str) -> None:
-    """Raises UserError for a name that Keras has no optimizer of, in any case; as `check_model`."""
+    """Raises UserError unless Keras has this optimizer, in any case; see `check_model`."""
     names = {each.lower() for each in exported("optimizers") if each not in NO_OPTIMIZERS}
     if names:
         check_among("optimizer", name, names)
@@ -43,35 +44,30 @@ def weights_file(file: str) -> pathlib.Path:
     """Returns the path of a file of weights.
 
     Raises:
-      UserError: there is no such file, or its name ends in another way.
+      UserError: there is no such file, or its name has another suffix.
     """
     path = local_path(file)
     if not path.is_file() or not path.name.endswith(WEIGHTS_SUFFIXES):
         raise UserError(
             f"model.weights={file!r} is no file that ends in {', '.join(WEIGHTS_SUFFIXES)}; give "
-            "one, or leave it out"
+            "the path of one, or remove model.weights"
         )
     return path
 
 
 def check_among(kind: str, name: str, known: Collection[str]) -> None:
-    """Raises UserError for a name that is not among those in lower case, whatever its own case.
-
-    Args:
-      kind: what has the name, in a word.
-      name: as the user wrote it.
-      known: the names that there are.
-    """
+    """Raises UserError unless `known` has the name in lower case; `kind` is the word for a name."""
     if name.lower() not in known:
         raise UserError(f"there is no {kind} '{name}'{did_you_mean(name, known)}")
 
 
 @functools.cache
 def exported(module: str) -> frozenset[str]:
-    """Returns what a module of Keras has from the files below `keras.src` of the same name.
+    """Returns the classes and functions that `keras.applications` or `keras.optimizers` exports.
 
-    Keras writes each such name into the module's `__init__.py` as an import. Functions and classes
-    that begin with a capital letter are returned, as architectures and optimizers do.
+    Keras writes each of them into `__init__.py` of the module as an import from `keras.src`. Only
+    names that begin with a capital letter are returned, as those of architectures and optimizers
+    do.
     """
     spec = importlib.util.find_spec("keras")
     if spec is None or not spec.submodule_search_locations:

@@ -1,4 +1,4 @@
-"""Augmentations by name: starting points, of which any field can be changed.
+"""Augmentations by name. Start from one and change any of its fields.
 
 preset("imagenet", crop_area=(0.25, 1.0))    # an AugmentConfig
 """
@@ -9,7 +9,7 @@ from typing import Any
 from tfaccel.common.checks import check_choice, check_names
 from tfaccel.config import AugmentConfig
 
-# For training, unless they say eval.
+# For training, except those that end in "_eval".
 PRESETS = {
     "none": AugmentConfig(),
     "mnist": AugmentConfig(rotation_degrees=10.0),
@@ -32,7 +32,7 @@ def preset(name: str, **changes) -> AugmentConfig:
     """Returns the augmentation of that name, with some fields changed.
 
     Raises:
-      UserError: there is no such preset or field, or a value is not what it may be.
+      UserError: there is no such preset or field, or a value is wrong.
     """
     check_choice("augment", name, PRESETS)
     check_names("augment", changes, [field.name for field in dataclasses.fields(AugmentConfig)])
@@ -43,8 +43,5 @@ def preset_fields(name: str, **changes) -> dict[str, Any]:
     """Returns `preset` as plain values, for a config file.
 
     config.train_images.update(preset_fields("imagenet", crop_area=(0.25, 1.0)))
-
-    Raises:
-      UserError: as `preset`.
     """
     return dataclasses.asdict(preset(name, **changes))

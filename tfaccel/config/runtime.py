@@ -1,4 +1,4 @@
-"""How a process uses the machine: GPUs, precision, memory, XLA, the seed."""
+"""The settings of a process: GPUs, precision, memory, XLA and the seed."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -7,9 +7,9 @@ from tfaccel.common.checks import check_flag, check_int, is_int
 from tfaccel.common.errors import UserError
 from tfaccel.config.documented import documented
 
-# Apex's levels, which people know by name, as Keras dtype policies. O1 (patch each op) and O2
-# (half model, float32 batch norm and master weights) are one policy in Keras: variables float32,
-# computation float16, per layer.
+# Apex's well-known levels, as Keras dtype policies. Apex distinguishes O1 (patch each op) and O2
+# (half model, float32 batch norm and master weights). Keras has one policy for both: variables are
+# float32, and each layer computes in float16.
 OPT_LEVELS = {"O0": "float32", "O1": "mixed_float16", "O2": "mixed_float16", "O3": "float16"}
 PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16", "float16")
 
@@ -20,32 +20,34 @@ class RuntimeConfig:
     """How the process uses the machine."""
 
     gpu_ids: Sequence[int] | None = None
-    """GPUs, e.g. 0,1; empty for the CPU. Indices among the GPUs that CUDA_VISIBLE_DEVICES leaves,
-    one replica on each. None, the default, for all of them, or the CPU where there is none."""
+    """GPUs, e.g. 0,1; empty for the CPU. The numbers count the GPUs in CUDA_VISIBLE_DEVICES, and
+    each GPU has one replica. None, the default, uses all GPUs, or the CPU if there is none."""
     precision: str = "float32"
     """Number format, e.g. mixed_float16. A Keras dtype policy ("float32", "mixed_float16",
     "mixed_bfloat16", "float16") or an Apex level ("O0" to "O3")."""
     memory: str | int = "growth"
-    """GPU memory: "growth" to take it as it is needed, or a limit per GPU in MiB."""
+    """GPU memory: "growth" allocates it as needed; a number is a limit per GPU in MiB."""
     tf32: bool = True
-    """Whether float32 matrix products and convolutions may use TensorFloat-32 (10 bits of mantissa)
-    on GPUs that have it."""
+    """Let float32 matrix products and convolutions use TensorFloat-32 (10 bits of mantissa) on GPUs
+    that support it."""
     xla: bool | None = None
-    """Whether XLA compiles steps. All of them: of training, test and predict. None, the default,
-    for on with GPUs and off on the CPU, where it makes most steps slower."""
+    """Compile steps with XLA. This includes training, test and predict steps. None, the default,
+    means True with GPUs and False on the CPU, where XLA makes most steps slower."""
     compile_cache: bool = True
-    """Whether what XLA compiles for a GPU is kept for the next process, in tfaccel/xla of the cache
-    folder (XDG_CACHE_HOME, or ~/.cache), at most 4 GiB."""
+    """Keep what XLA compiles for a GPU for later processes. The files are in tfaccel/xla of the
+    cache folder (XDG_CACHE_HOME, or ~/.cache) and take at most 4 GiB."""
     seed: int = 0
-    """The one seed of a run. Weights, dropout, data order and augmentation all derive from it."""
+    """Seed of all random numbers. Weights, dropout, data order and augmentation all depend on
+    it."""
     deterministic: bool = False
-    """The same bits in each run. By TensorFlow's deterministic kernels, which may be slower."""
+    """Make runs repeatable, bit for bit. This uses TensorFlow's deterministic kernels, which may be
+    slower."""
     peer_timeout_s: int = 60
-    """With several workers, how long one may be silent (dead, frozen or cut off; being busy is not
-    silence) until the others stop with an error that names it."""
+    """Seconds after which a silent worker stops the others with an error that names it. A worker is
+    silent if it is dead, frozen or cut off from the network; a busy worker is not silent."""
     allow_public_network: bool = False
-    """Whether workers may have public addresses. TensorFlow's ports have no password, and who
-    reaches one can run code there: say so only where a firewall closes them."""
+    """Allow workers to have public addresses. TensorFlow's ports have no password, and whoever
+    reaches one can run code there, so set this only if a firewall closes the ports."""
 
     def __post_init__(self):
         """Checks every field and stores it in its one normal form."""
@@ -77,15 +79,14 @@ def _gpu_ids(value) -> tuple[int, ...] | None:
 
 
 def _xla(value) -> bool | None:
-    if isinstance(value, str):  # from the command line, where the default is None
-        value = {"true": True, "1": True, "false": False, "0": False}.get(value.lower(), value)
-    if isinstance(value, int) and value in (0, 1):
-        value = bool(value)
-    if value is not None and not isinstance(value, bool):
+    if value is None:
+        return None
+    known = {"true": True, "1": True, "false": False, "0": False}  # text of the command line, too
+    if str(value).lower() not in known:
         raise UserError(
             f"xla={value!r}; expected True or False, or None for on with GPUs and off on the CPU"
         )
-    return value
+    return known[str(value).lower()]
 
 
 def _precision(value) -> str:

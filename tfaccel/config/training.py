@@ -1,4 +1,4 @@
-"""The model, the recipe, one step of it, and its checkpoints."""
+"""The settings of training: the model, the recipe, the step and the checkpoints."""
 
 import dataclasses
 import math
@@ -23,26 +23,26 @@ WEIGHTS_ORDERS = ("rgb", "bgr")
 @documented
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """Which architecture."""
+    """The architecture and its initial weights."""
 
     name: str = "mnist_cnn"
-    """Architecture, e.g. resnet50. "mnist_cnn", "cifar_resnet", "restoration_cnn", or any
-    architecture of `keras.applications`, in any case ("resnet50")."""
+    """Architecture, e.g. resnet50. It is "mnist_cnn", "cifar_resnet", "restoration_cnn" or any
+    architecture of `keras.applications`. Upper and lower case make no difference."""
     num_outputs: int | None = None
-    """Classes or channels that the model gives; None for the number of classes, or the channels of
-    the targets. Masks need it: how many values they have."""
+    """Number of classes or channels of the model's output. None takes the number of classes in the
+    data, or the channels of the targets. Masks need it: it is the number of values in a mask."""
     weights: str | None = None
-    """File of weights to begin from. It is a file on this machine: ".keras", ".weights.h5" or
-    ".weights.json" (of several pieces), or ".h5" as keras.applications has them. Names and shapes
-    decide what is taken. Layers that differ, as for another number of classes, begin at random, and
-    the log says so. None for random weights."""
+    """File of weights to begin from. It is a local file: ".keras", ".weights.h5", ".weights.json"
+    (an index of several files), or ".h5" in the format of keras.applications. Weights are matched
+    by name and shape. Layers that do not match, such as a head for another number of classes, start
+    with random weights, and the log lists them. None starts all layers with random weights."""
     weights_order: str = "rgb"
-    """Of the colours that these weights were trained on, "rgb" or "bgr". Of "bgr", as Keras's own
-    files for ResNet50 and VGG16 are, the first convolution is turned round, so that the model takes
-    red, green, blue and answers alike."""
+    """Order of the colour channels on which `weights` were trained: "rgb" or "bgr". Keras's own
+    files for ResNet50 and VGG16 are "bgr". For "bgr", the channels of the first convolution are
+    reversed, so that the model takes RGB and its outputs stay the same."""
     float32_layers: Sequence[str] | None = None
-    """Names of layers that compute in float32 whatever the precision, as for one in which float16
-    overflows; "*" stands for any letters. None for none."""
+    """Names of layers that compute in float32 whatever the precision, such as a layer that
+    overflows in float16. "*" stands for any letters. None means no layers."""
 
     def __post_init__(self):
         """Checks every field."""
@@ -53,7 +53,7 @@ class ModelConfig:
         check_choice("weights_order", self.weights_order, WEIGHTS_ORDERS)
         if self.weights is None and self.weights_order != "rgb":
             raise UserError(
-                f"weights_order={self.weights_order!r} without weights; give them or leave it out"
+                f"weights_order={self.weights_order!r} without weights; set weights or remove it"
             )
         object.__setattr__(self, "float32_layers", _layer_names(self.float32_layers))
 
@@ -61,59 +61,61 @@ class ModelConfig:
 @documented
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """The recipe."""
+    """The recipe: epochs, optimizer, learning rate and what decides which epoch is best."""
 
     epochs: int = 1
     """Passes over the training images."""
     optimizer: str = "adamw"
-    """Keras optimizer, by name. In any case ("adamw", "sgd", "lamb")."""
+    """Keras optimizer, by name. Examples: "adamw", "sgd", "lamb"; case makes no difference."""
     learning_rate: float = 1e-3
-    """The largest learning rate. Warm-up leads to it and decay leads away from it."""
+    """The largest learning rate. It is reached after warm-up and falls during decay."""
     base_batch_size: int | None = None
-    """The global batch that learning_rate is of: it is multiplied by global_batch_size / this (256
-    in Goyal et al. 2017, arXiv:1706.02677); None to take it as it is."""
+    """The global batch size for which learning_rate was chosen (256 in Goyal et al. 2017,
+    arXiv:1706.02677). The learning rate is multiplied by global_batch_size / base_batch_size. None
+    uses learning_rate unchanged."""
     warmup_epochs: float = 0.0
-    """Epochs in which the rate rises. It rises linearly, step by step, from the first step's to
-    learning_rate."""
+    """Epochs in which the rate rises. It rises linearly, step by step, to learning_rate."""
     decay: str = "constant"
-    """constant, step, cosine or linear. How the rate falls after warm-up: "step" multiplies it by
-    decay_factor at each of decay_epochs; "cosine" and "linear" lower it step by step, down to 0
-    after the last."""
+    """constant, step, cosine or linear. How the learning rate falls after warm-up: "step"
+    multiplies it by decay_factor at each of decay_epochs; "cosine" and "linear" lower it at every
+    step and reach 0 after the last step."""
     decay_epochs: Sequence[float] = (30, 60, 80)  # He et al. 2016 and Goyal et al. 2017
-    """For "step": after how many epochs, warm-up included."""
+    """For "step": the epochs after which the rate falls, counted with the warm-up epochs."""
     decay_factor: float = 0.1
-    """For "step": what the rate is multiplied by."""
+    """For "step": the factor by which the rate is multiplied."""
     momentum: float | None = None
-    """Of optimizers that have one, as "sgd" and "rmsprop"; None for Keras's default."""
+    """Momentum of optimizers that have one, such as "sgd" and "rmsprop". None means Keras's
+    default."""
     nesterov: bool = False
-    """Whether "sgd" looks ahead."""
+    """Use Nesterov momentum in "sgd"."""
     weight_decay: float | None = None
-    """None: the optimizer's own. Part of each weight that a step of learning rate 1 takes away, as
-    Keras defines it, apart from the gradient: PyTorch's SGD adds it to the gradient instead, so
-    that its 1e-4 with momentum 0.9 is 1e-3 here. Never of biases or of batch norm's scale and
-    offset."""
+    """Weight decay; None: optimizer's own. It is the part of each weight that a step of learning
+    rate 1 subtracts. As in Keras, it is separate from the gradient. PyTorch's SGD adds it to the
+    gradient instead, so its 1e-4 with momentum 0.9 is 1e-3 here. Biases and the scale and offset of
+    batch norm have no weight decay."""
     global_clipnorm: float | None = None
-    """What the norm of all gradients together is cut to, e.g. 1.0, after they were summed over
-    replicas and the loss scale was taken out; None not to cut."""
+    """Largest norm of all gradients together, e.g. 1.0. Larger gradients are scaled down, after
+    they are summed over replicas and the loss scale is removed. None means no limit."""
     ema_momentum: float | None = None
-    """Of the exponential moving average of the weights, e.g. 0.999, which is then measured after
-    each epoch and exported; None for the weights themselves."""
+    """Momentum of the moving average of the weights, e.g. 0.999. With it, the average weights are
+    tested after each epoch and exported. None keeps no average."""
     monitor: str = "val_loss"
-    """The metric that says what is best. By it, checkpoints are best and training stops early: a
-    metric as the logs call it. Losses should fall, all others rise."""
+    """Metric that selects the best epoch. It decides which checkpoints are the best, and early
+    stopping. Use its name in the logs. A loss should fall, every other metric should rise."""
     steps_per_execution: int | None = None
-    """Steps between two looks at what they came to: callbacks, logs, signals, checkpoints come once
-    for so many, and the GPU does not wait for them in between. On the GPUs of one process, with
-    XLA, they are one launch if the images are in GPU memory (loader="memory") and not resized, or
-    if DALI decodes them on the GPU (loader="dali_gpu"), where the batches wait for one another. If
-    all would take more than 6% of the GPU's memory, they are several launches of one length, or one
-    by one if nothing else divides them. Let it divide the steps of an epoch, or the step is
-    compiled once more for what is left over. The first execution, which compiles, counts in no
-    images_per_second. None for about 10 on GPUs, 1 on the CPU."""
+    """Number of steps in one execution. Callbacks, logs, signals and checkpoints run once per
+    execution, and the GPU does not wait for them in between. With XLA on the GPUs of one process,
+    an execution is one launch if the images are in GPU memory (loader="memory") and not resized, or
+    if DALI decodes them on the GPU (loader="dali_gpu"). With DALI, the batches of an execution are
+    collected first. If they would take more than 6% of the GPU's memory, the execution is divided
+    into several launches of equal length, down to single steps if no other length divides it.
+    Choose a number that divides the steps of an epoch; otherwise the step is compiled once more for
+    the steps that are left over. The first execution, which compiles, is not counted in
+    images_per_second. None means about 10 on GPUs and 1 on the CPU."""
     early_stopping_epochs: int | None = None
-    """Stop after so many without progress. Training ends after so many epochs without a better
-    monitor, and the best epoch's weights are exported (with ema_momentum, the last average); None
-    to train all epochs."""
+    """Epochs to wait for a better monitor. If it does not improve for this many epochs, training
+    ends and the best epoch's weights are exported (with ema_momentum, the last average). None
+    trains all epochs."""
 
     def __post_init__(self):
         """Checks every field."""
@@ -137,22 +139,23 @@ class TrainConfig:
 @documented
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-    """When the state of training is kept, and what becomes of it."""
+    """When to save checkpoints, which ones to keep, and the exit code of a saved run."""
 
     every_steps: int | None = None
-    """Steps between checkpoints. They are counted over epochs, and come beside the checkpoints
-    after epochs. None for those alone."""
+    """Steps between checkpoints. They are counted across epochs, and these checkpoints are saved in
+    addition to those after epochs. None saves only after epochs."""
     every_epochs: int = 1
-    """Epochs between checkpoints; there is one after the last in any case."""
+    """Epochs between checkpoints. The last epoch always has a checkpoint."""
     keep_last: int = 3
-    """How many of the newest are kept."""
+    """Number of newest checkpoints to keep."""
     keep_best: int = 1
-    """How many of those with the best `train.monitor` are kept beside them."""
+    """Number of checkpoints with the best `train.monitor` to keep in addition."""
     on_error: str = "stop"
-    """When one cannot be written, as on a full disk: "stop" ends training, "continue" trains on
-    with a warning and tries again at the next. Earlier ones stay in either case."""
-    exit_code: int = 143  # 128 + SIGTERM, as shells say it
-    """Of the command, once SIGTERM, SIGUSR1 or SIGINT has made it save and stop."""
+    """What to do if a checkpoint cannot be written, for example on a full disk. "stop" ends
+    training. "continue" trains on with a warning and tries again at the next checkpoint. Earlier
+    checkpoints are kept in both cases."""
+    exit_code: int = 143  # 128 + SIGTERM, as in a shell
+    """Exit code of the command after SIGTERM, SIGUSR1 or SIGINT made it save and stop."""
 
     def __post_init__(self):
         """Checks every field."""
@@ -167,59 +170,61 @@ class CheckpointConfig:
 @documented
 @dataclasses.dataclass(frozen=True)
 class StepConfig:
-    """How a step is computed, beside what Keras's `compile` says."""
+    """How a step is computed, in addition to the settings of Keras's `compile`."""
 
     sync_batchnorm: bool = False
-    """Whether batch normalization takes its statistics over all replicas' rows (training then runs
-    without XLA); otherwise each replica's own are used to normalize, and their mean is kept for
-    testing."""
+    """Compute the statistics of batch normalization over the rows of all replicas; training then
+    runs without XLA. Otherwise each replica normalizes with its own statistics, and their mean is
+    kept for testing."""
     accumulation_steps: int = 1
     """Parts of a step, to save memory. Each replica computes its rows of a step in this many parts,
-    one after the other, and updates once: a larger batch in the same memory. Batch normalization
-    then sees one part at a time."""
+    one after the other, and updates the weights once. The same memory is thus enough for a larger
+    batch. Batch normalization sees one part at a time."""
     float16_allreduce: bool = False
-    """Whether gradients travel between replicas in float16, at half the bytes."""
+    """Send gradients between replicas in float16, which halves the bytes."""
     loss_scale: str | float = "dynamic"
-    """For mixed_float16: "dynamic", or a number that stays (no step is then skipped)."""
+    """For mixed_float16: "dynamic", or a constant number (then no step is skipped)."""
     loss_scale_initial: float = 2.0**15
-    """What a dynamic scale starts from."""
+    """The first value of a dynamic loss scale."""
     loss_scale_growth_steps: int = 2000
-    """Good steps after which a dynamic scale is doubled."""
-    loss_scale_floor: float = 1e-4  # as fairseq's --min-loss-scale
-    """Training stops with an error when a dynamic scale falls below this."""
+    """Number of finite steps after which a dynamic loss scale is doubled."""
+    loss_scale_floor: float = 1e-4  # fairseq's default of --min-loss-scale
+    """Training stops with an error when a dynamic loss scale falls below this number."""
     audit_steps: int = 1000
-    """Steps between checks that all replicas hold the same variables; one more is made at the end.
-    0 for none."""
+    """Steps between checks that all replicas have the same variables. There is one more check at
+    the end. 0 turns the checks off."""
     zero_weight_is_padding: bool = False
-    """Whether rows whose sample weight is 0 (for every output) are padding: loss and metrics then
-    count the other rows alone, as if they were not in the batch. Layers do not know: batch
-    normalization in training, and what a layer adds to the loss by itself, still see them, so they
-    need values that give finite losses."""
+    """Treat rows with sample weight 0 (for every output) as padding: loss and metrics ignore them,
+    as if they were not in the batch. Layers do not ignore them: batch normalization in training,
+    and losses that a layer adds, still see padding rows. Padding rows therefore need values that
+    give finite losses."""
     label_smoothing: float = 0.0
-    """Smooth labels, e.g. by 0.1. Part of each training label that is spread evenly over all
-    classes (Szegedy et al. 2016, arXiv:1512.00567). With this, mixup or cutmix, whole-number labels
-    become probabilities in the step, [rows, classes] float32: compile with CategoricalCrossentropy.
-    """
+    """Smooth labels, e.g. by 0.1. This part of each training label is spread evenly over all
+    classes (Szegedy et al. 2016, arXiv:1512.00567). With label smoothing, mixup or cutmix, the step
+    turns whole-number labels into probabilities, [rows, classes] float32. Compile the model with
+    CategoricalCrossentropy for them."""
     mixup_alpha: float = 0.0
-    """Blend images, e.g. by 0.2. Training images and labels are blended with the next row's, by
-    Beta(this, this) (Zhang et al. 2018, arXiv:1710.09412); 0 for none."""
+    """Blend images (mixup), e.g. 0.2. Each training image and its label are blended with the next
+    row's, with a weight from Beta(mixup_alpha, mixup_alpha) (Zhang et al. 2018, arXiv:1710.09412).
+    0 turns this off."""
     cutmix_alpha: float = 0.0
-    """A rectangle of the next row's image is pasted, of an area by Beta(this, this), and the labels
-    blended by it (Yun et al. 2019, arXiv:1905.04899); 0 for none. With mixup too, each step takes
-    one of the two by chance."""
+    """Paste a rectangle of the next row's image into each training image and blend the labels
+    accordingly. The rectangle's area is drawn from Beta(cutmix_alpha, cutmix_alpha) (Yun et al.
+    2019, arXiv:1905.04899). 0 turns this off. With mixup too, each step chooses one of the two at
+    random."""
     cutout_pixels: int = 0
-    """Side of a square, about a uniformly drawn pixel of each training image and cut at the
-    borders, that is set to 0, the mean of normalised images (DeVries and Taylor 2017,
-    arXiv:1708.04552); 0 for none. After mixup and cutmix. Labels, masks and target images stay
-    whole: a restoration learns to fill the square in."""
+    """Side in pixels of a square in each training image that is set to 0, the mean of normalised
+    images (DeVries and Taylor 2017, arXiv:1708.04552). Its centre is a random pixel, and the image
+    border cuts it. 0 turns this off. It is applied after mixup and cutmix. Labels, masks and target
+    images do not change: a restoration model learns to fill the square."""
     nonfinite: str = "stop"
-    """What follows gradients, or changes of other variables, that are infinite or NaN. They are
-    never applied. "stop" ends training, at the latest an execution later, and names step and layer;
-    "skip" warns and goes on; "rollback" goes back to the last checkpoint and on with the data after
-    that step. Where a dynamic loss scale overflows, that is no fault. Weights that are not finite
-    always stop training, or roll it back."""
+    """What to do when gradients, or updates of other variables, are infinite or NaN. They are never
+    applied. "stop" ends training, at most one execution later, and names the step and the layer.
+    "skip" warns and continues. "rollback" restores the last checkpoint and continues with the data
+    after the bad step. An overflow of a dynamic loss scale is normal and is not counted. Weights
+    that are infinite or NaN always stop training or, with "rollback", restore the checkpoint."""
     max_rollbacks: int = 3
-    """How often a run goes back; then it stops."""
+    """Number of rollbacks after which a run stops."""
 
     def __post_init__(self):
         """Checks every field."""
@@ -239,12 +244,12 @@ class StepConfig:
         check_choice("nonfinite", self.nonfinite, ("stop", "skip", "rollback"))
         check_int("max_rollbacks", self.max_rollbacks, at_least=1)
         check_only_with(self, "nonfinite", {"rollback": ("max_rollbacks",)})
-        of_dynamic = [each for each in vars(self) if each.startswith("loss_scale_")]
-        check_only_with(self, "loss_scale", {"dynamic": of_dynamic})
+        dynamic_only = [each for each in vars(self) if each.startswith("loss_scale_")]
+        check_only_with(self, "loss_scale", {"dynamic": dynamic_only})
 
     @property
     def mixes_labels(self) -> bool:
-        """Whether training labels become probabilities over the classes."""
+        """True if training labels become probabilities over the classes."""
         return any((self.label_smoothing, self.mixup_alpha, self.cutmix_alpha))
 
 
@@ -272,9 +277,9 @@ def _loss_scale(value) -> str | float:
 
 def _rising(name: str, value) -> tuple[float, ...]:
     if not isinstance(value, Sequence) or isinstance(value, str):
-        raise UserError(f"{name}={value!r}; expected epochs in rising order, e.g. (30, 60, 80)")
+        raise UserError(f"{name}={value!r}; expected increasing epochs, e.g. (30, 60, 80)")
     for each in value:
         check_number(name, each, above=0)
     if sorted(set(value)) != list(value):
-        raise UserError(f"{name}={value!r}; expected epochs in rising order, each once")
+        raise UserError(f"{name}={value!r}; expected increasing epochs, each only once")
     return tuple(value)

@@ -1,22 +1,24 @@
-"""`tfaccel launch`: many processes of one job, on one machine or several, watched and restarted.
+"""`tfaccel launch`: starts the ranks of one job, on one or several machines, and watches them.
 
-Takes the command line; gives the exit code of the job. Imports no TensorFlow.
+`launch` returns the exit code of the job. This room does not import TensorFlow.
 
     options, command = options.parse(["--nproc-per-node=2", "train", "--config=..."], os.environ)
     exit_code = launch(options, command)
 
+A rank is one process of the job. A node is one machine, with one launcher.
+
     options.py       the flags
-    scheduler.py     what Slurm or mpirun says instead of them
-    node.py          one machine's launcher, on every engine: starts ranks, follows, ends them
-    coordinator.py   what node 0 decides for all: when an attempt begins and when it is over
-    gang.py          whose fault an end is, and whether to start again; arithmetic
-    rendezvous.py    how the other nodes reach node 0
-    messages.py      what they say to each other
-    ranks.py         processes, their groups and heartbeats
-    guard.py         ends them where the launcher is gone
-    rank_environment.py, stop.py, output.py: their ports, signals, and what they print
-    terminal.py      where that is shown
-    slurm.py, kubernetes.py, ray.py: what starts the launchers, on an engine
+    scheduler.py     reads Slurm's or mpirun's variables in place of flags
+    node.py          the launcher of one machine: starts, watches and ends its ranks
+    coordinator.py   decides on node 0 for all nodes when an attempt begins and ends
+    gang.py          finds the faulty rank, and decides whether to restart; only arithmetic
+    rendezvous.py    the connection of the other nodes to node 0
+    messages.py      the messages between nodes
+    ranks.py         the processes, their groups and heartbeats
+    guard.py         ends the ranks if the launcher is killed
+    rank_environment.py, stop.py, output.py: ports and variables, signals, and output of ranks
+    terminal.py      shows that output
+    slurm.py, kubernetes.py, ray.py: engines that start the launchers
 """
 
 import importlib
@@ -33,9 +35,9 @@ def launch(options: Options, command: Sequence[str]) -> int:
       command: `train` with its flags, or a Python file with its arguments.
 
     Raises:
-      UserError: a mistake in the call.
-      RunError: the job could not begin, or a node was lost.
+      UserError: there is a mistake in the call.
+      RunError: the job could not start, or a node was lost.
     """
-    # Each engine has run(options, command) -> exit code, and is imported when it is used.
+    # Each engine has run(options, command) -> exit code, and is imported only if it is used.
     room = importlib.import_module(f"tfaccel.launch.{ENGINES[options.engine]}")
     return room.run(options, command)

@@ -1,13 +1,13 @@
-"""When a gang of ranks is over, whose fault it is, whether it starts again. Arithmetic alone.
+"""Decides when a gang of ranks is over, which rank is faulty, and whether to restart.
 
-Takes how each rank stands; gives a verdict, in words, or none while the job goes well.
+This file is only arithmetic: it takes the states of all ranks, and returns a verdict or None.
 
     verdict = judge({0: RankState(...), 1: RankState(...)}, limits_of(options))
     verdict.rank, verdict.exit_code, verdict.reason     # 1, 137, "rank 1 was ended by SIGKILL"
     reason = why_not_again(verdict, restarts=1, options=options, furthest=[57, 57])
 
-Every rank of a job takes the same steps, so that the one that is least far is the one that all
-others wait for, whatever they do meanwhile; and only its own phase's limit counts.
+Every rank of a job takes the same steps. All others therefore wait for the rank with the least
+progress, whatever they do meanwhile, and only the time limit of that rank's phase counts.
 """
 
 import dataclasses
@@ -18,14 +18,15 @@ from collections.abc import Mapping, Sequence
 from tfaccel.common.tables import in_figures
 from tfaccel.launch.options import Options
 
-# Whoever ended first may have ended for another's sake, which is heard of a little later: a node
-# reports each second, TensorFlow's workers hear of a death within 2 s (2 processes, 2026-11).
+# The rank that ended first may have ended because it lost another, of which we learn a little
+# later: a node reports each second, and TensorFlow's workers notice a death within 2 s (2
+# processes, 2026-11).
 SETTLE_S = 5.0
-# Ranks have a signal by then: a second after their launcher, which node 0 hears of a second later.
+# Seconds until ranks have a signal: 1 s after their launcher, and 1 s more until node 0 knows.
 PASSED_ON_S = 3.0
 NEVER_AGAIN = {
     0: "it is done",
-    2: "exit code 2 is a mistake in the call, which would come again",
+    2: "exit code 2 is a mistake in the call, which a restart would repeat",
     130: "it was interrupted",
 }
 LONGEST_BACKOFF_S = 60.0
@@ -35,24 +36,25 @@ IN_WORDS = {
     "evaluation": "in an evaluation",
     "save": "in saving",
     "export": "in the export",
-    "own": "in the script's own work",
+    "own": "in the script's own code",
     "end": "after its end",
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class RankState:
-    """How a rank stands.
+    """The state of a rank.
 
     Attributes:
-      beats: places it has come to, the same in all ranks; see tfaccel/process/progress.py.
-      phase: what it is busy with.
-      step: the newest that it has begun.
-      age_s: since it came there; of one that has ended, since its end.
-      exit_code: 128 + n for one that signal n ended; None while it runs.
-      lost: the rank for whose sake it ends, -1 for an unknown one, None for none.
+      beats: number of places that the rank has passed, the same for all ranks; see
+        tfaccel/process/progress.py.
+      phase: what the rank is doing.
+      step: the newest step that it has begun.
+      age_s: seconds since its last beat; for a rank that has ended, since its end.
+      exit_code: 128 + n if signal n ended it; None while it runs.
+      lost: the rank whose loss ended this one, -1 if unknown, None if none was lost.
       asked: whether it has heard a signal to stop.
-      tail: of one that ended ill, its first error and last lines.
+      tail: the first error and the last lines of a rank that failed.
     """
 
     beats: int = 0
@@ -67,14 +69,14 @@ class RankState:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What ends the gang.
+    """The end of the gang.
 
     Attributes:
-      exit_code: of the launcher, if it is not started again.
-      reason: in words.
-      rank: at fault, if one is.
-      in_order: whether all stopped as a signal asked them to.
-      hung: ranks that run but come no further, of which any may be the one at fault.
+      exit_code: the launcher's exit code, if there is no restart.
+      reason: the reason in words.
+      rank: the faulty rank; None if there is none.
+      in_order: whether all ranks stopped because a signal asked them to.
+      hung: ranks that run but make no progress; any of them may be the faulty one.
     """
 
     exit_code: int
@@ -85,9 +87,9 @@ class Verdict:
 
 
 def limits_of(options: Options) -> dict[str, float]:
-    """Returns seconds without progress, by phase, as the flags set them; none is infinite.
+    """Returns the longest seconds without progress, by phase; infinite for no limit.
 
-    That of "end" is also how long others may take to follow one that has ended.
+    The limit of "end" is also how long other ranks may take to stop after one has ended.
     """
     return {
         "start": options.start_timeout_s,
@@ -103,12 +105,12 @@ def limits_of(options: Options) -> dict[str, float]:
 def judge(
     states: Mapping[int, RankState], limits: Mapping[str, float], *, stopping_s: float | None = None
 ) -> Verdict | None:
-    """Returns what ends the gang, or None while it goes on.
+    """Returns the verdict that ends the gang, or None while it continues.
 
     Args:
-      states: of all ranks, by rank.
-      limits: see there.
-      stopping_s: since this launcher was told to stop; None if it was not.
+      states: the states of all ranks.
+      limits: the result of `limits_of`.
+      stopping_s: seconds since this launcher was told to stop; None if it was not.
     """
     codes = [each.exit_code for each in states.values()]
     if all(code == 0 for code in codes):
@@ -122,14 +124,14 @@ def judge(
 def _of_ended(
     states, ended: Mapping[int, RankState], limits: Mapping[str, float]
 ) -> Verdict | None:
-    """Returns who ended ill by itself, once that can be told."""
+    """Returns which rank failed by itself; None while that is unknown."""
     by_itself = [rank for rank, each in ended.items() if each.lost is None and not _in_order(each)]
     if by_itself:
         return _ended(states, max(by_itself, key=lambda rank: ended[rank].age_s))
     first = max(ended, key=lambda rank: ended[rank].age_s)
     in_order = [rank for rank, each in ended.items() if _in_order(each)]
     if in_order:
-        # A signal let it save and stop; so do the others, which must have time for it.
+        # A signal made it save and stop. The others do the same, and need time for it.
         late = ended[first].age_s > limits["end"]
         return _stopped(states, in_order[0], late=late)
     if ended[first].age_s < SETTLE_S:
@@ -146,13 +148,13 @@ def _stopped(states, first: int, *, late: bool) -> Verdict | None:
     code = states[first].exit_code
     left = [str(rank) for rank, each in states.items() if each.exit_code is None]
     if not left:
-        return Verdict(code, "stopped as asked, its state saved", first, in_order=True)
-    reason = f"rank {first} stopped as asked, but not in time rank {', '.join(left)}"
+        return Verdict(code, "stopped as asked, with its state saved", first, in_order=True)
+    reason = f"rank {first} stopped as asked, but rank {', '.join(left)} did not stop in time"
     return Verdict(code, reason, first) if late else None
 
 
 def _in_order(state: RankState) -> bool:
-    """Returns whether a rank ended as a signal asked it to, with its state saved."""
+    """Returns whether a rank ended because a signal asked it to, with its state saved."""
     return state.phase == "end"
 
 
@@ -162,7 +164,7 @@ def _ended(states, rank: int) -> Verdict:
 
 
 def how_it_ended(code: int) -> str:
-    """Returns an exit code in words."""
+    """Returns the meaning of an exit code, in words."""
     if code > 128:
         try:
             name = signal.Signals(code - 128).name
@@ -180,19 +182,19 @@ def _lost(states, first: int, accused: int) -> str:
 
 
 def _of_slow(states, limits: Mapping[str, float], stopping_s: float | None) -> Verdict | None:
-    """Returns which rank all others wait for, if for too long."""
+    """Returns a verdict if all other ranks have waited too long for one."""
     running = {rank: each for rank, each in states.items() if each.exit_code is None}
     least = min(each.beats for each in running.values())
     last = {rank: each for rank, each in running.items() if each.beats == least}
-    # It may have waited for one that is done, and goes on since then.
+    # If it waited for a rank that is done now, its time counts from that rank's end.
     since_s = min((each.age_s for each in states.values() if each.exit_code == 0), default=math.inf)
     overdue = {
         rank: each for rank, each in last.items() if min(each.age_s, since_s) > limits[each.phase]
     }
-    # Where all stand at one place, one may be there for a good reason, as the chief that saves.
+    # If several ranks are at the same place, one may be within a longer limit: a chief that saves.
     if overdue and len(overdue) == len(last):
         return _overdue(overdue, limits, num_ranks=len(states))
-    # TensorFlow takes SIGTERM away from a program that saves nothing.
+    # TensorFlow ignores SIGTERM for a program that saves nothing.
     deaf = not any(each.asked for each in running.values())
     if stopping_s is not None and stopping_s > PASSED_ON_S + limits["end"] and deaf:
         reason = f"no rank heard the signal to stop within {in_figures(limits['end'])} s (--grace)"
@@ -203,7 +205,7 @@ def _of_slow(states, limits: Mapping[str, float], stopping_s: float | None) -> V
 def _overdue(
     overdue: Mapping[int, RankState], limits: Mapping[str, float], *, num_ranks: int
 ) -> Verdict:
-    # Of ranks at one place, those that are busy with something of their own have the longer limit.
+    # Among ranks at the same place, those with the longest limit are the ones that others wait for.
     limit = max(limits[each.phase] for each in overdue.values())
     awaited = [rank for rank, each in overdue.items() if limits[each.phase] == limit]
     rank = max(awaited, key=lambda each: overdue[each].age_s)
@@ -226,26 +228,26 @@ def why_not_again(
     furthest: Sequence[int],
     was_told_to_stop: bool = False,
 ) -> str | None:
-    """Returns why the gang may not start again; None if it may.
+    """Returns why the gang must not restart; None if it may.
 
     Args:
-      verdict: that ended it.
-      restarts: so far.
-      options: whose `max_restarts` holds.
-      furthest: the newest step that each attempt began, this one's last.
-      was_told_to_stop: whether a launcher has had a signal.
+      verdict: the verdict that ended it.
+      restarts: number of restarts so far.
+      options: the options with `max_restarts`.
+      furthest: the newest step that each attempt began; the last item is for this attempt.
+      was_told_to_stop: whether a launcher received a signal.
     """
     if verdict.exit_code in NEVER_AGAIN:
         return NEVER_AGAIN[verdict.exit_code]
     if was_told_to_stop:
         return "it was told to stop"
     if restarts >= options.max_restarts:
-        return f"{restarts} restarts of --max-restarts={options.max_restarts} are used up"
+        return f"all {options.max_restarts} restarts of --max-restarts are used up"
     if len(furthest) > 2 and max(furthest[-2:]) <= max(furthest[:-2]):
-        return f"two restarts in a row came no further than step {max(furthest)}"
+        return f"two restarts in a row got no further than step {max(furthest)}"
     return None
 
 
 def backoff_s(restarts: int) -> float:
-    """Returns how long to wait before the next start: 1, 2, 4 s..., at most a minute."""
+    """Returns the seconds to wait before the next start: 1, 2, 4, ..., at most 60."""
     return min(LONGEST_BACKOFF_S, 2.0**restarts)

@@ -1,21 +1,19 @@
-"""What ends the ranks, with all they have started, where their launcher was ended by SIGKILL.
-
-Takes process groups; gives nothing, unless this process is gone without having closed it.
+"""Ends the ranks, and everything that they started, if SIGKILL ends their launcher.
 
     guard = Guard()
     guard.watch(process.pid)
     guard.close()
 
-A process of its own that waits for the end of a pipe, which only the launcher holds.
-PR_SET_PDEATHSIG reaches a rank alone, not the rank's own children; and a parent between the
-launcher and each rank would have to pass every signal and exit code on.
+The guard is a process that waits for the end of a pipe, which only the launcher holds open.
+PR_SET_PDEATHSIG would reach only the rank itself, not its children. A parent process between the
+launcher and each rank would have to pass on every signal and exit code.
 """
 
 import contextlib
 import subprocess
 import sys
 
-# It ignores what a scheduler or a terminal sends to all.
+# The program ignores signals that a scheduler or a terminal sends to all processes.
 PROGRAM = """
 import os, signal, sys
 for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
@@ -29,10 +27,10 @@ for group in list(map(int, sys.stdin)):
 
 
 class Guard:
-    """Ends process groups when this process dies."""
+    """Ends process groups when this process dies without `close`."""
 
     def __init__(self):
-        """Watches none yet."""
+        """Starts the guard, which watches no group yet."""
         self._process = subprocess.Popen(
             [sys.executable, "-ISc", PROGRAM],
             stdin=subprocess.PIPE,
@@ -42,13 +40,13 @@ class Guard:
         )
 
     def watch(self, group: int) -> None:
-        """Watches a group too."""
-        with contextlib.suppress(BrokenPipeError):  # somebody has killed it
+        """Adds a process group."""
+        with contextlib.suppress(BrokenPipeError):  # the guard was killed
             self._process.stdin.write(f"{group}\n".encode())
             self._process.stdin.flush()
 
     def close(self) -> None:
-        """Ends nobody any more."""
+        """Ends the guard; the groups stay."""
         self._process.kill()
         self._process.wait()
         with contextlib.suppress(BrokenPipeError):

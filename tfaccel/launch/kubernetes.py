@@ -1,12 +1,10 @@
-"""A job for Kubernetes: a manifest of a JobSet, with a pod for each worker.
-
-Takes what `tfaccel launch --engine=k8s --print` was asked for; gives the manifest. Nothing is
-submitted, and it has been checked against the published schemas, not run on a cluster.
+"""A job for Kubernetes: writes the manifest of a JobSet, with a pod for each worker.
 
     print(manifest(options, command))   # kubectl apply -f -
 
-No launcher runs in the pods: the JobSet starts all of them again when one fails, which the other
-workers do when one is lost. What it does not notice is a worker that hangs in its own Python.
+Nothing is submitted. The manifest was checked against the published schemas, but not run on a
+cluster. No launcher runs in the pods. When a worker is lost, the others fail, and the JobSet then
+restarts all of them. The JobSet does not notice a worker that hangs in its own Python code.
 """
 
 import json
@@ -18,10 +16,10 @@ from tfaccel.launch.options import Options, argv_of, warn_of_secrets, workdir_of
 from tfaccel.runtime.cluster.addresses import FIRST_PORT
 
 MANIFEST = """\
-# Written by `tfaccel launch --engine=k8s --print`. Checked against the schemas that Kubernetes and
-# JobSet publish; not run on a cluster. Needs JobSet (jobset.sigs.k8s.io) in the cluster, and a
-# volume claim of this name, ReadWriteMany, which all workers share. What you may have to change:
-# the number of GPUs of a pod, and where your data are.
+# Written by `tfaccel launch --engine=k8s --print`. It was checked against the schemas that
+# Kubernetes and JobSet publish, but not run on a cluster. The cluster needs JobSet
+# (jobset.sigs.k8s.io), and a ReadWriteMany volume claim of this name, which all workers share. You
+# may have to change the number of GPUs of a pod, and the path of your data.
 apiVersion: jobset.x-k8s.io/v1alpha2
 kind: JobSet
 metadata:
@@ -43,7 +41,7 @@ spec:
           completionMode: Indexed
           completions: {num_nodes}
           parallelism: {num_nodes}
-          backoffLimit: 0 # a worker alone cannot come back
+          backoffLimit: 0 # a single worker cannot rejoin
           podFailurePolicy:
             rules:
               - action: FailJob
@@ -71,9 +69,9 @@ spec:
                       valueFrom:
                         fieldRef:
                           fieldPath: metadata.annotations['{index_annotation}']
-                    - name: HOME # for caches; user 1000 has none
+                    - name: HOME # for caches; user 1000 has no home
                       value: /tmp
-                    - name: TF_CONFIG # Kubernetes puts the index in
+                    - name: TF_CONFIG # Kubernetes inserts the index
                       value: >-
                         {tf_config}
                   securityContext:
@@ -91,8 +89,8 @@ spec:
                   persistentVolumeClaim:
                     claimName: {name}
 ---
-# TensorFlow's ports have no password: whoever reaches one can run code in the pod. This closes
-# them to all but this job's own pods, where the cluster's network heeds such policies.
+# TensorFlow's ports have no password: whoever reaches one can run code in the pod. This policy
+# closes them to all but this job's pods, if the cluster's network supports such policies.
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
 metadata:
@@ -109,7 +107,7 @@ spec:
               jobset.sigs.k8s.io/jobset-name: {name}
 """
 
-# A pod's name, NAME-worker-0-INDEX-xxxxx, may have 63 characters.
+# A pod's name, NAME-worker-0-INDEX-xxxxx, may have at most 63 characters.
 YAML_WORDS = ("null", "true", "false", "yes", "no", "on", "off", "y", "n")
 LONGEST_NAME = 40
 
@@ -117,17 +115,13 @@ LONGEST_NAME = 40
 def run(options: Options, command: Sequence[str]) -> int:
     """Prints the manifest and returns the exit code.
 
-    Args:
-      options: what the flags say.
-      command: what each worker runs.
-
     Raises:
       UserError: a flag is missing, or cannot be written into a manifest.
     """
     if not options.prints:
         raise UserError(
-            "--engine=k8s submits nothing; add --print, look the manifest through, and give it to "
-            "`kubectl apply -f FILE`"
+            "--engine=k8s cannot submit a job; add --print, read the manifest, and run `kubectl "
+            "apply -f FILE`"
         )
     warn_of_secrets(command)
     print(manifest(options, command), end="")
@@ -135,25 +129,17 @@ def run(options: Options, command: Sequence[str]) -> int:
 
 
 def manifest(options: Options, command: Sequence[str]) -> str:
-    """Returns the manifest, as YAML.
-
-    Args:
-      options: what the flags say.
-      command: what each worker runs.
-
-    Raises:
-      UserError: a flag is missing, or cannot be written into it.
-    """
+    """Returns the manifest as YAML; see `run`."""
     workdir = workdir_of(command)
     _check(options, workdir)
-    # A pod has an address of its own, so that all workers may have one port.
+    # Each pod has its own address, so all workers can use the same port.
     addresses = [
         f"{options.name}-worker-0-{index}.{options.name}:{FIRST_PORT}"
         for index in range(options.num_nodes)
     ]
-    # Of what is quoted here, JSON is YAML. Kubernetes makes a number of the index.
+    # The quoted values are JSON, which is valid YAML. Kubernetes replaces the variable by a number.
     task = '{"type": "worker", "index": $(WORKER_INDEX)}'
-    # The program of the image; and what looks like a variable of Kubernetes is to stay as it is.
+    # Use the image's Python, and escape what Kubernetes would take for a variable.
     argv = ["python", *(each.replace("$(", "$$(") for each in argv_of(command)[1:])]
     return MANIFEST.format(
         name=options.name,
@@ -173,20 +159,20 @@ def _check(options: Options, workdir: str) -> None:
         len(options.name) > LONGEST_NAME
     ):
         raise UserError(
-            f"--name={options.name!r}; expected small letters, digits and '-', at most "
-            f"{LONGEST_NAME} of them, as Kubernetes has them"
+            f"--name={options.name!r}; expected at most {LONGEST_NAME} small letters, digits and "
+            "'-', as Kubernetes requires"
         )
     if options.name in YAML_WORDS:
-        raise UserError(f"--name={options.name}, which YAML takes for no text; give another name")
+        raise UserError(f"--name={options.name} is not text in YAML; give another name")
     if not options.image:
         raise UserError("--engine=k8s without --image; give a container image with tfaccel in it")
     if options.num_ranks_per_node > 1:
         raise UserError(
             f"--nproc-per-node={options.num_ranks_per_node} with --engine=k8s, where a pod is one "
-            "process with all its GPUs; give more pods by --nnodes"
+            "process with all its GPUs; use more pods with --nnodes"
         )
     if not workdir.startswith("/") or workdir == "/":
         raise UserError(
-            f"--workdir={workdir!r} with --engine=k8s; give an absolute folder, where all pods "
-            "see the shared volume"
+            f"--workdir={workdir!r} with --engine=k8s; give the absolute path at which all pods "
+            "mount the shared volume"
         )

@@ -1,4 +1,4 @@
-"""What the launchers of a job say to each other; all of it is JSON-ready.
+"""The messages between the launchers of a job. All values are ready for JSON.
 
 Arrival(node=1, host="10.0.0.2", ports=(21034, 25110), digest="5f0c...", launcher="9e1b...")
 Report(node=1, attempt=0, states={2: RankState(...), 3: RankState(...)}, launcher="9e1b...")
@@ -13,16 +13,16 @@ from tfaccel.launch.gang import RankState
 
 @dataclasses.dataclass(frozen=True)
 class Arrival:
-    """A node that has no ranks and waits for an attempt.
+    """A node without ranks that waits for an attempt.
 
     Attributes:
-      node: which.
-      host: by which the others reach it; a loopback address on node 0's own machine.
-      ports: free there, one for each rank.
-      digest: of the command, which is the same on all.
-      launcher: which no other one is, though it may say that it is the same node.
-      stop_signal: that told its launcher to stop; 0 for none.
-      reached_at: the address at which it has reached node 0; node 0's port writes it.
+      node: the node's index.
+      host: the address at which other nodes reach it; a loopback address on node 0's machine.
+      ports: free ports of the node, one for each rank.
+      digest: the digest of the command, which must be the same on all nodes.
+      launcher: a unique name of this launcher; another one may wrongly have the same node index.
+      stop_signal: the signal that told the launcher to stop; 0 for none.
+      reached_at: the address at which it reached node 0, filled in by node 0.
     """
 
     node: int
@@ -36,7 +36,7 @@ class Arrival:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """How a node's ranks stand in an attempt."""
+    """The states of a node's ranks in an attempt."""
 
     node: int
     attempt: int
@@ -51,14 +51,14 @@ class Answer:
 
     Attributes:
       action: "wait", "start", "go" or "end".
-      attempt: that it is about.
-      addresses: of all ranks, to start.
-      reason: of an end.
-      tail: what the rank at fault printed: its first error, then its last lines.
+      attempt: the number of the attempt.
+      addresses: the addresses of all ranks, to start.
+      reason: the reason for an end.
+      tail: output of the faulty rank: its first error, then its last lines.
       is_final: whether the launcher ends too, with `exit_code`.
-      exit_code: of the job.
-      in_order: whether the ranks stopped as a signal asked them to, although that is not 0.
-      hung: ranks whose stacks tell why they come no further.
+      exit_code: the exit code of the job.
+      in_order: whether the ranks stopped because a signal asked them to; the exit code is not 0.
+      hung: ranks that make no progress, whose stacks should be printed.
     """
 
     action: str

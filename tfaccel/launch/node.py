@@ -1,6 +1,6 @@
-"""One machine's launcher: starts its ranks, reports how they stand, ends them, as node 0 decides.
+"""The launcher of one machine: starts its ranks, reports their states, and ends them.
 
-Takes the options and the command; gives the job's exit code. On one machine it is node 0 itself.
+Node 0 decides; a launcher without other machines is node 0 itself.
 
     exit_code = run(options, ["train", "--config=configs/digits.py", "--workdir=runs/a"])
 """
@@ -31,20 +31,20 @@ from tfaccel.launch.terminal import Terminal, Terminals
 log = logging.getLogger("tfaccel")
 
 POLL_S = 0.1
-REPORT_S = 1.0  # to another node; at once where a rank has ended
-# A scheduler may send its signal to ranks as well as to us, and two of them would end a rank at
-# once: so that we see first who has heard it.
+REPORT_S = 1.0  # between reports to another node; the end of a rank is reported at once
+# A scheduler may send its signal to the ranks, too, and a second signal would end a rank at once.
+# Waiting shows which ranks have already received one.
 PASS_ON_AFTER_S = 1.0
 
 
 def run(options: Options, command: Sequence[str]) -> int:
-    """Runs the command's ranks of this node until the job is over, and returns its exit code.
+    """Runs this node's ranks until the job is over, and returns the job's exit code.
 
     Raises:
-      UserError: the command cannot run as it is.
-      RunError: node 0 was lost, or never came.
+      UserError: the command cannot run.
+      RunError: node 0 was lost, or never started.
     """
-    # A parent may have it ignored: then no process has an exit code.
+    # If a parent ignored SIGCHLD, processes would have no exit codes.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     argv, digest = argv_of(command), digest_of(command)
     token = os.environ.get(TOKEN_VARIABLE, "")
@@ -52,9 +52,9 @@ def run(options: Options, command: Sequence[str]) -> int:
     with contextlib.ExitStack() as stack:
         terminals = stack.enter_context(Terminals())
         stack.enter_context(_shown_log(options, terminals.err))
-        log.info("launch: what the ranks print is kept in %s", options.log_dir)
+        log.info("launch: the output of the ranks is kept in %s", options.log_dir)
         stop = stack.enter_context(Stop())
-        stack.push(_hear_no_more_of_a_code)  # before `stop` puts back what would end the process
+        stack.push(_hear_no_more_of_a_code)  # before `stop` restores handlers that end the process
         if options.num_nodes > 1:
             check_reach(options, token=token)
         if options.node_rank == 0:
@@ -67,13 +67,13 @@ def run(options: Options, command: Sequence[str]) -> int:
 
 
 def _hear_no_more_of_a_code(error: type | None, *_) -> None:
-    """Keeps the job's exit code from a late signal; an error still has to be said, and may hang."""
+    """Ignores late signals, so that they cannot change the exit code; not after an error."""
     if error is None:
         hear_no_more()
 
 
 class _Node:
-    """The launcher's course: join, run an attempt, join again, until an answer is the last."""
+    """Joins, runs an attempt, and joins again, until an answer is final."""
 
     def __init__(
         self,
@@ -101,10 +101,10 @@ class _Node:
                 return answer.exit_code
 
     def _join(self, ports: tuple[int, ...]) -> Answer:
-        """Returns once the next attempt begins, or never will.
+        """Returns when the next attempt begins, or when it is certain that none will.
 
         Raises:
-          RunError: node 0 was not there for so long that it will not come.
+          RunError: node 0 was silent for too long.
         """
         arrival = Arrival(self._options.node_rank, "127.0.0.1", ports, self._digest, self._launcher)
         while True:
@@ -118,17 +118,17 @@ class _Node:
             time.sleep(POLL_S if self._is_local else REPORT_S / 2)
 
     def _check_silence(self) -> None:
-        """Raises where node 0 will not come, or this one was told to stop before it has."""
+        """Raises if node 0 was silent for too long, or this node was told to stop meanwhile."""
         if self._stop.signal:
             raise SystemExit(128 + self._stop.signal)
-        # Its machine answers, but nobody is there any more; before, it may be yet to start.
+        # The machine answers but has no launcher any more; before joining, it may yet start.
         gone = self._has_joined and isinstance(self._trouble, ConnectionRefusedError)
         limit_s = self._options.node_timeout_s if gone else self._options.start_timeout_s
         if self._silent_s > limit_s:
-            raise RunError(f"{self._lost()}; look into its log")
+            raise RunError(f"{self._lost()}; see its log")
 
     def _attempt(self, begun: Answer) -> Answer:
-        """Runs the ranks of this node until node 0 ends the attempt, or is lost."""
+        """Runs the ranks of this node until node 0 ends the attempt or is lost."""
         options = self._options
         first_rank = options.node_rank * options.num_ranks_per_node
         log_dir = options.log_dir / f"attempt-{begun.attempt}"
@@ -145,8 +145,12 @@ class _Node:
             hurries=lambda: self._stop.count > 1,
         ) as ranks:
             answer = self._follow(ranks, begun.attempt)
-            shown = ranks.show_stacks(answer.hung)  # while they hang: the context's end ends them
-            return _with_stacks(answer, shown, log_dir) if shown else answer
+            shown = ranks.show_stacks(answer.hung)  # now, because leaving the context ends them
+            if not shown:
+                return answer
+            names = ", ".join(map(str, shown))
+            where = f"the stacks of rank {names} are in its log in {log_dir}"
+            return dataclasses.replace(answer, reason=f"{answer.reason}; {where}")
 
     def _follow(self, ranks: Ranks, attempt: int) -> Answer:
         passed_on, reported_at, reported = 0, -math.inf, None
@@ -170,7 +174,7 @@ class _Node:
             time.sleep(POLL_S)
 
     def _pass_on(self, ranks: Ranks, passed_on: int) -> int:
-        """Passes signals on to the ranks; returns how many of them were."""
+        """Passes signals on to the ranks; returns how many were passed on."""
         if self._stop.count > 1 and passed_on < 2:
             ranks.send(signal.SIGKILL)
             return 2
@@ -180,7 +184,7 @@ class _Node:
         return passed_on
 
     def _ask(self, call: Callable, what: Arrival | Report) -> Answer | None:
-        """Returns node 0's answer; None while it is silent."""
+        """Returns node 0's answer; None if there is none."""
         try:
             answer = call(what)
         except OSError as error:
@@ -207,7 +211,7 @@ class _Node:
 
 @contextlib.contextmanager
 def _shown_log(options: Options, terminal: Terminal) -> Iterator[None]:
-    """Shows what the launcher says, until the end."""
+    """Shows the launcher's log within the context."""
     name = f"node {options.node_rank}" if options.num_nodes > 1 else "launch"
     handler = _Handler(terminal)
     handler.setFormatter(Redacted(f"[{name}] %(message)s"))
@@ -231,10 +235,10 @@ class _Handler(logging.Handler):
 
 
 def _make(log_dir: pathlib.Path) -> None:
-    """Makes the folder for the ranks' output, before there is a rank.
+    """Makes the folder for the ranks' output.
 
     Raises:
-      UserError: it cannot be written.
+      UserError: the folder cannot be written to.
     """
     try:
         log_dir.mkdir(parents=True, exist_ok=True)
@@ -242,19 +246,13 @@ def _make(log_dir: pathlib.Path) -> None:
             pass
     except OSError as error:
         raise UserError(
-            f"cannot keep the ranks' output in {log_dir} ({error.strerror}); give a folder that "
-            "can be written by --log-dir=DIR"
+            f"cannot write the ranks' output to {log_dir} ({error.strerror}); give a writable "
+            "folder by --log-dir=DIR"
         ) from error
 
 
-def _with_stacks(answer: Answer, shown: Sequence[int], log_dir: pathlib.Path) -> Answer:
-    names = ", ".join(map(str, shown))
-    where = f"the stacks of rank {names} are in its log, in {log_dir}"
-    return dataclasses.replace(answer, reason=f"{answer.reason}; {where}")
-
-
 def _show(answer: Answer) -> None:
-    """Says why an attempt is over, and what the rank at fault said last."""
+    """Logs why an attempt is over, and the last lines of the faulty rank."""
     if not answer.exit_code or answer.in_order:
         log.info("launch: %s", answer.reason)
         return

@@ -1,6 +1,6 @@
-"""What `tfaccel launch` was asked for: its flags, checked, and what a scheduler's step says.
+"""The flags of `tfaccel launch`, checked, together with the variables of a scheduler.
 
-Takes the command line and the environment; gives `Options` and the command that each rank runs.
+`parse` takes the command line and the environment, and returns `Options` and each rank's command.
 
     options, command = parse(["--nproc-per-node=2", "train", "--config=..."], os.environ)
     argv_of(command)        # [python, "-m", "tfaccel", "train", ...]
@@ -28,22 +28,22 @@ from tfaccel.runtime.cluster.addresses import in_url
 
 log = logging.getLogger("tfaccel")
 
-# What starts the launchers, and the room that does; see launch/__init__.py.
+# The engines that start the launchers, and the module of each; see launch/__init__.py.
 ENGINES = {"local": "node", "slurm": "slurm", "ray": "ray", "k8s": "kubernetes"}
 MASTER_PORT = 29400
 MOST_RANKS = 4096
-SHORTEST_NODE_TIMEOUT_S = 2.0  # a launcher reports each second
+SHORTEST_NODE_TIMEOUT_S = 2.0  # launchers report every second
 
 
 def _flag(name: str, default: object, help_: str, **more) -> Any:
-    """Returns a field that is a flag."""
+    """Returns a dataclass field with a flag."""
     flag = Flag(name, default, help_, **more)
     return dataclasses.field(default=default, metadata={"flag": flag})
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What the flags say. A field that is a flag says what it is by the flag's help.
+    """The values of the flags. The help of each flag describes its field.
 
     Seconds are infinite for no limit.
     """
@@ -52,27 +52,27 @@ class Options:
         "nproc-per-node", 1, "ranks on each machine", at_least=1, at_most=MOST_RANKS
     )
     num_nodes: int = _flag(
-        "nnodes", 1, "machines: start it once on each", at_least=1, at_most=MOST_RANKS
+        "nnodes", 1, "machines; start the command once on each", at_least=1, at_most=MOST_RANKS
     )
     node_rank: int = _flag(
-        "node-rank", 0, "which of the machines this is, from 0", at_least=0, at_most=MOST_RANKS
+        "node-rank", 0, "index of this machine, from 0", at_least=0, at_most=MOST_RANKS
     )
     master_addr: str | None = _flag(
-        "master-addr", None, "host of node 0, as the others reach it", shown="HOST"
+        "master-addr", None, "host of node 0, as other machines reach it", shown="HOST"
     )
     master_port: int = _flag(
         "master-port",
         MASTER_PORT,
-        "port on which node 0 listens for the others",
+        "port on which node 0 listens for other machines",
         at_least=1,
         at_most=65535,
     )
     max_restarts: int = _flag(
         "max-restarts",
         0,
-        "how often all may start again from the last checkpoint",
-        more="That is in all. Never after a mistake in the call (exit code 2), nor once two "
-        "restarts came no further",
+        "how often all ranks may restart from the last checkpoint",
+        more="This is the total. There is no restart after a mistake in the call (exit code 2), "
+        "or if two restarts got no further",
         at_least=0,
         at_most=MOST_RANKS,
     )
@@ -80,21 +80,21 @@ class Options:
         "start-timeout",
         1800.0,
         "seconds until the first step has ended",
-        more="Compilation counts. It is the time for all machines to come, and for what a script "
-        "does after fit or evaluate, too. 0, here and for the next three, is no limit",
+        more="Compilation is included. It is also the limit for all machines to join, and for a "
+        "script's code after fit or evaluate. Here and in the next three flags, 0 means no limit",
         at_least=0.0,
     )
     step_timeout_s: float = _flag(
         "step-timeout",
         300.0,
         "seconds without progress in training",
-        more="What one execution of several steps takes is without progress",
+        more="Within one execution of several steps there is no progress",
         at_least=0.0,
     )
     evaluation_timeout_s: float = _flag(
         "evaluation-timeout",
         600.0,
-        "seconds without progress in an evaluation, between two test batches",
+        "seconds between two test batches in an evaluation",
         at_least=0.0,
         is_rare=True,
     )
@@ -115,78 +115,77 @@ class Options:
     grace_s: float = _flag(
         "grace",
         30.0,
-        "seconds from SIGTERM to SIGKILL, and for all that a script does once `fit` has saved and "
-        "stopped at a signal",
+        "seconds from SIGTERM to SIGKILL; also for a script's code after `fit` has saved and "
+        "stopped because of a signal",
         at_least=0.1,
         is_rare=True,
     )
     log_dir: pathlib.Path = pathlib.Path("launch")
-    """For each rank's output; LOG_DIR is its flag."""
+    """Folder for each rank's output; LOG_DIR is its flag."""
     engine: str = _flag(
         "engine",
         "local",
         "what starts the processes: local, slurm, ray or k8s",
-        more="slurm writes a batch script and submits it; ray runs on "
-        "the Ray cluster that is there (the extra `ray`); k8s, with --print alone, prints a "
-        "manifest of a JobSet",
+        more="slurm writes a batch script and submits it. ray runs on an existing Ray cluster "
+        "(needs the extra `ray`). k8s prints the manifest of a JobSet, and needs --print",
         choices=tuple(ENGINES),
     )
     prints: bool = _flag(
         "print",
         False,
-        "print the script of Slurm, or the manifest, and submit nothing",
+        "print the Slurm script or the manifest, and submit nothing",
         is_rare=True,
     )
     name: str = _flag("name", "tfaccel", "name of the job, for slurm and k8s", is_rare=True)
     sbatch: str = _flag(
         "sbatch",
         "",
-        "options of slurm, e.g. '--partition=gpu --gpus-per-node=4 --time=8:00:00'",
+        "options of sbatch, e.g. '--partition=gpu --gpus-per-node=4 --time=8:00:00'",
         shown="OPTIONS",
         is_rare=True,
     )
     image: str | None = _flag(
-        "image", None, "for k8s: a container image with tfaccel in it", shown="IMAGE", is_rare=True
+        "image", None, "for k8s: a container image with tfaccel", shown="IMAGE", is_rare=True
     )
     port_chosen_by: str = ""
-    """The scheduler that chose the port, in words; "" where a flag or its default did."""
+    """The scheduler that chose the port; "" if a flag or its default did."""
 
     @property
     def node_0(self) -> str:
-        """Where node 0's launcher listens, as host:port."""
+        """The address of node 0's launcher, as host:port."""
         return f"{in_url(self.master_addr)}:{self.master_port}"
 
     @property
     def num_ranks(self) -> int:
-        """Processes in the job."""
+        """Number of processes in the job."""
         return self.num_nodes * self.num_ranks_per_node
 
 
 def parse(
     arguments: Sequence[str], environment: Mapping[str, str]
 ) -> tuple[Options, tuple[str, ...]]:
-    """Returns the options, and the command after them as it was given.
+    """Returns the options, and the command after them, unchanged.
 
     Args:
-      arguments: after `tfaccel launch`.
-      environment: of this process: a step of Slurm or Open MPI says which node this is.
+      arguments: the command line after `tfaccel launch`.
+      environment: the environment of this process; Slurm or Open MPI tell the node in it.
 
     Raises:
-      UserError: a flag is unknown or not what it may be, or there is no command.
+      UserError: a flag is unknown or has a wrong value, or there is no command.
     """
     values = define(FLAGS)
-    values.set_gnu_getopt(False)  # what follows the command is the command's
+    values.set_gnu_getopt(False)  # flags after the command belong to it
     command = tuple(parsed("launch", values, arguments, fields=all_fields()))
     argv_of(command)  # or a UserError
     given = {field: values[flag].value for flag, field in FIELDS.items() if values[flag].present}
     if given.get("engine", "local") == "local":
         given = scheduler.nodes(environment, given)
     if given.get("master_addr"):
-        given["master_addr"] = given["master_addr"].strip("[]")  # as IPv6 stands before a port
+        given["master_addr"] = given["master_addr"].strip("[]")  # IPv6 may be in brackets
     given |= {field: math.inf for field in MAY_LAST if given.get(field) == 0}
     options = Options(**given)
     _check(options, environment)
-    # Last: it may be a temporary folder, which is made.
+    # This comes last, because it may make a temporary folder.
     log_dir = _log_dir(values["log-dir"].value, command, options.engine)
     return dataclasses.replace(options, log_dir=log_dir), command
 
@@ -195,28 +194,28 @@ LOG_DIR = Flag(
     "log-dir",
     None,
     "folder for each rank's output; WORKDIR/launch by default",
-    more="It is in DIR/attempt-0/rank-0.log and so on",
+    more="The files are DIR/attempt-0/rank-0.log and so on",
     shown="DIR",
 )
 _OF_FIELDS = {
     field.name: field.metadata["flag"] for field in dataclasses.fields(Options) if field.metadata
 }
 FLAGS = (*_OF_FIELDS.values(), LOG_DIR)
-# Fields by the flag that each is, for those whose value is taken as it is.
+# The field of each flag whose value is used unchanged.
 FIELDS = {flag.name: field for field, flag in _OF_FIELDS.items()}
-YES = ("true", "t", "1")  # of absl
-# Seconds that may be 0, for no limit.
+YES = ("true", "t", "1")  # absl's true values
+# Seconds for which 0 means no limit.
 MAY_LAST = ("start_timeout_s", "step_timeout_s", "save_timeout_s", "evaluation_timeout_s")
 
 
 def argv_of(command: Sequence[str]) -> list[str]:
-    """Returns the program that a rank runs, by this Python.
+    """Returns the program that a rank runs with this Python.
 
     Args:
       command: `train` with its flags, or a Python file with its arguments.
 
     Raises:
-      UserError: it is neither.
+      UserError: the command is neither.
     """
     if not command:
         raise UserError("no command to launch; e.g. `tfaccel launch --nproc-per-node=2 train ...`")
@@ -233,7 +232,7 @@ def argv_of(command: Sequence[str]) -> list[str]:
 
 
 def workdir_of(command: Sequence[str]) -> str:
-    """Returns the last `--workdir` of the command, or an empty text; spelt as absl takes it."""
+    """Returns the last `--workdir` of the command, or ""; spelled in any way that absl accepts."""
     found = ""
     for each, following in itertools.zip_longest(command, command[1:], fillvalue=""):
         name, sign, value = each.partition("=")
@@ -250,17 +249,17 @@ def _is_dry(command: Sequence[str]) -> bool:
 
 
 def _log_dir(given: str | None, command: Sequence[str], engine: str) -> pathlib.Path:
-    """Returns the folder for the ranks' output: in the workdir, if the command names one.
+    """Returns the folder for the ranks' output: in the workdir, if the command has one.
 
-    A dry run leaves nothing there: its folder is a temporary one, or for another engine, whose
-    launchers run elsewhere, one in the current folder.
+    A dry run writes nothing there. It uses a temporary folder or, with another engine, whose
+    launchers run elsewhere, a folder in the current one.
     """
     workdir = workdir_of(command)
     is_dry = command[0] == "train" and _is_dry(command)
     if command[0] == "train" and not workdir and not is_dry:
         raise UserError(
-            "train without --workdir=DIR; give one that all ranks share, and that a restart goes "
-            "on from"
+            "train without --workdir=DIR; give a workdir that all ranks share, from which a "
+            "restart continues"
         )
     if given:
         folder = given
@@ -276,8 +275,8 @@ def _log_dir(given: str | None, command: Sequence[str], engine: str) -> pathlib.
 def _check(options: Options, environment: Mapping[str, str]) -> None:
     if environment.get("TF_CONFIG") and options.engine == "local":
         raise UserError(
-            "TF_CONFIG is set, which says already who this process is; take it out of the "
-            "environment, or start the command without `tfaccel launch`"
+            "TF_CONFIG is set, which already gives this process a place in a cluster; unset "
+            "TF_CONFIG, or run the command without `tfaccel launch`"
         )
     if options.node_rank >= options.num_nodes:
         raise UserError(
@@ -287,26 +286,30 @@ def _check(options: Options, environment: Mapping[str, str]) -> None:
     if options.engine == "local" and options.num_nodes > 1 and not options.master_addr:
         raise UserError(
             f"--nnodes={options.num_nodes} without --master-addr; give the host of node 0, as the "
-            "others reach it"
+            "other machines reach it"
         )
     if options.prints and options.engine not in ("slurm", "k8s"):
         raise UserError(
-            f"--print with --engine={options.engine}, which has no script; it is for slurm and k8s"
+            f"--print with --engine={options.engine}, which has no script; use it with slurm or k8s"
         )
 
 
 def warn_of_secrets(command: Sequence[str]) -> None:
-    """Says that a script which runs a command holds the secrets that the command was given."""
+    """Warns if a printed script contains secrets that are in its command."""
     if list(command) != list(redacted_command(command)):
         log.warning(
-            "launch: the command holds a password or a token, and so does what is printed; keep "
-            "that from others, or give the secret by a variable of the environment"
+            "launch: the command, and the text printed, contain a password or a token; do not show "
+            "it to others, or pass the secret in an environment variable"
         )
 
 
 def flags_of(options: Options) -> list[str]:
-    """Returns the flags that an engine gives to the launcher of each node, beside its place."""
-    passed_on = ("num_nodes", "num_ranks_per_node", *filter(_is_seconds, _OF_FIELDS))
+    """Returns the flags, without its place, that an engine gives to the launcher of each node."""
+    passed_on = (
+        "num_nodes",
+        "num_ranks_per_node",
+        *(each for each in _OF_FIELDS if each.endswith("_s")),
+    )
     values = {_OF_FIELDS[field].name: (field, getattr(options, field)) for field in passed_on}
     return [
         f"--{flag}={0 if value == math.inf else format(value, '.15g')}"
@@ -315,10 +318,6 @@ def flags_of(options: Options) -> list[str]:
     ]
 
 
-def _is_seconds(field: str) -> bool:
-    return field.endswith("_s")
-
-
 def digest_of(command: Sequence[str]) -> str:
-    """Returns what tells two commands apart."""
+    """Returns a text that is the same only for equal commands."""
     return hashlib.sha256("\0".join(command).encode()).hexdigest()[:16]

@@ -1,6 +1,6 @@
-"""What a rank prints: shown by its launcher with a prefix, kept in a file, and the last of it.
+"""Copies the output of a rank to the launcher's terminal and to a file, and keeps the last lines.
 
-Takes a process with pipes; gives its last lines, and the first that looks like an error.
+The input is a process with pipes. The first line that looks like an error is kept, too.
 
     output = Output(process, prefix="[rank 1] ", log=path, header="...", terminals=terminals)
     output.tail()       # ("ValueError: ...", "...", ...)
@@ -23,18 +23,18 @@ from tfaccel.launch.terminal import Terminal, Terminals
 log = logging.getLogger("tfaccel")
 
 TAIL_LINES = 15
-LONGEST_LINE = 2**16  # bytes; what is longer comes in pieces
+LONGEST_LINE = 2**16  # bytes; longer lines are split
 SHOWN_OF_LINE = 500  # characters, in a tail
-STACK = "(most recent call first):"  # what faulthandler says above each thread
-# The last line of a traceback, and what `tfaccel train` says.
+STACK = "(most recent call first):"  # faulthandler prints this above each thread
+# The last line of a traceback, or an error of `tfaccel train`.
 ERROR = re.compile(r"^(tfaccel: error: |(\w+\.)*\w*(Error|Exception|Interrupt|Exit)\b(:|$))")
 
 
 class Output:
-    """Copies both pipes of a process, each in a thread, whatever becomes of the copies.
+    """Copies both pipes of a process, each in a thread. Failed writes do not stop the copying.
 
     Attributes:
-      num_stacks: threads whose stacks were printed so far.
+      num_stacks: number of thread stacks that were printed so far.
     """
 
     def __init__(
@@ -46,19 +46,19 @@ class Output:
         header: str,
         terminals: Terminals,
     ):
-        """Begins to copy.
+        """Starts to copy.
 
         Args:
-          process: whose stdout and stderr are pipes.
-          prefix: of each line that is shown.
-          log: a file to which the lines are added as they are.
-          header: its first line of this process: another launch may have written before.
-          terminals: where lines are shown.
+          process: a process with pipes for stdout and stderr.
+          prefix: the prefix of each line that is shown.
+          log: the file to which the lines are appended without the prefix.
+          header: the first line for this process in the file, which may have earlier launches.
+          terminals: where the lines are shown.
         """
         self._prefix, self._path, self._has_complained = prefix.encode(), log, False
         self._last, self._first_error = collections.deque(maxlen=TAIL_LINES), None
         self.num_stacks = 0
-        self._lock = threading.Lock()  # of those; never held while something is written
+        self._lock = threading.Lock()  # for the fields above; never held during a write
         self._log = self._opened()
         self._write(f"{header}\n".encode(errors="replace"))
         pairs = ((process.stdout, terminals.out), (process.stderr, terminals.err))
@@ -70,16 +70,16 @@ class Output:
 
     @property
     def is_done(self) -> bool:
-        """Whether all is copied, of a process that has ended."""
+        """True if everything is copied, and the process has ended."""
         return not any(each.is_alive() for each in self._threads)
 
     def tail(self) -> tuple[str, ...]:
-        """Returns the first error, if there is one, then the last lines."""
+        """Returns the first error, or "" if there is none, then the last lines."""
         with self._lock:
             return (self._first_error or "", *self._last)
 
     def close(self, timeout_s: float) -> None:
-        """Copies what is left, for as long; what comes later goes on to be copied."""
+        """Waits this long for the rest to be copied. The threads copy on after that."""
         ends = time.monotonic() + timeout_s
         for each in self._threads:
             each.join(max(0.0, ends - time.monotonic()))
@@ -87,7 +87,7 @@ class Output:
             self._log.close()
 
     def _copy(self, pipe, terminal: Terminal) -> None:
-        # To its end in any case: a rank whose pipe is closed or full would die of it, or wait.
+        # Read to the end in any case: a rank with a closed or full pipe would die or wait.
         with pipe:
             while line := pipe.readline(LONGEST_LINE):
                 self._remember(line)
@@ -122,7 +122,7 @@ class Output:
         if not self._has_complained:
             self._has_complained = True
             log.error(
-                "launch: cannot write %s (%s); the rank goes on, and what it prints is only shown",
+                "launch: cannot write %s (%s); the rank continues, and its output is only shown",
                 self._path,
                 error.strerror,
             )

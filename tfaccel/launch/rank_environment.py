@@ -1,7 +1,7 @@
-"""What tells a rank who it is: free ports of this machine, and its environment.
+"""The free ports of this machine, and the environment that gives a rank its place.
 
 with free_ports(2) as ports:
-    ...     # (21034, 25110), until they are all given out
+    ...     # (21034, 25110), reserved until the context ends
 environment(["10.0.0.1:21034", "10.0.0.2:25110"], rank=1)["TF_CONFIG"]
 """
 
@@ -16,13 +16,13 @@ from tfaccel.common.errors import RunError
 from tfaccel.launch.rendezvous import TOKEN_VARIABLE
 from tfaccel.runtime.cluster.addresses import FIRST_PORT, LAST_PORT
 
-# What would tell a rank of a job that is not the launcher's, and contradict its TF_CONFIG.
+# Variables of a job that is not the launcher's, which would contradict a rank's TF_CONFIG.
 FOREIGN = ("SLURM_", "OMPI_", "PMIX_", "PMI_", "PRTE_")
 
 
 @contextlib.contextmanager
 def free_ports(count: int) -> Iterator[tuple[int, ...]]:
-    """Yields ports of this machine, which nobody else can take within the context."""
+    """Yields free ports of this machine, which no other process can take within the context."""
     with contextlib.ExitStack() as stack:
         ports = []
         candidates = random.SystemRandom().sample(range(FIRST_PORT, LAST_PORT + 1), 100 + 2 * count)
@@ -36,12 +36,15 @@ def free_ports(count: int) -> Iterator[tuple[int, ...]]:
             if len(ports) == count:
                 break
         else:
-            raise RunError(f"no {count} ports are free in {FIRST_PORT}..{LAST_PORT}")
+            raise RunError(
+                f"fewer than {count} ports are free in {FIRST_PORT}..{LAST_PORT}; end processes "
+                "that use them"
+            )
         yield tuple(ports)
 
 
 def environment(addresses: Sequence[str], rank: int) -> dict[str, str]:
-    """Returns a rank's environment: ours, and who it is instead of whose job the launcher is."""
+    """Returns a rank's environment: the launcher's without its job's variables, with TF_CONFIG."""
     kept = {
         name: value
         for name, value in os.environ.items()

@@ -1,13 +1,12 @@
-"""The ranks of one machine: started, watched and ended as process groups that leave no orphan.
+"""The ranks of one machine: started, watched, and ended with everything that they started.
 
-Takes a program and each rank's environment; gives how each stands.
-
-    with Ranks(argv, environments, first_rank=2, ...) as ranks:     # ended on the way out
-        ranks.states()          # {2: RankState(...), 3: RankState(...)}
-        ranks.send(signal.SIGTERM)
-        ranks.show_stacks([2])  # where it hangs, which it prints
+with Ranks(argv, environments, first_rank=2, ...) as ranks:     # ended on the way out
+    ranks.states()          # {2: RankState(...), 3: RankState(...)}
+    ranks.send(signal.SIGTERM)
+    ranks.show_stacks([2])  # prints where it hangs
 """
 
+import contextlib
 import datetime
 import logging
 import os
@@ -31,14 +30,14 @@ log = logging.getLogger("tfaccel")
 
 POLL_S = 0.05
 DRAIN_S = 1.0  # for the last lines of a rank that has ended
-STACKS_S = 1.0  # for a rank that hangs to print its stacks, which have no last line to wait for
-CLOSE_S = 5.0  # for pipes that something else than the ranks' groups holds open, of all
+STACKS_S = 1.0  # for a hung rank to print its stacks, which have no recognizable last line
+CLOSE_S = 5.0  # for all pipes that processes outside the ranks' groups keep open
 
 
-class Ranks:
-    """Processes of one attempt. Start them in a thread that outlives them: they die with it.
+class Ranks(contextlib.AbstractContextManager):
+    """The processes of one attempt. They die with the thread that starts them.
 
-    So does what they have started, unless it has left its rank's process group (setsid).
+    Everything that they started dies too, unless it left its rank's process group (setsid).
     """
 
     def __init__(
@@ -52,16 +51,16 @@ class Ranks:
         grace_s: float,
         hurries: Callable[[], bool] = bool,
     ):
-        """Starts them.
+        """Starts the ranks.
 
         Args:
           argv: the program.
-          environments: one for each rank.
-          first_rank: the first one's rank.
-          log_dir: of this attempt, for each rank's output; made if it is not there.
-          terminals: where it is shown too.
-          grace_s: from SIGTERM to SIGKILL.
-          hurries: whether SIGKILL is to come at once.
+          environments: the environment of each rank.
+          first_rank: the rank of the first one.
+          log_dir: the attempt's folder for each rank's output; it is made if it does not exist.
+          terminals: where the output is shown, too.
+          grace_s: seconds from SIGTERM to SIGKILL.
+          hurries: returns whether to send SIGKILL without waiting.
         """
         self._grace_s, self._hurries, self._ranks = grace_s, hurries, {}
         self._heartbeats = temporary.Held("launch")
@@ -76,37 +75,33 @@ class Ranks:
             self.end()
             raise
 
-    def __enter__(self) -> "Ranks":
-        """Returns the ranks."""
-        return self
-
     def __exit__(self, *_):
-        """Ends them."""
+        """Ends the ranks."""
         self.end()
 
     def states(self) -> dict[int, RankState]:
-        """Returns how each stands, by rank."""
+        """Returns the states by rank."""
         return {rank: each.state() for rank, each in self._ranks.items()}
 
     def send(self, number: signal.Signals, *, unless_asked: bool = False) -> None:
-        """Sends a signal to each rank's whole group.
+        """Sends a signal to each rank's process group.
 
         Args:
           number: the signal.
-          unless_asked: leave out those that have heard one: a second one would end them at once.
+          unless_asked: leave out ranks that have heard a signal; a second would end them at once.
         """
         for each in self._ranks.values():
             if not (unless_asked and each.state().asked):
                 each.send(number)
 
     def show_stacks(self, hung: Sequence[int]) -> list[int]:
-        """Makes ranks print where their threads are, before they are ended.
+        """Makes ranks print the stacks of their threads, before they are ended.
 
         Args:
-          hung: which; those of other machines, and those that cannot, are left out.
+          hung: the ranks. Those of other machines, and those that cannot print, are ignored.
 
         Returns:
-          Those that did; one that is frozen does not.
+          The ranks that printed. A frozen rank does not.
         """
         before = {
             rank: each.num_stacks
@@ -118,14 +113,14 @@ class Ranks:
         return [rank for rank, count in before.items() if self._ranks[rank].num_stacks > count]
 
     def end(self) -> None:
-        """Ends all: SIGTERM, and after the grace SIGKILL, to whole groups."""
+        """Ends all process groups: with SIGTERM, and with SIGKILL after the grace."""
         self.send(signal.SIGTERM, unless_asked=True)
         ends = time.monotonic() + self._grace_s
         while time.monotonic() < ends and not self._hurries():
             if all(each.exit_code() is not None for each in self._ranks.values()):
                 break
             time.sleep(POLL_S)
-        self.send(signal.SIGKILL)  # to groups whose leader has ended as well: others may be left
+        self.send(signal.SIGKILL)  # also to groups without their leader
         self._wait()
         ends = time.monotonic() + CLOSE_S
         for each in self._ranks.values():
@@ -138,14 +133,14 @@ class Ranks:
         for rank, each in self._ranks.items():
             if not each.wait(ends):
                 log.error(
-                    "launch: rank %d cannot be ended: process %d still runs %g s after SIGKILL, "
-                    "perhaps in a driver or on a lost disk; look at it with ps",
+                    "launch: rank %d did not end: process %d still runs %g s after SIGKILL, "
+                    "perhaps in a driver or on a lost disk; check it with ps",
                     *(rank, each.pid, KILLED_S),
                 )
 
 
 class _Rank:
-    """One process, and its group."""
+    """One process and its group."""
 
     def __init__(
         self, argv: Sequence[str], environment: Mapping[str, str], heartbeat: pathlib.Path
@@ -153,7 +148,7 @@ class _Rank:
         self._heartbeat, self._ended_at = heartbeat, None
         self._argv, self._output = argv, None
         progress.write(heartbeat, progress.Progress(since=time.monotonic()))
-        # It dies with its launcher. What it has started is the guard's.
+        # The rank dies with its launcher. The guard ends what the rank has started.
         self._child = Child(
             argv,
             env={**environment, progress.VARIABLE: str(heartbeat), "PYTHONUNBUFFERED": "1"},
@@ -170,7 +165,7 @@ class _Rank:
         )
 
     def exit_code(self) -> int | None:
-        """Returns it, 128 + n for signal n; None while it runs."""
+        """Returns the exit code, 128 + n for signal n; None while the process runs."""
         code = self._child.exit_code()
         if code is not None and self._ended_at is None:
             self._ended_at = time.monotonic()
@@ -178,7 +173,7 @@ class _Rank:
 
     def state(self) -> RankState:
         code = self.exit_code()
-        # Ended only once its last lines are there: whoever asks never waits for them.
+        # Report the end only when the last lines are copied, so that the caller need not wait.
         if code is not None and not self._output.is_done:
             code = None if time.monotonic() - self._ended_at < DRAIN_S else code
         now = progress.read(self._heartbeat)
@@ -198,17 +193,17 @@ class _Rank:
         return self._output.num_stacks
 
     def asks_for_stacks(self) -> bool:
-        """Returns whether it was asked: not where the signal would end it, or is its own."""
-        # A child that speaks for it is not asked: its number may be somebody else's by now.
+        """Asks for the stacks, unless the signal would end the process or has another handler."""
+        # The process id in the heartbeat may be a child's, which may have ended since.
         says_so = progress.read(self._heartbeat).shows_stacks == self.pid
-        # It may have put the default back since its last beat.
+        # The script may have restored the default handler since its last beat.
         if not (says_so and progress.catches(self.pid, progress.STACKS_SIGNAL)):
             return False
-        os.kill(self.pid, progress.STACKS_SIGNAL)  # not its group, where others would die of it
+        os.kill(self.pid, progress.STACKS_SIGNAL)  # not to the group: other processes would die
         return True
 
     def wait(self, ends: float) -> bool:
-        """Returns whether it has ended, once it has or the time is over."""
+        """Waits until the process has ended or `ends` is past; returns whether it has ended."""
         try:
             self._child.process.wait(max(0.0, ends - time.monotonic()))
         except subprocess.TimeoutExpired:

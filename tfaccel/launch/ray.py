@@ -1,14 +1,14 @@
-"""A job on a Ray cluster: one launcher on each node, which Ray starts again elsewhere if need be.
+"""A job on a Ray cluster: Ray starts one launcher on each node, and restarts them after a fault.
 
-Takes what `tfaccel launch --engine=ray` was asked for; gives the job's exit code. Needs the extra
-`ray`, the package and the workdir on all nodes, and a cluster that runs:
+`run` returns the job's exit code. It needs the extra `ray`, the package and the workdir on all
+nodes, and a running cluster:
 
     ray start --head                            # and `ray start --address=HOST:PORT` on others
     tfaccel launch --engine=ray --nnodes=2 --max-restarts=3 train ...
 
-Ray's TensorflowTrainer finds the nodes, and begins the launchers again after a fault. They meet
-where its TF_CONFIG has worker 0. It sets TF_USE_LEGACY_KERAS too, with which Keras 3 does not
-start: that is taken out again. Ctrl-C ends all ranks at once, unsaved since the last checkpoint.
+Ray's TensorflowTrainer finds the nodes. The launchers meet at the address of worker 0 in its
+TF_CONFIG. The trainer also sets TF_USE_LEGACY_KERAS, with which Keras 3 does not start, so it is
+removed. Ctrl-C ends all ranks at once, and progress since the last checkpoint is lost.
 """
 
 import json
@@ -34,15 +34,13 @@ log = logging.getLogger("tfaccel")
 
 
 def run(options: Options, command: Sequence[str]) -> int:
-    """Runs the job on the cluster that is there, and returns its exit code.
+    """Runs the job on the existing cluster, and returns its exit code.
 
-    Args:
-      options: what the flags say; a node of Ray's gives all its cores and GPUs to a launcher.
-      command: what each rank runs.
+    The launcher of a node gets all its cores and GPUs.
 
     Raises:
       UserError: Ray is not installed, or there is no cluster.
-      RunError: Ray gave the job up for a reason of its own.
+      RunError: Ray gave up the job for another reason.
     """
     _connect()
     from ray.train import FailureConfig, RunConfig, ScalingConfig
@@ -84,13 +82,13 @@ def _connect() -> None:
         ray.init(address=os.environ.get("RAY_ADDRESS", "auto"))
     except ConnectionError as error:
         raise UserError(
-            "there is no Ray cluster here; begin one with `ray start --head`, or name one in "
-            "RAY_ADDRESS"
+            "there is no Ray cluster here; start one with `ray start --head`, or set RAY_ADDRESS "
+            "to the address of one"
         ) from error
 
 
 def _of_a_node() -> dict[str, float]:
-    """Returns what every node has of cores and GPUs; those without GPUs do not count beside others.
+    """Returns the cores and GPUs that every node has. If some nodes have GPUs, only those count.
 
     Raises:
       UserError: no node is alive.
@@ -109,7 +107,7 @@ def _of_a_node() -> dict[str, float]:
 
 
 def _in_thread(call: Callable[[], int]) -> int:
-    """Returns what `call` does. In the main thread Ray would take Ctrl-C, and exit with code 1."""
+    """Returns the result of `call`. In the main thread, Ray would turn Ctrl-C into exit code 1."""
     outcomes = queue.SimpleQueue()
 
     def run() -> None:
@@ -129,7 +127,7 @@ def _exit_code(trainer) -> int:
     """Runs the trainer to its end, and returns the launchers' exit code.
 
     Raises:
-      RunError: no launcher gave one.
+      RunError: Ray failed without an exit code of a launcher.
     """
     from ray.train import TrainingFailedError
 
@@ -143,14 +141,13 @@ def _exit_code(trainer) -> int:
 
 
 def _launch(job: dict) -> int:
-    """Runs one node's launcher, in a worker of Ray's, and returns its exit code.
+    """Runs one node's launcher in a worker of Ray, and returns its exit code.
 
     Raises:
-      RunError: the job is to begin again.
+      RunError: Ray should restart the job.
     """
     environment = dict(os.environ)
-    # The trainer's, for Keras 2.
-    environment.pop("TF_USE_LEGACY_KERAS", None)
+    environment.pop("TF_USE_LEGACY_KERAS", None)  # the trainer sets it, for Keras 2
     tf_config = json.loads(environment.pop("TF_CONFIG"))
     host, _, port = tf_config["cluster"]["worker"][0].rpartition(":")
     place = [
@@ -159,13 +156,13 @@ def _launch(job: dict) -> int:
         f"--master-port={port}",
     ]
     launcher = [sys.executable, "-m", "tfaccel", "launch", *job["flags"], *place, *job["command"]]
-    # It dies with this thread, and its ranks with it.
+    # The launcher dies with this thread, and its ranks with it.
     done = subprocess.run(
         dying_with_this(launcher),
         env=environment | {TOKEN_VARIABLE: job["token"], PORT_VARIABLE: "Ray"},
         cwd=job["folder"],
     )
     if done.returncode not in NEVER_AGAIN:
-        code = done.returncode if done.returncode >= 0 else 128 - done.returncode  # of a signal
+        code = done.returncode if done.returncode >= 0 else 128 - done.returncode  # for a signal
         raise RunError(f"launcher ended with exit code {code}")
     return done.returncode

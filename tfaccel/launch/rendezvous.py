@@ -1,14 +1,14 @@
-"""How the launchers of other nodes reach that of node 0: JSON over HTTP, one request at a time.
+"""The connection of other nodes' launchers to node 0's: JSON over HTTP, one message per request.
 
-Takes a Coordinator on node 0, and its address on the others; gives both the same two methods.
+Node 0 serves its Coordinator, and the Client of another node has the same two methods.
 
     check_reach(options, token="")          # UserError for a public address
     with serving(coordinator, options, token=""): ...
     link = Client(options, token="")
     link.join(arrival); link.report(report)     # an Answer, or ConnectionError
 
-It is reached by whoever reaches the port. With a token, in TFACCEL_LAUNCH_TOKEN on every node, only
-who has it is answered. Nothing but these values is read, and no program ever comes by this way.
+Whoever can reach the port can send messages. With a token, in TFACCEL_LAUNCH_TOKEN on every node,
+only requests with that token are answered. Messages contain only values, and never a program.
 """
 
 import contextlib
@@ -35,33 +35,33 @@ log = logging.getLogger("tfaccel")
 
 TOKEN_VARIABLE = "TFACCEL_LAUNCH_TOKEN"
 REQUEST_TIMEOUT_S = 5.0
-LARGEST_BODY = 2**22  # bytes: 16 lines of 500 characters for each of many ranks
+LARGEST_BODY = 2**22  # bytes; a rank may send 16 lines of 500 characters
 POLL_S = 0.1
 
 
 class Client:
-    """A node's side."""
+    """The side of a node other than node 0."""
 
     def __init__(self, options: Options, *, token: str):
-        """Connects to nobody yet."""
+        """Does not connect yet."""
         self._host, self._port = options.master_addr, options.master_port
-        # A request that fails is not all of the time for which a node may be silent.
+        # The timeout of one request is only a part of the time for which a node may be silent.
         self._timeout_s = min(REQUEST_TIMEOUT_S, options.node_timeout_s / 4)
         self._headers = {"Content-Type": "application/json"}
         if token:
             self._headers["Authorization"] = _bearer(token)
 
     def join(self, arrival: Arrival) -> Answer:
-        """As Coordinator.join; the arrival's host becomes the address that reaches node 0.
+        """Calls Coordinator.join on node 0, with the address at which node 0 sees this node.
 
         Raises:
           OSError: node 0 cannot be reached.
-          UserError: it does not take this node's word.
+          UserError: node 0 rejects the token.
         """
         return self._ask("/join", arrival)
 
     def report(self, report: Report) -> Answer:
-        """As Coordinator.report; raises as `join`."""
+        """Calls Coordinator.report on node 0; raises the errors of `join`."""
         return self._ask("/report", report)
 
     def _ask(self, path: str, what: Arrival | Report) -> Answer:
@@ -79,23 +79,23 @@ class Client:
                 raise ConnectionError(f"no answer in HTTP: {error!r}") from error
         if response.status == http.HTTPStatus.UNAUTHORIZED:
             raise UserError(
-                f"node 0 at {in_url(self._host)}:{self._port} refuses the token of "
-                f"{TOKEN_VARIABLE}; set the same on all nodes"
+                f"node 0 at {in_url(self._host)}:{self._port} rejects the token of "
+                f"{TOKEN_VARIABLE}; set the same token on all nodes"
             )
         if response.status != http.HTTPStatus.OK:
             raise ConnectionError(f"HTTP status {response.status}")
         try:
             return _answer(json.loads(text))
         except (KeyError, TypeError, ValueError) as error:
-            raise ConnectionError("an answer of another program than node 0's launcher") from error
+            raise ConnectionError("the answer is not from a launcher of tfaccel") from error
 
 
 def check_reach(options: Options, *, token: str) -> None:
-    """Looks at who reaches node 0's port; a host that has no address yet is none to speak of.
+    """Checks who can reach node 0's port; skips a host that has no address yet.
 
     Raises:
-      UserError: everybody does, and there is no token; or the address leads no other machine to
-        node 0.
+      UserError: the port is public and there is no token, or other machines cannot reach node 0 at
+        this address.
     """
     try:
         found = look_up(options.master_addr)
@@ -103,18 +103,18 @@ def check_reach(options: Options, *, token: str) -> None:
         return
     if any(map(is_any, found)):
         raise UserError(
-            f"--master-addr={options.master_addr} stands for all addresses of any machine, and "
-            "leads nobody to node 0; give the address by which the other nodes reach it"
+            f"--master-addr={options.master_addr} means all addresses of a machine, so it does not "
+            "lead to node 0; give the address at which the other nodes reach node 0"
         )
     if token:
         return
     where = options.node_0
     if options.node_rank == 0 and _is_own_name(options.master_addr, found):
         raise UserError(
-            f"--master-addr={options.master_addr} is {sorted(found)[0]} on this machine, where no "
-            "other machine comes in; give this machine's address in the network instead of its "
-            f"name, or set the same secret as {TOKEN_VARIABLE} on all nodes: node 0 then listens "
-            "on all addresses"
+            f"--master-addr={options.master_addr} is {sorted(found)[0]} on this machine, which no "
+            "other machine can reach; give this machine's network address instead of its name, or "
+            f"set the same secret as {TOKEN_VARIABLE} on all nodes: node 0 then listens on all "
+            "addresses"
         )
     if open_to_all := public(found):
         raise UserError(
@@ -133,12 +133,12 @@ def check_reach(options: Options, *, token: str) -> None:
 
 @contextlib.contextmanager
 def serving(coordinator: Coordinator, options: Options, *, token: str) -> Iterator[None]:
-    """Within the context other nodes are answered; at its end, until all know that it is over.
+    """Answers the other nodes within the context. At the end, waits until all know the outcome.
 
     Raises:
-      UserError: the address is none of this machine, or the port that a flag gives is taken, or
-        without a token the address would be all of this machine's.
-      RunError: a port that a scheduler chose is taken: another start has another.
+      UserError: this machine does not have the address, the port of a flag is in use, or the
+        address means all addresses and there is no token.
+      RunError: a port that a scheduler chose is in use; another start has another port.
     """
     family, address = _listening_address(options, token=token)
     handler = type("Handler", (_Handler,), {"coordinator": coordinator, "token": token})
@@ -165,7 +165,8 @@ def _cannot_listen(address: str, options: Options, error: OSError) -> UserError 
     where = f"cannot listen on {in_url(address)}:{options.master_port} ({error.strerror})"
     if error.errno == errno.EADDRINUSE and options.port_chosen_by:
         return RunError(
-            f"{where}, a port that {options.port_chosen_by} chose; start the job again, for another"
+            f"{where}, a port that {options.port_chosen_by} chose; start the job again to get "
+            "another port"
         )
     return UserError(
         f"{where}; give this machine's address as --master-addr, and a free --master-port"
@@ -177,17 +178,18 @@ def _bearer(token: str) -> bytes:
 
 
 def _is_own_name(host: str, found: Iterable[str]) -> bool:
-    """Returns whether a host is this machine by a name that leads here from here alone.
+    """Returns whether a host is a name of this machine that other machines cannot use.
 
-    Debian gives a machine's own name to 127.0.1.1, where no other machine comes in.
+    Debian maps a machine's own name to 127.0.1.1, which no other machine can reach.
     """
     return host not in ("localhost", *found) and all(map(is_loopback, found))
 
 
 def _listening_address(options: Options, *, token: str) -> tuple[int, str]:
-    """Returns the family and the address that node 0 listens on: the one that the others use.
+    """Returns the family and the address on which node 0 listens: the one that other nodes use.
 
-    It is "", for all addresses, only with a token and where the name leads here from here alone.
+    The address is "", for all addresses, only if there is a token and other machines cannot use the
+    name's address.
     """
     try:
         found = socket.getaddrinfo(
@@ -195,19 +197,19 @@ def _listening_address(options: Options, *, token: str) -> tuple[int, str]:
         )
     except (OSError, UnicodeError) as error:
         raise UserError(
-            f"--master-addr={options.master_addr} is not known here ({error}); give node "
-            "0's address"
+            f"--master-addr={options.master_addr} cannot be looked up ({error}); give node 0's "
+            "address"
         ) from error
     family, *_, (address, *_) = found[0]
     if is_any(address) and not token:
         raise UserError(
-            f"--master-addr={options.master_addr} is {address}, all addresses of this machine; "
-            "give one of them"
+            f"--master-addr={options.master_addr} is {address}, which means all addresses of this "
+            "machine; give one of them"
         )
     if token and _is_own_name(options.master_addr, {each[4][0] for each in found}):
         log.warning(
-            "launch: %s is %s on this machine, where no other machine comes in: node 0 listens on "
-            "all addresses, and answers only who has the token",
+            "launch: %s is %s on this machine, which no other machine can reach, so node 0 listens "
+            "on all addresses, and answers only requests with the token",
             options.master_addr,
             address,
         )
@@ -216,7 +218,7 @@ def _listening_address(options: Options, *, token: str) -> tuple[int, str]:
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-    """One request of a node."""
+    """Handles one request of a node."""
 
     coordinator: Coordinator
     token: str
@@ -224,7 +226,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self):
         """Answers a node."""
-        # As text they may not be compared: whoever comes may write any bytes.
+        # compare_digest takes non-ASCII only as bytes, and a client may send any bytes.
         given = self.headers.get("Authorization", "").encode("latin-1")
         if self.token and not hmac.compare_digest(given, _bearer(self.token)):
             self.send_error(http.HTTPStatus.UNAUTHORIZED)
@@ -256,7 +258,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return self.coordinator.report(Report(**body | {"states": states}))
 
     def log_message(self, *_):
-        """Says nothing of each request."""
+        """Does not log requests."""
 
 
 def _answer(body: dict) -> Answer:

@@ -1,6 +1,6 @@
-"""What a step of Slurm, or mpirun, says of the nodes that `tfaccel launch` runs on.
+"""Reads the nodes of `tfaccel launch` from the variables of Slurm or mpirun.
 
-Takes the environment and the flags; gives both together.
+`nodes` combines them with the flags.
 
     srun --ntasks-per-node=1 tfaccel launch --nproc-per-node=4 train ...
     nodes(os.environ, {"num_ranks_per_node": 4})
@@ -14,27 +14,27 @@ from tfaccel.runtime.cluster import open_mpi, slurm
 from tfaccel.runtime.cluster.addresses import base_port
 from tfaccel.runtime.cluster.place import Claim
 
-# By which an engine that chooses the port itself, and gives it as a flag, says its own name.
+# The variable in which an engine that chooses the port, and passes it as a flag, gives its name.
 PORT_VARIABLE = "TFACCEL_LAUNCH_PORT_CHOSEN_BY"
 
 
 def nodes(environment: Mapping[str, str], given: Mapping) -> dict:
-    """Returns what the flags say, and what they leave to the scheduler.
+    """Returns the values of the flags, completed by those of the scheduler.
 
     Args:
-      environment: of this process.
-      given: fields of Options that flags set.
+      environment: the environment of this process.
+      given: the fields of Options that flags set.
 
     Raises:
-      UserError: the scheduler has not one task on each node, or a flag contradicts it.
+      UserError: the scheduler does not run one task per node, or a flag contradicts it.
     """
     found = _found(environment)
     for flag, field in (("nnodes", "num_nodes"), ("node-rank", "node_rank")):
         both = field in given and field in found
         if both and given[field] != found[field]:
             raise UserError(
-                f"--{flag}={given[field]}, but the scheduler's step says {found[field]}; leave the "
-                "flag out"
+                f"--{flag}={given[field]}, but the scheduler's value is {found[field]}; remove the "
+                "flag"
             )
     if "master_port" in given:
         found["port_chosen_by"] = environment.get(PORT_VARIABLE, "")
@@ -53,16 +53,16 @@ def _found(environment: Mapping[str, str]) -> dict:
     elif claim := open_mpi.claim(environment):
         num_local = int(environment.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
         _check_one_per_node(claim, claim.num_workers // num_local, "mpirun --map-by ppr:1:node")
-        place = {}  # it does not say where the nodes are
+        place = {}  # it does not tell the nodes' addresses
     else:
         return {}
     return {"num_nodes": claim.num_workers, "node_rank": claim.worker_index, **place}
 
 
-def _check_one_per_node(claim: Claim, num_nodes: int, cure: str) -> None:
+def _check_one_per_node(claim: Claim, num_nodes: int, fix: str) -> None:
     if claim.num_workers != num_nodes:
         raise UserError(
-            f"{claim.source} has {claim.num_workers} tasks on {num_nodes} node(s); expected one "
-            f"launcher on each, which starts the ranks itself: `{cure} tfaccel launch "
+            f"{claim.source} has {claim.num_workers} tasks on {num_nodes} node(s); start only one "
+            f"launcher per node, which then starts the ranks: `{fix} tfaccel launch "
             "--nproc-per-node=...`"
         )

@@ -1,13 +1,11 @@
-"""A job for Slurm: a batch script with one launcher on each node, which is queued again if need be.
-
-Takes what `tfaccel launch --engine=slurm` was asked for; gives the script, and submits it.
+"""A job for Slurm: writes and submits a batch script with one launcher on each node.
 
     print(script(options, command))     # --print
-    run(options, command)               # writes it into the log folder, then sbatch
+    run(options, command)               # writes it into the log folder, then runs sbatch
 
-Where a node is lost, the launchers of the others end, and the job may end with them before Slurm's
-own --requeue knows of the loss. So the script asks for it, by the exit code; whichever comes first
-counts as one of --max-restarts.
+If a node is lost, the launchers of the other nodes end, and the job may end with them before
+Slurm's own --requeue notices the loss. Therefore the script requeues the job itself, according to
+the exit code. Both kinds of restart count towards --max-restarts.
 """
 
 import json
@@ -27,30 +25,30 @@ from tfaccel.launch.options import Options, flags_of, warn_of_secrets
 
 log = logging.getLogger("tfaccel")
 
-# How long before the time limit all ranks are asked to save and stop.
+# Seconds before the time limit at which all ranks are asked to save and stop.
 SAVE_S = 120
 
-# For a launcher to hear that another has ended, beside what its flags allow.
+# Seconds for a launcher to learn that another has ended, in addition to the flags' limits.
 MARGIN_S = 5
 
 SCRIPT = """#!/bin/bash
-# Written by `tfaccel launch --engine=slurm`. To run it once more: sbatch {file}
+# Written by `tfaccel launch --engine=slurm`. To run it again: sbatch {file}
 {directives}
 
-# How often Slurm has begun this job again: because of what is below, or because it lost a node.
+# How often Slurm has restarted this job: because of the lines below, or because a node was lost.
 restarts=${{SLURM_RESTART_COUNT:-0}}
 max_restarts={max_restarts}
 if (( restarts > max_restarts )); then
-  echo "tfaccel: this is restart $restarts, of at most $max_restarts: the job ends" >&2
+  echo "tfaccel: this is restart $restarts, but the most is $max_restarts: the job ends" >&2
   exit 1
 fi
 
-# A secret by which the launchers of this job know each other.
+# A secret by which the launchers of this job recognize each other.
 TFACCEL_LAUNCH_TOKEN=$(od -An -N16 -tx8 /dev/urandom | tr -d ' ')
 export TFACCEL_LAUNCH_TOKEN
 
-# One launcher on each node, with all its cores. When one ends, the others end with its exit code;
-# if they do not, Slurm ends them. (--kill-on-bad-exit=1 would not wait, and make 143 of a 2.)
+# One launcher on each node, with all its cores. When one ends, the others end with its exit code,
+# or Slurm ends them. (--kill-on-bad-exit=1 would not wait, and would turn exit code 2 into 143.)
 srun --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=0 --wait={wait_s} \\
   {launcher} \\
   --log-dir={log_dir}/"$SLURM_JOB_ID-$restarts" \\
@@ -60,13 +58,13 @@ code=$?
 # 0: done. 2: a mistake in the call. 130: Ctrl-C. 143: a signal or the time limit; all is saved.
 case $code in 0|2|130) exit $code ;; esac
 if (( restarts < max_restarts )); then
-  echo "tfaccel: exit code $code; restart $(( restarts + 1 )), of at most $max_restarts" >&2
+  echo "tfaccel: exit code $code; restart $(( restarts + 1 )) of at most $max_restarts" >&2
   scontrol requeue "$SLURM_JOB_ID"
 fi
 exit $code
 """
 
-# What the script says itself, or cannot do: a job array has one workdir for all its jobs.
+# Options that the script sets itself, or does not support: a job array would share one workdir.
 OURS = {
     *("array", "chdir", "nodes", "ntasks", "ntasks-per-node", "open-mode", "output"),
     *("no-requeue", "requeue", "signal", "wrap"),
@@ -76,12 +74,8 @@ OURS = {
 def run(options: Options, command: Sequence[str]) -> int:
     """Prints the script or submits it, and returns the exit code.
 
-    Args:
-      options: what the flags say.
-      command: what each rank runs.
-
     Raises:
-      UserError: a flag cannot be written into a script, or Slurm refuses the job.
+      UserError: a flag cannot be written into a script, or Slurm rejects the job.
     """
     text = script(options, command)
     if options.prints:
@@ -90,7 +84,7 @@ def run(options: Options, command: Sequence[str]) -> int:
         return 0
     try:
         options.log_dir.mkdir(parents=True, exist_ok=True)
-        # It holds the command with all that was given to it.
+        # Only the user can read it, because the command may contain secrets.
         replace(_file(options), text.encode(), mode=0o600)
     except OSError as error:
         raise UserError(
@@ -98,31 +92,21 @@ def run(options: Options, command: Sequence[str]) -> int:
             "another --log-dir"
         ) from error
     number = _submit(_file(options))
-    log.info("launch: Slurm has job %s; `scancel %s` ends it", number, number)
+    log.info("launch: Slurm accepted job %s; `scancel %s` ends it", number, number)
     output = str(options.log_dir / f"slurm-{number}.log")
     print(json.dumps({"job": number, "script": str(_file(options)), "output": output}))
     return 0
 
 
 def script(options: Options, command: Sequence[str]) -> str:
-    """Returns the batch script.
-
-    Args:
-      options: what the flags say.
-      command: what each rank runs.
-
-    Raises:
-      UserError: a flag cannot be written into it.
-    """
+    """Returns the batch script; see `run`."""
     if not re.fullmatch(r"[\w.-]+", options.name):
-        raise UserError(
-            f"--name={options.name!r}; expected letters, digits, '.', '_' and '-' alone"
-        )
+        raise UserError(f"--name={options.name!r}; expected only letters, digits, '.', '_' and '-'")
     for path in (options.log_dir, pathlib.Path.cwd()):
         if not re.fullmatch(r"[\w/.,:=@+-]+", str(path)):
             raise UserError(
-                f"folder {str(path)!r} cannot stand in a batch script; use letters, digits and "
-                "any of /.,:=@+-_ alone"
+                f"folder {str(path)!r} cannot be written into a batch script; use only letters, "
+                "digits and any of /.,:=@+-_"
             )
     return SCRIPT.format(
         file=_file(options),
@@ -150,21 +134,21 @@ def _directives(options: Options) -> list[str]:
 
 
 def _further(text: str) -> list[str]:
-    """Returns sbatch's options out of --sbatch, each as --name or --name=value.
+    """Returns the options of --sbatch, each as --name or --name=value.
 
     Raises:
-      UserError: one is something else, or is the script's own.
+      UserError: one has another form, or is set by the script.
     """
     given = text.split()
     for each in given:
         matched = re.fullmatch(r"--([a-z][a-z-]+)(=[\w.,:/@%+=*\[\]-]+)?", each)
         if not matched:
             raise UserError(
-                f"--sbatch has {each!r}; expected sbatch's options as --name=value, with a space "
-                "between two, e.g. --sbatch='--partition=gpu --time=8:00:00'"
+                f"--sbatch has {each!r}; expected sbatch options as --name=value, separated by "
+                "spaces, e.g. --sbatch='--partition=gpu --time=8:00:00'"
             )
         if matched[1] in OURS:
-            raise UserError(f"--sbatch has {each!r}, which the script settles itself; leave it out")
+            raise UserError(f"--sbatch has {each!r}, which the script sets itself; remove it")
     return given
 
 
@@ -173,10 +157,10 @@ def _file(options: Options) -> pathlib.Path:
 
 
 def _submit(file: pathlib.Path) -> str:
-    """Returns the number that Slurm gives the job.
+    """Submits the script and returns the number of the job.
 
     Raises:
-      UserError: it gives none.
+      UserError: Slurm rejects it, or is not installed.
     """
     try:
         done = subprocess.run(["sbatch", "--parsable", str(file)], capture_output=True, text=True)
@@ -186,5 +170,5 @@ def _submit(file: pathlib.Path) -> str:
             "with --print"
         ) from error
     if done.returncode:
-        raise UserError(f"Slurm refuses {file} ({done.stderr.strip()}); see --sbatch")
+        raise UserError(f"Slurm rejects {file} ({done.stderr.strip()}); see --sbatch")
     return done.stdout.strip().partition(";")[0]

@@ -1,4 +1,4 @@
-"""Signals that tell the launcher to stop, which are for its ranks.
+"""Signals that tell the launcher to stop, and that it passes on to its ranks.
 
 with Stop() as stop:
     stop.signal, stop.count     # 15, 1 once there was a SIGTERM
@@ -12,9 +12,9 @@ HEARD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 
 
 def hear_no_more() -> None:
-    """Ignores them, so that a process that has nothing left to do ends with its own exit code.
+    """Ignores the signals, so that a process at its end keeps its exit code.
 
-    That takes Python 20 ms, and srun -K1 signals all as soon as one launcher has ended.
+    Python takes 20 ms to end, and srun -K1 signals all launchers as soon as one has ended.
     """
     for each in HEARD:
         signal.signal(each, signal.SIG_IGN)
@@ -24,31 +24,31 @@ class Stop:
     """The signals that tell the launcher to stop.
 
     Attributes:
-      signal: the first one's number; 0 while there was none. SIGTERM for SIGHUP, by which a lost
-        terminal or ssh session asks for the same, and which ranks do not hear.
-      count: how many came, where SIGHUP counts only if no other did: the kernel and the shell
-        each send one, and systemd one beside its SIGTERM.
+      signal: the number of the first signal; 0 if there was none. It is SIGTERM for SIGHUP, which
+        a lost terminal or ssh session sends, because ranks do not handle SIGHUP.
+      count: number of signals. SIGHUP counts only if there was no other: the kernel and the shell
+        each send one, and systemd sends one with its SIGTERM.
     """
 
     def __init__(self):
-        """Hears nothing yet."""
+        """Handles no signals yet."""
         self.signal = self.count = self._num_others = 0
         self._since = math.inf
 
     @property
     def age_s(self) -> float:
-        """Seconds since the first one; below 0 while there was none."""
+        """Seconds since the first signal; below 0 if there was none."""
         return time.monotonic() - self._since
 
     def __enter__(self) -> "Stop":
         """Installs the handlers."""
-        # Under nohup, SIGHUP is ignored, and stays so.
+        # nohup makes processes ignore SIGHUP, and that must stay so.
         heard = HEARD if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else HEARD[:-1]
         self._before = {each: signal.signal(each, self._hear) for each in heard}
         return self
 
     def __exit__(self, *_):
-        """Puts back what was there, but for what is ignored by now: see `hear_no_more`."""
+        """Restores the handlers, except for signals that are ignored now; see `hear_no_more`."""
         for number, handler in self._before.items():
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, handler)

@@ -1,12 +1,13 @@
-"""The launcher's own stdout and stderr, which perhaps nobody reads: no one waits for that.
+"""The launcher's stdout and stderr, written without ever waiting for a slow reader.
 
-Takes lines; gives them to each stream in a thread of its own, as long as it takes them.
+A thread per stream writes the lines.
 
     with Terminals() as terminals:
-        terminals.out.show(b"[rank 0] loss 0.5\n")      # or left out, where too much waits already
+        terminals.out.show(b"[rank 0] loss 0.5\n")      # dropped if too much is waiting
         terminals.err.say(b"[launch] all ranks are done\n")
 """
 
+import contextlib
 import logging
 import os
 import select
@@ -19,8 +20,9 @@ from tfaccel.common.run_log import wrapped
 
 log = logging.getLogger("tfaccel")
 
-MOST_WAITING = 2**20  # bytes, in each stream
-# For a reader that is only slow: two ranks print 160000 lines/s, more than Python copies (2026-11).
+MOST_WAITING = 2**20  # bytes in each stream
+# Wait this long for a slow reader: two ranks print 160000 lines/s, more than Python can copy
+# (2026-11).
 SLOW_READER_S = 1.0
 CLOSE_S = 2.0
 
@@ -29,13 +31,8 @@ class Terminal:
     """A stream of the launcher."""
 
     def __init__(self, stream: TextIO | None, name: str):
-        """Waits for lines.
-
-        Args:
-          stream: None for one that is closed.
-          name: in words.
-        """
-        # Not the stream itself: Python waits at exit for its lock, which a thread may hold then.
+        """Waits for lines. The stream is None if it is closed; the name is for messages."""
+        # Use the descriptor: at exit Python waits for the stream's lock, which the thread may hold.
         self._fd, self._name = -1 if stream is None else stream.fileno(), name
         self._stream = stream if stream is not None and stream.isatty() else None
         self._waiting, self._size = [], 0
@@ -45,11 +42,11 @@ class Terminal:
         self._thread.start()
 
     def show(self, line: bytes) -> None:
-        """Takes a line of a rank, which may be left out: the rank's file has it."""
+        """Takes a line of a rank. It may be dropped, because the rank's file has it."""
         line = self._fitted(line)
         with self._changed:
-            # Once some are left out, so are more until all that waits is written: one gap, said
-            # once, and one pause, and not one for each line that is read.
+            # After the first dropped line, drop all until the waiting lines are written. This makes
+            # one gap with one message, and one pause, not one per line.
             self._changed.wait_for(
                 lambda: self._num_left_out or self._size <= MOST_WAITING, SLOW_READER_S
             )
@@ -59,20 +56,20 @@ class Terminal:
                 self._add(line)
 
     def say(self, line: bytes) -> None:
-        """Takes a line of the launcher, which no file has."""
+        """Takes a line of the launcher. It is never dropped, because no file has it."""
         line = self._fitted(line)
         with self._changed:
             self._add(line)
 
     def close(self, timeout_s: float) -> None:
-        """Returns when all is written, or the time is over."""
+        """Waits until everything is written, or the time is over."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
         self._thread.join(timeout_s)
 
     def _fitted(self, line: bytes) -> bytes:
-        """Returns a line, on a terminal broken between words: it would break it anywhere."""
+        """Returns a line wrapped between words, because a terminal would break it anywhere."""
         if self._stream is None or b"\r" in line or b"\x1b" in line:
             return line
         text = line.decode(errors="surrogateescape")
@@ -88,7 +85,7 @@ class Terminal:
             self._write(lines)
 
     def _next(self) -> bytes:
-        """Returns what is to be written, once there is something; nothing at the end."""
+        """Waits for lines and returns them; returns nothing at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._num_left_out or self._is_closing)
             if self._waiting:
@@ -99,8 +96,8 @@ class Terminal:
             count, self._num_left_out = self._num_left_out, 0
         if not count:
             return b""
-        why = "they were not read in time; the ranks' files have all"
-        return f"[launch] {count} lines are left out here: {why}\n".encode()
+        why = "they were not read in time; the ranks' files have all lines"
+        return f"[launch] {count} lines are dropped here: {why}\n".encode()
 
     def _write(self, data: bytes) -> None:
         try:
@@ -110,7 +107,7 @@ class Terminal:
             if not self._has_complained:
                 self._has_complained = True
                 log.warning(
-                    "launch: cannot write to %s (%s); the ranks' files have all",
+                    "launch: cannot write to %s (%s); the ranks' files have all lines",
                     self._name,
                     error.strerror,
                 )
@@ -118,17 +115,17 @@ class Terminal:
     def _write_some(self, data: bytes) -> int:
         try:
             return os.write(self._fd, data)
-        except BlockingIOError:  # whoever else has the terminal open may have set it so
+        except BlockingIOError:  # another process has made the terminal non-blocking
             select.select((), (self._fd,), ())
             return 0
 
 
-class Terminals:
+class Terminals(contextlib.AbstractContextManager):
     """Both streams.
 
     Attributes:
       out: stdout.
-      err: stderr; the same where both are one file, so that their lines keep their order.
+      err: stderr. It is the same object if both are one file, so that lines keep their order.
     """
 
     def __init__(self):
@@ -136,12 +133,8 @@ class Terminals:
         self.out = Terminal(sys.stdout, "stdout")
         self.err = self.out if _are_one() else Terminal(sys.stderr, "stderr")
 
-    def __enter__(self) -> "Terminals":
-        """Returns both."""
-        return self
-
     def __exit__(self, *_):
-        """Writes what waits, for at most CLOSE_S."""
+        """Writes the waiting lines, for at most CLOSE_S."""
         ends = time.monotonic() + CLOSE_S
         for each in (self.out, self.err):
             each.close(max(0.0, ends - time.monotonic()))

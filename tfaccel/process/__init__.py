@@ -1,1 +1,1 @@
-"""What a process needs of the operating system: children, signals, memory, heartbeats."""
+"""Interfaces to the operating system: child processes, signals, memory limits and heartbeats."""

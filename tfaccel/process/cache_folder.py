@@ -1,4 +1,4 @@
-"""Where this user keeps what can be made again: manifests, indexes, decoded images, small data.
+"""The folder for files that can be made again: manifests, indexes, decoded images, small data.
 
 folder = cache_folder("index")    # ~/.cache/tfaccel/index
 """
@@ -8,6 +8,6 @@ import pathlib
 
 
 def cache_folder(name: str) -> pathlib.Path:
-    """Returns the folder of that name in XDG_CACHE_HOME, or in ~/.cache. It may not exist yet."""
+    """Returns the folder of that name in XDG_CACHE_HOME or ~/.cache. It may not exist yet."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return pathlib.Path(cache).expanduser() / "tfaccel" / name

@@ -1,11 +1,11 @@
-"""What a container or a scheduler lets this process use: its control groups, of either version.
+"""The memory and CPU limits of this process's control groups, set by a container or a scheduler.
 
 min(memory_rooms(), default=None), cpu_quota()
 
-The names are those of the Linux kernel's admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst and
-scheduler/sched-bwc.rst. Both functions take the file that names this process's groups, "0::/path"
-in version 2 and "4:memory:/path" in version 1, and the folder of groups, of which a container may
-see its own in the place of all.
+The file names are those of the Linux kernel's admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst and
+scheduler/sched-bwc.rst. `groups` is the file with the names of this process's groups: "0::/path" in
+version 2, "4:memory:/path" in version 1. `root` is the folder of all groups; a container may see
+only its own group there.
 """
 
 import pathlib
@@ -16,10 +16,10 @@ ROOT = pathlib.Path("/sys/fs/cgroup")
 
 
 def memory_rooms(groups: pathlib.Path = GROUPS, root: pathlib.Path = ROOT) -> list[int]:
-    """Returns the bytes left below each limit on this process's groups and those above.
+    """Returns the bytes that are free under each limit on this process's groups and their parents.
 
-    Of what a group uses, pages of files make way and count as free, but for those of /dev/shm and
-    other tmpfs.
+    Cached pages of files count as free, because the kernel can drop them, except for those of
+    /dev/shm and other tmpfs.
     """
     rooms = []
     for folder, version in _folders("memory", groups, root):
@@ -31,9 +31,9 @@ def memory_rooms(groups: pathlib.Path = GROUPS, root: pathlib.Path = ROOT) -> li
 
 
 def _room(folder: pathlib.Path, limit: str, used: str, cache: str, shared: str) -> list[int]:
-    """Returns one number, or none where there is no limit."""
+    """Returns a list with the free bytes, or an empty one if there is no limit."""
     allowed, taken, stat = (_text(folder / name) for name in (limit, used, "memory.stat"))
-    # The kernel's own root has no such files; version 1 writes no limit as a huge number.
+    # The root group has no such files. Version 1 writes "no limit" as a huge number.
     if not allowed.isdigit() or not taken.isdigit():
         return []
     pages = dict(line.split() for line in stat.splitlines())
@@ -42,7 +42,7 @@ def _room(folder: pathlib.Path, limit: str, used: str, cache: str, shared: str) 
 
 
 def cpu_quota(groups: pathlib.Path = GROUPS, root: pathlib.Path = ROOT) -> float | None:
-    """Returns the cores whose time this process may use, e.g. 2.5; None for no limit."""
+    """Returns the number of cores whose time this process may use, e.g. 2.5; None for no limit."""
     found = []
     for folder, version in _folders("cpu", groups, root):
         names = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
@@ -55,14 +55,14 @@ def cpu_quota(groups: pathlib.Path = GROUPS, root: pathlib.Path = ROOT) -> float
 def _folders(
     controller: str, groups: pathlib.Path, root: pathlib.Path
 ) -> Iterator[tuple[pathlib.Path, int]]:
-    """Yields the folders of this process's groups and those above, with the groups' version."""
+    """Yields the folders of this process's groups and their parents, with the groups' version."""
     for line in _text(groups).splitlines():
         _, kinds, path = line.split(":", 2)
         if kinds and controller not in kinds.split(","):
             continue
         own = pathlib.PurePath(path.lstrip("/"))
         for each in dict.fromkeys((own, *own.parents)):
-            # Version 1 has a folder for each set of controllers, e.g. "cpu,cpuacct".
+            # Version 1 has a folder for each set of controllers, such as "cpu,cpuacct".
             yield (root / kinds / each, 1) if kinds else (root / each, 2)
 
 

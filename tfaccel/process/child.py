@@ -1,12 +1,12 @@
-"""A child process that never stays behind: its limit of time, its group, its end in words.
+"""A child process that is always ended: with a time limit, and with its process group.
 
     with Child([sys.executable, "program.py"], stderr=log) as child:     # ended on the way out
         in_time = child.wait(600)
     how_it_ended(child.exit_code())     # "was ended by SIGSEGV"
 
-The child dies with this process, even by SIGKILL; what it starts in turn is then on its own. Three
-rooms add how the answer comes back: isolate.py takes what a function returns, the doctor lines of a
-file, and the arms of the comparison and of tools/bench.py a file for each answer.
+The child dies with this process, even if that is killed by SIGKILL. Processes that the child starts
+do not. Other modules add a way to return results: isolate.py returns a function's result, the
+doctor reads lines of a file, and `tfaccel compare` and tools/bench.py read one file per answer.
 """
 
 import contextlib
@@ -24,25 +24,22 @@ from tfaccel.common.tables import in_figures
 
 log = logging.getLogger("tfaccel")
 
-# PR_SET_PDEATHSIG (Linux, prctl(2)) outlives the exec. It means the thread that started the child.
+# PR_SET_PDEATHSIG (Linux, prctl(2)) survives the exec. It refers to the thread that starts the
+# child.
 _DIES_WITH = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); "
     "os.getppid() == int(sys.argv[1]) or os._exit(1); os.execvp(sys.argv[2], sys.argv[2:])"
 )
 POLL_S = 0.02
-KILLED_S = 10.0  # from SIGKILL to the end: within a stuck driver or disk even that has to wait
+KILLED_S = 10.0  # after SIGKILL: a stuck driver or disk delays even that
 
 
-class Stopped(Exception):  # noqa: N818  it is no error: somebody asked for it
+class Stopped(Exception):  # noqa: N818  not an error, but a request
     """The program was ended because `stop` was set."""
 
 
 def dying_with_this(command: Sequence[str]) -> list[str]:
-    """Returns the command that the kernel ends with the thread that starts it.
-
-    Args:
-      command: the program and its arguments.
-    """
+    """Returns a command that the kernel ends together with the thread that starts it."""
     return [sys.executable, "-ISc", _DIES_WITH, str(os.getpid()), *command]
 
 
@@ -53,18 +50,18 @@ def run(
     limit_s: float,
     stop: threading.Event | None = None,
 ) -> tuple[int, str]:
-    """Returns a command's exit code, -n for signal n, and what it said on standard error.
+    """Returns a command's exit code, -n for signal n, and its standard error.
 
-    However this returns or raises, the command's process group has ended.
+    The command's process group has ended when this returns or raises.
 
     Args:
       command: the program and its arguments.
-      environment: of the process.
-      limit_s: seconds after which it is ended.
-      stop: ends it, too, once it is set by another thread.
+      environment: the environment of the process.
+      limit_s: seconds after which the process is ended.
+      stop: an event that ends the process when another thread sets it.
 
     Raises:
-      TimeoutError: it had not ended by then.
+      TimeoutError: the process did not end in time.
       Stopped: `stop` was set.
     """
     with tempfile.TemporaryFile() as said:
@@ -78,13 +75,13 @@ def run(
         return child.exit_code(), said.read().decode(errors="replace")
 
 
-class Child:
-    """A process and its group. Leave its context, or call `end`, to end both.
+class Child(contextlib.AbstractContextManager):
+    """A process and its group. Leaving the context, or calling `end`, ends both.
 
     Attributes:
-      process: as subprocess knows it, for its pipes.
-      pid: its number, and its group's.
-      pause: is given seconds to wait, between two looks; takes what comes through pipes.
+      process: the subprocess.Popen object, for its pipes.
+      pid: the number of the process and of its group.
+      pause: called with the seconds to wait between two polls; may read pipes meanwhile.
     """
 
     def __init__(
@@ -95,13 +92,13 @@ class Child:
         killed_s: float | None = KILLED_S,
         **options,
     ):
-        """Starts it.
+        """Starts the process.
 
         Args:
           command: the program and its arguments.
-          grace_s: from SIGTERM to SIGKILL, where it is ended; 0 for SIGKILL at once.
-          killed_s: from SIGKILL until it is left alone; None to wait for as long as it takes.
-          **options: of subprocess.Popen. Nothing is read from here or shown, by default.
+          grace_s: seconds from SIGTERM to SIGKILL; 0 sends SIGKILL at once.
+          killed_s: seconds to wait for the end after SIGKILL; None waits without limit.
+          **options: options of subprocess.Popen. By default all streams are DEVNULL.
         """
         self._grace_s, self._killed_s = grace_s, killed_s
         self._is_over, self.pause = False, time.sleep
@@ -111,22 +108,18 @@ class Child:
         )
         self.pid = self.process.pid
 
-    def __enter__(self) -> "Child":
-        """Returns itself."""
-        return self
-
     def __exit__(self, *_):
-        """Ends it."""
+        """Ends the process and its group."""
         self.end()
 
     def exit_code(self) -> int | None:
-        """Returns it, -n for signal n; None while it runs.
+        """Returns the exit code, -n for signal n; None while the process runs.
 
-        The process stays a zombie until `end`, so that the number of its group can become nobody
-        else's, and a signal to the group reaches what is left of it, or no one.
+        The process stays a zombie until `end`. This keeps the number of its group from being
+        reused, so that a signal to the group cannot reach another process.
         """
         if self.process.returncode is None:
-            with contextlib.suppress(ChildProcessError):  # somebody else has waited for it
+            with contextlib.suppress(ChildProcessError):  # another waitpid has taken it
                 ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
                 if not ended:
                     return None
@@ -135,11 +128,14 @@ class Child:
         return self.process.returncode
 
     def wait(self, limit_s: float | None = None, *, until: Callable[[], bool] = bool) -> bool:
-        """Waits until it has ended, or `until` says so; returns False if the time is over before.
+        """Waits until the process has ended, or `until` returns True.
 
         Args:
           limit_s: seconds from now; None for no limit.
-          until: is asked at each look.
+          until: is called at each poll.
+
+        Returns:
+          False if the time is over first.
         """
         ends = None if limit_s is None else time.monotonic() + limit_s
         while self.exit_code() is None and not until():
@@ -149,13 +145,13 @@ class Child:
         return True
 
     def send(self, number: signal.Signals) -> None:
-        """Sends a signal to the whole group."""
-        if self.process.returncode is None:  # or the group may be anybody's
+        """Sends a signal to the process group."""
+        if self.process.returncode is None:  # else the number may be reused
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, number)
 
     def end(self) -> None:
-        """Ends it, if it still runs, and all of its group. A second call does nothing."""
+        """Ends the process, if it still runs, and its group. A second call does nothing."""
         if self._is_over:
             return
         self._is_over = True
@@ -164,19 +160,19 @@ class Child:
                 self.send(signal.SIGTERM)
                 self.wait(self._grace_s)
         finally:
-            self.send(signal.SIGKILL)  # to a group whose leader has ended as well
+            self.send(signal.SIGKILL)  # also to a group without its leader
             try:
                 self.process.wait(self._killed_s)
             except subprocess.TimeoutExpired:
                 log.error(
-                    "process %d cannot be ended: it still runs %g s after SIGKILL, perhaps in a "
-                    "driver or on a lost disk; look at it with ps",
+                    "process %d did not end: it still runs %g s after SIGKILL, perhaps in a driver "
+                    "or on a lost disk; check it with ps",
                     *(self.pid, self._killed_s),
                 )
 
 
 def how_it_ended(exit_code: int) -> str:
-    """Returns an exit code, -n for signal n, in words."""
+    """Returns the meaning of an exit code, -n for signal n, in words."""
     if exit_code >= 0:
         return f"ended with exit code {exit_code}"
     try:

@@ -1,15 +1,15 @@
-"""A function in a process of its own: when it is over, so is all it held, GPU memory above all.
+"""Runs a function in a process of its own, so that all of its memory is free afterwards.
 
-TensorFlow and CUDA give memory back when their process ends, and not before. Takes a function and
-its arguments; gives what it returns, from a fresh interpreter (never a fork, which TensorFlow and
-CUDA do not survive) with the same environment, sys.path and working folder.
+TensorFlow and CUDA return GPU memory only when their process ends. The child is a fresh interpreter
+with the same environment, sys.path and working folder. It is not a fork, because TensorFlow and
+CUDA do not survive one.
 
-    result = tfaccel.run_isolated(train, "data/", epochs=3)      # from a notebook too
+    result = tfaccel.run_isolated(train, "data/", epochs=3)      # works in a notebook, too
     tfaccel.run_isolated(train, "data/", log="train.log", timeout_s=3600)
 
-The function travels by value (cloudpickle) where it is a notebook's or script's own, else by its
-module's name; only this process's own code goes, to its own child. It goes, and what the child
-returns comes back, through memory that no other process has.
+A function that a notebook or script defines is sent by value (cloudpickle), any other by its
+module's name. Only this process's own code is sent, and only to its own child. The function and its
+result are passed through memory that no other process has.
 """
 
 import codecs
@@ -47,27 +47,27 @@ CHILD = (
     "from tfaccel.process import isolate\n"
     "isolate.serve(*map(int, sys.argv[2:4]))"
 )
-# Between SIGTERM and SIGKILL: a training that saves at SIGTERM has 30 s for it.
+GRACE_S = 30.0  # from SIGTERM to SIGKILL; a training that saves at SIGTERM has 30 s for it
 GRACE_S = 30.0
 GO = b"go"
-KEPT_LETTERS = 2**16  # of what a child prints; TensorFlow's own traceback of an operation is 9,000
-TAIL_LETTERS = 4000  # of them, in which one that died says why
+KEPT_LETTERS = 2**16  # of a child's output; TensorFlow's traceback of an operation has 9,000
+TAIL_LETTERS = 4000  # of the kept output, in which a child that died says why
 TAIL_LINES = 15
 
 
 class IsolatedError(RunError):
-    """The child failed; the message has its last lines.
+    """The child failed. The message has its last lines.
 
     Attributes:
-      type_name: of the exception that the function raised, e.g. "ValueError"; None where it ended
-        otherwise.
-      reason: that exception's message, or how the child ended.
-      out_of_memory: whether the child says that memory was full.
-      log: what the child printed.
+      type_name: the type of the exception that the function raised, such as "ValueError"; None if
+        the child ended in another way.
+      reason: the exception's message, or how the child ended.
+      out_of_memory: whether the child's output says that memory was full.
+      log: the file with the child's output.
     """
 
     def __init__(self, name: str, outcome: dict, *, log: pathlib.Path, tail: str):
-        """Puts the sentence together; `outcome` is what `Task.outcome` returns."""
+        """Makes the message; `outcome` is the result of `Task.outcome`."""
         self.type_name, self.reason = outcome.get("type_name"), outcome["reason"]
         said = outcome.get("traceback", tail[-TAIL_LETTERS:])
         self.out_of_memory = is_out_of_memory(said, log=tail)
@@ -87,29 +87,32 @@ def run_isolated(
     timeout_s: float | None = None,
     **kwargs,
 ) -> Any:
-    """Runs `function(*args, **kwargs)` in a child process and returns what it returns.
+    """Runs `function(*args, **kwargs)` in a child process and returns its result.
 
-    When this returns or raises, the child and all processes of its group have ended, and the GPU
-    memory that they had is free. What the child prints is shown as it comes. The child dies with
-    this process, even by SIGKILL; processes that it starts in turn are then on their own.
+    When this returns or raises, the child and all processes of its group have ended, and their GPU
+    memory is free. The child's output is shown as it comes. The child dies with this process, even
+    if that is killed by SIGKILL. Processes that the child starts do not.
 
     Args:
-      function: a function, a closure or a lambda; a notebook's own too. It sets up TensorFlow by
-        itself (`tfaccel.setup`), and returns plain values: numbers, text, the paths of files that
-        it wrote. A large array belongs in a file; a tensor would start TensorFlow here.
-      *args: its arguments: plain values as well.
-      log: a file to which what the child prints is added; by default a temporary one, which is kept
-        if the child fails.
+      function: a function, a closure or a lambda; a notebook may define it. It must set up
+        TensorFlow itself (`tfaccel.setup`), and return plain values: numbers, text, or paths of
+        files. Write a large array to a file; a tensor would start TensorFlow in this process.
+      *args: positional arguments; also plain values.
+      log: a file to which the child's output is appended. By default this is a temporary file,
+        which is kept only if the child fails.
       timeout_s: seconds after which the child is ended; None for no limit.
-      **kwargs: its arguments by name. (For ones called log or timeout_s: functools.partial.)
+      **kwargs: keyword arguments. (Use functools.partial for arguments called log or timeout_s.)
+
+    Returns:
+      What the function returns.
 
     Raises:
-      IsolatedError: the function raised, the child died or ran too long, or what it returned cannot
-        be sent.
+      IsolatedError: the function raised an error, the child died or ran too long, or the result
+        cannot be sent.
       UserError: the function or its arguments cannot be sent, or the log cannot be written.
     """
     if not callable(function):
-        raise UserError(f"function={function!r}; expected a function, and its arguments after it")
+        raise UserError(f"function={function!r}; expected a function, followed by its arguments")
     if timeout_s is not None:
         check_number("timeout_s", timeout_s, above=0)
     task = Task(function, args, kwargs)
@@ -129,11 +132,11 @@ def run_isolated(
 
 
 def run_quietly(function: Callable, *args, **kwargs) -> Any:
-    """Returns what `run_isolated` does of a function of ours; shows nothing of what it prints.
+    """Calls `run_isolated` for a function of tfaccel, without showing its output.
 
     Raises:
-      UserError: the function raised one: a mistake in the child is as one here.
-      IsolatedError: as of `run_isolated`.
+      UserError: the function raised UserError in the child.
+      IsolatedError: see `run_isolated`.
     """
     with (
         open(os.devnull, "w") as nowhere,
@@ -150,15 +153,15 @@ def run_quietly(function: Callable, *args, **kwargs) -> Any:
 
 
 class Task:
-    """A function for a child, and what came of it.
+    """A function to run in a child, and its outcome.
 
     Attributes:
-      name: of the function.
-      child: the process, once it is started. Whoever starts it ends it.
+      name: the name of the function.
+      child: the process, after `start`. The caller of `start` must end it.
     """
 
     def __init__(self, function: Callable, args: tuple, kwargs: Mapping | None = None):
-        """Packs the function and its arguments: see `run_isolated`.
+        """Packs the function and its arguments; see `run_isolated`.
 
         Raises:
           UserError: they cannot be sent.
@@ -167,13 +170,13 @@ class Task:
         self._packed = _pack(self.name, function, args, kwargs or {})
 
     def start(self, *, grace_s: float = 0.0, **streams) -> Child:
-        """Starts the child, and returns it.
+        """Starts the child and returns it.
 
         Args:
-          grace_s: from SIGTERM to SIGKILL, where it is ended.
-          **streams: where it prints: stdout and stderr, as subprocess.Popen takes them.
+          grace_s: seconds from SIGTERM to SIGKILL when the child is ended.
+          **streams: stdout and stderr for subprocess.Popen.
         """
-        progress.let_go()  # the child speaks for a rank that waits for it
+        progress.let_go()  # the child may now send this rank's heartbeats
         python = [sys.executable, "-P", "-u", "-X", "faulthandler", "-c", CHILD]
         self._result = open(os.memfd_create("result"), "r+b")  # noqa: SIM115 (`outcome` closes it)
         with open(os.memfd_create("task"), "r+b") as task:
@@ -183,18 +186,18 @@ class Task:
             command = [*python, json.dumps(sys.path), *map(str, files)]
             own = {"stdin": subprocess.PIPE, "pass_fds": files, **streams}
             self.child = Child(command, grace_s=grace_s, killed_s=None, **own)
-        # It begins when it is told to: interrupted before, it ends by itself. (The task itself
-        # would fill the pipe of a child that does not read, and no time limit would hold here.)
+        # The child waits for GO. If this process is interrupted before, the child ends by itself.
+        # (Sending the task itself could block if the child does not read, beyond any time limit.)
         stdin = self.child.process.stdin
         with contextlib.suppress(BrokenPipeError), stdin:
             stdin.write(GO)
         return self.child
 
     def outcome(self, exceeded_s: float | None = None) -> dict:
-        """Returns what came of it, once the child has ended: a "value", or the "reason" for none.
+        """Returns the outcome after the child has ended: its "value", or the "reason" for none.
 
         Args:
-          exceeded_s: the limit, where it was ended because the time was over.
+          exceeded_s: the time limit, if it was exceeded.
         """
         if exceeded_s is not None:
             return {"reason": f"did not end within {in_figures(exceeded_s)} s and was stopped"}
@@ -204,21 +207,21 @@ class Task:
         try:
             with self._result:
                 outcome = pickle.load(self._result)
-        except Exception as error:  # e.g. a class that this process does not have
-            if exit_code or isinstance(error, EOFError):  # it wrote nothing, or not all of it
+        except Exception as error:  # such as a class that is missing here
+            if exit_code or isinstance(error, EOFError):  # the result is missing or cut off
                 return {"reason": ended if exit_code < 0 else f"{ended} before it returned"}
-            reason = f"returned what cannot be read here ({type(error).__name__}: {error})"
+            reason = f"returned a value that cannot be read ({type(error).__name__}: {error})"
             return {"reason": reason}
         if exit_code and "value" in outcome:
-            log.warning("isolated: the result is there, then the child %s", ended)
+            log.warning("isolated: the child returned its result, then it %s", ended)
         return outcome
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Keeps the names of files in code, which cloudpickle leaves out since 3.1.3.
+    """Keeps the file names in code objects, which cloudpickle removes since 3.1.3.
 
-    Tracebacks and AutoGraph find the source by them. The child is of the same Python, so that
-    marshal, which keeps all that code has, will do.
+    Tracebacks and AutoGraph need them to find the source. marshal keeps everything, and works here
+    because the child has the same version of Python.
     """
 
     def reducer_override(self, obj):
@@ -232,10 +235,10 @@ def _pack(name: str, *task) -> bytes:
         packed = io.BytesIO()
         _Pickler(packed).dump(task)
         return packed.getvalue()
-    except Exception as error:  # of whatever object it is that cannot be sent
+    except Exception as error:  # any object may fail in its own way
         raise UserError(
-            f"{name} cannot be sent to a process of its own ({type(error).__name__}: {error}); let "
-            "it make models, data sets and open files itself, and take paths and plain values"
+            f"{name} cannot be sent to another process ({type(error).__name__}: {error}); make "
+            "models, data sets and open files in the function, and pass only paths and plain values"
         ) from error
 
 
@@ -252,10 +255,10 @@ def _opened(path: str | os.PathLike | None) -> BinaryIO:
 
 
 class _Output:
-    """What a child prints: shown here as it comes, and kept.
+    """The output of a child. It is shown as it comes, and kept.
 
     Attributes:
-      tail: the last of it.
+      tail: the end of the output.
     """
 
     def __init__(self, child: Child, log: BinaryIO):
@@ -269,7 +272,7 @@ class _Output:
         child.pause = self._copy
 
     def close(self) -> None:
-        """Shows what is left in the pipes of a child that has ended."""
+        """Shows the rest of the output of a child that has ended."""
         while self._copy(0):
             pass
         self._selector.close()
@@ -277,7 +280,7 @@ class _Output:
             each.close()
 
     def _copy(self, timeout_s: float) -> bool:
-        """Shows what there is, waiting for it; returns whether there was anything."""
+        """Waits for output and shows it; returns whether there was any."""
         ready = self._selector.select(timeout_s)
         for key, _ in ready:
             data = key.fileobj.read(2**16)
@@ -293,7 +296,7 @@ class _Output:
 
 
 def _show(text: str, terminal: TextIO | None) -> None:
-    """Writes to a stream, which may be none (as of a service) or have fewer letters than UTF-8."""
+    """Writes to a stream, which may be None (in a service) or have fewer characters than UTF-8."""
     if terminal is None:
         return
     encoding = getattr(terminal, "encoding", None) or "utf-8"
@@ -301,16 +304,11 @@ def _show(text: str, terminal: TextIO | None) -> None:
     terminal.flush()
 
 
-# In the child.
+# The rest runs in the child.
 
 
 def serve(task_fd: int, result_fd: int) -> None:
-    """Runs a task, once standard input says so, and writes its outcome. For the child alone.
-
-    Args:
-      task_fd: where the task is.
-      result_fd: where the outcome goes.
-    """
+    """Runs a task when standard input says so, and writes its outcome. Only the child calls it."""
     del sys.argv[1:]
     told = sys.stdin.buffer.read()
     os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())
@@ -339,7 +337,6 @@ def _packed(outcome: dict) -> bytes:
         return cloudpickle.dumps(
             {
                 "reason": f"returned a {type(outcome['value']).__name__} that cannot be sent back "
-                f"({type(error).__name__}: {error}); let it write that to a file and return the "
-                "path"
+                f"({type(error).__name__}: {error}); write it to a file, and return the path"
             }
         )

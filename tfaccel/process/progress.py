@@ -1,15 +1,14 @@
-"""How far this process has come, in a file that its launcher reads; nothing without a launcher.
+"""Reports this process's progress to its launcher, through a file. Without one it does nothing.
 
-Takes what the rooms of a run say of themselves; gives a `Progress` to whoever reads the file.
-
-    progress.beat("train", step=57)        # about to begin step 57
-    with progress.within("save"): ...      # what this process alone may be busy with
+    progress.beat("train", step=57)        # step 57 begins
+    with progress.within("save"): ...      # only this process may be doing this
     progress.read(path).phase              # in the launcher
 
-The file is memory that both processes map, so that a beat costs 3 us (2 cores, 2026-11-23) and is
-there although this process hangs a moment later. Its clock is the machine's, one for all processes.
-A rank's children know of the file too: whoever speaks first has it, until it ends or lets go.
-Whoever has it prints the stacks of its threads at SIGUSR2, unless that signal is the program's own.
+Both processes map the file into memory. A beat costs 3 us (2 cores, 2026-11-23), and the launcher
+sees it even if this process hangs a moment later. The times are those of the machine's monotonic
+clock, which all processes share. A rank's children know the file, too. The first process that
+reports owns the file until it ends or calls `let_go`. The owner prints the stacks of its threads at
+SIGUSR2, unless the program uses that signal itself.
 """
 
 import _signal
@@ -33,25 +32,25 @@ from tfaccel.common.errors import UserError
 
 log = logging.getLogger("tfaccel")
 
-VARIABLE = "TFACCEL_HEARTBEAT"  # the file's path
+VARIABLE = "TFACCEL_HEARTBEAT"  # the path of the file
 PHASES = ("start", "train", "evaluation", "save", "export", "own", "end")
-STACKS_SIGNAL = signal.SIGUSR2  # SIGUSR1 asks to save and stop
-_STDERR = 2  # itself: `sys.stderr` may be a program's own object, or None
+STACKS_SIGNAL = signal.SIGUSR2  # SIGUSR1 is a request to save and stop
+_STDERR = 2  # the descriptor, because `sys.stderr` may be the program's own object, or None
 _LAYOUT = struct.Struct("<6qd")
 
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """Where a process stands.
+    """The progress of a process.
 
     Attributes:
-      beats: how many there were: the same, at the same place, in all workers of a job.
-      phase: one of PHASES; "start" until the first step has ended, which compiles; "own" for what
-        a script does after `fit`, `evaluate` or `predict`; "end" once it was told to stop, and has.
-      step: the newest that was begun, from 1; 0 before there is one.
-      lost: the worker for whose sake this one ends, -1 for one that it does not know; else None.
-      asked: whether it has heard a signal that asks to stop.
-      shows_stacks: the number of the process if STACKS_SIGNAL makes it print its stacks; else 0.
+      beats: number of beats. It is the same at the same place in all workers of a job.
+      phase: one of PHASES; "start" until the first step has ended, which compiles; "own" for a
+        script's code after `fit`, `evaluate` or `predict`; "end" after a stop that was asked for.
+      step: the newest step that has begun, from 1; 0 before the first.
+      lost: the worker whose loss ends this process, -1 if it is unknown; None if none was lost.
+      asked: whether a signal to stop was heard.
+      shows_stacks: the process id if STACKS_SIGNAL makes the process print its stacks; else 0.
       since: `time.monotonic()` of the newest beat.
     """
 
@@ -65,12 +64,12 @@ class Progress:
 
 
 def write(path: pathlib.Path, progress: Progress) -> None:
-    """Writes the file, as a launcher does before the process starts."""
+    """Writes the file. The launcher does this before the process starts."""
     path.write_bytes(_packed(progress))
 
 
 def read(path: pathlib.Path) -> Progress:
-    """Returns what the file says, once two readings agree: its process may be writing."""
+    """Returns the contents of the file. It reads until two readings agree, because of writers."""
     before, now = None, path.read_bytes()
     while now != before:
         before, now = now, path.read_bytes()
@@ -96,19 +95,19 @@ def _packed(progress: Progress) -> bytes:
 
 
 def catches(pid: int, number: signal.Signals) -> bool:
-    """Returns whether a process has a handler for a signal, Python's or another."""
+    """Returns whether a process has a handler for a signal, in Python or in C."""
     try:
         lines = pathlib.Path(f"/proc/{pid}/status").read_bytes().splitlines()
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return False
     caught = next(line.split()[1] for line in lines if line.startswith(b"SigCgt:"))
     return bool(int(caught, 16) >> (number - 1) & 1)
 
 
-@functools.cache  # once: a second look would find our own handler
+@functools.cache  # a second check would find our own handler
 def _registers_stacks() -> bool:
-    """Makes STACKS_SIGNAL print all threads' stacks; returns False where it is somebody's."""
-    # Python does not know of handlers in C, of which another `faulthandler.register` is one.
+    """Makes STACKS_SIGNAL print all threads' stacks; returns False if the program uses it."""
+    # Python does not know handlers in C, such as another `faulthandler.register`.
     if not _is_default_in_python() or catches(os.getpid(), STACKS_SIGNAL):
         return False
     faulthandler.register(STACKS_SIGNAL, file=_STDERR, all_threads=True, chain=False)
@@ -116,21 +115,21 @@ def _registers_stacks() -> bool:
 
 
 def _shows_stacks() -> bool:
-    """Returns whether STACKS_SIGNAL is ours now: a program may take it at any time."""
+    """Returns whether STACKS_SIGNAL is ours now; a program may take it at any time."""
     return _registers_stacks() and _is_default_in_python()
 
 
 def _is_default_in_python() -> bool:
-    # Of `_signal`: `signal.getsignal` makes an enum of it, 1 us more for each beat.
+    # `signal.getsignal` would make an enum, which costs 1 us more per beat.
     return _signal.getsignal(STACKS_SIGNAL) == signal.SIG_DFL
 
 
 class _Reporter:
-    """Keeps the file of this process up to date, if it has one."""
+    """Keeps the file of this process up to date, if there is one."""
 
     def __init__(self, path: str | None):
         self._path, self._fd, self._memory, self._now = path, None, None, Progress()
-        # Of the main thread and the one that hears signals; a signal's handler may speak as well.
+        # Shared by the main thread and the one that hears signals; a signal handler may use it too.
         self._lock = threading.RLock()
         self.calls, self.compiled, self._pid = 0, set(), os.getpid()
 
@@ -143,7 +142,7 @@ class _Reporter:
         return self._path is not None
 
     def change(self, *, beats: int = 0, **changes) -> str:
-        """Writes the changes and returns the phase before."""
+        """Writes the changes and returns the previous phase."""
         if self._path is None:
             return self._now.phase
         with self._lock:
@@ -163,16 +162,16 @@ class _Reporter:
             return now.phase
 
     def _opens(self) -> bool:
-        """Returns whether the file is this process's; it counts on from what is written there."""
+        """Opens the file and reads its values; returns whether this process owns it."""
         try:
             self._fd = os.open(self._path, os.O_RDWR)
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._memory = mmap.mmap(self._fd, _LAYOUT.size)
-        except BlockingIOError:  # another process of this rank has it
+        except BlockingIOError:  # another process of this rank owns it
             os.close(self._fd)
             return False
         except (OSError, ValueError) as error:
-            log.warning("progress: nothing is said to a launcher, which has gone (%s)", error)
+            log.warning("progress: no longer reported, because the launcher is gone (%s)", error)
             self._path = None
             return False
         self._now = _unpacked(self._memory[:])
@@ -182,7 +181,7 @@ class _Reporter:
         with self._lock:
             if self._memory is not None:
                 self._memory.close()
-                fcntl.flock(self._fd, fcntl.LOCK_UN)  # or a forked child would keep it locked
+                fcntl.flock(self._fd, fcntl.LOCK_UN)  # else a forked child would keep the lock
                 os.close(self._fd)
                 self._memory = None
 
@@ -193,37 +192,37 @@ def _renew() -> None:
 
 
 _renew()
-os.register_at_fork(after_in_child=_renew)  # which has its parent's memory, and would write there
+os.register_at_fork(after_in_child=_renew)  # a child must not write to its parent's memory
 
 
 def is_launched() -> bool:
-    """Returns whether a launcher watches this process, or one that started it."""
+    """Returns whether a launcher watches this process or a parent of it."""
     return _own.is_launched
 
 
 def beat(phase: str, **step: int) -> None:
-    """Says that this process has come a place further, where each worker of the job comes too.
+    """Reports that this process has reached the next place that all workers of the job reach.
 
     Args:
-      phase: what begins now, of PHASES.
-      **step: `step`, the one that begins; left out, it stays.
+      phase: the phase that begins now, one of PHASES.
+      **step: `step` is the step that begins; without it, the step stays the same.
     """
     _own.change(beats=1, phase=phase, **step)
 
 
 def beat_of_loop(step: int | None = None, *, phase: str = "train") -> None:
-    """Says to `tfaccel launch` that a loop of your own begins a step: this is `tfaccel.beat`.
+    """Tells `tfaccel launch` that your own loop begins a step. This is `tfaccel.beat`.
 
-    Call it in every rank, before each step. `fit`, `evaluate` and `predict` of a model that
-    `run.compile` has compiled do so themselves. Without a launcher it does nothing.
+    Call it in every rank before each step. `fit`, `evaluate` and `predict` of a model that
+    `run.compile` compiled do so themselves. Without a launcher it does nothing.
 
     Args:
-      step: the one that begins, counted from 1; None leaves it out.
-      phase: "train" or "evaluation", whose limits are --step-timeout and --evaluation-timeout;
-        the first of each compiles and has --start-timeout, as has "own", what is neither.
+      step: the number of the step that begins, from 1; None keeps the last number.
+      phase: "train" or "evaluation", with the limits --step-timeout and --evaluation-timeout. The
+        first step of each compiles, and has --start-timeout. So does "own", for all other work.
 
     Raises:
-      UserError: an argument is not what it may be.
+      UserError: an argument is wrong.
     """
     check_choice("phase", phase, ("train", "evaluation", "own"))
     try:
@@ -239,7 +238,7 @@ def beat_of_loop(step: int | None = None, *, phase: str = "train") -> None:
 
 @contextlib.contextmanager
 def within(phase: str) -> Iterator[None]:
-    """Says that this process, and perhaps no other, is busy so within the context."""
+    """Reports a phase within the context, which perhaps only this process enters."""
     before = _own.change(phase=phase)
     try:
         yield
@@ -249,7 +248,7 @@ def within(phase: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def call() -> Iterator[None]:
-    """Around a `fit`, `evaluate` or `predict`: what follows the outermost is the script's own."""
+    """Surrounds `fit`, `evaluate` or `predict`. After the outermost call, the phase is "own"."""
     _own.calls += 1
     has_returned = False
     try:
@@ -257,31 +256,23 @@ def call() -> Iterator[None]:
         has_returned = True
     finally:
         _own.calls -= 1
-        _leave(has_returned)
-
-
-def _leave(has_returned: bool) -> None:
-    if has_returned:
-        beat("train" if _own.calls else "own")
-    elif not _own.calls and _own.phase != "end":
-        # No place where all workers come.
-        _own.change(phase="own")
+        if has_returned:
+            beat("train" if _own.calls else "own")
+        elif not _own.calls and _own.phase != "end":
+            # Not a beat, because the other workers may not fail here.
+            _own.change(phase="own")
 
 
 def let_go() -> None:
-    """Lets a child speak for this process, which counts on from there when it speaks again."""
+    """Lets a child own the file. This process continues its counts when it reports again."""
     _own.let_go()
 
 
 def lost(worker_index: int = -1) -> None:
-    """Says that this process ends for the sake of another worker, whose fault it is.
-
-    Args:
-      worker_index: which; -1 for one that is not known.
-    """
+    """Reports that this process ends because a worker is lost; its index is -1 if unknown."""
     _own.change(lost=worker_index)
 
 
 def asked() -> None:
-    """Says that a signal that asks to stop was heard here."""
+    """Reports that this process has heard a signal to stop."""
     _own.change(asked=True)

@@ -1,17 +1,16 @@
-"""SIGTERM, SIGUSR1 and SIGINT as a request to stop between two steps.
+"""Treats SIGTERM, SIGUSR1 and SIGINT as a request to stop between two steps.
 
-Takes nothing; gives, within a context, whether this process was asked to stop. A second signal ends
-the process at once; where Python has a prompt, a second Ctrl-C is a KeyboardInterrupt instead, and
-under a launcher one that follows soon is no other request, but the same from elsewhere. The
-handlers that were there before are called too, and come back afterwards.
+A second signal ends the process at once. There are two exceptions. At a Python prompt, a second
+Ctrl-C is a KeyboardInterrupt. Under a launcher, a second signal that follows soon is the same
+request from another sender. Existing handlers are called too, and are restored afterwards.
 
-    with StopSignals() as stop:      # after the strategy: TensorFlow's own takes SIGTERM away
+    with StopSignals() as stop:      # after the strategy, which handles SIGTERM itself
         ... stop.requested           # None, or the signal's name
 
-Where there are no steps, SIGTERM may be a SystemExit instead: `exiting_on_sigterm`.
+For a program without steps, `exiting_on_sigterm` turns SIGTERM into SystemExit.
 
-Python runs its handlers between two lines of the main thread, of which there is none while XLA
-compiles or a collective waits; a thread reads the signals as the system delivers them instead.
+Python runs its handlers between two instructions of the main thread, but there are none while XLA
+compiles or a collective waits. Therefore a thread reads the signals as the system delivers them.
 """
 
 import _thread
@@ -31,17 +30,18 @@ from tfaccel.process import progress
 log = logging.getLogger("tfaccel")
 
 HEARD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-# A scheduler may signal the ranks and their launcher, which passes it on to a rank that has not
-# said within a second that it heard: one that holds Python's lock meanwhile. For "at once" a
-# launcher has SIGKILL.
+# A scheduler may signal both the ranks and their launcher. The launcher passes the signal on to a
+# rank that has not confirmed it within a second, for example because it holds Python's lock. To end
+# a rank at once, a launcher uses SIGKILL.
 SAME_REQUEST_S = 10.0
 
 
 @contextlib.contextmanager
 def exiting_on_sigterm() -> Iterator[None]:
-    """Within the context SIGTERM raises SystemExit, with 143: once, lest a report be cut short.
+    """Makes SIGTERM raise SystemExit with code 143 within the context, but only once.
 
-    For a command that has work to keep, but no steps to finish. In the main thread alone.
+    It is for commands that have results to write, but no steps to finish. Later signals are ignored
+    so that the results are complete. It works only in the main thread.
     """
 
     def leave(*_):
@@ -55,12 +55,12 @@ def exiting_on_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-_installed = []  # those whose handlers are in place
+_installed = []  # the StopSignals whose handlers are installed
 _forking = threading.local()
 
 
 def _hold_back() -> None:
-    """Keeps signals away from a child until it has its own handlers."""
+    """Blocks signals around a fork until the child has its own handlers."""
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, HEARD if _installed else ())
 
 
@@ -69,7 +69,7 @@ def _let_through() -> None:
 
 
 def _forget() -> None:
-    """Takes the handlers out of a forked child: its signals would be its parent's request too."""
+    """Removes the handlers from a forked child, whose signals would also reach its parent."""
     while _installed:
         signal.set_wakeup_fd(-1)
         _installed.pop()._put_back()
@@ -80,24 +80,24 @@ os.register_at_fork(before=_hold_back, after_in_parent=_let_through, after_in_ch
 
 
 def _what_comes() -> str:
-    return "this step is finished, the state saved, then training stops"
+    return "this step is finished, the state is saved, and training stops"
 
 
 class StopSignals:
-    """Hears signals within its context; elsewhere, and in other threads than the main one, none.
+    """Hears signals within its context, in the main thread; in other threads it hears none.
 
     Attributes:
-      requested: the name of the first signal that asked to stop; None while there was none.
+      requested: the name of the first signal that asked to stop; None if there was none.
     """
 
     def __init__(self, what_comes: Callable[[], str] = _what_comes, *, speaks: bool = True):
-        """Hears nothing yet.
+        """Does not hear signals yet.
 
         Args:
-          what_comes: returns what a signal that comes now leads to, in words. It is called in
-            another thread than the main one.
-          speaks: whether that is shown to a person; of several workers that a terminal signals
-            together, the chief speaks.
+          what_comes: returns what a signal at this moment will cause, in words. It is called in a
+            thread other than the main one.
+          speaks: whether to show the request to the user. If a terminal signals several workers
+            together, only the chief shows it.
         """
         self.requested, self._since = None, 0.0
         self._what_comes, self._speaks = what_comes, speaks
@@ -106,7 +106,7 @@ class StopSignals:
     def __enter__(self) -> "StopSignals":
         """Installs the handlers."""
         if threading.current_thread() is not threading.main_thread():
-            summary("signals: not heard, because training runs beside the main thread")
+            summary("signals: not heard, because training does not run in the main thread")
             return self
         self.requested, self._interrupts, self._is_echo = None, False, False
         self._ours, self._delivered = socket.socketpair()
@@ -121,13 +121,13 @@ class StopSignals:
         return self
 
     def __exit__(self, *_):
-        """Puts back what was there."""
+        """Restores the previous handlers."""
         if not self._before:
             return
         _installed.remove(self)
         try:
             signal.set_wakeup_fd(self._wakeup_before)
-            self._delivered.close()  # the thread's end, which may have sent a signal once more
+            self._delivered.close()  # ends the thread, which may send one more signal
             self._thread.join()
         finally:
             self._put_back()
@@ -135,7 +135,7 @@ class StopSignals:
 
     def _put_back(self) -> None:
         for number, handler in self._before.items():
-            # None stands for one that was not installed from Python.
+            # None means a handler that was not installed from Python.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._before = {}
 
@@ -147,18 +147,22 @@ class StopSignals:
 
     def _heard(self, received: signal.Signals) -> None:
         if self.requested and received == signal.SIGINT and hasattr(sys, "ps1"):
-            # A person at a prompt, as IPython's and Jupyter's too. Python makes one of two signals
-            # that come while the main thread is in C: so it is sent once more, and heard here too.
+            # This is a person at a prompt, such as IPython's. If two signals arrive while the main
+            # thread is in C, Python sees only one. So it is sent again, and also heard here again.
             self._is_echo = not self._is_echo
             if self._is_echo:
                 self._interrupts = True
                 _thread.interrupt_main()
             return
-        if self.requested and progress.is_launched() and self._age_s < SAME_REQUEST_S:
-            log.info("signals: %s, the same request once more", received.name)
+        if (
+            self.requested
+            and progress.is_launched()
+            and time.monotonic() - self._since < SAME_REQUEST_S
+        ):
+            log.info("signals: %s, which repeats the same request", received.name)
             return
         if self.requested:
-            log.warning("signals: %s, the second one: this process ends now", received.name)
+            log.warning("signals: %s, the second signal: this process ends now", received.name)
             os._exit(128 + received)
         self._since, self.requested = time.monotonic(), received.name
         progress.asked()
@@ -169,15 +173,11 @@ class StopSignals:
             self._what_comes(),
         )
 
-    @property
-    def _age_s(self) -> float:
-        return time.monotonic() - self._since
-
     def _call_users(self, number: int, frame) -> None:
-        """Calls the handler that a program had of its own, in the main thread as it expects.
+        """Calls the program's own handler in the main thread.
 
         Raises:
-          KeyboardInterrupt: a person at a prompt has asked twice.
+          KeyboardInterrupt: a person at a prompt has pressed Ctrl-C twice.
         """
         if self._interrupts:
             self._interrupts = False

@@ -1,14 +1,13 @@
-"""What TensorFlow's libraries print as they start, where it says nothing to the reader.
-
-Takes a stretch of the program in which they start; gives the same without those lines. All other
-lines pass, those of a process that dies in the middle of it too.
+"""Hides the lines that TensorFlow's libraries print at their start and that do not help the reader.
 
     with start_noise.left_out():
         import tensorflow
 
-TensorFlow 2.21 reads TF_CPP_MIN_LOG_LEVEL late: whatever it says, four lines of information and a
-remark on them are printed first (2026-11-27). Here they are held to the level that is asked for. A
-process of its own sorts the lines, because a thread would lose the last ones before an abort.
+All other lines are shown, even those of a process that dies meanwhile.
+
+TensorFlow 2.21 reads TF_CPP_MIN_LOG_LEVEL too late: whatever its value, it first prints four lines
+of information and a remark about them (2026-11-27). Here these lines obey the level, too. The
+filter is a process, because a thread would lose the last lines before an abort.
 """
 
 import contextlib
@@ -19,11 +18,11 @@ import sys
 from collections.abc import Iterator
 
 LEVEL = "TF_CPP_MIN_LOG_LEVEL"  # 0 shows all, 1 no information, 2 no warnings, 3 no errors
-OUR_LEVEL = "2"  # where the user has set none
+OUR_LEVEL = "2"  # if the user has not set a level
 STDERR = 2
-END_S = 2.0  # for the last lines, which are there already
+END_S = 2.0  # to wait for the last lines, which are already in the pipe
 
-_PREFIX = r"\d{4} \d\d:\d\d:[\d.]+ +\d+ [\w.-]+:\d+\] "  # of a line of absl's, after its letter
+_PREFIX = r"\d{4} \d\d:\d\d:[\d.]+ +\d+ [\w.-]+:\d+\] "  # a line of absl, after its first letter
 _REMARK = r"WARNING: All log messages before absl::InitializeLog\(\) is called are written to "
 _NO_DRIVER = rf"E{_PREFIX}failed call to cuInit: "
 _SORTER = """
@@ -36,11 +35,11 @@ for line in iter(sys.stdin.buffer.readline, b""):
 
 
 def pattern(level: str, *, has_gpus: bool) -> str | None:
-    """Returns what the lines match that are left out; None for none.
+    """Returns a pattern for the lines to hide; None to hide none.
 
     Args:
-      level: what TF_CPP_MIN_LOG_LEVEL says.
-      has_gpus: whether this machine has GPUs; if not, that CUDA does not start is no error.
+      level: the value of TF_CPP_MIN_LOG_LEVEL.
+      has_gpus: whether this machine has GPUs. If not, a failed start of CUDA is no error.
     """
     letters = {"1": "I", "2": "IW", "3": "IWE"}.get(level)
     if letters is None:
@@ -51,30 +50,31 @@ def pattern(level: str, *, has_gpus: bool) -> str | None:
 
 @contextlib.contextmanager
 def left_out(*, has_gpus: bool = True) -> Iterator[None]:
-    """Within the context, lines on standard error that say nothing to the reader are left out.
+    """Hides lines on standard error that do not help the reader, within the context.
 
-    That is what TF_CPP_MIN_LOG_LEVEL asks to leave out. It becomes OUR_LEVEL where nobody has set
-    it, for the time after the context, too.
+    These are the lines that TF_CPP_MIN_LOG_LEVEL should hide. If it is not set, it becomes
+    OUR_LEVEL, also after the context.
 
     Args:
-      has_gpus: whether this machine has GPUs; if not, that CUDA does not start is left out as well.
+      has_gpus: whether this machine has GPUs. If not, a failed start of CUDA is hidden, too.
     """
     noise = pattern(os.environ.setdefault(LEVEL, OUR_LEVEL), has_gpus=has_gpus)
     with contextlib.ExitStack() as stack:
         if noise is not None:
-            # Without the other process, or a standard error, all is shown.
+            # If there is no such process or no standard error, all lines are shown.
             with contextlib.suppress(OSError):
                 stack.enter_context(_sorted(noise))
         yield
 
 
 def start_tensorflow() -> None:
-    """Imports TensorFlow, for a command, without the lines that it prints at its start.
+    """Imports TensorFlow for a command, without the lines that it prints at its start.
 
-    What it makes is there until the command ends. To look through it in vain would take Python's
-    collector 0.4 s meanwhile and 0.8 s at the end (2 CPU cores, 2026-11-27).
+    Python's garbage collector is off meanwhile, and afterwards ignores the objects of TensorFlow,
+    which live until the command ends. This saves 0.4 s here and 0.8 s at the end (2 CPU cores,
+    2026-11-27).
     """
-    if "tensorflow" in sys.modules:  # by a program that runs a command within itself
+    if "tensorflow" in sys.modules:  # a program runs a command in its own process
         return
     gc.disable()
     try:
@@ -89,7 +89,7 @@ def start_tensorflow() -> None:
 def _sorted(noise: str) -> Iterator[None]:
     shown = os.dup(STDERR)
     try:
-        # In a session of its own, lest Ctrl-C end it before us.
+        # The sorter has its own session, so that Ctrl-C does not end it before this process.
         command = [sys.executable or "", "-I", "-S", "-c", _SORTER, noise]
         sorter = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
@@ -99,15 +99,11 @@ def _sorted(noise: str) -> Iterator[None]:
                 os.dup2(sorter.stdin.fileno(), STDERR)
             yield
         finally:
-            _flush()
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                sys.stderr.flush()
             os.dup2(shown, STDERR)
-            # A child of ours may hold the pipe, and then goes on to be sorted.
+            # A child of this process may hold the pipe; its lines are still sorted after this.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 sorter.wait(END_S)
     finally:
         os.close(shown)
-
-
-def _flush() -> None:
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.flush()

@@ -1,11 +1,11 @@
-"""Tensors of a device to the host, without a thread that waits in the device's driver.
+"""Copies tensors from a device to the host without waiting in the device's driver.
 
     to_host = make_to_host(tensor.device)
-    numbers = to_host({"loss": loss, "codes": codes})     # waits, for what was queued before
+    numbers = to_host({"loss": loss, "codes": codes})     # waits only for earlier work
 
-Eagerly, as by `tensor.numpy()`, TensorFlow first waits in the driver until the device is done with
-everything, also with what was queued after the tensor was. Within a function the copy is queued
-behind what the device has to do by then, and its end is an event that TensorFlow looks for anyway.
+In eager mode, as in `tensor.numpy()`, TensorFlow waits in the driver until the device has finished
+all its work, including work that was queued after the tensor. In a tf.function, the copy is queued
+behind the earlier work, and its end is an event, which TensorFlow polls anyway.
 """
 
 import functools
@@ -15,16 +15,16 @@ import tensorflow as tf
 
 
 def make_to_host(device: str) -> Callable:
-    """Returns the function of a nest of tensors, or None, that gives their copies on the host.
+    """Returns a function that copies a nest of tensors, or of None, to the host.
 
     Args:
-      device: of the tensors, as one of them says; of several workers, this one's.
+      device: the device of the tensors; with several workers, a device of this worker.
     """
     spec = tf.DeviceSpec.from_string(device)
     return _to(spec.replace(device_type="CPU", device_index=0).to_string())
 
 
-@functools.cache  # traced anew by each `fit`, or for each GPU, it would be warned of by TensorFlow
+@functools.cache  # TensorFlow warns if each `fit` or GPU traces it again
 def _to(host: str) -> Callable:
     @tf.function(autograph=False)
     def to_host(tensors):

@@ -1,1 +1,1 @@
-"""Devices, replicas and workers: what is settled before a model is built, and how they agree."""
+"""Devices, replicas and workers: everything that is set up before a model is built."""

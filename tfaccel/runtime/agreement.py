@@ -1,13 +1,12 @@
-"""What all workers must agree on: asked of all at a time, answered alike.
+"""Compares values between all workers, so that all workers decide the same.
 
-Takes what each worker found; raises where they differ, or gives what holds for all. A worker that
-sees one file fewer than the others would have shorter epochs, and they would wait for it for ever;
-one that resumed from another step would train another model.
+A worker that sees one file fewer than the others would have shorter epochs, and the others would
+wait for it for ever. A worker that resumed from another step would train another model.
 
     check_same({"number of examples": 60000, "files": "5f0c..."}, strategy, of="their data")
     any_worker = AnyWorker(strategy)
     (stop,) = any_worker.says(own_flag)  # in the same step on every worker
-    with together(strategy, "could not write"): ...     # an error of one is an error of all
+    with together(strategy, "could not write"): ...     # an error on one worker ends all workers
 """
 
 import contextlib
@@ -24,23 +23,23 @@ from tfaccel.common.errors import RunError, UserError
 from tfaccel.process import progress
 from tfaccel.runtime import collectives
 
-MOST_FACTS = 8  # a collective needs one length
-# Every vector is sent as a multiple of this length, so that few lengths are ever traced.
+MOST_FACTS = 8  # a collective needs vectors of equal length
+# Each vector is padded to a multiple of this length, so that few lengths are traced.
 LENGTH = 16
-# A signal may wait for so long before others hear of it. Asking takes about 1 ms, so it costs 0.4%.
+# A signal reaches the other workers after this time at most. One exchange takes about 1 ms: 0.4%.
 ASK_EVERY_S = 0.25
-MOST_CALLS = 50  # of 5 ms are a quarter of a second too
+MOST_CALLS = 50  # also 0.25 s, for steps of 5 ms
 
 
 def check_same(facts: Mapping[str, object], strategy: tf.distribute.Strategy, *, of: str) -> None:
-    """Raises UserError unless every worker calls this with equal facts. Returns when all have.
+    """Raises UserError unless all workers have equal facts. Every worker must call it.
 
     Args:
-      facts: what was found, by what to call it: anything that `repr` tells apart.
-      strategy: over all workers.
-      of: what the facts are of, for the message.
+      facts: the values to compare, by name. Values with equal `repr` are equal.
+      strategy: the strategy over all workers.
+      of: what the facts describe, for the message.
     """
-    # Of other kinds of data there are other facts, so their names are one of them.
+    # Other kinds of data have other facts, so the names of the facts are compared, too.
     facts = {"kind": tuple(facts), **facts}
     numbers = np.zeros(MOST_FACTS, np.int64)
     for place, each in enumerate(facts.values()):
@@ -50,33 +49,33 @@ def check_same(facts: Mapping[str, object], strategy: tf.distribute.Strategy, *,
     for (name, own), column in zip(facts.items(), found.T, strict=False):
         if len(set(column.tolist())) > 1:
             raise UserError(
-                f"workers differ in the {name} of {of}: here {own}; expected the same in all, so "
-                "give each the same files, settings and seed"
+                f"workers differ in the {name} of {of}: here it is {own}; give every worker the "
+                "same files, settings and seed"
             )
 
 
 def of_workers(vector: np.ndarray, strategy: tf.distribute.Strategy) -> np.ndarray:
-    """Returns every worker's vector, [workers, n] from [n]; each worker must call it."""
+    """Returns the vectors of all workers, [workers, n] from [n]. Every worker must call it."""
     num_local = len(strategy.extended.worker_devices)
     if num_local == strategy.num_replicas_in_sync:
         return vector[np.newaxis]
     sent = vector.astype(np.int64) if vector.dtype == bool else vector
     sent = np.pad(sent, (0, -len(sent) % LENGTH))
     gathered = _gather(strategy)(tf.constant(sent[np.newaxis]))
-    # Each worker's comes once for each of its replicas.
+    # Each worker's vector appears once for each of its replicas.
     return gathered.numpy()[::num_local, : len(vector)].astype(vector.dtype)
 
 
 @contextlib.contextmanager
 def together(strategy: tf.distribute.Strategy, failure: str) -> Iterator[None]:
-    """Within the context an error of one worker is one of all: none is left to wait for it.
+    """A context in which an error of one worker ends all workers, so that none waits for it.
 
     Args:
-      strategy: over all workers, each of which must enter the context.
-      failure: what the others say that another worker did.
+      strategy: the strategy over all workers. Every worker must enter the context.
+      failure: what the failed worker did, for the message on the other workers.
 
     Raises:
-      RunError: another worker failed. What this one raises, it raises itself.
+      RunError: another worker failed. A worker with an error of its own raises that.
     """
     error = None
     try:
@@ -91,7 +90,7 @@ def together(strategy: tf.distribute.Strategy, failure: str) -> Iterator[None]:
 
 @functools.cache
 def _gather(strategy: tf.distribute.Strategy):
-    """Returns the collective, which takes 0.1 s to trace for each dtype and length."""
+    """Returns the collective. It takes 0.1 s to trace for each dtype and length."""
 
     @tf.function(autograph=False)
     def gather(value):
@@ -102,28 +101,27 @@ def _gather(strategy: tf.distribute.Strategy):
 
 
 class AnyWorker:
-    """Whether any worker's flags are set, answered alike and in the same step on all of them.
+    """Tells all workers in the same step whether a flag is set on any of them.
 
     Attributes:
-      is_alone: whether there is one worker, which asks nobody.
+      is_alone: whether this is the only worker. It then only reads its own flags.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):
-        """Takes the strategy over all workers; of one worker its own flags are the answer."""
+        """Takes the strategy over all workers."""
         self._strategy = strategy
         self.is_alone = len(strategy.extended.worker_devices) == strategy.num_replicas_in_sync
         self._calls, self._ask_at, self._since = 0, 1, time.monotonic()
 
     def says(self, *own: bool, now: bool = False) -> tuple[bool, ...]:
-        """Returns the answer for each; False between two calls that ask.
+        """Returns for each flag whether any worker has set it. Every worker must call it each step.
 
-        They are about ASK_EVERY_S apart, or MOST_CALLS steps: those that follow may be slower.
-
-        Every worker must call it in every step.
+        The workers are asked about every ASK_EVERY_S, but at least every MOST_CALLS steps, because
+        later steps may be slower. Other calls return False.
 
         Args:
           *own: this worker's flags.
-          now: whether this call asks in any case. It must be the same on every worker.
+          now: whether to ask in this call. It must be the same on every worker.
         """
         if self.is_alone:
             return own
@@ -134,6 +132,6 @@ class AnyWorker:
         calls = math.floor(self._calls * ASK_EVERY_S / seconds)
         calls = max(1, min(calls, MOST_CALLS))
         found = of_workers(np.array([calls, *own], np.int64), self._strategy)
-        # The slowest worker's wish, so that all ask in the same step again.
+        # The smallest number of all workers, so that all ask in the same step again.
         self._calls, self._ask_at, self._since = 0, int(found[:, 0].min()), time.monotonic()
         return tuple(found[:, 1:].any(axis=0).tolist())

@@ -1,20 +1,21 @@
-"""What XLA compiled for this GPU before, kept for the next process: TensorFlow's persistent cache.
+"""Keeps the programs that XLA compiled for a GPU, with TensorFlow's persistent cache.
 
-Takes what decides how XLA compiles; tells TensorFlow the place, in ~/.cache/tfaccel/xla.
+The cache is in ~/.cache/tfaccel/xla.
 
     prepare(wanted=True)                # before TensorFlow is asked for its devices
     use({"tensorflow": "2.21.0", "gpus": [...], "tf32": True})      # before XLA compiles
-    leave_out("compile_cache=False asks for that")                  # compile anew
+    leave_out("compile_cache=False is set")                         # use no cache
 
-An entry is found by the program's text and shapes, and its text is compared whole; neither says
-which GPU, driver, library or flags it was compiled for. So each set of these has a folder.
+TensorFlow finds an entry by the program's text and shapes, and compares the whole text. An entry
+does not record the GPU, driver, library versions and flags that it was compiled for, so each set of
+these has its own folder.
 
-TensorFlow reads the place once, with the first question for its devices, when it is not yet known
-which there are; and a notebook may call `setup` again with other settings. So the place is a link
-of this process, and `use` points it at a folder. Entries are programs, so that the folders are the
-user's alone.
+TensorFlow reads the cache's path once, when it is first asked for its devices. At that time the
+devices are not known yet, and a notebook may later call `setup` with other settings. The path is
+therefore a link that belongs to this process, and `use` makes it point to a folder. Entries are
+programs, so only the user may access the folders.
 
-On the CPU nothing is kept: XLA's CPU programs name features that its own loader does not know, and
+Nothing is kept on the CPU. XLA's CPU programs name features that its own loader does not know, and
 it warns of illegal instructions (TensorFlow 2.21).
 """
 
@@ -40,31 +41,30 @@ log = logging.getLogger("tfaccel")
 
 DEVICE_TYPE = "GPU"
 FLAG = "--tf_xla_persistent_cache_directory"
-LINK_PREFIX = "tfaccel-xla-"  # so that a child does not take its parent's link for a user's choice
+LINK_PREFIX = "tfaccel-xla-"  # tells a parent's link from a user's choice
 OURS = re.compile(rf"{FLAG}=\S*/{LINK_PREFIX}\S+( --tf_xla_persistent_cache_device_types=\S+)?")
 
 MOST_BYTES = 4 << 30  # ResNet-50's step is about 30 MB
 LARGEST_BYTES = 64 << 20
-# Where an entry cannot be written, the run ends with TensorFlow's error.
+# If an entry cannot be written, TensorFlow ends the run with an error.
 LEAST_FREE_BYTES = 1 << 30
 DAY_S = 24 * 3600
 
-_own: list[temporary.Held] = []  # the folder of the link, for as long as the process
+_own: list[temporary.Held] = []  # the folder of the link; it lives as long as the process
 
 
 def prepare(*, wanted: bool) -> None:
-    """Tells TensorFlow a place where nothing is kept yet, before it reads its flags.
+    """Gives TensorFlow an empty folder as its cache, before it reads its flags.
 
     Args:
-      wanted: whether `use` is to follow. If not, this process keeps nothing, nor takes its parent's
-        place.
+      wanted: whether `use` will follow. If not, this process has no cache, not even its parent's.
     """
     if _is_prepared() or devices_are_known():
         return  # TensorFlow has read its flags
-    temporary.remove_left()  # of any kind: each start clears up after processes that were killed
+    temporary.remove_left()  # every start removes what killed processes left
     flags, root = _flags(), cache_folder("xla")
     if wanted and FLAG not in flags:
-        with contextlib.suppress(OSError):  # `use` will say it
+        with contextlib.suppress(OSError):  # `use` will report it
             _make_own(root)
             _remove_oldest(root)
             _check_room(root)
@@ -74,13 +74,9 @@ def prepare(*, wanted: bool) -> None:
 
 
 def use(decides: Mapping[str, object]) -> None:
-    """Lets XLA take programs from the cache, and put there what it compiles.
-
-    Args:
-      decides: JSON-ready, what an entry must have been compiled with.
-    """
+    """Makes XLA use the cache for `decides`: all that an entry depends on, as values for JSON."""
     if FLAG in _flags():
-        return log.info("compile cache: as TF_XLA_FLAGS says")
+        return log.info("compile cache: set by TF_XLA_FLAGS")
     text = json.dumps(dict(decides), indent=2, sort_keys=True)
     folder = cache_folder("xla") / hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
     try:
@@ -89,8 +85,8 @@ def use(decides: Mapping[str, object]) -> None:
         _check_room(folder)
         if not _is_prepared():
             return leave_out(
-                "TensorFlow has read its flags: only the first tfaccel.setup, before any other "
-                "use of TensorFlow, can ask for it"
+                "TensorFlow has read its flags: only the first tfaccel.setup can turn it on, and "
+                "only before any other use of TensorFlow"
             )
         (folder / "settings.json").write_text(text)
         _remove_unfinished(folder)
@@ -98,21 +94,21 @@ def use(decides: Mapping[str, object]) -> None:
     except OSError as error:
         return leave_out(f"{folder} cannot be used ({error.strerror or error})")
     entries = len(list(folder.glob("*.pb")))
-    no_error = "; 'Error parsing text-format' is TensorFlow's first guess at each, and no error"
+    no_error = "; TensorFlow may print 'Error parsing text-format' for each, which is no error"
     return log.info(
         "compile cache: %s, %d programs%s", folder, entries, no_error if entries else ""
     )
 
 
 def leave_out(reason: str) -> None:
-    """Lets XLA compile everything anew, and says why."""
+    """Makes XLA compile everything again, and logs the reason."""
     if _is_prepared():
-        _point_to(_unused())
-    log.info("compile cache: none, because %s", reason)
+        _point_to(_link().parent / "unused")
+    log.info("compile cache: off, because %s", reason)
 
 
 def _flags() -> str:
-    """Returns TF_XLA_FLAGS without what `prepare` added, in this process or its parent."""
+    """Returns TF_XLA_FLAGS without the part that `prepare` added, here or in the parent."""
     return OURS.sub("", os.environ.get("TF_XLA_FLAGS", "")).strip()
 
 
@@ -122,20 +118,16 @@ def _is_prepared() -> bool:
 
 @functools.cache
 def _link() -> pathlib.Path:
-    """Returns this process's link, which points to a folder of its own at first."""
-    # TensorFlow's flags take no blank or quote in a path.
+    """Returns this process's link, which first points to an empty folder."""
+    # TensorFlow's flags do not allow blanks or quotes in a path.
     plain = not re.search(r"[\s'\"\\]", tempfile.gettempdir())
     _own.append(temporary.Held("xla", parent=None if plain else "/tmp"))
     own = _own[-1].path
-    unused = own / "unused"  # TensorFlow ends the run where there is none
+    unused = own / "unused"  # without it, TensorFlow would end the run
     unused.mkdir()
     link = own / "entries"
     link.symlink_to(unused)
     return link
-
-
-def _unused() -> pathlib.Path:
-    return _link().parent / "unused"
 
 
 def _point_to(folder: pathlib.Path) -> None:
@@ -143,20 +135,20 @@ def _point_to(folder: pathlib.Path) -> None:
     _link().symlink_to(folder)
 
 
-# The folder. Other processes write and remove there at the same time.
+# The folder. Other processes write and remove files there at the same time.
 
 
 def _make_own(folder: pathlib.Path) -> None:
-    """Makes the folder, and those it is in; OSError where another user could write there."""
+    """Makes the folder and its parents; raises OSError if another user could write to it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.stat()
     if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise PermissionError(f"{folder} is not this user's alone; remove it, or chmod 700")
+        raise PermissionError(f"other users can write to {folder}; remove it, or run chmod 700")
 
 
 def _check_room(folder: pathlib.Path) -> None:
-    """Raises OSError where the disk, or the user's quota, has no room for an entry."""
+    """Raises OSError if the disk, or the user's quota, has no room for an entry."""
     if shutil.disk_usage(folder).free < LEAST_FREE_BYTES:
         raise OSError(f"less than {LEAST_FREE_BYTES >> 20} MiB are free")
     with tempfile.TemporaryFile(dir=folder) as file:
@@ -164,7 +156,7 @@ def _check_room(folder: pathlib.Path) -> None:
 
 
 def _remove_oldest(root: pathlib.Path) -> None:
-    """Removes what was not read for longest, until the rest is small enough."""
+    """Removes the entries that were not used for longest, until the rest is small enough."""
     entries = dict(_found(root, "*/*.pb"))
     size = sum(each.st_size for each in entries.values())
     for path in sorted(
@@ -177,10 +169,10 @@ def _remove_oldest(root: pathlib.Path) -> None:
 
 
 def _remove_unfinished(folder: pathlib.Path) -> None:
-    """Removes what killed processes left, and entries that are cut off.
+    """Removes entries that are incomplete.
 
-    TensorFlow would end the run with an error that names none. It renames an entry when it is
-    written, but does not wait for the disk: after a power cut it may be short or empty.
+    TensorFlow would end the run with an error that does not name the file. It renames an entry
+    after writing it, but does not wait for the disk, so that a power cut may leave a short file.
     """
     for path, found in _found(folder, "*.tmp"):
         if time.time() - found.st_mtime > DAY_S:
@@ -188,7 +180,7 @@ def _remove_unfinished(folder: pathlib.Path) -> None:
     for path, found in _found(folder, "*.pb"):
         with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
             if not _is_whole(file, found.st_size):
-                log.warning("compile cache: %s is damaged, and removed", path)
+                log.warning("compile cache: removed %s, which was damaged", path)
                 path.unlink(missing_ok=True)
 
 
@@ -199,9 +191,9 @@ def _found(folder: pathlib.Path, pattern: str) -> Iterator[tuple[pathlib.Path, o
 
 
 def _is_whole(file: BinaryIO, size: int) -> bool:
-    """Returns whether a protocol buffer's outermost fields end where the file does.
+    """Returns whether the outermost fields of a protocol buffer end at the end of the file.
 
-    TensorFlow's wheel has no Python class of its entries. These have fields of bytes alone.
+    TensorFlow's wheel has no Python class for its entries. Their fields are all bytes.
     """
     num_fields = 0
     while file.tell() < size:
@@ -213,7 +205,7 @@ def _is_whole(file: BinaryIO, size: int) -> bool:
 
 
 def _varint(file: BinaryIO) -> int:
-    """Returns a number in protocol buffers' encoding: 7 bits a byte, the last one below 128."""
+    """Returns a number in protocol buffers' encoding: 7 bits per byte, the last byte below 128."""
     number = 0
     for shift in range(0, 64, 7):
         byte = file.read(1)

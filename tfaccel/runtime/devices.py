@@ -1,13 +1,13 @@
-"""The process and its machine, once, before TensorFlow starts its devices.
+"""Sets up the process and its devices once, before TensorFlow starts them.
 
-Takes a `RuntimeConfig`; gives a `Runtime`: which devices, and why. It loads the CUDA libraries,
-chooses GPUs, sets memory, TF32, the Keras dtype policy and the seed.
+`configure` takes a `RuntimeConfig` and returns a `Runtime`. It loads the CUDA libraries, chooses
+GPUs, and sets memory, TF32, the Keras dtype policy and the seed.
 
     runtime = configure(RuntimeConfig(gpu_ids=[0], precision="mixed_float16"))
     runtime.devices     # (Device(name="/gpu:0", cuda_ordinal=0),)
 
-It may be called again, as where a notebook's cell is run twice: the last call holds, and what
-TensorFlow has fixed by then, GPUs and their memory, must be as they are.
+It may be called again, for example when a notebook's cell runs twice. The last call counts, but the
+GPUs and their memory settings cannot change, because TensorFlow has fixed them.
 """
 
 import ctypes
@@ -42,9 +42,9 @@ log = logging.getLogger("tfaccel")
 
 ALONE = Cluster()
 FUSION_AUTOTUNER = "xla_gpu_experimental_enable_fusion_autotuner"
-# XLA's patience with replicas that are not yet where the others wait for them, in seconds: before
-# it says so (10 and 20 by default), and before it ends the process (30 and 40). Where each step
-# begins, which a replica whose memory is full never does, its patience is without end by default.
+# Seconds for which XLA waits for replicas that are late: before it warns (default 10 and 20), and
+# before it ends the process (default 30 and 40). At the start of a step, where a replica without
+# memory never arrives, it would wait for ever by default.
 XLA_PATIENCE_S = {
     "xla_gpu_executable_warn_stuck_timeout": 120,
     "xla_gpu_first_collective_call_warn_stuck_timeout_seconds": 120,
@@ -61,8 +61,8 @@ class Device:
     """One replica's device.
 
     Attributes:
-      name: what TensorFlow calls it, e.g. "/gpu:0", counted among the GPUs that were chosen.
-      cuda_ordinal: what CUDA calls it, counted among all that CUDA sees; None for the CPU.
+      name: TensorFlow's name, such as "/gpu:0", counted among the chosen GPUs.
+      cuda_ordinal: CUDA's number, counted among all GPUs that CUDA sees; None for the CPU.
     """
 
     name: str
@@ -71,13 +71,13 @@ class Device:
 
 @dataclasses.dataclass(frozen=True)
 class Runtime:
-    """What `configure` did.
+    """The result of `configure`.
 
     Attributes:
-      devices: of this process's replicas.
-      precision: Keras dtype policy now in force.
+      devices: the devices of this process's replicas.
+      precision: the current Keras dtype policy.
       xla: whether steps are compiled with XLA.
-      seed: the one seed.
+      seed: the seed of all random numbers.
       loader_threads: CPU threads for each replica's loader.
     """
 
@@ -89,21 +89,21 @@ class Runtime:
 
 
 def configure(config: RuntimeConfig, cluster: Cluster = ALONE) -> Runtime:
-    """Changes the process as `config` says and returns what it became.
+    """Sets up the process according to `config`, and returns the result.
 
     Args:
-      config: what is asked for.
+      config: the settings.
       cluster: the job's processes; those on this host share its GPUs and cores.
 
     Raises:
-      UserError: a GPU that was asked for is not there, GPUs cannot be shared equally, or
-        TensorFlow's devices were already started otherwise.
+      UserError: a chosen GPU does not exist, GPUs cannot be shared equally, or TensorFlow's
+        devices already started with other settings.
     """
     run_log.show(speaks=cluster.is_chief or not progress.is_launched())
     load_cuda_libraries()
     compile_cache.prepare(wanted=config.xla is not False and config.compile_cache)
     queues = _take_all_queues()
-    # Of a machine without GPUs, TensorFlow's error is no news: the reason below says it.
+    # On a machine without GPUs, TensorFlow's errors are hidden: `reason` below says enough.
     installed = describe_gpus()
     with start_noise.left_out(has_gpus=bool(installed)):
         visible = tf.config.list_physical_devices("GPU")
@@ -121,8 +121,8 @@ def configure(config: RuntimeConfig, cluster: Cluster = ALONE) -> Runtime:
     keras.config.set_dtype_policy(config.precision)
     if config.precision == "float16":
         log.warning(
-            "precision float16 (O3) keeps variables and updates in float16 too: a ceiling for "
-            "speed, not for training; use mixed_float16 to train"
+            "precision float16 (O3) keeps variables and updates in float16 too; it shows the "
+            "largest possible speed, but does not train well; use mixed_float16 to train"
         )
     tf.config.experimental.enable_tensor_float_32_execution(config.tf32)
     if gpu_ids:
@@ -132,14 +132,14 @@ def configure(config: RuntimeConfig, cluster: Cluster = ALONE) -> Runtime:
     summary("device: %s; precision: %s; xla: %s", reason, config.precision, why)
     if xla and gpu_ids and len(gpu_ids) * cluster.num_workers > 1:
         _compile_alike()
-        if cluster.num_workers == 1:  # or no sum is in XLA's programs: see local_replicas
+        if cluster.num_workers == 1:  # else XLA's programs have no sums: see local_replicas
             _wait_for_compilation()
     keras.utils.set_random_seed(config.seed)
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()
-        log.info("deterministic: kernels that give the same bits in every run")
-    elif stop_determinism():  # which an earlier call asked for
-        log.info("deterministic: off again")
+        log.info("deterministic: on; kernels give the same bits in every run")
+    elif stop_determinism():  # set by an earlier call
+        log.info("deterministic: turned off again")
 
     if gpu_ids and not xla and not config.deterministic:
         _norm_channels_last()
@@ -164,74 +164,74 @@ def configure(config: RuntimeConfig, cluster: Cluster = ALONE) -> Runtime:
 
 
 def choose_xla(asked: bool | None, *, on_gpu: bool) -> tuple[bool, str]:
-    """Returns whether steps are compiled with XLA, and the reason, in words.
+    """Returns whether steps are compiled with XLA, and the reason.
 
     On 2 CPU cores the digits' network trains 9,181 images/s without XLA and 3,982 with it
     (2026-11-24), and its start takes longer.
 
     Args:
-      asked: what the user asked for; None for the default.
+      asked: the user's choice; None for the default.
       on_gpu: whether the replicas are GPUs.
     """
     if asked is None:
         if on_gpu:
             return True, "on, the default with GPUs"
-        return False, "off, because on a CPU it makes most steps slower (xla=True turns it on)"
+        return False, "off, because it makes most steps slower on a CPU (xla=True turns it on)"
     if asked and not on_gpu:
-        return True, "on, as xla=True asks, although on a CPU it makes most steps slower"
-    return asked, f"{_on(asked)}, as xla={asked} asks"
+        return True, "on, set by xla=True, although it makes most steps slower on a CPU"
+    return asked, f"{_on(asked)}, set by xla={asked}"
 
 
-@functools.cache  # so that a second `setup` says the same
+@functools.cache  # so that a second `setup` returns the same
 def _take_all_queues() -> str:
-    """Lets CUDA give this process all its queues to a GPU, before it starts; returns what it has.
+    """Gives this process all of CUDA's queues to a GPU, before CUDA starts; returns their number.
 
-    By default there are 8, and streams that share one wait for each other: beside a step, which is
-    queued whole, some of DALI's kernels began only when it had ended. ResNet-50 from JPEG files:
-    7,894 images/s with 32 queues, 6,324 with 8 (H200, 2026-11-23).
+    The default is 8, and streams that share a queue wait for each other. Some of DALI's kernels
+    then started only when the step had ended, because a whole step is queued at once. ResNet-50
+    from JPEG files: 7,894 images/s with 32 queues, 6,324 with 8 (H200, 2026-11-23).
     """
     if QUEUES in os.environ:
-        return f"{QUEUES}={os.environ[QUEUES]}, as it was"
+        return f"{QUEUES}={os.environ[QUEUES]}, unchanged"
     if devices_are_known():
         return "CUDA's default, because TensorFlow was asked for its devices before tfaccel.setup()"
     os.environ[QUEUES] = str(MOST_QUEUES)
-    return f"{MOST_QUEUES} to a GPU, by {QUEUES}, so that loaders need not wait behind a step"
+    return f"{MOST_QUEUES} per GPU, set by {QUEUES}, so that loaders do not wait for a step"
 
 
 def _compile_alike() -> None:
-    """Lets XLA choose its fusions by rule, not by timing them, before it reads its flags.
+    """Makes XLA choose its fusions by rule, not by timing, before it reads its flags.
 
-    It compiles a step for each GPU. Timings differ, so that one may sum in another order than its
-    neighbour: with global_clipnorm two H200s drifted apart within ten steps (TensorFlow 2.21).
+    XLA compiles a step for each GPU. Timings differ, so that one replica may sum in another order
+    than the next: with global_clipnorm two H200s drifted apart within ten steps (TensorFlow 2.21).
     """
     if _add_xla_flag(FUSION_AUTOTUNER, "false"):
-        log.info("xla: fusions are chosen without timing them, so that all replicas round alike")
+        log.info("xla: fusions are chosen without timing, so that all replicas round alike")
     else:
-        log.info("xla: XLA_FLAGS decides on %s; replicas may round differently", FUSION_AUTOTUNER)
+        log.info("xla: XLA_FLAGS sets %s, so replicas may round differently", FUSION_AUTOTUNER)
 
 
 def _wait_for_compilation() -> None:
-    """Lets XLA wait for replicas whose step is still compiled, before it reads its flags.
+    """Makes XLA wait for replicas that still compile their step, before it reads its flags.
 
-    Where a sum over replicas is in their programs, one that is compiled, or came from the cache,
-    waits in it for the others. ResNet-50 takes 70 to 150 s to compile, and XLA ends the process
-    after 30 s. But not for ever: one that has failed, as where memory is full on its GPU alone,
-    never comes, and its error reaches Python when all have ended.
+    If the programs contain a sum over replicas, a replica whose step is ready waits in the sum for
+    the others. ResNet-50 takes 70 to 150 s to compile, and XLA ends the process after 30 s. But
+    the wait must end: a replica that failed, for example because its GPU has no memory left, never
+    arrives, and its error reaches Python only when all replicas have ended.
     """
     decided = [name for name, each in XLA_PATIENCE_S.items() if not _add_xla_flag(name, each)]
     if decided:
-        log.info("xla: XLA_FLAGS decides on %s", ", ".join(decided))
+        log.info("xla: XLA_FLAGS sets %s", ", ".join(decided))
         return
     seconds = max(XLA_PATIENCE_S.values())
     log.info(
-        "xla: a replica waits %d s for others, whose step may still be compiled; then it takes "
-        "them for failed and ends the process",
+        "xla: a replica waits %d s for other replicas, which may still compile their step; then "
+        "XLA ends the process",
         seconds,
     )
 
 
 def _add_xla_flag(name: str, value) -> bool:
-    """Adds to XLA_FLAGS what the user has not set there; returns whether it is there as wanted."""
+    """Adds a flag to XLA_FLAGS unless the user has set it; returns whether it has this value."""
     flags, wanted = os.environ.get("XLA_FLAGS", ""), f"--{name}={value}"
     if name not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} {wanted}".strip()
@@ -239,26 +239,26 @@ def _add_xla_flag(name: str, value) -> bool:
 
 
 def _norm_channels_last() -> None:
-    """Lets TensorFlow's fused batch norm take float16 with channels last, before it is asked for.
+    """Lets TensorFlow's fused batch norm run in float16 with channels last, before its first use.
 
-    By default it is given to cuDNN with channels first: 265 transpositions were 30 ms of a step of
-    123 of ResNet-50 without XLA, and its kernels took three times as long (H200, 2026-11-22).
-    TensorFlow leaves cuDNN's other ones out because they sum in scaled whole numbers, which huge
-    inputs overflow; PyTorch uses them.
+    By default TensorFlow gives it to cuDNN with channels first. In ResNet-50 without XLA, 265
+    transpositions took 30 of a step's 123 ms, and the kernels took three times as long (H200,
+    2026-11-22). TensorFlow avoids cuDNN's channels-last kernels because they sum in scaled whole
+    numbers, which overflow for huge inputs. PyTorch uses them.
     """
     if (value := os.environ.setdefault(PERSISTENT_NORM, "1")) == "1":
-        log.info("batch norm: float16 with channels last, by %s=1", PERSISTENT_NORM)
+        log.info("batch norm: float16 with channels last, set by %s=1", PERSISTENT_NORM)
     else:
-        log.info("batch norm: %s=%s, as it was", PERSISTENT_NORM, value)
+        log.info("batch norm: %s=%s, unchanged", PERSISTENT_NORM, value)
 
 
 def _keep_programs(config: RuntimeConfig, gpu_ids: Sequence[int], *, xla: bool) -> None:
-    """Sets the cache of what XLA compiles, by all that decides how it does."""
+    """Sets up the cache of compiled programs, with everything that decides how XLA compiles."""
     if not gpu_ids:
         return None  # only programs for GPUs are kept
     if not xla or not config.compile_cache:
         off = "compile_cache" if xla else "xla"
-        return compile_cache.leave_out(f"{off}=False asks for that")
+        return compile_cache.leave_out(f"{off}=False is set")
     names = ("tensorflow", "nvidia-cudnn-cu12", "nvidia-cublas-cu12", "nvidia-cuda-nvcc-cu12")
     return compile_cache.use(
         {
@@ -275,7 +275,7 @@ def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return None  # CUDA's libraries are not Python packages everywhere, and DALI may be left out
+        return None  # CUDA's libraries may come from elsewhere, and DALI may be missing
 
 
 def _on(flag: bool) -> str:
@@ -285,13 +285,13 @@ def _on(flag: bool) -> str:
 def load_cuda_libraries() -> None:
     """Loads the CUDA libraries of the `nvidia-*-cu12` wheels, so that TensorFlow finds them.
 
-    TensorFlow 2.21's RUNPATH lacks `nvidia/cusolver/lib`, so that without this (or LD_LIBRARY_PATH)
-    it sees no GPU. A library that is in memory under its soname is not searched for again.
+    TensorFlow 2.21's RUNPATH lacks `nvidia/cusolver/lib`, so without this (or LD_LIBRARY_PATH) it
+    sees no GPU. The dynamic linker does not search again for a library that is already loaded.
     """
     spec = importlib.util.find_spec("nvidia")
     roots = spec.submodule_search_locations if spec else ()
     waiting = sorted(each for root in roots for each in pathlib.Path(root).glob("*/lib*/*.so*"))
-    # They depend on one another: try again those that failed for as long as others succeed.
+    # They depend on one another: retry the failed ones as long as others succeed.
     while waiting:
         failed = [library for library in waiting if not _load(library)]
         if len(failed) == len(waiting):
@@ -316,28 +316,28 @@ def choose_gpus(
     environment: Mapping[str, str],
     cluster: Cluster,
 ) -> tuple[tuple[int, ...], str]:
-    """Returns the indices of the GPUs to use (none for the CPU) and the reason, in words.
+    """Returns the indices of the GPUs to use (none for the CPU), and the reason.
 
     Args:
-      gpu_ids: what the user asked for; None for the default.
-      num_visible: GPUs that TensorFlow sees.
-      num_installed: GPUs that the driver reports, whatever CUDA_VISIBLE_DEVICES says.
-      environment: of this process, for CUDA_VISIBLE_DEVICES and what a scheduler says.
+      gpu_ids: the user's choice; None for the default.
+      num_visible: number of GPUs that TensorFlow sees.
+      num_installed: number of GPUs that the driver reports, whatever CUDA_VISIBLE_DEVICES is.
+      environment: the environment of this process, for CUDA_VISIBLE_DEVICES and schedulers.
       cluster: the job's processes; without gpu_ids, those on one host share its GPUs.
 
     Raises:
-      UserError: an index is out of range, the driver has GPUs that TensorFlow cannot use, or they
+      UserError: an index is out of range, TensorFlow cannot use the driver's GPUs, or the GPUs
         cannot be shared equally.
     """
     cuda_visible_devices = environment.get("CUDA_VISIBLE_DEVICES")
     hidden = cuda_visible_devices is not None and cuda_visible_devices.strip() in ("", "-1")
     if gpu_ids == ():
-        return (), "CPU, as gpu_ids asks"
+        return (), "CPU, set by gpu_ids"
     if num_visible == 0 and num_installed > 0 and not hidden:
         raise UserError(
-            f"the driver reports {num_installed} GPU(s) but TensorFlow sees none; install the CUDA "
-            "libraries (`uv run --extra gpu ...`), call tfaccel.setup() before any other use of "
-            "TensorFlow (which absl's app.run makes too), check CUDA_VISIBLE_DEVICES, or ask for "
+            f"the driver reports {num_installed} GPU(s), but TensorFlow sees none; install the "
+            "CUDA libraries (`uv run --extra gpu ...`), call tfaccel.setup() before any other use "
+            "of TensorFlow (absl's app.run also uses it), check CUDA_VISIBLE_DEVICES, or choose "
             "the CPU with gpu_ids=()"
         )
     if gpu_ids is None:
@@ -354,11 +354,11 @@ def choose_gpus(
             f"gpu_ids={tuple(gpu_ids)} asks for GPU {missing[0]}, but TensorFlow sees "
             f"{seen if num_visible else 'no GPU'}{where}; give other gpu_ids, or () for the CPU"
         )
-    return tuple(gpu_ids), f"GPU {', '.join(map(str, gpu_ids))} of {num_visible}, as gpu_ids asks"
+    return tuple(gpu_ids), f"GPU {', '.join(map(str, gpu_ids))} of {num_visible}, set by gpu_ids"
 
 
 def describe_gpus() -> list[dict]:
-    """Returns name, memory and driver of each GPU the driver reports; nothing without a driver."""
+    """Returns name, memory and driver of each GPU; an empty list without a driver."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -378,7 +378,7 @@ def describe_gpus() -> list[dict]:
 
 
 def describe_environment() -> dict:
-    """Returns versions and hardware as JSON-ready values, for a run to keep beside its results."""
+    """Returns versions and hardware as values for JSON, to be stored with a run's results."""
     packages = ("tensorflow", "keras", "nvidia-dali-cuda120", "numpy")
     return {
         "python": platform.python_version(),
@@ -393,7 +393,7 @@ def describe_environment() -> dict:
 
 
 def _start_devices(gpus: list, memory: str | int) -> None:
-    """Makes exactly `gpus` visible, with their memory as asked; a second identical call is fine."""
+    """Makes only `gpus` visible, with the memory settings; a second identical call is allowed."""
     try:
         if tf.config.get_visible_devices("GPU") != gpus:
             tf.config.set_visible_devices(gpus, "GPU")
@@ -405,8 +405,8 @@ def _start_devices(gpus: list, memory: str | int) -> None:
                 tf.config.set_logical_device_configuration(gpu, [limit])
     except (RuntimeError, ValueError) as error:
         raise UserError(
-            f"TensorFlow's devices were already started with other settings ({error}); call "
-            "tfaccel.setup() once, before any other use of TensorFlow (in a notebook: restart the "
+            f"TensorFlow's devices have already started with other settings ({error}); call "
+            "tfaccel.setup() once, before any other use of TensorFlow (in a notebook, restart the "
             "kernel)"
         ) from error
     if gpus:

@@ -1,12 +1,10 @@
-"""Memory in use and utilisation of this process's GPUs, as the driver tells them.
-
-Takes the replicas' devices; gives the numbers of each GPU, or none, where the driver has none.
+"""Memory use and utilisation of this process's GPUs, from the driver.
 
     usage = GpuUsage(runtime.devices)
     usage.read()    # (Usage(memory_mib=40213, memory_total_mib=143771, utilisation=0.97),)
 
-CUDA's ordinals and NVML's indices differ where CUDA_VISIBLE_DEVICES or CUDA_DEVICE_ORDER is set, so
-that each GPU is found by its UUID, which both know.
+CUDA's ordinals and NVML's indices differ if CUDA_VISIBLE_DEVICES or CUDA_DEVICE_ORDER is set.
+Therefore each GPU is found by its UUID, which both know.
 """
 
 import ctypes
@@ -24,12 +22,12 @@ log = logging.getLogger("tfaccel")
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
-    """One GPU's.
+    """The numbers of one GPU.
 
     Attributes:
-      memory_mib: in use, by whichever process.
-      memory_total_mib: that there is.
-      utilisation: 0..1, part of the last moment (up to a second) in which a kernel ran.
+      memory_mib: memory that all processes use.
+      memory_total_mib: memory that the GPU has.
+      utilisation: the part of the last moment (up to a second) in which a kernel ran, 0 to 1.
     """
 
     memory_mib: int
@@ -38,15 +36,15 @@ class Usage:
 
 
 class GpuUsage:
-    """Reads the numbers as often as it is asked."""
+    """Reads the numbers at each call of `read`."""
 
     def __init__(self, devices: Sequence[Device], *, load: Callable = ctypes.CDLL, nvml=pynvml):
-        """Finds the GPUs. Where that fails, it says so once, and there are no numbers.
+        """Finds the GPUs. If this fails, there is one warning, and `read` returns no numbers.
 
         Args:
-          devices: of this process's replicas; those that are no GPU have no numbers.
+          devices: the devices of this process's replicas; the CPU has no numbers.
           load: opens a shared library by its name.
-          nvml: the module that asks NVML.
+          nvml: the module that calls NVML.
         """
         self._nvml, self._handles = nvml, []
         ordinals = [each.cuda_ordinal for each in devices if each.cuda_ordinal is not None]
@@ -56,12 +54,12 @@ class GpuUsage:
             uuids = cuda_uuids(ordinals, load)
             nvml.nvmlInit()
             self._handles = [nvml.nvmlDeviceGetHandleByUUID(each.encode()) for each in uuids]
-            self.read()  # now, so that a GPU that tells only a part is known at the start
+            self.read()  # fails now if the GPU lacks some of the numbers
         except (OSError, AttributeError, nvml.NVMLError) as error:
             self._stop(error)
 
     def read(self) -> tuple[Usage, ...]:
-        """Returns each GPU's numbers, in the order of the devices; none where there are none."""
+        """Returns each GPU's numbers in the order of the devices; () if the driver fails."""
         try:
             return tuple(map(self._read, self._handles))
         except self._nvml.NVMLError as error:
@@ -79,22 +77,22 @@ class GpuUsage:
     def _stop(self, error: Exception) -> None:
         self._handles = []
         log.warning(
-            "GPU usage: not in the logs, because the driver does not tell it (%s); a slice of a GPU"
-            " (MIG) has none of its own",
+            "GPU usage: not logged, because the driver does not report it (%s); a MIG slice of a "
+            "GPU has no numbers of its own",
             error,
         )
 
 
 def cuda_uuids(ordinals: Sequence[int], load: Callable = ctypes.CDLL) -> list[str]:
-    """Returns the UUID of each GPU, as NVML writes it, from the CUDA driver.
+    """Returns the UUID of each GPU in NVML's format, from the CUDA driver.
 
     Args:
-      ordinals: what CUDA calls the GPUs.
+      ordinals: CUDA's numbers of the GPUs.
       load: opens a shared library by its name.
 
     Raises:
-      OSError: there is no driver, or it refuses.
-      AttributeError: it is older than CUDA 11.4, and has no such function.
+      OSError: there is no driver, or a call fails.
+      AttributeError: the driver is older than CUDA 11.4, and lacks the function.
     """
     cuda = load("libcuda.so.1")
     _check(cuda.cuInit(0), "cuInit")
@@ -102,7 +100,7 @@ def cuda_uuids(ordinals: Sequence[int], load: Callable = ctypes.CDLL) -> list[st
     for ordinal in ordinals:
         device, raw = ctypes.c_int(), ctypes.create_string_buffer(16)
         _check(cuda.cuDeviceGet(ctypes.byref(device), ordinal), "cuDeviceGet")
-        # Of a MIG slice, _v2 tells the slice's own UUID, where the older one tells the GPU's.
+        # For a MIG slice, _v2 returns the slice's UUID; the older function returns the GPU's.
         _check(cuda.cuDeviceGetUuid_v2(raw, device), "cuDeviceGetUuid_v2")
         found.append(f"GPU-{uuid.UUID(bytes=raw.raw)}")
     return found

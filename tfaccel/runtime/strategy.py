@@ -1,8 +1,6 @@
-"""The `tf.distribute` strategy that follows from the cluster and the devices.
+"""Makes the process's one `tf.distribute` strategy, from the cluster and the devices.
 
-Takes the `Cluster` and the devices that `runtime` chose; gives the process's one strategy.
-
-    strategy = make_strategy(cluster, ("/gpu:0", "/gpu:1"), peer_timeout_s=60)
+strategy = make_strategy(cluster, ("/gpu:0", "/gpu:1"), peer_timeout_s=60)
 """
 
 import functools
@@ -19,22 +17,22 @@ from tfaccel.runtime.private_names import configure_coordination
 def make_strategy(
     cluster: Cluster, devices: tuple[str, ...], *, peer_timeout_s: int = 60
 ) -> tf.distribute.Strategy:
-    """Returns the process's one strategy, with a replica on each of these devices of every worker.
+    """Returns the process's one strategy, with a replica on each device of every worker.
 
-    With several workers this waits until all have started, for ever if one does not (and Ctrl-C is
-    not heard meanwhile), and must come before any other use of TensorFlow's devices.
+    With several workers this must precede any other use of TensorFlow's devices. It waits until all
+    workers have started, for ever if one does not, and ignores Ctrl-C meanwhile.
 
     Args:
-      cluster: of how many workers, and which this is.
-      devices: of this process, e.g. ("/gpu:0", "/gpu:1"): with several workers every GPU that
-        TensorFlow may see, or one CPU.
-      peer_timeout_s: after how long a silence of one worker TensorFlow stops the others.
+      cluster: the workers, and which of them this is.
+      devices: this process's devices, such as ("/gpu:0", "/gpu:1"). With several workers, these are
+        all GPUs that TensorFlow may see, or one CPU.
+      peer_timeout_s: seconds of one worker's silence after which TensorFlow stops the others.
 
     Raises:
-      UserError: there are several workers, and TensorFlow has started or joined them otherwise.
+      UserError: there are several workers, and TensorFlow was already used or joined a cluster.
     """
     global _latest
-    # Apart, so that it is one strategy for the same devices whatever the timeout.
+    # Separate functions, so that with one worker the timeout does not make another strategy.
     if cluster.num_workers == 1:
         _latest = _mirrored(devices)
     else:
@@ -46,16 +44,16 @@ _latest: tf.distribute.Strategy | None = None
 
 
 def latest() -> tf.distribute.Strategy | None:
-    """Returns the strategy that this process made last, which is its run's; None without a run."""
+    """Returns the strategy that this process made last; None if it made none."""
     return _latest
 
 
 @functools.cache
 def _mirrored(devices: tuple[str, ...]) -> tf.distribute.Strategy:
-    """Returns the strategy of a process on its own.
+    """Returns the strategy of a single process.
 
-    A second one on the same devices would number its collectives from the start again, and
-    TensorFlow would take them for the first one's ("Shape mismatch in the collective instance").
+    There is only one per set of devices. A second one would number its collectives from the start
+    again, and TensorFlow would confuse them ("Shape mismatch in the collective instance").
     """
     return tf.distribute.MirroredStrategy(list(devices))
 
@@ -64,11 +62,11 @@ def _mirrored(devices: tuple[str, ...]) -> tf.distribute.Strategy:
 def _multi_worker(
     cluster: Cluster, devices: tuple[str, ...], peer_timeout_s: int
 ) -> tf.distribute.Strategy:
-    """Returns the strategy over all workers once they are here; one, as `_mirrored` says."""
+    """Returns the strategy over all workers when all have started. There is only one."""
     if _multi_worker.cache_info().currsize:
         raise UserError(
-            "this process has joined its cluster before, with other settings; call tfaccel.setup() "
-            "once, in one way"
+            "this process has already joined its cluster with other settings; call tfaccel.setup() "
+            "only once"
         )
     gpus = [each for each in devices if "gpu" in each]
     kinds = tf.distribute.experimental.CommunicationImplementation
@@ -79,12 +77,19 @@ def _multi_worker(
         cluster.num_workers,
         ", ".join(cluster.addresses),
     )
-    check_free(cluster.addresses[cluster.worker_index])  # TensorFlow would wait for ever
-    # TensorFlow's own coordination service waits as long as we do; else it waits 10 s.
+    check_free(cluster.addresses[cluster.worker_index])  # otherwise TensorFlow would wait for ever
+    # The timeout of TensorFlow's coordination service, which is 10 s by default.
     configure_coordination(cluster.task(0), cluster.jobs, heartbeat_timeout_s=peer_timeout_s)
+    job, index = cluster.job_and_index(cluster.worker_index)
     try:
         strategy = tf.distribute.MultiWorkerMirroredStrategy(
-            _resolver(cluster, num_gpus=len(gpus)),
+            tf.distribute.cluster_resolver.SimpleClusterResolver(
+                tf.train.ClusterSpec(cluster.jobs),
+                task_type=job,
+                task_id=index,
+                num_accelerators={"GPU": len(gpus)},
+                rpc_layer="grpc",
+            ),
             tf.distribute.experimental.CommunicationOptions(
                 implementation=kinds.NCCL if gpus else kinds.RING
             ),
@@ -94,16 +99,5 @@ def _multi_worker(
             f"TensorFlow was used before it could join its cluster ({error}); call tfaccel.setup() "
             "before any other use of TensorFlow"
         ) from error
-    summary("cluster: all %d workers are here", cluster.num_workers)
+    summary("cluster: all %d workers have started", cluster.num_workers)
     return strategy
-
-
-def _resolver(cluster: Cluster, *, num_gpus: int):
-    job, index = cluster.job_and_index(cluster.worker_index)
-    return tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec(cluster.jobs),
-        task_type=job,
-        task_id=index,
-        num_accelerators={"GPU": num_gpus},
-        rpc_layer="grpc",
-    )

@@ -175,7 +175,7 @@ def test_a_link_may_not_be_a_class_of_its_own(tmp_path):
 
 
 def test_what_is_no_path_is_refused():
-    with pytest.raises(UserError, match="None is no path; give text"):
+    with pytest.raises(UserError, match="None is no path; give a str"):
         class_folders(None)
 
 

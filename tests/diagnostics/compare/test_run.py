@@ -206,7 +206,7 @@ def test_json_is_all_that_is_printed(capsys):
         ("--steps=0", "steps=0; expected"),
         ("--steps=1.5", "steps=1.5; expected"),
         ("--minutes=0", "minutes=0.0; expected"),
-        ("extra", "'extra' is no flag"),
+        ("extra", "'extra' is not a flag"),
     ],
 )
 def test_mistakes_are_told_before_anything_starts(flag, message):

@@ -61,7 +61,7 @@ def test_the_exit_code_is_of_the_findings(monkeypatch, command, finding, code):
 MISTAKES = [
     (["--data=/no/such/folder"], "data /no/such/folder is not a folder"),
     (["--quik"], "there is no flag --quik of `tfaccel doctor`; did you mean --quick?"),
-    (["now"], "'now' is no flag of doctor"),
+    (["now"], "doctor takes no argument 'now'"),
     (["--quick", "--data=/tmp"], "--quick reads no data"),
 ]
 

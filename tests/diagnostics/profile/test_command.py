@@ -144,7 +144,7 @@ def test_several_workers_are_refused(command, monkeypatch):
     workers = {"cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}}
     task = {"task": {"type": "worker", "index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(workers | task))
-    with pytest.raises(UserError, match="profile is of one process and all its GPUs, not of 2"):
+    with pytest.raises(UserError, match="profile needs one process with all its GPUs, but there"):
         command()
 
 

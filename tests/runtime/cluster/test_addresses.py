@@ -45,7 +45,7 @@ def test_a_host_that_never_gets_a_name(monkeypatch):
     now = iter(range(0, 10000, 100))
     monkeypatch.setattr(room.time, "monotonic", lambda: next(now))
     monkeypatch.setattr(room.time, "sleep", lambda _: None)
-    with pytest.raises(RunError, match="host nowhere has no address for 300 s"):
+    with pytest.raises(RunError, match="host nowhere has had no address for 300 s"):
         check_private(["nowhere:2222"])
 
 
@@ -61,6 +61,6 @@ def test_whether_a_port_is_free():
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(RunError, match=f"port {port}, of this worker .*in use"):
+        with pytest.raises(RunError, match=f"port {port} of this worker .*in use"):
             check_free(f"10.0.0.1:{port}")
     check_free(f"10.0.0.1:{port}")

@@ -86,7 +86,7 @@ def test_alone_by_default():
     ],
 )
 def test_a_contradiction_shows_both_values_and_where_they_are_from(environment, explicit, both):
-    with pytest.raises(UserError, match="unset the variables of the one that is wrong") as error:
+    with pytest.raises(UserError, match="unset the variables of the wrong one") as error:
         find(environment, workers=explicit[0], worker_index=explicit[1])
     for words in both:
         assert words in str(error.value)
@@ -100,9 +100,9 @@ def test_a_contradiction_shows_both_values_and_where_they_are_from(environment, 
         (WORKERS, 2, "worker_index=2 with 2 workers"),
         (WORKERS, -1, "worker_index=-1 with 2 workers"),
         (None, 1, "worker_index=1 without workers"),
-        ([], 0, "workers names none; give host:port of each"),
+        ([], 0, "workers is empty; give host:port of each"),
         (["10.0.0.1"], 0, "workers has the address '10.0.0.1'; expected host:port"),
-        ([*WORKERS, WORKERS[0]], 0, "workers names an address twice"),
+        ([*WORKERS, WORKERS[0]], 0, "workers has an address twice"),
     ],
 )
 def test_what_the_caller_may_not_say(workers, worker_index, words):
@@ -112,7 +112,7 @@ def test_what_the_caller_may_not_say(workers, worker_index, words):
 
 def test_what_is_of_one_process():
     check_one_process(find({}), "lint")
-    words = r"lint is of one process and all its GPUs, not of 2 workers \(TF_CONFIG\); start"
+    words = r"lint needs one process with all its GPUs, but there are 2 workers \(TF_CONFIG\)"
     with pytest.raises(UserError, match=words):
         check_one_process(find(tf_config(0)), "lint")
 
@@ -128,8 +128,8 @@ def test_what_rays_trainer_sets_for_the_old_keras_is_undone(monkeypatch, caplog)
     environment = {"TF_USE_LEGACY_KERAS": "1", "HOME": "/"}
     undo_legacy_keras(environment)
     assert environment == {"HOME": "/"}
-    assert "TF_USE_LEGACY_KERAS is unset again" in caplog.text
+    assert "unset TF_USE_LEGACY_KERAS, which Ray" in caplog.text
     undo_legacy_keras(environment)
     monkeypatch.setitem(sys.modules, "tf_keras", object())
-    with pytest.raises(UserError, match="unset it before anything imports TensorFlow"):
+    with pytest.raises(UserError, match="unset it before TensorFlow is imported"):
         undo_legacy_keras({"TF_USE_LEGACY_KERAS": "1"})

@@ -35,7 +35,10 @@ def test_one_process_is_a_job_of_its_own():
 @pytest.mark.parametrize(
     ("environment", "words"),
     [
-        (process(local_size=1), r"runs 1 of 2 processes on this host .* --map-by ppr:1:node tfacc"),
+        (
+            process(local_size=1),
+            r"runs 1 of 2 processes on this host, .* --map-by ppr:1:node tfacc",
+        ),
         (process(PMIX_NAMESPACE="", OMPI_MCA_ess_base_jobid=""), "none of PMIX_NAMESPACE, OMPI_"),
         (process(OMPI_COMM_WORLD_RANK="x"), "OMPI_COMM_WORLD_RANK='x'; expected a number"),
     ],

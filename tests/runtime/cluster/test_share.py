@@ -34,7 +34,7 @@ SHARES = [
     (LAUNCH | FIRST_TWO, (1, 2), 2, [1], "GPU 1 of 2"),
     (MPI | FIRST_TWO, (1, 2), 2, [1], "GPU 1 of 2"),
     # Each has been given its own.
-    (SLURM, (3, 4), 1, [0], "all 1 of the node's 4 GPUs that Slurm leaves to this task"),
+    (SLURM, (3, 4), 1, [0], "all 1 of the node's 4 GPUs that Slurm gives to this task"),
     (SLURM, (1, 2), 2, [0, 1], "all 2 of the node's 4 GPUs"),
     (FIRST_TWO, (1, 2), 2, [0, 1], "all 2 GPU(s) of CUDA_VISIBLE_DEVICES=0,1"),
     ({"CUDA_VISIBLE_DEVICES": "3"}, (1, 2), 1, [0], "of CUDA_VISIBLE_DEVICES=3"),

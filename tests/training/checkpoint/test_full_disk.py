@@ -69,7 +69,7 @@ def test_p3_whatever_the_disk_refuses(tmp_path, monkeypatch, number, call, step)
     said = {
         errno.ENOSPC: "it needs 0.0 MiB, and",
         errno.EIO: "the disk or network that holds",
-        errno.EDQUOT: "it needs 0.0 MiB; remove files of yours",
+        errno.EDQUOT: "it needs 0.0 MiB; remove some of your files",
     }
     assert f"({os.strerror(number)}): {said[number]}" in str(raised.value)
     assert names(tmp_path) == ["step-00000001"]

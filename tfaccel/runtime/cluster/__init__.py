@@ -1,14 +1,14 @@
-"""Who this process is: one of how many workers, which of them, and where the others are.
+"""Finds the workers of the job, and which of them this process is.
 
-Takes flags and the environment; gives a `Cluster`. Needs no TensorFlow.
+`find` reads flags and the environment and returns a `Cluster`. It does not need TensorFlow.
 
     cluster = find(os.environ)
     cluster.num_workers, cluster.worker_index, cluster.source   # 2, 1, "Slurm step 12.0"
     cluster.addresses                                           # ("n9:25817", "n10:25818")
 
-Asked in this order: flags, TF_CONFIG (which Ray's trainer sets too), Slurm, Open MPI. The first
-that speaks is believed, and the others must not contradict it. Who says nothing of several workers
-leaves a process on its own.
+The sources, in order: flags, TF_CONFIG (which Ray's trainer sets too), Slurm, Open MPI. The first
+that names several workers is used, and the others must not contradict it. If none does, this
+process is the only worker.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,15 +26,15 @@ def find(
     workers: Sequence[str] | None = None,
     worker_index: int | None = None,
 ) -> Cluster:
-    """Returns the job's workers, and this process's place among them. Changes nothing.
+    """Returns the job's workers, and this process's place among them. It changes nothing.
 
     Args:
-      environment: of this process.
-      workers: host:port of each worker, the chief's first, where the caller says so.
-      worker_index: which of them this is; None for what the environment says of this process.
+      environment: the environment of this process.
+      workers: host:port of each worker, the chief's first; None to read the environment.
+      worker_index: this process's index in `workers`; None to read the environment.
 
     Raises:
-      UserError: two that speak contradict each other, or one of them says what cannot be.
+      UserError: two sources contradict each other, or a source has an invalid value.
     """
     claims = [each.claim(environment) for each in (tf_config, slurm, open_mpi)]
     claims = [each for each in claims if each]
@@ -50,25 +50,20 @@ def find(
 
 
 def check_one_process(cluster: Cluster, command: str) -> None:
-    """Raises UserError where there are several workers.
-
-    Args:
-      cluster: the job's workers.
-      command: what is of one process, in words for the message.
-    """
+    """Raises UserError if there are several workers, but the command needs a single process."""
     if cluster.num_workers > 1:
         raise UserError(
-            f"{command} is of one process and all its GPUs, not of {cluster.num_workers} workers "
-            f"({cluster.source}); start it once, without TF_CONFIG"
+            f"{command} needs one process with all its GPUs, but there are {cluster.num_workers} "
+            f"workers ({cluster.source}); start it once, without TF_CONFIG"
         )
 
 
 def _check_agree(one: Claim, other: Claim) -> None:
-    """Raises UserError unless both say the same of this process."""
+    """Raises UserError unless both sources name the same place for this process."""
     if (one.num_workers, one.worker_index) != (other.num_workers, other.worker_index):
         raise UserError(
-            f"{_said(one)}, but {_said(other)}; expected the same of both: unset the variables of "
-            "the one that is wrong, e.g. with `env -u NAME tfaccel ...`"
+            f"{_said(one)}, but {_said(other)}; they must agree, so unset the variables of the "
+            "wrong one, e.g. with `env -u NAME tfaccel ...`"
         )
 
 

@@ -1,6 +1,6 @@
-"""The workers as the caller names them: by flags, or as arguments of `tfaccel.setup`.
+"""Workers named by the caller: by flags, or by arguments of `tfaccel.setup`.
 
-Takes the addresses and the place; gives what they say, which goes before all else.
+They have priority over all other sources.
 
     claim = explicit.claim(["10.0.0.1:2222", "10.0.0.2:2222"], 1, others=())
 """
@@ -14,24 +14,25 @@ from tfaccel.runtime.cluster.place import Claim, Cluster
 
 
 def claim(workers: Sequence[str], worker_index: int | None, *, others: Sequence[Claim]) -> Claim:
-    """Returns what the caller says.
+    """Returns the caller's claim.
 
     Args:
       workers: host:port of each worker, the chief's first.
-      worker_index: which of them this is; None where another system says so, as `mpirun` does.
-      others: what other systems say.
+      worker_index: this process's index in `workers`; None to take it from `others`, for example
+        from `mpirun`.
+      others: the claims of other sources.
 
     Raises:
-      UserError: an address is none, or nobody says which worker this is.
+      UserError: an address is invalid, or nothing says which worker this is.
     """
     addresses = tuple(workers)
     if not addresses:
-        raise UserError("workers names none; give host:port of each, or leave it out")
+        raise UserError("workers is empty; give host:port of each worker, or remove workers")
     if len(addresses) == 1 and addresses[0].isdigit():
         raise UserError(
-            f"workers={addresses[0]}; expected host:port of each process of the job. CPU threads "
-            "of the loader are --config.dali.threads; `tfaccel launch --nproc-per-node` starts "
-            "processes"
+            f"workers={addresses[0]}; expected host:port of each process of the job. To set the "
+            "loader's CPU threads, use --config.dali.threads; to start processes, use `tfaccel "
+            "launch --nproc-per-node`"
         )
     check_addresses(addresses, of="workers")
     index = worker_index
@@ -39,9 +40,9 @@ def claim(workers: Sequence[str], worker_index: int | None, *, others: Sequence[
         index = others[0].worker_index if others else None
     if index is None or not 0 <= index < len(addresses):
         raise UserError(
-            f"worker_index={index} with {counted(len(addresses), 'worker')}; expected the place of "
-            f"this process among them, 0 to {len(addresses) - 1}: give --worker-index, or "
-            "worker_index to tfaccel.setup"
+            f"worker_index={index} with {counted(len(addresses), 'worker')}; expected the index of "
+            f"this process, 0 to {len(addresses) - 1}: give --worker-index, or pass worker_index "
+            "to tfaccel.setup"
         )
     if len(addresses) == 1:
         cluster = Cluster(source="workers has one address")

@@ -1,6 +1,6 @@
-"""The values of this package: the job's workers, and what one system says of this process.
+"""The job's workers, and the claim of one source about this process.
 
-Takes what a reader found; gives `Cluster`, which the rest of tfaccel goes by, and `Claim`.
+`Cluster` is used by the rest of tfaccel. `Claim` is used only in this package.
 
     cluster = Cluster(("10.0.0.1:2222", "10.0.0.2:2222"), worker_index=1, source="TF_CONFIG")
     cluster.num_workers, cluster.is_chief       # 2, False
@@ -16,12 +16,12 @@ class Cluster:
     """The workers of the job, and this worker's place among them.
 
     Attributes:
-      addresses: host:port of each worker, the chief's first; none for a process on its own.
-      worker_index: which of them this is, from 0.
-      has_chief: whether TF_CONFIG calls worker 0 "chief"; TensorFlow then counts the others from 0.
-      local_index: which of the workers on this host this is, from 0.
-      num_local: workers of the job on this host, which share its cores, memory and GPUs.
-      source: who says so, in words for the log.
+      addresses: host:port of each worker, the chief's first; empty for a single process.
+      worker_index: this worker's index, from 0.
+      has_chief: whether TF_CONFIG calls worker 0 "chief". TensorFlow then counts the others from 0.
+      local_index: this worker's index among the workers of this host, from 0.
+      num_local: number of workers on this host, which share its cores, memory and GPUs.
+      source: where this was found, for the log.
     """
 
     addresses: tuple[str, ...] = ()
@@ -33,29 +33,29 @@ class Cluster:
 
     @property
     def num_workers(self) -> int:
-        """Processes in the job."""
+        """Number of processes in the job."""
         return max(1, len(self.addresses))
 
     @property
     def is_chief(self) -> bool:
-        """Whether this worker is the one that writes what is written once."""
+        """True if this worker writes the files that the job needs only once."""
         return self.worker_index == 0
 
     @property
     def jobs(self) -> dict[str, list[str]]:
-        """The addresses by TensorFlow's names of their jobs, as TF_CONFIG has them."""
+        """The addresses by job name, as in TF_CONFIG."""
         jobs = {}
         for worker_index, address in enumerate(self.addresses):
             jobs.setdefault(self.job_and_index(worker_index)[0], []).append(address)
         return jobs
 
     def task(self, worker_index: int) -> str:
-        """Returns what TensorFlow calls a worker, e.g. "/job:worker/replica:0/task:1"."""
+        """Returns TensorFlow's name of a worker, such as "/job:worker/replica:0/task:1"."""
         job, index = self.job_and_index(worker_index)
         return f"/job:{job}/replica:0/task:{index}"
 
     def job_and_index(self, worker_index: int) -> tuple[str, int]:
-        """Returns a worker's job, "chief" or "worker", and its index there."""
+        """Returns a worker's job, "chief" or "worker", and its index in the job."""
         if self.has_chief:
             return ("chief", 0) if worker_index == 0 else ("worker", worker_index - 1)
         return "worker", worker_index
@@ -63,14 +63,14 @@ class Cluster:
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """What one system says of this process, before anybody asks for addresses.
+    """What one source says about this process, before any addresses are looked up.
 
     Attributes:
-      source: the system, e.g. "Slurm step 12.0".
-      num_workers: processes in the job.
-      worker_index: which of them this is, from 0.
-      words: where it says so, e.g. "SLURM_STEP_NUM_TASKS=2, SLURM_PROCID=1".
-      make: returns the cluster; raises UserError where that cannot be known.
+      source: the source, such as "Slurm step 12.0".
+      num_workers: number of processes in the job.
+      worker_index: this process's index, from 0.
+      words: the evidence, such as "SLURM_STEP_NUM_TASKS=2, SLURM_PROCID=1".
+      make: returns the cluster, or raises UserError if the source does not know it.
     """
 
     source: str

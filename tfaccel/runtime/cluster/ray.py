@@ -1,8 +1,8 @@
-"""Ray: its TensorFlow trainer gives each worker TF_CONFIG, and asks for the Keras of before 3.
+"""Ray: its TensorFlow trainer sets TF_CONFIG, but also selects the old Keras 2.
 
-Takes the environment; takes back what it says of Keras, which tfaccel's models cannot be of.
+tfaccel's models need Keras 3, so this removes the variable that selects Keras 2.
 
-    undo_legacy_keras(os.environ)   # before TensorFlow is imported, if it can be
+    undo_legacy_keras(os.environ)   # before TensorFlow is imported, if possible
 """
 
 import logging
@@ -17,21 +17,21 @@ NAME = "TF_USE_LEGACY_KERAS"
 
 
 def undo_legacy_keras(environment: MutableMapping[str, str]) -> None:
-    """Unsets TF_USE_LEGACY_KERAS, by which `tf.keras` is the package tf_keras, and says so.
+    """Unsets TF_USE_LEGACY_KERAS, which makes `tf.keras` the package tf_keras, and logs this.
 
     Raises:
       UserError: it is too late, because TensorFlow has imported tf_keras.
     """
-    if environment.get(NAME) not in ("true", "True", "1"):  # what TensorFlow 2.21 takes for yes
+    if environment.get(NAME) not in ("true", "True", "1"):  # TensorFlow 2.21's true values
         return
     if "tf_keras" in sys.modules:
         raise UserError(
-            f"{NAME}={environment[NAME]}, which Ray's TensorFlow trainer sets, and tf.keras is the "
-            f"old Keras already; unset it before anything imports TensorFlow: "
+            f"{NAME}={environment[NAME]}, which Ray's TensorFlow trainer sets, has already made "
+            f"tf.keras the old Keras 2; unset it before TensorFlow is imported: "
             f"os.environ.pop({NAME!r}, None)"
         )
     del environment[NAME]
-    # A warning, because it may come before there is a log.
+    # This is a warning because the log may not be set up yet.
     log.warning(
-        "keras: %s is unset again, as Ray's TensorFlow trainer sets it: tf.keras is Keras 3", NAME
+        "keras: unset %s, which Ray's TensorFlow trainer had set, so that tf.keras is Keras 3", NAME
     )

@@ -1,12 +1,10 @@
-"""What this process takes of its host's GPUs and cores, beside others of the same job.
-
-Takes the environment and the cluster; gives GPUs with the reason, and a number of cores.
+"""This process's share of its host's GPUs and cores, which other processes of the job use, too.
 
     share_gpus(os.environ, cluster, num_visible=4)
     # (range(1, 2), "GPU 1 of 4: a share for each of 4 processes on this host")
     num_cores(os.environ, cluster)      # 16
 
-A scheduler may have bound each process to its own already; what is left to see is then not shared
+A scheduler may already have bound each process to its own GPUs and cores, which are then not shared
 again.
 """
 
@@ -21,27 +19,27 @@ from tfaccel.runtime.cluster.place import Cluster
 def share_gpus(
     environment: Mapping[str, str], cluster: Cluster, num_visible: int
 ) -> tuple[range, str]:
-    """Returns which of the GPUs this process takes, and why.
+    """Returns the GPUs that this process uses, and why.
 
     Args:
-      environment: of this process.
-      cluster: which of how many processes on this host it is.
-      num_visible: GPUs that CUDA shows to it.
+      environment: the environment of this process.
+      cluster: the job's processes, with those of this host.
+      num_visible: number of GPUs that CUDA shows to this process.
 
     Raises:
-      UserError: all processes see the same, which cannot be divided equally.
+      UserError: all processes see the same GPUs, and their number cannot be divided equally.
     """
     everything = range(num_visible)
     if cluster.num_local == 1:
-        return everything, f"all {num_visible} GPU(s), the default; or choose gpu_ids"
+        return everything, f"all {num_visible} GPU(s), the default; gpu_ids can choose others"
     if reason := _bound(environment, cluster, num_visible):
         return everything, reason
     each, rest = divmod(num_visible, cluster.num_local)
     if rest or not each:
         raise UserError(
             f"{num_visible} GPU(s) cannot be shared equally by {cluster.num_local} processes on "
-            "this host; start as many as divide them, or give each its own by "
-            "CUDA_VISIBLE_DEVICES or gpu_ids"
+            "this host; start a number of processes that divides the GPUs, or give each process "
+            "its own GPUs by CUDA_VISIBLE_DEVICES or gpu_ids"
         )
     own = everything[cluster.local_index * each :][:each]
     return own, (
@@ -51,15 +49,15 @@ def share_gpus(
 
 
 def _bound(environment: Mapping[str, str], cluster: Cluster, num_visible: int) -> str | None:
-    """Returns why the GPUs that are visible are this process's alone; None where they are not."""
+    """Returns why the visible GPUs belong to this process alone; None if they are shared."""
     on_node = environment.get("SLURM_GPUS_ON_NODE", "")
     if on_node.isdigit():
         if num_visible == int(on_node):
             return None
-        return f"all {num_visible} of the node's {on_node} GPUs that Slurm leaves to this task"
+        return f"all {num_visible} of the node's {on_node} GPUs that Slurm gives to this task"
     visible = environment.get("CUDA_VISIBLE_DEVICES")
-    # `tfaccel launch` and mpirun give all processes on a host one environment; a program between
-    # mpirun and this one may have changed it.
+    # `tfaccel launch` and mpirun give all processes of a host the same environment, but a program
+    # between mpirun and this process may have changed it.
     is_shared = progress.VARIABLE in environment or (
         "OMPI_COMM_WORLD_SIZE" in environment and num_visible >= cluster.num_local
     )
@@ -69,7 +67,7 @@ def _bound(environment: Mapping[str, str], cluster: Cluster, num_visible: int) -
 
 
 def num_cores(environment: Mapping[str, str], cluster: Cluster) -> int:
-    """Returns how many CPU cores are this process's: its share, or those that it is bound to."""
+    """Returns the number of CPU cores of this process: those it is bound to, or its share."""
     allowed = len(os.sched_getaffinity(0))
     on_host = int(environment.get("SLURM_CPUS_ON_NODE", 0))
     if "OMPI_MCA_orte_bound_at_launch" in environment:

@@ -1,7 +1,6 @@
-"""Slurm: which task of its step this process is, and where the others are.
+"""Slurm: reads this process's place from the environment that `srun` sets.
 
-Takes the environment that `srun` gives each task; gives what it says, None outside of a step of
-several tasks.
+The claim is None outside of a step, and in a step of one task.
 
     srun --nodes=2 --ntasks-per-node=1 tfaccel train --config=... --workdir=...
     claim = slurm.claim(os.environ)
@@ -30,10 +29,10 @@ NAMES = (
 
 
 def claim(environment: Mapping[str, str]) -> Claim | None:
-    """Reads a step's variables; a step of one task says nothing: it may be a shell.
+    """Reads the variables of a step. A step of one task makes no claim, because it may be a shell.
 
     Raises:
-      UserError: a variable is missing, or no number.
+      UserError: a variable is missing, or is not a number.
     """
     if environment.get("SLURM_STEP_NUM_TASKS", "1") == "1":
         return None
@@ -43,38 +42,38 @@ def claim(environment: Mapping[str, str]) -> Claim | None:
 
 
 def why_alone(environment: Mapping[str, str]) -> str | None:
-    """Returns why a process that Slurm runs is one of its own; None where Slurm does not run it."""
+    """Returns why a process in a Slurm job is the only worker; None outside of Slurm."""
     if "SLURM_STEP_NUM_TASKS" in environment:
         return f"{_source(environment)} has one task"
     if environment.get("SLURM_NTASKS", "1") != "1":
         return (
             f"Slurm has {environment['SLURM_NTASKS']} tasks for this job, but srun did not start "
-            "this process; for all of them: `srun tfaccel ...`"
+            "this process; to start all tasks, use `srun tfaccel ...`"
         )
     return None
 
 
 def nodes(environment: Mapping[str, str]) -> list[str]:
-    """Returns the names of the step's nodes, in the order in which Slurm counts them.
+    """Returns the names of the step's nodes in Slurm's order.
 
     Raises:
-      UserError: there is no list of them, or it cannot be read.
+      UserError: the list of nodes is missing or cannot be read.
     """
     return expand(_text(environment, "SLURM_STEP_NODELIST"))
 
 
 def expand(nodelist: str) -> list[str]:
-    """Returns the names in a node list: of "n[9-10,12],gpu-a" n9, n10, n12 and gpu-a.
+    """Returns the names in a node list, such as n9, n10, n12, gpu-a for "n[9-10,12],gpu-a".
 
     Raises:
-      UserError: it is not what Slurm writes.
+      UserError: the text is not a node list of Slurm's.
     """
     names = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", nodelist)
     if ",".join(names) != nodelist or not names:
         raise UserError(f"Slurm's node list {nodelist!r} cannot be read; expected e.g. n[9-10,12]")
     found = []
     for name in names:
-        # By turns what stands outside of brackets and inside.
+        # The parts are alternately outside and inside of brackets.
         parts = re.split(r"\[([^\]]*)\]", name)
         choices = [_range(each) if place % 2 else [each] for place, each in enumerate(parts)]
         found += map("".join, itertools.product(*choices))
@@ -82,7 +81,7 @@ def expand(nodelist: str) -> list[str]:
 
 
 def _range(text: str) -> list[str]:
-    """Returns the numbers of "08-10,12" as text, as wide as they are written."""
+    """Returns the numbers of "08-10,12" as text of the same width: 08, 09, 10, 12."""
     numbers = []
     for each in text.split(","):
         span = re.fullmatch(r"(\d+)(?:-(\d+))?", each)
@@ -94,10 +93,10 @@ def _range(text: str) -> list[str]:
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """Returns the tasks of each node: of "2(x3),1" 2, 2, 2, 1.
+    """Returns the number of tasks of each node, such as 2, 2, 2, 1 for "2(x3),1".
 
     Raises:
-      UserError: it is not what Slurm writes.
+      UserError: the text is not in Slurm's format.
     """
     counts = []
     for each in text.split(","):
@@ -113,17 +112,17 @@ def _cluster(environment: Mapping[str, str]) -> Cluster:
     counts = tasks_per_node(_text(environment, "SLURM_STEP_TASKS_PER_NODE"))
     num_tasks, rank, node_index, local_index = (_number(environment, name) for name in NAMES[:4])
     kind = re.split("[:,]", environment.get("SLURM_DISTRIBUTION", ""))[0]
-    # Every task must see it, those too whose number is the same in another order.
+    # Every task must notice this, including tasks that have the same number in another order.
     in_blocks = kind in ("", "block") or len(hosts) == 1 or max(counts) == 1
     places = [(node, local) for node, count in enumerate(counts) for local in range(count)]
     agrees = places[rank : rank + 1] == [(node_index, local_index)]
     if not in_blocks or not agrees or (len(hosts), num_tasks) != (len(counts), len(places)):
         shown = ", ".join(f"{each}={environment[each]}" for each in NAMES if each in environment)
         raise UserError(
-            f"Slurm's tasks are not numbered node by node ({shown}); expected srun "
+            f"Slurm's tasks are not numbered node by node ({shown}); start srun with "
             "--distribution=block"
         )
-    # Each has a port of its own, on every host: two of Slurm's nodes may be one machine.
+    # Each worker has its own port, because two of Slurm's nodes may be one machine.
     first = base_port(*job(environment), num_workers=num_tasks)
     return Cluster(
         tuple(f"{hosts[node]}:{first + each}" for each, (node, _) in enumerate(places)),
@@ -135,7 +134,7 @@ def _cluster(environment: Mapping[str, str]) -> Cluster:
 
 
 def job(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns what the tasks of this step share and no other has: job, step and restart.
+    """Returns what only the tasks of this step share: job, step and restart count.
 
     Raises:
       UserError: a variable is missing.
@@ -151,7 +150,7 @@ def _source(environment: Mapping[str, str]) -> str:
 def _number(environment: Mapping[str, str], name: str) -> int:
     text = _text(environment, name)
     if not text.isdigit():
-        raise UserError(f"{name}={text!r}; expected a number, as srun sets it")
+        raise UserError(f"{name}={text!r}; expected a number, which srun sets")
     return int(text)
 
 
@@ -159,6 +158,6 @@ def _text(environment: Mapping[str, str], name: str) -> str:
     if not environment.get(name):
         raise UserError(
             f"SLURM_STEP_NUM_TASKS={environment.get('SLURM_STEP_NUM_TASKS')} without {name}; srun "
-            "sets both: do not unset it"
+            "sets both, so do not unset one"
         )
     return environment[name]

@@ -1,6 +1,6 @@
-"""TF_CONFIG: TensorFlow's own way to tell a process its cluster.
+"""TF_CONFIG: reads this process's place from TensorFlow's own variable.
 
-Takes the environment; gives what TF_CONFIG says, None where it says nothing.
+The claim is None if TF_CONFIG names no workers.
 
     claim = tf_config.claim(os.environ)
     claim.make().addresses      # ("10.0.0.1:2222", "10.0.0.2:2222")
@@ -15,17 +15,17 @@ from tfaccel.common.errors import UserError
 from tfaccel.runtime.cluster.addresses import check_addresses, is_address, neighbours
 from tfaccel.runtime.cluster.place import Claim, Cluster
 
-JOBS = ("chief", "worker")  # in the order in which TensorFlow counts their replicas
+JOBS = ("chief", "worker")  # TensorFlow counts replicas in this order
 EXPECTED = (
     'expected {"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}'
 )
 
 
 def claim(environment: Mapping[str, str]) -> Claim | None:
-    """Reads TF_CONFIG; the only worker in it is a job of its own.
+    """Reads TF_CONFIG. If it has one worker, this process is the only worker.
 
     Raises:
-      UserError: TF_CONFIG is not what TensorFlow defines, or has other jobs than chief and worker.
+      UserError: TF_CONFIG is invalid, or has other jobs than chief and worker.
     """
     jobs, task = _read(environment.get("TF_CONFIG") or "{}")
     tasks = [(job, index) for job in JOBS for index in range(len(jobs.get(job, ())))]
@@ -49,7 +49,7 @@ def claim(environment: Mapping[str, str]) -> Claim | None:
 
 
 def _read(text: str) -> tuple[dict, object]:
-    """Returns the jobs, checked, and the task, as it is."""
+    """Returns the checked jobs, and the unchecked task."""
     try:
         tf_config = json.loads(text)
         jobs = dict(tf_config.get("cluster", {}))
@@ -58,20 +58,20 @@ def _read(text: str) -> tuple[dict, object]:
     for job, addresses in jobs.items():
         if job not in JOBS:
             raise UserError(
-                f"TF_CONFIG has the job {job!r}; tfaccel trains on a chief and workers alone: take "
-                f"{job!r} out of the cluster, and do not start tfaccel there"
+                f"TF_CONFIG has the job {job!r}, but tfaccel trains only on a chief and workers; "
+                f"remove {job!r} from the cluster, and do not start tfaccel there"
             )
         if not isinstance(addresses, list) or not all(map(is_address, addresses)):
             raise UserError(f"TF_CONFIG has {job}={addresses!r}; {EXPECTED}")
     if len(jobs.get("chief", ())) > 1:
         raise UserError(
-            f"TF_CONFIG has chief={jobs['chief']}; keep one, and make workers of others"
+            f"TF_CONFIG has chief={jobs['chief']}; keep one chief, and make the others workers"
         )
     return jobs, tf_config.get("task")
 
 
 def _worker_index(task, tasks: Sequence[tuple[str, int]]) -> int:
-    """Returns which of `tasks`, (job, index), the `task` of TF_CONFIG is."""
+    """Returns the position of TF_CONFIG's `task` among the `tasks` (job, index)."""
     names = [f"{job} {index}" for job, index in tasks]
     name = f"{task.get('type')} {task.get('index')}" if isinstance(task, dict) else None
     if name not in names:
