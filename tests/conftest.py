@@ -64,21 +64,23 @@ def pytest_configure(config):
     # Each device's iterator has a tuner of its own.
     create = multi_device_iterator_ops._create_device_dataset
     multi_device_iterator_ops._create_device_dataset = lambda *args: untuned(create(*args))
-    of_worker = input_lib._SingleWorkerOwnedDatasetIterator
-    of_worker._create_owned_multi_device_iterator = functools.partialmethod(
-        read_on_host, of_worker._create_owned_multi_device_iterator
-    )
+    OF_WORKER._create_owned_multi_device_iterator = read_on_host
 
 
-def read_on_host(iterator, on_devices):
+OF_WORKER = input_lib._SingleWorkerOwnedDatasetIterator
+ON_DEVICES = OF_WORKER._create_owned_multi_device_iterator
+
+
+def read_on_host(iterator):
     """Lets the CPU's replicas draw their batches in turn from one iterator of the host.
 
     TensorFlow's own, which copies ahead to each device, traces six functions a replica for each
-    pass: 0.05 CPU s (2 cores, 2026-11-27). The tests of GPUs, and other processes, have that one.
+    pass: 0.05 CPU s (2 cores, 2026-11-27). Tests of GPUs have that one, and those that ask for it
+    by `read_on_devices`; so have processes that tests start.
     """
     devices = iterator._devices
     if any("GPU" in each for each in devices):
-        on_devices(iterator)
+        ON_DEVICES(iterator)
         return
     with tf.device(iterator._worker):
         batches = iter(iterator._dataset)
@@ -315,6 +317,12 @@ def in_one_function(monkeypatch):
     monkeypatch.setattr(seam, "layer_paths", lambda **args: layer_paths(**{**args, "xla": False}))
     monkeypatch.setattr(functions, "_compiled", lambda _, each: tf.function(each, autograph=False))
     monkeypatch.setattr(functions, "_in_a_row", unrolled)
+
+
+@pytest.fixture
+def read_on_devices(monkeypatch):
+    """Data sets are read by TensorFlow's own iterators over the replicas' devices."""
+    monkeypatch.setattr(OF_WORKER, "_create_owned_multi_device_iterator", ON_DEVICES)
 
 
 @pytest.fixture

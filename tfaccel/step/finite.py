@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfaccel.keras_internals import seam
@@ -45,12 +46,12 @@ def watched(model, step: Callable, batch, *, xla: bool, compile_: Callable | Non
       Its logs, those of the loss scale, and the code.
     """
     metrics = model.metrics_variables
-    before = [tf.identity(each._value) for each in metrics]
+    before = [tf.convert_to_tensor(each._value) for each in metrics]
     watch = Watch(model, xla=xla, compile_=compile_)
     with watch.updates(), seam.noted(_floating_state(model)) as noted:
         logs = step(batch)
     watch.put_back(noted.assigned())
-    after = [tf.identity(each._value) for each in metrics]
+    after = [tf.convert_to_tensor(each._value) for each in metrics]
     spoilt = watch.spoilt(metrics, before, after)
     put_back_where(spoilt, metrics, before, after)
     return _with_results(model, logs, spoilt) | watch.scale_logs() | {LOG: watch.code()}
@@ -115,8 +116,7 @@ class Watch:
         self._model, self._xla, self._compile = model, xla, compile_
         self._graph = tf.compat.v1.get_default_graph()
         self._codes = {id(each): 1 + i for i, each in enumerate(seam.variables_of(model))}
-        self._looks = []
-        self._refused = self._overflowed = tf.constant(False)
+        self._looks, self._refused, self._overflowed = [], [], []
 
     @contextlib.contextmanager
     def updates(self, spans: Sequence[Span] = ()) -> Iterator[None]:
@@ -174,9 +174,9 @@ class Watch:
         if tf.compat.v1.get_default_graph() is not self._graph:
             return  # a `train_step` that updates inside its own tf.cond keeps it to itself
         if scales:
-            self._overflowed |= look.found
+            self._overflowed.append(look.found)
         else:
-            self._refused |= look.found
+            self._refused.append(look.found)
             self._looks.append(look)
 
     def scale_logs(self) -> dict[str, tf.Tensor]:
@@ -187,7 +187,7 @@ class Watch:
         return {
             "loss_scale": tf.identity(optimizer.dynamic_scale._value),
             # Not int32, which functions return by way of the CPU: each step would wait for the GPU.
-            "skipped_steps": tf.cast(self._overflowed, tf.int64),
+            "skipped_steps": tf.cast(_any(self._overflowed), tf.int64),
         }
 
     def put_back(self, changes: list[tuple]) -> None:
@@ -201,7 +201,7 @@ class Watch:
         variables, before = [each for each, _ in changes], [each for _, each in changes]
         after = [tf.convert_to_tensor(each._value) for each in variables]
         spoilt = self.spoilt(variables, before, after)
-        put_back_where(spoilt | self._refused, variables, before, after)
+        put_back_where(_any([spoilt, *self._refused]), variables, before, after)
 
     def spoilt(self, variables: list, before: list[tf.Tensor], after: list[tf.Tensor]) -> tf.Tensor:
         """Returns whether any value that was finite is so no more; a minimum may start as inf.
@@ -227,7 +227,7 @@ class Watch:
         """
         # Not int32, which functions return by way of the CPU: each step would wait for the GPU.
         first = self._first()
-        fine = tf.equal(first, _NONE) | self._overflowed
+        fine = _any([tf.equal(first, _NONE), *self._overflowed])
         first = tf.where(fine, tf.constant(FINE, tf.int64), first)
         trained = self._model.trainable_variables
         xla = self._xla or self._compile is not None
@@ -241,13 +241,13 @@ class Watch:
     def _first(self) -> tf.Tensor:
         """Returns the code of the first variable of all looks with a bad value, or _NONE."""
         known = [each.code for each in self._looks if not callable(each.code)]
-        first = tf.reduce_min(tf.stack([tf.constant(_NONE, tf.int64), *known]))
+        first = _least(known) if known else tf.constant(_NONE, tf.int64)
         others = [each for each in self._looks if callable(each.code)]
         if not others:
             return first
         return tf.cond(
-            tf.reduce_any(tf.stack([each.found for each in others])),
-            lambda: tf.reduce_min(tf.stack([first, *(each.code() for each in others)])),
+            _any([each.found for each in others]),
+            lambda: _least([first, *(each.code() for each in others)]),
             lambda: first,
         )
 
@@ -271,8 +271,7 @@ class Watch:
         find = lambda: self._code_at(index_in_spans(bad, len(variables)), variables)  # noqa: E731
         if xla:
             return _look_in_xla(find())
-        any_bad = [tf.reduce_any(each.values) for each in bad]
-        return _Look(functools.reduce(operator.or_, any_bad), find)
+        return _Look(_any([tf.reduce_any(each.values) for each in bad]), find)
 
     def _code_at(self, index: tf.Tensor, variables) -> tf.Tensor:
         """Returns the code of the variable at an index, or _NONE where that is their number."""
@@ -306,8 +305,9 @@ def _index_in_each(after, before) -> tf.Tensor:
     found = []
     for start, good in _good_in_parts(after, before):
         index = _index_of_first(~tf.concat(good, axis=0), _sizes(good))
-        found.append(tf.where(index < len(good), start + index, len(after)))
-    return tf.reduce_min(tf.stack(found))
+        is_all = len(good) == len(after)
+        found.append(index if is_all else tf.where(index < len(good), start + index, len(after)))
+    return _least(found)
 
 
 def _good_in_parts(after, before) -> Iterator[tuple[int, list[tf.Tensor]]]:
@@ -345,7 +345,15 @@ def index_in_spans(bad: Sequence[Span], num_gradients: int) -> tf.Tensor:
         tf.gather([*span.indices, num_gradients], _index_of_first(span.values, span.sizes))
         for span in bad
     ]
-    return tf.reduce_min(tf.stack(found))
+    return _least(found)
+
+
+def _any(bools: Sequence[tf.Tensor]) -> tf.Tensor:
+    return functools.reduce(operator.or_, bools) if bools else tf.constant(False)
+
+
+def _least(numbers: Sequence[tf.Tensor]) -> tf.Tensor:
+    return functools.reduce(tf.minimum, numbers)
 
 
 def _index_of_first(bad: tf.Tensor, sizes: list) -> tf.Tensor:
@@ -359,7 +367,8 @@ def _index_of_first(bad: tf.Tensor, sizes: list) -> tf.Tensor:
     """
     num_bad = tf.size(bad)
     first = tf.reduce_min(tf.where(bad, tf.range(num_bad), num_bad))
-    return tf.reduce_sum(tf.cast(first >= tf.cumsum(sizes), tf.int32))
+    ends = tf.cumsum(sizes) if tf.is_tensor(sizes[0]) else np.cumsum(sizes, dtype=np.int32)
+    return tf.reduce_sum(tf.cast(first >= ends, tf.int32))
 
 
 def _sizes(parts: list[tf.Tensor]) -> list:
