@@ -29,10 +29,10 @@ from tfaccel.config import StepConfig
 from tfaccel.data.placement import untuned
 from tfaccel.export import at_start, fresh_process, parity, saved_model
 from tfaccel.export import preprocessing as export_preprocessing
-from tfaccel.keras_internals import seam
+from tfaccel.keras_internals import layer_paths, replica
 from tfaccel.runtime import devices as runtime
 from tfaccel.runtime.cluster import Cluster
-from tfaccel.step import compile_model, finite, functions
+from tfaccel.step import compile_model, finite, functions, totals
 from tfaccel.training import methods
 
 # As the driver counts, TensorFlow's first one.
@@ -309,12 +309,13 @@ def in_one_function(monkeypatch):
             codes.append(logs.pop(finite.LOG, tf.constant(finite.FINE, tf.int64)))
         return logs | {finite.LOG: tf.stack(codes)}
 
-    layer_paths = seam.layer_paths
-    monkeypatch.setattr(seam, "_can_wait_in_xla", lambda _: True)
+    without_xla = lambda **args: layer_paths.layer_paths(**{**args, "xla": False})  # noqa: E731
+    monkeypatch.setattr(replica, "_can_wait_in_xla", lambda _: True)
     monkeypatch.setattr(
-        seam.Replica, "all_reduce_in_xla", lambda self, values: [*map(self.all_reduce, values)]
+        replica.Replica, "all_reduce_in_xla", lambda self, values: [*map(self.all_reduce, values)]
     )
-    monkeypatch.setattr(seam, "layer_paths", lambda **args: layer_paths(**{**args, "xla": False}))
+    for each in (functions, totals):
+        monkeypatch.setattr(each, "layer_paths", without_xla)
     monkeypatch.setattr(functions, "_compiled", lambda _, each: tf.function(each, autograph=False))
     monkeypatch.setattr(functions, "_in_a_row", unrolled)
 

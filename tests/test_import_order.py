@@ -1,6 +1,8 @@
-"""The rooms of the package import in one direction, and its root stays short."""
+"""The rooms of the package import in one direction, modules import each other in no circle, and the
+root of the package stays short."""
 
 import ast
+import graphlib
 import pathlib
 
 import tfaccel
@@ -52,9 +54,34 @@ def upward(files):
     return found
 
 
+def circle(files):
+    """Returns the modules of a circle of imports, in order; none where there is no circle."""
+    names = {".".join(("tfaccel", *path.with_suffix("").parts)): path for path in files}
+    names = {name.removesuffix(".__init__"): path for name, path in names.items()}
+    graph = {name: set() for name in names}
+    for name, path in names.items():
+        for imported in imports_of(files[path]):
+            # `from tfaccel.step import totals` imports a module, or else a name of the package.
+            known = [each for each in (imported, imported.rpartition(".")[0]) if each in names]
+            graph[name].update(known[:1])
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1][::-1]
+    return []
+
+
+def all_files():
+    return {each.relative_to(ROOT): each.read_text() for each in ROOT.rglob("*.py")}
+
+
 def test_no_room_imports_one_that_comes_before_it():
-    files = {each.relative_to(ROOT): each.read_text() for each in ROOT.rglob("*.py")}
-    assert upward(files) == []
+    assert upward(all_files()) == []
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    found = circle(all_files())
+    assert not found, f"these import each other: {' imports '.join(found)}"
 
 
 def test_an_import_that_runs_up_is_found_also_within_a_function():
@@ -64,6 +91,21 @@ def test_an_import_that_runs_up_is_found_also_within_a_function():
     }
     (said,) = upward(files)
     assert said.startswith("step/totals.py imports tfaccel.training.methods: ")
+
+
+def test_a_circle_is_found_also_by_an_import_within_a_function():
+    files = {
+        "training/logs/__init__.py": "def f():\n    from tfaccel.training.logs.csv import Csv",
+        "training/logs/csv.py": "from tfaccel.training.logs import Writer",
+        "training/methods.py": "from tfaccel.training import logs",
+    }
+    files = {pathlib.Path(path): text for path, text in files.items()}
+    found = circle(files)
+    assert found[0] == found[-1]
+    assert {*found} == {"tfaccel.training.logs", "tfaccel.training.logs.csv"}
+    only_for_types = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    "
+    files[pathlib.Path("training/logs/csv.py")] = f"{only_for_types}import tfaccel.training.logs"
+    assert circle(files) == []
 
 
 def test_every_room_has_its_place_and_there_are_14_at_most():

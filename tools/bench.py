@@ -34,7 +34,7 @@ from bench_arms.call import NO_TORCH, UsageError, exit_code, whole
 from bench_arms.machine import TOOLS, environment_of, gpu_names, hardware, has_torch
 from bench_arms.measure import measure_row
 from bench_arms.rows import TARGET, Row, make_rows
-from bench_arms.speed_table import speed_table
+from bench_arms.speed_table import short_lines, speed_table
 
 from tfaccel.common.errors import did_you_mean
 
@@ -51,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     options = parse(arguments)
     if options.table:
-        print(speed_table(make_rows(batch=options.batch), options.output or RESULTS))
+        rows, folder = make_rows(batch=options.batch), options.output or RESULTS
+        print(speed_table(rows, folder), short_lines(rows, folder), sep="\n\n")
         return 0
     return exit_code("bench", lambda: measure(options, arguments))
 

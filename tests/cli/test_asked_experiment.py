@@ -84,7 +84,7 @@ OF_COMMANDS = (
     (["audit", DIGITS, "--report={}/none/x"], "cannot be written"),
     (["lint", DIGITS, "--script={}/none.py"], "No such file"),
     (["lint", DIGITS, "--script={}/empty"], "Is a directory"),
-    (["lint", DIGITS, "--script={}/image.png"], "no text in UTF-8"),
+    (["lint", DIGITS, "--script={}/image.png"], "not text in UTF-8"),
     (["lint", DIGITS, "--script="], "names no file"),
     (["profile", DIGITS, "--seconds=0"], "above 0"),
     (["profile", DIGITS, "--trace={}/text.txt"], "is a file"),
@@ -104,7 +104,7 @@ OF_COMMANDS = (
     (["plot", "{}/empty"], "has no metrics"),
     (["selftest", "--output={}/empty"], "exists"),
     (["selftest", "--precision=float64"], "precision='float64'"),
-    (["doctor", "--data={}/text.txt"], "is no folder"),
+    (["doctor", "--data={}/text.txt"], "is not a folder"),
     (["doctor", "{}/empty"], "did you mean --data="),
     (["predict", "--model={}/run", "{}/image.png"], "has no export yet"),
 )

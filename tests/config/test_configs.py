@@ -66,6 +66,7 @@ EXPERIMENTS = {
     "cifar10": (cifar10, 3, "accuracy"),
     "imagenet_resnet50": (imagenet, 3, "accuracy"),
     "restoration": (None, 54, "psnr"),
+    "photos": (None, 23, "accuracy"),
 }
 
 
@@ -79,6 +80,7 @@ def test_every_config_is_tried_here():
     [
         ("mnist", {}),
         ("restoration", {}),
+        ("photos", {}),
         ("cifar10", {}),  # half a minute
         ("imagenet_resnet50", {"runtime.xla": False}),
     ],

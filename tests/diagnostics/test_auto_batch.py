@@ -66,7 +66,9 @@ CONFIG = Config(
 def test_the_cpu_is_refused_in_a_sentence(monkeypatch, setup):
     # That a mistake in a child is one here, tests/process/test_isolate.py shows.
     monkeypatch.setattr(isolate, "run_isolated", lambda function, config: function(config))
-    with pytest.raises(UserError, match="autobatch on the CPU, where memory is not what limits"):
+    with pytest.raises(
+        UserError, match="autobatch needs a GPU, because memory does not limit the batch on the CPU"
+    ):
         auto_batch(CONFIG)
 
 
@@ -130,7 +132,7 @@ def test_a_batch_that_fits_in_no_parts_is_said(monkeypatch, tmp_path):
         raise error(tmp_path, "ResourceExhaustedError", "OOM when allocating tensor with shape[1]")
 
     in_children(monkeypatch, fail)
-    with pytest.raises(UserError, match="global_batch_size=64 does not even fit row by row"):
+    with pytest.raises(UserError, match="global_batch_size=64 does not fit even row by row"):
         auto_parts(CONFIG)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tfaccel import UserError
 from tfaccel.diagnostics.plot import COLORS, _charts, _draw, plot, read
-from tfaccel.diagnostics.plot_words import of_column, of_metric, of_runs
+from tfaccel.diagnostics.plot_words import column_head, metric_words, run_words
 from tfaccel.training.logs.csv import Csv
 from tfaccel.training.logs.json_lines import JsonLines
 
@@ -46,7 +46,7 @@ def with_config(folder, **changes):
 
 def drawn(runs):
     """The figure of runs, whose workdirs are given by their names."""
-    return _draw({name: read(each) for name, each in runs.items()}, of_runs(runs))
+    return _draw({name: read(each) for name, each in runs.items()}, run_words(runs))
 
 
 def charts_of(runs):
@@ -197,7 +197,7 @@ print("tensorflow" in sys.modules, "matplotlib.pyplot" in sys.modules)
 def test_the_heading_and_the_legend_say_what_differs(tmp_path):
     a = with_config(make_run(tmp_path / "a", 2))
     b = with_config(make_run(tmp_path / "b", 2), train__learning_rate=0.01, runtime__xla=False)
-    words = of_runs({"runs/a": a, "runs/b": b})
+    words = run_words({"runs/a": a, "runs/b": b})
     assert words.heading == "2 runs that differ in train.learning_rate and runtime.xla"
     assert words.labels == (
         "runs/a: train.learning_rate=0.1, runtime.xla=on",
@@ -221,14 +221,14 @@ def test_the_heading_and_the_legend_say_what_differs(tmp_path):
 def test_the_heading_of_one_run_of_equal_runs_and_of_scripts(tmp_path):
     a, b = (with_config(make_run(tmp_path / each, 1)) for each in "ab")
     script = make_run(tmp_path / "script", 1)
-    assert of_runs({"runs/a": a}).heading == "Training run runs/a"
-    assert "train.learning_rate=0.1" in of_runs({"runs/a": a}).alike
-    assert of_runs({"a": a, "b": b}).heading == "2 runs of the same settings"
-    of_script = of_runs({"script": script, "a": a})
+    assert run_words({"runs/a": a}).heading == "Training run runs/a"
+    assert "train.learning_rate=0.1" in run_words({"runs/a": a}).alike
+    assert run_words({"a": a, "b": b}).heading == "2 runs with the same settings"
+    of_script = run_words({"script": script, "a": a})
     assert (of_script.heading, of_script.labels) == ("2 runs", ("script", "a"))
     for damaged in ("{", "[]", '{"train": 3}', "null"):
         (b / "config.json").write_text(damaged)
-        assert of_runs({"b": b}).alike == ""
+        assert run_words({"b": b}).alike == ""
 
 
 def test_many_differences_are_counted_and_in_the_pages_table(tmp_path):
@@ -236,7 +236,7 @@ def test_many_differences_are_counted_and_in_the_pages_table(tmp_path):
     for folder, value in ((a, 1), (b, 2)):
         fields = {f"field_{index}": value for index in range(9)}
         (folder / "config.json").write_text(json.dumps({"train": fields}))
-    words = of_runs({"a": a, "b": b})
+    words = run_words({"a": a, "b": b})
     assert words.heading.endswith("train.field_5 and 3 other settings")
     assert words.labels[0].endswith("train.field_5=1 and 3 more")
     assert len(words.differing) == 9
@@ -246,7 +246,7 @@ def test_many_differences_are_counted_and_in_the_pages_table(tmp_path):
 def test_secrets_and_escapes_of_others_are_not_drawn(tmp_path):
     a = with_config(make_run(tmp_path / "a", 1), data__root="x\x1b[2J")
     b = with_config(make_run(tmp_path / "b", 1), data__root="https://me:PASS@host/x")
-    words = of_runs({"a": a, "b": b})
+    words = run_words({"a": a, "b": b})
     assert words.labels[0] == r"a: data.root=x\x1b[2J"
     assert "PASS" not in words.labels[1]
 
@@ -254,8 +254,8 @@ def test_secrets_and_escapes_of_others_are_not_drawn(tmp_path):
 def test_long_names_stay_apart(tmp_path):
     run = make_run(tmp_path / "a", 1)
     folder = "/a/long/way/to/the/folder/in/which/all/the/runs/are/kept"
-    assert of_runs({f"{folder}/a": run, f"{folder}/b": run}).labels == ("a", "b")
-    one, other = of_runs({f"{'x' * 90}{each}": run for each in "ab"}).labels
+    assert run_words({f"{folder}/a": run, f"{folder}/b": run}).labels == ("a", "b")
+    one, other = run_words({f"{'x' * 90}{each}": run for each in "ab"}).labels
     assert one != other
     assert max(len(one), len(other)) <= 48
 
@@ -282,8 +282,8 @@ def test_in_a_picture_with_tests_each_training_line_is_dashed(tmp_path):
     assert [each.get_linestyle() for each in alone.lines if len(each.get_xdata())] == ["-"]
 
 
-def test_names_of_metrics_are_words():
-    assert of_metric("top5").title == "Top-5 accuracy (higher is better)"
-    assert of_metric("my_own_metric") == ("My own metric", "my own metric")
-    assert of_column("val_psnr") == "PSNR, test images"
-    assert of_column("epoch") == "epoch"
+def test_names_metric_wordss_are_words():
+    assert metric_words("top5").title == "Top-5 accuracy (higher is better)"
+    assert metric_words("my_own_metric") == ("My own metric", "my own metric")
+    assert column_head("val_psnr") == "PSNR, test images"
+    assert column_head("epoch") == "epoch"

@@ -18,7 +18,8 @@ from conftest import strategy_of
 from tfaccel import UserError
 from tfaccel.cli import main
 from tfaccel.diagnostics import selftest
-from tfaccel.keras_internals import seam
+from tfaccel.keras_internals.recording import Recording
+from tfaccel.keras_internals.replica import Replica
 
 NARROW = ("--gpu_ids=", "--precision=float32", "--xla=off")
 
@@ -86,9 +87,9 @@ def test_replicas_that_train_as_one_device_pass(command, only_the_first, tmp_pat
 
 def test_wrong_gradients_fail(command, only_the_first, monkeypatch, tmp_path):
     only_the_first(2)
-    own = seam.Recording.take_gradients
+    own = Recording.take_gradients
     larger = lambda recording: [1.5 * each for each in own(recording)]  # noqa: E731
-    monkeypatch.setattr(seam.Recording, "take_gradients", larger)
+    monkeypatch.setattr(Recording, "take_gradients", larger)
     code, out = command(*NARROW, "--output=figures.json")
     assert code == 1
     assert out.count("  FAILED\n") == 1
@@ -101,7 +102,7 @@ def test_wrong_gradients_fail(command, only_the_first, monkeypatch, tmp_path):
 @pytest.mark.slow
 def test_gradients_that_are_not_summed_fail(command, only_the_first, monkeypatch):
     only_the_first(2)
-    monkeypatch.setattr(seam.Replica, "all_reduce", lambda replica, value: 2 * value)
+    monkeypatch.setattr(Replica, "all_reduce", lambda replica, value: 2 * value)
     code, out = command(*NARROW)
     assert code == 1
     assert out.endswith("0 of 2 checks passed on 2 replica(s)\n")

@@ -11,7 +11,7 @@ from tfaccel import UserError
 from tfaccel.config import ImageConfig
 from tfaccel.data.source import ArraySource
 from tfaccel.export.answers import Answers, answers_of
-from tfaccel.keras_internals import seam
+from tfaccel.keras_internals.model_view import losses_of
 
 pytestmark = pytest.mark.usefixtures("export_decodes_png")
 
@@ -57,7 +57,7 @@ def test_classes_that_are_each_likely_by_themselves():
 def test_what_a_loss_says(loss, kind, exclusive):
     model = keras.Sequential([keras.Input((8,)), layers.Dense(4)])
     model.compile(loss=loss)
-    answers = answers_of(model, _labelled(("a",)), losses=seam.losses_of(model))
+    answers = answers_of(model, _labelled(("a",)), losses=losses_of(model))
     assert (answers.kind, answers.exclusive) == (kind, exclusive)
 
 
@@ -74,7 +74,7 @@ def test_a_folders_name_may_be_of_any_bytes(name):
 )
 def test_outputs_beyond_the_classes_have_a_name_of_their_own(names, completed):
     model = _padded()
-    found = answers_of(model, _labelled(names), losses=seam.losses_of(model))
+    found = answers_of(model, _labelled(names), losses=losses_of(model))
     assert found.class_names == completed
 
 
@@ -156,7 +156,7 @@ def test_a_loss_that_says_nothing_of_classes_is_refused(loss):
     model = keras.Sequential([keras.Input((8,)), layers.Dense(1)])
     model.compile(loss=loss)
     with pytest.raises(UserError, match=r"with the loss (mean_squared_error|CategoricalHinge); a"):
-        answers_of(model, _labelled(("a", "b")), losses=seam.losses_of(model))
+        answers_of(model, _labelled(("a", "b")), losses=losses_of(model))
 
 
 @pytest.mark.parametrize("targets", ["image", "mask"])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfaccel.keras_internals import seam
+from tfaccel.keras_internals.layer_paths import layer_paths
 
 layers = keras.layers
 
@@ -44,7 +44,7 @@ def trained(model, x, *, paths, training=True, xla=False):
 
 
 def ours(xla=True):
-    return lambda: seam.layer_paths(xla=xla, all_reduce=None)
+    return lambda: layer_paths(xla=xla, all_reduce=None)
 
 
 def sequential(*each, shape=(6, 5, 3)):

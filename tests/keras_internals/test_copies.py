@@ -73,7 +73,7 @@ def test_what_cannot_be_made_again_is_one_sentence(copied, layer, why):
     said = str(raised.value)
     assert said.startswith("model mine cannot be made again from its config (")
     assert why in said
-    assert "get_config(), take **kwargs, and be registered" in said
+    assert "from get_config() and accept **kwargs, and register its classes" in said
     assert "\n" not in said
     assert "class CustomLayer" not in said
 

@@ -181,7 +181,7 @@ def test_what_a_layer_made_without_its_dtype_is_said(half, caplog):
     model = keras.Sequential([keras.Input((8,)), Two(name="two")])
     with caplog.at_level("WARNING", "tfaccel"):
         with_float32_layers(model, ["two"])
-    assert "two is in float32, but not inner, which it made without its dtype" in caplog.text
+    assert "two is in float32, but not inner, which it made without its own dtype" in caplog.text
 
 
 def test_the_config_s_layers_are_those_of_the_model_that_is_trained(setup, folder):

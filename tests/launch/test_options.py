@@ -39,6 +39,16 @@ def test_a_dry_run_leaves_nothing_in_its_workdir(engine, tmp_path, monkeypatch):
     assert options.log_dir == pathlib.Path("/logs")
 
 
+@pytest.mark.parametrize("engine", ["local", "slurm"])
+def test_a_dry_run_needs_no_workdir(engine, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    train = ["train", "--config=configs/digits.py"]
+    options, _ = parse([f"--engine={engine}", *train, "--dry-run"], {})
+    assert (options.log_dir.parent == tmp_path) == (engine == "local")
+    with pytest.raises(UserError, match="without --workdir"):
+        parse([f"--engine={engine}", *train], {})
+
+
 @pytest.mark.parametrize(
     "spelt",
     [["--workdir=x/y"], ["--workdir", "x/y"], ["-workdir=x/y"], ["--workdir=a", "--workdir=x/y"]],

@@ -190,7 +190,7 @@ def test_xla_waits_for_replicas_that_are_still_compiled(monkeypatch):
 def test_only_replicas_that_are_all_in_one_process_wait_in_xla(
     monkeypatch, num_gpus, num_workers, waits, alike
 ):
-    """As in seam.local_replicas: elsewhere no sum over replicas is in XLA's programs."""
+    """As in local_replicas: elsewhere no sum over replicas is in XLA's programs."""
     gpus = [object()] * num_gpus  # that are not there
     monkeypatch.setenv("XLA_FLAGS", "")
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: gpus)

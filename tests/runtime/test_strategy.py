@@ -18,7 +18,8 @@ def test_a_replica_on_each_device():
 
 def test_a_cluster_is_joined_before_tensorflow_starts(monkeypatch):
     tf.constant(1)
-    monkeypatch.setattr(strategy, "_set_heartbeat", lambda *_: None)  # it would outlast the test
+    # It would outlast the test.
+    monkeypatch.setattr(strategy, "configure_coordination", lambda *_, **__: None)
     with pytest.raises(UserError, match="TensorFlow was used before it could join its cluster"):
         make_strategy(Cluster(("localhost:20001", "localhost:20002")), ("/cpu:0",))
 

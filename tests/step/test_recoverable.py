@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 from conftest import compiled, new_process
 
-from tfaccel.keras_internals import seam
+from tfaccel.keras_internals.model_view import variables_of
+from tfaccel.keras_internals.variables import components
 from tfaccel.step import functions, recoverable
 from tfaccel.step.recoverable import Recoverable
 from tfaccel.training.memory_plan import OutOfMemoryError
@@ -99,8 +100,8 @@ def state(model):
     """Each variable's values on each replica."""
     return {
         (variable.path, replica): each.numpy()
-        for variable in seam.variables_of(model)
-        for replica, each in enumerate(seam.components(variable))
+        for variable in variables_of(model)
+        for replica, each in enumerate(components(variable))
     }
 
 
@@ -118,8 +119,8 @@ def test_a_step_that_never_ran_leaves_the_variables_as_they_were(
     model.reset_metrics()  # as `fit` does
     before = state(model)
     wanted, after = model.fit(X, X, **FIT).history, state(model)
-    for variable in seam.variables_of(model):
-        for replica, each in enumerate(seam.components(variable)):
+    for variable in variables_of(model):
+        for replica, each in enumerate(components(variable)):
             each.assign(before[variable.path, replica])
     for _ in range(2):  # the second time the step has been traced, and has not run
         monkeypatch.setattr(Fails, "says", FULL)
@@ -148,8 +149,8 @@ def test_what_a_step_changes_is_known(num_replicas, made, not_in_xla):
         moved[name] = {key for key in after if not np.array_equal(before[key], after[key])}
     keys = {
         id(each.handle): (variable.path, replica)
-        for variable in seam.variables_of(model)
-        for replica, each in enumerate(seam.components(variable))
+        for variable in variables_of(model)
+        for replica, each in enumerate(components(variable))
     }
     # In the order in which they were first needed.
     for name, step in zip(("train", "predict", "test"), made, strict=True):
@@ -177,13 +178,13 @@ def no_memory(monkeypatch, step, *arguments, says=FULL):
 def test_what_is_put_back_is_of_each_replica(num_replicas, monkeypatch):
     model = some_model(num_replicas)
     metric = model.metrics_variables[0]
-    for number, component in enumerate(seam.components(metric)):
+    for number, component in enumerate(components(metric)):
         component.assign(float(number))
 
     def count():
-        for component in seam.components(metric):
+        for component in components(metric):
             component.assign_add(1.0)
-        for component in seam.components(model.weights[2]):
+        for component in components(model.weights[2]):
             component.assign_add(tf.ones_like(component))
         return tf.constant(0)
 
@@ -295,7 +296,8 @@ def test_functions_run_eagerly_too():
 
 PROGRAM = """
 import contextlib, keras, numpy as np, tensorflow as tf, tfaccel
-from tfaccel.keras_internals import seam
+from tfaccel.keras_internals.variables import components
+from tfaccel.keras_internals.model_view import variables_of
 
 class Greedy(keras.layers.Layer):
     asks = False
@@ -314,8 +316,8 @@ class Greedy(keras.layers.Layer):
         return inputs + tf.stop_gradient(values[0, :8])
 
 def state():
-    found = seam.variables_of(model)
-    return [one.numpy() for each in found for one in seam.components(each)]
+    found = variables_of(model)
+    return [one.numpy() for each in found for one in components(each)]
 
 run = tfaccel.setup(gpu_ids={gpus}, xla=True)
 with contextlib.nullcontext() if {is_stock} else run.scope():

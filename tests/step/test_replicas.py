@@ -17,7 +17,8 @@ from tensorflow.python.distribute import values, values_util
 
 from tfaccel import UserError
 from tfaccel.config import StepConfig
-from tfaccel.keras_internals import seam
+from tfaccel.keras_internals.model_view import is_synchronized
+from tfaccel.keras_internals.variables import components
 from tfaccel.step import compile_model, finite, functions
 
 RTOL = 1e-4
@@ -293,7 +294,7 @@ def test_dropout_draws_another_mask_on_each_replica():
     assert len(masks) == 6
     assert len({each.tobytes() for each in masks}) == 6  # by replica and by step
     (state,) = [each for each in model.variables if "seed_generator_state" in each.path]
-    states = [each.numpy().tolist() for each in seam.components(state)]
+    states = [each.numpy().tolist() for each in components(state)]
     assert states[0] == states[1] == reference.layers[0].seed_generator.state.numpy().tolist()
 
 
@@ -354,11 +355,11 @@ def test_an_epoch_asks_the_strategy_for_no_metric():
 def test_metrics_are_reset_to_what_their_sum_is_on_one_device():
     ours, _ = fitted_alike(small, False)
     for variable in ours.metrics_variables:
-        for each in seam.components(variable):
+        for each in components(variable):
             each.assign(7.0)
     ours.reset_metrics()
     for variable in ours.metrics_variables:
-        found = [each.numpy() for each in seam.components(variable)]
+        found = [each.numpy() for each in components(variable)]
         assert found == ([3.0, 0.0] if variable.path.startswith("above") else [0.0, 0.0])
 
 
@@ -769,12 +770,12 @@ def test_weights_that_a_callback_loads_are_made_equal(unmoved):
 
     class Load(keras.callbacks.Callback):
         def on_train_begin(self, logs=None):
-            first, second = seam.components(model.trainable_variables[0])
+            first, second = components(model.trainable_variables[0])
             first.assign(tf.ones_like(first))
             second.assign(tf.zeros_like(second))
 
     model.fit(X[:5], Y[:5], callbacks=[Load()], **FIT)
-    for each in seam.components(model.trainable_variables[0]):
+    for each in components(model.trainable_variables[0]):
         np.testing.assert_array_equal(each.numpy(), np.ones((3, 4)))
 
 
@@ -820,10 +821,10 @@ def test_batch_norm_is_synchronized_where_there_are_several_and_for_as_long_as_a
     for sync_batchnorm in (True, False):
         config = StepConfig(sync_batchnorm=sync_batchnorm)
         compile_model(model, strategy, config, xla=False, optimizer="sgd", loss="mse")
-        asked.append(seam.is_synchronized(model))
+        asked.append(is_synchronized(model))
     assert asked == [True, False]
     alone = compiled(small_with_norm, 1, optimizer="sgd", config=StepConfig(sync_batchnorm=True))
-    assert not seam.is_synchronized(alone)
+    assert not is_synchronized(alone)
 
 
 def small_with_norm():
@@ -889,6 +890,6 @@ def test_what_is_made_of_all_rows_together_is_taken_on_trust_and_that_is_said(
     model = compiled(small, num_replicas, optimizer="sgd", config=config, xla=False, **settings)
     with caplog.at_level("WARNING"):
         model.train_on_batch(X[:5], X[:5])
-    is_said = [each for each in ("loss", "metric") if f"a {each} is one number" in caplog.text]
+    is_said = [each for each in ("loss", "metric") if f"a {each} returns one number" in caplog.text]
     assert is_said == said
-    assert caplog.text.count("is one number for all the rows") == len(said)
+    assert caplog.text.count("returns one number for all rows") == len(said)

@@ -505,10 +505,11 @@ def test_another_program_measures_t2_and_the_table_shows_it(bench, tmp_path, cap
         assert line.endswith(f"| {words} | 1.5 or less | 1xH200, 2026-11-22 |")
 
 
-def test_the_readme_shows_what_the_files_hold(bench):
-    results, readme = TOOLS / "results", (ROOT / "README.md").read_text()
-    if list(results.glob("speed-*.json")):
-        assert bench.speed_table(bench.make_rows(batch=256), results) in readme
+def test_the_readmes_show_what_the_files_hold(bench):
+    results, rows = TOOLS / "results", bench.make_rows(batch=256)
+    assert list(results.glob("speed-*.json"))
+    assert bench.speed_table(rows, results) in (results / "README.md").read_text()
+    assert bench.short_lines(rows, results) in (ROOT / "README.md").read_text()
 
 
 # The arms themselves, at a size for the CPU.

@@ -11,7 +11,8 @@ from conftest import compiled
 from keras import layers
 
 from tfaccel.config import StepConfig
-from tfaccel.keras_internals import seam
+from tfaccel.keras_internals.model_view import state_of
+from tfaccel.keras_internals.variables import components
 from tfaccel.training import replica_checksums
 from tfaccel.training.callbacks.replica_audit import ReplicaAudit
 from tfaccel.training.replica_checksums import Audit, ReplicasDifferError
@@ -48,12 +49,12 @@ def trained():
 
 
 def variable_of(model, path):
-    return next(each for each in seam.state_of(model) if path in each.path)
+    return next(each for each in state_of(model) if path in each.path)
 
 
 def plant(variable, *, on, value=None):
     """Changes one replica's component of a variable, by default in its last bit."""
-    component = seam.components(variable)[on]
+    component = components(variable)[on]
     before = component.numpy()
     if value is None:
         is_float = np.issubdtype(before.dtype, np.floating)
@@ -166,12 +167,12 @@ def test_make_equal_gives_replica_0s_values(trained, caplog):
     model, audit = trained
     planted = {"dense/kernel": 1, "norm/moving_mean": 2, "iteration": 1, "seed_generator_state": 2}
     variables = {path: variable_of(model, path) for path in planted}
-    wanted = {path: seam.components(each)[0].numpy() for path, each in variables.items()}
+    wanted = {path: components(each)[0].numpy() for path, each in variables.items()}
     for path, replica in planted.items():
         plant(variables[path], on=replica)
     audit.make_equal()
     for path, variable in variables.items():
-        for component in seam.components(variable):
+        for component in components(variable):
             np.testing.assert_array_equal(component.numpy(), wanted[path], path)
     (record,) = [each for each in caplog.records if "differs" in each.message]
     assert "replica 1 differs from replica 0 in model/dense/kernel" in record.message
@@ -189,8 +190,8 @@ def test_make_equal_keeps_every_bit(trained):
     wanted = kernel.numpy().tobytes()
     plant(kernel, on=2, value=np.ones((2, 2)))
     audit.make_equal()
-    assert [each.numpy().tobytes() for each in seam.components(kernel)] == [wanted] * 3
-    assert [int(each.numpy()) for each in seam.components(counter)] == [2**53 + 1] * 3
+    assert [each.numpy().tobytes() for each in components(kernel)] == [wanted] * 3
+    assert [int(each.numpy()) for each in components(counter)] == [2**53 + 1] * 3
     kernel.assign(before[0])
     counter.assign(before[1])
 
@@ -245,9 +246,9 @@ def test_training_stops_at_the_next_audit(audit_steps, steps_per_execution, plan
 def test_training_starts_with_replica_0s_values(audit_steps):
     model = compile_on_two(audit_steps, 1)
     kernel = model.layers[0].kernel
-    seam.components(kernel)[1].assign(np.full((2, 2), 7.0))
+    components(kernel)[1].assign(np.full((2, 2), 7.0))
     model.fit(X[:2], X[:2], batch_size=2, verbose=0)
-    one, other = (each.numpy() for each in seam.components(kernel))
+    one, other = (each.numpy() for each in components(kernel))
     np.testing.assert_array_equal(one, other)
     assert np.abs(one).max() < 5
 

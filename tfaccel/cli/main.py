@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> int:
         show(pages.page(rest[0]), end="")
         return 0
     if command in ("--help", "-h", "help"):
-        show(overview(COMMANDS) + pages.TOPICS, end="")
+        show(overview(COMMANDS) + pages.topics(), end="")
         return 0
     if command == "--version":
         print(__version__)

@@ -1,4 +1,4 @@
-"""`tfaccel help TOPIC`: the pages about one task each, which lie in the rooms that do it."""
+"""`tfaccel help TOPIC`: the pages, one about each task, which lie in the rooms that do it."""
 
 import pathlib
 
@@ -6,15 +6,25 @@ from tfaccel.common.errors import UserError, did_you_mean
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = {
-    "data": "data/README.md",
-    "surviving": "training/README.md",
+    "own-images": "data/README.md",
+    "data": "data/LOADERS.md",
+    "script": "training/SCRIPT.md",
+    "transfer": "experiment/models/README.md",
+    "segmentation": "experiment/README.md",
     "several-gpus": "step/README.md",
     "several-hosts": "launch/README.md",
+    "surviving": "training/README.md",
     "export": "export/README.md",
     "diagnostics": "diagnostics/README.md",
+    "notebook": "process/README.md",
     "security": "common/SECURITY.md",
 }
-TOPICS = f"\nPages, by `tfaccel help TOPIC`:\n  {' '.join(PAGES)}\n"
+
+
+def topics() -> str:
+    """Returns the list of pages, for `tfaccel --help`: a line for each, with its heading."""
+    lines = (f"  tfaccel help {topic:<14} {_heading(page(topic))}\n" for topic in PAGES)
+    return "\nPages, one about each task:\n" + "".join(lines)
 
 
 def page(topic: str) -> str:
@@ -24,6 +34,10 @@ def page(topic: str) -> str:
       UserError: there is no such page.
     """
     if topic not in PAGES:
-        cure = did_you_mean(topic, list(PAGES)) or f"; there are {', '.join(PAGES)}"
+        cure = did_you_mean(topic, list(PAGES)) or f"; the pages are {', '.join(PAGES)}"
         raise UserError(f"there is no page '{topic}'{cure}")
     return (ROOT / PAGES[topic]).read_text(encoding="utf-8")
+
+
+def _heading(text: str) -> str:
+    return text.split("\n", 1)[0].removeprefix("# ")

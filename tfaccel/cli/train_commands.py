@@ -101,7 +101,7 @@ def train(values: flags.FlagValues, file: str) -> int:
     undo_legacy_keras(os.environ)
     dry, index = values["dry-run"].value, values["worker-index"].value
     cluster = find(os.environ, workers=values.workers, worker_index=index)
-    if not workdir and cluster.num_workers > 1:
+    if not workdir and not dry and cluster.num_workers > 1:
         raise UserError(
             f"no --workdir with {cluster.num_workers} workers ({cluster.source}); give all the "
             "same, which they share"
@@ -402,7 +402,9 @@ def launch(own: list[str], command_line: list[str]) -> int:
     if asked.engine == "local" and argv[0] == "train" and topic_of(argv[1:]) is None:
         # Told once and now, not by each rank when TensorFlow has started.
         values, _ = train.parse(argv[1:])
-        look_at_run(
-            parse(values.config), check_usable(pathlib.Path(values.workdir), resume=values.resume)
-        )
+        config = parse(values.config)
+        if values["dry-run"].value:
+            look_at(config)
+        else:
+            look_at_run(config, check_usable(pathlib.Path(values.workdir), resume=values.resume))
     return launch_room.launch(asked, argv)

@@ -5,8 +5,6 @@ trains on as on any data set: it knows its length, and every epoch of it is whol
 
     loader = Loader(data, strategy=strategy, devices=runtime.devices, first_replica=0, ...)
     model.fit(loader, validation_data=test_loader)
-
-Private Keras name relied on: `DataAdapter`, the base class of what `fit` accepts as it is.
 """
 
 import contextlib
@@ -18,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
 from tfaccel.common.errors import UserError
 from tfaccel.common.redact import shown
@@ -29,6 +26,7 @@ from tfaccel.data.source import UnreadableError
 from tfaccel.data.weights import Weighing, weighted
 from tfaccel.runtime.agreement import check_same
 from tfaccel.runtime.devices import Device
+from tfaccel.runtime.private_names import DataAdapter
 
 log = logging.getLogger("tfaccel")
 
@@ -104,6 +102,11 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         self._recording = None  # the masks of drawn batches, while `recorded_real` asks for them
         self.waited_s = 0.0
         self.kept, self._num_to_keep = None, 0
+
+    @property
+    def strategy(self) -> tf.distribute.Strategy:
+        """The strategy that distributes the batches to its replicas."""
+        return self._strategy
 
     # What Keras asks for.
 

@@ -1,1 +1,1 @@
-"""Commands that look at a machine, a script, an experiment or a run, and say what they find."""
+"""Commands that check a machine, a script, an experiment or a run, and report what they find."""

@@ -1,9 +1,8 @@
-"""Curves of one or more runs, side by side in one picture.
+"""Draws the curves of one or more runs in one picture.
 
-Takes workdirs; gives a PNG, or an HTML page that needs no other file: loss, each metric and images
-per second after each epoch. A run has one colour; what was measured on test images is the full
-line, what in training the dashed one. The heading and the legend say in which settings the runs
-differ.
+Takes workdirs; writes a PNG, or an HTML page that needs no other file. It shows the loss, each
+metric and the images per second after each epoch. Each run has one colour. A full line shows test
+images, a dashed line shows training. The heading and the legend name the settings that differ.
 
     plot([pathlib.Path("runs/a"), pathlib.Path("runs/b")], pathlib.Path("curves.png"))
 """
@@ -22,16 +21,16 @@ from tfaccel.common.tables import as_html, in_figures
 from tfaccel.diagnostics import plot_words
 from tfaccel.training.logs import Record, csv, json_lines, metric_names
 
-Runs = dict[str, list[Record]]  # each run's name, and its epochs
+Runs = dict[str, list[Record]]  # the epochs of each run, by its name
 
-# Of Okabe and Ito (Color Universal Design, 2008): people of every kind of colour vision tell them
-# apart. Their yellow is left out, which is faint on white.
+# From Okabe and Ito (Color Universal Design, 2008): people with any kind of colour vision can
+# distinguish these colours. Their yellow is missing, because it is faint on white.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-MARKERS = ("", "o", "s", "^", "D", "v", "P", "X")  # of each seven runs
-NUM_MARKS = 8  # on a line
-LETTERS_PER_INCH = 13.0  # of a legend, at most: of wide letters it is 11
+MARKERS = ("", "o", "s", "^", "D", "v", "P", "X")  # the next one after every seven runs
+NUM_MARKS = 8  # on each line
+LETTERS_PER_INCH = 13.0  # in a legend, at most; for wide letters it is 11
 SUFFIXES = (".png", ".html")
-WIDTH, HEIGHT = 5.2, 3.4  # inches of a chart
+WIDTH, HEIGHT = 5.2, 3.4  # inches, of a chart
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{heading}</title><style>
 body {{ font-family: sans-serif; margin: 2em auto; max-width: {width}px; color: #282828 }}
@@ -51,18 +50,18 @@ h2 {{ font-size: 1em; padding: 0.3em 0.9em }}
 
 
 def plot(workdirs: list[pathlib.Path], output: pathlib.Path) -> None:
-    """Draws the runs.
+    """Draws the curves of the runs.
 
     Args:
-      workdirs: of the runs, finished or not, in any order.
+      workdirs: the workdirs of the runs, finished or not, in any order.
       output: a new file, .png or .html.
 
     Raises:
-      UserError: a workdir or its metrics are not there, or the output cannot be written.
+      UserError: a workdir or its metrics do not exist, or the output cannot be written.
     """
     _check_output(output)
     runs = {shown(str(each)): read(each) for each in workdirs}
-    words = plot_words.of_runs({shown(str(each)): each for each in workdirs})
+    words = plot_words.run_words({shown(str(each)): each for each in workdirs})
     figure = _draw(runs, words)
     data = io.BytesIO()
     if output.suffix == ".png":
@@ -74,12 +73,12 @@ def plot(workdirs: list[pathlib.Path], output: pathlib.Path) -> None:
             file.write(data.getvalue())
     except OSError as error:
         raise UserError(
-            f"output {output} {not_written(error, output.parent)}, or give another --output"
+            f"output {output} {not_written(error, output.parent)}, or choose another --output"
         ) from error
 
 
 def _check_output(output: pathlib.Path) -> None:
-    """Raises UserError where the output exists or is neither PNG nor HTML."""
+    """Raises UserError if the output exists or is neither PNG nor HTML."""
     if output.suffix not in SUFFIXES:
         raise UserError(f"output {output} ends in '{output.suffix}'; expected .png or .html")
     if output.exists():
@@ -87,13 +86,13 @@ def _check_output(output: pathlib.Path) -> None:
 
 
 def read(workdir: pathlib.Path) -> list[Record]:
-    """Returns the records of a run's epochs: of metrics.jsonl, or else of metrics.csv.
+    """Returns the records of a run's epochs from metrics.jsonl, or from metrics.csv without it.
 
     Raises:
-      UserError: the workdir has none.
+      UserError: the workdir has no metrics.
     """
-    if not os.path.isdir(workdir):  # pathlib's raises below a folder that may not be searched
-        raise UserError(f"there is no workdir {workdir}; give folders that `tfaccel train` made")
+    if not os.path.isdir(workdir):  # pathlib raises in a folder that this user may not enter
+        raise UserError(f"there is no workdir {workdir}; pass folders that `tfaccel train` created")
     lines, table = workdir / "metrics.jsonl", workdir / "metrics.csv"
     try:
         if lines.exists():
@@ -103,22 +102,23 @@ def read(workdir: pathlib.Path) -> list[Record]:
     except OSError as error:
         raise UserError(f"the metrics in {workdir} cannot be read ({error})") from error
     if not epochs:
-        raise UserError(f"workdir {workdir} has no metrics; has the run done an epoch?")
+        raise UserError(f"workdir {workdir} has no metrics; the first epoch of a run writes them")
     return [{name: each for name, each in epoch.items() if name != "record"} for epoch in epochs]
 
 
 def _draw(runs: Runs, words: plot_words.Words):
-    """Returns a figure with a chart for the loss, for each metric, and for images per second."""
-    # Not pyplot, which keeps figures and looks for a screen. Not above: it takes half a second.
+    """Returns a figure with a chart for the loss, for each metric and for images per second."""
+    # Not pyplot, which keeps figures and needs a screen. Imported here, as it takes half a second.
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    names, tested = _charts(runs), _have_tests(runs)
+    names, records = _charts(runs), [epoch for epochs in runs.values() for epoch in epochs]
+    tested = any(name.startswith("val_") for each in records for name in each)
     columns = 2 if len(names) == 4 else min(len(names), 3)
     rows = math.ceil(len(names) / columns)
-    width = WIDTH * max(columns, 2)  # of one chart too: headings and legend need the room
-    labels = [_in_width(each, width - 3.5) for each in words.labels]  # the styles stand beside them
-    heading = _in_width(words.heading, 0.75 * width)  # in larger letters
+    width = WIDTH * max(columns, 2)  # also for one chart: headings and legend need the space
+    labels = [_in_width(each, width - 3.5) for each in words.labels]  # the styles are beside them
+    heading = _in_width(words.heading, 0.75 * width)  # its letters are larger
     alike = _in_width(words.alike, width)
     lines = sum(each.count("\n") + 1 for each in (heading, alike, *labels))
     figure = Figure((width, HEIGHT * rows + 0.2 * lines + 0.5), layout="constrained")
@@ -129,18 +129,18 @@ def _draw(runs: Runs, words: plot_words.Words):
     for name, chart in zip(names, charts, strict=False):
         for index, epochs in enumerate(runs.values()):
             _lines(chart, name, epochs, index, tested=tested)
-        metric = plot_words.of_metric(name)
-        # Not as TeX, which begins with $.
+        metric = plot_words.metric_words(name)
+        # Not parsed as TeX, which starts with $.
         chart.set_title(metric.title, loc="left", parse_math=False)
         chart.set_xlabel("epoch")
         chart.set_ylabel(metric.unit, parse_math=False)
         chart.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         if name == "images_per_second":
-            # From 0, or a change of a percent fills the chart.
+            # The axis starts at 0, because a change of a percent would fill the chart otherwise.
             chart.set_ylim(0, 1.1 * max(chart.get_ylim()[1], 1e-6))
         chart.grid(alpha=0.25)
         chart.spines[["top", "right"]].set_visible(False)
-    for chart in charts:  # those that are left over
+    for chart in charts:  # the unused ones
         chart.set_axis_off()
     _head(top, heading, alike, labels, tested=tested)
     return figure
@@ -153,36 +153,29 @@ def _charts(runs: Runs) -> list[str]:
     return names + ["images_per_second"] * any("images_per_second" in each for each in records)
 
 
-def _have_tests(runs: Runs) -> bool:
-    """Returns whether any run was measured on test images."""
-    return any(
-        name.startswith("val_") for epochs in runs.values() for each in epochs for name in each
-    )
-
-
 def _look(index: int) -> dict[str, object]:
-    """Returns the colour of a run's lines, and their marker where the colour is used again."""
+    """Returns the colour of a run's lines, and a marker if the colour is used again."""
     marker = MARKERS[index // len(COLORS) % len(MARKERS)]
     return {"color": COLORS[index % len(COLORS)], "marker": marker or None}
 
 
 def _lines(chart, name: str, epochs: list[Record], index: int, *, tested: bool) -> None:
-    """Draws a run's training line, dashed if any run was tested, and its line of test images."""
+    """Draws a run's line of training, dashed if any run was tested, and its line of test images."""
     styles = {name: "--" if tested and name != "images_per_second" else "-", f"val_{name}": "-"}
     for each, style in styles.items():
         points = [(epoch["epoch"], epoch[each]) for epoch in epochs if each in epoch]
         look = _look(index)
-        if len(points) == 1:  # a line needs two; this one is seen too
+        if len(points) == 1:  # a line needs two points, so one point gets a marker
             look["marker"] = look["marker"] or "o"
         x, y = zip(*points, strict=True) if points else ((), ())
         every = max(1, len(points) // NUM_MARKS)
         if style == "--":
-            look |= {"linewidth": 1.1, "markerfacecolor": "white"}  # a hollow point
+            look |= {"linewidth": 1.1, "markerfacecolor": "white"}  # a hollow marker
         chart.plot(x, y, style, markersize=4, markevery=every, **{"linewidth": 1.7, **look})
 
 
 def _head(top, heading: str, alike: str, labels: list[str], *, tested: bool) -> None:
-    """Writes the heading, what the runs have in common, and the legend."""
+    """Writes the heading, the settings that all runs share, and the legend."""
     from matplotlib.lines import Line2D
 
     text = {"x": 0.01, "ha": "left", "va": "top", "parse_math": False}
@@ -198,9 +191,9 @@ def _head(top, heading: str, alike: str, labels: list[str], *, tested: bool) -> 
     legend = top.legend(
         handles=handles, loc="upper left", bbox_to_anchor=(0.005, 1 - below / inches), **place
     )
-    for said, label in zip(legend.get_texts(), labels, strict=True):
-        # Not as labels, of which those that begin with _ are left out, and those with $ are TeX.
-        said.set(text=label, parse_math=False)
+    for text_of_label, label in zip(legend.get_texts(), labels, strict=True):
+        # Matplotlib would hide labels that start with _ and parse those with $ as TeX.
+        text_of_label.set(text=label, parse_math=False)
     if tested:
         styles = [
             Line2D([], [], color="0.3", linestyle=style, label=label)
@@ -212,7 +205,7 @@ def _head(top, heading: str, alike: str, labels: list[str], *, tested: bool) -> 
 
 
 def _in_width(text: str, inches: float) -> str:
-    """Returns text in lines that fit."""
+    """Breaks text into lines that fit."""
     return "\n".join(textwrap.wrap(text, max(20, int(inches * LETTERS_PER_INCH))))
 
 
@@ -220,10 +213,10 @@ def _page(figure, runs: Runs, words: plot_words.Words) -> str:
     svg = io.StringIO()
     figure.savefig(svg, format="svg", metadata={"Date": None})
     picture = svg.getvalue()
-    picture = picture[picture.index("<svg") :]  # what comes before is for a file of its own
+    picture = picture[picture.index("<svg") :]  # without the XML declaration
     names = list(dict.fromkeys(name for epochs in runs.values() for name in epochs[-1]))
     names = ["epoch", *metric_names(dict.fromkeys(names)), "images_per_second"]
-    heads = ["run", *words.differing, *map(plot_words.of_column, names)]
+    heads = ["run", *words.differing, *map(plot_words.column_head, names)]
     rows = []
     for (run, epochs), settings in zip(runs.items(), words.settings, strict=True):
         values = [epochs[-1].get(name) for name in names]

@@ -1,11 +1,11 @@
-"""What a picture of runs says in words: the heading, what each run is called, names of metrics.
+"""The words in a picture of runs: the heading, the labels of the runs, the names of metrics.
 
-Takes workdirs; gives words that hold what differs between the runs' configs, and what all have.
+Takes workdirs; returns words that name the settings that differ and the settings that all share.
 
-    words = of_runs({"runs/a": pathlib.Path("runs/a"), "runs/b": pathlib.Path("runs/b")})
+    words = run_words({"runs/a": pathlib.Path("runs/a"), "runs/b": pathlib.Path("runs/b")})
     words.heading      # "2 runs that differ in train.learning_rate"
     words.labels       # ("runs/a: train.learning_rate=0.1", "runs/b: train.learning_rate=0.01")
-    of_metric("psnr")  # title "PSNR (higher is better)", unit "decibels"
+    metric_words("psnr")  # title "PSNR (higher is better)", unit "decibels"
 """
 
 import contextlib
@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 from tfaccel.common.redact import redacted, shown
 
-LONGEST_NAME = 48  # of a run, in a legend
-LONGEST_VALUE = 40  # of a setting
-MOST_SETTINGS = 6  # in a heading or behind a run's name; a page's table has all
-# What a reader asks first about a run.
+LONGEST_NAME = 48  # letters of a run's name in a legend
+LONGEST_VALUE = 40  # letters of a setting's value
+MOST_SETTINGS = 6  # in a heading or a label; the table of an HTML page has all
+# The settings that a reader wants to know first.
 MAIN = (
     "model.name",
     "data.root",
@@ -33,51 +33,50 @@ MAIN = (
 
 
 class Metric(NamedTuple):
-    """What stands above a chart, and beside its vertical axis."""
+    """The title of a chart, and the label of its vertical axis."""
 
     title: str
     unit: str
 
 
-_ABSENT = {"data.root": "the embedded digits"}  # what None says there; elsewhere "none"
+_ABSENT = {"data.root": "the embedded digits"}  # words for None; "none" for all other settings
 _SHARE = "share of the images, 0 to 1"
+_ACCURACY = Metric("Accuracy (higher is better)", _SHARE)
+_MAE = Metric("Mean absolute error (lower is better)", "in units of the target")
+_MSE = Metric("Mean squared error (lower is better)", "in squared units of the target")
 _METRICS = {
     "loss": Metric("Loss (lower is better)", "loss"),
-    "accuracy": Metric("Accuracy (higher is better)", _SHARE),
+    "accuracy": _ACCURACY,
     "top5": Metric("Top-5 accuracy (higher is better)", _SHARE),
-    "sparse_categorical_accuracy": Metric("Accuracy (higher is better)", _SHARE),
-    "categorical_accuracy": Metric("Accuracy (higher is better)", _SHARE),
-    "binary_accuracy": Metric("Accuracy (higher is better)", _SHARE),
+    "sparse_categorical_accuracy": _ACCURACY,
+    "categorical_accuracy": _ACCURACY,
+    "binary_accuracy": _ACCURACY,
     "precision": Metric("Precision (higher is better)", "precision, 0 to 1"),
     "recall": Metric("Recall (higher is better)", "recall, 0 to 1"),
     "auc": Metric("Area under the curve (higher is better)", "AUC, 0 to 1"),
-    "mean_io_u": Metric("Mean IoU (higher is better)", "overlap by union, 0 to 1"),
+    "mean_io_u": Metric("Mean IoU (higher is better)", "intersection over union, 0 to 1"),
     "psnr": Metric("PSNR (higher is better)", "decibels"),
-    "mae": Metric("Mean absolute error (lower is better)", "in units of the target"),
-    "mean_absolute_error": Metric(
-        "Mean absolute error (lower is better)", "in units of the target"
-    ),
-    "mse": Metric("Mean squared error (lower is better)", "in squared units of the target"),
-    "mean_squared_error": Metric(
-        "Mean squared error (lower is better)", "in squared units of the target"
-    ),
+    "mae": _MAE,
+    "mean_absolute_error": _MAE,
+    "mse": _MSE,
+    "mean_squared_error": _MSE,
     "images_per_second": Metric("Training speed (higher is better)", "images per second"),
     "learning_rate": Metric("Learning rate", "learning rate"),
 }
 
 
-def of_metric(name: str) -> Metric:
-    """Returns the words for a metric, by the name that logs have for it."""
+def metric_words(name: str) -> Metric:
+    """Returns the words for a metric, given its name in the logs."""
     if name in _METRICS:
         return _METRICS[name]
     words = shown(name.replace("_", " "), keep="")
     return Metric(words[:1].upper() + words[1:], words)
 
 
-def of_column(name: str) -> str:
-    """Returns the head of a table's column, for a metric of training, or of test images."""
+def column_head(name: str) -> str:
+    """Returns the head of a table's column, for a metric of training or of test images."""
     tested = name.startswith("val_")
-    words = of_metric(name.removeprefix("val_")).title.partition(" (")[0]
+    words = metric_words(name.removeprefix("val_")).title.partition(" (")[0]
     if name in ("epoch", "images_per_second"):
         return name.replace("_", " ")
     return f"{words}, {'test images' if tested else 'in training'}"
@@ -85,14 +84,14 @@ def of_column(name: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Words:
-    """What is said of runs.
+    """The words for some runs.
 
     Attributes:
-      heading: of the picture.
-      alike: the main settings that all runs have; "" where none is known.
-      labels: of each run, in a legend: its name, and its values of settings that differ.
+      heading: the heading of the picture.
+      alike: the main settings that all runs share; "" if none is known.
+      labels: each run's label in the legend: its name and its values of the settings that differ.
       differing: the settings that differ, each as section.field.
-      settings: of each run, its values of these, in their order.
+      settings: each run's values of these settings, in the same order.
     """
 
     heading: str
@@ -102,12 +101,8 @@ class Words:
     settings: tuple[tuple[str, ...], ...]
 
 
-def of_runs(workdirs: Mapping[str, pathlib.Path]) -> Words:
-    """Returns the words for some runs.
-
-    Args:
-      workdirs: by the run's name. One without a config.json, as of a script, has no settings.
-    """
+def run_words(workdirs: Mapping[str, pathlib.Path]) -> Words:
+    """Returns the words for runs, by their names. A run without a config.json has no settings."""
     configs = [_settings(each) for each in workdirs.values()]
     known = [each for each in configs if each]
     names = list(dict.fromkeys(name for each in known for name in each))
@@ -117,7 +112,7 @@ def of_runs(workdirs: Mapping[str, pathlib.Path]) -> Words:
     same = known[0] if known else {}
     alike = [f"{name}={same[name]}" for name in MAIN if name in same and name not in differing]
     settings = tuple(tuple(each.get(name, "") for name in differing) for each in configs)
-    labels = zip(_short(list(workdirs)), configs, settings, strict=True)
+    labels = zip(_shortened(list(workdirs)), configs, settings, strict=True)
     return Words(
         heading=_heading(list(workdirs), differing, has_all=len(known) == len(configs)),
         alike=", ".join(alike),
@@ -129,13 +124,13 @@ def of_runs(workdirs: Mapping[str, pathlib.Path]) -> Words:
 
 def _heading(names: Sequence[str], differing: Sequence[str], *, has_all: bool) -> str:
     if len(names) == 1:
-        return f"Training run {_short(names)[0]}"
+        return f"Training run {_shortened(names)[0]}"
     if differing:
-        return f"{len(names)} runs that differ in {_listed(differing)}"
-    return f"{len(names)} runs{' of the same settings' if has_all else ''}"
+        return f"{len(names)} runs that differ in {_list_names(differing)}"
+    return f"{len(names)} runs{' with the same settings' if has_all else ''}"
 
 
-def _listed(names: Sequence[str]) -> str:
+def _list_names(names: Sequence[str]) -> str:
     if len(names) > MOST_SETTINGS:
         rest = len(names) - MOST_SETTINGS
         return f"{', '.join(names[:MOST_SETTINGS])} and {rest} other settings"
@@ -151,16 +146,16 @@ def _label(name: str, differing: Sequence[str], values: Sequence[str]) -> str:
 
 
 def _settings(workdir: pathlib.Path) -> dict[str, str]:
-    """Returns a run's settings by section.field; none where they are not there or no config."""
+    """Returns a run's settings by section.field, or {} if there is no valid config."""
     try:
         written = json.loads((workdir / "config.json").read_text(encoding="utf-8"))
         sections = {name: dict(fields) for name, fields in written.items()}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return {}
     return {
-        f"{section}.{name}": _cut(_ABSENT.get(f"{section}.{name}", "none"))
+        f"{section}.{name}": _shortened_value(_ABSENT.get(f"{section}.{name}", "none"))
         if value is None
-        else _cut(_value(redacted(value, name)))
+        else _shortened_value(_value(redacted(value, name)))
         for section, fields in sections.items()
         for name, value in fields.items()
     }
@@ -176,18 +171,18 @@ def _value(value: object) -> str:
     return shown(f"{value:.6g}" if isinstance(value, float) else str(value), keep="")
 
 
-def _cut(text: str) -> str:
-    """Returns text of at most LONGEST_VALUE, without its middle: paths differ at both ends."""
+def _shortened_value(text: str) -> str:
+    """Shortens a value to LONGEST_VALUE. The middle goes, because paths differ at both ends."""
     half = LONGEST_VALUE // 2 - 2
     return text if len(text) <= LONGEST_VALUE else f"{text[:half]}...{text[-half:]}"
 
 
-def _short(names: Sequence[str]) -> list[str]:
-    """Returns names of at most LONGEST_NAME, where they are long without what all begin with."""
+def _shortened(names: Sequence[str]) -> list[str]:
+    """Shortens names to LONGEST_NAME. Of long names, the folder that all share goes first."""
     if max(map(len, names)) <= LONGEST_NAME:
         return list(names)
     if len(names) > 1:
-        with contextlib.suppress(ValueError):  # some are absolute and others not: none in common
+        with contextlib.suppress(ValueError):  # absolute and relative paths share no folder
             folder = os.path.commonpath([os.path.dirname(each) for each in names])
             if all(each.startswith(f"{folder}/") for each in names):
                 names = [each[len(folder) + 1 :] for each in names]

@@ -1,17 +1,17 @@
-"""Whether this machine's replicas train as one device does: what `tfaccel selftest` runs.
+"""Tests whether this machine's replicas train as one device does, for `tfaccel selftest`.
 
-Takes devices; gives one row for each check, in each precision, with and without XLA. What is
-compared with is plain Keras on one device without a strategy, on the same rows in the same order.
+Takes devices; yields one row for each check, in each precision, with and without XLA. The reference
+is plain Keras on one device without a strategy, on the same rows in the same order.
 
     rows = run(("/gpu:0", "/gpu:1"), precisions=("mixed_float16",), xla=(True,))
     all(row.passed for row in rows)
 
-What is compared, and how close it has to be:
-  "loss": the largest difference of the loss of any step, relative to the one device's.
-  "weights": the largest difference of any weight at the end, relative to the longest way that one
-    has come, so that a wrong update shows beside a large weight.
-  Sums in another order differ by some roundings; SMALL says how far they get over the steps below,
-  by the mantissa of the precision. What must be equal, as replicas among themselves, has limit 0.
+The figures and their limits:
+  "loss": the largest difference of a step's loss, relative to the reference's loss.
+  "weights": the largest difference of a weight at the end, relative to the largest change of a
+    weight in the reference. So a wrong update shows even if the weights are large.
+  Sums in another order differ by rounding. SMALL is the limit for the steps below, by the mantissa
+  of the precision. The limit is 0 for values that must be equal, such as those of the replicas.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from keras import layers
 from tfaccel.common import temporary
 from tfaccel.common.tables import show
 from tfaccel.config import RuntimeConfig, StepConfig
-from tfaccel.keras_internals import seam
+from tfaccel.keras_internals.variables import components
 from tfaccel.runtime.cluster import Cluster
 from tfaccel.runtime.devices import configure, describe_environment, load_cuda_libraries
 from tfaccel.runtime.strategy import make_strategy
@@ -48,16 +48,7 @@ SHORT, LONG = 10, 200  # steps
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One check's outcome.
-
-    Attributes:
-      check: what was compared.
-      precision: Keras dtype policy.
-      xla: whether steps were compiled with XLA.
-      figure: what was measured.
-      limit: what it may be at most.
-      passed: whether it was.
-    """
+    """The result of one check: `figure` was measured, and `limit` is the largest that passes."""
 
     check: str
     precision: str
@@ -79,7 +70,7 @@ def report(
     Returns:
       0, or 1 if any check failed.
     """
-    # The CPU stands in for two GPUs: two replicas are what the checks are about.
+    # Without a GPU, the CPU stands in for two: the checks are about two replicas.
     load_cuda_libraries()
     if config.gpu_ids == () or not tf.config.list_physical_devices("GPU"):
         cpu = tf.config.list_physical_devices("CPU")[0]
@@ -116,18 +107,14 @@ def report(
 def run(
     strategy: tf.distribute.Strategy, *, precisions: tuple[str, ...], xla: tuple[bool, ...]
 ) -> Iterator[Row]:
-    """Runs every check and yields its row as soon as it is known.
+    """Runs every check and yields its row at once.
 
-    TensorFloat-32 is off meanwhile: float32 is compared as float32.
-
-    Args:
-      strategy: a MirroredStrategy over the replicas to test.
-      precisions: Keras dtype policies.
-      xla: with XLA, without, or both.
+    TensorFloat-32 is off during the checks, so that float32 is compared as float32. The strategy is
+    a MirroredStrategy over the replicas to test. `xla` holds True, False, or both.
     """
     levels = [(each, each.level) for each in (log, tf.get_logger())]
-    log.setLevel(logging.WARNING)  # a line for each model compiled would hide the rows,
-    tf.get_logger().setLevel(logging.ERROR)  # and so would advice against tracing so many
+    log.setLevel(logging.WARNING)  # hides a line for each compiled model,
+    tf.get_logger().setLevel(logging.ERROR)  # and warnings about retracing
     policy = keras.config.dtype_policy()
     tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
     tf.config.experimental.enable_tensor_float_32_execution(False)
@@ -148,12 +135,12 @@ def run(
 
 
 def _checks(trainer: "_Trainer") -> Iterator[tuple[str, float, float]]:
-    """Yields (name, figure, limit) of every check."""
+    """Yields (name, figure, limit) of each check."""
     small = SMALL[trainer.precision]
 
     one, several = trainer.both("long", num_steps=LONG)
     yield f"loss over {LONG} steps", _relative(several.losses, one.losses), small
-    yield f"replicas apart after {LONG} steps", _num_apart(several.model), 0
+    yield f"replicas differ after {LONG} steps", _num_different(several.model), 0
 
     for clip in ({"global_clipnorm": 0.05}, {"clipnorm": 0.02}, {"clipvalue": 0.1}):
         name = next(iter(clip))
@@ -172,7 +159,7 @@ def _checks(trainer: "_Trainer") -> Iterator[tuple[str, float, float]]:
     yield "weights, synchronized batch norm", _difference(several, one), small
     yield "statistics, synchronized batch norm", _statistics(several, one), small
     several = trainer.replicas(make=_with_batch_norm)
-    yield "replicas apart, batch norm of each", _num_apart(several.model), 0
+    yield "replicas differ, local batch norm", _num_different(several.model), 0
 
     one, several = trainer.both("partial", rows_less=lacking)
     yield "weights, partial last batch", _difference(several, one), small
@@ -185,10 +172,10 @@ def _checks(trainer: "_Trainer") -> Iterator[tuple[str, float, float]]:
     if trainer.precision == "mixed_float16":
         for index in range(trainer.num_replicas):
             wrong = trainer.num_wrong_after(half, overflow_on=index)
-            yield f"wrong after overflow on replica {index}", wrong, 0
+            yield f"errors after overflow on replica {index}", wrong, 0
 
 
-# What is trained.
+# The models and their training.
 
 
 def _plain() -> keras.Model:
@@ -207,7 +194,7 @@ def _with_batch_norm() -> keras.Model:
     return keras.Sequential(
         [
             keras.Input((8, 8, 3)),
-            layers.Conv2D(16, 3, use_bias=False),  # a bias here has a gradient of rounding alone
+            layers.Conv2D(16, 3, use_bias=False),  # a bias would have a gradient of rounding errors
             layers.BatchNormalization(momentum=0.8),
             layers.ReLU(),
             layers.Flatten(),
@@ -217,7 +204,7 @@ def _with_batch_norm() -> keras.Model:
 
 
 def _sgd(**settings) -> Callable[[], keras.optimizers.Optimizer]:
-    # At four times this rate training is chaotic: a difference of 1e-7 is 1e-2 after 200 steps.
+    # At four times this rate, training is chaotic: 1e-7 becomes 1e-2 after 200 steps.
     return lambda: keras.optimizers.SGD(0.005, momentum=0.9, **settings)
 
 
@@ -234,20 +221,20 @@ class _Trainer:
     """Trains small models on fixed rows: on one device by plain Keras, and on the replicas."""
 
     def __init__(self, strategy, precision: str, references: dict, *, xla: bool):
-        """Takes also where one device's results are kept, for the checks with XLA and without."""
+        """Takes the settings, and the dictionary that keeps the results of the one device."""
         self.strategy, self.precision, self.xla = strategy, precision, xla
         self.references = references
         self.num_replicas = strategy.num_replicas_in_sync
         self.batch_size = ROWS_PER_REPLICA * self.num_replicas
 
     def both(self, name: str, *, config=None, **settings) -> tuple[_Trained, _Trained]:
-        """Returns what one device and what the replicas come to; `config` is for the replicas."""
+        """Returns the results of one device and of the replicas; `config` is for the replicas."""
         if name not in self.references:
             self.references[name] = self.one_device(**settings)
         return self.references[name], self.replicas(config=config, **settings)
 
     def one_device(self, *, make=_plain, optimizer=None, **data) -> _Trained:
-        """Trains by plain Keras without XLA, the slowest way there is."""
+        """Trains with plain Keras without XLA, the slowest way."""
         model = _seeded(make)
         model.compile(**self._compile_args(optimizer), jit_compile=False)
         return self._fit(model, **data)
@@ -260,7 +247,7 @@ class _Trainer:
         return self._fit(model, **data)
 
     def resumed(self, half: _Trained) -> _Trained:
-        """Saves, loads and goes on where `half` stopped."""
+        """Saves and loads the model, and continues where `half` stopped."""
         with temporary.folder("selftest") as folder:
             path = folder / "model.keras"
             half.model.save(path)
@@ -270,9 +257,9 @@ class _Trainer:
         return self._fit(model, skip=SHORT)
 
     def num_wrong_after(self, trained: _Trained, *, overflow_on: int) -> int:
-        """Plants an overflow in one replica's rows; counts weights and scales that are wrong.
+        """Makes one replica's rows overflow; returns the number of wrong weights and loss scales.
 
-        No replica may change a weight, and each must halve its scale.
+        No replica may change a weight, and each replica must halve its loss scale.
         """
         x, y = self.rows(1)
         variables = trained.model.trainable_variables
@@ -281,30 +268,31 @@ class _Trainer:
         trained.model.optimizer.dynamic_scale.assign(scale)
         row = overflow_on * ROWS_PER_REPLICA
         x[row] = 6e4
-        # Of the least likely class: the most likely one would have no gradient at all.
+        # The least likely class, because the most likely one would have no gradient at all.
         y[row] = trained.model(x[row : row + 1]).numpy().argmin()
         trained.model.fit(x, y, batch_size=self.batch_size, shuffle=False, verbose=0)
         wrong = 0
         for variable, value in zip(variables, before, strict=True):
-            wrong += sum((each.numpy() != value).any() for each in seam.components(variable))
-        scales = seam.components(trained.model.optimizer.dynamic_scale)
+            wrong += sum((each.numpy() != value).any() for each in components(variable))
+        scales = components(trained.model.optimizer.dynamic_scale)
         return wrong + sum(float(each.numpy()) != scale / 2 for each in scales)
 
     def tested(self, trained: _Trained) -> list[float]:
-        """Returns loss and accuracy over rows whose last batch is partial."""
+        """Returns loss and accuracy over rows with a partial last batch."""
         x, y = self.rows(2, less=ROWS_PER_REPLICA - 1)
         return trained.model.evaluate(x, y, batch_size=self.batch_size, verbose=0)
 
     def rows(self, num_steps: int, *, skip: int = 0, less: int = 0):
-        """Returns x, [rows, 8, 8, 3] float32, and y, [rows] int64; `less` lack in the last step."""
+        """Returns x, [rows, 8, 8, 3] float32, and y, [rows] int64, without the last `less` rows."""
         random = np.random.default_rng(0)
         x = random.normal(size=((skip + num_steps) * self.batch_size, 8, 8, 3)).astype("float32")
-        y = x.mean((1, 2)).argmax(1)  # something to learn
+        y = x.mean((1, 2)).argmax(1)  # labels that can be learned
         chosen = slice(skip * self.batch_size, len(x) - less)
         return x[chosen], y[chosen]
 
     def _compile(self, model, config: StepConfig, optimizer) -> None:
-        config = dataclasses.replace(config, audit_steps=0)  # replicas apart are a row, not an end
+        # No audit: replicas that differ are a row here, and must not end the training.
+        config = dataclasses.replace(config, audit_steps=0)
         compile_args = self._compile_args(optimizer)
         compile_model(model, self.strategy, config, xla=self.xla, **compile_args)
         extend(model, config, guard=contextlib.nullcontext, cluster=Cluster())
@@ -319,7 +307,7 @@ class _Trainer:
     def _fit(self, model, *, num_steps: int = SHORT, skip: int = 0, rows_less: int = 0) -> _Trained:
         start, losses = _values(model.trainable_variables), []
         each_step = keras.callbacks.LambdaCallback(
-            # Keras logs the mean since the epoch's begin; the loss of each step is wanted.
+            # Keras logs the mean since the start of the epoch, but we need each step's loss.
             on_train_batch_begin=lambda batch, logs: model.reset_metrics(),
             on_train_batch_end=lambda batch, logs: losses.append(logs["loss"]),
         )
@@ -334,7 +322,7 @@ def _seeded(make: Callable[[], keras.Model]) -> keras.Model:
     return make()
 
 
-# How results are compared.
+# The comparisons.
 
 
 def _relative(got, wanted) -> float:
@@ -343,14 +331,14 @@ def _relative(got, wanted) -> float:
 
 
 def _difference(got: _Trained, wanted: _Trained) -> float:
-    """Returns the largest difference of a trained weight, relative to the longest way of one."""
+    """Returns the largest difference of a weight, relative to the largest change of a weight."""
     end = _values(wanted.model.trainable_variables)
-    way = _largest(end, wanted.start)
-    return _largest(_values(got.model.trainable_variables), end) / way
+    change = _largest(end, wanted.start)
+    return _largest(_values(got.model.trainable_variables), end) / change
 
 
 def _statistics(got: _Trained, wanted: _Trained) -> float:
-    """Returns the largest difference of a moving statistic, relative to the largest."""
+    """Returns the largest difference of a moving statistic, relative to the largest statistic."""
     statistics = [_values(each.model.layers[1].non_trainable_variables) for each in (got, wanted)]
     return _largest(*statistics) / max(np.abs(each).max() for each in statistics[1])
 
@@ -363,8 +351,8 @@ def _largest(got: list[np.ndarray], wanted: list[np.ndarray]) -> float:
     return max(np.abs(one - other).max() for one, other in zip(got, wanted, strict=True))
 
 
-def _num_apart(model) -> int:
-    """Returns 1 if any replica's variables differ from replica 0's in any bit."""
+def _num_different(model) -> int:
+    """Returns 1 if any bit of a replica's variables differs from replica 0, else 0."""
     try:
         Audit(model).check(when="in the self-test")
     except ReplicasDifferError as error:

@@ -1,11 +1,11 @@
-"""`tfaccel.gradient_underflow`: what float16 loses of a model's gradients, by layer and loss scale.
+"""`tfaccel.gradient_underflow`: how much of a model's gradients float16 loses, for each layer.
 
-Takes a compiled model and a batch; gives a table, and leaves the model as it is.
+Takes a compiled model and a batch; returns a table, and does not change the model.
 
     print(tfaccel.gradient_underflow(model, (x, y)))
 
-A gradient below float16's smallest number, 2**-24, becomes 0, on its way back through the layers
-too; loss scaling keeps it above (Micikevicius et al., Mixed Precision Training, 2018, section 3.2).
+A gradient below float16's smallest number, 2**-24, becomes 0, also on its way back through the
+layers. Loss scaling prevents this (Micikevicius et al., Mixed Precision Training, 2018, sec. 3.2).
 """
 
 import dataclasses
@@ -21,20 +21,21 @@ from tfaccel.common.errors import UserError
 from tfaccel.common.report import Grid, Report
 from tfaccel.common.tables import in_figures
 from tfaccel.keras_internals.copies import in_float32, without_training_state
-from tfaccel.keras_internals.seam import loss_weights_of, optimizers_of
+from tfaccel.keras_internals.layers import layers_of
+from tfaccel.keras_internals.model_view import loss_weights_of, optimizers_of
 
-COMMON_SCALES = (1.0, 128.0, 2.0**15)  # none, Apex's usual static one, Keras's first dynamic one
+COMMON_SCALES = (1.0, 128.0, 2.0**15)  # none; Apex's usual static one; Keras's initial dynamic one
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerUnderflow:
-    """What is lost of one layer's gradients.
+    """The lost share of one layer's gradients.
 
     Attributes:
-      name: of the layer, or its path where layers are nested.
-      num_elements: of its weights that are trained.
-      lost: for each loss scale, the share (0..1) of the elements that are not 0 in float32 but are
-        in the model's own arithmetic; None where one is infinite or NaN.
+      name: the layer's name, or its path if layers are nested.
+      num_elements: the number of elements of its trainable weights.
+      lost: for each loss scale, the share (0..1) of the elements that are 0 in the model's dtype
+        but not in float32; None if an element is infinite or NaN.
     """
 
     name: str
@@ -44,13 +45,13 @@ class LayerUnderflow:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Underflow(Report):
-    """What is lost of a model's gradients at each loss scale.
+    """The lost share of a model's gradients at each loss scale.
 
     Attributes:
-      model: its name.
-      loss_scales: that were tried.
-      layers: those with weights that are trained, in order.
-      whole: all of them together.
+      model: the model's name.
+      loss_scales: the loss scales.
+      layers: the layers with trainable weights, in order.
+      whole: all layers together.
     """
 
     model: str
@@ -59,48 +60,50 @@ class Underflow(Report):
     whole: LayerUnderflow
 
     def parts(self):
-        """Returns the layers' shares."""
+        """Yields the table of the layers' lost shares."""
         yield f"gradient underflow: {self.model}, by loss scale"
         heads = ("share of gradients lost at", *map(in_figures, self.loss_scales))
-        rows = [(each.name, *map(_share, each.lost)) for each in (*self.layers, self.whole)]
+        rows = [(each.name, *map(_percent, each.lost)) for each in (*self.layers, self.whole)]
         yield Grid(heads, rows, right=range(1, len(heads)))
 
 
 def gradient_underflow(
     model: keras.Model, batch: tuple, *, loss_scales: Sequence[float] | None = None
 ) -> Underflow:
-    """Returns which share of each layer's gradients the model's half precision makes 0.
+    """Returns the share of each layer's gradients that becomes 0 in the model's half precision.
 
-    The gradients of one batch, computed twice by copies of the model: in its own arithmetic with
-    the loss times each scale, and in float32.
+    Two copies of the model compute the gradients of one batch: one copy in the model's dtype, with
+    the loss times each loss scale, and one copy in float32.
 
     Args:
-      model: compiled, with a loss; of the policy mixed_float16, float16 or mixed_bfloat16.
-      batch: (x, y) or (x, y, weight), as `fit` takes them or as a loader's iterator gives them; of
-        several replicas' batches the first one's is taken.
-      loss_scales: to try; by default 1, 128, 2**15, and the one that training is at.
+      model: a compiled model with a loss, with the policy mixed_float16, float16 or mixed_bfloat16.
+      batch: (x, y) or (x, y, weight), as `fit` takes it or as a loader's iterator gives it. If it
+        holds the batches of several replicas, the first replica's batch is used.
+      loss_scales: the loss scales to try; by default 1, 128, 2**15 and the current one.
 
     Raises:
-      UserError: the model is not compiled, computes in float32, or cannot be made again from its
-        config; or a scale is no number above 0.
+      UserError: the model is not compiled, computes in float32, or cannot be created from its
+        config; or a loss scale is not a number above 0.
     """
     if not getattr(model, "loss", None):
-        raise UserError("gradient_underflow of a model without a loss; compile it with one first")
-    if all(each.compute_dtype == "float32" for each in model._flatten_layers()):
+        raise UserError("gradient_underflow needs a model with a loss; compile the model with one")
+    if all(each.compute_dtype == "float32" for each in layers_of(model)):
         raise UserError(
-            f"gradient_underflow of {model.name}, which computes in float32 and loses nothing; "
-            "expected a policy as mixed_float16 (tfaccel.setup(precision=...))"
+            f"gradient_underflow needs half precision, but {model.name} computes in float32, which "
+            "loses nothing; use mixed_float16 (tfaccel.setup(precision=...))"
         )
-    scales = _checked(loss_scales) if loss_scales is not None else _usual(model.optimizer)
-    batch = tf.nest.map_structure(_first_replicas, keras.utils.unpack_x_y_sample_weight(batch))
-    exact = _nonzero(_like(model, in_float32(model)), batch, 1.0)
-    own = _like(model, without_training_state(model))
+    scales = _default_scales(model.optimizer)
+    if loss_scales is not None:
+        scales = _checked_scales(loss_scales)
+    batch = tf.nest.map_structure(_on_first_replica, keras.utils.unpack_x_y_sample_weight(batch))
+    exact = _nonzero(_compiled_like(model, in_float32(model)), batch, 1.0)
+    own = _compiled_like(model, without_training_state(model))
     found = [_nonzero(own, batch, each) for each in scales]
     *layers, whole = _by_layer(model, exact, found)
     return Underflow(model.name, scales, tuple(layers), whole)
 
 
-def _checked(loss_scales) -> tuple[float, ...]:
+def _checked_scales(loss_scales) -> tuple[float, ...]:
     if not isinstance(loss_scales, Sequence) or not loss_scales:
         raise UserError(f"loss_scales={loss_scales!r}; expected a list of numbers above 0")
     for each in loss_scales:
@@ -108,8 +111,8 @@ def _checked(loss_scales) -> tuple[float, ...]:
     return tuple(map(float, loss_scales))
 
 
-def _usual(optimizer) -> tuple[float, ...]:
-    """Returns the common scales and the optimizer's, which may be dynamic or static."""
+def _default_scales(optimizer) -> tuple[float, ...]:
+    """Returns the common loss scales and the optimizer's, which may be dynamic or static."""
     own = []
     for each in optimizers_of(optimizer):
         if isinstance(each, keras.optimizers.LossScaleOptimizer):
@@ -119,27 +122,27 @@ def _usual(optimizer) -> tuple[float, ...]:
     return tuple(sorted({*COMMON_SCALES, *map(float, own)}))
 
 
-def _first_replicas(value):
+def _on_first_replica(value):
     if isinstance(value, tf.distribute.DistributedValues):
         return value.values[0]
     return None if value is None else tf.convert_to_tensor(value)
 
 
-def _like(model: keras.Model, copy: keras.Model) -> keras.Model:
-    """Returns a copy of the model with its loss."""
+def _compiled_like(model: keras.Model, copy: keras.Model) -> keras.Model:
+    """Compiles a copy with the model's loss."""
     copy.compile(loss=model.loss, loss_weights=loss_weights_of(model))
     return copy
 
 
 def _nonzero(model: keras.Model, batch: tuple, scale: float) -> list[int | None]:
-    """Returns how many elements of each weight's gradient are not 0; None where one is infinite."""
+    """Returns how many elements of each gradient are not 0; None for an infinite or NaN element."""
 
     @tf.function(autograph=False)
     def count():
         x, y, weight = batch
         with tf.GradientTape() as tape:
-            answers = model(x, training=True)
-            loss = model.compute_loss(x, y, answers, weight) * scale
+            outputs = model(x, training=True)
+            loss = model.compute_loss(x, y, outputs, weight) * scale
         gradients = tape.gradient(
             loss, model.trainable_variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
@@ -152,7 +155,7 @@ def _nonzero(model: keras.Model, batch: tuple, scale: float) -> list[int | None]
 
 
 def _by_layer(model: keras.Model, exact: list, found: list[list]) -> list[LayerUnderflow]:
-    """Returns layers, then all, given the weights' numbers in float32 and at each scale."""
+    """Returns the lost shares of each layer, then of all layers, from the nonzero counts."""
     variables, members = model.trainable_variables, {}
     for index, each in enumerate(variables):
         layer, _, _ = each.path.removeprefix(f"{model.name}/").rpartition("/")
@@ -169,11 +172,11 @@ def _by_layer(model: keras.Model, exact: list, found: list[list]) -> list[LayerU
 
 
 def _lost(exact: list[int | None], found: list[int | None]) -> float | None:
-    """Returns the share that became 0. (Dropout differs, so that it is one of numbers alone.)"""
+    """Returns the share that became 0. It compares only counts, because dropout masks differ."""
     if None in found or None in exact:
         return None
     return max(0.0, 1 - sum(found) / sum(exact)) if sum(exact) else 0.0
 
 
-def _share(lost: float | None) -> str:
+def _percent(lost: float | None) -> str:
     return "overflow" if lost is None else f"{lost:.2%}"

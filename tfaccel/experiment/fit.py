@@ -27,7 +27,7 @@ from tfaccel.training.callbacks.logs import Logs
 from tfaccel.training.callbacks.near_chance import NearChance
 from tfaccel.training.callbacks.throughput import Throughput
 from tfaccel.training.checkpoint.rotation import largest_is_best
-from tfaccel.training.logs import make_writers
+from tfaccel.training.logs.writers import make_writers
 
 log = logging.getLogger("tfaccel")
 

@@ -3,7 +3,7 @@
 Takes the model and what it was evaluated on; gives a function of the model's outputs, which goes
 into the SavedModel.
 
-    answers = answers_of(model, loader.data, losses=seam.losses_of(model))
+    answers = answers_of(model, loader.data, losses=losses_of(model))
     answers(model(inputs))         # {"logits": ..., "probabilities": ...}
 """
 

@@ -28,8 +28,8 @@ from tfaccel.export import onnx, parity, saved_model
 from tfaccel.export.answers import answers_of
 from tfaccel.export.known_inputs import called, with_inputs
 from tfaccel.export.preprocessing import Preprocessing
-from tfaccel.keras_internals import seam
 from tfaccel.keras_internals.copies import check_made_again, in_float32, without_training_state
+from tfaccel.keras_internals.model_view import losses_of
 from tfaccel.step import in_xla
 from tfaccel.training.callbacks.ema import check_averages
 
@@ -236,7 +236,7 @@ def _surrounded(
         )
     how = Preprocessing.of(loader.data)
     return saved_model.Images(
-        how, answers_of(model, loader.data, losses=seam.losses_of(trained)), pixel_dtype
+        how, answers_of(model, loader.data, losses=losses_of(trained)), pixel_dtype
     )
 
 

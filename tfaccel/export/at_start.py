@@ -40,8 +40,8 @@ from tfaccel.export.preprocessing import Preprocessing
 from tfaccel.export.rehearsal import Rehearsal
 from tfaccel.export.samples import Samples, spread, take_samples
 from tfaccel.export.unfinished import check_can_be_made
-from tfaccel.keras_internals import seam
 from tfaccel.keras_internals.copies import check_config
+from tfaccel.keras_internals.seeds import draws_kept
 from tfaccel.runtime.devices import Runtime
 
 log = logging.getLogger("tfaccel")
@@ -127,7 +127,7 @@ def warn_at_start(
     _looked_at.add(model)
     began = time.monotonic()
     try:
-        with seam.draws_kept():
+        with draws_kept():
             num = _look(model, train, test, runtime)
     except (UserError, RunError) as error:
         log.warning("export: run.export would refuse this model after its training: %s", error)

@@ -18,7 +18,8 @@ import tensorflow as tf
 from tfaccel.common.errors import UserError
 from tfaccel.common.tables import cleaned
 from tfaccel.data.distribute import Loader
-from tfaccel.keras_internals import seam
+from tfaccel.keras_internals.model_view import inputs_of
+from tfaccel.keras_internals.symbolic_build import trained_on
 
 
 def with_inputs(model: keras.Model, *, loader: Loader | None = None, images=None) -> keras.Model:
@@ -33,7 +34,7 @@ def with_inputs(model: keras.Model, *, loader: Loader | None = None, images=None
       UserError: it has no `call`, nothing tells its inputs, it cannot be called on them, or it is
         not built yet and there are several workers.
     """
-    if seam.inputs_of(model):
+    if inputs_of(model):
         return model
     if not isinstance(model, keras.Sequential) and type(model).call is keras.Model.call:
         raise UserError(
@@ -84,7 +85,7 @@ def _specs(model, loader: Loader | None, images):
         return tf.nest.map_structure(_of_array, arrays)
     if loader is not None:
         return keras.utils.unpack_x_y_sample_weight(loader.element_spec)[0]
-    if (specs := seam.trained_on(model)) is not None:
+    if (specs := trained_on(model)) is not None:
         return specs
     shape = (model.get_build_config() or {}).get("input_shape") if model.built else None
     if shape and all(each is None or isinstance(each, int) for each in shape):

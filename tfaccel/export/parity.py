@@ -6,8 +6,6 @@ figure and a limit.
 
     parity = of_images(folder, model, images, samples)
     if parity.failed: ...
-
-Private name relied on: Model._flatten_layers, of Keras 3.15.
 """
 
 import dataclasses
@@ -29,6 +27,7 @@ from tfaccel.common.tables import cleaned, in_figures
 from tfaccel.export import fresh_process
 from tfaccel.export.samples import Samples
 from tfaccel.export.saved_model import Images, input_names, outputs_by_name, structured
+from tfaccel.keras_internals.layers import layers_of
 from tfaccel.process import child
 from tfaccel.process.out_of_memory import is_out_of_memory
 
@@ -352,7 +351,7 @@ def _relative(
 
 def lowest_precision(model: keras.Model) -> str:
     """Returns the dtype, of those that its layers compute in, with the shortest mantissa."""
-    dtypes = {each.compute_dtype for each in model._flatten_layers()}
+    dtypes = {each.compute_dtype for each in layers_of(model)}
     return max(dtypes & TOLERANCE.keys(), key=TOLERANCE.get, default="float32")
 
 

@@ -26,7 +26,7 @@ from tfaccel.common.errors import RunError, UserError
 from tfaccel.export import parity
 from tfaccel.export.asked import Asked
 from tfaccel.export.samples import Samples
-from tfaccel.keras_internals import seam
+from tfaccel.keras_internals.seeds import draws_kept
 from tfaccel.process.child import Stopped
 from tfaccel.process.out_of_memory import is_out_of_memory
 
@@ -62,7 +62,7 @@ class Rehearsal:
         self._stop, self._folder, self._thread = threading.Event(), None, None
         self._fault: RunError | None = None
         try:
-            with seam.draws_kept():
+            with draws_kept():
                 self._folder = temporary.Held("rehearsal", parent=parent)
                 asked.write(self._folder.path)
                 question, again = (_question(asked, samples) for _ in range(2))

@@ -11,8 +11,6 @@ Of images:
                    model itself sees, float32
 Of any other model: serving_default, from its own inputs to its own outputs in float32, by
 `input_names` and `outputs_by_name`.
-
-Private name relied on: Model._flatten_layers, of Keras 3.15.
 """
 
 import dataclasses
@@ -27,6 +25,7 @@ import tensorflow as tf
 from tfaccel.common.errors import UserError
 from tfaccel.export.answers import Answers
 from tfaccel.export.preprocessing import Preprocessing
+from tfaccel.keras_internals.layers import layers_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +63,7 @@ def write(
     archive = keras.export.ExportArchive()
     # It finds the variables that its functions use, but no tables. Of a model that a strategy holds
     # it would write all weights twice: a replica's own, and the strategy's.
-    for layer in model._flatten_layers(include_self=False):
+    for layer in layers_of(model, include_self=False):
         if layer.built and not layer.variables:
             archive.track(layer)
     for name, (function, signature) in _endpoints(model, images, names, xla=xla).items():

@@ -1,20 +1,17 @@
-"""Batch normalization for a traced step: inputs read once, and one sum over replicas.
+"""Batch normalization for a traced step: it reads inputs once, and sums once over the replicas.
 
-Takes methods of Keras's `BatchNormalization`; gives functions that stand for them at class level
-while a step is traced. tfaccel/keras_internals/seam.py puts them there.
+Takes methods of Keras's `BatchNormalization`; gives functions that replace them in the class while
+a step is traced. tfaccel/keras_internals/layer_paths.py puts them there.
 
     BatchNormalization.call = unbiased(BatchNormalization.call)
     BatchNormalization.call = fused(BatchNormalization.call)                    # without XLA
     BatchNormalization.call = one_pass(BatchNormalization.call)                 # with XLA
     BatchNormalization._moments = synchronized(BatchNormalization._moments, all_reduce)
-    names = convert(model)      # layers whose statistics are to be those of all replicas
+    names = convert(model)      # makes the layers use the statistics of all replicas
 
-What stands for `call` has one more parameter, of float32: a `bias` of [channels] that the inputs
-should have but were not given, because the mean is subtracted anyway; the moving mean has it.
-
-Private names relied on:
-  Keras 3.15: BatchNormalization._moments, BatchNormalization._reduction_axes,
-    Model._flatten_layers.
+The replacements of `call` have one more parameter: `bias`, [channels] float32. The inputs should
+have this bias but do not, because the normalization subtracts the mean anyway. The moving mean
+includes the bias.
 """
 
 import functools
@@ -26,12 +23,13 @@ import tensorflow as tf
 
 from tfaccel.common.errors import UserError
 from tfaccel.keras_internals.float32_layers import HALVES
+from tfaccel.keras_internals.layers import layers_of
 
 _converted = weakref.WeakSet()  # layers that `convert` has made synchronized
 
 
 def unbiased(call: Callable) -> Callable:
-    """Returns what can stand for Keras's `BatchNormalization.call`, and may be given a `bias`.
+    """Returns a replacement of Keras's `BatchNormalization.call` that accepts a `bias`.
 
     Args:
       call: Keras's own `(self, inputs, training=None, mask=None)`.
@@ -50,18 +48,18 @@ def unbiased(call: Callable) -> Callable:
 
 
 def fused(call: Callable) -> Callable:
-    """Returns what can stand for Keras's `BatchNormalization.call`: one operation where it can.
+    """Returns a replacement of `BatchNormalization.call` that is one operation where possible.
 
-    Keras 3 has no fused batch norm outside XLA, but separate operations in float32: forward and
-    backward, ResNet-50 in float16 writes over 800 MB of activations per image so, and 172 MB fused
-    (outputs of the operations in the traced graph).
+    Keras 3 has no fused batch norm outside XLA. It uses separate operations in float32. With them,
+    forward and backward of ResNet-50 in float16 write over 800 MB of activations for each image;
+    with the fused operation they write 172 MB (outputs of the operations in the traced graph).
 
-    Fused are inputs [batch, height, width, channels] in float16 or bfloat16, normalized over the
-    last axis, without mask, renorm or synchronized statistics, whose result is of the same dtype;
-    statistics, gamma and beta are float32. Everything else goes to `call`.
+    It fuses inputs [batch, height, width, channels] in float16 or bfloat16 that are normalized over
+    the last axis, without mask, renorm or synchronized statistics, if the result has the same
+    dtype. The statistics, gamma and beta are float32. All other cases use `call`.
 
     Args:
-      call: that of `unbiased`.
+      call: The result of `unbiased`.
     """
 
     @functools.wraps(call)
@@ -102,7 +100,7 @@ def _can_fuse(layer, inputs, mask) -> bool:
 
 
 def _is_plain(layer, inputs, mask) -> bool:
-    """Returns whether the layer takes the mean and variance of all inputs, of half precision."""
+    """Returns whether the layer takes the mean and variance of all inputs, in half precision."""
     return (
         keras.backend.standardize_dtype(inputs.dtype) in HALVES
         and mask is None
@@ -113,32 +111,32 @@ def _is_plain(layer, inputs, mask) -> bool:
 
 
 def has_keras_moments(layer) -> bool:
-    """Returns whether the layer is of no kind that takes its mean and variance in another way."""
+    """Returns whether the layer computes its mean and variance as Keras does."""
     return type(layer)._moments is keras.layers.BatchNormalization._moments
 
 
 def _biased(variance: tf.Tensor, inputs: tf.Tensor) -> tf.Tensor:
-    """Returns the variance that Keras means, of the n/(n-1) times it that the operation gives."""
+    """Returns the biased variance that Keras uses; the operation's is n/(n-1) times as large."""
     n = tf.cast(tf.reduce_prod(tf.shape(inputs)[:3]), variance.dtype)
-    # With n = 1 this is 0, whatever a device makes of n/(n-1); with n = 0 it is NaN, as in Keras.
+    # With n = 1 the result is 0, even if n/(n-1) is infinite; with n = 0 it is NaN, as in Keras.
     return tf.math.multiply_no_nan(variance, (n - 1) / n)
 
 
 def one_pass(call: Callable) -> Callable:
-    """Returns what can stand for Keras's `BatchNormalization.call` where XLA fuses.
+    """Returns a replacement of `BatchNormalization.call` that reads the inputs once, for XLA.
 
-    Keras's variance is of the distances from the mean, so that XLA reads the inputs once for the
-    mean and once more for the variance: 1.2 of a ResNet-50 step's 35.7 ms (H200, 2026-11-22). Here
-    both are sums over one read, of d = inputs - moving_mean: E[d^2] - E[d]^2 does not cancel where
-    the mean is large. It is also 70 operations less a layer, forward and backward, of ResNet-50's
-    300, which Python makes, and TensorFlow and XLA go over, at each start.
+    Keras computes the variance from the distances to the mean. So XLA reads the inputs once for the
+    mean and once more for the variance, which takes 1.2 of the 35.7 ms of a ResNet-50 step (H200,
+    2026-11-22). Here both are sums over one read of d = inputs - moving_mean. E[d^2] - E[d]^2 loses
+    no digits where the mean is large. This also saves 70 of the 300 operations of each layer of
+    ResNet-50, forward and backward, which Python, TensorFlow and XLA process at each start.
 
-    Of inputs in float16 or bfloat16 alone, which have 11 bits or fewer of the 24 that are summed.
-    Float32 ones, masks, and layers that are synchronized, renormalize or have moments of their own
-    go to `call`, and so do tests.
+    It applies only in training, to inputs in float16 or bfloat16: they have 11 bits or fewer, and
+    the sums have 24. Inputs in float32, inputs with a mask, and layers that are synchronized,
+    renormalize or have their own moments use `call`.
 
     Args:
-      call: that of `unbiased`.
+      call: The result of `unbiased`.
     """
 
     @functools.wraps(call)
@@ -155,7 +153,7 @@ def one_pass(call: Callable) -> Callable:
         mean = tf.reduce_mean(difference, axes)
         variance = _variance(tf.reduce_mean(tf.square(difference), axes), mean)
 
-        # With the bias, the mean of the inputs is moving_mean + mean.
+        # The mean of the inputs with their bias is moving_mean + mean.
         new, old = 1.0 - self.momentum, self.momentum
         self.moving_mean.assign(moving_mean + mean * new)
         self.moving_variance.assign(moving_variance * old + variance * new)
@@ -170,7 +168,7 @@ def one_pass(call: Callable) -> Callable:
 
 
 def _along_axis(layer, values: tf.Tensor, inputs: tf.Tensor) -> tf.Tensor:
-    """Returns [channels] in the shape that it is broadcast over the inputs in."""
+    """Returns [channels] in the shape that broadcasts over the inputs."""
     rank = len(inputs.shape)
     if layer.axis in (-1, rank - 1):
         return values
@@ -180,25 +178,27 @@ def _along_axis(layer, values: tf.Tensor, inputs: tf.Tensor) -> tf.Tensor:
 
 
 def _variance(mean_of_squares: tf.Tensor, mean: tf.Tensor) -> tf.Tensor:
-    # Rounding can take a variance of 0 below it.
+    # Rounding can make a variance of 0 negative.
     return tf.maximum(mean_of_squares - tf.square(mean), 0)
 
 
 def synchronized(moments: Callable, all_reduce: Callable[[tf.Tensor], tf.Tensor]) -> Callable:
-    """Returns what can stand for Keras's `BatchNormalization._moments`, over all replicas' rows.
+    """Returns a replacement of `BatchNormalization._moments` that uses the rows of all replicas.
 
-    One all-reduce of [3, channels] for each layer; Keras's own has three. Replicas may have unequal
-    rows, or none; with no row on any, the mean is the moving mean and the variance 0. Layers
-    without `synchronized` go to `moments`.
+    It makes one all-reduce of [3, channels] for each layer; Keras's own makes three. Replicas may
+    have different numbers of rows, or none. If no replica has a row, the mean is the moving mean
+    and the variance is 0. Layers without `synchronized` use `moments`.
 
-    The sums are of d = inputs - moving_mean (the same on every replica), so that E[d^2] - E[d]^2
-    does not cancel where the mean is large; it can while the moving mean is still far from it.
+    The sums are of d = inputs - moving_mean, and the moving mean is the same on every replica. So
+    E[d^2] - E[d]^2 loses no digits where the mean is large. It can lose digits while the moving
+    mean is still far from the mean.
 
     Args:
-      moments: Keras's own `(self, inputs, mask)`; it returns mean and biased variance, [channels]
-        in the dtype of the inputs, which Keras has cast to float32.
-      all_reduce: sums over replicas; its gradient is the sum of theirs, each weighed as its loss is
-        among the rows of all (`Replica.all_reduce_in_forward`).
+      moments: Keras's own `(self, inputs, mask)`. It returns the mean and the biased variance,
+        [channels] in the dtype of the inputs, which Keras has cast to float32.
+      all_reduce: A function that sums over replicas. Its gradient is the sum of their gradients,
+        each weighted as its loss is among the rows of all replicas
+        (`Replica.all_reduce_in_forward`).
     """
 
     @functools.wraps(moments)
@@ -211,7 +211,7 @@ def synchronized(moments: Callable, all_reduce: Callable[[tf.Tensor], tf.Tensor]
             count = tf.size(inputs, tf.int64) // tf.size(shift, tf.int64)
             count = tf.fill(tf.shape(shift), tf.cast(count, inputs.dtype))
         else:
-            # As Keras's own, whatever the axis: the mask lacks the last one.
+            # The mask lacks the last axis, whatever the axis of the layer is, as in Keras.
             mask = tf.broadcast_to(tf.cast(mask, tf.bool)[..., None], tf.shape(inputs))
             difference = tf.where(mask, difference, 0)
             count = tf.reduce_sum(tf.cast(mask, inputs.dtype), self._reduction_axes)
@@ -228,21 +228,19 @@ def synchronized(moments: Callable, all_reduce: Callable[[tf.Tensor], tf.Tensor]
 
 
 def convert(model: keras.Model) -> list[str]:
-    """Makes every batch normalization of a model synchronized, and returns the layers' names.
+    """Makes every batch normalization of a model synchronized, and returns the names of the layers.
 
     Raises:
-      UserError: a layer has renorm=True; nothing is changed then.
+      UserError: A layer has renorm=True. No layer is changed then.
     """
     layers = [
-        each
-        for each in model._flatten_layers()
-        if isinstance(each, keras.layers.BatchNormalization)
+        each for each in layers_of(model) if isinstance(each, keras.layers.BatchNormalization)
     ]
     for layer in layers:
         if layer.renorm:
             raise UserError(
-                f"layer '{layer.name}' has renorm=True, which is not supported with statistics "
-                "over all replicas; use renorm=False, or one replica"
+                f"layer '{layer.name}' has renorm=True, which does not work with statistics over "
+                "all replicas; use renorm=False, or one replica"
             )
     for layer in layers:
         if not layer.synchronized:
@@ -252,7 +250,7 @@ def convert(model: keras.Model) -> list[str]:
 
 
 def convert_back(model: keras.Model) -> None:
-    """Undoes `convert`, of an earlier compilation."""
-    for layer in _converted.intersection(model._flatten_layers()):
+    """Undoes what `convert` did in an earlier compilation."""
+    for layer in _converted.intersection(layers_of(model)):
         layer.synchronized = False
         _converted.discard(layer)

@@ -1,7 +1,7 @@
-"""Convolutions for a traced step: some as a matrix product, biases for nothing.
+"""Convolutions for a traced step: some as matrix products, some without a useless bias.
 
-Takes methods of Keras's `Conv2D` and `BatchNormalization`; gives functions that stand for them at
-class level while a step is traced. tfaccel/keras_internals/seam.py puts them there.
+Takes methods of Keras's `Conv2D` and `BatchNormalization`; gives functions that replace them in the
+classes while a step is traced. tfaccel/keras_internals/layer_paths.py puts them there.
 
     Conv2D.convolution_op = as_product(Conv2D.convolution_op)       # with XLA
     biases = CancelledBiases()
@@ -18,25 +18,25 @@ import tensorflow as tf
 
 from tfaccel.keras_internals.batch_norm import has_keras_moments
 
-MOST_PIXELS = 32  # of a window of grey pixels: all its rows are kept for the backward pass
+MOST_PIXELS = 32  # in a window of grey pixels: the backward pass keeps all rows
 
 
 def as_product(convolution_op: Callable) -> Callable:
-    """Returns what can stand for Keras's `Conv2D.convolution_op`: a matrix product, of two kinds.
+    """Returns a replacement of `Conv2D.convolution_op` that computes two kinds as matrix products.
 
-    XLA gives convolutions to cuDNN as they are. A product it can also compile itself, together with
-    what comes before and after, and it takes what is quickest.
+    XLA passes convolutions to cuDNN. It can compile a matrix product itself, together with the
+    operations before and after it, and it chooses the quickest way.
 
-    Windows of 1 x 1: 2.7% of a ResNet-50 step, two thirds of whose convolutions are such (H200,
-    2026-11-22). Pixels that strides pass over are left out first.
+    Windows of 1 x 1: The product saves 2.7% of a ResNet-50 step, in which two thirds of the
+    convolutions are of this kind (H200, 2026-11-22). Strides drop the pixels between them first.
 
-    Small windows of grey images, as of MNIST: cuDNN's quick kernels take channels by eights. Each
-    window becomes a row of the matrix. Forward and backward of 128 x 28 x 28 to 32 filters of 3 x
-    3: 6.1 ms for 7.9 (one CPU core, 2026-11-23).
+    Small windows of grey images, such as MNIST: The quick kernels of cuDNN take channels in eights.
+    Here each window becomes a row of the matrix. Forward and backward of 128 x 28 x 28 to 32
+    filters of 3 x 3 take 6.1 ms instead of 7.9 (one CPU core, 2026-11-23).
 
     Args:
-      convolution_op: Keras's own `(self, inputs, kernel)`; inputs [batch, height, width, channels],
-        kernel [height, width, channels, filters].
+      convolution_op: Keras's own `(self, inputs, kernel)`. The inputs are [batch, height, width,
+        channels], the kernel is [height, width, channels, filters].
     """
 
     @functools.wraps(convolution_op)
@@ -74,20 +74,22 @@ def _windows(inputs: tf.Tensor, size: tuple[int, int], *, padding: str) -> tf.Te
 
 
 class CancelledBiases:
-    """Biases that a batch normalization takes away again are left out, and their gradient is 0.
+    """Leaves out biases that a batch normalization subtracts again, and gives them the gradient 0.
 
-    What is added to a whole channel is subtracted with its mean. The gradient would be of rounding
-    alone, and cost a sum over all activations: 4.6% of the step of Keras's ResNet-50, where each of
-    53 convolutions has such a bias (H200, 2026-11-22). Where anything else reads the convolution's
-    outputs, too, that has the bias, and its gradient.
+    A bias shifts a whole channel, and the normalization subtracts the mean of the channel. The
+    gradient of the bias would be only rounding errors, and would need a sum over all activations:
+    4.6% of the step of Keras's ResNet-50, in which 53 convolutions have such a bias (H200,
+    2026-11-22). If anything else reads the outputs of the convolution, those outputs have the bias,
+    and the bias gets its gradient.
     """
 
     def __init__(self):
-        """Knows no convolution yet; for one trace."""
-        self._added = {}  # by id of the outputs: them (so that the id stays theirs), and the parts
+        """Knows no convolution yet. Make one object for each trace."""
+        # From the id of the biased outputs to them, so that the id stays theirs, and their parts.
+        self._added = {}
 
     def added(self, call: Callable) -> Callable:
-        """Returns what can stand for Keras's `Conv2D.call`, `(self, inputs)`: it notes the bias."""
+        """Returns a replacement of `Conv2D.call`, `(self, inputs)`, that notes the bias."""
 
         @functools.wraps(call)
         def call_noted(conv, inputs):
@@ -103,10 +105,10 @@ class CancelledBiases:
         return call_noted
 
     def cancelled(self, call: Callable) -> Callable:
-        """Returns what can stand for Keras's `BatchNormalization.call`.
+        """Returns a replacement of `BatchNormalization.call` that takes inputs without a bias.
 
         Args:
-          call: one of tfaccel/keras_internals/batch_norm.py's: it may be given a bias.
+          call: A `call` from tfaccel/keras_internals/batch_norm.py, which accepts a bias.
         """
 
         @functools.wraps(call)
@@ -124,11 +126,11 @@ def _takes_mean_away(norm, training, mask) -> bool:
     """Returns whether the layer subtracts the mean of each channel of its inputs."""
     is_training = training is True and norm.trainable
     is_plain = mask is None and not norm.renorm and norm.axis in (-1, 3) and has_keras_moments(norm)
-    # Of other types the moving mean would lose digits, to and fro.
+    # A moving mean of another dtype would lose digits when the bias is added and subtracted.
     return is_training and is_plain and norm.moving_mean.dtype == "float32"
 
 
 def _without(outputs: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
-    """Returns the outputs. The bias, of which they have no part, has a gradient all the same: 0."""
-    # An optimizer leaves out what has none, its weight decay, too.
+    """Returns the outputs unchanged, but the bias gets a gradient of 0 from them."""
+    # An optimizer skips a variable without a gradient, and so its weight decay.
     return tf.identity_n([outputs, bias])[0]

@@ -1,13 +1,10 @@
-"""A model made again, in the same state: without its training, in float32, or with other layers.
+"""Copies a model in the same state: without its training, in float32, or with other layers.
 
-Takes a built Keras model; gives another one, and leaves it as it is.
+Takes a built Keras model; gives another one, and does not change the first.
 
     without_training_state(model).save("model.keras")
     in_float32(model, lambda layer: layer.name == "conv5")
-    with_layers(model, {"logits": make_another}, strategy=None, instead="put it there")
-
-Private Keras names relied on: Layer._flatten_layers, of Keras 3.15, and `Functional`, the class of
-`keras.Model(inputs, outputs)`.
+    with_layers(model, {"logits": make_another}, strategy=None, instead="change it in your code")
 """
 
 import contextlib
@@ -20,51 +17,52 @@ from keras.src.models.functional import Functional
 from tfaccel.common import temporary
 from tfaccel.common.errors import UserError
 from tfaccel.common.tables import cleaned
+from tfaccel.keras_internals.layers import layers_held, layers_of
 
-PLAIN = (keras.Sequential, Functional)  # kinds of models that Keras copies layer by layer
+PLAIN = (keras.Sequential, Functional)  # Keras copies such models layer by layer
 
 
 def without_training_state(model: keras.Model) -> keras.Model:
-    """Returns a copy that plain Keras loads: not compiled, so without optimizer or loss of ours.
+    """Returns a copy that is not compiled: Keras alone can load it, without tfaccel's optimizer.
 
     Raises:
-      UserError: it has a layer that its config does not make again.
+      UserError: The config of a layer does not make the layer again.
     """
     return _made_again(model)
 
 
 def check_config(model: keras.Model) -> None:
-    """Raises as `without_training_state` would, as far as that is known without making weights.
+    """Raises the errors of `without_training_state` that can be found without making weights.
 
     Raises:
-      UserError: a layer's config does not make it again, or is nothing that JSON holds.
+      UserError: The config of a layer does not make the layer again, or is not JSON.
     """
     with _explained(model), _as_not_compiled(model):
         json.dumps(keras.saving.serialize_keras_object(model))
         for layer in model.layers if isinstance(model, PLAIN) else ():
             if isinstance(layer, PLAIN):
-                for each in _held(layer):  # by its registered name: it is made with its model
+                for each in _held(layer):  # each one is made by its registered name
                     _deserialized(each)
             else:
                 type(layer).from_config(layer.get_config())
 
 
 def check_made_again(model: keras.Model, build: Callable[[keras.Model], object]) -> None:
-    """Raises where the config of a subclassed model does not make it, and its weights, again.
+    """Raises an error if the config of a subclassed model does not make its weights again.
 
     Args:
-      model: built.
-      build: makes the weights of a copy.
+      model: The built model.
+      build: A function that makes the weights of a copy.
 
     Raises:
-      UserError: it does not.
+      UserError: The config does not make the model, or makes weights of other shapes.
     """
     with _explained(model), _as_not_compiled(model):
         copy = keras.models.clone_model(model)
         build(copy)
         shapes = [[tuple(each.shape) for each in one.weights] for one in (model, copy)]
         if shapes[0] != shapes[1]:
-            raise ValueError(f"it has weights of {shapes[1]} then, and not of {shapes[0]}")
+            raise ValueError(f"the copy has weights of {shapes[1]}, not of {shapes[0]}")
 
 
 def _deserialized(layer: keras.layers.Layer) -> None:
@@ -73,27 +71,28 @@ def _deserialized(layer: keras.layers.Layer) -> None:
             _deserialized(each)
         return
     config = keras.saving.serialize_keras_object(layer)
-    config.pop("build_config", None)  # or it would get its weights
+    config.pop("build_config", None)  # else the layer would make its weights
     keras.saving.deserialize_keras_object(config)
 
 
 def in_float32(
     model: keras.Model, chosen: Callable[[keras.layers.Layer], bool] = lambda _: True
 ) -> keras.Model:
-    """Returns a copy of which layers compute in float32.
+    """Returns a copy of a model in which some layers compute in float32.
 
     Args:
-      model: functional or sequential.
-      chosen: says of which; of all by default. Models within are not asked for: their layers are.
-        Layers of whole numbers, and quantized ones, stay as they are.
+      model: A functional or sequential model.
+      chosen: Says whether a layer shall compute in float32; by default every layer does. It is
+        called for the layers of inner models, but not for the inner models. Layers of whole numbers
+        and quantized layers stay as they are.
 
     Raises:
-      UserError: the model is of another kind, or has a layer that its config does not make again.
+      UserError: The model is subclassed, or the config of a layer does not make the layer again.
     """
     if not isinstance(model, PLAIN):
         raise UserError(
-            f"{model.name} is a subclassed model, which cannot be made again in float32; make it "
-            "of keras.Model(inputs, outputs)"
+            f"{model.name} is a subclassed model, which cannot be made again in float32; build it "
+            "with keras.Model(inputs, outputs)"
         )
 
     def again(layer):
@@ -112,20 +111,21 @@ def with_layers(
     strategy,
     instead: str,
 ) -> keras.Model:
-    """Returns a copy in which each of these layers is what its function returns for it.
+    """Returns a copy of a model in which functions replace some layers.
 
-    The other layers have their weights; these have new ones.
+    The other layers keep their weights. The replaced layers get new weights.
 
     Args:
-      model: functional or sequential, built.
-      others: by the name of a layer among the model's own.
-      strategy: whose scope the copy is built in; None for none.
-      instead: what to do about a model that cannot be copied.
+      model: A built functional or sequential model.
+      others: From the name of one of the model's own layers to the function that returns its
+        replacement.
+      strategy: The strategy in whose scope the copy is built; None for no strategy.
+      instead: What you can do about a model that cannot be copied, for the error.
 
     Raises:
-      UserError: the model is of another kind, lacks such a layer, or cannot be copied.
+      UserError: The model is subclassed, has no such layer, or cannot be copied.
     """
-    # Exactly these: a copy of a subclass would lose what it adds, a train_step say.
+    # No subclasses of these: a copy would lose, for example, their own train_step.
     if type(model) not in PLAIN:
         raise UserError(
             f"{model.name} is a subclassed model, which cannot be copied with another layer; "
@@ -150,9 +150,9 @@ def with_layers(
             if old.name not in others:
                 take_state(new, old)
         return made
-    except UserError:  # of an other's function
+    except UserError:  # from a function in `others`
         raise
-    except Exception as error:  # whatever a layer's `from_config` raises, Lambda's say
+    except Exception as error:  # `from_config` may raise anything, such as Lambda's ValueError
         raise UserError(
             f"{model.name} cannot be copied with another layer "
             f"({cleaned(str(error)).partition('. ')[0]}); {instead}"
@@ -160,8 +160,8 @@ def with_layers(
 
 
 def is_of_floats(layer) -> bool:
-    """Whether it is a layer that computes in a dtype which may be another."""
-    # Of Keras's operations, as `a + b`, no dtype is to be set; they take that of their inputs.
+    """Returns whether a layer computes in a float dtype that can be changed."""
+    # Operations, such as `a + b`, have no dtype of their own: they use that of their inputs.
     return (
         isinstance(layer, keras.layers.Layer)
         and keras.backend.is_float_dtype(layer.compute_dtype)
@@ -170,16 +170,16 @@ def is_of_floats(layer) -> bool:
 
 
 def take_state(copy: keras.layers.Layer, layer: keras.layers.Layer) -> None:
-    """Gives a layer's copy, or a model's, its state: weights, vocabularies, what is trained.
+    """Gives the copy of a layer or model the same weights, vocabularies and trainable flags.
 
     Raises:
-      ValueError: the copy has other weights, by a poor config.
+      ValueError: The copy has other weights, because of an incomplete config.
     """
     copy.set_weights(layer.get_weights())
-    for old, new in _pairs(layer, copy):  # those that hold others first
+    for old, new in _pairs(layer, copy):  # outer layers first
         if new.trainable != old.trainable:
             new.trainable = old.trainable
-        # One that has adapted: its config does not say to what.
+        # The config of an adapted layer lacks the vocabulary.
         if hasattr(old, "get_vocabulary") and old.get_vocabulary(include_special_tokens=False):
             store = {}
             old.save_own_variables(store)
@@ -194,28 +194,28 @@ def take_state(copy: keras.layers.Layer, layer: keras.layers.Layer) -> None:
 
 
 def _pairs(layer, copy) -> Iterator[tuple[keras.layers.Layer, keras.layers.Layer]]:
-    """Yields layer and copy, and then what they hold, likewise; a layer twice if it is there so."""
+    """Yields a layer and its copy, then the layers that both hold. A layer may come twice."""
     yield layer, copy
     for each in zip(_held(layer), _held(copy), strict=False):
         yield from _pairs(*each)
 
 
 def _held(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
-    # A layer that a model was given as an attribute is not copied with it.
+    # A clone lacks layers that are only attributes of the model.
     if isinstance(layer, PLAIN):
         return layer.layers
-    return list(layer._flatten_layers(include_self=False, recursive=False))
+    return layers_held(layer)
 
 
 def refresh(layer: keras.layers.Layer) -> None:
-    """Recomputes what a layer, or a model's layers, keep of weights that were assigned."""
-    for each in layer._flatten_layers():
+    """Recomputes the values that layers derive from weights, after weights were assigned."""
+    for each in layers_of(layer):
         if isinstance(each, keras.layers.Normalization):
-            each.finalize_state()  # its mean and variance, as its `call` takes them
+            each.finalize_state()  # computes the mean and variance that its `call` uses
 
 
 def _made_again(model: keras.Model, **how) -> keras.Model:
-    """Returns a copy, made as `clone_model` is told to, in the same state."""
+    """Returns a copy in the same state; `how` goes to `clone_model`."""
     with _explained(model):
         with _as_not_compiled(model):
             copy = keras.models.clone_model(model, **how)
@@ -225,21 +225,21 @@ def _made_again(model: keras.Model, **how) -> keras.Model:
 
 @contextlib.contextmanager
 def _explained(model: keras.Model) -> Iterator[None]:
-    """Within the context, whatever a layer's own config raises becomes a sentence."""
+    """Within the context, an error in the config of a layer becomes a UserError."""
     try:
         yield
     except Exception as error:
         why = cleaned(str(error).partition("\n\nExample:")[0])  # Keras adds a page of code
         raise UserError(
-            f"model {model.name} cannot be made again from its config ({why}); let its own classes "
-            "return all of __init__'s arguments from get_config(), take **kwargs, and be "
-            "registered, as its own functions, by keras.saving.register_keras_serializable()"
+            f"model {model.name} cannot be made again from its config ({why}); in its own classes, "
+            "return all arguments of __init__ from get_config() and accept **kwargs, and register "
+            "its classes and functions with keras.saving.register_keras_serializable()"
         ) from error
 
 
 @contextlib.contextmanager
 def _as_not_compiled(model: keras.Model) -> Iterator[None]:
-    """Within the context, a clone gets no optimizer, whose state is as large as the weights."""
+    """Within the context, a clone gets no optimizer: its state is as large as the weights."""
     compiled, model.compiled = model.compiled, False
     try:
         yield
@@ -248,7 +248,7 @@ def _as_not_compiled(model: keras.Model) -> Iterator[None]:
 
 
 def _policies_in_float32(config):
-    """Returns a layer's config with all dtype policies in float32: what it wraps has its own."""
+    """Returns a layer's config with all dtype policies in float32, also inner layers'."""
     if isinstance(config, dict):
         if config.get("class_name") == "DTypePolicy":
             return "float32"

@@ -1,12 +1,12 @@
-"""Layers that compute in float32 within a model of half precision.
+"""Lets some layers of a model of half precision compute in float32.
 
-with tfaccel.float32_region():
-    x = keras.layers.Dense(10)(x)       # built here, so of the policy float32
+Takes new layers, or a model that exists.
 
-with run.scope():                       # of a model that is there already
-    model = tfaccel.with_float32_layers(model, ["conv5_*"])
+    with tfaccel.float32_region():
+        x = keras.layers.Dense(10)(x)       # a new layer, with the policy float32
 
-Private Keras name relied on: Layer._flatten_layers, of Keras 3.15.
+    with run.scope():
+        model = tfaccel.with_float32_layers(model, ["conv5_*"])
 """
 
 import contextlib
@@ -18,38 +18,40 @@ import keras
 
 from tfaccel.common.errors import UserError, did_you_mean
 from tfaccel.keras_internals.copies import PLAIN, in_float32, is_of_floats
+from tfaccel.keras_internals.layers import layers_of
 
 log = logging.getLogger("tfaccel")
 
 HALVES = ("float16", "bfloat16")
-SCALED = ("float16", "float32")  # what layers of mixed_float16 compute in, and what they keep
-MOST_NAMES = 12  # that an error lists
+SCALED = ("float16", "float32")  # dtypes of mixed_float16: of computations, and of weights
+MOST_NAMES = 12  # in an error
 
 
 def policy_of(model: keras.Model) -> str:
-    """Returns the dtype policy of most layers that have weights, by its name.
+    """Returns the name of the dtype policy that most layers with weights have.
 
-    A model that was loaded from a file has the policy of the process that loads it, whatever its
-    layers have. The model's own counts only where no layer has weights yet.
+    A model from a file has the policy of the process that loads it, whatever policies its layers
+    have. So the policy of the model counts only if no layer has weights yet.
     """
-    layers = model._flatten_layers(include_self=False, recursive=True)
+    layers = layers_of(model, include_self=False)
     own = [each for each in layers if each._trainable_variables]
     names = [each.dtype_policy.name for each in own]
     return max(names, key=names.count) if names else model.dtype_policy.name
 
 
 def needs_loss_scale(model: keras.Model) -> bool:
-    """Returns whether the model, or a layer, computes in float16 with weights of float32."""
-    policies = [each.dtype_policy for each in model._flatten_layers()]
+    """Returns whether the model, or a layer, computes in float16 with float32 weights."""
+    policies = [each.dtype_policy for each in layers_of(model)]
     return any((each.compute_dtype, each.variable_dtype) == SCALED for each in policies)
 
 
 @contextlib.contextmanager
 def float32_region() -> Iterator[None]:
-    """Within the context, new layers compute in float32, unless they are given a `dtype`.
+    """Within the context, new layers compute in float32, unless you give them a `dtype`.
 
-    As PyTorch's `autocast(enabled=False)`, but of layers that are made within, not of those that
-    are called. May be nested; the policy before is back at its end.
+    PyTorch's `autocast(enabled=False)` is similar, but it applies to layers that are called within
+    the context. This one applies to layers that are made within it. You may nest contexts. At its
+    end, a context restores the policy from before.
     """
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy("float32")
@@ -60,25 +62,26 @@ def float32_region() -> Iterator[None]:
 
 
 def with_float32_layers(model: keras.Model, names: Sequence[str] | str) -> keras.Model:
-    """Returns a copy of a model, not compiled, in which these layers compute in float32.
+    """Returns a copy of a model in which some layers compute in float32. The copy is not compiled.
 
-    Its weights are the model's. Call it in `run.scope()`. A layer of your own must pass its dtype
-    on to layers that it makes; a warning names those that it does not reach.
+    The copy has the weights of the model. Call this function in `run.scope()`. Your own layer must
+    pass its dtype to the layers that it makes. A warning names the inner layers that stay in half
+    precision.
 
     Args:
-      model: functional or sequential, built.
-      names: of layers, also of those in models within it, by their own names; or of models within
-        it, for all of their layers. "*" stands for any letters. One name may be given alone.
+      model: A built functional or sequential model.
+      names: The names of layers, also of layers in inner models. The name of an inner model chooses
+        all of its layers. "*" stands for any characters. You may pass a single name as a string.
 
     Raises:
-      UserError: the model is of another kind, not built, or cannot be made again from its config;
-        or a name is that of no layer.
+      UserError: The model is subclassed, not built, or cannot be made again from its config; or no
+        layer has one of the names.
     """
     names = [names] if isinstance(names, str) else list(names)
     if type(model) not in PLAIN:
         raise UserError(
             f"{model.name} is a subclassed model, which cannot be copied; give its layers "
-            'dtype="float32", or make them in tfaccel.float32_region()'
+            'dtype="float32", or make them within tfaccel.float32_region()'
         )
     if not model.built:
         raise UserError(f"{model.name} is not built; begin it with keras.Input(shape)")
@@ -89,10 +92,10 @@ def with_float32_layers(model: keras.Model, names: Sequence[str] | str) -> keras
     chosen = _chosen(model, names)
     copy = in_float32(model, lambda layer: any(layer is each for each in chosen))
     for layer in _chosen(copy, names):
-        left = [each.name for each in layer._flatten_layers() if each.compute_dtype in HALVES]
+        left = [each.name for each in layers_of(layer) if each.compute_dtype in HALVES]
         if left:
             log.warning(
-                "precision: %s is in float32, but not %s, which it made without its dtype",
+                "precision: %s is in float32, but not %s, which it made without its own dtype",
                 layer.name,
                 left[0],
             )
@@ -101,7 +104,7 @@ def with_float32_layers(model: keras.Model, names: Sequence[str] | str) -> keras
 
 
 def layers_by_name(model: keras.Model) -> list[keras.layers.Layer]:
-    """Returns the layers that `with_float32_layers` can be told; none of a subclassed model."""
+    """Returns the layers that `with_float32_layers` accepts; none for a subclassed model."""
     return [layer for _, layer in _named(model)] if type(model) in PLAIN else []
 
 
@@ -114,7 +117,7 @@ def _chosen(model: keras.Model, names: Sequence[str]) -> list[keras.layers.Layer
 
 
 def _named(model: keras.Model) -> Iterator[tuple[tuple[str, ...], keras.layers.Layer]]:
-    """Yields each layer with its names: those of models within that it is in, and its own."""
+    """Yields each layer with its names: its own, and those of the inner models that hold it."""
     for each in model.layers:
         if isinstance(each, PLAIN):
             for own, layer in _named(each):

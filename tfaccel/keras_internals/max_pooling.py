@@ -1,12 +1,9 @@
-"""Max pooling for a step that XLA compiles: its gradient quick, and the same bits every time.
+"""Max pooling for a step that XLA compiles: a quick gradient that is the same in every run.
 
-Takes Keras's `MaxPooling2D.call`; gives a function that stands for it at class level while a step
-is traced. tfaccel/keras_internals/seam.py puts it there.
+Takes Keras's `MaxPooling2D.call`; gives a function that replaces it in the class while a step is
+traced. tfaccel/keras_internals/layer_paths.py puts it there.
 
     MaxPooling2D.call = indexed(MaxPooling2D.call)
-
-Private names relied on:
-  TensorFlow 2.21: compiler.tf2xla.python.xla.optimization_barrier.
 """
 
 import functools
@@ -17,10 +14,10 @@ from typing import NamedTuple
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 
-# Pixels of a window, each of which is an operation: beyond 5 x 5 nobody has measured it.
+# In a window. Each pixel is an operation; nobody has measured windows beyond 5 x 5.
 MOST_PIXELS = 25
-# Integers for a float's bits, and wider ones, which hold its rank among floats and, in their lowest
-# byte, a pixel's number.
+# Integers for the bits of a float, and wider ones. Those hold the rank of the float and, in the
+# lowest byte, the number of a pixel.
 INTEGERS = {
     tf.float16: (tf.int16, tf.int32),
     tf.bfloat16: (tf.int16, tf.int32),
@@ -32,16 +29,16 @@ LOW_BYTE = 2**BYTE - 1  # its mask
 
 
 def indexed(call: Callable) -> Callable:
-    """Returns what can stand for Keras's `MaxPooling2D.call`: it keeps which pixel was the largest.
+    """Returns a replacement of Keras's `MaxPooling2D.call` that keeps which pixel was the largest.
 
-    XLA's own gradient, SelectAndScatter, finds that pixel again, and is refused where kernels must
-    be deterministic. Here each pixel sums over the windows that it is the largest of. Values and
-    gradients are Keras's, of equal pixels the first one has all of the gradient; but NaN always
-    comes through, and -0.0 comes out as 0.0.
+    XLA's own gradient, SelectAndScatter, searches for that pixel again, and XLA refuses it if
+    kernels must be deterministic. Here each pixel sums the gradients of the windows in which it is
+    the largest. Values and gradients equal Keras's; among equal pixels the first gets the whole
+    gradient. Two things differ: NaN always reaches the output, and -0.0 becomes 0.0.
 
-    To `call` go other types than float16, bfloat16 and float32; channels first; unknown height,
-    width or channels; and windows of more than 25 pixels, or of more than 255 with their sides
-    rounded up to whole strides.
+    These cases use `call`: dtypes other than float16, bfloat16 and float32; channels first; unknown
+    height, width or channels; windows of more than 25 pixels, or of more than 255 if their sides
+    are rounded up to whole strides.
 
     Args:
       call: Keras's own `(self, inputs)`.
@@ -66,7 +63,7 @@ def indexed(call: Callable) -> Callable:
 
 
 class _Axis(NamedTuple):
-    """Windows along height or width: `num` of `window` pixels, each `stride` after the last."""
+    """The windows along height or width: `num` of `window` pixels, each `stride` after the last."""
 
     size: int
     window: int
@@ -77,35 +74,35 @@ class _Axis(NamedTuple):
 
     @property
     def span(self) -> int:
-        """The window's length, rounded up to whole strides."""
+        """The length of a window, rounded up to whole strides."""
         return -(-self.window // self.stride) * self.stride
 
     def pixels(self, offset: int) -> slice:
-        """Returns the padded pixels that are the windows' pixel number `offset`."""
+        """Returns the padded pixels that are pixel number `offset` of the windows."""
         return slice(offset, offset + (self.num - 1) * self.stride + 1, self.stride)
 
     @property
     def overlap(self) -> int:
-        """How many windows a pixel may be in."""
+        """The number of windows that a pixel may be in."""
         return self.span // self.stride
 
     @property
     def num_strides(self) -> int:
-        """How many strides the padded pixels take, the last one maybe in part."""
+        """The number of strides that the padded pixels take; the last may be a part."""
         return -(-(self.before + self.size + self.after) // self.stride)
 
     def around(self) -> list[int]:
-        """Returns how many empty windows to put before and after, for `windows` to slice."""
+        """Returns how many empty windows to pad before and after, for `windows` to slice."""
         return [self.overlap - 1, self.num_strides - self.num]
 
     def windows(self, back: int) -> slice:
-        """Returns each stride's own of the windows so padded, or the one so many before it."""
+        """Returns, of the padded windows, those that begin `back` strides before each stride."""
         first = self.overlap - 1 - back
         return slice(first, first + self.num_strides)
 
 
 def _axis(size: int, window: int, stride: int, *, same: bool) -> _Axis:
-    """Returns TensorFlow's windows; where they need padding, the first side has the lesser half."""
+    """Returns TensorFlow's windows. If they need padding, the first side has the smaller half."""
     if not same:
         return _Axis(size, window, stride, 0, 0, (size - window) // stride + 1)
     num = -(-size // stride)
@@ -114,11 +111,11 @@ def _axis(size: int, window: int, stride: int, *, same: bool) -> _Axis:
 
 
 def _pooled(inputs: tf.Tensor, rows: _Axis, columns: _Axis) -> tf.Tensor:
-    """Returns the windows' largest values.
+    """Returns the largest values of the windows.
 
-    A value's rank and its pixel's number are one integer: one chain of maxima. With value and index
-    apart, XLA made six kernels, each of which read all inputs: 0.2 ms each of ResNet-50's, batch
-    256 (H200, 2026-11-22).
+    The rank of a value and the number of its pixel are one integer, so one chain of maxima finds
+    both. With separate values and indices, XLA made six kernels that each read all inputs: 0.2 ms
+    each for ResNet-50's pooling, batch 256 (H200, 2026-11-22).
     """
     dtype = inputs.dtype
     narrow, wide = INTEGERS[dtype]
@@ -127,8 +124,9 @@ def _pooled(inputs: tf.Tensor, rows: _Axis, columns: _Axis) -> tf.Tensor:
     def pooled(inputs):
         byte = tf.constant(BYTE, wide)
         if wide == tf.int64:
-            # Padded by 64 bits, XLA's program for a CPU wrote where it must not: wrong values, and
-            # "corrupted size vs. prev_size" (11 x 16 x 4 by 3 x 3, strides 2; TensorFlow 2.21).
+            # With padding of 64-bit integers, XLA's program for a CPU wrote out of bounds: wrong
+            # values, and "corrupted size vs. prev_size" (11 x 16 x 4 by 3 x 3, strides 2;
+            # TensorFlow 2.21).
             ranks = tf.cast(_ranks(inputs), narrow)
             pixels = _pixels(ranks, rows, columns, outside=narrow.min)  # below every rank
             pixels = {
@@ -138,12 +136,12 @@ def _pooled(inputs: tf.Tensor, rows: _Axis, columns: _Axis) -> tf.Tensor:
         else:
             ranks = tf.bitwise.left_shift(_ranks(inputs), byte)
             pixels = _pixels(ranks, rows, columns, outside=wide.min)
-        # Of equal ones the first.
+        # Among equal pixels the first is the largest.
         keys = [each + (LOW_BYTE - number) for number, each in pixels.items()]
         largest = functools.reduce(tf.maximum, keys)
         index = tf.cast(LOW_BYTE - (largest & LOW_BYTE), tf.uint8)
 
-        @tf.custom_gradient  # with one of its own, for penalties: integers would pass none on
+        @tf.custom_gradient  # gradient penalties need its gradient; integers would have none
         def gradient(of_outputs):
             of_pixels = _of_pixels(of_outputs, index, rows, columns)
             return of_pixels, functools.partial(
@@ -166,12 +164,12 @@ def _pixels(values: tf.Tensor, rows: _Axis, columns: _Axis, *, outside) -> dict[
 
 
 def _number(row: int, column: int, columns: _Axis) -> int:
-    """Returns the number of a window's pixel, which grows evenly along rows and columns."""
+    """Returns the number of a pixel in its window, which grows evenly along rows and columns."""
     return row * columns.span + column
 
 
 def _ranks(values: tf.Tensor) -> tf.Tensor:
-    """Returns integers in the values' order: both zeros are 0; NaN is above all, to be seen."""
+    """Returns integers in the order of the values: both zeros are 0, and NaN is the largest."""
     narrow, wide = INTEGERS[values.dtype]
     bits = tf.cast(tf.bitcast(values, narrow), wide)
     ranks = tf.where(bits < 0, narrow.min - bits, bits)
@@ -186,17 +184,17 @@ def _values(ranks: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 
 def _of_pixels(of_outputs: tf.Tensor, index: tf.Tensor, rows: _Axis, columns: _Axis) -> tf.Tensor:
-    """Returns each pixel's gradient: the sum over the windows whose largest it is.
+    """Returns the gradient of each pixel: the sum over the windows in which it is the largest.
 
-    Two channels of 16 bits go as one integer, and windows are padded in a pass of their own: 0.5 ms
-    less of the 1.7 that ResNet-50's pooling and its surroundings take (a prototype; H200,
+    Two channels of 16 bits travel as one integer, and the windows are padded in a separate pass.
+    That saves 0.5 ms of the 1.7 ms of ResNet-50's pooling and its neighbours (a prototype; H200,
     2026-11-23).
 
     Args:
-      of_outputs: the gradient of the outputs, [batch, rows.num, columns.num, channels].
-      index: which pixel of each window is the largest, of the same shape, uint8.
-      rows: the windows along height.
-      columns: along width.
+      of_outputs: The gradient of the outputs, [batch, rows.num, columns.num, channels].
+      index: The number of the largest pixel in each window, in the same shape, uint8.
+      rows: The windows along height.
+      columns: The windows along width.
     """
     dtype, channels = of_outputs.dtype, of_outputs.shape[-1]
     together = 2 if dtype.size == 2 and channels % 2 == 0 else 1
@@ -205,8 +203,8 @@ def _of_pixels(of_outputs: tf.Tensor, index: tf.Tensor, rows: _Axis, columns: _A
         tf.pad(_packed(of_outputs, together), around), tf.pad(_packed(index, together), around)
     )
     # A pixel at i * stride + r is number r of window i, number r + stride of window i - 1, and so
-    # on. So with the axes [batch, i, r, j, c, channels] a window meets all its pixels of one stride
-    # by being broadcast along r and c.
+    # on. With the axes [batch, i, r, j, c, channels], broadcasting a window along r and c pairs it
+    # with all its pixels of one stride.
     numbers = [
         [_number(row, column, columns) for column in range(columns.stride)]
         for row in range(rows.stride)
@@ -233,7 +231,7 @@ def _of_pixels(of_outputs: tf.Tensor, index: tf.Tensor, rows: _Axis, columns: _A
 
 
 def _packed(values: tf.Tensor, together: int) -> tf.Tensor:
-    """Returns so many channels as the bits of one integer."""
+    """Returns `together` channels as the bits of one integer."""
     wide = UNSIGNED[values.dtype.size * together]
     if together == 1:
         return tf.bitcast(values, wide)
@@ -242,7 +240,7 @@ def _packed(values: tf.Tensor, together: int) -> tf.Tensor:
 
 
 def _unpacked(packed: tf.Tensor, dtype: tf.DType, together: int) -> list[tf.Tensor]:
-    """Returns each of the channels that are together, of its own type."""
+    """Returns the channels of each integer, in their own dtype."""
     bits = 8 * dtype.size
     shifted = (
         tf.bitwise.right_shift(packed, packed.dtype.as_numpy_dtype(n * bits))
@@ -266,7 +264,7 @@ def _joined(values: list[tf.Tensor]) -> tf.Tensor:
 def _of_windows(
     of_pixels: tf.Tensor, *, index: tf.Tensor, rows: _Axis, columns: _Axis
 ) -> tf.Tensor:
-    """Returns of each window what its largest pixel has: the gradient of `_of_pixels`."""
+    """Returns the value of the largest pixel of each window: the gradient of `_of_pixels`."""
     pixels = _pixels(of_pixels, rows, columns, outside=0)
     return tf.add_n(
         [tf.where(index == number, each, tf.zeros_like(each)) for number, each in pixels.items()]

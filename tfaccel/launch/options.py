@@ -256,12 +256,12 @@ def _log_dir(given: str | None, command: Sequence[str], engine: str) -> pathlib.
     launchers run elsewhere, one in the current folder.
     """
     workdir = workdir_of(command)
-    if command[0] == "train" and not workdir:
+    is_dry = command[0] == "train" and _is_dry(command)
+    if command[0] == "train" and not workdir and not is_dry:
         raise UserError(
             "train without --workdir=DIR; give one that all ranks share, and that a restart goes "
             "on from"
         )
-    is_dry = command[0] == "train" and _is_dry(command)
     if given:
         folder = given
     elif is_dry and engine == "local":

@@ -16,9 +16,6 @@ user's alone.
 
 On the CPU nothing is kept: XLA's CPU programs name features that its own loader does not know, and
 it warns of illegal instructions (TensorFlow 2.21).
-
-Private names relied on:
-  TensorFlow 2.21: python.eager.context.context, Context._physical_devices.
 """
 
 import contextlib
@@ -35,10 +32,9 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import BinaryIO
 
-from tensorflow.python.eager import context
-
 from tfaccel.common import temporary
 from tfaccel.process.cache_folder import cache_folder
+from tfaccel.runtime.private_names import devices_are_known
 
 log = logging.getLogger("tfaccel")
 
@@ -75,11 +71,6 @@ def prepare(*, wanted: bool) -> None:
             place = f"{FLAG}={_link()} --tf_xla_persistent_cache_device_types={DEVICE_TYPE}"
             flags = f"{flags} {place}".strip()
     os.environ["TF_XLA_FLAGS"] = flags
-
-
-def devices_are_known() -> bool:
-    """Returns whether TensorFlow was asked for its devices: then it has read what it reads once."""
-    return context.context()._physical_devices is not None
 
 
 def use(decides: Mapping[str, object]) -> None:

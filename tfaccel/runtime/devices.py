@@ -8,9 +8,6 @@ chooses GPUs, sets memory, TF32, the Keras dtype policy and the seed.
 
 It may be called again, as where a notebook's cell is run twice: the last call holds, and what
 TensorFlow has fixed by then, GPUs and their memory, must be as they are.
-
-Private names relied on:
-  TensorFlow 2.21: framework.config.is_op_determinism_enabled, disable_op_determinism.
 """
 
 import ctypes
@@ -29,7 +26,6 @@ import keras
 import psutil
 import pynvml
 import tensorflow as tf
-from tensorflow.python.framework import config as tf_config
 
 from tfaccel.common import run_log
 from tfaccel.common.errors import UserError
@@ -40,6 +36,7 @@ from tfaccel.process import progress, start_noise
 from tfaccel.runtime import compile_cache
 from tfaccel.runtime.cluster import Cluster
 from tfaccel.runtime.cluster.share import num_cores, share_gpus
+from tfaccel.runtime.private_names import devices_are_known, stop_determinism
 
 log = logging.getLogger("tfaccel")
 
@@ -135,14 +132,13 @@ def configure(config: RuntimeConfig, cluster: Cluster = ALONE) -> Runtime:
     summary("device: %s; precision: %s; xla: %s", reason, config.precision, why)
     if xla and gpu_ids and len(gpu_ids) * cluster.num_workers > 1:
         _compile_alike()
-        if cluster.num_workers == 1:  # or no sum is in XLA's programs: see seam.local_replicas
+        if cluster.num_workers == 1:  # or no sum is in XLA's programs: see local_replicas
             _wait_for_compilation()
     keras.utils.set_random_seed(config.seed)
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()
         log.info("deterministic: kernels that give the same bits in every run")
-    elif tf_config.is_op_determinism_enabled():  # by an earlier call
-        tf_config.disable_op_determinism()
+    elif stop_determinism():  # which an earlier call asked for
         log.info("deterministic: off again")
 
     if gpu_ids and not xla and not config.deterministic:
@@ -196,7 +192,7 @@ def _take_all_queues() -> str:
     """
     if QUEUES in os.environ:
         return f"{QUEUES}={os.environ[QUEUES]}, as it was"
-    if compile_cache.devices_are_known():
+    if devices_are_known():
         return "CUDA's default, because TensorFlow was asked for its devices before tfaccel.setup()"
     os.environ[QUEUES] = str(MOST_QUEUES)
     return f"{MOST_QUEUES} to a GPU, by {QUEUES}, so that loaders need not wait behind a step"

@@ -3,22 +3,17 @@
 Takes the `Cluster` and the devices that `runtime` chose; gives the process's one strategy.
 
     strategy = make_strategy(cluster, ("/gpu:0", "/gpu:1"), peer_timeout_s=60)
-
-Private names relied on:
-  TensorFlow 2.21: context.context().configure_coordination_service,
-    coordination_config_pb2.CoordinatedJob.
 """
 
 import functools
 
 import tensorflow as tf
-from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
-from tensorflow.python.eager import context
 
 from tfaccel.common.errors import UserError
 from tfaccel.common.run_log import summary
 from tfaccel.runtime.cluster import Cluster
 from tfaccel.runtime.cluster.addresses import check_free
+from tfaccel.runtime.private_names import configure_coordination
 
 
 def make_strategy(
@@ -85,7 +80,8 @@ def _multi_worker(
         ", ".join(cluster.addresses),
     )
     check_free(cluster.addresses[cluster.worker_index])  # TensorFlow would wait for ever
-    _set_heartbeat(cluster, peer_timeout_s)
+    # TensorFlow's own coordination service waits as long as we do; else it waits 10 s.
+    configure_coordination(cluster.task(0), cluster.jobs, heartbeat_timeout_s=peer_timeout_s)
     try:
         strategy = tf.distribute.MultiWorkerMirroredStrategy(
             _resolver(cluster, num_gpus=len(gpus)),
@@ -110,17 +106,4 @@ def _resolver(cluster: Cluster, *, num_gpus: int):
         task_id=index,
         num_accelerators={"GPU": num_gpus},
         rpc_layer="grpc",
-    )
-
-
-def _set_heartbeat(cluster: Cluster, peer_timeout_s: int) -> None:
-    """Lets TensorFlow's own coordination service wait as long as we do; else it waits 10 s."""
-    context.context().configure_coordination_service(
-        service_type="standalone",
-        service_leader=cluster.task(0),
-        heartbeat_timeout_in_ms=1000 * peer_timeout_s,
-        coordinated_jobs=[
-            coordination_config_pb2.CoordinatedJob(name=job, num_tasks=len(addresses))
-            for job, addresses in cluster.jobs.items()
-        ],
     )

@@ -12,9 +12,6 @@ sent to the chief, whose timeout `make_strategy` sets; and the thread here, whic
 itself, and so notices a process that is gone within seconds, and one that only some workers cannot
 reach. All three are answered by C++ threads: a worker that is busy in Python, however long, is not
 lost.
-
-Private names relied on:
-  TensorFlow 2.21: context.context().check_collective_ops_peer_health, abort_collective_ops.
 """
 
 import contextlib
@@ -25,11 +22,11 @@ import time
 from collections.abc import Iterator
 
 import tensorflow as tf
-from tensorflow.python.eager import context
 
 from tfaccel.common.errors import RunError
 from tfaccel.process import progress
 from tfaccel.runtime.cluster import Cluster
+from tfaccel.runtime.private_names import abort_collectives, ask_worker
 
 # The call that asks holds Python's lock, so that it must not wait long: a worker that runs answers
 # in 2 ms (two processes of one machine, 2026-11).
@@ -118,9 +115,7 @@ class Watchdog:
                 # NCCL takes a sum that is broken off for one that is done: whatever is wrong from
                 # here on, as a gradient that is not finite, comes of that.
                 self._given_up = [peer]
-                context.context().abort_collective_ops(
-                    tf.errors.UNAVAILABLE, self._describe([peer])
-                )
+                abort_collectives(self._describe([peer]))
                 return
 
     def _is_lost(self, peer: int, ended: threading.Event) -> bool:
@@ -139,9 +134,7 @@ class Watchdog:
     def _trouble(self, peer: int) -> tf.errors.OpError | None:
         """Asks a worker and returns what stands in the way of its answer; None if it answers."""
         try:
-            context.context().check_collective_ops_peer_health(
-                self._cluster.task(peer), timeout_in_ms=int(1000 * PROBE_TIMEOUT_S)
-            )
+            ask_worker(self._cluster.task(peer), timeout_s=PROBE_TIMEOUT_S)
         except tf.errors.OpError as error:
             return error
         self._answered_at[peer] = time.monotonic()

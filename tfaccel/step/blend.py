@@ -14,7 +14,8 @@ import scipy.special
 import tensorflow as tf
 
 from tfaccel.config import StepConfig
-from tfaccel.keras_internals.seam import Replica
+from tfaccel.keras_internals.optimizers import num_updates
+from tfaccel.keras_internals.replica import Replica
 from tfaccel.step import draws
 
 # TensorFlow draws no beta numbers under XLA: uniform ones go through a table of quantiles. Between
@@ -36,7 +37,7 @@ def own_part(
     Returns:
       [rows, 1 or height, 1 or width, 1] float32, and [rows, 1] float32.
     """
-    draw = functools.partial(draws.uniform, count=draws.num_updates(optimizer), replica=replica)
+    draw = functools.partial(draws.uniform, count=num_updates(optimizer), replica=replica)
     rows = tf.shape(image)[0]
     if not config.cutmix_alpha:
         return _mixup(config.mixup_alpha, draw((rows, 1)), image.shape.rank)

@@ -17,8 +17,22 @@ from tfaccel.common.errors import UserError
 from tfaccel.common.run_log import summary
 from tfaccel.common.tables import in_figures
 from tfaccel.config import StepConfig
-from tfaccel.keras_internals import batch_norm, seam
+from tfaccel.keras_internals import batch_norm
 from tfaccel.keras_internals.float32_layers import HALVES, needs_loss_scale, policy_of
+from tfaccel.keras_internals.layers import layers_of
+from tfaccel.keras_internals.model_view import (
+    every_optimizer,
+    has_steps_of_keras,
+    is_synchronized,
+    losses_of,
+    optimizers_of,
+    outputs_of,
+    runs_eagerly,
+)
+from tfaccel.keras_internals.optimizers import belongs_to, give_to
+from tfaccel.keras_internals.patching import patched
+from tfaccel.keras_internals.symbolic_build import build_from_specs
+from tfaccel.keras_internals.variables import adopt, is_distributed
 from tfaccel.step import mixing, padding
 from tfaccel.step.functions import set_functions
 
@@ -57,7 +71,7 @@ def compile_model(
     """
     if "jit_compile" in compile_args:
         raise UserError("jit_compile is set by tfaccel; use tfaccel.setup(xla=True or False)")
-    if model._distribute_strategy is not strategy:
+    if model.distribute_strategy is not strategy:
         raise UserError(
             "the model was built in no scope or another run's; build or load it in this run's "
             "`with run.scope():`"
@@ -66,7 +80,7 @@ def compile_model(
     num_replicas = strategy.num_replicas_in_sync
     with strategy.scope():
         _compile(model, args, compile_args, config)
-        for each in seam.every_optimizer(model):
+        for each in every_optimizer(model):
             _adopt(each, strategy)
     _say_unscaled(model)
     batch_norm.convert_back(model)
@@ -83,8 +97,8 @@ def compile_model(
     if config.mixes_labels:
         mixing.check(model, config)
         change = mixing.specs_as_probabilities(model)
-    model._maybe_symbolic_build = seam.build_from_specs(model, change=change)
-    if seam.runs_eagerly(model):
+    build_from_specs(model, change=change)
+    if runs_eagerly(model):
         if config.accumulation_steps > 1:
             raise UserError("run_eagerly is stock Keras's step: use it with accumulation_steps=1")
         if config.mixes_labels or config.cutout_pixels:
@@ -100,7 +114,7 @@ def compile_model(
 def _check_layers(model, strategy, *, xla: bool) -> None:
     """Raises for layers that a CPU has no code for; warns of weights and outputs in half."""
     on_cpu = all("CPU" in each.upper() for each in strategy.extended.worker_devices)
-    for layer in model._flatten_layers() if on_cpu and not xla else ():
+    for layer in layers_of(model) if on_cpu and not xla else ():
         if isinstance(layer, CHANNELS_LAST_ON_CPU) and layer.data_format == "channels_first":
             raise UserError(
                 f"the layer {layer.name} has data_format='channels_first', whose gradient "
@@ -116,7 +130,7 @@ def _check_layers(model, strategy, *, xla: bool) -> None:
             halves[0],
             len(halves) - 1,
         )
-    outputs = [each for each in seam.outputs_of(model) if each.dtype in HALVES]
+    outputs = [each for each in outputs_of(model) if each.dtype in HALVES]
     if outputs and not wanted:
         log.warning(
             "step: an output of model %s is %s, so that its loss is of rounded values, or infinite "
@@ -163,7 +177,7 @@ def _compile(model, args: tuple, compile_args: dict, config: StepConfig) -> None
         if compiled is model:
             given = call.arguments
             # Keras's default, beside optimizers of the model's own, is not the one that trains.
-            is_used = "optimizer" in given or seam.has_steps_of_keras(model)
+            is_used = "optimizer" in given or has_steps_of_keras(model)
             optimizer = keras.optimizers.get(given.get("optimizer", "rmsprop"))
             if is_used and given.get("auto_scale_loss", True):
                 optimizer = _scale_loss(optimizer, model, config)
@@ -171,7 +185,7 @@ def _compile(model, args: tuple, compile_args: dict, config: StepConfig) -> None
         return keras_own(*call.args, **call.kwargs)
 
     model.compiled = False
-    with seam.patched(keras.Model, "compile", compile_):
+    with patched(keras.Model, "compile", compile_):
         model.compile(*args, **compile_args)
     if not model.compiled:
         raise UserError(
@@ -220,7 +234,7 @@ def _say_unscaled(model) -> None:
     """
     unscaled = [
         each.name
-        for each in seam.every_optimizer(model)
+        for each in every_optimizer(model)
         if each is not model.optimizer
         and not isinstance(each, keras.optimizers.LossScaleOptimizer)
         and each.loss_scale_factor is None
@@ -241,8 +255,8 @@ def _adopt(optimizer, strategy) -> None:
     the iteration and the learning rate, are made again in the scope, so that it stays the object
     that the caller holds, with all that was set on it.
     """
-    optimizers = seam.optimizers_of(optimizer)  # none, for a model that is only tested
-    if all(each._distribution_strategy is strategy for each in optimizers):
+    optimizers = optimizers_of(optimizer)  # none, for a model that is only tested
+    if all(belongs_to(each, strategy) for each in optimizers):
         return
     for each in optimizers:
         if each.built:
@@ -250,15 +264,15 @@ def _adopt(optimizer, strategy) -> None:
                 f"the optimizer {each.name} already has the state of another model; make a new one"
             )
     for variable in optimizer.variables:
-        seam.adopt(variable, strategy)
+        adopt(variable, strategy)
     for each in optimizers:
-        each._distribution_strategy = strategy
+        give_to(each, strategy)
 
 
 def _refuse_losses(model, config: StepConfig, num_replicas: int) -> None:
     """Raises for losses of which that of a batch is not the mean over its parts."""
     parts = f"{num_replicas} replicas and accumulation_steps={config.accumulation_steps}"
-    for loss in seam.losses_of(model):
+    for loss in losses_of(model):
         reduction = getattr(loss, "reduction", "sum_over_batch_size")
         if reduction not in ("sum_over_batch_size", "mean"):
             raise UserError(
@@ -275,17 +289,17 @@ def _refuse_losses(model, config: StepConfig, num_replicas: int) -> None:
 
 def _refuse_what_would_be_wrong(model, config: StepConfig, num_replicas: int) -> None:
     """Raises for what cannot give on several replicas what one device gives."""
-    if seam.runs_eagerly(model):
+    if runs_eagerly(model):
         raise UserError(
             f"run_eagerly with {num_replicas} replicas; to run a step's Python, use one replica "
             "(gpu_ids=[0])"
         )
-    if config.accumulation_steps > 1 and seam.is_synchronized(model):
+    if config.accumulation_steps > 1 and is_synchronized(model):
         raise UserError(
             f"accumulation_steps={config.accumulation_steps} with synchronized batch norm: its "
             "statistics would be of a part of the rows after all; use one of the two"
         )
-    outside = [each for each in model.variables if not seam.is_distributed(each)]
+    outside = [each for each in model.variables if not is_distributed(each)]
     if outside:
         raise UserError(
             f"the variable {outside[0].path} was created outside the scope; build every layer in "

@@ -10,7 +10,8 @@ import keras
 import tensorflow as tf
 
 from tfaccel.common.errors import UserError
-from tfaccel.keras_internals.seam import Replica
+from tfaccel.keras_internals.optimizers import num_updates
+from tfaccel.keras_internals.replica import Replica
 from tfaccel.step import draws
 
 
@@ -29,7 +30,7 @@ def cut_out(x, side: int, replica: Replica, optimizer: keras.optimizers.Optimize
     image = _image(x, side)
     drawn = draws.uniform(
         (tf.shape(image)[0], 2),
-        count=draws.num_updates(optimizer),
+        count=num_updates(optimizer),
         replica=replica,
         purpose=draws.CUTOUT,
     )

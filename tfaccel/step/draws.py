@@ -7,11 +7,10 @@ is followed by one of the same draws, on other images.)
     drawn = uniform((rows, 2), count=num_updates(optimizer), replica=replica, purpose=CUTOUT)
 """
 
-import keras
 import tensorflow as tf
-from keras.src.utils.rng_utils import get_random_seed
 
-from tfaccel.keras_internals.seam import Replica
+from tfaccel.keras_internals.replica import Replica
+from tfaccel.keras_internals.seeds import global_seed
 
 BLEND, CUTOUT = 0, 1  # purposes, whose numbers have nothing to do with one another
 _MAX_REPLICAS = 2**20
@@ -30,7 +29,7 @@ def uniform(shape, *, count: tf.Tensor, replica: Replica | None, purpose: int = 
     """
     index = _MAX_REPLICAS - 1 if replica is None else replica.index
     # Seeds have 32 bits.
-    key = tf.constant((get_random_seed() or 0) + purpose * 2**32, tf.int64)
+    key = tf.constant(global_seed() + purpose * 2**32, tf.int64)
     bits = tf.random.stateless_uniform(
         shape,
         tf.stack([key, count * _MAX_REPLICAS + index]),
@@ -40,9 +39,3 @@ def uniform(shape, *, count: tf.Tensor, replica: Replica | None, purpose: int = 
         alg="philox",
     )
     return tf.cast(tf.bitwise.right_shift(bits, tf.constant(8, tf.uint32)), tf.float32) * 2.0**-24
-
-
-def num_updates(optimizer: keras.optimizers.Optimizer) -> tf.Tensor:
-    """Returns the number of updates made. No counter of Keras advances on a skipped step."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return tf.cast(inner._iterations._value, tf.int64)

@@ -21,10 +21,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.keras_internals import seam
+from tfaccel.keras_internals.model_view import every_optimizer, variables_of
+from tfaccel.keras_internals.recording import noted
+from tfaccel.keras_internals.variables import value_of
 from tfaccel.step.totals import Span
 
-# Any other code is 1 + the index of a variable in `seam.variables_of`.
+# Any other code is 1 + the index of a variable in `variables_of`.
 FINE, WEIGHTS, OTHER = 0, -1, 2**40  # OTHER: the gradient of what is not the model's
 _NONE = OTHER + 1  # nothing was found, as a number above all that may be
 LOG = "nonfinite"  # where a step's logs have the code, until Keras sees them
@@ -35,7 +37,7 @@ def watched(model, step: Callable, batch, *, xla: bool, compile_: Callable | Non
     """Runs the model's own step on its only replica, and leaves out what is not finite.
 
     Args:
-      model: within `seam.as_replica`.
+      model: within `as_replica`.
       step: of the model, as a function of a batch.
       batch: of the replica.
       xla: whether XLA compiles what is traced.
@@ -46,12 +48,12 @@ def watched(model, step: Callable, batch, *, xla: bool, compile_: Callable | Non
       Its logs, those of the loss scale, and the code.
     """
     metrics = model.metrics_variables
-    before = [tf.convert_to_tensor(each._value) for each in metrics]
+    before = [tf.convert_to_tensor(value_of(each)) for each in metrics]
     watch = Watch(model, xla=xla, compile_=compile_)
-    with watch.updates(), seam.noted(_floating_state(model)) as noted:
+    with watch.updates(), noted(_floating_state(model)) as recording:
         logs = step(batch)
-    watch.put_back(noted.assigned())
-    after = [tf.convert_to_tensor(each._value) for each in metrics]
+    watch.put_back(recording.assigned())
+    after = [tf.convert_to_tensor(value_of(each)) for each in metrics]
     spoilt = watch.spoilt(metrics, before, after)
     put_back_where(spoilt, metrics, before, after)
     return _with_results(model, logs, spoilt) | watch.scale_logs() | {LOG: watch.code()}
@@ -62,7 +64,7 @@ def _floating_state(model) -> list:
     return [
         each
         for each in model.non_trainable_variables
-        if each._value.dtype.is_floating and id(each) not in metrics
+        if value_of(each).dtype.is_floating and id(each) not in metrics
     ]
 
 
@@ -77,7 +79,7 @@ def put_back_where(
       before: their values before.
       after: their values now; None to read them.
     """
-    after = [each._value for each in variables] if after is None else after
+    after = [value_of(each) for each in variables] if after is None else after
     for variable, old, new in zip(variables, before, after, strict=True):
         variable.assign(tf.where(spoilt, old, new))
 
@@ -109,13 +111,13 @@ class Watch:
     """What one step does to one replica's model, as far as it is finite."""
 
     def __init__(self, model, *, xla: bool, compile_: Callable | None = None):
-        """Takes the model, within `seam.as_replica`, and whether XLA compiles what is traced.
+        """Takes the model, within `as_replica`, and whether XLA compiles what is traced.
 
         And `compile_`, as `watched` does.
         """
         self._model, self._xla, self._compile = model, xla, compile_
         self._graph = tf.compat.v1.get_default_graph()
-        self._codes = {id(each): 1 + i for i, each in enumerate(seam.variables_of(model))}
+        self._codes = {id(each): 1 + i for i, each in enumerate(variables_of(model))}
         self._looks, self._refused, self._overflowed = [], [], []
 
     @contextlib.contextmanager
@@ -130,7 +132,7 @@ class Watch:
             quicker than one at every gradient.
         """
         with contextlib.ExitStack() as watched:
-            for each in seam.every_optimizer(self._model):
+            for each in every_optimizer(self._model):
                 apply = functools.partial(self.apply, each, spans=spans)
                 watched.enter_context(_set(each, apply=apply))
             yield
@@ -185,7 +187,7 @@ class Watch:
         if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or not optimizer.built:
             return {}
         return {
-            "loss_scale": tf.identity(optimizer.dynamic_scale._value),
+            "loss_scale": tf.identity(value_of(optimizer.dynamic_scale)),
             # Not int32, which functions return by way of the CPU: each step would wait for the GPU.
             "skipped_steps": tf.cast(_any(self._overflowed), tf.int64),
         }
@@ -199,7 +201,7 @@ class Watch:
         if not changes:
             return
         variables, before = [each for each, _ in changes], [each for _, each in changes]
-        after = [tf.convert_to_tensor(each._value) for each in variables]
+        after = [tf.convert_to_tensor(value_of(each)) for each in variables]
         spoilt = self.spoilt(variables, before, after)
         put_back_where(_any([spoilt, *self._refused]), variables, before, after)
 
@@ -223,7 +225,7 @@ class Watch:
         """Returns what was found: of several, that of the first layer; a scalar, int64.
 
         FINE; WEIGHTS where those of the model are not finite now; or 1 + the index of a variable in
-        `seam.variables_of`: of its gradient where it is trained, else of its own value.
+        `variables_of`: of its gradient where it is trained, else of its own value.
         """
         # Not int32, which functions return by way of the CPU: each step would wait for the GPU.
         first = self._first()
@@ -233,7 +235,7 @@ class Watch:
         xla = self._xla or self._compile is not None
 
         def weights_are_finite() -> tf.Tensor:
-            return _all_finite([tf.convert_to_tensor(each._value) for each in trained], xla=xla)
+            return _all_finite([tf.convert_to_tensor(value_of(each)) for each in trained], xla=xla)
 
         finite = self._compiled(weights_are_finite)
         return tf.where(finite, first, tf.constant(WEIGHTS, tf.int64))

@@ -29,9 +29,6 @@ twice, stock Keras's Adam squares each slice; the square of their sum is what a 
 
 A finite check or a clip before the sum would be of a part of the gradient: stock Keras's are
 (weights become -inf where only replica 1 overflows; 30 and -10 clipped to 1 make 0 instead of 1).
-
-Private names relied on:
-  TensorFlow 2.21: "_disable_acd" of `tf.function`'s experimental_attributes.
 """
 
 import contextlib
@@ -49,17 +46,19 @@ import tensorflow as tf
 from tfaccel.common.run_log import summary
 from tfaccel.config import StepConfig
 from tfaccel.data.deferred import Deferred
-from tfaccel.keras_internals import seam
-from tfaccel.keras_internals.seam import Replica
-from tfaccel.step import finite, in_xla, labels, mixing, names, padding
+from tfaccel.keras_internals.function_names import alike, own_numbers
+from tfaccel.keras_internals.layer_paths import layer_paths
+from tfaccel.keras_internals.model_view import every_optimizer, is_synchronized
+from tfaccel.keras_internals.one_replica import as_replica, metrics_as
+from tfaccel.keras_internals.replica import Replica, local_batches, local_replicas
+from tfaccel.keras_internals.traced import UNORDERED
+from tfaccel.keras_internals.variables import value_of
+from tfaccel.step import finite, in_xla, labels, mixing, padding
 from tfaccel.step import totals as totals_lib
 from tfaccel.step.recoverable import Recoverable
 from tfaccel.step.totals import ROWS_UNIT, Layout, Span, Totals
 
 log = logging.getLogger("tfaccel")
-
-# Of a function without automatic control dependencies: what it returns is all that it runs.
-UNORDERED = {"_disable_acd": True}
 
 
 def set_functions(model, strategy, config: StepConfig, *, xla: bool) -> None:
@@ -67,15 +66,15 @@ def set_functions(model, strategy, config: StepConfig, *, xla: bool) -> None:
 
     Keras makes its own only where these are not set, and unsets them in `compile`.
     """
-    replicas = seam.local_replicas(strategy)
+    replicas = local_replicas(strategy)
     several = strategy.num_replicas_in_sync > 1
-    synchronized = several and seam.is_synchronized(model)
+    synchronized = several and is_synchronized(model)
     if synchronized and xla:
         summary("step: training without XLA, because synchronized batch norm sums inside it")
-    elif several and xla and len(seam.every_optimizer(model)) > 1:
+    elif several and xla and len(every_optimizer(model)) > 1:
         summary("step: training without XLA, because each of several optimizers sums inside it")
     choose = functools.partial(in_xla.Choice, model, said=set())
-    sums_within = synchronized or (several and len(seam.every_optimizer(model)) > 1)
+    sums_within = synchronized or (several and len(every_optimizer(model)) > 1)
     choices = [choose(wanted=each) for each in (xla and not sums_within, xla, xla)]
     for each in choices:
         each.layers()
@@ -220,7 +219,7 @@ class _Step:
         self._make = functools.partial(
             _make, model, strategy, config, step, replicas, trains=trains
         )
-        self._numbers = names.own_numbers()  # now: `fit` may come before `evaluate`, or after it
+        self._numbers = own_numbers()  # now: `fit` may come before `evaluate`, or after it
         # For padded batches and for others, one by one and in a row: most models need one alone.
         self._made = {}
         self._lengths = set()  # of launches of several steps, so far
@@ -240,7 +239,7 @@ class _Step:
         return self.choice.on and self._replicas[0].reduces_in_xla
 
     def __call__(self, batch, *, padded: bool) -> dict:
-        batches = seam.local_batches(self._strategy, batch, len(self._replicas))
+        batches = local_batches(self._strategy, batch, len(self._replicas))
 
         def run():
             step = self._function(padded, None)
@@ -319,7 +318,7 @@ class _Step:
                 xla=self.choice.on,
                 updates_in_xla=self._updates_in_xla,
             )
-            self._made[padded, make_batch] = names.alike(self._compile(made), self._numbers)
+            self._made[padded, make_batch] = alike(self._compile(made), self._numbers)
         return self._made[padded, make_batch]
 
     def _compile(self, made: Callable) -> Callable:
@@ -369,7 +368,7 @@ def _make(
         wire = "float16" if config.float16_allreduce else None
         settings = {"gradients_as": wire, "make_batch": make_batch, "trains": trains}
         settings |= {"xla": xla, "updates_in_xla": updates_in_xla}
-        settings["at_once"] = trains and parts == 1 and len(seam.every_optimizer(model)) > 1
+        settings["at_once"] = trains and parts == 1 and len(every_optimizer(model)) > 1
         steps = [_ReplicaStep(model, pass_, each, **settings) for each in replicas]
         return functools.partial(_split_step, steps)
     if parts > 1:
@@ -436,7 +435,7 @@ def _whole_step(
     model, step, replica: Replica, batch, *, xla: bool, updates_in_xla: bool, trains: bool
 ) -> dict:
     """One replica, nothing to sum: the model's own step, as it is."""
-    with seam.as_replica(model, replica), seam.layer_paths(xla=xla, all_reduce=None):
+    with as_replica(model, replica), layer_paths(xla=xla, all_reduce=None):
         if not trains:
             return labels.named(step(batch), trains=False)
         # Within what XLA compiles, it compiles the update too.
@@ -449,7 +448,7 @@ def _accumulating_step(
     model, pass_, replica: Replica, batch, *, xla: bool, updates_in_xla: bool
 ) -> dict:
     """One replica, its batch in parts: their sum, then one update."""
-    with seam.as_replica(model, replica):
+    with as_replica(model, replica):
         totals = pass_(replica, batch)
 
         def update(tensors, metrics_before):
@@ -498,7 +497,7 @@ class _ReplicaStep:
 
         def forward_backward(batch, stand_in=None):
             nonlocal layout, watch
-            with seam.as_replica(model, replica):
+            with as_replica(model, replica):
                 watch = finite.Watch(model, xla=xla) if at_once else None
                 more = {"apply": watch.apply} if at_once else {}
                 totals = pass_(replica, batch, stand_in=stand_in, **more)
@@ -506,7 +505,7 @@ class _ReplicaStep:
             return layout.pack(totals), totals.metrics_before
 
         def update(buffers, metrics_before):
-            with seam.as_replica(model, replica):
+            with as_replica(model, replica):
                 totals, spans = layout.unpack(buffers)
                 return _update(
                     model,
@@ -563,7 +562,7 @@ def _update(
     """Applies the sums over all replicas to this one's variables, and returns the step's logs.
 
     Args:
-      model: within `seam.as_replica`.
+      model: within `as_replica`.
       totals: the sums.
       metrics_before: this replica's own metrics before the step.
       spans: the gradients of `totals`, uncut, where they came out of vectors.
@@ -593,7 +592,7 @@ def _update(
         pairs = zip(totals.metrics_before, metrics, strict=True)
         metrics = [tf.where(spoilt, old, new) for old, new in pairs]
         logs[finite.LOG] = watch.code()
-    with seam.metrics_as(model, metrics):
+    with metrics_as(model, metrics):
         # Within: a metric may give a variable of its own, as Keras's guide has it.
         results = tf.nest.map_structure(tf.convert_to_tensor, model.get_metrics_result())
     # A log that no metric is of is the step's own value: its mean over rows.
@@ -605,7 +604,7 @@ def _changed(totals: Totals, rows: tf.Tensor) -> list[tuple]:
     """Changes the variables that are not trained; returns (variable, value before) of floats."""
     before = []
     for variable, change in zip(totals.changes_of, totals.changes, strict=True):
-        value = tf.identity(variable._value)
+        value = tf.identity(value_of(variable))
         if change.dtype.is_floating:
             before.append((variable, value))
             if variable.aggregation != "sum":
@@ -624,12 +623,12 @@ class _Predict:
         self._model, self._strategy, self._replicas = model, strategy, replicas
         # A `predict_step` of the model's own may call its layers alone, and builds them itself.
         self._is_keras_step = type(model).predict_step is keras.Model.predict_step
-        self._choice, self._numbers = choice, names.own_numbers()
+        self._choice, self._numbers = choice, own_numbers()
         self._made = []  # the function, once it is needed
 
     def _run(self, parts: list) -> list:
         if not self._made:
-            self._made.append(names.alike(self._make(xla=self._choice.on), self._numbers))
+            self._made.append(alike(self._make(xla=self._choice.on), self._numbers))
         return self._made[0](parts)
 
     def _make(self, *, xla: bool) -> Callable:
@@ -639,8 +638,8 @@ class _Predict:
 
         def predict(replica: Replica, batch):
             with (
-                seam.as_replica(model, replica),
-                seam.layer_paths(xla=xla, all_reduce=None),
+                as_replica(model, replica),
+                layer_paths(xla=xla, all_reduce=None),
             ):
                 return model.predict_step(batch)
 
@@ -666,7 +665,7 @@ class _Predict:
     def __call__(self, batches: list):
         outputs = []
         for batch in batches:
-            parts = seam.local_batches(self._strategy, batch, len(self._replicas))
+            parts = local_batches(self._strategy, batch, len(self._replicas))
             if not self._model.built and self._is_keras_step:
                 _build(self._model, parts[0])
             run = functools.partial(self._run, parts)

@@ -13,10 +13,6 @@ Three things are looked at, each before the step has run:
   2. the batch: TensorFlow ends the process where a compiled function is called with strings, and
      ragged or sparse tensors are of another size each time;
   3. the operations of the traced step, and their dtypes: TensorFlow lists what XLA has.
-
-Private names relied on:
-  TensorFlow 2.21: python.framework.kernels.get_registered_kernels_for_op,
-    python.framework.op_def_registry.get.
 """
 
 import functools
@@ -24,11 +20,11 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
-from tensorflow.core.framework import node_def_pb2
-from tensorflow.python.framework import kernels, op_def_registry
 
 from tfaccel.common.run_log import summary
-from tfaccel.keras_internals import seam
+from tfaccel.keras_internals.layers import layers_of
+from tfaccel.keras_internals.symbolic_build import OF_ANY_SIZE
+from tfaccel.keras_internals.traced import has_effects, kernels_of
 
 # What XLA says as it compiles, before anything runs, of what the lists do not tell.
 SAYS_NO = re.compile(
@@ -105,7 +101,7 @@ class Choice:
 
 def of_layers(model) -> str | None:
     """Returns which layer says that XLA cannot compile it, also one inside other layers."""
-    for layer in model._flatten_layers():
+    for layer in layers_of(model):
         if not layer.supports_jit:
             kind = type(layer).__name__
             return f"the layer {layer.name} ({kind}) is not for XLA (supports_jit=False)"
@@ -117,7 +113,7 @@ def of_batch(batch) -> str | None:
     for each in tf.nest.flatten(batch):
         if getattr(each, "dtype", None) == tf.string:
             return "a batch has strings, which XLA has not"
-        if isinstance(each, seam.OF_ANY_SIZE):
+        if isinstance(each, OF_ANY_SIZE):
             kind = type(each).__name__.removesuffix("Spec")
             return (
                 f"a batch has a {kind}, whose size differs from batch to batch, and "
@@ -173,15 +169,15 @@ def _register_kernels() -> None:
         tf.function(lambda: tf.constant(0), jit_compile=True, autograph=False)()
 
 
-def _has_kernel(node: node_def_pb2.NodeDef, functions: dict, device: str) -> bool:
+def _has_kernel(node: tf.compat.v1.NodeDef, functions: dict, device: str) -> bool:
     if node.op in functions:
         return True
     if node.op == "Placeholder":
-        return _fits(node, _kernels(ARGUMENT, device), renamed={"T": "dtype"})
-    return _fits(node, _kernels(node.op, device))
+        return _fits(node, kernels_of(ARGUMENT, device), renamed={"T": "dtype"})
+    return _fits(node, kernels_of(node.op, device))
 
 
-def _fits(node: node_def_pb2.NodeDef, known: Sequence[dict], renamed: dict | None = None) -> bool:
+def _fits(node: tf.compat.v1.NodeDef, known: Sequence[dict], renamed: dict | None = None) -> bool:
     return any(
         all(
             allowed.issuperset(_types(node, (renamed or {}).get(name, name)))
@@ -191,26 +187,12 @@ def _fits(node: node_def_pb2.NodeDef, known: Sequence[dict], renamed: dict | Non
     )
 
 
-def _types(node: node_def_pb2.NodeDef, name: str) -> Sequence[int]:
+def _types(node: tf.compat.v1.NodeDef, name: str) -> Sequence[int]:
     value = node.attr[name]
     return value.list.type if value.HasField("list") else [value.type]
 
 
-@functools.cache
-def _kernels(op: str, device: str) -> tuple[dict[str, frozenset[int]], ...]:
-    """Returns XLA's kernels of an operation: of each, the dtypes that attributes may be."""
-    return tuple(
-        {
-            each.name: frozenset(each.allowed_values.list.type)
-            for each in kernel.constraint
-            if each.allowed_values.list.type
-        }
-        for kernel in kernels.get_registered_kernels_for_op(op).kernel
-        if kernel.device_type == device
-    )
-
-
-def _takes_strings(node: node_def_pb2.NodeDef) -> bool:
+def _takes_strings(node: tf.compat.v1.NodeDef) -> bool:
     return any(
         tf.string.as_datatype_enum in _types(node, name)
         for name, value in node.attr.items()
@@ -238,6 +220,5 @@ def _needed(nodes, kept: Sequence[str]) -> set[str]:
 
 def _with_effects(nodes) -> Iterator[str]:
     for each in nodes:
-        definition = op_def_registry.get(each.op)
-        if definition is not None and definition.is_stateful and each.op != "Placeholder":
+        if has_effects(each.op) and each.op != "Placeholder":
             yield each.name

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-from tfaccel.keras_internals import seam
+from tfaccel.keras_internals.patching import patched
 from tfaccel.step import finite
 
 # In a step's logs until `named`, if it compares labels with outputs: [is one, classes, distance,
@@ -44,7 +44,7 @@ def watched(step: Callable, *, are_probabilities: bool) -> Callable:
         # Keras's losses and metrics come here too, whatever they are given.
         cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits
         noted = functools.partial(_noted, cross_entropy, found)
-        with seam.patched(tf.nn, "sparse_softmax_cross_entropy_with_logits", noted):
+        with patched(tf.nn, "sparse_softmax_cross_entropy_with_logits", noted):
             logs = step(batch)
         if are_probabilities:
             _, y, _ = keras.utils.unpack_x_y_sample_weight(batch)

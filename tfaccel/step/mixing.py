@@ -22,8 +22,8 @@ import tensorflow as tf
 from tfaccel.common.errors import UserError
 from tfaccel.common.tables import in_figures
 from tfaccel.config import StepConfig
-from tfaccel.keras_internals import seam
-from tfaccel.keras_internals.seam import Replica
+from tfaccel.keras_internals.model_view import outputs_of, takes_labels
+from tfaccel.keras_internals.replica import Replica
 from tfaccel.step import blend, cutout, totals
 
 
@@ -75,7 +75,7 @@ def specs_as_probabilities(model: keras.Model) -> Callable:
 
 def check(model: keras.Model, config: StepConfig) -> None:
     """Raises UserError for a model whose labels cannot be probabilities, or images not be mixed."""
-    outputs = seam.outputs_of(model)
+    outputs = outputs_of(model)
     if len(outputs) != 1 or len(outputs[0].shape) != 2 or (outputs[0].shape[-1] or 0) < 2:
         received = ", ".join(str(each.shape[1:]) for each in outputs) or "no known outputs"
         raise UserError(
@@ -83,7 +83,7 @@ def check(model: keras.Model, config: StepConfig) -> None:
             "a row; expected one output of a score for each class: start it with "
             "keras.Input(shape=...), or leave them out"
         )
-    if seam.takes_labels(model):
+    if takes_labels(model):
         raise UserError(
             "label_smoothing, mixup or cutmix with the loss SparseCategoricalCrossentropy: labels "
             "become probabilities in the step; use CategoricalCrossentropy, with the same "

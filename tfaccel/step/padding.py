@@ -3,8 +3,6 @@
 Takes a model and its step; gives a step of the same rows less the padding, or a refusal.
 
     step = leave_out_padding(model, model.test_step)
-
-Private names relied on: see tfaccel/keras_internals/seam.py.
 """
 
 import contextlib
@@ -15,16 +13,22 @@ from collections.abc import Callable
 
 import keras
 import tensorflow as tf
-from keras.src.backend import get_keras_mask
-from keras.src.losses import loss as keras_loss
-from keras.src.trainers.compile_utils import MetricsList
 
 from tfaccel.common.errors import UserError
-from tfaccel.keras_internals import seam
+from tfaccel.keras_internals.model_view import loss_means_of, losses_of, metrics_of, runs_eagerly
+from tfaccel.keras_internals.reductions import (
+    by_row,
+    counts_values,
+    losses_reduced_by,
+    mask_of,
+    means_updated_by,
+    metrics_updated_by,
+    with_rank,
+)
+from tfaccel.keras_internals.variables import value_of
 from tfaccel.step import totals
 
 OWN_STEPS = ("train_step", "test_step")  # that a model may have
-COUNTS_VALUES = {"keras.src.metrics.confusion_metrics", "keras.src.metrics.iou_metrics"}
 
 
 def leave_out_padding(model: keras.Model, step: Callable) -> Callable:
@@ -34,18 +38,18 @@ def leave_out_padding(model: keras.Model, step: Callable) -> Callable:
 
 def check(model: keras.Model) -> None:
     """Raises UserError for losses and metrics that cannot leave out padding rows."""
-    if seam.runs_eagerly(model):
+    if runs_eagerly(model):
         raise UserError(
             "run_eagerly is stock Keras's step, which counts padding; leave it out, or use a "
             "loader with last_batch='drop'"
         )
-    for loss in seam.losses_of(model):
+    for loss in losses_of(model):
         if getattr(loss, "reduction", "mean") in (None, "none"):
             raise UserError(
                 f"the loss {loss.name} has reduction=None; where batches are padded use "
                 "'sum_over_batch_size', or a loader with last_batch='drop'"
             )
-    for metric in seam.metrics_of(model):
+    for metric in metrics_of(model):
         if isinstance(metric, keras.metrics.Metric) and not _takes_weights(metric.update_state):
             raise UserError(
                 f"update_state of the metric {metric.name} has no parameter sample_weight; where "
@@ -95,18 +99,15 @@ def _left_out(model, real: tf.Tensor):
       real: [rows] bool, which rows are not padding.
     """
     num_real = tf.reduce_sum(tf.cast(real, tf.float32))
-    before = [tf.identity(each._value) for each in model.metrics_variables]
-    reduce = _reduced_without_padding(keras_loss.reduce_weighted_values, real)
-    track = _tracking_rows(keras.metrics.Mean.update_state, model, num_real)
-    update = _updated_without_padding(real)
+    before = [tf.identity(value_of(each)) for each in model.metrics_variables]
     with (
-        seam.patched(keras_loss, "reduce_weighted_values", reduce),
-        seam.patched(keras.metrics.Mean, "update_state", track),
-        seam.patched(MetricsList, "update_state", update),
+        losses_reduced_by(functools.partial(_reduced_without_padding, real=real)),
+        means_updated_by(functools.partial(_tracking_rows, model=model, num_real=num_real)),
+        metrics_updated_by(_updated_without_padding(real)),
     ):
         yield
     for variable, value in zip(model.metrics_variables, before, strict=True):
-        variable.assign(tf.where(num_real > 0, variable._value, value))
+        variable.assign(tf.where(num_real > 0, value_of(variable), value))
 
 
 def _reduced_without_padding(reduce_weighted_values: Callable, real: tf.Tensor) -> Callable:
@@ -120,9 +121,9 @@ def _reduced_without_padding(reduce_weighted_values: Callable, real: tf.Tensor) 
             return reduce_weighted_values(values, sample_weight, mask)
         if reduction not in (None, "none"):  # reduced by whoever asked for it
             _check_rows(values, real)
-            own = seam.with_rank(real, values if mask is None else mask)
+            own = with_rank(real, values if mask is None else mask)
             mask = own if mask is None else own & tf.cast(mask, tf.bool)
-        return keras_own(values, seam.by_row(sample_weight, values), mask, reduction, dtype)
+        return keras_own(values, by_row(sample_weight, values), mask, reduction, dtype)
 
     return reduce
 
@@ -140,8 +141,7 @@ def _tracking_rows(update_state: Callable, model, num_real: tf.Tensor) -> Callab
     """Returns `Mean.update_state`, in which Keras's own means of losses weigh by real rows."""
 
     def update(metric, values, sample_weight=None):
-        outputs = model._compile_loss.metrics if model._compile_loss else []
-        if any(metric is each for each in (model._loss_tracker, *outputs)):
+        if any(metric is each for each in loss_means_of(model)):
             sample_weight = num_real
         return update_state(metric, values, sample_weight)
 
@@ -153,10 +153,8 @@ def _updated_without_padding(real: tf.Tensor) -> Callable:
 
     def update(metrics, y_true, y_pred, sample_weight=None):
         if sample_weight is None:
-            mask = get_keras_mask(y_pred)
-            sample_weight = tf.cast(
-                seam.with_rank(real, real if mask is None else mask), tf.float32
-            )
+            mask = mask_of(y_pred)
+            sample_weight = tf.cast(with_rank(real, real if mask is None else mask), tf.float32)
         for metric in metrics.metrics:
             try:
                 own = _as_it_weighs(metric, sample_weight, y_true)
@@ -177,9 +175,8 @@ def _as_it_weighs(metric, weights: tf.Tensor, y_true: tf.Tensor) -> tf.Tensor:
     Keras lines up [rows] with the last axis there, which is an error, or wrong where both are as
     long.
     """
-    kinds = {each.__module__ for each in type(metric).__mro__}
-    if len(weights.shape) != 1 or not kinds & COUNTS_VALUES:
+    if len(weights.shape) != 1 or not counts_values(metric):
         return weights
     if not getattr(metric, "sparse_y_true", True):  # its classes are one value
         y_true = y_true[..., 0]
-    return tf.broadcast_to(seam.with_rank(weights, y_true), tf.shape(y_true))
+    return tf.broadcast_to(with_rank(weights, y_true), tf.shape(y_true))

@@ -19,10 +19,6 @@ has none; that is said.
 Where a step has several XLA functions, all that it changes is taken to be freed: the old memory of
 a variable that was not stays taken until the process ends. What else ends an execution, as a sum
 that is broken off or CUDA's own errors, is not dealt with.
-
-Private names relied on:
-  TensorFlow 2.21: python.framework.auto_control_deps_utils.get_read_write_resource_inputs,
-    python.ops.handle_data_util.get_resource_handle_data.
 """
 
 import ctypes
@@ -33,11 +29,12 @@ from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework.auto_control_deps_utils import get_read_write_resource_inputs
-from tensorflow.python.ops.handle_data_util import get_resource_handle_data
 
 from tfaccel.data.free_memory import free_bytes, mib
-from tfaccel.keras_internals import seam
+from tfaccel.keras_internals.model_view import state_of
+from tfaccel.keras_internals.replica import local_replicas
+from tfaccel.keras_internals.traced import assigned_in
+from tfaccel.keras_internals.variables import components
 from tfaccel.process.out_of_memory import is_of_xla
 from tfaccel.runtime.devices import Device
 
@@ -125,28 +122,22 @@ class Recoverable:
 
 def _changed_in(graph) -> Iterator[_Variable]:
     """Yields the variables that a traced function may assign, and that have a value."""
-    read_by = functools.cache(lambda operation: get_read_write_resource_inputs(operation)[0])
-    for handle, own in graph.captures:
-        data = get_resource_handle_data(own) if own.dtype == tf.resource else None
-        if data is None or not data.is_set:  # a tensor, or an iterator
-            continue
-        if all(own in read_by(each) for each in own.consumers()):
-            continue
+    for handle, dtype in assigned_in(graph):
         # One that is made as a function is first traced has none; it is traced again at once.
         if tf.raw_ops.VarIsInitializedOp(resource=handle):
-            yield _Variable(handle, tf.as_dtype(data.shape_and_type[0].dtype))
+            yield _Variable(handle, dtype)
 
 
 def _copied(variables: dict[int, _Variable], model) -> dict[int, np.ndarray]:
     """Returns the variables' values on the host; nothing where they would fill it."""
     same = {  # on each replica, between steps
         id(each.handle): id(variable)
-        for variable in seam.state_of(model)
-        for each in seam.components(variable)
+        for variable in state_of(model)
+        for each in components(variable)
     }
     tensors = {same.get(key, key): each.read() for key, each in variables.items()}
     needed = sum(each.shape.num_elements() * each.dtype.size for each in tensors.values())
-    replicas = seam.local_replicas(model.distribute_strategy)
+    replicas = local_replicas(model.distribute_strategy)
     num_processes = replicas[0].num_replicas // len(replicas)  # no more than these share the host
     if needed > SHARE * free_bytes(HOST, num_processes):
         log.info(

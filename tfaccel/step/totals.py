@@ -18,8 +18,10 @@ import keras
 import tensorflow as tf
 
 from tfaccel.common.errors import UserError
-from tfaccel.keras_internals import seam
-from tfaccel.keras_internals.seam import Replica
+from tfaccel.keras_internals.layer_paths import layer_paths
+from tfaccel.keras_internals.recording import Recording, recorded
+from tfaccel.keras_internals.replica import Replica
+from tfaccel.keras_internals.variables import value_of
 
 # A gradient times its replica's rows, in this unit of rows, stays near the gradient's own size, so
 # that float16 can hold it: of 256 rows exactly, of 2 rows it is 128 times smaller, which float16
@@ -109,7 +111,7 @@ def make_totals(
         zeros = stand_in is None
         batch = tf.nest.map_structure(one_zero_row, batch) if zeros else stand_in
     metrics_before = {
-        id(each): tf.convert_to_tensor(each._value) for each in model.metrics_variables
+        id(each): tf.convert_to_tensor(value_of(each)) for each in model.metrics_variables
     }
     all_reduce = functools.partial(replica.all_reduce_in_forward, weight=weight)
 
@@ -117,8 +119,8 @@ def make_totals(
         apply(optimizer, _mean_over_replicas(gradients, weight, replica), variables)
 
     with (
-        seam.recorded(model, replica, apply=at_once if apply else None) as recording,
-        seam.layer_paths(xla=xla, all_reduce=all_reduce if replica.num_replicas > 1 else None),
+        recorded(model, replica, apply=at_once if apply else None) as recording,
+        layer_paths(xla=xla, all_reduce=all_reduce if replica.num_replicas > 1 else None),
     ):
         run_part = functools.partial(_part, step, recording, weigh)
         gradients, logs = (_compiled_parts if xla else _traced_parts)(run_part, batch, parts)
@@ -132,7 +134,7 @@ def make_totals(
         for variable in model.metrics_variables:
             variable.assign(metrics_before[id(variable)])
         gradients, logs = tf.nest.map_structure(tf.zeros_like, (gradients, logs))
-    metrics = [(id(each), tf.convert_to_tensor(each._value)) for each in model.metrics_variables]
+    metrics = [(id(each), tf.convert_to_tensor(value_of(each))) for each in model.metrics_variables]
     return Totals(
         rows=tf.convert_to_tensor(weight, tf.float32),
         gradients=gradients,
@@ -164,7 +166,7 @@ def _mean_over_replicas(gradients: list, weight, replica: Replica) -> list[tf.Te
     return means
 
 
-def _part(step, recording: seam.Recording, weigh: Callable, batch):
+def _part(step, recording: Recording, weigh: Callable, batch):
     """Returns the gradients and logs of some rows, times their number."""
     logs = _flat(step(batch))
     weight = weigh(batch)
@@ -240,7 +242,7 @@ def _rows(batch, start, size: int):
 
 def _change(variable, before: tf.Tensor, weight, replica: Replica) -> tf.Tensor:
     """Returns what this replica adds to the change of a variable that is not trained."""
-    change = as_number(variable._value) - as_number(before)
+    change = as_number(value_of(variable)) - as_number(before)
     if variable.aggregation == "sum":  # a count of rows, say
         nothing = isinstance(weight, float) and weight == 0  # what a stand-in row would count
         return tf.zeros_like(change) if nothing else change

@@ -21,8 +21,8 @@ import tensorflow as tf
 
 from tfaccel.common.errors import RunError
 from tfaccel.config import StepConfig
-from tfaccel.keras_internals import seam
 from tfaccel.keras_internals.float32_layers import policy_of
+from tfaccel.keras_internals.replica import local_replicas
 from tfaccel.process.out_of_memory import asked_bytes, is_out_of_memory, leaves_its_cause_to_the_log
 from tfaccel.runtime.devices import Device
 from tfaccel.runtime.gpu_usage import GpuUsage
@@ -213,7 +213,7 @@ def read_plan(model: keras.Model, text: str, *, trains: bool) -> Plan:
 def _gpus(model: keras.Model) -> list[Device]:
     """Returns this process's replicas' GPUs."""
     visible = tf.config.get_visible_devices("GPU")
-    names = [each.device for each in seam.local_replicas(model.distribute_strategy)]
+    names = [each.device for each in local_replicas(model.distribute_strategy)]
     places = [int(name.rpartition(":")[2]) for name in names if "GPU:" in name.upper()]
     ordinals = [int(visible[each].name.rpartition(":")[2]) for each in places]
     return [Device(f"GPU:{each}", ordinals[at]) for at, each in enumerate(places)]

@@ -13,7 +13,6 @@ import inspect
 import logging
 import re
 import sys
-import types
 import warnings
 import weakref
 from collections.abc import Callable
@@ -25,7 +24,18 @@ import tensorflow as tf
 from tfaccel.common.errors import UserError
 from tfaccel.config import StepConfig
 from tfaccel.data.distribute import Loader, check_same_classes
-from tfaccel.keras_internals import seam
+from tfaccel.keras_internals.callbacks import in_order, let_logs_be_results
+from tfaccel.keras_internals.epoch_order import EpochOrder, one_iterator_a_pass
+from tfaccel.keras_internals.keras_methods import around_keras
+from tfaccel.keras_internals.model_view import (
+    has_steps_of_keras,
+    inputs_of,
+    outputs_of,
+    runs_eagerly,
+    takes_labels,
+)
+from tfaccel.keras_internals.one_replica import reset_metrics
+from tfaccel.keras_internals.replica import local_replicas
 from tfaccel.process import progress
 from tfaccel.runtime.agreement import of_workers
 from tfaccel.runtime.cluster import Cluster
@@ -40,7 +50,6 @@ from tfaccel.training.callbacks.first_look import FirstLook
 from tfaccel.training.callbacks.keras_writers import of_this_worker
 from tfaccel.training.callbacks.loss_scale import LossScale
 from tfaccel.training.callbacks.replica_audit import ReplicaAudit
-from tfaccel.training.epoch_order import EpochOrder, one_iterator_a_pass
 from tfaccel.training.memory_plan import explained
 from tfaccel.training.own_scaling import misfit, unscaled
 from tfaccel.training.resume import flat, from_checkpoint
@@ -106,13 +115,12 @@ def extend(
     }
     for name, wrap in ours.items():
         _around(model, name, wrap, config, guard)
-    replicas = seam.local_replicas(model.distribute_strategy)
+    replicas = local_replicas(model.distribute_strategy)
     several = replicas[0].num_replicas > 1
-    model.reset_metrics = functools.partial(seam.reset_metrics, model, replicas)
+    model.reset_metrics = functools.partial(reset_metrics, model, replicas)
     # Where a step's logs are the metrics' results, Keras would work out those once more.
-    are_results = not seam.runs_eagerly(model) and (several or seam.has_steps_of_keras(model))
-    keras_own = types.MethodType(type(model)._get_metrics_result_or_logs, model)
-    model._get_metrics_result_or_logs = (lambda logs: logs) if are_results else keras_own
+    are_results = not runs_eagerly(model) and (several or has_steps_of_keras(model))
+    let_logs_be_results(model, are_results)
 
 
 def _around(model, name: str, wrap: Callable, config: StepConfig, guard: Callable) -> None:
@@ -122,7 +130,7 @@ def _around(model, name: str, wrap: Callable, config: StepConfig, guard: Callabl
         # Within the guard, or it would look for a lost worker where memory is full.
         return _guarded(explained(wrap(method), model, config), model, guard)
 
-    seam.around_keras(model, name, wrapped)
+    around_keras(model, name, wrapped)
 
 
 def _without_padding(predict: Callable) -> Callable:
@@ -158,7 +166,7 @@ def _with_keras_logs(train_on_batch: Callable, model, config: StepConfig) -> Cal
             logs = train_on_batch(*call.args, **call.kwargs)
         finite.on_train_batch_end(0)
         logs = {name: logs[name] for name in logs if name not in ("loss_scale", "skipped_steps")}
-        return logs if as_dict else model._flatten_metrics_in_order(logs)
+        return logs if as_dict else in_order(model, logs)
 
     return wrapper
 
@@ -425,7 +433,7 @@ def _check_batches(dataset: tf.data.Dataset) -> None:
 def _check_inputs(model: keras.Model, loader: Loader) -> None:
     """Raises UserError where a batch has as many axes as the model takes, but of another size."""
     given = tf.nest.flatten(loader.element_spec[0])
-    declared = seam.inputs_of(model)
+    declared = inputs_of(model)
     if not (len(declared) == 1 and len(given) == 1):
         return
     has, takes = tuple(given[0].shape)[1:], tuple(declared[0].shape)[1:]
@@ -453,8 +461,8 @@ def _warn_of_scale(model: keras.Model, loader: Loader) -> None:
 
 def _check_outputs(model: keras.Model, loader: Loader, *, mixed: bool) -> None:
     """Raises UserError where labels are above what the model gives: the loss would be NaN."""
-    labels = mixed or seam.takes_labels(model)
-    declared = seam.outputs_of(model)
+    labels = mixed or takes_labels(model)
+    declared = outputs_of(model)
     if not (labels and loader.class_names and len(declared) == 1):
         return
     num_outputs = declared[0].shape[-1]

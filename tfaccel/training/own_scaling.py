@@ -5,8 +5,6 @@ Takes a model; gives the layer that scales, at any depth, or the one that takes 
     layer = own_scaling(model)              # EfficientNetB0's Rescaling(1/255)
     misfit(model, loader.pixel_range)       # scaled twice: a sentence, or "" where they fit
     unscaled(model, loader.pixel_range)     # not at all, or not as its weights want: likewise
-
-Private name relied on: Model._flatten_layers, of Keras 3.15.
 """
 
 import math
@@ -16,6 +14,7 @@ import keras
 import numpy as np
 
 from tfaccel.common.tables import in_figures
+from tfaccel.keras_internals.layers import layers_of
 from tfaccel.training.keras_pixels import Pixels, trained_on
 
 SMALL = 0.02  # 1/255, 1/127.5 and 1/128 are below; a layer that scales 0..1 is not
@@ -89,7 +88,7 @@ def _in_order(model: keras.Model) -> Iterator[keras.Operation]:
         else:
             yield each
             if isinstance(each, keras.layers.Layer):
-                yield from each._flatten_layers(include_self=False)
+                yield from layers_of(each, include_self=False)
 
 
 def _may_enlarge(step: keras.Operation) -> bool:

@@ -16,7 +16,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.common.errors import RunError
-from tfaccel.keras_internals import seam
+from tfaccel.keras_internals.model_view import state_of
+from tfaccel.keras_internals.replica import Replica, local_replicas
+from tfaccel.keras_internals.variables import components, is_distributed
 from tfaccel.runtime import collectives
 
 log = logging.getLogger("tfaccel")
@@ -74,7 +76,7 @@ class Audit:
         for variable in self._variables:
             with self._model.distribute_strategy.scope():
                 value = collectives.broadcast(variable)
-            for component in seam.components(variable):
+            for component in components(variable):
                 component.assign(value)
 
     def _first_difference(self):
@@ -89,19 +91,19 @@ class Audit:
     @functools.cached_property
     def _variables(self) -> list:
         # One that no strategy distributes is not several.
-        return [each for each in seam.state_of(self._model) if seam.is_distributed(each)]
+        return [each for each in state_of(self._model) if is_distributed(each)]
 
     @functools.cached_property
-    def _replicas(self) -> list[seam.Replica]:
-        return seam.local_replicas(self._model.distribute_strategy)
+    def _replicas(self) -> list[Replica]:
+        return local_replicas(self._model.distribute_strategy)
 
     def _checksums(self) -> np.ndarray:
         """Returns the checksums of all variables on all replicas, [replicas, variables] int64."""
         own = []
         for replica in self._replicas:
             with tf.device(replica.device):
-                components = [seam.components(each) for each in self._variables]
-                own.append(_checksums([each[replica.local_index] for each in components]))
+                mine = [components(each)[replica.local_index] for each in self._variables]
+                own.append(_checksums(mine))
         if self._replicas[0].num_replicas == len(self._replicas):
             return np.stack([each.numpy() for each in own])
         return self._gather(own).numpy()

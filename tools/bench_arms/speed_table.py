@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from bench_arms.rows import Row
 
 HEADER = "| row | ratio | measured | goal | hardware, date |\n|---|---|---|---|---|"
+GPUS = ("H100", "H200")  # the columns of the short table
 
 
 def speed_table(rows: Sequence[Row], folder: pathlib.Path) -> str:
@@ -23,6 +24,21 @@ def speed_table(rows: Sequence[Row], folder: pathlib.Path) -> str:
     for row in rows:
         own = [each for each in results if (each["row"], each["gpus"]) == (row.name, row.gpus)]
         lines += [_line(row, each) for each in own] or [_line(row, {"not run": ""})]
+    return "\n".join(lines)
+
+
+def short_lines(rows: Sequence[Row], folder: pathlib.Path) -> str:
+    """Returns a line of README's table for each row that was measured: its ratio on each GPU."""
+    results = [json.loads(each.read_text()) for each in sorted(folder.glob("speed-*.json"))]
+    lines = []
+    for row in rows:
+        own = [each for each in results if (each["row"], each["gpus"]) == (row.name, row.gpus)]
+        cells = [
+            ", ".join(_measured(row, each) for each in own if gpu in each["hardware"])
+            for gpu in GPUS
+        ]
+        if own:
+            lines.append(f"| {row.compared} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

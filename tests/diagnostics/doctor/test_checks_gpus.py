@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from tfaccel.diagnostics.doctor.checks import cuda, gpus, links
-from tfaccel.diagnostics.doctor.facts.child import Told
-from tfaccel.diagnostics.doctor.facts.gpus import Driver, Gpu, Gpus, Holder, from_told, visible
+from tfaccel.diagnostics.doctor.facts.child import Answers
+from tfaccel.diagnostics.doctor.facts.gpus import Driver, Gpu, Gpus, Holder, from_answers, visible
 from tfaccel.diagnostics.doctor.facts.packages import Build, Packages
 
 GIB = 2**30
@@ -80,7 +80,7 @@ def test_a_card_without_a_driver_is_an_error():
 
 DRIVERS = [
     (Driver("470.82", (11, 4)), "error", "driver for CUDA 12: 525 or newer"),
-    (Driver("535.54.03", (12, 2)), "warning", "older than the 12.5.1"),
+    (Driver("535.54.03", (12, 2)), "warning", "older than the CUDA libraries (12.5.1)"),
     (Driver("580.95.05", (13, 0)), "ok", ""),
 ]
 
@@ -100,8 +100,8 @@ def test_a_driver_and_library_that_differ_need_a_restart():
 
 
 def test_a_driver_that_hangs_is_a_finding():
-    told = Told({}, {"driver": "gave no answer within 10 s"})
-    found = cuda.driver(from_told(told), PACKAGES, num_on_bus=1)
+    told = Answers({}, {"driver": "gave no answer within 10 s"})
+    found = cuda.driver(from_answers(told), PACKAGES, num_on_bus=1)
     assert found.status == "error"
     assert "gave no answer within 10 s" in found.found
 
@@ -125,7 +125,7 @@ def test_a_wheel_of_a_version_that_tensorflow_does_not_want_is_named():
 
 def test_libraries_that_are_no_wheels_are_fine_where_tensorflow_ran_on_all_gpus():
     versions = {"tensorflow": "2.21.0"}
-    ran = Told({"devices": {"gpus": 2}, "a step": {}, "libraries in use": {}})
+    ran = Answers({"devices": {"gpus": 2}, "a step": {}, "libraries in use": {}})
     packages = dataclasses.replace(PACKAGES, versions=versions)
     assert cuda.libraries(GPUS, packages, ran, {}).status == "ok"
     assert cuda.libraries(GPUS, packages, None, {}).status == "error"
@@ -133,7 +133,7 @@ def test_libraries_that_are_no_wheels_are_fine_where_tensorflow_ran_on_all_gpus(
 
 def test_libraries_from_somewhere_else_than_the_wheels_are_named():
     foreign = {"libcudnn.so.9": "/opt/cuda-11/lib/libcudnn.so.9"}
-    told = Told({"devices": {"gpus": 2}, "a step": {}, "libraries in use": foreign})
+    told = Answers({"devices": {"gpus": 2}, "a step": {}, "libraries in use": foreign})
     found = cuda.libraries(GPUS, PACKAGES, told, {"LD_LIBRARY_PATH": "/opt/cuda-11/lib"})
     assert found.status == "warning"
     assert "/opt/cuda-11/lib/libcudnn.so.9" in found.found
@@ -148,16 +148,16 @@ def test_nccl_is_needed_by_two_gpus():
 
 
 def test_gpus_that_tensorflow_does_not_see_are_an_error():
-    assert cuda.devices(GPUS, Told({"devices": {"gpus": 2}, "a step": {}})).status == "ok"
+    assert cuda.devices(GPUS, Answers({"devices": {"gpus": 2}, "a step": {}})).status == "ok"
     for told, words in (
-        (Told({"devices": {"gpus": 0}}), "TensorFlow sees 0 of 2"),
-        (Told({"devices": {"gpus": 2}}, {"a step": "was ended by SIGSEGV"}), "SIGSEGV"),
-        (Told({}, {"devices": "gave no answer within 9 s"}), "gave no answer"),
+        (Answers({"devices": {"gpus": 0}}), "TensorFlow sees 0 of 2"),
+        (Answers({"devices": {"gpus": 2}}, {"a step": "was ended by SIGSEGV"}), "SIGSEGV"),
+        (Answers({}, {"devices": "gave no answer within 9 s"}), "gave no answer"),
     ):
         found = cuda.devices(GPUS, told)
         assert found.status == "error"
         assert words in found.found
-    by_keras = Told({"TensorFlow": {}}, {"Keras": "no jax", "devices": "no jax"})
+    by_keras = Answers({"TensorFlow": {}}, {"Keras": "no jax", "devices": "no jax"})
     assert cuda.devices(GPUS, by_keras).status == "warning"
 
 
@@ -192,17 +192,17 @@ PLANTED = [
         "ok",
         "134 GiB free on each, a little held by python train.py (4242)",
     ),
-    ({"memory_used": 99 * GIB}, "GPU memory", "warning", "by no process that is seen here"),
+    ({"memory_used": 99 * GIB}, "GPU memory", "warning", "by a process that is not visible here"),
     ({"compute_mode": 3, "holders": HELD}, "GPU memory", "error", "exclusive"),
     ({"compute_mode": 2}, "GPU memory", "error", "nvidia-smi -i 1 -c DEFAULT"),
     ({"ecc_errors": 3}, "GPU health", "error", "3 memory errors"),
     ({"remap": (1, 0)}, "GPU health", "warning", "restart"),
     ({"remap": (0, 1)}, "GPU health", "error", "replace"),
-    ({"slowdowns": 0x40}, "GPU health", "warning", "heat"),
+    ({"slowdowns": 0x40}, "GPU health", "warning", "too hot"),
     ({"slowdowns": 0x80}, "GPU health", "warning", "power"),
-    ({"power_limit_w": 300}, "GPU health", "warning", "300 of 700 W"),
+    ({"power_limit_w": 300}, "GPU health", "warning", "limit of 300 W, below the default of 700 W"),
     ({"mig": True}, "GPUs", "warning", "MIG"),
-    ({"capability": (5, 2), "name": "Tesla M40"}, "GPUs", "error", "at least 6.0"),
+    ({"capability": (5, 2), "name": "Tesla M40"}, "GPUs", "error", "requires 6.0 or more"),
     ({"name": "NVIDIA A100"}, "GPUs", "warning", "differ"),
     ({"has_jpeg_engine": False}, "nvJPEG", "ok", "none on GPU 1"),
 ]

@@ -48,8 +48,8 @@ PLANTED = [
     ({"cpu_quota": 3.0}, 0, "cores", "warning", "3 of them"),
     ({"memory_available": GIB // 2}, 0, "memory", "error", "0.5 GiB"),
     ({"memory_available": 3 * GIB}, 0, "memory", "warning", "3 GiB"),
-    ({"memory_room": 2 * GIB}, 0, "memory", "warning", "only 2 GiB below the limit"),
-    ({"memory_room": 0}, 0, "memory", "error", "only 0 MiB below the limit"),
+    ({"memory_room": 2 * GIB}, 0, "memory", "warning", "only 2 GiB remain below the limit"),
+    ({"memory_room": 0}, 0, "memory", "error", "only 0 MiB remain below the limit"),
     ({"shm_total": 64 << 20, "shm_free": 64 << 20}, 2, "shared memory", "error", "--shm-size"),
     ({"shm_total": 512 << 20, "shm_free": 512 << 20}, 2, "shared memory", "warning", "--shm-size"),
     ({"shm_free": 1 << 20}, 2, "shared memory", "error", "1 MiB free"),
@@ -73,17 +73,17 @@ def test_small_shared_memory_is_fine_for_one_process():
     assert checks.shared_memory(small, num_gpus=1).status == "ok"
 
 
-THROUGH_HOST = "reads go through the host"
+THROUGH_HOST = "reads go through the host's memory"
 STORAGES = [
-    ({}, "GPUDirect Storage: live, by /lib/libcufile.so.0"),
+    ({}, "GPUDirect Storage: on, through /lib/libcufile.so.0"),
     (
         {"nvidia_fs": False},
-        f"GPUDirect Storage: not live (no nvidia_fs module); {THROUGH_HOST}",
+        f"GPUDirect Storage: off (no nvidia_fs module); {THROUGH_HOST}",
     ),
-    ({"cufile": None}, f"GPUDirect Storage: not live (no libcufile.so.0); {THROUGH_HOST}"),
+    ({"cufile": None}, f"GPUDirect Storage: off (no libcufile.so.0); {THROUGH_HOST}"),
     (
         {"cufile": None, "nvidia_fs": False},
-        f"GPUDirect Storage: not live (no libcufile.so.0, no nvidia_fs module); {THROUGH_HOST}",
+        f"GPUDirect Storage: off (no libcufile.so.0, no nvidia_fs module); {THROUGH_HOST}",
     ),
 ]
 
@@ -113,9 +113,9 @@ def test_b15_the_library_is_found_in_its_wheel_or_where_libraries_are_loaded_fro
 def test_b15_the_module_is_known_by_its_counters(tmp_path, monkeypatch):
     counters = tmp_path / "stats"
     monkeypatch.setattr(facts, "NVIDIA_FS", counters)
-    assert not facts.look({}).nvidia_fs
+    assert not facts.read_host({}).nvidia_fs
     counters.touch()
-    assert facts.look({}).nvidia_fs
+    assert facts.read_host({}).nvidia_fs
 
 
 def reading(**fields):
@@ -128,8 +128,8 @@ READINGS = [
     (reading(), "ok", "100 MiB of 1,000 files in 1.0 s: 105 MB/s, 1,000 files/s"),
     (reading(seconds=5.0), "warning", "21 MB/s"),
     (reading(num_bytes=1 << 20, seconds=0.1), "ok", "10,000 files/s"),  # small files
-    (reading(from_device=0), "ok", "from memory"),
-    (reading(num_files=0, num_bytes=0), "error", "no file"),
+    (reading(from_device=0), "ok", "already in memory"),
+    (reading(num_files=0, num_bytes=0), "error", "no readable file"),
 ]
 
 
@@ -166,7 +166,7 @@ VARIABLES = [
     ({"TF_FORCE_GPU_ALLOW_GROWTH": "false"}, 2, "warning", "growth"),
     ({"TF_USE_LEGACY_KERAS": "1"}, 0, "error", "Keras 2"),
     ({"NVIDIA_TF32_OVERRIDE": "0"}, 2, "warning", "TF32"),
-    ({"CUDA_LAUNCH_BLOCKING": "1"}, 2, "warning", "one after another"),
+    ({"CUDA_LAUNCH_BLOCKING": "1"}, 2, "warning", "one kernel after another"),
     ({"CUDA_CACHE_DISABLE": "1"}, 2, "warning", "every start"),
     ({"TF_CONFIG": "{bad"}, 0, "error", "TF_CONFIG='{bad' cannot be read"),
     ({"TF_CONFIG": "{}"}, 0, None, ""),

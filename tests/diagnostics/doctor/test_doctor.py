@@ -4,13 +4,14 @@ import dataclasses
 import json
 import subprocess
 import sys
+import types
 
 import pytest
 from test_checks_gpus import H200
 
 from tfaccel.cli import main
 from tfaccel.diagnostics import doctor
-from tfaccel.diagnostics.doctor.facts.child import Told
+from tfaccel.diagnostics.doctor.facts.child import Answers
 from tfaccel.diagnostics.doctor.table import Table, error, ok
 
 
@@ -58,7 +59,7 @@ def test_the_exit_code_is_of_the_findings(monkeypatch, command, finding, code):
 
 
 MISTAKES = [
-    (["--data=/no/such/folder"], "data /no/such/folder is no folder"),
+    (["--data=/no/such/folder"], "data /no/such/folder is not a folder"),
     (["--quik"], "there is no flag --quik of `tfaccel doctor`; did you mean --quick?"),
     (["now"], "'now' is no flag of doctor"),
     (["--quick", "--data=/tmp"], "--quick reads no data"),
@@ -83,15 +84,15 @@ def test_help_names_every_flag_in_100_columns(command):
 
 class Answer:
     def __init__(self, told):
-        self.told = lambda: told
-        self.end = lambda: None
+        self.answers = lambda: told
+        self.child = types.SimpleNamespace(end=lambda: None)
 
 
 def test_a_full_examination_puts_what_children_told_into_its_lines(monkeypatch, tmp_path):
     planted = {
-        "trial": Told({"TensorFlow": {}, "DALI": {}}, {"DALI plugin": "was ended by SIGABRT"}),
-        "nvml": Told({"driver": None}),
-        "disk": Told({}, {"data": "gave no answer within 15 s"}),
+        "trial": Answers({"TensorFlow": {}, "DALI": {}}, {"DALI plugin": "was ended by SIGABRT"}),
+        "nvml": Answers({"driver": None}),
+        "disk": Answers({}, {"data": "gave no answer within 15 s"}),
     }
 
     def start(module, arguments, *, seconds):
@@ -108,7 +109,7 @@ def test_a_full_examination_puts_what_children_told_into_its_lines(monkeypatch, 
 
 def test_b15_direct_storage_has_a_line_in_json_where_there_is_a_gpu(monkeypatch, command):
     gpu = {"gpus": [dataclasses.asdict(H200)], "links": []}
-    told = Told({"driver": {"version": "580.95.05", "cuda": (13, 0)}, "GPUs": gpu})
+    told = Answers({"driver": {"version": "580.95.05", "cuda": (13, 0)}, "GPUs": gpu})
     monkeypatch.setattr(doctor.child, "start", lambda *_, **__: Answer(told))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     checks = json.loads(command("--quick", "--json")[1])["checks"]

@@ -21,7 +21,7 @@ def test_each_line_has_status_first_its_name_and_80_columns():
     assert lines[2].strip() == "fix: ask for more, e.g. `sbatch --cpus-per-task=32`"
     # What goes on starts where the sentence did.
     assert len({len(each) - len(each.lstrip()) for each in lines[2:8]} - {0}) == 1
-    assert lines[-1] == "1 error, 1 warning, 1 ok. Not looked at: disk speed (give --data=FOLDER)."
+    assert lines[-1] == "1 error, 1 warning, 1 ok. Not checked: disk speed (give --data=FOLDER)."
 
 
 def test_a_path_longer_than_the_line_stays_whole():

@@ -14,7 +14,7 @@ import pytest
 from tfaccel.diagnostics.doctor.checks import gpus
 from tfaccel.diagnostics.doctor.facts import child, disk, nvml, trial
 from tfaccel.diagnostics.doctor.facts import gpus as gpu_facts
-from tfaccel.diagnostics.doctor.facts.child import Told
+from tfaccel.diagnostics.doctor.facts.child import Answers
 
 LIMIT_S = 300  # no child here needs a second, but the machine may be slow
 
@@ -58,7 +58,7 @@ def begin(tmp_path):
 
 @pytest.fixture
 def ask(begin):
-    return lambda *stages: begin(*stages).told()
+    return lambda *stages: begin(*stages).answers()
 
 
 def test_an_exception_is_told_and_the_next_stage_begins(ask):
@@ -84,14 +84,14 @@ def test_a_child_that_hangs_is_ended_in_time(begin, tmp_path, monkeypatch):
         time.sleep(0.01)
     later = time.monotonic() + LIMIT_S
     monkeypatch.setattr(child, "time", types.SimpleNamespace(monotonic=lambda: later))
-    told = started.told()
+    told = started.answers()
     assert started.child.exit_code() == -signal.SIGKILL
     assert told.facts == {"fine": {"number": 3}}
     assert told.failed == {"hang": "gave no answer within 300 s (about to hang)"}
 
 
 def test_a_child_that_never_begins_is_told():
-    told = child.start("no_such_module", {}, seconds=LIMIT_S, path=sys.path).told()
+    told = child.start("no_such_module", {}, seconds=LIMIT_S, path=sys.path).answers()
     assert "no_such_module" in told.failed["start"]
 
 
@@ -111,7 +111,7 @@ def test_a_wrong_plugin_in_a_planted_site_is_found_by_trying_it(tmp_path):
         (tmp_path / name).write_text(text)
     stages = ["TensorFlow", "DALI", "DALI plugin"]
     path = [str(tmp_path), *sys.path]
-    told = child.start(trial.__name__, {"only": stages}, seconds=LIMIT_S, path=path).told()
+    told = child.start(trial.__name__, {"only": stages}, seconds=LIMIT_S, path=path).answers()
     assert told.facts["TensorFlow"]["version"] == "2.21.0"
     assert "DALI" in told.facts
     assert "SIGABRT" in told.failed["DALI plugin"]
@@ -127,8 +127,8 @@ def test_the_real_trial_goes_through_every_stage():
 
 
 def test_the_driver_is_asked_in_a_child():
-    told = child.start(nvml.__name__, {}, seconds=LIMIT_S, path=sys.path).told()
-    found = gpu_facts.from_told(told)
+    told = child.start(nvml.__name__, {}, seconds=LIMIT_S, path=sys.path).answers()
+    found = gpu_facts.from_answers(told)
     assert found.problem is None
     assert (found.driver is None) == (not found.gpus)
 
@@ -158,7 +158,9 @@ class Nvml:
 def test_what_a_driver_does_not_tell_is_none(monkeypatch):
     monkeypatch.setattr(nvml, "pynvml", Nvml())
     facts = json.loads(json.dumps(nvml._gpus()))  # as it comes from a child
-    found = gpu_facts.from_told(Told({"driver": {"version": "5", "cuda": [12, 4]}, "GPUs": facts}))
+    found = gpu_facts.from_answers(
+        Answers({"driver": {"version": "5", "cuda": [12, 4]}, "GPUs": facts})
+    )
     assert found.links == {(0, 1): "PCIe, through the CPU"}
     (one, other) = found.gpus
     assert (one.name, one.capability, one.ecc_errors, one.nvlinks) == ("NVIDIA L4", (8, 9), None, 0)

@@ -136,14 +136,14 @@ def test_layers_of_a_model_within_are_not_timed_and_the_head_is_padded():
     fix = tfaccel.lint(keras.Sequential([keras.Input((2,)), *nested()]), xla=False).fix(num_steps=3)
     assert fix.heads == ("logits padded from 5 to 8 units",)
     said = " ".join(str(fix).split())
-    assert "cost of gelu in deep: not timed, " in said
+    assert "cost of gelu in deep: not timed, because " in said
     assert "has no layer deep among its own" in said
 
 
 def test_a_layer_within_is_not_taken_for_one_of_the_same_name():
     both = keras.Sequential([keras.Input((2,)), *nested("same", "softmax"), layers.Dense(8)])
     cost = tfaccel.lint(both, xla=False).fix(num_steps=3).cost
-    assert "same is also the name of a layer in a model within" in cost.not_timed
+    assert "same is also the name of a layer in a model inside this one" in cost.not_timed
 
 
 def test_what_cannot_be_timed_is_said_and_no_error():
@@ -157,7 +157,7 @@ def test_what_cannot_be_timed_is_said_and_no_error():
 
     data = (np.zeros((32, 2), "float32"), np.zeros(32, int))
     cost = tfaccel.lint(Mine(), data, batch_size=32, xla=False).fix().cost
-    assert "not timed, mine is a subclassed model" in str(cost)
+    assert "not timed, because mine is a subclassed model" in str(cost)
     x = layers.Conv2D(8, 3, activation="gelu")(image := keras.Input((None, None, 3)))
     of_any_size = keras.Model(image, layers.Dense(8)(layers.GlobalAveragePooling2D()(x)))
     assert "takes ? x ? x 3" in tfaccel.lint(of_any_size, xla=False).fix().cost.not_timed

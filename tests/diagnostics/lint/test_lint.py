@@ -18,7 +18,7 @@ from tfaccel.diagnostics.lint.findings import Finding, Table
 from tfaccel.diagnostics.lint.read_data import read_data
 from tfaccel.diagnostics.lint.read_model import read_model
 from tfaccel.experiment import models
-from tfaccel.keras_internals.seam import is_distributed
+from tfaccel.keras_internals.variables import is_distributed
 
 pytestmark = pytest.mark.usefixtures("terminal")  # lines of 80 columns
 
@@ -319,12 +319,12 @@ def test_what_run_compile_was_told():
     data = (features(64, 16), features(64, 8))
     model = compiled(make, 2, **settings)
     (found,) = tfaccel.lint(model, data, batch_size=64)
-    assert found.what.startswith("training falls back to no XLA: synchronized batch norm")
+    assert found.what.startswith("training runs without XLA: synchronized batch norm")
     for replicas, xla, words in ((1, True, []), (2, True, []), (1, False, [])):
         model = compiled(make, replicas, xla=xla, optimizer="sgd", loss="mse")
         table = tfaccel.lint(model, data, batch_size=64)
         assert [each.what for each in table] == words
-        assert "XLA: not judged" not in str(table)
+        assert "XLA: not checked" not in str(table)
 
 
 # Data of every kind.
@@ -381,7 +381,7 @@ def test_data_of_every_kind(setup, folder):
     assert loader.position == 0
     with pytest.raises(UserError, match=r"expected a tf\.data\.Dataset"):
         read_data(iter([1]))
-    with pytest.raises(UserError, match=r"has a float in it"):
+    with pytest.raises(UserError, match=r"contains a float"):
         read_data(([[1.0, 2.0]], [0]))
     with pytest.raises(UserError, match=r"expected a keras\.Model"):
         tfaccel.lint("model.keras", (x, y))
@@ -433,7 +433,7 @@ def test_the_command_as_json(capsys, setup):
     assert [each["change"] for each in said["findings"]] == [None]
     assert said["fix"]["heads"] == ["logits padded from 10 to 16 units"]
     assert said["fix"]["before"] is None
-    assert said["fix"]["verdict"].startswith("not timed and not kept, as the gain is next to")
+    assert said["fix"]["verdict"].startswith("not timed and not kept, because the gain is next to")
 
 
 def test_the_command_fails_on_an_error_and_looks_at_a_script(capsys, setup, tmp_path):

@@ -100,7 +100,9 @@ def test_what_cannot_be_padded_is_said():
 
     with pytest.raises(UserError, match="is a subclassed model"):
         with_padded_heads(Mine(), ["logits"])
-    with pytest.raises(UserError, match="has no layer head among its own; put PaddedHead"):
+    with pytest.raises(
+        UserError, match="has no layer head among its own; replace its Dense head by PaddedHead"
+    ):
         with_padded_heads(classifier(), ["head"])
     twice = keras.Sequential([keras.Input((12,)), layers.Lambda(lambda x: 2 * x), layers.Dense(5)])
     with pytest.raises(UserError, match=r"cannot be copied .*Lambda"):
@@ -141,7 +143,7 @@ def test_a_gain_below_a_percent_is_not_timed(monkeypatch):
     assert fix.model is big
     assert (fix.kept, fix.before) == (False, None)
     assert " ".join(str(fix).split()) == (
-        "fix: logits padded from 5 to 8 units: not timed and not kept, as the gain is next to "
+        "fix: logits padded from 5 to 8 units; not timed and not kept, because the gain is next to "
         "nothing, 0.3% of the model's tiles."
     )
     assert json.dumps(fix.as_dict())
@@ -157,7 +159,7 @@ def test_fix_measures_images_of_any_size_and_frozen_models():
     model = keras.Model(image, logits, trainable=False)
     images = np.zeros((48, 6, 6, 3), "float32")
     assert tfaccel.lint(model, (images, Y), xla=False).fix(num_steps=3).heads
-    with pytest.raises(UserError, match=r"takes \? x \? x 3, and a step is timed with whole"):
+    with pytest.raises(UserError, match=r"takes \? x \? x 3, but a step is timed with known sizes"):
         tfaccel.lint(model, xla=False).fix()
 
 
@@ -193,6 +195,7 @@ def test_the_time_for_timing_holds_for_compilation_too():
     slow = Spread.of([2.52, 2.48, 2.56])
     assert str(slow) == "2,520 ms (half of the steps 2,500 to 2,540)"
     assert shortened(slow, num_steps=30) == (
-        " 3 steps of each were timed, not 30: there are 20 s for that, compilation included."
+        " Only 3 steps of each were timed, not 30, because the time limit is 20 s, including "
+        "compilation."
     )
     assert shortened(slow, num_steps=3) == ""

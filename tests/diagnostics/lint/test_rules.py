@@ -60,7 +60,7 @@ def test_widths_are_multiples_of_8_or_16_in_int8():
     # 100 of 104 columns are used, by it and by the next one: all of the model's tiles.
     assert odd.severity == "note"
     assert odd.gain.startswith("3.8% of the model's tiles")
-    assert odd.fix == "96 or 104 units"
+    assert odd.fix == "use 96 or 104 units"
     int8 = facts_of(dense(24, dtype="int8", feeds=(1,)), dense(16, 24, dtype="int8"))
     assert said(tensor_cores.widths, int8) == [
         "warning dense24: 24 units, not a multiple of 16"  # of 32 columns 8 are padding
@@ -89,7 +89,7 @@ def test_many_sizes_that_cost_nothing_are_one_finding():
 
     assert len(found(4, 6)) == 2
     assert found(4, 6, 10) == [
-        "note dense4, dense6 and dense10: 4, 6, 10 units or filters, no multiples of 8"
+        "note dense4, dense6 and dense10: 4, 6, 10 units or filters, not multiples of 8"
     ]
 
 
@@ -145,7 +145,7 @@ def test_batches_are_multiples_of_8_on_each_replica():
     (all_of_few,) = batches.batch_rows(facts_of(dense(64), data=few, step=Step(from_config=True)))
     assert all_of_few.change == "--config.data.global_batch_size=1432"
     (four,) = found(32, dense(64), replicas=8)
-    assert (four.severity, four.fix) == ("warning", "a batch of 64")  # half of each tile
+    assert (four.severity, four.fix) == ("warning", "use a batch size of 64")  # half of each tile
     # A convolution's rows are pixels too: 4 x 24 x 24 is a multiple of 8.
     pixels = facts_of(conv(64), data=Data(global_batch_size=4))
     assert not list(batches.batch_rows(pixels))
@@ -158,7 +158,7 @@ def test_batches_are_multiples_of_8_on_each_replica():
         (128, "smaller", []),
         (None, "smaller", []),
         (123, "drop", []),
-        (23, "drop", ["error data: 23 examples make no batch of 64"]),
+        (23, "drop", ["error data: 23 examples do not fill one batch of 64"]),
         (
             123,
             "smaller",
@@ -202,7 +202,7 @@ def test_inputs_suit_the_data(built, given, words):
 @pytest.mark.parametrize(
     ("data", "fix"),
     [
-        (Data(), "give lint a dataset, or build the model"),
+        (Data(), "pass a dataset to lint, or build the model"),
         (Data(inputs=((15,),)), "batch the data: dataset.batch(...)"),
         (Data(inputs=((15,),), global_batch_size=64), "make the layers fit each other"),
     ],
@@ -257,11 +257,11 @@ def test_outputs_are_as_large_as_the_targets():
     outputs = (Output((22, 22, 1), layer=1),)
     (wrong,) = fits.gives_the_targets(facts_of(*shrinking, outputs=outputs, data=data))
     assert (wrong.where, wrong.what) == ("conv1", "22 x 22 x 1, but the targets are 26 x 26 x 1")
-    assert wrong.fix == "padding='same' in conv64 and conv1"
-    assert "take 4 x 4 pixels off" in wrong.why
+    assert wrong.fix == "use padding='same' in conv64 and conv1"
+    assert "remove 4 x 4 pixels" in wrong.why
     strided = (Output((11, 11, 1), layer=1),)
     (wrong,) = fits.gives_the_targets(facts_of(*shrinking, outputs=strided, data=data))
-    assert wrong.why == "the loss compares pixel with pixel"
+    assert wrong.why == "the loss compares pixel by pixel"
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_linear_chains():
     last = dense(8, 32, is_output=True)
     (found,) = layers.linear_chains(facts_of(*chain, last))
     assert (found.severity, found.where) == ("error", "dense64, dense32 and dense8")
-    assert found.fix == "activation='relu' in dense64 and dense32"
+    assert found.fix == "set activation='relu' in dense64 and dense32"
     # 64 x 64 + 64 x 32 + 32 x 8 = 6,400, and as one 64 x 8 = 512.
     assert "92% of the multiplications" in found.gain
 
@@ -390,7 +390,9 @@ def test_batch_norm_whose_averages_see_few_steps(epochs, data, kept):
     data = Data(**{"num_examples": 500, "global_batch_size": 64} | data)
     facts = facts_of(layer, data=data, step=Step(epochs=epochs))
     found = list(batches.late_averages(facts))
-    assert [f"of which {kept} is still" in each.why for each in found] == [True] * bool(kept)
+    assert [f"{kept} of them is still the initial value" in each.why for each in found] == [
+        True
+    ] * bool(kept)
     frozen = Layer("norm", "BatchNormalization")
     assert not list(batches.late_averages(facts_of(frozen, data=data, step=facts.step)))
 
@@ -404,7 +406,7 @@ def test_precision_where_there_are_tensor_cores():
         ((6, 1), True, []),
         ((7, 0), True, ["warning precision: float32: Tensor Cores are idle"]),
         ((9, 0), False, ["warning precision: float32: Tensor Cores are idle"]),
-        ((9, 0), True, ["note precision: float32, whose products are TF32"]),
+        ((9, 0), True, ["note precision: float32 with products in TF32"]),
     ]:
         assert said(speed.precision, facts_of(step=Step(gpu=gpu, tf32=tf32))) == expected
     assert not said(speed.precision, facts_of(step=Step("float16", gpu=(9, 0))))
@@ -415,7 +417,7 @@ def test_xla_off_and_falling_back():
     (off,) = speed.xla(facts_of(step=Step(xla=False, **gpu)))
     assert (off.severity, off.change) == ("warning", "--config.runtime.xla=True")
     (back,) = speed.xla(facts_of(step=Step(xla=True, without_xla="of the layer x", **gpu)))
-    assert back.what == "training falls back to no XLA: of the layer x"
+    assert back.what == "training runs without XLA: of the layer x"
     for fine in (Step(xla=True), Step(), Step(xla=False, run_eagerly=True)):
         assert not said(speed.xla, facts_of(step=fine))
 
@@ -426,7 +428,7 @@ def test_xla_is_not_advised_for_what_it_cannot_compile():
     for step in (Step(xla=False, **gpu), Step(xla=True, without_xla=reason, **gpu)):
         (found,) = speed.xla(facts_of(step=step))
         assert (found.severity, found.change) == ("note", None)
-        assert found.what == f"training goes without XLA: {reason}"
+        assert found.what == f"training runs without XLA: {reason}"
         assert not step.compiles
     assert not said(speed.xla, facts_of(step=Step(xla=False, not_for_xla=reason)))  # on a CPU
     assert Step(gpu=(9, 0)).compiles

@@ -100,7 +100,12 @@ train = tf.data.Dataset.from_tensor_slices((paths, labels)).map(load).batch(8)
             "with mean=(0.5, 0.5, 0.5) and std=(0.5, 0.5, 0.5)",
         ),
         ("train = tfds.load('cats', split='train')\n", 1, "0 to 255", "std=1/255 it gives"),
-        (DECODED.format("tf.cast(image, tf.float32) / 255"), 2, "0 to 255", "in line 3; or leave"),
+        (
+            DECODED.format("tf.cast(image, tf.float32) / 255"),
+            2,
+            "0 to 255",
+            "in line 3 needs; or remove both",
+        ),
         (DECODED.format("image"), 2, "0 to 255", "with mean=0 and std=1/255"),
     ],
 )
@@ -108,7 +113,7 @@ def test_what_would_change_in_a_script_that_keeps_its_loader(source, where, give
     (found,) = read_script(source + FIT, "train.py")
     assert (found.severity, found.where) == ("note", f"train.py:{where}")
     assert f"gives pixels of {gives}" in found.what
-    assert "has other pixels" in found.why
+    assert "gets other pixels" in found.why
     assert fix in found.fix
 
 

@@ -17,8 +17,9 @@ from tfaccel.runtime.devices import Device, Runtime
 from tfaccel.runtime.gpu_usage import Usage
 from tfaccel.training.callbacks.logs import Logs, learning_rate_of
 from tfaccel.training.callbacks.throughput import Throughput
-from tfaccel.training.logs import Writer, make_writers
+from tfaccel.training.logs import Writer
 from tfaccel.training.logs.contact_sheet import MARGIN
+from tfaccel.training.logs.writers import make_writers
 
 NUM_STEPS = 5  # of 37 images in batches of 8, of which the last has 5
 

@@ -1,9 +1,7 @@
-"""What can be said of data and their loader before anything is trained.
+"""Checks the data and its loader before training.
 
-run.py             all of it: `tfaccel audit`
-dry_epochs.py      two epochs through a real loader: `run.audit`, too
-proof.py           whether a loader gives every example once, in a new order, with draws of its own
-contact_sheet.py   augmented examples with their labels, to look at
+run.py             the whole check: `tfaccel audit`
 
-Which files cannot be trained on is data/scan/'s to say: loaders ask it too.
+The other parts are elsewhere: data/proof/ runs two epochs through a real loader, data/scan/ finds
+files that cannot be trained on, and training/logs/ writes the contact sheet.
 """

@@ -1,4 +1,4 @@
-"""The whole audit of an experiment's data, in order: files, dry epochs, contact sheet.
+"""Audits an experiment's data, in order: files, dry epochs, contact sheet.
 
 all_well = run(parse(get_config()), report=None, sheet=pathlib.Path("sheet.png"))
 """
@@ -27,24 +27,24 @@ NUM_SHOWN = 64  # images on the contact sheet
 def run(config: Config, *, report: pathlib.Path | None, sheet: pathlib.Path | None) -> bool:
     """Audits training and test data, prints the verdict, and returns whether all is well.
 
-    Bad files are well where `bad_files="skip"` leaves them out.
+    A bad file is no fault if `bad_files="skip"` excludes it.
 
     Args:
       config: the experiment.
-      report: where to write the list of bad files; None for the cache folder alone.
-      sheet: where to write a PNG of augmented training images; None for none.
+      report: where to write the list of bad files; None writes it only to the cache folder.
+      sheet: where to write a PNG of augmented training images; None writes none.
 
     Raises:
-      UserError: the data are not there, or a path cannot be written.
+      UserError: the data does not exist, or a path cannot be written.
     """
-    # ----- Process: the same devices as in training, for the same shards.
+    # ----- Process: the same devices as in training, so that the shards are the same.
     cluster = find(os.environ)
     check_one_process(cluster, "the audit")
     this_run = Run(config.runtime, cluster)
 
     all_well, faults = True, []
     for split in ("train", "test"):
-        # ----- Files: each is decoded once; a second audit looks at those that have changed.
+        # ----- Files: decodes each file once; a second audit decodes only files that have changed.
         source = open_source(config.data, split)
         if isinstance(source, ImageSource):
             augment = config.train_images if split == "train" else config.test_images
@@ -60,7 +60,7 @@ def run(config: Config, *, report: pathlib.Path | None, sheet: pathlib.Path | No
             faults += found.faults
             source = files.usable(source, found)
 
-        # ----- Epochs: what the real pipeline of each replica gives.
+        # ----- Epochs: checks what each replica's real input pipeline gives.
         verdict = dry_epochs(
             this_run,
             source,
@@ -71,7 +71,7 @@ def run(config: Config, *, report: pathlib.Path | None, sheet: pathlib.Path | No
         show(f"{split}: {verdict}")
         all_well &= verdict.ok
 
-        # ----- Contact sheet: for people to look at.
+        # ----- Contact sheet: shows augmented images to people.
         if sheet and split == "train":
             loader = open_loader(this_run, config, split, source=source, bad_files="error")
             x, y = _shown(loader, this_run)
@@ -85,7 +85,7 @@ def run(config: Config, *, report: pathlib.Path | None, sheet: pathlib.Path | No
 
 
 def _shown(loader: Loader, this_run: Run) -> tuple[np.ndarray, np.ndarray]:
-    """Returns some augmented images, and their labels or targets, as the loader gives them."""
+    """Returns the first augmented images, and their labels or targets, from the loader."""
     local = this_run.strategy.experimental_local_results
     shown = []
     for batch in loader:

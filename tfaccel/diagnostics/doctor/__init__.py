@@ -1,11 +1,11 @@
-"""Whether this machine can train: what is installed, what there is, and whether it fits.
+"""Checks whether this machine can train: what is installed, and whether the parts work together.
 
-Facts are gathered (facts/), partly in children that may abort or hang; checks (checks/), which are
-pure functions of them, make a line each, with what to do.
+The modules in facts/ gather facts. Some of them ask child processes, which may abort or hang. The
+modules in checks/ are pure functions that turn facts into one line each, with a fix.
 
-    print(tfaccel.doctor.examine(data="/data/imagenet"))    # in a notebook, it shows as a table
+    print(tfaccel.doctor.examine(data="/data/imagenet"))    # a notebook shows it as a table
 
-No line needs TensorFlow in this process.
+This process never imports TensorFlow.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from tfaccel.diagnostics.doctor.checks import cuda, gpus, host, links, packages,
 from tfaccel.diagnostics.doctor.facts import child
 from tfaccel.diagnostics.doctor.facts import host as host_facts
 from tfaccel.diagnostics.doctor.facts.disk import Reading
-from tfaccel.diagnostics.doctor.facts.gpus import from_told, visible
+from tfaccel.diagnostics.doctor.facts.gpus import from_answers, visible
 from tfaccel.diagnostics.doctor.facts.packages import installed
 from tfaccel.diagnostics.doctor.table import Finding, Table
 
@@ -26,79 +26,83 @@ NVML_S = 10
 QUICK_NVML_S = 3
 TRIAL_S = 180  # the first start on a new GPU compiles kernels for a minute or more
 READING_S = 5
-QUICK_LEAVES_OUT = "TensorFlow's start on the devices, the plugin's loading (without --quick)"
-NO_DATA = "disk speed at the data (--data=FOLDER)"
+SKIPPED_BY_QUICK = "starting TensorFlow on the devices, loading the plugin (run without --quick)"
+NO_DATA = "disk speed of the data (pass --data=FOLDER)"
 
 
 def examine(*, quick: bool = False, data: str | os.PathLike | None = None) -> Table:
-    """Returns a line for all that training needs.
+    """Checks everything that training needs and returns one line for each check.
 
     Args:
-      quick: start neither TensorFlow nor DALI, which takes about ten seconds, nor read data.
-      data: a folder of images or shards, whose reading is timed; by default none is.
+      quick: skips the start of TensorFlow and DALI, which takes about ten seconds. It cannot be
+        combined with data.
+      data: a folder of images or shards. If it is given, its files are read to measure their speed.
 
     Raises:
-      UserError: data is no folder.
+      UserError: data is not a folder, or it is combined with quick.
     """
     folder = _folder(data, quick=quick)
     environment = dict(os.environ)
 
     # ----- Facts.
     with contextlib.ExitStack() as stack:
-        asked = child.start(f"{__name__}.facts.nvml", {}, seconds=QUICK_NVML_S if quick else NVML_S)
-        stack.callback(asked.end)  # Ctrl-C leaves none behind
-        there, machine = installed(), host_facts.look(environment)
-        all_gpus = from_told(asked.told())  # before the trial, which would be seen to hold memory
-        seen = visible(all_gpus, environment)
-        tried = None if quick else child.start(f"{__name__}.facts.trial", {}, seconds=TRIAL_S)
-        if tried:
-            stack.callback(tried.end)
-        told = tried.told() if tried else None
+        nvml_s = QUICK_NVML_S if quick else NVML_S
+        nvml = child.start(f"{__name__}.facts.nvml", {}, seconds=nvml_s)
+        stack.callback(nvml.child.end)  # Ctrl-C leaves no child behind
+        packages_found, machine = installed(), host_facts.read_host(environment)
+        # Before the trial starts, because NVML would list the trial as a holder of GPU memory.
+        all_gpus = from_answers(nvml.answers())
+        visible_gpus = visible(all_gpus, environment)
+        answers = None
+        if not quick:
+            trial = child.start(f"{__name__}.facts.trial", {}, seconds=TRIAL_S)
+            stack.callback(trial.child.end)
+            answers = trial.answers()
 
-    # ----- Findings, from the ground up.
+    # ----- Findings, from the driver upwards.
     hidden = environment.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
     python, tensorflow, *rest = packages.check(
-        there,
-        told,
+        packages_found,
+        answers,
         environment=environment,
         keras_backend=machine.keras_backend,
-        has_gpu=bool(seen.gpus),
+        has_gpu=bool(visible_gpus.gpus),
     )
     on_bus = 0 if hidden else machine.gpus_on_bus
-    engines = told.facts.get("nvJPEG") if told else None
-    found = [
+    engines = answers.facts.get("nvJPEG") if answers else None
+    findings = [
         python,
-        cuda.driver(all_gpus, there, num_on_bus=on_bus, quick=quick),
-        cuda.libraries(seen, there, told, environment),
+        cuda.driver(all_gpus, packages_found, num_on_bus=on_bus, quick=quick),
+        cuda.libraries(visible_gpus, packages_found, answers, environment),
         tensorflow,
-        *([cuda.devices(seen, told)] if told else []),
+        *([cuda.devices(visible_gpus, answers)] if answers else []),
         *rest,
-        *gpus.check(seen, there.build, own_pid=os.getpid(), engines=engines),
-        links.nccl(seen, there, told),
-        *filter(None, [links.nvlink(seen)]),
-        *host.check(machine, num_gpus=len(seen.gpus)),
+        *gpus.check(visible_gpus, packages_found.build, own_pid=os.getpid(), engines=engines),
+        links.nccl(visible_gpus, packages_found, answers),
+        *filter(None, [links.nvlink(visible_gpus)]),
+        *host.check(machine, num_gpus=len(visible_gpus.gpus)),
         *([_data(folder)] if folder else []),
-        *variables.check(environment, len(all_gpus.gpus), num_visible=len(seen.gpus)),
+        *variables.check(environment, len(all_gpus.gpus), num_visible=len(visible_gpus.gpus)),
     ]
-    left_out = [QUICK_LEAVES_OUT] if quick else []
-    return Table(tuple(found), tuple(left_out if folder else [*left_out, NO_DATA]))
+    skipped = [SKIPPED_BY_QUICK] if quick else []
+    return Table(tuple(findings), tuple(skipped if folder else [*skipped, NO_DATA]))
 
 
 def _folder(data: str | os.PathLike | None, *, quick: bool) -> pathlib.Path | None:
     if data is None:
         return None
     if quick:
-        raise UserError("--quick reads no data; leave out --quick, or --data")
+        raise UserError("--quick reads no data; remove --quick or --data")
     folder = local_path(data).absolute()
-    if not os.path.isdir(folder):  # nor one that may be looked into
-        raise UserError(f"data {folder} is no folder; give the one that the images are in")
+    if not os.path.isdir(folder):  # also False for a folder that this user may not enter
+        raise UserError(f"data {folder} is not a folder; pass the folder that holds the images")
     return folder
 
 
 def _data(folder: pathlib.Path) -> Finding:
-    """Reads data last, when the trial no longer takes the cores."""
+    """Measures how fast the data is read. This runs last, when the trial has freed the cores."""
     arguments = {"folder": str(folder), "seconds": READING_S}
-    told = child.start(f"{__name__}.facts.disk", arguments, seconds=3 * READING_S).told()
-    reading = told.facts.get("data")
-    problem = told.why_not("data") or told.failed.get("start")
+    answers = child.start(f"{__name__}.facts.disk", arguments, seconds=3 * READING_S).answers()
+    reading = answers.facts.get("data")
+    problem = answers.why_not("data") or answers.failed.get("start")
     return host.data(folder, Reading(**reading) if reading else None, problem)

@@ -1,4 +1,4 @@
-"""What was found: a line for each check, and all of them as text, HTML and JSON.
+"""The report of the doctor: one line for each check, shown as text, HTML or JSON.
 
 print(Table((ok("Python", "3.11.9"), error("DALI", "not installed", "install it: pip ..."))))
 """
@@ -15,13 +15,14 @@ Status = Literal["ok", "warning", "error"]
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One check's line.
+    """The result of one check.
 
     Attributes:
-      name: of what was looked at.
-      status: "error" is what training fails by, "warning" what it is slower or other by.
-      found: what there is, and what was expected where that is something else.
-      fix: what to do; empty where all is well.
+      name: the thing that was checked.
+      status: "error" if training fails; "warning" if training is slower than it could be or does
+        something unexpected.
+      found: the state of the machine, and the expected state if it is different.
+      fix: what to do; empty if nothing is wrong.
     """
 
     name: str
@@ -31,41 +32,41 @@ class Finding:
 
     @property
     def row(self) -> tuple[str, str, tuple[str, ...]]:
-        """Its status, its name and its sentences."""
+        """The columns of the report: status, name, and the sentences below each other."""
         return self.status, self.name, (self.found, self.fix and f"fix: {self.fix}")
 
 
 def ok(name: str, found: str) -> Finding:
-    """Returns the line of something that fits."""
+    """Returns the line of a check that found no fault."""
     return Finding(name, "ok", found)
 
 
 def warning(name: str, found: str, fix: str) -> Finding:
-    """Returns the line of something that makes training slower, or other than expected."""
+    """Returns the line of a fault that makes training slower or different from what you expect."""
     return Finding(name, "warning", found, fix)
 
 
 def error(name: str, found: str, fix: str) -> Finding:
-    """Returns the line of something that training fails by."""
+    """Returns the line of a fault that makes training fail."""
     return Finding(name, "error", found, fix)
 
 
-def worst(name: str, found: Sequence[Finding], fine: str) -> Finding:
-    """Returns several faults of one thing as one line, or that it is fine."""
-    if not found:
+def merged(name: str, faults: Sequence[Finding], fine: str) -> Finding:
+    """Merges the faults of one thing into one line; returns the line `fine` if there are none."""
+    if not faults:
         return ok(name, fine)
-    status = "error" if any(each.status == "error" for each in found) else "warning"
-    fixes = dict.fromkeys(each.fix for each in found)  # each once, in order
-    return Finding(name, status, "; ".join(each.found for each in found), "; ".join(fixes))
+    status = "error" if any(each.status == "error" for each in faults) else "warning"
+    fixes = dict.fromkeys(each.fix for each in faults)  # in order, without repetitions
+    return Finding(name, status, "; ".join(each.found for each in faults), "; ".join(fixes))
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Table(Report):
-    """All findings, in the order in which they were looked for.
+    """All findings, in the order of the checks.
 
     Attributes:
-      findings: a line each.
-      left_out: what was not looked at, and how it would be.
+      findings: one line for each check.
+      left_out: the checks that were skipped, each with the way to run it.
     """
 
     findings: tuple[Finding, ...]
@@ -77,12 +78,12 @@ class Table(Report):
         return 1 if self._count("error") else 0
 
     def parts(self):
-        """Returns a line for each finding, then the counts and what was left out."""
+        """Yields one line for each finding, then the counts and the skipped checks."""
         yield Notes([each.row for each in self.findings])
         yield self._summary()
 
     def as_dict(self) -> dict:
-        """Returns what is ready for JSON: the checks, the counts and what was left out."""
+        """Returns the findings, the counts and the skipped checks as values for JSON."""
         return {
             "checks": [dataclasses.asdict(each) for each in self.findings],
             "errors": self._count("error"),
@@ -95,5 +96,5 @@ class Table(Report):
 
     def _summary(self) -> str:
         errors, warnings = (counted(self._count(each), each) for each in ("error", "warning"))
-        left_out = f" Not looked at: {'; '.join(self.left_out)}." if self.left_out else ""
+        left_out = f" Not checked: {'; '.join(self.left_out)}." if self.left_out else ""
         return f"{errors}, {warnings}, {self._count('ok')} ok.{left_out}"

@@ -1,40 +1,41 @@
-"""A model, its data and its step as plain values, which rules judge. Needs no TensorFlow.
+"""A model, its data and its step as plain values for the rules. Needs no TensorFlow.
 
     facts = Facts(model=Model(name="mine", layers=(...)), data=Data(inputs=((15,),)))
 
-Shapes are of one example, without the batch; None in them is a size that is not known.
+A shape is the shape of one example, without the batch. A size that is not known is None.
 """
 
 import dataclasses
 
 Shape = tuple[int | None, ...]
 
-# Of what is outside all layers, as a layer's neighbour: an operation in a model's own `call`.
+# Stands for a neighbour outside all layers, such as an operation in a model's `call`.
 OUTSIDE = -1
 
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """One call of a layer that has no layers of its own.
+    """One call of a leaf layer, which contains no other layers.
 
     Attributes:
-      name: of the layer.
-      kind: its class.
-      inputs: shape of its first input.
-      outputs: shape of its first output.
-      features_in: rows of its weight matrix, as a matrix product sees it; None for no product.
-      features_out: columns, likewise: units, filters.
-      multiplies: of matrix products, for one example; 0 where it has none or they are not known.
-      positions: rows of the product for one example: pixels, or steps of a sequence.
-      activation: by name; None for a layer that has none.
-      dtype: that it computes in; "int8" where it is quantized.
-      feeds: indices, among the model's layers, of those that take its output; OUTSIDE for others.
+      name: the layer's name.
+      kind: the layer's class.
+      inputs: the shape of the first input.
+      outputs: the shape of the first output.
+      features_in: the rows of the weight matrix in the matrix product; None if it has no product.
+      features_out: the columns of the weight matrix: units or filters; None likewise.
+      multiplies: the multiplications of its matrix products for one example; 0 if it has none or
+        if they are not known.
+      positions: the rows of the product for one example: pixels, or time steps of a sequence.
+      activation: the name of the activation; None if there is none.
+      dtype: the dtype that it computes in; "int8" if it is quantized.
+      feeds: the indices of the layers that take its output; OUTSIDE for anything else.
       is_input: whether it takes the model's input.
-      is_output: whether its output is the model's.
-      padding: "valid" or "same", of convolutions.
-      window: (height, width) of a convolution's kernel, with its dilation.
+      is_output: whether its output is an output of the model.
+      padding: "valid" or "same", of a convolution.
+      window: (height, width) of a convolution's kernel, including its dilation.
       channels_first: whether it works on NCHW.
-      momentum: of the moving averages of batch norm that is trained; else None.
+      momentum: the momentum of a trainable batch norm layer; None for all other layers.
     """
 
     name: str
@@ -61,10 +62,12 @@ class Output:
     """One output of a model.
 
     Attributes:
-      shape: of an example's.
-      dtype: that it comes in.
-      name: by which Keras finds its target, where the data name targets; None for none.
-      layer: whose output it is, in another dtype perhaps, among the model's layers; None for none.
+      shape: the shape for one example.
+      dtype: the dtype of the output.
+      name: the key that Keras uses to find the target if the targets have names; None if it has no
+        name.
+      layer: the index of the layer that computes it, perhaps in another dtype; None if no layer
+        does.
     """
 
     shape: Shape = ()
@@ -75,20 +78,21 @@ class Output:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """What is known of a model.
+    """The facts about a model.
 
     Attributes:
-      name: its own.
-      layers: in the order of their calls.
-      inputs: shapes that it is built for; empty where that is not known.
-      outputs: that it gives.
-      outside_scope: paths of the variables that the strategy does not know.
-      unknown: kinds of layers with weights whose work is not known.
-      own_scaling: name of the layer that scales pixels of 0..255; None where there is none.
-      raw: name of the layer with weights that takes 0..255 as they come; None for none.
-      other_pixels: name of a network of keras.applications with trained weights whose pixels are
-        not those of the data; None for none.
-      fault: why it could not be called, in words; None if it could.
+      name: the model's name.
+      layers: the leaf layers in the order of their calls.
+      inputs: the shapes that the model is built for; empty if they are not known.
+      outputs: the model's outputs.
+      outside_scope: the paths of the variables that were created outside the strategy's scope.
+      unknown: the kinds of layers with weights whose work is not known.
+      own_scaling: the name of the layer that scales pixels of 0..255; None if there is none.
+      raw: the name of a layer with weights that takes pixels of 0..255 unscaled; None if there is
+        none.
+      other_pixels: the name of a network of keras.applications with pretrained weights that were
+        trained on other pixels than the data's; None if there is none.
+      fault: why the model could not be called, in words; None if it could.
     """
 
     name: str = "model"
@@ -105,14 +109,14 @@ class Model:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What is known of one target.
+    """The facts about one target.
 
     Attributes:
-      shape: of an example's.
-      name: that the data give it; None where its place says which output it is of.
-      is_integer: whether it is whole numbers: classes.
-      num_classes: by class names, or by the labels that were looked at; None if not known.
-      num_labels: how many of them were looked at; None for all.
+      shape: the shape for one example.
+      name: its name in the data; None if its position tells which output it belongs to.
+      is_integer: whether it holds integers, which are classes.
+      num_classes: the number of classes, from class names or labels; None if it is not known.
+      num_labels: the number of labels that were read to find num_classes; None for all.
     """
 
     shape: Shape = ()
@@ -123,23 +127,23 @@ class Target:
 
     @property
     def has_labels(self) -> bool:
-        """Whether it is one whole number for an example, or for a pixel."""
+        """Whether it holds one class for each example, or for each pixel."""
         return self.is_integer and (len(self.shape) != 1 or self.shape[0] in (1, None))
 
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """What is known of the training data.
+    """The facts about the training data.
 
     Attributes:
-      inputs: shapes of an example's inputs; empty where that is not known.
-      targets: empty where there are none.
-      num_examples: of an epoch; None where that is not known.
-      global_batch_size: examples in a step over all replicas; None where that is not known.
-      last_batch: what becomes of a batch that is not full: "smaller", "pad", "drop", "repeat".
-      shuffles: whether epochs have an order of their own; None where that is not known.
-      is_tfaccel: whether a tfaccel loader gives them.
-      pixel_range: (least, largest) value of a pixel, of a tfaccel loader of images; else None.
+      inputs: the shapes of an example's inputs; empty if they are not known.
+      targets: the targets; empty if there are none.
+      num_examples: the examples of an epoch; None if it is not known.
+      global_batch_size: the rows of a step on all replicas; None if it is not known.
+      last_batch: what happens to a batch that is not full: "smaller", "pad", "drop" or "repeat".
+      shuffles: whether each epoch has another order; None if it is not known.
+      is_tfaccel: whether the data comes from a tfaccel loader.
+      pixel_range: (smallest, largest) pixel value of a tfaccel loader of images; None otherwise.
     """
 
     inputs: tuple[Shape, ...] = ()
@@ -154,22 +158,22 @@ class Data:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What is known of how the step runs.
+    """The facts about how the step runs.
 
     Attributes:
       precision: the model's dtype policy.
       tf32: whether float32 products may use Tensor Cores.
-      xla: whether training is compiled; None where that is not known.
-      without_xla: why not, where something else than the user's own word keeps it off.
-      not_for_xla: what XLA cannot compile, also where nobody asked for it; None for nothing known.
+      xla: whether XLA compiles training; None if it is not known.
+      without_xla: why XLA does not compile training, if the user did not turn it off.
+      not_for_xla: what XLA cannot compile, even if nobody asked for XLA; None if nothing is known.
       run_eagerly: whether each operation waits for Python.
-      steps_per_execution: between two looks of the host; None where that is not known.
-      accumulation_steps: parts of a batch that batch norm sees one at a time.
-      num_replicas: over all workers.
-      sync_batchnorm: whether batch norm sees all replicas' rows.
-      gpu: compute capability of the first GPU; None where there is none.
+      steps_per_execution: the steps of one execution; None if it is not known.
+      accumulation_steps: the parts of a batch; batch norm computes its statistics over one part.
+      num_replicas: the replicas of all workers.
+      sync_batchnorm: whether batch norm computes its statistics over all replicas.
+      gpu: the compute capability of the first GPU; None if there is no GPU.
       from_config: whether the fixes are flags of `tfaccel train`.
-      epochs: of the run; None where that is not known.
+      epochs: the epochs of the run; None if it is not known.
     """
 
     precision: str = "float32"
@@ -188,19 +192,19 @@ class Step:
 
     @property
     def compiles(self) -> bool:
-        """Whether XLA compiles training, or would: where nothing else is known, on a GPU."""
+        """Whether XLA compiles training. If `xla` is not known, it does on a GPU."""
         asked = bool(self.gpu) if self.xla is None else self.xla
         return asked and not self.without_xla and not self.not_for_xla
 
     @property
     def has_tensor_cores(self) -> bool:
-        """Whether there is a GPU with Tensor Cores: Volta, 7.0, and later."""
+        """Whether there is a GPU with Tensor Cores: compute capability 7.0 (Volta) or later."""
         return self.gpu is not None and self.gpu >= (7, 0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """All that rules see."""
+    """All facts that the rules use."""
 
     model: Model = dataclasses.field(default_factory=Model)
     data: Data = dataclasses.field(default_factory=Data)
@@ -208,6 +212,6 @@ class Facts:
 
     @property
     def rows(self) -> int | None:
-        """Examples in a step on each replica."""
+        """The rows of a step on each replica; None if they are not known."""
         batch = self.data.global_batch_size
         return None if batch is None else max(1, batch // self.step.num_replicas)

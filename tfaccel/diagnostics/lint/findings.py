@@ -1,4 +1,4 @@
-"""A finding, and the table of them.
+"""A finding, and the table of findings.
 
 table = Table(findings=(...), title="resnet50", remarks=())
 print(table); len(table); [each.fix for each in table]; table.ok
@@ -10,22 +10,22 @@ from collections.abc import Iterator
 from tfaccel.common.report import Notes, Report
 from tfaccel.common.tables import counted
 
-REMARKS = "looked at, and in order or not to be judged:"
+REMARKS = "remarks on what is fine, or could not be checked:"
 SEVERITIES = ("error", "warning", "note")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Finding(Report):
-    """One thing to mend.
+    """One fault, or one possible gain.
 
     Attributes:
-      severity: "error" for what is wrong, "warning" for what costs much, "note" for the rest.
-      where: a layer, the data, or a place in a script.
-      what: was found.
-      why: it matters.
-      gain: what to expect of the fix, as it follows from the facts.
+      severity: "error" for a fault, "warning" for a large cost, "note" for everything else.
+      where: a layer, the data, or a line of a script.
+      what: the fault.
+      why: why it matters.
+      gain: what to expect from the fix, calculated from the facts.
       fix: what to do.
-      change: the same as a flag of `tfaccel train`, where there is one.
+      change: the fix as a flag of `tfaccel train`; None if there is no such flag.
     """
 
     severity: str
@@ -37,12 +37,12 @@ class Finding(Report):
     change: str | None = None
 
     def parts(self):
-        """Returns what there is to know of it, and what to do."""
+        """Yields the finding as one note."""
         yield Notes([self.row])
 
     @property
     def row(self) -> tuple[str, tuple[str, ...]]:
-        """Its severity, and its sentences."""
+        """The severity and the sentences."""
         said = {"why": self.why, "gain": self.gain, "fix": self.fix, "flag": self.change}
         rest = [f"{name}: {text}" for name, text in said.items() if text]
         return self.severity, (f"{self.where}: {self.what}", *rest)
@@ -53,9 +53,10 @@ class Table(Report):
     """All findings, the worst first.
 
     Attributes:
-      findings: what there is to mend.
-      title: what was looked at.
-      remarks: what is in order although it looks odd, and what could not be judged.
+      findings: the findings.
+      title: what was checked.
+      remarks: sentences about things that look odd but are fine, and about things that could not be
+        checked.
     """
 
     findings: tuple[Finding, ...]
@@ -63,7 +64,7 @@ class Table(Report):
     remarks: tuple[str, ...] = ()
 
     def __post_init__(self):
-        """Sorts the findings."""
+        """Sorts the findings by severity."""
         worst_first = sorted(self.findings, key=lambda each: SEVERITIES.index(each.severity))
         object.__setattr__(self, "findings", tuple(worst_first))
 
@@ -79,24 +80,24 @@ class Table(Report):
 
     @property
     def changes(self) -> list[str]:
-        """Flags of `tfaccel train` that mend what a flag can mend, each once."""
+        """The flags of `tfaccel train` that apply fixes, without repetitions."""
         return list(dict.fromkeys(each.change for each in self.findings if each.change))
 
     def __len__(self):
-        """Returns how many findings there are."""
+        """Returns the number of findings."""
         return len(self.findings)
 
     def __bool__(self):
-        """Returns True: a table without findings is a table too; ask `len` or `ok`."""
+        """Returns True, also for a table without findings; use `len` or `ok` to ask for those."""
         return True
 
     def __iter__(self) -> Iterator[Finding]:
-        """Returns the findings, the worst first."""
+        """Iterates over the findings, the worst first."""
         return iter(self.findings)
 
     @property
     def summary(self) -> str:
-        """How many findings there are of each severity, and of what."""
+        """The number of findings of each severity, and what was checked."""
         numbers = [counted(number, each) for each, number in self._counts().items() if number]
         return f"lint: {', '.join(numbers) or 'no finding'}: {self.title}"
 
@@ -105,7 +106,7 @@ class Table(Report):
         return {each: severities.count(each) for each in SEVERITIES}
 
     def parts(self):
-        """Returns the counts, the findings and the remarks."""
+        """Yields the summary, the findings and the remarks."""
         yield self.summary
         yield Notes([each.row for each in self.findings])
         if self.remarks:
@@ -113,7 +114,7 @@ class Table(Report):
             yield Notes([(each,) for each in self.remarks])
 
     def as_dict(self) -> dict:
-        """Returns what is ready for JSON: what was looked at, the findings, counts, remarks."""
+        """Returns the title, the findings, their counts and the remarks as values for JSON."""
         counts = {f"{each}s": number for each, number in self._counts().items()}
         findings = [dataclasses.asdict(each) for each in self.findings]
         return {"about": self.title, "findings": findings, **counts, "remarks": self.remarks}

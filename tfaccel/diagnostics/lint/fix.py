@@ -1,6 +1,6 @@
-"""The fix of what can be padded, measured on this machine, and kept if it is faster.
+"""Pads heads, measures the padded model on this machine, and keeps it if it is faster.
 
-What activations cost, beside ReLU, is measured with it.
+It also measures the cost of activations that compute more than ReLU.
 
     fix = fixed(facts, model, strategy, keep=None, num_steps=30)
     print(fix); fix.model
@@ -11,29 +11,30 @@ import dataclasses
 import keras
 
 from tfaccel.common.report import Report
-from tfaccel.diagnostics.lint.facts import Facts, Layer, Model
+from tfaccel.diagnostics.lint.facts import Facts, Layer
 from tfaccel.diagnostics.lint.light import Cost, cost_of
 from tfaccel.diagnostics.lint.measure import Spread, device, shortened, spreads
 from tfaccel.diagnostics.lint.padded_head import with_padded_heads
 from tfaccel.diagnostics.lint.products import LITTLE, can_pad, heads, multiple_of, padded, padding
-from tfaccel.diagnostics.lint.words import of_tiles
+from tfaccel.diagnostics.lint.words import tile_share
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Fix(Report):
-    """A model with padded heads, and whether it is faster here.
+    """A model with padded heads, and whether it is faster on this machine.
 
     Attributes:
-      model: the padded one, not compiled, where it is faster, or was asked for; else the one that
-        was given.
-      kept: whether it is the padded one.
-      heads: what was padded, in words.
-      before: seconds of a step, forward and backward; None where it was not timed.
-      after: likewise, padded.
+      model: the padded model, not compiled, if it is faster or if you asked for it; otherwise the
+        original model.
+      kept: whether `model` is the padded model.
+      heads: the padded heads, in words.
+      before: the seconds of a step (forward and backward) of the original model; None if it was not
+        timed.
+      after: the seconds of a step of the padded model; None likewise.
       where: the device, in words.
-      verdict: why it was kept, or not; and why it was not timed, where its gain would be below 1%.
-      cost: of activations; None where none computes more than ReLU.
-      num_steps: of each model that were to be timed.
+      verdict: why the padded model was kept or not, and why it was not timed (a gain below 1%).
+      cost: the cost of activations; None if no activation computes more than ReLU.
+      num_steps: how many steps of each model were to be timed.
     """
 
     model: keras.Model
@@ -47,46 +48,47 @@ class Fix(Report):
     num_steps: int = 0
 
     def parts(self):
-        """Returns what was measured and what became of it."""
+        """Yields what was measured and what was decided."""
         yield self._padding()
         if self.cost:
             yield str(self.cost)
 
     def _padding(self) -> str:
         if not self.heads:
-            return "fix: no head to pad; the other fixes are yours to choose"
+            return "fix: there is no head to pad; choose from the other fixes yourself"
         if not self.before:
-            return f"fix: {', '.join(self.heads)}: {self.verdict}."
+            return f"fix: {', '.join(self.heads)}; {self.verdict}."
         gain = self.before.median_s / self.after.median_s
         return (
             f"fix: {', '.join(self.heads)}; the outputs stay the same. A step, forward and "
-            f"backward, took {self.before} as it was, and {self.after} padded. The padded model "
-            f"is {gain:.2f} times as fast on {self.where}; {self.verdict}."
+            f"backward, took {self.before} before padding and {self.after} after it. The padded "
+            f"model is {gain:.2f} times as fast on {self.where}; {self.verdict}."
             f"{shortened(self.before, num_steps=self.num_steps)}"
         )
 
     def as_dict(self) -> dict:
-        """Returns what is ready for JSON: all but the model."""
-        said = dataclasses.asdict(dataclasses.replace(self, model=None))
-        del said["model"]
-        return said
+        """Returns everything but the model, as values for JSON."""
+        values = dataclasses.asdict(dataclasses.replace(self, model=None))
+        del values["model"]
+        return values
 
 
 def fixed(facts: Facts, model: keras.Model, strategy, *, keep: bool | None, num_steps: int) -> Fix:
-    """Pads the Dense heads whose units fill no whole tiles, and measures; and activations' cost.
+    """Pads the Dense heads that do not fill whole tiles; measures the gain and activations' cost.
 
     Args:
-      facts: of the model, and of its step.
-      model: functional or sequential, where there is a head to pad.
-      strategy: whose scope it belongs to; None for none.
-      keep: whether to return the padded model; None for where it is faster beyond the spread.
-      num_steps: of each model that are timed.
+      facts: the facts about the model and its step.
+      model: the model. If it has a head to pad, it must be functional or sequential.
+      strategy: the strategy of the model's variables; None for none.
+      keep: whether to return the padded model; None returns it if it is faster beyond the spread.
+      num_steps: how many steps of each model are timed.
 
     Raises:
-      UserError: there is a head to pad in a model that cannot be copied, or a head that cannot be
-        padded, or inputs of which nobody knows the size, or that are no numbers.
+      UserError: there is a head to pad, but the model cannot be copied, the head cannot be padded,
+        an input's size is not known, or an input does not hold numbers.
     """
-    odd = _to_pad(facts.model)
+    odd = [each for each in heads(facts.model) if each.features_out % multiple_of(each)]
+    odd = list(filter(can_pad, odd))
     fix = _padded(odd, facts, model, strategy, keep=keep, num_steps=num_steps)
     return dataclasses.replace(fix, cost=cost_of(facts, model, strategy, num_steps=num_steps))
 
@@ -103,11 +105,11 @@ def _padded(
     )
     lost = sum(padding(facts.model, [each], each.features_out, multiple_of(each)) for each in odd)
     if lost < LITTLE and not keep:
-        verdict = f"not timed and not kept, as the gain is {of_tiles(lost)}"
+        verdict = f"not timed and not kept, because the gain is {tile_share(lost)}"
         return Fix(model, heads=names, verdict=verdict)
     wider = with_padded_heads(model, [each.name for each in odd], strategy=strategy)
     if lost < LITTLE:
-        verdict = f"kept, as keep={keep} asks, but not timed, as the gain is {of_tiles(lost)}"
+        verdict = f"kept because keep=True, but not timed, because the gain is {tile_share(lost)}"
         return Fix(wider, kept=True, heads=names, verdict=verdict)
     before, after = spreads([model, wider], facts, num_steps=num_steps)
     kept, verdict = _judged(before, after, keep)
@@ -125,15 +127,9 @@ def _padded(
 
 def _judged(before: Spread, after: Spread, keep: bool | None) -> tuple[bool, str]:
     if keep is not None:
-        return keep, f"it is {'kept' if keep else 'not kept'}, as keep={keep} asks"
+        return keep, f"it is {'kept' if keep else 'not kept'} because keep={keep}"
     if after.is_below(before):
         return True, "it is kept"
     if before.is_below(after):
-        return False, "it is not kept, as it is slower"
-    return False, "it is not kept, as single steps differ by more than that"
-
-
-def _to_pad(model: Model) -> list[Layer]:
-    """Returns the Dense heads whose units fill no whole tiles."""
-    odd = [each for each in heads(model) if each.features_out % multiple_of(each)]
-    return list(filter(can_pad, odd))
+        return False, "it is not kept because it is slower"
+    return False, "it is not kept because single steps differ by more than that"

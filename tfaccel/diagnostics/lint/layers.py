@@ -1,4 +1,4 @@
-"""Rules: what the layers do, whatever the data. Each takes Facts and gives findings.
+"""Rules about layers, for any data. Each rule takes Facts and yields findings.
 
 findings = [*linear_chains(facts), *saturating(facts), *narrow_outputs(facts), ...]
 """
@@ -9,19 +9,19 @@ from tfaccel.common.tables import counted
 from tfaccel.diagnostics.lint.facts import OUTSIDE, Facts, Layer, Model
 from tfaccel.diagnostics.lint.findings import Finding
 from tfaccel.diagnostics.lint.products import share
-from tfaccel.diagnostics.lint.words import named, percent, shown
+from tfaccel.diagnostics.lint.words import layer_names, percent, shape_text
 
 LINEAR = ("Dense", "EinsumDense", "Conv1D", "Conv2D", "Conv3D")
 LINEAR += tuple(f"{each}Transpose" for each in LINEAR if each.startswith("Conv"))
-# What only hands values on, as far as being linear goes.
+# Layers that keep a chain linear.
 PASSES = ("Flatten", "Reshape", "Permute", "Identity", "Activation")
 PASSES_BY_START = ("Dropout", "SpatialDropout", "ZeroPadding", "Cropping")
 SATURATING = ("tanh", "sigmoid", "hard_sigmoid", "hard_tanh", "softsign")
-# Of more arithmetic than a comparison; by Keras's own names. The last two make outputs positive.
+# Activations that compute more than ReLU, by Keras's names. The last two make outputs positive.
 MATH_HEAVY = ("gelu", "silu", "mish", "elu", "selu", "celu", "softplus", "exponential")
 FOR_OUTPUTS = ("softplus", "exponential", *SATURATING)
-HAVE_ONE = (*LINEAR, "DepthwiseConv2D", "SeparableConv2D", "Activation")
-# Slope at most: of x / (1 + |x|) and tanh 1, of the logistic function 1/4, of its broken line 1/6.
+HAVE_ACTIVATION = (*LINEAR, "DepthwiseConv2D", "SeparableConv2D", "Activation")
+# The largest slope; it is 1 for x / (1 + |x|) and for tanh.
 LARGEST_SLOPE = {"sigmoid": "1/4", "hard_sigmoid": "1/6"}
 
 
@@ -33,18 +33,18 @@ def linear_chains(facts: Facts) -> Iterator[Finding]:
         severity = "note" if low_rank else "error" if dense or len(chain) > 2 else "warning"
         yield Finding(
             severity,
-            named(chain),
+            layer_names(chain),
             f"{len(chain)} {'dense ' if dense else ''}layers with no activation between them",
-            f"together they are one {'Dense' if dense else 'linear'} layer from "
-            f"{shown(chain[0].inputs)} to {shown(chain[-1].outputs)}: depth adds nothing that can "
-            f"be learned{'; as a deliberate low-rank product it is in order' if low_rank else ''}",
-            "accuracy: the layers learn what they are there for" + _as_one(facts.model, chain),
-            f"activation='relu' in {named(chain[:-1], most=8)}",
+            f"together they compute what one {'Dense' if dense else 'linear'} layer from "
+            f"{shape_text(chain[0].inputs)} to {shape_text(chain[-1].outputs)} computes, so the "
+            "depth adds nothing" + ("; a deliberate low-rank product is fine" if low_rank else ""),
+            "accuracy, because the depth becomes useful" + _saved_by_one(facts.model, chain),
+            f"set activation='relu' in {layer_names(chain[:-1], most=8)}",
         )
 
 
-def _as_one(model: Model, chain: list[Layer]) -> str:
-    """Returns what the one layer that they are would save, where it is one product."""
+def _saved_by_one(model: Model, chain: list[Layer]) -> str:
+    """Returns, in words, what one Dense layer in place of the chain would save; "" if nothing."""
     if any(each.kind != "Dense" for each in chain):
         return ""
     one = chain[-1].positions * (chain[0].features_in or 0) * (chain[-1].features_out or 0)
@@ -52,11 +52,11 @@ def _as_one(model: Model, chain: list[Layer]) -> str:
     saved = share(model, chain) * (1 - one / several) if several else 0
     if saved <= 0:
         return ""
-    return f". (As the one layer that they are, {percent(saved)} of the multiplications go)"
+    return f"; one layer in their place would save {percent(saved)} of the multiplications"
 
 
 def _chains(model: Model) -> list[list[Layer]]:
-    """Returns the longest ones, each of two layers or more."""
+    """Returns the longest chains of linear layers; each has two layers or more."""
     follows = {
         index: next_
         for index, each in enumerate(model.layers)
@@ -75,7 +75,7 @@ def _chains(model: Model) -> list[list[Layer]]:
 
 
 def _next_linear(model: Model, index: int) -> int | None:
-    """Returns the one layer that takes this one's output as it is, if it is linear too."""
+    """Returns the index of the next linear layer, if it alone takes this layer's output."""
     feeds = model.layers[index].feeds
     while len(feeds) == 1 and feeds[0] != OUTSIDE and not model.layers[index].is_output:
         index = feeds[0]
@@ -99,7 +99,7 @@ def _is_bottleneck(first: Layer, second: Layer) -> bool:
 
 
 def saturating(facts: Facts) -> Iterator[Finding]:
-    """Yields tanh and sigmoid where a layer with weights follows: gates and outputs are none."""
+    """Yields tanh and sigmoid between layers with weights, but not in gates and outputs."""
     found: dict[str, list[Layer]] = {}
     for index, layer in enumerate(facts.model.layers):
         if layer.activation in SATURATING and _has_place(facts.model, index):
@@ -107,29 +107,29 @@ def saturating(facts: Facts) -> Iterator[Finding]:
     for name, layers in found.items():
         yield Finding(
             "note",
-            named(layers),
+            layer_names(layers),
             f"{name} between layers with weights",
-            f"its slope is at most {LARGEST_SLOPE.get(name, '1')} and near 0 away from 0, so that "
-            "gradients shrink in each",
-            "a deep network trains in fewer steps, or at all; in time little, which --fix, or "
-            ".fix(), measures",
-            "activation='relu', unless bounded values are what you want",
+            f"its slope is at most {LARGEST_SLOPE.get(name, '1')}, and near 0 for large inputs, so "
+            "gradients shrink in each of these layers",
+            "a deep network trains in fewer steps, or at all; a step gets little faster, which "
+            "--fix or .fix() measures",
+            "use activation='relu', unless you want bounded values",
         )
 
 
 def math_heavy(facts: Facts) -> Iterator[str]:
-    """Yields a remark on activations that compute more than ReLU: they may well be worth it."""
+    """Yields a remark on activations that compute more than ReLU. They may well be worth it."""
     layers = [each for each in costly(facts.model) if each.activation in MATH_HEAVY]
     if layers:
         names = sorted({each.activation for each in layers})
         yield (
-            f"{' and '.join(names)} in {named(layers)}: more arithmetic than relu; --fix, or "
-            ".fix(), measures what it costs"
+            f"{' and '.join(names)} in {layer_names(layers)}: more arithmetic than relu; --fix or "
+            ".fix() measures the cost"
         )
 
 
 def costly(model: Model) -> list[Layer]:
-    """Returns the layers whose activation relu could stand for, to see what it costs."""
+    """Returns the layers with activations that ReLU could replace, to measure their cost."""
     return [
         layer
         for index, layer in enumerate(model.layers)
@@ -138,9 +138,9 @@ def costly(model: Model) -> list[Layer]:
 
 
 def _has_place(model: Model, index: int) -> bool:
-    """Whether an activation is between layers, not an output's or a gate's, which need it."""
+    """Returns whether the activation is between layers. Outputs and gates need their activation."""
     layer = model.layers[index]
-    if layer.kind not in HAVE_ONE or layer.is_output:
+    if layer.kind not in HAVE_ACTIVATION or layer.is_output:
         return False
     return layer.activation not in FOR_OUTPUTS or _leads_to_weights(model, index)
 
@@ -159,48 +159,48 @@ def _leads_to_weights(model: Model, index: int) -> bool:
 
 
 def narrow_outputs(facts: Facts) -> Iterator[Finding]:
-    """Yields outputs in 16 bits, which the loss is then taken of."""
+    """Yields outputs in 16 bits, which make the loss inexact."""
     for output in facts.model.outputs:
         head = None if output.layer is None else facts.model.layers[output.layer]
         softmax = head is not None and head.activation == "softmax"
-        # What is cast to float32 after a softmax has lost its small probabilities before.
+        # A cast to float32 after the softmax cannot restore the small probabilities.
         dtype = head.dtype if softmax and head.dtype == "float16" else output.dtype
         if dtype not in ("float16", "bfloat16"):
             continue
         limits = (
-            "what is above 65,504 is infinite, and 11 bits keep 3 digits"
+            "values above 65,504 become infinite, and 11 bits hold 3 digits"
             if dtype == "float16"
-            else "8 bits keep 2 digits"
+            else "8 bits hold 2 digits"
         )
-        small = "; of probabilities, what is below 6e-8 is 0, and its logarithm infinite"
+        small = "; probabilities below 6e-8 become 0, and their logarithm is infinite"
         yield Finding(
             "error" if softmax and dtype == "float16" else "warning",
             head.name if head else "output",
-            f"{'softmax' if softmax else 'outputs, logits perhaps,'} in {dtype}",
+            f"{'softmax' if softmax else 'outputs (perhaps logits)'} in {dtype}",
             limits + (small if softmax and dtype == "float16" else ""),
-            f"none in time: {percent(share(facts.model, [head] if head else []))} of the "
-            "multiplications; a loss that is right",
-            "dtype='float32' for the last layer",
+            "a correct loss; no time (the layer has "
+            f"{percent(share(facts.model, [head] if head else []))} of the multiplications)",
+            "use dtype='float32' in the last layer",
         )
 
 
 def channels_first(facts: Facts) -> Iterator[Finding]:
-    """Yields layers on NCHW."""
+    """Yields a finding on layers that work on NCHW."""
     layers = [each for each in facts.model.layers if each.channels_first]
     if layers:
         yield Finding(
             "warning",
-            named(layers),
+            layer_names(layers),
             f"{counted(len(layers), 'layer')} with data_format='channels_first' (NCHW)",
-            "Tensor Cores take NHWC: each of these is transposed before it and after it, by "
-            "TensorFlow, cuDNN or XLA; on the CPU TensorFlow has no such convolutions",
-            "the transposes, which read and write each of these activations once more",
-            "data_format='channels_last', and images [batch, height, width, channels]",
+            "Tensor Cores take NHWC, so TensorFlow, cuDNN or XLA transposes before and after each "
+            "of these layers; on the CPU, TensorFlow has no such convolutions",
+            "no transposes, which read and write each of these activations once more",
+            "use data_format='channels_last', and images [batch, height, width, channels]",
         )
 
 
 def outside_scope(facts: Facts) -> Iterator[Finding]:
-    """Yields variables that the strategy does not know."""
+    """Yields a finding on variables that were created outside the strategy's scope."""
     outside = facts.model.outside_scope
     if outside:
         replicas = facts.step.num_replicas
@@ -209,6 +209,6 @@ def outside_scope(facts: Facts) -> Iterator[Finding]:
             outside[0].rpartition("/")[0] or outside[0],
             f"{counted(len(outside), 'variable')} made outside the strategy's scope",
             "they have no copy on each replica" if replicas > 1 else "run.compile refuses them",
-            "none: it does not train",
+            "training runs at all",
             "build every layer in `with run.scope():` (or strategy.scope())",
         )

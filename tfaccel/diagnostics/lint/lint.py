@@ -1,10 +1,8 @@
-"""`tfaccel.lint`: a model, its data and its step read, and judged by every rule.
+"""`tfaccel.lint`: reads a model, its data and its step, and applies every rule.
 
 table = tfaccel.lint(model, train, script="train.py")
 print(table)
-fixed = table.fix()         # a padded head, where there is one to pad, measured
-
-Private name relied on: Model._flatten_layers, of Keras 3.15.
+fixed = table.fix()         # pads a head, if there is one to pad, and measures
 """
 
 import dataclasses
@@ -25,9 +23,9 @@ from tfaccel.diagnostics.lint.fix import Fix, fixed
 from tfaccel.diagnostics.lint.read_data import read_data, shapes_of
 from tfaccel.diagnostics.lint.read_model import by_input_name, read_model, with_pixels
 from tfaccel.diagnostics.lint.script import in_script
-from tfaccel.diagnostics.lint.words import shown
-from tfaccel.keras_internals import seam
+from tfaccel.diagnostics.lint.words import shape_text
 from tfaccel.keras_internals.float32_layers import policy_of
+from tfaccel.keras_internals.model_view import is_synchronized
 from tfaccel.step import in_xla
 from tfaccel.step.functions import Execution
 
@@ -72,25 +70,26 @@ def lint(
     epochs: int | None = None,
     script: str | os.PathLike | None = None,
 ) -> "Lint":
-    """Returns what keeps Tensor Cores or the input idle, or is plainly wrong. Trains nothing.
+    """Finds faults, and reasons for idle Tensor Cores or input. Trains nothing.
 
     Args:
-      model: any Keras model; one that is not built is built for the data.
-      dataset: what it is to be trained on: a tf.data.Dataset, a tfaccel loader, a PyDataset, or
-        arrays (x, y). Of tf.data some batches are drawn, for their labels, unless num_classes says
-        how many there are; of a loader, none. None for the model alone.
-      batch_size: of arrays, as `fit` is given it; 32 by default, as there.
-      num_classes: of the first target that holds labels, where the data do not say; None to look.
-      strategy: that the model should belong to; None for the loader's, or the model's own.
-      xla: whether training is compiled with it; None for what model.compile was told.
-      epochs: as `fit` is given them; None where you do not know them yet: how far batch norm's
-        moving averages come is then not judged.
-      script: a Python file, or source text, that uses them: looked through for `model(loader)`,
-        waits in its loops, and what Python cannot read. It is not run. Of a notebook:
-        script="\\n".join(In).
+      model: any Keras model; a model that is not built is built for the data.
+      dataset: the training data: a tf.data.Dataset, a tfaccel loader, a PyDataset, or arrays
+        (x, y). lint draws some batches of a tf.data.Dataset to see their labels, unless you pass
+        num_classes. It draws nothing from a loader. None checks the model alone.
+      batch_size: the batch size for arrays, as you pass it to `fit`; 32 by default, as in `fit`.
+      num_classes: the number of classes of the first target that holds labels. Pass it if the data
+        does not tell; None reads labels.
+      strategy: the strategy of the model's variables; None uses the loader's, or the model's.
+      xla: whether XLA compiles training; None uses the setting of model.compile.
+      epochs: the epochs, as you pass them to `fit`; None if you do not know them yet, and then
+        batch norm's moving averages are not checked.
+      script: a Python file, or source text, that uses the model and the data. lint searches it for
+        `model(loader)`, for waits in loops, and for syntax errors, but does not run it. For a
+        notebook, pass script="\\n".join(In).
 
     Raises:
-      UserError: model or dataset is something else, or the script is not there.
+      UserError: the type of model or dataset is not supported, or the script does not exist.
     """
     if not isinstance(model, keras.Model):
         raise UserError(f"model={type(model).__name__}; expected a keras.Model")
@@ -111,13 +110,9 @@ def lint(
 
 
 def judge(facts: Facts, *, model: keras.Model, strategy, also: Sequence[Finding]) -> "Lint":
-    """Returns what every rule says of the facts.
+    """Applies every rule to the facts. The table includes the findings in `also`.
 
-    Args:
-      facts: of model, data and step.
-      model: what they are of, to be fixed.
-      strategy: that it belongs to; None for none.
-      also: what else was found.
+    A fix needs the model, and the strategy of its variables; None for no strategy.
     """
     findings = [each for rule in RULES for each in rule(facts)]
     return Lint(
@@ -133,7 +128,7 @@ def _title(facts: Facts) -> str:
     parts = [facts.model.name]
     if data.inputs:
         count = "" if data.num_examples is None else f"{data.num_examples:,} "
-        parts.append(f"{count}examples of {' and '.join(map(shown, data.inputs))}")
+        parts.append(f"{count}examples of {' and '.join(map(shape_text, data.inputs))}")
     if data.global_batch_size:
         parts.append(f"batches of {data.global_batch_size}")
     if facts.step.num_replicas > 1:
@@ -145,7 +140,7 @@ def _title(facts: Facts) -> str:
 
 
 def _strategy_of(model: keras.Model, dataset) -> tf.distribute.Strategy | None:
-    found = dataset._strategy if isinstance(dataset, Loader) else model.distribute_strategy
+    found = dataset.strategy if isinstance(dataset, Loader) else model.distribute_strategy
     kinds = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
     return found if isinstance(found, kinds) else None
 
@@ -153,47 +148,48 @@ def _strategy_of(model: keras.Model, dataset) -> tf.distribute.Strategy | None:
 def _step_of(model: keras.Model, read: Model, strategy, specs, *, xla: bool | None) -> Step:
     replicas = strategy.num_replicas_in_sync if strategy else 1
     compiled = getattr(model, "compiled", False)
-    told, without_xla = _xla_of(model, replicas) if compiled else (None, None)
+    is_on, without_xla = _xla_of(model, replicas) if compiled else (None, None)
     return Step(
         precision=precision_of(read, model),
         tf32=tf.config.experimental.tensor_float_32_execution_enabled(),
-        xla=told if xla is None else xla,
+        xla=is_on if xla is None else xla,
         without_xla=without_xla if xla is None else None,
         not_for_xla=in_xla.of_layers(model) or in_xla.of_batch(specs or ()),
         run_eagerly=bool(compiled and model.run_eagerly) or tf.config.functions_run_eagerly(),
         steps_per_execution=model.steps_per_execution if compiled else None,
         num_replicas=replicas,
-        sync_batchnorm=seam.is_synchronized(model),
+        sync_batchnorm=is_synchronized(model),
         gpu=gpu_capability(),
     )
 
 
 def _xla_of(model: keras.Model, num_replicas: int) -> tuple[bool, str | None]:
-    """Returns whether XLA compiles a compiled model's training, and what keeps it off."""
+    """Returns whether XLA compiles the training of a compiled model, and why not if it does not."""
     train = model.train_function
-    if isinstance(train, Execution):  # of run.compile
+    if isinstance(train, Execution):  # made by run.compile
         if train.without_xla:
             return train.xla, train.without_xla
         kept_off = model.test_function.xla and not train.xla
-        return train.xla, "synchronized batch norm sums inside the step" if kept_off else None
+        reason = "synchronized batch norm needs an all-reduce inside the step"
+        return train.xla, reason if kept_off else None
     if model.jit_compile:
         return True, None
-    # What makes stock Keras's jit_compile="auto" mean False, or the user's own word.
+    # jit_compile="auto" became False for this reason, or the user set jit_compile=False.
     if reason := in_xla.of_layers(model):
         return False, reason
     if num_replicas > 1:
-        return False, "stock Keras has none with several replicas; run.compile has"
+        return False, "stock Keras does not use XLA with several replicas, but run.compile does"
     return False, None
 
 
 def precision_of(read: Model, model: keras.Model) -> str:
-    """Returns what most products are computed in, as a dtype policy."""
+    """Returns the dtype policy of most matrix products."""
     dtypes = [each.dtype for each in read.layers if each.multiplies]
     return policy_of(model) if not dtypes else max(dtypes, key=dtypes.count)
 
 
 def gpu_capability() -> tuple[int, int] | None:
-    """Returns the first GPU's compute capability; None where there is no GPU."""
+    """Returns the first GPU's compute capability, or None if there is no GPU."""
     gpus = tf.config.list_physical_devices("GPU")
     details = tf.config.experimental.get_device_details(gpus[0]) if gpus else {}
     return details.get("compute_capability")
@@ -201,30 +197,27 @@ def gpu_capability() -> tuple[int, int] | None:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Lint(Table):
-    """The table, and the fix of what can be padded.
-
-    Attributes:
-      fixer: makes the fix.
-    """
+    """The findings, and `fixer`, which makes the fix that pads heads."""
 
     fixer: functools.partial = dataclasses.field(default=None, compare=False)
 
     def fix(self, *, keep: bool | None = None, num_steps: int = 30) -> Fix:
-        """Pads heads to whole tiles, and measures: `.model` is the better one. Writes nothing.
+        """Pads heads to whole tiles and measures the gain. Writes nothing.
 
-        Where less than 1% of the model's tiles is padding, the gain could not be measured: then the
-        model is not timed, and not padded but for `keep=True`.
+        `.model` is the better model. If less than 1% of the model's tiles is padding, the gain
+        would be too small to measure. The model is then not timed, and padded only if keep=True.
 
-        Where activations compute more than ReLU, what they cost is timed too: `.cost`.
+        If activations compute more than ReLU, `.cost` says what they cost.
 
         Args:
-          keep: whether to return the padded model; None for where it is faster beyond the spread.
-          num_steps: of each model that are timed.
+          keep: whether to return the padded model; None returns it if it is faster beyond the
+            spread of single steps.
+          num_steps: how many steps of each model are timed.
 
         Raises:
-          UserError: there is a head to pad, and the model is a subclassed one, or has a layer that
-            cannot be copied, a Lambda say; the head has LoRA, or a regularizer or constraint that
-            may see the padding; inputs are text, or of a size that neither model nor data say.
+          UserError: there is a head to pad, but the model is subclassed or has a layer that cannot
+            be copied, such as a Lambda; or the head has LoRA, or a regularizer or constraint that
+            may see the padding; or an input is text, or its size is not known.
         """
         if keep is not None:
             check_flag("keep", keep)

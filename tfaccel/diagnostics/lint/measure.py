@@ -1,14 +1,12 @@
-"""Whether a change helps, on this machine: models' steps, timed in turn.
+"""Times the steps of several models in turn, on this machine.
 
-Takes models of the same inputs; gives how long each step took, forward and backward.
+Takes models with the same inputs; returns how long each step took, forward and backward.
 
     before, after = spreads([model, wider], facts, num_steps=30)
     print(before.median_s)
 
-The optimizer's part is left out: it is the same but for the padding's few weights. What a forward
-pass changes of a model's variables, as batch norm's statistics and seeds, is put back.
-
-Private name relied on: Layer._clear_losses, of Keras 3.15.
+The optimizer is not timed: its work is the same, except for the few weights of the padding. A
+forward pass changes variables such as batch norm's statistics and seeds; they are restored.
 """
 
 import dataclasses
@@ -22,16 +20,17 @@ import tensorflow as tf
 from tfaccel.common.errors import UserError
 from tfaccel.common.tables import in_figures
 from tfaccel.diagnostics.lint.facts import Data, Facts
-from tfaccel.diagnostics.lint.words import shown
-from tfaccel.keras_internals import seam
+from tfaccel.diagnostics.lint.words import shape_text
+from tfaccel.keras_internals.layers import forget_losses
+from tfaccel.keras_internals.variables import components
 
-BUDGET_S = 20.0  # for the steps of two models and their compilation
+BUDGET_S = 20.0  # for the compilation and the steps of two models
 LEAST_STEPS = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """Median and quartiles of some times, in seconds, and of how many steps they are."""
+    """The median and the quartiles of step times, in seconds, and the number of steps."""
 
     median_s: float
     first_s: float
@@ -40,12 +39,12 @@ class Spread:
 
     @classmethod
     def of(cls, times_s: Sequence[float]) -> "Spread":
-        """Returns those of some times."""
+        """Returns the spread of some times."""
         first, median, third = np.percentile(times_s, (25, 50, 75)).tolist()
         return cls(median, first, third, len(times_s))
 
     def __str__(self):
-        """Returns the median, and between which times half of them are."""
+        """Returns the median, and the range of the middle half of the steps."""
         first, third = 1000 * self.first_s, 1000 * self.third_s
         return (
             f"{in_figures(1000 * self.median_s)} ms (half of the steps {in_figures(first)} to "
@@ -53,20 +52,20 @@ class Spread:
         )
 
     def is_below(self, other: "Spread") -> bool:
-        """Whether most of these times are less than most of the others."""
+        """Returns whether the upper quartile is below the lower quartile of `other`."""
         return self.third_s < other.first_s
 
 
 def spreads(models: Sequence[keras.Model], facts: Facts, *, num_steps: int) -> list[Spread]:
-    """Returns how long a step of each model takes, in turn, by what is known of the first.
+    """Times a step of each model, in turn, with inputs of the first model.
 
     Args:
-      models: functional or sequential, of the same inputs.
-      facts: of the data's shapes and batch, and whether steps are compiled.
-      num_steps: of each that are timed.
+      models: functional or sequential models with the same inputs.
+      facts: the data's shapes and batch size, and whether steps are compiled.
+      num_steps: how many steps of each model are timed.
 
     Raises:
-      UserError: nobody says a size of the inputs, or they are text.
+      UserError: a size of the inputs is not known, or an input is text.
     """
     times = step_times(
         models,
@@ -88,26 +87,26 @@ def step_times(
     budget_s: float = BUDGET_S,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[list[float]]:
-    """Returns seconds of each step of each model, which take turns.
+    """Returns the seconds of each step of each model. The models take turns.
 
     Args:
-      models: functional or sequential, of the same inputs.
-      specs: of these inputs, all sizes known; their batch is not looked at.
-      rows: in a batch, of random numbers.
-      xla: whether steps are compiled.
-      num_steps: of each model, at most.
-      budget_s: for all of it, compilation included, after which it ends; but three steps of each
-        are timed in any case, or nothing could be said.
-      clock: gives the time in seconds.
+      models: functional or sequential models with the same inputs.
+      specs: the specs of these inputs with known sizes; their batch size is ignored.
+      rows: the rows of a batch of random numbers.
+      xla: whether XLA compiles the steps.
+      num_steps: the steps of each model, at most.
+      budget_s: the time limit for everything, including compilation. At least three steps of each
+        model are timed anyway, because fewer would tell nothing.
+      clock: returns the time in seconds.
 
     Raises:
-      UserError: an input is text, of which there are no random numbers.
+      UserError: an input is text, so no random numbers can be made for it.
     """
     inputs = [_random((rows, *each.shape[1:]), each.dtype) for each in specs]
-    is_one = isinstance(models[0], keras.Sequential)
-    given = inputs[0] if is_one else tf.nest.pack_sequence_as(models[0].input, inputs)
-    kept = [one for each in models for of in each.variables for one in seam.components(of)]
-    before = [one.numpy() for one in kept]
+    is_sequential = isinstance(models[0], keras.Sequential)
+    given = inputs[0] if is_sequential else tf.nest.pack_sequence_as(models[0].input, inputs)
+    kept = [part for each in models for one in each.variables for part in components(one)]
+    before = [part.numpy() for part in kept]
     began = clock()
     try:
         steps = [_step(each, given, xla=xla) for each in models]
@@ -117,33 +116,33 @@ def step_times(
         while len(times[0]) < num_steps and (
             len(times[0]) < LEAST_STEPS or clock() - began < budget_s
         ):
-            for taken, step in zip(times, steps, strict=True):
+            for step_times_s, step in zip(times, steps, strict=True):
                 start = clock()
                 step()
-                taken.append(clock() - start)
+                step_times_s.append(clock() - start)
     finally:
         for variable, value in zip(kept, before, strict=True):
             variable.assign(value)
         for each in models:
-            each._clear_losses()  # of the graph that was traced
+            forget_losses(each)  # they belong to the traced graph
     return times
 
 
 def shortened(spread: Spread, *, num_steps: int) -> str:
-    """Returns a sentence of its own where fewer steps were timed than were asked for; else ""."""
+    """Returns a sentence that says that fewer steps were timed than asked for; "" if not so."""
     if spread.num_steps >= num_steps:
         return ""
     return (
-        f" {spread.num_steps} steps of each were timed, not {num_steps}: there are "
-        f"{in_figures(BUDGET_S)} s for that, compilation included."
+        f" Only {spread.num_steps} steps of each were timed, not {num_steps}, because the time "
+        f"limit is {in_figures(BUDGET_S)} s, including compilation."
     )
 
 
 def _specs(model: keras.Model, data: Data) -> list[tf.TensorSpec]:
-    """Returns what the model takes; sizes that it leaves open are the data's.
+    """Returns the specs of the model's inputs. Sizes that the model leaves open come from the data.
 
     Raises:
-      UserError: neither says a size.
+      UserError: neither the model nor the data tells a size.
     """
     shapes = [tuple(each.shape[1:]) for each in model.inputs]
     given = data.inputs if list(map(len, data.inputs)) == list(map(len, shapes)) else shapes
@@ -153,8 +152,8 @@ def _specs(model: keras.Model, data: Data) -> list[tf.TensorSpec]:
     ]
     if any(None in each for each in known):
         raise UserError(
-            f"{model.name} takes {' and '.join(map(shown, known))}, and a step is timed with whole "
-            "shapes; give lint a dataset in which all examples are of one size"
+            f"{model.name} takes {' and '.join(map(shape_text, known))}, but a step is timed with "
+            "known sizes; pass lint a dataset in which all examples have the same size"
         )
     return [
         tf.TensorSpec((None, *shape), each.dtype)
@@ -163,15 +162,15 @@ def _specs(model: keras.Model, data: Data) -> list[tf.TensorSpec]:
 
 
 def device() -> str:
-    """Returns where steps are timed, in words."""
+    """Returns the device that runs the steps, in words."""
     return "the GPU" if tf.config.list_logical_devices("GPU") else "the CPU"
 
 
 def _random(shape: tuple, dtype: tf.DType) -> tf.Tensor:
     if dtype == tf.string:
         raise UserError(
-            "an input is text, and steps are timed with random numbers; make numbers of the text "
-            "in the data's `map`, and let the model take those"
+            "an input is text, but steps are timed with random numbers; turn the text into numbers "
+            "in the data's `map`, and let the model take the numbers"
         )
     if dtype.is_integer:
         return tf.zeros(shape, dtype)
@@ -189,7 +188,7 @@ def _step(model: keras.Model, inputs, *, xla: bool) -> Callable[[], None]:
                 [tf.reduce_mean(tf.square(tf.cast(each, tf.float32))) for each in outputs]
             )
         gradients = tape.gradient(loss, variables, unconnected_gradients="zero")
-        # One number that needs all of them, so that none is left out and little is copied.
+        # One number that depends on all gradients, so that all are computed and little is copied.
         return tf.add_n([loss, *(tf.reduce_sum(tf.cast(each, tf.float32)) for each in gradients)])
 
     traced = compute.get_concrete_function(inputs)

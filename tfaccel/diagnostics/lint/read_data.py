@@ -1,17 +1,14 @@
-"""A data set to plain facts. It is iterated only where nothing else says how many classes it has.
+"""Turns a data set into facts. It iterates the data only if nothing else tells the classes.
 
 Takes a tf.data.Dataset, a tfaccel Loader, a Keras PyDataset, or arrays (x, y).
 
     data, specs = read_data((x, y), batch_size=64)
-
-Private names relied on:
-  TensorFlow 2.21: Dataset._inputs(), and `_batch_size` and `_drop_remainder` of what `batch` gives.
 """
 
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import keras
 import numpy as np
@@ -20,51 +17,52 @@ import tensorflow as tf
 from tfaccel.common.errors import UserError
 from tfaccel.data.distribute import Loader
 from tfaccel.diagnostics.lint.facts import Data, Shape, Target
+from tfaccel.keras_internals.datasets import batching_of, first_input_of, steps_of
 
-# That are looked at for labels, whichever is more: tf.data may have to decode images for them.
+# How much is read for labels, whichever is more. tf.data may have to decode images for them.
 NUM_BATCHES, NUM_EXAMPLES = 8, 512
-KERAS_BATCH = 32  # of `fit` on arrays
+KERAS_BATCH = 32  # the default of `fit` for arrays
 
 
 def read_data(dataset, *, batch_size: int | None = None, num_classes: int | None = None) -> tuple:
-    """Returns the facts of a data set, and its inputs as they are nested, in specs with the batch.
+    """Returns the facts of a data set, and the specs of its inputs, nested and with the batch.
 
     Args:
-      dataset: any of those above; None for no data.
-      batch_size: of arrays: what `fit` is given; 32, as there, by default.
-      num_classes: of the first target that holds labels, where it is known; None to look.
+      dataset: one of the types above; None for no data.
+      batch_size: the batch size for arrays, as passed to `fit`; 32 by default, as in `fit`.
+      num_classes: the number of classes of the first target that holds labels; None reads labels.
 
     Raises:
-      UserError: it is something else.
+      UserError: the type of the dataset is not supported.
     """
     if dataset is None:
         return Data(), None
     if isinstance(dataset, Loader):
-        data, specs = _of_loader(dataset)
+        data, specs = _read_loader(dataset)
     elif isinstance(dataset, tf.data.Dataset):
-        data, specs = _of_tf_data(dataset, look=num_classes is None)
+        data, specs = _read_tf_data(dataset, read_labels=num_classes is None)
     elif isinstance(dataset, keras.utils.PyDataset):
-        data, specs = _of_py_dataset(dataset)
+        data, specs = _read_py_dataset(dataset)
     elif _is_array(dataset) or (isinstance(dataset, tuple | list | dict) and len(dataset) > 0):
-        data, specs = _of_arrays(dataset, batch_size or KERAS_BATCH)
+        data, specs = _read_arrays(dataset, batch_size or KERAS_BATCH)
     else:
         raise UserError(
             f"dataset={type(dataset).__name__}; expected a tf.data.Dataset, a tfaccel loader, a "
             "keras.utils.PyDataset, or arrays (x, y)"
         )
     few = data.num_examples and data.num_examples < (data.global_batch_size or 0)
-    if few and data.last_batch == "smaller":  # they are one batch
+    if few and data.last_batch == "smaller":  # all examples are one batch
         data = dataclasses.replace(data, global_batch_size=data.num_examples)
     return data if num_classes is None else _with_classes(data, num_classes), specs
 
 
-def _of_loader(loader: Loader) -> tuple:
+def _read_loader(loader: Loader) -> tuple:
     plan = loader.data.plan
-    of_specs, specs = _of_specs(loader.element_spec)
+    shapes, specs = _read_specs(loader.element_spec)
     data = Data(
-        **of_specs,
+        **shapes,
         num_examples=plan.num_examples,
-        # Where there are fewer examples, a padded batch is no larger than they are.
+        # If there are fewer examples than a batch, a padded batch is not larger than they are.
         global_batch_size=_rows(specs) * plan.num_replicas
         if specs is not None
         else plan.global_batch_size,
@@ -76,23 +74,22 @@ def _of_loader(loader: Loader) -> tuple:
     return _with_classes(data, len(loader.class_names)) if loader.class_names else data, specs
 
 
-def _of_tf_data(dataset: tf.data.Dataset, *, look: bool) -> tuple:
-    steps = list(_steps(dataset))
+def _read_tf_data(dataset: tf.data.Dataset, *, read_labels: bool) -> tuple:
+    steps = list(steps_of(dataset))
     batches = _last_batching(steps)
-    of_specs, specs = _of_specs(dataset.element_spec)
+    shapes, specs = _read_specs(dataset.element_spec)
     batch, num_examples, drops = None, None, False
     if batches is not None:
-        batch = int(tf.get_static_value(batches._batch_size))
+        batch, drops = batching_of(batches)
         num_examples = _num_examples(dataset, batches)
-        drops = bool(tf.get_static_value(batches._drop_remainder))
     data = Data(
-        **of_specs,
+        **shapes,
         num_examples=num_examples,
         global_batch_size=batch,
         last_batch="drop" if drops else "smaller",
         shuffles=_shuffles(steps),
     )
-    if look and batches is not None and any(each.has_labels for each in data.targets):
+    if read_labels and batches is not None and any(each.has_labels for each in data.targets):
         most = max(NUM_BATCHES, -(-NUM_EXAMPLES // batch))
         drawn = list(itertools.islice(dataset, most + 1))
         data = _with_labels(data, drawn[:most], are_all=len(drawn) <= most)
@@ -100,27 +97,18 @@ def _of_tf_data(dataset: tf.data.Dataset, *, look: bool) -> tuple:
 
 
 def _num_examples(dataset: tf.data.Dataset, batches: tf.data.Dataset) -> int | None:
-    """Returns how many examples go into the batches; None where steps after them change that."""
-    inputs, left = batches._inputs(), int(dataset.cardinality())
-    before = int(inputs[0].cardinality()) if inputs else tf.data.UNKNOWN_CARDINALITY
+    """Returns the number of examples in the batches, or None if later steps change it."""
+    examples, left = first_input_of(batches), int(dataset.cardinality())
+    before = int(examples.cardinality()) if examples is not None else tf.data.UNKNOWN_CARDINALITY
     if before <= 0 or (left >= 0 and left != int(batches.cardinality())):
         return None
     return before
 
 
-def _steps(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
-    """Yields a data set and what it is made of, the last step first."""
-    left = [dataset]
-    while left:
-        each = left.pop()
-        yield each
-        left += each._inputs()
-
-
 def _last_batching(steps: list) -> tf.data.Dataset | None:
-    """Returns the step that makes the batches, if nothing takes them apart again."""
+    """Returns the step that makes the batches, or None if a later step splits them."""
     for each in steps:
-        if hasattr(each, "_batch_size"):
+        if batching_of(each) is not None:
             return each
         if any(word in type(each).__name__.lower() for word in ("unbatch", "rebatch")):
             return None
@@ -128,19 +116,19 @@ def _last_batching(steps: list) -> tf.data.Dataset | None:
 
 
 def _shuffles(steps: list) -> bool | None:
-    """Returns whether any step shuffles; None where a generator or files may, unseen."""
+    """Returns whether any step shuffles, or None if a generator or files may shuffle."""
     kinds = [type(each).__name__.lower() for each in steps]
     if any("shuffle" in each for each in kinds):
         return True
-    unseen = ("generator", "interleave", "flatmap")  # a generator is read by a flat map
+    unseen = ("generator", "interleave", "flatmap")  # from_generator uses a flat map
     return None if any(word in each for each in kinds for word in unseen) else False
 
 
-def _of_py_dataset(dataset: keras.utils.PyDataset) -> tuple:
-    """Looks at the first batch and the last: what else there is, only reading all would say."""
+def _read_py_dataset(dataset: keras.utils.PyDataset) -> tuple:
+    """Reads only the first and the last batch: everything else would need all batches."""
     count = dataset.num_batches
     first = dataset[0]
-    data, specs = _of_specs(tf.nest.map_structure(_spec, _as_tuple(first)))
+    data, specs = _read_specs(tf.nest.map_structure(_spec, _as_tuple(first)))
     rows, examples = _rows(specs), None
     if count:
         last = _as_tuple(dataset[count - 1])
@@ -149,28 +137,28 @@ def _of_py_dataset(dataset: keras.utils.PyDataset) -> tuple:
     return _with_labels(found, [first], are_all=count == 1), specs
 
 
-def _of_arrays(arrays, batch_size: int) -> tuple:
+def _read_arrays(arrays, batch_size: int) -> tuple:
     arrays = _as_tuple(arrays)
     flat = tf.nest.flatten(arrays)
     other = next((each for each in flat if not _is_array(each)), None)
     if other is not None:
         kind = type(other).__name__
-        raise UserError(f"dataset has a {kind} in it; make arrays of all, np.asarray(...)")
-    of_specs, specs = _of_specs(tf.nest.map_structure(_spec, arrays))
+        raise UserError(f"dataset contains a {kind}; use arrays everywhere, np.asarray(...)")
+    shapes, specs = _read_specs(tf.nest.map_structure(_spec, arrays))
     data = Data(
-        **of_specs,
+        **shapes,
         num_examples=len(flat[0]),
         global_batch_size=batch_size,
-        shuffles=True,  # `fit` does, unless told not to
+        shuffles=True,  # the default of `fit`
     )
     return _with_labels(data, [arrays], are_all=True), specs
 
 
-# What batches hold.
+# The contents of batches.
 
 
 def _as_tuple(batch) -> tuple:
-    """Returns (x,), (x, y) or (x, y, weight): a list of two arrays may be either, a dict is x."""
+    """Returns (x,), (x, y) or (x, y, weight). A list is taken like a tuple, a dict as x."""
     return tuple(batch) if isinstance(batch, tuple | list) else (batch,)
 
 
@@ -183,8 +171,8 @@ def _spec(value) -> tf.TensorSpec:
     return tf.TensorSpec(value.shape, tf.as_dtype(value.dtype))
 
 
-def _of_specs(structure) -> tuple[dict, object]:
-    """Returns what the shapes of a batch say, and its inputs; None where a shape is not known."""
+def _read_specs(structure) -> tuple[dict, object]:
+    """Returns the shapes of a batch as facts, and the inputs' specs; None for unknown shapes."""
     x, y, _ = keras.utils.unpack_x_y_sample_weight(_as_tuple(structure))
     inputs, targets = (tf.nest.flatten(each) if _are_known(each) else () for each in (x, y))
     named = zip(_names(y), targets, strict=True) if targets else ()
@@ -203,7 +191,7 @@ def _shape(spec: tf.TensorSpec) -> Shape:
 
 
 def shapes_of(specs) -> tuple[Shape, ...]:
-    """Returns the shapes of an example's inputs."""
+    """Returns the shapes of the inputs of one example."""
     return tuple(map(_shape, tf.nest.flatten(specs)))
 
 
@@ -212,14 +200,14 @@ def _rows(specs) -> int:
 
 
 def _names(y) -> Sequence[str | None]:
-    """Returns the targets' names, as `tf.nest` orders them; None for those without."""
+    """Returns the targets' names in the order of `tf.nest`; None for targets without names."""
     if isinstance(y, dict) and len(tf.nest.flatten(y)) == len(y):
         return sorted(y)
     return [None] * len(tf.nest.flatten(y))
 
 
 def _with_labels(data: Data, batches: Sequence, *, are_all: bool) -> Data:
-    """Returns the data with the classes of each target, as far as these batches' labels say."""
+    """Returns the data with the number of classes in the labels of these batches."""
     drawn = (keras.utils.unpack_x_y_sample_weight(_as_tuple(each))[1] for each in batches)
     columns = zip(*map(tf.nest.flatten, drawn), strict=True)
     counted = (
@@ -238,7 +226,7 @@ def _counted(target: Target, batches: Sequence, *, are_all: bool) -> Target:
 
 
 def _with_classes(data: Data, num_classes: int) -> Data:
-    """Returns the data with the classes of the first target that holds labels, tokens perhaps."""
+    """Returns the data with num_classes for the first target of labels, or else of integers."""
     labels = [each for each in data.targets if each.has_labels]
     labels = labels or [each for each in data.targets if each.is_integer]
     targets = (

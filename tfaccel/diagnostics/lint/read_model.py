@@ -1,11 +1,8 @@
-"""A Keras model to plain facts, by one symbolic call: no batch is run.
+"""Turns a Keras model into facts, with one symbolic call that computes nothing.
 
-Takes a functional, sequential or subclassed model; one that is not built is built for the data.
+Takes a functional, sequential or subclassed model; a model that is not built is built for the data.
 
     facts = read_model(model, data_specs=tf.TensorSpec((None, 28, 28, 1)))
-
-Private Keras names relied on: Layer._build_shapes_dict, Dense._kernel and those of its kin.
-(The public `kernel` of these is the weights of LoRA's two small products, too.)
 """
 
 import contextlib
@@ -19,12 +16,13 @@ import tensorflow as tf
 from tfaccel.diagnostics.lint.facts import OUTSIDE, Data, Layer, Model, Output, Shape
 from tfaccel.diagnostics.lint.read_data import shapes_of
 from tfaccel.diagnostics.lint.trace import Call, Trace, traced
-from tfaccel.keras_internals.seam import is_distributed
+from tfaccel.keras_internals.layers import kernel_of, shapes_built_for
+from tfaccel.keras_internals.variables import is_distributed
 from tfaccel.training.own_scaling import of_other_pixels, of_raw_pixels, own_scaling
 
 CONVOLUTIONS = ("Conv1D", "Conv2D", "Conv3D")
 TRANSPOSED = tuple(f"{each}Transpose" for each in CONVOLUTIONS)
-SAME_VALUE = ("Cast", "Identity")  # operations that only hand a value on
+SAME_VALUE = ("Cast", "Identity")  # operations that pass a value on
 LETTERS = re.compile(r"(\w+),(\w+)->(\w+)")
 
 
@@ -34,30 +32,31 @@ def read_model(
     data_specs=None,
     strategy: tf.distribute.Strategy | None = None,
 ) -> Model:
-    """Returns the facts of a model.
+    """Returns the facts about a model.
 
     Args:
       model: any Keras model.
-      data_specs: of its inputs, nested as the data have them, batch included; None for no data.
-      strategy: that its variables should belong to; None for none.
+      data_specs: the specs of its inputs, nested as in the data, with the batch; None for no data.
+      strategy: the strategy of the model's variables; None for none.
     """
     inputs = _own_inputs(model)
     if inputs is None:
-        inputs = _of_first_layer(model, data_specs)
+        inputs = _first_layer_spec(model, data_specs)
     specs = data_specs if inputs is None else inputs
     if specs is None:
         return Model(
-            name=model.name, fault="it is not built, and the data say no shape to build for"
+            name=model.name,
+            fault="the model is not built, and the data does not tell a shape to build it for",
         )
-    specs = tf.nest.map_structure(_of_any_batch, specs)
+    specs = tf.nest.map_structure(_with_any_batch, specs)
     seen = traced(model, specs, strategy=strategy)
-    weights = [each for each in model.variables if strategy and not is_distributed(each)]
+    outside = [each for each in model.variables if strategy and not is_distributed(each)]
     return Model(
         name=model.name,
         layers=_layers(seen),
         inputs=() if inputs is None else shapes_of(inputs),
         outputs=_outputs(model, seen),
-        outside_scope=tuple(each.path for each in weights),
+        outside_scope=tuple(each.path for each in outside),
         unknown=tuple(dict.fromkeys(each.kind for each in seen.calls if _is_unknown(each))),
         own_scaling=getattr(own_scaling(model), "name", None),
         fault=seen.fault,
@@ -65,7 +64,7 @@ def read_model(
 
 
 def with_pixels(read: Model, model: keras.Model, data: Data) -> Model:
-    """Returns the facts with what the data's pixels are to the model, where they are known."""
+    """Returns the facts with the model's needs for the data's pixels, if the pixels are known."""
     if data.pixel_range is None:
         return read
     return dataclasses.replace(
@@ -76,47 +75,46 @@ def with_pixels(read: Model, model: keras.Model, data: Data) -> Model:
 
 
 def by_input_name(model: keras.Model, data_specs):
-    """Returns the data's inputs as Keras gives them to the model.
+    """Returns the data's inputs as Keras passes them to the model.
 
-    From a dict a functional model takes those of its inputs' names, in their order.
+    A functional model takes the inputs with its names from a dict, in its own order.
     """
     names = [each.name for each in _inputs(model)]
     if not isinstance(data_specs, dict) or not names or not set(names) <= set(data_specs):
         return data_specs
     if isinstance(getattr(model, "input", None), dict):
-        return data_specs  # whose keys are the model's own
+        return data_specs  # the keys are the model's
     return [data_specs[each] for each in names]
 
 
 def _inputs(model: keras.Model) -> list[keras.KerasTensor]:
-    """Returns a functional or sequential model's inputs; none of another or one not built."""
+    """Returns a functional or sequential model's inputs, or [] for any other model."""
     with contextlib.suppress(AttributeError, ValueError):
         return list(model.inputs or ())
     return []
 
 
 def _own_inputs(model: keras.Model):
-    """Returns what the model was built for, nested as it takes it; None if it does not know."""
+    """Returns the specs that the model was built for, nested as it takes them, or None."""
     if not model.built:
         return None
     if inputs := _inputs(model):
-        own = getattr(model, "input", None)  # a sequential model has none, and one of the others
+        own = getattr(model, "input", None)  # of all other models: a sequential one has none
         return tf.nest.map_structure(_spec, inputs[0] if own is None else own)
-    shapes = getattr(model, "_build_shapes_dict", None) or {}
-    flat = [each for each in shapes.values() if isinstance(each, tuple) and len(each) > 1]
+    flat = [each for each in shapes_built_for(model) if isinstance(each, tuple) and len(each) > 1]
     if len(flat) != 1 or any(isinstance(size, tuple | list) for size in flat[0]):
         return None
     return tf.TensorSpec(flat[0], model.input_dtype)
 
 
-def _of_first_layer(model: keras.Model, data_specs) -> tf.TensorSpec | None:
-    """Returns what a sequential model takes whose first layer was built before it; else None."""
+def _first_layer_spec(model: keras.Model, data_specs) -> tf.TensorSpec | None:
+    """Returns the input spec of a sequential model if only its first layer is built, or None."""
     first = model.layers[0] if isinstance(model, keras.Sequential) and model.layers else None
     axes = getattr(getattr(first, "input_spec", None), "axes", None)
     if not axes or not isinstance(data_specs, tf.TensorSpec):
         return None
     sizes = data_specs.shape.as_list()
-    if len(sizes) <= max(map(abs, axes)):  # not batched
+    if len(sizes) <= max(map(abs, axes)):  # the data is not batched
         return None
     for axis, size in axes.items():
         sizes[axis] = size
@@ -127,11 +125,11 @@ def _spec(tensor: keras.KerasTensor) -> tf.TensorSpec:
     return tf.TensorSpec(tensor.shape, tensor.dtype)
 
 
-def _of_any_batch(spec: tf.TensorSpec) -> tf.TensorSpec:
+def _with_any_batch(spec: tf.TensorSpec) -> tf.TensorSpec:
     return tf.TensorSpec((None, *spec.shape[1:]), spec.dtype)
 
 
-# What was seen, as facts.
+# The trace as facts.
 
 
 def _layers(seen: Trace) -> tuple[Layer, ...]:
@@ -180,7 +178,7 @@ def _outputs(model: keras.Model, seen: Trace) -> tuple[Output, ...]:
 
 
 def _is_unknown(call: Call) -> bool:
-    """Whether it has a matrix of whose use nothing is known here."""
+    """Returns whether a layer has a weight matrix but no known matrix product."""
     matrices = any(len(each.shape) > 1 for each in call.layer.weights)
     lookup = isinstance(call.layer, keras.layers.Embedding)
     return matrices and not lookup and "Depthwise" not in call.kind and not _product(call)
@@ -191,7 +189,7 @@ def _shape(tensor) -> Shape:
 
 
 def _source(tensor):
-    """Returns the tensor whose value this is, in another dtype perhaps."""
+    """Returns the tensor that this value comes from, before casts."""
     while tensor.op.type in SAME_VALUE:
         tensor = tensor.op.inputs[0]
     return tensor
@@ -232,37 +230,36 @@ def _window(call: Call) -> tuple[int, ...]:
 
 
 def _product(call: Call) -> dict:
-    """Returns a layer's matrix product: its sides, rows for an example, and multiplications."""
+    """Returns the facts about a layer's matrix product, or {} if none is known."""
     layer, kind = call.layer, call.kind
     if not call.inputs or not call.outputs or not layer.built:
         return {}
     if isinstance(layer, keras.layers.RNN) and hasattr(layer, "units"):
         inputs = _shape(call.inputs[0])
         matrices = sum(math.prod(each.shape) for each in layer.weights if len(each.shape) == 2)
-        return _sides(inputs[-1], layer.units, _positions(inputs[:-1]), matrices)
-    kernels = (getattr(layer, each, None) for each in ("pointwise_kernel", "_kernel", "kernel"))
-    kernel = next((each for each in kernels if each is not None), None)
+        return _product_facts(inputs[-1], layer.units, _positions(inputs[:-1]), matrices)
+    kernel = kernel_of(layer)
     if kernel is None:
         return {}
     shape, outputs = tuple(kernel.shape), _shape(call.outputs[0])
     if isinstance(layer, keras.layers.Dense):
-        return _sides(*shape, _positions(outputs[:-1]), math.prod(shape))
+        return _product_facts(*shape, _positions(outputs[:-1]), math.prod(shape))
     if isinstance(layer, keras.layers.EinsumDense):
-        return _of_einsum(layer, shape, outputs)
-    if kind in TRANSPOSED:  # each input pixel is multiplied, and the kernel is [..., out, in]
+        return _einsum_product(layer, shape, outputs)
+    if kind in TRANSPOSED:  # each input pixel is multiplied; the kernel is [..., out, in]
         pixels = _positions(_pixels(layer, _shape(call.inputs[0])))
-        return _sides(shape[-1], shape[-2], pixels, math.prod(shape))
+        return _product_facts(shape[-1], shape[-2], pixels, math.prod(shape))
     if kind in CONVOLUTIONS or kind.startswith("SeparableConv"):
-        return _sides(*shape[-2:], _positions(_pixels(layer, outputs)), math.prod(shape))
+        return _product_facts(*shape[-2:], _positions(_pixels(layer, outputs)), math.prod(shape))
     return {}
 
 
 def _pixels(layer, shape: Shape) -> Shape:
-    """Returns an image's sides."""
+    """Returns the sizes of an image without its channels."""
     return shape[1:] if layer.data_format == "channels_first" else shape[:-1]
 
 
-def _of_einsum(layer, shape: tuple, outputs: Shape) -> dict:
+def _einsum_product(layer, shape: tuple, outputs: Shape) -> dict:
     letters = LETTERS.fullmatch(layer.equation.replace("...", "").replace(" ", ""))
     if not letters:
         return {}
@@ -270,10 +267,10 @@ def _of_einsum(layer, shape: tuple, outputs: Shape) -> dict:
     columns = math.prod(size for name, size in sizes.items() if name in letters[3])
     rows = math.prod(shape) // max(1, columns)
     given = math.prod(each or 1 for each in outputs)
-    return _sides(rows, columns, max(1, given // max(1, columns)), math.prod(shape))
+    return _product_facts(rows, columns, max(1, given // max(1, columns)), math.prod(shape))
 
 
-def _sides(features_in, features_out, positions: int, weights: int) -> dict:
+def _product_facts(features_in, features_out, positions: int, weights: int) -> dict:
     return {
         "features_in": features_in,
         "features_out": features_out,
@@ -283,5 +280,5 @@ def _sides(features_in, features_out, positions: int, weights: int) -> dict:
 
 
 def _positions(sizes: Shape) -> int:
-    """Returns how many places there are; a size that is not known counts once."""
+    """Returns the number of positions; a size that is not known counts as 1."""
     return math.prod(each or 1 for each in sizes)

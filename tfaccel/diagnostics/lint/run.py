@@ -1,4 +1,4 @@
-"""`tfaccel lint`: an experiment's model, data and step, read from its config and judged.
+"""`tfaccel lint`: reads an experiment's model, data and step from its config, and checks them.
 
 table = run(parse(get_config()), script=None)
 print(table, table.fix())
@@ -27,27 +27,27 @@ from tfaccel.step import in_xla
 
 
 def run(config: Config, *, script: pathlib.Path | None) -> Lint:
-    """Returns what is to be mended in an experiment.
+    """Returns the findings of an experiment.
 
-    Builds the model and opens the data, as a run would, but decodes, compiles and trains nothing.
+    Builds the model and opens the data as a run would, but decodes, compiles and trains nothing.
 
     Args:
       config: the experiment.
-      script: a Python file to look through too; None for none.
+      script: a Python file to check too; None for none.
 
     Raises:
-      UserError: the data are not there, or do not suit the config.
+      UserError: the data does not exist, or does not suit the config.
     """
     cluster = find(os.environ)
     check_one_process(cluster, "lint")
     source = [] if script is None else in_script(script)
     with _without_log():
         this_run = Run(config.runtime, cluster)
-        # Of the kind that decodes nothing beforehand: batches and shapes are those of all kinds.
+        # This loader decodes nothing in advance; batches and shapes are the same in all loaders.
         loader = open_loader(
             this_run, config, "train", loader="tf_data", stored_size=None, bad_files="error"
         )
-        make_optimizer(config.train, loader)  # raises where training would, for its recipe
+        make_optimizer(config.train, loader)  # raises the errors of the recipe
     num_outputs = config.model.num_outputs
     if num_outputs is None:
         task = tasks.task_of(loader.data, config.model, config.step)
@@ -63,7 +63,7 @@ def run(config: Config, *, script: pathlib.Path | None) -> Lint:
 
 @contextlib.contextmanager
 def _without_log() -> Iterator[None]:
-    """Within the context, what a run logs of itself is left out: there is none."""
+    """Hides the log lines of a run within the context, because lint starts no run."""
     log = logging.getLogger("tfaccel")
     level = log.level
     log.setLevel(logging.WARNING)
@@ -77,16 +77,16 @@ def _step(config: Config, this_run: Run, read: Model, model: keras.Model) -> Ste
     replicas = this_run.strategy.num_replicas_in_sync
     synchronized = config.step.sync_batchnorm and replicas > 1
     batch_norm = any(each.kind == "BatchNormalization" for each in read.layers)
-    without_xla = in_xla.of_layers(model)
+    not_for_xla = without_xla = in_xla.of_layers(model)
     if synchronized and batch_norm:
-        without_xla = "step.sync_batchnorm sums inside it"
+        without_xla = "step.sync_batchnorm needs an all-reduce inside the step"
     on_gpu = any(each.cuda_ordinal is not None for each in this_run.runtime.devices)
     return Step(
         precision=precision_of(read, model),
         tf32=config.runtime.tf32,
         xla=this_run.runtime.xla,
         without_xla=without_xla if this_run.runtime.xla else None,
-        not_for_xla=in_xla.of_layers(model),
+        not_for_xla=not_for_xla,
         steps_per_execution=config.train.steps_per_execution,
         accumulation_steps=config.step.accumulation_steps,
         num_replicas=replicas,

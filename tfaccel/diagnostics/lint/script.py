@@ -1,11 +1,12 @@
-"""What a script's source alone shows: a model called on a data set, waits in a loop, its pixels.
+"""Finds faults in a script's source: a data set passed to a model, waits in a loop, wrong pixels.
 
-Takes source text; gives findings. Nothing of it is run: its syntax tree is read.
+Takes source text; returns findings. It reads the syntax tree and runs nothing.
 
     findings = read_script(pathlib.Path("train.py").read_text(), "train.py")
 
-A name is a data set where the script makes it by something known to make one, or, as a function's
-argument, where it is called so; a model likewise, or where the script calls its `fit`.
+A name is a data set if the script assigns it the result of a function that makes data sets, or if a
+function's argument has a typical name, such as train_loader. The same holds for models; the script
+may also call a model's `fit`.
 """
 
 import ast
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 
 from tfaccel.common.local_path import local_path
 from tfaccel.diagnostics.lint.findings import Finding
-from tfaccel.diagnostics.lint.script_pixels import pixels
+from tfaccel.diagnostics.lint.script_pixels import last_name, pixels
 from tfaccel.diagnostics.lint.script_text import read_text
 from tfaccel.diagnostics.lint.speed import run_eagerly
 
@@ -23,24 +24,19 @@ MAKE_DATA = re.compile(
     r"(DataLoader|.*[Dd]ataset(_from_\w+)?|from_tensor_slices|from_generator|batch|prefetch"
     r"|image_folder|loader)"
 )
-MAKE_SEVERAL = re.compile(r"\w+_dataset_from_directory|split_dataset")  # data sets, that is
-# NumPy and others have functions of these names: they make data of data, or of a run.
+MAKE_SEVERAL = re.compile(r"\w+_dataset_from_directory|split_dataset")  # returns several data sets
+# NumPy and others have functions of these names, so they must be called on a data set or a run.
 CHANGE_DATA = ("shuffle", "cache", "repeat", "map", "take", "skip", "examples", "pipeline")
 DATA_NAME = re.compile(r"(\w+_)?(loader|dataset|ds)(_\w+)?")
 MAKE_MODELS = re.compile(r"(Sequential|Model|Functional|load_model|clone_model)")
 MODEL_NAME = re.compile(r"(\w+_)?(model|net|network)")
 MODEL_METHODS = ("fit", "compile", "evaluate", "predict", "summary")
-OF_ONE_BATCH = ("train_on_batch", "test_on_batch", "predict_on_batch", "call")
+BATCH_METHODS = ("train_on_batch", "test_on_batch", "predict_on_batch", "call")
 WAITS = ("numpy", "item")
 
 
 def read_script(source: str, name: str = "script") -> list[Finding]:
-    """Returns what the source shows.
-
-    Args:
-      source: of a script, or of a notebook's cells, Python 3.
-      name: what to call it in the findings.
-    """
+    """Returns the findings in the Python source of a script, or of a notebook's cells."""
     try:
         tree = ast.parse(source)
     except SyntaxError as error:
@@ -53,13 +49,10 @@ def read_script(source: str, name: str = "script") -> list[Finding]:
 
 
 def in_script(script: str | os.PathLike) -> list[Finding]:
-    """Returns what a script's source shows.
-
-    Args:
-      script: its path, or its text.
+    """Returns the findings in a script, which is given as a path or as text.
 
     Raises:
-      UserError: it cannot be read.
+      UserError: the script cannot be read.
     """
     if isinstance(script, str) and "\n" in script:
         return read_script(script)
@@ -72,25 +65,23 @@ def _syntax(error: SyntaxError, name: str) -> Finding:
         "error",
         f"{name}:{error.lineno}",
         f"Python cannot read it: {error.msg}",
-        "nothing of the script runs, and nothing else in it was looked at",
-        "none: it does not run",
-        "between the layers of a list there are commas"
-        if "comma" in error.msg
-        else "mend the line",
+        "the script does not run, and lint could not check the rest of it",
+        "the script runs at all",
+        "put commas between the layers of a list" if "comma" in error.msg else "correct this line",
     )
 
 
-# Which names are what.
+# The names of data sets and models.
 
 
 def _names(tree: ast.AST) -> tuple[set[str], set[str]]:
-    """Returns the names of data sets, and those of models."""
+    """Returns the names of data sets and the names of models."""
     data, models, others = set(), set(), set()
     kinds = _model_classes(tree)
     for each in ast.walk(tree):
         if isinstance(each, ast.Assign | ast.AnnAssign) and each.value is not None:
             targets = each.targets if isinstance(each, ast.Assign) else [each.target]
-            called = _last_name(each.value.func) if isinstance(each.value, ast.Call) else ""
+            called = last_name(each.value.func) if isinstance(each.value, ast.Call) else ""
             if MAKE_SEVERAL.fullmatch(called):
                 data |= {name for target in targets for name in _parts(target)}
             elif _is_data(each.value, data):
@@ -110,93 +101,87 @@ def _names(tree: ast.AST) -> tuple[set[str], set[str]]:
 
 
 def _model_classes(tree: ast.AST) -> set[str]:
-    """Returns the script's own classes of models, and of these."""
+    """Returns the script's classes that inherit from a model class."""
     found: set[str] = set()
     classes = [each for each in ast.walk(tree) if isinstance(each, ast.ClassDef)]
     for each in classes:
-        bases = [_last_name(base) for base in each.bases]
+        bases = [last_name(base) for base in each.bases]
         if any(MAKE_MODELS.fullmatch(base) or base in found for base in bases):
             found.add(each.name)
     return found
 
 
 def _parts(target: ast.expr) -> set[str]:
-    """Returns the names that an assignment gives values to."""
+    """Returns the names that an assignment sets."""
     if isinstance(target, ast.Tuple | ast.List):
         return {name for each in target.elts for name in _parts(each)}
     return {ast.unparse(target)}
 
 
 def _is_data(value: ast.expr, data: set[str]) -> bool:
-    """Whether an expression makes a data set: `Dataset.range(3).shuffle(3)`, or a name of one."""
+    """Returns whether an expression makes a data set, or is the name of one."""
     if not isinstance(value, ast.Call):
         return ast.unparse(value) in data
-    name = _last_name(value.func)
+    name = last_name(value.func)
     if name in CHANGE_DATA and isinstance(value.func, ast.Attribute):
         base = value.func.value
         return _is_data(base, data) or ast.unparse(base) == "run"
     return MAKE_DATA.fullmatch(name) is not None
 
 
-def _last_name(function: ast.expr) -> str:
-    if isinstance(function, ast.Attribute):
-        return function.attr
-    return function.id if isinstance(function, ast.Name) else ""
-
-
-# What is looked for.
+# The faults.
 
 
 def _given_data(call: ast.Call, data: set[str]) -> str | None:
-    """Returns the whole data set that a call takes for its inputs; None for none."""
+    """Returns the data set that a call takes as its inputs, or None."""
     arguments = [*call.args[:1], *(each.value for each in call.keywords if each.arg == "inputs")]
     return next((text for text in map(ast.unparse, arguments) if text in data), None)
 
 
 def _is_model(call: ast.Call, models: set[str]) -> bool:
-    """Whether it is `model(...)`, or a method of it that takes one batch."""
+    """Returns whether it calls a model, or a model's method that takes one batch."""
     called = ast.unparse(call.func)
-    if isinstance(call.func, ast.Attribute) and call.func.attr in OF_ONE_BATCH:
+    if isinstance(call.func, ast.Attribute) and call.func.attr in BATCH_METHODS:
         called = ast.unparse(call.func.value)
     return called in models or MODEL_NAME.fullmatch(called) is not None
 
 
 def _whole_data(call: ast.Call, given: str, name: str) -> Finding:
     called = ast.unparse(call.func)
-    model = called.rpartition(".")[0] if called.endswith(OF_ONE_BATCH) else called
+    model = called.rpartition(".")[0] if called.endswith(BATCH_METHODS) else called
     return Finding(
         "error",
         f"{name}:{call.lineno}",
         f"{called}({given}) passes the loader itself to the model, not a batch of it",
-        "a model takes tensors; a loader is an object that gives them, batch by batch",
-        "none: it raises",
-        f"{model}.fit({given}) or {model}.predict({given}) go through it; "
-        f"`for x, y in {given}: {called}(x)` takes one batch at a time",
+        "a model takes tensors, but a loader is an object that gives batches of tensors",
+        "the script runs at all",
+        f"use {model}.fit({given}) or {model}.predict({given}), which loop over it, or "
+        f"`for x, y in {given}: {called}(x)`, which takes one batch at a time",
     )
 
 
 def _waits(tree: ast.AST, data: set[str], name: str) -> Iterator[Finding]:
-    """Yields what makes each step of a hand-written loop wait for the device."""
+    """Yields calls that make each step of a hand-written loop wait for the device."""
     for loop in ast.walk(tree):
         if not isinstance(loop, ast.For) or not _iterates(loop.iter, data):
             continue
         own = {each.id for each in ast.walk(loop.target) if isinstance(each, ast.Name)}
         for call in (each for part in loop.body for each in ast.walk(part)):
             read = _read_by(call)
-            if read is not None and _root(read) not in own:  # the data are on the host
+            if read is not None and _root(read) not in own:  # the batch itself is on the host
                 yield Finding(
                     "warning",
                     f"{name}:{call.lineno}",
                     f"{ast.unparse(call)} in the loop over {ast.unparse(loop.iter)}",
-                    "it waits until the device has finished the step, and the device then waits "
-                    "for Python to launch the next",
-                    "the time between two steps; `tfaccel train` logs the share that waits",
-                    "keep sums as tensors, and read them once in an epoch",
+                    "Python waits until the device has finished the step, and then the device "
+                    "waits until Python launches the next step",
+                    "the time between two steps; `tfaccel train` logs the share of waiting",
+                    "keep sums as tensors, and read them once an epoch",
                 )
 
 
 def _read_by(call: ast.AST) -> ast.expr | None:
-    """Returns whose value a call brings to Python: `x.numpy()`, `float(x)`; None for none."""
+    """Returns the value that a call copies to Python, as in `x.numpy()` or `float(x)`, or None."""
     if not isinstance(call, ast.Call):
         return None
     if isinstance(call.func, ast.Attribute) and call.func.attr in WAITS and not call.args:
@@ -206,14 +191,14 @@ def _read_by(call: ast.AST) -> ast.expr | None:
 
 
 def _root(value: ast.expr) -> str:
-    """Returns the name before all attributes and indices: x of `x[0].y`."""
+    """Returns the name before all attributes and indices: x in `x[0].y`."""
     while isinstance(value, ast.Attribute | ast.Subscript):
         value = value.value
     return ast.unparse(value)
 
 
 def _iterates(value: ast.expr, data: set[str]) -> bool:
-    """Whether a loop is over a data set, numbered or cut short perhaps."""
+    """Returns whether a loop iterates over a data set, also inside `enumerate` or `take`."""
     if ast.unparse(value) in data or _is_data(value, data):
         return True
     return isinstance(value, ast.Call) and any(_iterates(each, data) for each in value.args)
@@ -221,8 +206,8 @@ def _iterates(value: ast.expr, data: set[str]) -> bool:
 
 def _eager(calls: list[ast.Call], name: str) -> Iterator[Finding]:
     for call in calls:
-        told = [*call.args, *(each.value for each in call.keywords)]
-        if _last_name(call.func) == "run_functions_eagerly" and any(map(_is_true, told)):
+        given = [*call.args, *(each.value for each in call.keywords)]
+        if last_name(call.func) == "run_functions_eagerly" and any(map(_is_true, given)):
             yield run_eagerly(f"{name}:{call.lineno}", "tf.config.run_functions_eagerly(True)")
 
 

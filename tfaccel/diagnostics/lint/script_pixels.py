@@ -1,12 +1,12 @@
-"""Which pixels a script's loaders give, and whether the script scales them: once, twice or never.
+"""Finds loaders in a script, and whether the script scales their pixels once, twice or never.
 
-Takes a script's syntax tree; gives findings. Nothing of it is run.
+Takes a script's syntax tree; yields findings. It runs nothing.
 
     findings = list(pixels(ast.parse(source), "train.py"))
 
-What loaders give: tfaccel's (pixel / 255 - mean) / std, so 0 to 1 unless mean or std say otherwise;
-`image_dataset_from_directory`, TFDS and TensorFlow's decoders 0 to 255; `ImageDataGenerator` 0 to
-255 times its `rescale`.
+tfaccel's loaders give (pixel / 255 - mean) / std, which is 0 to 1 unless mean or std are set.
+`image_dataset_from_directory`, TFDS and TensorFlow's decoders give 0 to 255. `ImageDataGenerator`
+gives 0 to 255 times its `rescale`.
 """
 
 import ast
@@ -15,30 +15,30 @@ import math
 import re
 from collections.abc import Iterator
 
-from tfaccel.common.tables import in_figures
 from tfaccel.diagnostics.lint.findings import Finding
+from tfaccel.diagnostics.lint.words import OVERSCALED, UNSCALED, range_text
 from tfaccel.training.keras_pixels import trained_on
 
-OURS = ("image_folder", "loader")
 DECODERS = re.compile(r"decode_(image|jpeg|png|bmp|gif|webp|and_crop_jpeg)")
 BY_KERAS = re.compile(r"image_dataset_from_directory|flow_from_(directory|dataframe)")
 SCALES_INSIDE = re.compile(r"EfficientNet(B\d|V2\w+)|MobileNetV3(Small|Large)|ConvNeXt\w+")
 CONVOLVES = re.compile(r"(Separable|Depthwise)?Conv2D")
 NORMALISES = re.compile(r"\w*Normalization|BatchNorm\w*|Rescaling|preprocess_input|Lambda")
-SHOWS = ("imshow", "imsave", "plot", "print")  # of pictures that somebody looks at
-SMALL = 0.02  # what brings 0..255 to small numbers
-FEW, MANY = 3.0, 50.0  # of pixels that are scaled, and that are not
+SHOWS = ("imshow", "imsave", "plot", "print")  # they show pictures to people
+SMALL = 0.02  # a smaller factor scales 0..255 to small numbers
+FEW, MANY = 3.0, 50.0  # pixels up to FEW are scaled; pixels above MANY are not
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Something in a script.
+    """A loader, or a scaling, in a script.
 
     Attributes:
-      line: of the script.
-      text: as it is there, cut short.
-      range: of pixels, of a loader; None where it is not known.
-      mean_and_std: what gives tfaccel's loader the same pixels; "" for the default.
+      line: the line in the script.
+      text: the source text, shortened.
+      range: the range of a loader's pixels; None if it is not known.
+      mean_and_std: the settings with which tfaccel's loader gives the same pixels; "" for the
+        defaults.
     """
 
     line: int
@@ -48,94 +48,82 @@ class Place:
 
 
 def pixels(tree: ast.AST, name: str) -> Iterator[Finding]:
-    """Yields what a script's loaders and its scaling are to each other.
-
-    Args:
-      tree: of the script.
-      name: what to call it in the findings.
-    """
+    """Yields findings on loaders and scalings that do not fit together."""
     calls = [each for each in ast.walk(tree) if isinstance(each, ast.Call)]
     values = _values(tree)
-    ours = [_of_ours(each, values) for each in calls if _is_ours(each)]
-    theirs = list(_of_others(calls, values))
-    scaled = [*_scaling_calls(calls, values), *_quotients(tree, values)]
-    for each in ours:
-        if each.range is None:
-            continue
+    our_loaders = [_our_loader(each, values) for each in calls if _is_our_loader(each)]
+    others = list(_other_loaders(calls, values))
+    scaled = [*_scaling_calls(calls, values), *_divisions(tree, values)]
+    known = [each for each in our_loaders if each.range is not None]
+    for each in known:
         if max(map(abs, each.range)) <= FEW and scaled:
-            yield _twice(each, scaled[0], name)
-        elif min(each.range) >= 0 and max(each.range) > MANY and not scaled and _is_bare(calls):
-            yield _never(each, name)
-        else:
-            continue
-        break
-    known = [each for each in ours if each.range is not None]
-    if known and theirs and not scaled and not _alike(known[0].range, theirs[0].range):
-        yield _apart(known[0], theirs[0], name)
-    if theirs and not ours and any(_last(each.func) == "fit" for each in calls):
-        yield _moved(theirs[0], scaled, name)
+            yield _scaled_twice(each, scaled[0], name)
+            break
+        if min(each.range) >= 0 and max(each.range) > MANY and not scaled and _is_bare(calls):
+            yield _never_scaled(each, name)
+            break
+    if known and others and not scaled and not _are_equal(known[0].range, others[0].range):
+        yield _different_ranges(known[0], others[0], name)
+    if others and not our_loaders and any(last_name(each.func) == "fit" for each in calls):
+        yield _if_moved(others[0], scaled, name)
 
 
-# What is found.
+# The findings.
 
 
-def _twice(loader: Place, scaling: Place, name: str) -> Finding:
+def _scaled_twice(loader: Place, scaling: Place, name: str) -> Finding:
     return Finding(
         "error",
         f"{name}:{scaling.line}",
         f"{scaling.text} scales pixels of 0 to 255, but {loader.text} in line {loader.line} gives "
-        f"{_shown(loader.range)}",
-        "scaled twice, all images are nearly one colour, and pretrained weights see nothing",
+        f"{range_text(loader.range)}",
+        OVERSCALED,
         "accuracy",
-        f"give {loader.text} mean=0 and std=1/255, so that it gives 0 to 255, or leave "
-        f"{scaling.text} out",
+        f"set mean=0 and std=1/255 in {loader.text}, so that it gives 0 to 255, or remove "
+        f"{scaling.text}",
     )
 
 
-def _never(loader: Place, name: str) -> Finding:
+def _never_scaled(loader: Place, name: str) -> Finding:
     return Finding(
         "warning",
         f"{name}:{loader.line}",
-        f"{loader.text} gives pixels of {_shown(loader.range)}, and nothing here scales them",
-        "a model begins with weights for numbers of about 1: the first steps are far too large",
+        f"{loader.text} gives pixels of {range_text(loader.range)}, and nothing here scales them",
+        UNSCALED,
         "accuracy",
-        "leave its std out, so that it gives 0 to 1, or begin the model with Rescaling(1/255)",
+        "remove its std, so that it gives 0 to 1, or start the model with Rescaling(1/255)",
     )
 
 
-def _apart(loader: Place, other: Place, name: str) -> Finding:
+def _different_ranges(loader: Place, other: Place, name: str) -> Finding:
     return Finding(
         "error",
         f"{name}:{other.line}",
-        f"{other.text} gives pixels of {_shown(other.range)}, but {loader.text} in line "
-        f"{loader.line} gives {_shown(loader.range)}",
-        "what is learned from the one says nothing about the other",
+        f"{other.text} gives pixels of {range_text(other.range)}, but {loader.text} in line "
+        f"{loader.line} gives {range_text(loader.range)}",
+        "what the model learns from the one does not apply to the other",
         "accuracy",
-        f"load both alike: {loader.text} for each, or give it {other.mean_and_std or 'mean=0'}",
+        f"load both with {loader.text}, or set {other.mean_and_std or 'mean=0'} in it",
     )
 
 
-def _moved(loader: Place, scaled: list[Place], name: str) -> Finding:
-    same = f"with {loader.mean_and_std} it" if loader.mean_and_std else "it"
-    fix = f"run.image_folder gives 0 to 1; {same} gives the same pixels as here"
+def _if_moved(loader: Place, scaled: list[Place], name: str) -> Finding:
+    settings = f"with {loader.mean_and_std} it" if loader.mean_and_std else "it"
+    fix = f"run.image_folder gives 0 to 1; {settings} gives the same pixels as this loader"
     if scaled and loader.mean_and_std:
-        fix += f", for {scaled[0].text} in line {scaled[0].line}; or leave both out"
+        fix += f", which {scaled[0].text} in line {scaled[0].line} needs; or remove both"
     return Finding(
         "note",
         f"{name}:{loader.line}",
-        f"{loader.text} gives pixels of {_shown(loader.range)}",
-        "tfaccel's loaders give 0 to 1 unless mean and std say otherwise, so a script that is "
-        "moved to them has other pixels",
-        "none by itself; it is what to know before you move the script",
+        f"{loader.text} gives pixels of {range_text(loader.range)}",
+        "tfaccel's loaders give 0 to 1 unless mean and std are set, so a script that you move to "
+        "them gets other pixels",
+        "none by itself; know this before you move the script",
         fix,
     )
 
 
-def _shown(numbers: tuple[float, float]) -> str:
-    return f"{in_figures(numbers[0], 4)} to {in_figures(numbers[1], 4)}"
-
-
-def _alike(one: tuple[float, float], other: tuple[float, float]) -> bool:
+def _are_equal(one: tuple[float, float], other: tuple[float, float]) -> bool:
     pairs = zip(one, other, strict=True)
     return all(math.isclose(mine, theirs, rel_tol=0.01, abs_tol=0.01) for mine, theirs in pairs)
 
@@ -143,16 +131,15 @@ def _alike(one: tuple[float, float], other: tuple[float, float]) -> bool:
 # Loaders.
 
 
-def _is_ours(call: ast.Call) -> bool:
-    named = {each.arg for each in call.keywords}
-    return (
-        isinstance(call.func, ast.Attribute)
-        and call.func.attr in OURS
-        and (call.func.attr == "image_folder" or bool({"image_size", "global_batch_size"} & named))
-    ) or (isinstance(call.func, ast.Attribute) and ast.unparse(call.func) == "run.loader")
+def _is_our_loader(call: ast.Call) -> bool:
+    name = last_name(call.func) if isinstance(call.func, ast.Attribute) else ""
+    if name == "image_folder" or ast.unparse(call.func) == "run.loader":
+        return True
+    keywords = {each.arg for each in call.keywords}
+    return name == "loader" and bool({"image_size", "global_batch_size"} & keywords)
 
 
-def _of_ours(call: ast.Call, values: dict[str, ast.expr]) -> Place:
+def _our_loader(call: ast.Call, values: dict[str, ast.expr]) -> Place:
     given = _keywords(call, values)
     place = Place(call.lineno, ast.unparse(call.func))
     if given is None:
@@ -166,26 +153,23 @@ def _of_ours(call: ast.Call, values: dict[str, ast.expr]) -> Place:
     return dataclasses.replace(place, range=(low, high))
 
 
-def _of_others(calls: list[ast.Call], values: dict[str, ast.expr]) -> Iterator[Place]:
-    """Yields the loaders that are not tfaccel's, in the order of what says most."""
+def _other_loaders(calls: list[ast.Call], values: dict[str, ast.expr]) -> Iterator[Place]:
+    """Yields the loaders that are not tfaccel's, the most telling ones first."""
     raw = {"range": (0.0, 255.0), "mean_and_std": "mean=0 and std=1/255"}
+    generators = [each for each in calls if last_name(each.func) == "ImageDataGenerator"]
+    yield from (_image_generator(each, values) for each in generators)
     for call in calls:
-        if _last(call.func) == "ImageDataGenerator":
-            yield _of_generator(call, values)
-    for call in calls:
-        generates = any(_last(each.func) == "ImageDataGenerator" for each in calls)
-        if BY_KERAS.fullmatch(_last(call.func)) and not generates:
-            yield Place(call.lineno, _last(call.func), **raw)
+        if BY_KERAS.fullmatch(last_name(call.func)) and not generators:
+            yield Place(call.lineno, last_name(call.func), **raw)
+    gives_floats = any(last_name(each.func) == "convert_image_dtype" for each in calls)
     for call in calls:
         if ast.unparse(call.func) in ("tfds.load", "tensorflow_datasets.load"):
             yield Place(call.lineno, ast.unparse(call.func), **raw)
-        elif DECODERS.fullmatch(_last(call.func)):
-            as_floats = any(_last(each.func) == "convert_image_dtype" for each in calls)
-            if not as_floats:
-                yield Place(call.lineno, _last(call.func), **raw)
+        elif DECODERS.fullmatch(last_name(call.func)) and not gives_floats:
+            yield Place(call.lineno, last_name(call.func), **raw)
 
 
-def _of_generator(call: ast.Call, values: dict[str, ast.expr]) -> Place:
+def _image_generator(call: ast.Call, values: dict[str, ast.expr]) -> Place:
     given = _keywords(call, values) or {}
     text = "ImageDataGenerator"
     scale = _number(given.get("rescale"), values)
@@ -199,22 +183,22 @@ def _of_generator(call: ast.Call, values: dict[str, ast.expr]) -> Place:
 
 
 def _module(function: str) -> str:
-    """Returns "resnet50" of `keras.applications.resnet50.preprocess_input`."""
+    """Returns "resnet50" for `keras.applications.resnet50.preprocess_input`."""
     module = function.removesuffix(".preprocess_input").rpartition(".")[2]
     named = {"resnet": "resnet50", "resnet_v2": "resnet50v2", "densenet": "densenet121"}
     return named.get(module, module)
 
 
-# What scales.
+# Scalings.
 
 
 def _scaling_calls(calls: list[ast.Call], values: dict[str, ast.expr]) -> Iterator[Place]:
     for call in calls:
-        last, given = _last(call.func), _keywords(call, values) or {}
+        last, given = last_name(call.func), _keywords(call, values) or {}
         if last == "Rescaling":
             scale = _number(call.args[0] if call.args else given.get("scale"), values)
             if scale is not None and abs(scale) < SMALL:
-                yield Place(call.lineno, _cut(call))
+                yield Place(call.lineno, _shortened(call))
         elif last == "preprocess_input":
             yield Place(call.lineno, "preprocess_input")
         elif SCALES_INSIDE.fullmatch(last):
@@ -223,12 +207,12 @@ def _scaling_calls(calls: list[ast.Call], values: dict[str, ast.expr]) -> Iterat
                 yield Place(call.lineno, last)
 
 
-def _quotients(tree: ast.AST, values: dict[str, ast.expr]) -> Iterator[Place]:
-    """Yields what divides by 255 something that is no number: `image / 255`, `x *= 1 / 255`."""
+def _divisions(tree: ast.AST, values: dict[str, ast.expr]) -> Iterator[Place]:
+    """Yields divisions of images by 255, such as `image / 255` or `x *= 1 / 255`."""
     shown = {
         id(inner)
         for call in ast.walk(tree)
-        if isinstance(call, ast.Call) and _last(call.func) in SHOWS
+        if isinstance(call, ast.Call) and last_name(call.func) in SHOWS
         for inner in ast.walk(call)
     }
     for each in ast.walk(tree):
@@ -245,7 +229,7 @@ def _quotients(tree: ast.AST, values: dict[str, ast.expr]) -> Iterator[Place]:
             continue
         scale = number if isinstance(each.op, ast.Mult) else 1 / number
         if isinstance(each.op, ast.Mult | ast.Div) and _brings_255(scale):
-            yield Place(each.lineno, _cut(each))
+            yield Place(each.lineno, _shortened(each))
 
 
 def _brings_255(scale: float) -> bool:
@@ -253,16 +237,16 @@ def _brings_255(scale: float) -> bool:
 
 
 def _is_bare(calls: list[ast.Call]) -> bool:
-    """Whether a network is made here of convolutions, and nothing that may scale."""
-    lasts = [_last(each.func) for each in calls]
+    """Returns whether the script makes a network of convolutions, and nothing that may scale."""
+    lasts = [last_name(each.func) for each in calls]
     return any(map(CONVOLVES.fullmatch, lasts)) and not any(map(NORMALISES.fullmatch, lasts))
 
 
-# Values that the source shows.
+# Values in the source.
 
 
 def _values(tree: ast.AST) -> dict[str, ast.expr]:
-    """Returns what names are given, of those that are given something once."""
+    """Returns the values of the names that are assigned exactly once."""
     found: dict[str, list[ast.expr]] = {}
     for each in ast.walk(tree):
         if isinstance(each, ast.Assign):
@@ -273,21 +257,19 @@ def _values(tree: ast.AST) -> dict[str, ast.expr]:
 
 
 def _keywords(call: ast.Call, values: dict[str, ast.expr]) -> dict[str, ast.expr] | None:
-    """Returns a call's arguments by name, with those of `**settings`; None if these are unknown."""
+    """Returns a call's arguments by name, including those of `**settings`; None if unknown."""
     given = {}
     for each in call.keywords:
         if each.arg is not None:
             given[each.arg] = values.get(ast.unparse(each.value), each.value)
             continue
         settings = values.get(ast.unparse(each.value), each.value)
-        if isinstance(settings, ast.Call) and _last(settings.func) == "dict":
+        inner = None
+        if isinstance(settings, ast.Call) and last_name(settings.func) == "dict":
             inner = _keywords(settings, values)
         elif isinstance(settings, ast.Dict) and all(map(_is_text, settings.keys)):
-            inner = {
-                key.value: value for key, value in zip(settings.keys, settings.values, strict=True)
-            }
-        else:
-            inner = None
+            names = [key.value for key in settings.keys]
+            inner = dict(zip(names, settings.values, strict=True))
         if inner is None:
             return None
         given |= inner
@@ -307,7 +289,7 @@ def _numbers(value: ast.expr | None, default: float) -> list[float] | None:
 
 
 def _number(value: ast.expr | None, values: dict[str, ast.expr] | None = None) -> float | None:
-    """Returns the number of `1 / 255`, or of a name that is given one; None for anything else."""
+    """Returns a number such as `1 / 255`, or the number that a name stands for; None otherwise."""
     if isinstance(value, ast.Name) and values and value.id in values:
         return _number(values[value.id])
     if isinstance(value, ast.Constant):
@@ -326,14 +308,15 @@ def _number(value: ast.expr | None, values: dict[str, ast.expr] | None = None) -
     return None
 
 
-def _last(function: ast.expr) -> str:
+def last_name(function: ast.expr) -> str:
+    """Returns the name of a called function: load for `tf.data.load`; "" if it has none."""
     if isinstance(function, ast.Attribute):
         return function.attr
     return function.id if isinstance(function, ast.Name) else ""
 
 
-def _cut(node: ast.expr, most: int = 40) -> str:
+def _shortened(node: ast.expr, most: int = 40) -> str:
     text = ast.unparse(node)
     if isinstance(node, ast.Call):
-        text = text[len(ast.unparse(node.func)) - len(_last(node.func)) :]
+        text = text[len(ast.unparse(node.func)) - len(last_name(node.func)) :]
     return text if len(text) <= most else f"{text[: most - 3]}..."

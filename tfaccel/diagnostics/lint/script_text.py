@@ -1,4 +1,4 @@
-"""A script's text, read before anything that needs Keras, so that a wrong path is told at once.
+"""Reads a script's text without Keras, so that a wrong path is reported at once.
 
 text = read_text(pathlib.Path("train.py"))
 """
@@ -13,12 +13,12 @@ def read_text(path: pathlib.Path) -> str:
     """Returns the text of a script.
 
     Raises:
-      UserError: it cannot be read, or is no text.
+      UserError: the script cannot be read, or is not text.
     """
     try:
         return read_regular(path).decode()
     except (OSError, UnicodeDecodeError) as error:
-        cause = getattr(error, "strerror", None) or "it is no text in UTF-8"
+        cause = getattr(error, "strerror", None) or "it is not text in UTF-8"
         raise UserError(
-            f"script={str(path)!r} cannot be read ({cause}); give a Python file, or its text"
+            f"script={str(path)!r} cannot be read ({cause}); pass a Python file, or its text"
         ) from error

@@ -1,14 +1,14 @@
-"""Rules: sizes that leave tiles of Tensor Cores empty, and what that costs. Each takes Facts.
+"""Rules about sizes that leave tiles of Tensor Cores empty. Each takes Facts and yields findings.
 
 findings = [*widths(facts), *input_features(facts)]
 
-Tensor Cores multiply tiles. NVIDIA asks for sizes that are multiples of 16 bytes, so 8 in float16
-and 16 in int8, on A100 best 128 bytes ("Matrix Multiplication Background User's Guide",
-docs.nvidia.com/deeplearning/performance; developer.nvidia.com/blog/optimizing-gpu-performance-
-tensor-cores). Of another size the last tile is part padding, and unaligned loads are slower;
-libraries before cuBLAS 11 and cuDNN 7.6.3 left Tensor Cores altogether. The gain named here is
-arithmetic: what part of all tiles of the model is padding because of this size. Where a kernel is
-slower still, the gain is larger; `--fix` measures that of a head.
+Tensor Cores multiply tiles. NVIDIA recommends sizes that are multiples of 16 bytes, which is 8 in
+float16 and 16 in int8, and on A100 multiples of 128 bytes ("Matrix Multiplication Background User's
+Guide", docs.nvidia.com/deeplearning/performance; developer.nvidia.com/blog/optimizing-gpu-
+performance-tensor-cores). With other sizes, part of the last tile is padding, and unaligned loads
+are slower. Libraries before cuBLAS 11 and cuDNN 7.6.3 did not use Tensor Cores for them at all.
+The gain in these findings is arithmetic: the share of the model's tiles that is padding because of
+the size. The gain is larger if a kernel is also slower; `--fix` measures it for a head.
 """
 
 from collections.abc import Iterator
@@ -26,14 +26,14 @@ from tfaccel.diagnostics.lint.products import (
     padding,
     share,
 )
-from tfaccel.diagnostics.lint.words import named, of_tiles, of_which, percent
+from tfaccel.diagnostics.lint.words import layer_names, padding_count, percent, tile_share
 
-TINY, FEW = 0.001, 3  # so many sizes that each cost less than this are one finding
-FEW_CHANNELS = 4  # of images, for which cuDNN has kernels
+TINY, FEW = 0.001, 3  # FEW sizes or more that each cost less than TINY become one finding
+FEW_CHANNELS = 4  # images with up to so many channels have their own kernels in cuDNN
 
 
 def widths(facts: Facts) -> Iterator[Finding]:
-    """Yields units and filters that are no multiple of 8, or 16 in int8, once for each size."""
+    """Yields units and filters that are not a multiple of 8 (16 in int8), once for each size."""
     model = facts.model
     found: dict[tuple[int, int], list[Layer]] = {}
     for layer in model.layers:
@@ -60,25 +60,26 @@ def _width(model: Model, layers: list[Layer], size: int, multiple: int, lost: fl
     can_change = not head or can_pad(layers[0])
     return Finding(
         "warning" if lost >= MUCH and can_change else "note",
-        named(layers),
+        layer_names(layers),
         f"{counted(size, unit)}, not a multiple of {multiple}",
-        f"Tensor Cores multiply tiles of {multiple}: {of_which(whole, whole - size, 'column')}",
-        f"{of_tiles(lost)}: {have} {percent(share(model, layers))} of its multiplications",
-        _head_fix(layers[0], whole) if head else f"{_nearest(size, multiple)} {unit}s",
+        f"Tensor Cores multiply tiles of {multiple}: "
+        f"{padding_count(whole, whole - size, 'column')}",
+        f"{tile_share(lost)}: {have} {percent(share(model, layers))} of its multiplications",
+        _head_fix(layers[0], whole) if head else f"use {_nearest(size, multiple)} {unit}s",
     )
 
 
 def _many(model: Model, sizes: list[tuple[int, int]], layers: list[Layer]) -> Finding:
-    """Returns one finding for several sizes of which none costs anything."""
+    """Returns one finding for several sizes that cost almost nothing."""
     return Finding(
         "note",
-        named(layers),
-        f"{', '.join(str(size) for size, _ in sizes)} units or filters, no multiples of "
+        layer_names(layers),
+        f"{', '.join(str(size) for size, _ in sizes)} units or filters, not multiples of "
         f"{sizes[0][1]}",
-        "the last tile of each of these products is part padding",
+        "part of the last tile of each of these products is padding",
         f"next to nothing: these layers have {percent(share(model, layers))} of the model's "
         "multiplications",
-        "leave them",
+        "leave them as they are",
     )
 
 
@@ -87,15 +88,15 @@ def _is_head(model: Model, layers: list[Layer]) -> bool:
 
 
 def _takers(model: Model, layers: list[Layer], size: int) -> list[Layer]:
-    """Returns the products whose inputs are these layers' outputs, next to them."""
+    """Returns the products that take the outputs of these layers directly."""
     indices = {each for layer in layers for each in layer.feeds if each != OUTSIDE}
     return [model.layers[each] for each in indices if model.layers[each].features_in == size]
 
 
 def _head_fix(layer: Layer, whole: int) -> str:
     if can_pad(layer):
-        return f"--fix, or .fix(): pads it to {whole}, cuts the rest off again, and measures"
-    return "leave it: the number of outputs is the task's"
+        return f"use --fix or .fix(), which pads it to {whole}, cuts the padding off, and measures"
+    return "leave it as it is: the task determines the number of outputs"
 
 
 def _nearest(size: int, multiple: int) -> str:
@@ -104,7 +105,7 @@ def _nearest(size: int, multiple: int) -> str:
 
 
 def input_features(facts: Facts) -> Iterator[Finding]:
-    """Yields the data's own features, where the first product takes them as they are."""
+    """Yields the number of the data's features if the first product takes them unchanged."""
     for layer, size in _first_sizes(facts):
         multiple = multiple_of(layer)
         if size % multiple == 0 or _is_image(layer, size):
@@ -116,27 +117,27 @@ def input_features(facts: Facts) -> Iterator[Finding]:
             "data",
             f"{counted(size, 'feature')}, not a multiple of {multiple}",
             f"{layer.name} sums over them in tiles of {multiple}: "
-            f"{of_which(whole, whole - size, 'row')}",
-            f"{of_tiles(lost)}: {layer.name} has {percent(share(facts.model, [layer]))} of its "
+            f"{padding_count(whole, whole - size, 'row')}",
+            f"{tile_share(lost)}: {layer.name} has {percent(share(facts.model, [layer]))} of its "
             "multiplications",
             f"append {counted(whole - size, 'column')} of zeros in the input pipeline",
         )
 
 
 def few_channels(facts: Facts) -> Iterator[str]:
-    """Yields a remark on images' channels: they are in order."""
+    """Yields a remark on the number of an image's channels, which is fine."""
     for layer in firsts(facts.model):
         size, multiple = layer.features_in, multiple_of(layer)
         if size and size % multiple and _is_image(layer, size) and not _is_grouped(layer):
             yield (
-                f"{counted(size, 'input channel')}, not a multiple of {multiple}: cuDNN and XLA "
-                f"pad the few channels of images; {layer.name} has "
+                f"{counted(size, 'input channel')}, not a multiple of {multiple}: fine, because "
+                f"cuDNN and XLA pad the few channels of images; {layer.name} has "
                 f"{percent(share(facts.model, [layer]))} of the multiplications"
             )
 
 
 def _first_sizes(facts: Facts) -> Iterator[tuple[Layer, int]]:
-    """Yields the products that take the model's input, and how many features they are given."""
+    """Yields each product that takes the model's input, with the number of features it gets."""
     for layer in firsts(facts.model):
         if not layer.is_input or not layer.features_in or _is_grouped(layer):
             continue
@@ -147,7 +148,7 @@ def _first_sizes(facts: Facts) -> Iterator[tuple[Layer, int]]:
 
 
 def _is_grouped(layer: Layer) -> bool:
-    """Whether a convolution's product has another number of rows than its input has channels."""
+    """Returns whether a convolution works on groups of its input channels."""
     if "Conv" not in layer.kind or not layer.inputs:
         return False
     return layer.features_in != layer.inputs[0 if layer.channels_first else -1]

@@ -1,12 +1,10 @@
-"""One symbolic call of a Keras model, watched: which layer takes what, and gives what.
+"""Records one symbolic call of a Keras model: the inputs and outputs of each layer.
 
-Takes a model and the specs of its inputs; gives the calls of its leaves, and the graph.
+Takes a model and the specs of its inputs; returns the calls of its leaf layers, and the graph.
 
     trace = traced(model, tf.TensorSpec((None, 28, 28, 1)))
 
-Private names relied on:
-  Keras 3.15: Model._flatten_layers, Layer._layers; that Operation.__call__ looks `call`, or
-    `quantized_call`, up on the layer.
+Keras 3.15 looks up `call`, or `quantized_call`, on the layer each time that it calls the layer.
 """
 
 import contextlib
@@ -17,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.common.tables import cleaned
+from tfaccel.keras_internals.layers import layers_held, layers_of
 
 
 @dataclasses.dataclass
@@ -26,7 +25,7 @@ class Call:
     layer: keras.layers.Layer
     inputs: list
     outputs: list
-    begin: int  # its operations' numbers in the graph
+    begin: int  # the index of its first operation in the graph; `end` is after the last one
     end: int
 
     @property
@@ -37,13 +36,13 @@ class Call:
 
 @dataclasses.dataclass
 class Trace:
-    """What a symbolic call showed.
+    """The result of a symbolic call.
 
     Attributes:
-      calls: of the leaves, in order.
-      graph: with all operations; None where it did not begin.
-      outputs: tensors of the model's outputs, as they are nested; none where it failed.
-      fault: why it failed, in words; None if it did not.
+      calls: the calls of the leaf layers, in order.
+      graph: the graph of all operations; None if the call did not start.
+      outputs: the tensors of the model's outputs, nested as they are; empty if the call failed.
+      fault: why the call failed, in words; None if it did not.
     """
 
     calls: list[Call] = dataclasses.field(default_factory=list)
@@ -53,12 +52,12 @@ class Trace:
 
 
 def traced(model: keras.Model, specs, *, strategy: tf.distribute.Strategy | None = None) -> Trace:
-    """Calls the model on placeholders and returns what was seen.
+    """Calls the model on placeholders and returns what happened.
 
     Args:
-      model: one that is not built is built by this.
-      specs: of its inputs, nested as it takes them.
-      strategy: that it is built for; None for its own.
+      model: the model; if it is not built, this builds it.
+      specs: the specs of its inputs, nested as the model takes them.
+      strategy: the strategy to build the model for; None for the model's own.
     """
     seen = Trace()
 
@@ -68,13 +67,13 @@ def traced(model: keras.Model, specs, *, strategy: tf.distribute.Strategy | None
         return seen.outputs
 
     try:
-        if not model.built:  # the layers that it makes meanwhile are to be watched too
-            # Keras's own tensors: within a tf.function there are no variables for replicas.
+        if not model.built:  # first, so that the layers that it creates are recorded too
+            # Keras tensors, because a tf.function cannot create variables for replicas.
             with (strategy or model.distribute_strategy).scope():
                 model(tf.nest.map_structure(_keras_tensor, specs), training=False)
         with _watched(model, seen.calls):
             tf.function(call, autograph=False).get_concrete_function(specs)
-    except Exception as error:  # whatever the user's `call` raises
+    except Exception as error:  # the user's `call` may raise anything
         seen.fault, seen.outputs = _sentence(error), ()
     return seen
 
@@ -84,7 +83,7 @@ def _keras_tensor(spec: tf.TensorSpec) -> keras.KerasTensor:
 
 
 def _sentence(error: Exception) -> str:
-    """Returns the cause in an error: Keras puts more before it, and arguments after it."""
+    """Returns the cause of an error, without the text that Keras puts around it."""
     text = str(error).rpartition("Error encountered:")[2].partition("Arguments received by")[0]
     text = cleaned(text) or type(error).__name__
     return text if len(text) < 300 else text[:297] + "..."
@@ -92,7 +91,7 @@ def _sentence(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _watched(model: keras.Model, calls: list[Call]) -> Iterator[None]:
-    """Within the context, each call of a leaf of the model is noted."""
+    """Records each call of a leaf layer within the context."""
     own = list(_leaves(model))
     for layer in own:
         _watch(layer, calls)
@@ -108,14 +107,14 @@ def _watched(model: keras.Model, calls: list[Call]) -> Iterator[None]:
 
 
 def _leaves(model: keras.Model) -> Iterator[keras.layers.Layer]:
-    """Yields the layers whose work is known as a whole, or that have no layers of their own."""
+    """Yields the layers without inner layers, and those whose work is known as a whole."""
     inside = set()
-    for layer in model._flatten_layers(include_self=False):
+    for layer in layers_of(model, include_self=False):
         if id(layer) in inside or isinstance(layer, keras.layers.InputLayer):
             continue
-        if isinstance(layer, keras.layers.RNN):  # its cell is called within a loop
-            inside |= {id(each) for each in layer._flatten_layers(include_self=False)}
-        elif layer._layers:
+        if isinstance(layer, keras.layers.RNN):  # it calls its cell within a loop
+            inside |= {id(each) for each in layers_of(layer, include_self=False)}
+        elif layers_held(layer):
             continue
         yield layer
 
@@ -129,11 +128,11 @@ def _watch(layer: keras.layers.Layer, calls: list[Call]) -> None:
         begin = len(graph.get_operations())
         outputs = call(*args, **kwargs)
         inputs = [each for each in tf.nest.flatten((args, kwargs)) if _is_tensor(each)]
-        given = [each for each in tf.nest.flatten(outputs) if _is_tensor(each)]
-        calls.append(Call(layer, inputs, given, begin, len(graph.get_operations())))
+        results = [each for each in tf.nest.flatten(outputs) if _is_tensor(each)]
+        calls.append(Call(layer, inputs, results, begin, len(graph.get_operations())))
         return outputs
 
-    # Past Keras's own attributes, which it tracks; another's function of this name is put back.
+    # Set in __dict__, because Keras tracks attributes. The user's own function is restored later.
     watched.replaced = {name: layer.__dict__[name]} if name in layer.__dict__ else {}
     layer.__dict__[name] = watched
 

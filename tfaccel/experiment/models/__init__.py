@@ -12,6 +12,7 @@ from tfaccel.common.errors import UserError
 from tfaccel.config.names import check_among
 from tfaccel.experiment.models import applications, cifar_resnet, mnist_cnn, restoration_cnn
 from tfaccel.experiment.models.weights import own_weights
+from tfaccel.keras_internals.layers import layers_of
 
 OWN = {
     "cifar_resnet": cifar_resnet.build,
@@ -31,7 +32,7 @@ def described(model: keras.Model) -> str:
     total = model.count_params()
     counts = {
         each.name: sum(math.prod(weight.shape) for weight in own_weights(each))
-        for each in model._flatten_layers()
+        for each in layers_of(model)
     }
     name = max(counts, key=counts.get)
     text = f"{model.name}, {total:,} parameters"

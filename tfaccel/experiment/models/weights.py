@@ -7,10 +7,6 @@ Takes a built model and a file; changes the layers that the file has, and says w
 Names and shapes decide what is taken. The values decide nothing: a file may well hold the very
 numbers that a new model begins with, zeros and ones above all. So this module watches which
 variables Keras's loaders assign to.
-
-Private names relied on, of Keras 3.15: Model._flatten_layers; H5IOStore._h5_entry_group, whose
-`attrs` have the layer's name; keras.src.legacy.saving.legacy_h5_format, which reads lists of names;
-keras.src.utils.naming, which makes the names of layers that have none.
 """
 
 import contextlib
@@ -25,12 +21,12 @@ from collections.abc import Iterator
 import h5py
 import keras
 import numpy as np
-from keras.src.legacy.saving import legacy_h5_format
-from keras.src.utils.naming import to_snake_case
 
 from tfaccel.common.errors import UserError
 from tfaccel.common.run_log import summary
 from tfaccel.config.names import weights_file
+from tfaccel.keras_internals.layers import layers_of
+from tfaccel.keras_internals.weight_files import default_name, layer_names_in, place_of
 
 log = logging.getLogger("tfaccel")
 
@@ -202,7 +198,7 @@ def _load_named(path: pathlib.Path, model: keras.Model, before: dict) -> Taken:
     tops = _tops(model)
     used = {tops[id(each)] for each in taken.layers if id(each) in tops}
     have = {each.name for each in model.layers}
-    names = _names_in(path)
+    names = layer_names_in(path)
     places = [index for index, each in enumerate(names) if each in used] or [0]
     # In front may be a Normalization that the model is built without, and behind another head.
     between = names[places[0] : places[-1]]
@@ -215,15 +211,7 @@ def _load_named(path: pathlib.Path, model: keras.Model, before: dict) -> Taken:
 
 def _tops(model: keras.Model) -> dict[int, str]:
     """Returns, by id of a layer at any depth, the name of the model's own layer that holds it."""
-    return {id(each): top.name for top in model.layers for each in top._flatten_layers()}
-
-
-def _names_in(path: pathlib.Path) -> list[str]:
-    """Returns the names of the layers with weights in a file that names them, in its order."""
-    read = legacy_h5_format.load_attributes_from_hdf5_group
-    with h5py.File(path, "r") as file:
-        group = file.get("model_weights", file)
-        return [each for each in read(group, "layer_names") if read(group[each], "weight_names")]
+    return {id(each): top.name for top in model.layers for each in layers_of(top)}
 
 
 def _load_numbered(path: pathlib.Path, model: keras.Model, before: dict) -> Taken:
@@ -268,14 +256,14 @@ def _kind_and_number(path: str) -> tuple[str, int]:
 
 def _is_given(layer: keras.layers.Layer, name: str) -> bool:
     """Whether a person gave such a layer the name; Keras makes "dense_3"."""
-    return not re.fullmatch(rf"{to_snake_case(type(layer).__name__)}(_\d+)?", name)
+    return not re.fullmatch(rf"{default_name(layer)}(_\d+)?", name)
 
 
 def _judged(model: keras.Model, before: dict, seen: "_Seen") -> Taken:
     """Returns which layers took all of their weights; those that took some have theirs back."""
     layers, missing, other_shapes = [], [], []
     tops = _tops(model)
-    for layer in model._flatten_layers():
+    for layer in layers_of(model):
         own = own_weights(layer)
         if not own:
             continue
@@ -301,9 +289,7 @@ def _put_back(variables: list[keras.Variable], before: dict[int, np.ndarray]) ->
 
 def own_weights(layer: keras.layers.Layer) -> list[keras.Variable]:
     """Returns the variables of the layer itself, without those of layers in it."""
-    inner = {
-        id(weight) for each in layer._flatten_layers(include_self=False) for weight in each.weights
-    }
+    inner = {id(weight) for each in layers_of(layer, include_self=False) for weight in each.weights}
     return [each for each in layer.weights if id(each) not in inner]
 
 
@@ -335,7 +321,7 @@ class _Seen:
 def _watched(model: keras.Model) -> Iterator[_Seen]:
     """Within the context, notes what is loaded into the model; Keras's warnings are not shown."""
     seen = _Seen()
-    layers = model._flatten_layers()
+    layers = layers_of(model)
     for each in model.weights:
         vars(each)["assign"] = _noting_assign(each, seen)
     names = {each.name for each in layers}
@@ -373,7 +359,7 @@ def _noting_load(layer: keras.layers.Layer, names: set[str], seen: _Seen):
         if store.h5_file.filename not in seen.files:
             seen.files.add(store.h5_file.filename)
             seen.groups.update(_groups(store))
-        path = store._h5_entry_path
+        path = place_of(store)
         by_name = [each for each, name in seen.groups.items() if name == layer.name]
         if _is_given(layer, layer.name) and len(by_name) == 1:
             path = by_name[0]

@@ -20,9 +20,8 @@ from collections.abc import Iterator
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.utils import is_default
-from keras.src.utils.python_utils import pythonify_logs
 
+from tfaccel.keras_internals.callbacks import before_epoch_logs, python_logs, sees_batches
 from tfaccel.process.to_host import make_to_host
 from tfaccel.training.callbacks.finite import Finite
 from tfaccel.training.callbacks.loss_scale import LossScale
@@ -46,7 +45,7 @@ def can_be_ahead(model: keras.Model, callbacks: list[keras.callbacks.Callback]) 
         type(each).__name__
         for each in callbacks
         if type(each) is not keras.callbacks.ProgbarLogger  # a user's own may look
-        and not (is_default(each.on_batch_end) and is_default(each.on_train_batch_end))
+        and sees_batches(each)
     ]
     if looks:
         log.info(
@@ -98,18 +97,16 @@ class Ahead(keras.callbacks.Callback):
     @contextlib.contextmanager
     def of(self, model: keras.Model) -> Iterator[None]:
         """Within the context, it is told of what the model launches, and of an epoch's last one."""
-        results = model._get_metrics_result_or_logs
 
-        def results_of_all(logs):
+        def look_at_last(logs):
             if logs is self._seen:  # not of a test
                 self._look_at_last()
-            return results(logs)
 
         # Two threads: one that waits for an execution's end lets the next one's copy be queued.
         with (
             concurrent.futures.ThreadPoolExecutor(2, thread_name_prefix="look") as self._reader,
             having(model.train_function, launched=self._launched),
-            having(model, _get_metrics_result_or_logs=results_of_all),
+            before_epoch_logs(model, look_at_last),
         ):
             yield
 
@@ -128,7 +125,7 @@ class Ahead(keras.callbacks.Callback):
 
     def _look_at(self, reading: concurrent.futures.Future, position: int | None) -> dict:
         logs, codes = reading.result()
-        logs = pythonify_logs(logs)  # as Keras's callbacks get them
+        logs = python_logs(logs)  # as Keras's callbacks get them
         self._loss_scale.on_train_batch_end(0, logs)
         # By NumPy: an operation of TensorFlow's would be the device's, behind the next execution.
         self._finite.look(np.hstack([each.numpy() for each in codes]), position, logs)

@@ -14,7 +14,8 @@ import math
 from collections.abc import Iterator
 
 import keras
-from keras.src.callbacks.monitor_callback import MonitorCallback
+
+from tfaccel.keras_internals.callbacks import compared_by, monitors_in
 
 log = logging.getLogger("tfaccel")
 
@@ -30,13 +31,10 @@ def never_best(callbacks: list[keras.callbacks.Callback]) -> Iterator[None]:
     Args:
       callbacks: any; those that monitor nothing stay as they are.
     """
-    monitors = [each for each in callbacks if isinstance(each, MonitorCallback)]
     with contextlib.ExitStack() as stack:
-        for each in monitors:
-            own = vars(each).get("_is_improvement")
-            compare = functools.partial(_compare, each, each._is_improvement, said=set())
-            each._is_improvement = compare
-            stack.callback(_put_back, each, own)
+        for each in monitors_in(callbacks):
+            compare = functools.partial(_compare, each, said=set())
+            stack.enter_context(compared_by(each, compare))
         yield
 
 
@@ -50,12 +48,6 @@ def _compare(callback, is_improvement, value, reference, *, said: set) -> bool:
             *(type(callback).__name__, callback.monitor, value),
         )
     return False
-
-
-def _put_back(callback, own) -> None:
-    del callback._is_improvement
-    if own is not None:  # of a `fit` that this one is within
-        callback._is_improvement = own
 
 
 class EarlyStopping(keras.callbacks.EarlyStopping):

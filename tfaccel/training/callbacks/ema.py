@@ -15,7 +15,9 @@ from collections.abc import Iterator
 import keras
 
 from tfaccel.common.errors import UserError
-from tfaccel.keras_internals import seam
+from tfaccel.keras_internals.model_view import optimizers_of
+from tfaccel.keras_internals.optimizers import averaged_weights
+from tfaccel.keras_internals.variables import components
 
 
 class EMA(keras.callbacks.Callback):
@@ -66,13 +68,8 @@ class EMA(keras.callbacks.Callback):
         return [
             pair
             for optimizer in averaging
-            for weight, average in zip(
-                optimizer._trainable_variables,
-                optimizer._model_variables_moving_average,
-                strict=True,
-            )
-            if average is not None
-            for pair in zip(seam.components(weight), seam.components(average), strict=True)
+            for weight, average in averaged_weights(optimizer)
+            for pair in zip(components(weight), components(average), strict=True)
         ]
 
 
@@ -83,7 +80,7 @@ def check_averages(model: keras.Model) -> list[keras.optimizers.Optimizer]:
       UserError: none does, or the model is not compiled.
     """
     optimizer = getattr(model, "optimizer", None)
-    averaging = [each for each in seam.optimizers_of(optimizer) if each.use_ema]
+    averaging = [each for each in optimizers_of(optimizer) if each.use_ema]
     if not averaging:
         what = (
             f"the optimizer {optimizer.name}" if optimizer else f"model {model.name}, not compiled,"

@@ -6,8 +6,9 @@ import keras
 import numpy as np
 
 from tfaccel.common.errors import RunError
-from tfaccel.keras_internals import seam
 from tfaccel.keras_internals.float32_layers import layers_by_name
+from tfaccel.keras_internals.layers import layers_of
+from tfaccel.keras_internals.model_view import variables_of
 from tfaccel.step.finite import FINE, WEIGHTS
 from tfaccel.step.labels import LABELS, beyond
 
@@ -122,7 +123,7 @@ class Finite(keras.callbacks.Callback):
     def _fault(self, code: int, step: int) -> str:
         if code >= LABELS:
             return beyond(code, where=f" at step {step}, which was not applied")
-        known = seam.variables_of(self.model)
+        known = variables_of(self.model)
         variable = known[code - 1] if code <= len(known) else None
         if any(variable is each for each in self.model.metrics_variables):
             return (
@@ -153,7 +154,7 @@ class Finite(keras.callbacks.Callback):
         if variable is None:
             return "a variable that is not the model's"
         path = variable.path.removeprefix(f"{self.model.name}/")
-        for layer in reversed(list(self.model._flatten_layers(include_self=False))):
+        for layer in reversed(layers_of(self.model, include_self=False)):
             if any(variable is each for each in layer.variables):
                 return f"{path} (layer {layer.name}, {type(layer).__name__})"
         return path

@@ -11,8 +11,6 @@ in it.
 
 It comes after the callbacks that add to Keras's logs, and before those that save checkpoints: what
 a checkpoint has, the log has too, and where a resume begins the writers drop what is written again.
-
-Private Keras name relied on: an optimizer's `_learning_rate`, a number or a schedule.
 """
 
 import itertools
@@ -25,6 +23,7 @@ from collections.abc import Callable, Sequence
 import keras
 
 from tfaccel.data.distribute import Loader
+from tfaccel.keras_internals.optimizers import schedule_of
 from tfaccel.runtime.gpu_usage import GpuUsage
 from tfaccel.training.callbacks.throughput import Throughput, Timed, images_until
 from tfaccel.training.logs import Record, Writer
@@ -251,7 +250,7 @@ class _Paced:
 def learning_rate_of(optimizer) -> float:
     """Returns the rate that the last step was taken with."""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
-    schedule = optimizer._learning_rate
+    schedule = schedule_of(optimizer)
     if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
         taken = int(keras.ops.convert_to_numpy(optimizer.iterations))
         rate = schedule(max(taken - 1, 0))

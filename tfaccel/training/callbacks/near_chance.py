@@ -10,8 +10,6 @@ before training. 48 updates with Keras's momentum of 0.99 leave 62% of it. A net
 convolutions and four such layers, on 512 images of ten planted classes (Keras 3.15, CPU,
 2026-11-27), validated after 48 steps at 0.19 with momentum 0.99 and at 0.82 with 0.9; with each
 batch's own statistics at 0.91 both. In training it had 1.00.
-
-Private Keras name relied on: Model._flatten_layers.
 """
 
 import logging
@@ -21,6 +19,7 @@ import keras
 import numpy as np
 
 from tfaccel.data.distribute import Loader
+from tfaccel.keras_internals.layers import layers_of
 
 log = logging.getLogger("tfaccel")
 
@@ -119,7 +118,7 @@ def batch_norm_momentum(model: keras.Model) -> float | None:
     """
     found = [
         each.momentum
-        for each in model._flatten_layers()
+        for each in layers_of(model)
         if isinstance(each, keras.layers.BatchNormalization) and each.trainable
     ]
     return max(found, default=None)

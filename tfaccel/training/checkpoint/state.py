@@ -19,8 +19,9 @@ import keras
 import numpy as np
 
 from tfaccel.common.errors import UserError
-from tfaccel.keras_internals import seam
 from tfaccel.keras_internals.copies import refresh
+from tfaccel.keras_internals.model_view import state_of
+from tfaccel.keras_internals.variables import components
 from tfaccel.runtime.agreement import of_workers
 
 log = logging.getLogger("tfaccel")
@@ -43,13 +44,13 @@ def variables(model: keras.Model) -> Arrays:
     """Returns what must be the same on every replica, as replica 0 of this worker has it."""
     return {
         _name("variable", index, each): _of_first_replica(each).numpy()
-        for index, each in enumerate(seam.state_of(model))
+        for index, each in enumerate(state_of(model))
     }
 
 
 def num_bytes(model: keras.Model) -> int:
     """Returns how many bytes those are, without a copy of them."""
-    return _bytes_of(seam.state_of(model))
+    return _bytes_of(state_of(model))
 
 
 def weight_bytes(model: keras.Model) -> int:
@@ -73,7 +74,7 @@ def put_variables(model: keras.Model, arrays: Arrays, *, keep: str | None = None
     Raises:
       UserError: the arrays are of another model or optimizer.
     """
-    ours, theirs = seam.state_of(model), _of("variable", arrays)
+    ours, theirs = state_of(model), _of("variable", arrays)
     if len(ours) != len(theirs):
         raise UserError(
             f"the checkpoint has {len(theirs)} variables, this model and its optimizer "
@@ -84,7 +85,7 @@ def put_variables(model: keras.Model, arrays: Arrays, *, keep: str | None = None
     for variable, array in zip(ours, theirs.values(), strict=True):
         if variable.name == keep:
             continue
-        for component in seam.components(variable):
+        for component in components(variable):
             component.assign(array)
     refresh(model)
 
@@ -92,7 +93,7 @@ def put_variables(model: keras.Model, arrays: Arrays, *, keep: str | None = None
 def metrics(model: keras.Model) -> Arrays:
     """Returns the sums over all replicas of what the metrics have counted. All workers call it."""
     counted = [
-        sum(each.numpy().astype(np.float64) for each in seam.components(variable))
+        sum(each.numpy().astype(np.float64) for each in components(variable))
         for variable in model.metrics_variables
     ]
     flat = np.concatenate([each.ravel() for each in counted]) if counted else np.zeros(0)
@@ -122,7 +123,7 @@ def put_metrics(model: keras.Model, arrays: Arrays, *, is_chief: bool) -> None:
     for variable, array in zip(
         model.metrics_variables, _of("metric", arrays).values(), strict=True
     ):
-        first, *others = seam.components(variable)
+        first, *others = components(variable)
         first.assign((array if is_chief else 0 * array).astype(first.dtype.as_numpy_dtype))
         for each in others:
             each.assign(np.zeros_like(each.numpy()))
@@ -241,4 +242,4 @@ def _check_alike(variable, name: str, array: np.ndarray) -> None:
 
 
 def _of_first_replica(variable):
-    return seam.components(variable)[0]
+    return components(variable)[0]

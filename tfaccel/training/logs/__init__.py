@@ -3,7 +3,7 @@
 Takes records, from `tfaccel.training.callbacks.logs`; each writer gives them a form. Only the chief
 has writers.
 
-    writers = make_writers(workdir, loader=train, num_epochs=90)
+    writers = make_writers(workdir, loader=train, num_epochs=90)  # in writers.py
     writers[0].steps({"step": 50, "epoch": 1, "seconds": 31.5, "loss": 6.91, ...})
     writers[0].epoch({"step": 5005, "epoch": 1, "seconds": 2410.0, "loss": 6.2, "val_loss": 5.8})
     writers[0].close()
@@ -29,8 +29,6 @@ and, where they are known:
     gpu0_memory_mib    in use on each GPU of this worker, by whichever process
     gpu0_utilisation   0..1, part of the last moment in which it computed
 """
-
-import pathlib
 
 Record = dict[str, float]
 
@@ -90,27 +88,3 @@ def metric_names(record: Record) -> list[str]:
     return sorted(
         names, key=lambda name: (name.startswith("val_"), not name.endswith("loss"), name)
     )
-
-
-def make_writers(workdir: pathlib.Path, *, loader, num_epochs: int) -> list[Writer]:
-    """Returns a run's writers: terminal, JSON lines, CSV, TensorBoard and the first batch's sheet.
-
-    Args:
-      workdir: of this run; it exists.
-      loader: of images, that the run trains on.
-      num_epochs: of the whole run.
-    """
-    # Not above: `tfaccel plot` reads the lines alone, and TensorFlow takes seconds to import.
-    from tfaccel.training.logs.csv import Csv
-    from tfaccel.training.logs.first_batch import FirstBatch
-    from tfaccel.training.logs.json_lines import JsonLines
-    from tfaccel.training.logs.tensorboard import TensorBoard
-    from tfaccel.training.logs.terminal import Terminal
-
-    return [
-        Terminal(num_epochs=num_epochs, steps_per_epoch=loader.num_batches),
-        JsonLines(workdir / "metrics.jsonl"),
-        Csv(workdir / "metrics.csv"),
-        TensorBoard(workdir / "tensorboard"),
-        FirstBatch(workdir / "first_batch.png", loader),
-    ]

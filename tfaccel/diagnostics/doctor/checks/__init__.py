@@ -1,1 +1,1 @@
-"""Whether it fits: pure functions from facts to findings, each with what to do."""
+"""Checks: pure functions that turn facts into findings, each with a fix."""

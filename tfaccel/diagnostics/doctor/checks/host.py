@@ -1,6 +1,6 @@
-"""Whether cores, memory, limits and disks are enough for the GPUs that there are.
+"""Checks whether the host's cores, memory, limits and disks are enough for its GPUs.
 
-check(look(os.environ), num_gpus=2)
+check(read_host(os.environ), num_gpus=2)
 """
 
 import pathlib
@@ -13,14 +13,15 @@ from tfaccel.diagnostics.doctor.table import Finding, error, ok, warning
 MIB, GIB = 2**20, 2**30
 CORES_PER_GPU = 4  # MLPerf's entries give DALI 6 threads a GPU; with fewer than 4, GPUs wait
 MEMORY = 4 * GIB  # a process with TensorFlow and CUDA takes about 3 before any data
-SHM_NEEDED, SHM_WANTED = 64 * MIB, GIB  # Docker's default, with which NCCL fails; what NVIDIA says
+# NCCL fails with 64 MiB, which is Docker's default; NVIDIA recommends 1 GiB.
+SHM_NEEDED, SHM_WANTED = 64 * MIB, GIB
 FILES_NEEDED, FILES_WANTED, FILES_GOOD = 256, 1024, 65536
-CACHE = 5 * GIB  # 4 for what XLA compiled, and some
-SLOW_MB_PER_S, SLOW_FILES_PER_S = 100, 1000  # of JPEG files of 110 KB, what a small GPU takes
+CACHE = 5 * GIB  # 4 for compiled XLA programs, and some spare room
+SLOW_MB_PER_S, SLOW_FILES_PER_S = 100, 1000  # what a small GPU consumes: JPEG files of 110 KB
 
 
 def check(host: Host, *, num_gpus: int) -> list[Finding]:
-    """Returns a line for each."""
+    """Returns one line for each check."""
     return [
         cores(host, num_gpus),
         memory(host),
@@ -32,58 +33,58 @@ def check(host: Host, *, num_gpus: int) -> list[Finding]:
 
 
 def cores(host: Host, num_gpus: int) -> Finding:
-    """Judges cores by the GPUs that they feed."""
+    """Checks whether there are enough cores for the GPUs."""
     if host.cpu_quota is not None and host.cpu_quota < host.cores:
         return warning(
             "cores",
-            f"{host.cores}, but a container or a scheduler gives the time of "
-            f"{in_figures(host.cpu_quota)} of them: threads are counted by the former, and then "
-            "stand still",
-            "bind it to cores instead, e.g. `docker run --cpuset-cpus`, or raise the limit",
+            f"{host.cores}, but a container or a scheduler allows the time of only "
+            f"{in_figures(host.cpu_quota)} of them; libraries start a thread for each core, and "
+            "these threads then stand still for part of the time",
+            "bind the process to cores, e.g. with `docker run --cpuset-cpus`, or raise the limit",
         )
     each = host.cores // max(1, num_gpus)
     if num_gpus and each < CORES_PER_GPU:
         return warning(
             "cores",
-            f"{host.cores}: {each} for each of {num_gpus} GPUs, which may wait for images",
-            f"ask for {CORES_PER_GPU * num_gpus} or more, e.g. `sbatch --cpus-per-task`",
+            f"{host.cores}: {each} for each of {num_gpus} GPUs; the GPUs may wait for images",
+            f"request {CORES_PER_GPU * num_gpus} or more, e.g. with `sbatch --cpus-per-task`",
         )
     return ok("cores", f"{host.cores}" + (f", {each} for each GPU" if num_gpus > 1 else ""))
 
 
 def memory(host: Host) -> Finding:
-    """Judges the host's memory."""
+    """Checks whether the host has enough free memory."""
     free = host.memory_available
     said = f"{_size(free)} of {_size(host.memory_total)} free"
     if host.memory_room is not None and host.memory_room < free:
         free = host.memory_room
-        said += f", but only {_size(free)} below the limit of a container or a scheduler"
+        said += f", but only {_size(free)} remain below the limit of a container or a scheduler"
     if free < MEMORY:
         judge = error if free < GIB else warning
         return judge(
             "memory",
             f"{said}; a run takes about 3 GiB before any data",
-            "end other programs, or ask for more (`docker run --memory`, `sbatch --mem`)",
+            "end other programs, or request more (`docker run --memory`, `sbatch --mem`)",
         )
     return ok("memory", said)
 
 
 def shared_memory(host: Host, *, num_gpus: int) -> Finding:
-    """Judges /dev/shm, through which NCCL and launched processes of one host talk."""
+    """Checks /dev/shm, which NCCL and the workers of one host use to exchange data."""
     found = f"{_size(host.shm_free)} free of {_size(host.shm_total)} in /dev/shm"
     if num_gpus < 2 or host.shm_free >= SHM_WANTED:
         return ok("shared memory", found)
     judge = error if host.shm_free <= SHM_NEEDED else warning
     return judge(
         "shared memory",
-        f"{found}; NCCL between {num_gpus} GPUs may fail for want of it",
-        "docker run --shm-size=1g, or `mount -o remount,size=1G /dev/shm`, and delete what is left "
-        "there by processes that are gone",
+        f"{found}; NCCL between {num_gpus} GPUs may fail with so little",
+        "docker run --shm-size=1g, or `mount -o remount,size=1G /dev/shm`; delete the files that "
+        "ended processes left there",
     )
 
 
 def open_files(host: Host) -> Finding:
-    """Judges how many files a process may have open: shards, sockets, libraries."""
+    """Checks how many files a process may open: shards, sockets and libraries."""
     if host.open_files >= FILES_WANTED:
         return ok("open files", f"at most {host.open_files:,}")
     judge = error if host.open_files < FILES_NEEDED else warning
@@ -96,45 +97,37 @@ def open_files(host: Host) -> Finding:
 
 
 def cache(host: Host) -> Finding:
-    """Judges the folder for what can be made again."""
-    fix = "point XDG_CACHE_HOME to a disk with room, the same in every run"
+    """Checks the folder for files that can be made again."""
+    fix = "set XDG_CACHE_HOME to a folder on a disk with enough space, the same in every run"
     if not host.cache_writable:
         return warning("cache folder", f"{host.cache} cannot be written to", fix)
     found = f"{_size(host.cache_free)} free at {host.cache}"
     if host.cache_free < CACHE:
-        return warning("cache folder", f"{found}; up to {_size(CACHE)} are used", fix)
+        return warning("cache folder", f"{found}; tfaccel uses up to {_size(CACHE)}", fix)
     return ok("cache folder", found)
 
 
 def direct_storage(host: Host) -> Finding:
-    """Tells whether GPUs may read files past the host's memory: no fault where they may not."""
-    lacking = {f"no {CUFILE}": not host.cufile, "no nvidia_fs module": not host.nvidia_fs}
-    lacking = [name for name, lacks in lacking.items() if lacks]
-    if lacking:
-        return ok(
-            "GDS",
-            f"GPUDirect Storage: not live ({', '.join(lacking)}); reads go through the host",
-        )
-    # No loader here reads so, but a user's DALI pipeline can, by fn.readers.numpy on the GPU.
-    return ok("GDS", f"GPUDirect Storage: live, by {host.cufile}")
+    """Reports whether GPUs can read files without the host's memory. It is no fault if not."""
+    missing = [] if host.cufile else [f"no {CUFILE}"]
+    missing += [] if host.nvidia_fs else ["no nvidia_fs module"]
+    if missing:
+        reason = ", ".join(missing)
+        return ok("GDS", f"GPUDirect Storage: off ({reason}); reads go through the host's memory")
+    # tfaccel's loaders do not use it, but your DALI pipeline can, with fn.readers.numpy on the GPU.
+    return ok("GDS", f"GPUDirect Storage: on, through {host.cufile}")
 
 
 def data(folder: pathlib.Path, reading: Reading | None, problem: str | None) -> Finding:
-    """Judges how fast the data's files are read.
-
-    Args:
-      folder: of the data.
-      reading: what was read; None if that came to no end.
-      problem: why not.
-    """
+    """Checks how fast the data's files are read. `problem` says why there is no reading."""
     if reading is None:
         return error(
             "data",
-            f"reading at {folder} {problem}",
-            "see whether the disk or the file server answers: `ls`, `dmesg`",
+            f"reading from {folder} {problem}",
+            "check whether the disk or the file server answers (`ls`, `dmesg`)",
         )
     if not reading.num_bytes:
-        return error("data", f"{folder} has no file that can be read", "give the data's folder")
+        return error("data", f"{folder} has no readable file", "pass the folder of the data")
     per_s = reading.num_bytes / 1e6 / max(reading.seconds, 1e-9)
     files_per_s = reading.num_files / max(reading.seconds, 1e-9)
     found = (
@@ -142,12 +135,12 @@ def data(folder: pathlib.Path, reading: Reading | None, problem: str | None) -> 
         f"s: {per_s:,.0f} MB/s, {files_per_s:,.0f} files/s"
     )
     if reading.from_device is not None and reading.from_device < reading.num_bytes / 2:
-        found += "; most came from memory, so that the disk itself is slower"
+        found += "; most of it was already in memory, so the disk itself is slower"
     if per_s < SLOW_MB_PER_S and files_per_s < SLOW_FILES_PER_S:
         return warning(
             "data",
-            f"{found}, at {folder}; GPUs will wait for it in the first epoch, or in all",
-            'copy the data to a local SSD, pack them in shards, or use loader="cache" or "memory"',
+            f"{found}, at {folder}; GPUs will wait for data in the first epoch, or in every epoch",
+            'copy the data to a local SSD, pack it in shards, or use loader="cache" or "memory"',
         )
     return ok("data", found)
 

@@ -1,19 +1,19 @@
-"""Whether Python, TensorFlow, Keras, DALI and its plugin fit one another, and work.
+"""Checks whether Python, TensorFlow, Keras, DALI and its plugin work and fit together.
 
-check(installed(), told, environment=os.environ, keras_backend=None, has_gpu=True)
+check(installed(), answers, environment=os.environ, keras_backend=None, has_gpu=True)
 
-`told` is what facts/trial.py came to; None where nothing was tried.
+`answers` come from the child that runs facts/trial.py; they are None if nothing was tried.
 """
 
 from collections.abc import Mapping
 
 from packaging.specifiers import SpecifierSet
 
-from tfaccel.diagnostics.doctor.facts.child import Told
+from tfaccel.diagnostics.doctor.facts.child import Answers
 from tfaccel.diagnostics.doctor.facts.packages import Packages
 from tfaccel.diagnostics.doctor.table import Finding, error, ok, warning
 
-# What is tried with the help of what else.
+# The stages that must succeed before a stage is tried.
 NEEDS = {"Keras": ("TensorFlow",), "DALI plugin": ("TensorFlow", "DALI")}
 DALI, PLUGIN = "nvidia-dali-cuda120", "nvidia-dali-tf-plugin-cuda120"
 OTHER_TENSORFLOWS = ("tensorflow-cpu", "tf-nightly", "tf-nightly-cpu", "intel-tensorflow")
@@ -21,44 +21,36 @@ OTHER_TENSORFLOWS = ("tensorflow-cpu", "tf-nightly", "tf-nightly-cpu", "intel-te
 
 def check(
     packages: Packages,
-    told: Told | None,
+    answers: Answers | None,
     *,
     environment: Mapping[str, str],
     keras_backend: str | None,
     has_gpu: bool,
 ) -> list[Finding]:
-    """Returns a line for each.
-
-    Args:
-      packages: what is installed.
-      told: by a trial; None for none.
-      environment: for KERAS_BACKEND.
-      keras_backend: what Keras's file of settings says.
-      has_gpu: whether there is one to use.
-    """
+    """Returns one line for each check. `keras_backend` is the one in Keras's settings file."""
     return [
         python(packages),
-        tensorflow(packages, told, has_gpu=has_gpu),
-        keras(packages, told, environment, keras_backend),
-        dali(packages, told),
-        plugin(packages, told),
+        tensorflow(packages, answers, has_gpu=has_gpu),
+        keras(packages, answers, environment, keras_backend),
+        dali(packages, answers),
+        plugin(packages, answers),
         others(packages),
     ]
 
 
 def python(packages: Packages) -> Finding:
-    """Judges Python's version."""
+    """Checks Python's version."""
     if not _fits(packages.python, packages.python_range):
         return error(
             "Python",
-            f"{packages.python}, but tfaccel takes {packages.python_range}",
+            f"{packages.python}, but tfaccel requires {packages.python_range}",
             "make a virtual environment with another Python, e.g. `uv venv --python 3.12`",
         )
     return ok("Python", packages.python)
 
 
-def tensorflow(packages: Packages, told: Told | None, *, has_gpu: bool) -> Finding:
-    """Judges TensorFlow's version, what it was built for, and whether it starts."""
+def tensorflow(packages: Packages, answers: Answers | None, *, has_gpu: bool) -> Finding:
+    """Checks TensorFlow's version, its CUDA, and whether it starts."""
     name, versions, build = "TensorFlow", packages.versions, packages.build
     others = [each for each in OTHER_TENSORFLOWS if each in versions]
     if fault := _version_fault(name, "tensorflow", packages):
@@ -66,15 +58,15 @@ def tensorflow(packages: Packages, told: Told | None, *, has_gpu: bool) -> Findi
     if others:
         return warning(
             name,
-            f"{versions['tensorflow']} and {', '.join(others)} write to the same folder",
+            f"{versions['tensorflow']} and {', '.join(others)} are installed into the same folder",
             packages.reinstall(f"tensorflow=={versions['tensorflow']}", without=others),
         )
-    if fault := _trial_fault(name, told, packages.wanted("tensorflow"), packages):
+    if fault := _trial_fault(name, answers, packages.wanted("tensorflow"), packages):
         return fault
     if build and not build.cuda and has_gpu:
         return error(
             name,
-            f"{versions['tensorflow']}, built without CUDA: it cannot use the GPUs here",
+            f"{versions['tensorflow']}, built without CUDA, so it cannot use this machine's GPUs",
             packages.install(packages.wanted("tensorflow", extra="and-cuda")),
         )
     built = "without CUDA"
@@ -84,9 +76,12 @@ def tensorflow(packages: Packages, told: Told | None, *, has_gpu: bool) -> Findi
 
 
 def keras(
-    packages: Packages, told: Told | None, environment: Mapping[str, str], settings: str | None
+    packages: Packages,
+    answers: Answers | None,
+    environment: Mapping[str, str],
+    settings: str | None,
 ) -> Finding:
-    """Judges Keras's version and backend."""
+    """Checks Keras's version and backend."""
     if fault := _version_fault("Keras", "keras", packages):
         return fault
     backend = environment.get("KERAS_BACKEND") or settings or "tensorflow"
@@ -94,64 +89,65 @@ def keras(
         where = "KERAS_BACKEND" if environment.get("KERAS_BACKEND") else "~/.keras/keras.json"
         return error(
             "Keras",
-            f"its backend is {backend}, by {where}; tfaccel trains with TensorFlow",
+            f"the backend is {backend}, set by {where}; tfaccel trains with TensorFlow",
             "export KERAS_BACKEND=tensorflow",
         )
-    if fault := _trial_fault("Keras", told, packages.wanted("keras"), packages):
+    if fault := _trial_fault("Keras", answers, packages.wanted("keras"), packages):
         return fault
     return ok("Keras", packages.versions["keras"])
 
 
-def dali(packages: Packages, told: Told | None) -> Finding:
-    """Judges DALI's version, and whether it can be loaded."""
+def dali(packages: Packages, answers: Answers | None) -> Finding:
+    """Checks DALI's version, and whether it loads."""
     others = [
         each for each in packages.versions if each.startswith("nvidia-dali-cuda") and each != DALI
     ]
     if fault := _version_fault("DALI", DALI, packages):
         return fault
     if others:
+        version = packages.versions[DALI]
         return error(
             "DALI",
-            f"{DALI} {packages.versions[DALI]} and {', '.join(others)} write to the same folder",
-            packages.reinstall(f"{DALI}=={packages.versions[DALI]}", without=others),
+            f"{DALI} {version} and {', '.join(others)} are installed into the same folder",
+            packages.reinstall(f"{DALI}=={version}", without=others),
         )
-    if fault := _trial_fault("DALI", told, packages.wanted(DALI), packages):
+    if fault := _trial_fault("DALI", answers, packages.wanted(DALI), packages):
         return fault
     return ok("DALI", packages.versions[DALI])
 
 
-def plugin(packages: Packages, told: Told | None) -> Finding:
-    """Judges DALI's plugin: its version, its binary, and whether a batch comes through it."""
+def plugin(packages: Packages, answers: Answers | None) -> Finding:
+    """Checks DALI's plugin: its version, its binary, and whether it delivers a batch."""
     name, versions = "DALI plugin", packages.versions
-    of_dali = versions.get(DALI, "")
+    version, dali_version = versions.get(PLUGIN), versions.get(DALI)
     build = _plugin_build(packages)
-    if PLUGIN not in versions:
+    if version is None:
         return error(name, "not installed", f"with a C++ compiler: {build}")
-    if of_dali and versions[PLUGIN] != of_dali:
-        return error(name, f"of DALI {versions[PLUGIN]}, but DALI is {of_dali}", build)
+    if dali_version and version != dali_version:
+        return error(name, f"built for DALI {version}, but DALI is {dali_version}", build)
     if not packages.plugin_binaries:
-        return error(name, f"{versions[PLUGIN]} has no libdali_tf*.so", build)
-    if told is None:
-        return ok(name, f"{versions[PLUGIN]}, not loaded")
-    if before := next((each for each in NEEDS[name] if each in told.failed), None):
-        return _not_tried(name, f"{versions[PLUGIN]} was not tried, because {before} failed")
-    for stage, without in ((name, "does not load"), ("a batch", "loads, but gives no batch")):
-        if stage in told.failed:
+        return error(name, f"{version} has no libdali_tf*.so", build)
+    if answers is None:
+        return ok(name, f"{version}, not loaded")
+    if before := next((each for each in NEEDS[name] if each in answers.failed), None):
+        return _not_tried(name, f"{version} was not tried, because {before} failed")
+    for stage, fault in ((name, "does not load"), ("a batch", "loads, but delivers no batch")):
+        if stage in answers.failed:
             tensorflow = versions.get("tensorflow", "")
             return error(
                 name,
-                f"{versions[PLUGIN]} {without} with TensorFlow {tensorflow}: {told.failed[stage]}",
-                f"build it against this TensorFlow: {build}",
+                f"{version} {fault} with TensorFlow {tensorflow}: {answers.failed[stage]}",
+                f"build it for this TensorFlow: {build}",
             )
-    if why := told.why_not(name):
-        return _not_tried(name, f"{versions[PLUGIN]} {why}")
-    return ok(name, f"{versions[PLUGIN]}, loaded, and it gave a batch")
+    if why := answers.why_not(name):
+        return _not_tried(name, f"{version} {why}")
+    return ok(name, f"{version}, loads and delivers a batch")
 
 
 def _plugin_build(packages: Packages) -> str:
-    """Returns the command that compiles it for the TensorFlow that is there.
+    """Returns the command that compiles the plugin for the installed TensorFlow.
 
-    pip's isolated build would take another TensorFlow, and its cache an earlier build.
+    pip's isolated build would install another TensorFlow, and pip's cache may hold an older build.
     """
     no_cache = "--no-cache-dir" if packages.pip == "pip" else "--no-cache"
     version = packages.versions.get(DALI)
@@ -161,14 +157,13 @@ def _plugin_build(packages: Packages) -> str:
 
 
 def others(packages: Packages) -> Finding:
-    """Judges the versions of all other packages that tfaccel asks for."""
+    """Checks the versions of all other packages that tfaccel requires."""
     name, versions = "other packages", packages.versions
     if "tfaccel" not in versions:
         return warning(
             name,
-            "tfaccel runs from a folder, not as a package, so that nothing says which versions it "
-            "takes",
-            f"{packages.pip} install -e . in its folder",
+            "tfaccel runs from a folder, not as a package, so its required versions are unknown",
+            f"{packages.pip} install -e . in that folder",
         )
     rest = [each for each in packages.ranges if each not in ("tensorflow", "keras", DALI, PLUGIN)]
     wrong = [
@@ -182,7 +177,7 @@ def others(packages: Packages) -> Finding:
             ", ".join(f"{each} is {versions.get(each, 'not installed')}" for each in wrong),
             packages.install(*map(packages.wanted, wrong)),
         )
-    return ok(name, f"all {len(rest)} that tfaccel asks for, in versions that it takes")
+    return ok(name, f"all {len(rest)} that tfaccel requires, in versions that it supports")
 
 
 def _version_fault(name: str, package: str, packages: Packages) -> Finding | None:
@@ -191,28 +186,30 @@ def _version_fault(name: str, package: str, packages: Packages) -> Finding | Non
     if version is None:
         return error(name, "not installed", fix)
     if not _fits(version, wanted):
-        return error(name, f"{version}, but tfaccel takes {wanted}", fix)
+        return error(name, f"{version}, but tfaccel requires {wanted}", fix)
     return None
 
 
-def _trial_fault(name: str, told: Told | None, wanted: str, packages: Packages) -> Finding | None:
-    if told is None:
+def _trial_fault(
+    name: str, answers: Answers | None, wanted: str, packages: Packages
+) -> Finding | None:
+    if answers is None:
         return None
-    if before := next((each for each in NEEDS.get(name, ()) if each in told.failed), None):
+    if before := next((each for each in NEEDS.get(name, ()) if each in answers.failed), None):
         return _not_tried(name, f"not tried, because {before} failed")
-    if name in told.failed or "start" in told.failed:
+    if name in answers.failed or "start" in answers.failed:
         return error(
             name,
-            f"it does not start: {told.failed.get(name) or told.failed['start']}",
+            f"does not start: {answers.failed.get(name) or answers.failed['start']}",
             packages.reinstall(wanted),
         )
-    if why := told.why_not(name):
+    if why := answers.why_not(name):
         return _not_tried(name, why)
     return None
 
 
 def _not_tried(name: str, found: str) -> Finding:
-    return warning(name, found, "mend that first")
+    return warning(name, found, "solve that problem first")
 
 
 def _fits(version: str, wanted: str) -> bool:

@@ -1,1 +1,1 @@
-"""What there is: gathered, not judged. Each file gives plain values that a test can plant."""
+"""Facts about the machine, without a judgement. They are plain values that a test can make up."""

@@ -1,10 +1,10 @@
-"""Questions put to a process of its own, because an answer may be an abort, or never come.
+"""Runs questions in a child process, because a question may abort or hang the process.
 
-Takes a module with `stages(arguments)`, which gives functions by name; gives what each returned,
-and why those that did not return failed.
+The child imports a module with `stages(arguments)`, which returns functions by name. The answers
+hold what each function returned, or why it failed.
 
-    told = start("tfaccel.diagnostics.doctor.facts.trial", {}, seconds=120).told()
-    told.facts["TensorFlow"]["version"], told.failed.get("DALI plugin")
+    answers = start("tfaccel.diagnostics.doctor.facts.trial", {}, seconds=120).answers()
+    answers.facts["TensorFlow"]["version"], answers.failed.get("DALI plugin")
 """
 
 import dataclasses
@@ -29,43 +29,39 @@ CHILD = (
     "child.answer(module, arguments, number)"
 )
 _CHATTER = re.compile(r"[IW]\d{4} |\d{4}-\d\d-\d\d .*: [IW] |WARNING: All log messages")
-MAX_WORDS = 300  # characters of what a process last wrote
+MAX_WORDS = 300  # characters of the child's last output that are kept
 
 
 @dataclasses.dataclass(frozen=True)
-class Told:
-    """What a child answered.
+class Answers:
+    """The answers of a child.
 
     Attributes:
-      facts: of each stage that returned.
-      failed: of each that did not, why: an exception, or how the process ended in it.
+      facts: what each stage returned, for the stages that returned.
+      failed: why each other stage failed: its exception, or how the process ended in the stage.
     """
 
     facts: Mapping[str, Any]
     failed: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def why_not(self, stage: str) -> str | None:
-        """Returns why a stage did not return; None if it did."""
+        """Returns why a stage did not return, or None if it returned."""
         if stage in self.facts:
             return None
         before = next(iter(self.failed), "nothing")
-        return self.failed.get(stage, f"was not tried, because {before} failed before")
+        return self.failed.get(stage, f"was not tried, because {before} failed")
 
 
-class Asked:
-    """The process, while it answers.
-
-    Attributes:
-      child: it.
-    """
+class AskedChild:
+    """A child that is answering. `child` is the process."""
 
     def __init__(self, child: Child, answers: BinaryIO, output: BinaryIO, seconds: float):
-        """Takes the process and what it writes to, from `start`."""
+        """Takes the process and the files that it writes to."""
         self.child, self._answers, self._output = child, answers, output
         self._seconds, self._deadline = seconds, time.monotonic() + seconds
 
-    def told(self) -> Told:
-        """Waits for the answers, no longer than the limit, and ends the process."""
+    def answers(self) -> Answers:
+        """Waits for the answers, up to the time limit, and ends the process."""
         with self._answers, self._output:
             with self.child:
                 in_time = self.child.wait(self._deadline - time.monotonic())
@@ -74,68 +70,64 @@ class Asked:
                 end = f"gave no answer within {in_figures(self._seconds)} s"
             return _read(self._answers, end, self._output)
 
-    def end(self) -> None:
-        """Ends the process and its own, if any are left. A second call does nothing."""
-        self.child.end()
-
 
 def start(
     module: str, arguments: Mapping, *, seconds: float, path: Sequence[str] | None = None
-) -> Asked:
-    """Starts a process that goes through the stages of a module.
+) -> AskedChild:
+    """Starts a process that runs the stages of a module.
 
     Args:
-      module: its name.
-      arguments: JSON-ready values for its `stages`.
-      seconds: after which it is ended.
-      path: to import from; this process's own by default.
+      module: the name of the module.
+      arguments: the arguments of its `stages`, as values for JSON.
+      seconds: the time limit, after which the process is ended.
+      path: the import path of the process; by default this process's sys.path.
     """
-    # Files, not pipes: whatever else a stage starts cannot hold them open.
-    answers, output = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115 (Asked's)
+    # Files, not pipes: a process that a stage starts could hold a pipe open.
+    answers, output = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115 (AskedChild's)
     call = [list(path or sys.path), module, dict(arguments), answers.fileno()]
-    # "1" keeps TensorFlow's warnings, which may be the last words before the end.
+    # "1" keeps TensorFlow's warnings, which may be the last output before an abort.
     environment = {"TF_CPP_MIN_LOG_LEVEL": "1", "TF_FORCE_GPU_ALLOW_GROWTH": "true"} | os.environ
     command = [sys.executable, "-c", CHILD, json.dumps(call)]
     files = {"stdout": output, "stderr": output, "pass_fds": [answers.fileno()]}
-    return Asked(Child(command, env=environment, **files), answers, output, seconds)
+    return AskedChild(Child(command, env=environment, **files), answers, output, seconds)
 
 
 def answer(module: str, arguments: Mapping, number: int) -> None:
-    """Goes through the stages, in the child, and writes a line before and after each."""
+    """Runs the stages, in the child, and writes a line before and after each stage."""
     with os.fdopen(number, "w", buffering=1) as answers:
-        # Each is tried, also where one before it failed: the caller knows which belong together.
+        # A stage runs even if an earlier one failed: the caller knows which ones depend on others.
         for name, stage in importlib.import_module(module).stages(arguments).items():
             begin = {"begin": name, "written": os.fstat(sys.stderr.fileno()).st_size}
             answers.write(json.dumps(begin) + "\n")
             try:
-                told = {"done": name, "facts": stage()}
-            except Exception as error:  # whatever it is, it is the finding
-                told = {"failed": name, "why": f"{type(error).__name__}: {error}"}
-            answers.write(json.dumps(told) + "\n")
-    os._exit(0)  # what libraries do at exit is no question of ours
+                outcome = {"done": name, "facts": stage()}
+            except Exception as error:  # any exception is an answer
+                outcome = {"failed": name, "why": f"{type(error).__name__}: {error}"}
+            answers.write(json.dumps(outcome) + "\n")
+    os._exit(0)  # skips the exit handlers of libraries, which may fail
 
 
-def _read(answers: BinaryIO, end: str | None, output: BinaryIO) -> Told:
+def _read(answers: BinaryIO, end: str | None, output: BinaryIO) -> Answers:
     answers.seek(0)
     facts, failed, current, written = {}, {}, "start", 0
     for line in answers.read().decode(errors="replace").splitlines():
         try:
-            said = json.loads(line)
+            entry = json.loads(line)
         except ValueError:
-            break  # cut off by the end
-        if "done" in said:
-            facts[said["done"]] = said["facts"]
-        elif "failed" in said:
-            failed[said["failed"]] = _short(said["why"], from_end=False)
-        current, written = said.get("begin"), said.get("written")
+            break  # the process ended within this line
+        if "done" in entry:
+            facts[entry["done"]] = entry["facts"]
+        elif "failed" in entry:
+            failed[entry["failed"]] = _short(entry["why"], from_end=False)
+        current, written = entry.get("begin"), entry.get("written")
     if end and current:
         last_words = _last_words(output, written)
         failed[current] = f"{end} ({last_words})" if last_words else end
-    return Told(facts, failed)
+    return Answers(facts, failed)
 
 
 def _last_words(output: BinaryIO, written: int) -> str:
-    """Returns what was written since then, but for what libraries say of themselves."""
+    """Returns the output after the first `written` bytes, without log messages of libraries."""
     output.seek(written)
     lines = output.read().decode(errors="replace").splitlines()
     lines = [each.strip() for each in lines if not _CHATTER.match(each)]

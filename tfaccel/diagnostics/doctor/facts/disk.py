@@ -1,4 +1,4 @@
-"""How fast real files are read, past the page cache where the kernel lets.
+"""Measures how fast files are read, without the page cache if the kernel allows it.
 
 reading = read(pathlib.Path("/data/imagenet"), seconds=5)
 reading.num_bytes / reading.seconds
@@ -17,23 +17,23 @@ from typing import Any
 
 import psutil
 
-NUM_THREADS = 8  # files at once, about as a loader's threads
-NUM_LISTED = 4096  # files of which some are read
+NUM_THREADS = 8  # about as many as a loader has
+NUM_LISTED = 4096  # the files to choose from
 MAX_BYTES = 256 << 20
-MAX_BYTES_OF_FILE = 32 << 20  # of shards, the beginnings
+MAX_BYTES_OF_FILE = 32 << 20  # only the beginning of a shard is read
 CHUNK = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """What was read.
+    """The amount and the time of a reading.
 
     Attributes:
-      num_files: of which something was read.
-      num_bytes: in all of them.
-      seconds: it took.
-      from_device: bytes that the kernel fetched for it, from a disk or a server; None if it does
-        not tell. Less than num_bytes came from memory.
+      num_files: the number of files that were read, wholly or in part.
+      num_bytes: the bytes that were read from all files.
+      seconds: the time that it took.
+      from_device: the bytes that the kernel read from a disk or a server; None if it does not
+        report them. If this is less than num_bytes, the rest came from memory.
     """
 
     num_files: int
@@ -43,15 +43,15 @@ class Reading:
 
 
 def read(folder: pathlib.Path, *, seconds: float, max_bytes: int = MAX_BYTES) -> Reading:
-    """Reads files below a folder, some at once, in an order of no meaning.
+    """Reads files below a folder, several at a time, in random order.
 
     Args:
-      folder: of the data.
-      seconds: after which no further piece is begun; another such time at most is for the listing.
-      max_bytes: likewise. A piece in each thread may come on top.
+      folder: the folder of the data.
+      seconds: the time after which no piece is started. Listing the files may take as long again.
+      max_bytes: the bytes after which no piece is started. Each thread may read one piece more.
     """
     files = _listed(folder, seconds)
-    random.Random(0).shuffle(files)  # neighbours on a disk come faster than what training asks for
+    random.Random(0).shuffle(files)  # neighbours on a disk are read faster than training reads
     began, before, lock = time.perf_counter(), _fetched(), threading.Lock()
     num_bytes = num_files = 0
 
@@ -70,11 +70,11 @@ def read(folder: pathlib.Path, *, seconds: float, max_bytes: int = MAX_BYTES) ->
 
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         list(pool.map(read_one, files))
-    taken, after = time.perf_counter() - began, _fetched()
+    elapsed, after = time.perf_counter() - began, _fetched()
     return Reading(
         num_files=num_files,
         num_bytes=num_bytes,
-        seconds=taken,
+        seconds=elapsed,
         from_device=None if before is None or after is None else after - before,
     )
 
@@ -87,9 +87,9 @@ def _listed(folder: pathlib.Path, seconds: float) -> list[str]:
 
 
 def _pieces(path: str) -> Iterator[int]:
-    """Yields the bytes of each piece of a file, which is read from its device again."""
+    """Reads a file from its device, and yields the number of bytes of each piece."""
     try:
-        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # of a named pipe, do not wait
+        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # does not wait for a named pipe
     except OSError:
         return
     try:
@@ -99,7 +99,7 @@ def _pieces(path: str) -> Iterator[int]:
             left -= piece
             yield piece
     except OSError:
-        return  # a folder's link, a pipe
+        return  # a link to a folder, or a pipe
     finally:
         os.close(number)
 
@@ -108,10 +108,10 @@ def _fetched() -> int | None:
     try:
         return psutil.Process().io_counters().read_bytes
     except (psutil.Error, OSError, NotImplementedError):
-        return None  # some containers hide it
+        return None  # some containers hide the counter
 
 
 def stages(arguments: Mapping) -> dict[str, Callable[[], Any]]:
-    """Returns the reading, for a child: a network file system that is gone never answers."""
+    """Returns the reading as a child's stage, because a lost network file system never answers."""
     folder, seconds = pathlib.Path(arguments["folder"]), arguments["seconds"]
     return {"data": lambda: dataclasses.asdict(read(folder, seconds=seconds))}

@@ -1,18 +1,18 @@
-"""The driver and its GPUs, as values: what a child that asked NVML told.
+"""The driver and its GPUs as values, made from the answers of the child that asks NVML.
 
-facts = from_told(start("tfaccel.diagnostics.doctor.facts.nvml", {}, seconds=10).told())
+facts = from_answers(start("tfaccel.diagnostics.doctor.facts.nvml", {}, seconds=10).answers())
 visible(facts, os.environ).gpus
 """
 
 import dataclasses
 from collections.abc import Mapping
 
-from tfaccel.diagnostics.doctor.facts.child import Told
+from tfaccel.diagnostics.doctor.facts.child import Answers
 
 
 @dataclasses.dataclass(frozen=True)
 class Driver:
-    """NVIDIA's driver: its version, and the newest CUDA that it knows, e.g. (12, 8)."""
+    """NVIDIA's driver: its version, and the newest CUDA that it supports, e.g. (12, 8)."""
 
     version: str
     cuda: tuple[int, int]
@@ -20,7 +20,7 @@ class Driver:
 
 @dataclasses.dataclass(frozen=True)
 class Holder:
-    """A process with memory of a GPU. Where it is not of this container, it has no name here."""
+    """A process that holds GPU memory. It has no name if it runs outside this container."""
 
     pid: int
     name: str | None
@@ -29,26 +29,27 @@ class Holder:
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """One GPU. None is what its driver does not tell.
+    """One GPU. A value is None if the driver does not report it.
 
     Attributes:
-      index: as NVML and nvidia-smi count.
-      uuid: its own name.
-      name: of its kind.
-      capability: what CUDA can do on it, e.g. (9, 0).
+      index: its number in NVML and nvidia-smi.
+      uuid: its unique name.
+      name: its model.
+      capability: its CUDA compute capability, e.g. (9, 0).
       memory_total: bytes.
-      memory_used: bytes, by whichever process.
-      holders: these processes, as far as they can be seen.
-      mig: whether it is cut into slices.
-      ecc_errors: memory errors that could not be corrected since the driver was loaded.
-      remap: whether rows of its memory wait to be replaced, and whether that failed: 0 or 1 each.
-      slowdowns: NVML's bits of why its clocks are low.
-      power_limit_w: what it may take now.
-      power_default_w: what it was made for.
-      persistence: whether the driver stays loaded while nobody uses it.
-      compute_mode: NVML's, 0 where any process may use it.
-      has_jpeg_engine: whether NVML tells the use of one. (Some GPUs of CUDA 7.5 say so wrongly.)
-      nvlinks: that are up.
+      memory_used: bytes, of all processes.
+      holders: the processes that hold its memory, as far as they are visible.
+      mig: whether it is split into MIG slices.
+      ecc_errors: memory errors since the driver was loaded that could not be corrected.
+      remap: whether memory rows wait to be remapped, and whether a remapping failed: 0 or 1 each.
+      slowdowns: NVML's bits for the reasons of low clocks.
+      power_limit_w: its power limit.
+      power_default_w: its default power limit.
+      persistence: whether the driver stays loaded while no process uses it.
+      compute_mode: NVML's compute mode; 0 means that any process may use the GPU.
+      has_jpeg_engine: whether NVML reports the load of a JPEG engine. (Some GPUs with compute
+        capability 7.5 report it without having one.)
+      nvlinks: the number of NVLinks that are up.
     """
 
     index: int
@@ -72,13 +73,13 @@ class Gpu:
 
 @dataclasses.dataclass(frozen=True)
 class Gpus:
-    """All of them.
+    """All GPUs of the machine, and their driver.
 
     Attributes:
-      driver: None if there is none, or it does not answer.
+      driver: None if there is no driver, or if it does not answer.
       gpus: in NVML's order.
-      links: how two of them reach each other, by their indices: "NVLink" or the way over PCIe.
-      problem: why the driver does not answer; None if it does, or there is none.
+      links: the connection of each pair of indices: "NVLink", or the route over PCIe.
+      problem: why the driver does not answer; None if it does, or if there is no driver.
     """
 
     driver: Driver | None
@@ -88,26 +89,27 @@ class Gpus:
 
 
 def visible(facts: Gpus, environment: Mapping[str, str]) -> Gpus:
-    """Returns the facts of those GPUs that CUDA_VISIBLE_DEVICES leaves; of all if it is not clear.
+    """Returns the GPUs that CUDA_VISIBLE_DEVICES leaves visible, or all if it names MIG slices.
 
-    Ordinals are taken as NVML's, as they are among GPUs of one kind.
+    Ordinals are taken as NVML's indices, which is right if all GPUs are of one kind.
     """
     given = environment.get("CUDA_VISIBLE_DEVICES")
     if given is None or "MIG" in given:
         return facts
     chosen = []
     for each in filter(None, map(str.strip, given.split(","))):
-        one = [gpu for gpu in facts.gpus if each == str(gpu.index) or gpu.uuid.startswith(each)]
-        if len(one) != 1:
-            break  # CUDA takes none from the first wrong one on
-        chosen += one
+        hits = [gpu for gpu in facts.gpus if each == str(gpu.index) or gpu.uuid.startswith(each)]
+        if len(hits) != 1:
+            break  # CUDA ignores the first wrong name and all names after it
+        chosen += hits
     return dataclasses.replace(facts, gpus=tuple(chosen))
 
 
-def from_told(told: Told) -> Gpus:
-    """Returns the facts out of what the child told."""
-    problem = told.failed.get("start") or told.failed.get("driver") or told.failed.get("GPUs")
-    driver, found = told.facts.get("driver"), told.facts.get("GPUs") or {}
+def from_answers(answers: Answers) -> Gpus:
+    """Returns the facts that the child's answers contain."""
+    stages = ("start", "driver", "GPUs")
+    problem = next((answers.failed[each] for each in stages if each in answers.failed), None)
+    driver, found = answers.facts.get("driver"), answers.facts.get("GPUs") or {}
     return Gpus(
         driver=Driver(driver["version"], tuple(driver["cuda"])) if driver else None,
         gpus=tuple(map(_gpu, found.get("gpus", ()))),

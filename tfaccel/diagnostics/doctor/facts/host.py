@@ -1,6 +1,6 @@
 """The machine around the GPUs: cores, memory, limits, the cache folder, GPUDirect Storage.
 
-look().cores    # those that this process may use
+read_host(os.environ).cores    # the number of cores that this process may use
 """
 
 import dataclasses
@@ -25,25 +25,25 @@ NVIDIA_FS = "/proc/driver/nvidia-fs/stats"
 
 @dataclasses.dataclass(frozen=True)
 class Host:
-    """What there is of it.
+    """The facts about the host.
 
     Attributes:
-      cores: that this process may run on.
-      cpu_quota: cores whose time a container may use, e.g. 2.5; None for no limit.
+      cores: the number of cores that this process may run on.
+      cpu_quota: the number of cores that a container may keep busy, e.g. 2.5; None if unlimited.
       memory_total: bytes.
-      memory_available: bytes that can be had without swapping.
-      memory_room: bytes left below the limits of a container or a scheduler; None for no limit.
-      shm_total: bytes of /dev/shm; 0 where there is none.
-      shm_free: of these.
-      open_files: how many files a process may have open.
-      open_files_hard: to which it may raise that itself.
+      memory_available: bytes that are available without swapping.
+      memory_room: bytes left below the limit of a container or a scheduler; None if unlimited.
+      shm_total: bytes of /dev/shm; 0 if it does not exist.
+      shm_free: the free bytes of /dev/shm.
+      open_files: how many files a process may open.
+      open_files_hard: the number to which a process may raise open_files itself.
       cache: tfaccel's cache folder.
-      cache_free: bytes.
-      cache_writable: whether it, or the nearest folder above that exists, can be written to.
-      gpus_on_bus: NVIDIA's cards on the PCI bus, with or without a driver.
-      cufile: the library of GPUDirect Storage, by its path or its name; None where there is none.
-      nvidia_fs: whether its kernel module is loaded.
-      keras_backend: what Keras's own file of settings says; None if it says nothing.
+      cache_free: the free bytes on its disk.
+      cache_writable: whether the cache folder, or its nearest existing parent, is writable.
+      gpus_on_bus: the number of NVIDIA cards on the PCI bus, with or without a driver.
+      cufile: the path or the name of the library of GPUDirect Storage; None if it is missing.
+      nvidia_fs: whether the kernel module of GPUDirect Storage is loaded.
+      keras_backend: the backend in Keras's settings file; None if the file names no backend.
     """
 
     cores: int
@@ -64,8 +64,8 @@ class Host:
     keras_backend: str | None
 
 
-def look(environment: Mapping[str, str]) -> Host:
-    """Reads all of it from the kernel."""
+def read_host(environment: Mapping[str, str]) -> Host:
+    """Reads the facts from the kernel and from files."""
     memory = psutil.virtual_memory()
     shm = pathlib.Path("/dev/shm")
     shm_usage = shutil.disk_usage(shm) if shm.is_dir() else None
@@ -74,7 +74,7 @@ def look(environment: Mapping[str, str]) -> Host:
         for each in resource.getrlimit(resource.RLIMIT_NOFILE)
     )
     cache = cache_folder("")
-    # Not Path.is_dir, which raises where a folder above may not be looked into.
+    # Path.is_dir would raise if this user may not enter a parent folder.
     existing = next(each for each in (cache, *cache.parents) if os.path.isdir(each))
     return Host(
         cores=len(os.sched_getaffinity(0)),
@@ -113,11 +113,7 @@ def _gpus_on_bus(devices: pathlib.Path = pathlib.Path("/sys/bus/pci/devices")) -
 
 
 def _cufile(path: Sequence[str] | None = None) -> str | None:
-    """Looks in the wheel nvidia-cufile-cu12, then where libraries are loaded from; loads nothing.
-
-    Args:
-      path: folders of packages in the place of sys.path, for tests.
-    """
+    """Finds libcufile in the wheel nvidia-cufile-cu12 or in the system, without loading it."""
     folders = sys.path if path is None else path
     wheels = (os.path.join(each, "nvidia/cufile/lib", CUFILE) for each in folders)
     return next(filter(os.path.exists, wheels), None) or find_library("cufile")

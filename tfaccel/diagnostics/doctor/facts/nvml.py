@@ -1,6 +1,6 @@
-"""What NVML tells of the driver and its GPUs: for a child, because a GPU that is lost may hang it.
+"""Asks NVML about the driver and its GPUs, in a child, because a lost GPU may hang NVML.
 
-start("tfaccel.diagnostics.doctor.facts.nvml", {}, seconds=10).told().facts["GPUs"]
+start("tfaccel.diagnostics.doctor.facts.nvml", {}, seconds=10).answers().facts["GPUs"]
 """
 
 import dataclasses
@@ -19,12 +19,12 @@ _PATHS = {
     pynvml.NVML_TOPOLOGY_MULTIPLE: "PCIe, through several switches",
     pynvml.NVML_TOPOLOGY_HOSTBRIDGE: "PCIe, through the CPU",
     pynvml.NVML_TOPOLOGY_NODE: "PCIe, through the CPU",
-    pynvml.NVML_TOPOLOGY_SYSTEM: "PCIe, from one CPU to another",
+    pynvml.NVML_TOPOLOGY_SYSTEM: "PCIe, from one CPU to the other",
 }
 
 
 def stages(arguments: Mapping) -> dict[str, Callable[[], Any]]:
-    """Returns the questions: about the driver, and about its GPUs."""
+    """Returns the stages: the driver, and its GPUs."""
     return {"driver": _driver, "GPUs": _gpus}
 
 
@@ -53,7 +53,7 @@ def _gpus() -> dict:
 
 
 def _ask(function: Callable, *arguments) -> Any:
-    """Returns NVML's answer, or None where this GPU, driver or right has none."""
+    """Returns NVML's answer, or None if the GPU, the driver or the user's rights give none."""
     try:
         return function(*arguments)
     except pynvml.NVMLError:
@@ -110,4 +110,4 @@ def _link(one, other) -> str:
     if by_nvlink == pynvml.NVML_P2P_STATUS_OK:
         return "NVLink"
     path = _ask(pynvml.nvmlDeviceGetTopologyCommonAncestor, one, other)
-    return _PATHS.get(path, "a way that the driver does not tell")
+    return _PATHS.get(path, "a connection that the driver does not report")

@@ -1,4 +1,4 @@
-"""What is installed, from the packages' metadata and files: nothing is imported.
+"""The installed packages, read from their metadata and files without importing them.
 
 installed().versions["tensorflow"]    # "2.21.0"
 """
@@ -20,9 +20,10 @@ class Build:
     """What TensorFlow was built for.
 
     Attributes:
-      cuda: CUDA's version, e.g. "12.5.1"; None if built without.
-      cudnn: cuDNN's.
-      capabilities: "sm_80" is a kernel for these GPUs, "compute_90" one that the driver compiles.
+      cuda: the version of CUDA, e.g. "12.5.1"; None if TensorFlow was built without CUDA.
+      cudnn: the version of cuDNN.
+      capabilities: "sm_80" stands for a compiled kernel, "compute_90" for a kernel that the driver
+        compiles.
     """
 
     cuda: str | None
@@ -32,16 +33,17 @@ class Build:
 
 @dataclasses.dataclass(frozen=True)
 class Packages:
-    """Versions that there are, and those that are asked for.
+    """The installed versions and the required versions.
 
     Attributes:
-      python: this one's version.
-      versions: of every package that is installed, by canonical name.
-      ranges: what tfaccel asks for, e.g. {"keras": "<3.16,>=3.15"}; empty if it is not installed.
-      python_range: likewise.
-      cuda_ranges: what this TensorFlow asks for as tensorflow[and-cuda].
+      python: the version of this Python.
+      versions: the version of every installed package, by canonical name.
+      ranges: the versions that tfaccel requires, e.g. {"keras": "<3.16,>=3.15"}; empty if tfaccel
+        is not installed as a package.
+      python_range: the Python versions that tfaccel requires; empty likewise.
+      cuda_ranges: the versions that this TensorFlow requires as tensorflow[and-cuda].
       build: what TensorFlow was built for; None if it does not say.
-      plugin_binaries: names of the DALI plugin's libraries.
+      plugin_binaries: the file names of the DALI plugin's libraries.
       pip: the command that installed tfaccel, "pip" or "uv pip".
     """
 
@@ -55,35 +57,31 @@ class Packages:
     pip: str
 
     def install(self, *requirements: str) -> str:
-        """Returns the command that installs these."""
+        """Returns the command that installs the requirements."""
         return " ".join([self.pip, "install", *(f"'{each}'" for each in requirements)])
 
     def reinstall(self, requirement: str, *, without: Sequence[str] = ()) -> str:
-        """Returns the command that writes one package's files anew.
+        """Returns the command that installs one package again.
 
         Args:
           requirement: the package.
-          without: others that go first, because they write to the same folder.
+          without: packages to uninstall first, because they share the package's folder.
         """
         first = f"{self.pip} uninstall {' '.join(without)}, then " if without else ""
         return f"{first}{self.pip} install --force-reinstall --no-deps '{requirement}'"
 
     def wanted(self, name: str, *, extra: str = "") -> str:
-        """Returns a package with the versions that tfaccel asks for, as pip reads it."""
+        """Returns pip's requirement for a package, with the versions that tfaccel requires."""
         return f"{name}{f'[{extra}]' if extra else ''}{self.ranges.get(name, '')}"
 
 
 def installed(path: Sequence[str] | None = None) -> Packages:
-    """Reads the metadata of all packages.
-
-    Args:
-      path: folders of packages in the place of sys.path, for tests.
-    """
+    """Reads the metadata of all packages. In tests, `path` replaces sys.path."""
     found = importlib.metadata.distributions(**({} if path is None else {"path": list(path)}))
     packages = {}
     for each in found:
-        if each.name:  # a folder that a broken-off installation left has none
-            packages.setdefault(canonicalize_name(each.name), each)  # the first one is imported
+        if each.name:  # the folder of an interrupted installation has no name
+            packages.setdefault(canonicalize_name(each.name), each)  # Python imports the first one
     ours, tensorflow = packages.get("tfaccel"), packages.get("tensorflow")
     is_uv = ours is not None and (ours.read_text("INSTALLER") or "").strip() == "uv"
     return Packages(
@@ -99,7 +97,7 @@ def installed(path: Sequence[str] | None = None) -> Packages:
 
 
 def _ranges(package: importlib.metadata.Distribution | None, extra: str | None) -> dict[str, str]:
-    """Returns the versions that a package asks for, always or with this extra alone."""
+    """Returns the versions that a package requires: always, or only with the given extra."""
     found = {}
     for each in map(Requirement, (package.requires or ()) if package else ()):
         applies = each.marker is None or each.marker.evaluate({"extra": extra or ""})
@@ -110,7 +108,7 @@ def _ranges(package: importlib.metadata.Distribution | None, extra: str | None) 
 
 
 def _build() -> Build | None:
-    """Returns what TensorFlow's file of facts says. It imports nothing but the standard library."""
+    """Returns what TensorFlow's build_info.py says. That file imports only standard modules."""
     for root in _folders("tensorflow"):
         file = root / "python/platform/build_info.py"
         if file.is_file():

@@ -1,7 +1,7 @@
-"""TensorFlow, DALI and its plugin, tried: what a child does, each step of which may be its end.
+"""Tries TensorFlow, DALI and its plugin in a child, because each stage may end the process.
 
-told = start("tfaccel.diagnostics.doctor.facts.trial", {}, seconds=120).told()
-told.failed    # {} if all of it works
+answers = start("tfaccel.diagnostics.doctor.facts.trial", {}, seconds=120).answers()
+answers.failed    # {} if everything works
 """
 
 import ctypes
@@ -11,18 +11,14 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-# Of which a copy from elsewhere than the wheels may be the wrong one. CUDA's driver is no wheel.
+# A copy from outside the wheels may be the wrong one. (CUDA's driver library has no wheel.)
 _LIBRARIES = re.compile(
     r"/(lib(?:cudart|cublas\w*|cudnn\w*|cufft|cusolver|cusparse|nccl)\.so[\d.]*)"
 )
 
 
 def stages(arguments: Mapping) -> dict[str, Callable[[], Any]]:
-    """Returns what is tried, in the order in which a training run would.
-
-    Args:
-      arguments: "only" names some of the stages; all by default.
-    """
+    """Returns the stages in the order of a training run: all, or those that "only" names."""
     everything = {
         "TensorFlow": _tensorflow,
         "Keras": _keras,
@@ -50,7 +46,7 @@ def _keras() -> dict:
 
 
 def _devices() -> dict:
-    """Finds GPUs as a run does: the CUDA libraries first."""
+    """Finds the GPUs as a run does, after it has loaded the CUDA libraries."""
     import tensorflow as tf
 
     from tfaccel.runtime.devices import load_cuda_libraries
@@ -60,22 +56,20 @@ def _devices() -> dict:
 
 
 def _step() -> dict:
-    """A convolution and a product of matrices on each device: cuDNN and cuBLAS."""
+    """Runs a convolution (cuDNN) and a matrix product (cuBLAS) on each device."""
     import tensorflow as tf
 
     for device in tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU"):
         with tf.device(device.name):
             image = tf.nn.conv2d(tf.ones((1, 8, 8, 4)), tf.ones((3, 3, 4, 4)), 1, "SAME")
-            total = float(
-                tf.reduce_sum(tf.linalg.matmul(image[0, 0], image[0, 1], transpose_b=True))
-            )
+            total = float(tf.reduce_sum(tf.matmul(image[0, 0], image[0, 1], transpose_b=True)))
         if not total > 0:
             raise ArithmeticError(f"{device.name} computed {total}, expected a positive sum")
     return {}
 
 
 def _libraries() -> dict:
-    """Returns the paths of the CUDA libraries in this process's memory, by their names."""
+    """Returns the names and paths of the CUDA libraries that this process has loaded."""
     maps = pathlib.Path("/proc/self/maps").read_text()
     paths = {line.split(maxsplit=5)[-1] for line in maps.splitlines() if ".so" in line}
     return {match[1]: path for path in sorted(paths) if (match := _LIBRARIES.search(path))}
@@ -88,12 +82,12 @@ def _dali() -> dict:
 
 
 def _plugin() -> dict:
-    importlib.import_module("nvidia.dali.plugin.tf")  # which loads the binary
+    importlib.import_module("nvidia.dali.plugin.tf")  # loads the binary
     return {}
 
 
 def _batch() -> dict:
-    """One batch of DALI's through the plugin, on the CPU, as TensorFlow takes it."""
+    """Takes one batch from DALI through the plugin, on the CPU."""
     import nvidia.dali.plugin.tf as plugin
     import tensorflow as tf
     from nvidia.dali import fn, pipeline_def
@@ -118,7 +112,7 @@ def _batch() -> dict:
 
 
 def _engines() -> dict:
-    """Returns each GPU's number of hardware JPEG decoders, as nvJPEG tells it."""
+    """Returns the number of hardware JPEG decoders of each GPU, from nvJPEG."""
     import tensorflow as tf
 
     num_gpus = len(tf.config.list_physical_devices("GPU"))
@@ -129,7 +123,7 @@ def _engines() -> dict:
     for ordinal in range(num_gpus):
         handle, engines, cores = ctypes.c_void_p(), ctypes.c_uint(), ctypes.c_uint()
         cuda.cudaSetDevice(ordinal)
-        backend = 3  # NVJPEG_BACKEND_HARDWARE, which is refused where there is none
+        backend = 3  # NVJPEG_BACKEND_HARDWARE; nvJPEG refuses it on a GPU without decoders
         if nvjpeg.nvjpegCreateEx(backend, None, None, 0, ctypes.byref(handle)) == 0:
             number, of_each = ctypes.byref(engines), ctypes.byref(cores)
             nvjpeg.nvjpegGetHardwareDecoderInfo(handle, number, of_each)

@@ -1,6 +1,6 @@
 """The order in which `fit` reads arrays and PyDatasets, and where a loader's epoch begins.
 
-(What a `tf.data.Dataset` draws from epoch to epoch, tfaccel/training/epoch_draws.py says.)
+(What a `tf.data.Dataset` draws from epoch to epoch, tfaccel/keras_internals/epoch_draws.py says.)
 
 Takes what a `fit` reads; gives each epoch an order of its own, by the seed and the epoch's number
 alone: the same on any number of replicas, and in a run that begins at `initial_epoch`.
@@ -31,12 +31,14 @@ from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
-from keras.src.utils.rng_utils import get_random_seed
 
 from tfaccel.data.distribute import Loader
 from tfaccel.data.shards import epoch_order
-from tfaccel.keras_internals import seam
-from tfaccel.training import epoch_draws
+from tfaccel.keras_internals import epoch_draws
+from tfaccel.keras_internals.model_view import runs_eagerly
+from tfaccel.keras_internals.one_replica import without_strategy
+from tfaccel.keras_internals.patching import patched
+from tfaccel.keras_internals.seeds import global_seed
 
 log = logging.getLogger("tfaccel")
 
@@ -70,7 +72,7 @@ class EpochOrder(keras.callbacks.Callback):
         super().__init__()
         self.trained, self._loader = model, loader
         self._offset, self.number = None, _NUM_BEGUN.get(model, 0)
-        self.seed = get_random_seed() or 0
+        self.seed = global_seed()
         self._cut = _Cut(model, steps_per_epoch)
 
     def of_next_input(self) -> contextlib.AbstractContextManager:
@@ -165,7 +167,7 @@ class _InOrder(DataAdapter):
         return self._passes(dataset.element_spec, dataset.__iter__)
 
     def _passes(self, element_spec, one_pass: Callable[[], Iterator]) -> "_Passes":
-        stock_step = seam.runs_eagerly(self._order.trained)
+        stock_step = runs_eagerly(self._order.trained)
         return _Passes(element_spec, one_pass, self, stock_step=stock_step)
 
     def begin(self) -> int:
@@ -191,12 +193,12 @@ class _Arrays(_InOrder):
         super().__init__(adapter, order)
         self._of_batches, adapter._shuffle = adapter._shuffle == "batch", True
         # Keras's pipeline reads it as a pass begins. Of no strategy: the host alone has it.
-        with seam.without_strategy(), tf.device("/cpu:0"):
+        with without_strategy(), tf.device("/cpu:0"):
             self._rows = tf.Variable(np.arange(adapter._num_samples), dtype=tf.int64)
         self._pass = None
 
     def _dataset(self) -> tf.data.Dataset:
-        with seam.patched(tf.random, "shuffle", lambda _: self._rows.read_value()):
+        with patched(tf.random, "shuffle", lambda _: self._rows.read_value()):
             return self._adapter.get_tf_dataset()
 
     def _set_order(self, pass_: int) -> None:
@@ -231,7 +233,7 @@ class _AsItIs(_InOrder):
 
 def _is_read_anew(adapter: DataAdapter, model: keras.Model) -> bool:
     """Returns whether each pass over Keras's input is an iterator of its own, for our steps."""
-    if seam.runs_eagerly(model):
+    if runs_eagerly(model):
         return False  # stock Keras's step asks for its own iterators
     if isinstance(adapter, TFDatasetAdapter):
         return isinstance(adapter.get_tf_dataset(), tf.data.Dataset)

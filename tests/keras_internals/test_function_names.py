@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function import concrete_function
 
 import tfaccel
-from tfaccel.step import names
+from tfaccel.keras_internals import function_names as names
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import tensorflow as tf
 from conftest import compiled, strategy_of
 
 from tfaccel.data.shards import epoch_order as order_of
+from tfaccel.keras_internals import epoch_draws, epoch_order
+from tfaccel.keras_internals.epoch_order import _batches_shuffled
 from tfaccel.step import finite, functions
-from tfaccel.training import epoch_draws, epoch_order
-from tfaccel.training.epoch_order import _batches_shuffled
 
 X = np.arange(10, dtype="float32")[:, None]
 SEED = 3

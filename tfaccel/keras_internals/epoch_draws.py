@@ -15,6 +15,8 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
+from tfaccel.keras_internals.datasets import operations_of
+
 # Of TensorFlow's operations whose names do not begin with Random.
 _DRAW = {"Multinomial", "TruncatedNormal", "ParameterizedTruncatedNormal"}
 _DRAW |= {"SampleDistortedBoundingBox", "SampleDistortedBoundingBoxV2"}
@@ -22,28 +24,12 @@ _DRAW |= {"SampleDistortedBoundingBox", "SampleDistortedBoundingBoxV2"}
 
 def draws(dataset: tf.data.Dataset) -> bool:
     """Returns whether an operation of the data set draws random numbers by the seed."""
-    return any(each.startswith("Random") or each in _DRAW for each in _operations(dataset))
+    return any(each.startswith("Random") or each in _DRAW for each in operations_of(dataset))
 
 
 def calls_python(dataset: tf.data.Dataset) -> bool:
     """Returns whether the data set calls Python, which none may do as the process ends."""
-    return any("PyFunc" in each for each in _operations(dataset))
-
-
-def _operations(dataset: tf.data.Dataset) -> set[str]:
-    """Returns what the functions of a data set, and of those that it is made of, compute."""
-    known, waiting, names = {}, [dataset], set()
-    while waiting:
-        each = waiting.pop()
-        if id(each) in known:
-            continue
-        known[id(each)] = each
-        waiting += each._inputs()
-        for function in each._functions():
-            graph = function.function.graph.as_graph_def()
-            inner = (node for each in graph.library.function for node in each.node_def)
-            names |= {node.op for node in (*graph.node, *inner)}
-    return names
+    return any("PyFunc" in each for each in operations_of(dataset))
 
 
 class Stream:

@@ -17,11 +17,14 @@ def test_help_shows_the_page_of_a_topic(topic, capsys):
 def test_help_lists_the_topics_and_a_wrong_one_is_named(capsys):
     main.main(["help"])
     said = capsys.readouterr().out
-    assert all(topic in said for topic in pages.PAGES)
+    assert all(f"tfaccel help {topic} " in said for topic in pages.PAGES)
+    assert "Your own images" in said
     with pytest.raises(UserError, match="no page 'exprot'; did you mean 'export'"):
         main.main(["help", "exprot"])
 
 
-def test_each_page_is_linked_from_the_readme():
+def test_each_page_is_linked_from_the_readme_with_its_topic():
     readme = (pathlib.Path(__file__).parents[2] / "README.md").read_text()
-    assert all(f"(tfaccel/{file})" in readme for file in pages.PAGES.values())
+    for topic, file in pages.PAGES.items():
+        heading = pages.page(topic).splitlines()[0].removeprefix("# ")
+        assert f"| `{topic}` | [{heading}](tfaccel/{file}) |" in readme

@@ -1,13 +1,15 @@
-"""The canary: each private name that seam.py needs is there and does what seam.py needs.
+"""The canaries: each private name of Keras and TensorFlow is there and does what tfaccel needs.
 
 A new version of Keras or TensorFlow fails here first, with a sentence that names what changed.
 """
 
 import functools
+import inspect
 import re
 import tempfile
 import types
 
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from keras.src.backend import get_keras_mask
 from keras.src.backend.common import global_state
 from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
+from keras.src.legacy.saving import legacy_h5_format
 from keras.src.losses import loss as keras_loss
 from keras.src.models.functional import Functional, unpack_singleton
 from keras.src.optimizers.base_optimizer import BaseOptimizer
@@ -26,18 +29,30 @@ from keras.src.trainers import data_adapters
 from keras.src.trainers import epoch_iterator as epoch_iterator_lib
 from keras.src.trainers.compile_utils import MetricsList
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 from keras.src.utils import is_default
+from keras.src.utils.naming import to_snake_case
 from keras.src.utils.python_utils import pythonify_logs
 from keras.src.utils.rng_utils import get_random_seed
+from tensorflow.compiler.tf2xla.python import xla
+from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceStrategy
+from tensorflow.python.distribute.values import DistributedVariable
+from tensorflow.python.eager import context
+from tensorflow.python.eager.polymorphic_function import concrete_function
+from tensorflow.python.framework import config as tf_config
+from tensorflow.python.framework import kernels, op_def_registry
+from tensorflow.python.framework.auto_control_deps_utils import get_read_write_resource_inputs
+from tensorflow.python.ops import control_flow_util_v2
+from tensorflow.python.ops.handle_data_util import get_resource_handle_data
 
-from tfaccel import UserError
-from tfaccel.keras_internals import seam
-from tfaccel.training import epoch_order
+from tfaccel.keras_internals import epoch_order
+from tfaccel.keras_internals.seeds import draws_kept
 
-CANARIES = {}  # (name as in seam.py's docstring, what it does) -> a function that returns whether
+CANARIES = {}  # (name, what it does) -> a function that returns whether it does
 
 
 def canary(name, does):
@@ -195,6 +210,13 @@ def _(monkeypatch):
     return seen == [layer]
 
 
+@canary("BatchNormalization._reduction_axes", "are all axes but that of the channels")
+def _():
+    layer = layers.BatchNormalization(axis=1)
+    layer.build((2, 3, 4, 5))
+    return list(layer._reduction_axes) == [0, 2, 3]
+
+
 @canary("Conv2D.call and .convolution_op", "are what a layer runs, bias last, and can be replaced")
 def _(monkeypatch):
     seen = []
@@ -221,11 +243,6 @@ def _(monkeypatch):
     monkeypatch.setattr(layers.MaxPooling2D, "call", note, raising=False)
     layers.MaxPooling2D(3, strides=2)(tf.ones((1, 4, 4, 1)))
     return seen == [((3, 3), (2, 2), "valid", "channels_last")]
-
-
-@canary("Model._distribute_strategy", "is the strategy in whose scope a model was made")
-def _():
-    return model_of(dense)._distribute_strategy is strategy_of(2)
 
 
 @canary("Model._flatten_layers", "gives nested layers too")
@@ -346,7 +363,7 @@ def _():
 def _():
     keras.random.normal((1,))
     before = global_state.get_global_attribute("global_seed_generator")
-    with seam.draws_kept():
+    with draws_kept():
         keras.random.normal((1,))
         meanwhile = global_state.get_global_attribute("global_seed_generator")
     after = global_state.get_global_attribute("global_seed_generator")
@@ -649,45 +666,251 @@ def _():
     return [each.numpy() for each in summed] == [3, 3] and rows == [[0, 1, 1]] * 2
 
 
+@canary("values.DistributedVariable", "is the base of what a scope makes, and has numpy()")
+def _():
+    value = in_scope(lambda: tf.Variable(2.5))
+    return isinstance(value, DistributedVariable) and value.numpy() == 2.5
+
+
+@canary("xla.optimization_barrier", "returns what it is given, in a compiled function")
+def _():
+    same = tf.function(lambda x: xla.optimization_barrier(x, x + 1), jit_compile=True)
+    return [each.numpy() for each in same(tf.constant(1))] == [1, 2]
+
+
+@canary("tf.__internal__.FuncGraph", "is a graph that variables are lifted out of")
+def _():
+    with tf.__internal__.FuncGraph("made_by_step").as_default():
+        is_traced = not tf.executing_eagerly()
+        with tf.init_scope():
+            return is_traced and tf.executing_eagerly()
+
+
+@canary("Layer._trainable_variables", "are the layer's own, without those of layers in it")
+def _():
+    layer = dense()
+    model = keras.Sequential([keras.Input((1,)), layer])
+    return layer._trainable_variables == [layer.kernel] and model._trainable_variables == []
+
+
+@canary("Dense._kernel", "is the kernel without the product of LoRA's matrices")
+def _():
+    layer = dense()
+    layer.build((None, 1))
+    layer.enable_lora(1)
+    layer.lora_kernel_b.assign([[1.0]])
+    layer.lora_kernel_a.assign([[1.0]])
+    return layer._kernel.numpy() == 1 and keras.ops.convert_to_numpy(layer.kernel) != 1
+
+
+@canary("Layer._build_shapes_dict", "has the shapes that build was called with")
+def _():
+    layer = dense()
+    layer.build((2, 3))
+    return [*layer._build_shapes_dict.values()] == [(2, 3)]
+
+
+@canary("Layer._clear_losses", "drops what calls have added")
+def _():
+    model = keras.Sequential([keras.Input((1,)), dense(activity_regularizer="l2")])
+    model(tf.ones((2, 1)))
+    before = len(model.losses)
+    model._clear_losses()
+    return before == 1 and model.losses == []
+
+
+@canary("Optimizer._learning_rate", "is the schedule or the variable that was given")
+def _():
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
+    scheduled, fixed = keras.optimizers.SGD(schedule), keras.optimizers.SGD(0.5)
+    return scheduled._learning_rate is schedule and fixed._learning_rate.numpy() == 0.5
+
+
+@canary("Model._eval_epoch_iterator", "is what fit validates by, with _use_cached_eval_dataset")
+def _():
+    model, seen = model_of(dense, optimizer="sgd", loss="mse"), []
+
+    def note(**settings):
+        seen.append((settings["_use_cached_eval_dataset"], type(model._eval_epoch_iterator)))
+        return {}
+
+    vars(model)["evaluate"] = note
+    x = np.ones((4, 1), "float32")
+    model.fit(x, x, validation_data=(x, x), verbose=0)
+    return seen == [(True, TFEpochIterator)]
+
+
+@canary("TFDatasetAdapter", "is the adapter of a tf.data.Dataset, which it gives as it is")
+def _():
+    dataset = tf.data.Dataset.range(4).batch(2)
+    adapter = data_adapters.get_data_adapter(dataset)
+    return type(adapter) is TFDatasetAdapter and adapter.get_tf_dataset() is dataset
+
+
+@canary("Dataset._batch_size", "and ._drop_remainder are what batch was given")
+def _():
+    batches = tf.data.Dataset.range(5).batch(2, drop_remainder=True)
+    known = [tf.get_static_value(each) for each in (batches._batch_size, batches._drop_remainder)]
+    return known == [2, True] and not hasattr(tf.data.Dataset.range(5), "_batch_size")
+
+
+@canary("naming.to_snake_case", "makes the name of a layer that has none")
+def _():
+    layer = layers.SeparableConv2D(1, 1)
+    return layer.name.startswith("separable_conv2d") and to_snake_case("SeparableConv2D") == (
+        "separable_conv2d"
+    )
+
+
+@canary("legacy_h5_format.load_attributes_from_hdf5_group", "reads names, also those cut in pieces")
+def _():
+    with h5py.File("names", "w", driver="core", backing_store=False) as file:
+        file.attrs["layer_names"] = [b"dense", b"dense_1"]
+        file.attrs["weight_names0"], file.attrs["weight_names1"] = [b"a"], [b"b"]
+        read = legacy_h5_format.load_attributes_from_hdf5_group
+        return read(file, "layer_names") == ["dense", "dense_1"] and (
+            read(file, "weight_names") == ["a", "b"]
+        )
+
+
+@canary("H5IOStore._h5_entry_path", "is a layer's place in the file that it is loaded from")
+def _():
+    layer, seen = dense(), []
+    model = keras.Sequential([keras.Input((1,)), layer])
+    vars(layer)["load_own_variables"] = lambda store: seen.append(store._h5_entry_path)
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_weights(f"{folder}/a.weights.h5")
+        model.load_weights(f"{folder}/a.weights.h5")
+    return seen == ["layers/dense"]
+
+
+@canary("concrete_function._inference_name", "and _forward_name, _backward_name end in a number")
+def _():
+    made = [
+        concrete_function._inference_name("f"),
+        concrete_function._forward_name("f"),
+        concrete_function._backward_name("f"),
+    ]
+    return all(re.search(r"_[0-9]+$", each) for each in made)
+
+
+@canary("control_flow_util_v2.unique_fn_name", "and unique_grad_fn_name end in a number")
+def _():
+    made = [
+        control_flow_util_v2.unique_fn_name("scope", "f"),
+        control_flow_util_v2.unique_grad_fn_name("f"),
+    ]
+    return all(re.search(r"_[0-9]+$", each) for each in made)
+
+
+@canary("_disable_acd", "lets a function run only what its outputs need")
+def _():
+    variable = tf.Variable(0.0)
+
+    def change():
+        variable.assign_add(1.0)
+        return tf.constant(2.0)
+
+    for settings in ({}, {"experimental_attributes": {"_disable_acd": True}}):
+        tf.function(change, autograph=False, **settings)()
+    return variable.numpy() == 1
+
+
+@canary("kernels.get_registered_kernels_for_op", "lists devices and the dtypes of attributes")
+def _():
+    found = [
+        (each.device_type, one.name, tuple(one.allowed_values.list.type))
+        for each in kernels.get_registered_kernels_for_op("MatMul").kernel
+        for one in each.constraint
+    ]
+    return ("CPU", "T", (tf.float32.as_datatype_enum,)) in found
+
+
+@canary("op_def_registry.get", "tells whether an operation has effects")
+def _():
+    known = [op_def_registry.get(each) for each in ("MatMul", "AssignVariableOp", "no such one")]
+    return [each and each.is_stateful for each in known] == [False, True, None]
+
+
+@canary("get_read_write_resource_inputs", "tells what an operation only reads")
+def _():
+    first, second = tf.Variable(1.0), tf.Variable(2.0)
+    change = tf.function(lambda: first.assign(second), autograph=False)
+    graph = change.get_concrete_function().graph
+    own = {id(handle): inner for handle, inner in graph.captures}
+    reads = {
+        id(variable): all(
+            own[id(variable.handle)] in get_read_write_resource_inputs(each)[0]
+            for each in own[id(variable.handle)].consumers()
+        )
+        for variable in (first, second)
+    }
+    return [*reads.values()] == [False, True]
+
+
+@canary("get_resource_handle_data", "has the dtype of a variable's handle")
+def _():
+    read = tf.function(tf.Variable(1.0).read_value, autograph=False)
+    ((_, own),) = read.get_concrete_function().graph.captures
+    data = get_resource_handle_data(own)
+    return data.is_set and data.shape_and_type[0].dtype == tf.float32.as_datatype_enum
+
+
+@canary("context.context", "is asked of other workers, by these names")
+def _():
+    wanted = {
+        "configure_coordination_service": {
+            *("service_type", "service_leader", "heartbeat_timeout_in_ms", "coordinated_jobs")
+        },
+        "check_collective_ops_peer_health": {"task", "timeout_in_ms"},
+        "abort_collective_ops": {"code", "message"},
+    }
+    return all(
+        names <= inspect.signature(getattr(context.context(), method)).parameters.keys()
+        for method, names in wanted.items()
+    )
+
+
+@canary("Context._physical_devices", "is None until TensorFlow is asked for its devices")
+def _():
+    tf.config.list_physical_devices()
+    known = context.Context()._physical_devices
+    return known is None and context.context()._physical_devices is not None
+
+
+@canary("CoordinatedJob", "has a name and the number of its tasks")
+def _():
+    job = coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=2)
+    return (job.name, job.num_tasks) == ("worker", 2)
+
+
+@canary("is_op_determinism_enabled", "tells it, and disable_op_determinism turns it off")
+def _():
+    before = tf_config.is_op_determinism_enabled()
+    tf.config.experimental.enable_op_determinism()
+    during = tf_config.is_op_determinism_enabled()
+    tf_config.disable_op_determinism()
+    return (before, during, tf_config.is_op_determinism_enabled()) == (False, True, False)
+
+
+@canary("DataAdapter", "is what fit takes as it is")
+def _():
+    class Mine(DataAdapter):
+        pass
+
+    mine = Mine()
+    return data_adapters.get_data_adapter(mine) is mine
+
+
 @pytest.mark.parametrize(("name", "does"), CANARIES, ids=[f"{n} {d}" for n, d in CANARIES])
 def test_private_names_are_what_they_were(monkeypatch, name, does):
     check = CANARIES[name, does]
+    expected = (
+        f"tfaccel relies on this private name: {name} {does}. Keras {keras.__version__} with "
+        f"TensorFlow {tf.__version__} has changed it"
+    )
     try:
         holds = check(monkeypatch) if check.__code__.co_argcount else check()
     except Exception as error:  # gone, or called in another way
-        pytest.fail(f"{name} no longer {does}: {type(error).__name__}: {error}")
-    assert bool(holds), f"{name} no longer {does}"
-
-
-def test_every_name_that_the_docstring_lists_has_its_canary():
-    listed = seam.__doc__.partition("Private names relied on")[2].partition("\n")[2]
-    names = set(re.findall(r"\b_\w+|(?<=\.)[a-z]\w+", re.sub(r"2\.21|3\.15", "", listed)))
-    has_canary = set(re.findall(r"\w+", " ".join(f"{name} {does}" for name, does in CANARIES)))
-    assert names > {"_value", "apply", "_pop_per_thread_mode", "_launchers"}
-    assert not names - has_canary, f"no canary for {', '.join(names - has_canary)}"
-
-
-def test_each_replica_is_alone_within_as_replica():
-    model = model_of(dense, optimizer="sgd", loss="mse")
-    kernel, value = model.layers[0].kernel, model.layers[0].kernel._value
-    seam.components(kernel)[1].assign([[5.0]])
-    for replica, wanted in zip(seam.local_replicas(strategy_of(2)), (1, 5), strict=True):
-        with strategy_of(2).scope(), seam.as_replica(model, replica):
-            assert kernel.numpy() == wanted
-            assert tf.distribute.get_strategy() is not strategy_of(2)
-        with pytest.raises(ZeroDivisionError), seam.as_replica(model, replica):
-            raise ZeroDivisionError
-        assert kernel._value is value
-        assert model.optimizer._distribution_strategy is strategy_of(2)
-        assert not tf.distribute.has_strategy()
-
-
-@pytest.mark.parametrize("version", ["3.16.0", "3.1.5", "4.0", "3.14.9", "2.15.0"])
-def test_another_keras_is_refused(version):
-    with pytest.raises(UserError, match=rf"Keras {version} is installed.*Keras 3\.15\.x alone"):
-        seam.check_keras(version)
-
-
-@pytest.mark.parametrize("version", ["3.15.0", "3.15.9", keras.__version__])
-def test_this_keras_is_taken(version):
-    seam.check_keras(version)
+        pytest.fail(f"{expected} ({type(error).__name__}: {error})")
+    assert bool(holds), expected

@@ -1,0 +1,65 @@
+"""pyproject.toml states the supported versions. Every other place that names one agrees with it."""
+
+import pathlib
+import re
+import tomllib
+
+import keras
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+import tfaccel
+from tfaccel import UserError
+from tfaccel.common.version import KERAS
+from tfaccel.keras_internals import check_keras
+
+ROOT = pathlib.Path(tfaccel.__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+RANGES = {each.name: each.specifier for each in map(Requirement, PROJECT["dependencies"])}
+
+
+def minor_alone(version):
+    """The range of the versions that differ from this one, "3.15", in the last number only."""
+    major, minor = version.split(".")
+    return SpecifierSet(f">={version},<{major}.{int(minor) + 1}")
+
+
+def test_tfaccel_has_one_version():
+    assert tfaccel.__version__ == PROJECT["version"]
+
+
+def test_the_version_of_keras_that_is_checked_is_the_one_that_is_installed():
+    assert RANGES["keras"] == minor_alone(KERAS)
+
+
+def test_tensorflow_for_gpus_has_the_versions_of_that_for_cpus():
+    (on_gpus,) = map(Requirement, EXTRAS["gpu"])
+    assert on_gpus.specifier == RANGES["tensorflow"]
+
+
+def test_readme_names_the_versions_of_pyproject():
+    readme = (ROOT / "README.md").read_text()
+    for text in re.findall(r"'((?:tensorflow|keras|nvidia-dali)[^']*[<>=~][^']*)'", readme):
+        assert Requirement(text).specifier == RANGES[Requirement(text).name], text
+    (pinned,) = re.findall(r"TensorFlow (\S+), Keras (\S+) and DALI (\S+) are pinned", readme)
+    names = ("tensorflow", "keras", "nvidia-dali-cuda120")
+    assert [minor_alone(each) for each in pinned] == [RANGES[each] for each in names]
+
+
+@pytest.mark.parametrize("file", ["README.md", ".ci/run"])
+def test_the_versions_of_python_are_those_of_pyproject(file):
+    first, last = re.search(r"Python (3\.\d+) to 3\.(\d+)", (ROOT / file).read_text()).groups()
+    assert SpecifierSet(PROJECT["requires-python"]) == SpecifierSet(f">={first},<3.{int(last) + 1}")
+
+
+@pytest.mark.parametrize("version", ["3.16.0", "3.1.5", "4.0", "3.14.9", "2.15.0"])
+def test_another_keras_is_refused(version):
+    with pytest.raises(UserError, match=rf"Keras {version} is installed.*Keras 3\.15\.x only"):
+        check_keras(version)
+
+
+@pytest.mark.parametrize("version", ["3.15.0", "3.15.9", keras.__version__])
+def test_this_keras_is_taken(version):
+    check_keras(version)

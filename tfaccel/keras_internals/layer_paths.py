@@ -1,0 +1,40 @@
+"""Replaces methods of some Keras layers by quicker ones of tfaccel while a step is traced."""
+
+import contextlib
+import functools
+from collections.abc import Callable
+
+import keras
+
+from tfaccel.keras_internals import batch_norm, convolution, max_pooling
+from tfaccel.keras_internals.patching import patched
+
+
+@contextlib.contextmanager
+def layer_paths(*, xla: bool, all_reduce: Callable | None):
+    """Within the context, some Keras layers use tfaccel's quicker methods.
+
+    Args:
+      xla: Whether XLA compiles the traced function.
+      all_reduce: A function that sums over replicas, for synchronized layers; None on one replica.
+    """
+    norm, conv = keras.layers.BatchNormalization, keras.layers.Conv2D
+    pooling, biases = keras.layers.MaxPooling2D, convolution.CancelledBiases()
+    with contextlib.ExitStack() as patches:
+
+        def replace(layer, name, make):
+            patches.enter_context(patched(layer, name, make(getattr(layer, name))))
+
+        replace(norm, "call", batch_norm.unbiased)
+        if xla:
+            replace(conv, "convolution_op", convolution.as_product)
+            replace(norm, "call", batch_norm.one_pass)
+            replace(pooling, "call", max_pooling.indexed)
+        else:
+            replace(norm, "call", batch_norm.fused)
+        replace(conv, "call", biases.added)
+        replace(norm, "call", biases.cancelled)
+        if all_reduce is not None:
+            synchronized = functools.partial(batch_norm.synchronized, all_reduce=all_reduce)
+            replace(norm, "_moments", synchronized)
+        yield

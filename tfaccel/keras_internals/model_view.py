@@ -1,0 +1,120 @@
+"""What a Keras model was compiled with, and the variables that its steps read or change."""
+
+import keras
+import tensorflow as tf
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+from tfaccel.keras_internals.layers import layers_of
+
+
+def optimizers_of(optimizer) -> list:
+    """Returns an optimizer and the optimizers that it wraps; an empty list for None."""
+    if optimizer is None:
+        return []
+    inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ())]
+    return [optimizer, *(found for each in inner for found in optimizers_of(each))]
+
+
+def every_optimizer(model) -> list:
+    """Returns the compiled optimizer and the optimizers that the model has as attributes.
+
+    A model with its own `train_step` may use several optimizers: `self.d_optimizer`, or a list or a
+    dict of them. An optimizer that another one wraps is not listed.
+    """
+    found = [model.optimizer] if model.optimizer is not None else []
+    if not has_steps_of_keras(model):
+        found += _optimizers_in(list(vars(model).values()))
+    wrapped = {id(inner) for each in found for inner in optimizers_of(each)[1:]}
+    return [each for each in {id(each): each for each in found}.values() if id(each) not in wrapped]
+
+
+def _optimizers_in(value) -> list:
+    """Returns the optimizers in nested lists, tuples and dicts, in order."""
+    if isinstance(value, BaseOptimizer):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [
+        found
+        for each in (value if isinstance(value, list | tuple) else ())
+        for found in _optimizers_in(each)
+    ]
+
+
+def variables_of(model) -> list:
+    """Returns every Keras variable that a step reads or changes, each once."""
+    found = [*model.variables, *model.metrics_variables]
+    for each in every_optimizer(model):
+        for optimizer in optimizers_of(each):
+            found += optimizer.variables
+    return list({id(each): each for each in found}.values())
+
+
+def state_of(model) -> list:
+    """Returns the Keras variables that must be the same on every replica between steps.
+
+    The variables of metrics are left out, because each replica counts its own rows.
+    """
+    own = {id(each) for each in model.metrics_variables}
+    return [each for each in variables_of(model) if id(each) not in own]
+
+
+def runs_eagerly(model) -> bool:
+    """Returns whether steps run as Python, operation by operation, as stock Keras's steps."""
+    return model.run_eagerly or tf.config.functions_run_eagerly()
+
+
+def inputs_of(model) -> list:
+    """Returns the tensors that the model declares as inputs; none for a subclassed model."""
+    return list(getattr(model, "inputs", None) or ())  # Sequential raises before it is built
+
+
+def outputs_of(model) -> list:
+    """Returns the tensors that the model declares as outputs; none for a subclassed model."""
+    return list(getattr(model, "outputs", None) or ())
+
+
+def has_steps_of_keras(model) -> bool:
+    """Returns whether the model uses Keras's own `train_step` and `test_step`."""
+    names = ("train_step", "test_step")
+    return all(
+        getattr(getattr(model, each), "__func__", None) is getattr(keras.Model, each)
+        for each in names
+    )
+
+
+def takes_labels(model) -> bool:
+    """Returns whether the loss is the cross-entropy of class indices, not of probabilities."""
+    sparse = keras.losses.SparseCategoricalCrossentropy
+    return model.loss == "sparse_categorical_crossentropy" or isinstance(model.loss, sparse)
+
+
+def losses_of(model) -> list:
+    """Returns the losses that the model was compiled with."""
+    return tf.nest.flatten(model._compile_loss._user_loss) if model._compile_loss else []
+
+
+def loss_weights_of(model):
+    """Returns the loss weights that the model was compiled with, unchanged; or None."""
+    return model._compile_loss._user_loss_weights if model._compile_loss else None
+
+
+def loss_means_of(model) -> list:
+    """Returns the metrics that average the total loss and the loss of each output."""
+    outputs = model._compile_loss.metrics if model._compile_loss else []
+    return [model._loss_tracker, *outputs]
+
+
+def metrics_of(model) -> list:
+    """Returns the metrics that the model was compiled with: objects, functions or names."""
+    metrics = model._compile_metrics
+    user = (metrics._user_metrics, metrics._user_weighted_metrics) if metrics else ()
+    return tf.nest.flatten(user)
+
+
+def is_synchronized(model) -> bool:
+    """Returns whether any batch normalization uses the statistics of all replicas."""
+    return any(
+        isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized
+        for layer in layers_of(model)
+    )

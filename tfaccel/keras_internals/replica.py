@@ -1,0 +1,170 @@
+"""The replicas of this process: their sums with all other replicas, and their parts of a batch.
+
+Takes a strategy and its batches; gives each replica, and what it works on.
+
+    for replica, part in zip(local_replicas(strategy), local_batches(strategy, batch, 2)):
+        with tf.device(replica.device):
+            total = replica.all_reduce(tf.reduce_sum(part))
+"""
+
+import dataclasses
+import os
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfaccel.data import shards
+
+
+@dataclasses.dataclass(frozen=True)
+class Replica:
+    """One replica of this process.
+
+    Attributes:
+      local_index: The index among the replicas of this process.
+      index: The index among the replicas of all workers, worker by worker.
+      num_replicas: The number of replicas of all workers.
+      device: TensorFlow's name of the device.
+      launcher: TensorFlow's launcher of the collectives that this replica takes part in.
+      reduces_in_xla: Whether you may call `all_reduce_in_xla`. If false, it might wait for ever.
+    """
+
+    local_index: int
+    index: int
+    num_replicas: int
+    device: str
+    launcher: object
+    reduces_in_xla: bool
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether the device is a GPU."""
+        return _is_gpu(self.device)
+
+    def all_reduce(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns the sum of the values of all replicas.
+
+        Call it in a `tf.function`, outside XLA, for every replica in the same order.
+        """
+        return self.launcher.all_reduce(value)
+
+    def all_reduce_in_xla(self, values: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the sums of all replicas' values, inside a function that XLA compiles for GPUs.
+
+        XLA uses its own collective, which runs on NCCL, and the host need not wait for it. It sums
+        100 MB over two H200s in 0.45 ms. TensorFlow's collective takes 1.5 ms longer until the host
+        sees that it has ended (2026-11-22). Call it for every replica in the same order.
+        """
+        return [
+            tf.raw_ops.CollectiveReduceV2(
+                input=each,
+                group_size=self.launcher._group_size,
+                group_key=self.launcher._group_key,
+                instance_key=number,  # XLA ignores it
+                ordering_token=[],
+                merge_op="Add",
+                final_op="Id",
+            )
+            for number, each in enumerate(values)
+        ]
+
+    def all_reduce_in_forward(self, value: tf.Tensor, *, weight: float | tf.Tensor) -> tf.Tensor:
+        """Returns the sum of all replicas' values, with the gradient of the loss over all rows.
+
+        The loss of a replica is the mean over its own rows, and its gradients are multiplied by the
+        number of these rows later. A gradient that flows through this sum to the rows of another
+        replica must be multiplied by the number of this replica's rows instead.
+
+        Args:
+          value: A value of the forward pass, such as the statistics of batch norm. The value of a
+            replica without rows is not counted. The value of padding rows is counted.
+          weight: The rows of this replica, in any unit.
+        """
+
+        @tf.custom_gradient
+        def summed(each):
+            def gradient(upstream):
+                own = tf.cast(weight, upstream.dtype)
+                # A replica without rows gets 0. Its infinity would reach the sum of the next layer.
+                return tf.math.divide_no_nan(self.all_reduce(upstream * own), own)
+
+            return self.all_reduce(each if has_rows else tf.zeros_like(each)), gradient
+
+        has_rows = isinstance(weight, tf.Tensor) or weight > 0
+        return summed(value)
+
+    def all_gather(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns the rows of the values of all replicas, [rows, ...], ordered by replica."""
+        return self.launcher.all_gather(value, axis=0)
+
+
+def local_replicas(strategy: tf.distribute.Strategy) -> list[Replica]:
+    """Returns the replicas of this process in a Mirrored or MultiWorkerMirrored strategy."""
+    extended = strategy.extended
+    collectives = getattr(extended, "_collective_ops", None) or extended._cross_device_ops
+    devices = extended.worker_devices
+    first = getattr(extended, "_id_in_cluster", 0) * len(devices)
+    num_replicas = strategy.num_replicas_in_sync
+    reduces_in_xla = num_replicas == len(devices) > 1 and _can_wait_in_xla(devices)
+    return [
+        Replica(index, first + index, num_replicas, device, launcher, reduces_in_xla)
+        for index, (device, launcher) in enumerate(
+            zip(devices, collectives._launchers, strict=True)
+        )
+    ]
+
+
+def _can_wait_in_xla(devices: Sequence[str]) -> bool:
+    """Returns whether all replicas may wait in an XLA function: each one blocks a thread."""
+    num_threads = tf.config.threading.get_inter_op_parallelism_threads() or os.cpu_count() or 1
+    return all(map(_is_gpu, devices)) and num_threads > len(devices)
+
+
+def _is_gpu(device: str) -> bool:
+    return tf.DeviceSpec.from_string(device).device_type == "GPU"
+
+
+def local_batches(strategy: tf.distribute.Strategy, batch, num_replicas: int) -> list:
+    """Returns the part of a batch that each replica of this process gets.
+
+    Args:
+      strategy: The strategy of the replicas.
+      batch: A batch from an iterator of Keras, or one of `train_on_batch`. The latter is not
+        distributed; it is cut by rows into parts of nearly equal size.
+      num_replicas: The number of replicas of this process.
+    """
+    leaves = tf.nest.flatten(batch)
+    if any(isinstance(each, tf.distribute.DistributedValues) for each in leaves):
+        parts = [
+            [None] * num_replicas if each is None else strategy.experimental_local_results(each)
+            for each in leaves
+        ]
+    elif num_replicas == 1:
+        parts = [(each,) for each in leaves]
+    else:
+        parts = [_cut(each, num_replicas) for each in leaves]
+    return [
+        tf.nest.map_structure(_or_none, tf.nest.pack_sequence_as(batch, each))
+        for each in zip(*parts, strict=True)
+    ]
+
+
+def _or_none(value):
+    # The missing sample weights of a generator arrive as empty optionals.
+    return None if isinstance(value, tf.experimental.Optional) else value
+
+
+def _cut(value, num_parts: int) -> list:
+    if value is None:
+        return [None] * num_parts
+    slices = [
+        shards.part(value.shape[0], num_replicas=num_parts, replica_index=index)
+        for index in range(num_parts)
+    ]
+    if isinstance(value, tf.SparseTensor):
+        rest = list(value.shape[1:])
+        return [
+            tf.sparse.slice(value, [each.start] + [0] * len(rest), [each.stop - each.start, *rest])
+            for each in slices
+        ]
+    return [value[each] for each in slices]

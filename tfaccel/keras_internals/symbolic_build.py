@@ -1,0 +1,178 @@
+"""Builds a model's weights and metrics from the specs of a batch, so that no batch is drawn."""
+
+import logging
+import types
+import weakref
+from collections.abc import Callable, Iterator
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src import backend
+
+from tfaccel.keras_internals.known_outputs import knowing_outputs
+from tfaccel.keras_internals.layers import layers_of
+from tfaccel.keras_internals.model_view import every_optimizer, has_steps_of_keras, inputs_of
+from tfaccel.keras_internals.one_replica import as_replica
+from tfaccel.keras_internals.patching import patched
+from tfaccel.keras_internals.reductions import losses_reduced_by, weighing_by_row
+from tfaccel.keras_internals.replica import local_batches, local_replicas
+from tfaccel.keras_internals.variables import adopt, is_distributed
+
+log = logging.getLogger("tfaccel")
+
+OF_ANY_SIZE = (tf.RaggedTensor, tf.SparseTensor, tf.RaggedTensorSpec, tf.SparseTensorSpec)
+
+
+def build_from_specs(model, *, change: Callable) -> None:
+    """Replaces the model's `_maybe_symbolic_build`, so that Keras draws no batch to build it.
+
+    Keras draws one from an iterator that it drops afterwards. That starts a pipeline for nothing,
+    and it fails with the per-replica values of several workers (keras issue 20585).
+
+    Args:
+      model: The compiled model.
+      change: A function from the specs of a batch, or from a batch, to those of the batch that the
+        step makes of it.
+    """
+    by_batch = types.MethodType(type(model)._maybe_symbolic_build, model)
+
+    def build(iterator=None, data_batch=None):
+        if not has_steps_of_keras(model):
+            build_by_step(iterator, data_batch)
+            return adopt_metrics()
+        specs = data_batch if iterator is None else specs_of(iterator)
+        if iterator is not None and not _are_known(specs):
+            specs = _first_batch(model, iterator)
+        _note_inputs(model, specs)
+        if any(isinstance(each, OF_ANY_SIZE) for each in tf.nest.flatten(specs)):
+            # Keras would make dense symbols, which the model may not accept.
+            if not _is_built(model):
+                _trace_once(model, specs)
+        elif iterator is None:
+            with losses_reduced_by(weighing_by_row):
+                by_batch(data_batch=change(specs))
+        else:
+            build_by_call(specs)
+        return adopt_metrics()
+
+    def specs_of(iterator):
+        return tf.nest.map_structure(_of_one_replica, iterator._distributed_dataset.element_spec)
+
+    def build_by_call(specs):
+        look_up = knowing_outputs(model, backend.compute_output_spec)
+        with (
+            model.distribute_strategy.scope(),
+            losses_reduced_by(weighing_by_row),
+            patched(backend, "compute_output_spec", look_up),
+        ):
+            model._symbolic_build(data_batch=change(specs))
+
+    def build_by_step(iterator, batch):
+        # Stock Keras does so without a strategy. `call` may be missing, or take other arguments.
+        specs = batch if iterator is None else specs_of(iterator)
+        known = iterator is None or _are_known(specs)
+        if known:
+            _note_inputs(model, specs)
+        if _is_built(model):
+            return
+        if iterator is not None:
+            # The batch of a generator is lost then, so it is drawn only if the specs are unknown.
+            batch = specs if known else _first_batch(model, iterator)
+            _note_inputs(model, batch)
+        _trace_once(model, change(batch))
+        metrics = model._compile_metrics
+        if metrics is not None and not metrics.built and inputs_of(model):
+            build_by_call(batch)  # the step ignores the metrics, but Keras asks for results
+        if every_optimizer(model) == [model.optimizer] and not model.optimizer.built:
+            with model.distribute_strategy.scope():  # the step has not used the optimizer
+                model.optimizer.build(model.trainable_variables)
+
+    def adopt_metrics():
+        # In `run.compile(model, metrics=[keras.metrics.AUC()])` the AUC is made outside the scope.
+        for variable in model.metrics_variables:
+            if not is_distributed(variable):
+                adopt(variable, model.distribute_strategy)
+
+    model._maybe_symbolic_build = build
+
+
+_TRAINED_ON = weakref.WeakKeyDictionary()  # from a model to the specs of its inputs
+
+
+def trained_on(model):
+    """Returns the `tf.TypeSpec`s of the last x of `fit` or `evaluate`; None before the first."""
+    return _TRAINED_ON.get(model)
+
+
+def _note_inputs(model, batch) -> None:
+    """Notes the specs of the inputs in a batch, or in the specs of a batch."""
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
+    if x is not None:
+        _TRAINED_ON[model] = tf.nest.map_structure(_spec_of, x)
+
+
+def _spec_of(value):
+    if value is None or isinstance(value, tf.TypeSpec):
+        return value
+    if isinstance(value, tf.RaggedTensor | tf.SparseTensor):
+        return tf.type_spec_from_value(value)
+    value = value if hasattr(value, "shape") else np.asarray(value)
+    return tf.TensorSpec(value.shape, value.dtype)
+
+
+def _is_built(model) -> bool:
+    """Returns whether everything exists that a step of the model's own makes in its first trace."""
+    compiled = (model._compile_loss, model._compile_metrics)
+    layers = layers_of(model, include_self=False)
+    return (
+        all(each.built for each in layers)
+        and all(each is None or each.built for each in compiled)
+        and all(each.built for each in every_optimizer(model))
+    )
+
+
+def _trace_once(model, batch) -> None:
+    """Traces a step that never runs, so that all its variables exist before the first step.
+
+    A checkpoint can then be restored. If the trace fails, the step itself fails, too, and says why.
+    """
+    specs = tf.nest.map_structure(_spec_of, batch)
+    step = model.test_step if model.optimizer is None else model.train_step
+    replica = local_replicas(model.distribute_strategy)[0]
+    with tf.__internal__.FuncGraph("made_by_step").as_default():
+        inputs = tf.nest.map_structure(_placeholder, specs)
+        try:
+            with as_replica(model, replica):
+                step(inputs)
+        except Exception as error:
+            log.debug("step: no trace of it before it first runs: %s", error)
+
+
+def _of_one_replica(spec):
+    spec = spec._value_specs[0] if hasattr(spec, "_value_specs") else spec
+    return spec if hasattr(spec, "shape") else None
+
+
+def _placeholder(spec):
+    if spec is None:
+        return None
+    if isinstance(spec, tf.RaggedTensorSpec):
+        inner = spec.shape[spec.ragged_rank + 1 :]
+        return tf.compat.v1.ragged.placeholder(spec.dtype, spec.ragged_rank, inner)
+    if isinstance(spec, tf.SparseTensorSpec):
+        return tf.compat.v1.sparse_placeholder(spec.dtype, spec.shape)
+    return tf.compat.v1.placeholder(spec.dtype, spec.shape)
+
+
+def _are_known(specs) -> bool:
+    """Returns whether the specs of a batch have a known number of axes."""
+    return all(each is None or each.shape.rank is not None for each in tf.nest.flatten(specs))
+
+
+def _first_batch(model, iterator: Iterator):
+    """Draws a batch for its shapes, because those of a generator are not known before."""
+    for _, _, batches in iterator:
+        replicas = len(model.distribute_strategy.extended.worker_devices)
+        return local_batches(model.distribute_strategy, next(batches), replicas)[0]
+    return None

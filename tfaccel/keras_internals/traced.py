@@ -1,0 +1,45 @@
+"""What TensorFlow knows of a traced function and of its operations."""
+
+import functools
+from collections.abc import Iterator
+
+import tensorflow as tf
+from tensorflow.python.framework import kernels, op_def_registry
+from tensorflow.python.framework.auto_control_deps_utils import get_read_write_resource_inputs
+from tensorflow.python.ops.handle_data_util import get_resource_handle_data
+
+# For `tf.function(experimental_attributes=...)`: the function runs only what its outputs need.
+UNORDERED = {"_disable_acd": True}
+
+
+def kernels_of(operation: str, device: str) -> list[dict[str, frozenset[int]]]:
+    """Returns the kernels of an operation on a device, e.g. "XLA_GPU_JIT".
+
+    Each kernel is a dict from an attribute to the dtypes, as numbers, that it may be.
+    """
+    return [
+        {
+            each.name: frozenset(each.allowed_values.list.type)
+            for each in kernel.constraint
+            if each.allowed_values.list.type
+        }
+        for kernel in kernels.get_registered_kernels_for_op(operation).kernel
+        if kernel.device_type == device
+    ]
+
+
+def has_effects(operation: str) -> bool:
+    """Returns whether an operation runs even if nothing needs its outputs."""
+    definition = op_def_registry.get(operation)
+    return definition is not None and definition.is_stateful
+
+
+def assigned_in(graph) -> Iterator[tuple[tf.Tensor, tf.DType]]:
+    """Yields the handle and dtype of each variable that a traced function may assign."""
+    read_by = functools.cache(lambda operation: get_read_write_resource_inputs(operation)[0])
+    for handle, own in graph.captures:
+        data = get_resource_handle_data(own) if own.dtype == tf.resource else None
+        if data is None or not data.is_set:  # a tensor, or an iterator
+            continue
+        if not all(own in read_by(each) for each in own.consumers()):
+            yield handle, tf.as_dtype(data.shape_and_type[0].dtype)
