@@ -192,3 +192,16 @@ def test_a_page_is_followed_from_top_to_bottom(topic, place):
                 timeout=1200,
             )
             assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
+
+
+@pytest.mark.parametrize("topic", FILES)
+def test_what_a_page_links_to_is_there(topic):
+    file = FILES[topic]
+    text = re.sub(r"^```.*?^```$", "", file.read_text(), flags=re.S | re.M)
+    headings = re.findall(r"^#+ (.+)$", text, re.M)
+    anchors = {"#" + re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if link.startswith("#"):
+            assert link in anchors
+        elif "://" not in link:
+            assert (file.parent / link.split("#")[0]).is_file(), link

@@ -103,7 +103,7 @@ def test_a_class_folder_leaves_it_out_and_says_so(special, tmp_path, caplog):
     special("a/z.png")
     source = in_time(lambda: sources.class_folders(tmp_path))
     assert [os.path.basename(each) for each in source.images.files] == ["0.png"]
-    assert "z.png is a FIFO, a device or a socket and no image" in caplog.text
+    assert "z.png, which is a FIFO, a device or a socket" in caplog.text
 
 
 def test_a_folder_of_pairs_leaves_it_out_and_says_so(special, tmp_path, caplog):

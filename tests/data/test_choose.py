@@ -47,7 +47,7 @@ def test_what_fits_and_loses_nothing_is_kept_in_memory(source, free, device):
     free(100 * MIB)
     loader, reason, stored = chosen(source((16, 12), (9, 7)), device)
     assert loader == "memory"
-    assert "always resized to the same pixels; all 6 take 0 MiB of 100 MiB free" in reason
+    assert "resized to the same pixels in every epoch; all 6 images take 0 MiB of 100 MiB" in reason
     assert stored == (8, 8)
     loader, reason, stored = chosen(source((16, 12)), device, augment="imagenet")
     assert loader == "memory"
@@ -121,14 +121,14 @@ def test_headers_are_read_once(source, free, tmp_path, monkeypatch, caplog):
 
 def test_what_was_asked_for_is_taken(source):
     for loader in ("dali_cpu", "tf_data"):
-        assert chosen(source((16, 12)), CPU, loader=loader) == (loader, "it was asked for", None)
+        assert chosen(source((16, 12)), CPU, loader=loader) == (loader, "you asked for it", None)
     for loader in ("memory", "cache"):
         assert chosen(source((16, 12)), CPU, loader=loader)[::2] == (loader, (8, 8))
         images = {"loader": loader, "augment": "imagenet"}
         assert chosen(source((16, 12)), CPU, **images).stored_size == (12, 16)
         with pytest.raises(UserError, match=f"'{loader}' keeps images of one size, but window="):
             chosen(source((16, 12), (9, 7)), CPU, **images)
-    with pytest.raises(UserError, match="'dali_gpu' on the CPU"):
+    with pytest.raises(UserError, match="'dali_gpu' needs a GPU"):
         chosen(source((16, 12)), CPU, loader="dali_gpu")
 
 

@@ -262,7 +262,9 @@ def test_batches_of_dali_come_one_by_one(files, settings, monkeypatch, caplog):
         model, _, loader = trained(3, files=files, make=linear, **settings)
     assert loader._deferred is None
     assert not any(make for _, make in model.train_function._step._made)
-    assert caplog.text.count("come one by one, because 3 would take up to") == settings["xla"]
+    assert (
+        caplog.text.count("takes one batch, because 3 batches would take up to") == settings["xla"]
+    )
 
 
 @pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
@@ -274,7 +276,7 @@ def test_an_execution_has_several_launches_where_one_would_be_too_large(
         ours = trained(4, make=linear, replicas=replicas, files=files)
     assert_alike(ours, one_by_one())
     assert ours[0].train_function._step._lengths == {2}
-    assert caplog.text.count("data: batches come 2 at a time, because 4 would take up to") == 1
+    assert caplog.text.count("a launch takes 2 batches, because 4 batches would take up to") == 1
 
 
 @pytest.mark.parametrize("step", [pytest.param(2, marks=pytest.mark.slow), 3])
@@ -301,7 +303,7 @@ def test_fewer_may_come_together_where_many_were_too_large(files, monkeypatch, c
     iterator = iter(loader)
     with caplog.at_level("INFO", logger="tfaccel"):
         assert iterator.take(3) is None
-    assert caplog.text.count("come one by one, because 3 would take up to") == 1
+    assert caplog.text.count("takes one batch, because 3 batches would take up to") == 1
     assert [len(each) for each in iterator.take(2)] == [2]
     assert iterator.take(2, may_wait=False) is None
 

@@ -74,7 +74,7 @@ def test_drop_leaves_the_partial_batch_out():
     plan = Plan(10, 4, 2, last_batch="drop")
     assert plan.num_steps == 2
     assert np.concatenate(epoch_of(plan)).tolist() == list(range(8))
-    with pytest.raises(UserError, match="leaves none"):
+    with pytest.raises(UserError, match="leaves no batch"):
         Plan(3, 4, 2, last_batch="drop")
 
 

@@ -88,7 +88,7 @@ def test_work_that_holds_pythons_lock_is_done_in_one_thread_and_it_is_said(work,
 
     assert by[threading.get_ident()] > 0.9 * by.total()
     (said,) = caplog.messages
-    assert said.startswith("data: in one thread, as 4 took ")
+    assert said.startswith("data: one thread is used, because 4 took ")
 
 
 def test_the_choice_is_made_anew_where_later_items_are_others(work, monkeypatch, caplog):
@@ -104,8 +104,8 @@ def test_the_choice_is_made_anew_where_later_items_are_others(work, monkeypatch,
     own = threading.get_ident()
     assert by[100:300].count(own) > 50
     assert by[500:].count(own) < 100
-    assert caplog.messages[0].startswith("data: in one thread")
-    assert caplog.messages[-1] == "data: in 4 threads again, which are quicker now"
+    assert caplog.messages[0].startswith("data: one thread is used")
+    assert caplog.messages[-1] == "data: 4 threads are used again, because they are faster now"
 
 
 def test_what_a_busy_moment_chose_is_not_gone_on_with_for_long(monkeypatch):

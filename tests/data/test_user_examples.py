@@ -204,11 +204,11 @@ def test_a_late_start_goes_on_where_an_uninterrupted_run_would():
         (Numbered, r"Numbered is a class; give an object of it: Numbered\(\)"),
         ((np.ones(3), np.ones(3)), "a tuple of arrays is not a source; expected an object with"),
         ({"x": np.ones(3)}, "a dict of arrays is not a source"),
-        (iter([1, 2]), "list_iterator cannot be read at an index; expected an object with"),
-        (None, "NoneType cannot be read at an index"),
+        (iter([1, 2]), "list_iterator cannot be indexed or called; expected an object with"),
+        (None, "NoneType cannot be indexed or called"),
         (Table(), "Table has no examples; expected one or more"),
-        (Table("text"), r"example 0: \[0\] is of dtype <U4; expected numbers"),
-        (Table((1, None)), r"example 0: \[1\] is of dtype object; expected numbers"),
+        (Table("text"), r"example 0: \[0\] has dtype <U4; expected numbers"),
+        (Table((1, None)), r"example 0: \[1\] has dtype object; expected numbers"),
         (Table((1, 2, 3, 4)), r"example 0 has 4 parts; expected x, \(x, y\) or \(x, y, sample_w"),
         (Table([np.ones(2), np.ones(3)]), "reading example 0 failed: ValueError: "),
     ],
@@ -226,7 +226,7 @@ def test_a_keras_dataset_of_batches_is_refused():
         def __getitem__(self, index):
             return np.ones((8, 3)), np.ones(8)
 
-    with pytest.raises(UserError, match="Batches is a keras PyDataset, whose items are batches"):
+    with pytest.raises(UserError, match="Batches is a keras PyDataset, which gives batches"):
         opened(Batches())
 
 
@@ -239,7 +239,10 @@ def test_a_keras_dataset_of_batches_is_refused():
         ),
         ((np.ones((2, 2), np.float32), 1.5), r"5: \[1\] is float32\[\], expected int64\[\]"),
         ((np.ones((2, 2), np.uint8), 1), r"5: \[0\] is uint8\[2, 2\], expected float32\[2, 2\]"),
-        (({"a": 1}, 1), r"example 5 has \[0\]\['a'\], \[1\], expected \[0\], \[1\] as example 0"),
+        (
+            ({"a": 1}, 1),
+            r"example 5 has \[0\]\['a'\], \[1\], expected \[0\], \[1\] as in example 0",
+        ),
     ],
 )
 def test_examples_unlike_the_first_are_errors(other, message):
@@ -272,7 +275,7 @@ def test_a_callable_that_ends_is_an_error(error):
 
     stream = stream_of(opened(source, steps=5))
     draw(stream, 2)
-    with pytest.raises(UserError, match=r"example 20 failed: .*; a callable has no end, so give"):
+    with pytest.raises(UserError, match=r"example 20 failed: .*; a callable must not end, so give"):
         next(stream)
 
 
@@ -292,11 +295,11 @@ def test_a_stream_that_is_collected_in_its_own_thread_ends(no_collector):
 def test_settings_must_suit_the_source():
     with pytest.raises(UserError, match="a callable has no end; give steps_per_epoch"):
         opened(lambda index: index)
-    with pytest.raises(UserError, match="shuffle=True for a callable"):
+    with pytest.raises(UserError, match="shuffle=True needs a source with a length"):
         opened(lambda index: index, shuffle=True, steps=3)
     with pytest.raises(UserError, match="steps_per_epoch=0; expected a whole number"):
         opened(lambda index: index, steps=0)
-    with pytest.raises(UserError, match="steps_per_epoch=3 for 37 examples"):
+    with pytest.raises(UserError, match="steps_per_epoch=3 is only for a callable"):
         opened(Numbered(), steps=3)
     with pytest.raises(UserError, match="last_batch='keep'"):
         opened(Numbered(), last_batch="keep")

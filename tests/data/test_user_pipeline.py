@@ -189,7 +189,7 @@ def test_a_late_start_gives_what_an_uninterrupted_run_has(files, last_batch, cap
     first = data.plan.num_steps + 2
     with caplog.at_level(logging.INFO, "tfaccel"):
         late = stream_of(data, replica=1, first=first)
-    assert f"{data.plan.batches_per_epoch + 2} batches are made and dropped" in caplog.text
+    assert f"makes and drops {data.plan.batches_per_epoch + 2} batches" in caplog.text
     for expected in batches[first:]:
         for one, other in zip(expected, next(late), strict=True):
             np.testing.assert_array_equal(one, other)
@@ -254,7 +254,7 @@ def test_a_reader_that_does_not_pad_runs_on(files, last_batch, num_steps):
 def test_repeat_says_that_examples_count_again(files, caplog):
     with caplog.at_level(logging.INFO, "tfaccel"):
         data = opened(pipe, files=files, rows=8, last_batch="repeat")
-    assert "counts some examples again" in caplog.text
+    assert "some examples count twice" in caplog.text
     assert real_labels(data, 0, num_epochs=1)[0][-4:] == [36] * 4  # DALI's padding counts
 
 
@@ -331,10 +331,12 @@ def test_functions_that_are_not_pipelines_are_refused(files):
     def plain():
         return fn.random.uniform()
 
-    with pytest.raises(UserError, match=r"plain\(\) is no DALI pipeline function; decorate it"):
+    with pytest.raises(UserError, match=r"plain\(\) is not a DALI pipeline function; decorate it"):
         opened(plain)
     built = noise(batch_size=1, num_threads=1, device_id=None)
-    with pytest.raises(UserError, match=r"Pipeline\(\) is no DALI pipeline function.*uncalled"):
+    with pytest.raises(
+        UserError, match=r"Pipeline\(\) is not a DALI pipeline function.*without calling it"
+    ):
         opened(built)
 
 
@@ -343,8 +345,8 @@ def test_functions_that_are_not_pipelines_are_refused(files):
     [
         ({}, r"pipe\(\) needs 'files'; give files=\.\.\."),
         ({"files": [], "raeder": {}}, r"no parameter 'raeder'; did you mean 'reader'\?"),
-        ({"files": [], "shard_id": 0}, r"'shard_id' for pipe\(\) is given by the run"),
-        ({"files": [], "seed": 0}, r"'seed' for pipe\(\) is given by the run"),
+        ({"files": [], "shard_id": 0}, r"the run itself gives 'shard_id' to pipe"),
+        ({"files": [], "seed": 0}, r"the run itself gives 'seed' to pipe"),
     ],
 )
 def test_arguments_must_fit(arguments, message):
@@ -365,7 +367,7 @@ def test_variadic_parameters():
     assert opened(positional, steps=1, shape=(3,)).spec[0].shape == (8, 3)
     for arguments in ({}, {"shape": (3,)}):
         with pytest.raises(
-            UserError, match=r"by_name\(\) takes \*\*others, which DALI allows in no"
+            UserError, match=r"by_name\(\) takes \*\*others, which DALI does not allow"
         ):
             opened(by_name, steps=1, **arguments)
 
@@ -419,7 +421,9 @@ def test_readers_must_have_one_length(files):
 
 
 def test_pad_needs_a_reader_that_pads(files):
-    with pytest.raises(UserError, match=r"add pad_last_batch=True to it, or give last_batch="):
+    with pytest.raises(
+        UserError, match=r"add pad_last_batch=True to the reader, or use last_batch="
+    ):
         opened(pipe, files=files, reader={})
 
 
@@ -429,9 +433,11 @@ def test_drop_must_leave_a_step(files):
 
 
 def test_steps_per_epoch_is_for_what_has_no_end(files):
-    with pytest.raises(UserError, match=r"steps_per_epoch=None for noise\(\), which has no reader"):
+    with pytest.raises(
+        UserError, match=r"steps_per_epoch=None for noise\(\), but it has no reader"
+    ):
         opened(noise)
-    with pytest.raises(UserError, match=r"steps_per_epoch=3 for pipe\(\), whose reader ends"):
+    with pytest.raises(UserError, match=r"steps_per_epoch=3 for pipe\(\), but its reader gives"):
         opened(pipe, files=files, steps=3)
 
 
@@ -452,7 +458,7 @@ def test_sources_must_fill_the_batch():
     def function():
         return fn.external_source(source=lambda number: np.zeros((2, 5), np.float32))
 
-    with pytest.raises(UserError, match="has 2 samples, expected the 8 of a batch"):
+    with pytest.raises(UserError, match="has 2 samples, expected 8, the rows of a batch"):
         opened(function, steps=1)
 
 

@@ -364,8 +364,16 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("section", "change", "says"),
     [
-        ("train", {"optimizer": "sgd"}, r"the checkpoint has \d+ variables, this model and its"),
-        ("data", {"image_size": [12, 12]}, "of the checkpoint is float32 .* build the model and"),
+        (
+            "train",
+            {"optimizer": "sgd"},
+            r"the checkpoint has \d+ variables, but this model and its",
+        ),
+        (
+            "data",
+            {"image_size": [12, 12]},
+            "of the checkpoint is float32 .* build the same model and",
+        ),
     ],
 )
 def test_a_checkpoint_of_another_model_is_refused(workdir, tmp_path, section, change, says):
@@ -381,7 +389,7 @@ def test_averages_that_a_run_does_not_keep_are_refused(workdir, tmp_path):
         kept = {name: each for name, each in snapshot.arrays.items() if "average" not in name}
         store_of(workdir).write(dataclasses.replace(snapshot, arrays=kept), score=0.5)
     average = dataclasses.replace(EXPORT, weights="average")
-    with pytest.raises(UserError, match=r"keeps no average of the weights; give ema_momentum"):
+    with pytest.raises(UserError, match=r"keeps no average of the weights; set ema_momentum"):
         export_run(workdir, tmp_path / "served", average)
 
 

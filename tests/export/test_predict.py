@@ -128,7 +128,7 @@ SAID = {
     "cut.png": "a damaged PNG, or of a kind",
     "cut.jpg": "a damaged JPEG, or of a kind",
     "cut later.jpg": "a damaged JPEG",
-    "deep.png": "a PNG of 16-bit samples",
+    "deep.png": "a PNG with 16-bit samples",
     "flipped.png": "a damaged PNG",
     "header.png": "pixels",
     "empty.jpg": "not a JPEG or PNG file",

@@ -260,8 +260,8 @@ def test_p8_stop_names_step_and_layer(num_replicas, xla):
         fit(model, spoilt(X, row=LAST), Y)
     assert str(error.value) == (
         "the gradient of first/kernel (layer first, Dense) is not finite at step 3, and was not "
-        "applied; look for NaN or infinity in its images and labels, and for labels beyond the "
-        "model's outputs, or lower the learning rate"
+        "applied; look for NaN or infinity in the step's images and labels, and for labels beyond "
+        "the model's outputs, or lower the learning rate"
     )
     assert not isinstance(error.value, RollBackError)
     assert int(model.optimizer.iterations.numpy()) == BAD + AHEAD
@@ -353,7 +353,7 @@ def test_p8_weights_that_overflow_end_training_under_every_policy(num_replicas, 
         fit(model, 10 * X, 10 * Y)
     assert str(error.value) == (
         "the weights last/kernel (layer last, Dense) are not finite after step 1; lower the "
-        "learning rate, or go back to weights that are finite"
+        "learning rate, or restore weights that are finite"
     )
 
 
@@ -446,7 +446,7 @@ def test_p8_it_is_said_where_nothing_is_watched(caplog):
     model = model_of(hiding, 1, "stop", xla=False)
     model.compile("sgd", "mse", jit_compile=False)  # not by `run.compile`
     fit(model, spoilt(X), Y)
-    assert "it is stock Keras's, which applies NaN" in caplog.text
+    assert "this is stock Keras's step, which applies NaN" in caplog.text
 
 
 def test_p8_skip_warns_once_an_epoch_and_counts(caplog):
@@ -459,10 +459,10 @@ def test_p8_skip_warns_once_an_epoch_and_counts(caplog):
     assert [each.split("; ")[0] for each in said] == [
         "step: the gradient of first/kernel (layer first, Dense) is not finite at step 1, and was "
         "not applied",
-        "step: 2 steps of epoch 1 were not finite",
+        "step: 2 steps of epoch 1 were not finite and were skipped",
         "step: the gradient of first/kernel (layer first, Dense) is not finite at step 6, and was "
         "not applied",
-        "step: 2 steps of epoch 2 were not finite",
+        "step: 2 steps of epoch 2 were not finite and were skipped",
     ]
 
 

@@ -925,7 +925,7 @@ def test_what_a_loader_brings_is_not_given_twice(setup, folder):
         lambda: model.evaluate(loader, y=zeros),
         lambda: model.evaluate(loader, sample_weight=zeros),
     ):
-        with pytest.raises(UserError, match="beside a loader, which brings its own"):
+        with pytest.raises(UserError, match="together with a loader, which has its own"):
             call()
 
 

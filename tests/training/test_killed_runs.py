@@ -131,7 +131,7 @@ def test_a_live_run_holds_its_workdir(tmp_path, setup, monkeypatch, capsys):
         with pytest.raises(SystemExit) as ended:
             main.cli()
     assert ended.value.code == 1
-    assert f"is held by a live run (process {other.pid} on " in capsys.readouterr().err
+    assert f"is used by a live run (process {other.pid} on " in capsys.readouterr().err
 
 
 @pytest.mark.slow  # that a signal saves and stops, tests/training/test_resume.py sees too
@@ -142,7 +142,7 @@ def test_a_live_run_holds_its_workdir_and_a_signal_stops_it(tmp_path):
     second = start(tmp_path, *long)
     _, err = second.communicate(timeout=300)
     assert second.returncode == 1
-    assert f"is held by a live run (process {run.pid} on " in err
+    assert f"is used by a live run (process {run.pid} on " in err
     run.terminate()
     _, err = run.communicate(timeout=300)
     assert run.returncode == 143

@@ -46,7 +46,10 @@ def test_the_batch_that_would_fit(batch, num_replicas, parts, fitting, accumulat
     said = say(PLAN, batch, num_replicas=num_replicas, parts=parts)
     assert f"out of memory with global_batch_size={batch}; use " in said
     assert f"use global_batch_size={fitting} or less, or the same batch with " in said
-    assert f"accumulation_steps={accumulation} or more (equal but for batch norm)" in said
+    assert (
+        f"accumulation_steps={accumulation} or more (the same result, except for batch norm)"
+        in said
+    )
     assert "mixed_float16" not in said
 
 
@@ -61,9 +64,9 @@ def test_the_plan_reads_as_one_line():
     said = " ".join(say(PLAN, 1024, half_precision=False).split())
     assert said == (
         "out of memory with global_batch_size=1024; use global_batch_size=512 or less, or the same "
-        "batch with accumulation_steps=3 or more (equal but for batch norm), or "
-        "precision='mixed_float16'; `tfaccel autobatch` finds the largest batch that fits, or "
-        "with --keep-batch the parts of this one. "
+        "batch with accumulation_steps=3 or more (the same result, except for batch norm), or "
+        "precision='mixed_float16'; `tfaccel autobatch` finds the largest batch that fits, or, "
+        "with --keep-batch, the accumulation_steps for this batch. "
         "Estimated: parameters 2,048, optimizer 4,096, gradients 2,048, activations 136,192, "
         "DALI, CUDA and others 2,048 of 81,920 MiB on each replica"
     )
@@ -77,7 +80,7 @@ def test_what_is_not_known_is_not_said():
     assert "use a smaller batch; " in said
     said = say(Plan(GIB, 0, GIB), None)
     assert said.startswith(
-        "out of memory; use a smaller batch, or accumulation_steps=2 or more (equal"
+        "out of memory; use a smaller batch, or accumulation_steps=2 or more (the same"
     )
 
 
@@ -90,7 +93,7 @@ def test_what_failed_is_never_proposed():
 
 def test_a_model_that_fits_with_no_batch():
     said = say(Plan(79 * GIB, 0, 0, activations=GIB * 8000, limit=80 * GIB), 64)
-    assert "use a smaller model or smaller images (a batch of 8 would hardly fit); `tf" in said
+    assert "use a smaller model or smaller images (even a batch of 8 may not fit); `tf" in said
 
 
 def make():

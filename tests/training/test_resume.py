@@ -324,7 +324,7 @@ def test_p5_a_signal_saves_within_a_step_and_exits(train, whole, number, tmp_pat
     assert step in (STEPS + 2, STEPS + 3)
     assert f"{number.name}: training saves its state after this step and stops" in caplog.text
     assert (
-        f"stopped by {number.name} after step {step}, which is saved; the same command goes on "
+        f"stopped by {number.name} after step {step}, which is saved; the same command continues "
         f"after step {step - STEPS} of {STEPS} of epoch 2"
     ) in caplog.text
     expected = newest(cut_short(whole(), tmp_path / "expected", step))
@@ -337,7 +337,7 @@ def test_p5_a_signal_in_the_tests_saves_what_is_trained(train, whole, tmp_path, 
     assert stopped.value.code == 75
     assert (tmp_path / "cut" / f"step-{2 * STEPS:08d}-untested").is_dir()
     assert "SIGTERM: the validation stops at its next batch" in caplog.text
-    assert "epoch 2 is trained and not yet tested: the same command tests it" in caplog.text
+    assert "epoch 2 is trained but not yet tested: the same command tests it" in caplog.text
     resumed = train("cut")
     assert_alike(resumed, whole())
     assert resumed.seen == whole().seen[2 * STEPS :]
@@ -366,7 +366,7 @@ def test_another_number_of_replicas_sees_the_same_images(train, whole, caplog):
         train("cut", **settings, num_replicas=2, step=STEPS + 2, signals=[signal.SIGTERM])
     with caplog.at_level("WARNING", logger="tfaccel"):
         resumed = train("cut", **settings, num_replicas=1)
-    assert "made on 2 replicas, resumed on 1: images, order and augmentation stay" in caplog.text
+    assert "made on 2 replicas, resumed on 1 (images, order and augmentation stay)" in caplog.text
     assert resumed.begun_at in (STEPS + 2, STEPS + 3)
     assert resumed.seen == whole().seen[resumed.begun_at : 2 * STEPS]
 
@@ -397,7 +397,7 @@ def test_p8_roll_back_goes_on_after_the_bad_step(train, monkeypatch, caplog):
     positions = [position for position, _ in rolled.seen]
     # The weights were spoiled after step 8: step 9 finds it, and 10 follows.
     assert positions == sorted(set(positions))
-    assert "back to step 7" in caplog.text
+    assert "rolled back to step 7" in caplog.text
     assert all(np.isfinite(each).all() for each in rolled.model.get_weights())
     assert len(rolled.history["loss"]) == TRAIN.epochs
 
@@ -419,7 +419,7 @@ def test_p3_a_full_disk_leaves_the_older_ones(
         train("cut", every_steps=2, config={"on_error": on_error})
     names = sorted(each.name for each in (tmp_path / "cut").glob("step-*"))
     assert names == ["step-00000004", "step-00000005", "step-00000007"]
-    assert ("training goes on" in caplog.text) == (on_error == "continue")
+    assert ("training continues" in caplog.text) == (on_error == "continue")
     assert caplog.text.count("step-00000009 cannot be written") == (on_error == "continue")
     expected = newest(cut_short(whole(), tmp_path / "expected", STEPS + 2))
     assert_same_state(newest(tmp_path / "cut"), expected)
@@ -442,7 +442,7 @@ def test_p4_a_damaged_newest_checkpoint_is_passed_over(train, whole, tmp_path, c
     data.write_bytes(data.read_bytes()[:-7])
     with caplog.at_level("WARNING", logger="tfaccel"):
         begun = train("cut", at_once=True)
-    assert f"{data.parent} is passed over" in caplog.text
+    assert f"{data.parent} is skipped" in caplog.text
     assert_begins_with(begun, newest(cut_short(whole(), tmp_path / "expected", STEPS + 2)))
 
 
@@ -455,7 +455,7 @@ def test_replaced_images_are_refused_unless_they_are_accepted(
     before = image.stat()
     try:
         os.utime(image, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
-        with pytest.raises(tfaccel.UserError, match=r"the data were changed.*sizes and times"):
+        with pytest.raises(tfaccel.UserError, match=r"the data have changed.*sizes and times"):
             train("cut", **settings)
         train("cut", **settings, accept_changes=True)
         assert "resumed with changed data" in caplog.text
@@ -488,7 +488,7 @@ def test_what_does_not_fit_is_refused_in_a_sentence(train, whole, tmp_path, capl
     with pytest.raises(tfaccel.UserError, match="model 'small' -> 'large'"):
         train("cut", facts={"model": "large"})
     with pytest.raises(
-        tfaccel.UserError, match=r"with the callbacks .*Cutter, EarlyStopping; rece"
+        tfaccel.UserError, match=r"with the callbacks .*Cutter, EarlyStopping, but rece"
     ):
         train("cut", callbacks=[keras.callbacks.EarlyStopping()])
     begun = train("cut", facts={"model": "large"}, accept_changes=True, at_once=True)
@@ -500,7 +500,8 @@ def test_fewer_epochs_than_are_trained_are_refused(train, whole, tmp_path):
     cut_short(whole(), tmp_path / "cut", STEPS + 1)
     one = dataclasses.replace(TRAIN, epochs=1)
     with pytest.raises(
-        tfaccel.UserError, match=r"epochs=1, but .* is of 1 epochs .*; give 2 or more"
+        tfaccel.UserError,
+        match=r"epochs=1, but .* has trained 1 epoch and .*; set epochs to 2 or more",
     ):
         train("cut", recipe_=one, accept_changes=True)
 
@@ -508,7 +509,9 @@ def test_fewer_epochs_than_are_trained_are_refused(train, whole, tmp_path):
 def test_settings_of_the_step_that_decide_are_compared(train, whole, tmp_path, caplog):
     cut_short(whole(), tmp_path / "cut", STEPS)
     changed = StepConfig(accumulation_steps=2)
-    with pytest.raises(tfaccel.UserError, match=r"another run: step.accumulation_steps 1 -> 2; c"):
+    with pytest.raises(
+        tfaccel.UserError, match=r"another run: step.accumulation_steps 1 -> 2; undo"
+    ):
         train("cut", step_config=changed)
     free = StepConfig(nonfinite="skip", audit_steps=7)
     begun = train("cut", step_config=free, at_once=True)
@@ -527,7 +530,9 @@ def test_a_setting_that_a_checkpoint_does_not_know_was_at_its_default(train, who
             del state["facts"][name]
 
     changed(whole(), tmp_path / "cut", STEPS, as_before_they_were_kept)
-    with pytest.raises(tfaccel.UserError, match=r"another run: step.accumulation_steps 1 -> 2; c"):
+    with pytest.raises(
+        tfaccel.UserError, match=r"another run: step.accumulation_steps 1 -> 2; undo"
+    ):
         train("cut", step_config=StepConfig(accumulation_steps=2))
     assert_begins_with(train("cut", at_once=True), newest(tmp_path / "cut"))
 
@@ -548,7 +553,7 @@ def test_changes_that_are_accepted_hold_and_names_of_checkpoints_rise(train, tmp
     settings = {"recipe_": changed, "batch": 20, "validate": False}
     with caplog.at_level("WARNING", logger="tfaccel"):
         resumed = train("cut", **settings, accept_changes=True)
-    assert "epoch 2 begins anew" in caplog.text
+    assert "so epoch 2 restarts at its first step" in caplog.text
     assert [position for position, _ in resumed.seen] == [3, 4, 5, 6]  # of 2 steps an epoch
     assert len(resumed.history["loss"]) == TRAIN.epochs
     names = sorted(each.name for each in (tmp_path / "cut").glob("step-*"))

@@ -135,6 +135,6 @@ def test_p3_both_end_at_one_step_when_the_chief_cannot_write(train, tmp_path):
 def test_p3_both_end_where_the_chief_may_not_begin(train, tmp_path):
     with held(tmp_path / "shared"):
         (chief, seen, _), (other, others, _) = train()
-    assert f"{tmp_path / 'shared'} is held by a live run" in chief
+    assert f"{tmp_path / 'shared'} is used by a live run" in chief
     assert other.startswith("another worker could not take the checkpoints' folder")
     assert seen == others == []

@@ -71,5 +71,7 @@ def test_writers_are_left_out_of_all_but_the_chief():
 def test_backups_of_several_workers_are_refused():
     backup = keras.callbacks.BackupAndRestore("backup")
     assert of_this_worker([backup], Cluster()) == [backup]
-    with pytest.raises(UserError, match=r"each would go on from its own .*run\.checkpoints"):
+    with pytest.raises(
+        UserError, match=r"each worker would resume from its own .*run\.checkpoints"
+    ):
         of_this_worker([backup], Cluster(("127.0.0.1:20001", "127.0.0.1:20002"), 0))

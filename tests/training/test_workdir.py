@@ -18,7 +18,7 @@ def test_a_forked_child_does_not_keep_the_lock(tmp_path):
         if (child := os.fork()) == 0:
             os.read(reading, 1)  # lives until the test ends
             os._exit(0)
-        with pytest.raises(RunError, match="is held by a live run"), held(tmp_path):
+        with pytest.raises(RunError, match="is used by a live run"), held(tmp_path):
             pass
     try:
         ends = time.monotonic() + 300  # the child may not have run yet

@@ -105,7 +105,7 @@ def workers(request, folder):
     """What each of several workers comes to; F2 of two with XLA."""
     num_workers, xla = request.param
     program = PROGRAM.format(folder=str(folder), **xla)
-    warning = "differs from replica 0 in"  # of the weights at the start
+    warning = "and replica 0 have different values of"  # of the weights at the start
     return [json.loads(each) for each in in_workers(program, num_workers, stderr=warning)]
 
 

@@ -1,7 +1,7 @@
-"""From where images lie to each replica's batches.
+"""Reads examples and gives each replica its batches.
 
-`sources` find the examples; `shards`, `draws` and `feed` decide, in pure arithmetic, which of them
-each replica reads when and with which random numbers; one of the `loaders`, which `choose` picks
-and `images` opens, makes tensors of them; `distribute` gives these to Keras. `user_examples` and
-`user_pipeline` stand in the loaders' place.
+`sources` finds the examples. `shards`, `draws` and `feed` decide, in pure arithmetic, which
+examples each replica reads at each step, and with which random numbers. `choose` picks one of the
+`loaders`, which turn the examples into tensors, and `images` opens it. `distribute` passes the
+tensors to Keras. `user_examples` and `user_pipeline` replace the loaders for a user's own data.
 """

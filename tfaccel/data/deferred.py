@@ -1,9 +1,9 @@
-"""The batches of several steps, for a compiled step that does them all in one launch.
+"""The batches of several steps, for a compiled step that trains on all of them in one launch.
 
-Takes what the host decides of each batch, for several of them, or the batches themselves; gives it
-to the step, together with what makes a batch of it there.
+A `Deferred` holds either finished batches, or the host's decisions about each batch and a function
+that makes the batch inside the compiled step.
 
-    deferred, = iterator.take(98)       # one of each replica
+    deferred, = iterator.take(98)       # one for each replica
     own = {name: each[7] for name, each in deferred.inputs.items()}
     image, label = deferred.make({**own, **deferred.shared})
 """
@@ -23,11 +23,11 @@ class Deferred:
     """Batches that the step makes, or takes one after another.
 
     Attributes:
-      inputs: of each batch, by name: [batches, ...], on the replica's device.
-      shared: what all batches are made of, by name, on the device.
-      make: makes a batch, in a `tf.function`, of one batch's inputs and what is shared. Those that
-        do the same are equal, so that a step is compiled once.
-      is_made: whether batches are there already, and `make` only takes them apart.
+      inputs: each batch's own inputs, by name: [batches, ...], on the replica's device.
+      shared: the inputs that all batches share, by name, on the replica's device.
+      make: makes a batch from one batch's inputs and the shared ones, inside a `tf.function`. Two
+        functions that do the same are equal, so that the step is compiled once.
+      is_made: whether the batches exist already, and `make` only takes them apart.
     """
 
     inputs: Mapping[str, tf.Tensor]
@@ -36,7 +36,7 @@ class Deferred:
     is_made: bool = False
 
     def __len__(self):
-        """Returns how many batches."""
+        """Returns the number of batches."""
         return len(next(iter(self.inputs.values())))
 
     def first(self) -> tuple:
@@ -50,15 +50,15 @@ class Deferred:
 
 
 def span(feed: Feed, number: int, *, most: int) -> range:
-    """Returns which batches of a feed are taken together: consecutive ones, of one epoch.
+    """Returns the numbers of the batches in one span: consecutive batches of one epoch.
 
     Args:
-      feed: whose first batch may be in the middle of an epoch.
-      number: of the span, from 0.
-      most: batches in it.
+      feed: one replica's batches; the first may be in the middle of an epoch.
+      number: the span's number, from 0.
+      most: the largest number of batches in a span.
     """
     num_steps = feed.plan.num_steps
-    left = num_steps - feed.first % num_steps  # of the epoch that it begins in
+    left = num_steps - feed.first % num_steps  # batches in the rest of the first epoch
     epoch, part = divmod(int(number) - math.ceil(left / most), math.ceil(num_steps / most))
     if epoch < 0:
         begin, end = int(number) * most, left
@@ -68,5 +68,5 @@ def span(feed: Feed, number: int, *, most: int) -> range:
 
 
 def stacked(batches: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Returns the arrays of several batches as one of each name: [batches, ...]."""
+    """Returns the arrays of several batches, stacked by name: [batches, ...]."""
     return {name: np.stack([each[name] for each in batches]) for name in batches[0]}

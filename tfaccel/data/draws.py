@@ -1,8 +1,9 @@
-"""Every random number of the augmentations, drawn on the host as a pure function of its place.
+"""The random numbers of the augmentations, drawn on the host.
 
-Takes the augmentation, (seed, epoch, step) and a replica's positions in the step's global batch;
-gives arrays that each loader feeds to its own operators. So augmentation is the same on any number
-of replicas, in every loader, and after a resume. Needs no TensorFlow.
+`draw` takes the augmentation, (seed, epoch, step) and the positions of a replica's rows in the
+step's global batch. Its arrays depend on nothing else, and each loader feeds them to its own
+operators. So the augmentation is the same for any number of replicas, in every loader, and after a
+resume. Needs no TensorFlow.
 
     draw(augment, image_size=(32, 32), seed=0, epoch=3, step=2,
          positions=rows.positions)    # {"mirror": [rows, 2] int32, "color": [rows, 4] float32}
@@ -12,22 +13,22 @@ import numpy as np
 
 from tfaccel.config import AugmentConfig
 
-ATTEMPTS = 10  # at a random window that fits, as torchvision and DALI make
+ATTEMPTS = 10  # random windows that are tried until one fits, as in torchvision and DALI
 
-# Each kind of draw has a generator of its own, so that switching one on changes no other.
+# Each kind of draw has its own generator, so that turning one on does not change the others.
 _KINDS = {"window": 0, "mirror": 1, "warp": 2, "color": 3}
 
 
 def kinds(augment: AugmentConfig) -> tuple[str, ...]:
-    """Returns which arrays `draw` gives, in a fixed order.
+    """Returns the names of the arrays that `draw` returns, in a fixed order.
 
-    "window": [rows, 22] float32 for "random_resized_crop": ten areas (parts of the image's), ten
-      ratios (width / height), and where the window lies (vertically, horizontally), in 0..1.
-      [rows, 2] for "random_crop": where alone.
-    "mirror": [rows, 2] int32, 0 or 1: top to bottom, left to right. Where there is a warp, it holds
-      the mirroring too.
-    "warp": [rows, 2, 3] float32, an affine map of output to input pixels (x, y), counted from the
-      corner of the image, pixel centres at one half.
+    "window": [rows, 22] float32 for "random_resized_crop": ten areas (shares of the image's area),
+      ten ratios (width / height), and the window's vertical and horizontal place, in 0..1. For
+      "random_crop" only the place: [rows, 2].
+    "mirror": [rows, 2] int32, 0 or 1: top to bottom, left to right. If there is a "warp", it
+      includes the mirroring, and there is no "mirror".
+    "warp": [rows, 2, 3] float32, an affine map from output to input pixels (x, y), counted from the
+      corner of the image, with pixel centres at one half.
     "color": [rows, 4] float32: factors of brightness, contrast and saturation, and degrees of hue.
     """
     warps = augment.rotation_degrees > 0 or augment.shift_pixels > 0
@@ -51,20 +52,20 @@ def draw(
     step: int,
     positions: np.ndarray,
 ) -> dict[str, np.ndarray]:
-    """Returns the draws of one replica's rows of one step: an array for each of `kinds`.
+    """Returns the draws for one replica's rows of one step: an array for each of `kinds`.
 
     Args:
-      augment: what is asked for.
+      augment: the settings of the augmentation.
       image_size: (height, width) of the batches.
-      seed: the run's.
-      epoch: from 0.
-      step: of the epoch, from 0.
-      positions: [rows] int64, places in the step's global batch.
+      seed: the run's seed.
+      epoch: the epoch, from 0.
+      step: the step within the epoch, from 0.
+      positions: [rows] int64, the rows' places in the step's global batch.
     """
     drawn = {}
     for kind in kinds(augment):
         random = np.random.default_rng([seed, epoch, step, _KINDS[kind]])
-        # The rows of a step are drawn in order, so that a row does not depend on how many follow.
+        # A step's rows are drawn in order, so that no row depends on the number of rows after it.
         uniform = random.random((positions.max() + 1, _NUM_UNIFORM[kind]))[positions]
         drawn[kind] = _DRAW[kind](augment, image_size, uniform)
     return drawn
@@ -73,7 +74,7 @@ def draw(
 def _window(augment, image_size, uniform):
     if augment.window == "random_crop":
         return uniform[:, -2:].astype(np.float32)
-    # The area is uniform, the ratio uniform in its logarithm: torchvision's RandomResizedCrop.
+    # As in torchvision's RandomResizedCrop, the area and the logarithm of the ratio are uniform.
     area = _between(*augment.crop_area, uniform[:, :ATTEMPTS])
     ratio = np.exp(_between(*np.log(augment.crop_ratio), uniform[:, ATTEMPTS:-2]))
     return np.hstack([area, ratio, uniform[:, -2:]]).astype(np.float32)
@@ -94,7 +95,7 @@ def _warp(augment, image_size, uniform):
     center = np.array([width / 2, height / 2])
     # About the centre: input = linear (output - centre) + centre + shift.
     offset = center + shift - np.einsum("rij,j->ri", linear, center)
-    # Plus zero: no -0.0, which a fingerprint would take for another number.
+    # Adding 0 turns -0.0 into 0.0, because a fingerprint would distinguish the two.
     return np.concatenate([linear, offset[:, :, None]], axis=2).astype(np.float32) + 0
 
 

@@ -1,10 +1,10 @@
-"""What is dropped, ended in a thread of its own, which lives as long as the process.
+"""Ends dropped objects in a separate thread, which lives as long as the process.
 
-The garbage collector drops what it finds in whichever thread it comes, between any two operations:
-also in a thread that the end would wait for, or that holds a lock which the end needs. Such an end
-waits for ever, and as Python collects in one thread at a time, nothing is collected any more.
+The garbage collector drops objects in any thread and between any two operations. That thread may be
+one that the ending waits for, or it may hold a lock that the ending needs. Such an ending waits for
+ever. Python collects in one thread at a time, so nothing is collected from then on.
 
-    end_later = ender()     # before it is needed, since it may start the thread
+    end_later = ender()     # call it early, because it may start the thread
     weakref.finalize(stream, end_later, pool.shutdown)
 """
 
@@ -15,15 +15,14 @@ import queue
 import threading
 from collections.abc import Callable
 
-EXIT_S = 30.0  # that Python's exit waits for ends that were asked for
-_collecting = []  # the number of the thread in which the garbage collector is at work, if any
+EXIT_S = 30.0  # seconds for which Python's exit waits for endings that are queued
+_collecting = []  # the id of the thread in which the garbage collector runs, if any
 
 
 def is_collecting() -> bool:
-    """Returns whether the garbage collector is at work in this thread.
+    """Returns whether the garbage collector runs in this thread; known after a call of `ender`.
 
-    What ends at once elsewhere, so that its memory is free then, must not here. Known once `ender`
-    was asked for.
+    An object that normally ends at once, to free its memory, must not do so in this case.
     """
     return threading.get_ident() in _collecting
 
@@ -32,14 +31,14 @@ def _note_collection(phase: str, info: dict) -> None:
     _collecting[:] = [threading.get_ident()] if phase == "start" else []
 
 
-@functools.cache  # a thread for a process
+@functools.cache  # one thread for each process
 def ender() -> Callable[[Callable[[], object]], None]:
-    """Returns what has a function called soon, and waits for nothing itself: no lock, no thread."""
+    """Returns a function that calls another one soon. It waits for no lock and no thread."""
     ends = queue.SimpleQueue()
 
     def call_all():
         while True:
-            ends.get()()  # by no name, which would hold it until the next one comes
+            ends.get()()  # without a name, which would keep the function until the next one
 
     thread = threading.Thread(target=call_all, name="endings", daemon=True)
     thread.start()
@@ -49,8 +48,8 @@ def ender() -> Callable[[Callable[[], object]], None]:
 
 
 def _wait_for_all(thread: threading.Thread, ends: queue.SimpleQueue) -> None:
-    """Lets what was dropped last end before Python does: threads of TensorFlow's may call it."""
-    if thread.is_alive():  # not so in a forked child
+    """Finishes the queued endings before Python exits, as TensorFlow's threads may call Python."""
+    if thread.is_alive():  # a forked child does not have the thread
         over = threading.Event()
         ends.put(over.set)
         over.wait(EXIT_S)

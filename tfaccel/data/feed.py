@@ -1,7 +1,7 @@
-"""What one replica's stream reads next: which examples, with which random draws.
+"""Decides which examples one replica's stream reads next, and with which random draws.
 
-Takes the plan of all epochs and the augmentation; gives, for batch number 0, 1, 2, ... without end,
-the rows and their draws. Every loader reads from one; none decides on order or chance by itself.
+A `Feed` takes the plan of all epochs and the augmentation, and gives the rows and draws of batch
+0, 1, 2, ... without end. Every loader reads from a feed and makes no such decision itself.
 
     feed = Feed(plan, augment, image_size=(32, 32), replica_index=0)
     feed.rows(7).ids, feed.draws(7)["warp"]
@@ -18,15 +18,15 @@ from tfaccel.data.shards import Plan, Rows
 
 @dataclasses.dataclass(frozen=True)
 class Feed:
-    """One replica's batches, by number. Holds nothing that should be freed.
+    """One replica's batches, by number. A feed owns no resources.
 
     Attributes:
       plan: how epochs are cut into steps and rows.
-      augment: what is drawn.
+      augment: the settings of the augmentation.
       image_size: (height, width) of the batches.
-      replica_index: from 0, over all workers.
-      first: which batch is number 0, counted from the start of epoch 0.
-      lost: examples that can no longer be read; rows of theirs become padding.
+      replica_index: index of the replica over all workers, from 0.
+      first: the batch that has number 0, counted from the start of epoch 0.
+      lost: ids of examples that can no longer be read; their rows become padding rows.
     """
 
     plan: Plan
@@ -43,11 +43,11 @@ class Feed:
         gone = np.isin(rows.ids, list(self.lost)) if self.lost else None
         if gone is None or not gone.any():
             return rows
-        there = next(each for each in range(self.plan.num_examples) if each not in self.lost)
-        return Rows(np.where(gone, there, rows.ids), rows.positions, rows.real & ~gone)
+        readable = next(each for each in range(self.plan.num_examples) if each not in self.lost)
+        return Rows(np.where(gone, readable, rows.ids), rows.positions, rows.real & ~gone)
 
     def draws(self, number: int) -> dict[str, np.ndarray]:
-        """Returns the random draws of a batch: see `tfaccel.data.draws`."""
+        """Returns the random draws of a batch: see `draws.draw`."""
         epoch, step = divmod(self.first + int(number), self.plan.num_steps)
         return draws_lib.draw(
             self.augment,

@@ -1,11 +1,11 @@
 """The absolute paths of many files, in one piece of memory.
 
-Takes paths, as text or as the bytes that they have in common and the rest of each; gives a sequence
-of text. Of a million files it takes some 40 bytes each; as a tuple of text they were 150.
+`FileNames` is a sequence of strings. It is made of whole paths, or of folders and the names of
+their files. A million paths take some 40 bytes each; as a tuple of strings they took 150.
 
     names = FileNames.of(["/data/a/1.png", "/data/a/2.png"])
     names[0], names[:2], len(names)
-    names.encoded(0), names.rows(ids)    # as the system has them, in bytes
+    names.encoded(0), names.rows(ids)    # the bytes of the paths, as the system has them
 """
 
 import itertools
@@ -14,35 +14,35 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-AT_A_TIME = 65536  # paths that are text at once
-TAIL = 8  # bytes of a path's end that are looked at together
+AT_A_TIME = 65536  # paths that are decoded to strings together
+TAIL = 8  # bytes at the end of a path that are compared together
 
 
 class FileNames(Sequence):
-    """Paths, read-only. Equal to any sequence of the same text; a slice is a tuple of text.
+    """Paths, read-only. Equal to any sequence of the same strings; a slice is a tuple of strings.
 
     Attributes:
-      folder: the folder that all files lie in.
+      folder: the deepest folder that contains all files.
     """
 
     def __init__(self, begin: str, rests: bytes | bytearray, folder: str):
-        """Takes what `of` and `in_folders` make.
+        """Keeps the pieces that `of` and `in_folders` make.
 
         Args:
-          begin: what all paths begin with.
-          rests: what follows in each, and a zero byte.
-          folder: the folder that all files lie in.
+          begin: the beginning that all paths share.
+          rests: the rest of each path, followed by a zero byte.
+          folder: the deepest folder that contains all files.
         """
         self.folder = folder
         self._begin, self._bytes = os.fsencode(begin), np.frombuffer(rests, np.uint8)
-        self._ends = np.flatnonzero(self._bytes == 0)  # no path holds a zero byte
+        self._ends = np.flatnonzero(self._bytes == 0)  # no path contains a zero byte
 
     @classmethod
     def of(cls, files: Iterable[str]) -> "FileNames":
-        """Returns these paths, taken one after another.
+        """Returns the given paths, which are read one after another.
 
         Raises:
-          ValueError: one holds a zero byte, which no path may have.
+          ValueError: a path contains a zero byte.
         """
         if isinstance(files, cls):
             return files
@@ -55,12 +55,12 @@ class FileNames(Sequence):
     def in_folders(
         cls, root: str, folders: Sequence[str], files: Iterable[Sequence[str]]
     ) -> "FileNames":
-        """Returns the files of folders below a root: quicker than `of`.
+        """Returns the files of folders below a root. It is faster than `of`.
 
         Args:
-          root: absolute, as `os.path.abspath` gives it.
-          folders: their names.
-          files: of each folder, the names of its files, at least one. Taken one after another.
+          root: an absolute path, as from `os.path.abspath`.
+          folders: the folders' names.
+          files: the names of each folder's files, at least one; read one after another.
         """
         if len(folders) == 1:
             root, folders = os.path.join(root, folders[0]), [""]
@@ -71,11 +71,11 @@ class FileNames(Sequence):
         return cls(root.rstrip("/"), rests, root)
 
     def __len__(self) -> int:
-        """Returns how many."""
+        """Returns the number of paths."""
         return len(self._ends)
 
     def __getitem__(self, index):
-        """Returns a path; a tuple of them for a slice."""
+        """Returns a path, or for a slice a tuple of paths."""
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self))
             if step == 1:
@@ -84,7 +84,7 @@ class FileNames(Sequence):
         return os.fsdecode(self.encoded(index))
 
     def __iter__(self) -> Iterator[str]:
-        """Yields the paths: quicker than one by one."""
+        """Yields the paths, faster than by index."""
         for start in range(0, len(self), AT_A_TIME):
             yield from self[start : start + AT_A_TIME]
 
@@ -99,46 +99,46 @@ class FileNames(Sequence):
     __hash__ = None
 
     def __repr__(self) -> str:
-        """Returns how many there are, and in which folder."""
+        """Returns the number of files and their folder."""
         return f"<{len(self)} files in {self.folder}>"
 
     def encoded(self, index: int) -> bytes:
-        """Returns a path's bytes."""
+        """Returns the bytes of a path."""
         start, end = self._range(index)
         return self._begin + self._bytes[start:end].tobytes()
 
     def encoded_part(self, start: int, stop: int) -> list[bytes]:
-        """Returns the bytes of the paths from `start` on, before `stop`."""
+        """Returns the bytes of the paths from `start` up to, not including, `stop`."""
         if start >= stop:
             return []
         first, last = self._range(start)[0], self._range(stop - 1)[1]
         return [self._begin + each for each in self._bytes[first:last].tobytes().split(b"\0")]
 
     def rows(self, ids: np.ndarray) -> np.ndarray:
-        """Returns the bytes of some paths, [num_ids, longest] uint8: zero bytes follow each."""
+        """Returns the bytes of some paths, [num_ids, longest] uint8, filled up with zero bytes."""
         encoded = np.array([self.encoded(index) for index in ids.tolist()])
         return encoded.view(np.uint8).reshape(len(ids), encoded.dtype.itemsize)
 
     def suffixes(self) -> set[str]:
-        """Returns what the files' names end with, in lowercase: {".png"}."""
+        """Returns the suffixes of all file names, in lowercase: {".png"}."""
         found = set()
         for start in range(0, len(self), AT_A_TIME):
             ends = self._ends[start : start + AT_A_TIME]
-            is_long = ends >= TAIL  # from the beginning of all bytes
+            is_long = ends >= TAIL  # there are TAIL bytes before this end
             tails = self._bytes[ends[is_long, None] + np.arange(-TAIL, 0)].view(np.uint64)
             found |= {each.tobytes().rpartition(b"\0")[2] for each in np.unique(tails)}
             found |= {self.encoded(start + each) for each in np.flatnonzero(~is_long)}
-        # Where the last bytes hold no dot, it may come before.
+        # A suffix may be longer than the tail. Then all paths are read.
         if any(b"." not in each for each in found):
             found = map(self.encoded, range(len(self)))
         return {os.fsdecode(os.path.splitext(each)[1]).lower() for each in found}
 
     def taken(self, ids: np.ndarray) -> "FileNames":
-        """Returns the paths at these indices alone."""
+        """Returns the paths at the given indices."""
         return FileNames.of([self[index] for index in ids.tolist()])
 
     def below_folder(self) -> Iterable[bytes]:
-        """Yields the bytes of all paths from the folder's own on, each and a zero byte."""
+        """Yields the bytes of each path below `folder`, followed by a zero byte."""
         cut = len(os.fsencode(self.folder)) - len(self._begin)
         if cut == 0:
             yield self._bytes.data
@@ -150,13 +150,13 @@ class FileNames(Sequence):
         number = int(index)
         number += len(self) if number < 0 else 0
         if not 0 <= number < len(self):
-            raise IndexError(f"there are {len(self)} files, and none at {index}")
+            raise IndexError(f"index {index} is out of range for {len(self)} files")
         start = int(self._ends[number - 1]) + 1 if number else 0
         return start, int(self._ends[number])
 
 
 class GrowingFileNames:
-    """Paths that are found part by part, of which only the bytes are kept.
+    """Collects paths part by part, and keeps only their bytes.
 
     growing = GrowingFileNames()
     growing.add(["/data/a/1.png", "/data/a/2.png"])
@@ -165,19 +165,19 @@ class GrowingFileNames:
     """
 
     def __init__(self):
-        """Starts with none."""
-        self._ends = ()  # the first and the last in the order of text
+        """Starts without paths."""
+        self._ends = ()  # the first and the last path in alphabetical order
         self._begin, self._rests, self._count = "", bytearray(), 0
 
     def add(self, files: Sequence[str]) -> None:
-        """Takes some more paths, at best some ten thousand at once."""
+        """Adds paths, best some ten thousand at once."""
         if not files:
             return
         self._ends = min([min(files), *self._ends[:1]]), max([max(files), *self._ends[1:]])
-        # What the first and the last in order share, all share.
+        # All paths share what the first and the last path in alphabetical order share.
         shared = os.path.commonprefix(self._ends)  # noqa: RUF071 - of letters
         size = len(shared[: len(self._folder())])
-        if self._count and size < len(self._begin):  # what came before begins earlier, too
+        if self._count and size < len(self._begin):  # earlier paths keep more of themselves, too
             more = os.fsencode(self._begin[size:])
             self._rests = bytearray(more + self._rests[:-1].replace(b"\0", b"\0" + more) + b"\0")
         self._begin = shared[:size]
@@ -188,12 +188,12 @@ class GrowingFileNames:
         return os.path.commonpath([os.path.dirname(each) for each in self._ends])
 
     def done(self) -> FileNames:
-        """Returns all of them. None may be added afterwards.
+        """Returns all paths. `add` must not be called afterwards.
 
         Raises:
-          ValueError: one holds a zero byte, which no path may have.
+          ValueError: a path contains a zero byte.
         """
         names = FileNames(self._begin, self._rests, self._folder() if self._ends else "")
         if len(names) != self._count:
-            raise ValueError("a path holds a zero byte")
+            raise ValueError("a path contains a zero byte")
         return names

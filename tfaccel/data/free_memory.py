@@ -1,7 +1,7 @@
-"""How much memory there is, on this machine and on a replica's GPU.
+"""Reads how much memory this machine and a replica's GPU have.
 
-free_bytes(Device("/gpu:0", 0))     # that images may take now
-all_bytes(Device("/gpu:0", 0))      # whoever has it now
+free_bytes(Device("/gpu:0", 0))     # free for images
+all_bytes(Device("/gpu:0", 0))      # free and used
 mib(2**30)                          # "1,024 MiB"
 """
 
@@ -16,11 +16,11 @@ from tfaccel.runtime.devices import Device
 
 
 def free_bytes(device: Device, num_local: int = 1) -> int:
-    """Returns the bytes that may be taken for images: on the host, and on the replica's GPU.
+    """Returns the bytes that images may take, which the host and the replica's GPU both have free.
 
     Args:
-      device: of the replica.
-      num_local: processes that share the host's.
+      device: the replica's device.
+      num_local: number of processes that share the host's memory.
     """
     on_host = min([psutil.virtual_memory().available, *memory_rooms()]) // num_local
     if device.cuda_ordinal is None:
@@ -30,14 +30,14 @@ def free_bytes(device: Device, num_local: int = 1) -> int:
 
 
 def all_bytes(device: Device) -> int:
-    """Returns the bytes of a replica's device: of its GPU, or of the host."""
+    """Returns the total bytes of a replica's device: of its GPU, or of the host."""
     if device.cuda_ordinal is None:
         return min([psutil.virtual_memory().total, *memory_rooms()])
     return _gpu_memory(device).total
 
 
 def _gpu_memory(device: Device):
-    """Returns what NVML says of the GPU: .free and .total, in bytes."""
+    """Returns NVML's counts for the GPU: .free and .total, in bytes."""
     pynvml.nvmlInit()
     try:
         name = nvml_name(device.cuda_ordinal, os.environ.get("CUDA_VISIBLE_DEVICES"))
@@ -49,7 +49,7 @@ def _gpu_memory(device: Device):
 
 
 def nvml_name(cuda_ordinal: int, cuda_visible_devices: str | None) -> int | str:
-    """Returns what NVML calls a GPU, an index or a UUID, by its place among those CUDA sees."""
+    """Returns NVML's name of a GPU, an index or a UUID, from the GPU's ordinal in CUDA."""
     if not cuda_visible_devices:
         return cuda_ordinal
     name = cuda_visible_devices.split(",")[cuda_ordinal].strip()
@@ -57,7 +57,7 @@ def nvml_name(cuda_ordinal: int, cuda_visible_devices: str | None) -> int | str:
 
 
 def _limit_bytes(device: Device) -> int | None:
-    """Returns the limit that `memory` in RuntimeConfig sets on TensorFlow's part of a GPU."""
+    """Returns the limit on TensorFlow's share of a GPU that RuntimeConfig's `memory` sets."""
     gpus = tf.config.get_visible_devices("GPU")
     place = int(device.name.rpartition(":")[2])
     limits = tf.config.get_logical_device_configuration(gpus[place]) if place < len(gpus) else None
@@ -66,5 +66,5 @@ def _limit_bytes(device: Device) -> int | None:
 
 
 def mib(num_bytes: int) -> str:
-    """Returns an amount of memory for people: "1,024 MiB"."""
+    """Returns a text for an amount of memory: "1,024 MiB"."""
     return f"{num_bytes / 2**20:,.0f} MiB"

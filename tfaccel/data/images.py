@@ -1,9 +1,7 @@
-"""Images as what a Loader reads: one stream per replica, from whichever loader was chosen.
+"""Opens images for a Loader: chooses the loader, decodes if needed, and makes the streams.
 
-Takes a source, the settings and the machine; gives an `ImageData`, which makes streams.
-
-    data = open_images(source, images, augment, shuffle=True, num_replicas=2, runtime=runtime)
-    stream = data.stream(placement, data.feed(replica_index=0))
+data = open_images(source, images, augment, shuffle=True, num_replicas=2, runtime=runtime)
+stream = data.stream(placement, data.feed(replica_index=0))
 """
 
 import dataclasses
@@ -31,30 +29,31 @@ from tfaccel.data.loaders.tf_data import TfDataStream
 from tfaccel.data.placement import Placement
 from tfaccel.data.scan import files
 from tfaccel.data.shards import Plan, check_even
-from tfaccel.data.source import ArraySource, ImageSource, UnreadableError
+from tfaccel.data.source import ArraySource, ImageSource, UnreadableError, spread
 from tfaccel.data.sources.kinds import check_kinds
 from tfaccel.data.sources.pillow import image_size
 from tfaccel.runtime.devices import Device, Runtime
 
 log = logging.getLogger("tfaccel")
 
-# Of the GPU's memory, for batches that wait for others; of which there are so many at a time:
-# in DALI's memory, of the launches after next, and in TensorFlow's, of this one and the next. So
-# much that ten batches of 256 of 224x224 in float16, 4,410 MiB, are one launch on 80 GB.
+# The share of a GPU's memory that batches may take while they wait for the others of their launch.
+# HELD launches are in memory at once: this one and the next in TensorFlow's memory, later ones in
+# DALI's. With this share ten batches of 256 images of 224x224 in float16, 4,410 MiB, are one launch
+# on a GPU of 80 GB.
 TOGETHER_SHARE, HELD = 0.06, 6
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageData:
-    """A source, how its images become batches, and by which loader.
+    """A source, the settings of its batches, and the loader that reads it.
 
     Attributes:
-      source: encoded images; arrays for the loaders "memory" and "cache".
-      images: size, batch and the rest.
-      augment: what is drawn.
+      source: encoded images, or arrays for the loaders "memory" and "cache".
+      images: size, batch and other settings.
+      augment: the settings of the augmentation.
       plan: how epochs are cut into steps and rows.
-      loader: one of config.LOADERS, but for "auto".
-      dtype: of the images: float16 where the model computes in it, or float32.
+      loader: one of config.LOADERS, except "auto".
+      dtype: dtype of the images: float16 if the model computes in float16, else float32.
       dali: DALI's settings.
       found: the source before it was decoded.
     """
@@ -70,16 +69,15 @@ class ImageData:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Of the labels, in order; empty for paired images."""
+        """Names of the labels, in order; empty for paired images."""
         return self.source.class_names
 
     @property
     def pixel_range(self) -> tuple[float, float]:
-        """The least and the largest value that a pixel may have: (pixel / 255 - mean) / std."""
-        pairs = list(zip(self.images.mean, self.images.std, strict=True))
-        return min((0 - mean) / std for mean, std in pairs), max(
-            (1 - mean) / std for mean, std in pairs
-        )
+        """The least and the largest value of a pixel: (pixel / 255 - mean) / std."""
+        pairs = zip(self.images.mean, self.images.std, strict=True)
+        ends = [(level - mean) / std for mean, std in pairs for level in (0, 1)]
+        return min(ends), max(ends)
 
     @property
     def spec(self) -> tuple[tf.TensorSpec, tf.TensorSpec]:
@@ -89,11 +87,11 @@ class ImageData:
 
     @property
     def skips_bad(self) -> bool:
-        """Whether a file that cannot be read is left out."""
+        """Whether files that cannot be read are skipped."""
         return self.images.bad_files == "skip"
 
     def described(self) -> list[str]:
-        """Returns lines for people: the images' shape and range, their loader, what is drawn."""
+        """Returns lines of text: the images' shape and range, the loader and the augmentation."""
         height, width = self.images.image_size
         least, largest = self.pixel_range
         lines = [
@@ -111,33 +109,29 @@ class ImageData:
         return [*lines, f"augmented: {', '.join(changed)}"] if changed else lines
 
     def facts(self) -> dict[str, object]:
-        """Returns what must be the same for all workers, by name: see `agreement`."""
+        """Returns the facts that must be the same on all workers, by name: see `agreement`."""
         images = self.images
         pixels = images.image_size, images.channels, images.mean, images.std, images.targets
-        settings = {
-            "plan": self.plan,
-            "augmentation": self.augment,
-            "images": (*pixels, self.dtype),
-        }
-        return self.found.facts() | settings
+        facts = {"plan": self.plan, "augmentation": self.augment, "images": (*pixels, self.dtype)}
+        return self.found.facts() | facts
 
     def stamps(self) -> dict[str, dict]:
-        """Returns what changes when the data are replaced while a run is stopped."""
+        """Returns values that change if the data is replaced while a run is stopped."""
         return self.found.stamps()
 
     def feed(self, replica_index: int, *, first: int = 0, lost: frozenset = frozenset()) -> Feed:
-        """Returns what a replica reads from batch `first` on, counted from epoch 0."""
+        """Returns the feed of a replica from batch `first` on, counted from epoch 0."""
         return Feed(self.plan, self.augment, self.images.image_size, replica_index, first, lost)
 
     def stream(self, placement: Placement, feed: Feed) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
-        """Returns one replica's batches without end."""
+        """Returns an endless stream of one replica's batches."""
         settings = {"feed": feed, "placement": placement, "dtype": self.dtype}
         if self.loader == "tf_data":
             return TfDataStream(self.source, self.images, **settings)
         if self.loader in ("memory", "cache"):
             on_device = self.loader == "memory"
             return MemoryStream(self.source, self.images, on_device=on_device, **settings)
-        from tfaccel.data.loaders.dali import DaliStream  # half a second, of those that use DALI
+        from tfaccel.data.loaders.dali import DaliStream  # the import takes half a second
 
         on_gpu = self.loader == "dali_gpu"
         return DaliStream(
@@ -145,28 +139,30 @@ class ImageData:
         )
 
     @property
-    def come_made(self) -> bool:
-        """Whether batches that are `deferred` are there already, and wait for one another."""
+    def deferred_are_made(self) -> bool:
+        """Whether `deferred` gives finished batches, which wait for the others of their launch."""
         return self.loader == "dali_gpu"
 
     def at_a_time(self, devices: Sequence[Device], most: int) -> tuple[int, str]:
-        """Returns how many batches a launch of several steps has, and why no more, in words.
+        """Returns how many batches one launch of several steps takes, and why not more.
 
-        Those of images in a GPU's memory are made in the step; unless they are resized, which XLA
-        does quickly as a program of its own alone. As part of another it computes weights anew for
-        every pixel: 155 ms for 7 (32 windows of 320x320 to 128x128 on the CPU, 2026-11-22).
+        Images in a GPU's memory become batches inside the step, unless they are resized. XLA
+        resizes fast only in a program that does nothing else. As part of a step it computes the
+        weights again for every pixel: 155 ms instead of 7 (32 windows of 320x320 to 128x128 on the
+        CPU, 2026-11-22).
 
-        What DALI makes on a GPU waits there for the rest: so many as take little memory on each of
-        the GPUs and divide `most`, so that executions have launches of one length.
+        Batches that DALI makes on a GPU wait there for the others of their launch. Their number
+        divides `most`, so that all launches of an execution have one length, and their memory stays
+        below `TOGETHER_SHARE` on each GPU.
 
         Args:
-          devices: of the replicas.
-          most: steps of an execution, at least 2.
+          devices: devices of the replicas.
+          most: number of steps in an execution, at least 2.
 
         Returns:
-          1 where batches come one by one; `most`, and "", where an execution is one launch.
+          The number, and a reason in words: `most` and "" if an execution is one launch.
         """
-        if self.come_made:
+        if self.deferred_are_made:
             return self._fit_together(devices, most)
         if self.loader != "memory":
             return 1, f"the loader is {self.loader}"
@@ -184,21 +180,22 @@ class ImageData:
         number = max((each for each in range(1, fit + 1) if most % each == 0), default=1)
         if number == most:
             return most, ""
-        why = f"{most} would take up to {most * batch >> 20:,} of the GPU's {room >> 20:,} MiB"
+        why = f"{most} batches would take up to {most * batch >> 20:,} MiB, more than "
+        why += f"{TOGETHER_SHARE:.0%} of the GPU's {room >> 20:,} MiB"
         if number == 1 and fit > 1:
-            why = f"{why}, and no fewer divide {most}; let steps_per_execution have divisors"
+            why += f", and no smaller number divides {most}; use steps_per_execution with divisors"
         return number, why
 
     def deferred(self, placement: Placement, feed: Feed, number: int) -> Iterator[Deferred]:
-        """Returns one replica's batches, for launches of several steps.
+        """Returns a stream of one replica's batches, for launches of several steps.
 
         Args:
-          placement: of the replica.
-          feed: what it reads.
-          number: batches at a time, of `at_a_time`; an epoch's last ones may be fewer.
+          placement: where and how the stream runs.
+          feed: the examples and draws of each batch.
+          number: batches in a launch, from `at_a_time`; an epoch's last launch may have fewer.
         """
         settings = {"feed": feed, "placement": placement, "dtype": self.dtype, "most": number}
-        if not self.come_made:
+        if not self.deferred_are_made:
             return DeferredStream(self.source, self.images, **settings)
         from tfaccel.data.loaders.dali import TogetherStream
 
@@ -223,29 +220,25 @@ def open_images(
 
     Args:
       source: the images.
-      images: size, batch and the rest.
-      augment: what is drawn.
+      images: size, batch and other settings.
+      augment: the settings of the augmentation.
       shuffle: whether every epoch has a new order.
-      num_replicas: over all workers.
+      num_replicas: number of replicas over all workers.
       runtime: devices, seed and precision.
-      num_local: processes of this job on this machine, which share its memory.
-      num_threads: to look through and to decode images with.
+      num_local: number of workers on this machine, which share its memory.
+      num_threads: number of threads that scan and decode images.
       dali: DALI's settings.
 
     Raises:
-      UserError: settings that contradict each other, or a file that cannot be used.
+      UserError: settings contradict each other, or a file cannot be used.
     """
     _check(source, images, augment)
     global_batch_size = images.whole_batch(num_replicas)
-    check_even(global_batch_size, num_replicas=num_replicas)  # before minutes of decoding
+    check_even(global_batch_size, num_replicas=num_replicas)  # before decoding, which takes minutes
     if images.bad_files == "skip" and isinstance(source, ImageSource):
-        smallest = files.smallest_window(images, augment)
+        smallest, masks = files.smallest_window(images, augment), images.targets == "mask"
         report = files.scan_files(
-            source,
-            num_workers=num_threads,
-            progress=True,
-            smallest=smallest,
-            masks=images.targets == "mask",
+            source, num_workers=num_threads, progress=True, smallest=smallest, masks=masks
         )
         source = files.usable(source, report)
     choice = choose_loader(
@@ -291,11 +284,11 @@ def open_images(
 def _check_some(
     source: ImageSource, images: ImageConfig, augment: AugmentConfig, *, by_pillow: bool
 ) -> None:
-    """Raises UserError for an image of a sample whose kind or size the loader does not take.
+    """Raises UserError if a sampled image has a kind or size that the loader does not take.
 
-    The loaders look at each of the others as they read it for the first time.
+    The loaders check each other image when they first read it.
     """
-    sample = np.unique(np.linspace(0, len(source) - 1, NUM_SAMPLED).astype(int))
+    sample = spread(len(source), NUM_SAMPLED)
     check_kinds(source.images, sample, are_masks=False, by_pillow=by_pillow)
     if source.targets is not None:
         are_masks = images.targets == "mask"
@@ -308,17 +301,17 @@ def _check_some(
 
 def _check(source, images: ImageConfig, augment: AugmentConfig) -> None:
     if images.channels == 1 and (augment.saturation or augment.hue_degrees):
-        raise UserError("saturation or hue_degrees with channels=1; grey images have no hue: use 0")
-    if images.targets == "mask" and source.targets is None:
         raise UserError(
-            "targets='mask' for images with labels; it is for pairs alone: leave it out"
+            "channels=1 makes grey images, which have no hue; use saturation=0 and hue_degrees=0"
         )
+    if images.targets == "mask" and source.targets is None:
+        raise UserError("targets='mask' needs pairs of images, but these have labels; remove it")
 
 
 def _decoded(source: ImageSource, images, choice: Choice, *, num_threads) -> ArraySource:
     size = choice.stored_size
     if size != images.image_size:
-        log.info("loader: images are stored as %dx%d; windows are cut out of that", *size)
+        log.info("loader: images are stored as %dx%d, and windows are cut out of these", *size)
     settings = {"stored_size": size, "channels": images.channels, "targets": images.targets}
     store = cached if choice.loader == "cache" else kept if images.loader == "auto" else decode_all
     try:
@@ -326,14 +319,14 @@ def _decoded(source: ImageSource, images, choice: Choice, *, num_threads) -> Arr
     except UnreadableError as error:
         if images.bad_files != "skip":
             raise
-        # They were there when all were looked through.
-        log.warning("data: %s; left out", error)
+        # They could be read when the files were scanned.
+        log.warning("data: %s; skipped", error)
         left = source.without(np.array(error.ids))
         return store(left, num_threads=num_threads, **settings)
 
 
 def _log_decoder_memory(dali: DaliConfig) -> None:
-    """Says what of a GPU and of the host is taken before the first image."""
+    """Logs the memory that the decoder takes before the first image, on the GPU and on the host."""
     own = "DALI's own default"
     device, pinned = (
         own if each is None else mib(each)
@@ -341,21 +334,20 @@ def _log_decoder_memory(dali: DaliConfig) -> None:
     )
     size = dali.preallocate_width_hint, dali.preallocate_height_hint
     log.info(
-        "loader: each of the decoder's threads begins with %s of GPU memory and twice %s of pinned "
-        "memory, the hardware decoder with %s; steps may wait for an image that needs more "
+        "loader: each thread of the decoder starts with %s of GPU memory and twice %s of pinned "
+        "memory, the hardware decoder with %s; larger images make steps wait for more memory "
         "(dali.device_memory_padding, dali.host_memory_padding; dali.preallocate_width_hint, "
         "dali.preallocate_height_hint)",
         device,
         pinned,
-        own if None in size else "what {}x{} pixels need".format(*size),
+        own if None in size else "enough for {}x{} pixels".format(*size),
     )
 
 
 def _log_resize(source, images: ImageConfig, augment: AugmentConfig) -> None:
-    """Says whether images are resized, going by the first one."""
+    """Logs whether images are resized, judging from the first one."""
     found = source.images.shape[1:3] if isinstance(source, ArraySource) else None
     found = found or image_size(source.images, 0)
     if augment.window == "stretch" and found != images.image_size:
-        log.info(
-            "data: images are resized to %dx%d; the first is %dx%d", *images.image_size, *found
-        )
+        size = images.image_size
+        log.info("data: images are resized to %dx%d; the first is %dx%d", *size, *found)

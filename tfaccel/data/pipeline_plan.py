@@ -1,7 +1,8 @@
-"""How long an epoch of a user's own DALI pipeline is, and which rows of it are padding.
+"""Computes the length of an epoch of a user's own DALI pipeline, and its padding rows.
 
-Takes what DALI says of the pipeline's readers; gives a `PipelinePlan`. Pure arithmetic: DALI's own
-rules, as measured (tests/data/test_user_pipeline.py holds them against DALI 2.4).
+`plan_by` takes DALI's description of the pipeline's readers and returns a `PipelinePlan`. This is
+pure arithmetic with DALI's own rules, as measured (tests/data/test_user_pipeline.py compares them
+with DALI 2.4).
 
     plan = plan_by(pipeline.reader_meta(), global_batch_size=8, num_replicas=2, last_batch="pad")
     plan.real(epoch=3, step=4, replica_index=1)
@@ -22,21 +23,22 @@ log = logging.getLogger("tfaccel")
 
 @dataclasses.dataclass(frozen=True)
 class PipelinePlan:
-    """How many batches of a user's pipeline are an epoch, and which of their rows count.
+    """How many batches of a user's pipeline are an epoch, and which of their rows are padding.
 
-    A DALI reader with pad_last_batch=True makes ceil(largest shard / rows) batches of each pass
-    over its shard, the last ones filled up with copies of its last example. Without, it goes on
-    with the next pass inside a batch. Shard i of R holds the examples floor(i * N / R) to
-    floor((i + 1) * N / R); without stick_to_shard=True a reader takes the next one each pass.
+    A DALI reader with pad_last_batch=True makes ceil(largest shard / rows) batches in each pass
+    over its shard, and fills the last ones up with copies of its last example. Without it, a reader
+    starts its next pass in the middle of a batch. Shard i of R holds the examples from
+    floor(i * N / R) to floor((i + 1) * N / R). Without stick_to_shard=True a reader moves to the
+    next shard in each pass.
 
     Attributes:
-      num_examples: of the readers; None for a pipeline without.
+      num_examples: number of the readers' examples; None for a pipeline without a reader.
       global_batch_size: examples per step over all replicas; a multiple of `num_replicas`.
-      num_replicas: over all workers.
-      num_steps: of an epoch.
-      last_batch: "pad", "drop" or "repeat", as ImageConfig says.
+      num_replicas: number of replicas over all workers.
+      num_steps: number of steps in an epoch.
+      last_batch: "pad", "drop" or "repeat", as in ImageConfig.
       reader_pads: whether the readers have pad_last_batch=True.
-      reader_sticks: whether each stays with its shard.
+      reader_sticks: whether each reader keeps its shard.
     """
 
     num_examples: int | None
@@ -49,23 +51,23 @@ class PipelinePlan:
 
     @property
     def rows_per_replica(self) -> int:
-        """The rows of every batch."""
+        """The number of rows in every batch."""
         return self.global_batch_size // self.num_replicas
 
     @property
     def batches_per_epoch(self) -> int:
-        """What the pipeline makes in an epoch: with "drop", more than the steps if it pads."""
+        """The number of batches that the pipeline makes in an epoch, at least `num_steps`."""
         if self.reader_pads:
             return math.ceil(self.num_examples / self.global_batch_size)
         return self.num_steps
 
     def real(self, *, step: int, epoch: int, replica_index: int) -> np.ndarray:
-        """Returns which of one replica's rows of one step count: [rows] bool.
+        """Returns which of one replica's rows of one step are not padding: [rows] bool.
 
         Args:
-          step: of the epoch, from 0.
-          epoch: from 0.
-          replica_index: from 0, over all workers.
+          step: the step within the epoch, from 0.
+          epoch: the epoch, from 0.
+          replica_index: index of the replica over all workers, from 0.
         """
         left = self.rows_per_replica
         if self.reader_pads and self.last_batch == "pad":
@@ -81,12 +83,12 @@ class PipelinePlan:
 
 @dataclasses.dataclass(frozen=True)
 class PipelineFeed:
-    """Which batches one replica reads. DALI decides on the examples.
+    """The batches that one replica reads. DALI chooses their examples.
 
     Attributes:
       plan: how long an epoch is.
-      replica_index: from 0, over all workers.
-      first: which batch is number 0, counted from the start of epoch 0.
+      replica_index: index of the replica over all workers, from 0.
+      first: the batch that has number 0, counted from the start of epoch 0.
     """
 
     plan: PipelinePlan
@@ -97,31 +99,31 @@ class PipelineFeed:
 def plan_by(
     readers: Mapping, *, global_batch_size: int, num_replicas: int, last_batch: str
 ) -> PipelinePlan:
-    """Returns the plan of a pipeline whose readers say how long an epoch is.
+    """Returns the plan of a pipeline with readers, which tell how long an epoch is.
 
     Args:
-      readers: what DALI's `reader_meta()` says of each, in the pipeline of the last replica.
+      readers: DALI's `reader_meta()` of the last replica's pipeline.
       global_batch_size: examples per step over all replicas.
-      num_replicas: over all workers.
-      last_batch: as ImageConfig says.
+      num_replicas: number of replicas over all workers.
+      last_batch: "pad", "drop" or "repeat", as in ImageConfig.
 
     Raises:
-      UserError: a reader is not sharded, they differ, or they do not suit `last_batch`.
+      UserError: a reader is not sharded, readers differ, or they do not suit `last_batch`.
     """
     size, pads, sticks = _agreed(readers, num_replicas)
     even = size % global_batch_size == 0
     if last_batch == "pad" and not (pads or even):
         raise UserError(
-            "last_batch='pad' for a pipeline whose reader runs on into the next epoch; add "
-            "pad_last_batch=True to it, or give last_batch='repeat' or 'drop'"
+            "last_batch='pad' needs a reader that pads its last batch; add pad_last_batch=True to "
+            "the reader, or use last_batch='repeat' or 'drop'"
         )
     if last_batch == "drop" and size < global_batch_size:
         raise UserError(
-            f"global_batch_size={global_batch_size} is more than the {size} examples, and "
-            "last_batch='drop' leaves none; use a smaller batch, or 'pad'"
+            f"global_batch_size={global_batch_size} is more than the {size} examples, so "
+            "last_batch='drop' leaves no batch; use a smaller batch, or last_batch='pad'"
         )
     if last_batch == "repeat" and not even:
-        log.info("pipeline: an epoch counts some examples again, to fill its last batch")
+        log.info("pipeline: some examples count twice in an epoch, to fill its last batch")
     whole = math.floor if last_batch == "drop" else math.ceil
     return PipelinePlan(
         num_examples=size,
@@ -135,7 +137,7 @@ def plan_by(
 
 
 def _agreed(readers: Mapping, num_replicas: int) -> tuple[int, int, int]:
-    """Returns the readers' length, and whether they pad and stick to their shard."""
+    """Returns the readers' epoch_size, pad_last_batch and stick_to_shard if they agree."""
     last = num_replicas - 1
     for meta in readers.values():
         if (meta["number_of_shards"], meta["shard_id"]) != (num_replicas, last):
@@ -149,6 +151,6 @@ def _agreed(readers: Mapping, num_replicas: int) -> tuple[int, int, int]:
     if len(kinds) > 1:
         raise UserError(
             f"the pipeline's readers differ in ({', '.join(keys)}): {kinds[0]} and {kinds[1]}; "
-            "make them alike, or an epoch has no one length"
+            "give all readers the same values, so that an epoch has one length"
         )
     return kinds[0]

@@ -1,4 +1,4 @@
-"""Where and how one replica's stream runs."""
+"""The device, threads and seed of one replica's stream."""
 
 import dataclasses
 
@@ -12,9 +12,9 @@ class Placement:
     """Where and how one replica's stream runs.
 
     Attributes:
-      device: of the replica: batches are given there.
+      device: the replica's device, on which the batches are given.
       num_threads: CPU threads of the stream.
-      seed: for random operators that a user's own pipeline has; ours draw nothing.
+      seed: seed for the random operators of a user's own pipeline; ours have none.
     """
 
     device: Device
@@ -23,11 +23,11 @@ class Placement:
 
 
 def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns the data set without TensorFlow's tuner, to which streams leave nothing.
+    """Returns the data set without TensorFlow's tuner, which has nothing to tune in our streams.
 
-    With it, an iterator's end may wait for the tuner's next turn, up to a minute off: TensorFlow
-    2.21 wakes the tuner's thread before it says that the iterator is cancelled. Of 40 iterators
-    that were 12 s old one waited 8 s (2026-11-21).
+    With the tuner, the end of an iterator may wait for the tuner's next turn, up to a minute:
+    TensorFlow 2.21 wakes the tuner's thread before it marks the iterator as cancelled. Of 40
+    iterators that were 12 s old, one waited 8 s (2026-11-21).
     """
     options = tf.data.Options()
     options.autotune.enabled = False

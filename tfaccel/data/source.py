@@ -1,8 +1,8 @@
-"""What every image source gives: where each example's bytes are, and what it is labelled.
+"""The common form of all image sources: where each example's bytes are, and the labels.
 
-Takes nothing; `ImageSource` and `ArraySource` are what the files in data/sources/ return and what
-the loaders read. Class folders, lists, TFRecords and tar shards are all ranges of bytes in files,
-so that any example can be read at any time, and the order is the toolkit's own.
+The files in data/sources/ return an `ImageSource` or `ArraySource`, and the loaders read it. Class
+folders, lists, TFRecords and tar shards all become ranges of bytes in files. So any example can be
+read at any time, and the toolkit decides on the order.
 """
 
 import dataclasses
@@ -24,22 +24,22 @@ class UnreadableError(UserError):
     """Some examples cannot be used.
 
     Attributes:
-      ids: which, counted in the source.
+      ids: indices of the examples in the source.
     """
 
     def __init__(self, message: str, ids: tuple[int, ...]):
-        """Takes the sentence and the examples."""
+        """Takes the message and the indices of the examples."""
         super().__init__(message)
         self.ids = ids
 
 
 @dataclasses.dataclass(frozen=True)
 class Blobs:
-    """Encoded images: each a whole file, or a range of bytes in one.
+    """Encoded images: each is a whole file, or a range of bytes in a file.
 
     Attributes:
-      files: absolute paths, kept as `FileNames`; of whole files, one for each example.
-      file_of: [num_examples] int32, which file holds each example; None for whole files.
+      files: absolute paths, kept as `FileNames`. If images are whole files, one for each example.
+      file_of: [num_examples] int32, index of the file of each example; None for whole files.
       offsets: [num_examples] int64, in bytes; None for whole files.
       sizes: [num_examples] int64, in bytes; None for whole files.
     """
@@ -50,11 +50,11 @@ class Blobs:
     sizes: np.ndarray | None = None
 
     def __post_init__(self):
-        """Keeps the paths in little memory."""
+        """Stores the paths compactly."""
         object.__setattr__(self, "files", FileNames.of(self.files))
 
     def __repr__(self):
-        """Returns how many, and from where; not every path."""
+        """Returns the number of examples and files, and the folder."""
         where = f" in {shown(self.folder)}" if self.files else ""
         return f"<tfaccel images: {len(self):,} encoded, in {len(self.files):,} files{where}>"
 
@@ -69,18 +69,18 @@ class Blobs:
 
     @property
     def folder(self) -> str:
-        """The folder that all files lie in."""
+        """The deepest folder that contains all files."""
         return self.files.folder
 
     def name(self, index: int) -> str:
-        """Returns what to call an example: its path, or "shard.tar[bytes 512+1024]"."""
+        """Returns the name of an example: its path, or "shard.tar[bytes 512+1024]"."""
         if self.are_files:
             return self.files[index]
         file = self.files[self.file_of[index]]
         return f"{file}[bytes {self.offsets[index]}+{self.sizes[index]}]"
 
     def digest(self) -> str:
-        """Returns what tells these from others, wherever the folder that holds all of them is."""
+        """Returns a digest of the file names and ranges, which does not depend on the folder."""
         digest = hashlib.blake2b(digest_size=16)
         for part in self.files.below_folder():
             digest.update(part)
@@ -90,7 +90,7 @@ class Blobs:
         return digest.hexdigest()
 
     def read(self, index: int) -> bytes:
-        """Returns an example's bytes. Safe to call from several threads.
+        """Returns an example's bytes. Several threads may call it at once.
 
         Raises:
           OSError: the file cannot be read, or has become shorter.
@@ -105,22 +105,22 @@ class Blobs:
         return data
 
     def check_files(self, ids: np.ndarray, pool: Executor, *, num_threads: int) -> None:
-        """Looks at the files of some examples, which another library is to open.
+        """Checks the files of some examples, before another library opens them.
 
         Args:
-          ids: of the examples.
-          pool: of threads, so that a network drive is not waited for once for each file.
-          num_threads: of the pool.
+          ids: indices of the examples.
+          pool: a pool of threads, so that the latencies of a network drive overlap.
+          num_threads: number of threads in the pool.
 
         Raises:
-          OSError: for the first that is not there, or is a FIFO, a device or a socket.
+          OSError: a file is missing, or is a FIFO, a device or a socket; it names the first.
         """
         numbers = ids if self.are_files else np.unique(self.file_of[ids])
         files = [self.files.encoded(index) for index in numbers.tolist()]
         list(pool.map(check_regular, (files[start::num_threads] for start in range(num_threads))))
 
     def taken(self, ids: np.ndarray) -> "Blobs":
-        """Returns the examples at these indices alone."""
+        """Returns the examples at the given indices."""
         if self.are_files:
             return Blobs(self.files.taken(ids))
         return Blobs(self.files, *(each[ids] for each in (self.file_of, self.offsets, self.sizes)))
@@ -131,10 +131,10 @@ class ImageSource:
     """Encoded images with labels, or with target images.
 
     Attributes:
-      images: the inputs.
-      labels: [num_examples] int32, an index into `class_names` for each; None for pairs.
-      class_names: of the labels, in order; empty for pairs.
-      targets: of paired images, one for each input; None for labelled ones.
+      images: the input images.
+      labels: [num_examples] int32, indices into `class_names`; None for pairs.
+      class_names: names of the labels, in order; empty for pairs.
+      targets: target images of pairs, one for each input; None for labelled images.
     """
 
     images: Blobs
@@ -143,7 +143,7 @@ class ImageSource:
     targets: Blobs | None = None
 
     def __repr__(self):
-        """Returns what it holds, in a line; not every path and label."""
+        """Returns a summary of one line."""
         classes = f", {len(self.class_names)} classes" if self.class_names else ""
         pairs = ", with targets" if self.targets is not None else ""
         folder = shown(self.images.folder)
@@ -154,17 +154,17 @@ class ImageSource:
         return len(self.images)
 
     def facts(self) -> dict[str, object]:
-        """Returns what must be the same for all workers, by name: see `agreement`."""
+        """Returns the facts that must be the same on all workers, by name: see `agreement`."""
         parts = [each.digest() for each in (self.images, self.targets) if each is not None]
         return {"number of examples": len(self), "files": parts, "labels": _digest(self.labels)}
 
     def stamps(self) -> dict[str, dict]:
-        """Returns what changes when a file is replaced; of workers' own copies it may differ."""
+        """Returns values that change if a file is replaced; workers' own copies may differ."""
         parts = {"files": self.images, "target files": self.targets}
         return {name: stamps.of_files(each.files) for name, each in parts.items() if each}
 
     def taken(self, ids: np.ndarray) -> "ImageSource":
-        """Returns the examples at these indices alone. Class numbers stay."""
+        """Returns the examples at the given indices, with the same class numbers."""
         return dataclasses.replace(
             self,
             images=self.images.taken(ids),
@@ -173,21 +173,21 @@ class ImageSource:
         )
 
     def without(self, bad: np.ndarray) -> "ImageSource":
-        """Returns this less the examples at the indices `bad`. Class numbers stay."""
+        """Returns the source without the examples at the indices `bad`."""
         return self.taken(np.delete(np.arange(len(self)), bad))
 
 
 @dataclasses.dataclass(frozen=True)
 class ArraySource:
-    """Decoded images with labels, in memory or mapped from a file.
+    """Decoded images with labels or target images, in memory or mapped from a file.
 
     Attributes:
       images: [num_examples, height, width, channels] uint8.
-      labels: [num_examples] int32.
-      class_names: of the labels, in order.
-      targets: of paired images, [num_examples, height, width, channels] uint8; else None.
-      copies: of images and targets in GPUs' memory, by (name, device); the loader "memory" makes
-        them. All loaders of this source share them, and they go when it goes.
+      labels: [num_examples] int32, indices into `class_names`; None for pairs.
+      class_names: names of the labels, in order; empty for pairs.
+      targets: target images of pairs, [num_examples, height, width, channels] uint8; else None.
+      copies: copies of images and targets in the GPUs' memory, by (name, device). The loader
+        "memory" makes them. All loaders of the source share them, and they live as long as it.
     """
 
     images: np.ndarray
@@ -197,7 +197,7 @@ class ArraySource:
     copies: dict = dataclasses.field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __repr__(self):
-        """Returns what it holds, in a line; not every pixel."""
+        """Returns a summary of one line."""
         classes = f", {len(self.class_names)} classes" if self.class_names else ""
         pairs = ", with targets" if self.targets is not None else ""
         return f"<tfaccel source: uint8 array {self.images.shape}{classes}{pairs}>"
@@ -207,20 +207,25 @@ class ArraySource:
         return len(self.images)
 
     def facts(self) -> dict[str, object]:
-        """Returns what must be the same for all workers, by name. (Not pixels: they take long.)"""
+        """Returns the facts that must be the same on all workers. Pixels would take too long."""
         shapes = [each.shape for each in (self.images, self.targets) if each is not None]
         return {"number of examples": len(self), "shape": shapes, "labels": _digest(self.labels)}
 
     def stamps(self) -> dict[str, dict]:
-        """Returns what changes when an array is replaced: see `stamps.of_array`."""
+        """Returns values that change if an array is replaced: see `stamps.of_array`."""
         parts = {"images": self.images, "targets": self.targets}
         return {name: stamps.of_array(each) for name, each in parts.items() if each is not None}
 
     def taken(self, ids: np.ndarray) -> "ArraySource":
-        """Returns the examples at these indices alone. Class numbers stay."""
+        """Returns the examples at the given indices, with the same class numbers."""
         arrays = {name: getattr(self, name) for name in ("images", "labels", "targets")}
         taken = {name: each[ids] for name, each in arrays.items() if each is not None}
         return dataclasses.replace(self, **taken)
+
+
+def spread(length: int, most: int) -> np.ndarray:
+    """Returns at most `most` indices, spread evenly over `length` examples: [n] int64."""
+    return np.unique(np.linspace(0, length - 1, min(most, length)).astype(int))
 
 
 def _digest(labels: np.ndarray | None) -> str | None:

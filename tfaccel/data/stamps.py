@@ -1,13 +1,12 @@
-"""Whether the data are still those that a run began with: sizes, times and samples of their bytes.
-
-Takes files or arrays; gives values for JSON, which differ where the data were changed in between.
+"""Values that change if a run's data is changed: sizes, times of change and samples of the bytes.
 
     of_files(("a/1.png", "a/2.png"))
     # {"bytes": 2310, "newest change": "2026-11-27T09:12:00+00:00", "sizes and times": "5c2a..."}
     of_array(images)
 
-A million files take 3 s of wall time and 2 of CPU, once a start (2 cores, 2026-11-27). A file that
-was replaced by one of the same size and the same time of change is not found out.
+The values can be written as JSON. A million files take 3 s of wall time and 2 s of CPU, once in
+each start (2 cores, 2026-11-27). A file that is replaced by one with the same size and the same
+time of change is not noticed.
 """
 
 import concurrent.futures
@@ -20,14 +19,14 @@ import numpy as np
 
 NUM_THREADS = 16  # to hide the latency of a network drive
 FILES_AT_A_TIME = 1024
-SAMPLED_BYTES = 64 << 20  # of an array in memory: all of a smaller one
+SAMPLED_BYTES = 64 << 20  # of an array in memory; a smaller array is read wholly
 
 
 def of_files(files: Sequence[str]) -> dict[str, object]:
-    """Returns what tells the files from changed ones, wherever their folder is.
+    """Returns values that change with the files, and do not depend on their folder.
 
     Args:
-      files: their paths, in the order of the source. One that is gone counts as empty.
+      files: paths in the order of the source. A missing file counts as empty.
     """
     starts = range(0, len(files), FILES_AT_A_TIME)
     parts = (files[start : start + FILES_AT_A_TIME] for start in starts)
@@ -42,13 +41,14 @@ def of_files(files: Sequence[str]) -> dict[str, object]:
 
 
 def of_array(array: np.ndarray) -> dict[str, object]:
-    """Returns what tells an array from a changed one.
+    """Returns values that change with the array.
 
-    Of one that is mapped from a file, that is the file's size and time. Of one in memory it is a
-    digest of its rows: of all of them, or of 64 MiB evenly spread over it where it is larger.
+    For an array that is mapped from a file, they are the file's size and time of change. For an
+    array in memory, they are a digest of its rows, or of 64 MiB of rows, evenly spread, if the
+    array is larger.
 
     Args:
-      array: [num_examples, ...], of any numbers.
+      array: [num_examples, ...], of any numeric dtype.
     """
     file = getattr(array, "filename", None)
     if isinstance(array, np.memmap) and file:
@@ -60,14 +60,14 @@ def of_array(array: np.ndarray) -> dict[str, object]:
 
 
 def _states(files: Sequence[str]) -> np.ndarray:
-    """Returns [num_files, 2] int64: bytes, and the time of the last change in ns."""
+    """Returns [num_files, 2] int64: the size in bytes, and the time of the last change in ns."""
     return np.array([_state(each) for each in files], np.int64)
 
 
 def _state(file: str) -> tuple[int, int]:
     try:
         found = os.stat(file)
-    except OSError:  # reading it says what is wrong
+    except OSError:  # the loader that reads the file reports the error
         return 0, 0
     return found.st_size, found.st_mtime_ns
 

@@ -1,10 +1,8 @@
-"""Whether the data that a config names are there, told in milliseconds: no file is listed or read.
+"""Checks in milliseconds whether the data that a config names exists. No file is listed or read.
 
-Takes the config's part about data; raises the sentence that opening them would raise.
+The check raises the same errors as opening the data would. Needs no TensorFlow.
 
     check_there(config.data, "train")
-
-Needs no TensorFlow.
 """
 
 import pathlib
@@ -29,21 +27,21 @@ _FIND = {
 
 
 def places(data: DataConfig, split: str) -> tuple[pathlib.Path, ...]:
-    """Returns where the images of "train" or "test" are, and of pairs where their targets are."""
+    """Returns the path of the images of "train" or "test", and for pairs that of their targets."""
     root = pathlib.Path(data.root) if data.root else ensure_digits()
     names = (split, f"{split}_targets") if data.source == "pairs" else (split,)
     return tuple(root / getattr(data, each) for each in names)
 
 
 def check_there(data: DataConfig, split: str) -> None:
-    """Looks for the folders or files themselves, and not for what is in them.
+    """Checks that the folders or files of a split exist, but not what they contain.
 
     Args:
       data: where the images are.
       split: "train" or "test".
 
     Raises:
-      UserError: one is not there, or a file is where a folder should be, or the reverse.
+      UserError: a path does not exist, or is a file and not a folder, or the reverse.
     """
     for place in map(absolute, places(data, split)):
         _FIND[data.source](place)

@@ -1,8 +1,8 @@
-"""Examples that the user's own Python gives: one at a time, as arrays of fixed shapes.
+"""Reads examples from a user's own Python code, one at a time, as arrays of fixed shapes.
 
-Takes an object with `__len__` and `__getitem__(index)`, or a callable of an index without end;
-gives an `ExamplesData`, which makes streams. Values are stacked and passed on as they are: nothing
-is resized, normalised or augmented, and uint8 images arrive as uint8.
+The source is an object with `__len__` and `__getitem__(index)`, or an endless callable of an index.
+Values are stacked and otherwise passed on unchanged: nothing is resized, normalised or augmented,
+and uint8 images stay uint8.
 
     data = open_examples(Mine(), global_batch_size=64, num_replicas=2, seed=0, shuffle=True, ...)
     x, y = next(data.stream(placement, data.feed(replica_index=0)))
@@ -31,7 +31,7 @@ from tfaccel.data.shards import Plan, Rows, check_even, part
 
 log = logging.getLogger("tfaccel")
 
-PREFETCH_BATCHES = 2  # made ahead of the step, as DALI's default
+PREFETCH_BATCHES = 2  # batches that are made ahead of the step; DALI's default
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,10 +40,10 @@ class EndlessPlan:
 
     Attributes:
       global_batch_size: examples per step over all replicas; a multiple of `num_replicas`.
-      num_replicas: over all workers.
-      num_steps: what is called an epoch.
-      num_examples: None; a `shards.Plan` knows it.
-      last_batch: no batch is ever padded.
+      num_replicas: number of replicas over all workers.
+      num_steps: number of steps in what is called an epoch.
+      num_examples: None; `shards.Plan` has a number here.
+      last_batch: "drop", because no batch is ever padded.
     """
 
     global_batch_size: int
@@ -53,17 +53,17 @@ class EndlessPlan:
     last_batch: str = "drop"
 
     def __post_init__(self):
-        """Checks that batches come out even."""
+        """Checks that all replicas get equal batches, and that an epoch has a step."""
         check_even(self.global_batch_size, num_replicas=self.num_replicas)
         check_int("steps_per_epoch", self.num_steps, at_least=1)
 
     @property
     def rows_per_replica(self) -> int:
-        """The rows of every batch."""
+        """The number of rows in every batch."""
         return self.global_batch_size // self.num_replicas
 
     def rows(self, *, epoch: int, step: int, replica_index: int) -> Rows:
-        """Returns one replica's rows of one step: see `shards.Plan.rows`."""
+        """Returns one replica's rows of one step: see `Plan.rows`."""
         own = part(
             self.global_batch_size, num_replicas=self.num_replicas, replica_index=replica_index
         )
@@ -73,18 +73,18 @@ class EndlessPlan:
         return Rows(first + positions, positions, real)
 
     def real(self, *, epoch: int, step: int, replica_index: int) -> np.ndarray:
-        """Returns which of one replica's rows of one step are no padding: [rows] bool, all."""
+        """Returns which of one replica's rows of one step are not padding: all, [rows] bool."""
         return np.ones(self.rows_per_replica, bool)
 
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """A source, and what its first example looks like. Safe to read from several threads if it is.
+    """A source, and the structure of its first example. It is as thread-safe as the source.
 
     Attributes:
       read: returns the example at an index.
-      num_examples: None where there is no end.
-      names: the first example's structure, with a name in the place of each array.
+      num_examples: number of examples; None for an endless source.
+      names: the structure of the first example, with a name in place of each array.
       specs: the (shape, dtype) of each array, by name.
     """
 
@@ -97,33 +97,33 @@ class Examples:
         """Returns an example's arrays by name.
 
         Raises:
-          UserError: the source fails, or the arrays are not like the first example's.
+          UserError: the source fails, or the arrays differ from the first example's.
         """
         _, arrays = _arrays(self.read, index, endless=self.num_examples is None)
         if arrays.keys() != self.specs.keys():
             raise UserError(
-                f"example {index} has {_listed(arrays)}, expected {_listed(self.specs)} as example "
-                "0 has; give all examples one structure"
+                f"example {index} has {_listed(arrays)}, expected {_listed(self.specs)} as in "
+                "example 0; give all examples the same structure"
             )
         for name, array in arrays.items():
             if (array.shape, array.dtype) != self.specs[name]:
                 raise UserError(
                     f"example {index}: {name} is {_described(array.shape, array.dtype)}, expected "
-                    f"{_described(*self.specs[name])} as in example 0; give all examples one shape "
-                    "and dtype"
+                    f"{_described(*self.specs[name])} as in example 0; give all examples the same "
+                    "shape and dtype"
                 )
         return arrays
 
 
 @dataclasses.dataclass(frozen=True)
 class ExamplesData:
-    """A source and its plan, as a Loader reads them.
+    """A source and its plan, in the form that a Loader reads.
 
     Attributes:
       examples: the source.
       plan: how epochs are cut into steps and rows.
-      class_names: none are known.
-      skips_bad: an example that fails ends the run.
+      class_names: empty, because no classes are known.
+      skips_bad: False, because an example that fails ends the run.
     """
 
     examples: Examples
@@ -133,7 +133,7 @@ class ExamplesData:
 
     @property
     def spec(self) -> tuple:
-        """The `tf.TensorSpec`s of one replica's batch: the first example's structure."""
+        """The `tf.TensorSpec`s of one replica's batch, in the structure of the first example."""
         specs, rows = self.examples.specs, self.plan.rows_per_replica
 
         def of_batch(name):
@@ -143,7 +143,7 @@ class ExamplesData:
         return tf.nest.map_structure(of_batch, self.examples.names)
 
     def facts(self) -> dict[str, object]:
-        """Returns what must be the same for all workers, by name: see `agreement`."""
+        """Returns the facts that must be the same on all workers, by name: see `agreement`."""
         examples = self.examples
         return {
             "number of examples": examples.num_examples,
@@ -152,26 +152,26 @@ class ExamplesData:
         }
 
     def feed(self, replica_index: int, *, first: int = 0, lost: frozenset = frozenset()) -> Feed:
-        """Returns what a replica reads from batch `first` on, counted from epoch 0."""
+        """Returns the feed of a replica from batch `first` on, counted from epoch 0."""
         return Feed(self.plan, AugmentConfig(), (1, 1), replica_index, first, lost)  # draws nothing
 
     def stream(self, placement: Placement, feed: Feed) -> "ExamplesStream":
-        """Returns one replica's batches without end."""
+        """Returns an endless stream of one replica's batches."""
         return ExamplesStream(self.examples, feed=feed, placement=placement)
 
 
 class ExamplesStream(Iterator):
     """An endless iterator over one replica's batches.
 
-    Yields the structure of an example, always a tuple ((x,) where an example is x alone), each
-    array stacked to a tensor [rows, ...] on the replica's device. (TensorFlow itself keeps int32
-    in host memory there.)
+    A batch has the structure of an example, and is always a tuple: (x,) if an example is x alone.
+    Each array is stacked to a tensor [rows, ...] on the replica's device. (TensorFlow keeps int32
+    tensors of a GPU in host memory.)
 
-    Not through tf.data: TensorFlow would keep the Python function, and with it the source, for
-    good, and would make text of the user's exceptions.
+    It does not use tf.data. TensorFlow would never free the Python function and with it the source,
+    and would turn the user's exceptions into text.
 
     Raises:
-      UserError: from `next`, when the source fails or gives an example unlike the first.
+      UserError: `next` raises it if the source fails or an example differs from the first.
     """
 
     def __init__(self, examples: Examples, *, feed: Feed, placement: Placement):
@@ -179,12 +179,12 @@ class ExamplesStream(Iterator):
 
         Args:
           examples: the source.
-          feed: which examples each batch holds.
-          placement: where batches are given, and how many threads read.
+          feed: which examples each batch has.
+          placement: the device of the batches, and the number of threads that read.
         """
         readers = ThreadPoolExecutor(placement.num_threads, "tfaccel-examples")
         batches = ThreadPoolExecutor(1, "tfaccel-batches")
-        # None of these holds the stream. When it goes, what is queued does too.
+        # None of these refers to the stream, so the stream can be freed and its queue with it.
         self._make = functools.partial(_batch, examples, feed, placement, readers)
         self._submit = batches.submit
         for each in (batches, readers):
@@ -218,23 +218,23 @@ def open_examples(
 ) -> ExamplesData:
     """Reads the first example and plans the epochs.
 
-    An example is a tuple (x,), (x, y) or (x, y, sample_weight), or x alone; each is an array or
-    number, or a tuple or dict of them, nested at will. Lists are arrays. float64, which Python's
-    numbers are, becomes float32, as in Keras; every other dtype stays as it is. All examples have
-    the structure, shapes and dtypes of the first.
+    An example is a tuple (x,), (x, y) or (x, y, sample_weight), or x alone. Each part is an array
+    or a number, or a nested tuple or dict of these. Lists become arrays. float64, the dtype of
+    Python's numbers, becomes float32, as in Keras; every other dtype stays. All examples have the
+    structure, shapes and dtypes of the first.
 
     Args:
-      source: an object with `__len__` and `__getitem__(index)`; or a callable, `source(index)`, of
-        an example without end: index counts the examples of all replicas from the start of the
-        run, so step s of `global_batch_size` B takes s * B to s * B + B - 1 on any number of
-        replicas, and also after a resume. Either is called from several threads at a time, ahead
-        of need; the same index must always give the same example.
+      source: an object with `__len__` and `__getitem__(index)`, or a callable, `source(index)`,
+        which gives examples without end. The callable's index counts the examples of all replicas
+        from the start of the run. So step s with `global_batch_size` B reads s * B to
+        s * B + B - 1, for any number of replicas and after a resume. Several threads call the
+        source at once, ahead of need. The same index must always give the same example.
       global_batch_size: examples per step over all replicas.
-      num_replicas: over all workers.
-      seed: of the order.
+      num_replicas: number of replicas over all workers.
+      seed: seed of the order.
       shuffle: whether every epoch has a new order.
-      last_batch: "pad", "drop" or "repeat", as ImageConfig says.
-      steps_per_epoch: of a callable; None for an object with a length.
+      last_batch: "pad", "drop" or "repeat", as in ImageConfig.
+      steps_per_epoch: number of steps in an epoch of a callable; None for an object with a length.
 
     Raises:
       UserError: the source is neither, its first example cannot be used, or a setting does not
@@ -242,12 +242,16 @@ def open_examples(
     """
     check_choice("last_batch", last_batch, LAST_BATCHES)
     _check_source(source)
-    read, num_examples = _reader(source)
+    read, num_examples = source, None
+    if _is_indexable(source):
+        read, num_examples = source.__getitem__, len(source)
+        if num_examples == 0:
+            raise UserError(f"{type(source).__name__} has no examples; expected one or more")
     names, arrays = _arrays(read, 0, endless=num_examples is None)
     if len(names) > 3:
         raise UserError(
             f"example 0 has {len(names)} parts; expected x, (x, y) or (x, y, sample_weight): put "
-            "what belongs together in a tuple or dict of its own"
+            "values that belong together into a nested tuple or dict"
         )
     specs = {name: (array.shape, array.dtype) for name, array in arrays.items()}
     log.info("examples: %s", ", ".join(f"{name} {_described(*specs[name])}" for name in specs))
@@ -257,13 +261,14 @@ def open_examples(
             raise UserError("a callable has no end; give steps_per_epoch, e.g. 1000")
         if shuffle:
             raise UserError(
-                "shuffle=True for a callable, which has no end; let it choose at random"
+                "shuffle=True needs a source with a length, but a callable has no end; remove "
+                "shuffle, and let the callable choose at random"
             )
         return ExamplesData(examples, EndlessPlan(global_batch_size, num_replicas, steps_per_epoch))
     if steps_per_epoch is not None:
         raise UserError(
-            f"steps_per_epoch={steps_per_epoch} for {num_examples} examples, whose epoch ends by "
-            "itself; leave it out"
+            f"steps_per_epoch={steps_per_epoch} is only for a callable; the {num_examples} "
+            "examples give the length of an epoch, so remove it"
         )
     plan = Plan(
         num_examples=num_examples,
@@ -282,29 +287,21 @@ def _check_source(source) -> None:
         raise UserError(f"{source.__name__} is a class; give an object of it: {source.__name__}()")
     if isinstance(source, keras.utils.PyDataset):
         raise UserError(
-            f"{type(source).__name__} is a keras PyDataset, whose items are batches; {expected} "
-            "that gives one example"
+            f"{type(source).__name__} is a keras PyDataset, which gives batches; {expected} that "
+            "gives one example"
         )
     if isinstance(source, tuple | Mapping):
         raise UserError(f"a {type(source).__name__} of arrays is not a source; {expected}")
     if not (_is_indexable(source) or callable(source)):
-        raise UserError(f"{type(source).__name__} cannot be read at an index; {expected}")
+        raise UserError(f"{type(source).__name__} cannot be indexed or called; {expected}")
 
 
 def _is_indexable(source) -> bool:
     return hasattr(source, "__len__") and hasattr(source, "__getitem__")
 
 
-def _reader(source) -> tuple[Callable[[int], Any], int | None]:
-    if not _is_indexable(source):
-        return source, None
-    if len(source) == 0:
-        raise UserError(f"{type(source).__name__} has no examples; expected one or more")
-    return source.__getitem__, len(source)
-
-
 def _arrays(read: Callable, index: int, *, endless: bool) -> tuple[tuple, dict[str, np.ndarray]]:
-    """Reads an example: its structure with names for arrays, and the arrays by name."""
+    """Reads an example, and returns its structure of names and its arrays by name."""
     try:
         example = read(index)
         example = example if isinstance(example, tuple) else (example,)
@@ -312,21 +309,21 @@ def _arrays(read: Callable, index: int, *, endless: bool) -> tuple[tuple, dict[s
         _map(lambda name, value: arrays.update({name: _array(value)}), example)
     except Exception as error:
         end = endless and isinstance(error, IndexError | StopIteration)
-        fix = "; a callable has no end, so give an object with __len__ and __getitem__" * end
+        fix = "; a callable must not end, so give an object with __len__ and __getitem__" * end
         raise UserError(
             f"reading example {index} failed: {type(error).__name__}: {error}{fix}"
         ) from error
     for name, array in arrays.items():
         if array.dtype.kind not in "biuf":
             raise UserError(
-                f"example {index}: {name} is of dtype {array.dtype}; expected numbers, or an array "
-                "of them"
+                f"example {index}: {name} has dtype {array.dtype}; expected numbers, or an array "
+                "of numbers"
             )
     return _map(lambda name, _: name, example), arrays
 
 
 def _map(function: Callable[[str, Any], Any], example, name: str = ""):
-    """Returns the structure of an example with `function(name, value)` in the place of values."""
+    """Returns an example's structure with `function(name, value)` in place of each value."""
     if isinstance(example, tuple):
         return tuple(_map(function, each, f"{name}[{i}]") for i, each in enumerate(example))
     if isinstance(example, dict):
@@ -342,7 +339,7 @@ def _array(value) -> np.ndarray:
 def _batch(
     examples: Examples, feed: Feed, placement: Placement, readers: ThreadPoolExecutor, number: int
 ):
-    """Returns a batch on the replica's device, read by all of `readers` together."""
+    """Returns a batch on the replica's device; all threads of `readers` read it together."""
     ids = feed.rows(number).ids
     batch = {
         name: np.empty((len(ids), *shape), dtype) for name, (shape, dtype) in examples.specs.items()
@@ -353,9 +350,9 @@ def _batch(
             for name, array in examples.arrays(int(ids[row])).items():
                 batch[name][row] = array
 
-    # A run of rows for each thread, not a task for each row: a task costs more than some examples.
+    # Each thread gets a range of rows. A task for each row would cost more than some examples.
     for _ in readers.map(fill, np.array_split(np.arange(len(ids)), placement.num_threads)):
-        pass  # raises what a thread raised, the first rows' error first
+        pass  # raises the error of the first rows that failed
     with tf.device(placement.device.name):
         tensors = {name: tf.convert_to_tensor(array) for name, array in batch.items()}
     return tf.nest.map_structure(tensors.__getitem__, examples.names)

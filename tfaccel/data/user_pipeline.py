@@ -1,7 +1,8 @@
-"""The user's own DALI pipeline: any function decorated with `nvidia.dali.pipeline_def`.
+"""Runs a user's own DALI pipeline: any function decorated with `nvidia.dali.pipeline_def`.
 
-Takes the function; runs it once in Python, where a fault is an exception (inside TensorFlow it
-would end the process); gives a `PipelineData`, which makes streams of the pipeline's outputs.
+`open_pipeline` runs the function once in Python, where a fault raises an exception; inside
+TensorFlow it would end the process. It returns a `PipelineData`, which makes streams of the
+pipeline's outputs.
 
     data = open_pipeline(pipe, {"root": "train"}, global_batch_size=256, num_replicas=2, ...)
     image, label = next(data.stream(placement, data.feed(replica_index=0)))
@@ -30,23 +31,24 @@ from tfaccel.runtime.devices import Device
 
 log = logging.getLogger("tfaccel")
 
-# What the run decides. Those of DALI's pipelines are always given, the shard's where asked for.
+# Arguments that the run decides on. It passes DALI's own to every pipeline, and the shard's only to
+# functions that have such a parameter.
 PIPELINE_ARGUMENTS = ("batch_size", "num_threads", "device_id", "seed", "prefetch_queue_depth")
 SHARD_ARGUMENTS = ("shard_id", "num_shards", "replica_index")
 
 
 @dataclasses.dataclass(frozen=True)
 class PipelineData:
-    """A user's pipeline and its plan, as a Loader reads them.
+    """A user's pipeline and its plan, in the form that a Loader reads.
 
     Attributes:
-      function: decorated with `pipeline_def`.
-      arguments: the user's, by name.
+      function: the function, decorated with `pipeline_def`.
+      arguments: the user's arguments, by name.
       plan: how long an epoch is.
-      spec: of the outputs of one replica's batch.
-      prefetch_batches: made ahead of the step.
-      class_names: none are known.
-      skips_bad: a file that cannot be read ends the run.
+      spec: the `tf.TensorSpec`s of one replica's batch.
+      prefetch_batches: batches that are made ahead of the step.
+      class_names: empty, because no classes are known.
+      skips_bad: False, because a file that cannot be read ends the run.
     """
 
     function: Callable
@@ -58,41 +60,41 @@ class PipelineData:
     skips_bad: bool = False
 
     def facts(self) -> dict[str, object]:
-        """Returns what must be the same for all workers, by name: see `agreement`."""
+        """Returns the facts that must be the same on all workers, by name: see `agreement`."""
         return {"plan": self.plan, "shapes": self.spec}
 
     def feed(
         self, replica_index: int, *, first: int = 0, lost: frozenset = frozenset()
     ) -> PipelineFeed:
-        """Returns what a replica reads from batch `first` on, counted from epoch 0."""
+        """Returns the feed of a replica from batch `first` on, counted from epoch 0."""
         return PipelineFeed(self.plan, replica_index, first)
 
     def stream(self, placement: Placement, feed: PipelineFeed) -> "PipelineStream":
-        """Returns one replica's batches without end."""
+        """Returns an endless stream of one replica's batches."""
         return PipelineStream(self, feed=feed, placement=placement)
 
 
 class PipelineStream(Iterator):
     """An endless iterator over the outputs of one replica's pipeline.
 
-    Yields a tuple of tensors, each [rows, ...] on the replica's device, with the dtypes that the
-    pipeline gives.
+    A batch is a tuple of tensors, each [rows, ...] on the replica's device, with the dtypes of the
+    pipeline's outputs.
 
     Raises:
-      UserError: from `next`, when the pipeline fails. The stream is over then.
+      UserError: `next` raises it if the pipeline fails. The stream has then ended.
     """
 
     def __init__(self, data: PipelineData, *, feed: PipelineFeed, placement: Placement):
         """Builds the pipeline.
 
-        DALI's readers cannot begin in the middle. A feed that does is reached by making the batches
-        before and dropping them; so the examples and the random draws are those of an uninterrupted
-        run, if the seed is the same.
+        DALI's readers cannot start in the middle. To start at a later batch, the stream makes the
+        earlier batches and drops them. So the examples and the random draws are those of an
+        uninterrupted run with the same seed.
 
         Args:
           data: the pipeline.
           feed: which batch comes first.
-          placement: device, threads and seed: another for each replica, or all draw the same.
+          placement: device, threads and seed. Replicas need different seeds to draw differently.
 
         Raises:
           UserError: the pipeline cannot be built.
@@ -101,21 +103,21 @@ class PipelineStream(Iterator):
         self._is_over = False
         skipped = self._place(feed.first)
         if skipped:
-            log.info("pipeline: %d batches are made and dropped to start there", skipped)
+            log.info("pipeline: makes and drops %d batches, to start after them", skipped)
         given = _given(data.function, feed, placement, prefetch_batches=data.prefetch_batches)
         with _faults_named(data.function), tf.device(placement.device.name):
             dataset = dali_tf.experimental.DALIDatasetWithInputs(
                 pipeline=_make(data.function, given, data.arguments),
                 output_shapes=tuple(each.shape for each in data.spec),
                 output_dtypes=tuple(each.dtype for each in data.spec),
-                # The data set's own values win over the pipeline's, silently: say them again.
+                # The data set's own values silently override the pipeline's, so they are repeated.
                 **{name: given[name] for name in PIPELINE_ARGUMENTS if name != "seed"},
             )
             self._iterator = iter(untuned(dataset))
 
     def __next__(self):
         """Returns the next batch."""
-        self._is_over = True  # unless all below comes to its end: else some batch may be lost
+        self._is_over = True  # until this call succeeds; a failure may lose a batch
         with _faults_named(self._data.function):
             while self._made < self._place(self._number):
                 next(self._iterator)
@@ -126,16 +128,16 @@ class PipelineStream(Iterator):
         return batch
 
     def skip_to(self, first: int) -> bool:
-        """Draws and drops from the live pipeline up to a batch, which `next` gives then.
+        """Moves the live pipeline ahead to a batch, which `next` then returns.
 
-        So an epoch that is left half way costs its remaining batches; a new stream would make all
-        of the run's again. They are drawn in the next call of `next`.
+        The next call of `next` draws and drops the batches in between. An epoch that is abandoned
+        then costs only its remaining batches. A new stream would make all batches of the run again.
 
         Args:
-          first: batch, counted from the start of epoch 0.
+          first: the batch, counted from the start of epoch 0.
 
         Returns:
-          Whether it can: False where the stream stands after that batch already, or has failed.
+          Whether the stream can do so: False if it is past that batch, or has failed.
         """
         if self._is_over or first < self._number:
             return False
@@ -143,7 +145,7 @@ class PipelineStream(Iterator):
         return True
 
     def _place(self, number: int) -> int:
-        """Returns which of the pipeline's batches is the run's batch of that number."""
+        """Returns the pipeline's own number for the run's batch `number`."""
         epoch, step = divmod(number, self._data.plan.num_steps)
         return epoch * self._data.plan.batches_per_epoch + step
 
@@ -160,32 +162,32 @@ def open_pipeline(
     num_threads: int,
     prefetch_batches: int,
 ) -> PipelineData:
-    """Runs one batch of the pipeline and plans the epochs by its readers.
+    """Runs one batch of the pipeline, and plans the epochs from its readers.
 
-    One pipeline runs on each replica. It gets DALI's batch_size (rows per replica), num_threads,
-    device_id, seed (another on each replica) and prefetch_queue_depth; and, where the function has
-    such parameters, by name: shard_id and num_shards over all workers, replica_index (the same as
-    shard_id) and device ("gpu" or "cpu"; another may be given).
+    Each replica runs one pipeline. The run passes DALI's batch_size (rows per replica),
+    num_threads, device_id, seed (different on each replica) and prefetch_queue_depth. It also
+    passes, to functions with such parameters: shard_id and num_shards over all workers,
+    replica_index (the same as shard_id), and device ("gpu" or "cpu", unless the user gives it).
 
-    Batches are the pipeline's outputs as they are: a tuple, each output of one shape for all
-    samples. The second, if it is of integers and each sample's shape is (1,), as readers give
-    labels, comes as [rows] instead of [rows, 1]. Outputs on the CPU are copied to the GPU.
+    A batch is the tuple of the pipeline's outputs, in which all samples of an output have one
+    shape. If the second output has integers of shape (1,) for each sample, as labels from readers
+    have, it becomes [rows] instead of [rows, 1]. Outputs on the CPU are copied to the GPU.
 
     Args:
-      function: decorated with `nvidia.dali.pipeline_def`.
-      arguments: the user's, by name.
+      function: the function, decorated with `nvidia.dali.pipeline_def`.
+      arguments: the user's arguments, by name.
       global_batch_size: examples per step over all replicas.
-      num_replicas: over all workers.
-      last_batch: of an epoch, as ImageConfig says. "pad" needs readers with pad_last_batch=True.
-        "repeat" and, without it, "drop" let readers run on: what an epoch leaves over begins the
-        next.
-      steps_per_epoch: of a pipeline without a reader; None where a reader ends the epoch.
-      device: of this worker's first replica; the pipeline is tried there.
+      num_replicas: number of replicas over all workers.
+      last_batch: "pad", "drop" or "repeat", as in ImageConfig. "pad" needs readers with
+        pad_last_batch=True. With "repeat", and with "drop" if readers do not pad, the examples
+        that remain at the end of an epoch begin the next one.
+      steps_per_epoch: number of steps in an epoch of a pipeline without a reader; else None.
+      device: device of this worker's first replica, on which the pipeline is tried.
       num_threads: CPU threads of each pipeline.
-      prefetch_batches: made ahead of the step.
+      prefetch_batches: batches that are made ahead of the step.
 
     Raises:
-      UserError: the pipeline cannot be built or run, its outputs are no batches, its readers are
+      UserError: the pipeline cannot be built or run, its outputs are not batches, its readers are
         not sharded, or a setting does not suit them.
     """
     check_even(global_batch_size, num_replicas=num_replicas)
@@ -195,9 +197,9 @@ def open_pipeline(
     spec, readers = _try(function, arguments, endless, Placement(device, num_threads, seed=0))
     if (steps_per_epoch is None) != bool(readers):
         fix = (
-            "whose reader ends the epoch by itself; leave it out"
+            "but its reader gives the length of an epoch; remove it"
             if readers
-            else "which has no reader to end the epoch; give a number, e.g. 1000"
+            else "but it has no reader that ends the epoch; give a number, e.g. 1000"
         )
         raise UserError(f"steps_per_epoch={steps_per_epoch} for {_name(function)}, {fix}")
     if readers:
@@ -214,11 +216,11 @@ def open_pipeline(
 
 
 def _try(function, arguments: Mapping, plan: PipelinePlan, placement: Placement):
-    """Runs one batch: the `tf.TensorSpec`s of the outputs, and what DALI says of the readers."""
-    # As the last replica, because a reader that was not told reads the first shard.
+    """Runs one batch, and returns the `tf.TensorSpec`s of the outputs and DALI's reader_meta()."""
+    # It runs as the last replica, because a reader without shard arguments reads the first shard.
     feed = PipelineFeed(plan, replica_index=plan.num_replicas - 1)
     with _faults_named(function):
-        # With nothing made ahead, a user's source is asked for this batch alone.
+        # With one prefetched batch, a user's source is asked for this batch only.
         given = _given(function, feed, placement, prefetch_batches=1)
         pipeline = _make(function, given, arguments)
         pipeline.build()
@@ -226,10 +228,10 @@ def _try(function, arguments: Mapping, plan: PipelinePlan, placement: Placement)
 
 
 def _make(function, given: Mapping, arguments: Mapping) -> Pipeline:
-    """Returns the pipeline, whose outputs are all on its device.
+    """Returns the pipeline, with all outputs on its device.
 
-    On a GPU, DALI's data set takes outputs from there alone: what is on the CPU (readers' labels,
-    say) is copied in the pipeline, so that the function needs no `.gpu()` for it.
+    On a GPU, DALI's data set takes only outputs on the GPU. So outputs on the CPU, such as labels
+    from readers, are copied inside the pipeline, and the function needs no `.gpu()` for them.
     """
     pipeline = function(**{**given, **arguments})
     if given["device_id"] is not None:
@@ -241,8 +243,8 @@ def _make(function, given: Mapping, arguments: Mapping) -> Pipeline:
 def _check_function(function, arguments: Mapping) -> None:
     if not getattr(function, "_is_pipeline_def", False):
         raise UserError(
-            f"{_name(function)} is no DALI pipeline function; decorate it with "
-            "@nvidia.dali.pipeline_def and give the function, uncalled"
+            f"{_name(function)} is not a DALI pipeline function; decorate it with "
+            "@nvidia.dali.pipeline_def, and give the function without calling it"
         )
     parameters = inspect.signature(function).parameters
     ours = (*PIPELINE_ARGUMENTS, *SHARD_ARGUMENTS)
@@ -250,18 +252,18 @@ def _check_function(function, arguments: Mapping) -> None:
     for name, parameter in parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
             raise UserError(
-                f"{_name(function)} takes **{name}, which DALI allows in no pipeline function; "
-                "write its parameters out by name"
+                f"{_name(function)} takes **{name}, which DALI does not allow in a pipeline "
+                "function; list its parameters by name"
             )
     for name in PIPELINE_ARGUMENTS:
         if name in parameters:
             raise UserError(
-                f"the parameter '{name}' of {_name(function)} hides DALI's own; remove it: "
-                f"nvidia.dali.Pipeline.current() knows it"
+                f"the parameter '{name}' of {_name(function)} hides DALI's own; remove it, and "
+                "read the value from nvidia.dali.Pipeline.current()"
             )
     for name in arguments:
         if name in ours:
-            raise UserError(f"'{name}' for {_name(function)} is given by the run; leave it out")
+            raise UserError(f"the run itself gives '{name}' to {_name(function)}; remove it")
         if name not in others:
             raise UserError(
                 f"{_name(function)} has no parameter '{name}'"
@@ -278,7 +280,7 @@ def _check_function(function, arguments: Mapping) -> None:
 def _given(
     function, feed: PipelineFeed, placement: Placement, *, prefetch_batches: int
 ) -> dict[str, object]:
-    """Returns the arguments that the run gives."""
+    """Returns the arguments that the run passes to the function."""
     device_id = placement.device.cuda_ordinal
     by_name = {
         "shard_id": feed.replica_index,
@@ -298,46 +300,46 @@ def _given(
 
 
 def _spec(function, outputs, rows: int) -> tuple[tf.TensorSpec, ...]:
-    """Returns what batches like these outputs of DALI are in TensorFlow."""
+    """Returns the `tf.TensorSpec`s of batches like these outputs of DALI."""
     specs = []
     for index, output in enumerate(outputs):
         if len(output) != rows:
             raise UserError(
-                f"output {index} of {_name(function)} has {len(output)} samples, expected the "
-                f"{rows} of a batch; its source must give as many"
+                f"output {index} of {_name(function)} has {len(output)} samples, expected {rows}, "
+                "the rows of a batch; make its source give that many"
             )
         shapes = list(dict.fromkeys(output.shape()))
         if len(shapes) > 1:
             raise UserError(
                 f"output {index} of {_name(function)} has samples of different shapes, e.g. "
-                f"{shapes[0]} and {shapes[1]}; give all one size, e.g. by fn.resize or fn.crop"
+                f"{shapes[0]} and {shapes[1]}; give all one shape, e.g. with fn.resize or fn.crop"
             )
         shape, dtype = shapes[0], tf.as_dtype(types.to_numpy_type(output.dtype))
         if index == 1 and shape == (1,) and dtype.is_integer:
-            shape = ()  # DALI's data set drops the dimension, if it is asked for the shape without
-            log.info("pipeline: output 1, %s [rows, 1], is given as labels [rows]", dtype.name)
+            shape = ()  # DALI's data set drops the dimension if the requested shape lacks it
+            log.info("pipeline: output 1, %s [rows, 1], becomes labels [rows]", dtype.name)
         specs.append(tf.TensorSpec((rows, *shape), dtype))
     return tuple(specs)
 
 
 @contextlib.contextmanager
 def _faults_named(function):
-    """Turns what a pipeline raises into one sentence with its cause."""
+    """Turns an exception of a pipeline into one sentence with its cause."""
     try:
         yield
     except (UserError, tf.errors.ResourceExhaustedError):
         raise
     except StopIteration as error:
         raise UserError(
-            f"an external source of {_name(function)} has ended; give one without end, e.g. a "
-            "callable, or cycle=True"
+            f"an external source of {_name(function)} has ended; give it a source without end, "
+            "e.g. a callable, or cycle=True"
         ) from error
     except Exception as error:
         raise UserError(f"{_name(function)} failed: {_cause(error)}") from error
 
 
 def _cause(error: Exception) -> str:
-    """Returns what happened, and where, from between DALI's and TensorFlow's traces."""
+    """Returns the cause and its place, extracted from DALI's and TensorFlow's traces."""
     text = re.sub(r"\{\{.*?\}\}\s*|\[Op:.*", "", str(error))
     found = re.search(r"operator `(.+?)`.*encountered:\s*(.+?)\n", text, re.DOTALL)
     if found:

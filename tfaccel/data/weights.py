@@ -1,8 +1,6 @@
-"""What each row of a batch weighs: 0 for padding, or as its class, or as its data say.
+"""Computes each row's weight: 0 for padding, else the weight from its class or from the data.
 
-Takes a batch, which rows are real and the classes' weights; gives (x, y, weight).
-
-    x, y, weight = weighted((image, label), real, class_weight)
+x, y, weight = weighted((image, label), real, class_weight)
 """
 
 import dataclasses
@@ -11,17 +9,17 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-# What a row weighs that has a weight of 0 and is no padding: nothing, next to any other.
+# Replaces weights of 0 of rows that are not padding: next to other weights it counts as nothing.
 NEARLY_ZERO = 1e-30
 
 
 def weighted(batch: tuple, real: tf.Tensor | None, class_weight: tf.Tensor | None) -> tuple:
-    """Returns (x, y, weight) of a batch, with or without y, or with weights of its own.
+    """Returns a batch as (x, y, weight).
 
     Args:
-      batch: of one replica.
-      real: [rows] float32, 0 for padding; None where there is none.
-      class_weight: [classes] float32; None where all weigh alike.
+      batch: one replica's batch: x, (x, y) or (x, y, weight).
+      real: [rows] float32, 0 for padding rows, else 1; None without padding.
+      class_weight: [classes] float32; None if all classes weigh the same.
     """
     x, y, own = keras.utils.unpack_x_y_sample_weight(batch)
     if class_weight is not None:
@@ -36,16 +34,16 @@ def weighted(batch: tuple, real: tf.Tensor | None, class_weight: tf.Tensor | Non
 
 @dataclasses.dataclass(frozen=True)
 class Weighing:
-    """Makes a batch as `Deferred.make` does, and weighs it by "real" and "class_weight" of it.
+    """Makes a batch as `Deferred.make` does, and adds weights from "real" and "class_weight".
 
     Attributes:
-      make: makes the batch of what else there is.
+      make: makes the batch from the other inputs.
     """
 
     make: Callable[[dict[str, tf.Tensor]], tuple]
 
     def __call__(self, batch: dict[str, tf.Tensor]) -> tuple:
-        """Returns the batch; as it is where neither is there."""
+        """Returns the batch, unchanged if it has neither "real" nor "class_weight"."""
         rest = dict(batch)
         real, class_weight = rest.pop("real", None), rest.pop("class_weight", None)
         made = self.make(rest)
@@ -55,7 +53,7 @@ class Weighing:
 
 
 def _masked(weight: tf.Tensor, real: tf.Tensor) -> tf.Tensor:
-    """Returns weights that are 0 for padding, and for padding alone."""
+    """Returns weights that are 0 for padding rows and for no other rows."""
     weight = tf.cast(weight, tf.float32)
     own = tf.where(weight == 0, tf.constant(NEARLY_ZERO), weight)
     return own * _with_rank(real, weight)

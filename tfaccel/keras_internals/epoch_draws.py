@@ -1,9 +1,10 @@
-"""The random numbers that a `tf.data.Dataset` draws, one pass after another.
+"""Lets a `tf.data.Dataset` draw new random numbers in each pass over its data.
 
-Takes a data set whose operations draw by the global seed, as those of `tf.image` in a `map` do;
-gives passes that draw on. With a seed, which `tfaccel.setup` always sets, a new iterator's
-operations draw what the last one's did (`shuffle` alone does not): every epoch would have the same
-augmentation (TensorFlow 2.21). Within one iterator they go on, so that one gives all passes.
+Takes a data set whose operations draw from the global seed, such as those of `tf.image` in a `map`;
+gives one pass after another. If a seed is set, and `tfaccel.setup` always sets one, the operations
+of a new iterator draw the same numbers as those of the last one (only `shuffle` does not). Every
+epoch would have the same augmentation (TensorFlow 2.21). Within one iterator they draw new numbers,
+so one iterator gives all passes.
 
     stream = Stream(dataset, num_batches=None, strategy=strategy)
     for batch in stream.one_pass():
@@ -17,25 +18,25 @@ import tensorflow as tf
 
 from tfaccel.keras_internals.datasets import operations_of
 
-# Of TensorFlow's operations whose names do not begin with Random.
+# TensorFlow's random operations whose names do not begin with Random.
 _DRAW = {"Multinomial", "TruncatedNormal", "ParameterizedTruncatedNormal"}
 _DRAW |= {"SampleDistortedBoundingBox", "SampleDistortedBoundingBoxV2"}
 
 
 def draws(dataset: tf.data.Dataset) -> bool:
-    """Returns whether an operation of the data set draws random numbers by the seed."""
+    """Returns whether an operation of the data set draws random numbers."""
     return any(each.startswith("Random") or each in _DRAW for each in operations_of(dataset))
 
 
 def calls_python(dataset: tf.data.Dataset) -> bool:
-    """Returns whether the data set calls Python, which none may do as the process ends."""
+    """Returns whether the data set calls Python, which is not possible while the process ends."""
     return any("PyFunc" in each for each in operations_of(dataset))
 
 
 class Stream:
-    """All passes over a data set, by one iterator.
+    """Gives all passes over a data set from one iterator.
 
-    A pass that is left half way is followed by one of a new iterator.
+    After a pass that is not read to its end, the next pass has a new iterator.
     """
 
     def __init__(
@@ -44,9 +45,9 @@ class Stream:
         """Reads nothing yet.
 
         Args:
-          dataset: of batches; it ends.
-          num_batches: of a pass; None where that is not known beforehand.
-          strategy: whose replicas take the batches.
+          dataset: of batches; finite.
+          num_batches: of a pass; None if that is not known beforehand.
+          strategy: its replicas get the batches.
         """
         self._num_batches, self._strategy = num_batches, strategy
         if num_batches is None:
@@ -67,25 +68,25 @@ class Stream:
         self._is_within = True
         if self._num_batches is not None:
             for left, batch in zip(reversed(range(self._num_batches)), self._batches, strict=False):
-                self._is_within = left > 0  # nobody may ask for more than there is
+                self._is_within = left > 0  # set before the yield: the last batch ends the pass
                 yield batch
         else:
-            yield from self._until_the_next()
+            yield from self._until_next_pass()
             self._is_within = False
 
-    def _until_the_next(self) -> Iterator:
+    def _until_next_pass(self) -> Iterator:
         ahead = [] if self._first is None else [self._first]
         self._first = None
         for index, (batch, numbers) in enumerate(itertools.chain(ahead, self._batches)):
             number = self._strategy.experimental_local_results(numbers)[0].numpy()
             if index > 0 and len(number) and number[0] == 0:
-                self._first = batch, numbers  # of the next pass
+                self._first = batch, numbers  # the first batch of the next pass
                 return
             yield batch
 
 
 def _with_number(number: tf.Tensor, *batch):
-    """Returns a batch, and its number in the pass for each of its rows: that is shared out too."""
+    """Returns a batch, and its number in the pass for each row, because rows go to replicas."""
     batch = batch if len(batch) > 1 else batch[0]
     rows = tf.shape(tf.nest.flatten(batch)[0])[0]
     return batch, tf.fill([rows], number)

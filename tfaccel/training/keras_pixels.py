@@ -1,11 +1,11 @@
-"""Which pixels the weights of `keras.applications` were trained on, by a network's name.
+"""Tells how pixels were normalised for the ImageNet weights of `keras.applications`.
 
-Takes the name of a constructor or of a model, in any case; gives mean and std as a loader has them.
+Takes the name of a constructor or of a model, in any case; gives mean and std for a loader.
 
     pixels = trained_on("resnet50")             # Pixels(mean=(0.485, ...), std=(...), order="bgr")
 
-From Keras 3.15, keras/src/applications: each module's `preprocess_input`, or, where that changes
-nothing, the layers that `include_preprocessing=True` puts first.
+Source: Keras 3.15, keras/src/applications. Each module's `preprocess_input` tells, or, if that
+changes nothing, the layers that `include_preprocessing=True` puts first.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ class Pixels:
     """How pixels are normalised: (pixel / 255 - mean) / std.
 
     Attributes:
-      mean: of red, green and blue, of pixels in 0..1.
+      mean: of red, green and blue, for pixels in 0..1.
       std: likewise.
       order: of the colours, "rgb" or "bgr".
     """
@@ -36,12 +36,12 @@ class Pixels:
 
     @property
     def settings(self) -> str:
-        """Returns mean and std as somebody writes them."""
+        """Mean and std in words."""
         return f"mean={_listed(self.mean)} and std={_listed(self.std)}"
 
     @property
     def flags(self) -> str:
-        """Returns the same as flags of `tfaccel train`."""
+        """Mean, std and order as flags of `tfaccel train`."""
         order = "" if self.order == "rgb" else f" --config.model.weights_order={self.order}"
         mean, std = (",".join(f"{each:.6g}" for each in values) for values in (self.mean, self.std))
         return f"--config.data.mean={mean} --config.data.std={std}{order}"
@@ -54,11 +54,11 @@ def _listed(values: tuple[float, ...]) -> str:
 _TO_ONE = Pixels((0.5,) * 3, (0.5,) * 3)  # -1 to 1
 _BY_128 = Pixels((128 / 255,) * 3, (128 / 255,) * 3)  # pixel / 128 - 1
 _OF_IMAGENET = Pixels((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-# ImageNet's mean taken off pixels of 0 to 255, blue first, as Caffe had them.
+# Caffe's pixels: 0 to 255 minus ImageNet's mean, blue first.
 _AS_CAFFE = Pixels((123.68 / 255, 116.779 / 255, 103.939 / 255), (1 / 255,) * 3, order="bgr")
 
-# By the name without what is no letter or number. EfficientNetB0 to B7 are not here: they always
-# scale by themselves.
+# The names have only their letters and digits. EfficientNetB0 to B7 are not here, because these
+# models always scale their pixels themselves.
 _FAMILIES = (
     (r"resnet(50|101|152)v2", _TO_ONE),
     (r"resnet(50|101|152)", _AS_CAFFE),
@@ -73,10 +73,9 @@ _FAMILIES = (
 
 
 def trained_on(name: str) -> Pixels | None:
-    """Returns the pixels of a network's ImageNet weights; None for one that is not known.
+    """Returns the pixels of a network's ImageNet weights; None for an unknown network.
 
-    Args:
-      name: of a constructor ("ResNet50") or of the model that it makes ("mobilenetv2_1.00_224").
+    The name is that of a constructor ("ResNet50") or of its model ("mobilenetv2_1.00_224").
     """
     plain = re.sub(r"[^a-z0-9]", "", name.lower())
     return next((pixels for each, pixels in _FAMILIES if re.fullmatch(each, plain)), None)

@@ -1,13 +1,14 @@
-"""What took the memory, when it is full, and the batch that would fit.
+"""Explains an out-of-memory error: what took the memory, and which batch would fit.
 
-Takes a compiled model and a method that ran out; gives an error with the plan in its place.
+Takes a compiled model and a method that may run out of memory; gives an error with a plan.
 
     model.fit = explained(model.fit, model, StepConfig())
     model.fit(train)    # OutOfMemoryError: ... use global_batch_size=1536 or less, or ...
 
-The plan is an estimate: activations grow with the rows, all else stays. XLA asks at once for all
-that a step needs; without it, all that is known is what was taken until one tensor more was too
-much, so that the batch that is named may be too large. `tfaccel autobatch` tries.
+The plan is an estimate: activations grow with the rows, and the rest stays the same. XLA allocates
+all the memory of a step at once. Without XLA, the need of the whole step is unknown: memory ran out
+somewhere in the step. Then the suggested batch may be too large. `tfaccel autobatch` tries batches
+until one fits.
 """
 
 import dataclasses
@@ -26,14 +27,15 @@ from tfaccel.keras_internals.replica import local_replicas
 from tfaccel.process.out_of_memory import asked_bytes, is_out_of_memory, leaves_its_cause_to_the_log
 from tfaccel.runtime.devices import Device
 from tfaccel.runtime.gpu_usage import GpuUsage
+from tfaccel.training.checkpoint.state import bytes_of
 
-# Of the room for activations: pieces of it are lost between tensors of other sizes.
+# The part of the memory for activations that is lost to fragmentation.
 FRAGMENTS = 0.05
-KERAS_BATCH = 32  # of arrays, where `fit` is given no batch_size
+KERAS_BATCH = 32  # Keras's batch size for arrays if `fit` has no batch_size
 
 
 class OutOfMemoryError(RunError):
-    """Memory was full; says what took it and what to do."""
+    """Memory was full. The message tells what took it and what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,13 +44,13 @@ class Plan:
 
     Attributes:
       parameters: the model's variables.
-      optimizer: its own: momenta, averages.
-      gradients: 0 where nothing is trained.
-      activations: what else the step needs, which grows with the rows; None where TensorFlow does
-        not tell.
-      others: DALI's pool, CUDA and its libraries, other processes; None where the driver does not
-        tell.
-      limit: of the device, or of what TensorFlow may take of it, others then left out.
+      optimizer: the optimizer's variables, such as momenta and averages.
+      gradients: 0 if nothing is trained.
+      activations: the rest of the step's memory, which grows with the rows; None if TensorFlow
+        does not report it.
+      others: DALI's pool, CUDA and its libraries, other processes; None if the driver does not
+        report it.
+      limit: of the device; or, with `others` None, of TensorFlow's part of the device.
     """
 
     parameters: int
@@ -72,18 +74,18 @@ class Plan:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more was left than is lost in pieces; False where that is not known."""
+        """True if all memory but the fragments was taken; False if not, or if that is unknown."""
         if self.activations is None or not self.limit:
             return False
         taken = self.parameters + self.optimizer + self.gradients + self.activations
         return taken + (self.others or 0) >= (1 - FRAGMENTS) * self.limit
 
     def fitting_rows(self, rows: int, *, kept_gradients: bool = False) -> int | None:
-        """Returns how many rows would fit at a time; None where that is not known.
+        """Returns how many rows would fit at a time; None if that is not known.
 
         Args:
-          rows: that the activations are of.
-          kept_gradients: whether the sum of other parts' gradients is there as well.
+          rows: the number of rows of `activations`.
+          kept_gradients: whether memory must also hold the sum of the gradients of earlier parts.
         """
         if not self.activations or not self.limit:
             return None
@@ -94,12 +96,9 @@ class Plan:
 
 
 def explained(method: Callable, model: keras.Model, config: StepConfig) -> Callable:
-    """Returns the method, whose running out of memory comes with the plan.
+    """Returns the method, which raises OutOfMemoryError with a plan if memory is full.
 
-    Args:
-      method: of the model, as a user calls it: `fit`, `predict_on_batch` and the like.
-      model: compiled.
-      config: of its step.
+    The method is one that users call: `fit`, `predict_on_batch` and so on.
     """
     signature = inspect.signature(method)
     trains = method.__name__ in ("fit", "train_on_batch")
@@ -109,13 +108,13 @@ def explained(method: Callable, model: keras.Model, config: StepConfig) -> Calla
         try:
             return method(*args, **kwargs)
         except OutOfMemoryError:
-            raise  # of `fit`'s `evaluate`, whose batch that one knows
-        except Exception as error:  # of TensorFlow, DALI, or a sentence that quotes one
-            is_said = is_out_of_memory(str(error))
-            if not is_said and not leaves_its_cause_to_the_log(str(error)):
+            raise  # from `evaluate` within `fit`: it names the right batch
+        except Exception as error:  # from TensorFlow or DALI, or a message that quotes theirs
+            is_named = is_out_of_memory(str(error))
+            if not is_named and not leaves_its_cause_to_the_log(str(error)):
                 raise
             plan = read_plan(model, str(error), trains=trains)
-            if not is_said and not plan.is_full:
+            if not is_named and not plan.is_full:
                 raise
             arguments = signature.bind(*args, **kwargs).arguments
             raise OutOfMemoryError(
@@ -139,14 +138,14 @@ def explain(
     parts: int | None,
     half_precision: bool,
 ) -> str:
-    """Returns the sentence: what ran out, the ways out, and the plan.
+    """Returns the message: the batch that did not fit, what to do, and the plan.
 
     Args:
       plan: where memory went.
-      global_batch_size: of the step that failed; None where that is not known.
+      global_batch_size: of the step that failed; None if that is not known.
       num_replicas: of all workers.
-      parts: that each replica computes its rows in (accumulation_steps); None outside training.
-      half_precision: whether activations are in 16 bits already.
+      parts: in which each replica computes its rows (accumulation_steps); None outside training.
+      half_precision: whether activations have 16 bits already.
     """
     rows = math.ceil(global_batch_size / num_replicas) if global_batch_size else None
     at_a_time = math.ceil(rows / (parts or 1)) if rows else None
@@ -158,8 +157,8 @@ def explain(
     size = f" with global_batch_size={global_batch_size}" if global_batch_size else ""
     return (
         f"out of memory{size}; use {', or '.join(filter(None, ways))}; `tfaccel autobatch` finds "
-        "the largest batch that fits, or with --keep-batch the parts of this one.\n"
-        f"Estimated: {plan}"
+        "the largest batch that fits, or, with --keep-batch, the accumulation_steps for this "
+        f"batch.\nEstimated: {plan}"
     )
 
 
@@ -168,50 +167,50 @@ def _smaller_batch(plan: Plan, batch, num_replicas: int, parts: int, at_a_time) 
     if fitting is None:
         return "a smaller batch"
     multiple = math.lcm(8, num_replicas)
-    # What failed does not fit, whatever the estimate says.
+    # Less than the batch that failed, whatever the estimate is.
     largest = min(fitting * num_replicas * parts, batch - 1) // multiple * multiple
     if not largest:
-        return "a smaller model or smaller images (a batch of 8 would hardly fit)"
+        return f"a smaller model or smaller images (even a batch of {multiple} may not fit)"
     return f"global_batch_size={largest} or less"
 
 
 def _more_parts(plan: Plan, rows, parts: int, at_a_time) -> str | None:
-    """Returns the setting with which the same batch would fit, one part after the other."""
+    """Returns the accumulation_steps with which the same batch would fit; None if there is none."""
     if not rows:
-        return f"accumulation_steps={2 * parts} or more (equal but for batch norm)"
+        return f"accumulation_steps={2 * parts} or more (the same result, except for batch norm)"
     fitting = plan.fitting_rows(at_a_time, kept_gradients=True)
     needed = 2 * parts if fitting is None else math.ceil(rows / max(1, fitting))
     needed = max(parts + 1, needed)
     if needed > rows or fitting == 0:
         return None
-    return f"the same batch with accumulation_steps={needed} or more (equal but for batch norm)"
+    return (
+        f"the same batch with accumulation_steps={needed} or more (the same result, except for "
+        "batch norm)"
+    )
 
 
 def read_plan(model: keras.Model, text: str, *, trains: bool) -> Plan:
-    """Returns where memory went, as far as this process can tell.
+    """Returns where memory went, as far as this process knows.
 
-    Args:
-      model: compiled.
-      text: of the error: what was asked for in vain is part of what is needed.
-      trains: whether the step has gradients.
+    The error's text names the allocation that failed, which is part of the memory that is needed.
     """
     plan = Plan(
-        parameters=_num_bytes(model.variables),
-        optimizer=_num_bytes(getattr(model.optimizer, "variables", ())),
-        gradients=_num_bytes(model.trainable_variables) if trains else 0,
+        parameters=bytes_of(model.variables),
+        optimizer=bytes_of(getattr(model.optimizer, "variables", ())),
+        gradients=bytes_of(model.trainable_variables) if trains else 0,
     )
     gpus = _gpus(model)
     if not gpus:
         return plan
-    told = [tf.config.experimental.get_memory_info(each.name) for each in gpus]
-    needed = max(max(each["peak"], each["current"] + (asked_bytes(text) or 0)) for each in told)
+    infos = [tf.config.experimental.get_memory_info(each.name) for each in gpus]
+    needed = max(max(each["peak"], each["current"] + (asked_bytes(text) or 0)) for each in infos)
     fixed = plan.parameters + plan.optimizer + plan.gradients
-    limit, others = _limit_and_others(gpus, [each["peak"] for each in told])
+    limit, others = _limit_and_others(gpus, [each["peak"] for each in infos])
     return dataclasses.replace(plan, activations=max(0, needed - fixed), others=others, limit=limit)
 
 
 def _gpus(model: keras.Model) -> list[Device]:
-    """Returns this process's replicas' GPUs."""
+    """Returns the GPUs of this process's replicas."""
     visible = tf.config.get_visible_devices("GPU")
     names = [each.device for each in local_replicas(model.distribute_strategy)]
     places = [int(name.rpartition(":")[2]) for name in names if "GPU:" in name.upper()]
@@ -220,7 +219,7 @@ def _gpus(model: keras.Model) -> list[Device]:
 
 
 def _limit_and_others(gpus: list[Device], peaks: list[int]) -> tuple[int | None, int | None]:
-    """Returns the bytes that there are, and those of them that are not TensorFlow's."""
+    """Returns the bytes of the device, and how many of them TensorFlow does not use."""
     visible = tf.config.get_visible_devices("GPU")
     first = int(gpus[0].name.rpartition(":")[2])
     logical = tf.config.get_logical_device_configuration(visible[first])
@@ -234,7 +233,7 @@ def _limit_and_others(gpus: list[Device], peaks: list[int]) -> tuple[int | None,
 
 
 def _global_batch_size(signature: inspect.Signature, arguments: dict) -> int | None:
-    """Returns the rows of a step that a call asks for; None for those of a data set."""
+    """Returns the global batch size of a call; None if its input is a data set."""
     x = arguments.get("x")
     if hasattr(x, "global_batch_size"):
         return x.global_batch_size  # a Loader's
@@ -242,14 +241,8 @@ def _global_batch_size(signature: inspect.Signature, arguments: dict) -> int | N
     if not arrays:
         return None
     if "batch_size" not in signature.parameters:
-        return len(arrays[0])  # of `train_on_batch` and the like
+        return len(arrays[0])  # in `train_on_batch` and so on
     return min(arguments.get("batch_size") or KERAS_BATCH, len(arrays[0]))
-
-
-def _num_bytes(variables) -> int:
-    """Returns the bytes of variables on one replica, each counted once."""
-    each_once = {id(each): each for each in variables}.values()
-    return sum(math.prod(each.shape) * tf.as_dtype(each.dtype).size for each in each_once)
 
 
 def _mib(num_bytes: int) -> str:

@@ -1,8 +1,8 @@
-"""What `fit`, `evaluate` and `predict` of a compiled model do beside Keras's own.
+"""Extends Keras's `fit`, `evaluate` and `predict` of a compiled model.
 
-Takes a compiled model. Where Keras's own `fit` and the like are entered for it, also by a `fit` of
-the model's own, they obey a Loader's rules, watch the replicas and the loss scale, and answer for
-lost workers. A model's own methods are given no argument that the user did not give.
+Takes a compiled model. Its Keras methods then check their loaders, the replicas and the loss scale,
+and report lost workers. That is also so if a model has its own `fit` that calls Keras's `fit`. The
+model's own methods get only the arguments that the user gave.
 
     extend(model, StepConfig(), guard=watchdog.guard, cluster=cluster)
 """
@@ -25,7 +25,7 @@ from tfaccel.common.errors import UserError
 from tfaccel.config import StepConfig
 from tfaccel.data.distribute import Loader, check_same_classes
 from tfaccel.keras_internals.callbacks import in_order, let_logs_be_results
-from tfaccel.keras_internals.epoch_order import EpochOrder, one_iterator_a_pass
+from tfaccel.keras_internals.epoch_order import EpochOrder, next_input_in, one_iterator_a_pass
 from tfaccel.keras_internals.keras_methods import around_keras
 from tfaccel.keras_internals.model_view import (
     has_steps_of_keras,
@@ -42,7 +42,7 @@ from tfaccel.runtime.cluster import Cluster
 from tfaccel.step import padding
 from tfaccel.step.finite import FINE
 from tfaccel.step.labels import REFUSED, beyond, sentence
-from tfaccel.training.callbacks.ahead import Ahead, alone, can_be_ahead, having
+from tfaccel.training.callbacks.ahead import Ahead, can_be_ahead, silenced, with_attributes
 from tfaccel.training.callbacks.beats import Beats
 from tfaccel.training.callbacks.early_stopping import never_best
 from tfaccel.training.callbacks.finite import Finite, NonFiniteError
@@ -68,73 +68,77 @@ def extend(
     cluster: Cluster,
     at_start: Callable | None = None,
 ) -> None:
-    """Puts all that around Keras's own methods, for this model.
+    """Wraps Keras's methods of this model.
 
     Args:
       model: compiled for a strategy.
-      config: floor of the loss scale, and steps between audits.
-      guard: makes the context of every call that other workers take part in.
-      cluster: of how many workers, and which this is.
-      at_start: called as `fit` begins, with the model, what `fit` reads and what it evaluates; None
-        for nothing.
+      config: of the step; gives the floor of the loss scale, the steps between audits, and more.
+      guard: makes a context for every call that involves other workers.
+      cluster: tells how many workers there are, and which one this is.
+      at_start: called when `fit` begins, with the model, the training data and the validation
+        data; None to call nothing.
     """
-    counting = functools.partial(_for_loaders, counts=model, mixed=config.mixes_labels)
-    # Each knows what has been compiled.
+    checking = functools.partial(_checking_loaders, counts=model, mixed=config.mixes_labels)
+    # Two, because each notes what has been compiled.
     beats, by_batch = Beats(), Beats()
-    quiet = functools.partial(_quiet, cluster=cluster)
-    ours = {
-        "fit": lambda fit: _as_call(
-            _watched(
-                from_checkpoint(counting(quiet(fit)), model, config),
-                model,
-                config,
-                beats,
-                cluster,
-                at_start,
-            )
-        ),
-        "evaluate": lambda evaluate: _as_call(
-            _naming_labels(
-                counting(_beating(quiet(one_iterator_a_pass(evaluate, model)), beats)),
-                model,
-                config,
-            )
-        ),
-        "predict": lambda predict: _as_call(
-            _for_loaders(
-                _beating(_without_padding(quiet(one_iterator_a_pass(predict, model))), beats)
-            )
-        ),
-        "train_on_batch": lambda train: _after(
-            by_batch.on_train_batch_begin, _with_keras_logs(train, model, config)
-        ),
-        "test_on_batch": lambda test: _after(
-            by_batch.on_test_batch_begin, _naming_labels(test, model, config)
-        ),
-        "predict_on_batch": functools.partial(_after, by_batch.on_predict_batch_begin),
-    }
-    for name, wrap in ours.items():
-        _around(model, name, wrap, config, guard)
+    quiet = functools.partial(_silent_off_chief, cluster=cluster)
+
+    def fit(method):
+        method = from_checkpoint(checking(quiet(method)), model, config)
+        return _reporting_end(_with_callbacks(method, model, config, beats, cluster, at_start))
+
+    def evaluate(method):
+        method = _with_beats(quiet(one_iterator_a_pass(method, model)), beats)
+        return _reporting_end(_naming_labels(checking(method), model, config))
+
+    def predict(method):
+        method = _without_padding(quiet(one_iterator_a_pass(method, model)))
+        return _reporting_end(_checking_loaders(_with_beats(method, beats)))
+
+    def train_on_batch(method):
+        return _with_one_beat(
+            by_batch.on_train_batch_begin, _with_stock_logs(method, model, config)
+        )
+
+    def test_on_batch(method):
+        return _with_one_beat(by_batch.on_test_batch_begin, _naming_labels(method, model, config))
+
+    def predict_on_batch(method):
+        return _with_one_beat(by_batch.on_predict_batch_begin, method)
+
+    for wrap in (fit, evaluate, predict, train_on_batch, test_on_batch, predict_on_batch):
+        _wrap(model, wrap.__name__, wrap, config, guard)
     replicas = local_replicas(model.distribute_strategy)
     several = replicas[0].num_replicas > 1
     model.reset_metrics = functools.partial(reset_metrics, model, replicas)
-    # Where a step's logs are the metrics' results, Keras would work out those once more.
+    # If a step's logs are the metrics' results, Keras need not compute them again.
     are_results = not runs_eagerly(model) and (several or has_steps_of_keras(model))
     let_logs_be_results(model, are_results)
 
 
-def _around(model, name: str, wrap: Callable, config: StepConfig, guard: Callable) -> None:
-    """Puts `wrap` around the model's method as Keras has it, within what explains errors."""
+def _wrap(model, name: str, wrap: Callable, config: StepConfig, guard: Callable) -> None:
+    """Applies `wrap` to Keras's method of the model, and explains the errors of the result."""
+    # `explained` is within the guard, which would look for a lost worker if memory is full.
+    around_keras(
+        model, name, lambda method: _guarded(explained(wrap(method), model, config), model, guard)
+    )
 
-    def wrapped(method):
-        # Within the guard, or it would look for a lost worker where memory is full.
-        return _guarded(explained(wrap(method), model, config), model, guard)
 
-    around_keras(model, name, wrapped)
+def _with_arguments(method: Callable, change: Callable[[dict], None]) -> Callable:
+    """Returns a method that lets `change` change its arguments, a dict by name."""
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    def wrapper(*args, **kwargs):
+        call = signature.bind(*args, **kwargs)
+        change(call.arguments)
+        return method(*call.args, **call.kwargs)
+
+    return wrapper
 
 
 def _without_padding(predict: Callable) -> Callable:
-    """Returns `predict`, which gives a Loader's rows less their padding."""
+    """Returns `predict` without the outputs of a loader's padding rows."""
     signature = inspect.signature(predict)
 
     @functools.wraps(predict)
@@ -151,8 +155,8 @@ def _without_padding(predict: Callable) -> Callable:
     return wrapper
 
 
-def _with_keras_logs(train_on_batch: Callable, model, config: StepConfig) -> Callable:
-    """Returns `train_on_batch` with Keras's own values alone: in its list the place tells which."""
+def _with_stock_logs(train_on_batch: Callable, model, config: StepConfig) -> Callable:
+    """Returns `train_on_batch` with only Keras's own values, because its list has no names."""
     signature = inspect.signature(train_on_batch)
     finite = Finite(config.nonfinite)
     finite.set_model(model)
@@ -162,7 +166,7 @@ def _with_keras_logs(train_on_batch: Callable, model, config: StepConfig) -> Cal
         call = signature.bind(*args, **kwargs)
         as_dict = call.arguments.get("return_dict", False)
         call.arguments["return_dict"] = True
-        with alone(model):
+        with silenced(model):
             logs = train_on_batch(*call.args, **call.kwargs)
         finite.on_train_batch_end(0)
         logs = {name: logs[name] for name in logs if name not in ("loss_scale", "skipped_steps")}
@@ -172,11 +176,11 @@ def _with_keras_logs(train_on_batch: Callable, model, config: StepConfig) -> Cal
 
 
 def _naming_labels(test: Callable, model, config: StepConfig) -> Callable:
-    """Returns a method that tests, and names a label beyond the outputs, as `fit` does.
+    """Returns a test method that, like `fit`, names a label beyond the model's outputs.
 
     Raises:
-      NonFiniteError: there is one, and loss or a metric is not finite for it; a warning, where
-        `nonfinite` is "skip".
+      NonFiniteError: there is such a label, and it makes the loss or a metric infinite or NaN. If
+        `nonfinite` is "skip", this is a warning.
     """
 
     @functools.wraps(test)
@@ -184,7 +188,7 @@ def _naming_labels(test: Callable, model, config: StepConfig) -> Callable:
         execution = model.test_function
         if not hasattr(type(execution), "kept"):
             return test(*args, **kwargs)  # stock Keras's step
-        with having(execution, kept=[]):
+        with with_attributes(execution, kept=[]):
             outcome, codes = test(*args, **kwargs), execution.kept
         results = np.hstack([np.ravel(each) for each in keras.tree.flatten(outcome)] or [[0.0]])
         if np.isfinite(results).all():
@@ -202,19 +206,13 @@ def _naming_labels(test: Callable, model, config: StepConfig) -> Callable:
     return wrapper
 
 
-def _after(begins: Callable[[int], None], on_batch: Callable) -> Callable:
-    """Returns a method of one batch, which begins with a beat."""
-
-    @functools.wraps(on_batch)
-    def wrapper(*args, **kwargs):
-        begins(0)
-        return on_batch(*args, **kwargs)
-
-    return wrapper
+def _with_one_beat(begins: Callable[[int], None], on_batch: Callable) -> Callable:
+    """Returns a method of one batch that begins with a beat for the launcher."""
+    return _with_arguments(on_batch, lambda _: begins(0))
 
 
-def _as_call(method: Callable) -> Callable:
-    """Returns a method whose end is told to the launcher: what follows is the script's own."""
+def _reporting_end(method: Callable) -> Callable:
+    """Returns a method that reports its end to the launcher, because the script's code follows."""
 
     @functools.wraps(method)
     def wrapper(*args, **kwargs):
@@ -235,53 +233,50 @@ def _guarded(method: Callable, model, guard: Callable) -> Callable:
                     raise NonFiniteError(sentence(int(label[1]), int(label[2]))) from error
                 if EMPTY_SPARSE in str(error):
                     raise UserError(
-                        "a batch of sparse tensors has fewer rows than there are replicas, which "
-                        "TensorFlow cannot cut for them; leave such a last batch out "
+                        "a batch of sparse tensors has fewer rows than there are replicas, and "
+                        "TensorFlow cannot divide it among them; drop such a last batch "
                         "(batch(..., drop_remainder=True)), or make the tensors dense"
                     ) from error
                 if not (lacking := NOT_IN_XLA.search(str(error))):
                     raise
                 raise UserError(
-                    f"an operation of this model has no form for XLA ({lacking[1]}); use "
-                    "tfaccel.setup(xla=False), or, where it augments images as RandomRotation "
-                    "does, let the loader do that (augment=...)"
+                    f"XLA does not support an operation of this model ({lacking[1]}); use "
+                    "tfaccel.setup(xla=False), or, if it augments images, such as RandomRotation, "
+                    "let the loader do that (augment=...)"
                 ) from error
             except tf.errors.UnimplementedError as error:
-                # With XLA that is so of max pooling's gradient (2026-11-21), where it is left to
-                # Keras: in three dimensions, and in large windows.
+                # With XLA, the gradient of Keras's max pooling has no deterministic form
+                # (2026-11-21). It is used in three dimensions, and for large windows.
                 if "deterministic" not in error.message:
                     raise
                 raise UserError(
                     "deterministic=True, but an operation of this model has no deterministic form "
-                    f"here ({error.message.splitlines()[0]}); use xla=False, or leave it out"
+                    f"here ({error.message.splitlines()[0]}); use xla=False or "
+                    "deterministic=False"
                 ) from error
-            # A sum that NCCL broke off, because a worker was lost, ends like any other: what was
-            # summed counts once all have answered.
+            # When a worker is lost, NCCL breaks off its sums, and they end like complete ones. So
+            # the outcome counts only after all workers have answered.
             of_workers(np.zeros(1), model.distribute_strategy)
             return outcome
 
     return wrapper
 
 
-def _quiet(method: Callable, *, cluster: Cluster) -> Callable:
-    """Returns a method that says how far it is on the chief alone, unless it is told otherwise."""
-    signature = inspect.signature(method)
+def _silent_off_chief(method: Callable, *, cluster: Cluster) -> Callable:
+    """Returns a method that shows its progress only on the chief, unless `verbose` is given."""
     if cluster.num_workers == 1:
         return method
-    in_lines = 1 if sys.stdout.isatty() else 2  # a bar, or a line for each epoch
-    usual = in_lines if cluster.is_chief else 0
+    on_chief = 1 if sys.stdout.isatty() else 2  # a bar, or a line for each epoch
+    usual = on_chief if cluster.is_chief else 0
 
-    @functools.wraps(method)
-    def wrapper(*args, **kwargs):
-        call = signature.bind(*args, **kwargs)
-        if call.arguments.get("verbose", "auto") == "auto":
-            call.arguments["verbose"] = usual
-        return method(*call.args, **call.kwargs)
+    def set_verbose(arguments: dict) -> None:
+        if arguments.get("verbose", "auto") == "auto":
+            arguments["verbose"] = usual
 
-    return wrapper
+    return _with_arguments(method, set_verbose)
 
 
-def _watched(
+def _with_callbacks(
     fit: Callable,
     model,
     config: StepConfig,
@@ -289,7 +284,7 @@ def _watched(
     cluster: Cluster,
     at_start: Callable | None,
 ) -> Callable:
-    """Returns `fit` with the callbacks that the replicas and the loss scale need."""
+    """Returns `fit` with tfaccel's callbacks before the user's."""
     signature = inspect.signature(fit)
     finite = Finite(config.nonfinite)
     several = model.distribute_strategy.num_replicas_in_sync > 1
@@ -308,61 +303,59 @@ def _watched(
             for each in flat(given)
             if each not in ours and not isinstance(each, Ahead | EpochOrder)
         ]
-        # Of each call its own: a callback may call `fit` within another.
-        ahead, is_ahead = Ahead(*each_batch), can_be_ahead(model, theirs)  # alike on all workers
+        # Each call has its own, because a callback of `fit` may call `fit`. `can_be_ahead` must be
+        # the same on all workers, so it sees the callbacks before `of_this_worker`.
+        ahead, is_ahead = Ahead(*each_batch), can_be_ahead(model, theirs)
         theirs = of_this_worker(theirs, cluster)
         loader = x if isinstance(x, Loader) else None
         order = EpochOrder(
             model, loader=loader, steps_per_epoch=call.arguments.get("steps_per_epoch")
         )
-        # Ours come first: what they write to the logs is for all others to see.
+        # Ours come first, so that the user's callbacks see what ours add to the logs.
         together = [order, *((ahead,) if is_ahead else each_batch), beats, *looks, *theirs]
         if is_list:
             given.callbacks[:] = together
             given.set_model(model)
         else:
             call.arguments["callbacks"] = together
-        with contextlib.ExitStack() as during:  # not after it, or they would hold the loader
+        with contextlib.ExitStack() as during:  # only during `fit`, to free the loader after it
             for each in (finite, beats, *audits):
-                during.enter_context(having(each, loader=loader))
+                during.enter_context(with_attributes(each, loader=loader))
             for each in looks:
                 reads = x, call.arguments.get("validation_data")
-                during.enter_context(having(each, reads=reads))
+                during.enter_context(with_attributes(each, reads=reads))
             during.enter_context(never_best(theirs))
             if loader is None:
-                during.enter_context(order.of_next_input())
-            during.enter_context(ahead.of(model) if is_ahead else alone(model))
+                during.enter_context(next_input_in(order))
+            during.enter_context(ahead.of(model) if is_ahead else silenced(model))
             return fit(*call.args, **call.kwargs)
 
     return wrapper
 
 
-def _beating(method: Callable, beats: Beats) -> Callable:
-    """Returns `evaluate` or `predict`, each of whose batches is a beat for the launcher."""
-    signature = inspect.signature(method)
+def _with_beats(method: Callable, beats: Beats) -> Callable:
+    """Returns `evaluate` or `predict` with a beat for the launcher in each batch."""
 
-    @functools.wraps(method)
-    def wrapper(*args, **kwargs):
-        call = signature.bind(*args, **kwargs)
-        given = call.arguments.get("callbacks")
-        if not isinstance(given, keras.callbacks.CallbackList):  # of `fit`, which has them
-            call.arguments["callbacks"] = [beats, *keras.tree.flatten(given or [])]
-        return method(*call.args, **call.kwargs)
+    def add_beats(arguments: dict) -> None:
+        given = arguments.get("callbacks")
+        if not isinstance(given, keras.callbacks.CallbackList):  # `fit` gives one that has beats
+            arguments["callbacks"] = [beats, *keras.tree.flatten(given or [])]
 
-    return wrapper
+    return _with_arguments(method, add_beats)
 
 
-def _for_loaders(
+def _checking_loaders(
     method: Callable, *, counts: keras.Model | None = None, mixed: bool = False
 ) -> Callable:
-    """Returns a method that takes class_weight for a Loader, and refuses what a Loader brings.
+    """Returns a method that checks its data, and applies class_weight to a loader.
 
-    Keras drops targets and weights, without a word, beside a data adapter passed ready-made.
+    It refuses arguments that a loader has itself. Keras silently ignores targets and weights if x
+    is a data adapter.
 
     Args:
       method: of a model.
-      counts: the model, where the method counts loss and metrics, of which padding is no part.
-      mixed: whether the step makes probabilities of labels.
+      counts: the model, if the method computes loss and metrics, which exclude padding rows.
+      mixed: whether the step turns labels into probabilities.
     """
     signature = inspect.signature(method)
 
@@ -377,7 +370,7 @@ def _for_loaders(
             return method(*args, **kwargs)
         for name in ("y", "sample_weight", "batch_size"):
             if call.arguments.get(name) is not None:
-                raise UserError(f"{name} beside a loader, which brings its own; leave it out")
+                raise UserError(f"{name} together with a loader, which has its own; remove {name}")
         tests = [test] if isinstance(test, Loader) else []
         for each in (loader, *tests):
             each.check_workers()
@@ -398,7 +391,7 @@ def _for_loaders(
             for each in (loader, *tests):
                 known.enter_context(each.padding_left_out())
             if loader.begins_late:
-                # Keras knows no epoch that begins at a later step, as after `loader.start_at`.
+                # After `loader.start_at`, the epoch is shorter than Keras expects.
                 warnings.filterwarnings("ignore", "Your input ran out of data")
             return method(*call.args, **call.kwargs)
 
@@ -406,10 +399,10 @@ def _for_loaders(
 
 
 def _check_trained_classes(model: keras.Model, loader: Loader, *, trains: bool) -> None:
-    """Notes the classes that a model is trained on.
+    """Notes the classes on which a model is trained, or checks the loader's classes against them.
 
     Raises:
-      UserError: the model is not trained here, and was trained on classes of other numbers.
+      UserError: the loader numbers its classes differently than the data of the last `fit`.
     """
     if trains and loader.class_names:
         _TRAINED_ON[model] = loader.class_names
@@ -420,18 +413,18 @@ _TRAINED_ON = weakref.WeakKeyDictionary()  # the class names of the last `fit` w
 
 
 def _check_batches(dataset: tf.data.Dataset) -> None:
-    """Raises UserError where some of an element has no rows: of a replica's part of none there."""
+    """Raises UserError if the data set is not batched, because replicas share a batch's rows."""
     specs = tf.nest.flatten(dataset.element_spec)
     shapes = [each.shape for each in specs if isinstance(each, tf.TensorSpec)]
     if any(each.rank == 0 for each in shapes):
         raise UserError(
-            f"the data set gives examples, of the shapes {', '.join(map(str, shapes))}; give it in "
-            "batches, as dataset.batch(rows)"
+            "the data set is not batched: its elements have the shapes "
+            f"{', '.join(map(str, shapes))}; call dataset.batch(batch_size)"
         )
 
 
 def _check_inputs(model: keras.Model, loader: Loader) -> None:
-    """Raises UserError where a batch has as many axes as the model takes, but of another size."""
+    """Raises UserError if the loader's images and the model's input have different sizes."""
     given = tf.nest.flatten(loader.element_spec[0])
     declared = inputs_of(model)
     if not (len(declared) == 1 and len(given) == 1):
@@ -442,25 +435,25 @@ def _check_inputs(model: keras.Model, loader: Loader) -> None:
     ):
         raise UserError(
             f"the loader gives {has} {given[0].dtype.name}, but model {model.name} takes {takes}; "
-            "make them alike: keras.Input of the one, or image_size and channels of the other"
+            "change the model's keras.Input, or the loader's image_size and channels"
         )
 
 
 def _warn_of_scale(model: keras.Model, loader: Loader) -> None:
-    """Warns once of a loader whose pixels the model would scale a second time, or never."""
+    """Warns, once for each loader, if the model scales its pixels twice, or not at all."""
     if id(model) in loader.warned_of:
         return
     loader.warned_of.add(id(model))
     wrong = misfit(model, loader.pixel_range)
     optimizer = getattr(model, "optimizer", None)
-    if not wrong and (optimizer is None or not int(optimizer.iterations)):  # not yet trained here
+    if not wrong and (optimizer is None or not int(optimizer.iterations)):  # not trained yet
         wrong = unscaled(model, loader.pixel_range)
     if wrong:
         log.warning("data: %s", wrong)
 
 
 def _check_outputs(model: keras.Model, loader: Loader, *, mixed: bool) -> None:
-    """Raises UserError where labels are above what the model gives: the loss would be NaN."""
+    """Raises UserError if there are more classes than outputs: the loss would be NaN."""
     labels = mixed or takes_labels(model)
     declared = outputs_of(model)
     if not (labels and loader.class_names and len(declared) == 1):
@@ -469,5 +462,6 @@ def _check_outputs(model: keras.Model, loader: Loader, *, mixed: bool) -> None:
     if num_outputs is not None and num_outputs < len(loader.class_names):
         raise UserError(
             f"model {model.name} gives {num_outputs} outputs, but the data have "
-            f"{len(loader.class_names)} classes; give its last layer as many"
+            f"{len(loader.class_names)} classes; give its last layer {len(loader.class_names)} "
+            "outputs"
         )

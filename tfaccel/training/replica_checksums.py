@@ -1,11 +1,11 @@
-"""Whether all replicas, of all workers, hold the same variables, bit for bit.
+"""Checks that every replica of every worker holds the same variables, bit for bit.
 
-Takes a Keras model, built when it is first looked at; names the first variable that differs.
-Metrics are left out: they count each replica's own rows.
+Takes a compiled Keras model, which must be built at the first check; names the first variable that
+differs. Metrics are not checked, because each replica's metrics count only that replica's rows.
 
     audit = Audit(model)
-    audit.make_equal()                    # at the start: replica 0's values everywhere
-    audit.check(when="at step 1000")      # raises where a replica has left the others
+    audit.make_equal()                    # at the start: gives all replicas replica 0's values
+    audit.check(when="at step 1000")      # raises ReplicasDifferError if a replica differs
 """
 
 import functools
@@ -25,36 +25,33 @@ log = logging.getLogger("tfaccel")
 
 
 class ReplicasDifferError(RunError):
-    """A replica's variables are no longer the others'."""
+    """A replica and replica 0 have different values of a variable."""
 
 
 class Audit:
-    """Compares checksums of a model's and its optimizer's variables over all replicas."""
+    """Compares checksums of a model's and its optimizer's variables across all replicas."""
 
     def __init__(self, model: keras.Model):
-        """Takes a compiled model; its variables may come later."""
+        """Takes a compiled model, which need not be built yet."""
         self._model = model
 
     def check(self, *, when: str) -> None:
         """Compares every variable. Every worker must call it.
 
-        Args:
-          when: for the message, e.g. "at step 1000".
-
         Raises:
-          ReplicasDifferError: naming the first variable, and the first replica, that differs.
+          ReplicasDifferError: a replica differs; names the first such variable and replica.
         """
         found = self._first_difference()
         if found is not None:
             variable, replica = found
             raise ReplicasDifferError(
-                f"replica {replica} differs from replica 0 in {variable.path} {when}: they no "
-                "longer train one model; go back to a checkpoint from before, and look for what "
-                "changes this variable outside the optimizer"
+                f"replica {replica} and replica 0 have different values of {variable.path} {when}, "
+                "so the replicas train different models; restore an earlier checkpoint, and find "
+                "the code that changes this variable outside the optimizer"
             )
 
     def make_equal(self) -> None:
-        """Gives all replicas the values of replica 0 where they differ, and says so.
+        """Gives all replicas the values of replica 0, and logs a warning, if they differ.
 
         Every worker must call it.
         """
@@ -62,17 +59,16 @@ class Audit:
         if found is not None:
             variable, replica = found
             log.warning(
-                "weights: replica %d differs from replica 0 in %s (did it load another file?); all "
-                "go on with those of replica 0",
-                replica,
-                variable.path,
+                "weights: replica %d and replica 0 have different values of %s (did they load "
+                "different files?); all replicas continue with the values of replica 0",
+                *(replica, variable.path),
             )
             self._broadcast()
 
     def _broadcast(self) -> None:
         """Assigns replica 0's values on every replica."""
-        # One at a time, in 9 ms each (three replicas on two CPU cores, 2026-11-21): all at once
-        # would be quicker, but hold several copies of the whole model.
+        # One variable at a time takes 9 ms each (three replicas on two CPU cores, 2026-11-21). All
+        # at once would be faster, but would hold several copies of the whole model.
         for variable in self._variables:
             with self._model.distribute_strategy.scope():
                 value = collectives.broadcast(variable)
@@ -90,7 +86,7 @@ class Audit:
 
     @functools.cached_property
     def _variables(self) -> list:
-        # One that no strategy distributes is not several.
+        # A variable that no strategy distributes has one value only.
         return [each for each in state_of(self._model) if is_distributed(each)]
 
     @functools.cached_property
@@ -110,7 +106,7 @@ class Audit:
 
     @functools.cached_property
     def _gather(self):
-        """A function from the checksums of this process's replicas to those of all."""
+        """A function from the checksums of this process's replicas to those of all replicas."""
 
         @tf.function(autograph=False)
         def gather(own):
@@ -123,9 +119,9 @@ class Audit:
         return gather
 
 
-# XLA compiles a program for each size. So variables are filled up with zeros to one of these sizes,
-# and so many of them are one tensor: there are few programs, which all models share. Only larger
-# variables have a program for each of their own sizes, as a copy of them costs memory.
+# XLA compiles a program for each size. So each variable is padded with zeros to one of these sizes,
+# and becomes a row of a tensor with a fixed number of rows. All models share these few programs. A
+# larger variable is not copied, to save memory, so each larger size has its own program.
 _ROWS_OF_SIZE = {4**5: 32, 4**6: 16, 4**7: 8, 4**8: 4, 4**9: 2, 4**10: 1}  # values: rows
 _FLAT = [-1]
 
@@ -133,11 +129,12 @@ _FLAT = [-1]
 def _checksums(variables: list) -> tf.Tensor:
     """Returns the checksum of each variable of one replica, [variables] int64.
 
-    By raw operations, one by one: to trace them would take longer than all looks of most runs.
+    It runs raw operations one by one, because tracing them takes longer than all the checks of most
+    runs.
     """
     waiting, order, sums = {}, [], []
 
-    def look(key) -> None:
+    def add_sums(key) -> None:
         dtype, size = key
         indices, rows = zip(*waiting.pop(key), strict=True)
         missing = _ROWS_OF_SIZE[size] - len(rows)
@@ -158,29 +155,30 @@ def _checksums(variables: list) -> tf.Tensor:
         key = value.dtype, size
         waiting.setdefault(key, []).append((index, row))
         if len(waiting[key]) == _ROWS_OF_SIZE[size]:
-            look(key)
+            add_sums(key)
     for key in list(waiting):
-        look(key)
+        add_sums(key)
     return tf.gather(tf.concat(sums, axis=0), np.argsort(order))
 
 
 @functools.cache
 def _program(num_values: int, dtype: tf.DType):
-    """Returns `_checksum_of_rows` for rows of so many values, compiled by XLA."""
-    # A `partial` of its own, or TensorFlow warns of one function that is traced too often.
+    """Returns `_checksum_of_rows` for rows of `num_values` values, compiled by XLA."""
+    # A new `partial` each time, because TensorFlow warns if one function is traced often.
     function = functools.partial(_checksum_of_rows)
     spec = tf.TensorSpec((_ROWS_OF_SIZE.get(num_values, 1), num_values), dtype)
     return tf.function(function, autograph=False, jit_compile=True, input_signature=[spec])
 
 
 def _checksum_of_rows(values: tf.Tensor) -> tf.Tensor:
-    """Returns sums of the bits of [rows, values], each mixed with its place: [rows] int64.
+    """Returns a checksum of each row of [rows, values]: [rows] int64.
 
-    They wrap around.
+    It sums the values' bits, each mixed with the value's index. The sums wrap around.
     """
     if values.dtype.is_bool:
         values = tf.cast(values, tf.int32)
     bits = tf.cast(tf.bitcast(values, f"int{8 * values.dtype.size}"), tf.int64)
-    # Squared, or a last bit up here and down there could cancel (2**64 / golden ratio mixes).
+    # Squared, because otherwise two values that change by one bit, one up and one down, could
+    # cancel each other. The factor is 2**64 / golden ratio, which mixes well.
     mixed = bits + tf.range(bits.shape[1], dtype=tf.int64) * -7046029254386353131
     return tf.reduce_sum(mixed * mixed, axis=1)

@@ -1,19 +1,19 @@
-"""The folder in which a run leaves what it did, and the lock that keeps a second run out of it.
+"""The workdir, which has the files of a run, and the lock that keeps a second run out of it.
 
-Takes the path; gives the folder, made or found again once it is sure that no other run is in it:
+Takes the path; makes the folder if needed, and gives it once no other run uses it:
 
     DIR/config.json        the resolved config, without secrets
     DIR/environment.json   versions and hardware
-    DIR/checkpoints/       the state of training: see tfaccel/checkpoint/
-    DIR/log.txt            all that the run said of itself: every choice and its reason
+    DIR/checkpoints/       the state of training: see tfaccel/training/checkpoint/
+    DIR/log.txt            the full log: every choice and its reason
     DIR/metrics.csv        a line per epoch
-    DIR/metrics.jsonl      the same, and every so many steps
+    DIR/metrics.jsonl      the same, and records within epochs
     DIR/tensorboard/       the same for TensorBoard
     DIR/first_batch.png    the first augmented images, with their labels
     DIR/export/1/          SavedModel and model.keras
-    DIR/result.json        what the command's last line says
-    DIR/launch/            what each rank printed, of `tfaccel launch`
-    DIR/run.lock           held by the process that writes here
+    DIR/result.json        the result, which the command also prints as its last line
+    DIR/launch/            what each rank of `tfaccel launch` printed
+    DIR/run.lock           locked by the process that writes here
 """
 
 import contextlib
@@ -42,51 +42,50 @@ log = logging.getLogger("tfaccel")
 
 RESUMES = ("auto", "required", "never")
 
-# Files that tell a workdir, and the levels above a path of which one may be its workdir: the
-# deepest are as export/1/variables/variables.index.
+# A folder is a workdir if it has one of these files.
 WRITTEN = ("config.json", "metrics.jsonl", "metrics.csv")
-MOST_LEVELS = 4
-# As `own_files.replace` names them.
+MOST_LEVELS = 4  # from the workdir to its deepest file: export/1/variables/variables.index
+# The temporary names that `own_files.replace` gives.
 _UNFINISHED = re.compile(
     r"\.(config|environment|result|metrics|first_batch)\.(jsonl?|csv|png)\.\d+(\.[0-9a-f]{8})?"
 )
 
-_locks = set()  # descriptors of the folders that this process holds
+_locks = set()  # descriptors of the lock files of the folders that this process holds
 
 
-def _let_go() -> None:
-    """Closes a forked child's copies: a lock is kept for as long as anybody has it open."""
+def _close_in_child() -> None:
+    """Closes a forked child's copies, because a lock lasts until all of its copies are closed."""
     while _locks:
         os.close(_locks.pop())
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 def check_usable(path: pathlib.Path, *, resume: str) -> pathlib.Path:
-    """Returns the absolute path of a workdir that this run may write or go on with. Writes nothing.
+    """Returns the absolute path of a workdir that this run may start or resume. Writes nothing.
 
     Args:
       path: the workdir.
-      resume: "auto" to go on from the newest checkpoint where there is one, "required" for an error
-        where there is none, "never" for an error where there is a run.
+      resume: "auto" to resume from the newest checkpoint if there is one, "required" for an error
+        if there is no checkpoint, "never" for an error if there is a run.
 
     Raises:
-      UserError: the path and `resume` do not agree, or it cannot be written.
+      UserError: `resume` does not allow what is there, or the workdir cannot be written.
     """
     path = local_path(path).absolute()
     check_choice("resume", resume, RESUMES)
-    # os.path's say False, where pathlib's raise: below a folder that may not be searched.
+    # Below a folder without search permission, os.path returns False where pathlib raises.
     if resume == "never" and os.path.exists(path / "config.json"):
         raise UserError(f"workdir {path} already holds a run; give another --workdir, or remove it")
     if resume == "required" and not os.path.isdir(path / "checkpoints"):
         raise UserError(
-            f"workdir {path} has no checkpoints to resume from; check the path, or leave out "
-            "--resume=required to begin anew"
+            f"workdir {path} has no checkpoints to resume from; check the path, or remove "
+            "--resume=required to start a new run"
         )
     there = next(each for each in (path, *path.parents) if os.path.exists(each))
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        why = "may not be written to" if there.is_dir() else "is a file"
+        why = "is not writable" if there.is_dir() else "is a file"
         raise UserError(
             f"workdir {path} cannot be written, because {there} {why}; give another --workdir"
         )
@@ -95,16 +94,18 @@ def check_usable(path: pathlib.Path, *, resume: str) -> pathlib.Path:
 
 @contextlib.contextmanager
 def held(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Makes the folder if need be; within the context, no other process can hold it.
+    """Makes the folder if needed, and locks it within the context.
 
-    However this process ends, the system lets go. (Of NFS, version 3 needs its lock service.)
+    The system releases the lock when this process ends, in whatever way. On NFS version 3, locks
+    need the lock service.
 
     Yields:
       The absolute path.
 
     Raises:
-      UserError: it cannot be made or written.
-      RunError: a live run holds it. (Of a lost machine, a file system may think so for a while.)
+      UserError: the folder cannot be made or written.
+      RunError: a live run has locked it. After a machine is lost, a network file system may keep
+        its locks for a while.
     """
     path = local_path(path).absolute()
     try:
@@ -118,13 +119,13 @@ def held(path: pathlib.Path) -> Iterator[pathlib.Path]:
             _remove_unfinished(path)
         yield path
     finally:
-        if file in _locks:  # of a forked child it is closed
+        if file in _locks:  # a forked child has closed it
             _locks.remove(file)
             os.close(file)
 
 
 def _remove_unfinished(path: pathlib.Path) -> None:
-    """Removes what killed processes left of files that they were about to replace."""
+    """Removes the temporary files that killed processes left."""
     for each in path.glob(".*"):
         if _UNFINISHED.fullmatch(each.name):
             with contextlib.suppress(OSError):
@@ -132,21 +133,19 @@ def _remove_unfinished(path: pathlib.Path) -> None:
 
 
 def _lock(file: int, path: pathlib.Path) -> bool:
-    """Returns whether it is locked; where the file system has no locks, nobody can say."""
+    """Locks the file, and returns True; or warns and returns False if it cannot be locked."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if not isinstance(error, BlockingIOError):
             log.warning(
-                "workdir: %s cannot be locked (%s); be sure that no other run writes there",
-                path,
-                error.strerror,
+                "workdir: %s cannot be locked (%s); make sure that no other run writes there",
+                *(path, error.strerror),
             )
             return False
         holder = os.read(file, 200).decode(errors="replace").strip() or "another process"
         raise RunError(
-            f"{path} is held by a live run ({holder}); wait for it, stop it, or give another "
-            "--workdir"
+            f"{path} is used by a live run ({holder}); wait for it, stop it, or give another folder"
         ) from None
     os.ftruncate(file, 0)
     os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
@@ -154,10 +153,10 @@ def _lock(file: int, path: pathlib.Path) -> bool:
 
 
 def finished(path: pathlib.Path, config: dict) -> dict | None:
-    """Returns the result of a run of this config that ended there; None where there is none."""
+    """Returns the result of a complete run of this config in the workdir; None if there is none."""
     written, now = _read(path / "config.json"), _as_written(config)
     if now.get("runtime", {}).get("xla", True) is None and isinstance(written, dict):
-        # The default of XLA, which was on everywhere before, asks for nothing in particular.
+        # With XLA at its default, a run with any setting of XLA will do.
         written = written | {"runtime": written.get("runtime", {}) | {"xla": None}}
     if written == now:
         return _read(path / "result.json")
@@ -165,25 +164,25 @@ def finished(path: pathlib.Path, config: dict) -> dict | None:
 
 
 def workdir_of(given: str | os.PathLike) -> pathlib.Path:
-    """Returns the absolute path of the run that a path is of: its workdir, or what is in there.
+    """Returns the absolute workdir of a path, which is the workdir itself or a path below it.
 
-    A path of no run is returned as it is: whoever reads it says what is wrong.
+    If there is no workdir, it returns the path, and the code that reads it raises an error.
     """
-    path = local_path(given).absolute()
-    nearest = (path, *path.parents[:MOST_LEVELS])
-    return next((each for each in nearest if _is_workdir(each)), path)
+    return _nearest_workdir(local_path(given).absolute())
 
 
 def workdirs_in(given: str | os.PathLike) -> list[pathlib.Path]:
-    """Returns the run that a path is of, or, of a folder that holds runs, all of them by name."""
+    """Returns the workdir of a path; or, for a folder of several workdirs, these by name."""
     path = local_path(given)
-    if not _is_workdir(path) and os.path.isdir(path):
-        found = sorted(each for each in path.glob("*/") if _is_workdir(each))
-        if found:
-            return found
-    if _is_workdir(path) or not os.path.exists(path):
-        return [path]
-    return [next((each for each in path.parents[:MOST_LEVELS] if _is_workdir(each)), path)]
+    may_hold_some = os.path.isdir(path) and not _is_workdir(path)
+    inside = sorted(filter(_is_workdir, path.glob("*/"))) if may_hold_some else []
+    return inside or [_nearest_workdir(path) if os.path.exists(path) else path]
+
+
+def _nearest_workdir(path: pathlib.Path) -> pathlib.Path:
+    """Returns the path, or the folder above it, that is a workdir; the path if there is none."""
+    nearest = (path, *path.parents[:MOST_LEVELS])
+    return next((each for each in nearest if _is_workdir(each)), path)
 
 
 def _is_workdir(path: pathlib.Path) -> bool:
@@ -194,44 +193,49 @@ def read_config(path: pathlib.Path) -> Config:
     """Returns the config of the run in a workdir.
 
     Raises:
-      UserError: there is none, or not one that this version understands.
+      UserError: there is no config, or this version does not understand it.
     """
     written = _read(path / "config.json")
     if not isinstance(written, dict):
         raise UserError(
-            f"{path} holds no run (there is no config.json that can be read); give the workdir of "
-            "a `tfaccel train`"
+            f"{path} holds no run (it has no readable config.json); give the workdir of a `tfaccel "
+            "train`"
         )
     return parse(ml_collections.ConfigDict(written))
 
 
 def check_no_other(path: pathlib.Path, config: dict) -> None:
-    """Raises UserError for a workdir of another run that has no checkpoint to tell what changed."""
+    """Raises UserError if the workdir has another config's run, unless it has checkpoints.
+
+    A checkpoint names the changed settings when the run resumes.
+    """
     before = _read(path / "config.json")
     if before not in (None, _as_written(config)) and not any(path.glob("checkpoints/step-*")):
-        raise UserError(f"workdir {path} already holds another run; give another, or remove it")
+        raise UserError(
+            f"workdir {path} already holds another run; give another --workdir, or remove it"
+        )
 
 
 def write_config(path: pathlib.Path, config: dict) -> None:
     """Writes config.json, without secrets.
 
     Raises:
-      UserError: as `check_no_other`.
+      UserError: see `check_no_other`.
     """
     check_no_other(path, config)
-    # First, or a run that is killed between the two would have ended with the result of another.
+    # The old result goes first: if this run is killed here, it must not have another run's result.
     (path / "result.json").unlink(missing_ok=True)
     write_json(path / "config.json", _as_written(config))
 
 
 def next_version(folder: pathlib.Path) -> pathlib.Path:
-    """Returns the folder's next version: a number above all that are there, from 1."""
+    """Returns the path of the folder's next version: the largest number so far plus 1, from 1."""
     newest = max((int(each.name) for each in versions(folder)), default=0)
     return folder / str(newest + 1)
 
 
 def versions(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Returns what in a folder has a number for its name, the largest last."""
+    """Returns the entries of a folder with a number as their name, the largest last."""
     numbered = [each for each in folder.glob("*") if each.name.isdecimal()]
     return sorted(numbered, key=lambda each: int(each.name))
 
@@ -248,10 +252,10 @@ def _read(path: pathlib.Path) -> dict | None:
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:
-    """Writes `value` as indented JSON, whole or not at all.
+    """Writes `value` as indented JSON, completely or not at all.
 
     Raises:
-      RunError: it cannot be written, as on a full disk.
+      RunError: it cannot be written, for example on a full disk.
     """
     try:
         replace(path, (json.dumps(value, indent=2) + "\n").encode())

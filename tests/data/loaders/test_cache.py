@@ -160,7 +160,7 @@ def test_blocks_are_checked_each(source, folder, caplog, monkeypatch):
     assert len(checksums["images"]) == -(-size // 100)
     flip_a_bit(home)
     cached(source, folder=folder, **SETTINGS)
-    assert "images.npy is not what was written" in caplog.text
+    assert "images.npy has changed since it was written" in caplog.text
 
 
 PROGRAM = """
@@ -237,7 +237,9 @@ def test_a_full_disk_and_a_forbidden_folder_are_said(source, folder, monkeypatch
     usage = type("Usage", (), {"free": 10 * 2**20})
     with monkeypatch.context() as patch:
         patch.setattr(cache.shutil, "disk_usage", lambda path: usage)
-        with pytest.raises(UserError, match=r"cannot be kept in .*need 64 MiB and 10 are free"):
+        with pytest.raises(
+            UserError, match=r"cannot be kept in .*need 64 MiB, but 10 MiB are free"
+        ):
             cached(source, folder=folder, **SETTINGS)
     assert caches(folder) == []
 

@@ -635,7 +635,9 @@ def test_a_pair_of_two_sizes_is_refused(pixels, tmp_path, device, window, grown)
     height, width = pixels[9].shape[0] + grown[0], pixels[9].shape[1] + grown[1]
     other = np.zeros((height, width, 3), np.uint8)
     source = pairs_of(pixels, [*pixels[:9], other, *pixels[10:]], tmp_path)
-    names = rf"inputs/09.png has \d+x\d+ pixels and its target .*targets/09.png {height}x{width} "
+    names = (
+        rf"inputs/09.png has \d+x\d+ pixels, but its target .*targets/09.png has {height}x{width}"
+    )
     with pytest.raises(UserError, match=names):
         read_all(source, device, window)
 

@@ -232,7 +232,7 @@ def test_images_that_do_not_suit(source):
         stream_of(source, grey, feed_of(source, grey, AugmentConfig()))
     grey_pixels = source.images[..., :1]
     for targets, pixels, other, words in (
-        ("image", source.images, grey_pixels, "have 1 channels; expected 3, for targets='image'"),
+        ("image", source.images, grey_pixels, "have 1 channel; expected 3, for targets='image'"),
         ("image", grey_pixels, source.images, "have 3 channels; expected 1, for targets='image'"),
         ("mask", source.images, source.images, "have 3 channels; expected 1, for targets='mask'"),
     ):
@@ -308,7 +308,9 @@ def test_a_pair_of_two_sizes_is_named(files, tmp_path):
     PIL.Image.fromarray(np.zeros((3, 4), np.uint8)).save(other)
     targets = Blobs((*files.images.files[:-1], other))
     pairs = ImageSource(files.images, None, targets=targets)
-    with pytest.raises(UserError, match=r"149.jpg has 39x21 pixels and its target .*other.png 3x4"):
+    with pytest.raises(
+        UserError, match=r"149.jpg has 39x21 pixels, but its target .*other.png has 3x4"
+    ):
         decode_all(pairs, **SETTINGS)
 
 
@@ -317,4 +319,4 @@ def test_long_ones_say_how_far_they_are(files, caplog, monkeypatch):
     monkeypatch.setattr(decode, "LOG_SECONDS", 0)
     monkeypatch.setattr(decode, "FIRST_LOG_SECONDS", 0)
     decode_all(files, **SETTINGS)
-    assert "64 of 150 images are decoded" in caplog.text
+    assert "decoded 64 of 150 images" in caplog.text

@@ -393,7 +393,9 @@ def test_full_memory_is_no_images_fault(source, monkeypatch):
 )
 def test_a_pair_of_two_sizes_and_a_small_image_are_named(pixels, tmp_path, window):
     source = pairs_of(pixels, [*pixels[:-1], pixels[-1][:-1]], tmp_path)
-    with pytest.raises(UserError, match=r"in/16.png has 21x25 .*out/16.png 20x25 .*one size"):
+    with pytest.raises(
+        UserError, match=r"in/16.png has 21x25 .*out/16.png has 20x25; expected the"
+    ):
         first_batch(source, AugmentConfig())
     source = ImageSource(source.images, np.zeros(17, np.int32))
     images = ImageConfig(image_size=(21, 20))

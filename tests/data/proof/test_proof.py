@@ -107,7 +107,7 @@ def test_no_shuffle():
 def test_shuffled_once(sound):
     epochs = [sound[0], dataclasses.replace(sound[1], ids=sound[0].ids)]
     assert faults(judged(epochs)) == {
-        "order": "epochs 0 and 1 have the same order: shuffled once, not each time"
+        "order": "epochs 0 and 1 have the same order: shuffled only once"
     }
 
 
@@ -179,8 +179,8 @@ def test_fewer_replicas_than_shards():
         },
     )
     assert faults(judged(epochs)) == {
-        "length": "epoch 0 has 6 steps, whose 72 rows are 0.75 times the 96 examples; expected 8 "
-        "steps"
+        "length": "epoch 0 has 6 steps, and their 72 rows are 0.75 times the 96 examples; "
+        "expected 8 steps"
     }
 
 
@@ -191,8 +191,8 @@ def test_an_epoch_too_long(shuffle):
     feeds = [Feed(plan, AUGMENT, (8, 8), replica) for replica in range(4)]
     found = judged(record(trace(feeds, 48), 24), shuffle=shuffle)
     assert faults(found) == {
-        "length": "epoch 0 has 24 steps, whose 384 rows are 4.00 times the 96 examples; expected 6 "
-        "steps"
+        "length": "epoch 0 has 24 steps, and their 384 rows are 4.00 times the 96 examples; "
+        "expected 6 steps"
     }
 
 
@@ -201,8 +201,8 @@ def test_an_epoch_too_short(sound):
     feeds = [Feed(plan, AUGMENT, (8, 8), replica) for replica in range(4)]
     found = judged(record(trace(feeds, 11), 6))
     assert faults(found) == {
-        "length": "epoch 1 has 5 steps, whose 80 rows are 0.83 times the 96 examples; expected 6 "
-        "steps"
+        "length": "epoch 1 has 5 steps, and their 80 rows are 0.83 times the 96 examples; "
+        "expected 6 steps"
     }
 
 
@@ -239,8 +239,8 @@ def test_a_partial_last_batch():
         )
     ]
     assert faults(judged(record(steps, 2), 20)) == {
-        "shapes": "2 batches of epoch 0 have not 6 rows: step 1 gives replica 0 4; XLA compiles "
-        "each shape anew"
+        "shapes": "2 batches of epoch 0 do not have 6 rows: step 1 gives replica 0 4; XLA compiles "
+        "each shape again"
     }
 
 
@@ -263,9 +263,9 @@ def test_the_page(sound):
         "ok  shards      each of 4 replicas reads its own examples\n"
         "ok  length      every epoch has 6 steps\n"
         "ok  coverage    every epoch has every example\n"
-        "ok  duplicates  no example comes twice in an epoch\n"
-        "ok  order       another one in every epoch\n"
-        "ok  draws       192 different ones in 192 rows"
+        "ok  duplicates  no example occurs twice in an epoch\n"
+        "ok  order       a new order in every epoch\n"
+        "ok  draws       192 different draws in 192 rows"
     )
     page = str(judged(changed(sound, ids=lambda each: of_first_replica(each.ids))))
     assert page.startswith("the loader is at fault: ")
@@ -276,7 +276,7 @@ def test_the_page(sound):
 def test_nothing_random_is_said():
     found = judged(epochs_of(96, 16, 4, augment=AugmentConfig()))
     assert found.findings[-1].text == "nothing is random"
-    assert "but 4 that do not fill" in str(
+    assert "except 4 that do not fill" in str(
         judged(epochs_of(36, 16, 4, last_batch="drop"), 36, last_batch="drop")
     )
 

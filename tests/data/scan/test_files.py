@@ -92,9 +92,9 @@ def test_a_pair_of_two_sizes_and_an_image_less_than_its_crop(tmp_path, monkeypat
     report = scan(source, smallest=(7, 8))
     assert [(each.kind, each.cause, each.id) for each in report.faults] == [
         ("empty", "no bytes", 3),
-        ("small", "6 x 7 pixels; 7 x 8 pixels are cut out", 4),
-        ("two_sizes", "7 x 8 pixels, its target 9 x 8 pixels", 2),
-        ("two_sizes", "6 x 7 pixels, its target 9 x 8 pixels", 4),
+        ("small", "6 x 7 pixels, but 7 x 8 pixels are cut out", 4),
+        ("two_sizes", "7 x 8 pixels, but its target has 9 x 8 pixels", 2),
+        ("two_sizes", "6 x 7 pixels, but its target has 9 x 8 pixels", 4),
     ]
     assert files.usable(source, report).images.files == tuple(map(str, inputs[:2]))
     assert {each.kind for each in scan(source_of(inputs), smallest=(7, 8)).faults} == {
@@ -229,7 +229,7 @@ def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     paths = written(tmp_path / "images", {"a.jpg": planted.JPEG})
-    with pytest.raises(UserError, match=r"cannot be written to \(Not a directory\); set XDG_CACHE"):
+    with pytest.raises(UserError, match=r"cannot be written \(Not a directory\); set XDG_CACHE"):
         scan(source_of(paths))
 
 
@@ -358,7 +358,7 @@ def test_usable_says_what_is_left_out(tmp_path, caplog):
     left = files.usable(source, report)
     assert (len(left), left.labels.tolist(), left.class_names) == (1, [0], ("a", "b", "c"))
     assert (
-        "data: 3 of 4 examples are left out (2 empty, 1 not_an_image); they are listed in "
+        "data: 3 of 4 examples are skipped (2 empty, 1 not_an_image); they are listed in "
         f"{report.list_path}" in caplog.text
     )
 
@@ -385,7 +385,7 @@ def test_progress_is_logged_where_there_is_no_terminal(tmp_path, caplog, capfd):
     with caplog.at_level(logging.INFO, "tfaccel"):
         files.scan_files(source, num_workers=1, progress=True)
         files.scan_files(source, num_workers=1, progress=False)
-    assert sum("looking at 1 images" in each.message for each in caplog.records) == 1
+    assert sum("checking 1 images" in each.message for each in caplog.records) == 1
     assert sum("bad: none; notes: none" in each.message for each in caplog.records) == 2
     assert capfd.readouterr().err == ""
 
@@ -406,7 +406,7 @@ def test_a_bar_is_drawn_on_a_terminal(tmp_path):
     )
     os.close(theirs)
     assert done.returncode == 0
-    assert b"looking at images" in os.read(ours, 10000)
+    assert b"checking images" in os.read(ours, 10000)
     assert done.stdout == b""
 
 

@@ -40,7 +40,7 @@ def test_class_names_number_the_classes_of_a_folder_that_lacks_some(folder, capl
     found = class_folders(folder, class_names=["x", "c", "b", "a"])
     assert found.class_names == ("x", "c", "b", "a")
     assert found.labels.tolist() == [3] * 13 + [2] * 12 + [1] * 12
-    assert f"{folder} has no images of the class x" in caplog.text
+    assert f"{folder} has no images of these classes: x" in caplog.text
     with pytest.raises(UserError, match="has the class 'c', which is not among the 2 class_names"):
         class_folders(folder, class_names=["a", "b"])
 
@@ -66,7 +66,7 @@ def wrong_folders(root: pathlib.Path):
     text = root / "text"
     (text / "cats").mkdir(parents=True)
     (text / "cats" / "notes.txt").touch()
-    yield "a file that is no image", text, "'notes.txt', not an image"
+    yield "a file that is no image", text, "'notes.txt', which is not an image"
 
     above = root / "above"
     (above / "training" / "cats").mkdir(parents=True)
@@ -94,7 +94,7 @@ def test_counts_all_that_are_no_images(tmp_path):
         (tmp_path / name).touch()
     with pytest.raises(UserError) as error:
         class_folders(tmp_path)
-    assert f"class folder {tmp_path / 'a'} holds '1.gif', not an image" in str(error.value)
+    assert f"class folder {tmp_path / 'a'} holds '1.gif', which is not an image" in str(error.value)
 
     others = f"nor are 3 others, first {tmp_path / 'b' / '1.gif'}, {tmp_path / 'b' / '2.txt'};"
     assert others in str(error.value)
@@ -119,14 +119,14 @@ def made(root: pathlib.Path, *files: str) -> pathlib.Path:
         (
             "",
             ["test/cat/1.png", "train/cat/1.png"],
-            "did you mean {}/train as the image folder? (test likewise",
+            "did you mean {}/train as the image folder? (and test",
         ),
         ("", ["d/test/cat/1.png", "d/train/cat/1.png"], "did you mean {}/d/train as the image fol"),
         # Classes of classes.
         (
             "",
             ["animal/cat/1.png", "animal/dog/1.png", "plant/rose/1.png"],
-            "classes lie one level deeper in each of 2 folders, animal/cat being one: move all",
+            "the classes are one level deeper in each of 2 folders, such as animal/cat: move all",
         ),
         # Images and a folder.
         ("", ["cat/1.png", "cat/old/1.png"], "move the images of old into {}/cat, or old away"),
@@ -162,7 +162,7 @@ def test_a_link_may_not_put_a_file_into_two_classes(tmp_path):
     (tmp_path / "a" / "again.png").symlink_to("1.png")  # twice in one class is another weight
     assert len(class_folders(tmp_path)) == 4
     (tmp_path / "b" / "z.png").symlink_to("../a/1.png")
-    with pytest.raises(UserError, match="are one file, by a link, in two classes") as error:
+    with pytest.raises(UserError, match="are one file, through a link, in two classes") as error:
         class_folders(tmp_path)
     assert f"{tmp_path / 'a' / '1.png'} and {tmp_path / 'b' / 'z.png'}" in str(error.value)
 
@@ -170,7 +170,7 @@ def test_a_link_may_not_put_a_file_into_two_classes(tmp_path):
 def test_a_link_may_not_be_a_class_of_its_own(tmp_path):
     made(tmp_path, "a/1.png")
     (tmp_path / "b").symlink_to("a")
-    with pytest.raises(UserError, match="are one file, by a link, in two classes"):
+    with pytest.raises(UserError, match="are one file, through a link, in two classes"):
         class_folders(tmp_path)
 
 

@@ -212,7 +212,7 @@ def test_shards_that_are_one_file_are_said(tmp_path, caplog):
     file = write_records(tmp_path / "x.tfrecord")
     (tmp_path / "y.tfrecord").symlink_to(file)
     assert len(sources.tfrecord(tmp_path / "*.tfrecord")) == 6
-    assert "are one file, by a link; its examples count twice" in caplog.text
+    assert "are one file, through a link; its examples count twice" in caplog.text
 
 
 def test_pairs_of_one_folder_by_a_link_are_said(tmp_path, caplog):
@@ -220,4 +220,4 @@ def test_pairs_of_one_folder_by_a_link_are_said(tmp_path, caplog):
     (tmp_path / "a" / "1.png").touch()
     (tmp_path / "b").symlink_to("a")
     assert len(sources.image_pairs(tmp_path / "a", tmp_path / "b")) == 1
-    assert "are one folder, by a link: each image is its own target" in caplog.text
+    assert "are one folder, through a link: each image is its own target" in caplog.text

@@ -54,7 +54,7 @@ def test_paths_start_from_root_unless_they_are_absolute(listed, tmp_path):
     ("text", "words"),
     [
         ("", "is empty; expected a path and a label"),
-        ("path,label\n", "holds a header alone"),
+        ("path,label\n", "has only a header"),
         ("path,labels\nc/0.png,0\n", "line 1 has the columns path, labels; expected one of path"),
         ("c/0.png,0\n", "line 1 is 'c/0.png,0'; expected a path, blanks and a whole number"),
         ("c/0.png 0\nc/2.png\n", "line 2 is 'c/2.png'"),
@@ -79,7 +79,7 @@ def test_paths_start_from_root_unless_they_are_absolute(listed, tmp_path):
             "list.txt line 3 cannot be read as CSV (field larger than field limit",
         ),
         ("{" * 200_000, "line 1 is '{{{"),
-        ("c/9.png 0\n", "c/9.png does not exist; relative paths start from"),
+        ("c/9.png 0\n", "c/9.png does not exist; relative paths start in"),
     ],
 )
 def test_names_the_line_at_fault(listed, text, words):

@@ -75,10 +75,10 @@ def test_class_names_number_the_classes(caplog):
     assert read(["10", "9"], class_names=["10", "9", "x"])[0].tolist() == [0, 1]
     assert not caplog.text
     assert read(["1", "0"], class_names=["cat", "dog"])[0].tolist() == [1, 0]
-    assert "labels are numbers, and are taken for places in class_names: 0 is cat" in caplog.text
+    assert "numbers, so they are used as indices into class_names: 0 is cat" in caplog.text
     with pytest.raises(UserError, match=r"line 1: the label is 'd', which is not among the 3 cla"):
         read(["a", "d"], class_names=["a", "b", "c"])
-    with pytest.raises(UserError, match=r"line 0: the label is 3; .* below 3: there are so many"):
+    with pytest.raises(UserError, match=r"line 0: the label is 3; .* below 3, the number of cl"):
         read(["3"], class_names=["a", "b", "c"])
 
 

@@ -225,8 +225,8 @@ def wrong_shards(folder):
     yield "misspelt", folder / "god", {}, "does not exist; did you mean 'good'"
     yield "no match", folder / "train-*", {}, f"no shard matches {folder / 'train-*'}"
     yield "a folder", folder, {}, f"is a folder; expected a pattern of its shards: {folder}/*"
-    yield "braces", folder / "x-{0..3}", {}, "write a range of shards with *"
-    yield "none", [], {}, "no shards were given"
+    yield "braces", folder / "x-{0..3}", {}, "use * for a range of shards"
+    yield "none", [], {}, "list of shards is empty"
 
     (folder / "empty").touch()
     yield "empty", folder / "empty", {}, "empty is empty; write it again"
@@ -263,12 +263,12 @@ def wrong_shards(folder):
         "label_key='image/class/label' has 2 values; expected one",
     )
     key = {"label_key": "image/encoded"}
-    yield "no name", folder / "pixels", key, "has 999 bytes that are no name of a class"
+    yield "no name", folder / "pixels", key, "has 999 bytes that are not the name of a class"
     mixed = [record, serialized(image__encoded=b"x", image__class__label=b"cat")]
     write(folder / "mixed", mixed)
-    yield "mixed", folder / "mixed", {}, "mixed, record 1: its label is a number and others are"
+    yield "mixed", folder / "mixed", {}, "mixed, record 1: its label is a number but others"
     write(folder / "named", mixed[1:])
-    yield "mixed shards", [good, folder / "named"], {}, "have a number as label and others a name"
+    yield "mixed shards", [good, folder / "named"], {}, "have numbers as label and others names"
     yield "labels from 1", good, {"first_label": 2}, "the label is 1; expected at least first_label"
     yield "first label", good, {"first_label": -1}, "first_label=-1"
 
@@ -283,7 +283,7 @@ def test_each_wrong_shard_is_named_with_its_cure(tmp_path):
 
 def test_warns_where_labels_seem_to_count_from_one(shards, caplog):
     tfrecord(shards / "train-*")
-    assert "if classes count from 1, first_label=1" in caplog.messages[-1]
+    assert "if classes count from 1, give first_label=1" in caplog.messages[-1]
 
 
 def test_finds_features_in_any_order_of_any_encoding(tmp_path):

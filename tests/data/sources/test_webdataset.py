@@ -187,7 +187,7 @@ def wrong_shards(folder):
     (folder / "damaged.tar").write_bytes(data[:1024] + b"x" * 512 + data[1536:])
     yield "damaged", folder / "damaged.tar", {}, "is cut short or damaged at byte 1024"
     write(folder / "hollow.tar", [("README", b"x")])
-    yield "no samples", folder / "hollow.tar", {}, "holds no files with an extension"
+    yield "no samples", folder / "hollow.tar", {}, "has no files with an extension"
 
     settings = {"image_ext": "tif;tiff"}
     words = "good.tar: sample 'a/0' has no file tif or tiff, only seg.png, JPG, cls, json; expected"

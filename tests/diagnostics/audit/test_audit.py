@@ -46,9 +46,9 @@ def test_a_script_has_its_loader_proved(setup, folder):
     assert found.ok, str(found)
     assert str(found).startswith(f"the loader is sound: {len(source)} examples, 2 epochs")
     said = {each.name: each.text for each in found.findings}
-    assert "another one in every epoch" in said["order"]
-    assert "different ones" in said["draws"]
-    assert "nothing is to be shuffled" in str(run.audit(source, **SETTINGS))
+    assert "a new order in every epoch" in said["order"]
+    assert "different draws" in said["draws"]
+    assert "as expected without shuffling" in str(run.audit(source, **SETTINGS))
 
 
 def test_a_loader_at_fault_is_named_in_a_script(setup, folder, monkeypatch):

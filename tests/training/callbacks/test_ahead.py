@@ -97,7 +97,7 @@ def test_who_sees_each_batch_has_one_launched_at_a_time(caplog):
     with caplog.at_level("INFO"):
         fit(model, callbacks=[Counts()])
     assert num_launched == [*range(1, STEPS + 1)]
-    assert "because Counts look at them" in caplog.text
+    assert "because these callbacks read them: Counts;" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_a_users_progress_bar_sees_each_batch():
 
 def test_nothing_is_computed_to_look(monkeypatch):
     # On a GPU that would be queued behind the next execution, and waited for.
-    computed, look_at = [], ahead.Ahead._look_at
+    computed, check = [], ahead.Ahead._check
 
     def note(operation, *_, **__):
         computed.append(operation)
@@ -321,11 +321,11 @@ def test_nothing_is_computed_to_look(monkeypatch):
     def watched(self, *begun):
         op_callbacks.add_op_callback(note)
         try:
-            return look_at(self, *begun)
+            return check(self, *begun)
         finally:
             op_callbacks.remove_op_callback(note)
 
-    monkeypatch.setattr(ahead.Ahead, "_look_at", watched)
+    monkeypatch.setattr(ahead.Ahead, "_check", watched)
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01))
     # An execution of four steps, and one of a single step.
     fit(model_of(optimizer=optimizer, steps_per_execution=4), X[:10])

@@ -102,7 +102,9 @@ def test_to_stop_early_by_what_is_no_log_is_an_error_once_all_logs_are_there(
     if not is_tested:  # in this epoch: it may be in another
         assert len(model.fit(train, **settings).epoch) == 2
         return
-    with pytest.raises(UserError, match=r"monitor='val_los' is none.*did you mean 'val_loss'"):
+    with pytest.raises(
+        UserError, match=r"early stopping monitors 'val_los', .*did you mean 'val_loss'"
+    ):
         model.fit(train, validation_data=test, **settings)
     assert train.position == 2
 
@@ -131,7 +133,7 @@ def test_p3_where_training_goes_on_each_is_said_once_and_at_once(train, caplog):
     assert error is None
     assert seen == list(range(1, STEPS + 1))
     assert [int(each.partition("step-")[2][:8]) for each in said(caplog)] == [6, 9, 10]
-    assert all(each.endswith("; training goes on") for each in said(caplog))
+    assert all(each.endswith("; training continues") for each in said(caplog))
 
 
 def test_p3_beside_another_error_it_is_a_warning(train, caplog):
@@ -151,7 +153,7 @@ def test_the_size_of_a_checkpoint_is_said_with_the_optimizers_part(setup, tmp_pa
     saved = run.checkpoints(tmp_path, CheckpointConfig(), monitor="loss")
     model.fit(loader, callbacks=[saved], verbose=0)
     weights = (512 + 1) * 512 * 4 / 2**20  # 1.002 MiB, and Adam's two averages of each
-    expected = f"checkpoint: {3 * weights:.1f} MiB each, of which {weights:.1f} are weights; up to"
+    expected = f"checkpoint: {3 * weights:.1f} MiB each, including {weights:.1f} MiB of weights; up"
     assert expected in caplog.text
     on_disk = sum(each.stat().st_size for each in tmp_path.glob("step-*/*"))
     assert on_disk / 2**20 == pytest.approx(3 * weights, rel=0.02)

@@ -82,7 +82,7 @@ def test_keras_s_own_early_stopping_never_takes_nan_for_the_best(model, caplog):
     settings = {"patience": 2, "restore_best_weights": True, "mode": "min"}
     stopping = keras.callbacks.EarlyStopping("score", **settings)
     assert fit(model, stopping, NAN, 3.0, NAN, 2.0, 5.0) == (5, 3)
-    assert caplog.text.count("EarlyStopping: score is nan, which is never the best") == 1
+    assert caplog.text.count("EarlyStopping: score is nan, which never counts as the best") == 1
     stopping = keras.callbacks.EarlyStopping("score", start_from_epoch=1, **settings)
     assert fit(model, stopping, NAN, 3.0, NAN, NAN, 1.0) == (4, 1)
 

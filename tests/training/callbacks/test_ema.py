@@ -171,5 +171,5 @@ def test_steps_that_are_skipped_are_not_averaged_and_the_average_is_never_of_not
 
 def test_an_optimizer_without_average_is_refused():
     model = model_of(1, use_ema=False)
-    with pytest.raises(UserError, match="keeps no average of the weights; give ema_momentum"):
+    with pytest.raises(UserError, match="keeps no average of the weights; set ema_momentum"):
         model.fit(data(), verbose=0, callbacks=[EMA()])

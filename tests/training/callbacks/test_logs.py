@@ -245,8 +245,8 @@ def test_a_writer_that_fails_is_named_once_and_training_goes_on(folder, caplog):
     assert len(other.places) == 6
     said = [each for each in caplog.messages if "metrics.txt" in each]
     assert said == [
-        "logs: metrics.txt cannot be written (No space left on device); training goes on, and what "
-        "comes is tried"
+        "logs: metrics.txt cannot be written (No space left on device); training continues, and "
+        "tries again at the next record"
     ]
 
 

@@ -110,7 +110,7 @@ def test_below_the_floor_training_ends(num_replicas):
     assert str(error.value) == (
         "the loss scale fell to 8, below its floor of 10, after 3 skipped steps in this epoch: "
         "gradients stay infinite or NaN; look for NaN in the data, lower the learning rate, or let "
-        "layers in which float16 overflows compute in float32 (tfaccel.with_float32_layers, or "
+        "the layers in which float16 overflows compute in float32 (tfaccel.with_float32_layers, or "
         "--config.model.float32_layers)"
     )
 

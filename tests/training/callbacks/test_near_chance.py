@@ -67,9 +67,9 @@ def test_batch_norm_with_few_updates_is_named_once_with_momentum_steps_and_cure(
     (said,) = told(caplog, model(), [GOOD] * 6)
     assert said == (
         "training: accuracy is 0.78, but val_accuracy is 0.11, near the 0.10 of guessing. A likely "
-        "cause is batch norm, whose moving averages validation uses: with momentum=0.99, 85% of "
-        "them is still the value from before training after 16 steps. What helps: "
-        "BatchNormalization(momentum=0.9), more epochs, or a smaller batch (more steps an epoch)"
+        "cause is batch norm, which uses moving averages in validation: with momentum=0.99, 85% of "
+        "each average is still the value from before training after 16 steps. Use "
+        "BatchNormalization(momentum=0.9), more epochs, or a smaller batch (more steps per epoch)"
     )
 
 
@@ -86,14 +86,14 @@ def test_a_run_that_is_long_enough_says_so(caplog):
 def test_other_causes_are_named_where_batch_norm_is_none(caplog, settings):
     (said,) = told(caplog, model(**settings), [GOOD] * 3)
     assert "batch norm" not in said
-    assert "Possible causes: the validation images are prepared in another way" in said
+    assert "Possible causes: the validation images are prepared differently" in said
     assert "classes are in another order" in said
 
 
 def test_averaged_weights_are_named(caplog):
     optimizer = keras.optimizers.SGD(use_ema=True, ema_momentum=0.999)
     (said,) = told(caplog, model(momentum=None, optimizer=optimizer), [GOOD] * 3)
-    assert "A likely cause is averaged weights: with momentum=0.999, 98% of them" in said
+    assert "A likely cause is averaged weights: with momentum=0.999, 98% of each" in said
 
 
 def test_one_such_epoch_among_others_is_no_cause_for_words(caplog):

@@ -243,7 +243,7 @@ def test_p6_on_fewer_replicas_a_run_goes_on_at_its_step(tmp_path, caplog):
     stop_within_an_epoch(tmp_path, 4, 16)
     *_, position = begin(tmp_path, 2, 16)
     assert position == 1
-    assert "made on 4 replicas, resumed on 2: images, order and augmentation stay" in caplog.text
+    assert "made on 4 replicas, resumed on 2 (images, order and augmentation stay)" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_p6_what_cuts_epochs_otherwise_is_refused_or_begins_one_anew(
         begin(tmp_path, **now)
     *_, position = begin(tmp_path, **now, accept_changes=True)
     assert position == 0  # or some images would come twice in it, and others not at all
-    assert "epoch 1 begins anew" in caplog.text
+    assert "so epoch 1 restarts at its first step" in caplog.text
     assert "order and augmentation stay" not in caplog.text
 
 
@@ -315,7 +315,9 @@ def test_p8_two_workers_go_back_together(tmp_path):
         bad=bad,
         folder=str(tmp_path / "checkpoints"),
     )
-    first, second = (json.loads(each) for each in in_workers(program, 2, stderr="back to step"))
+    first, second = (
+        json.loads(each) for each in in_workers(program, 2, stderr="rolled back to step")
+    )
     assert first == second
     steps, weights, history = first
     every = range(1, 3 * STEPS + 1)
@@ -336,7 +338,7 @@ def test_a_state_that_json_has_not_is_named(value):
             pass
 
     with pytest.raises(
-        UserError, match=r"get_state\(\) of Mine returned 'bad': .*; return numbers"
+        UserError, match=r"get_state\(\) of Mine returned a value for 'bad' .*; return numbers"
     ):
         state.of_callbacks([Mine()])
 

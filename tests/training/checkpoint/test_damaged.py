@@ -73,32 +73,32 @@ def consistent(**fields):
 @pytest.mark.parametrize(
     ("name", "damage", "wrong"),
     [
-        (DATA, truncated, "arrays.data-00000-of-00001 has .* bytes, and was written with"),
-        (DATA, longer, "arrays.data-00000-of-00001 has .* bytes, and was written with"),
-        (DATA, flipped, "arrays.data-00000-of-00001 is not what was written"),
+        (DATA, truncated, "arrays.data-00000-of-00001 has .* bytes, but was written with"),
+        (DATA, longer, "arrays.data-00000-of-00001 has .* bytes, but was written with"),
+        (DATA, flipped, "arrays.data-00000-of-00001 has changed since it was written"),
         (DATA, emptied, "arrays.data-00000-of-00001 has 0 bytes"),
         (DATA, removed, "arrays.data-00000-of-00001 is missing"),
         (INDEX, truncated, "arrays.index has .* bytes"),
-        (INDEX, flipped, "arrays.index is not what was written"),
+        (INDEX, flipped, "arrays.index has changed since it was written"),
         (INDEX, emptied, "arrays.index has 0 bytes"),
         (INDEX, removed, "arrays.index is missing"),
         ("state.json", truncated, "state.json has .* bytes"),
-        ("state.json", flipped, "state.json is not what was written"),
+        ("state.json", flipped, "state.json has changed since it was written"),
         ("state.json", not_json, "state.json has 10 bytes"),
         ("state.json", removed, "state.json is missing"),
         ("MANIFEST.json", truncated, "MANIFEST.json is not JSON"),
         ("MANIFEST.json", flipped, "is"),
         ("MANIFEST.json", emptied, "MANIFEST.json is not JSON"),
         ("MANIFEST.json", removed, "MANIFEST.json is missing"),
-        ("MANIFEST.json", foreign, "MANIFEST.json is not that of a checkpoint of tfaccel"),
+        ("MANIFEST.json", foreign, "MANIFEST.json is not the manifest of a tfaccel checkpoint"),
         (
             "MANIFEST.json",
             changed(format_version=2),
-            "made by a newer tfaccel, in format version 2",
+            "a newer tfaccel made it, in format version 2",
         ),
-        ("MANIFEST.json", changed(format_version=0), "format version 0, which never was"),
+        ("MANIFEST.json", changed(format_version=0), "format version 0, which does not exist"),
         ("MANIFEST.json", changed(files={}), "MANIFEST.json does not list a checkpoint's files"),
-        ("MANIFEST.json", consistent(step=7), "it holds step 7, which is not what its name says"),
+        ("MANIFEST.json", consistent(step=7), "it holds step 7, but its name has another step"),
         ("MANIFEST.json", consistent(state=None, step=None), "it holds step None"),
     ],
 )
@@ -111,7 +111,7 @@ def test_p4_a_damaged_newest_is_named_and_the_one_before_is_used(
     damage(newest / name)
     assert_same(store.newest(), snapshot(1))
     (line,) = warnings(caplog)
-    assert re.match(f"checkpoint {newest} is passed over: .*{wrong}", line)
+    assert re.match(f"checkpoint {newest} is skipped: .*{wrong}", line)
     assert names(tmp_path) == ["step-00000001", "step-00000002"]  # it may yet be mended
 
 
@@ -154,7 +154,7 @@ def test_p4_a_damaged_best_is_named_and_the_next_best_is_used(tmp_path, caplog, 
     damage(tmp_path / "step-00000002" / name)
     assert_same(store.best(), snapshot(1))
     (line,) = warnings(caplog)
-    assert line.startswith(f"checkpoint {tmp_path / 'step-00000002'} is passed over: ")
+    assert line.startswith(f"checkpoint {tmp_path / 'step-00000002'} is skipped: ")
     assert_same(store.newest(), snapshot(3))  # which nothing is wrong with
 
 

@@ -184,9 +184,9 @@ def test_room_is_checked_before_the_first_step(tmp_path, monkeypatch, caplog):
     assert warnings(caplog) == []
     check_space(folder, 30 * 2**20, keep=3)
     (line,) = warnings(caplog)
-    assert "4 of 30.0 MiB are to be there at a time" in line
-    assert "room for 3" in line
-    with pytest.raises(UserError, match=r"take 101.0 MiB each, and 100.0 MiB are free there"):
+    assert "up to 4 of 30.0 MiB each exist at a time" in line
+    assert "room for only 3" in line
+    with pytest.raises(UserError, match=r"take 101.0 MiB each, but only 100.0 MiB are free there"):
         check_space(folder, 101 * 2**20, keep=3)
     assert not folder.parent.exists()
 

@@ -70,7 +70,7 @@ def test_a_failed_write_is_said_at_once_where_training_goes_on(caplog):
     assert not writer.has_failed
     assert store.written == [2]
     assert warnings(caplog) == [
-        f"checkpoint: step {step} does not fit; training goes on" for step in (1, 3)
+        f"checkpoint: step {step} does not fit; training continues" for step in (1, 3)
     ]
 
 

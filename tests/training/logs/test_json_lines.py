@@ -80,7 +80,7 @@ def test_a_torn_last_line_is_dropped(tmp_path, caplog):
     with caplog.at_level(logging.INFO, "tfaccel"):
         JsonLines(path).resume_at(step=100, epoch=10)
     assert kept(path) == RUN[:-1]
-    assert "the last line is not whole" in caplog.text
+    assert "the last line is incomplete" in caplog.text
 
 
 @pytest.mark.parametrize(

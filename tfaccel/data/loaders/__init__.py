@@ -1,14 +1,21 @@
-"""Each way from a source's bytes to one replica's batches, and what they share.
+"""The loaders: each turns a source's bytes into one replica's batches.
 
-A stream takes the source, a Feed, which says what each batch holds, and a Placement; it is an
-endless iterator that never ends an epoch and draws nothing by itself. `DaliStream` decodes on the
-GPU or the CPU, `TfDataStream` on the CPU; `MemoryStream` takes images that were decoded once, by
-`decode_all` into memory or by `cached` on disk. Yields (image, label) or, for pairs, (image,
-target), on the replica's device; rows is the plan's `rows_per_replica`, always:
+`DaliStream` decodes on the GPU or the CPU, and `TfDataStream` on the CPU. `MemoryStream` reads
+images that `decode_all` has decoded into memory or `cached` to disk. A stream is an endless
+iterator that knows no epochs and draws no random numbers. It takes:
+
+  source: the images.
+  images: an ImageConfig with size, channels and normalisation.
+  feed: a Feed with the examples and draws of each batch.
+  placement: a Placement with the replica's device and the number of threads.
+  dtype: dtype of the images, "float16" or "float32".
+
+It yields (image, label) or, for pairs, (image, target), on the replica's device. A batch always has
+the plan's `rows_per_replica` rows:
 
   image: [rows, height, width, channels] float16 or float32, (pixel / 255 - mean) / std.
-  label: [rows] int64: TensorFlow passes int32 from function to function by way of the host, and
-    each step would wait for the GPU.
-  target: like image; where images.targets is "mask", [rows, height, width, 1] uint8, grey values
-    as they are.
+  label: [rows] int64. TensorFlow passes int32 between functions through the host, so that each step
+    would wait for the GPU.
+  target: like image; if images.targets is "mask", [rows, height, width, 1] uint8, the grey levels
+    of the file.
 """

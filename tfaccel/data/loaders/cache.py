@@ -1,15 +1,14 @@
-"""Decoded images on disk: made once, then mapped by every run that asks for the same.
+"""Decoded images on disk. They are made once, and mapped by every run with the same settings.
 
-Takes encoded images and the size to keep them in; gives arrays that are read from disk page by page
-as examples are taken, so that they may be larger than memory.
+Arrays are read from disk page by page when examples are taken, so they may be larger than memory.
 
     source = cached(source, stored_size=(256, 256), channels=3, targets="image", num_threads=8)
     source.images[7]                   # [256, 256, 3] uint8, read-only
 
     $XDG_CACHE_HOME/tfaccel/pixels/<key>/{images,targets}.npy, manifest.json
 
-The key stands for the files (paths, sizes, times of change, ranges of bytes) and the settings.
-Labels are not in it: they are the source's own, at each run.
+The key depends on the files (paths, sizes, times of change, ranges of bytes) and the settings, but
+not on the labels. Each run reads the labels from its source.
 """
 
 import contextlib
@@ -37,10 +36,10 @@ from tfaccel.data.loaders.decode import decode_into, shapes
 from tfaccel.data.source import ArraySource, Blobs, ImageSource
 from tfaccel.process.cache_folder import cache_folder
 
-VERSION = 2  # changed whenever the same key would stand for other bytes
-FILES_AT_A_TIME = 1024  # whose sizes and times one thread asks for
-BLOCK_BYTES = 2**24  # that a checksum is of
-SPARE_BYTES = 2**26  # of disk, left free: for the manifest, and for others
+VERSION = 2  # changes whenever the same key would mean other bytes
+FILES_AT_A_TIME = 1024  # files that one thread asks for sizes and times
+BLOCK_BYTES = 2**24  # bytes under one checksum
+SPARE_BYTES = 2**26  # disk space that is left free, for the manifest and other programs
 
 log = logging.getLogger("tfaccel")
 
@@ -48,45 +47,33 @@ log = logging.getLogger("tfaccel")
 def cached(
     source: ImageSource,
     *,
-    stored_size: tuple[int, int],
-    channels: int,
-    targets: str,
     num_threads: int,
     folder: str | os.PathLike | None = None,
+    **settings,
 ) -> ArraySource:
-    """Returns the decoded images, from the cache; they are decoded into it first where need be.
+    """Returns the decoded images from the cache, after decoding them into it if needed.
 
-    Of several processes that find nothing one decodes, and the others wait for it. The first time
-    in a process all bytes are checked: 1.1 GB a second on 2 busy cores (2026-11-21), or as fast as
-    the disk is.
+    If several processes find no cache, one of them decodes and the others wait. The first use in a
+    process checks all bytes, at 1.1 GB a second on 2 busy cores (2026-11-21), or at the speed of
+    the disk.
 
     Args:
       source: the encoded images.
-      stored_size: (height, width) that each is resized to, as the window "stretch" does.
-      channels: of the inputs: 1 or 3.
-      targets: of pairs: "image" or "mask".
-      num_threads: that decode and check.
-      folder: of all caches; None for tfaccel/pixels in XDG_CACHE_HOME, or in ~/.cache.
+      num_threads: number of threads that decode and check.
+      folder: the folder of all caches; None for tfaccel/pixels in XDG_CACHE_HOME or ~/.cache.
+      **settings: stored_size, channels and targets, as in `decode_all`.
 
     Raises:
-      UnreadableError: images that cannot be read or decoded, all of them.
-      UserError: a pair of two sizes; a folder that cannot be written to, or a full disk.
+      UnreadableError: as in `decode_all`.
+      UserError: as in `decode_all`, or the folder cannot be written, or the disk is full.
     """
     folder = pathlib.Path(folder or cache_folder("pixels")).expanduser().absolute()
     try:
-        home = stored(
-            source,
-            stored_size=stored_size,
-            channels=channels,
-            targets=targets,
-            num_threads=num_threads,
-            folder=folder,
-        )
-        arrays = _mapped(home)
+        arrays = arrays_in(stored(source, num_threads=num_threads, folder=folder, **settings))
     except OSError as error:
         raise UserError(
             f"decoded images cannot be kept in {folder} ({error.strerror or error}); set "
-            "XDG_CACHE_HOME to a folder that can be written to, or use another loader"
+            "XDG_CACHE_HOME to a folder that can be written, or use another loader"
         ) from error
     return ArraySource(labels=source.labels, class_names=source.class_names, **arrays)
 
@@ -94,36 +81,32 @@ def cached(
 def stored(
     source: ImageSource,
     *,
-    stored_size: tuple[int, int],
-    channels: int,
-    targets: str,
     num_threads: int,
     folder: pathlib.Path,
     make_room: Callable[[pathlib.Path, int], None] | None = None,
+    **settings,
 ) -> pathlib.Path:
-    """Returns where the decoded images are, whole: below `folder`, in .npy files.
+    """Returns the folder below `folder` that has the decoded images in complete .npy files.
 
     Args:
       source: the encoded images.
-      stored_size: as for `cached`, and so are `channels`, `targets` and `num_threads`.
-      channels: likewise.
-      targets: likewise.
-      num_threads: likewise.
-      folder: of all caches, absolute.
-      make_room: called with the folder and the bytes that are needed before images are decoded
-        into it; it may raise OSError.
+      num_threads: number of threads that decode and check.
+      folder: the folder of all caches, absolute.
+      make_room: called with the folder and the number of bytes before images are decoded into it;
+        it may raise OSError.
+      **settings: stored_size, channels and targets, as in `decode_all`.
 
     Raises:
-      OSError: they cannot be written there.
-      UnreadableError, UserError: as `cached`.
+      OSError: the files cannot be written.
+      UnreadableError, UserError: as in `cached`.
     """
-    shape_of = shapes(source, stored_size=stored_size, channels=channels, targets=targets)
+    shape_of, targets = shapes(source, **settings), settings["targets"]
     home = folder / _key(source, shape_of, targets, num_threads)
     if _is_whole(home, shape_of, num_threads):
         return home
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(home.with_suffix(".lock")):
-        if not _is_whole(home, shape_of, num_threads):  # another process may have made it meanwhile
+        if not _is_whole(home, shape_of, num_threads):  # another process may have just made it
             if make_room is not None:
                 make_room(folder, sum(int(np.prod(each)) for each in shape_of.values()))
             _build(home, shape_of, source, targets=targets, num_threads=num_threads)
@@ -138,12 +121,12 @@ def _key(source: ImageSource, shape_of: dict, targets: str, num_threads: int) ->
 
 
 def identify(digest, blobs: Blobs, num_threads: int) -> None:
-    """Updates a digest with what changes when images do: paths, sizes, times, ranges of bytes.
+    """Adds to a digest what changes with the images: paths, sizes, times and ranges of bytes.
 
     Args:
-      digest: of hashlib.
-      blobs: the images. 2 us of CPU for each file.
-      num_threads: that ask for sizes and times.
+      digest: a digest of hashlib.
+      blobs: the images, which take 2 us of CPU for each file.
+      num_threads: number of threads that ask for sizes and times.
     """
     with ThreadPoolExecutor(num_threads) as pool:
         starts = range(0, len(blobs.files), FILES_AT_A_TIME)
@@ -163,27 +146,27 @@ def _identity(file: bytes) -> bytes:
     try:
         stat = os.stat(file)
     except OSError:
-        return file  # decoding it says what is wrong
+        return file  # decoding it reports the error
     return b"%s\0%d %d\0" % (file, stat.st_size, stat.st_mtime_ns)
 
 
 @contextlib.contextmanager
 def _alone(lock: pathlib.Path) -> Iterator[None]:
-    """Within the context no other process has this lock. It ends with the process that holds it."""
-    # It stays: to remove it would let two hold it.
+    """Within the context, no other process has this lock. The lock ends with its process."""
+    # The file stays: if it were removed, two processes could hold the lock.
     with open(open_own(lock, os.O_WRONLY | os.O_CREAT), "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            summary("cache: waiting for another process that fills %s", lock.with_suffix(""))
+            summary("cache: waiting for another process that writes %s", lock.with_suffix(""))
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def _build(home: pathlib.Path, shape_of: dict, source, *, targets: str, num_threads: int) -> None:
-    """Fills the cache under another name, and gives it its own when it is whole."""
+    """Writes the cache under another name, and renames it when it is complete."""
     part, began = home.with_suffix(".part"), time.monotonic()
-    for leftover in (part, home):  # of a process that died; or damaged
+    for leftover in (part, home):  # of a process that was killed, or damaged
         if leftover.exists():
             shutil.rmtree(leftover)
     part.mkdir()
@@ -191,8 +174,8 @@ def _build(home: pathlib.Path, shape_of: dict, source, *, targets: str, num_thre
         files = {name: part / f"{name}.npy" for name in shape_of}
         arrays = {name: _reserved(files[name], shape) for name, shape in shape_of.items()}
         decode_into(arrays, source, targets=targets, num_threads=num_threads)
-        # Not flushed, which may wait for all else that is written to the disk: what is lost when
-        # power fails, the checksums find.
+        # The files are not flushed, because that may wait for everything else that is written to
+        # the disk. After a power failure, the checksums show which bytes are lost.
         checksums = {name: _checksums(files[name], num_threads) for name in files}
         (part / "manifest.json").write_text(json.dumps({"checksums": checksums}))
         part.rename(home)
@@ -209,14 +192,14 @@ def _build(home: pathlib.Path, shape_of: dict, source, *, targets: str, num_thre
 
 
 def _reserved(file: pathlib.Path, shape: tuple[int, ...]) -> np.memmap:
-    """Returns a new mapped array whose disk space is taken: a full disk would end the process.
+    """Returns a new mapped array with reserved disk space; on a full disk, a write would crash.
 
     Raises:
-      OSError: there is not enough.
+      OSError: there is not enough space.
     """
     free, needed = shutil.disk_usage(file.parent).free, int(np.prod(shape)) + SPARE_BYTES
     if free < needed:
-        raise OSError(f"they need {needed / 2**20:.0f} MiB and {free / 2**20:.0f} are free")
+        raise OSError(f"they need {needed / 2**20:.0f} MiB, but {free / 2**20:.0f} MiB are free")
     array = np.lib.format.open_memmap(file, mode="w+", dtype=np.uint8, shape=shape)
     with open(file, "r+b") as opened:
         os.posix_fallocate(opened.fileno(), 0, file.stat().st_size)
@@ -224,7 +207,7 @@ def _reserved(file: pathlib.Path, shape: tuple[int, ...]) -> np.memmap:
 
 
 def _is_whole(home: pathlib.Path, shape_of: dict, num_threads: int) -> bool:
-    """Returns whether the arrays are there as they were written. It is said where they are not."""
+    """Returns whether the arrays are complete and unchanged, and warns if they are damaged."""
     if not home.exists():
         return False
     began, manifest = time.monotonic(), home / "manifest.json"
@@ -232,28 +215,24 @@ def _is_whole(home: pathlib.Path, shape_of: dict, num_threads: int) -> bool:
         version = str(manifest), manifest.stat().st_mtime_ns
         if version not in _checked:
             check_regular(home.iterdir())  # NumPy would wait for a FIFO
-            _check(home, json.loads(manifest.read_text()), num_threads)
+            for name, expected in json.loads(manifest.read_text())["checksums"].items():
+                if _checksums(home / f"{name}.npy", num_threads) != expected:
+                    raise ValueError(f"{name}.npy has changed since it was written")
             _checked.add(version)
             log.info("cache: %s is used; checked in %.1f s", home, time.monotonic() - began)
-        if {name: each.shape for name, each in _mapped(home).items()} != shape_of:
-            raise ValueError("it does not hold the arrays that it should")
+        if {name: each.shape for name, each in arrays_in(home).items()} != shape_of:
+            raise ValueError("its arrays have other shapes than expected")
         return True
-    except Exception as error:  # a damaged file may make its reader raise anything
-        log.warning("cache: %s is damaged (%s) and is made anew", home, error)
+    except Exception as error:  # a reader of a damaged file may raise anything
+        log.warning("cache: %s is damaged (%s) and will be written again", home, error)
         return False
 
 
-_checked: set[tuple[str, int]] = set()  # once in a process: each takes a while
+_checked: set[tuple[str, int]] = set()  # manifests that this process has checked, which takes time
 
 
-def _check(home: pathlib.Path, manifest: dict, num_threads: int) -> None:
-    """Raises ValueError, or OSError, unless all arrays are there as they were written."""
-    for name, expected in manifest["checksums"].items():
-        if _checksums(home / f"{name}.npy", num_threads) != expected:
-            raise ValueError(f"{name}.npy is not what was written")
-
-
-def _mapped(home: pathlib.Path) -> dict[str, np.ndarray]:
+def arrays_in(home: pathlib.Path) -> dict[str, np.ndarray]:
+    """Returns the mapped arrays of a cache, by name."""
     return {file.stem: np.load(file, mmap_mode="r") for file in sorted(home.glob("*.npy"))}
 
 

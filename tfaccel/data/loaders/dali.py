@@ -1,15 +1,14 @@
-"""One replica's batches through NVIDIA DALI, on the replica's GPU or on the CPU.
+"""Makes one replica's batches with NVIDIA DALI, on the replica's GPU or on the CPU.
 
-Takes encoded images and a Feed, which says what each batch holds; gives tensors on the replica's
-device. Bytes, labels, windows and draws are inputs of the pipeline, so that order and chance never
-depend on a DALI reader. Of what DALI reads, only JPEG and JPEG 2000 are decoded on a GPU; the rest
-is decoded on the CPU and augmented on the GPU.
+Bytes, labels, windows and draws are inputs of the pipeline, so that no DALI reader decides on order
+or random numbers. A GPU decodes only JPEG and JPEG 2000. The other formats are decoded on the CPU
+and augmented on the GPU.
 
     stream = DaliStream(source, images, feed=feed, placement=placement, dtype="float16",
                         dali=DaliConfig(), decode_on_gpu=True)
     image, label = next(stream)
 
-A TogetherStream of the same gives several at a time, for steps that are one launch.
+A TogetherStream takes the same arguments and gives the batches of one launch together.
 """
 
 import collections
@@ -53,8 +52,8 @@ class DaliStream(Iterator):
     """An endless iterator over one replica's batches (see `loaders`), from one pipeline.
 
     Raises:
-      UnreadableError: from `next`, when files cannot be decoded. The stream is over then.
-      UserError: likewise, when an image is smaller than its crop, or a pair has two sizes.
+      UnreadableError: `next` raises it if files cannot be decoded. The stream has then ended.
+      UserError: `next` raises it if an image is smaller than its crop, or a pair's sizes differ.
     """
 
     def __init__(
@@ -73,19 +72,16 @@ class DaliStream(Iterator):
 
         Args:
           source: the encoded images.
-          images: size, channels and normalisation.
-          feed: which of them each batch holds, with which draws.
-          placement: the replica's device, and the pipeline's threads.
-          dtype: "float16" or "float32", of the images.
-          dali: the decoder's settings, and how many batches are made ahead.
-          decode_on_gpu: whether the pipeline runs on the replica's GPU; else it runs on the CPU,
-            and its batches are copied.
-          sizes: how many batches each `next` gives, as `Handoff` does; None for one by one.
+          images, feed, placement, dtype: as in `loaders`.
+          dali: the decoder's settings, and the number of batches that are made ahead.
+          decode_on_gpu: whether the pipeline runs on the replica's GPU. Otherwise it runs on the
+            CPU, and its batches are copied to the device.
+          sizes: number of batches in each `next`, as in `Handoff`; None for single batches.
 
         Raises:
-          UserError: the first batch cannot be made, as from `next`.
+          UserError: the first batch cannot be made, for the same reasons as in `next`.
         """
-        # What was fed last holds the file at fault when the pipeline fails.
+        # If the pipeline fails, the file at fault is among the last that were fed.
         fed = collections.deque(maxlen=dali.prefetch_batches + READ_AHEAD)
         self._faults_named = functools.partial(
             faults.named, source, images, feed.augment, fed=fed, refused=refused, decoder="DALI"
@@ -116,37 +112,36 @@ class DaliStream(Iterator):
 
 
 class TogetherStream(Iterator):
-    """An endless iterator over `Deferred` batches of one replica, which DALI has made already."""
+    """An endless iterator over `Deferred` batches of one replica, which DALI has finished."""
 
     def __init__(self, source: ImageSource, images: ImageConfig, *, feed: Feed, most: int, **how):
         """Builds and checks the pipeline.
 
         Args:
           source: the encoded images.
-          images: size, channels and normalisation.
-          feed: which of them each batch holds, with which draws.
-          most: batches at a time; those of an epoch's end may be fewer.
-          **how: what else `DaliStream` takes.
+          images, feed: as in `loaders`.
+          most: number of batches in a launch; an epoch's last launch may have fewer.
+          **how: the other arguments of `DaliStream`.
 
         Raises:
-          UserError: as of `DaliStream`.
+          UserError: as in `DaliStream`.
         """
         sizes = (len(span(feed, number, most=most)) for number in itertools.count())
         self._stream = DaliStream(source, images, feed=feed, sizes=sizes, **how)
 
     def __next__(self):
-        """Returns the next ones."""
+        """Returns the batches of the next launch."""
         image, second = next(self._stream)
-        return Deferred({"image": image, "second": second}, {}, _as_it_is, is_made=True)
+        return Deferred({"image": image, "second": second}, {}, _pair, is_made=True)
 
 
-def _as_it_is(batch: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+def _pair(batch: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
     return batch["image"], batch["second"]
 
 
 @pipeline_def
 def _pipeline(images, augment, first, *, decode, dtype):
-    """The pipeline whose inputs are like those of the `first` batch."""
+    """The pipeline for inputs like those of the `first` batch."""
     label_device = "gpu" if decode["device"] == "mixed" else "cpu"
     devices = {name: label_device if name == "label" else "cpu" for name in first}
     inputs = {name: _input(name, values, devices[name]) for name, values in first.items()}
@@ -154,14 +149,14 @@ def _pipeline(images, augment, first, *, decode, dtype):
 
 
 def _input(name: str, values: np.ndarray | TensorListCPU, device: str):
-    if isinstance(values, TensorListCPU):  # which the reader holds as long as they are needed
+    if isinstance(values, TensorListCPU):  # the reader keeps it while it is needed
         return fn.external_source(name=name, ndim=1, dtype=dali_types.UINT8, no_copy=True)
     dtype = DALI_TYPES[values.dtype.name]
     return fn.external_source(name=name, device=device, ndim=values.ndim - 1, dtype=dtype)
 
 
 def _decoder(dali: DaliConfig, device: Device) -> dict:
-    """Returns the decoder's arguments. A hint that is not set keeps DALI's default."""
+    """Returns the decoder's arguments, without hints that are None and so have DALI's defaults."""
     hints = {name: getattr(dali, name) for name in DECODER_HINTS}
     set_hints = {name: hint for name, hint in hints.items() if hint is not None}
     return {"device": "cpu" if device.cuda_ordinal is None else "mixed", **set_hints}

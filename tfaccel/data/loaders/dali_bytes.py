@@ -1,15 +1,15 @@
-"""Encoded images of one batch, and how large they are by their headers: read by DALI.
+"""Reads the encoded images of one batch, and their sizes from their headers, with DALI.
 
-Takes where the bytes are and which examples; gives DALI's own list of them, for another pipeline,
-and arrays of their beginnings and sizes.
+The reader takes the ids of examples. It returns DALI's own list of encoded images, which is passed
+to another pipeline, and arrays of the images' first bytes and sizes.
 
     read = make_file_reader(source.images, rows=256, num_threads=4, with_sizes=True)
     encoded, heads, sizes = read(ids)     # heads: [rows, 41] uint8, sizes: [rows, 2] int32
 
-A pipeline of its own, before the one that decodes, so that Python can reckon windows in between
-and each file is read once. DALI's threads need not Python's lock, which the training loop holds;
-its decoders cut by the same sizes; and the other pipeline takes the bytes without a copy: 256
-ImageNet JPEGs, 28 MB, are read in 9 to 15 ms, handed over in 0.1 (2 cores, 2026-11-22).
+This pipeline runs before the one that decodes, so that Python can compute windows in between and
+each file is read once. DALI's threads do not need Python's lock, which the training loop holds, and
+DALI's decoders cut windows by the same sizes. The other pipeline takes the bytes without a copy.
+256 ImageNet JPEGs, 28 MB, are read in 9 to 15 ms and passed on in 0.1 ms (2 cores, 2026-11-22).
 """
 
 import concurrent.futures
@@ -31,26 +31,29 @@ from tfaccel.data.sources.kinds import HEAD_BYTES
 def make_file_reader(
     blobs: Blobs, *, rows: int, num_threads: int, with_sizes: bool
 ) -> Callable[[np.ndarray], tuple[TensorListCPU, np.ndarray, np.ndarray | None]]:
-    """Returns the function that reads a batch, from the numbers of its examples.
+    """Returns a function that reads a batch, from the ids of its examples.
 
-    It gives the encoded images; their first bytes, [rows, HEAD_BYTES] uint8, zeros behind shorter
-    ones; and [rows, 2] int32: each one's (height, width), as its pixels are stored. To be called by
-    one thread after another.
+    The function returns the encoded images; their first bytes, [rows, HEAD_BYTES] uint8, filled up
+    with zeros; and their stored (height, width), [rows, 2] int32. Only one thread at a time may
+    call it.
 
     Args:
       blobs: the encoded images.
-      rows: of each batch.
-      num_threads: that read.
-      with_sizes: whether sizes are wanted; None else.
+      rows: number of rows in each batch.
+      num_threads: number of threads that read.
+      with_sizes: whether the function returns sizes; otherwise it returns None for them.
 
     Raises:
-      RuntimeError: from the function, when a file cannot be read, or DALI does not know its header.
-        DALI does not say which; no call is possible after it.
-      OSError, UserError: likewise, when a range of bytes cannot be read, or copied.
+      RuntimeError: the function raises it if a file cannot be read, or DALI does not know its
+        header. DALI does not name the file, and the function cannot be called again.
+      OSError, UserError: the function raises it if a range of bytes cannot be read, or copied.
     """
     settings = {"num_threads": num_threads, "device_id": None, "prefetch_queue_depth": 1}
     pipeline = _files(with_sizes, batch_size=rows, **settings)
-    paths = _paths(blobs, rows=rows, num_threads=num_threads)
+    # [rows, longest] uint8, filled up with zeros: DALI's `open` stops at the first zero.
+    paths = blobs.files.rows
+    if not blobs.are_files:
+        paths = _copier(blobs, rows=rows, num_threads=num_threads)
 
     def read(ids):
         pipeline.feed_input("path", paths(ids))
@@ -63,44 +66,34 @@ def make_file_reader(
 
 @pipeline_def
 def _files(with_sizes):
-    """Paths, as uint8 that zero bytes may follow, to bytes and [height, width, channels]."""
+    """From zero-padded paths, uint8, to bytes, first bytes and [height, width, channels]."""
     path = fn.external_source(name="path", ndim=1, dtype=types.UINT8)
-    # Mapping small files costs more than copying them: 18,700 against 34,500 MNIST PNGs a second
-    # on 2 cores (2026-11-21). A file cut short while mapped would be a SIGBUS, too.
+    # Mapping small files is slower than copying them: 18,700 MNIST PNGs a second compared with
+    # 34,500 on 2 cores (2026-11-21). A mapped file that is cut short would also raise SIGBUS.
     encoded = fn.io.file.read(path, dont_use_mmap=True)
-    # Python takes 10 us to get at one image's bytes, and as long for the beginnings of all.
+    # Python needs 10 us to read one image's bytes, and no longer for the first bytes of all images.
     head = fn.slice(encoded, start=0, shape=HEAD_BYTES, axes=[0], out_of_bounds_policy="pad")
     if not with_sizes:
         return encoded, head
     return encoded, head, fn.peek_image_shape(encoded, adjust_orientation=False)
 
 
-def _paths(blobs: Blobs, *, rows: int, num_threads: int) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns the function that gives a batch's paths from its examples: [rows, longest] uint8.
+def _copier(blobs: Blobs, *, rows: int, num_threads: int) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns a function that copies a batch's ranges of bytes to files, and returns their paths.
 
-    DALI hands the bytes to `open`, which stops at the first zero.
-    """
-    if not blobs.are_files:
-        return _copies(blobs, rows=rows, num_threads=num_threads)
-    return blobs.files.rows
-
-
-def _copies(blobs: Blobs, *, rows: int, num_threads: int) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns the function that copies a batch's ranges of bytes to files, and gives their paths.
-
-    DALI reads whole files, and copies bytes that Python has read with Python's lock: 5 to 8 ms for
-    256 ImageNet JPEGs, without the reading (2 cores, 2026-11-22). To write a file costs 100 us, and
-    20 us where TMPDIR is a tmpfs such as /dev/shm, most of it without the lock.
+    DALI reads whole files. If Python read the bytes, DALI would copy them while holding Python's
+    lock: 5 to 8 ms for 256 ImageNet JPEGs, without the reading (2 cores, 2026-11-22). Writing a
+    file takes 100 us, or 20 us if TMPDIR is a tmpfs such as /dev/shm, mostly without the lock.
 
     Args:
       blobs: the ranges.
-      rows: of each batch, which takes the place of the one before.
-      num_threads: that copy.
+      rows: number of rows in each batch. A batch overwrites the one before it.
+      num_threads: number of threads that copy.
     """
     own = temporary.Held("shards")
     folder = str(own.path)
     pool = concurrent.futures.ThreadPoolExecutor(num_threads)
-    files = [f"{folder}/{row:06d}" for row in range(rows)]  # DALI has read a batch when it is there
+    files = [f"{folder}/{row:06d}" for row in range(rows)]  # each batch is read before the next
     as_rows = FileNames.of(files).rows(np.arange(rows))
 
     def copy(index, file):
@@ -109,8 +102,8 @@ def _copies(blobs: Blobs, *, rows: int, num_threads: int) -> Callable[[np.ndarra
             pathlib.Path(file).write_bytes(data)
         except OSError as error:
             raise UserError(
-                f"DALI reads images of shards from copies in {folder}, which cannot be written "
-                f"({error.strerror}); set TMPDIR to a folder with room for some batches, e.g. "
+                f"DALI reads images in shards from copies in {folder}, which cannot be written "
+                f"({error.strerror}); set TMPDIR to a folder with space for some batches, e.g. "
                 "/dev/shm"
             ) from error
 
@@ -118,5 +111,5 @@ def _copies(blobs: Blobs, *, rows: int, num_threads: int) -> Callable[[np.ndarra
         list(pool.map(copy, ids.tolist(), files))
         return as_rows[: len(ids)]
 
-    weakref.finalize(paths, own.remove)  # or when Python ends
+    weakref.finalize(paths, own.remove)  # at Python's exit at the latest
     return paths

@@ -1,4 +1,4 @@
-"""Whether DALI can decode an image, and why not: asked by itself, as a pipeline does not name it.
+"""Finds out whether DALI can decode one image, because a pipeline does not name the file at fault.
 
 refused(source.images, 14)    # "cats/x.gif (nvImageCodec failure: ...)"
 """
@@ -12,13 +12,13 @@ from tfaccel.data.source import Blobs
 
 
 def refused(blobs: Blobs, index: int) -> str | None:
-    """Returns "name (cause)" of an image that DALI cannot decode on the CPU, None of any other."""
-    pipeline = _decoder()  # another each time: a pipeline that has failed is over
+    """Returns "name (cause)" if DALI cannot decode an image on the CPU, else None."""
+    pipeline = _decoder()  # a new one for each image, because a pipeline ends when it fails
     pipeline.feed_input("bytes", [np.frombuffer(blobs.read(index), np.uint8)])
     try:
         pipeline.run()
     except RuntimeError as error:
-        # DALI's cause stands between its own traceback and its stack trace.
+        # DALI's cause is between its own traceback and its stack trace.
         cause = re.search(r"encountered:\s*(.+)", str(error))
         return f"{blobs.name(index)} ({cause[1] if cause else type(error).__name__})"
     return None

@@ -1,19 +1,19 @@
-"""DALI's operators: encoded images and their draws to normalised images.
+"""DALI's operators, from encoded images and their draws to normalised images.
 
-Takes the inputs of a batch as DALI nodes; gives what the batch holds. Nothing here is random and
-nothing has an order: both come in as inputs, from a Feed. Nothing here is reckoned, either: inputs
-are what operators take. A random window was some hundred operators on numbers, which kept 256 rows
-for 25 to 40 ms (2 CPU cores, 2026-11-22).
+`batch` takes the inputs of a batch as DALI nodes. Nothing here is random or decides on an order:
+both are inputs from a Feed. Nothing here computes with numbers, either, because Python computes all
+arguments of the operators. A random window took some hundred operators on numbers, which needed 25
+to 40 ms for 256 rows (2 CPU cores, 2026-11-22).
 
     @pipeline_def
     def pipeline():
         inputs = {"image": fn.external_source(...), "corner": fn.external_source(...), ...}
         return batch(inputs, images, augment, decode={"device": "cpu"}, dtype="float16")
 
-DALI's conventions, each found by test: `warp_affine` maps output to input pixels, counted from the
-corner, centres at one half; `color_twist` and `brightness_contrast` turn contrast about 128; the
-decoders cut a window out exactly as if all had been decoded; and resizing repeats the pixel at the
-border, where Pillow and TensorFlow leave out what is not there.
+DALI's conventions, found by tests: `warp_affine` maps output to input pixels, counted from the
+corner, with pixel centres at one half. `color_twist` and `brightness_contrast` change contrast
+about 128. The decoders cut out a window exactly as if they had decoded the whole image. Resizing
+repeats the pixels at the border, which Pillow and TensorFlow do not.
 """
 
 from nvidia.dali import fn, types
@@ -22,25 +22,26 @@ from tfaccel.config import CROPS, AugmentConfig, ImageConfig
 
 DTYPES = {"float16": types.FLOAT16, "float32": types.FLOAT}
 
-# A GPU repeats the colours that JPEG stores for four pixels, unless it is told to interpolate them
-# as every other decoder does: of 1,000 ImageNet files one is 3.3 of 255 grey levels off in its
-# mean, 45 at most (H200, 2026-11-23), and what is exported sees other pixels.
+# JPEG stores one colour for four pixels. By default a GPU repeats it, while every other decoder
+# interpolates. Of 1,000 ImageNet files, the mean difference is up to 3.3 of 255 grey levels and the
+# largest is 45 (H200, 2026-11-23), so an exported model would see other pixels.
 INTERPOLATED = {"jpeg_fancy_upsampling": True}
 
-# The draws that operators take one by one, in the order of `draws.draw`; colours by channels.
+# The draws that are separate arguments of operators, in the order of `draws.draw`; colours by
+# number of channels.
 MIRRORS = ("vertical", "horizontal")
 COLORS = {1: ("brightness", "contrast"), 3: ("brightness", "contrast", "saturation", "hue")}
 
 
 def batch(inputs: dict, images: ImageConfig, augment: AugmentConfig, *, decode: dict, dtype: str):
-    """Returns (image, label), or (image, target) of a pair: what DALI holds for each sample.
+    """Returns the nodes (image, label), or (image, target) for pairs.
 
     Args:
-      inputs: as `dali_inputs` has them.
+      inputs: the nodes of the inputs, by their names in `dali_inputs`.
       images: size, channels, mean and std.
       augment: which part of an image is cut out.
       decode: the decoder's arguments: its device, and hints.
-      dtype: of the images.
+      dtype: dtype of the images.
     """
     grey = images.channels == 1
     settings = {"inputs": inputs, "images": images, "augment": augment, "decode": decode}
@@ -56,13 +57,13 @@ def batch(inputs: dict, images: ImageConfig, augment: AugmentConfig, *, decode: 
 
 
 def _geometry(encoded, *, inputs, images, augment, decode, grey, nearest=False):
-    """Decodes a window (all, if there is none), resizes and warps it: uint8."""
-    # Never as types.ANY_DATA: DALI 2.4 aborts the process for a grey JPEG.
-    # Grey comes after colour: of a PNG with a gAMA or sRGB chunk the decoder's own grey is of
-    # linear light, up to 91 of 255 levels off, and of a JPEG it is the lightness before colours
-    # are cut to 0..255.
+    """Decodes the window, or the whole image if there is none, and resizes and warps it: uint8."""
+    # The type is never types.ANY_DATA, because DALI 2.4 aborts the process for a grey JPEG.
+    # Grey images are decoded in colour first. The decoder's own grey is different: for a PNG with a
+    # gAMA or sRGB chunk it is linear light, up to 91 of 255 levels off, and for a JPEG it is the
+    # lightness before colours are clipped to 0..255.
     decode = {**decode, "output_type": types.RGB}
-    decode["adjust_orientation"] = False  # as stored, like TensorFlow and torchvision
+    decode["adjust_orientation"] = False  # as stored, as in TensorFlow and torchvision
     interpolation = {"interp_type": types.INTERP_NN if nearest else types.INTERP_LINEAR}
     if "corner" in inputs:
         image = _window(encoded, inputs["corner"], inputs["size"], augment, decode)
@@ -70,7 +71,7 @@ def _geometry(encoded, *, inputs, images, augment, decode, grey, nearest=False):
         image = fn.decoders.image(encoded, **decode, **INTERPOLATED)
     if grey:
         image = fn.color_space_conversion(image, image_type=types.RGB, output_type=types.GRAY)
-    if augment.window not in CROPS:  # which have the size already
+    if augment.window not in CROPS:  # crops have the size already
         image = fn.resize(image, size=images.image_size, **interpolation)
     if "warp" in inputs:
         image = fn.warp_affine(image, matrix=inputs["warp"], fill_value=0, **interpolation)
@@ -78,14 +79,15 @@ def _geometry(encoded, *, inputs, images, augment, decode, grey, nearest=False):
 
 
 def _window(encoded, corner, size, augment, decode):
-    """Decodes the window at `corner` of `size`, both [height, width] in pixels."""
+    """Decodes the window with corner [top, left] and size [height, width], in pixels."""
     if decode["device"] == "mixed" and not augment.has_random_window:
-        # What evaluation and an export ask of. nvJPEG refuses to interpolate a part alone: DALI
-        # then decodes it on the CPU, and says so in two lines an image (H200, 2026-11-23).
+        # Evaluation and export use this. nvJPEG cannot interpolate part of an image, so DALI would
+        # decode it on the CPU and print two lines for each image (H200, 2026-11-23).
         image = fn.decoders.image(encoded, **decode, **INTERPOLATED)
         return fn.slice(image, start=corner, shape=size, axes=[0, 1])
-    # To the pixel what decoding all and cutting would give, and faster: 435 to 488 against 337
-    # to 380 ImageNet JPEGs per CPU second with a random window (2 cores, 2026-11-21).
+    # This gives the same pixels as decoding all and then cutting, and is faster: 435 to 488
+    # ImageNet JPEGs per CPU second compared with 337 to 380, for a random window (2 cores,
+    # 2026-11-21).
     absolute = {"normalized_anchor": False, "normalized_shape": False}
     return fn.decoders.image_slice(encoded, corner, size, axes=[0, 1], **absolute, **decode)
 
@@ -113,7 +115,7 @@ def _finished(image, images, inputs, dtype):
 
 
 def _finished_mask(mask, inputs):
-    """Mirrors, and leaves the values as they are."""
+    """Mirrors a mask, and does not change its values."""
     if any(name in inputs for name in MIRRORS):
         mask = fn.flip(mask, **{name: inputs.get(name, 0) for name in MIRRORS})
     return mask

@@ -1,16 +1,17 @@
-"""Batches from a DALI pipeline to TensorFlow, with no wait for what the GPU still has to do.
+"""Hands batches from a DALI pipeline to TensorFlow, without waiting for the GPU's queue.
 
-Takes a pipeline and the function that reads what it is fed; gives tensors of TensorFlow's own on
-the replica's device. Not DALIDataset, which copies a batch and waits until all that TensorFlow has
-queued on the GPU is done, so that no step is queued while another runs: ResNet-50 at 5,150 images
-a second instead of 7,100, the GPU idle 12 to 18 ms of each 50 ms (H200, 2026-11-22).
+`Handoff` takes a pipeline and a function that reads its inputs. It gives TensorFlow's own tensors
+on the replica's device. DALI's DALIDataset copies a batch and then waits until the GPU has finished
+all that TensorFlow has queued, so that no step is queued while another one runs. With it ResNet-50
+trained on 5,150 images a second and not 7,100, and the GPU was idle for 12 to 18 ms of each 50 ms
+(H200, 2026-11-22).
 
     batches = Handoff(pipeline, read, first=read(0), device=placement.device)
     image, label = next(batches)
     batches = Handoff(..., sizes=itertools.repeat(10))      # [10, rows, ...], for one launch
 
-One thread takes the pipeline's batches, one reads ahead of it, one gives DALI its memory back. A
-batch is copied by TensorFlow, in its turn on the GPU; what DALI holds stays until that has run.
+One thread takes the pipeline's batches, one reads ahead, and one gives DALI its memory back.
+TensorFlow copies a batch when its turn comes in the GPU's queue. DALI's memory is held until then.
 """
 
 import collections
@@ -27,16 +28,17 @@ from tfaccel.data.loaders.dali_view import view_of
 from tfaccel.process.to_host import make_to_host
 from tfaccel.runtime.devices import Device
 
-READ_AHEAD = 1  # batches, beside those that the pipeline holds
-COPIES_AHEAD = 2  # beside as many as the pipeline holds: copies that wait for their turn
-GROUPS_AHEAD = 2  # the same, of batches that come together
+READ_AHEAD = 1  # batches that are read ahead, apart from those in the pipeline
+COPIES_AHEAD = 2  # waiting copies, apart from as many as the pipeline holds batches
+GROUPS_AHEAD = 2  # waiting copies of groups of batches
 
 
 class Handoff(Iterator):
     """An endless iterator over a pipeline's batches, each a tuple of its outputs.
 
     Raises:
-      Exception: from `next`, what the pipeline or `read` raised; and so each time after it.
+      Exception: `next` raises the exception of the pipeline or of `read`, and again in each later
+        call.
     """
 
     def __init__(
@@ -51,22 +53,23 @@ class Handoff(Iterator):
         """Starts the threads and waits for the first batch.
 
         Args:
-          pipeline: of the default, dynamic executor, whose outputs stay as long as one holds them.
-          read: makes the pipeline's inputs, by name, of a batch from its number: 1, 2 and so on.
-          first: them of batch 0: what DALI's `feed_input` takes.
-          device: where batches are to be, whichever the pipeline's.
-          sizes: how many batches each `next` gives together, one after another: outputs are
-            [batches, rows, ...]. None for one, without that axis.
+          pipeline: a pipeline with the default, dynamic executor, which keeps outputs as long as
+            they are referenced.
+          read: returns the pipeline's inputs, by name, for batch number 1, 2 and so on.
+          first: the inputs of batch 0, as DALI's `feed_input` takes them.
+          device: the device of the batches, which may differ from the pipeline's.
+          sizes: number of batches that each `next` returns together, as [batches, rows, ...]. None
+            for single batches, without that axis.
 
         Raises:
-          Exception: as from `next`.
+          Exception: as in `next`.
         """
         pools = [
             concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=f"dali-{name}")
             for name in ("make", "read", "release")
         ]
-        ended = []  # or [True]
-        # No job has a reference to this.
+        ended = []  # [True] after the end
+        # No job refers to this object, so that it can be freed.
         self._end = weakref.finalize(self, _end, pools, ended, ender())
         self._making, reading, releasing = pools
         self._batches = _batches(
@@ -83,7 +86,7 @@ class Handoff(Iterator):
         self._made()
 
     def __next__(self) -> tuple[tf.Tensor, ...]:
-        """Returns the next batch, and has another one made."""
+        """Returns the next batch, and starts to make another one."""
         batch = self._made()
         self._next = self._making.submit(next, self._batches)
         return batch
@@ -92,14 +95,14 @@ class Handoff(Iterator):
         try:
             return self._next.result()
         except Exception:
-            self._end()  # at once: the error holds this object, and this object the error
+            self._end()  # now, because the error and this object refer to each other
             raise
 
 
 def _end(pools, ended: list, end_later: Callable) -> None:
-    """Lets the threads end after their jobs: a batch is made, and those handed over are copied.
+    """Lets the threads end after their jobs: a batch is made, and earlier ones are copied.
 
-    Python itself does the same at its exit, before DALI and TensorFlow end.
+    Python does the same at its exit, before DALI and TensorFlow end.
     """
     ended.append(True)
     for each in pools:
@@ -107,12 +110,12 @@ def _end(pools, ended: list, end_later: Callable) -> None:
 
 
 def _batches(pipeline, read, first, *, device, sizes, reading, releasing, ended) -> Iterator[tuple]:
-    """Yields batches; runs in one thread, where it may wait."""
+    """Yields batches. It runs in its own thread, where it may wait."""
     wait_for_queue, copied = _make_wait(device), _copied if sizes is None else _together
     made = _outputs(pipeline, read, first, reading=reading)
     most = GROUPS_AHEAD if sizes is not None else pipeline.prefetch_queue_depth + COPIES_AHEAD
     held, releases = collections.deque(), collections.deque()
-    del first  # or the bytes of its images would be held as long as this runs
+    del first  # else the bytes of its images would stay in memory
     for size in itertools.repeat(1) if sizes is None else sizes:
         outputs = []
         for _ in range(size):
@@ -120,29 +123,29 @@ def _batches(pipeline, read, first, *, device, sizes, reading, releasing, ended)
                 return
             outputs.append(next(made))
         while len(releases) >= most:
-            releases.popleft().result()  # or DALI's memory would grow with the steps queued
+            releases.popleft().result()  # else DALI's memory would grow with the queued steps
         batch = copied(outputs, held, device)
         releases.append(releasing.submit(_release, held, wait_for_queue))
-        del outputs  # `held` alone is to hold DALI's memory,
+        del outputs  # only `held` may refer to DALI's memory,
         yield batch
-        del batch  # and the caller alone its own
+        del batch  # and only the caller to the batch
 
 
 def _outputs(pipeline, read, first, *, reading) -> Iterator[tuple]:
-    """Yields the pipeline's outputs; the next ones are made meanwhile."""
+    """Yields the pipeline's outputs, and meanwhile makes the next ones."""
     depth, numbers = pipeline.prefetch_queue_depth, itertools.count(1)
     _feed(pipeline, first)
     del first
     for number in itertools.islice(numbers, depth - 1):
         _feed(pipeline, read(number))
     ahead = reading.submit(read, next(numbers))
-    pipeline.schedule_run()  # the first time, as often as was fed
+    pipeline.schedule_run()  # once for each batch that is fed so far
     while True:
-        outputs = [pipeline.outputs()]  # waits until they are there for all to see
+        outputs = [pipeline.outputs()]  # waits until they are complete on the GPU
         _feed(pipeline, ahead.result())
         ahead = reading.submit(read, next(numbers))
         pipeline.schedule_run()
-        yield outputs.pop()  # so that nothing here holds them meanwhile
+        yield outputs.pop()  # so that nothing here refers to them meanwhile
 
 
 def _feed(pipeline, inputs: dict[str, object]) -> None:
@@ -153,21 +156,21 @@ def _feed(pipeline, inputs: dict[str, object]) -> None:
 def _copied(
     outputs: Sequence[tuple], held: collections.deque, device: Device
 ) -> tuple[tf.Tensor, ...]:
-    """Queues a batch's copy to the device, and returns it. `held` then holds what is copied."""
+    """Queues the copies of a batch to the device, and returns them; `held` keeps the batch."""
     (batch,) = outputs
     with tf.device(device.name):
-        # Not identity, which shares the memory; nor DeepCopy, whose int32 stays on the host. This
-        # reuses an input of TensorFlow's own, which DALI's memory is not.
+        # tf.identity would share the memory, and DeepCopy leaves int32 on the host. Snapshot reuses
+        # its input's memory only if TensorFlow owns it, and this memory is DALI's.
         copies = tuple(tf.raw_ops.Snapshot(input=view_of(each, device)) for each in batch)
-    held.append(batch)  # not before: `_release` takes what is there for queued
+    held.append(batch)  # not earlier: `_release` takes all that is held as queued
     return copies
 
 
 def _together(
     outputs: Sequence[tuple], held: collections.deque, device: Device
 ) -> tuple[tf.Tensor, ...]:
-    """Does the same with several batches: each output is [batches, rows, ...]."""
-    if len(outputs) == 1:  # of which a stack would share the memory
+    """Does the same with several batches: each output becomes [batches, rows, ...]."""
+    if len(outputs) == 1:  # a stack of one tensor would share its memory
         return tuple(each[None] for each in _copied(outputs, held, device))
     with tf.device(device.name):
         copies = tuple(
@@ -179,15 +182,15 @@ def _together(
 
 
 def _stacked(parts: Sequence[tf.Tensor]) -> tf.Tensor:
-    """As tf.stack, which leaves the GPU with uint8."""
+    """Does the same as tf.stack, which moves uint8 from the GPU to the host."""
     return tf.reshape(tf.concat(parts, axis=0), (len(parts), *parts[0].shape))
 
 
 def _release(held: collections.deque, wait_for_queue: Callable[[], None]) -> None:
-    """Gives back what was copied before now, when that has run on the device.
+    """Frees the batches whose copies were queued before now, after the device has run the copies.
 
-    More than one batch, mostly: one after another, each would wait for the steps queued behind it,
-    and in the end all batches for all steps. A later call then has nothing to do.
+    One call mostly frees several batches, and a later call then has nothing to do. If each batch
+    had its own wait, it would also wait for the steps that are queued behind it.
     """
     number = len(held)
     if number:
@@ -197,7 +200,7 @@ def _release(held: collections.deque, wait_for_queue: Callable[[], None]) -> Non
 
 
 def _make_wait(device: Device) -> Callable[[], None]:
-    """Returns what waits until all that TensorFlow has queued on the device by then has run."""
+    """Returns a function that waits until the device has run all that TensorFlow has queued."""
     with tf.device(device.name):
         zero = tf.zeros(())
     to_host = make_to_host(zero.device)

@@ -1,8 +1,8 @@
-"""What a DALI pipeline is fed: encoded images, labels, windows and draws, each of a whole batch.
+"""Makes the inputs of a DALI pipeline: a batch's encoded images, labels, windows and draws.
 
-Takes the source and a Feed; gives the function that makes what a batch is made of from the batch's
-number. What can be reckoned is reckoned here, in NumPy: an operator on numbers costs DALI 0.2 to
-0.5 ms for 256 rows, whichever it is (2 cores, 2026-11-22).
+`make_reader` takes the source and a Feed, and returns a function from a batch's number to its
+inputs. Python computes in NumPy whatever it can, because an operator on numbers costs DALI 0.2 to
+0.5 ms for 256 rows (2 cores, 2026-11-22).
 
     read = make_reader(source, images, feed=feed, num_threads=4, fed=collections.deque(maxlen=3))
     read(0)["corner"]                     # [rows, 2] int32
@@ -35,29 +35,29 @@ def make_reader(
     num_threads: int,
     fed: collections.deque,
 ) -> Callable[[int], dict[str, np.ndarray | TensorListCPU]]:
-    """Returns the function that reads a batch, from its number: what there is of each row, by name.
+    """Returns a function that reads a batch from its number, and returns these inputs by name:
 
-      image: the encoded images, as DALI has them.
-      label: [rows] int64; of pairs, target: like image.
+      image: the encoded images, in DALI's form.
+      label: [rows] int64; for pairs instead target, like image.
       corner, size: [rows, 2] int32, the window's (top, left) and (height, width) in source pixels;
-        not where single images are taken whole.
-      warp: [rows, 2, 3] float32, if the feed draws it; see `tfaccel.data.draws`.
-      vertical, horizontal: [rows] int32, each if images are mirrored so; not with warp.
-      brightness, contrast; of three channels saturation, hue: [rows] float32, if any is drawn.
+        missing if single images are taken whole.
+      warp: [rows, 2, 3] float32, if the feed draws it; see `draws.kinds`.
+      vertical, horizontal: [rows] int32, if images are mirrored in that direction without a warp.
+      brightness, contrast, and for three channels saturation and hue: [rows] float32, if drawn.
 
-    To be called with one number after another.
+    The function is called with consecutive numbers.
 
     Args:
       source: the encoded images.
-      images: the size of the batches, and how many channels.
-      feed: what each batch holds.
-      num_threads: that read.
-      fed: is given the examples of each batch; no more than it holds are in the pipeline.
+      images: size and channels of the batches.
+      feed: the examples and draws of each batch.
+      num_threads: number of threads that read.
+      fed: receives the ids of each batch; its maxlen covers all batches in the pipeline.
 
     Raises:
-      UnreadableError: from the function, images of a kind that DALI reads in a way of its own.
-      UserError: likewise, a pair of two sizes; or as `make_file_reader` says.
-      OSError, RuntimeError: likewise.
+      UnreadableError: the function raises it for images that DALI reads differently from Pillow.
+      UserError: the function raises it if the sizes of a pair differ, or as in `make_file_reader`.
+      OSError, RuntimeError: as in `make_file_reader`.
     """
     augment, is_pair = feed.augment, source.targets is not None
     cuts = is_pair or augment.window != "stretch"
@@ -65,7 +65,7 @@ def make_reader(
     read_images = make_file_reader(source.images, with_sizes=cuts, **settings)
     if is_pair:
         read_targets = make_file_reader(source.targets, with_sizes=True, **settings)
-    held = collections.deque(maxlen=fed.maxlen)  # DALI's memory, which the pipeline does not copy
+    held = collections.deque(maxlen=fed.maxlen)  # encoded images, which the pipeline does not copy
     unseen, pool = Unseen(len(source)), concurrent.futures.ThreadPoolExecutor(num_threads)
 
     def read(number):
@@ -73,7 +73,7 @@ def make_reader(
         fed.append(ids)
         inputs, is_new = {}, unseen.among(ids, number)
         for part in filter(None, (source.images, source.targets)):
-            part.check_files(ids[is_new], pool, num_threads=num_threads)  # DALI waits for a FIFO
+            part.check_files(ids[is_new], pool, num_threads=num_threads)  # DALI hangs on a FIFO
         inputs["image"], heads, sizes = read_images(ids)
         odd = _odd(inputs["image"], heads, is_new, is_mask=False)
         if is_pair:
@@ -83,7 +83,8 @@ def make_reader(
             bad = np.unique(ids[odd]).tolist()
             raise faults.unfit_error(source, images, bad, num_read=len(ids))
         if is_pair:
-            _check_pairs(source, ids, sizes, target_sizes)
+            for row in np.flatnonzero((sizes != target_sizes).any(axis=1)):
+                raise UserError(two_sizes(source, ids[row], sizes[row], target_sizes[row]))
         else:
             inputs["label"] = source.labels[ids].astype(np.int64)
         held.append(tuple(inputs.values()))
@@ -91,33 +92,28 @@ def make_reader(
         if cuts:
             found = windows(sizes, images.image_size, augment, drawn)
             inputs["corner"], inputs["size"] = found
-        return inputs | _one_by_one(draws, feed, images)
+        return inputs | _operator_arguments(draws, feed, images)
 
     return read
 
 
 def _odd(encoded: TensorListCPU, heads: np.ndarray, is_new: np.ndarray, *, is_mask) -> list[int]:
-    """Returns which of a batch's new rows hold an image that DALI does not read as Pillow does.
+    """Returns the new rows of a batch with an image that DALI does not read as Pillow does.
 
-    Of 256 most are known by their first bytes, in 0.1 ms; another takes 20 us and more.
+    Most of 256 images are known from their first bytes in 0.1 ms; each other one takes 20 us or
+    more.
     """
     rows = np.flatnonzero(is_new & ~are_usual(heads, are_masks=is_mask)).tolist()
     return [row for row in rows if not agreed(bytes(encoded.at(row)), is_mask=is_mask)]
 
 
-def _check_pairs(source: ImageSource, ids, sizes, target_sizes) -> None:
-    """Raises UserError unless inputs and targets have the same sizes."""
-    for row in np.flatnonzero((sizes != target_sizes).any(axis=1)):
-        raise UserError(two_sizes(source, ids[row], sizes[row], target_sizes[row]))
-
-
-def _one_by_one(draws: dict[str, np.ndarray], feed: Feed, images: ImageConfig) -> dict:
-    """Returns the draws as operators take them; no others, which DALI would refuse."""
+def _operator_arguments(draws: dict[str, np.ndarray], feed: Feed, images: ImageConfig) -> dict:
+    """Returns the draws as the operators take them, and no unused ones: DALI would refuse them."""
     taken = {name: values for name, values in draws.items() if name == "warp"}
     if "mirror" in draws:
         mirrors = dict(zip(MIRRORS, draws["mirror"].T, strict=True))
         asked = {"vertical": feed.augment.vertical_flip, "horizontal": feed.augment.horizontal_flip}
         taken |= {name: mirror for name, mirror in mirrors.items() if asked[name]}
     if "color" in draws:
-        taken |= zip(COLORS[images.channels], draws["color"].T, strict=False)  # grey: the first two
+        taken |= zip(COLORS[images.channels], draws["color"].T, strict=False)  # grey has two
     return {name: np.ascontiguousarray(values) for name, values in taken.items()}

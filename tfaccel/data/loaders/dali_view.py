@@ -1,13 +1,13 @@
-"""What DALI made as a tensor of TensorFlow's that shares the memory, on a GPU or the CPU.
+"""Makes a TensorFlow tensor that shares the memory of DALI's output, on a GPU or the CPU.
 
-    tensor = view_of(output, Device("/gpu:0", 0))     # output: a TensorListGPU; hold it, too
+    tensor = view_of(output, Device("/gpu:0", 0))     # output: a TensorListGPU; keep it, too
 
-Not by DALI's own `__dlpack__`: what that gives is taken back by a thread of DALI's that waits until
-the GPU has done all it was given, which breaks off each CUDA graph that XLA is recording there
+DALI's own `__dlpack__` is not used. DALI frees its result in a thread that waits until the GPU has
+finished all its work. This breaks off each CUDA graph that XLA is recording there
 (CUDA_ERROR_STREAM_CAPTURE_INVALIDATED: two H100s, 2026-11-25; DALI 2.4's examples for JAX turn such
-graphs off), and keeps memory from DALI for as long as steps are queued. So the structure that
-DLPack hands over is made here. It frees itself, and nothing else: whoever holds the output gives
-DALI its memory back, when the tensor is no longer read.
+graphs off), and keeps memory from DALI for as long as steps are queued. So this module makes
+DLPack's structure itself. The structure frees only itself. The owner of the output returns the
+memory to DALI when the tensor is no longer read.
 """
 
 import ctypes
@@ -18,10 +18,10 @@ from nvidia.dali.tensors import TensorListCPU, TensorListGPU
 
 from tfaccel.runtime.devices import Device
 
-# DLPack's numbers, of https://dmlc.github.io/dlpack/latest/c_api.html.
+# DLPack's constants, from https://dmlc.github.io/dlpack/latest/c_api.html.
 CPU, CUDA = 1, 2
-CODES = {"i": 0, "u": 1, "f": 2, "b": 6}  # by NumPy's kind
-NAME = b"dltensor"  # to which the capsule has a pointer
+CODES = {"i": 0, "u": 1, "f": 2, "b": 6}  # by NumPy's kind of dtype
+NAME = b"dltensor"  # the capsule's name; the capsule keeps a pointer to it
 
 
 class _Tensor(ctypes.Structure):
@@ -34,7 +34,7 @@ class _Tensor(ctypes.Structure):
         ("bits", ctypes.c_uint8),
         ("lanes", ctypes.c_uint16),
         ("shape", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p),  # none: rows lie one after another
+        ("strides", ctypes.c_void_p),  # null: the data is contiguous
         ("byte_offset", ctypes.c_uint64),
     ]
 
@@ -43,27 +43,27 @@ class _Managed(ctypes.Structure):
     _fields_ = [
         ("tensor", _Tensor),
         ("manager_ctx", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p),  # is called with this structure, by any thread
+        ("deleter", ctypes.c_void_p),  # is called with this structure, in any thread
     ]
 
 
 _libc = ctypes.CDLL(None)
 _libc.malloc.restype, _libc.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
-_FREE = ctypes.cast(_libc.free, ctypes.c_void_p).value  # which needs not Python's lock
-# A prototype of its own: what `ctypes.pythonapi` has is every library's.
+_FREE = ctypes.cast(_libc.free, ctypes.c_void_p).value  # does not need Python's lock
+# This module has its own prototype, because all libraries share those of `ctypes.pythonapi`.
 _new_capsule = ctypes.PYFUNCTYPE(
     ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
 )(("PyCapsule_New", ctypes.pythonapi))
 
 
 def view_of(output: TensorListCPU | TensorListGPU, device: Device) -> tf.Tensor:
-    """Returns a batch as a tensor [rows, ...] of the same memory.
+    """Returns a batch as a tensor [rows, ...] in the same memory.
 
     Args:
-      output: samples of one shape, that are there already; to be held as long as the tensor, or
-        what is queued with it, is to be read.
-      device: where the output is, if it is on a GPU. DALI counts the GPUs that CUDA sees,
-        TensorFlow those that were chosen.
+      output: finished samples of one shape. Keep it as long as the tensor, or work that is queued
+        with it, is to be read.
+      device: the device of an output on a GPU. DALI numbers the GPUs that CUDA sees, and TensorFlow
+        those that were chosen.
     """
     tensor = output.as_tensor()
     on_gpu = isinstance(output, TensorListGPU)
@@ -79,7 +79,7 @@ def view_of(output: TensorListCPU | TensorListGPU, device: Device) -> tf.Tensor:
 
 
 def _capsule(data: int, shape: tuple, dtype: np.dtype, *, device_type: int, device_id: int):
-    """Returns what DLPack hands over: the structure, with the shape behind it."""
+    """Returns DLPack's capsule: the structure, and the shape in the memory behind it."""
     address = _libc.malloc(ctypes.sizeof(_Managed) + ctypes.sizeof(ctypes.c_int64) * len(shape))
     lengths = address + ctypes.sizeof(_Managed)
     (ctypes.c_int64 * len(shape)).from_address(lengths)[:] = shape

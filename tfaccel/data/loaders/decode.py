@@ -1,9 +1,7 @@
-"""Encoded images to uint8 arrays of one size: once, by Pillow.
+"""Decodes images into uint8 arrays of one size, once, with Pillow.
 
-Takes a source and the arrays to fill; fills them, and says how far it is.
-
-    arrays = {"images": np.empty(shape, np.uint8)}
-    decode_into(arrays, source, targets="image", num_threads=8)
+arrays = {"images": np.empty(shape, np.uint8)}
+decode_into(arrays, source, targets="image", num_threads=8)
 """
 
 import contextlib
@@ -21,20 +19,20 @@ from tfaccel.data.source import ImageSource, UnreadableError
 from tfaccel.data.sources.pillow import cause, decoded, deep, unfit_mask
 from tfaccel.data.threads import mapped
 
-BLOCK = 32  # images that a thread takes at once: 50 ms of photographs
-FIRST_LOG_SECONDS, LOG_SECONDS = 5, 30  # until it is said how far decoding is, and again
+BLOCK = 32  # images that a thread decodes together: 50 ms for photographs
+FIRST_LOG_SECONDS, LOG_SECONDS = 5, 30  # time before progress is logged first, and again
 
 
 def shapes(
     source: ImageSource, *, stored_size: tuple[int, int], channels: int, targets: str
 ) -> dict[str, tuple[int, int, int, int]]:
-    """Returns the shapes of the arrays that hold a source: "images" and, for pairs, "targets".
+    """Returns the shapes of the arrays for a source: "images" and, for pairs, "targets".
 
     Args:
       source: the encoded images.
-      stored_size: (height, width) that each is resized to.
-      channels: of the inputs: 1 or 3.
-      targets: "image", for as many channels as the inputs have, or "mask", for one.
+      stored_size: (height, width) to which each image is resized.
+      channels: channels of the inputs, 1 or 3.
+      targets: "image" for targets with the channels of the inputs, or "mask" for one channel.
     """
     found = {"images": (len(source), *stored_size, channels)}
     if source.targets is not None:
@@ -48,24 +46,25 @@ def decode_into(
     """Decodes every image, and resizes it as the window "stretch" does.
 
     Args:
-      arrays: to be filled, as `shapes` says, uint8. A mask's pixels are taken as they are.
+      arrays: uint8 arrays with the shapes of `shapes`, which are filled. Masks are resized to the
+        nearest pixels.
       source: the encoded images.
       targets: "image" or "mask".
-      num_threads: that decode, if they are quicker than one.
+      num_threads: number of threads that decode, if they are faster than one.
 
     Raises:
-      UnreadableError: images that cannot be read or decoded, all of them.
-      UserError: a pair of two sizes.
+      UnreadableError: some images cannot be read or decoded; it has the ids of all of them.
+      UserError: the images of a pair differ in size.
     """
     block = functools.partial(_decode_block, arrays, source, targets)
     starts, bad, began = range(0, len(source), BLOCK), {}, time.monotonic()
-    say_at = began + FIRST_LOG_SECONDS
+    log_at = began + FIRST_LOG_SECONDS
     with contextlib.closing(mapped(block, starts, num_threads=num_threads)) as found:
         for start, faults in zip(starts, found, strict=True):
             bad |= faults
-            if time.monotonic() > say_at:
-                say_at = time.monotonic() + LOG_SECONDS
-                _say_how_far(min(start + BLOCK, len(source)), len(source), began)
+            if time.monotonic() > log_at:
+                log_at = time.monotonic() + LOG_SECONDS
+                _log_progress(min(start + BLOCK, len(source)), len(source), began)
     if bad:
         raise UnreadableError(
             f"{len(bad)} of {len(source)} images cannot be decoded, first "
@@ -74,19 +73,14 @@ def decode_into(
         )
 
 
-def _say_how_far(number: int, of: int, began: float) -> None:
+def _log_progress(number: int, total: int, began: float) -> None:
     rate = number / (time.monotonic() - began)
-    summary(
-        "data: %s of %s images are decoded, %s a second; about %.0f s are left",
-        f"{number:,}",
-        f"{of:,}",
-        f"{rate:,.0f}",
-        (of - number) / rate,
-    )
+    message = "data: decoded %s of %s images, %s per second; about %.0f s left"
+    summary(message, f"{number:,}", f"{total:,}", f"{rate:,.0f}", (total - number) / rate)
 
 
 def _decode_block(arrays, source, targets, start: int) -> dict[int, str]:
-    """Decodes BLOCK examples; returns "name (cause)" of those that cannot be."""
+    """Decodes BLOCK examples, and returns "name (cause)" for those that cannot be decoded."""
     bad = {}
     for index in range(start, min(start + BLOCK, len(source))):
         parts = [("images", source.images, False)]
@@ -96,7 +90,7 @@ def _decode_block(arrays, source, targets, start: int) -> dict[int, str]:
         for name, blobs, is_mask in parts:
             try:
                 sizes.append(_decode(arrays[name][index], blobs.read(index), nearest=is_mask))
-            except MemoryError:  # not the file's fault
+            except MemoryError:  # the file is not at fault
                 raise
             except Exception as error:  # Pillow raises nearly anything for a damaged file
                 bad[index] = f"{blobs.name(index)} ({cause(error)})"
@@ -107,7 +101,7 @@ def _decode_block(arrays, source, targets, start: int) -> dict[int, str]:
 
 
 def _decode(out: np.ndarray, data: bytes, *, nearest: bool) -> tuple[int, int]:
-    """Fills [height, width, channels] with an image, and returns the size that it had."""
+    """Fills [height, width, channels] with an image, and returns the image's own size."""
     height, width, channels = out.shape
     with PIL.Image.open(io.BytesIO(data)) as opened:
         fault = unfit_mask(opened) if nearest else deep(opened)
@@ -124,9 +118,9 @@ def _decode(out: np.ndarray, data: bytes, *, nearest: bool) -> tuple[int, int]:
 
 
 def two_sizes(source: ImageSource, index: int, size, target_size) -> str:
-    """Returns the sentence about a pair whose (height, width) differ."""
+    """Returns the error message for a pair with different (height, width)."""
     one, other = (f"{height}x{width}" for height, width in (size, target_size))
     return (
-        f"{source.images.name(index)} has {one} pixels and its target "
-        f"{source.targets.name(index)} {other} pixels; expected a pair of one size"
+        f"{source.images.name(index)} has {one} pixels, but its target "
+        f"{source.targets.name(index)} has {other}; expected the same size in a pair"
     )

@@ -1,7 +1,7 @@
-"""Why a loader failed: which images, and what is wrong with them.
+"""Finds the images that made a loader fail, and what is wrong with them.
 
-Takes the loader's error and the examples that it was at; gives one sentence that names the files,
-which the libraries that decode often do not.
+The libraries that decode often do not name the file. `named` checks the examples that the loader
+was reading, and raises one error that names the files.
 
     with named(source, images, augment, fed=[[3, 14]], refused=..., decoder="DALI"):
         batch = next(iterator)
@@ -32,26 +32,26 @@ def named(
     refused: Callable[[Blobs, int], str | None],
     decoder: str,
 ) -> Iterator[None]:
-    """Within the context, a loader's error that images are the cause of becomes one that says so.
+    """Within the context, replaces a loader's error by one that names the images at fault.
 
     Args:
-      source: the images.
-      images: what they were to become.
-      augment: likewise.
-      fed: the examples of each batch that the loader may be at.
-      refused: returns "name (cause)" of an image that the loader's library cannot decode, or None.
-      decoder: that library's name.
+      source: the examples.
+      images: the settings of the images.
+      augment: the settings of the augmentation.
+      fed: the ids of each batch that the loader may be reading.
+      refused: returns "name (cause)" if the loader's library cannot decode an image, else None.
+      decoder: name of the loader's library.
 
     Raises:
-      UnreadableError: files that cannot be decoded.
-      UserError: a pair of two sizes, or an image that is smaller than its crop; or what a reader
-        raised as one.
+      UnreadableError: files cannot be decoded.
+      UserError: the images of a pair differ in size, an image is smaller than its crop, or a
+        reader has raised a UserError inside TensorFlow.
     """
     try:
         yield
     except (OSError, RuntimeError, tf.errors.OpError) as error:
         said = re.search(rf"^.*\b{UserError.__name__}: (.+)$", str(error), re.MULTILINE)
-        if said:  # of an exception in Python, TensorFlow keeps the text
+        if said:  # TensorFlow keeps only the text of a Python exception
             raise UserError(said[1]) from error
         ids = np.unique(np.concatenate(list(fed))).tolist()
         cause = _explained(
@@ -63,9 +63,9 @@ def named(
 
 
 def _explained(error, source, images, augment, *, ids, refused, decoder) -> Exception:
-    """Returns what to raise: `error` itself where the images are not its cause."""
+    """Returns the error to raise: `error` itself if the images are not its cause."""
     if isinstance(error, tf.errors.ResourceExhaustedError) or "out of memory" in str(error):
-        return error  # no image's fault; to look at all of them takes seconds
+        return error  # no image is at fault, and checking all of them takes seconds
     bad = _of_each(undecodable, source, ids)
     if bad:
         return UnreadableError(
@@ -80,7 +80,7 @@ def _explained(error, source, images, augment, *, ids, refused, decoder) -> Exce
     if wrong:
         return UserError(wrong)
     if "CUDA" in str(error):
-        return error  # the device
+        return error  # the device is at fault
     bad = _of_each(refused, source, ids)
     if bad:
         return UnreadableError(
@@ -95,13 +95,13 @@ def _explained(error, source, images, augment, *, ids, refused, decoder) -> Exce
 def unfit_error(
     source: ImageSource, images: ImageConfig, ids: Sequence[int], *, num_read: int
 ) -> UnreadableError | None:
-    """Returns the error about those of some examples that are `kinds.unfit`; None for none.
+    """Returns the error about the examples that are `kinds.unfit`, or None if there are none.
 
     Args:
-      source: the examples, which can be decoded.
-      images: what they were to become.
-      ids: which of them are looked at.
-      num_read: how many were read with them.
+      source: the examples, all of which can be decoded.
+      images: the settings of the images.
+      ids: the examples that are checked.
+      num_read: the number of examples that were read together with them.
     """
     is_mask = {id(source.targets): images.targets == "mask"}
 
@@ -113,14 +113,14 @@ def unfit_error(
         return None
     return UnreadableError(
         f"{len(bad)} of {num_read} images just read are of a kind that this loader does not take, "
-        f"first {next(iter(bad.values()))}; convert such files, leave them out with "
-        "bad_files='skip', or list them with `tfaccel audit`",
+        f"first {next(iter(bad.values()))}; convert such files, skip them with bad_files='skip', "
+        "or list them with `tfaccel audit`",
         ids=tuple(bad),
     )
 
 
 def _of_each(fault_of, source: ImageSource, ids) -> dict[int, str]:
-    """Returns the fault of each example that has one, in its target or else in its image."""
+    """Returns the fault of each bad example, from its target or otherwise from its image."""
     parts = [each for each in (source.targets, source.images) if each is not None]
     faults = ((index, fault_of(part, index)) for index in ids for part in parts)
     return {index: fault for index, fault in faults if fault}
@@ -129,16 +129,19 @@ def _of_each(fault_of, source: ImageSource, ids) -> dict[int, str]:
 def wrong_size(
     source: ImageSource, images: ImageConfig, augment: AugmentConfig, ids: Iterable[int]
 ) -> str | None:
-    """Returns the sentence about a pair of two sizes, or an image below its crop; None for neither.
+    """Returns the error message for a pair of two sizes, or an image that is smaller than its crop.
 
     Args:
       source: the examples.
-      images: what they are to become.
-      augment: which window is cut out of files as they are.
-      ids: which of them are looked at, by their headers.
+      images: the settings of the images.
+      augment: the window that is cut out of the original images.
+      ids: the examples whose headers are checked.
+
+    Returns:
+      The message about the first such example; None if all sizes are right.
 
     Raises:
-      UserError: one of them is no image.
+      UserError: an example is not an image.
     """
     for index in ids:
         size, name = image_size(source.images, index), source.images.name(index)

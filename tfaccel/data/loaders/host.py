@@ -1,9 +1,7 @@
-"""A stream whose batches Python begins, tf.data goes on with, and the replica's device finishes.
+"""A stream of batches that Python begins, tf.data continues, and the replica's device finishes.
 
-Takes what to do at each of the three places; gives the endless iterator that every loader is.
-
-    stream = HostStream(begin, finish, placement=placement)
-    image, label = next(stream)
+stream = HostStream(begin, finish, placement=placement)
+image, label = next(stream)
 """
 
 import traceback
@@ -17,14 +15,14 @@ import tensorflow as tf
 from tfaccel.data.endings import ender, is_collecting
 from tfaccel.data.placement import Placement, untuned
 
-PREFETCH_BATCHES = 2  # made ahead of the step
-CPU = "/cpu:0"  # where tf.data runs, whichever logical device the replica has
+PREFETCH_BATCHES = 2  # batches that are made ahead of the step
+CPU = "/cpu:0"  # where tf.data runs, even if the replica has another logical device
 
 
 class HostStream(Iterator):
     """An endless iterator over one replica's batches, which are made ahead on the CPU.
 
-    Yields what `finish` returns, on the replica's device.
+    It yields the results of `finish`, on the replica's device.
     """
 
     def __init__(
@@ -37,22 +35,22 @@ class HostStream(Iterator):
         each_row: Callable | None = None,
         resident: Mapping[str, tf.Tensor] = types.MappingProxyType({}),
     ):
-        """Makes the first batch in Python, for its shapes, and starts the threads.
+        """Makes the first batch in Python to learn its shapes, and starts the threads.
 
         Args:
-          begin: returns the arrays, by name, of batch number 0, 1, 2, ...: of fixed shapes and
-            dtypes, with a row for each example; dtype object for bytes. Called in several threads.
-            It must not hold the stream, which would then never be freed.
-          finish: turns the tensors of those arrays, by name, into a batch; None to leave them as
-            they are. TensorFlow keeps it for good: it must not hold what should be freed.
-          placement: the replica's device, and how many threads.
-          num_rows_varies: whether batches differ in their first axis.
-          each_row: turns the tensors of one row into other tensors, in parallel; None to leave
-            batches as they begin. Kept for good as well.
-          resident: what is on the replica's GPU already; `finish` is given it with each batch.
+          begin: returns the arrays of batch 0, 1, 2, ... by name, with a row for each example and
+            fixed shapes and dtypes; dtype object stands for bytes. Several threads call it. It must
+            not refer to the stream, which could then never be freed.
+          finish: turns the tensors of these arrays, by name, into a batch; None leaves them as they
+            are. TensorFlow never frees it, so it must not refer to anything that should be freed.
+          placement: the replica's device, and the number of threads.
+          num_rows_varies: whether the first axis of batches varies.
+          each_row: turns the tensors of one row into other tensors, for several rows in parallel;
+            None leaves the rows as they are. TensorFlow never frees it, either.
+          resident: tensors on the replica's GPU, which `finish` receives with each batch.
 
         Raises:
-          Whatever `begin` raises at its first batch.
+          Exception: whatever `begin` raises for the first batch.
         """
         self._device, self._resident, self._finish = placement.device, resident, None
         finish = finish and tf.function(finish, autograph=False)
@@ -68,16 +66,18 @@ class HostStream(Iterator):
             if self._device.cuda_ordinal is None:
                 dataset = dataset.map(finish) if finish else dataset
                 dataset = dataset.prefetch(PREFETCH_BATCHES)
-            dataset = untuned(dataset.with_options(_threads(placement.num_threads)))
+            options = tf.data.Options()
+            options.threading.private_threadpool_size = placement.num_threads
+            dataset = untuned(dataset.with_options(options))
         if self._device.cuda_ordinal is not None:
-            # As bytes, a quarter of what float32 would be; the step's own kernels run meanwhile.
+            # uint8 pixels are a quarter of float32's bytes. The step's kernels run meanwhile.
             to_device = tf.data.experimental.prefetch_to_device(self._device.name, PREFETCH_BATCHES)
             dataset, self._finish = untuned(dataset.apply(to_device)), finish
-        # TensorFlow keeps the functions of a data set for good: they hold no reference to `begin`,
-        # or the images would be kept with it. It goes after the iterator, whose threads call it:
-        # a list drops its last one first.
+        # TensorFlow never frees the functions of a data set. So they have only a weak reference to
+        # `begin`, which refers to the images. `begin` must live longer than the iterator, whose
+        # threads call it: clearing a list drops its last item first.
         self._held = [begin, iter(dataset)]
-        # Before Python ends, at the latest: then no thread may call `begin` any more.
+        # The finalizer runs before Python ends; no thread may call `begin` after that.
         weakref.finalize(self, _end, self._held, ender())
 
     def __next__(self):
@@ -85,7 +85,7 @@ class HostStream(Iterator):
         try:
             batch = next(self._held[-1])
         except BaseException as error:
-            # Python keeps what it ends with, whose frames hold the iterator, until it is too late.
+            # The frames of an uncaught error would keep the iterator alive until Python has ended.
             traceback.clear_frames(error.__traceback__)
             raise
         with tf.device(self._device.name):
@@ -95,9 +95,10 @@ class HostStream(Iterator):
 
 
 def _end(held: list, end_later: Callable) -> None:
-    """Ends a stream's iterator: in another thread where it is collected, and else at once.
+    """Drops a stream's iterator at once, or in another thread if the garbage collector drops it.
 
-    It waits for `begin`, which may be in this very thread, or may want a lock that it holds.
+    Dropping the iterator waits for `begin`. `begin` may be running in this thread, or may need a
+    lock that this thread holds.
     """
     if is_collecting():
         end_later(held.clear)
@@ -108,7 +109,7 @@ def _end(held: list, end_later: Callable) -> None:
 def _numbered(
     begin: weakref.ref, like: dict[str, np.ndarray], num_rows_varies: bool
 ) -> tf.data.Dataset:
-    """Returns the data set of begin(0), begin(1), ..., whose arrays are `like` the first ones."""
+    """Returns the data set of begin(0), begin(1), ..., with arrays like those of `like`."""
     dtypes = [tf.string if each.dtype == object else each.dtype for each in like.values()]
     shapes = [each.shape for each in like.values()]
     if num_rows_varies:
@@ -122,11 +123,5 @@ def _numbered(
         named = zip(like, batch, shapes, strict=True)
         return {name: tf.ensure_shape(each, shape) for name, each, shape in named}
 
-    # Not from_generator, which complains when Python ends before it.
+    # from_generator would print an error if Python ends first.
     return tf.data.Dataset.counter().map(one, num_parallel_calls=2)
-
-
-def _threads(num_threads: int) -> tf.data.Options:
-    options = tf.data.Options()
-    options.threading.private_threadpool_size = num_threads
-    return options

@@ -1,15 +1,14 @@
-"""Decoded images in memory that are decoded once and read from disk by every later start.
+"""Images that are decoded into memory once, and read from disk by later starts.
 
-Takes encoded images whose pixels fit into memory; gives them decoded. Where decoding takes seconds
-the pixels are kept in the cache folder, as the loader "cache" keeps them: the next start, or the
-next resume, maps them from there, unless a file was changed. All processes of a machine that train
-on them share that memory.
+If decoding takes seconds, the pixels are kept in the cache folder, in the form of the loader
+"cache". The next start or resume maps them from there, unless a file has changed. All processes on
+a machine that train on the images share this memory.
 
     source = kept(source, stored_size=(32, 32), channels=3, targets="image", num_threads=8)
 
     $XDG_CACHE_HOME/tfaccel/kept/<key>/{images,targets}.npy, manifest.json
 
-All that is kept takes MOST_BYTES at most: what was used longest ago is removed first.
+All kept images take at most MOST_BYTES. The least recently used ones are removed first.
 """
 
 import logging
@@ -23,16 +22,16 @@ import numpy as np
 from tfaccel.common.errors import UserError
 from tfaccel.common.run_log import summary
 from tfaccel.data.free_memory import mib
-from tfaccel.data.loaders.cache import stored
+from tfaccel.data.loaders.cache import arrays_in, stored
 from tfaccel.data.loaders.decode import decode_into, shapes
 from tfaccel.data.loaders.memory import decode_all
-from tfaccel.data.source import ArraySource, ImageSource
+from tfaccel.data.source import ArraySource, ImageSource, spread
 from tfaccel.process.cache_folder import cache_folder
 
-LEAST_S = 5.0  # of decoding, in one thread, from which on the pixels are kept
-NUM_TIMED = 32  # images that are decoded to see how long all take
-MOST_BYTES = 20 * 2**30  # of all that is kept
-DISK_SHARE = 0.5  # of the disk's free space that one data set may take
+LEAST_S = 5.0  # seconds of decoding in one thread; faster data sets are not kept
+NUM_TIMED = 32  # images that are decoded to estimate the time for all
+MOST_BYTES = 20 * 2**30  # of all kept images
+DISK_SHARE = 0.5  # the share of the disk's free space that one data set may take
 
 log = logging.getLogger("tfaccel")
 
@@ -40,25 +39,19 @@ log = logging.getLogger("tfaccel")
 def kept(
     source: ImageSource,
     *,
-    stored_size: tuple[int, int],
-    channels: int,
-    targets: str,
     num_threads: int,
+    **settings,
 ) -> ArraySource:
-    """Returns the decoded images, from disk where an earlier start has kept them.
+    """Returns the decoded images, from disk if an earlier start has kept them.
 
     Args:
       source: the encoded images.
-      stored_size: (height, width) that each is resized to, as the window "stretch" does.
-      channels: of the inputs: 1 or 3.
-      targets: of pairs: "image" or "mask".
-      num_threads: that decode and check.
+      num_threads: number of threads that decode and check.
+      **settings: stored_size, channels and targets, as in `decode_all`.
 
     Raises:
-      UnreadableError: images that cannot be read or decoded, all of them.
-      UserError: a pair of two sizes.
+      UnreadableError, UserError: as in `decode_all`.
     """
-    settings = {"stored_size": stored_size, "channels": channels, "targets": targets}
     seconds = _seconds(source, settings)
     if seconds < LEAST_S:
         return decode_all(source, num_threads=num_threads, **settings)
@@ -68,21 +61,21 @@ def kept(
         home = stored(
             source, folder=folder, num_threads=num_threads, make_room=_make_room, **settings
         )
-        # Just written or checked, the files are in memory already, once for all local processes.
-        arrays = {file.stem: np.load(file, mmap_mode="r") for file in _files(home)}
-        os.utime(home)  # it was used just now
+        # The files are in memory after writing or checking, and all local processes share it.
+        arrays = arrays_in(home)
+        os.utime(home)  # marks them as just used
     except OSError as error:
         log.warning(
-            "data: decoded images cannot be kept in %s (%s), so that every start decodes them, in "
-            "about %.0f CPU seconds",
+            "data: decoded images cannot be kept in %s (%s), so every start decodes them, in about "
+            "%.0f CPU seconds",
             folder,
             error.strerror or error,
             seconds,
         )
         return decode_all(source, num_threads=num_threads, **settings)
     log.info(
-        "data: %d decoded images, %s, are mapped from %s, where they are kept because decoding "
-        "takes about %.0f CPU seconds at every start; loader='memory' keeps nothing on disk",
+        "data: %d decoded images, %s, are mapped from %s; they are kept because decoding takes "
+        "about %.0f CPU seconds; loader='memory' keeps nothing on disk",
         len(source),
         mib(needed),
         home,
@@ -91,47 +84,38 @@ def kept(
     return ArraySource(labels=source.labels, class_names=source.class_names, **arrays)
 
 
-def _files(home: pathlib.Path) -> list[pathlib.Path]:
-    return sorted(home.glob("*.npy"))
-
-
 def _seconds(source: ImageSource, settings: dict) -> float:
-    """Returns how long all would take in one thread, by a sample of them."""
-    sample = source.taken(
-        np.unique(np.linspace(0, len(source) - 1, min(NUM_TIMED, len(source))).astype(int))
-    )
+    """Returns how long one thread would take to decode all images, estimated from a sample."""
+    sample = source.taken(spread(len(source), NUM_TIMED))
     arrays = {name: np.empty(shape, np.uint8) for name, shape in shapes(sample, **settings).items()}
     began = time.thread_time()
     try:
         decode_into(arrays, sample, targets=settings["targets"], num_threads=1)
     except UserError:
-        return 0.0  # decoding them all says which
+        return 0.0  # decoding all images then names the file
     return (time.thread_time() - began) / len(sample) * len(source)
 
 
 def _make_room(folder: pathlib.Path, needed: int) -> None:
-    """Removes what was used longest ago, until all that is kept is below the limit.
+    """Removes the least recently used images until the limit allows `needed` more bytes.
 
     Raises:
-      OSError: so much may not be kept.
+      OSError: so many bytes cannot be kept.
     """
     if needed > MOST_BYTES:
-        raise OSError(f"they need {mib(needed)}, and at most {mib(MOST_BYTES)} are kept")
-    homes = sorted((each for each in folder.iterdir() if each.is_dir()), key=_used_at)
-    sizes = [sum(file.stat().st_size for file in _files(home)) for home in homes]
+        raise OSError(f"they need {mib(needed)}, and the limit is {mib(MOST_BYTES)}")
+    homes = [each for each in folder.iterdir() if each.is_dir()]
+    homes.sort(key=lambda home: home.stat().st_mtime)
+    sizes = [sum(file.stat().st_size for file in home.glob("*.npy")) for home in homes]
     over = sum(sizes) + needed - MOST_BYTES
     for home, size in zip(homes, sizes, strict=True):
         if over <= 0:
             break
-        summary("data: removed %s, which was used longest ago of what is kept", home)
+        summary("data: removed %s, the least recently used images, to make room", home)
         shutil.rmtree(home, ignore_errors=True)
         over -= size
     free = shutil.disk_usage(folder).free
     if needed > DISK_SHARE * free:
         raise OSError(
-            f"they need {mib(needed)}, more than {DISK_SHARE:.0%} of the {mib(free)} that are free"
+            f"they need {mib(needed)}, more than {DISK_SHARE:.0%} of the {mib(free)} that is free"
         )
-
-
-def _used_at(home: pathlib.Path) -> float:
-    return home.stat().st_mtime

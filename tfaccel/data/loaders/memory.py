@@ -1,14 +1,14 @@
-"""Decoded images in memory to batches.
+"""Makes batches of decoded images in memory.
 
-Takes uint8 images of one size, in memory or mapped from a file, and a Feed, which says what each
-batch holds; gives tensors on the replica's device. Windows and augmentation are the device's work.
+The images are uint8 of one size, in memory or mapped from a file. The device cuts windows and
+augments.
 
     source = decode_all(source, stored_size=(32, 32), channels=3, targets="image", num_threads=8)
     stream = MemoryStream(source, images, feed=feed, placement=placement, dtype="float16",
                           on_device=True)
     image, label = next(stream)
 
-A DeferredStream of the same leaves it to the step to make them.
+A DeferredStream takes the same arguments, and lets the step make the batches.
 """
 
 import dataclasses
@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.common.errors import UserError
+from tfaccel.common.tables import counted
 from tfaccel.config import CROPS, AugmentConfig, ImageConfig
 from tfaccel.data.deferred import Deferred, span, stacked
 from tfaccel.data.feed import Feed
@@ -34,9 +35,9 @@ from tfaccel.runtime.devices import Device
 
 log = logging.getLogger("tfaccel")
 
-# A stream's two threads, and replicas', share Python's lock, which NumPy often gives up for an
-# operation: in turn they took 12 ms of CPU and 36 switches for an epoch of MNIST on two replicas,
-# at once 18 and 400 (2 cores, 2026-11-25).
+# Threads of a stream, and those of other replicas, share Python's lock, which NumPy often releases
+# during an operation. One epoch of MNIST on two replicas took 12 ms of CPU and 36 switches with one
+# thread at a time, and 18 ms and 400 switches with all at once (2 cores, 2026-11-25).
 _ONE_AT_A_TIME = threading.Lock()
 
 
@@ -53,16 +54,13 @@ class MemoryStream(Iterator):
         dtype: str,
         on_device: bool,
     ):
-        """Copies the images to the device, if they are to be there, and starts the threads.
+        """Copies the images to the device if `on_device`, and starts the threads.
 
         Args:
           source: the decoded images.
-          images: size, channels and normalisation.
-          feed: which of them each batch holds, with which draws.
-          placement: the replica's device, and how many threads.
-          dtype: "float16" or "float32", of the images.
-          on_device: whether all images are kept in the replica's GPU; else each batch of them is
-            gathered on the CPU, ahead of the step. Nothing to choose where the replica is a CPU.
+          images, feed, placement, dtype: as in `loaders`.
+          on_device: whether all images are kept on the replica's GPU. Otherwise the CPU gathers
+            each batch ahead of the step. On a CPU replica this makes no difference.
 
         Raises:
           UserError: the images do not suit `images` or the augmentation.
@@ -82,7 +80,7 @@ class MemoryStream(Iterator):
 
 
 class DeferredStream(Iterator):
-    """An endless iterator over `Deferred` batches of one replica, which has all images."""
+    """An endless iterator over `Deferred` batches of a replica that has all images in memory."""
 
     def __init__(
         self,
@@ -98,11 +96,8 @@ class DeferredStream(Iterator):
 
         Args:
           source: the decoded images.
-          images: size, channels and normalisation.
-          feed: which of them each batch holds, with which draws.
-          placement: the replica's device, and how many threads.
-          dtype: "float16" or "float32", of the images.
-          most: batches at a time; those of an epoch's end may be fewer.
+          images, feed, placement, dtype: as in `loaders`.
+          most: number of batches in a launch; an epoch's last launch may have fewer.
 
         Raises:
           UserError: the images do not suit `images` or the augmentation.
@@ -119,7 +114,7 @@ class DeferredStream(Iterator):
         self._stream = HostStream(begin, None, placement=placement, num_rows_varies=True)
 
     def __next__(self):
-        """Returns the next ones."""
+        """Returns the batches of the next launch."""
         return Deferred(next(self._stream), self._resident, self._finish)
 
 
@@ -135,14 +130,14 @@ def decode_all(
 
     Args:
       source: the encoded images.
-      stored_size: (height, width) that each is resized to, as the window "stretch" does.
-      channels: of the inputs: 1 or 3.
-      targets: of pairs: "image" or "mask".
-      num_threads: that decode.
+      stored_size: (height, width) to which each image is resized, as with the window "stretch".
+      channels: channels of the inputs, 1 or 3.
+      targets: "image" or "mask", for pairs.
+      num_threads: number of threads that decode.
 
     Raises:
-      UnreadableError: images that cannot be read or decoded, all of them.
-      UserError: a pair of two sizes.
+      UnreadableError: some images cannot be read or decoded; it has the ids of all of them.
+      UserError: the images of a pair differ in size.
     """
     began = time.monotonic()
     shape_of = shapes(source, stored_size=stored_size, channels=channels, targets=targets)
@@ -167,8 +162,8 @@ def _check(source: ArraySource, images: ImageConfig, augment: AugmentConfig) -> 
         found, wanted = source.targets.shape[-1], 1 if images.targets == "mask" else channels
         if found != wanted:
             raise UserError(
-                f"the arrays of targets have {found} channels; expected {wanted}, for "
-                f"targets={images.targets!r} and images of {channels}: convert them"
+                f"the targets have {counted(found, 'channel')}; expected {wanted}, for "
+                f"targets={images.targets!r} and channels={channels}; convert the targets"
             )
     small = height < images.image_size[0] or width < images.image_size[1]
     if small and augment.window in CROPS:
@@ -180,12 +175,13 @@ def _check(source: ArraySource, images: ImageConfig, augment: AugmentConfig) -> 
 
 
 def _resident(source: ArraySource, device: Device) -> dict[str, tf.Tensor]:
-    """Returns what is kept on the device, by name: all but labels, which are small."""
-    return {
-        name: _copy(source, name, each, device)
-        for name, each in _arrays(source).items()
-        if each.ndim == 4
-    }
+    """Returns images and targets on the device, by name. All streams of a source share them."""
+    arrays = {name: each for name, each in _arrays(source).items() if each.ndim == 4}
+    for name, array in arrays.items():
+        if (name, device) not in source.copies:
+            with tf.device(device.name):
+                source.copies[name, device] = tf.constant(array)
+    return {name: source.copies[name, device] for name in arrays}
 
 
 def _arrays(source: ArraySource) -> dict[str, np.ndarray]:
@@ -196,15 +192,10 @@ def _arrays(source: ArraySource) -> dict[str, np.ndarray]:
 
 
 def _beginning(source: ArraySource, images: ImageConfig, feed: Feed, *, on_device, cuts):
-    """Returns what the host gives of batch number 0, 1, 2, ...: ids and draws, or pixels.
+    """Returns a function of a batch number that makes the host's part: ids and draws, or pixels.
 
-    Args:
-      source: the decoded images.
-      images: whose image_size a window has.
-      feed: which of them each batch holds, with which draws.
-      on_device: whether the images are on the device, which gathers them by their ids.
-      cuts: whether windows are cut out here: no more is then read, or copied to the device, than
-        what is used.
+    With `on_device` the device has the images and gathers them by their ids. With `cuts` the host
+    cuts out the windows, so that only used pixels are read and copied.
     """
     gathered = {
         name: each for name, each in _arrays(source).items() if not (on_device and each.ndim == 4)
@@ -226,7 +217,7 @@ def _beginning(source: ArraySource, images: ImageConfig, feed: Feed, *, on_devic
 
 
 def _taken(array: np.ndarray, ids, corners, size) -> np.ndarray:
-    """Returns labels or images of a batch, or their windows."""
+    """Returns a batch's labels, images or windows."""
     if corners is None or array.ndim == 1:
         return np.asarray(array[ids])
     cut = [
@@ -238,7 +229,7 @@ def _taken(array: np.ndarray, ids, corners, size) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class _Finish:
-    """Makes a batch, from what `begin` gives and, by "ids", from what is on the device."""
+    """Makes a batch from the arrays of `begin` and, with "ids", from the images on the device."""
 
     images: ImageConfig
     augment: AugmentConfig
@@ -253,13 +244,5 @@ class _Finish:
         return pixels.examples(taken, second, draws, **vars(self))
 
 
-# XLA's counts to more than 2**31 pixels.
+# XLA's tf.gather works with more than 2**31 pixels.
 _gathered = tf.function(tf.gather, jit_compile=True, autograph=False)
-
-
-def _copy(source: ArraySource, name: str, array: np.ndarray, device: Device) -> tf.Tensor:
-    """Returns the array's copy on the device, which all streams of the source share."""
-    if (name, device) not in source.copies:
-        with tf.device(device.name):
-            source.copies[name, device] = tf.constant(array)
-    return source.copies[name, device]

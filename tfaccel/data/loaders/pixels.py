@@ -1,12 +1,12 @@
-"""Decoded images and their draws to batches, as TensorFlow operations for any device.
+"""Makes batches from decoded images and their draws, with TensorFlow operations for any device.
 
-Takes uint8 images of one size and the feed's draws; gives what the model is trained on.
+The images are uint8 of one size, and the draws come from a Feed.
 
     image, label = examples(pixels, label, draws, images=images, augment=augment, dtype="float16")
 
-Compiled with XLA, on any device: on 2 CPU cores a random window of 256x256 pixels, resized to
-224x224 and mirrored, takes 400 us, where tf.image.crop_and_resize takes 780, and mirroring as one
-operation 1,100 more (2026-11-21).
+XLA compiles the operations, on any device. On 2 CPU cores a random window of 256x256 pixels,
+resized to 224x224 and mirrored, takes 400 us. tf.image.crop_and_resize takes 780 us, and mirroring
+as one operation takes 1,100 us more (2026-11-21).
 """
 
 import functools
@@ -20,9 +20,10 @@ from tfaccel.data.draws import ATTEMPTS
 from tfaccel.data.loaders.windows import nearest_index
 from tfaccel.data.source import ArraySource, ImageSource
 
-# RGB to lightness and two axes of colour, as DALI's color_twist has it; back by the exact inverse.
+# From RGB to lightness and two axes of colour, as in DALI's color_twist. The exact inverse is used
+# for the way back.
 RGB_TO_YIQ = np.array([[0.299, 0.587, 0.114], [0.596, -0.274, -0.321], [0.211, -0.523, 0.311]])
-MIDDLE_GREY = 128.0  # what contrast spreads from, as in DALI
+MIDDLE_GREY = 128.0  # the grey level that contrast does not change, as in DALI
 
 _compiled = functools.partial(tf.function, jit_compile=True, autograph=False)
 
@@ -33,10 +34,10 @@ def batch_spec(
     """Returns the `tf.TensorSpec`s of one replica's batch.
 
     Args:
-      source: labelled or paired.
-      images: size, channels, and what targets are.
-      rows: of the batch.
-      dtype: of the images.
+      source: labelled or paired images.
+      images: size and channels of images, and the kind of targets.
+      rows: number of rows in the batch.
+      dtype: dtype of the images.
     """
     image = tf.TensorSpec((rows, *images.image_size, images.channels), dtype)
     if source.targets is None:
@@ -51,10 +52,10 @@ def examples(pixels, second, draws, *, images: ImageConfig, augment: AugmentConf
     Args:
       pixels: [rows, height, width, channels] uint8.
       second: [rows] int64, the labels; or the targets, like `pixels`.
-      draws: the feed's, by kind; see `tfaccel.data.draws`.
-      images: size, channels, mean and std; and what targets are.
-      augment: which window is taken.
-      dtype: of the images.
+      draws: the feed's draws by kind; see `draws.kinds`.
+      images: size, channels, mean and std of images, and the kind of targets.
+      augment: the window that is taken.
+      dtype: dtype of the images.
     """
     settings = {"images": images, "augment": augment, "dtype": dtype}
     image = augmented(pixels, draws, **settings)
@@ -67,16 +68,16 @@ def examples(pixels, second, draws, *, images: ImageConfig, augment: AugmentConf
 def augmented(
     pixels, draws, *, images: ImageConfig, augment: AugmentConfig, dtype: str, kind: str = "image"
 ):
-    """Returns [rows, *image_size, channels]: the window, resized, warped, mirrored and coloured.
+    """Returns [rows, *image_size, channels]: the resized window, warped, mirrored and coloured.
 
     Args:
       pixels: [rows, height, width, channels] uint8.
-      draws: the feed's, by kind.
+      draws: the feed's draws by kind.
       images: size, channels, mean and std.
-      augment: which window is taken.
-      dtype: of an image.
-      kind: "image", interpolated and normalised: (pixel / 255 - mean) / std; or "mask", the nearest
-        pixel's value, uint8.
+      augment: the window that is taken.
+      dtype: dtype of an image.
+      kind: "image" for interpolated and normalised pixels, (pixel / 255 - mean) / std; "mask" for
+        the values of the nearest pixels, uint8.
     """
     is_mask = kind == "mask"
     pixels = _windows(pixels, draws, images.image_size, augment, nearest=is_mask)
@@ -87,18 +88,18 @@ def augmented(
     return _finished(pixels, draws.get("mirror"), draws.get("color"), mean, std, dtype)
 
 
-# Windows. Places and sizes are pairs, vertical first, reckoned in float64, as in every loader. The
-# same formulas as windows.py has in NumPy, which says why; test_windows.py compares the two.
+# Windows. Places and sizes are pairs, vertical first, computed in float64, as in every loader. The
+# formulas are those of windows.py, which explains why; test_windows.py compares the two files.
 
 
 def window(source_size, image_size, augment: AugmentConfig, draws=None):
-    """Returns the (top, left) and the (height, width) of a window in source pixels.
+    """Returns a window's (top, left) and (height, width) in source pixels.
 
     Args:
       source_size: [2] (height, width) of the image.
       image_size: (height, width) of the batches.
-      augment: which window.
-      draws: [..., n] of the kind "window", for random windows.
+      augment: the kind of window.
+      draws: [..., n] draws of the kind "window", for random windows.
 
     Returns:
       Two tensors, [2] int32; for random windows [..., 2].
@@ -121,7 +122,7 @@ def window(source_size, image_size, augment: AugmentConfig, draws=None):
 
 
 def _random_resized(source, augment, draws):
-    """The first attempt that fits, anywhere; else all of the image, cut to the nearest shape."""
+    """Returns the first size that fits, at a random place; else a central one near the image's."""
     area, ratio = draws[..., :ATTEMPTS] * tf.reduce_prod(source), draws[..., ATTEMPTS:-2]
     sizes = _round(tf.sqrt(tf.stack([area / ratio, area * ratio], axis=-1)))
     fits = tf.reduce_all((sizes >= 1) & (sizes <= source), axis=-1)
@@ -135,7 +136,7 @@ def _random_resized(source, augment, draws):
 
 
 def _anywhere(source, size, draws):
-    # A draw just below 1 may be 1 in float32: not past what is free.
+    # A draw just below 1 may be 1 in float32. The minimum keeps such a window inside the image.
     return tf.minimum(tf.floor(draws[..., -2:] * (source - size + 1)), source - size)
 
 
@@ -148,26 +149,26 @@ def _round(value):
 
 
 def resizes(source_size, image_size, augment: AugmentConfig) -> bool:
-    """Returns whether windows are interpolated, and not taken as they are."""
+    """Returns whether windows are resized, and not only cut out."""
     if augment.window in CROPS:
         return False
     is_random = augment.window == "random_resized_crop"
     return is_random or fixed_window(source_size, image_size, augment)[2:] != list(image_size)
 
 
-# Resizing, one axis after the other: each new pixel is a weighted sum of a few old ones. Compiled
-# in parts: of both axes and the weights' arithmetic XLA would make one loop, and go through all of
-# it for every pixel. Between parts go no int32, which TensorFlow would keep in the host's memory.
+# Resizing, one axis after the other. Each new pixel is a weighted sum of a few old pixels. The
+# parts are compiled separately: from both axes and the weights XLA would make one loop, and compute
+# all of it for every pixel. No int32 passes between the parts: TensorFlow keeps int32 on the host.
 
 
 def _windows(pixels, draws, image_size, augment, *, nearest):
-    """Returns the windows at `image_size`: uint8 where nothing is interpolated, else float32."""
+    """Returns the windows at `image_size`: float32 if they are interpolated, else uint8."""
     source_size = tuple(pixels.shape[1:3])
     if "window" in draws:
         corner, size = _random_windows(draws["window"], source_size, image_size, augment)
         shrink = [old / new for old, new in zip(source_size, image_size, strict=True)]
         shrink = shrink if min(shrink) >= 2 else [1, 1]  # see is_shrunk
-        nearest = nearest or augment.window == "random_crop"  # which is not resized
+        nearest = nearest or augment.window == "random_crop"  # it is not resized
     else:
         top, left, *size = fixed_window(source_size, image_size, augment)
         pixels = pixels[:, top : top + size[0], left : left + size[1]]
@@ -175,10 +176,10 @@ def _windows(pixels, draws, image_size, augment, *, nearest):
             return pixels
         shrink = [max(1, old / new) for old, new in zip(size, image_size, strict=True)]
         corner, size = tf.constant([[0.0, 0.0]]), tf.constant([size], tf.float32)
-    for axis in (0, 1):  # rows first: each lies together in memory
+    for axis in (0, 1):  # rows first, because a row is contiguous in memory
         taps = _nearest_tap if nearest else functools.partial(_taps, shrink=shrink[axis])
         index, weight = taps(corner[:, axis], size[:, axis], image_size[axis])
-        # Half the bytes between the two; what it rounds is below 0.07 of 255 levels.
+        # float16 halves the bytes between the axes. Its rounding is below 0.07 of 255 levels.
         pixels = _weighted(pixels, index, weight, axis + 1, "float16" if axis == 0 else "float32")
     return pixels
 
@@ -190,37 +191,38 @@ def _random_windows(draws, source_size, image_size, augment):
 
 
 def fixed_window(source_size, image_size, augment: AugmentConfig) -> list[int]:
-    """Returns (top, left, height, width) of a window that is not random, as numbers."""
-    with tf.init_scope(), tf.device("/cpu:0"):  # now, not in the graph
+    """Returns (top, left, height, width) of a window that is not random, as Python numbers."""
+    with tf.init_scope(), tf.device("/cpu:0"):  # computes at once, outside the graph
         corner, size = window(source_size, image_size, augment)
         return [*corner.numpy().tolist(), *size.numpy().tolist()]
 
 
 def is_shrunk(size, image_size):
-    """Whether a random window of `size` (height, width) is so large that shrinking must average.
+    """Returns whether a random window (height, width) is so large that shrinking must average.
 
-    To more than half, plain bilinear interpolation skips no pixel, and costs a fraction. Windows
-    that are not random are averaged always, so that every loader evaluates on the same.
+    If a window shrinks by less than half, plain bilinear interpolation skips no pixel and costs a
+    fraction. Windows that are not random are always averaged, so that all loaders give the same
+    pixels for evaluation.
     """
     return tf.reduce_all(tf.cast(size, tf.float32) >= 2 * np.array(image_size, np.float32))
 
 
 @_compiled
 def _nearest_tap(start, length, new_length: int):
-    """Returns as `_taps` does, with one pixel for each new one, which is not weighted."""
+    """Returns the index of one pixel for each new pixel, and None instead of weights."""
     index = nearest_index(tf.cast(length, tf.int32)[:, None], new_length)
     return (start[:, None] + tf.cast(index, tf.float32))[..., None], None
 
 
 @_compiled
 def _taps(start, length, new_length: int, shrink: float):
-    """Returns which pixels make each of `new_length`, and how much each counts.
+    """Returns the old pixels of each new pixel, and their weights.
 
     Args:
-      start: [rows] float32, of the window, in pixels.
-      length: [rows] float32, likewise.
-      new_length: in pixels.
-      shrink: the most that length / new_length can be; 1 for plain bilinear interpolation.
+      start: [rows] float32, start of the window, in pixels.
+      length: [rows] float32, length of the window, in pixels.
+      new_length: length after resizing, in pixels.
+      shrink: the largest possible length / new_length; 1 for plain bilinear interpolation.
 
     Returns:
       Two tensors, [rows, new_length, taps] float32.
@@ -229,7 +231,7 @@ def _taps(start, length, new_length: int, shrink: float):
     scale = length / new_length
     center = (tf.range(new_length, dtype=tf.float32) + 0.5) * scale
     reach = tf.maximum(scale, 1.0) if shrink > 1 else tf.ones_like(scale)
-    # No more pixel centres than this are within reach of a place; those outside weigh nothing.
+    # At most so many pixel centres are within reach of a place. Others get the weight 0.
     taps = tf.range(math.ceil(2 * shrink), dtype=tf.float32)
     place = tf.floor(center - reach + 0.5)[..., None] + taps
     weight = tf.maximum(0.0, 1 - tf.abs(place + 0.5 - center[..., None]) / reach[..., None])
@@ -240,14 +242,14 @@ def _taps(start, length, new_length: int, shrink: float):
 
 @_compiled
 def _weighted(pixels, index, weight, axis: int, dtype: str):
-    """Returns weighted sums of pixels along an axis, or pixels themselves.
+    """Returns weighted sums of pixels along an axis, or single pixels.
 
     Args:
       pixels: [rows, height, width, channels].
       index: [rows or 1, new length, taps] float32, whole numbers.
-      weight: likewise; None for one tap that counts alone.
+      weight: [rows or 1, new length, taps] float32; None for one tap without a weight.
       axis: 1 or 2.
-      dtype: of weighted sums.
+      dtype: dtype of weighted sums.
     """
     index = tf.cast(tf.broadcast_to(index, [pixels.shape[0], *index.shape[1:]]), tf.int32)
     taken = [
@@ -263,20 +265,21 @@ def _weighted(pixels, index, weight, axis: int, dtype: str):
     return tf.cast(sum(weighted), dtype)
 
 
-# What follows the window.
+# The steps after the window.
 
 
 @_compiled
 def _warped(pixels, matrix, nearest: bool):
-    """Returns each pixel from where an affine map of output to input (x, y) says; 0 from outside.
+    """Returns pixels from the places that an affine map of output to input (x, y) gives.
 
-    By gathers: in XLA a quarter of the time of ImageProjectiveTransformV3 (440 against 1,770 us for
-    224x224 pixels, 2 CPU cores, 2026-11-21), which XLA has not.
+    Places outside the image give 0. In XLA the gathers take a quarter of the time of
+    ImageProjectiveTransformV3, which XLA does not have (440 us compared with 1,770 us for 224x224
+    pixels, 2 CPU cores, 2026-11-21).
 
     Args:
       pixels: [rows, height, width, channels].
       matrix: [rows, 2, 3] float32.
-      nearest: whether values are taken as they are.
+      nearest: whether the nearest pixel is taken, without interpolation.
     """
     rows, height, width, channels = pixels.shape
     x, y = tf.meshgrid(*(tf.range(side, dtype=tf.float32) + 0.5 for side in (width, height)))
@@ -289,9 +292,9 @@ def _warped(pixels, matrix, nearest: bool):
         place = tf.range(rows)[:, None, None] * (height * width) + row * width + column
         found = tf.gather(tf.reshape(pixels, (-1, channels)), place)
         return tf.where(inside[..., None], found, tf.zeros_like(found))
-    # Of four corners it is faster to have black around the image than to ask whether each is inside
-    # (440 against 1,240 us); of one it is not. Two pixels, so that a clipped corner and its
-    # neighbours are all outside.
+    # For the four corners, black pixels around the image are faster than checks whether each corner
+    # is inside (440 us compared with 1,240 us). For a single pixel, the check is faster. The border
+    # has two pixels, so that a clipped corner and its neighbours are all outside.
     top, left = tf.floor(y - 0.5), tf.floor(x - 0.5)
     down, right = (y - 0.5 - top)[..., None], (x - 0.5 - left)[..., None]
     flat = tf.reshape(tf.pad(pixels, [(0, 0), (2, 2), (2, 2), (0, 0)]), (-1, channels))
@@ -308,7 +311,7 @@ def _warped(pixels, matrix, nearest: bool):
 
 @_compiled
 def _finished(pixels, mirror, color, mean: tuple, std: tuple, dtype: str):
-    """Mirrors, colours and normalises; a mask, which is uint8, is mirrored alone."""
+    """Mirrors, colours and normalises. A mask, which is uint8, is only mirrored."""
     if mirror is not None:
         pixels = _mirrored(pixels, mirror)
     if dtype == "uint8":
@@ -320,13 +323,13 @@ def _finished(pixels, mirror, color, mean: tuple, std: tuple, dtype: str):
 
 
 def normalized(pixels, mean: tuple, std: tuple):
-    """Returns (pixel / 255 - mean) / std of each channel, float32, in one product and one sum."""
+    """Returns (pixel / 255 - mean) / std for each channel, float32, as one product and one sum."""
     mean, std = np.array(mean, np.float32), np.array(std, np.float32)
     return tf.cast(pixels, tf.float32) * (1 / (255 * std)) - mean / std
 
 
 def _mirrored(pixels, flags):
-    """Mirrors top to bottom, and left to right, where the two flags of a row are 1."""
+    """Mirrors rows top to bottom and left to right, where their two flags are 1."""
     for axis in (1, 2):
         flag = flags[:, axis - 1, None, None, None] == 1
         pixels = tf.where(flag, tf.reverse(pixels, [axis]), pixels)
@@ -334,7 +337,7 @@ def _mirrored(pixels, flags):
 
 
 def _colored(pixels, draws):
-    """Saturation and hue in YIQ, then contrast, then brightness; cut to 0..255. As DALI does it."""
+    """Changes saturation and hue in YIQ, contrast, then brightness, as DALI; clips to 0..255."""
     brightness, contrast, saturation, hue = (draws[:, i, None, None, None] for i in range(4))
     if pixels.shape[-1] == 3:
         matrix = _twist(saturation[..., 0], hue[..., 0] * (math.pi / 180))
@@ -344,7 +347,7 @@ def _colored(pixels, draws):
 
 
 def _twist(saturation, radians):
-    """Returns RGB to RGB, as [rows, 3, 3], from [rows, 1, 1] factors and angles."""
+    """Returns matrices from RGB to RGB, [rows, 3, 3], from factors and angles, [rows, 1, 1]."""
     to_yiq = tf.constant(RGB_TO_YIQ, tf.float32)
     lightness, first, second = to_yiq[0:1], to_yiq[1:2], to_yiq[2:3]
     cosine, sine = saturation * tf.cos(radians), saturation * tf.sin(radians)
@@ -354,5 +357,5 @@ def _twist(saturation, radians):
         cosine * second - sine * first,
     ]
     from_yiq = tf.constant(np.linalg.inv(RGB_TO_YIQ), tf.float32)
-    # Summed by hand: as a product of matrices a GPU would round it to TensorFloat-32.
+    # The sum is explicit, because a GPU would round a matrix product to TensorFloat-32.
     return sum(from_yiq[:, each : each + 1] * turned[each] for each in range(3))

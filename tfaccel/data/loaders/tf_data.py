@@ -1,8 +1,7 @@
-"""One replica's batches through tf.data, on the CPU.
+"""Makes one replica's batches with tf.data, on the CPU.
 
-Takes encoded images and a Feed, which says what each batch holds; gives tensors on the replica's
-device. Images are decoded and resized one by one, in parallel; the rest is done with whole batches,
-on the device.
+Images are decoded and resized one by one, in parallel. The other operations take whole batches, on
+the device.
 
     stream = TfDataStream(source, images, feed=feed, placement=placement, dtype="float16")
     image, label = next(stream)
@@ -11,6 +10,7 @@ on the device.
 import collections
 import concurrent.futures
 import functools
+import math
 import re
 from collections.abc import Callable, Iterator
 
@@ -26,7 +26,7 @@ from tfaccel.data.placement import Placement
 from tfaccel.data.source import Blobs, ImageSource
 from tfaccel.data.sources.kinds import HEAD_BYTES, Template, Unseen, agreed, usual_heads
 
-# Batches between the first function and the one that is given: what a fault may be in.
+# Batches that tf.data may have begun but not given yet; a fault may be in any of them.
 IN_FLIGHT = 8
 
 
@@ -34,8 +34,8 @@ class TfDataStream(Iterator):
     """An endless iterator over one replica's batches: see `loaders`.
 
     Raises:
-      UnreadableError: from `next`, when files cannot be decoded. The stream is over then.
-      UserError: likewise, when an image is smaller than its crop, or a pair has two sizes.
+      UnreadableError: `next` raises it if files cannot be decoded. The stream has then ended.
+      UserError: `next` raises it if an image is smaller than its crop, or a pair's sizes differ.
     """
 
     def __init__(
@@ -47,19 +47,18 @@ class TfDataStream(Iterator):
         placement: Placement,
         dtype: str,
     ):
-        """Starts the threads; of shards, reads the first batch's bytes.
+        """Starts the threads, and reads the first batch's bytes if they are in shards.
 
         Args:
           source: the encoded images.
-          images: size, channels and normalisation.
-          feed: which of them each batch holds, with which draws.
-          placement: the replica's device, and how many threads.
-          dtype: "float16" or "float32", of the images.
+          images, feed, placement, dtype: as in `loaders`.
 
         Raises:
           UnreadableError: an image of the first batch cannot be read from its shard.
         """
-        fed = collections.deque(maxlen=_in_flight(feed, placement))
+        # Each thread also decodes rows ahead.
+        rows_ahead, rows = 2 * placement.num_threads, feed.plan.rows_per_replica
+        fed = collections.deque(maxlen=IN_FLIGHT + math.ceil(rows_ahead / rows))
         self._faults_named = functools.partial(
             faults.named,
             source,
@@ -80,7 +79,7 @@ class TfDataStream(Iterator):
             fed.append(ids)
             is_new = unseen.among(ids, number)
             for part in filter(None, (source.images, source.targets)):
-                # TensorFlow would wait for a FIFO.
+                # TensorFlow would hang on a FIFO.
                 part.check_files(ids[is_new], pool, num_threads=placement.num_threads)
             second = (
                 {"second": source.labels[ids].astype(np.int64)}
@@ -103,14 +102,8 @@ class TfDataStream(Iterator):
             return next(self._stream)
 
 
-def _in_flight(feed: Feed, placement: Placement) -> int:
-    """Returns how many batches a fault may be in: rows are decoded ahead, too, by each thread."""
-    rows = feed.plan.rows_per_replica
-    return IN_FLIGHT + -(-2 * placement.num_threads // rows)
-
-
 def _encoded(name: str, blobs: Blobs, pool) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
-    """Returns the function from examples to what they are read from, by name."""
+    """Returns a function from ids to the examples' paths or bytes, in a dict with one name."""
     if blobs.are_files:
         encoded = blobs.files.encoded
         return lambda ids: {
@@ -125,20 +118,20 @@ def _encoded(name: str, blobs: Blobs, pool) -> Callable[[np.ndarray], dict[str, 
 
 
 def _row(row: dict, *, images: ImageConfig, augment: AugmentConfig) -> dict:
-    """Returns a row whose "pixels", and "second" of pairs, are [*image_size, channels] uint8."""
+    """Returns a row with "pixels", and "second" for pairs: [*image_size, channels] uint8."""
     row = dict(row)
     draws, is_new = row.pop("window", None), row.pop("is_new")
     data, target = _read(row, "image"), _read(row, "target")
-    data = _looked_at(data, is_new, is_mask=False)
+    data = _checked(data, is_new, is_mask=False)
     settings = {"images": images, "augment": augment}
     if target is None:
         fast = augment.window == "random_resized_crop"
         row["pixels"], _ = windowed(data, draws, fast=fast, **settings)
         return row
-    target = _looked_at(target, is_new, is_mask=images.targets == "mask")
+    target = _checked(target, is_new, is_mask=images.targets == "mask")
     row["pixels"], size = windowed(data, draws, **settings)
     row["second"], target_size = windowed(target, draws, kind=images.targets, **settings)
-    same = tf.debugging.assert_equal(size, target_size, "a pair of two sizes")
+    same = tf.debugging.assert_equal(size, target_size, "the sizes of a pair differ")
     with tf.control_dependencies([same]):
         row["pixels"] = tf.identity(row["pixels"])
     return row
@@ -150,28 +143,28 @@ def _read(row: dict, name: str):
     return row.pop(f"{name}.bytes", None)
 
 
-def _looked_at(data, is_new, *, is_mask: bool):
-    """Returns an encoded image, after a look at its kind where it is read for the first time.
+def _checked(data, is_new, *, is_mask: bool):
+    """Returns an encoded image, after a check of its kind if it is read for the first time.
 
-    Python takes 15 us to look, one image at a time; the usual kinds are known without it.
+    The check in Python takes 15 us, one image at a time. Images of the usual kinds do not need it.
     """
 
     def fits():
         usual = is_usual(tf.io.decode_raw(data, tf.uint8, fixed_length=HEAD_BYTES), is_mask=is_mask)
-        look = functools.partial(_agreed, is_mask=is_mask)
-        return tf.cond(usual, lambda: True, lambda: tf.numpy_function(look, [data], tf.bool))
+        check = functools.partial(_agreed, is_mask=is_mask)
+        return tf.cond(usual, lambda: True, lambda: tf.numpy_function(check, [data], tf.bool))
 
     fits = tf.cond(is_new, fits, lambda: True)
-    with tf.control_dependencies([tf.debugging.Assert(fits, ["an image of an odd kind"])]):
+    with tf.control_dependencies([tf.debugging.Assert(fits, ["an image of an unusual kind"])]):
         return tf.identity(data)
 
 
 def is_usual(head: tf.Tensor, *, is_mask: bool) -> tf.Tensor:
-    """Returns whether an image is one that `kinds.are_usual` knows, a bool of the graph.
+    """Returns whether `kinds.are_usual` is true for an image, as a bool tensor.
 
     Args:
-      head: [HEAD_BYTES] uint8, the image's first bytes, and zeros after its end.
-      is_mask: whether its grey levels are classes.
+      head: [HEAD_BYTES] uint8, the image's first bytes, filled up with zeros.
+      is_mask: whether the image's grey levels are classes.
     """
 
     def has(template: Template) -> tf.Tensor:
@@ -185,19 +178,19 @@ def _agreed(data: bytes, *, is_mask: bool) -> np.bool_:
     return np.bool_(agreed(data, is_mask=is_mask))
 
 
-# All rows.
+# Whole batches.
 
 
 def _finish(batch: dict, *, images: ImageConfig, dtype: str):
     """Returns a batch from windows, labels or targets, and the other draws."""
     draws = dict(batch)
     taken = draws.pop("pixels"), draws.pop("second")
-    whole = AugmentConfig(window="stretch")  # windows are taken already
+    whole = AugmentConfig(window="stretch")  # the windows are cut out already
     return pixels.examples(*taken, draws, images=images, augment=whole, dtype=dtype)
 
 
 def _refused(blobs: Blobs, index: int) -> str | None:
-    """Returns "name (cause)" of an image that TensorFlow cannot decode, None of any other."""
+    """Returns "name (cause)" if TensorFlow cannot decode an image, else None."""
     data = blobs.read(index)
     try:
         tf.io.decode_image(data)

@@ -1,7 +1,7 @@
-"""One encoded image to a window of it, as TensorFlow operations: what a graph can do without DALI.
+"""Makes a window of one encoded image, with TensorFlow operations and without DALI.
 
-Takes the bytes of a JPEG, PNG, BMP, GIF or WebP, by content, whatever a file's name says; gives
-uint8 pixels of the batch's size.
+The image is a JPEG, PNG, BMP, GIF or WebP. Its content decides on the format, not the file's name.
+The window is uint8, with the size of the batch's images.
 
     window, size = windowed(data, None, images=images, augment=augment)
 """
@@ -14,28 +14,28 @@ from tfaccel.config import CROPS, AugmentConfig, ImageConfig
 from tfaccel.data.loaders import pixels
 from tfaccel.data.loaders.windows import nearest_index
 
-JPEG_SCALES = (1, 2, 4, 8)  # at which libjpeg decodes
-MARGIN = 16  # pixels: the largest block that libjpeg decodes at once
-# ITU-R 601 in 1/65536, as Pillow and JPEG itself have it; libpng's own conversion is another.
+JPEG_SCALES = (1, 2, 4, 8)  # the scales at which libjpeg decodes
+MARGIN = 16  # pixels: the largest block that libjpeg decodes together
+# ITU-R 601 in 1/65536, as in Pillow and in JPEG itself; libpng's own conversion is different.
 GREY = (19595, 38470, 7471)
-PNG_DEPTH = 24  # where a PNG has the bits of a sample (W3C PNG, 11.2.1)
+PNG_DEPTH = 24  # offset of the number of bits per sample in a PNG (W3C PNG, 11.2.1)
 
 
 def windowed(
     data, draws, *, images: ImageConfig, augment: AugmentConfig, kind: str = "image", fast=False
 ):
-    """Returns the window of an encoded image, resized, and the size that the image has.
+    """Returns the resized window of an encoded image, and the image's own size.
 
     Args:
       data: the encoded image.
-      draws: of its window; None if it is not random.
+      draws: draws of the window; None if it is not random.
       images: size and channels.
-      augment: which window.
+      augment: the kind of window.
       kind: "image" or "mask".
-      fast: whether it may be decoded and resized less exactly.
+      fast: whether decoding and resizing may be less exact.
     """
     channels = 1 if kind == "mask" else images.channels
-    find = None  # all of it
+    find = None  # the whole image
     if augment.window != "stretch":
         find = functools.partial(
             pixels.window, image_size=images.image_size, augment=augment, draws=draws
@@ -62,12 +62,12 @@ def windowed(
 
 
 def window_of(image, *, images: ImageConfig, augment: AugmentConfig):
-    """Returns the window of a decoded image, resized: [*image_size, channels] uint8.
+    """Returns the resized window of a decoded image: [*image_size, channels] uint8.
 
     Args:
       image: [height, width, channels] uint8.
       images: size and channels.
-      augment: which window; not a random one.
+      augment: the kind of window, which must not be random.
     """
     if augment.window != "stretch":
         place = pixels.window(tf.shape(image)[:2], images.image_size, augment)
@@ -77,10 +77,10 @@ def window_of(image, *, images: ImageConfig, augment: AugmentConfig):
 
 
 def _exact_jpeg(data, size, find, channels: int):
-    """Returns the window that `find` gives; all, if it is None.
+    """Returns the window that `find` gives, or the whole image if `find` is None.
 
-    A colour JPEG is decoded in colour and then made grey. Its decoder's own grey is the lightness
-    before colours are cut to 0..255, which is up to 43 levels off (Pillow's test images).
+    For a grey window, a colour JPEG is decoded in colour and converted. The decoder's own grey is
+    the lightness before colours are clipped to 0..255, up to 43 levels off (Pillow's test images).
     """
     if channels == 3:
         return _exact_as_stored(data, size, find, 3)
@@ -88,7 +88,7 @@ def _exact_jpeg(data, size, find, channels: int):
 
 
 def _grey_of(data, decode):
-    """Returns the grey image of a JPEG: `decode` is given 1 for a grey file, and else 3."""
+    """Returns the grey image of a JPEG. `decode` receives 1 channel for a grey file, else 3."""
     is_grey = tf.equal(tf.io.extract_jpeg_shape(data)[2], 1)
     return tf.cond(is_grey, lambda: decode(1), lambda: _to_grey(decode(3)))
 
@@ -97,7 +97,7 @@ def _exact_as_stored(data, size, find, channels: int):
     if find is None:
         return tf.io.decode_jpeg(data, channels=channels, dct_method="INTEGER_ACCURATE")
     corner, extent = find(size)
-    # Colours are interpolated from what lies beside them: decode that too, and cut it off.
+    # Colours are interpolated from their neighbours, so those are decoded, too, and then cut off.
     start, stop = tf.maximum(corner - MARGIN, 0), tf.minimum(corner + extent + MARGIN, size)
     image = tf.io.decode_and_crop_jpeg(
         data,
@@ -109,10 +109,10 @@ def _exact_as_stored(data, size, find, channels: int):
 
 
 def _fast_jpeg(data, corner, extent, new_size, channels: int):
-    """Returns a window, decoded as small as it may be and resized."""
+    """Returns a window, decoded at the smallest sufficient scale and resized."""
 
     def branch(scale, to_size):
-        # To whole pixels of the smaller image: its window is off by half of one at most.
+        # Whole pixels of the smaller image move the window by at most half of one.
         start, stop = ((each + scale // 2) // scale for each in (corner, corner + extent))
         image = tf.io.decode_and_crop_jpeg(
             data,
@@ -124,23 +124,23 @@ def _fast_jpeg(data, corner, extent, new_size, channels: int):
         )
         return _rounded(to_size(image, new_size))
 
-    # One switch for both choices: what TensorFlow does not take costs time as well.
+    # One switch serves both choices, because branches that are not taken cost time, too.
     branches = [functools.partial(branch, scale, tf.image.resize) for scale in JPEG_SCALES]
     averaged = functools.partial(tf.image.resize, antialias=True)
     branches.append(functools.partial(branch, JPEG_SCALES[-1], averaged))
     room = tf.reduce_min(extent // new_size)
-    limits = [*JPEG_SCALES[1:], 2 * JPEG_SCALES[-1]]  # from the last on, see pixels.is_shrunk
+    limits = [*JPEG_SCALES[1:], 2 * JPEG_SCALES[-1]]  # for the last limit, see pixels.is_shrunk
     return tf.switch_case(tf.raw_ops.Bucketize(input=room, boundaries=limits), branches)
 
 
 def _decoded(data, channels: int):
-    """Returns all of an image that is not a JPEG, of 8 bits a sample or fewer."""
+    """Returns the whole image if it is not a JPEG and has at most 8 bits a sample."""
     head = tf.strings.substr(tf.strings.join([data, bytes(PNG_DEPTH + 1)]), 0, PNG_DEPTH + 1)
     is_png = tf.strings.substr(head, 0, 4) == b"\x89PNG"
     is_deep = is_png & (tf.strings.substr(head, PNG_DEPTH, 1) == b"\x10")
-    with tf.control_dependencies([tf.debugging.Assert(~is_deep, ["a PNG of 16-bit samples"])]):
+    with tf.control_dependencies([tf.debugging.Assert(~is_deep, ["a PNG with 16-bit samples"])]):
         image = tf.io.decode_image(data, expand_animations=False)
-    grey = tf.shape(image)[-1] < 3  # and perhaps opacity, which is left out as everywhere
+    grey = tf.shape(image)[-1] < 3  # maybe with opacity, which is dropped in every loader
     if channels == 1:
         image = tf.cond(grey, lambda: image[..., :1], lambda: _to_grey(image[..., :3]))
     else:
@@ -166,10 +166,11 @@ def _nearest(image, new_size):
 
 
 def _averaged(image, new_size):
-    """Returns the image resized, antialiased.
+    """Returns the image resized with antialiasing.
 
-    Which takes time: 1,100 us of 320x290 to 224x224 pixels, where plain interpolation takes 230;
-    and 170 us of 28x28 pixels that stay as they are (2 CPU cores, 2026-11-21).
+    Antialiasing is slow: 1,100 us for 320x290 to 224x224 pixels, compared with 230 us for plain
+    interpolation. It takes 170 us for 28x28 pixels of unchanged size, which is therefore a special
+    case (2 CPU cores, 2026-11-21).
     """
 
     def resized():
@@ -179,7 +180,7 @@ def _averaged(image, new_size):
 
 
 def _fast(image, new_size):
-    """Returns the image resized, antialiased if it must be."""
+    """Returns the image resized, with antialiasing only if it is needed."""
     resize = functools.partial(tf.image.resize, image, new_size)
     averaged = functools.partial(resize, antialias=True)
     shrunk = pixels.is_shrunk(tf.shape(image)[:2], new_size)

@@ -1,14 +1,12 @@
-"""Which window is cut out of each image of a batch, in NumPy: for loaders that cut while decoding.
-
-Takes the images' sizes and the feed's draws; gives where each window lies, in whole source pixels.
+"""Computes the windows of a batch's images in NumPy, for loaders that cut while they decode.
 
     corners, sizes = windows(source_sizes, (224, 224), augment, draws.get("window"))
-    rows = nearest_index(375, 224)    # of pixels that are not interpolated, as a mask's
+    rows = nearest_index(375, 224)    # of pixels that are not interpolated, as in a mask
 
-The same as `pixels.window`, to the pixel, which is for graphs and for images of one size. Twice,
-for the time: for 256 images TensorFlow's 25 operations take 3.8 ms one after another, and 0.7 ms as
-a tf.function; this takes 0.13 ms. One text for both, by tf.experimental.numpy, takes a graph half
-as long again for each image (2 cores, 2026-11-22).
+`pixels.window` computes the same windows, to the pixel, in graphs and for images of one size. There
+are two versions for speed. For 256 images, TensorFlow's 25 operations take 3.8 ms one by one and
+0.7 ms as a tf.function, and NumPy takes 0.13 ms. A single version in tf.experimental.numpy makes
+a graph 50% slower for each image (2 cores, 2026-11-22).
 """
 
 import numpy as np
@@ -16,7 +14,7 @@ import numpy as np
 from tfaccel.config import AugmentConfig
 from tfaccel.data.draws import ATTEMPTS
 
-# Places and sizes are pairs, vertical first, reckoned in float64, as in every loader.
+# Places and sizes are pairs, vertical first, computed in float64, as in every loader.
 
 
 def windows(
@@ -27,13 +25,13 @@ def windows(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the (top, left) and the (height, width) of each window: [rows, 2] int32 each.
 
-    A crop that is larger than its image begins outside of it, at less than 0.
+    A crop that is larger than its image begins outside the image, at a negative place.
 
     Args:
       source_sizes: [rows, 2] int32, (height, width) of each image.
       image_size: (height, width) of the batches.
-      augment: which window.
-      draws: [rows, n] float32 of the kind "window", for random windows.
+      augment: the kind of window.
+      draws: [rows, n] float32, draws of the kind "window", for random windows.
     """
     source = source_sizes.astype(np.float64)
     size = np.tile(np.array(image_size, np.float64), (len(source), 1))
@@ -52,7 +50,7 @@ def windows(
 
 
 def _random_resized(source, augment, draws):
-    """The first attempt that fits, anywhere; else all of the image, cut to the nearest shape."""
+    """Returns the first size that fits, at a random place; else a central one near the image's."""
     height, width = source[:, :1], source[:, 1:]
     area, ratio = draws[:, :ATTEMPTS] * height * width, draws[:, ATTEMPTS:-2]
     sizes = _round(np.sqrt(np.stack([area / ratio, area * ratio], axis=-1)))
@@ -66,7 +64,7 @@ def _random_resized(source, augment, draws):
 
 
 def _anywhere(source, size, draws):
-    # A draw just below 1 may be 1 in float32: not past what is free.
+    # A draw just below 1 may be 1 in float32. The minimum keeps such a window inside the image.
     return np.minimum(np.floor(draws[:, -2:] * (source - size + 1)), source - size)
 
 
@@ -75,14 +73,14 @@ def _centred(source, size):
 
 
 def _round(value):
-    # A tie goes up, also where it was reckoned in another order, as TensorFlow's optimizer does it
-    # in functions: 33 of the shorter sides 200 to 1,099 make one of a central window.
+    # A tie goes up. The small number keeps this so when TensorFlow's optimizer computes in another
+    # order: 33 of the shorter sides 200 to 1,099 give such a tie for a central window.
     return np.floor(value + 0.5 + 1e-9)
 
 
 def nearest_index(length, new_length: int):
-    """Returns which of `length` pixels is nearest to each of `new_length`: [..., new_length].
+    """Returns the nearest of `length` pixels for each of `new_length` pixels: [..., new_length].
 
-    Of a number as an array, of a tensor as a tensor.
+    The result is an array if `length` is a number, and a tensor if it is a tensor.
     """
     return (2 * np.arange(new_length, dtype=np.int32) + 1) * length // (2 * new_length)

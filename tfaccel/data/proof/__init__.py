@@ -1,1 +1,1 @@
-"""Proof that a loader's epochs have every example as often as they should."""
+"""Proves that a loader gives every example as often as it should in each epoch."""

@@ -1,4 +1,4 @@
-"""Two epochs through a loader as it will train, which nothing trains on.
+"""Runs two epochs of a loader without training, and judges them.
 
 print(dry_epochs(run, source, functools.partial(run.loader, image_size=(8, 8), ...), ...))
 """
@@ -12,7 +12,7 @@ from tfaccel.data.distribute import Loader
 from tfaccel.data.proof import proof
 from tfaccel.data.source import ArraySource, ImageSource
 
-NUM_EPOCHS = 2  # to see whether the order changes
+NUM_EPOCHS = 2  # two epochs show whether the order changes
 
 
 def dry_epochs(
@@ -23,14 +23,14 @@ def dry_epochs(
     shuffle: bool,
     last_batch: str,
 ) -> proof.Verdict:
-    """Returns what two epochs prove of a loader, which has examples' numbers in labels' place.
+    """Returns the verdict on two epochs of a loader, which has the examples' indices as labels.
 
     Args:
       this_run: the `tfaccel.Run`, of one process.
       source: the examples.
-      make_loader: makes the loader of `source=...` and fields of ImageConfig.
+      make_loader: makes the loader from `source=...` and fields of ImageConfig.
       shuffle: whether each epoch should have a new order.
-      last_batch: as ImageConfig says.
+      last_batch: "pad", "drop" or "repeat", as in ImageConfig.
     """
     loader = make_loader(source=_numbered(source), bad_files="error", targets="image")
     trace = _trace(loader, this_run, NUM_EPOCHS)
@@ -49,7 +49,7 @@ def _numbered(source: ImageSource | ArraySource) -> ImageSource | ArraySource:
 
 
 def _trace(loader: Loader, this_run, num_epochs: int) -> Iterator[list[tuple]]:
-    """Yields, for each step, each local replica's (ids, real, fingerprints of its draws)."""
+    """Yields for each step, for each local replica: (ids, real, fingerprints of the draws)."""
     local = this_run.strategy.experimental_local_results
     feeds = [
         loader.data.feed(this_run.first_replica + index)

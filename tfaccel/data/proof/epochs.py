@@ -1,4 +1,4 @@
-"""What a loader gave each replica in an epoch, as arrays.
+"""The rows that a loader gave each replica in an epoch, as arrays.
 
 epoch = Epoch.of([[(ids, real, None)], [(ids, real, None)]])    # two steps of one replica
 """
@@ -11,14 +11,14 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Epoch:
-    """What a loader gave in one epoch. Where a batch had fewer rows, the rest is not real.
+    """The rows of one epoch. If a batch has fewer rows than others, its last rows are not real.
 
     Attributes:
-      ids: [steps, replicas, rows] int64, which example each row is.
-      real: [steps, replicas, rows] bool; False for padding.
-      draws: [steps, replicas, rows] int64, a fingerprint of each row's random numbers; None where
+      ids: [steps, replicas, rows] int64, the example in each row.
+      real: [steps, replicas, rows] bool; False for padding rows.
+      draws: [steps, replicas, rows] int64, a fingerprint of each row's random numbers; None if
         nothing is drawn.
-      num_rows: [steps, replicas] int64, how many rows each batch had, padding included.
+      num_rows: [steps, replicas] int64, the number of rows in each batch, including padding.
     """
 
     ids: np.ndarray
@@ -28,7 +28,7 @@ class Epoch:
 
     @classmethod
     def of(cls, steps: Sequence[Sequence[tuple]]) -> "Epoch":
-        """Returns the epoch of these steps.
+        """Returns the epoch with the given steps.
 
         Args:
           steps: for each step, for each replica: ids [rows], real [rows], and fingerprints [rows]

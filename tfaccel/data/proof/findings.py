@@ -1,9 +1,7 @@
-"""The usual mistakes of loaders, each looked for in recorded epochs.
+"""Checks recorded epochs for the usual mistakes of loaders. Each check returns a finding.
 
-Takes epochs and what they should be; gives a finding for each mistake.
-
-    expected = Expected.of(epochs, num_examples=50000, shuffle=True, last_batch="pad")
-    order(epochs, expected)    # Finding("order", True, "another one in every epoch")
+expected = Expected.of(epochs, num_examples=50000, shuffle=True, last_batch="pad")
+order(epochs, expected)    # Finding("order", True, "a new order in every epoch")
 """
 
 import dataclasses
@@ -15,18 +13,18 @@ import numpy as np
 
 from tfaccel.data.proof.epochs import Epoch
 
-# What equal draws must hold until they are no coincidence: once in a million.
+# Draws with so many bits of information are equal by coincidence once in a million.
 CERTAIN_BITS = 20
-FEW_EXAMPLES = 10  # whose order may be the same twice by coincidence
+FEW_EXAMPLES = 10  # fewer examples may have the same order twice by coincidence
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that was looked into.
+    """The result of one check.
 
     Attributes:
       name: "shapes", "shards", "length", "coverage", "duplicates", "order" or "draws".
-      ok: whether it is as it should be; None where an earlier fault leaves nothing to judge.
+      ok: whether the epochs pass; None if an earlier fault makes the check pointless.
       text: what was found, in one line.
     """
 
@@ -40,12 +38,12 @@ class Expected:
     """What an epoch should be.
 
     Attributes:
-      num_examples: that there are.
-      num_replicas: that share them.
-      rows: of every batch, on each replica.
-      num_steps: of an epoch.
-      num_left_out: examples that do not fill a batch and are dropped.
-      num_repeated: that fill the last batch up.
+      num_examples: number of examples in the source.
+      num_replicas: number of replicas that share the examples.
+      rows: number of rows in every batch on each replica.
+      num_steps: number of steps in an epoch.
+      num_left_out: number of examples that do not fill a batch and are dropped.
+      num_repeated: number of examples that are repeated to fill the last batch.
       shuffle: whether each epoch has a new order.
     """
 
@@ -59,7 +57,7 @@ class Expected:
 
     @classmethod
     def of(cls, epochs: Sequence[Epoch], *, num_examples: int, shuffle: bool, last_batch: str):
-        """Returns what epochs of such batches should be; the arguments are `verdict`'s."""
+        """Returns the expectation for epochs with such batches; the arguments are `verdict`'s."""
         rows = int(max(each.num_rows.max() for each in epochs))
         num_replicas = epochs[0].num_rows.shape[1]
         batch = rows * num_replicas
@@ -78,28 +76,28 @@ class Expected:
 
 
 def shapes(epochs: Sequence[Epoch], expected: Expected) -> Finding:
-    """Whether all batches have the same number of rows."""
+    """Checks that all batches have the same number of rows."""
     for number, epoch in enumerate(epochs):
         others = np.argwhere(epoch.num_rows != expected.rows)
         if len(others):
             step, replica = others[0]
             return _fault(
                 "shapes",
-                f"{len(others)} batches of epoch {number} have not {expected.rows} rows: step "
+                f"{len(others)} batches of epoch {number} do not have {expected.rows} rows: step "
                 f"{step} gives replica {replica} {epoch.num_rows[step, replica]}; XLA compiles "
-                "each shape anew",
+                "each shape again",
             )
     return _fine("shapes", f"every batch has {expected.rows} rows")
 
 
 def shards(epochs: Sequence[Epoch], expected: Expected) -> Finding:
-    """Whether no two replicas read the same examples, in every step or over the epoch."""
+    """Checks that no two replicas read the same examples, in every step or over the epoch."""
     ids, real = epochs[0].ids, epochs[0].real
     in_order = np.sort(np.where(real, ids, -1), axis=-1)
-    own = [_exists(ids[:, each][real[:, each]], expected) for each in range(ids.shape[1])]
+    own = [_existing(ids[:, each][real[:, each]], expected) for each in range(ids.shape[1])]
     with_rows = [replica for replica, each in enumerate(own) if len(each)]
     if expected.rows * expected.num_replicas > expected.num_examples:
-        with_rows = []  # the only batch is filled up with examples that others have, too
+        with_rows = []  # the only batch is filled up with examples of other replicas
     for one, other in itertools.combinations(with_rows, 2):
         how = None
         if np.array_equal(in_order[:, one], in_order[:, other]):
@@ -117,20 +115,20 @@ def shards(epochs: Sequence[Epoch], expected: Expected) -> Finding:
 
 def _is_same_shard(one: np.ndarray, other: np.ndarray, expected: Expected) -> bool:
     counts, others = (np.bincount(each, minlength=expected.num_examples) for each in (one, other))
-    # Replicas that come to each other's examples by going on for too long repeat their own, too.
+    # Replicas that share examples because their epochs are too long also repeat their own examples.
     if max(counts.max(), others.max()) > 1:
         return False
     return np.count_nonzero(counts & others) > 0.9 * min(len(one), len(other))
 
 
 def length(epochs: Sequence[Epoch], expected: Expected) -> Finding:
-    """Whether every epoch has as many steps as its examples fill."""
+    """Checks that every epoch has the number of steps that its examples fill."""
     for number, epoch in enumerate(epochs):
         num_rows = len(epoch.ids) * expected.rows * expected.num_replicas
         if len(epoch.ids) != expected.num_steps:
             return _fault(
                 "length",
-                f"epoch {number} has {len(epoch.ids):,} steps, whose {num_rows:,} rows are "
+                f"epoch {number} has {len(epoch.ids):,} steps, and their {num_rows:,} rows are "
                 f"{num_rows / expected.num_examples:.2f} times the {expected.num_examples:,} "
                 f"examples; expected {expected.num_steps:,} steps",
             )
@@ -138,10 +136,10 @@ def length(epochs: Sequence[Epoch], expected: Expected) -> Finding:
 
 
 def coverage(epochs: Sequence[Epoch], expected: Expected) -> Finding:
-    """Whether every example comes, and nothing else."""
+    """Checks that an epoch has every example, and nothing else."""
     for number, epoch in enumerate(epochs):
         ids = epoch.ids[epoch.real]
-        if len(_exists(ids, expected)) < len(ids):
+        if len(_existing(ids, expected)) < len(ids):
             unknown = ids[(ids < 0) | (ids >= expected.num_examples)]
             return _fault("coverage", f"epoch {number} has {_some(unknown)}, which do not exist")
         missing = np.flatnonzero(np.bincount(ids, minlength=expected.num_examples) == 0)
@@ -152,14 +150,14 @@ def coverage(epochs: Sequence[Epoch], expected: Expected) -> Finding:
                 f"examples: {_some(missing)}",
             )
     left_out = expected.num_left_out
-    but = f" but {left_out:,} that do not fill a batch" if left_out else ""
+    but = f" except {left_out:,} that do not fill a batch" if left_out else ""
     return _fine("coverage", f"every epoch has every example{but}")
 
 
 def duplicates(epochs: Sequence[Epoch], expected: Expected) -> Finding:
-    """Whether no example comes twice."""
+    """Checks that no example occurs twice in an epoch."""
     for number, epoch in enumerate(epochs):
-        counts = np.bincount(_exists(epoch.ids[epoch.real], expected))
+        counts = np.bincount(_existing(epoch.ids[epoch.real], expected))
         again = np.flatnonzero(counts > 1)
         if (counts[again] - 1).sum() > expected.num_repeated:
             places = np.argwhere(epoch.real & (epoch.ids == again[0]))[:2]
@@ -170,22 +168,22 @@ def duplicates(epochs: Sequence[Epoch], expected: Expected) -> Finding:
                 f"({again[0]} in {where})",
             )
     repeated = expected.num_repeated
-    but = f" but {repeated:,} that fill the last batch" if repeated else ""
-    return _fine("duplicates", f"no example comes twice in an epoch{but}")
+    but = f" except {repeated:,} that fill the last batch" if repeated else ""
+    return _fine("duplicates", f"no example occurs twice in an epoch{but}")
 
 
-def _exists(ids: np.ndarray, expected: Expected) -> np.ndarray:
-    """Returns those that are examples."""
+def _existing(ids: np.ndarray, expected: Expected) -> np.ndarray:
+    """Returns the ids that are ids of examples."""
     return ids[(ids >= 0) & (ids < expected.num_examples)]
 
 
 def order(epochs: Sequence[Epoch], expected: Expected) -> Finding:
-    """Whether every epoch has a new order, or none has where nothing is to be shuffled."""
+    """Checks that every epoch has a new order, or that all have the same without shuffling."""
     orders = [each.ids[each.real] for each in epochs]
     same = [np.array_equal(one, other) for one, other in itertools.pairwise(orders)]
     if not expected.shuffle:
         if all(same):
-            return _fine("order", "the same in every epoch; nothing is to be shuffled")
+            return _fine("order", "the same in every epoch, as expected without shuffling")
         number = same.index(False)
         return _fault("order", f"epochs {number} and {number + 1} differ; expected no shuffling")
     if expected.num_examples < FEW_EXAMPLES:
@@ -196,13 +194,13 @@ def order(epochs: Sequence[Epoch], expected: Expected) -> Finding:
         number = same.index(True)
         return _fault(
             "order",
-            f"epochs {number} and {number + 1} have the same order: shuffled once, not each time",
+            f"epochs {number} and {number + 1} have the same order: shuffled only once",
         )
-    return _fine("order", "another one in every epoch")
+    return _fine("order", "a new order in every epoch")
 
 
 def draws(epochs: Sequence[Epoch], expected: Expected) -> Finding:
-    """Whether replicas, steps, rows and epochs have random numbers of their own."""
+    """Checks that replicas, steps, rows and epochs have different random numbers."""
     if epochs[0].draws is None:
         return _fine("draws", "nothing is random")
     drawn = np.concatenate([each.draws[each.real] for each in epochs])
@@ -212,11 +210,11 @@ def draws(epochs: Sequence[Epoch], expected: Expected) -> Finding:
     fault = _equal_draws(epochs, expected, bits=math.log2(num_distinct))
     if fault:
         return _fault("draws", fault)
-    return _fine("draws", f"{num_distinct:,} different ones in {len(drawn):,} rows")
+    return _fine("draws", f"{num_distinct:,} different draws in {len(drawn):,} rows")
 
 
 def _equal_draws(epochs: Sequence[Epoch], expected: Expected, *, bits: float) -> str | None:
-    """Says which parts of the epochs draw the same; `bits` is what a row's draws hold at most."""
+    """Returns which parts of the epochs draw the same, if any; `bits` is a row's entropy."""
     first = epochs[0]
     for one, other in itertools.combinations(range(expected.num_replicas), 2):
         if _is_same(first, np.s_[:, one], first, np.s_[:, other], bits):
@@ -236,7 +234,7 @@ def _equal_draws(epochs: Sequence[Epoch], expected: Expected, *, bits: float) ->
 
 
 def _is_same(one: Epoch, part, other: Epoch, other_part, bits: float) -> bool:
-    """Whether two parts have the same draws where both are real, and not by coincidence."""
+    """Returns whether two parts have the same draws in real rows, and not by coincidence."""
     both = one.real[part] & other.real[other_part]
     same = (one.draws[part] == other.draws[other_part])[both]
     return len(same) * bits >= CERTAIN_BITS and bool(same.all())
@@ -251,5 +249,5 @@ def _fine(name: str, text: str) -> Finding:
 
 
 def _some(ids: np.ndarray) -> str:
-    """Returns the first few in words."""
+    """Returns the first few ids as text."""
     return ", ".join(map(str, ids[:5])) + (", ..." if len(ids) > 5 else "")

@@ -1,7 +1,7 @@
-"""Whether a loader gives every example once an epoch, in a new order, with its own random draws.
+"""Judges whether a loader gives every example once in each epoch, in a new order, with new draws.
 
-Takes what each replica was given in every step of some dry epochs; gives a verdict of one page,
-in which each of the usual mistakes (equal shards, no shuffle, equal seeds) has its own finding.
+`record` takes the rows of each replica in every step of some dry epochs. `verdict` makes a page of
+them, with a finding for each of the usual mistakes (equal shards, no shuffling, equal seeds).
 
     epochs = record(trace, num_steps)
     print(verdict(epochs, num_examples=50000, shuffle=True, last_batch="pad"))
@@ -25,8 +25,8 @@ class Verdict(Report):
     """All findings.
 
     Attributes:
-      findings: one for each name, in the order of reading.
-      title: what was looked at.
+      findings: one for each check, in the order of the page.
+      title: the size of the epochs, in words.
     """
 
     findings: tuple[Finding, ...]
@@ -49,8 +49,8 @@ def record(trace: Iterable[Sequence[tuple]], num_steps: int) -> list[Epoch]:
 
     Args:
       trace: for each step, for each replica: ids [rows], real [rows], and fingerprints [rows] of
-        the draws, or None where nothing is drawn.
-      num_steps: of an epoch. Should the trace end in the middle of one, that is a shorter epoch.
+        the draws, or None if nothing is drawn.
+      num_steps: number of steps in an epoch. The last epoch may be shorter.
     """
     steps = iter(trace)
     epochs = iter(lambda: list(itertools.islice(steps, num_steps)), [])
@@ -58,10 +58,10 @@ def record(trace: Iterable[Sequence[tuple]], num_steps: int) -> list[Epoch]:
 
 
 def fingerprints(draws: Mapping[str, np.ndarray]) -> np.ndarray | None:
-    """Returns a number for each row that stands for all its random draws: [rows] int64.
+    """Returns a number for each row, a digest of all its random draws: [rows] int64.
 
     Args:
-      draws: [rows, ...] by kind, as `tfaccel.data.draws.draw` gives them. None for none at all.
+      draws: [rows, ...] by kind, from `draws.draw`. The result is None if there are none.
     """
     if not draws:
         return None
@@ -74,13 +74,13 @@ def fingerprints(draws: Mapping[str, np.ndarray]) -> np.ndarray | None:
 def verdict(
     epochs: Sequence[Epoch], *, num_examples: int, shuffle: bool, last_batch: str
 ) -> Verdict:
-    """Judges epochs that one loader gave, one after the other.
+    """Judges consecutive epochs of one loader.
 
     Args:
-      epochs: of all replicas; two or more, to see whether anything changes.
-      num_examples: that an epoch should have.
+      epochs: two or more epochs of all replicas, to see whether the order changes.
+      num_examples: number of examples that an epoch should have.
       shuffle: whether each epoch should have a new order.
-      last_batch: "pad", "drop" or "repeat", as ImageConfig says.
+      last_batch: "pad", "drop" or "repeat", as in ImageConfig.
     """
     expected = Expected.of(
         epochs, num_examples=num_examples, shuffle=shuffle, last_batch=last_batch
@@ -105,7 +105,7 @@ def verdict(
 
 
 def _unless(causes: Sequence[Finding], check: Callable[..., Finding], *arguments) -> Finding:
-    """Returns what a check finds, unless there is a fault from which its own would follow."""
+    """Returns the finding of a check, or "not judged" if an earlier fault would cause its fault."""
     for cause in causes:
         if cause.ok is False:
             return Finding(check.__name__, None, f"not judged, because of {cause.name}")

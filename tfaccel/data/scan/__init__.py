@@ -1,1 +1,1 @@
-"""Every file of a source looked at once: which cannot be trained on, and why."""
+"""Checks every file of a source: which cannot be trained on, and why."""

@@ -1,33 +1,32 @@
-"""What is wrong with one encoded image, as far as Pillow and a look at its bytes can tell.
-
-Takes an image's bytes and the suffix of its name; gives the kinds of fault found, with causes, and
-its size.
+"""Finds what is wrong with one encoded image, with Pillow and by its bytes.
 
     examine(data, suffix=".jpg")    # [("truncated", "image file is truncated")], (480, 640)
 
-Measured on planted files with the decoders of DALI 2.4 (CPU) and TensorFlow 2.21 (decode_image),
-2026-11-21 (tests/data/scan/test_decoders.py); kinds that end or spoil a run in one of them are
-"bad":
+The kinds of fault were measured on planted files with the decoders of DALI 2.4 (CPU) and TensorFlow
+2.21 (decode_image), 2026-11-21 (tests/data/scan/test_decoders.py). A kind is "bad" if it ends or
+spoils a run with one of these decoders:
 
-- JPEG, PNG, BMP, WebP: both decode them, by content, whatever the name says. An MPO (several
-  pictures in one JPEG, as phones write) counts as the JPEG that it begins with.
-- GIF: an error in DALI. TIFF, PPM, JPEG 2000: an error in TensorFlow, so they are expected only
-  where names say so (or where there are no names, in shards). Anything else: an error in both.
-- CMYK: both decode it to RGB as Pillow does, within 2 of 255. Left out: its colours are a print's.
-- 16 bits, float: DALI and TensorFlow keep the upper 8 bits, so 12-bit data becomes black; Pillow
-  clips grey at 255, and DALI takes floats in 0..1.
-- Several frames: animated GIF is an error in DALI; of an animated PNG or WebP DALI may give another
-  picture than the first frame, or an error; of TIFF all use the first.
-- BMP but plain 24 bits: TensorFlow refuses most others, DALI and Pillow differ on some (Pillow's
-  and image-rs's test images). TIFF of other than grey and RGB: DALI's colours are others.
-- Grey of a colour image: both decode the colours and then convert. A decoder's own grey is up to 91
-  levels off: of a PNG with a gAMA or sRGB chunk in DALI, of a JPEG in both.
+- JPEG, PNG, BMP, WebP: both decode them by their content, whatever the name. An MPO (several
+  pictures in one JPEG, from phones) counts as the JPEG at its beginning.
+- GIF: an error in DALI. TIFF, PPM, JPEG 2000: an error in TensorFlow, so they are good only if
+  their names have such a suffix, or in shards, without names. Other formats: an error in both.
+- CMYK: both decode it to RGB as Pillow does, within 2 of 255. It is bad, because its colours are
+  meant for print.
+- 16 bits, float: DALI and TensorFlow keep the upper 8 bits, so 12-bit data becomes black. Pillow
+  clips grey at 255, and DALI expects floats in 0..1.
+- Several frames: an animated GIF is an error in DALI. For an animated PNG or WebP, DALI may give
+  another picture than the first frame, or an error. For a TIFF all use the first frame.
+- BMP other than plain 24 bits: TensorFlow refuses most, and DALI and Pillow differ on some (test
+  images of Pillow and image-rs). TIFF other than grey and RGB: DALI gives other colours.
+- Grey from a colour image: both decode the colours and then convert. A decoder's own grey is up to
+  91 levels off: in DALI for a PNG with a gAMA or sRGB chunk, in both for a JPEG.
 - EXIF orientation: neither turns the image.
-- Cut short or damaged: mostly an error in both. Pillow reads over a PNG's wrong checksums and
-  missing end, a JPEG's missing end and stray bytes between its segments, each an error in one or
-  both. With these looked for, 1 of 12,000 randomly damaged files passed here and failed there.
+- Cut short or damaged: mostly an error in both. Pillow ignores a PNG's wrong checksums and missing
+  end, a JPEG's missing end, and stray bytes between its segments. Each is an error in at least one.
+  With checks for these, 1 of 12,000 randomly damaged files passed here and failed there.
   (JPEG 2000 was not among them: damage to its header ended DALI's process.)
-- Huge (more than 2**29 / 3 pixels): they decode it, to half a GB for one image; Pillow refuses.
+- Huge (more than 2**29 / 3 pixels): both decode it, with up to half a GB for one image. Pillow
+  refuses it.
 """
 
 import contextlib
@@ -43,28 +42,28 @@ from tfaccel.data.sources.pillow import ORIENTATION, stored_size, tiff_orientati
 
 BAD, NOTE = "bad", "note"
 
-# Every kind of fault, and whether an image that has it can be trained on. (files.py finds those
-# that are not of the bytes.)
+# Every kind of fault, and whether an image with it can be trained on. files.py finds the faults
+# that are not in the bytes.
 KINDS = {
     "missing": BAD,  # no such file, or a broken link
-    "unreadable": BAD,  # permissions, input/output error
+    "unreadable": BAD,  # no permission, or an input/output error
     "empty": BAD,  # no bytes
-    "not_an_image": BAD,  # or in a format that no loader decodes
+    "not_an_image": BAD,  # or a format that no loader decodes
     "truncated": BAD,  # cut short or damaged
-    "unsupported": BAD,  # in a format that not every loader decodes, though its name says otherwise
+    "unsupported": BAD,  # a format that not every loader decodes, although its name differs
     "cmyk": BAD,
     "sixteen_bit": BAD,  # 16-bit or float samples
     "animated": BAD,
     "huge": BAD,  # above Pillow's limit for decompression bombs
-    "not_a_mask": BAD,  # where masks are asked for: other than grey of 8 bits
-    "two_sizes": BAD,  # a pair whose input and target differ
-    "small": BAD,  # less than the crop that a config cuts out
-    "several_frames": NOTE,  # of a TIFF: the first is used
+    "not_a_mask": BAD,  # only for masks: not grey of 8 bits
+    "two_sizes": BAD,  # a pair with input and target of different sizes
+    "small": BAD,  # smaller than the crop of the config
+    "several_frames": NOTE,  # in a TIFF: the first is used
     "exif_rotated": NOTE,  # used as it is stored
-    "wrong_extension": NOTE,  # decoders go by content
+    "wrong_extension": NOTE,  # decoders use the content
 }
 
-HUGE_PIXELS = 2**29 // 3  # 179 million, where Pillow's default raises
+HUGE_PIXELS = 2**29 // 3  # 179 million, above which Pillow raises by default
 
 _EVERY_LOADERS = {"BMP", "JPEG", "PNG", "WEBP"}
 _DALIS = {"JPEG2000", "PPM", "TIFF"}
@@ -74,9 +73,9 @@ _BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"II*\0", b"MM\0*")
 
 @contextlib.contextmanager
 def strict():
-    """Within the context Pillow tells all, whatever the program has set, and warns of nothing.
+    """Within the context, Pillow raises for all faults, whatever the program has set, and is quiet.
 
-    To be entered once, around all threads: the settings are the process's.
+    Enter it once, around all threads, because the settings belong to the process.
     """
     before = PIL.ImageFile.LOAD_TRUNCATED_IMAGES, PIL.Image.MAX_IMAGE_PIXELS
     PIL.ImageFile.LOAD_TRUNCATED_IMAGES, PIL.Image.MAX_IMAGE_PIXELS = False, None
@@ -89,14 +88,13 @@ def strict():
 
 
 def examine(data: bytes, *, suffix: str) -> tuple[list[tuple[str, str]], tuple[int, int]]:
-    """Returns the (kind, cause) of every fault, none for a good image, and (height, width).
+    """Returns the (kind, cause) of every fault, and the (height, width).
 
-    The size is that of the pixels as they are stored; (0, 0) where it is not known. Call it within
-    `strict`.
+    The size is that of the stored pixels; (0, 0) if it is not known. Call it within `strict`.
 
     Args:
       data: the encoded image.
-      suffix: of its name, with the dot; empty where it has no name of its own.
+      suffix: suffix of the image's name, with the dot; empty if it has no name.
     """
     size = (0, 0)
     if not data:
@@ -111,10 +109,10 @@ def examine(data: bytes, *, suffix: str) -> tuple[list[tuple[str, str]], tuple[i
         return found, size
     except PIL.UnidentifiedImageError:
         return [_unidentified(data)], size
-    except MemoryError:  # not the file's fault
+    except MemoryError:  # the file is not at fault
         raise
     except Exception as error:  # Pillow raises nearly anything for a damaged file
-        return [("truncated", _one_line(error))], size
+        return [("truncated", " ".join(str(error).split()) or type(error).__name__)], size
 
 
 def _by_header(image: PIL.Image.Image, data: bytes, suffix: str) -> list[tuple[str, str]]:
@@ -124,7 +122,7 @@ def _by_header(image: PIL.Image.Image, data: bytes, suffix: str) -> list[tuple[s
     if named not in (content, None) and not (content == "JPEG" and named == "MPO"):
         found.append(("wrong_extension", f"{content} content"))
     if image.mode == "CMYK":
-        found.append(("cmyk", "CMYK, whose colours decoders convert in different ways"))
+        found.append(("cmyk", "CMYK, which decoders convert in different ways"))
     differs = unlike(data, image)
     if differs:
         found.append(differs)
@@ -137,20 +135,20 @@ def _by_header(image: PIL.Image.Image, data: bytes, suffix: str) -> list[tuple[s
 
 
 def _by_pixels(image: PIL.Image.Image, data: bytes) -> list[tuple[str, str]]:
-    """Decodes the image.
+    """Decodes the image and returns the faults that this shows.
 
     Raises:
-      Exception: it is damaged.
+      Exception: the image is damaged.
     """
     orientation = tiff_orientation(image)
-    # All of a JPEG's data is read, but an eighth of its pixels made: 1.6 times as fast.
+    # This reads all of a JPEG's data but makes an eighth of its pixels: 1.6 times as fast.
     image.draft("L", (1, 1))
     image.load()
     if image.format == "PNG":
         _check_png(data)
     if image.format in ("JPEG", "MPO"):
         _check_jpeg(data)
-    with contextlib.suppress(Exception):  # no decoder minds damaged EXIF data
+    with contextlib.suppress(Exception):  # no decoder refuses damaged EXIF data
         orientation = orientation or image.getexif().get(ORIENTATION)
     if orientation in range(2, 9):
         return [("exif_rotated", f"orientation {orientation}; it is used as stored")]
@@ -158,7 +156,7 @@ def _by_pixels(image: PIL.Image.Image, data: bytes) -> list[tuple[str, str]]:
 
 
 def _check_jpeg(data: bytes) -> None:
-    """Raises OSError unless segment follows segment up to the pixels, and an end marker these."""
+    """Raises OSError if a JPEG has stray bytes before its pixels, or no end marker after them."""
     start = 2
     while data[start : start + 1] == b"\xff":
         marker = data[start + 1]
@@ -166,14 +164,14 @@ def _check_jpeg(data: bytes) -> None:
             if data.find(b"\xff\xd9", start) < 0:
                 raise OSError("the end of the JPEG is missing")
             return
-        # A marker may have any number of 0xFF ahead of it.
+        # A marker may follow any number of 0xFF bytes.
         length = 0 if marker == 0xFF else 1 + int.from_bytes(data[start + 2 : start + 4], "big")
         start += 1 + length
     raise OSError(f"the JPEG has stray bytes at {start}")
 
 
 def _check_png(data: bytes) -> None:
-    """Raises OSError unless all chunks that decoders check are whole, to the last."""
+    """Raises OSError unless all chunks that decoders check are intact, up to the last one."""
     view, start = memoryview(data), 8
     while start + 12 <= len(data):
         end = start + 8 + int.from_bytes(view[start : start + 4], "big")
@@ -193,7 +191,3 @@ def _unidentified(data: bytes) -> tuple[str, str]:
     if is_webp or data.startswith(_BEGINNINGS):
         return "truncated", "only the beginning of an image"
     return "not_an_image", f"begins with {data[:8]!r}; expected an image that a loader decodes"
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

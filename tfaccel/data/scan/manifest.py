@@ -1,7 +1,7 @@
-"""What earlier scans of a folder found, so that the next one looks at changed files alone.
+"""Keeps what scans of a folder find, so that the next scan checks only changed files.
 
-Takes images; gives, for each whose file has kept its size and times since, what was found. Some
-20 bytes an image: 25 MB for 1.3 million.
+For each image with unchanged size and times, a manifest knows the earlier result. It takes some 20
+bytes for each image: 25 MB for 1.3 million.
 
     manifest = Manifest(results_folder(), blobs)
     key = manifest.key(index)
@@ -29,17 +29,17 @@ from tfaccel.process.cache_folder import cache_folder
 
 log = logging.getLogger("tfaccel")
 
-# Changed whenever examine.py would say something else of the same image.
-_VERSION = f"5 pillow {PIL.__version__}"
+# Changes whenever examine.py gives another result or text for the same image.
+_VERSION = f"6 pillow {PIL.__version__}"
 
-_WIDTHS = 2**31  # a size is kept as one number, height * _WIDTHS + width: half of a pair's memory
+_WIDTHS = 2**31  # a size is one number, height * _WIDTHS + width: half the memory of a pair
 
 
 def results_folder() -> pathlib.Path:
-    """Returns the folder of manifests and lists, and makes it.
+    """Makes the folder of manifests and lists, and returns it.
 
     Raises:
-      UserError: it cannot be written to.
+      UserError: the folder cannot be written.
     """
     folder = cache_folder("audit")
     try:
@@ -47,14 +47,14 @@ def results_folder() -> pathlib.Path:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise UserError(
-            f"the audit keeps its results in {folder}, which cannot be written to "
-            f"({error.strerror}); set XDG_CACHE_HOME to a folder that can"
+            f"the audit keeps its results in {folder}, which cannot be written "
+            f"({error.strerror}); set XDG_CACHE_HOME to a folder that can be written"
         ) from error
     return folder
 
 
 def label(folder: str, names: Iterable[str] = ()) -> str:
-    """Returns a file name that stands for a folder and these names, and begins as the folder's."""
+    """Returns a file name with the folder's name and a digest of the folder and the names."""
     digest = hashlib.blake2b(digest_size=6)
     for name in (folder, *names):
         digest.update(os.fsencode(name) + b"\0")
@@ -63,33 +63,32 @@ def label(folder: str, names: Iterable[str] = ()) -> str:
 
 
 class Manifest:
-    """What was found in the images of a folder. Several threads may ask while one adds."""
+    """The results for the images of a folder. Several threads may read while one adds."""
 
     def __init__(self, cache: pathlib.Path, blobs: Blobs):
-        """Reads the folder's manifest, if there is one; a damaged one is named and passed over.
+        """Reads the folder's manifest, if there is one; warns of a damaged one and ignores it.
 
         Args:
-          cache: the folder that it is kept in.
+          cache: the folder of manifests.
           blobs: the images.
         """
         self._path = cache / f"{label(blobs.folder)}.npz"
         self._blobs = blobs
-        # One shard holds many images; a file holds one, and is not to be kept in mind.
+        # A shard's state is cached for its many images. A file has only one image.
         self._state = _state if blobs.are_files else functools.cache(_state)
         self._sizes, self._faults = {}, {}
         if self._path.exists():
             try:
                 self._sizes, self._faults = _read(self._path)
             except Exception as error:  # a damaged file may make its reader raise anything
-                log.warning(
-                    "audit: %s is damaged (%s); every image is looked at again", self._path, error
-                )
+                message = "audit: %s is damaged (%s); every image is checked again"
+                log.warning(message, self._path, error)
 
     def key(self, index: int) -> int:
-        """Returns a number that stands for an image as it is now.
+        """Returns a number that identifies an image in its present state.
 
         Raises:
-          OSError: its file is not there.
+          OSError: the image's file does not exist.
         """
         blobs = self._blobs
         if blobs.are_files:
@@ -97,22 +96,22 @@ class Manifest:
         else:
             place = f"\0{blobs.offsets[index]}\0{blobs.sizes[index]}"
             text = self._state(blobs.files[blobs.file_of[index]]) + place.encode()
-        # 64 bits: beside 1.3 million known images, a changed one passes for known once in 1e13.
+        # With 64 bits and 1.3 million known images, a changed one counts as known once in 1e13.
         return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest())
 
     def found(self, key: int) -> tuple[list[tuple[str, str]], tuple[int, int]] | None:
-        """Returns what `examine` said; None for an image not looked at before."""
+        """Returns the result of `examine`, or None for an image that is not known."""
         size = self._sizes.get(key)
         return None if size is None else (self._faults.get(key, []), divmod(size, _WIDTHS))
 
     def add(self, key: int, faults: list[tuple[str, str]], size: tuple[int, int]) -> None:
-        """Takes in what `examine` said of an image."""
+        """Adds the result of `examine` for an image."""
         self._sizes[key] = size[0] * _WIDTHS + size[1]
         if faults:
             self._faults[key] = faults
 
     def save(self) -> None:
-        """Writes the file in one go: of two processes that write, the last one's stays, whole."""
+        """Writes the file atomically: if two processes write, the file of the last one stays."""
         handle, unfinished = tempfile.mkstemp(dir=self._path.parent)
         try:
             with open(handle, "wb") as file:
@@ -130,8 +129,8 @@ class Manifest:
 
 def _state(file: str) -> bytes:
     stat = os.stat(file)
-    # The second time is that of the inode's last change, by which a file shows that it has other
-    # permissions, or that another of the same age has taken its place.
+    # st_ctime changes with the permissions, and if another file with the same time of change has
+    # replaced the file.
     state = f"\0{stat.st_size}\0{stat.st_mtime_ns}\0{stat.st_ctime_ns}\0{_VERSION}"
     return os.fsencode(file) + state.encode()
 

@@ -1,4 +1,4 @@
-"""What a scan found: faults, how many of each kind, and the list as a text file.
+"""The result of a scan: faults, their number by kind, and the list as a text file.
 
 report.bad_ids, report.summary("train")
 report.write("bad_files.txt")
@@ -22,11 +22,11 @@ class Fault:
     """Something wrong with one image.
 
     Attributes:
-      severity: "bad" (it cannot be trained on with every loader) or "note".
+      severity: "bad" (not every loader can train on it) or "note".
       kind: one of examine.KINDS.
       name: path of the image, or its place in a shard.
-      cause: in words.
-      id: of the example, in the source.
+      cause: the cause, in words.
+      id: index of the example in the source.
     """
 
     severity: str
@@ -38,13 +38,13 @@ class Fault:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What a scan found.
+    """The result of a scan.
 
     Attributes:
       faults: sorted by severity, kind and name; an image may have several.
-      num_examples: in the source.
-      num_reused: images, of pairs two for each example, that an earlier scan had looked at.
-      list_path: of the text file that lists the faults.
+      num_examples: number of examples in the source.
+      num_reused: number of images that an earlier scan had checked; a pair has two images.
+      list_path: path of the text file that lists the faults.
     """
 
     faults: tuple[Fault, ...]
@@ -54,36 +54,34 @@ class Report:
 
     @property
     def bad_ids(self) -> np.ndarray:
-        """The examples that cannot be trained on: [n] int64, in order."""
+        """The ids of the examples that cannot be trained on: [n] int64, in order."""
         bad = {each.id for each in self.faults if each.severity == BAD}
         return np.array(sorted(bad), np.int64)
 
     def counts(self, severity: str) -> str:
-        """Returns how many images have each kind of fault: "2 empty, 1 truncated"."""
+        """Returns the number of faults of each kind: "2 empty, 1 truncated"."""
         kinds = collections.Counter(each.kind for each in self.faults if each.severity == severity)
         return ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))
 
     def summary(self, name: str) -> str:
-        """Returns one line for people.
+        """Returns a summary of one line.
 
         Args:
-          name: of the source, for example "train".
+          name: name of the source, for example "train".
         """
         bad, notes = (self.counts(each) or "none" for each in (BAD, NOTE))
         said = f"{name}: {self.num_examples:,} examples; bad: {bad}; notes: {notes}"
         return f"{said}; listed in {self.list_path}" if self.faults else said
 
     def write(self, path: str | os.PathLike) -> None:
-        """Writes the faults as `write_list` does."""
+        """Writes the list of faults: see `write_list`."""
         write_list(path, self.faults)
 
 
 def write_list(path: str | os.PathLike, faults: Iterable[Fault]) -> None:
-    """Writes a line for each fault: severity, kind, path and cause, with tabs between them."""
-    words = ((each.severity, each.kind, each.name, each.cause) for each in faults)
-    text = "".join("\t".join(map(_escaped, each)) + "\n" for each in words)
-    replace(pathlib.Path(path), text.encode())
-
-
-def _escaped(word: str) -> str:
-    return shown(word.replace("\\", "\\\\"), keep="")
+    """Writes a line for each fault: severity, kind, path and cause, separated by tabs."""
+    lines = []
+    for each in faults:
+        words = (each.severity, each.kind, each.name, each.cause)
+        lines.append("\t".join(shown(word.replace("\\", "\\\\"), keep="") for word in words))
+    replace(pathlib.Path(path), "".join(f"{line}\n" for line in lines).encode())

@@ -1,4 +1,4 @@
-"""Where images come from: each function takes a place on disk and gives one kind of source.
+"""Sources of images: each function takes a place on disk and returns one kind of source.
 
   class_folders("training")               root/<class>/<image>
   image_list("train.csv")                 a CSV file, or lines of "path label"
@@ -8,8 +8,8 @@
   arrays("images.npy", "labels.npy")      decoded images, in memory or mapped
   npy_folders("training")                 root/<class>/<one image>.npy, loaded into memory
 
-The first five give an `ImageSource`: ranges of bytes in files. The last two an `ArraySource`.
-Needs no TensorFlow.
+The first five return an `ImageSource`, ranges of bytes in files. The last two return an
+`ArraySource`. Needs no TensorFlow.
 """
 
 from tfaccel.data.sources.arrays import arrays, npy_folders

@@ -1,7 +1,6 @@
-"""Decoded images as NumPy arrays, in memory or in .npy files that are mapped.
+"""Reads decoded images from NumPy arrays, in memory or in .npy files that are mapped.
 
-Takes arrays, paths of .npy files, or a folder of them; gives them checked. A mapped file is read
-page by page as examples are taken: it may be larger than memory.
+A mapped file may be larger than memory: its pages are read when examples are taken.
 
     arrays(images, labels), arrays("cifar/images.npy", "cifar/labels.npy"), arrays("cifar")
     npy_folders("cifar_npy/training")
@@ -31,42 +30,44 @@ def arrays(
     targets: Array | None = None,
     class_names: Sequence[str] = (),
 ) -> ArraySource:
-    """Takes arrays, or maps .npy files. Nothing is copied.
+    """Checks arrays or maps .npy files, and returns them as a source. Nothing is copied.
 
-    Gives images [num_examples, height, width, channels] uint8, with labels [num_examples] int32 or
-    targets like the images.
+    The source has images [num_examples, height, width, channels] uint8, and either labels
+    [num_examples] int32, or targets of the same form as the images.
 
     Args:
-      images: [num_examples, height, width, channels] or [num_examples, height, width] uint8, of 1
-        or 3 channels; or a .npy file of that; or a folder that holds images.npy, and labels.npy or
-        targets.npy.
-      labels: [num_examples] or [num_examples, 1] of any integers, an index into `class_names` for
-        each; or a .npy file of that.
-      targets: instead of labels, for pairs: as images, of the same number, height and width.
-      class_names: of the labels, in order; "0", "1", ... up to the largest where none are given.
+      images: [num_examples, height, width, channels] or [num_examples, height, width] uint8, with 1
+        or 3 channels; or a .npy file of such an array; or a folder with images.npy, and labels.npy
+        or targets.npy.
+      labels: [num_examples] or [num_examples, 1] of any integer dtype, indices into `class_names`;
+        or a .npy file of such an array.
+      targets: target images of pairs, which replace the labels; they have the number, height and
+        width of `images`.
+      class_names: names of the labels, in order. The default is "0", "1", ... up to the largest
+        label.
 
     Raises:
-      UserError: a file is missing, or an array is not as said.
+      UserError: a file is missing, or an array has the wrong shape or dtype.
     """
     if isinstance(images, str | os.PathLike) and absolute(images).is_dir():
         images, labels, targets = _in_folder(absolute(images), labels, targets)
     images = _images("images", images)
     if (labels is None) == (targets is None):
         given = "neither labels nor targets" if labels is None else "both labels and targets"
-        raise UserError(f"arrays were given {given}; expected one of the two")
+        raise UserError(f"arrays() received {given}; expected one of the two")
     if targets is not None:
         targets = _images("targets", targets)
         if targets.shape[:3] != images.shape[:3]:
             raise UserError(
-                f"targets are {targets.shape} and images {images.shape}; expected the same number, "
-                "height and width"
+                f"targets have the shape {targets.shape} and images {images.shape}; expected the "
+                "same number, height and width"
             )
         return ArraySource(images, labels=None, targets=targets)
     labels, numbers = _labels(labels, len(images))
     if class_names and len(numbers) > len(class_names):
         raise UserError(
             f"labels go up to {len(numbers) - 1}, but there are {len(class_names)} class_names; "
-            "expected a name for each label from 0"
+            "give a name for each label from 0"
         )
     return ArraySource(images, labels, tuple(class_names) or numbers)
 
@@ -74,19 +75,20 @@ def arrays(
 def npy_folders(
     root: str | os.PathLike, *, class_names: Sequence[str] | None = None
 ) -> ArraySource:
-    """Loads class folders of one .npy file per image, `root/<class>/<any name>.npy`, into memory.
+    """Loads class folders with one .npy file per image, `root/<class>/<any name>.npy`, into memory.
 
-    Gives images [num_examples, height, width, channels] uint8, sorted by class, then by name;
-    labels [num_examples] int32, an index into the sorted names of the class folders.
+    The source has images [num_examples, height, width, channels] uint8, sorted by class and then by
+    name, and labels [num_examples] int32, indices into the sorted names of the class folders.
 
     Args:
-      root: the folder of class folders. Each file: [height, width, channels] or [height, width]
-        uint8, all of one shape.
-      class_names: all classes in order, as for a test set that lacks some: `train.class_names`.
-        None for the sorted names of the folders.
+      root: the folder of class folders. Each file has [height, width, channels] or [height, width]
+        uint8, and all files have the same shape.
+      class_names: all classes in order, for a test set that lacks some: `train.class_names`. The
+        default is the sorted names of the folders.
 
     Raises:
-      UserError: the folders are not as `class_folders` would have them, or a file is not as said.
+      UserError: the folders are refused as in `class_folders`, or a file has the wrong shape or
+        dtype.
     """
     files, labels, class_names = list_classes(root, (".npy",), class_names)
     first = _load(files[0])
@@ -95,27 +97,27 @@ def npy_folders(
         image = _load(file)
         if image.shape != first.shape or image.dtype != np.uint8:
             raise UserError(
-                f"{file} is {image.dtype.name} {image.shape}; expected uint8 and one shape for "
-                f"all: the first, {files[0]}, has {first.shape}"
+                f"{file} is {image.dtype.name} {image.shape}; expected uint8 of the shape "
+                f"{first.shape}, as in the first file, {files[0]}"
             )
         row[...] = image
     return ArraySource(_images(f"images below {root}", images), labels, class_names)
 
 
 def find_arrays(path: pathlib.Path) -> None:
-    """Raises UserError where there is no folder of arrays, or the images' array cannot be read.
+    """Raises UserError if the folder lacks its arrays, or the array of images cannot be read.
 
     Args:
-      path: absolute, as `arrays` takes it; of a file only the header is read.
+      path: an absolute path of a file or folder, as for `arrays`; only the file's header is read.
     """
     _load(_in_folder(path, None, None)[0] if path.is_dir() else path)
 
 
 def _in_folder(folder: pathlib.Path, labels, targets) -> tuple:
-    """Returns the folder's files, in place of what was not given."""
+    """Returns the paths of the folder's files for the arguments that were not given."""
     there = {name: folder / f"{name}.npy" for name in ("images", "labels", "targets")}
     if not there["images"].is_file():
-        raise UserError(f"{folder} holds no images.npy; expected that, and labels.npy beside it")
+        raise UserError(f"{folder} has no images.npy; expected images.npy and labels.npy")
     if labels is None and targets is None:
         labels, targets = (
             there[name] if there[name].is_file() else None for name in ("labels", "targets")
@@ -124,41 +126,40 @@ def _in_folder(folder: pathlib.Path, labels, targets) -> tuple:
 
 
 def _load(array: Array) -> np.ndarray:
-    """Returns an array as it is, or maps the file."""
+    """Returns the array itself, or the mapped file."""
     if not isinstance(array, str | os.PathLike):
         return np.asarray(array)
     file = absolute(array)
     if not file.exists():
-        cure = nearest(file, kind="file", wanted="a .npy file")
-        raise UserError(f"{file} does not exist{cure}")
+        hint = nearest(file, kind="file", wanted="a .npy file")
+        raise UserError(f"{file} does not exist{hint}")
     if file.suffix == ".npz":
         raise UserError(
-            f"{file} is an archive, which cannot be mapped; save each of its arrays with np.save"
+            f"{file} is an archive and cannot be mapped; save each of its arrays with np.save"
         )
     packed = compression_of(file)
     if packed:
         raise UserError(
-            f"{file} is {packed}, which cannot be mapped; unpack it, and write each array with "
-            "np.save"
+            f"{file} is {packed} and cannot be mapped; unpack it, and save each array with np.save"
         )
     try:
         with open_regular(file):  # np.load would wait for a FIFO
             return np.load(file, mmap_mode="r", allow_pickle=False)
-    except Exception as error:  # of a damaged header NumPy may raise anything
+    except Exception as error:  # NumPy may raise anything for a damaged header
         cause = getattr(error, "strerror", None) or str(error).split("\n")[0]
         raise UserError(
-            f"{file} cannot be read ({cause:.200}); expected an array of numbers, written whole by "
-            "np.save"
+            f"{file} cannot be read ({cause:.200}); expected an array of numbers, saved completely "
+            "by np.save"
         ) from error
 
 
 def _images(what: str, images: Array) -> np.ndarray:
     images = _load(images)
     if images.dtype != np.uint8:
-        kind = "round them and use .astype('uint8')"
+        fix = "round them and use .astype('uint8')"
         if images.dtype.kind == "f":
-            kind = "where they are in 0..1, (255 * images).round().astype('uint8')"
-        raise UserError(f"{what} are {images.dtype.name}; expected uint8 in 0..255: {kind}")
+            fix = "if they are in 0..1, use (255 * images).round().astype('uint8')"
+        raise UserError(f"{what} are {images.dtype.name}; expected uint8 in 0..255: {fix}")
     if images.ndim == 3:
         images = images[..., None]
     if images.ndim != 4 or images.shape[-1] not in (1, 3) or 0 in images.shape:
@@ -172,7 +173,7 @@ def _images(what: str, images: Array) -> np.ndarray:
 def _labels(labels: Array, num_images: int) -> tuple[np.ndarray, tuple[str, ...]]:
     labels = _load(labels)
     if labels.shape == (num_images, 1):
-        labels = labels[:, 0]  # as keras.datasets.cifar10 has them
+        labels = labels[:, 0]  # the shape in keras.datasets.cifar10
     if labels.shape != (num_images,):
         hint = ""
         if labels.ndim == 2:
@@ -181,10 +182,11 @@ def _labels(labels: Array, num_images: int) -> tuple[np.ndarray, tuple[str, ...]
             hint = "; labels.argmax(axis=1) gives indices" if one_each else hint
         raise UserError(f"labels have the shape {labels.shape}; expected ({num_images},){hint}")
     if labels.dtype.kind not in "iu":
-        kind = "use .astype('int32')"
+        fix = "use .astype('int32')"
         if labels.dtype.kind == "f" and not (labels == np.floor(labels)).all():
-            kind = f"for a regression, whose targets are numbers, {OWN_DATA}"
+            fix = f"for a regression, with numbers as targets, {OWN_DATA}"
         elif labels.dtype.kind not in "fb":
-            kind = "give the index of each one's class, and class_names"
-        raise UserError(f"labels are {labels.dtype.name}; expected whole numbers: {kind}")
+            fix = "give the index of each image's class, and class_names"
+        raise UserError(f"labels are {labels.dtype.name}; expected whole numbers: {fix}")
+
     return numbered(labels, name_of=lambda index: f"labels[{index}]")

@@ -1,14 +1,14 @@
-"""What file managers, archives and editors leave in folders of images: no part of the data.
+"""Names that file managers, archives and editors leave in folders of images.
 
 is_clutter(".ipynb_checkpoints"), is_clutter("__MACOSX"), is_clutter("Thumbs.db")
 """
 
-# In lowercase. Names that start with a dot are passed over anyway.
+# In lowercase. Names that start with a dot are always skipped.
 NAMES = frozenset(
     {
         "$recycle.bin",
         "@eadir",  # Synology's thumbnails
-        "__macosx",  # of archives that macOS has made
+        "__macosx",  # in archives that macOS has made
         "__pycache__",
         "desktop.ini",
         "ehthumbs.db",
@@ -21,5 +21,5 @@ NAMES = frozenset(
 
 
 def is_clutter(name: str) -> bool:
-    """Returns whether a file or folder of that name is passed over in every source."""
+    """Returns whether every source skips a file or folder of that name."""
     return name.startswith(".") or name.lower() in NAMES

@@ -1,4 +1,4 @@
-"""Whether a file is compressed or an archive, by its first bytes: such files are read as they lie.
+"""Finds out from its first bytes whether a file is compressed or an archive, so cannot be mapped.
 
 compression_of("train.tfrecord")    # "compressed with ZLIB", or None
 """
@@ -8,7 +8,7 @@ import zlib
 
 from tfaccel.common.regular_file import open_regular
 
-NUM_BYTES = 512  # of a file's beginning
+NUM_BYTES = 512  # read from a file's beginning
 
 _BEGINNINGS = {
     b"\x1f\x8b": "compressed with GZIP",
@@ -31,7 +31,7 @@ _BEGINNINGS = {
 
 
 def compression_of(file: str | os.PathLike) -> str | None:
-    """Returns what a file is that cannot be read as it lies, in words; None for any other."""
+    """Returns the format of a file that cannot be read directly, in words; None for other files."""
     try:
         with open_regular(file, buffering=0) as opened:
             start = opened.read(NUM_BYTES)
@@ -41,13 +41,13 @@ def compression_of(file: str | os.PathLike) -> str | None:
 
 
 def compression_of_bytes(start: bytes) -> str | None:
-    """Returns likewise of a file that begins so."""
+    """Returns the same for a file that begins with the given bytes."""
     found = (name for magic, name in _BEGINNINGS.items() if start.startswith(magic))
     return next(found, None) or ("compressed with ZLIB" if _is_zlib(start) else None)
 
 
 def _is_zlib(start: bytes) -> bool:
-    # Two bytes are little to go by: what follows must unpack.
+    # Two bytes are not enough evidence: the bytes after them must unpack, too.
     if len(start) < 8 or start[0] & 0x0F != 8 or int.from_bytes(start[:2], "big") % 31:
         return False
     try:

@@ -1,7 +1,7 @@
-"""Where the features of a serialized `tf.train.Example` are, read without TensorFlow.
+"""Finds the features of a serialized `tf.train.Example` without TensorFlow.
 
-Takes `data(start, end)`, which gives a range of a file's bytes, and the range of the Example; gives
-the range of each feature, and of its value. So images need not be read to be found.
+The functions read through `data(start, end)`, which returns a range of a file's bytes. They return
+the range of each feature and of its value. So images are found without reading them.
 
     Example {Features features = 1}        Features {map<string, Feature> feature = 1}
     Feature {BytesList = 1 | FloatList = 2 | Int64List = 3}, each a list {repeated value = 1}
@@ -16,14 +16,14 @@ Data = Callable[[int, int], bytes]
 
 
 class FeatureError(Exception):
-    """A feature that is not there, or not as it should be."""
+    """A feature is missing, or has an unexpected value."""
 
 
 def features(data: Data, start: int, end: int) -> dict[bytes, tuple[int, int]]:
     """Returns the range (start, end) of each feature of an Example, by key, for `value`.
 
     Raises:
-      ValueError: the bytes are no message.
+      ValueError: the bytes are not a message.
     """
     found = {}
     for features_range in _only(1, data, start, end):
@@ -31,16 +31,16 @@ def features(data: Data, start: int, end: int) -> dict[bytes, tuple[int, int]]:
             # An entry of a map is a message: {key = 1, value = 2}.
             for key_range in _only(1, data, *entry):
                 found[data(*key_range)] = entry
-                break  # what follows is looked at for the wanted features alone
+                break  # the value is read only for the features that are used
     return found
 
 
 def value(data: Data, start: int, end: int) -> int | tuple[int, int]:
-    """Returns a feature's one value: a number, or the range (start, end) of its bytes.
+    """Returns a feature's only value: a number, or the range (start, end) of its bytes.
 
     Raises:
-      FeatureError: it is a float, or there are several or none.
-      ValueError: the bytes are no message.
+      FeatureError: the value is a float, or there are several values or none.
+      ValueError: the bytes are not a message.
     """
     values = []
     for feature in _only(2, data, start, end):
@@ -59,7 +59,7 @@ def _only(wanted, data, start, end) -> Iterator[tuple[int, int]]:
 
 
 def _fields(data, position, end) -> Iterator[tuple[int, int, int]]:
-    """Yields (number, start, end) of each field of a message; an integer's range is its bytes."""
+    """Yields (number, start, end) for each field of a message, with the range of its value."""
     while position < end:
         tag, position = _varint(data, position)
         wire_type = tag & 7
@@ -70,7 +70,7 @@ def _fields(data, position, end) -> Iterator[tuple[int, int, int]]:
         elif wire_type in (1, 5):
             size = 8 if wire_type == 1 else 4
         else:
-            raise ValueError("there is no such field")
+            raise ValueError("a field has an unknown type")
         if position + size > end:
             raise ValueError("a field ends outside its message")
         yield tag >> 3, position, position + size
@@ -78,7 +78,7 @@ def _fields(data, position, end) -> Iterator[tuple[int, int, int]]:
 
 
 def _varint(data, position) -> tuple[int, int]:
-    """Returns an integer and where it ends: seven bits in each byte, the lowest first."""
+    """Returns an integer and its end. Each byte has seven bits, the lowest bits first."""
     value = 0
     for index, byte in enumerate(data(position, position + 10)):
         value |= (byte & 0x7F) << 7 * index

@@ -1,9 +1,9 @@
-"""A folder of class folders, checked and listed.
+"""Checks and lists a folder of class folders.
 
     root/<class name>/<any name>.png
 
-Takes the folder; gives the files, their labels and the class names. Classes are numbered by the
-sorted order of their names as text ("10" before "2"), as Keras and DALI number them.
+Classes are numbered by the sorted order of their names as text ("10" before "2"), as in Keras and
+DALI.
 
     source = class_folders("mnist_png/training")
     source.images.files[0], source.labels[0], source.class_names
@@ -14,7 +14,6 @@ import os
 import pathlib
 import shlex
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -24,7 +23,12 @@ from tfaccel.data.file_names import FileNames
 from tfaccel.data.source import Blobs, ImageSource
 from tfaccel.data.sources.clutter import is_clutter
 from tfaccel.data.sources.labels import check_known
-from tfaccel.data.sources.levels import cure_of_files, cure_of_folders
+from tfaccel.data.sources.levels import (
+    advice_on_file,
+    advice_on_folders,
+    folders_in,
+    holds_images,
+)
 from tfaccel.data.sources.paths import absolute, nearest
 from tfaccel.data.sources.pillow import IMAGE_SUFFIXES
 
@@ -36,21 +40,21 @@ def class_folders(
 ) -> ImageSource:
     """Lists the class folders below `root`.
 
-    Names that start with a dot are passed over, and so is what archives and file managers leave,
-    such as `__MACOSX`, `Thumbs.db` and `desktop.ini`.
+    Names that start with a dot are skipped, and so are files and folders of archives and file
+    managers, such as `__MACOSX`, `Thumbs.db` and `desktop.ini`.
 
-    Gives whole files, sorted by class, then by name; labels [num_examples] int32, an index into
-    `class_names`. The images may be of any size and of 1 or 3 channels.
+    The source has whole files, sorted by class and then by name, and labels [num_examples] int32,
+    indices into `class_names`. The images may have any size and 1 or 3 channels.
 
     Args:
       root: the folder of class folders.
-      class_names: all classes in order, as for a test set that lacks some: `train.class_names`.
-        None for the sorted names of the folders.
+      class_names: all classes in order, for a test set that lacks some: `train.class_names`. The
+        default is the sorted names of the folders.
 
     Raises:
-      UserError: the folder is missing or empty, holds images beside the class folders or a class
-        that `class_names` lacks, a class folder is empty or holds something that is not named like
-        an image, or a link puts one file into two classes.
+      UserError: the folder is missing or empty; it holds images beside the class folders, or a
+        class that `class_names` lacks; a class folder is empty or holds something that is not named
+        like an image; or a link puts one file into two classes.
     """
     files, labels, class_names = list_classes(root, IMAGE_SUFFIXES, class_names)
     return ImageSource(Blobs(files), labels, class_names)
@@ -65,11 +69,11 @@ def list_classes(
 
     Args:
       root: the folder of class folders.
-      suffixes: what a file's name may end in, in lowercase.
-      class_names: as for `class_folders`.
+      suffixes: suffixes of images, in lowercase.
+      class_names: as in `class_folders`.
 
     Raises:
-      UserError: as `class_folders`.
+      UserError: as in `class_folders`.
     """
     root = absolute(root)
     classes = find_classes(root, suffixes)
@@ -80,20 +84,21 @@ def list_classes(
     missing = sorted(set(class_names).difference(found), key=index_of.get)
     if missing:
         shown = f"{', '.join(missing[:10])}{', ...' if len(missing) > 10 else ''}"
-        log.warning("data: %s has no images of the class %s", root, shown)
+        log.warning("data: %s has no images of these classes: %s", root, shown)
     counts, strays, linked = [], [], any(map(os.DirEntry.is_symlink, classes))
 
-    def names():  # one folder's at a time, so that a million take little memory
+    def files_of_classes():  # one folder at a time, so that a million files take little memory
         nonlocal linked
         for folder in classes:
-            files = _files(folder, root, suffixes)
-            counts.append(len(files.names))
-            strays.extend(files.strays)
-            linked = linked or files.has_links
-            yield files.names
+            names, odd, has_links = _files(folder, root, suffixes)
+            counts.append(len(names))
+            strays.extend(odd)
+            linked = linked or has_links
+            yield names
 
-    files = FileNames.in_folders(str(root), found, names())
-    _check_suffixes(strays, suffixes)
+    files = FileNames.in_folders(str(root), found, files_of_classes())
+    if strays:
+        _refuse(strays, suffixes)
     if linked:
         _check_links(root, found)
     labels = np.repeat(np.array([index_of[each] for each in found], np.int32), counts)
@@ -103,11 +108,11 @@ def list_classes(
 def find_classes(
     root: pathlib.Path, suffixes: tuple[str, ...] = IMAGE_SUFFIXES
 ) -> list[os.DirEntry]:
-    """Returns the class folders, by name, without looking into them.
+    """Returns the class folders by name. It does not read what they contain.
 
     Args:
       root: the folder of class folders, absolute.
-      suffixes: what an image's name may end in, in lowercase.
+      suffixes: suffixes of images, in lowercase.
 
     Raises:
       UserError: the folder is missing or empty, or holds files.
@@ -117,20 +122,11 @@ def find_classes(
     if stray:
         raise UserError(
             f"image folder {root} holds the file '{stray.name}'; expected one folder per class "
-            f"and nothing else: {cure_of_files(root, stray.name, suffixes)}"
+            f"and nothing else: {advice_on_file(root, stray.name, suffixes)}"
         )
     if not classes:
         raise UserError(f"image folder {root} is empty; expected one folder of images per class")
     return classes
-
-
-class _Files(NamedTuple):
-    """What a class folder holds: its files by name, the paths of those that are not named like
-    images, and whether any is a link."""
-
-    names: list[str]
-    strays: list[str]
-    has_links: bool
 
 
 def _list(folder: pathlib.Path, wanted: str) -> list[os.DirEntry]:
@@ -140,8 +136,8 @@ def _list(folder: pathlib.Path, wanted: str) -> list[os.DirEntry]:
             shown = [entry for entry in entries if not is_clutter(entry.name)]
     except FileNotFoundError:
         above = "a folder with one folder per class"
-        cure = _how_to_split(folder) or nearest(folder, kind="folder", wanted=above)
-        raise UserError(f"image folder {folder} does not exist{cure}") from None
+        hint = _how_to_split(folder) or nearest(folder, kind="folder", wanted=above)
+        raise UserError(f"image folder {folder} does not exist{hint}") from None
     except OSError as error:
         raise UserError(
             f"image folder {folder} cannot be listed ({error.strerror}); expected a folder that "
@@ -151,36 +147,25 @@ def _list(folder: pathlib.Path, wanted: str) -> list[os.DirEntry]:
 
 
 def _how_to_split(missing: pathlib.Path) -> str:
-    """Returns a cure where the folder above holds classes, and no split into two folders."""
+    """Returns advice if the parent folder holds classes that are not split into two folders."""
     root = missing.parent
-    try:
-        folders = sorted(
-            each.name for each in os.scandir(root) if each.is_dir() and not is_clutter(each.name)
-        )
-        holding = [name for name in folders if _holds_an_image(root / name)]
-    except OSError:
+    folders = folders_in(root)
+    if not folders or not all(holds_images(each, IMAGE_SUFFIXES) for each in folders):
         return ""
-    if not holding or len(holding) < len(folders):
-        return ""
-    names, new_root = ", ".join(holding[:2]), shlex.quote(f"{root}-split")
+    names, new_root = ", ".join(each.name for each in folders[:2]), shlex.quote(f"{root}-split")
     return (
-        f"; {root} holds the classes themselves ({names}{', ...' if len(holding) > 2 else ''}), "
-        "not yet split into images to train on and images to test on. Expected training/CLASS/ "
-        "and testing/CLASS/. This command makes them beside it, of links, and takes every fifth "
+        f"; {root} holds the classes themselves ({names}{', ...' if len(folders) > 2 else ''}), "
+        "which are not yet split into training and test images. Expected training/CLASS/ and "
+        "testing/CLASS/. This command makes such folders of links beside it, with every fifth "
         f"image for testing: {split_command(root)} ; then give --config.data.root={new_root}, or "
-        "that folder's training and testing to a script"
+        "pass its folders training and testing to your script"
     )
 
 
-def _holds_an_image(folder: pathlib.Path) -> bool:
-    with os.scandir(folder) as entries:
-        return any(each.name.lower().endswith(IMAGE_SUFFIXES) for each in entries)
-
-
 def split_command(root: pathlib.Path) -> str:
-    """Returns a command of the shell that splits class folders into training and testing.
+    """Returns a shell command that splits class folders into training and testing.
 
-    Every fifth image of each class, by name, is for testing. The new folder holds links.
+    Every fifth image of each class, by name, is for testing. The new folders hold links.
     """
     old, new = shlex.quote(str(root)), shlex.quote(f"{root}-split")
     return (
@@ -191,37 +176,41 @@ def split_command(root: pathlib.Path) -> str:
     )
 
 
-def _files(folder: os.DirEntry, root: pathlib.Path, suffixes: tuple[str, ...]) -> _Files:
+def _files(
+    folder: os.DirEntry, root: pathlib.Path, suffixes: tuple[str, ...]
+) -> tuple[list[str], list[str], bool]:
+    """Returns a class folder's file names, the paths of files that are not images, and whether it
+    has links."""
     entries = _list(pathlib.Path(folder.path), "images")
     if not entries:
         raise UserError(
             f"class folder {folder.path} is empty; put images into it, or remove it from {root}"
         )
     names = [entry.name for entry in entries]
-    if not all(map(os.DirEntry.is_file, entries)):  # of a million, all is quicker than each
+    if not all(map(os.DirEntry.is_file, entries)):  # `all` is faster than a loop over a million
         names = _without_special(folder, root, entries, suffixes)
     strays = [name for name in names if not name.lower().endswith(suffixes)]
     has_links = any(map(os.DirEntry.is_symlink, entries))
-    return _Files(names, [os.path.join(folder.path, name) for name in strays], has_links)
+    return names, [os.path.join(folder.path, name) for name in strays], has_links
 
 
 def _without_special(folder: os.DirEntry, root, entries, suffixes) -> list[str]:
-    """Returns the names of those entries that are files; a broken link is named when it is read.
+    """Returns the names of the entries that are files; a broken link raises when it is read.
 
     Raises:
-      UserError: there are folders, or nothing else.
+      UserError: the class folder holds folders, or no file.
     """
     below = [entry.name for entry in entries if entry.is_dir()]
     if below:
-        cure = cure_of_folders(pathlib.Path(folder.path), root, below, suffixes)
+        advice = advice_on_folders(pathlib.Path(folder.path), root, below, suffixes)
         raise UserError(
-            f"class folder {folder.path} holds '{below[0]}', a folder; expected only images: {cure}"
+            f"class folder {folder.path} holds the folder '{below[0]}'; expected only images: "
+            f"{advice}"
         )
     special = {each.path for each in entries if not each.is_file() and is_special(each.path)}
     if special:
         log.warning(
-            "data: %s is a FIFO, a device or a socket and no image; %d such files of %s are left "
-            "out",
+            "data: skips %s, which is a FIFO, a device or a socket, and %d such files in all of %s",
             min(special),
             len(special),
             folder.path,
@@ -233,11 +222,11 @@ def _without_special(folder: os.DirEntry, root, entries, suffixes) -> list[str]:
 
 
 def _check_links(root: pathlib.Path, classes: list[str]) -> None:
-    """Raises UserError where a link makes one file an image of two classes.
+    """Raises UserError if a link makes one file an image of two classes.
 
-    Two hard links are two files here: tools that save disk space make them of equal files.
+    Two hard links count as two files: tools that save disk space make them for equal files.
     """
-    class_of, is_link = {}, {}  # by what the file is on its disk: the path, and whether by a link
+    class_of, is_link = {}, {}  # by device and inode: the path, and whether it is a link
     for name in classes:
         linked = (root / name).is_symlink()
         for entry in _list(root / name, "images"):
@@ -251,21 +240,19 @@ def _check_links(root: pathlib.Path, classes: list[str]) -> None:
                 by_link or is_link.get(key)
             ):
                 raise UserError(
-                    f"{before} and {entry.path} are one file, by a link, in two classes; expected "
-                    "one class for each image: remove one of the two"
+                    f"{before} and {entry.path} are one file, through a link, in two classes; "
+                    "expected one class for each image: remove one of the two"
                 )
             is_link[key] = by_link or is_link.get(key, False)
 
 
-def _check_suffixes(files: list[str], suffixes: tuple[str, ...]) -> None:
-    """Raises UserError for all files at once that are not named like images."""
-    strays = [file for file in files if not file.lower().endswith(suffixes)]
-    if strays:
-        (folder, name), others = os.path.split(strays[0]), strays[1:]
-        verb = "is 1 other" if len(others) == 1 else f"are {len(others)} others"
-        cure = "move them away or convert them" if others else "move it away or convert it"
-        also = f", nor {verb}, first {', '.join(others[:2])}" if others else ""
-        raise UserError(
-            f"class folder {folder} holds '{name}', not an image{also}; expected only images "
-            f"({' '.join(suffixes)}): {cure}"
-        )
+def _refuse(strays: list[str], suffixes: tuple[str, ...]) -> None:
+    """Raises one UserError for all files that are not named like images."""
+    (folder, name), others = os.path.split(strays[0]), strays[1:]
+    verb = "is 1 other" if len(others) == 1 else f"are {len(others)} others"
+    fix = "move them away or convert them" if others else "move it away or convert it"
+    also = f", nor {verb}, first {', '.join(others[:2])}" if others else ""
+    raise UserError(
+        f"class folder {folder} holds '{name}', which is not an image{also}; expected only images "
+        f"({' '.join(suffixes)}): {fix}"
+    )

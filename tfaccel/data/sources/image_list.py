@@ -1,10 +1,10 @@
-"""A file that lists images and their labels: a CSV file, or a list as DALI and Caffe read it.
+"""Reads a file that lists images and their labels: a CSV file, or a list as for DALI and Caffe.
 
     path,label                 n01440764/10026.JPEG 0
     cats/1.jpg,cat             n01440764/10027.JPEG 0
     "dogs/a, b.jpg",dog        n01443537/10007.JPEG 1
 
-Takes the file; gives its images in its order.
+The source has the images in the order of the file.
 
     source = image_list("train.csv", root="/data/images")
 """
@@ -29,7 +29,7 @@ from tfaccel.data.sources.compression import compression_of
 from tfaccel.data.sources.labels import OWN_DATA, WHOLE_NUMBER, from_text
 from tfaccel.data.sources.paths import absolute, nearest
 
-PATH_COLUMNS = ("path", "filename", "image", "file")  # as a header names them, in any case
+PATH_COLUMNS = ("path", "filename", "image", "file")  # names in a header, in any case
 LABEL_COLUMNS = ("label", "class")
 DELIMITERS = "\t;,"
 
@@ -44,24 +44,25 @@ def image_list(
 ) -> ImageSource:
     """Lists the images that a file names, in its order.
 
-    Of the paths only the first is looked for here (on a network drive 1.3 million take minutes);
-    any other that leads nowhere is named when it is read, and by `tfaccel audit`.
+    Only the first image is looked for here, because on a network drive 1.3 million files take
+    minutes. `tfaccel audit`, and the loader that reads an image, report other missing files.
 
-    Gives whole files, and labels [num_examples] int32. Labels that are whole numbers stay as they
-    are, with the class names "0", "1", ... up to the largest; others are class names, sorted as
-    text. The images may be of any size and of 1 or 3 channels.
+    The source has whole files, and labels [num_examples] int32. Labels that are whole numbers are
+    kept, with the class names "0", "1", ... up to the largest. Other labels are class names, sorted
+    as text. The images may have any size and 1 or 3 channels.
 
     Args:
-      file: UTF-8. Either with a header and columns apart by comma, semicolon or tab: a path (path,
-        filename, image or file) and a label (label or class), others being passed over. Or without
-        a header: on each line a path, blanks, and a whole number.
-      root: what relative paths start from; None for the file's own folder.
-      class_names: all classes in order, as for a test set that lacks some: `train.class_names`.
-        Labels that are whole numbers are indices of them. None for those that there are.
+      file: a text file in UTF-8, in one of two forms. With a header, its columns are separated by
+        commas, semicolons or tabs. It has a path (path, filename, image or file) and a label (label
+        or class); other columns are ignored. Without a header, each line has a path, blanks, and a
+        whole number.
+      root: the folder in which relative paths start. The default is the file's own folder.
+      class_names: all classes in order, for a test set that lacks some: `train.class_names`.
+        Labels that are whole numbers are indices into it. The default is the classes of the file.
 
     Raises:
-      UserError: the file is missing or empty, a line is not as said, the first image is missing, a
-        path has two labels, or a class is not among `class_names`.
+      UserError: the file is missing or empty, a line has another form, the first image is missing,
+        a path has two labels, or a class is not among `class_names`.
     """
     file = absolute(file)
     root = str(file.parent if root is None else absolute(root))
@@ -75,15 +76,15 @@ def image_list(
     listed = _listed(rows, root)
     numbers, paths, labels = listed.numbers, listed.paths, listed.labels
     if not paths:
-        raise UserError(f"image list {file} holds a header alone; expected images below it")
+        raise UserError(f"image list {file} has only a header; expected images below it")
     if not os.path.isfile(paths[0]):
         raise UserError(
-            f"{file} line {numbers[0]}: {paths[0]} does not exist; relative paths start from "
-            f"{root}: give another as root="
+            f"{file} line {numbers[0]}: {paths[0]} does not exist; relative paths start in {root}: "
+            "give another folder as root="
         )
     in_order = np.sort(listed.hashes)
     if (in_order[1:] == in_order[:-1]).any():
-        _check_twice(file, paths, labels, numbers)
+        _check_repeated(file, paths, labels, numbers)
     labels, class_names = from_text(
         labels, name_of=lambda index: f"{file} line {numbers[index]}", class_names=class_names
     )
@@ -91,8 +92,8 @@ def image_list(
 
 
 class _Listed(NamedTuple):
-    """What the lines hold, in some 90 bytes each: the number of the line; the whole path, and what
-    stands for it as numbers; the label, each in memory once."""
+    """The lines of the file, in some 90 bytes each: the number of the line, the whole path, the
+    path's hash, and the label; lines with equal labels share one string."""
 
     numbers: Sequence[int]
     paths: FileNames
@@ -117,9 +118,11 @@ def _normal(path: str) -> str:
     return os.path.normpath(path) if "/." in path or "//" in path else path
 
 
-def _check_twice(file: pathlib.Path, paths: Sequence[str], labels: list[str], numbers) -> None:
-    """Raises UserError where a path has two labels; says how many are there twice with one."""
-    first, twice = {}, []
+def _check_repeated(
+    file: pathlib.Path, paths: Sequence[str], labels: list[str], numbers: Sequence[int]
+) -> None:
+    """Raises UserError if a path has two labels; warns if lines repeat a path and its label."""
+    first, repeated = {}, []
     for index, path in enumerate(map(_normal, paths)):
         before = first.setdefault(path, index)
         if labels[before] != labels[index]:
@@ -129,37 +132,36 @@ def _check_twice(file: pathlib.Path, paths: Sequence[str], labels: list[str], nu
                 f"remove one of the lines. For several labels of an image, {OWN_DATA}"
             )
         if before != index:
-            twice.append((before, index))
-    if not twice:
-        return
-    before, index = twice[0]
-    log.warning(
-        "data: %d lines of %s list an image that another line has listed with the same label, "
-        "first lines %d and %d; such images count more than once",
-        len(twice),
-        file,
-        numbers[before],
-        numbers[index],
-    )
+            repeated.append((before, index))
+    if repeated:
+        before, index = repeated[0]
+        log.warning(
+            "data: %d lines of %s repeat an image of an earlier line with the same label, first "
+            "lines %d and %d; such images count more than once",
+            len(repeated),
+            file,
+            numbers[before],
+            numbers[index],
+        )
 
 
 def find_list(file: pathlib.Path) -> None:
-    """Raises UserError where there is no such file; reads nothing of it.
+    """Raises UserError if there is no such file. Its contents are not read.
 
     Args:
       file: an absolute path.
     """
     if not file.exists():
-        cure = nearest(file, kind="file", wanted="a file of paths and labels")
-        raise UserError(f"image list {file} does not exist{cure}")
+        hint = nearest(file, kind="file", wanted="a file of paths and labels")
+        raise UserError(f"image list {file} does not exist{hint}")
     if file.is_dir():
         raise UserError(f"image list {file} is a folder; give a file of paths and labels")
 
 
 def _lines(file: pathlib.Path) -> Iterator[str]:
-    """Yields the file's lines with their ends, less empty ones at its end."""
+    """Yields the file's lines with their line ends, without empty lines at the end of the file."""
     find_list(file)
-    empty = 0  # such lines that are not yet given
+    empty = 0  # empty lines that are not yet yielded
     try:
         with io.TextIOWrapper(open_regular(file), encoding="utf-8-sig") as opened:
             for number, line in enumerate(opened, start=1):
@@ -178,16 +180,16 @@ def _lines(file: pathlib.Path) -> Iterator[str]:
     except (OSError, UnicodeDecodeError) as error:
         cause = getattr(error, "strerror", None) or error
         packed = compression_of(file)
-        cure = f"it is {packed}: unpack or convert it to text" if packed else "expected UTF-8"
-        raise UserError(f"image list {file} cannot be read ({cause}); {cure}") from None
+        fix = f"it is {packed}: unpack or convert it to text" if packed else "expected UTF-8"
+        raise UserError(f"image list {file} cannot be read ({cause}); {fix}") from None
 
 
 def _header(file: pathlib.Path, line: str) -> tuple[str, int, int] | None:
-    """Returns (delimiter, path's column, label's column), or None where it is no header."""
+    """Returns (delimiter, path's column, label's column), or None if the line is not a header."""
     for delimiter in DELIMITERS:
         try:
             columns = [each.strip() for each in next(csv.reader([line], delimiter=delimiter))]
-        except csv.Error:  # longer than any header
+        except csv.Error:  # the line is longer than any header
             return None
         lower = [each.lower() for each in columns]
         found = [
@@ -209,11 +211,11 @@ def _csv_rows(file, lines, delimiter, path_column, label_column) -> Iterator[tup
     least = max(path_column, label_column) + 1
     for number, row in itertools.islice(_numbered(file, lines, delimiter), 1, None):
         pair = (row[path_column], row[label_column].strip()) if len(row) >= least else ("", "")
-        # A line's end in a path is that of a quote which was left open.
+        # A path with a line end comes from a quote that is not closed.
         if not all(pair) or "\n" in "".join(pair):
             raise UserError(
                 f"{file} line {number} is {_line(file, number)!r}; expected a path in column "
-                f"{path_column + 1} and a label in column {label_column + 1}, as the header says"
+                f"{path_column + 1} and a label in column {label_column + 1}, as in the header"
             )
         yield number, *pair
 
@@ -223,7 +225,7 @@ def _line(file: pathlib.Path, number: int) -> str:
 
 
 def _numbered(file, lines, delimiter) -> Iterator[tuple[int, list[str]]]:
-    """Yields each row after the number of the line on which it begins."""
+    """Yields each row with the number of the line on which it begins."""
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     while True:
         number = reader.line_num + 1
@@ -244,6 +246,6 @@ def _plain_rows(file, lines) -> Iterator[tuple[int, str, str]]:
         if len(fields) < 2 or not WHOLE_NUMBER.fullmatch(fields[1]):
             raise UserError(
                 f"{file} line {number} is {line.rstrip()!r:.200}; expected a path, blanks and a "
-                "whole number, or on line 1 a header that names the columns path and label"
+                "whole number, or on line 1 a header with the columns path and label"
             )
         yield number, *fields

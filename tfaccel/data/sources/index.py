@@ -1,9 +1,9 @@
-"""Shards, and files that remember where the examples of each one are.
+"""Lists shards, and finds their examples with the help of kept index files.
 
-Takes paths or patterns of shards, and the function that looks through one; gives ranges of bytes
-and labels, one for each example. They are kept in files beside the shard, so that a shard is looked
-through once: 1.3 million TFRecords of 15 features take two minutes then (80 us of CPU each),
-and seconds afterwards (1.3 ms a shard; 2-core CPU, 2026-11-21).
+`examples` takes shards and a function that scans one, and returns a range of bytes and a label for
+each example. The results are kept in files beside the shards, so that a shard is scanned only once.
+The first scan of 1.3 million TFRecords with 15 features takes two minutes (80 us of CPU each).
+Later starts take seconds (1.3 ms for each shard; 2-core CPU, 2026-11-21).
 
     found = examples(list_shards("train-*"), key="...", index_dir=None, rows=rows)
     found.images, found.labels
@@ -13,7 +13,6 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
-import functools
 import glob
 import hashlib
 import io
@@ -33,9 +32,9 @@ from tfaccel.data.source import Blobs
 from tfaccel.data.sources.paths import absolute, nearest
 from tfaccel.process.cache_folder import cache_folder
 
-VERSION = 2  # of the columns' files: others are made anew
-OURS = (".idx", ".npz")  # lie beside the shards, so that a pattern may match them
-NUM_THREADS = 8  # to hide the latency of a network drive
+VERSION = 2  # of the files of columns; files of other versions are written again
+OURS = (".idx", ".npz")  # suffixes of our files beside the shards, which a pattern may match
+NUM_THREADS = 8  # to overlap the latencies of a network drive
 
 log = logging.getLogger("tfaccel")
 
@@ -44,42 +43,42 @@ Pattern = str | os.PathLike | Sequence[str | os.PathLike]
 
 
 def list_shards(pattern: Pattern) -> tuple[str, ...]:
-    """Returns the absolute paths of shards, sorted, each once; says which are links to one file.
+    """Returns the absolute paths of shards, sorted, each once. Warns of links to the same file.
 
     Args:
-      pattern: a path, a pattern with * ? or [], or a sequence of those.
+      pattern: a path, a pattern with * ? or [], or a sequence of these.
 
     Raises:
-      UserError: no file is there, or one is empty.
+      UserError: a file is missing or empty.
     """
     shards = find_shards(pattern)
-    _say_twice(shards)
+    _warn_of_links(shards)
     return shards
 
 
 def find_shards(pattern: Pattern) -> tuple[str, ...]:
-    """Returns the same, and says nothing."""
+    """Returns the same paths as `list_shards`, without warnings."""
     patterns = [pattern] if isinstance(pattern, str | os.PathLike) else pattern
     shards = sorted({shard for each in patterns for shard in _matches(absolute(each))})
     if not shards:
-        raise UserError(f"no shards were given: {pattern!r}; expected a path or a pattern")
+        raise UserError(f"the list of shards is empty: {pattern!r}; expected a path or a pattern")
     for shard in shards:
         if is_special(shard):
-            raise UserError(f"shard {shard} is {NOT_REGULAR}; copy what it gives into a file")
+            raise UserError(f"shard {shard} is {NOT_REGULAR}; copy its contents into a file")
         if os.path.getsize(shard) == 0:
             raise UserError(f"shard {shard} is empty; write it again, or remove it")
     return tuple(shards)
 
 
-def _say_twice(shards: Sequence[str]) -> None:
-    """Warns of shards that are one file by a link, whose examples count more than once."""
+def _warn_of_links(shards: Sequence[str]) -> None:
+    """Warns of shards that are the same file through a link: their examples count twice."""
     if any(map(os.path.islink, shards)):
         first = {}
         for shard in shards:
             before = first.setdefault(os.path.realpath(shard), shard)
             if before != shard:
                 log.warning(
-                    "data: shards %s and %s are one file, by a link; its examples count twice",
+                    "data: shards %s and %s are one file, through a link; its examples count twice",
                     before,
                     shard,
                 )
@@ -91,57 +90,56 @@ def _matches(pattern: pathlib.Path) -> list[str]:
     if pattern.exists():
         return [str(pattern)]
     if not glob.has_magic(str(pattern)):
-        hint = "; write a range of shards with *, not {}" if "{" in pattern.name else ""
-        cure = hint or nearest(pattern, kind="file", wanted="the shards")
-        raise UserError(f"shard {pattern} does not exist{cure}")
-    # What is there is meant as it is, whatever its name has.
+        hint = "; use * for a range of shards, not {}" if "{" in pattern.name else ""
+        hint = hint or nearest(pattern, kind="file", wanted="the shards")
+        raise UserError(f"shard {pattern} does not exist{hint}")
+    # The folders that exist are taken literally, even if their names have magic characters.
     folder = next(each for each in pattern.parents if each.is_dir())
     within = os.path.join(glob.escape(str(folder)), pattern.relative_to(folder))
     found = glob.glob(within, recursive=True)
-    # Of "a[1]-*.tar" the brackets may be a name's own, where nothing matches them as a pattern.
+    # If nothing matches "a[1]-*.tar" as a pattern, the brackets are taken as part of the name.
     if not found and "[" in (own := str(pattern.relative_to(folder))):
         within = os.path.join(glob.escape(str(folder)), own.replace("[", "[[]"))
         found = glob.glob(within, recursive=True)
-    found = [each for each in found if not each.endswith(OURS)]
-    found = [each for each in found if os.path.isfile(each)]
+    found = [each for each in found if not each.endswith(OURS) and os.path.isfile(each)]
     if not found:
-        cure = nearest(pattern, kind="file", wanted="the shards")
-        raise UserError(f"no shard matches {pattern}{cure}")
+        hint = nearest(pattern, kind="file", wanted="the shards")
+        raise UserError(f"no shard matches {pattern}{hint}")
     return found
 
 
 class Keeper:
-    """Keeps what was found in a shard in a file, which later processes find.
+    """Keeps the results of a shard's scan in a file, for later processes.
 
     Attributes:
-      index_dir: the folder of such files; None for the shards' own. Where it cannot be written,
-        they are in the user's cache folder: XDG_CACHE_HOME, or ~/.cache.
+      index_dir: the folder of the kept files; None for the shards' own folders. If it cannot be
+        written, they go to the user's cache folder: XDG_CACHE_HOME, or ~/.cache.
       written_to: the folders into which this keeper has written.
     """
 
     def __init__(self, index_dir: str | os.PathLike | None):
-        """Takes the folder. Nothing is written yet."""
+        """Stores the folder. Nothing is written yet."""
         self.index_dir = None if index_dir is None else absolute(index_dir)
         self.written_to: set[str] = set()
 
     def read(self, shard: str, suffix: str, parse: Callable[[pathlib.Path], Any]) -> Any:
-        """Returns what `parse` gives for a file that was kept of the shard, or None.
+        """Returns the parsed contents of a file that was kept for the shard, or None.
 
         Args:
-          shard: its path.
-          suffix: of the file: what its name has instead of the shard's `.tar`, or beyond its name.
-          parse: returns None for a file that is missing, broken or does not fit.
+          shard: path of the shard.
+          suffix: replaces the shard's `.tar`, or is added to its name, to name the kept file.
+          parse: reads a path; returns None if the file is missing, damaged or does not fit.
         """
         parsed = (parse(place) for place in self._places(shard, suffix))
         return next((each for each in parsed if each is not None), None)
 
     def write(self, shard: str, suffix: str, data: bytes) -> None:
-        """Keeps a file of the shard: written aside, then renamed.
+        """Keeps a file for the shard, which is written under another name and then renamed.
 
-        So a reader finds a whole file or none, and of two processes at once the later one wins.
+        So a reader finds a complete file or none, and of two processes the later one wins.
         """
         for place in self._places(shard, suffix):
-            # Not seen by patterns, for its dot. Two machines may share the folder: no process id.
+            # The dot hides it from patterns. Machines may share the folder, so no process id.
             unfinished = place.with_name(f".{place.name}.{uuid.uuid4().hex}")
             try:
                 place.parent.mkdir(parents=True, exist_ok=True)
@@ -155,32 +153,32 @@ class Keeper:
                 self.written_to.add(str(place.parent))
                 return
         log.warning(
-            "data: %s cannot be kept (%s): the next run makes it again", place, failure.strerror
+            "data: %s cannot be kept (%s), so the next run makes it again", place, failure.strerror
         )
 
     def _places(self, shard: str, suffix: str) -> tuple[pathlib.Path, pathlib.Path]:
         beside = pathlib.Path(shard)
         name = beside.name.removesuffix(".tar") + suffix
-        if suffix.endswith(".npz"):  # but for DALI's: hidden from a user's own pattern of shards
+        if suffix.endswith(".npz"):  # hidden from a user's pattern of shards, unlike DALI's .idx
             name = f".{name}"
-        # Shards of different folders have equal names.
+        # The digest tells shards of different folders with equal names apart.
         prefix = hashlib.sha256(os.fsencode(beside.parent)).hexdigest()[:16]
         in_cache = cache_folder("index") / f"{prefix}-{name}"
         if self.index_dir is None:
             return beside.parent / name, in_cache
-        # DALI's may be there already, made by its own tools; it is compared with the shard's bytes.
+        # DALI's tools may have written an .idx here. It is compared with the shard's bytes.
         own = name if suffix == ".idx" else f".{prefix}{name}"
         return self.index_dir / own, in_cache
 
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """The examples of all shards, in the order of the shards, then of the file.
+    """The examples of all shards, in the order of the shards and then of the bytes.
 
     Attributes:
       images: ranges of bytes.
       labels: [num_examples] int64, or names as bytes; None for pairs.
-      targets: of pairs, ranges of bytes; None for labelled images.
+      targets: ranges of bytes of the pairs' targets; None for labelled images.
     """
 
     images: Blobs
@@ -195,30 +193,27 @@ def examples(
     index_dir: str | os.PathLike | None,
     rows: Callable[[BinaryIO, Keeper], Iterable[dict]],
 ) -> Found:
-    """Returns where each example is, from what was kept or by looking through the shards.
+    """Returns the place of each example, from the kept files or from a scan of the shards.
 
     Args:
-      shards: their paths.
-      key: all that the rows depend on beside the shard.
-      index_dir: see Keeper.
-      rows: yields, from an open shard, each example's "image_offset" and "image_size", and its
-        "label" or its "target_offset" and "target_size".
+      shards: paths of the shards.
+      key: everything that the rows depend on, apart from the shard.
+      index_dir: as in Keeper.
+      rows: scans an open shard, and yields for each example "image_offset" and "image_size", and
+        "label" or "target_offset" and "target_size".
 
     Raises:
-      UserError: a shard cannot be read, or some have numbers as labels and others names.
+      UserError: a shard cannot be read, or some labels are numbers and others are names.
     """
     keeper = Keeper(index_dir)
     suffix = f".{hashlib.sha256(key.encode()).hexdigest()[:8]}.npz"
 
     def load(shard):
-        return keeper.read(
-            shard,
-            suffix,
-            functools.partial(_load, stamp=_stamp(shard, key), shard_size=os.path.getsize(shard)),
-        )
+        stamp, size = _stamp(shard, key), os.path.getsize(shard)
+        return keeper.read(shard, suffix, lambda place: _load(place, stamp, size))
 
     def make(shard):
-        stamp = _stamp(shard, key)  # before: if the shard changes meanwhile, it is looked at again
+        stamp = _stamp(shard, key)  # before the scan, so that a later change is noticed
         try:
             with open_regular(shard, buffering=0) as file:
                 columns = _as_columns(rows(file, keeper))
@@ -231,19 +226,15 @@ def examples(
         found = dict(zip(shards, pool.map(load, shards), strict=True))
         new = [shard for shard, columns in found.items() if columns is None]
         if new:
-            summary(
-                "data: looking through %d of %d shards, once; first %s",
-                len(new),
-                len(shards),
-                new[0],
-            )
+            message = "data: scanning %d of %d shards, once; first %s"
+            summary(message, len(new), len(shards), new[0])
             found.update(zip(new, pool.map(make, new), strict=True))
     if keeper.written_to:
         log.info("data: wrote the shards' indexes to %s", ", ".join(sorted(keeper.written_to)))
     found = list(found.values())
     for name in found[0]:
         if len({each[name].dtype.kind for each in found}) > 1:
-            raise UserError(f"some of {shards[0]}, ... have a number as {name} and others a name")
+            raise UserError(f"some of {shards[0]}, ... have numbers as {name} and others names")
     columns = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
     counts = [len(each["image_size"]) for each in found]
     shard = np.repeat(np.arange(len(shards), dtype=np.int32), counts)
@@ -256,7 +247,7 @@ def examples(
 
 
 def _as_columns(rows: Iterable[dict]) -> Columns:
-    """Returns rows of equal keys, at least one, as an array for each key."""
+    """Returns an array for each key of the rows. There is at least one row, and keys are equal."""
     columns = collections.defaultdict(list)
     for row in rows:
         for name, cell in row.items():
@@ -265,25 +256,25 @@ def _as_columns(rows: Iterable[dict]) -> Columns:
 
 
 def _stamp(shard: str, key: str) -> str:
-    """Returns what changes when the columns must be made anew."""
+    """Returns a text that changes if the columns must be made again."""
     status = os.stat(shard)
     return f"{VERSION} {status.st_size} {status.st_mtime_ns} {key}"
 
 
 def _load(place: pathlib.Path, stamp: str, shard_size: int) -> Columns | None:
-    """Returns the columns that were kept, None where they are of another shard, or damaged."""
+    """Returns the kept columns, or None if they belong to another shard or are damaged."""
     try:
         with open_regular(place) as opened, np.load(opened, allow_pickle=False) as file:
             if str(file["stamp"]) != stamp:
                 return None
             columns = {name: file[name] for name in file.files if name != "stamp"}
         return columns if _fit(columns, shard_size) else None
-    except Exception:  # a damaged file may make its reader raise anything: it is made anew
+    except Exception:  # a reader of a damaged file may raise anything; it is written again
         return None
 
 
 def _fit(columns: Columns, shard_size: int) -> bool:
-    """Returns whether all columns have as many cells, and all ranges of bytes lie in the shard."""
+    """Returns whether all columns have the same length, and all ranges lie in the shard."""
     sizes = {len(each) for each in columns.values() if each.ndim == 1}
     if len(sizes) != 1 or any(each.ndim != 1 for each in columns.values()):
         return False

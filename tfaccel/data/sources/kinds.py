@@ -1,16 +1,15 @@
-"""Of which kind an encoded image is, by its header: one that every decoder reads as Pillow does?
-
-Takes an image's bytes; gives None, or what it is and why decoders differ on it.
+"""Finds out from its header whether all decoders read an image as Pillow does.
 
     unlike(data)                     # ("animated", "2 frames of PNG"), or None
     unfit(data, is_mask=True)        # "is of Pillow's mode P; expected masks of ...", or None
 
-Measured with `tools/compare_decoders.py` on the test images of Pillow, image-rs and libjpeg-turbo:
-`tools/results/decoders-2-cores.md`. A JPEG or a PNG of the usual kind takes some microseconds, any
-other image what Pillow takes to open it.
+The rules are measured with `tools/compare_decoders.py` on the test images of Pillow, image-rs and
+libjpeg-turbo: `tools/results/decoders-2-cores.md`. A JPEG or a PNG of the usual kind takes some
+microseconds. Any other image takes as long as Pillow needs to open it.
 """
 
 import io
+import struct
 from typing import NamedTuple
 
 import numpy as np
@@ -30,30 +29,30 @@ from tfaccel.data.sources.pillow import (
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _JPEG = b"\xff\xd8\xff"
-_SECOND_CHUNK = 37  # where a PNG has the name of what follows its header
-HEAD_BYTES = _SECOND_CHUNK + 4  # that `are_usual` looks at
-_GREY = 0  # of a PNG's colour types (W3C PNG, 11.2.1)
+_SECOND_CHUNK = 37  # offset of the name of a PNG's second chunk
+HEAD_BYTES = _SECOND_CHUNK + 4  # the first bytes, which `are_usual` checks
+_GREY = 0  # one of PNG's colour types (W3C PNG, 11.2.1)
 _RAMP = b"".join(bytes([level, level, level, 0]) for level in range(256))  # a BMP's grey palette
-# Modes of a TIFF, and tags, with what each may have for all decoders to agree (TIFF 6.0).
+# The modes of a TIFF, and the values of two tags, for which all decoders agree (TIFF 6.0).
 _TIFF_MODES = ("1", "L", "RGB", "CMYK")
 _TIFF_TAGS = {
-    "sample format": (339, (1,)),  # whole numbers without a sign
+    "sample format": (339, (1,)),  # unsigned whole numbers
     "extra samples": (338, ()),
 }
 
 
 def unlike(data: bytes, image: PIL.Image.Image | None = None) -> tuple[str, str] | None:
-    """Returns the (kind, cause) of an image that decoders make different pixels of, or None.
+    """Returns the (kind, cause) of an image whose pixels depend on the decoder, or None.
 
-    The kind is one of `tfaccel.data.scan.examine.KINDS`. What is damaged is not looked for.
+    The kind is one of `tfaccel.data.scan.examine.KINDS`. Damage is not looked for.
 
     Args:
       data: the encoded image.
-      image: the same as Pillow has opened it, not decoded yet; None to open it where need be.
+      image: the image as Pillow has opened it, not yet decoded. None opens it if needed.
 
     Raises:
-      OSError, SyntaxError, ValueError, PIL.Image.DecompressionBombError: it is no image; see
-        `pillow.UNREADABLE`.
+      OSError, SyntaxError, ValueError, PIL.Image.DecompressionBombError: the bytes are not an
+        image; see `pillow.UNREADABLE`.
     """
     if _is_usual(data):
         return None
@@ -69,7 +68,7 @@ def unlike(data: bytes, image: PIL.Image.Image | None = None) -> tuple[str, str]
     if content in ("GIF", "PNG", "WEBP") and num_frames > 1:
         return "animated", f"{num_frames} frames of {content}"
     if content == "PNG" and _is_animated_png(data):
-        return "animated", "a PNG that says it is animated"
+        return "animated", "a PNG that is marked as animated"
     why = None
     if content == "BMP" and not _is_plain_bmp(data):
         why = "a BMP of another kind than plain 24-bit or grey pixels"
@@ -78,19 +77,20 @@ def unlike(data: bytes, image: PIL.Image.Image | None = None) -> tuple[str, str]
     elif content == "TIFF":
         why = _odd_tiff(image)
     elif content == "PPM" and (largest := largest_of_ppm(image)) != 255:
-        why = f"a PPM whose largest value is {largest}, not 255"
+        why = f"a PPM with the largest value {largest}, not 255"
     return ("unsupported", why) if why else None
 
 
 def unfit(data: bytes, *, is_mask: bool) -> str | None:
-    """Returns why a decoder other than Pillow is not to be given an image; None for most.
+    """Returns why only Pillow may decode an image, or None for most images.
 
     Args:
       data: the encoded image.
-      is_mask: whether its grey levels are classes.
+      is_mask: whether the image's grey levels are classes.
 
     Raises:
-      OSError, SyntaxError, ValueError, PIL.Image.DecompressionBombError: it is no image.
+      OSError, SyntaxError, ValueError, PIL.Image.DecompressionBombError: the bytes are not an
+        image.
     """
     if _is_usual(data) and not is_mask:
         return None
@@ -106,28 +106,28 @@ def unfit(data: bytes, *, is_mask: bool) -> str | None:
 
 
 def unfit_blob(blobs: Blobs, index: int, *, is_mask: bool) -> str | None:
-    """Returns `"name (cause)"` of an image that is `unfit`, None of any other.
+    """Returns `"name (cause)"` if an image is `unfit`, else None.
 
     Raises:
-      OSError, SyntaxError, ValueError, PIL.Image.DecompressionBombError: it is no image, or cannot
-        be read.
+      OSError, SyntaxError, ValueError, PIL.Image.DecompressionBombError: the image cannot be read,
+        or is not an image.
     """
     fault = unfit(blobs.read(index), is_mask=is_mask)
     return f"{blobs.name(index)} ({fault})" if fault else None
 
 
 def check_kinds(blobs: Blobs, ids: np.ndarray, *, are_masks: bool, by_pillow: bool) -> None:
-    """Looks at some images, for kinds that a loader does not take.
+    """Checks some images for kinds that a loader does not take.
 
     Args:
       blobs: the images.
-      ids: which of them are looked at: [num_ids].
-      are_masks: whether their grey levels are classes.
-      by_pillow: whether Pillow decodes them, which takes more.
+      ids: [num_ids], indices of the images that are checked.
+      are_masks: whether the images' grey levels are classes.
+      by_pillow: whether Pillow decodes them, which takes more kinds.
 
     Raises:
-      UserError: for the first that has samples of 16 bits, or that is no mask, or that the loader's
-        decoder does not read as Pillow does.
+      UserError: an image has 16-bit samples, is not a mask, or is read differently by the loader's
+        decoder and by Pillow. The first such image is named.
     """
     pillow.check_kinds(blobs, ids, are_masks=are_masks)
     if by_pillow:
@@ -136,27 +136,27 @@ def check_kinds(blobs: Blobs, ids: np.ndarray, *, are_masks: bool, by_pillow: bo
         try:
             fault = unfit(blobs.read(index), is_mask=are_masks)
         except UNREADABLE:
-            continue  # the loader names it, or leaves it out
+            continue  # the loader names or skips it
         if fault:
             raise UserError(
-                f"{blobs.name(index)} {fault}; convert all of that kind, let Pillow read them with "
-                "loader='memory' or 'cache', or leave them out with bad_files='skip'"
+                f"{blobs.name(index)} {fault}; convert all images of this kind, let Pillow read "
+                "them with loader='memory' or 'cache', or skip them with bad_files='skip'"
             )
 
 
 class Unseen:
-    """Which examples a stream has not read yet: each is looked at as it is read first."""
+    """Knows which examples a stream has not read yet, because each is checked when first read."""
 
     def __init__(self, num_examples: int):
-        """Takes how many there are, none of which has been read."""
+        """Starts with `num_examples` examples that have not been read."""
         self._is_seen = np.zeros(num_examples, bool)
 
     def among(self, ids: np.ndarray, number: int) -> np.ndarray:
-        """Returns which examples of a batch are new, [rows] bool. Later they are not.
+        """Returns which examples of a batch are new, [rows] bool, and marks them as read.
 
         Args:
-          ids: of the batch.
-          number: of the batch. Number 0 is always new: a stream makes it twice.
+          ids: [rows], the examples of the batch.
+          number: the batch's number. All of batch 0 is new, because a stream makes it twice.
         """
         is_new = np.ones(len(ids), bool) if number == 0 else ~self._is_seen[ids]
         self._is_seen[ids] = True
@@ -164,7 +164,7 @@ class Unseen:
 
 
 def agreed(data: bytes, *, is_mask: bool) -> bool:
-    """Returns whether an image is not `unfit`. What is no image is left to the decoder."""
+    """Returns whether an image is not `unfit`. Other bytes are left for the decoder to refuse."""
     try:
         return unfit(data, is_mask=is_mask) is None
     except UNREADABLE:
@@ -176,27 +176,27 @@ def _with_article(cause: str) -> str:
 
 
 class Template(NamedTuple):
-    """What the first bytes of a usual image may be: from `least` to `most`, [HEAD_BYTES] uint8."""
+    """Bounds of the first bytes of a usual image, from `least` to `most`, [HEAD_BYTES] uint8."""
 
     least: np.ndarray
     most: np.ndarray
 
 
 def usual_heads(*, are_masks: bool) -> list[Template]:
-    """Returns what images that are not `unfit` mostly begin with.
+    """Returns templates for the first bytes of most images that are not `unfit`.
 
-    They are a JPEG, or a PNG of 8 bits a sample or fewer whose pixels follow its header at once;
-    masks are such a PNG of 8-bit grey levels.
+    Such an image is a JPEG, or a PNG with at most 8 bits a sample whose pixels directly follow its
+    header. Such a mask is a PNG of this kind with 8-bit grey levels.
 
     Args:
-      are_masks: whether their grey levels are classes.
+      are_masks: whether the images' grey levels are classes.
     """
     plain_png = {0: _PNG, _SECOND_CHUNK: b"IDAT"}
     if are_masks:
         return [_template(plain_png | {24: bytes([8, _GREY])})]
-    of_few_bits = _template(plain_png)
-    of_few_bits.most[24] = 8
-    return [of_few_bits, _template({0: _JPEG})]
+    at_most_8_bits = _template(plain_png)
+    at_most_8_bits.most[24] = 8
+    return [at_most_8_bits, _template({0: _JPEG})]
 
 
 def _template(parts: dict[int, bytes]) -> Template:
@@ -208,11 +208,11 @@ def _template(parts: dict[int, bytes]) -> Template:
 
 
 def are_usual(heads: np.ndarray, *, are_masks: bool) -> np.ndarray:
-    """Returns which images are known by their first bytes not to be `unfit`, [num] bool.
+    """Returns which images are certainly not `unfit`, judging from their first bytes: [num] bool.
 
     Args:
-      heads: [num, HEAD_BYTES] uint8, of each.
-      are_masks: whether their grey levels are classes.
+      heads: [num, HEAD_BYTES] uint8, the first bytes of each image.
+      are_masks: whether the images' grey levels are classes.
     """
     known = np.zeros(len(heads), bool)
     for least, most in usual_heads(are_masks=are_masks):
@@ -221,14 +221,14 @@ def are_usual(heads: np.ndarray, *, are_masks: bool) -> np.ndarray:
 
 
 def _is_usual(data: bytes) -> bool:
-    """Returns whether it is a JPEG, or a PNG of one picture and 8 bits a sample or fewer."""
+    """Returns whether it is a JPEG, or a PNG with one picture and at most 8 bits a sample."""
     if data[:3] == _JPEG:
         return True
     return data[:8] == _PNG and data[24:25] <= b"\x08" and not _is_animated_png(data)
 
 
 def _is_animated_png(data: bytes) -> bool:
-    """Returns whether a chunk ahead of a PNG's pixels says that it is animated."""
+    """Returns whether a chunk before a PNG's pixels marks it as animated."""
     start, end = 8, len(data)
     while start + 8 <= end:
         name = data[start + 4 : start + 8]
@@ -241,18 +241,9 @@ def _is_animated_png(data: bytes) -> bool:
 
 
 def _is_plain_bmp(data: bytes) -> bool:
-    """Returns whether a BMP has 24-bit pixels or grey levels, and nothing behind or beside them."""
-    start, header, width, height, depth, compression = (
-        int.from_bytes(data[at : at + size], "little", signed=signed)
-        for at, size, signed in (
-            (10, 4, False),
-            (14, 4, False),
-            (18, 4, True),
-            (22, 4, True),
-            (28, 2, False),
-            (30, 4, False),
-        )
-    )
+    """Returns whether a BMP has 24-bit pixels or grey levels, and no bytes after its pixels."""
+    fields = struct.unpack_from("<IIiiHHI", data[:34].ljust(34, b"\0"), offset=10)
+    start, header, width, height, _, depth, compression = fields
     if header < 40 or compression or depth not in (8, 24):
         return False
     palette = data[14 + header : start]
@@ -263,7 +254,7 @@ def _is_plain_bmp(data: bytes) -> bool:
 
 
 def _has_holes(image: PIL.Image.Image) -> bool:
-    """Returns whether a GIF's first frame leaves pixels out."""
+    """Returns whether a GIF's first frame leaves pixels undefined."""
     covers = bool(image.tile) and tuple(image.tile[0].extents) == (0, 0, *image.size)
     return "transparency" in image.info or not covers
 

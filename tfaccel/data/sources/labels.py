@@ -1,8 +1,8 @@
-"""Labels as files have them, numbers or names, to indices of classes.
+"""Turns labels from files, which are numbers or names, into indices of classes.
 
 labels, class_names = numbered(np.array([0, 2]), name_of=str)    # [0, 2], ("0", "1", "2")
-labels, class_names = named(["dog", "cat"], name_of=str)            # [1, 0], ("cat", "dog")
-labels, class_names = from_text(["0", "2"], name_of=str)         # as whichever of the two it is
+labels, class_names = named(["dog", "cat"], name_of=str)         # [1, 0], ("cat", "dog")
+labels, class_names = from_text(["0", "2"], name_of=str)         # either, by the text
 """
 
 import itertools
@@ -14,14 +14,14 @@ import numpy as np
 
 from tfaccel.common.errors import UserError
 
-MOST_CLASSES = 10_000_000  # whose numbers are larger has taken identifiers for classes
+MOST_CLASSES = 10_000_000  # larger numbers are surely identifiers and not classes
 
-WHOLE_NUMBER = re.compile(r"[-+]?[0-9]{1,18}")  # of 64 bits
-# Also 1e-3 and .5; 0,5 as much of Europe writes it; and what NumPy and pandas write for no number.
+WHOLE_NUMBER = re.compile(r"[-+]?[0-9]{1,18}")  # fits into 64 bits
+# Also matches 1e-3, .5 and the European 0,5, and NumPy's and pandas' words for a missing number.
 NUMBER = re.compile(
     r"[-+]?([0-9]+([.,][0-9]*)?|[.,][0-9]+)([eE][-+]?[0-9]+)?|[-+]?(nan|inf|infinity)", re.I
 )
-SEPARATORS = "|;,/ "  # between the labels of one image; class names may have all but the first
+SEPARATORS = "|;,/ "  # between several labels of an image; class names may contain all but "|"
 OWN_DATA = "give run.examples your own (image, target)"
 
 log = logging.getLogger("tfaccel")
@@ -37,16 +37,16 @@ def numbered(
 
     Args:
       labels: [num_examples], integers.
-      name_of: tells where the label of that index stands, for the error.
-      class_names: of which each label is an index; None for "0", "1", ... up to the largest.
+      name_of: returns the place of the label with the given index, for the error.
+      class_names: the names that labels are indices into; None for "0", "1", ... up to the largest.
 
     Raises:
-      UserError: one is below 0, or too large to be a class.
+      UserError: a label is negative, or too large for a class.
     """
     most = MOST_CLASSES if class_names is None else len(class_names)
     for index in (labels.argmin(), labels.argmax()):
         if not 0 <= labels[index] < most:
-            of = "" if class_names is None else ": there are so many class_names"
+            of = "" if class_names is None else ", the number of class_names"
             raise UserError(
                 f"{name_of(int(index))}: the label is {labels[index]}; expected the number of a "
                 f"class, from 0, below {most:,}{of}"
@@ -62,16 +62,16 @@ def named(
     name_of: Callable[[int], str],
     class_names: Sequence[str] | None = None,
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Returns indices [num_examples] int32 into the class names, and these.
+    """Returns indices into the class names, [num_examples] int32, and the class names.
 
     Args:
-      names: [num_examples], of classes.
-      name_of: tells where the label of that index stands, for the error.
-      class_names: in their order; None for those that there are, sorted as text.
+      names: [num_examples], names of classes.
+      name_of: as in `numbered`.
+      class_names: all names in order. The default is the names that occur, sorted as text.
 
     Raises:
-      UserError: a name is not among `class_names`; or they were not given, and the names are
-        numbers with a fraction, or several classes in one.
+      UserError: a name is not among `class_names`; or without `class_names`, the names are numbers
+        with a fraction, or one name looks like several classes.
     """
     distinct = set(names)
     if class_names is None:
@@ -92,16 +92,16 @@ def from_text(
     name_of: Callable[[int], str],
     class_names: Sequence[str] | None = None,
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Returns what `numbered` does where all are whole numbers, else what `named` does.
+    """Returns the result of `numbered` if all labels are whole numbers, else that of `named`.
 
     Args:
       labels: [num_examples].
-      name_of: tells where the label of that index stands, for the error.
-      class_names: as for `named`; labels that are whole numbers, and are not among them, are
-        indices of them.
+      name_of: as in `numbered`.
+      class_names: as in `named`; labels that are whole numbers, and not among `class_names`, are
+        indices into it.
 
     Raises:
-      UserError: as `numbered` and `named`; or some are whole numbers and others are not.
+      UserError: as in `numbered` and `named`, or some labels are whole numbers and others are not.
     """
     distinct = dict.fromkeys(labels)
     are_names = class_names is not None and distinct.keys() <= set(class_names)
@@ -112,20 +112,20 @@ def from_text(
         if all(map(NUMBER.fullmatch, distinct)):
             _refuse_fractions(other, name_of(labels.index(other)))
         raise UserError(
-            f"{name_of(labels.index(other))}: the label is '{other}'; expected a whole number, as "
-            f"{name_of(0)} has"
+            f"{name_of(labels.index(other))}: the label is '{other}'; expected a whole number, "
+            f"like the label of {name_of(0)}"
         )
     numbers = np.array(labels).astype(np.int64)
     if class_names is not None and not all(map(WHOLE_NUMBER.fullmatch, class_names)):
         log.warning(
-            "data: labels are numbers, and are taken for places in class_names: 0 is %s",
+            "data: labels are numbers, so they are used as indices into class_names: 0 is %s",
             class_names[0],
         )
     return numbered(numbers, name_of=name_of, class_names=class_names)
 
 
 def _check_one_class_each(distinct: set[str], where: Callable[[str], str]) -> None:
-    """Raises UserError where labels are no names of classes, though they are no whole numbers."""
+    """Raises UserError if labels are numbers with a fraction, or one label looks like several."""
     if all(map(NUMBER.fullmatch, distinct)):
         others = sorted(each for each in distinct if not WHOLE_NUMBER.fullmatch(each))
         if others and others[0].lstrip("+-").isdigit():
@@ -140,22 +140,23 @@ def _check_one_class_each(distinct: set[str], where: Callable[[str], str]) -> No
         raise UserError(
             f"{where(several)}: the label is '{several}', which looks like several classes in "
             f"one; expected one class for each image. For several, {OWN_DATA}; if it is the name "
-            "of one class, say so by class_names="
+            "of one class, list it in class_names="
         )
 
 
 def _refuse_fractions(label: str, where: str) -> None:
     raise UserError(
         f"{where}: the label is '{label}'; expected a whole number or a name. Write the number of "
-        f"a class without a fraction; for a regression, whose targets are numbers, {OWN_DATA}"
+        f"a class without a fraction; for a regression, with numbers as targets, {OWN_DATA}"
     )
 
 
 def _several_in_one(distinct: set[str]) -> str | None:
-    """Returns a label that is several, None where there is none.
+    """Returns a label that is several labels, or None.
 
-    A list, a row of numbers and "a|b" always are. With other separators it is one where all its
-    parts are labels, too, or where fewer parts than labels make up all of them, and one is a label.
+    A list, a row of numbers and "a|b" always count as several. With another separator, a label
+    counts as several if all its parts are labels, too. It also counts if all labels consist of
+    fewer distinct parts than there are labels, and one part is itself a label.
     """
     for label in sorted(distinct):
         is_list = label[:1] + label[-1:] in ("[]", "()", "{}")
@@ -182,17 +183,17 @@ def _parts(label: str, separators: str) -> list[str]:
 
 
 def check_known(found: Iterable[str], class_names: Sequence[str], what: str) -> None:
-    """Raises UserError where a class is not among the class names.
+    """Raises UserError if a class is not among the class names.
 
     Args:
-      found: the classes that there are.
-      class_names: those that there may be.
-      what: the beginning of the sentence: what has the class.
+      found: the classes of the data.
+      class_names: the allowed classes.
+      what: the beginning of the error, which names the place of the class.
     """
     unknown = sorted(set(found).difference(class_names))
     if unknown:
         raise UserError(
             f"{what} '{unknown[0]}', which is not among the {len(class_names)} class_names, "
             f"{', '.join(class_names[:3])}{', ...' if len(class_names) > 3 else ''}; move it away, "
-            "or add it to the others"
+            "or add it to class_names"
         )

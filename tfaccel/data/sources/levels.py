@@ -1,10 +1,10 @@
-"""Which folder was meant, where the folder that was given is not one of class folders.
+"""Advice on which folder was meant, if the given folder is not a folder of class folders.
 
-Takes the folder and what is wrong with it; gives the end of the sentence that says so. It looks at
-a few entries of few folders, so that it costs nothing where millions of files are.
+The functions return the end of an error message. They read a few entries of a few folders, so they
+are fast even if there are millions of files.
 
-    cure_of_files(root, "1.png")      # images where class folders should be
-    cure_of_folders(root / "cats", root, ["small", "large"])    # folders where images should be
+    advice_on_file(root, "1.png")      # images where class folders should be
+    advice_on_folders(root / "cats", root, ["small", "large"])    # folders where images should be
 """
 
 import itertools
@@ -13,25 +13,25 @@ import pathlib
 
 from tfaccel.data.sources.clutter import is_clutter
 
-# As people call the parts of a data set, in lowercase.
+# Usual names for the parts of a data set, in lowercase.
 SPLITS = ("train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing")
-MOST = 200  # entries of a folder that are looked at
+MOST = 200  # entries that are read in each folder
 LIST = "list the images and their classes in a CSV file (source csv, sources.image_list)"
 
 
-def cure_of_files(root: pathlib.Path, name: str, suffixes: tuple[str, ...]) -> str:
-    """Returns what to do about a file that lies beside, or in the place of, class folders.
+def advice_on_file(root: pathlib.Path, name: str, suffixes: tuple[str, ...]) -> str:
+    """Returns advice on a file that lies beside class folders, or where they should be.
 
     Args:
       root: the folder that was given.
-      name: of the file.
-      suffixes: of images, in lowercase.
+      name: name of the file.
+      suffixes: suffixes of images, in lowercase.
     """
     if not name.lower().endswith(suffixes):
         return "move the file away"
-    if _folders(root):
+    if folders_in(root):
         return f"move the image into a class folder, or {LIST}"
-    beside = [each for each in _folders(root.parent) if _holds_images(each, suffixes)]
+    beside = [each for each in folders_in(root.parent) if holds_images(each, suffixes)]
     if len(beside) > 1 and root.name.lower() not in SPLITS:
         return (
             f"did you mean {root.parent} as the image folder? It holds {root.name} and "
@@ -40,40 +40,40 @@ def cure_of_files(root: pathlib.Path, name: str, suffixes: tuple[str, ...]) -> s
     return f"move the images into one folder per class, or {LIST}"
 
 
-def cure_of_folders(
+def advice_on_folders(
     folder: pathlib.Path, root: pathlib.Path, below: list[str], suffixes: tuple[str, ...]
 ) -> str:
-    """Returns what to do about folders that lie in a class folder.
+    """Returns advice on folders that lie in a class folder.
 
     Args:
       folder: the class folder.
       root: the folder that was given.
-      below: the names of the folders in it.
-      suffixes: of images, in lowercase.
+      below: names of the folders in the class folder.
+      suffixes: suffixes of images, in lowercase.
     """
-    if _holds_images(folder, suffixes):
+    if holds_images(folder, suffixes):
         return f"move the images of {below[0]} into {folder}, or {below[0]} away"
-    classes = _folders(root)
+    classes = folders_in(root)
     splits = [each for each in classes if each.name.lower() in SPLITS]
     if len(classes) == 1 or splits:
         meant = next((each for each in splits if each.name.lower().startswith("train")), None)
         meant = _deepest(meant or (splits or classes)[0], suffixes)
         others = [each.name for each in splits if each.name != meant.name]
-        also = f" ({', '.join(others)} likewise, each by itself)" if others else ""
+        also = f" (and {', '.join(others)} in the same way)" if others else ""
         return f"did you mean {meant} as the image folder?{also}"
-    if _folders(folder / below[0]):
-        return f"the images lie deeper than {folder / below[0]}: give the folder of one split"
+    if folders_in(folder / below[0]):
+        return f"the images are deeper than {folder / below[0]}: give the folder of one split"
     return (
-        f"classes lie one level deeper in each of {len(classes)} folders, {folder.name}/{below[0]} "
-        f"being one: move all class folders into one folder, or {LIST}"
+        f"the classes are one level deeper in each of {len(classes)} folders, such as "
+        f"{folder.name}/{below[0]}: move all class folders into one folder, or {LIST}"
     )
 
 
 def _deepest(folder: pathlib.Path, suffixes) -> pathlib.Path:
-    """Returns the first folder from there down that holds class folders."""
+    """Returns the first folder, from the given one downward, that holds class folders."""
     for _ in range(8):
-        below = _folders(folder)
-        if any(_holds_images(each, suffixes) for each in below) or not below:
+        below = folders_in(folder)
+        if any(holds_images(each, suffixes) for each in below) or not below:
             return folder
         splits = [each for each in below if each.name.lower() in SPLITS]
         train = [each for each in splits if each.name.lower().startswith("train")]
@@ -92,11 +92,13 @@ def _entries(folder: pathlib.Path) -> list[os.DirEntry]:
         return []
 
 
-def _folders(folder: pathlib.Path) -> list[pathlib.Path]:
+def folders_in(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the first sub-folders of a folder, by name; none if it cannot be listed."""
     return [pathlib.Path(each.path) for each in _entries(folder) if each.is_dir()]
 
 
-def _holds_images(folder: pathlib.Path, suffixes: tuple[str, ...]) -> bool:
+def holds_images(folder: pathlib.Path, suffixes: tuple[str, ...]) -> bool:
+    """Returns whether a file that is named like an image is among the first of a folder."""
     return any(
         each.name.lower().endswith(suffixes) and not each.is_dir() for each in _entries(folder)
     )

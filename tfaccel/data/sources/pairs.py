@@ -1,8 +1,8 @@
-"""Two folders of images that match by path: inputs and their targets.
+"""Pairs the images of two folders by their paths: inputs and their targets.
 
     inputs_root/any/depth/x.png        targets_root/any/depth/x.jpg
 
-Takes the two folders; gives the pairs, sorted by path.
+The source has the pairs sorted by path.
 
     source = image_pairs("train/blurry", "train/sharp")
     source.images.files[0], source.targets.files[0]
@@ -26,13 +26,13 @@ log = logging.getLogger("tfaccel")
 
 
 def image_pairs(inputs_root: str | os.PathLike, targets_root: str | os.PathLike) -> ImageSource:
-    """Pairs every image below `inputs_root` with the one below `targets_root` of the same path.
+    """Pairs every image below `inputs_root` with the image of the same path below `targets_root`.
 
-    Suffixes may differ. Files that are not named like images are passed over, and so are names that
+    Suffixes may differ. Files that are not named like images are skipped, and so are names that
     start with a dot.
 
-    Gives whole files, sorted by path, in `images` and `targets`; `labels` is None. Images may be of
-    any size, but input and target of a pair must have the same one.
+    The source has whole files, sorted by path, in `images` and `targets`; its `labels` is None.
+    Images may have any size, but input and target of a pair must have the same size.
 
     Args:
       inputs_root: folder of the inputs, in sub-folders of any depth.
@@ -46,9 +46,8 @@ def image_pairs(inputs_root: str | os.PathLike, targets_root: str | os.PathLike)
     if roots[0] == roots[1]:
         raise UserError(f"inputs and targets are both in {roots[0]}; expected two folders")
     if all(map(os.path.isdir, roots)) and os.path.samefile(*roots):
-        log.warning(
-            "data: %s and %s are one folder, by a link: each image is its own target", *roots
-        )
+        message = "data: %s and %s are one folder, through a link: each image is its own target"
+        log.warning(message, *roots)
     found = tuple(GrowingFileNames() for _ in roots)
     numbers, alone = [0, 0], ([], [])
     for parts in _matched(roots, "", [True, True]):
@@ -72,14 +71,14 @@ def image_pairs(inputs_root: str | os.PathLike, targets_root: str | os.PathLike)
             if alone[side]
         )
         raise UserError(
-            f"{'; and '.join(problems)}: expected the same paths below both, but for the suffix"
+            f"{'; and '.join(problems)}: expected the same paths below both, except for the suffix"
         )
     images, targets = (each.done() for each in found)
     return ImageSource(images=Blobs(images), labels=None, targets=Blobs(targets))
 
 
 def find_images(root: pathlib.Path) -> None:
-    """Raises UserError where the folder, whose path is absolute, cannot be listed."""
+    """Raises UserError if the folder, an absolute path, cannot be listed."""
     try:
         os.scandir(root).close()
     except OSError as error:
@@ -87,15 +86,15 @@ def find_images(root: pathlib.Path) -> None:
 
 
 def _matched(roots, inner: str, there: list[bool]) -> Iterator[tuple[dict[str, str], ...]]:
-    """Yields parts of both trees: the suffix of each image, by its path below the root without it.
+    """Yields parts of both trees: for each image its path below the root and its suffix.
 
-    All parts one after another are in the order of the paths as text. A folder at a time is in
+    The parts follow one another in the order of the paths as text. One folder at a time is in
     memory.
 
     Args:
-      roots: of the two trees.
-      inner: the folder that is listed, below both: "" or "any/depth/".
-      there: whether it is there, below each.
+      roots: roots of the two trees.
+      inner: the folder that is listed, below both roots: "" or "any/depth/".
+      there: whether it exists, for each root.
     """
     listed = [
         _list(root, inner) if here else ({}, set()) for root, here in zip(roots, there, strict=True)
@@ -118,7 +117,7 @@ def _part(images, inner: str, names: list[str]) -> tuple[dict[str, str], ...]:
 
 
 def _list(root: pathlib.Path, inner: str) -> tuple[dict[str, str], set[str]]:
-    """Returns the suffix of each image of a folder, by its name without it, and the sub-folders."""
+    """Returns a dict from stems to suffixes of a folder's images, and the set of sub-folders."""
     images, folders = {}, set()
     try:
         with os.scandir(root / inner) as entries:
@@ -135,12 +134,12 @@ def _list(root: pathlib.Path, inner: str) -> tuple[dict[str, str], set[str]]:
         if suffix.lower() not in IMAGE_SUFFIXES:
             continue
         if not entry.is_file() and is_special(entry.path):
-            log.warning("data: %s is %s; it is left out", entry.path, NOT_REGULAR)
+            log.warning("data: %s is %s and is skipped", entry.path, NOT_REGULAR)
             continue
         if stem in images:
             one, other = (root / f"{inner}{stem}{each}" for each in (images[stem], suffix))
             raise UserError(
-                f"{one} and {other} differ only in their suffix; expected one image of each name: "
+                f"{one} and {other} differ only in their suffix; expected one image for each name: "
                 "remove one"
             )
         images[stem] = suffix
@@ -150,8 +149,8 @@ def _list(root: pathlib.Path, inner: str) -> tuple[dict[str, str], set[str]]:
 def _refused(error: OSError) -> UserError:
     path = pathlib.Path(error.filename)
     if isinstance(error, FileNotFoundError):
-        cure = nearest(path, kind="folder", wanted="a folder of images")
-        return UserError(f"image folder {path} does not exist{cure}")
+        hint = nearest(path, kind="folder", wanted="a folder of images")
+        return UserError(f"image folder {path} does not exist{hint}")
     return UserError(
         f"image folder {path} cannot be listed ({error.strerror}); expected a folder of images"
     )

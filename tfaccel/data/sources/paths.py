@@ -1,4 +1,4 @@
-"""Paths as users give them: made absolute, and what to say of one that leads nowhere.
+"""Makes paths from users absolute, and gives a hint for paths that do not exist.
 
 absolute("~/data/training"), nearest(path, kind="folder", wanted="one folder per class")
 """
@@ -9,24 +9,24 @@ import pathlib
 from tfaccel.common.errors import did_you_mean
 from tfaccel.common.local_path import local_path
 
-MOST_NAMES = 1000  # looked through for one like it: a folder may hold millions
+MOST_NAMES = 1000  # names that are compared with the path: a folder may hold millions
 
 
 def absolute(path: str | os.PathLike) -> pathlib.Path:
-    """Returns the path from the root, links and all.
+    """Returns the absolute path, without resolving links.
 
     Raises:
-      UserError: it is no path, a URL, or a path that no file can have.
+      UserError: the text is not a path, is a URL, or is a path that no file can have.
     """
     return local_path(path).absolute()
 
 
 def nearest(path: pathlib.Path, *, kind: str, wanted: str) -> str:
-    """Returns how the sentence ends that says that a path does not exist.
+    """Returns the end of an error message which says that a path does not exist.
 
     Args:
-      path: absolute.
-      kind: "folder" or "file": which of its neighbours could have been meant.
+      path: the absolute path.
+      kind: "folder" or "file": which of its neighbours the user could have meant.
       wanted: what the path should lead to.
     """
     parent = path.parent
@@ -35,6 +35,6 @@ def nearest(path: pathlib.Path, *, kind: str, wanted: str) -> str:
     with os.scandir(parent) as entries:
         siblings = [each.name for each in entries if each.is_dir() == (kind == "folder")]
     if not siblings:
-        return f"; {parent} holds no {kind}s at all"
-    cure = did_you_mean(path.name, siblings[:MOST_NAMES])
-    return cure if len(cure) < 400 else f"; {parent} holds {len(siblings)} {kind}s of other names"
+        return f"; {parent} holds no {kind}s"
+    hint = did_you_mean(path.name, siblings[:MOST_NAMES])
+    return hint if len(hint) < 400 else f"; {parent} holds {len(siblings)} {kind}s of other names"

@@ -1,4 +1,4 @@
-"""What Pillow says of encoded images: which cannot be decoded, why, and how large one is.
+"""Reads with Pillow whether images can be decoded, why not, and which size they have.
 
 undecodable(source.images, 14)    # "cats/x.jpg (image file is truncated)"
 """
@@ -13,11 +13,11 @@ from tfaccel.common.errors import UserError
 from tfaccel.common.regular_file import open_regular
 from tfaccel.data.source import Blobs
 
-# What both DALI and Pillow decode, so that a file that fails in one can be named by the other.
+# Both DALI and Pillow decode these, so that Pillow can name a file that fails in DALI.
 IMAGE_SUFFIXES = (".bmp", ".jp2", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
-# Pillow turns a TIFF by its EXIF orientation when it is decoded, which no other decoder here does:
-# the way back, by orientation. (1 is upright.)
+# When Pillow decodes a TIFF, it applies the EXIF orientation. No other decoder here does so.
+# These transposes turn the image back, by orientation. (1 is upright.)
 _BACK = {
     2: PIL.Image.Transpose.FLIP_LEFT_RIGHT,
     3: PIL.Image.Transpose.ROTATE_180,
@@ -27,16 +27,16 @@ _BACK = {
     7: PIL.Image.Transpose.TRANSVERSE,
     8: PIL.Image.Transpose.ROTATE_270,
 }
-ORIENTATION = 0x112  # the tag, of TIFF and of EXIF data
+ORIENTATION = 0x112  # the tag in TIFF and EXIF data
 BITS_PER_SAMPLE = 0x102  # a TIFF tag
-PHOTOMETRIC, WHITE_IS_ZERO = 0x106, 0  # likewise, and one of its values
+PHOTOMETRIC, WHITE_IS_ZERO = 0x106, 0  # a TIFF tag, and one of its values
 
-# What Pillow raises for files that are no image, cut short, or too large to be honest.
+# Pillow's exceptions for files that are not images, are cut short, or are suspiciously large.
 UNREADABLE = (OSError, SyntaxError, ValueError, PIL.Image.DecompressionBombError)
 
 
 def undecodable(blobs: Blobs, index: int) -> str | None:
-    """Returns `"name (cause)"` of an image that cannot be read or decoded, None of any other."""
+    """Returns `"name (cause)"` if an image cannot be read or decoded, else None."""
     try:
         with _open(blobs, index) as image:
             image.load()
@@ -49,21 +49,21 @@ def image_size(blobs: Blobs, index: int) -> tuple[int, int]:
     """Returns an image's (height, width) in pixels, as they are stored.
 
     Raises:
-      UserError: it cannot be read, or is not an image.
+      UserError: the file cannot be read, or is not an image.
     """
     return stored_size(_header(blobs, index))
 
 
 def image_sizes(blobs: Blobs, ids: np.ndarray, *, num_threads: int) -> np.ndarray:
-    """Returns images' heights and widths, as `image_size` does: [num_ids, 2] int64.
+    """Returns the heights and widths of images, as `image_size` does: [num_ids, 2] int64.
 
-    60 us an image and thread where files are in memory (2 cores, 2026-11-21).
+    It takes 60 us for each image and thread if the files are in memory (2 cores, 2026-11-21).
     """
 
     def of(part):
         return [image_size(blobs, index) for index in part.tolist()]
 
-    # Not a task for each image: those of a million would take a GB.
+    # One task for each image would take a GB for a million images.
     parts = np.array_split(ids, -(-len(ids) // 256) or 1)
     with concurrent.futures.ThreadPoolExecutor(num_threads) as pool:
         sizes = [size for part in pool.map(of, parts) for size in part]
@@ -71,13 +71,13 @@ def image_sizes(blobs: Blobs, ids: np.ndarray, *, num_threads: int) -> np.ndarra
 
 
 def stored_size(image: PIL.Image.Image) -> tuple[int, int]:
-    """Returns the (height, width) of an image that is not decoded yet, as its pixels are stored."""
+    """Returns the (height, width) of the stored pixels of an image that is not decoded yet."""
     size = image.height, image.width
     return size[::-1] if (tiff_orientation(image) or 1) >= 5 else size
 
 
 def tiff_orientation(image: PIL.Image.Image) -> int | None:
-    """Returns the EXIF orientation of a TIFF that is not decoded yet: Pillow then forgets it."""
+    """Returns a TIFF's EXIF orientation. The image must not be decoded: Pillow then removes it."""
     return image.tag_v2.get(ORIENTATION) if image.format == "TIFF" else None
 
 
@@ -89,71 +89,71 @@ def decoded(image: PIL.Image.Image, mode: str) -> PIL.Image.Image:
 
 
 def check_kinds(blobs: Blobs, ids: np.ndarray, *, are_masks: bool) -> None:
-    """Looks at the headers of some images, for kinds that no loader takes.
+    """Checks the headers of some images for kinds that no loader takes.
 
     Args:
       blobs: the images.
-      ids: which of them are looked at: [num_ids].
-      are_masks: whether their grey levels are classes.
+      ids: [num_ids], indices of the images that are checked.
+      are_masks: whether the images' grey levels are classes.
 
     Raises:
-      UserError: for the first that has samples of 16 bits, or that is no mask.
+      UserError: an image has 16-bit samples, or is not a mask. The first such image is named.
     """
     for index in ids.tolist():
         image = _header(blobs, index)
         fault = unfit_mask(image) if are_masks else deep(image)
         if fault:
-            cure = "convert all of that kind, or leave them out with bad_files='skip'"
-            raise UserError(f"{blobs.name(index)} {fault}; {cure}")
+            fix = "convert all images of this kind, or skip them with bad_files='skip'"
+            raise UserError(f"{blobs.name(index)} {fault}; {fix}")
 
 
 def mask_fault(blobs: Blobs, index: int) -> str | None:
-    """Returns why an image is no mask, going by its header; None for a mask.
+    """Returns why an image is not a mask, judging from its header; None for a mask.
 
     Raises:
-      UserError: it cannot be read, or is not an image.
+      UserError: the file cannot be read, or is not an image.
     """
     return unfit_mask(_header(blobs, index))
 
 
 def unfit_mask(image: PIL.Image.Image) -> str | None:
-    """Returns why an image that is not decoded yet is no mask; None if its levels are classes."""
+    """Returns why an image that is not decoded yet is not a mask, or None if it is one."""
     if image.mode != "L":
         return (
-            f"is of Pillow's mode {image.mode}; expected masks of mode L, whose grey level is the "
-            "class (decoding loses a palette's indices, and makes 0 and 255 of mode 1)"
+            f"is of Pillow's mode {image.mode}; expected masks of mode L, in which the grey level "
+            "is the class (decoding loses a palette's indices, and turns mode 1 into 0 and 255)"
         )
     bits = sample_bits(image)
     if bits < 8:
         return (
             f"has grey samples of {bits} bits, which decoders spread over 0 to 255; expected masks "
-            "of 8 bits, whose grey level is the class"
+            "of 8 bits, in which the grey level is the class"
         )
     if image.format == "PPM" and largest_of_ppm(image) != 255:
         return (
-            f"is a PGM whose largest value is {largest_of_ppm(image)}, which decoders spread over "
-            "0 to 255; expected masks of 8 bits, whose grey level is the class"
+            f"is a PGM with the largest value {largest_of_ppm(image)}, which decoders spread over "
+            "0 to 255; expected masks of 8 bits, in which the grey level is the class"
         )
     if image.format == "TIFF" and image.tag_v2.get(PHOTOMETRIC) == WHITE_IS_ZERO:
         return (
-            "is a TIFF in which 0 is white, whose levels decoders turn round; expected masks whose "
-            "grey level is the class"
+            "is a TIFF in which 0 is white, so decoders invert its levels; expected masks in which "
+            "the grey level is the class"
         )
     return deep(image)
 
 
 def deep(image: PIL.Image.Image) -> str | None:
-    """Returns that an image, not decoded yet, has samples of more than 8 bits; None if not."""
+    """Returns a fault if an image, not yet decoded, has samples of more than 8 bits, else None."""
     if sample_bits(image) <= 8:
         return None
     return (
-        "has 16-bit or float samples, which decoders shorten in different ways; expected 8 bits, "
-        "in 0 to 255"
+        "has 16-bit or float samples, which decoders reduce in different ways; expected 8 bits, in "
+        "0 to 255"
     )
 
 
 def sample_bits(image: PIL.Image.Image) -> int:
-    """Returns the bits of a sample of an image that is not decoded yet."""
+    """Returns the bits of each sample of an image that is not decoded yet."""
     if image.format == "PNG":
         raw = image.tile[0].args if image.tile else image.mode
         raw = raw if isinstance(raw, str) else raw[0]
@@ -163,14 +163,14 @@ def sample_bits(image: PIL.Image.Image) -> int:
     if image.format == "TIFF":
         return max(image.tag_v2.get(BITS_PER_SAMPLE, (1,)))
     if image.format == "PPM" and isinstance(image.tile[0].args, tuple):
-        return image.tile[0].args[-1].bit_length()  # of the largest value
+        return image.tile[0].args[-1].bit_length()  # the bits of the largest value
     if image.mode.startswith(("I", "F")):
         return 16
     return 1 if image.mode == "1" else 8
 
 
 def largest_of_ppm(image: PIL.Image.Image) -> int:
-    """Returns the largest value that a PPM, not decoded yet, says it has; 255 if none."""
+    """Returns the largest possible value in the header of a PPM, not yet decoded; else 255."""
     arguments = image.tile[0].args if image.tile else ()
     return arguments[-1] if isinstance(arguments, tuple) and image.mode in ("L", "RGB") else 255
 
@@ -179,24 +179,24 @@ def largest_value(blobs: Blobs, index: int) -> int:
     """Returns the largest grey level of a mask.
 
     Raises:
-      OSError, SyntaxError, ValueError, PIL.Image.DecompressionBombError: it cannot be read or
-        decoded; see UNREADABLE.
+      OSError, SyntaxError, ValueError, PIL.Image.DecompressionBombError: the image cannot be read
+        or decoded; see UNREADABLE.
     """
     with _open(blobs, index) as image:
         return image.convert("L").getextrema()[1]
 
 
 def cause(error: Exception) -> str:
-    """Returns what is wrong, without the path or the object that the name stands for."""
+    """Returns the fault without a path or an object's name, which the caller states itself."""
     if isinstance(error, PIL.UnidentifiedImageError):
         return "not an image"
     return getattr(error, "strerror", None) or str(error)
 
 
 def _header(blobs: Blobs, index: int) -> PIL.Image.Image:
-    """Returns an image that is not decoded, and closed."""
+    """Returns an image that is not decoded, and has been closed."""
     try:
-        # Of a file, no more is read than the header.
+        # Only the header of a file is read.
         file = (
             open_regular(blobs.files[index]) if blobs.are_files else io.BytesIO(blobs.read(index))
         )

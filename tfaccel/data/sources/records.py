@@ -1,8 +1,8 @@
-"""The records of a TFRecord shard, and their index as DALI's `tfrecord2idx` writes it.
+"""Finds the records of a TFRecord shard, and keeps an index like DALI's `tfrecord2idx`.
 
 with open("train-00000-of-01024", "rb", buffering=0) as file:
     records = index(file, keeper)          # [num_records, 2] int64: offset and length
-    start, end = payload(*records[7])      # of what was given to the writer
+    start, end = payload(*records[7])      # the bytes that were given to the writer
 """
 
 import os
@@ -20,16 +20,17 @@ from tfaccel.data.sources.index import Keeper
 # A record: uint64 length, uint32 CRC of the length, the data, uint32 CRC of the data.
 HEADER, FOOTER = struct.Struct("<QI"), 4
 
-PIECE = 4096  # bytes read at once around what is looked at: images are skipped
+PIECE = 4096  # bytes that are read at once; the images in between are skipped
 
 
 def index(file: BinaryIO, keeper: Keeper) -> np.ndarray:
-    """Returns [num_records, 2] int64, offset and length of each, header and footer included.
+    """Returns [num_records, 2] int64: offset and length of each record, with header and footer.
 
-    They are read from the shard's index, a line "offset length" for each, or found and kept there.
+    The records are read from the shard's index, which has a line "offset length" for each. Without
+    an index the shard is scanned, and the index is kept.
 
     Raises:
-      UserError: the shard is compressed, cut short, damaged, or no TFRecord file.
+      UserError: the shard is compressed, cut short, damaged, or not a TFRecord file.
     """
     records = keeper.read(file.name, ".idx", lambda place: _read_index(place, file))
     if records is None:
@@ -48,12 +49,12 @@ class Pieces:
     """A file's bytes, read in pieces: `data(start, end)`."""
 
     def __init__(self, file: BinaryIO):
-        """Takes an open file, whose position does not matter."""
+        """Takes an open file; the file's position does not matter."""
         self._descriptor = file.fileno()
         self._piece, self._start = b"", 0
 
     def __call__(self, start: int, end: int) -> bytes:
-        """Returns a range of bytes: fewer at the file's end."""
+        """Returns a range of bytes, or fewer at the file's end."""
         if not self._start <= start <= end <= self._start + len(self._piece):
             size = max(PIECE, end - start)
             self._piece, self._start = os.pread(self._descriptor, size, start), start
@@ -65,7 +66,7 @@ def _size(file: BinaryIO) -> int:
 
 
 def _read_index(place: pathlib.Path, file: BinaryIO) -> np.ndarray | None:
-    """Returns [num_records, 2] int64, offset and length, if the shard has just these records."""
+    """Returns [num_records, 2] int64, offset and length, or None if the index does not fit."""
     try:
         numbers = np.array(read_regular(place).decode().split(), dtype=np.int64)
     except (OSError, ValueError, OverflowError, MemoryError):
@@ -83,9 +84,9 @@ def _read_index(place: pathlib.Path, file: BinaryIO) -> np.ndarray | None:
 
 
 def _have_headers(file: BinaryIO, records: np.ndarray) -> bool:
-    """Returns whether each record's header has the length that the index says.
+    """Returns whether each record's header has the length that is in the index.
 
-    An index of the same records in another order fills the shard, too.
+    An index with the same records in another order would also fill the shard.
     """
     lengths = records[:, 1] - HEADER.size - FOOTER
     headers = (os.pread(file.fileno(), 8, offset) for offset in records[:, 0].tolist())
@@ -93,7 +94,7 @@ def _have_headers(file: BinaryIO, records: np.ndarray) -> bool:
 
 
 def _scan(shard: str, data: Pieces, shard_size: int) -> np.ndarray:
-    """Returns [num_records, 2] int64, offset and length, from the shard."""
+    """Returns [num_records, 2] int64, offset and length, from a scan of the shard."""
     records, offset = [], 0
     while offset < shard_size:
         header = data(offset, offset + HEADER.size)
@@ -105,12 +106,10 @@ def _scan(shard: str, data: Pieces, shard_size: int) -> np.ndarray:
             packed = compression_of_bytes(data(0, NUM_BYTES)) if offset == 0 else None
             if packed:
                 raise UserError(
-                    f"shard {shard} is {packed}, so that no record can be read by itself; write it "
-                    "again without, since encoded images hardly shrink"
+                    f"shard {shard} is {packed}, so records cannot be read one by one; write it "
+                    "again uncompressed, because compression hardly shrinks encoded images"
                 )
-            raise UserError(
-                f"shard {shard} {what}; expected records as tf.io.TFRecordWriter writes"
-            )
+            raise UserError(f"shard {shard} {what}; expected records from tf.io.TFRecordWriter")
         if not whole or end > shard_size:
             raise UserError(
                 f"shard {shard} is cut short: it ends at byte {shard_size} in record "
@@ -134,7 +133,7 @@ _CRC_TABLE = _crc_table()
 
 
 def _masked_crc32c(data: bytes) -> int:
-    """Returns the checksum that TFRecords have; the mask is TensorFlow's."""
+    """Returns the checksum of TFRecords, with TensorFlow's mask."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = crc >> 8 ^ _CRC_TABLE[(crc ^ byte) & 0xFF]

@@ -1,4 +1,4 @@
-"""The samples of a tar shard, and their index as DALI's `wds2idx` writes it.
+"""Finds the samples of a tar shard, and keeps an index like DALI's `wds2idx`.
 
 with open("x.tar", "rb", buffering=0) as file:
     samples = index(file, keeper)    # [[("jpg", 512, 11020, "a/0.jpg"), ("cls", ...)], ...]
@@ -18,18 +18,20 @@ from tfaccel.data.sources.index import Keeper
 INDEX_VERSION = "v1.2"
 BLOCK = tarfile.BLOCKSIZE
 
-# A sample is its files: (extension, offset, size, name) of each.
+# The files of a sample: (extension, offset, size, name) of each.
 Sample = list[tuple[str, int, int, str]]
 
 
 def index(file: BinaryIO, keeper: Keeper) -> list[Sample]:
-    """Returns the samples: files that follow one another, of one name up to the first dot.
+    """Returns the samples. A sample is adjacent files with the same name up to the first dot.
 
-    They are read from the shard's index, or found and kept there. It has the line "v1.2 <samples>",
-    and for each sample a line of "extension offset size name" for all its files.
+    The samples are read from the shard's index. Its first line is "v1.2 <samples>". Each sample has
+    a line with "extension offset size name" for each file. Without an index the shard is scanned,
+    and the index is kept.
 
     Raises:
-      UserError: the shard is compressed, cut short, damaged, no tar file, has links or no samples.
+      UserError: the shard is compressed, cut short or damaged, is not a tar file, has links, or has
+        no samples.
     """
     descriptor = file.fileno()
     samples = keeper.read(file.name, ".idx", lambda place: _read_index(place, descriptor))
@@ -40,7 +42,7 @@ def index(file: BinaryIO, keeper: Keeper) -> list[Sample]:
 
 
 def _scan(shard: str, descriptor: int) -> list[Sample]:
-    """Returns the samples, from the shard."""
+    """Returns the samples from a scan of the shard."""
     samples, last, length = [], None, os.fstat(descriptor).st_size
     try:
         with open_regular(shard) as file, tarfile.open(shard, "r:", fileobj=file) as tar:
@@ -50,8 +52,8 @@ def _scan(shard: str, descriptor: int) -> list[Sample]:
                 stem, extension = _split(member.name)
                 if extension and (member.islnk() or member.issym()):
                     raise UserError(
-                        f"shard {shard}: '{member.name}' is a link to '{member.linkname}', without "
-                        "bytes of its own; pack by tar --dereference --hard-dereference"
+                        f"shard {shard}: '{member.name}' is a link to '{member.linkname}' and has "
+                        "no bytes; pack it with tar --dereference --hard-dereference"
                     )
                 if not member.isreg() or not extension:
                     continue
@@ -64,8 +66,8 @@ def _scan(shard: str, descriptor: int) -> list[Sample]:
         packed = compression_of_bytes(os.pread(descriptor, NUM_BYTES, 0))
         if packed:
             raise UserError(
-                f"shard {shard} is {packed}, so that no image can be read by itself; unpack it to "
-                "a plain tar file, since encoded images hardly shrink"
+                f"shard {shard} is {packed}, so images cannot be read one by one; unpack it to a "
+                "plain tar file, because compression hardly shrinks encoded images"
             ) from None
         raise UserError(
             f"shard {shard} is not a tar file, or is cut short ({error}); copy or write it again"
@@ -76,12 +78,12 @@ def _scan(shard: str, descriptor: int) -> list[Sample]:
             "that ends a tar file; copy or write it again"
         )
     if not samples:
-        raise UserError(f"shard {shard} holds no files with an extension; expected samples")
+        raise UserError(f"shard {shard} has no files with an extension; expected samples")
     return samples
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Returns a file's name up to the first dot of its last part, and the rest, "" for hidden."""
+    """Returns a file's path up to the first dot of its name, and the rest; "" for a hidden file."""
     dot = name.find(".", name.rfind("/") + 1)
     hidden = dot == name.rfind("/") + 1
     return (name, "") if dot < 0 or hidden else (name[:dot], name[dot + 1 :])
@@ -92,7 +94,7 @@ def _closes(descriptor: int, position: int) -> bool:
 
 
 def _dump_index(samples: list[Sample]) -> bytes:
-    # A blank would be taken for the end of the name, which serves for messages alone.
+    # A blank would end the name when the index is read. The name is used only in messages.
     lines = [
         " ".join(re.sub(r"\s", "_", str(each)) for file in sample for each in file)
         for sample in samples
@@ -103,10 +105,10 @@ def _dump_index(samples: list[Sample]) -> bytes:
 
 
 def _read_index(place: pathlib.Path, descriptor: int) -> list[Sample] | None:
-    """Returns an index's samples, None unless each file and the end of the shard are where it says.
+    """Returns an index's samples, or None if a file or the end of the shard is somewhere else.
 
-    A stale index would give wrong bytes; and so does a fresh one of `wds2idx` (DALI 2.4) where
-    names are longer than 100 characters.
+    A stale index would give wrong bytes, and so does a new index of `wds2idx` (DALI 2.4) if names
+    have more than 100 characters.
     """
     try:
         text = read_regular(place).decode(errors="surrogateescape")
@@ -138,7 +140,7 @@ def _parse(fields: list[str]) -> Sample:
 
 
 def _is_file(descriptor: int, offset: int, size: int) -> bool:
-    """Returns whether a file of that size starts there: after its header, a block."""
+    """Returns whether a file of that size starts there, after a block with its header."""
     header = os.pread(descriptor, BLOCK, offset - BLOCK) if offset >= BLOCK else b""
     try:
         return header[156:157] in (b"0", b"\0") and tarfile.nti(header[124:136]) == size

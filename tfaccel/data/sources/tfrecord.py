@@ -1,8 +1,7 @@
-"""TFRecord shards of `tf.train.Example`, read without TensorFlow: where their images are.
+"""Finds the images in TFRecord shards of `tf.train.Example`, without TensorFlow.
 
-Takes shards and the names of features; gives ranges of bytes, and labels. Beside each shard lies
-its index as DALI's `tfrecord2idx` writes it, `train-00000-of-01024.idx`: a line "offset length" for
-each record. It is read where it is there, and made where not.
+Beside each shard is its index, `train-00000-of-01024.idx`, in the form of DALI's `tfrecord2idx`: a
+line "offset length" for each record. A missing index is written.
 
     source = tfrecord("imagenet/train-*", first_label=1)
 """
@@ -24,7 +23,7 @@ from tfaccel.data.sources.index import Keeper, Pattern, examples, list_shards
 from tfaccel.data.sources.labels import named, numbered
 from tfaccel.data.sources.records import Pieces, index, payload
 
-LONGEST_NAME = 1000  # of a class, in bytes: longer ones are something else
+LONGEST_NAME = 1000  # bytes in the name of a class; longer values are no names
 
 log = logging.getLogger("tfaccel")
 
@@ -39,30 +38,31 @@ def tfrecord(
     target_key: str | None = None,
     class_names: Sequence[str] | None = None,
 ) -> ImageSource:
-    """Finds the images in TFRecord shards, in the order of the shards' names, then of the records.
+    """Finds the images in TFRecord shards, in the order of the shards' names and the records.
 
-    Gives ranges of bytes, and labels [num_examples] int32: numbers, less `first_label`, with the
-    class names "0", "1", ... up to the largest; or names, sorted as text. With `target_key` it
-    gives pairs, whose `labels` is None. The images may be of any size and of 1 or 3 channels.
+    The source has ranges of bytes, and labels [num_examples] int32. Labels are numbers minus
+    `first_label`, with the class names "0", "1", ... up to the largest, or names, sorted as text.
+    With `target_key` the source has pairs, and its `labels` is None. The images may have any size
+    and 1 or 3 channels.
 
     Args:
-      pattern: the shards: a path, a pattern with * ? or [], or a sequence of those. Each holds
-        records of `tf.train.Example`, not compressed. The lengths' checksums are verified where
-        an index is made; the data's are not: all would be read, of which only the headers are now
-        (of 110 KB, 70 us a record instead of 4 us, in memory; CPU, 2026-11-22). `tfaccel audit`
-        decodes each image.
-      image_key: a feature of one value, an encoded image.
-      label_key: a feature of one value, a whole number or a name. Not read for pairs.
-      first_label: the number of the first class: 1 for the ImageNet shards of the TensorFlow
-        models' scripts, which count from 1.
-      index_dir: where the shards' indexes are; None for beside the shards.
-      target_key: for pairs: a feature of one value, an encoded image.
-      class_names: all classes in order, as for a test set that lacks some: `train.class_names`.
-        Numbers, less `first_label`, are indices of them. None for those that there are.
+      pattern: the shards: a path, a pattern with * ? or [], or a sequence of these. Each shard has
+        uncompressed records of `tf.train.Example`. When an index is written, the checksums of the
+        lengths are verified. The checksums of the data are not, because that would read all bytes
+        and not only the headers (70 us for a record of 110 KB in memory, compared with 4 us; CPU,
+        2026-11-22). `tfaccel audit` decodes each image.
+      image_key: a feature with one value, an encoded image.
+      label_key: a feature with one value, a whole number or a name. It is not read for pairs.
+      first_label: the number of the first class. It is 1 for the ImageNet shards of the TensorFlow
+        models' scripts.
+      index_dir: the folder of the shards' indexes; None for the folders of the shards.
+      target_key: for pairs: a feature with one value, an encoded image.
+      class_names: all classes in order, for a test set that lacks some: `train.class_names`.
+        Numbers minus `first_label` are indices into it. The default is the classes that occur.
 
     Raises:
-      UserError: a shard is missing, cut short, compressed or no TFRecord, a record is no Example or
-        lacks a feature, or a label is below `first_label` or not among `class_names`.
+      UserError: a shard is missing, cut short, compressed or not a TFRecord file; a record is not
+        an Example or lacks a feature; or a label is below `first_label` or not among `class_names`.
     """
     check_int("first_label", first_label, at_least=0)
     keys = {"image": image_key} | (
@@ -94,26 +94,26 @@ def _labels(
             f"first_label={first_label}"
         )
     if labels.min() == 1 and first_label == 0:
-        log.warning("data: no label is 0, the least is 1; if classes count from 1, first_label=1")
+        log.warning("data: the least label is 1; if classes count from 1, give first_label=1")
     return numbered(labels - first_label, name_of=name_of, class_names=class_names)
 
 
 def _rows(file: BinaryIO, keeper: Keeper, keys: dict[str, str]) -> Iterator[dict]:
-    """Yields where each record's image is, and its label or where its target is."""
+    """Yields the place of each record's image, and its label or the place of its target."""
     shard, data, kind = file.name, Pieces(file), None
     for number, record in enumerate(index(file, keeper).tolist()):
         try:
             row = _row(data, features(data, *payload(*record)), keys)
             kind = kind or type(row.get("label"))
             if not isinstance(row.get("label"), kind):
-                raise FeatureError("its label is a number and others are names, or the reverse")
+                raise FeatureError("its label is a number but others are names, or the reverse")
             yield row
         except FeatureError as error:
             raise UserError(f"shard {shard}, record {number}: {error}") from None
         except ValueError as error:
             raise UserError(
-                f"shard {shard}, record {number} is not a tf.train.Example; expected one in each "
-                "record"
+                f"shard {shard}, record {number} is not a tf.train.Example; expected an Example in "
+                "each record"
             ) from error
 
 
@@ -131,7 +131,7 @@ def _row(data, found, keys) -> dict:
 
 
 def _cells(data, column, found) -> dict:
-    """Returns what one feature's value adds to the row."""
+    """Returns the cells of a row that one feature's value gives."""
     if column == "label":
         return {column: found if isinstance(found, int) else _name(data, *found)}
     if isinstance(found, int):
@@ -144,4 +144,4 @@ def _name(data, start, end) -> bytes:
     if end - start <= LONGEST_NAME:
         with contextlib.suppress(UnicodeDecodeError):
             return data(start, end).decode().encode()
-    raise FeatureError(f"has {end - start} bytes that are no name of a class")
+    raise FeatureError(f"has {end - start} bytes that are not the name of a class")

@@ -1,10 +1,9 @@
-"""WebDataset tar shards: where their images are.
+"""Finds the images in WebDataset tar shards.
 
     000000.jpg 000000.cls 000001.jpg 000001.cls ...
 
-Takes shards and the extensions of what they hold; gives ranges of bytes, and labels. Beside each
-shard `x.tar` lies its index as DALI's `wds2idx` writes it, `x.idx`. It is read where it is there
-and fits, and made where not.
+Beside each shard `x.tar` is its index, `x.idx`, in the form of DALI's `wds2idx`. A missing or wrong
+index is written again.
 
     source = webdataset("imagenet/train-*.tar")
 """
@@ -21,7 +20,7 @@ from tfaccel.data.sources.index import Keeper, Pattern, examples, list_shards
 from tfaccel.data.sources.labels import numbered
 from tfaccel.data.sources.tar import Sample, index
 
-LONGEST_LABEL = 2**20  # bytes: what is longer is something else
+LONGEST_LABEL = 2**20  # bytes in a file of a label; longer files are no labels
 
 
 def webdataset(
@@ -33,29 +32,30 @@ def webdataset(
     index_dir: str | os.PathLike | None = None,
     class_names: Sequence[str] | None = None,
 ) -> ImageSource:
-    """Finds the images in tar shards, in the order of the shards' names, then of the files.
+    """Finds the images in tar shards, in the order of the shards' names and the files.
 
-    The files of a sample follow one another and have one name up to the first dot; what comes after
-    it is the extension. Names that start with a dot, or have none, are passed over.
+    The files of a sample are adjacent and have the same name up to the first dot. The extension is
+    the rest of the name. Names that start with a dot or have no dot are skipped.
 
-    Gives ranges of bytes, and labels [num_examples] int32, with the class names "0", "1", ... up to
-    the largest. With `target_ext` it gives pairs, whose `labels` is None. The images may be of any
-    size and of 1 or 3 channels.
+    The source has ranges of bytes, and labels [num_examples] int32, with the class names "0", "1",
+    ... up to the largest. With `target_ext` it has pairs, and its `labels` is None. The images may
+    have any size and 1 or 3 channels.
 
     Args:
-      pattern: the shards: a path, a pattern with * ? or [], or a sequence of those. Not compressed.
-      image_ext: extensions of the image, in any case, apart by semicolons; the first file counts
-        that has one of them.
-      label_ext: likewise, of the label: a file of digits, or "json" for one that holds
-        {"label": n}. Not read for pairs.
-      target_ext: likewise, of the target image of pairs.
-      index_dir: where the shards' indexes are; None for beside the shards.
-      class_names: all classes in order, of which labels are indices, as for a test set that lacks
-        some: `train.class_names`. None for "0", "1", ... up to the largest label.
+      pattern: the shards: a path, a pattern with * ? or [], or a sequence of these. Shards must not
+        be compressed.
+      image_ext: extensions of the image, in any case, separated by semicolons. The first file of a
+        sample with one of them is used.
+      label_ext: extensions of the label: a file of digits, or "json" for a file with {"label": n}.
+        It is not read for pairs.
+      target_ext: for pairs: extensions of the target image.
+      index_dir: the folder of the shards' indexes; None for the folders of the shards.
+      class_names: all classes in order, which labels are indices into, for a test set that lacks
+        some: `train.class_names`. The default is "0", "1", ... up to the largest label.
 
     Raises:
-      UserError: a shard is missing, cut short, compressed or no tar file, a sample lacks a file, is
-        there twice or has a label that is no number, or one that is not among `class_names`.
+      UserError: a shard is missing, cut short, compressed or not a tar file; or a sample lacks a
+        file, occurs twice, or has a label that is not a number or not among `class_names`.
     """
     extensions = {"image": image_ext} | (
         {"target": target_ext} if target_ext is not None else {"label": label_ext}
@@ -73,7 +73,7 @@ def webdataset(
 
 
 def _rows(file: BinaryIO, keeper: Keeper, extensions: dict[str, str]) -> Iterator[dict]:
-    """Yields where each sample's image is, and its label or where its target is."""
+    """Yields the place of each sample's image, and its label or the place of its target."""
     seen = {}
     for number, sample in enumerate(index(file, keeper)):
         name = _name(sample)
@@ -81,15 +81,15 @@ def _rows(file: BinaryIO, keeper: Keeper, extensions: dict[str, str]) -> Iterato
         if before != number:
             raise UserError(
                 f"shard {file.name}: samples {before} and {number}, counted from 0, are both "
-                f"'{name}'; expected each name once, and its files one after another: pack the "
-                "shard anew (tar -r appends what is there already)"
+                f"'{name}'; expected each name once, with its files one after another: pack the "
+                "shard again (tar -r appends files that are there already)"
             )
         extensions_there = [each[0].lower() for each in sample]
         if len(set(extensions_there)) < len(extensions_there):
             twice = next(each for each in extensions_there if extensions_there.count(each) > 1)
             raise UserError(
                 f"shard {file.name}: sample '{name}' has two files '{twice}'; expected one of each "
-                "extension: pack the shard anew"
+                "extension: pack the shard again"
             )
         yield _row(file, sample, extensions)
 
@@ -106,8 +106,8 @@ def _row(file: BinaryIO, sample: Sample, extensions: dict[str, str]) -> dict:
         if not there:
             raise UserError(
                 f"shard {file.name}: sample '{_name(sample)}' has no file {' or '.join(wanted)}, "
-                f"only {', '.join(each[0] for each in sample)}; expected {column}_ext to name one "
-                "that follows the others of its sample"
+                f"only {', '.join(each[0] for each in sample)}; expected a file with an extension "
+                f"of {column}_ext beside the other files of the sample"
             )
         extension, offset, size, name = there[0]
         if column == "label":
@@ -122,14 +122,15 @@ def _label(file: BinaryIO, name: str, extension: str, offset: int, size: int) ->
     is_json = extension.lower() == "json"
     try:
         if len(data) > LONGEST_LABEL:
-            raise ValueError("no label is so long")
+            raise ValueError("too long for a label")
         label = json.loads(data)["label"] if is_json else data.decode("ascii")
         label = label if type(label) is int else int(str(label))
         if abs(label) >= 2**63:
-            raise ValueError("no class has such a number")
+            raise ValueError("too large for a class")
         return label
     except (ValueError, KeyError, TypeError, RecursionError):
-        expected = '{"label": n}' if is_json else "digits alone"
+        expected = '{"label": n}' if is_json else "only digits"
+
         raise UserError(
             f"shard {file.name}: '{name}' holds {data[:40]!r}; expected the number of a class, "
             f"{expected}"

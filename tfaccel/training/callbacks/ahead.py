@@ -1,15 +1,16 @@
-"""Looks at each execution of a `fit` while the device is at the next one.
+"""Reads the results of each execution of `fit` while the device runs the next execution.
 
-Takes what looks: at the loss scale, at what is not finite, at the replicas; gives a callback that
-stands for them, where nobody else is to see each batch.
+Takes the callbacks that check every execution (loss scale, finite values, audit of replicas); gives
+one callback that stands for them. It is for a `fit` in which no other callback sees each batch.
 
     ahead = Ahead(loss_scale, finite, audit)
     with ahead.of(model):
         model.fit(loader, callbacks=[ahead])
 
-Keras makes Python numbers of the logs after every batch, for which it waits, and only then queues
-the next: 8.7 ms of a ResNet-50 step's 40 ms (H200, 2026-11-22). Here it is given the numbers of the
-batch before, which are there; at an epoch's end, those of the last one.
+After every batch, Keras turns the logs into Python numbers. It waits for them, and only then queues
+the next batch. That takes 8.7 ms of a ResNet-50 step's 40 ms (H200, 2026-11-22). With `Ahead`,
+Keras gets the logs of the previous execution, which are ready. At the end of an epoch it gets the
+logs of the last execution.
 """
 
 import concurrent.futures
@@ -31,45 +32,43 @@ log = logging.getLogger("tfaccel")
 
 
 def can_be_ahead(model: keras.Model, callbacks: list[keras.callbacks.Callback]) -> bool:
-    """Returns whether a `fit` may look at its executions one late; if it may not, says why.
+    """Returns whether `fit` may read the results of each execution one execution late.
 
-    A callback that is told of each batch's end is to see that batch, but for Keras's progress bar.
-
-    Args:
-      model: compiled.
-      callbacks: the user's, in a flat list.
+    It may not if one of the user's callbacks is called at each batch's end, because that callback
+    expects the logs of that batch. Keras's own progress bar is an exception. The reason is logged.
     """
     if not hasattr(type(model.train_function), "launched"):
-        return False  # stock Keras's step, which says nothing of what it launched
-    looks = [
+        return False  # stock Keras's step does not report its executions
+    readers = [
         type(each).__name__
         for each in callbacks
-        if type(each) is not keras.callbacks.ProgbarLogger  # a user's own may look
+        if type(each) is not keras.callbacks.ProgbarLogger  # a user's subclass may read the logs
         and sees_batches(each)
     ]
-    if looks:
+    if readers:
         log.info(
-            "step: the numbers of each execution are read before the next one is queued, because "
-            "%s look at them; with small models a larger steps_per_execution makes this rarer",
-            ", ".join(looks),
+            "step: training reads the results of each execution before it queues the next one, "
+            "because these callbacks read them: %s; with a small model, a larger "
+            "steps_per_execution makes this cheaper",
+            ", ".join(readers),
         )
-    return not looks
+    return not readers
 
 
-def alone(model: keras.Model) -> contextlib.AbstractContextManager:
-    """Returns a context in which no `fit` is told of what the model launches.
+def silenced(model: keras.Model) -> contextlib.AbstractContextManager:
+    """Returns a context in which the model's executions are not reported to any `fit`.
 
-    For what a callback of one trains meanwhile: it is not that one's.
+    A callback of `fit` may train the model itself. `fit` must not count those steps.
     """
     execution = model.train_function
-    has = hasattr(type(execution), "launched")
-    return having(execution, launched=None) if has else contextlib.nullcontext()
+    reports = hasattr(type(execution), "launched")
+    return with_attributes(execution, launched=None) if reports else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
-def having(owner, **attributes) -> Iterator[None]:
-    """Within the context, the object has these attributes; then those of its own from before."""
-    own = vars(owner)  # past Keras's tracking of attributes
+def with_attributes(owner, **attributes) -> Iterator[None]:
+    """Sets the attributes of an object within the context, and restores the old ones after it."""
+    own = vars(owner)  # bypasses Keras's tracking of attributes
     before = {name: own[name] for name in attributes if name in own}
     own.update(attributes)
     try:
@@ -81,107 +80,105 @@ def having(owner, **attributes) -> Iterator[None]:
 
 
 class Ahead(keras.callbacks.Callback):
-    """Stands for the callbacks of a step in one `fit`; what they raise comes an execution later.
+    """Stands for the callbacks of a step in one `fit`.
 
-    When an epoch's validation begins, they have seen all.
+    Their errors are raised one execution later. Before an epoch's validation begins, they have seen
+    all of its executions.
     """
 
     def __init__(self, loss_scale: LossScale, finite: Finite, audit: ReplicaAudit | None = None):
-        """Takes those that it stands for; the last one where there are several replicas."""
+        """Takes the callbacks that it stands for; `audit` only with several replicas."""
         super().__init__()
         self._loss_scale, self._finite, self._audit = loss_scale, finite, audit
         self._all = [each for each in (loss_scale, finite, audit) if each is not None]
-        self._begun = None  # what is yet to be looked at
-        self._seen = None  # the logs that Keras was given, of this epoch
+        self._pending = None  # the execution that was launched and not checked yet
+        self._shown = None  # the logs of this epoch that Keras was given
 
     @contextlib.contextmanager
     def of(self, model: keras.Model) -> Iterator[None]:
-        """Within the context, it is told of what the model launches, and of an epoch's last one."""
+        """Within the context, the model reports its executions and each epoch's end."""
 
-        def look_at_last(logs):
-            if logs is self._seen:  # not of a test
-                self._look_at_last()
+        def check_last(logs):
+            if logs is self._shown:  # these are the logs of training, not of a validation
+                self._check_last()
 
-        # Two threads: one that waits for an execution's end lets the next one's copy be queued.
+        # Two threads: while one waits for an execution's end, the other queues the next copy.
         with (
-            concurrent.futures.ThreadPoolExecutor(2, thread_name_prefix="look") as self._reader,
-            having(model.train_function, launched=self._launched),
-            before_epoch_logs(model, look_at_last),
+            concurrent.futures.ThreadPoolExecutor(2, thread_name_prefix="read") as self._reader,
+            with_attributes(model.train_function, launched=self._launched),
+            before_epoch_logs(model, check_last),
         ):
             yield
 
     def _launched(self, logs: dict, codes) -> dict:
-        """Begins to read what was launched, looks at the execution before, and returns its logs."""
+        """Begins to read this execution's results, and returns the logs of the previous one."""
         to_host = make_to_host(tf.nest.flatten(codes)[0].device)
-        begun = self._reader.submit(to_host, (logs, codes)), self._finite.position
-        self._is_to_be_audited = True
-        if self._seen is None:  # an epoch's first: there is none before
-            self._seen = self._look_at(*begun)
-            return self._seen
-        if self._begun is not None:
-            self._seen = self._look_at(*self._begun)
-        self._begun = begun
-        return self._seen
+        launched = self._reader.submit(to_host, (logs, codes)), self._finite.position
+        self._needs_audit = True
+        if self._shown is None:  # the epoch's first execution has no previous one
+            self._shown = self._check(*launched)
+            return self._shown
+        if self._pending is not None:
+            self._shown = self._check(*self._pending)
+        self._pending = launched
+        return self._shown
 
-    def _look_at(self, reading: concurrent.futures.Future, position: int | None) -> dict:
+    def _check(self, reading: concurrent.futures.Future, position: int | None) -> dict:
         logs, codes = reading.result()
-        logs = python_logs(logs)  # as Keras's callbacks get them
+        logs = python_logs(logs)  # the form in which Keras's callbacks get them
         self._loss_scale.on_train_batch_end(0, logs)
-        # By NumPy: an operation of TensorFlow's would be the device's, behind the next execution.
-        self._finite.look(np.hstack([each.numpy() for each in codes]), position, logs)
+        # NumPy, because an operation of TensorFlow would wait on the device for the next execution.
+        self._finite.check(np.hstack([each.numpy() for each in codes]), position, logs)
         return logs
 
-    def _look_at_last(self) -> None:
-        """Looks at an epoch's last execution, and audits after it: before there is a validation."""
-        begun, self._begun = self._begun, None
-        if begun is not None:
-            # In place: Keras takes these logs also for epochs to come that have no data.
-            self._seen.update(self._look_at(*begun))
+    def _check_last(self) -> None:
+        """Checks an epoch's last execution, and audits the replicas, before any validation."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            # In place: Keras reuses this dict for later epochs that have no data.
+            self._shown.update(self._check(*pending))
         self._audit_last()
 
     def _audit_last(self) -> None:
-        if self._audit is not None and self._is_to_be_audited:
+        if self._audit is not None and self._needs_audit:
             self._audit.on_train_batch_end(0)
-        self._is_to_be_audited = False
+        self._needs_audit = False
 
-    # What Keras tells.
+    # Keras's events.
+
+    def _call_all(self, event: str, *args) -> None:
+        for each in self._all:
+            getattr(each, event)(*args)
 
     def set_params(self, params):
-        """Is for all."""
+        """Passes them to all callbacks."""
         super().set_params(params)
-        for each in self._all:
-            each.set_params(params)
+        self._call_all("set_params", params)
 
     def set_model(self, model):
-        """Is for all."""
+        """Passes it to all callbacks."""
         super().set_model(model)
-        for each in self._all:
-            each.set_model(model)
+        self._call_all("set_model", model)
 
     def on_train_begin(self, logs=None):
-        """Begins anew."""
-        self._is_to_be_audited = False
-        for each in self._all:
-            each.on_train_begin(logs)
+        """Forgets the previous `fit`."""
+        self._needs_audit = False
+        self._call_all("on_train_begin", logs)
 
     def on_epoch_begin(self, epoch, logs=None):
-        """Begins an epoch."""
-        self._seen = None
-        for each in self._all:
-            each.on_epoch_begin(epoch, logs)
+        """Forgets the logs of the previous epoch."""
+        self._shown = None
+        self._call_all("on_epoch_begin", epoch, logs)
 
     def on_train_batch_begin(self, batch, logs=None):
-        """Audits after the execution before: that needs no logs."""
+        """Audits the replicas after the previous execution, which needs no logs."""
         self._audit_last()
-        for each in self._all:
-            each.on_train_batch_begin(batch, logs)
+        self._call_all("on_train_batch_begin", batch, logs)
 
     def on_epoch_end(self, epoch, logs=None):
-        """Is for all."""
-        for each in self._all:
-            each.on_epoch_end(epoch, logs)
+        """Calls all callbacks."""
+        self._call_all("on_epoch_end", epoch, logs)
 
     def on_train_end(self, logs=None):
-        """Is for all."""
-        for each in self._all:
-            each.on_train_end(logs)
+        """Calls all callbacks."""
+        self._call_all("on_train_end", logs)

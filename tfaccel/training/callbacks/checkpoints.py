@@ -1,12 +1,12 @@
-"""Checkpoints in the course of `fit`: what is saved and when, and that all workers end alike.
+"""Saves checkpoints during `fit`, and stops all workers after the same step.
 
-Takes the folder and when to save; gives the callback, which `fit` of a compiled model finds among
-its callbacks (tfaccel/training/resume.py) and lets begin where the newest checkpoint ends.
+Takes the folder and the interval; gives a callback. `fit` of a compiled model finds it among its
+callbacks (tfaccel/training/resume.py), and begins where the newest checkpoint ends.
 
     checkpoints = run.checkpoints("runs/a/checkpoints", CheckpointConfig(every_steps=500))
     model.fit(train, epochs=90, callbacks=[checkpoints])
 
-The chief writes, in a thread; every worker saves at the same step, because all count alike.
+The chief writes, in a thread. All workers save at the same step, because all count the same steps.
 """
 
 import dataclasses
@@ -19,6 +19,7 @@ import keras
 
 from tfaccel.common.errors import UserError, did_you_mean
 from tfaccel.common.run_log import summary
+from tfaccel.common.tables import counted
 from tfaccel.config import CheckpointConfig, StepConfig
 from tfaccel.data.distribute import Loader
 from tfaccel.process import progress
@@ -36,20 +37,20 @@ log = logging.getLogger("tfaccel")
 
 
 class Stopped(SystemExit):
-    """A signal asked to stop, and the state is saved. A script that does not catch it exits so."""
+    """A signal asked to stop, and the state is saved. A script that does not catch it exits."""
 
 
 class Checkpoints(keras.callbacks.Callback):
-    """Saves the state of training. It comes after all callbacks whose state it saves too.
+    """Saves the state of training. It follows all callbacks that have a state to save.
 
-    In `fit` it raises Stopped, once saved, where a signal asked to stop. Where the chief could not
-    write, and `on_error` is "stop" or a signal asked to stop, it raises CheckpointError, and the
-    other workers RunError at the same step.
+    In `fit` it raises Stopped if a signal asked to stop, after it has saved. If the chief cannot
+    write, and `on_error` is "stop" or a signal asked to stop, the chief raises CheckpointError, and
+    the other workers raise RunError at the same step.
 
     Attributes:
       store: the checkpoints.
       is_chief: whether this worker writes.
-      when_begun: called on the chief once it is settled where training begins; None for nothing.
+      when_begun: called on the chief once it is known where training begins; None to call nothing.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Checkpoints(keras.callbacks.Callback):
         accept_changes: bool,
         facts: dict,
     ):
-        """Writes nothing yet. `Run.checkpoints` says what it takes."""
+        """Writes nothing yet. For the arguments, see `Run.checkpoints`."""
         super().__init__()
         self.is_chief, self.when_begun = is_chief, None
         self._doing = "begin"
@@ -77,23 +78,23 @@ class Checkpoints(keras.callbacks.Callback):
         self._origin = Origin(self.store, resume, accept_changes, facts, is_chief=is_chief)
 
     def __repr__(self):
-        """Returns where it saves, when, and how many are kept."""
+        """Names the folder, the interval, and the number of checkpoints that are kept."""
         config, steps = self._config, ""
         if config.every_steps is not None:
-            steps = f"{config.every_steps} steps and every "
+            steps = f"{counted(config.every_steps, 'step')} and every "
         return (
             f"<tfaccel checkpoints in {self.store.folder}: every {steps}"
-            f"{config.every_epochs} epoch(s), the last {config.keep_last} kept and the best "
-            f"{config.keep_best} by {self._monitor}>"
+            f"{counted(config.every_epochs, 'epoch')}; keeps the last {config.keep_last} and the "
+            f"best {config.keep_best} by {self._monitor}>"
         )
 
     def begin(
         self, model, loader: Loader, others: list, stop: StopSignals, config: StepConfig
     ) -> Beginning:
-        """Returns where the `fit` begins that has these, and sets the loader there.
+        """Returns where the `fit` with these arguments begins, and sets the loader to that place.
 
         Raises:
-          UserError: the newest checkpoint is none to go on from.
+          UserError: training cannot resume from the newest checkpoint.
         """
         self._loader, self._others, self._stop = loader, others, stop
         self._strategy = model.distribute_strategy
@@ -102,65 +103,65 @@ class Checkpoints(keras.callbacks.Callback):
         state_lib.warn_of_forgetful(others)
         settings = {"monitor": self._monitor, "steps_per_execution": model.steps_per_execution}
         settings |= dataclasses.asdict(self._config)
-        self._go_on(self._origin.newest(model, loader, config, settings))
+        self._begin_at(self._origin.newest(model, loader, config, settings))
         with together(self._strategy, "could not begin"):
             if self.is_chief and self.when_begun:
                 self.when_begun()
         return self._begun
 
     def roll_back(self, error: RollBackError) -> Beginning:
-        """Returns where training goes on after a step that was not finite, as `Origin.before`."""
-        self._wait_together()  # nobody reads before the chief has written
-        self._go_on(self._origin.before(error, self._begun))
+        """Returns where training continues after an infinite or NaN step: see `Origin.before`."""
+        self._wait_together()  # no worker may read before the chief has written
+        self._begin_at(self._origin.before(error, self._begun))
         return self._begun
 
-    def _go_on(self, beginning: Beginning) -> None:
+    def _begin_at(self, beginning: Beginning) -> None:
         self._begun, self._last_saved = beginning, self._loader.position
-        # Of an epoch whose steps are done.
+        # The logs and metrics of an epoch with no step left to train.
         self._logs, self._counted = beginning.state["logs"], state_lib.metrics_in(beginning.arrays)
 
     def end(self) -> None:
-        """Returns when all is on the disk. Ends all workers where a signal came after all steps."""
+        """Waits until all is on the disk. Stops all workers if a signal followed the last step."""
         self._doing = "end"
         self._wait_together()
         if self.is_chief:
-            log.info("checkpoint: training waited %.2f s for all of them", self._saving_s)
+            log.info("checkpoint: training waited %.2f s for all checkpoints", self._saving_s)
         (asked,) = AnyWorker(self._strategy).says(bool(self._stop.requested))
         if asked:
             self._stop_now()
 
-    def what_comes(self) -> str:
-        """Returns what a signal that asks to stop now leads to, in words, from any thread."""
+    def effect_of_stop(self) -> str:
+        """Describes what happens if a signal asks to stop now. Any thread may call it."""
         if self._doing == "validate":
             return (
                 "the validation stops at its next batch, and training saves its state; the same "
-                "command repeats the validation and goes on"
+                "command repeats the validation and continues"
             )
         if self._doing == "end":
-            return "what is saved already stays, and this process stops"
+            return "the saved checkpoints stay, and this process stops"
         if self._doing == "begin":
             return (
-                "training saves its state after its first step, which is being prepared and "
-                "compiled, and stops"
+                "training prepares and compiles its first step; it saves its state after that "
+                "step and stops"
             )
         if not self._any_worker.is_alone:
             return (
-                "all workers stop together after the same step and save the state, within about "
-                f"{agreement.ASK_EVERY_S:g} s, or after one step where steps take longer"
+                "all workers save the state and stop after the same step, within about "
+                f"{agreement.ASK_EVERY_S:g} s, or after one step if a step takes longer"
             )
         most = self.model.steps_per_execution
-        steps = "this step" if most == 1 else f"this execution, of up to {most} steps"
+        steps = "this step" if most == 1 else f"this execution of up to {most} steps"
         return f"training saves its state after {steps} and stops"
 
     def finish(self) -> None:
-        """Waits for what was begun, whatever ended `fit`: it may be the newest."""
+        """Waits for the checkpoint that is being written, even after an error in `fit`."""
         try:
             self._writer.wait()
         except CheckpointError as error:
-            log.warning("checkpoint: %s", error)  # beside what ended it
+            log.warning("checkpoint: %s", error)  # not raised: it would hide the error of `fit`
 
     def on_train_begin(self, logs=None):
-        """Looks whether there is room, and says how much a checkpoint takes."""
+        """Checks whether there is room for the checkpoints, and logs the size of one."""
         self._doing = "begin"
         keep = self._config.keep_last + self._config.keep_best
         with together(self._strategy, "has no room for checkpoints"):
@@ -168,17 +169,15 @@ class Checkpoints(keras.callbacks.Callback):
                 size = state_lib.num_bytes(self.model)
                 check_space(self.store.folder, size, keep=keep)
                 summary(
-                    "checkpoint: %.1f MiB each, of which %.1f are weights; up to %d are kept",
-                    size / 2**20,
-                    state_lib.weight_bytes(self.model) / 2**20,
-                    keep,
+                    "checkpoint: %.1f MiB each, including %.1f MiB of weights; up to %d are kept",
+                    *(size / 2**20, state_lib.bytes_of(self.model.weights) / 2**20, keep),
                 )
 
     def on_train_batch_end(self, batch, logs=None):
-        """Saves when it is time; after an epoch's last step, its validation comes first."""
+        """Saves if it is due. After an epoch's last step it waits for the validation."""
         self._doing = "train"
         ends_epoch = self._loader.position % self._loader.num_batches == 0
-        # At an epoch's end in any case, so that no worker begins a validation that nobody wants.
+        # An epoch's end always asks, so that no worker begins a validation after a signal.
         self._logs, asked = dict(logs or {}), self._is_asked(now=ends_epoch)
         if ends_epoch:
             self._counted = state_lib.metrics(self.model)
@@ -189,27 +188,27 @@ class Checkpoints(keras.callbacks.Callback):
             self._stop_now()
 
     def on_test_begin(self, logs=None):
-        """Saves and stops when a signal asked for it during the epoch's last steps."""
+        """Saves and stops if a signal asked to stop during the epoch's last steps."""
         self._doing = "validate"
         self._stop_untested()
 
     def on_test_batch_end(self, batch, logs=None):
-        """Saves what is trained, but not tested, when a signal asked to stop."""
+        """Saves the trained, untested epoch and stops if a signal asked to stop."""
         self._stop_untested()
 
     def on_test_end(self, logs=None):
-        """Notes that the validation is over."""
+        """Ends the validation."""
         self._doing = "train"
 
     def _stop_untested(self) -> None:
         if self._is_asked():
             for each in self._others:
-                each.on_test_end()  # as the averaged weights, which give the trained ones back
+                each.on_test_end()  # EMA, for example, puts the trained weights back
             self._save(tested=False)
             self._stop_now(tested=False)
 
     def on_epoch_end(self, epoch, logs=None):
-        """Saves with the epoch's score."""
+        """Saves, with the epoch's score, if it is due."""
         for name, value in (logs or {}).items():
             self._begun.state["history"].setdefault(name, []).append(float(value))
         asked, score = self._is_asked(now=True), self._score(logs or {})
@@ -224,7 +223,10 @@ class Checkpoints(keras.callbacks.Callback):
         return every is not None and self._loader.position - self._last_saved >= every
 
     def _is_asked(self, *, now: bool = False) -> bool:
-        """Returns whether a signal asked a worker to stop; of several, some steps ago."""
+        """Returns whether a signal asked any worker to stop.
+
+        Workers ask each other at intervals, so the answer may be some steps late, unless `now`.
+        """
         own = bool(self._stop.requested), self._writer.has_failed
         asked, failed = self._any_worker.says(*own, now=now)
         if failed:
@@ -233,7 +235,10 @@ class Checkpoints(keras.callbacks.Callback):
         return self._asked
 
     def _wait_together(self) -> None:
-        """Returns once the chief has written; or a launcher may kill it before the others end."""
+        """Waits, on all workers, until the chief has written.
+
+        If the other workers ended first, a launcher could kill the chief while it writes.
+        """
         with progress.within("save"), together(self._strategy, "could not save a checkpoint"):
             self._writer.wait()
 
@@ -246,26 +251,27 @@ class Checkpoints(keras.callbacks.Callback):
             "checkpoint: stopped by %s after step %d, which is saved; %s",
             self._stop.requested or "another worker's signal",
             self._loader.position + self._begun.state["offset"],
-            self._where_it_goes_on(tested=tested),
+            self._how_it_continues(tested=tested),
         )
         progress.beat("end")
         raise Stopped(self._config.exit_code)
 
-    def _where_it_goes_on(self, *, tested: bool) -> str:
+    def _how_it_continues(self, *, tested: bool) -> str:
         epochs, steps = divmod(self._loader.position, self._loader.num_batches)
         if not tested:
             return (
-                f"epoch {epochs} is trained and not yet tested: the same command tests it, writes "
-                "its line and goes on"
+                f"epoch {epochs} is trained but not yet tested: the same command tests it, writes "
+                "its line and continues"
             )
         if steps:
             num_steps = self._loader.num_batches
             return (
-                f"the same command goes on after step {steps} of {num_steps} of epoch {epochs + 1}"
+                f"the same command continues after step {steps} of {num_steps} of epoch "
+                f"{epochs + 1}"
             )
         if epochs >= self.params["epochs"] or self.model.stop_training:
-            return "training is complete, and the same command does what comes after it"
-        return f"the same command goes on with epoch {epochs + 1}"
+            return "training is complete, and the same command continues with what follows it"
+        return f"the same command continues with epoch {epochs + 1}"
 
     def _save(self, *, score: float | None = None, tested: bool = True) -> None:
         begun, self._last_saved = time.monotonic(), self._loader.position
@@ -274,11 +280,11 @@ class Checkpoints(keras.callbacks.Callback):
         if not tested:
             epoch, step, metrics = epoch - 1, self._loader.num_batches, self._counted
         with progress.within("save"):
-            # When a worker is lost, NCCL breaks its sums off, and whatever they leave is taken for
-            # a sum: the workers answer each other after the copy, or nothing is saved.
+            # When a worker is lost, NCCL breaks off its sums, and their partial results are taken
+            # for sums. So nothing is saved unless all workers answer each other after the copy.
             with together(self._strategy, "could not copy its state"):
                 snapshot = self._snapshot(epoch, step, metrics) if self.is_chief else None
-            if self.is_chief:  # once the one before is written
+            if self.is_chief:  # it waits until the previous checkpoint is written
                 self._writer.write(snapshot, score=score, tested=tested)
         self._saving_s += time.monotonic() - begun
 
@@ -299,28 +305,27 @@ class Checkpoints(keras.callbacks.Callback):
         return Snapshot(arrays, json.loads(json.dumps(state)))
 
     def _score(self, logs: dict) -> float | None:
-        """Returns the monitor's value, if there is one.
+        """Returns the value of the monitor; None if the logs have none.
 
         Raises:
-          UserError: training is to stop early by it and, with test images measured too, there is
-            none: it never would.
+          UserError: the logs of a validation do not have the monitor of early stopping, so training
+            would never stop early.
         """
         if self._monitor in logs:
             return float(logs[self._monitor])
         is_tested = any(name.startswith("val_") for name in logs)
-        if is_tested and any(map(self._is_to_stop_by_it, self._others)):
+        if is_tested and any(
+            isinstance(each, keras.callbacks.EarlyStopping) and each.monitor == self._monitor
+            for each in self._others
+        ):
             raise UserError(
-                f"monitor={self._monitor!r} is none of the logs, and training is to stop early by "
-                f"it{did_you_mean(self._monitor, logs)}"
+                f"early stopping monitors {self._monitor!r}, which is not in the logs"
+                f"{did_you_mean(self._monitor, logs)}"
             )
         if self._config.keep_best and not self._warned:
             self._warned = True
             log.warning(
-                "checkpoint: monitor=%r is none of the logs (%s): no checkpoint is best",
+                "checkpoint: monitor=%r is not in the logs (%s), so no checkpoint counts as best",
                 *(self._monitor, ", ".join(logs)),
             )
         return None
-
-    def _is_to_stop_by_it(self, callback) -> bool:
-        early = keras.callbacks.EarlyStopping
-        return isinstance(callback, early) and callback.monitor == self._monitor

@@ -1,7 +1,7 @@
-"""Early stopping, and Keras's own callbacks of its kind: what is infinite or NaN is never the best.
+"""Early stopping, and Keras's callbacks that keep a best value: infinity and NaN are never best.
 
-Takes the callbacks of a `fit`; within the context those that compare a metric with their best one
-go on as in an epoch without improvement.
+Takes the callbacks of a `fit`. Within the context, callbacks that compare a metric with its best
+value treat an infinite or NaN metric as no improvement.
 
     with never_best([keras.callbacks.ModelCheckpoint("best.keras", save_best_only=True)]):
         model.fit(...)
@@ -22,39 +22,36 @@ log = logging.getLogger("tfaccel")
 
 @contextlib.contextmanager
 def never_best(callbacks: list[keras.callbacks.Callback]) -> Iterator[None]:
-    """Within the context, no metric that is infinite or NaN is the best of these callbacks.
+    """Within the context, an infinite or NaN metric never counts as these callbacks' best.
 
-    Keras 3.15 takes the first one for the best whatever it is, and no number is less or greater
-    than NaN: EarlyStopping then stops and restores it, ModelCheckpoint keeps it, and
-    ReduceLROnPlateau lowers the learning rate for good.
-
-    Args:
-      callbacks: any; those that monitor nothing stay as they are.
+    Keras 3.15 takes the first value for the best, whatever it is, and no number is less or greater
+    than NaN. EarlyStopping then stops and restores that epoch's weights, ModelCheckpoint keeps
+    them, and ReduceLROnPlateau lowers the learning rate for good.
     """
     with contextlib.ExitStack() as stack:
         for each in monitors_in(callbacks):
-            compare = functools.partial(_compare, each, said=set())
+            compare = functools.partial(_compare, each, warned=set())
             stack.enter_context(compared_by(each, compare))
         yield
 
 
-def _compare(callback, is_improvement, value, reference, *, said: set) -> bool:
+def _compare(callback, is_improvement, value, reference, *, warned: set) -> bool:
     if value is None or math.isfinite(value):
         return is_improvement(value, reference)
-    if not said:
-        said.add(value)
+    if not warned:
+        warned.add(value)
         log.warning(
-            "%s: %s is %s, which is never the best",
+            "%s: %s is %s, which never counts as the best",
             *(type(callback).__name__, callback.monitor, value),
         )
     return False
 
 
 class EarlyStopping(keras.callbacks.EarlyStopping):
-    """Keras's, but an epoch whose metric is not finite counts as one without improvement.
+    """Keras's EarlyStopping, in which an infinite or NaN metric counts as no improvement.
 
-    Keras 3.15 takes the first epoch's metric for the best whatever it is. No later number is less
-    or greater than NaN, so that it stops, and restores the weights of that epoch.
+    Keras 3.15 takes the first epoch's metric for the best, whatever it is. No later number is less
+    or greater than NaN, so Keras stops and restores the weights of that epoch.
     """
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
@@ -63,8 +60,8 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
         if value is None or math.isfinite(value) or epoch < self.start_from_epoch:
             super().on_epoch_end(epoch, logs)
             return
-        log.warning("early stopping: %s is %s, which is never the best", self.monitor, value)
+        log.warning("early stopping: %s is %s, which never counts as the best", self.monitor, value)
         self.wait += 1
-        if self.wait >= self.patience and epoch > 0:  # as Keras does
+        if self.wait >= self.patience and epoch > 0:  # Keras's own condition
             self.stopped_epoch = epoch
             self.model.stop_training = True

@@ -1,12 +1,12 @@
-"""Measures the moving average of the weights, and leaves the weights as they were, bit for bit.
+"""Validates with the moving average of the weights, and then restores the weights bit for bit.
 
-Takes an optimizer with `use_ema`, as `config.train.ema_momentum` makes it.
+Takes an optimizer with `use_ema`, which `config.train.ema_momentum` sets.
 
     model.fit(train, validation_data=test, callbacks=[EMA()])    # val_loss is the average's
 
-At the end of `fit` Keras itself puts the average in the weights' place, for whatever comes after.
-The average is of the updates that were made, not of those that loss scaling skipped; batch norm's
-statistics are not averaged: they are a moving average already.
+At the end of `fit`, Keras itself replaces the weights by the average. The average covers the
+updates that were applied, not those that loss scaling skipped. Batch norm's statistics are not
+averaged: they are a moving average already.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from tfaccel.keras_internals.variables import components
 
 
 class EMA(keras.callbacks.Callback):
-    """Puts the average in the weights' place while `fit` or `evaluate` measures.
+    """Replaces the weights by their average while `fit` or `evaluate` measures the model.
 
     Keras's own SwapEMAWeights swaps by adding and subtracting, which rounds the weights.
     """
@@ -32,12 +32,12 @@ class EMA(keras.callbacks.Callback):
         self._is_swapped = False
 
     def on_train_begin(self, logs=None):
-        """Lets the average begin with the weights, should the first updates all be skipped.
+        """Starts the average at the weights, in case the first updates are all skipped.
 
         Raises:
           UserError: the optimizer keeps no average.
         """
-        self.on_test_end()  # of a measurement that an error ended
+        self.on_test_end()  # an error may have ended a validation while they were swapped
         if self._num_updates() == 0:
             for weight, average in self._pairs():
                 average.assign(weight)
@@ -63,11 +63,10 @@ class EMA(keras.callbacks.Callback):
         self._is_swapped = not self._is_swapped
 
     def _pairs(self) -> list[tuple]:
-        """Returns (weight, average) of every replica of this process, `tf.Variable`s."""
-        averaging = check_averages(self.model)
+        """Returns (weight, average) for every replica of this process, as `tf.Variable`s."""
         return [
             pair
-            for optimizer in averaging
+            for optimizer in check_averages(self.model)
             for weight, average in averaged_weights(optimizer)
             for pair in zip(components(weight), components(average), strict=True)
         ]
@@ -86,7 +85,7 @@ def check_averages(model: keras.Model) -> list[keras.optimizers.Optimizer]:
             f"the optimizer {optimizer.name}" if optimizer else f"model {model.name}, not compiled,"
         )
         raise UserError(
-            f"{what} keeps no average of the weights; give ema_momentum, e.g. 0.999 (of a Keras "
+            f"{what} keeps no average of the weights; set ema_momentum, e.g. 0.999 (for a Keras "
             "optimizer: use_ema=True)"
         )
     return averaging
@@ -94,10 +93,10 @@ def check_averages(model: keras.Model) -> list[keras.optimizers.Optimizer]:
 
 @contextlib.contextmanager
 def averages_of(model: keras.Model) -> Iterator[None]:
-    """Within the context, the model's weights are their averages.
+    """Replaces the model's weights by their averages within the context.
 
     Raises:
-      UserError: the model's optimizer keeps none.
+      UserError: the model's optimizer keeps no average.
     """
     averages = EMA()
     averages.set_model(model)

@@ -1,10 +1,8 @@
-"""A look at what `fit` is about to train, once the model is built.
+"""Calls a function when `fit` begins, once the model is built.
 
-Takes what looks, and what `fit` reads and evaluates; calls it as `fit` begins.
-
-    look = FirstLook(lambda model, train, test: ...)
-    look.reads = train, test
-    model.fit(train, validation_data=test, callbacks=[look])
+look = FirstLook(lambda model, train, test: ...)
+look.reads = train, test
+model.fit(train, validation_data=test, callbacks=[look])
 """
 
 from collections.abc import Callable
@@ -13,21 +11,17 @@ import keras
 
 
 class FirstLook(keras.callbacks.Callback):
-    """Looks as training begins.
+    """Calls a function when training begins.
 
     Attributes:
-      reads: what `fit` reads, and what it evaluates; None for nothing.
+      reads: the training data and the validation data of `fit`; None for no data.
     """
 
     def __init__(self, look: Callable):
-        """Keeps what looks.
-
-        Args:
-          look: takes the model, what `fit` reads, and what it evaluates.
-        """
+        """Takes the function, which gets the model, the training data and the validation data."""
         super().__init__()
         self._look, self.reads = look, (None, None)
 
     def on_train_begin(self, logs=None):
-        """Looks: by now Keras has built a model that it could not build before."""
+        """Calls the function. Keras has built the model by now, even if it could not before."""
         self._look(self.model, *self.reads)

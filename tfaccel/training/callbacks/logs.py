@@ -1,16 +1,17 @@
-"""The records of a run, from Keras's logs, the optimizer, the loader and the GPUs, to its writers.
+"""Makes a run's records from Keras's logs, the optimizer, the loader and the GPUs.
 
-Takes the writers and where the numbers come from; gives each writer a record within epochs, every
-so many steps or seconds, and one after each epoch: tfaccel/training/logs/__init__.py says what is
-in it.
+Takes the writers and the sources of the numbers; gives each writer records. A writer gets one at
+its interval of steps or seconds within an epoch, and one after each epoch. Their fields are listed
+in tfaccel/training/logs/__init__.py.
 
     throughput = Throughput(train)
     logs = Logs(make_writers(workdir, ...), loader=train, throughput=throughput, gpus=...)
     with contextlib.closing(logs):
         model.fit(train, epochs=90, callbacks=[throughput, logs], verbose=0)
 
-It comes after the callbacks that add to Keras's logs, and before those that save checkpoints: what
-a checkpoint has, the log has too, and where a resume begins the writers drop what is written again.
+`Logs` follows the callbacks that add to Keras's logs, and precedes the checkpoints, so every step
+of a checkpoint is in the log. When a run resumes, the writers drop the records of later steps,
+because those steps are trained and written again.
 """
 
 import itertools
@@ -32,7 +33,7 @@ log = logging.getLogger("tfaccel")
 
 
 class Logs(keras.callbacks.Callback):
-    """Makes the records and hands them to the writers, whose failures do not end training."""
+    """Makes the records and gives them to the writers. A writer's failure does not end training."""
 
     def __init__(
         self,
@@ -47,25 +48,25 @@ class Logs(keras.callbacks.Callback):
         """Writes nothing yet.
 
         Args:
-          writers: of the chief; none on other workers, where nothing is done.
-          loader: that `fit` trains on.
+          writers: on the chief; empty on other workers, which then do nothing.
+          loader: the training data of `fit`.
           throughput: a callback of the same `fit`, before this one.
           gpus: of this process.
-          every_steps: between two records of an epoch, for writers that go by steps.
+          every_steps: steps between two records of an epoch, for writers without `every_s`.
           clock: seconds, monotonic.
         """
         super().__init__()
         self._writers = [_Paced(each, every_steps) for each in writers]
         self._loader, self._throughput, self._gpus = loader, throughput, gpus
         self._clock, self._start = clock, clock()
-        self._after_steps_s = 0.0  # that validation takes, of the epoch before
-        self._tests = _Tests(clock)
+        self._after_steps_s = 0.0  # how long validation took in the previous epoch
+        self._validations = _ValidationTimer(clock)
 
-    # What a checkpoint keeps.
+    # The state for a checkpoint.
 
     @property
     def seconds(self) -> float:
-        """Since the run began, what was before a resume included."""
+        """Seconds since the run began, including the time before a resume."""
         return self._clock() - self._start
 
     def get_state(self) -> dict:
@@ -73,20 +74,20 @@ class Logs(keras.callbacks.Callback):
         return {"seconds": self.seconds}
 
     def set_state(self, state: dict) -> None:
-        """Goes on from there, or from later, where the same process went back to a checkpoint."""
+        """Continues the time of the checkpoint. After a rollback, this process's own time stays."""
         self._start = min(self._start, self._clock() - state["seconds"])
 
-    # In `fit`.
+    # Keras's events.
 
     def on_train_begin(self, logs=None):
-        """Begins anew: where, the first epoch knows."""
+        """Forgets the previous `fit`."""
         self._begins = True
-        self._tests.begin()
+        self._validations.begin()
 
     def on_epoch_begin(self, epoch, logs=None):
-        """Notes where the epoch begins, and lets the writers go on from there."""
+        """Notes where the epoch begins. In a resumed run, tells the writers."""
         position, num_steps = self._loader.next_position, self._loader.num_batches
-        # A resume may begin where all steps are done, and only the validation is to come.
+        # A run may resume after the last step of an epoch, with only its validation left.
         steps_are_done = self._loader.begins_late and position % num_steps == 0
         self._epoch = position // num_steps + (0 if steps_are_done else 1)
         self._epochs_after = self.params["epochs"] - epoch - 1
@@ -99,7 +100,7 @@ class Logs(keras.callbacks.Callback):
         self._begins = False
 
     def on_train_batch_end(self, batch, logs=None):
-        """Gives a record to the writers whose time it is."""
+        """Gives a record to each writer that is due for one."""
         if not self._writers:
             return
         self._position, seconds = self._loader.position, self.seconds
@@ -112,27 +113,27 @@ class Logs(keras.callbacks.Callback):
         self._usages.append(self._gpus.read())
         timed = self._throughput.epoch
         record = self._record(logs, num_validations=self._epochs_after + 1)
-        record |= _of_gpus(self._usages[-1:])
+        record |= _gpu_fields(self._usages[-1:])
         for each in due:
             each.call("steps", _with_rates(record, timed - each.timed))
             each.note(self._position, seconds, timed)
 
     def on_test_batch_begin(self, batch, logs=None):
         """Notes when an execution of the validation begins."""
-        self._tests.begin_execution(batch)
+        self._validations.begin_execution()
 
     def on_test_end(self, logs=None):
-        """Notes that the validation is over."""
-        self._tests.end()
+        """Notes when the validation ends."""
+        self._validations.end()
 
     def on_epoch_end(self, epoch, logs=None):
         """Gives all writers the epoch's record, if the epoch is complete."""
         if not self._writers or self._position % self._loader.num_batches:
             return
         if self._steps_ended is not None:
-            self._after_steps_s = self.seconds - self._steps_ended - self._tests.compiling_s
+            self._after_steps_s = self.seconds - self._steps_ended - self._validations.compiling_s
         record = self._record(logs, num_validations=self._epochs_after)
-        record |= _of_gpus(self._usages)
+        record |= _gpu_fields(self._usages)
         for each in self._writers:
             each.call("epoch", _with_rates(record, self._throughput.epoch))
 
@@ -142,12 +143,7 @@ class Logs(keras.callbacks.Callback):
             each.call("close")
 
     def _record(self, logs: dict | None, *, num_validations: int) -> Record:
-        """Returns what all writers' records have in common.
-
-        Args:
-          logs: Keras's.
-          num_validations: that are still to come.
-        """
+        """Returns the fields that all writers' records share, with `num_validations` left to do."""
         own = {
             "step": self._position,
             "epoch": self._epoch,
@@ -173,14 +169,15 @@ class Logs(keras.callbacks.Callback):
         return images / rate + num_validations * self._after_steps_s
 
 
-class _Tests:
-    """How long the validation of an epoch took to compile.
+class _ValidationTimer:
+    """Measures how long the validation of an epoch took to compile.
 
-    The first one of a `fit` compiles in its first execution and, where that is shorter than the
-    others, in its last one. What they would take without it, the others say.
+    Only the first validation of a `fit` compiles: in its first execution and, if the last execution
+    is shorter than the others, in that one, too. The other executions tell how long these two would
+    take without compilation.
 
     Attributes:
-      compiling_s: seconds of the newest validation; 0 of all but the first.
+      compiling_s: seconds that the newest validation compiled; 0 for all but the first.
     """
 
     def __init__(self, clock: Callable[[], float]):
@@ -190,28 +187,27 @@ class _Tests:
     def begin(self) -> None:
         self.compiling_s, self._is_first, self._begun = 0.0, True, []
 
-    def begin_execution(self, batch: int) -> None:
+    def begin_execution(self) -> None:
         if self._is_first:
-            self._begun.append((batch, self._clock()))
+            self._begun.append(self._clock())
 
     def end(self) -> None:
         if not self._is_first:
             self.compiling_s = 0.0
         elif self._begun:
             self._is_first = False
-            times = [each for _, each in self._begun] + [self._clock()]
+            times = [*self._begun, self._clock()]
             taken = [after - before for before, after in itertools.pairwise(times)]
-            others = taken[1:-1] or (taken[1:] if len(taken) > 1 else [0.0])
-            usual = statistics.median(others)
+            usual = statistics.median(taken[1:-1] or taken[1:] or [0.0])
             ends = {0, len(taken) - 1}
             self.compiling_s = sum(max(0.0, taken[index] - usual) for index in ends)
 
 
 class _Paced:
-    """A writer, and what it had its last record of.
+    """A writer, and the place of its last record.
 
     Attributes:
-      timed: of the epoch, up to the last record.
+      timed: what was timed of the epoch, up to the last record.
     """
 
     def __init__(self, writer: Writer, every_steps: int):
@@ -234,34 +230,34 @@ class _Paced:
         self._last_step, self._last_s, self.timed = step, seconds, timed
 
     def call(self, method: str, *args, **kwargs) -> None:
-        """Calls a method of the writer. That it fails is said once."""
+        """Calls a method of the writer. Its first failure is logged."""
         try:
             getattr(self._writer, method)(*args, **kwargs)
         except OSError as error:
             if not self._has_failed:
                 log.warning(
-                    "logs: %s cannot be written (%s); training goes on, and what comes is tried",
-                    self._writer.name,
-                    error.strerror or error,
+                    "logs: %s cannot be written (%s); training continues, and tries again at "
+                    "the next record",
+                    *(self._writer.name, error.strerror or error),
                 )
             self._has_failed = True
 
 
 def learning_rate_of(optimizer) -> float:
-    """Returns the rate that the last step was taken with."""
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
+    """Returns the learning rate of the last step."""
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # a LossScaleOptimizer has one
     schedule = schedule_of(optimizer)
     if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
         taken = int(keras.ops.convert_to_numpy(optimizer.iterations))
         rate = schedule(max(taken - 1, 0))
     else:
         rate = optimizer.learning_rate
-    # Of float32 the digits that it has: 0.1, not 0.10000000149.
+    # By way of its text, a float32 is 0.1 and not 0.10000000149.
     return float(str(keras.ops.convert_to_numpy(rate)))
 
 
 def _with_rates(record: Record, timed: Timed) -> Record:
-    """Returns the record with the rates of a stretch of training, where it was timed."""
+    """Returns the record with the rates of a stretch of training, if it was timed."""
     if timed.seconds <= 0:
         return record
     return record | {
@@ -270,8 +266,8 @@ def _with_rates(record: Record, timed: Timed) -> Record:
     }
 
 
-def _of_gpus(usages: list[tuple]) -> Record:
-    """Returns each GPU's most memory and mean utilisation of several readings."""
+def _gpu_fields(usages: list[tuple]) -> Record:
+    """Returns each GPU's largest memory and mean utilisation over several readings."""
     record = {}
     for index, readings in enumerate(zip(*usages, strict=False)):
         record[f"gpu{index}_memory_mib"] = max(each.memory_mib for each in readings)

@@ -1,4 +1,4 @@
-"""The loss scale and the skipped steps in the logs, and an end when the scale falls too low."""
+"""Logs the skipped steps of an epoch, and ends training when the loss scale falls too low."""
 
 import keras
 
@@ -11,34 +11,34 @@ class LossScaleFloorError(RunError):
 
 
 class LossScale(keras.callbacks.Callback):
-    """Makes `skipped_steps` in the logs the count of the epoch, and watches `loss_scale`.
+    """Makes `skipped_steps` in the logs the count of the epoch, and checks `loss_scale`.
 
-    The step logs `loss_scale`, and the steps that an execution skipped.
+    The step logs `loss_scale`, and the number of steps that each execution skipped.
     """
 
     def __init__(self, floor: float):
-        """Takes the smallest scale that training goes on with."""
+        """Takes the smallest loss scale with which training continues."""
         super().__init__()
         self._floor = floor
         self._skipped = 0
 
     def get_state(self) -> dict:
-        """Returns what a resumed epoch goes on from."""
+        """Returns the count, for a run that resumes within the epoch."""
         return {"skipped": self._skipped}
 
     def set_state(self, state: dict) -> None:
-        """Goes on from it."""
+        """Continues the count that `get_state` returned."""
         self._skipped = state["skipped"]
 
     def on_epoch_begin(self, epoch, logs=None):
-        """Counts anew."""
+        """Resets the count."""
         self._skipped = 0
 
     def on_train_batch_end(self, batch, logs=None):
         """Adds up the skipped steps.
 
         Raises:
-          LossScaleFloorError: the scale fell below the floor.
+          LossScaleFloorError: the loss scale fell below the floor.
         """
         if logs is None or "loss_scale" not in logs:
             return
@@ -49,7 +49,7 @@ class LossScale(keras.callbacks.Callback):
                 f"the loss scale fell to {in_figures(logs['loss_scale'])}, below its floor of "
                 f"{in_figures(self._floor)}, after {self._skipped} skipped steps in this epoch: "
                 "gradients stay infinite or NaN; look for NaN in the data, lower the learning "
-                "rate, or let layers in which float16 overflows compute in float32 "
+                "rate, or let the layers in which float16 overflows compute in float32 "
                 "(tfaccel.with_float32_layers, or --config.model.float32_layers)"
             )
 

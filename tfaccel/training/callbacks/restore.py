@@ -1,12 +1,12 @@
-"""Where a `fit` begins: with the newest checkpoint, which it puts back, or from the start.
+"""Decides where a `fit` begins: at the newest checkpoint, which it restores, or at the start.
 
-Takes the checkpoints, the model and its loader; gives a Beginning. All workers must find the same,
-of the same run, or of one whose changes are accepted.
+Takes the checkpoints, the model and its loader; gives a Beginning. All workers must find the same
+checkpoint. It must be of the same run, unless changes are accepted.
 
     origin = Origin(store, "auto", False, {})
     beginning = origin.newest(model, loader, StepConfig(), {})
     model.fit(loader, initial_epoch=beginning.epoch, callbacks=beginning.around(callbacks, ...))
-    beginning = origin.before(error, beginning)     # and `fit` again, to roll back
+    beginning = origin.before(error, beginning)     # to roll back; then call `fit` again
 """
 
 import dataclasses
@@ -28,9 +28,9 @@ from tfaccel.training.checkpoint.store import Snapshot, Store
 
 log = logging.getLogger("tfaccel")
 
-MOST_SAID = 8  # of what differs
-XLA = "runtime.xla"  # True, False, or None for what the default chose
-# The facts by which step s of an epoch has its images.
+MOST_SAID = 8  # differences in one message
+XLA = "runtime.xla"  # True, False, or None if the default chose
+# The facts that decide which images each step of an epoch has.
 CUT_BY = ("num_examples", "global_batch_size", "seed", "shuffle")
 
 
@@ -39,61 +39,59 @@ class Beginning:
     """Where a `fit` begins.
 
     Attributes:
-      epoch: the first.
-      goes_on: whether steps of that epoch are done.
-      state: of a checkpoint; of a new run as much as is counted on from.
-      arrays: of a checkpoint, forgotten once they are put back; of a new run none.
-      keep: the name of a variable that is not put back; None for none.
+      epoch: the first epoch of the `fit`.
+      within_epoch: whether steps of that epoch are done.
+      state: a checkpoint's state; in a new run only its counts, history and logs, all empty.
+      arrays: a checkpoint's arrays, until they are restored; empty in a new run.
+      keep: the name of a variable that is not restored; None to restore all.
     """
 
     epoch: int
-    goes_on: bool
+    within_epoch: bool
     state: dict
     arrays: state_lib.Arrays
     keep: str | None = None
 
     def around(self, callbacks: list, *, is_chief: bool) -> list:
-        """Returns the callbacks, between those that put the arrays and the state back."""
+        """Returns the callbacks between two that restore the arrays and the state."""
         if not self.arrays:
             return callbacks
         return [_Before(self, is_chief=is_chief), *callbacks, _After(self, callbacks)]
 
 
 class Origin:
-    """The checkpoints that a `fit` may begin with, and `run`: what they say of who made them."""
+    """The checkpoints at which a `fit` may begin.
+
+    Attributes:
+      run: what checkpoints record about this run; `newest` sets it.
+    """
 
     def __init__(
-        self,
-        store: Store,
-        resume: str,
-        accept_changes: bool,
-        facts: dict,
-        *,
-        is_chief: bool = True,
+        self, store: Store, resume: str, accept_changes: bool, facts: dict, *, is_chief: bool = True
     ):
-        """Takes the checkpoints, and which of them will do: see `Checkpoints`."""
+        """Takes the checkpoints, and the arguments of `Run.checkpoints` with the same names."""
         self._is_chief = is_chief
         self._store, self._facts = store, facts
         self._resume, self._accept_changes = resume, accept_changes
 
     def newest(self, model, loader: Loader, config: StepConfig, settings: dict) -> Beginning:
-        """Returns the newest checkpoint, or the start where there is none; sets the loader there.
+        """Returns the newest checkpoint, or the start if there is none, and sets the loader there.
 
         Args:
-          model: that `fit` is called on, compiled with `config`.
-          loader: that it trains on.
-          config: whose `max_rollbacks` holds, and whose other settings are facts.
-          settings: what all workers must share, but a resumed run need not.
+          model: the model of `fit`, compiled with `config`.
+          loader: the training data.
+          config: gives `max_rollbacks`; its other settings are facts of the run.
+          settings: must be the same on all workers; a resumed run may change them.
 
         Raises:
-          UserError: it is of another run, or `resume` and the folder do not agree.
+          UserError: the checkpoint is of another run, or `resume` does not allow what is there.
         """
         self._model, self._loader, self._settings = model, loader, settings
         self._keep, self._max_rollbacks = None, config.max_rollbacks
         facts = _step_facts(config) | self._facts | _data_facts(loader) | _optimizer_facts(model)
         self.run = {
             "facts": json.loads(json.dumps(facts)),
-            "loader": getattr(loader.data, "loader", None),  # of images alone
+            "loader": getattr(loader.data, "loader", None),  # only images have one
             "xla": getattr(model.train_function, "xla", False),
             "num_steps": loader.num_batches,
             "num_replicas": model.distribute_strategy.num_replicas_in_sync,
@@ -104,35 +102,33 @@ class Origin:
         if snapshot is not None:
             self._check_facts(snapshot.state)
         with together(model.distribute_strategy, "has other data than before"):
-            # The chief's alone: copies on other machines may have other times.
+            # Only on the chief: copies of the files on other machines may have other times.
             if self._is_chief:
                 self._note_stamps(loader, snapshot)
         if snapshot is None:
-            loader.start_at(epoch=0)  # it may have given batches before
+            loader.start_at(epoch=0)  # an earlier `fit` may have read from it
             new = {"offset": 0, "rollbacks": 0, "history": {}, "logs": {}}
-            return Beginning(epoch=0, goes_on=False, state=new, arrays={})
+            return Beginning(epoch=0, within_epoch=False, state=new, arrays={})
         state = snapshot.state
         self._say_what_changes(state)
         epoch, step = state["epoch"], state["step_in_epoch"]
-        if step and not self._has_the_steps_of(state):
+        if step and not self._has_same_steps(state):
             log.warning(
-                "checkpoint: steps have other images now (%d an epoch, before %d): epoch %d begins "
-                "anew",
+                "checkpoint: the steps of this run have other images than before (%d steps per "
+                "epoch, before %d), so epoch %d restarts at its first step",
                 *(loader.num_batches, state["num_steps"], epoch + 1),
             )
             step = 0
         beginning = self._at(epoch, step, snapshot)
         if state["stop_training"]:
-            summary("checkpoint: training ended early, after epoch %d, and is over", epoch)
-            beginning.epoch = 2**31  # which no run has
+            summary("checkpoint: training is complete: it stopped early, after epoch %d", epoch)
+            beginning.epoch = 2**31  # more than any run has, so that `fit` trains nothing
         return beginning
 
     def before(self, error: RollBackError, begun: Beginning) -> Beginning:
-        """Returns the newest checkpoint, with the data after the steps in which the fault was.
+        """Returns the newest checkpoint, with the loader after the execution that was not finite.
 
-        Args:
-          error: the fault; it came where the loader is.
-          begun: where the `fit` began that it ended.
+        The error ended, at the loader's position, the `fit` that began at `begun`.
 
         Raises:
           NonFiniteError: there is no checkpoint, or there were too many rollbacks.
@@ -140,20 +136,20 @@ class Origin:
         counted = state_lib.metrics(self._model)
         snapshot, rollbacks = self._read(), begun.state["rollbacks"]
         if snapshot is None or rollbacks >= self._max_rollbacks:
-            why = f"it has {rollbacks} times" if snapshot else "there is no checkpoint yet"
+            why = f"it did so {rollbacks} times" if snapshot else "there is no checkpoint yet"
             raise NonFiniteError(f"{error}; nonfinite='rollback' cannot go back: {why}") from error
         position, num_steps = self._loader.position, self._loader.num_batches
         log.warning(
-            "checkpoint: back to step %d, and on with the data from step %d of them",
+            "checkpoint: rolled back to step %d; training continues with the data after step %d",
             *(snapshot.step, position),
         )
-        # After an epoch's last step there is its validation still to come.
+        # After an epoch's last step, its validation is left.
         epoch, last = divmod(position - 1, num_steps)
         beginning = self._at(epoch, last + 1, snapshot)
         beginning.state |= {"rollbacks": rollbacks + 1, "history": begun.state["history"]}
-        if last + 1 == num_steps and not beginning.goes_on:
-            # Of this epoch no step is left: its numbers are of those that are taken back.
-            beginning.goes_on, beginning.state["logs"] = True, error.logs
+        if last + 1 == num_steps and not beginning.within_epoch:
+            # No step of this epoch is left, so its logs come from the steps that are rolled back.
+            beginning.within_epoch, beginning.state["logs"] = True, error.logs
             beginning.arrays = state_lib.with_metrics(beginning.arrays, counted)
         return beginning
 
@@ -176,20 +172,20 @@ class Origin:
     def _check_resume(self, snapshot: Snapshot | None) -> None:
         if snapshot is None and self._resume == "required":
             raise UserError(
-                f"{self._store.folder} has no checkpoint to resume from; check the path, or leave "
-                "out resume='required' to begin anew"
+                f"{self._store.folder} has no checkpoint to resume from; check the path, or remove "
+                "resume='required' to start a new run"
             )
         if snapshot and self._resume == "never":
             raise UserError(
                 f"{self._store.folder} has a checkpoint of step {snapshot.step}; give another "
-                "folder, or resume='auto' to go on from it"
+                "folder, or resume='auto' to resume from it"
             )
 
     def _check_facts(self, state: dict) -> None:
         now, defaults = self.run["facts"], deciding(Config())
-        # A setting that came later than the checkpoint was at its default.
+        # A setting that the checkpoint does not know had its default value.
         before = {name: defaults[name] for name in now if name in defaults} | state["facts"]
-        # What the default chose for XLA may be another on another machine: that is only said.
+        # XLA's default may differ between machines. That is a warning: see `_say_what_changes`.
         if now.get(XLA) is None:
             before.pop(XLA, None)
             now = {name: each for name, each in now.items() if name != XLA}
@@ -198,35 +194,39 @@ class Origin:
         differences = list(_differences(before, now))
         more = f"; and {len(differences) - MOST_SAID} more" if len(differences) > MOST_SAID else ""
         changed = "; ".join(differences[:MOST_SAID]) + more
-        if changed and not self._accept_changes:
-            raise UserError(
-                f"the checkpoint of step {state['step']} in {self._store.folder} is of another "
-                f"run: {changed}; change that back, give another folder, or go on all the same by "
-                "accept_changes (of the command, --accept_changes)"
-            )
         if changed:
+            self._accept(
+                f"the checkpoint of step {state['step']} in {self._store.folder} is of another "
+                f"run: {changed}; undo the changes"
+            )
             log.warning("checkpoint: resumed with changes: %s", changed)
-            self._keep = "learning_rate"  # or it would be put back with the optimizer
+            self._keep = "learning_rate"  # else the optimizer's old one would be restored
+
+    def _accept(self, changes: str) -> None:
+        """Raises a UserError that begins with `changes`, unless changes are accepted."""
+        if not self._accept_changes:
+            raise UserError(
+                f"{changes}, give another folder, or resume with the changes by "
+                "accept_changes=True (for the command, --accept_changes)"
+            )
 
     def _note_stamps(self, loader: Loader, snapshot: Snapshot | None) -> None:
         """Notes the sizes and times of the data's files.
 
         Raises:
-          UserError: they are others than when the checkpoint was made.
+          UserError: they have changed since the checkpoint was made.
         """
-        if hasattr(loader.data, "stamps"):  # of what a user's own code reads nobody knows
+        if hasattr(loader.data, "stamps"):  # the files that a user's own code reads are unknown
             self.run["stamps"] = loader.data.stamps()
         before = snapshot.state.get("stamps", {}) if snapshot else {}  # none in older checkpoints
         now = {name: self.run["stamps"].get(name) for name in before}
         changed = "; ".join(_differences(before, now))
-        if changed and not self._accept_changes:
-            raise UserError(
-                f"the data were changed since the checkpoint of step {snapshot.step} in "
-                f"{self._store.folder} was made: {changed}; put the files back as they were (`cp "
-                "-p` and `rsync -t` keep times), give another folder, or go on all the same by "
-                "accept_changes (of the command, --accept_changes)"
-            )
         if changed:
+            self._accept(
+                f"the data have changed since the checkpoint of step {snapshot.step} in "
+                f"{self._store.folder} was made: {changed}; restore the files (`cp -p` and `rsync "
+                "-t` keep their times)"
+            )
             log.warning("checkpoint: resumed with changed data: %s", changed)
 
     def _say_what_changes(self, state: dict) -> None:
@@ -235,32 +235,33 @@ class Origin:
             *(state["step"], state["epoch"] + 1, state["step_in_epoch"], state["num_steps"]),
         )
         if state["num_replicas"] != self.run["num_replicas"]:
-            stay = "images, order and augmentation stay; " if self._has_the_steps_of(state) else ""
+            same = " (images, order and augmentation stay)" if self._has_same_steps(state) else ""
             log.warning(
-                "checkpoint: made on %d replicas, resumed on %d: %sdropout and mixup draw "
-                "otherwise, batch norm normalizes other parts of a batch, and sums round otherwise",
-                *(state["num_replicas"], self.run["num_replicas"], stay),
+                "checkpoint: made on %d replicas, resumed on %d%s: dropout and mixup draw "
+                "differently, batch norm normalises other parts of a batch, and sums round "
+                "differently",
+                *(state["num_replicas"], self.run["num_replicas"], same),
             )
         before = state.get("xla", state["facts"].get(XLA))
         if before is not None and before != self.run["xla"]:
             words = {True: "with", False: "without"}
             log.warning(
-                "checkpoint: made %s XLA, resumed %s it: sums round otherwise; for the same set "
-                "xla=%s",
+                "checkpoint: made %s XLA, resumed %s it: sums round differently; for equal sums "
+                "set xla=%s",
                 *(words[before], words[self.run["xla"]], before),
             )
         if state.get("loader") != self.run["loader"]:
             log.warning(
-                "checkpoint: made with the loader %s, resumed with %s, whose pixels may differ a "
-                "little; for the same set data.loader",
+                "checkpoint: made with the loader %s, resumed with %s: pixels may differ a little; "
+                "for equal pixels set data.loader",
                 *(state.get("loader"), self.run["loader"]),
             )
 
-    def _has_the_steps_of(self, state: dict) -> bool:
-        """Whether each step of an epoch has the images that it had: not by their number alone."""
+    def _has_same_steps(self, state: dict) -> bool:
+        """Returns whether each step of an epoch has the same images as before."""
         before, now = state["facts"], self.run["facts"]
         same = all(before.get(name) == now.get(name) for name in CUT_BY)
-        # The readers of a user's own pipeline cut the data by replicas, not by steps.
+        # A user's own pipeline divides the data among the replicas, not among the steps.
         if not isinstance(self._loader.data.plan, Plan):
             same &= state["num_replicas"] == self.run["num_replicas"]
         return same and state["num_steps"] == self.run["num_steps"]
@@ -269,14 +270,14 @@ class Origin:
         self._loader.start_at(epoch=epoch, step=step)
         state = snapshot.state
         same_epoch = (state["epoch"], state["num_steps"]) == (epoch, self._loader.num_batches)
-        goes_on = same_epoch and step > 0 and state["step_in_epoch"] > 0
-        # Names rise, also where epochs have fewer steps than they had.
+        within = same_epoch and step > 0 and state["step_in_epoch"] > 0
+        # Steps in checkpoints' names must increase, even if epochs have fewer steps than before.
         offset = max(state.get("offset", 0), state["step"] - self._loader.position)
-        return Beginning(epoch, goes_on, state | {"offset": offset}, snapshot.arrays, self._keep)
+        return Beginning(epoch, within, state | {"offset": offset}, snapshot.arrays, self._keep)
 
 
 def _differences(before: Mapping, now: Mapping, prefix: str = "") -> Iterator[str]:
-    """Yields "name old -> new" of each field that is another, also within mappings and lists."""
+    """Yields "name old -> new" for each field that differs, also within mappings and lists."""
     for name in sorted({*before, *now}):
         old, new = before.get(name), now.get(name)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
@@ -289,22 +290,22 @@ def _differences(before: Mapping, now: Mapping, prefix: str = "") -> Iterator[st
 
 
 class _Before(keras.callbacks.Callback):
-    """What must come before all others: the model as it was, and the logs of an epoch's steps."""
+    """Restores the variables and an epoch's logs, before all other callbacks."""
 
     def __init__(self, beginning: Beginning, *, is_chief: bool):
         super().__init__()
         self._begun, self._is_chief = beginning, is_chief
-        self._logs = beginning.state["logs"] if beginning.goes_on else {}
+        self._logs = beginning.state["logs"] if beginning.within_epoch else {}
 
     def on_train_begin(self, logs=None):
         state_lib.put_variables(self.model, self._begun.arrays, keep=self._begun.keep)
 
     def on_epoch_begin(self, epoch, logs=None):
-        if self._begun.arrays and self._begun.goes_on:
+        if self._begun.arrays and self._begun.within_epoch:
             state_lib.put_metrics(self.model, self._begun.arrays, is_chief=self._is_chief)
 
     def on_train_batch_end(self, batch, logs=None):
-        self._logs = {}  # not all steps were trained before
+        self._logs = {}  # this `fit` trains steps of the epoch, and makes logs itself
 
     def on_epoch_end(self, epoch, logs=None):
         logs.update({**self._logs, **logs})
@@ -312,7 +313,7 @@ class _Before(keras.callbacks.Callback):
 
 
 class _After(keras.callbacks.Callback):
-    """What must come after all others, who begin anew: their states, and Keras's History."""
+    """Restores the callbacks' states and Keras's History, after all callbacks have reset theirs."""
 
     def __init__(self, beginning: Beginning, callbacks: list):
         super().__init__()
@@ -323,13 +324,13 @@ class _After(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         if self._begun.arrays:
-            if self._begun.goes_on:
-                self._put_callbacks()  # some begin anew with an epoch
+            if self._begun.within_epoch:
+                self._put_callbacks()  # some reset their state when an epoch begins
             self._put_history()
             self._begun.arrays = {}
 
     def on_train_end(self, logs=None):
-        if self._begun.arrays:  # not an epoch was left to train
+        if self._begun.arrays:  # no epoch was left to train
             self._put_history()
 
     def _put_callbacks(self) -> None:
@@ -342,25 +343,25 @@ class _After(keras.callbacks.Callback):
 
 
 def _step_facts(step: StepConfig) -> dict:
-    """Returns those settings of a step that decide what it computes."""
+    """Returns the settings of a step that decide what it computes."""
     names = deciding(Config(step=step))
     return {name: each for name, each in names.items() if name.startswith("step.")}
 
 
 def _data_facts(loader: Loader) -> dict:
-    """Returns what the data are, but for how they are cut for replicas, JSON-ready."""
+    """Returns the data's facts without the number of replicas, JSON-ready."""
     facts = loader.data.facts()
     plan = {name: each for name, each in vars(facts.pop("plan")).items() if name != "num_replicas"}
     return {name: repr(each) for name, each in {**facts, **plan}.items()}
 
 
 def _optimizer_facts(model) -> dict:
-    """Returns the optimizer as it was compiled, JSON-ready, but for the names of its parts."""
+    """Returns the optimizer's config without the names of its parts, JSON-ready."""
 
-    def bare(config):
+    def nameless(config):
         if isinstance(config, dict):
-            return {key: bare(each) for key, each in config.items() if key != "name"}
+            return {key: nameless(each) for key, each in config.items() if key != "name"}
         return config if isinstance(config, int | float | str | None) else repr(config)
 
     optimizer = model.optimizer
-    return {"optimizer": [type(optimizer).__name__, bare(optimizer.get_config())]}
+    return {"optimizer": [type(optimizer).__name__, nameless(optimizer.get_config())]}

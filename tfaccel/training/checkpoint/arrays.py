@@ -1,11 +1,11 @@
-"""Named arrays in TensorFlow's checkpoint files: values alone, no objects, each with a checksum.
+"""Writes and reads named arrays in TensorFlow's checkpoint files, each with a checksum.
 
 Takes a path and arrays by name; gives two files, and from them the same arrays, bit for bit.
 
     write_arrays(folder / "arrays", {"model/0": kernel})   # arrays.index, arrays.data-*
     read_arrays(folder / "arrays")["model/0"]
 
-Nothing that is read is run: there is no object graph, and no pickle.
+The files hold values only. Reading them runs no code: there is no object graph, and no pickle.
 """
 
 import pathlib
@@ -20,14 +20,12 @@ from tfaccel.training.checkpoint.manifest import CheckpointError
 
 
 def write_arrays(prefix: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes all arrays, from whichever thread calls; GPUs are left alone.
+    """Writes all arrays without the use of a GPU. Any thread may call it.
 
-    Args:
-      prefix: of the files; its folder exists.
-      arrays: by name, any shape, of every dtype TensorFlow has: bfloat16 as `ml_dtypes` has it.
+    An array may have any shape, and any dtype of TensorFlow: for bfloat16, that of `ml_dtypes`.
 
     Raises:
-      OSError: as of other files, also where TensorFlow has a name of its own for it.
+      OSError: the files cannot be written. TensorFlow's own errors are converted to it.
     """
     names = sorted(arrays)
     try:
@@ -35,7 +33,7 @@ def write_arrays(prefix: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None
             tf.raw_ops.SaveV2(
                 prefix=str(prefix),
                 tensor_names=names,
-                shape_and_slices=[""] * len(names),  # whole, each
+                shape_and_slices=[""] * len(names),  # each array as a whole
                 tensors=[tf.constant(arrays[name]) for name in names],
             )
     except tf.errors.OpError as error:
@@ -46,7 +44,7 @@ def read_arrays(prefix: pathlib.Path) -> dict[str, np.ndarray]:
     """Returns the arrays that `write_arrays` wrote.
 
     Raises:
-      CheckpointError: the files are missing, or one of the arrays is not what was written.
+      CheckpointError: the files are missing, or an array differs from what was written.
     """
     name = None
     try:
@@ -54,9 +52,9 @@ def read_arrays(prefix: pathlib.Path) -> dict[str, np.ndarray]:
             reader = tf.train.load_checkpoint(f"{folder}/{prefix.name}")
             arrays = {}
             for name in sorted(reader.get_variable_to_shape_map()):
-                # An array also where it has no dimension: the reader gives a scalar then.
+                # For an array without dimensions the reader returns a scalar.
                 arrays[name] = np.asarray(reader.get_tensor(name))
-    # The reader has Python's errors for some of TensorFlow's.
+    # The reader turns some of TensorFlow's errors into Python's.
     except (tf.errors.OpError, OSError, RuntimeError, ValueError) as error:
         what = f"array '{name}' in {prefix}" if name else f"{prefix}.index"
         raise CheckpointError(f"{what} cannot be read ({error})") from error

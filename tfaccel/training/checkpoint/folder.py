@@ -1,6 +1,7 @@
-"""One checkpoint's folder: whole under its name or not there, and removed only if it is ours.
+"""Creates and removes the folder of one checkpoint, so that a folder with its name is complete.
 
-Takes what writes the files; gives the folder its name once every byte is on the disk itself.
+Takes a function that writes the files; gives the folder its name once every byte is on the disk.
+A folder is removed only if it is proved to be a checkpoint of tfaccel.
 
     fill(unfinished, write)
     put_in_place(unfinished, final)
@@ -8,8 +9,8 @@ Takes what writes the files; gives the folder its name once every byte is on the
 
     step-00001200/                  the state after step 1200
     step-00001200-untested/         the same, before the validation that follows that step
-    step-00001200.tmp-<process>/    being written, or being removed: worth nothing
-    step-00001200.old-<number>/     whole, from an earlier run of that step that another replaces
+    step-00001200.tmp-<process>/    is being written or removed, and is incomplete
+    step-00001200.old-<number>/     a complete older one, which a new one of this step replaces
 """
 
 import errno
@@ -30,19 +31,19 @@ from tfaccel.training.checkpoint.manifest import (
 )
 
 _NAME = re.compile(r"step-(\d{8,})(-untested)?(?:\.(?:(old)|(tmp))-\d+)?")
-# TensorFlow writes each of its files under the longer name first.
+# TensorFlow first writes each of its files under the longer name.
 _OURS = re.compile(
     rf"({'|'.join(map(re.escape, FILES[:2]))})(\.tempstate\d+)?|{re.escape(STATE)}|{MANIFEST}"
 )
 
 
 class Name(NamedTuple):
-    """What a folder's name says. What is newer compares as larger, whatever a clock says.
+    """The parts of a folder's name. A newer checkpoint compares as larger; no clock is needed.
 
     Attributes:
-      step: after which the state was taken.
-      tested: whether validation after it is part of the state.
-      in_place: False for one that another is replacing.
+      step: the last step of the state.
+      tested: whether the state includes the validation after that step.
+      in_place: False while another checkpoint replaces this one.
       unfinished: whether it is being written or removed.
     """
 
@@ -52,12 +53,12 @@ class Name(NamedTuple):
     unfinished: bool = False
 
     def __str__(self):
-        """Returns the name of the whole checkpoint."""
+        """Returns the name of the complete checkpoint."""
         return f"step-{self.step:08d}{'' if self.tested else '-untested'}"
 
 
 def parse(folder: pathlib.Path) -> Name | None:
-    """Returns what a folder's name says, or None where it is not a checkpoint's."""
+    """Returns the parts of a folder's name, or None if it is not the name of a checkpoint."""
     match = _NAME.fullmatch(folder.name)
     if match is None:
         return None
@@ -66,22 +67,22 @@ def parse(folder: pathlib.Path) -> Name | None:
 
 
 def unfinished_path(path: pathlib.Path) -> pathlib.Path:
-    """Returns the name under which this process writes or removes the checkpoint `path`."""
+    """Returns the path under which this process writes or removes the checkpoint `path`."""
     return path.with_name(f"{parse(path)}.tmp-{os.getpid()}")
 
 
 def make_root(root: pathlib.Path) -> None:
-    """Makes the folder of all checkpoints, where it is not there yet."""
+    """Makes the folder of all checkpoints, if it does not exist."""
     if not root.is_dir():
         os.makedirs(root)
         to_disk(root.parent)
 
 
 def fill(unfinished: pathlib.Path, write: Callable[[pathlib.Path], None]) -> None:
-    """Makes the folder, lets `write` put FILES into it, and brings all to the disk itself.
+    """Makes the folder, calls `write` to put FILES into it, and flushes everything to the disk.
 
     Raises:
-      OSError: as of any file. What is there by then stays.
+      OSError: a file cannot be written. The files that are there stay.
     """
     os.mkdir(unfinished)
     write(unfinished)
@@ -92,10 +93,12 @@ def fill(unfinished: pathlib.Path, write: Callable[[pathlib.Path], None]) -> Non
 
 
 def put_in_place(unfinished: pathlib.Path, final: pathlib.Path) -> None:
-    """Gives a filled folder its name. What had that name goes aside first, and is removed last.
+    """Renames a filled folder to `final`.
+
+    If `final` exists, it is renamed first, and removed at the end.
 
     Raises:
-      OSError: what had the name has it again.
+      OSError: it cannot be renamed; an old `final` has its name again.
     """
     aside = _put_aside(final) if os.path.lexists(final) else None
     try:
@@ -110,26 +113,26 @@ def put_in_place(unfinished: pathlib.Path, final: pathlib.Path) -> None:
 
 
 def is_ours(folder: pathlib.Path) -> bool:
-    """Returns whether this is proved to be a checkpoint of ours that holds nothing else."""
+    """Returns whether the folder is certainly a checkpoint of tfaccel, and has no other files."""
     try:
         read_manifest(folder)
-        return parse(folder) is not None and _holds_ours_alone(folder)
+        return parse(folder) is not None and _holds_only_our_files(folder)
     except (CheckpointError, OSError):
         return False
 
 
 def remove(folder: pathlib.Path) -> None:
-    """Removes a checkpoint of ours. Should the process be killed, none is left that looks whole."""
+    """Removes a checkpoint of tfaccel. If the process is killed, an unfinished folder is left."""
     unfinished = unfinished_path(folder)
-    remove_unfinished(unfinished)  # of an earlier process with this one's number
+    remove_unfinished(unfinished)  # an earlier process with the same number may have left it
     os.rename(folder, unfinished)
     to_disk(folder.parent)
     remove_unfinished(unfinished)
 
 
 def remove_unfinished(unfinished: pathlib.Path) -> None:
-    """Removes what is left under a temporary name, if anything, unless others put files there."""
-    if _holds_ours_alone(unfinished):
+    """Removes an unfinished folder, if it exists and has only files of a checkpoint."""
+    if _holds_only_our_files(unfinished):
         for name in os.listdir(unfinished):
             os.unlink(unfinished / name)
         os.rmdir(unfinished)
@@ -142,8 +145,8 @@ def _put_aside(final: pathlib.Path) -> pathlib.Path:
     return aside
 
 
-def _holds_ours_alone(folder: pathlib.Path) -> bool:
-    """Returns whether it is a folder, not a link to one, of plain files named as we name them."""
+def _holds_only_our_files(folder: pathlib.Path) -> bool:
+    """Returns whether this is a folder, not a link, of regular files with a checkpoint's names."""
     if folder.is_symlink() or not folder.is_dir():
         return False
     with os.scandir(folder) as entries:
@@ -151,12 +154,12 @@ def _holds_ours_alone(folder: pathlib.Path) -> bool:
 
 
 def to_disk(path: pathlib.Path) -> None:
-    """Returns once a file's bytes, or a folder's names, would outlast a loss of power."""
+    """Flushes a file's bytes or a folder's names to the disk, to survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Some network file systems have no such thing for folders.
+        # Some network file systems cannot flush a folder.
         if not (path.is_dir() and error.errno in (errno.EINVAL, errno.ENOTSUP)):
             raise
     finally:

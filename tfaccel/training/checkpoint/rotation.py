@@ -1,4 +1,4 @@
-"""Which checkpoints stay: the last and the best. Pure arithmetic; the store removes the others.
+"""Chooses the checkpoints that stay, the last and the best. The store removes the others.
 
 to_keep({Name(100, True): 0.7, Name(200, True): None}, keep_last=1, keep_best=1, ...)
 """
@@ -15,11 +15,11 @@ def to_keep(
     """Returns the checkpoints that stay.
 
     Args:
-      scores: of each checkpoint; None or NaN where it has none.
-      keep_last: how many of the newest stay, at least 1. A state before validation does not count,
-        and goes, where there is the same step's after it.
-      keep_best: how many of those with the best finite score stay; of equal ones the newest.
-      largest_is_best: whether the best score is the largest, or the smallest.
+      scores: of each checkpoint; None or NaN if it has no score.
+      keep_last: how many of the newest stay, at least 1. An untested checkpoint is removed and does
+        not count if there is a tested one of the same step.
+      keep_best: how many with the best finite scores stay; of equal scores the newest.
+      largest_is_best: True if the best score is the largest, False if it is the smallest.
     """
     last = sorted(
         each for each in scores if each.tested or each._replace(tested=True) not in scores
@@ -29,12 +29,12 @@ def to_keep(
 
 
 def largest_is_best(monitor: str) -> bool:
-    """Returns whether the best value of a log is the largest: of a loss it is the smallest."""
+    """Returns whether the largest value of this log is the best. Of a loss, the smallest is."""
     return not monitor.endswith("loss")
 
 
 def best_first(scores: Mapping[Name, float | None], *, largest_is_best: bool) -> list[Name]:
-    """Returns the checkpoints with a finite score, the best first, of equal ones the newest."""
+    """Returns the checkpoints with a finite score, the best first; of equal scores the newest."""
     finite = [name for name, each in scores.items() if each is not None and math.isfinite(each)]
     sign = -1 if largest_is_best else 1
     return sorted(sorted(finite, reverse=True), key=lambda each: sign * scores[each])

@@ -1,22 +1,25 @@
-"""What decides the rest of a run, between a live model and a snapshot.
+"""Copies the state of training from a live model to a snapshot and back.
 
-Takes a compiled model, built, and its callbacks; gives arrays by name and JSON-ready values, and
-puts them back. Weights, seed states, batch norm's statistics, the optimizer with its iterations,
-loss scale and moving averages are variables; what callbacks count is theirs to tell.
+Takes a built and compiled model and its callbacks; gives arrays by name and JSON-ready values, and
+restores them. The model's part are variables: weights, seed states, batch norm's statistics, and
+the optimizer with its iterations, loss scale and moving averages. Callbacks give their own state.
 
     arrays = variables(model) | metrics(model)
     put_variables(model, arrays); put_metrics(model, arrays)
 
-Names begin with a variable's place, by which it is found again: Keras numbers layers' names anew in
-each process.
+An array's name begins with the variable's index, by which it is found again. Names of layers do not
+identify it, because Keras numbers them from the start in each process.
 """
 
 import json
 import logging
+import math
+from collections.abc import Iterable
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tfaccel.common.errors import UserError
 from tfaccel.keras_internals.copies import refresh
@@ -28,20 +31,18 @@ log = logging.getLogger("tfaccel")
 
 Arrays = dict[str, np.ndarray]
 
-# Of Keras's own callbacks, what they count, if anything.
+# The attributes of Keras's own callbacks that are their state.
 KERAS_STATE = {
     "EarlyStopping": ("wait", "best", "best_epoch", "stopped_epoch", "best_weights"),
     "ReduceLROnPlateau": ("wait", "best", "cooldown_counter"),
     "ModelCheckpoint": ("best",),
-    **dict.fromkeys(
-        ("CSVLogger", "History", "LambdaCallback", "LearningRateScheduler", "ProgbarLogger"), ()
-    ),
-    **dict.fromkeys(("TensorBoard", "TerminateOnNaN", "RemoteMonitor"), ()),
 }
+KERAS_STATELESS = {"CSVLogger", "History", "LambdaCallback", "LearningRateScheduler"}
+KERAS_STATELESS |= {"ProgbarLogger", "RemoteMonitor", "TensorBoard", "TerminateOnNaN"}
 
 
 def variables(model: keras.Model) -> Arrays:
-    """Returns what must be the same on every replica, as replica 0 of this worker has it."""
+    """Returns the variables that are the same on every replica, from this worker's replica 0."""
     return {
         _name("variable", index, each): _of_first_replica(each).numpy()
         for index, each in enumerate(state_of(model))
@@ -49,27 +50,23 @@ def variables(model: keras.Model) -> Arrays:
 
 
 def num_bytes(model: keras.Model) -> int:
-    """Returns how many bytes those are, without a copy of them."""
-    return _bytes_of(state_of(model))
+    """Returns the bytes of `variables(model)`, without copying them."""
+    return bytes_of(state_of(model))
 
 
-def weight_bytes(model: keras.Model) -> int:
-    """Returns how many of these are the model's weights; the optimizer has most of the others."""
-    return _bytes_of(model.weights)
-
-
-def _bytes_of(variables: list) -> int:
-    own = map(_of_first_replica, variables)
-    return sum(each.shape.num_elements() * each.dtype.size for each in own)
+def bytes_of(variables: Iterable[keras.Variable]) -> int:
+    """Returns the bytes of variables on one replica. Each variable counts once."""
+    each_once = {id(each): each for each in variables}.values()
+    return sum(math.prod(each.shape) * tf.as_dtype(each.dtype).size for each in each_once)
 
 
 def put_variables(model: keras.Model, arrays: Arrays, *, keep: str | None = None) -> None:
-    """Assigns them on every local replica.
+    """Assigns the arrays to the variables of every local replica.
 
     Args:
-      model: built and compiled as it was.
+      model: built and compiled like the model that was saved.
       arrays: from `variables`.
-      keep: the name of a variable that stays as it is; None for none.
+      keep: the name of a variable that is not assigned; None to assign all.
 
     Raises:
       UserError: the arrays are of another model or optimizer.
@@ -77,8 +74,8 @@ def put_variables(model: keras.Model, arrays: Arrays, *, keep: str | None = None
     ours, theirs = state_of(model), _of("variable", arrays)
     if len(ours) != len(theirs):
         raise UserError(
-            f"the checkpoint has {len(theirs)} variables, this model and its optimizer "
-            f"{len(ours)}; build the model and the optimizer as they were"
+            f"the checkpoint has {len(theirs)} variables, but this model and its optimizer have "
+            f"{len(ours)}; build the same model and optimizer as before"
         )
     for variable, (name, array) in zip(ours, theirs.items(), strict=True):
         _check_alike(variable, name, array)
@@ -91,35 +88,32 @@ def put_variables(model: keras.Model, arrays: Arrays, *, keep: str | None = None
 
 
 def metrics(model: keras.Model) -> Arrays:
-    """Returns the sums over all replicas of what the metrics have counted. All workers call it."""
+    """Returns the metrics' variables, summed over all replicas. All workers must call it."""
     counted = [
         sum(each.numpy().astype(np.float64) for each in components(variable))
         for variable in model.metrics_variables
     ]
-    flat = np.concatenate([each.ravel() for each in counted]) if counted else np.zeros(0)
+    flat = np.concatenate([np.zeros(0), *map(np.ravel, counted)])
     flat = of_workers(flat, model.distribute_strategy).sum(axis=0)
-    ends = np.cumsum([each.size for each in counted])[:-1]
-    parts = np.split(flat, ends) if counted else []
+    parts = np.split(flat, np.cumsum([each.size for each in counted], dtype=int))
     return {
-        _name("metric", index, variable): part.reshape(each.shape)
-        for index, (variable, each, part) in enumerate(
-            zip(model.metrics_variables, counted, parts, strict=True)
-        )
+        _name("metric", index, variable): part.reshape(variable.shape)
+        for index, (variable, part) in enumerate(zip(model.metrics_variables, parts, strict=False))
     }
 
 
 def metrics_in(arrays: Arrays) -> Arrays:
-    """Returns the arrays that are of metrics."""
+    """Returns the arrays of metrics."""
     return _of("metric", arrays)
 
 
 def with_metrics(arrays: Arrays, counted: Arrays) -> Arrays:
-    """Returns the arrays with these metrics in place of theirs."""
+    """Returns the arrays with their metrics replaced by `counted`."""
     return {name: arrays[name] for name in arrays if not name.startswith("metric/")} | counted
 
 
 def put_metrics(model: keras.Model, arrays: Arrays, *, is_chief: bool) -> None:
-    """Gives the sums to replica 0 of all workers, and nothing to the others."""
+    """Assigns the metrics to the chief's replica 0, and zeros to all other replicas."""
     for variable, array in zip(
         model.metrics_variables, _of("metric", arrays).values(), strict=True
     ):
@@ -132,10 +126,10 @@ def put_metrics(model: keras.Model, arrays: Arrays, *, is_chief: bool) -> None:
 def of_callbacks(callbacks: list) -> tuple[list[dict[str, Any]], Arrays]:
     """Returns the state of each callback that has one, JSON-ready, and its arrays by name."""
     states, arrays = [], {}
-    for index, callback in enumerate(_counting(callbacks)):
+    for index, callback in enumerate(_with_state(callbacks)):
         state = {}
         for key, value in _state_of(callback).items():
-            if _is_arrays(value):
+            if isinstance(value, list) and any(isinstance(each, np.ndarray) for each in value):
                 arrays |= {
                     f"callback/{index:05d}/{key}/{place:05d}": np.array(each)  # a copy
                     for place, each in enumerate(value)
@@ -148,30 +142,31 @@ def of_callbacks(callbacks: list) -> tuple[list[dict[str, Any]], Arrays]:
 
 
 def _check_json(of_callback: dict) -> None:
-    """Raises UserError for what JSON has not."""
+    """Raises UserError for a value that JSON cannot hold."""
     for key, value in of_callback["state"].items():
         try:
             json.dumps(value)
         except (TypeError, ValueError) as error:
             raise UserError(
-                f"get_state() of {of_callback['class']} returned {key!r}: {error}; return numbers, "
-                "text, lists and dicts of them, or a list of NumPy arrays alone"
+                f"get_state() of {of_callback['class']} returned a value for {key!r} that cannot "
+                f"be saved ({error}); return numbers, text, lists and dicts of these, or a list of "
+                "NumPy arrays only"
             ) from error
 
 
 def put_callbacks(callbacks: list, states: list[dict[str, Any]], arrays: Arrays) -> None:
-    """Sets the states on those that have one, of the same classes in the same order.
+    """Restores the states of the callbacks that have one.
 
     Raises:
-      UserError: there are others.
+      UserError: their classes, or the order of these, differ from the saved ones.
     """
-    callbacks = _counting(callbacks)
+    callbacks = _with_state(callbacks)
     ours = [type(each).__name__ for each in callbacks]
     theirs = [each["class"] for each in states]
     if ours != theirs:
         raise UserError(
-            f"the checkpoint was made with the callbacks {', '.join(theirs)}; received "
-            f"{', '.join(ours)}: give the same, in the same order"
+            f"the checkpoint was made with the callbacks {', '.join(theirs)}, but received "
+            f"{', '.join(ours)}; give the same callbacks in the same order"
         )
     for index, (callback, each) in enumerate(zip(callbacks, states, strict=True)):
         state = dict(each["state"])
@@ -186,24 +181,24 @@ def put_callbacks(callbacks: list, states: list[dict[str, Any]], arrays: Arrays)
 
 
 def warn_of_forgetful(callbacks: list) -> None:
-    """Says which callbacks begin anew on a resume, because nothing tells what they count."""
+    """Warns of callbacks that lose their state when a run resumes, because they cannot give it."""
     unknown = [
         type(each).__name__
         for each in callbacks
         if not hasattr(each, "get_state")
-        and type(each).__name__ not in KERAS_STATE
+        and type(each).__name__ not in KERAS_STATELESS | KERAS_STATE.keys()
         and not type(each).__module__.startswith("tfaccel.")
     ]
     if unknown:
         log.warning(
-            "checkpoint: %s will begin anew on a resume; give it get_state() and set_state(state), "
-            "of numbers, text and lists of arrays, if it counts something",
+            "checkpoint: no checkpoint has the state of %s; if it counts something, give it "
+            "get_state() and set_state(state) for numbers, text and lists of arrays",
             ", ".join(unknown),
         )
 
 
-def _counting(callbacks: list) -> list:
-    """Returns those that have a state."""
+def _with_state(callbacks: list) -> list:
+    """Returns the callbacks that have a state."""
     return [
         each
         for each in callbacks
@@ -218,16 +213,12 @@ def _state_of(callback) -> dict[str, Any]:
     return {name: getattr(callback, name) for name in names if hasattr(callback, name)}
 
 
-def _is_arrays(value) -> bool:
-    return isinstance(value, list) and any(isinstance(each, np.ndarray) for each in value)
-
-
 def _name(kind: str, index: int, variable) -> str:
     return f"{kind}/{index:05d}/{variable.path}"
 
 
 def _of(kind: str, arrays: Arrays) -> Arrays:
-    """Returns the arrays of a kind, in order of their places."""
+    """Returns the arrays of a kind, in the order of their indices."""
     return {name: arrays[name] for name in sorted(arrays) if name.startswith(f"{kind}/")}
 
 
@@ -237,7 +228,7 @@ def _check_alike(variable, name: str, array: np.ndarray) -> None:
         raise UserError(
             f"{name} of the checkpoint is {array.dtype.name} {list(array.shape)}, but "
             f"{variable.path} of this model is {own.dtype.name} {own.shape.as_list()}; build the "
-            "model and the optimizer as they were"
+            "same model and optimizer as before"
         )
 
 

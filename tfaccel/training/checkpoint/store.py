@@ -1,14 +1,15 @@
-"""The checkpoints of a run: written whole, read back only if whole, and the oldest removed.
+"""Writes the checkpoints of a run, reads the newest undamaged one, and removes the oldest ones.
 
-Takes snapshots, arrays by name and a state for JSON; gives a folder per step, and back from them
-the newest snapshot that is undamaged. Their order is that of steps; no clock is asked.
+Takes snapshots; gives a folder per step, and from these folders the newest snapshot that is
+undamaged. A checkpoint is written completely or not at all. The order of checkpoints is the order
+of their steps; no clock is used.
 
     store = Store(workdir / "checkpoints", keep_last=3, keep_best=1, largest_is_best=True)
     store.write(Snapshot({"model/0": kernel}, {"step": 1200}), score=0.76)
     snapshot = store.newest()
 
-One process writes at a time: whoever calls has locked the folder. TensorFlow is imported when the
-first arrays are written or read.
+Only one process may write at a time, so the caller locks the folder. TensorFlow is imported when
+the first arrays are written or read.
 """
 
 import contextlib
@@ -41,11 +42,11 @@ log = logging.getLogger("tfaccel")
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """All that decides how a run goes on.
+    """Everything that decides how a run continues.
 
     Attributes:
-      arrays: by unique name. Nobody changes them while they are written.
-      state: for JSON, whose keys are text; "step" is the number of the last step done.
+      arrays: by unique name. They must not change while they are written.
+      state: JSON-ready, with text as keys; "step" is the number of the last step done.
     """
 
     arrays: dict[str, np.ndarray]
@@ -63,7 +64,7 @@ class Snapshot:
 
     @property
     def digest(self) -> str:
-        """What tells it from another of the same step."""
+        """A hash of the state and the arrays."""
         digest = hashlib.blake2b(json.dumps(self.state, sort_keys=True).encode(), digest_size=8)
         for name, array in sorted(self.arrays.items()):
             digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
@@ -74,51 +75,46 @@ class Store:
     """The folder of a run's checkpoints.
 
     Attributes:
-      folder: of this run alone.
+      folder: only for this run's checkpoints.
     """
 
     def __init__(
         self, folder: pathlib.Path, *, keep_last: int, keep_best: int, largest_is_best: bool
     ):
-        """Touches nothing on the disk.
+        """Touches nothing on the disk: the first `write` makes the folder.
 
-        Args:
-          folder: of this run alone; made by the first `write`.
-          keep_last: how many of the newest steps stay, the last one written among them.
-          keep_best: how many of those with the best score stay beside them.
-          largest_is_best: whether the best score is the largest, or the smallest.
+        For the other arguments, see `rotation.to_keep`.
         """
         self.folder = pathlib.Path(folder)
-        self._keep_last = keep_last
-        self._keep_best = keep_best
+        self._keep = {"keep_last": keep_last, "keep_best": keep_best}
         self._largest_is_best = largest_is_best
-        self._damaged = set()  # names, as far as `newest` has looked
+        self._damaged = set()  # the names of damaged checkpoints that were found so far
 
     def write(
         self, snapshot: Snapshot, *, score: float | None = None, tested: bool = True
     ) -> pathlib.Path:
-        """Writes a checkpoint whole or not at all, then removes those that are not to be kept.
+        """Writes a checkpoint completely or not at all, then removes those that need not stay.
 
         Args:
-          snapshot: of finite arrays.
-          score: what `keep_best` compares; one that is not finite is never best.
-          tested: False for the state after the last step of an epoch, before its validation: it
-            counts as older than the same step's after it, and goes when that is there.
+          snapshot: its arrays are finite.
+          score: compared for `keep_best`; an infinite or NaN score is never best.
+          tested: False for the state after the last step of an epoch, before its validation. It
+            counts as older than the tested checkpoint of the same step, which replaces it.
 
         Raises:
-          CheckpointError: an array is not finite, or the disk does not take it; it says which.
-            Earlier checkpoints are as they were, and nothing is left of this one.
+          CheckpointError: an array is not finite, or the disk refuses the files. Earlier
+            checkpoints are unchanged, and nothing is left of this one.
         """
         _check_finite(snapshot)
         name = folders.Name(snapshot.step, tested)
-        # The state is apart from what is ours, so that it comes back exactly as it was.
+        # The caller's state has a key to itself, so that it is read back exactly as it was.
         ours = {"format_version": FORMAT_VERSION, "step": snapshot.step, "score": score}
         text = json.dumps(ours | {"state": snapshot.state}, indent=2) + "\n"
         final = self.folder / str(name)
         unfinished = folders.unfinished_path(final)
         try:
             folders.make_root(self.folder)
-            folders.remove_unfinished(unfinished)  # of an earlier process with this one's number
+            folders.remove_unfinished(unfinished)  # left by an earlier process with this number
             folders.fill(unfinished, lambda path: _write_files(path, snapshot.arrays, text))
             folders.put_in_place(unfinished, final)
         except OSError as error:
@@ -127,17 +123,17 @@ class Store:
             raise CheckpointError(
                 f"checkpoint {final} "
                 f"{not_written(error, self.folder, num_bytes=snapshot.num_bytes + len(text))}, or "
-                "give another workdir"
+                "give another folder"
             ) from error
         self._damaged.discard(name)
         self._rotate(name)
         return final
 
     def steps(self) -> list[pathlib.Path]:
-        """Returns the folders of checkpoints, told by their names alone, the newest last.
+        """Returns the folders that have a checkpoint's name, the newest last.
 
         Raises:
-          CheckpointError: the folder is not to be read: that is no reason to start anew.
+          CheckpointError: the folder cannot be read. That is no reason to start a new run.
         """
         try:
             inside = [each for each in self.folder.iterdir() if each.is_dir()]
@@ -145,53 +141,54 @@ class Store:
             return []
         except OSError as error:
             raise CheckpointError(
-                f"checkpoints in {self.folder} cannot be read ({error.strerror}); allow it, or "
-                "give another workdir"
+                f"checkpoints in {self.folder} cannot be read ({error.strerror}); change the "
+                "permissions, or give another folder"
             ) from error
         named = [(name, each) for each in inside if (name := folders.parse(each))]
         return [each for name, each in sorted(named) if not name.unfinished]
 
     def newest(self) -> Snapshot | None:
-        """Returns the newest undamaged checkpoint, or None where there is none of any kind.
+        """Returns the newest undamaged checkpoint, or None if there is no checkpoint.
 
-        A damaged one is named in a warning, and the one before is tried.
+        For each damaged checkpoint it logs a warning, and tries the previous one.
 
         Raises:
-          CheckpointError: there are some, and all of them are damaged.
+          CheckpointError: there are checkpoints, and all of them are damaged.
         """
-        return self._first_whole(reversed(self.steps()))
+        return self._first_undamaged(reversed(self.steps()))
 
     def best(self) -> Snapshot | None:
-        """Returns the undamaged checkpoint of the best score, or None where none has a score.
+        """Returns the undamaged checkpoint with the best score, or None if none has a score.
 
         Raises:
-          CheckpointError: there are some, and all of them are damaged.
+          CheckpointError: there are checkpoints with a score, and all of them are damaged.
         """
         named = {folders.parse(each): each for each in self.steps()}
         scores = {name: _score(each) for name, each in named.items()}
         best = best_first(scores, largest_is_best=self._largest_is_best)
-        return self._first_whole(named[name] for name in best)
+        return self._first_undamaged(named[name] for name in best)
 
-    def _first_whole(self, candidates: Iterable[pathlib.Path]) -> Snapshot | None:
+    def _first_undamaged(self, candidates: Iterable[pathlib.Path]) -> Snapshot | None:
         damaged = []
         for folder in candidates:
             try:
                 return _read(folder)
             except CheckpointError as error:
-                log.warning("checkpoint %s is passed over: %s", folder, error)
+                log.warning("checkpoint %s is skipped: %s", folder, error)
                 self._damaged.add(folders.parse(folder))
                 damaged.append(f"{folder.name} ({error})")
         if damaged:
             raise CheckpointError(
                 f"none of the checkpoints in {self.folder} can be used: {'; '.join(damaged)}; "
-                "put one back from a copy, or remove them to start from the beginning"
+                "restore one from a copy, or remove them to start from the beginning"
             )
         return None
 
     def remove_unfinished(self) -> None:
-        """Clears away what killed writers left. Nobody else may be writing.
+        """Removes what killed writers left. No other process may be writing.
 
-        One that was put aside for another has its name again where the other did not come.
+        A complete checkpoint that was renamed to be replaced gets its name back if the new one does
+        not exist.
 
         Raises:
           CheckpointError: the disk does not allow it.
@@ -205,24 +202,19 @@ class Store:
                     _settle(folder, folder.with_name(str(name)))
         except OSError as error:
             raise CheckpointError(
-                f"what an unfinished checkpoint left in {self.folder} cannot be removed "
-                f"({error.strerror}); allow it, or give another workdir"
+                f"files of an unfinished checkpoint in {self.folder} cannot be removed "
+                f"({error.strerror}); change the permissions, or give another folder"
             ) from error
 
     def _rotate(self, written: folders.Name) -> None:
-        """Removes all but the last and the best, of which no damaged one takes the place.
+        """Removes all checkpoints but the last and the best. A damaged one counts as neither.
 
-        A later step's, of before, is left alone.
+        Checkpoints of steps later than `written`, which an earlier run left, stay.
         """
         ours = {folders.parse(each): each for each in self.steps() if folders.is_ours(each)}
         ours = {name: each for name, each in ours.items() if name.in_place and name <= written}
         scores = {name: _score(each) for name, each in ours.items() if name not in self._damaged}
-        kept = to_keep(
-            scores,
-            keep_last=self._keep_last,
-            keep_best=self._keep_best,
-            largest_is_best=self._largest_is_best,
-        )
+        kept = to_keep(scores, **self._keep, largest_is_best=self._largest_is_best)
         for name in ours.keys() - kept:
             try:
                 folders.remove(ours[name])
@@ -231,27 +223,27 @@ class Store:
 
 
 def check_space(folder: pathlib.Path, num_bytes: int, *, keep: int) -> None:
-    """Says early what a disk cannot hold.
+    """Checks whether the disk has room for the checkpoints of a run; warns if it may not suffice.
 
     Args:
       folder: of the checkpoints; it may not exist yet.
       num_bytes: of one checkpoint.
-      keep: how many stay, the last and the best. One more is there while it is written.
+      keep: how many checkpoints stay. While one is written, there is one more.
 
     Raises:
-      UserError: there is no room for one checkpoint beside those that are there.
+      UserError: there is no room for another checkpoint.
     """
     free = free_bytes(folder)
     if free < num_bytes:
         raise UserError(
-            f"checkpoints in {folder} take {mib(num_bytes)} each, and {mib(free)} are free "
-            "there; make room, or give another workdir"
+            f"checkpoints in {folder} take {mib(num_bytes)} each, but only {mib(free)} are free "
+            "there; make room, or give another folder"
         )
     there = sum(each.stat().st_size for each in folder.glob("step-*/*") if each.is_file())
     if free + there < (keep + 1) * num_bytes:
         log.warning(
-            "checkpoints in %s: %d of %s are to be there at a time, and with those of before there "
-            "is room for %d; make room, or keep fewer",
+            "checkpoints in %s: up to %d of %s each exist at a time, but there is room for only "
+            "%d, including those that exist; make room, or keep fewer",
             *(folder, keep + 1, mib(num_bytes), (free + there) // num_bytes),
         )
 
@@ -273,19 +265,19 @@ def _read(folder: pathlib.Path) -> Snapshot:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"it cannot be read ({error})") from error
     if step != folders.parse(folder).step:
-        raise CheckpointError(f"it holds step {step}, which is not what its name says")
+        raise CheckpointError(f"it holds step {step}, but its name has another step")
     return Snapshot(read_arrays(folder / ARRAYS), state)
 
 
 def _score(folder: pathlib.Path) -> float | None:
-    # It may be damaged.
+    # The file may be damaged.
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         return float(json.loads(read_regular(folder / STATE))["score"])
     return None
 
 
 def _settle(aside: pathlib.Path, final: pathlib.Path) -> None:
-    """Ends what a killed writer began: the one aside is removed, or has its name again."""
+    """Removes an old checkpoint if a new one has replaced it; else gives it its name back."""
     if not os.path.lexists(final):
         os.rename(aside, final)
     elif folders.is_ours(aside):
@@ -297,10 +289,10 @@ def _settle(aside: pathlib.Path, final: pathlib.Path) -> None:
 def _check_finite(snapshot: Snapshot) -> None:
     for name, array in snapshot.arrays.items():
         if name.startswith(("metric/", "callback/")):
-            continue  # a smallest loss starts as infinity
+            continue  # these may be infinite: the smallest loss so far starts at infinity
         # 100 MB take 0.07 s (2 CPU cores, 2026-11-21).
         if np.asarray(array).dtype.kind not in "biu" and not np.isfinite(array).all():
             raise CheckpointError(
                 f"the state after step {snapshot.step} is not saved: '{name}' has values that are "
-                "infinite or NaN; an earlier checkpoint is the last good one"
+                "infinite or NaN; resume from an earlier checkpoint"
             )

@@ -1,18 +1,18 @@
-"""Checkpoints written in the background, one at a time, while training goes on.
+"""Writes checkpoints in the background, one at a time, while training continues.
 
-Takes a `Store` and snapshots; gives what became of them, once.
+Takes a `Store` and snapshots; reports each failure once.
 
     writer = Writer(store, on_error="stop")
     writer.write(snapshot, score=0.76)      # returns at once, unless one is being written
-    writer.has_failed                       # asked at each step
-    writer.wait()                           # all of it is on the disk, or CheckpointError
+    writer.has_failed                       # checked at each step
+    writer.wait()                           # all checkpoints are on the disk, or CheckpointError
 """
 
 import logging
 import threading
 import time
 
-# Here for its TensorFlow, which cannot be imported in a thread while the program ends.
+# It imports TensorFlow, which a thread cannot import while the program ends.
 import tfaccel.training.checkpoint.arrays  # noqa: F401
 from tfaccel.training.checkpoint.store import CheckpointError, Snapshot, Store
 
@@ -20,52 +20,47 @@ log = logging.getLogger("tfaccel")
 
 
 class Writer:
-    """One thread at a time that writes a snapshot. Called from one thread."""
+    """Writes snapshots in a thread, one at a time. Only one thread may call it."""
 
     def __init__(self, store: Store, *, on_error: str):
-        """Starts nothing yet.
+        """Starts no thread yet.
 
-        Args:
-          store: that is written to.
-          on_error: what follows a CheckpointError: "stop" to raise it in `wait`, "continue" to say
-            it in the log, at once.
+        With `on_error="stop"`, `wait` raises a CheckpointError; with "continue" it is logged.
         """
-        self._store, self._goes_on = store, on_error == "continue"
+        self._store, self._continues = store, on_error == "continue"
         self._thread = self._error = self._last_error = None
-        self._said = False
+        self._is_logged = False
 
     @property
     def has_failed(self) -> bool:
-        """Whether `wait` has an error to raise: asking for it does not wait."""
+        """True if `wait` has an error to raise. It does not wait for the thread."""
         return self._error is not None
 
     def check_last(self) -> None:
-        """Raises, whatever `on_error` says, what kept the last one from being written, if it is."""
+        """Raises the error of the last checkpoint, if there was one, whatever `on_error` is."""
         self._join()
         if self._last_error is not None:
             raise self._last_error
 
-    def write(self, snapshot: Snapshot, **how) -> None:
-        """Starts to write, once the one before is written or has failed.
+    def write(self, snapshot: Snapshot, **options) -> None:
+        """Waits for the previous checkpoint, then starts to write this one, like `Store.write`.
 
-        Args:
-          snapshot: whose arrays nobody changes from now on: copies, not views of variables.
-          **how: as `Store.write` takes it.
+        The arrays must not change from here on, so they are copies of the variables.
         """
         begun = time.monotonic()
         self._join()
         waited_s = time.monotonic() - begun
-        # Python waits for it where the program ends, as it does for all that are not daemons.
+        # The thread is no daemon, so Python waits for it when the program ends.
         self._thread = threading.Thread(
-            target=self._write, args=(snapshot, waited_s, how), name="tfaccel checkpoint"
+            target=self._write, args=(snapshot, waited_s, options), name="tfaccel checkpoint"
         )
         self._thread.start()
 
     def wait(self) -> None:
-        """Returns when all that was begun is on the disk itself.
+        """Waits until everything is on the disk.
 
         Raises:
-          CheckpointError: one was not written, the first of them. It is raised once.
+          CheckpointError: a checkpoint was not written. Only the first error is raised, and once.
         """
         self._join()
         error, self._error = self._error, None
@@ -77,21 +72,21 @@ class Writer:
             self._thread.join()
             self._thread = None
 
-    def _write(self, snapshot: Snapshot, waited_s: float, how: dict) -> None:
+    def _write(self, snapshot: Snapshot, waited_s: float, options: dict) -> None:
         begun = time.monotonic()
         self._last_error = None
         try:
-            self._store.write(snapshot, **how)
+            self._store.write(snapshot, **options)
         except Exception as error:
             self._last_error = error
-            if self._goes_on and isinstance(error, CheckpointError):
-                log.warning("checkpoint: %s; training goes on", error)
+            if self._continues and isinstance(error, CheckpointError):
+                log.warning("checkpoint: %s; training continues", error)
             else:
                 self._error = self._error or error
             return
         log.log(
-            logging.DEBUG if self._said else logging.INFO,
+            logging.DEBUG if self._is_logged else logging.INFO,
             "checkpoint: step %d, %.0f MiB in %.1f s, training waited %.2f s",
             *(snapshot.step, snapshot.num_bytes / 2**20, time.monotonic() - begun, waited_s),
         )
-        self._said = True
+        self._is_logged = True

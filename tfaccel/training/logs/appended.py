@@ -1,8 +1,8 @@
-"""A file that grows by whole records, whatever happens to the disk.
+"""Appends complete records to a file, even if the disk is full.
 
-Takes bytes; gives a file that holds all of them or none.
+Takes a record's bytes; the file then has all of them or none.
 
-    file = Appended(path)    # what was there goes; Appended(path, keep=True) goes on with it
+    file = Appended(path)    # overwrites the file; Appended(path, keep=True) appends to it
     file.append(b'{"step": 50}\n')
 """
 
@@ -14,17 +14,13 @@ from tfaccel.common.own_files import open_own
 
 
 class Appended:
-    """An open file. It is not buffered: what was appended outlives the process."""
+    """An open file. It is not buffered, so appended records survive the process."""
 
     def __init__(self, path: pathlib.Path, *, keep: bool = False):
-        """Opens the file, and makes its folder.
-
-        Args:
-          path: of the file.
-          keep: whether what is there stays.
+        """Opens the file, and makes its folder if needed. Old records stay only with `keep`.
 
         Raises:
-          OSError: it cannot be opened.
+          OSError: the file cannot be opened.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         how = os.O_APPEND if keep else os.O_TRUNC
@@ -32,18 +28,18 @@ class Appended:
         self._file = open(number, "ab" if keep else "wb", buffering=0)  # noqa: SIM115
 
     def append(self, data: bytes) -> None:
-        """Adds `data` as a whole.
+        """Adds all of `data`, or nothing.
 
         Raises:
-          OSError: there is no room for it; the file is as before.
+          OSError: there is no room for it; the file is unchanged.
         """
         end = os.fstat(self._file.fileno()).st_size
         left = memoryview(data)
         try:
             while left:
-                left = left[self._file.write(left) :]  # a full disk may take a part
+                left = left[self._file.write(left) :]  # a full disk may accept a part
         except OSError:
-            with contextlib.suppress(OSError):  # the first is the one to tell
+            with contextlib.suppress(OSError):  # the first error is the one to report
                 self._file.truncate(end)
                 self._file.seek(end)
             raise

@@ -1,11 +1,11 @@
-"""A picture of many training examples with their labels, so that people can look.
+"""Writes a picture of many training examples with their labels, for people to check.
 
 Takes pixels after augmentation, without the normalisation; gives a PNG file.
 
     write("sheet.png", images, ["cat", "dog", ...])
     write("sheet.png", inputs, names, targets=targets)    # side by side
 
-Of a loader's batch, which is normalised, `write_batch` makes such pixels first.
+`write_batch` takes a loader's batch, and undoes the normalisation first.
 """
 
 import colorsys
@@ -40,13 +40,13 @@ def write(
 ) -> pathlib.Path:
     """Writes a grid of images with a caption under each and returns the file's path.
 
-    Small images are enlarged by a whole number, pixel by pixel; large ones are reduced.
+    Small images are enlarged by a whole number, pixel by pixel; large images are reduced.
 
     Args:
       path: of the PNG.
       images: [n, height, width, 1 or 3], uint8 or a float dtype in 0..1.
-      captions: of each image; what is too long is cut.
-      targets: of pairs, to the right of each image: likewise.
+      captions: one per image; a caption that is too long is cut.
+      targets: shown to the right of each image, in the same form; None to show none.
     """
     cells = [_shown(each) for each in images]
     if targets is not None:
@@ -84,10 +84,10 @@ def write_batch(
     Args:
       path: of the PNG.
       x: [n, height, width, 1 or 3] of a float dtype, normalised.
-      y: [n] int64 labels; or [n, height, width, channels] targets, normalised; or uint8 masks,
-        [n, height, width, 1], whose values each have a colour, 0 black.
-      settings: with which they were made.
-      class_names: of the labels, in order.
+      y: [n] int64 labels; or [n, height, width, channels] targets, normalised; or
+        [n, height, width, 1] uint8 masks. Each value of a mask has its own colour; 0 is black.
+      settings: those of the loader.
+      class_names: in the order of the labels.
     """
     images = _in_unit_range(x, settings)
     if y.ndim == 1:
@@ -97,12 +97,12 @@ def write_batch(
 
 
 def _in_unit_range(images: np.ndarray, settings: ImageConfig) -> np.ndarray:
-    """Returns pixels in 0..1 of normalised ones."""
+    """Returns pixels in 0..1 from normalised pixels."""
     return images.astype(np.float32) * settings.std + settings.mean
 
 
 def _shown(pixels: np.ndarray) -> PIL.Image.Image:
-    """Returns an image as it stands on the sheet: RGB, of a size that people see."""
+    """Returns an RGB image of a size that people can see."""
     image = PIL.Image.fromarray(_rgb(pixels))
     longer = max(image.size)
     if longer > LARGEST:
@@ -115,7 +115,7 @@ def _shown(pixels: np.ndarray) -> PIL.Image.Image:
 def _rgb(pixels: np.ndarray) -> np.ndarray:
     """Returns [height, width, 3] uint8."""
     if np.issubdtype(pixels.dtype, np.floating):
-        # What is not a number is black, as nothing is.
+        # NaN becomes black.
         pixels = np.nan_to_num(pixels.astype(np.float32)).clip(0, 1) * 255
         pixels = (pixels + 0.5).astype(np.uint8)
     return np.broadcast_to(pixels, (*pixels.shape[:2], 3)).copy()
@@ -124,7 +124,7 @@ def _rgb(pixels: np.ndarray) -> np.ndarray:
 def _colors(masks: np.ndarray) -> np.ndarray:
     """Returns a colour for each value: [n, height, width, 3] uint8."""
     values, places = np.unique(masks, return_inverse=True)
-    # By the golden ratio, neighbouring values' hues lie far apart.
+    # Steps of the golden ratio give neighbouring values very different hues.
     colors = [
         colorsys.hsv_to_rgb(value * 0.618034 % 1, 0.7, 1.0) if value else (0, 0, 0)
         for value in values.tolist()
@@ -142,7 +142,7 @@ def _side_by_side(one: PIL.Image.Image, other: PIL.Image.Image) -> PIL.Image.Ima
 
 
 def _cut(caption: str, font: PIL.ImageFont.ImageFont, width: int) -> str:
-    """Returns the caption, or as much of its beginning as fits, in one line."""
+    """Returns the caption in one line, cut to the width."""
     caption = cleaned(caption)
     if font.getlength(caption) <= width:
         return caption

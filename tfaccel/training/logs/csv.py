@@ -1,7 +1,7 @@
 """metrics.csv: a row for each epoch, for spreadsheets and pandas.
 
-Takes the records of epochs; gives a file with a header, which is written anew after each epoch, so
-that a column that comes later finds its place and the file is whole at any moment.
+Takes the records of epochs; gives a file with a header. The whole file is replaced after each
+epoch, so a later epoch can add a column, and the file is complete at any moment.
 
     epoch,step,seconds,...,loss,accuracy,val_loss,val_accuracy
     1,5005,2410.0,...,6.2,0.02,5.8,0.03
@@ -20,15 +20,15 @@ log = logging.getLogger("tfaccel")
 
 
 class Csv(Writer):
-    """Keeps the rows, and writes them all."""
+    """Keeps all rows, and writes all of them after each epoch."""
 
     def __init__(self, path: pathlib.Path):
-        """Takes the file's path. It is made at the first epoch's end."""
+        """Takes the path of the file, which is made at the end of the first epoch."""
         self.name = path.name
         self._path, self._rows = path, []
 
     def resume_at(self, *, step: int, epoch: int) -> None:
-        """Drops the rows of later epochs."""
+        """Removes the rows of later epochs."""
         if not self._rows and self._path.exists():
             self._rows = read(self._path)
         self._rows = [each for each in self._rows if each["epoch"] <= epoch]
@@ -36,7 +36,7 @@ class Csv(Writer):
             self._write()
 
     def epoch(self, record: Record) -> None:
-        """Adds a row, and those that could not be written before."""
+        """Adds a row. Rows that could not be written before are written with it."""
         self._rows.append(record)
         self._write()
 
@@ -51,10 +51,10 @@ class Csv(Writer):
 
 
 def read(path: pathlib.Path) -> list[Record]:
-    """Returns the rows of a file, as numbers. Damaged ones are named in the log and left out.
+    """Returns the rows of a file as numbers. It skips damaged rows, with a warning in the log.
 
     Raises:
-      OSError: it cannot be read.
+      OSError: the file cannot be read.
     """
     rows = []
     reader = csv.DictReader(io.StringIO(read_regular(path).decode(errors="replace"), newline=""))
@@ -62,12 +62,12 @@ def read(path: pathlib.Path) -> list[Record]:
         try:
             row = {name: _number(text) for name, text in row.items() if text != ""}
             whole = "epoch" in row
-        except (AttributeError, ValueError):  # of too few, too many, or text
+        except (AttributeError, ValueError):  # too few values, too many values, or text
             whole = False
         if whole:
             rows.append(row)
         else:
-            log.warning("logs: %s: line %d is damaged and left out", path, reader.line_num)
+            log.warning("logs: %s: line %d is damaged and is skipped", path, reader.line_num)
     return rows
 
 

@@ -1,7 +1,7 @@
-"""first_batch.png: the first images that a run trains on, as the step gets them.
+"""first_batch.png: the first images that a run trains on.
 
-Takes the loader; gives a sheet of up to 64 of them, augmented, with their labels or targets, once
-the first step is done. (Mixup and cutmix, which are parts of the step, come after.)
+Takes the loader; gives a sheet of up to 64 images, augmented, with their labels or targets, after
+the first step. It does not show mixup and cutmix, which the step does.
 
     FirstBatch(workdir / "first_batch.png", train)
 """
@@ -16,17 +16,12 @@ NUM_SHOWN = 64
 
 
 class FirstBatch(Writer):
-    """Writes one sheet. A run that is resumed has its own already."""
+    """Writes one sheet. A resumed run has one already."""
 
-    every_s = math.inf  # the first record is its last
+    every_s = math.inf  # only one record
 
     def __init__(self, path: pathlib.Path, loader: Loader):
-        """Asks the loader for a copy of the batch that it gives next.
-
-        Args:
-          path: of the PNG.
-          loader: of images, that `fit` trains on.
-        """
+        """Takes the path of the PNG, and asks the loader for a copy of its next batch."""
         self.name = path.name
         self._path, self._loader = path, loader
         self._is_first = True

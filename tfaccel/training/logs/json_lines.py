@@ -1,10 +1,10 @@
 """metrics.jsonl: each record as a line of JSON, within epochs and after them.
 
-Takes records; gives a line each, with "record" saying which kind it is: "steps" or "epoch".
+Takes records; gives a line for each. Its field "record" tells its kind: "steps" or "epoch".
 
     {"record": "steps", "step": 50, "epoch": 1, "seconds": 31.5, "loss": 6.91, ...}
 
-JSON has no number for NaN and infinity: they are null.
+JSON has no NaN and no infinity, so both are written as null.
 """
 
 import json
@@ -24,12 +24,12 @@ class JsonLines(Writer):
     """Appends a line for each record."""
 
     def __init__(self, path: pathlib.Path):
-        """Takes the file's path. It is made at the first record."""
+        """Takes the path of the file, which is made at the first record."""
         self.name = path.name
         self._path, self._keep, self._file = path, False, None
 
     def resume_at(self, *, step: int, epoch: int) -> None:
-        """Drops the lines after `step` and those of later epochs, damaged ones too."""
+        """Removes the lines of later steps and epochs, and damaged lines."""
         self.close()
         self._keep = True
         if not self._path.exists():
@@ -59,10 +59,10 @@ class JsonLines(Writer):
 
 
 def read(path: pathlib.Path) -> list[dict]:
-    """Returns the records of a file; null is NaN. Damaged lines are named in the log and left out.
+    """Returns the records of a file, with NaN for null. It skips damaged lines, and logs them.
 
     Raises:
-      OSError: it cannot be read.
+      OSError: the file cannot be read.
     """
     records = []
     lines = read_regular(path).split(b"\n")
@@ -73,23 +73,23 @@ def read(path: pathlib.Path) -> list[dict]:
         if record is not None:
             records.append(record)
         elif number < len(lines):
-            log.warning("logs: %s: line %d is damaged and left out", path, number)
-        else:  # a process that is killed may leave it
-            log.info("logs: %s: the last line is not whole and is left out", path)
+            log.warning("logs: %s: line %d is damaged and is skipped", path, number)
+        else:  # a killed process may leave such a line
+            log.info("logs: %s: the last line is incomplete and is skipped", path)
     return records
 
 
 def _record(line: bytes) -> dict | None:
-    """Returns the record of a line; None where it is damaged."""
+    """Returns the record of a line; None if the line is damaged."""
     try:
-        record = json.loads(line)
-        kind, numbers = record.pop("record"), record
-        sound = kind in ("steps", "epoch") and {"step", "epoch"} <= set(numbers)
+        numbers = json.loads(line)
+        kind = numbers.pop("record")
         numbers = {name: math.nan if each is None else each for name, each in numbers.items()}
-        sound = sound and all(isinstance(each, int | float) for each in numbers.values())
+        valid = kind in ("steps", "epoch") and {"step", "epoch"} <= set(numbers)
+        valid = valid and all(isinstance(each, int | float) for each in numbers.values())
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return None
-    return {"record": kind} | numbers if sound else None
+    return {"record": kind} | numbers if valid else None
 
 
 def _line(record: dict) -> bytes:
@@ -101,7 +101,7 @@ def _line(record: dict) -> bytes:
 
 
 def _stays(record: dict, *, step: int, epoch: int) -> bool:
-    """Returns whether a resume at `step`, after `epoch` complete epochs, keeps a record."""
+    """Returns whether a resume after `step`, with `epoch` complete epochs, keeps a record."""
     if record["record"] == "epoch":
         return record["epoch"] <= epoch
     return record["step"] <= step

@@ -1,15 +1,16 @@
-"""TensorBoard's event files: runs "train" and "validation", over steps.
+"""TensorBoard's event files, for its runs "train" and "validation".
 
-Takes records; gives the tags that Keras's own callback gives, for the same charts: epoch_loss in
-both runs, so that they share one, and batch_loss in "train". Everything is over the step, counted
-over epochs.
+Takes records; gives the tags of Keras's own callback, so the charts are the same: epoch_loss in
+both runs, which share a chart, and batch_loss in "train". The x axis of every chart is the step,
+counted across epochs.
 
     TensorBoard(workdir / "tensorboard")    # tensorboard --logdir runs
 
-A resume takes out of the files what is written again. Events that tell TensorBoard to forget it
-would not do: of its two readers (2.21, 2026-11-21) the faster one, which is the default, knows no
-such event, and keeps points up to the first new one. A TensorBoard that runs while a run is resumed
-has open what was there, and may show those points until it is started anew.
+When a run resumes, the events of later steps are removed from the files, because they are written
+again. An event that tells TensorBoard to forget them would not be enough: the faster of its two
+readers (2.21, 2026-11-21), which is the default, ignores such events and keeps the old points up to
+the first new one. If TensorBoard runs while a run is resumed, it has the old files open, and may
+show the old points until it is restarted.
 """
 
 import io
@@ -29,21 +30,21 @@ from tfaccel.common.regular_file import read_regular
 from tfaccel.training.logs import Record, Writer
 from tfaccel.training.logs.appended import Appended
 
-NO_CHARTS = ("step", "epoch", "seconds", "images", "eta_s")  # they are the charts' own axes
-EPOCH = "epoch"  # the tag by which an event is known for an epoch's
-PREFIX, SUFFIX = "events.out.tfevents.", ".tfaccel"  # TensorBoard reads them in order of names
+NO_CHARTS = ("step", "epoch", "seconds", "images", "eta_s")  # fields of a record without a chart
+EPOCH = "epoch"  # the tag that only an epoch's event has
+PREFIX, SUFFIX = "events.out.tfevents.", ".tfaccel"  # TensorBoard reads files in order of names
 
 
 class TensorBoard(Writer):
     """Writes two folders of event files."""
 
     def __init__(self, folder: pathlib.Path):
-        """Takes the folder of both runs."""
+        """Takes the folder for both runs."""
         self.name = folder.name
         self._train, self._validation = _Run(folder / "train"), _Run(folder / "validation")
 
     def resume_at(self, *, step: int, epoch: int) -> None:
-        """Takes the later events out of the files."""
+        """Removes the later events from the files."""
         for run in (self._train, self._validation):
             run.resume_at(step=step, epoch=epoch)
 
@@ -52,7 +53,7 @@ class TensorBoard(Writer):
         self._train.write(record, "batch_", record)
 
     def epoch(self, record: Record) -> None:
-        """Writes what is of validation to "validation", all else to "train"."""
+        """Writes the validation's values to "validation", and all other values to "train"."""
         train = {name: value for name, value in record.items() if not name.startswith("val_")}
         tested = {name: record[f"val_{name}"] for name in train if f"val_{name}" in record}
         self._train.write(record, "epoch_", train)
@@ -66,11 +67,11 @@ class TensorBoard(Writer):
 
 
 class _Run:
-    """A folder of event files, to which this process adds one."""
+    """A folder of event files, to which this process adds a file."""
 
     def __init__(self, folder: pathlib.Path):
         self._folder, self._file = folder, None
-        self._begins_anew = True
+        self._overwrites = True
 
     def resume_at(self, *, step: int, epoch: int) -> None:
         self.close()
@@ -81,7 +82,7 @@ class _Run:
                 if event.HasField("file_version") or _stays(event, step=step, epoch=epoch)
             ]
             replace(path, b"".join(kept))
-        self._begins_anew = False
+        self._overwrites = False
 
     def write(self, record: Record, prefix: str, values: Record) -> None:
         event = Event(step=record["step"], wall_time=time.time())
@@ -98,7 +99,7 @@ class _Run:
             self._file = None
 
     def _append(self, event: Event) -> None:
-        if self._begins_anew:
+        if self._overwrites:
             self.resume_at(step=0, epoch=0)
         if self._file is None:
             self._file = _open(self._folder)
@@ -106,7 +107,7 @@ class _Run:
 
 
 def _open(folder: pathlib.Path) -> Appended:
-    """Returns a new event file, named after all that are there, even where the clock went back."""
+    """Returns a new event file. Its name sorts after all others, even if the clock went back."""
     there = [each.name[len(PREFIX) : -len(SUFFIX)] for each in folder.glob(f"{PREFIX}*{SUFFIX}")]
     newest = max((int(each) for each in there if each.isdigit()), default=0)
     file = Appended(folder / f"{PREFIX}{max(int(time.time()), newest + 1):010d}{SUFFIX}")
@@ -118,23 +119,23 @@ def _open(folder: pathlib.Path) -> Appended:
 
 
 def _read(path: pathlib.Path) -> Iterator[tuple[bytes, Event]]:
-    """Yields each whole record of a file, and its event."""
+    """Yields each complete record of a file, and its event."""
     data, start = read_regular(path), 0
     while start + 12 <= len(data):
         (size,) = struct.unpack_from("<Q", data, start)  # then 4 bytes of CRC, the event, 4 more
         end = start + 12 + size + 4
         if end > len(data):
-            return  # torn by a kill
+            return  # a killed process left an incomplete record
         try:
             event = Event.FromString(data[start + 12 : end - 4])
         except DecodeError:
-            return  # where one is damaged, the next cannot be found
+            return  # the next record cannot be found after a damaged one
         yield data[start:end], event
         start = end
 
 
 def _stays(event: Event, *, step: int, epoch: int) -> bool:
-    """Returns whether a resume at `step`, after `epoch` complete epochs, keeps an event."""
+    """Returns whether a resume after `step`, with `epoch` complete epochs, keeps an event."""
     for value in event.summary.value:
         if value.tag == EPOCH:
             return float(tensor_util.make_ndarray(value.tensor)) <= epoch

@@ -1,14 +1,14 @@
-"""What a person sees of a run: a bar within an epoch, and a line for each epoch.
+"""Shows the progress of a run: a bar within an epoch, and a line for each epoch.
 
-Takes records; gives text. On a terminal the present epoch is a bar that changes, and an epoch's
-line holds what fits of its numbers, the most important first: metrics.csv has all. In a file, a
-pipe or a terminal that cannot move its cursor (TERM=dumb) it is a line with all numbers for each
-epoch, and one each minute within longer ones, with no control characters.
+Takes records; gives text. A terminal shows the current epoch as a bar, and a complete epoch as a
+line with its most important numbers, as many as fit; metrics.csv has all of them. A file, a pipe or
+a terminal that cannot move its cursor (TERM=dumb) gets a line with all numbers for each epoch, and
+one per minute within an epoch. These lines have no control characters.
 
     epoch 3/90  loss 2.345  accuracy 0.4567  val_loss 2.012  val_accuracy 0.5123
     epoch 4/90 ━━━━━━━━━━━━━━━━━━━━  2310/5005  ETA 3:12:45  loss 2.301  12340 images/s
 
-The numbers are on the host already, so that the bar waits for no device.
+The numbers are on the host already, so the bar does not wait for a device.
 """
 
 import contextlib
@@ -32,8 +32,8 @@ log = logging.getLogger("tfaccel")
 BAR_EVERY_S = 0.25
 LINE_EVERY_S = 60.0
 BAR_COLUMNS = 20
-NARROW_COLUMNS = 60  # a terminal with less has no bar, but the numbers of one
-MORE = " …"  # stands for numbers that did not fit
+NARROW_COLUMNS = 60  # a narrower terminal shows the numbers without the bar
+MORE = " …"  # at the end of a line from which numbers are missing
 
 
 class Terminal(Writer):
@@ -43,28 +43,22 @@ class Terminal(Writer):
     has_first_step = False
 
     def __init__(self, *, num_epochs: int, steps_per_epoch: int, stream: TextIO | None = None):
-        """Takes what the numbers are parts of.
-
-        Args:
-          num_epochs: of the whole run.
-          steps_per_epoch: of training.
-          stream: where to write; None for standard output.
-        """
+        """Takes the epochs of the whole run, and a stream; None for standard output."""
         self._num_epochs, self._steps_per_epoch = num_epochs, steps_per_epoch
-        self._stream = stream or sys.stdout or io.StringIO()  # a process may have none
+        self._stream = stream or sys.stdout or io.StringIO()  # sys.stdout may be None
         self._redirects = self._stream is sys.stdout
         console = rich.console.Console(file=self._stream)
-        # Not the console's word alone: FORCE_COLOR lets it take a file for a terminal.
+        # Ask the stream, too: with FORCE_COLOR, the console treats a file as a terminal.
         self._redraws = self._stream.isatty() and console.is_interactive
         self.has_first_step = self._redraws
         self.every_s = BAR_EVERY_S if self._redraws else LINE_EVERY_S
         self._more = MORE if "utf" in (self._stream.encoding or "utf-8").lower() else ""
-        self._bar, self._lock = None, threading.RLock()  # others log, in their threads
+        self._bar, self._lock = None, threading.RLock()  # other threads may log
         if self._redraws:
-            log.addFilter(self._make_way)
+            log.addFilter(self._erase_before_log)
 
     def steps(self, record: Record) -> None:
-        """Shows how far the epoch is."""
+        """Shows the progress of the epoch."""
         done = record["step"] - (record["epoch"] - 1) * self._steps_per_epoch
         count = f"{done}/{self._steps_per_epoch}"
         if self._redraws:
@@ -74,7 +68,7 @@ class Terminal(Writer):
             self._write("  ".join(fields) + "\n")
 
     def epoch(self, record: Record) -> None:
-        """Writes the epoch's numbers, in place of how far it was."""
+        """Writes the epoch's numbers in place of its progress."""
         self._erase()
         fields = [self._place(record), *_numbers(record), *_eta(record)]
         if self._redraws:
@@ -86,7 +80,7 @@ class Terminal(Writer):
     def close(self) -> None:
         """Leaves the cursor on an empty line."""
         self._erase()
-        log.removeFilter(self._make_way)
+        log.removeFilter(self._erase_before_log)
 
     def _place(self, record: Record) -> str:
         return f"epoch {record['epoch']}/{self._num_epochs}"
@@ -94,24 +88,24 @@ class Terminal(Writer):
     def _draw(self, record: Record, done: int, count: str) -> None:
         place, columns = self._place(record), _columns()
         bar_columns = BAR_COLUMNS if columns >= NARROW_COLUMNS else 0
-        # Some terminals wrap where the last column is filled.
+        # Some terminals wrap a line that fills the last column.
         width = columns - 1 - len(place) - (bar_columns + 2 if bar_columns else 1)
         fields = [count, *_eta(record), *_numbers(record)]
-        # How long it takes comes first, then the numbers.
+        # The count and the ETA have priority over the numbers.
         ranks = [*range(len(fields) - len(_numbers(record))), *_ranks(fields, record)]
         text = _fitted(fields, ranks, width=max(1, width), more="")
         with self._lock:
             if self._bar is None:
-                self._bar = self._made(bar_columns, columns)
+                self._bar = self._make_bar(bar_columns, columns)
                 self._bar.add_task(place, total=self._steps_per_epoch, completed=done, text=text)
                 self._bar.start()
-                # A process that is killed would leave it hidden.
+                # rich hides the cursor, and a killed process would leave it hidden.
                 self._bar.console.show_cursor(True)
                 return
             (task,) = self._bar.task_ids
             self._bar.update(task, completed=done, description=place, text=text, refresh=True)
 
-    def _made(self, bar_columns: int, columns: int) -> rich.progress.Progress:
+    def _make_bar(self, bar_columns: int, columns: int) -> rich.progress.Progress:
         parts = [
             rich.progress.TextColumn("{task.description}", markup=False, style="none"),
             *([rich.progress.BarColumn(bar_columns)] if bar_columns else []),
@@ -119,7 +113,7 @@ class Terminal(Writer):
         ]
         return rich.progress.Progress(
             *parts,
-            # Made anew: the terminal's width may be another one now.
+            # A new console, because the terminal's width may have changed.
             console=rich.console.Console(file=self._stream, highlight=False, width=columns),
             auto_refresh=False,  # no thread beside the steps
             transient=True,
@@ -127,9 +121,9 @@ class Terminal(Writer):
             redirect_stderr=self._redirects,
         )
 
-    def _make_way(self, _) -> bool:
-        """A log's filter, which lets all pass: what it prints comes where the bar was."""
-        with contextlib.suppress(OSError):  # the terminal is gone, the log may go elsewhere
+    def _erase_before_log(self, _) -> bool:
+        """Erases the bar before a log line is printed. It is a filter that lets all lines pass."""
+        with contextlib.suppress(OSError):  # the terminal is gone; the log may go elsewhere
             self._erase()
         return True
 
@@ -149,7 +143,7 @@ def _columns() -> int:
 
 
 def _numbers(record: Record) -> list[str]:
-    """Returns what there is of a record's numbers, in their fixed order."""
+    """Returns a record's numbers in their fixed order, as text."""
     shown = [_metric(name, record) for name in metric_names(record)]
     forms = {
         "images_per_second": lambda rate: f"{rate:,.0f} images/s",
@@ -163,7 +157,8 @@ def _numbers(record: Record) -> list[str]:
 
 
 def _metric(name: str, record: Record) -> str:
-    return f"{escaped(name)} {_short(record[name])}"
+    # Four significant digits, or more if the number has more before the point.
+    return f"{escaped(name)} {in_figures(record[name], 4, zeros=True)}"
 
 
 def _gpus(record: Record) -> list[str]:
@@ -176,23 +171,18 @@ def _gpus(record: Record) -> list[str]:
 
 
 def _eta(record: Record) -> list[str]:
-    if not record.get("eta_s"):  # not known yet, or over
+    if not record.get("eta_s"):  # it is unknown, or the run is over
         return []
     minutes, seconds = divmod(round(record["eta_s"]), 60)
     hours, minutes = divmod(minutes, 60)
     return [f"ETA {hours}:{minutes:02}:{seconds:02}"]
 
 
-def _short(number: float) -> str:
-    """Returns a number of four digits that count; more before the point."""
-    return in_figures(number, 4, zeros=True)
-
-
 def _ranks(fields: Sequence[str], record: Record) -> list[int]:
     """Returns the indices of fields, the most important first.
 
-    After the first field come the loss and the first other metric, each with its validation's, the
-    time that is left and the speed; then the rest, in order.
+    The order is: the first field; the loss and its validation's value; the first other metric and
+    its validation's value; the ETA; the speed; then the rest.
     """
     names = metric_names(record)
     trained = [name for name in names if not name.startswith("val_")][:2]
@@ -207,13 +197,13 @@ def _ranks(fields: Sequence[str], record: Record) -> list[int]:
 
 
 def _fitted(fields: Sequence[str], ranks: Sequence[int], *, width: int, more: str) -> str:
-    """Returns the fields that fit into a line, in their order: each is whole, or not there.
+    """Returns a line of the most important fields that fit into `width` columns, in their order.
 
     Args:
-      fields: of which the first is there in any case, cut if need be.
-      ranks: their indices, the most important first.
+      fields: the first one is always in the line, and is cut if needed.
+      ranks: the indices of the fields, the most important first.
       width: of the line, in columns.
-      more: what the line ends with where some are left out.
+      more: the end of a line from which fields are missing.
     """
     whole = "  ".join(fields)
     if len(whole) <= width:
