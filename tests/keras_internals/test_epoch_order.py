@@ -248,6 +248,7 @@ def _drawn(unknown_length, batch_size=4):
         *(pytest.param(*each, marks=pytest.mark.slow) for each in [(1, False), (2, False)]),
     ],
 )
+@pytest.mark.usefixtures("read_on_devices")
 def test_a_data_set_draws_on_from_epoch_to_epoch(models, read, num_replicas, unknown_length):
     model, dataset = models[num_replicas], _drawn(unknown_length)
     epochs = read(model, dataset, epochs=1) + read(model, dataset, epochs=1)

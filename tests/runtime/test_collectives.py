@@ -153,14 +153,15 @@ class Case:
 
 
 def check_everything(strategy, *, first_rank, wholly=True):
-    """Not wholly, results are those traced inside and eager outside; the rest is everywhere."""
+    """Not wholly, it checks what is traced inside and eager outside."""
     ranks = range(strategy.num_replicas_in_sync)
     check_ranks(strategy, first_rank)
-    check(strategy, first_rank, results(strategy, ranks), everywhere if wholly else in_two_places)
+    places, within = (everywhere, inside) if wholly else (in_two_places, traced_inside)
+    check(strategy, first_rank, results(strategy, ranks), places)
     check(
-        strategy, first_rank, {**gradients(ranks), "of unknown size": unknown_size_case()}, inside
+        strategy, first_rank, {**gradients(ranks), "of unknown size": unknown_size_case()}, within
     )
-    check_errors(strategy, ranks)
+    check_errors(strategy, ranks, places)
 
 
 def check_ranks(strategy, first_rank):
@@ -337,7 +338,7 @@ def unknown_size_case():
     )
 
 
-def check_errors(strategy, ranks):
+def check_errors(strategy, ranks, places):
     slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]))
     size = len(ranks)
     for sentence, call in {
@@ -365,7 +366,7 @@ def check_errors(strategy, ranks):
             lambda: broadcast(1.0, root_rank=size)
         ),
     }.items():
-        for each in everywhere(strategy, lambda _, call=call: call(), np.float32):
+        for each in places(strategy, lambda _, call=call: call(), np.float32):
             with pytest.raises(UserError, match=f"^{re.escape(sentence)}$"):
                 each()
 
@@ -384,7 +385,11 @@ def everywhere(strategy, operation, value):
 
 
 def in_two_places(strategy, operation, value):
-    return [inside(strategy, operation, value)[1], outside(strategy, operation, value)[0]]
+    return [*traced_inside(strategy, operation, value), outside(strategy, operation, value)[0]]
+
+
+def traced_inside(strategy, operation, value):
+    return inside(strategy, operation, value)[1:]
 
 
 def inside(strategy, operation, value):

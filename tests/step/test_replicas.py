@@ -568,6 +568,7 @@ def test_train_on_batch_returns_what_keras_does():
     assert_same_logs(ours, theirs, rtol=1e-3)
 
 
+@pytest.mark.usefixtures("read_on_devices")
 def test_a_dataset_and_a_generator():
     def make():
         inputs = keras.Input((3,), name="x")

@@ -18,7 +18,7 @@ from tfaccel.config import StepConfig
 from tfaccel.step import functions, in_xla
 
 RNG = np.random.default_rng(0)
-X = RNG.random((104, 8, 8, 1), dtype=np.float32)
+X = RNG.random((40, 8, 8, 1), dtype=np.float32)
 Y = (X.mean((1, 2, 3)) * 1000).astype(np.int32) % 3
 
 
@@ -46,16 +46,16 @@ def loss():
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
-def batches(num_rows=80):
-    """Batches of 16 rows; of all 104 rows the last batch has 8."""
+def batches(num_rows=32):
+    """Batches of 16 rows; of all 40 rows the last batch has 8."""
     return tf.data.Dataset.from_tensor_slices((X[:num_rows], Y[:num_rows])).batch(16)
 
 
 # A partial last batch and a test are compiled for themselves, so most tests have neither.
-UNEVEN = {"num_rows": 104, "tested": True}
+UNEVEN = {"num_rows": 40, "tested": True}
 
 
-def fitted(model, *, num_rows=80, tested=False, **fit):
+def fitted(model, *, num_rows=32, tested=False, **fit):
     """The model, trained, and its history."""
     data = batches(num_rows)
     settings = {"validation_data": data if tested else None, "epochs": 2, "verbose": 0}
@@ -134,7 +134,7 @@ def test_one_replica_trains_as_keras_does(setup, optimizer, xla):
     fit = UNEVEN if thorough else {"make": without_dropout}
     ours = trained_here(setup(xla=xla), optimizer, **fit)
     reference = trained_by_keras(optimizer, xla=xla and thorough, **fit)
-    # 10 or 14 steps in float32: the order of sums is the same, up to how XLA fuses them.
+    # 4 or 6 steps in float32: the order of sums is the same, up to how XLA fuses them.
     assert_same(ours, reference, rtol=1e-3)
 
 
@@ -179,7 +179,7 @@ def test_p14_a_step_in_parts_is_the_step_of_the_whole_batch(num_parts, rows):
 def test_mixed_precision_trains_as_keras_does(setup, precision, xla):
     fit = {"make": without_dropout, "tested": True}
     ours = trained_here(setup(precision=precision, xla=xla), "sgd", **fit)
-    # One rounding of float16 is 1e-3 and of bfloat16 8e-3; 10 steps of them add up.
+    # One rounding of float16 is 1e-3 and of bfloat16 8e-3; 4 steps of them add up.
     rtol = {"mixed_float16": 2e-2, "mixed_bfloat16": 1e-1}[precision]
     reference = trained_by_keras("sgd", xla=False, precision=precision, **fit)
     for name in ("loss", "val_loss"):
@@ -430,6 +430,7 @@ def test_an_update_of_its_own_in_xla_is_the_same(num_replicas, precision, monkey
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.usefixtures("read_on_devices")
 def test_each_shape_is_traced_once(setup):
     traces = []
 
@@ -450,8 +451,8 @@ def test_each_shape_is_traced_once(setup):
 @pytest.mark.parametrize(
     ("steps_per_execution", "xla"),
     [
-        (7, False),
-        *(pytest.param(each, True, marks=pytest.mark.slow) for each in (2, 5, 100)),
+        (3, False),
+        *(pytest.param(each, True, marks=pytest.mark.slow) for each in (2, 100)),
     ],
 )
 def test_any_steps_per_execution_trains_alike(setup, steps_per_execution, xla):
@@ -465,8 +466,8 @@ def test_predict_returns_rows_in_order(setup):
     with run.scope():
         model = build()
     run.compile(model, "sgd", loss())
-    predicted = model.predict(batches(104), verbose=0)
-    assert predicted.shape == (104, 3)
+    predicted = model.predict(batches(40), verbose=0)
+    assert predicted.shape == (40, 3)
     np.testing.assert_allclose(predicted, model(X, training=False), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(model.predict(X[:8], verbose=0), predicted[:8], rtol=1e-4, atol=1e-5)
 
@@ -533,7 +534,7 @@ def test_several_inputs_and_outputs_in_dicts(setup):
     np.testing.assert_allclose(ours["b"], theirs["b"], rtol=1e-3, atol=1e-5)
 
 
-WEIGHTS_OF_SAMPLES = {"sample_weight": np.linspace(0, 2, 104, dtype=np.float32)}
+WEIGHTS_OF_SAMPLES = {"sample_weight": np.linspace(0, 2, 40, dtype=np.float32)}
 
 
 @pytest.mark.parametrize(
@@ -601,7 +602,7 @@ def test_the_optimizer_stays_the_one_the_caller_holds(setup):
     model.fit(batches(), epochs=1, verbose=0)
     for weight, same in zip(model.trainable_weights, before, strict=True):
         np.testing.assert_array_equal(weight.numpy(), same)
-    assert int(keras.ops.convert_to_numpy(optimizer.iterations)) == 5
+    assert int(keras.ops.convert_to_numpy(optimizer.iterations)) == 2
 
 
 def test_a_train_step_of_the_users_own_runs(setup):
@@ -629,7 +630,7 @@ def test_a_train_step_of_the_users_own_runs(setup):
     with run.scope():
         model = Doubled()
     run.compile(model, "sgd", loss())
-    history = model.fit(X, Y, batch_size=104, epochs=2, verbose=0).history
+    history = model.fit(X, Y, batch_size=40, epochs=2, verbose=0).history
     # The first loss is of equal logits: 2 ln 3.
     np.testing.assert_allclose(history["own"][0], 2 * np.log(3), rtol=1e-5)
     assert history["own"][1] < history["own"][0]
@@ -826,9 +827,9 @@ def test_a_batch_of_another_shape_is_said(setup, caplog):
     with run.scope():
         model = small()
     run.compile(model, "sgd", loss())
-    model.fit(batches(48), epochs=2, verbose=0)
+    model.fit(batches(16), epochs=2, verbose=0)
     assert "built again" not in caplog.text
-    model.fit(batches(40), epochs=2, verbose=0)
+    model.fit(batches(24), epochs=2, verbose=0)
     (said,) = [each.message for each in caplog.records if "built again" in each.message]
     assert "for a batch of shapes (8, 8, 8, 1), (8,); each new shape costs this once" in said
 

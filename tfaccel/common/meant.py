@@ -121,7 +121,7 @@ TRUTHS = {
     "freeze freeze_backbone freeze_layers frozen trainable fine_tune finetune unfreeze "
     "freeze_base linear_probe freeze_bn": (
         "; a config trains all layers. To freeze layers, set layer.trainable = False in a Keras "
-        "script before run.compile (README: Train from a Keras script)"
+        "script before run.compile (`tfaccel help transfer`)"
     ),
     "validation_split val_split split test_split test_size val_size train_ratio split_ratio": (
         "; training and test images must be in two folders: see `tfaccel train --help=data`, which "

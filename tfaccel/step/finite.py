@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfaccel.keras_internals.model_view import every_optimizer, variables_of
@@ -49,12 +50,12 @@ def watched(model, step: Callable, batch, *, xla: bool, compile_: Callable | Non
       The step's logs, those of the loss scale, and the code.
     """
     metrics = model.metrics_variables
-    before = [tf.identity(value_of(each)) for each in metrics]
+    before = [tf.convert_to_tensor(value_of(each)) for each in metrics]
     watch = Watch(model, xla=xla, compile_=compile_)
     with watch.updates(), noted(_floating_state(model)) as recording:
         logs = step(batch)
     watch.put_back(recording.assigned())
-    after = [tf.identity(value_of(each)) for each in metrics]
+    after = [tf.convert_to_tensor(value_of(each)) for each in metrics]
     spoilt = watch.spoilt(metrics, before, after)
     put_back_where(spoilt, metrics, before, after)
     return _with_results(model, logs, spoilt) | watch.scale_logs() | {LOG: watch.code()}
@@ -112,8 +113,7 @@ class Watch:
         self._model, self._xla, self._compile = model, xla, compile_
         self._graph = tf.compat.v1.get_default_graph()
         self._codes = {id(each): 1 + i for i, each in enumerate(variables_of(model))}
-        self._checks = []
-        self._refused = self._overflowed = tf.constant(False)
+        self._checks, self._refused, self._overflowed = [], [], []
 
     @contextlib.contextmanager
     def updates(self, spans: Sequence[Span] = ()) -> Iterator[None]:
@@ -170,9 +170,9 @@ class Watch:
         if tf.compat.v1.get_default_graph() is not self._graph:
             return  # a `train_step` that updates inside its own tf.cond cannot return the check
         if scales:
-            self._overflowed |= check.found
+            self._overflowed.append(check.found)
         else:
-            self._refused |= check.found
+            self._refused.append(check.found)
             self._checks.append(check)
 
     def scale_logs(self) -> dict[str, tf.Tensor]:
@@ -183,7 +183,7 @@ class Watch:
         return {
             "loss_scale": tf.identity(value_of(optimizer.dynamic_scale)),
             # A function returns int32 through the CPU, and each step would wait for the GPU.
-            "skipped_steps": tf.cast(self._overflowed, tf.int64),
+            "skipped_steps": tf.cast(_any(self._overflowed), tf.int64),
         }
 
     def put_back(self, changes: list[tuple]) -> None:
@@ -196,7 +196,7 @@ class Watch:
         variables, before = [each for each, _ in changes], [each for _, each in changes]
         after = [tf.convert_to_tensor(value_of(each)) for each in variables]
         spoilt = self.spoilt(variables, before, after)
-        put_back_where(spoilt | self._refused, variables, before, after)
+        put_back_where(_any([spoilt, *self._refused]), variables, before, after)
 
     def spoilt(self, variables: list, before: list[tf.Tensor], after: list[tf.Tensor]) -> tf.Tensor:
         """Returns whether a finite value became infinite or NaN; a metric may start as infinity."""
@@ -217,7 +217,7 @@ class Watch:
         """
         # A function returns int32 through the CPU, and each step would wait for the GPU.
         first = self._first()
-        fine = tf.equal(first, _NONE) | self._overflowed
+        fine = _any([tf.equal(first, _NONE), *self._overflowed])
         first = tf.where(fine, tf.constant(FINE, tf.int64), first)
         trained = self._model.trainable_variables
         xla = self._xla or self._compile is not None
@@ -231,13 +231,13 @@ class Watch:
     def _first(self) -> tf.Tensor:
         """Returns the code of the first variable with a bad value in all checks, or _NONE."""
         known = [each.code for each in self._checks if not callable(each.code)]
-        first = tf.reduce_min(tf.stack([tf.constant(_NONE, tf.int64), *known]))
+        first = _least(known) if known else tf.constant(_NONE, tf.int64)
         others = [each for each in self._checks if callable(each.code)]
         if not others:
             return first
         return tf.cond(
-            tf.reduce_any(tf.stack([each.found for each in others])),
-            lambda: tf.reduce_min(tf.stack([first, *(each.code() for each in others)])),
+            _any([each.found for each in others]),
+            lambda: _least([first, *(each.code() for each in others)]),
             lambda: first,
         )
 
@@ -261,8 +261,7 @@ class Watch:
         find = lambda: self._code_at(index_in_spans(bad, len(variables)), variables)  # noqa: E731
         if xla:
             return _check_in_xla(find())
-        any_bad = [tf.reduce_any(each.values) for each in bad]
-        return _Check(functools.reduce(operator.or_, any_bad), find)
+        return _Check(_any([tf.reduce_any(each.values) for each in bad]), find)
 
     def _code_at(self, index: tf.Tensor, variables) -> tf.Tensor:
         """Returns the code of the variable at an index; _NONE if the index is their number."""
@@ -297,8 +296,9 @@ def _index_in_each(after, before) -> tf.Tensor:
     found = []
     for start, good in _good_in_parts(after, before):
         index = _index_of_first(~tf.concat(good, axis=0), _sizes(good))
-        found.append(tf.where(index < len(good), start + index, len(after)))
-    return tf.reduce_min(tf.stack(found))
+        is_all = len(good) == len(after)
+        found.append(index if is_all else tf.where(index < len(good), start + index, len(after)))
+    return _least(found)
 
 
 def _good_in_parts(after, before) -> Iterator[tuple[int, list[tf.Tensor]]]:
@@ -334,7 +334,15 @@ def index_in_spans(bad: Sequence[Span], num_gradients: int) -> tf.Tensor:
         tf.gather([*span.indices, num_gradients], _index_of_first(span.values, span.sizes))
         for span in bad
     ]
-    return tf.reduce_min(tf.stack(found))
+    return _least(found)
+
+
+def _any(bools: Sequence[tf.Tensor]) -> tf.Tensor:
+    return functools.reduce(operator.or_, bools) if bools else tf.constant(False)
+
+
+def _least(numbers: Sequence[tf.Tensor]) -> tf.Tensor:
+    return functools.reduce(tf.minimum, numbers)
 
 
 def _index_of_first(bad: tf.Tensor, sizes: list) -> tf.Tensor:
@@ -348,7 +356,8 @@ def _index_of_first(bad: tf.Tensor, sizes: list) -> tf.Tensor:
     """
     num_bad = tf.size(bad)
     first = tf.reduce_min(tf.where(bad, tf.range(num_bad), num_bad))
-    return tf.reduce_sum(tf.cast(first >= tf.cumsum(sizes), tf.int32))
+    ends = tf.cumsum(sizes) if tf.is_tensor(sizes[0]) else np.cumsum(sizes, dtype=np.int32)
+    return tf.reduce_sum(tf.cast(first >= ends, tf.int32))
 
 
 def _sizes(parts: list[tf.Tensor]) -> list:

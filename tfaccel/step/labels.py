@@ -19,10 +19,10 @@ import tensorflow as tf
 from tfaccel.keras_internals.patching import patched
 from tfaccel.step import finite
 
-# The key of an entry in a step's logs until `named` removes it. Its value is float32: [1, classes,
-# distance, distance squared], where the distance is the label minus the classes. All four are 0 if
-# every label is known. A mean over replicas and parts of a batch still gives the label if all of
-# them found the same one.
+# The key of an entry in a step's logs until `named` removes it. A step that compares no labels with
+# outputs has no such entry. Its value is float32: [1, classes, distance, distance squared], where
+# the distance is the label minus the classes. All four are 0 if every label is known. A mean over
+# replicas and parts of a batch still gives the label if all of them found the same one.
 LOG = "unknown_label"
 # A code in `finite.LOG` of at least LABELS has the classes and the label, or 0 in the label's place
 # if the label is not known.
@@ -59,40 +59,42 @@ def watched(step: Callable, *, are_probabilities: bool) -> Callable:
             ]
         # A tensor of another graph, such as a loop inside the step, cannot be returned here.
         graph = tf.compat.v1.get_default_graph()
-        first = tf.zeros(4)
-        for each in found:
-            if each.graph is graph:
-                first = tf.where(first[0] > 0, first, each)
-        return logs | {LOG: first}
+        found = [each for each in found if each.graph is graph]
+        return logs | ({LOG: functools.reduce(_first, found)} if found else {})
 
     return watching
+
+
+def _first(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+    return tf.where(one[0] > 0, one, other)
 
 
 def _noted(cross_entropy: Callable, found: list, labels, logits, name=None) -> tf.Tensor:
     classes = tf.convert_to_tensor(logits).shape[-1]
     if classes is not None:
         numbers = tf.convert_to_tensor(labels)
-        unknown = (numbers < 0) | (numbers >= tf.cast(classes, numbers.dtype))
+        unknown = (numbers < 0) | (numbers >= tf.constant(classes, numbers.dtype))
         found.append(_found(unknown, numbers, classes))
     return cross_entropy(labels=labels, logits=logits, name=name)
 
 
 def _found(unknown: tf.Tensor, numbers: tf.Tensor | None, classes: int) -> tf.Tensor:
-    """Returns the value of LOG.
+    """Returns the value of LOG, in few operations, because Python makes each of them at the start.
 
     Args:
       unknown: bool, True for each label that is not an output's index.
       numbers: all labels; None if only the probabilities are known.
       classes: the number of outputs.
     """
-    is_one = tf.cast(tf.reduce_any(unknown), tf.float32)
     if numbers is None:
         # A distance of 0 with a square of 1 does not occur for a real label.
+        is_one = tf.cast(tf.reduce_any(unknown), tf.float32)
         return is_one * tf.constant([1.0, classes, 0.0, 1.0])
-    least = tf.constant(numbers.dtype.min, numbers.dtype)
-    label = tf.reduce_max(tf.where(unknown, numbers, least))
-    distance = tf.where(is_one > 0, tf.cast(label, tf.float32) - classes, 0.0)
-    return is_one * tf.stack([1.0, float(classes), distance, distance**2])
+    classes, least = tf.constant(float(classes)), tf.constant(tf.float32.min)
+    label = tf.reduce_max(tf.where(unknown, tf.cast(numbers, tf.float32), least))
+    is_one, distance = tf.cast(label > least, tf.float32), label - classes
+    told = tf.stack([is_one, classes, distance, distance * distance])
+    return tf.math.multiply_no_nan(told, is_one)
 
 
 def named(logs: dict, *, trains: bool) -> dict:
@@ -103,20 +105,27 @@ def named(logs: dict, *, trains: bool) -> dict:
       trains: whether this is a training step. It reports the label only if the step also found an
         infinite or NaN value, or a loss scale overflowed.
     """
+    fine = tf.constant(finite.FINE, tf.int64)
+    if LOG not in logs:
+        return logs if trains else logs | {finite.LOG: fine}
     logs = dict(logs)
-    is_one, classes, distance, square = tf.unstack(logs.pop(LOG))
-    share = tf.where(is_one > 0, is_one, 1.0)
-    classes, distance, square = classes / share, distance / share, square / share
-    same = tf.abs(square - distance**2) <= _TOLERANCE * (1 + square)
-    classes = tf.cast(tf.round(classes), tf.int64)
-    label = tf.cast(tf.round(distance), tf.int64) + classes
-    code = LABELS + classes * _PER_CLASS + tf.where(same, label + _ZERO, 0)
-    before, counts = tf.constant(finite.FINE, tf.int64), is_one > 0
-    if trains:
-        before = logs[finite.LOG]
-        faulty = tf.not_equal(before, finite.FINE) & tf.not_equal(before, finite.WEIGHTS)
-        counts &= faulty | (tf.cast(logs.get("skipped_steps", 0), tf.int64) > 0)
-    return logs | {finite.LOG: tf.where(counts, code, before)}
+    told = logs.pop(LOG)
+    share = tf.unstack(told)[0]
+    told = tf.math.divide_no_nan(
+        told, share
+    )  # from the mean to the value of the replica that found it
+    _, _, distance, square = tf.unstack(told)
+    same = square * (1 - _TOLERANCE) <= distance * distance + _TOLERANCE
+    _, classes, distance, _ = tf.unstack(tf.cast(tf.round(told), tf.int64))
+    place = tf.where(same, distance + classes + _ZERO, 0)
+    code, counts = classes * _PER_CLASS + LABELS + place, share > 0
+    if not trains:
+        return logs | {finite.LOG: tf.where(counts, code, fine)}
+    before = logs[finite.LOG]
+    faulty = tf.not_equal(before, fine) & tf.not_equal(before, finite.WEIGHTS)
+    if "skipped_steps" in logs:
+        faulty |= logs["skipped_steps"] > 0
+    return logs | {finite.LOG: tf.where(counts & faulty, code, before)}
 
 
 def beyond(code: int, *, where: str = "") -> str:

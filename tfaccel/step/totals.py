@@ -111,7 +111,9 @@ def make_totals(
         # The last batch was partial and ended before this replica.
         zeros = stand_in is None
         batch = tf.nest.map_structure(one_zero_row, batch) if zeros else stand_in
-    metrics_before = {id(each): tf.identity(value_of(each)) for each in model.metrics_variables}
+    metrics_before = {
+        id(each): tf.convert_to_tensor(value_of(each)) for each in model.metrics_variables
+    }
     all_reduce = functools.partial(replica.all_reduce_in_forward, weight=weight)
 
     def at_once(optimizer, gradients, variables):
@@ -133,7 +135,7 @@ def make_totals(
         for variable in model.metrics_variables:
             variable.assign(metrics_before[id(variable)])
         gradients, logs = tf.nest.map_structure(tf.zeros_like, (gradients, logs))
-    metrics = [(id(each), tf.identity(value_of(each))) for each in model.metrics_variables]
+    metrics = [(id(each), tf.convert_to_tensor(value_of(each))) for each in model.metrics_variables]
     return Totals(
         rows=tf.convert_to_tensor(weight, tf.float32),
         gradients=gradients,
