@@ -259,7 +259,7 @@ def plant_empty_folder(root):
 
 def plant_wrong_suffix(root):
     (root / "training" / "a" / "notes.txt").write_text("not an image")
-    return "holds 'notes.txt', not an image; expected only images"
+    return "holds 'notes.txt', which is not an image; expected only images"
 
 
 def plant_text_as_image(root):
