@@ -89,7 +89,7 @@ OF_COMMANDS = (
     (["profile", DIGITS, "--seconds=0"], "above 0"),
     (["profile", DIGITS, "--trace={}/text.txt"], "is a file"),
     (["profile", DIGITS, "--search", "--out={}/empty"], "exists"),
-    (["profile", "--config={}/run", "--search", "--out={}/x.py"], "give --config=FILE.py"),
+    (["profile", "--config={}/run", "--search", "--out={}/x.py"], "use --config=FILE.py"),
     (["compare", DIGITS, "--out={}/run"], "is not empty"),
     (["compare", DIGITS, "--repeats=1"], "repeats=1"),
     (["export"], "no workdir"),

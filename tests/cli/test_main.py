@@ -115,19 +115,6 @@ def test_common_fields_exist_and_a_topic_is_a_section(command):
     assert (code, "no help on 'trian'; did you mean 'train'?" in err) == (2, True)
 
 
-def test_the_lines_that_split_a_folder_do(command, tmp_path):
-    _, out, _ = command("train", "--help=data")
-    for name in ("a b", "c"):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        for index in range(5):
-            (tmp_path / "photos" / name / f"{index} x.jpg").touch()
-    lines = out.partition('    old="$PWD')[2]
-    subprocess.run(["sh", "-c", 'old="$PWD' + lines], check=True, cwd=tmp_path)
-    split = tmp_path / "photos-split"
-    assert len([*split.glob("training/*/*.jpg")]) == 8
-    assert [each.name for each in split.glob("testing/a b/*")] == ["4 x.jpg"]
-
-
 def test_help_of_selftest_lists_every_flag(command):
     code, out, err = command("selftest", "--help")
     assert (code, err) == (0, "")

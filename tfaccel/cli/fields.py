@@ -51,21 +51,8 @@ TOPICS_TEXT = textwrap.fill(
     subsequent_indent="  ",
 )
 SPLIT = """
-  If your photographs photos/CLASS/IMAGE are not split yet, use the lines below.
-  They make photos-split/training and photos-split/testing out of links, with
-  every fifth image of each class in testing. Then use
-  --config.data.root=photos-split.
-
-    old="$PWD/photos" new="$PWD/photos-split"
-    for class in "$old"/*/; do
-      n=0
-      for image in "$class"*; do
-        n=$((n+1)); [ $((n%5)) -eq 0 ] && part=testing || part=training
-        folder="$new/$part/$(basename "$class")"
-        mkdir -p "$folder"
-        ln -s "$image" "$folder"
-      done
-    done
+  If your photographs photos/CLASS/IMAGE are not split yet, `tfaccel help
+  own-images` has a few lines for the shell that split the folder.
 """
 
 

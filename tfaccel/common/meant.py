@@ -124,8 +124,8 @@ TRUTHS = {
         "script before run.compile (`tfaccel help transfer`)"
     ),
     "validation_split val_split split test_split test_size val_size train_ratio split_ratio": (
-        "; training and test images must be in two folders: see `tfaccel train --help=data`, which "
-        "shows how to split a folder"
+        "; training and test images must be in two folders: see `tfaccel help own-images`, "
+        "which shows how to split a folder"
     ),
     "name": (
         "; the architecture is 'model.name' (--config.model.name), and the name of a run is that "
@@ -139,7 +139,8 @@ TRUTHS = {
         "--help=train_images`"
     ),
     "loss criterion metrics class_weight class_weights": (
-        "; the data decide loss and metrics; to choose others, write a Keras script (README)"
+        "; the data decide loss and metrics; to choose others, write a Keras script (`tfaccel help "
+        "script`)"
     ),
     "wandb tensorboard mlflow logger report_to wandb_project tracker": (
         "; a run writes metrics.csv, metrics.jsonl and TensorBoard files in its --workdir, and no "
