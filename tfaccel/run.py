@@ -161,6 +161,7 @@ class Run:
         """
         self._loader_level = run_log.SUMMARY if summarizes else logging.INFO
         undo_legacy_keras(os.environ)
+        progress.beat("start")
         self.cluster = cluster or find(os.environ)
         _warn_of_precision(config)
         # This chooses devices and sets the seed, but starts no device, so a cluster can be joined.

@@ -11,7 +11,7 @@ DEEP = "[" * 200_000  # Python's parser raises RecursionError, which is no Value
 
 def test_nested_json_is_a_sentence_wherever_a_file_or_variable_holds_it(tmp_path):
     (tmp_path / card.NAME).write_text(DEEP)
-    with pytest.raises(UserError, match="is no JSON"):
+    with pytest.raises(UserError, match="is not valid JSON"):
         card.read(tmp_path)
     (tmp_path / manifest.MANIFEST).write_text(DEEP)
     with pytest.raises(manifest.CheckpointError, match="is not JSON"):

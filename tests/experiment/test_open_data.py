@@ -57,5 +57,5 @@ def test_the_extensions_of_webdatasets(tmp_path, png):
 )
 def test_what_is_another_sources_is_refused(field, source):
     value = "mask" if field == "targets" else "x"
-    with pytest.raises(UserError, match=f"{field}='{value}' with .* source='{source}' alone"):
+    with pytest.raises(UserError, match=f"{field}='{value}' needs source='{source}', but source="):
         DataConfig(**{field: value})
