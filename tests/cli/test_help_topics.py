@@ -11,7 +11,16 @@ def test_help_shows_the_page_of_a_topic(topic, capsys):
     assert main.main(["help", topic]) == 0
     text = capsys.readouterr().out
     assert text.startswith("# ")
-    assert text == (pages.ROOT / pages.PAGES[topic]).read_text()
+    written = (pages.ROOT / pages.PAGES[topic]).read_text()
+    assert text.splitlines()[0] == written.splitlines()[0]
+    assert text.count("\n") == written.count("\n")
+    assert text.split("```")[1::2] == written.split("```")[1::2]  # code is as it is written
+
+
+def test_links_name_topics_on_a_terminal():
+    said = pages.page("own-images")
+    assert "Transfer learning (`tfaccel help transfer`) needs fewer images" in said
+    assert "See the table below" in said
 
 
 def test_help_lists_the_topics_and_a_wrong_one_is_named(capsys):

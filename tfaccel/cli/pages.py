@@ -1,6 +1,7 @@
 """`tfaccel help TOPIC`: the pages, one about each task, which lie in the rooms that do it."""
 
 import pathlib
+import re
 
 from tfaccel.common.errors import UserError, did_you_mean
 
@@ -28,7 +29,7 @@ def topics() -> str:
 
 
 def page(topic: str) -> str:
-    """Returns the page about a topic, as Markdown.
+    """Returns the page about a topic, as Markdown in which links to pages name their topics.
 
     Raises:
       UserError: there is no such page.
@@ -36,7 +37,17 @@ def page(topic: str) -> str:
     if topic not in PAGES:
         cure = did_you_mean(topic, list(PAGES)) or f"; the pages are {', '.join(PAGES)}"
         raise UserError(f"there is no page '{topic}'{cure}")
-    return (ROOT / PAGES[topic]).read_text(encoding="utf-8")
+    file = ROOT / PAGES[topic]
+    topics = {(ROOT / each).resolve(): name for name, each in PAGES.items()}
+
+    def named(link: re.Match) -> str:
+        text, target = link.groups()
+        other = topics.get((file.parent / target.partition("#")[0]).resolve())
+        return text if other is None else f"{text} (`tfaccel help {other}`)"
+
+    pieces = file.read_text(encoding="utf-8").split("```")  # words and code take turns
+    pieces[::2] = [re.sub(r"\[([^]\n]+)\]\(([^)\s]+)\)", named, each) for each in pieces[::2]]
+    return "```".join(pieces)
 
 
 def _heading(text: str) -> str:

@@ -36,6 +36,13 @@ def test_masks_are_sound_and_shown_in_colour(config, tmp_path, capsys):
     assert len([each for each in colors if len(set(each)) > 1]) == 2  # one for each class but 0
 
 
+def test_bad_files_are_named_with_their_causes(config, tmp_path, capsys):
+    (tmp_path / "in" / "0.png").write_bytes(b"no image")
+    assert not run.run(parse(config), report=None, sheet=None)
+    said = capsys.readouterr().out
+    assert f"  bad: {tmp_path / 'in' / '0.png'}: " in said
+
+
 SETTINGS = {"image_size": (8, 8), "channels": 1, "global_batch_size": 4}
 
 

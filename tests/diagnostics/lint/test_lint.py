@@ -4,6 +4,7 @@ import json
 
 import keras
 import numpy as np
+import PIL.Image
 import pytest
 import tensorflow as tf
 from conftest import compiled, strategy_of
@@ -422,6 +423,22 @@ def test_the_command_on_digits(capsys, setup):
     assert "xla" not in out.lower().replace("cudnn and xla pad", "")  # a CPU is quicker without it
     assert "logits padded from 10 to 16 units" in out
     assert max(map(len, out.splitlines())) <= 80
+
+
+def test_the_command_reads_data_with_a_bad_file_if_the_config_skips_it(capsys, setup, tmp_path):
+    setup()
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 8, 8), np.uint8)
+    for name in ("training/a", "training/b", "testing/a", "testing/b"):
+        (tmp_path / name).mkdir(parents=True)
+        for index, image in enumerate(pixels):
+            PIL.Image.fromarray(image).save(tmp_path / name / f"{index}.png")
+    (tmp_path / "training" / "b" / "0.png").write_bytes(b"no image")
+    flags = ["--config=configs/digits.py", "--config.runtime.gpu_ids=", "--json"]
+    flags += [f"--config.data.root={tmp_path}", "--config.data.global_batch_size=4"]
+    with pytest.raises(UserError, match=r"b/0\.png"):
+        main.main(["lint", *flags])
+    main.main(["lint", *flags, "--config.data.bad_files=skip"])
+    assert "11 examples" in json.loads(capsys.readouterr().out)["about"]
 
 
 def test_the_command_as_json(capsys, setup):

@@ -96,7 +96,7 @@ def test_of_other_classes_the_head_is_as_it_was_and_is_named(tmp_path, caplog, n
     for mine, other in zip(values(model)[-2:], head, strict=True):
         np.testing.assert_array_equal(mine, other)
     assert "model: 2 of 3 layers from" in caplog.text
-    assert "with other shapes in that file, so unchanged: logits" in caplog.text
+    assert "with other shapes in that file, so they start from random values: logits" in caplog.text
 
 
 @pytest.mark.parametrize("name", [each for each in FILES if "json" not in each])  # lacks names
@@ -104,7 +104,7 @@ def test_a_layer_that_the_file_lacks_is_named(tmp_path, caplog, name):
     saved, model = build(seed=1), build(extra=True)
     extra = model.get_layer("extra").get_weights()
     begin_from(save(saved, tmp_path / name), model)
-    assert "not in that file, so unchanged: extra" in caplog.text
+    assert "not in that file, so they start from random values: extra" in caplog.text
     np.testing.assert_array_equal(values(model)[0], values(saved)[0])
     for mine, other in zip(model.get_layer("extra").get_weights(), extra, strict=True):
         np.testing.assert_array_equal(mine, other)
@@ -137,7 +137,7 @@ def test_a_layer_takes_all_of_its_weights_or_none(tmp_path, caplog, name):
     begin_from(save(saved, tmp_path / name), model)
     for each in model.layers[0].get_weights():
         np.testing.assert_array_equal(each, np.zeros_like(each))
-    assert "with other shapes in that file, so unchanged: two" in caplog.text
+    assert "with other shapes in that file, so they start from random values: two" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["a.keras", "a.weights.h5", "a.h5"])
@@ -225,7 +225,7 @@ def test_of_a_body_with_another_head_what_is_not_used_is_named(tmp_path, caplog)
     model.add(layers.Dense(2, name="logits"))
     begin_from(save(top, tmp_path / "a.h5"), model)
     np.testing.assert_array_equal(values(model)[0], values(body)[0])
-    assert "not in that file, so unchanged: logits" in caplog.text
+    assert "not in that file, so they start from random values: logits" in caplog.text
     assert "in that file, but not in the model: predictions" in caplog.text
 
 

@@ -73,6 +73,12 @@ def test_batch_norm_with_few_updates_is_named_once_with_momentum_steps_and_cure(
     )
 
 
+def test_the_momentum_that_is_in_use_is_not_advised(caplog):
+    (said,) = told(caplog, model(momentum=0.9), [GOOD] * 2)
+    assert "with momentum=0.9, 19% of each average" in said
+    assert "Use more epochs, or a smaller batch (more steps per epoch)" in said
+
+
 def test_a_run_that_is_long_enough_says_so(caplog):
     (said,) = told(caplog, model(), [GOOD] * 2, epochs=90)
     assert said.endswith(". After all 90 epochs it will be 0%")

@@ -16,6 +16,8 @@ from tfaccel.common.own_files import replace
 from tfaccel.common.redact import shown
 from tfaccel.data.scan.examine import BAD, NOTE
 
+NUM_NAMED = 5  # bad examples that are named outside the list
+
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Fault:
@@ -72,6 +74,14 @@ class Report:
         bad, notes = (self.counts(each) or "none" for each in (BAD, NOTE))
         said = f"{name}: {self.num_examples:,} examples; bad: {bad}; notes: {notes}"
         return f"{said}; listed in {self.list_path}" if self.faults else said
+
+    def worst(self) -> str:
+        """Returns a line for each of the first bad examples, with its cause; "" if none is bad."""
+        bad = [each for each in self.faults if each.severity == BAD]
+        lines = [f"  bad: {shown(each.name)}: {each.cause}" for each in bad[:NUM_NAMED]]
+        if len(bad) > NUM_NAMED:
+            lines.append(f"  and {len(bad) - NUM_NAMED:,} more")
+        return "\n".join(lines)
 
     def write(self, path: str | os.PathLike) -> None:
         """Writes the list of faults: see `write_list`."""

@@ -56,6 +56,8 @@ def run(config: Config, *, report: pathlib.Path | None, sheet: pathlib.Path | No
                 masks=config.data.targets == "mask",
             )
             show(found.summary(split))
+            if bad := found.worst():
+                show(bad)
             all_well &= len(found.bad_ids) == 0 or config.data.bad_files == "skip"
             faults += found.faults
             source = files.usable(source, found)

@@ -43,10 +43,9 @@ def run(config: Config, *, script: pathlib.Path | None) -> Lint:
     source = [] if script is None else in_script(script)
     with _without_log():
         this_run = Run(config.runtime, cluster)
-        # This loader decodes nothing in advance; batches and shapes are the same in all loaders.
-        loader = open_loader(
-            this_run, config, "train", loader="tf_data", stored_size=None, bad_files="error"
-        )
+        # This loader decodes nothing in advance, unless bad_files="skip" has to find the bad files.
+        # Batches and shapes are the same in all loaders.
+        loader = open_loader(this_run, config, "train", loader="tf_data", stored_size=None)
         make_optimizer(config.train, loader)  # raises the errors of the recipe
     num_outputs = config.model.num_outputs
     if num_outputs is None:

@@ -118,8 +118,8 @@ def _log_loaded(loaded: Loaded, path: pathlib.Path) -> None:
     by = ", matched by order, because the file has other names" if loaded.in_order else ""
     summary("model: %d of %d layers from %s%s", len(loaded.layers), number, path, by)
     for names, what in (
-        (loaded.missing, "not in that file, so unchanged"),
-        (loaded.other_shapes, "with other shapes in that file, so unchanged"),
+        (loaded.missing, "not in that file, so they start from random values"),
+        (loaded.other_shapes, "with other shapes in that file, so they start from random values"),
         (loaded.unused, "in that file, but not in the model"),
     ):
         if names:

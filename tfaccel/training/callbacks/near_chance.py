@@ -28,6 +28,7 @@ log = logging.getLogger("tfaccel")
 NAMES = ("accuracy", "acc", "sparse_categorical_accuracy", "categorical_accuracy")
 LEARNT = 0.3  # from this part of the way from chance to 1, training counts as going well
 GUESSED = 0.2  # up to this part of training's lead over chance, validation counts as guessing
+LOW_MOMENTUM = 0.9  # of batch norm; a warning advises no lower one
 STILL = 0.1  # above this part that is left from before training, an average may be the cause
 
 
@@ -83,10 +84,9 @@ class NearChance(keras.callbacks.Callback):
             origin = "the first step's weights"
         elif (momentum := batch_norm_momentum(self.model)) and momentum**updates > STILL:
             what = "batch norm, which uses moving averages in validation"
-            fix = (
-                "BatchNormalization(momentum=0.9), more epochs, or a smaller batch (more steps per "
-                "epoch)"
-            )
+            fix = "more epochs, or a smaller batch (more steps per epoch)"
+            if momentum > LOW_MOMENTUM:
+                fix = f"BatchNormalization(momentum={LOW_MOMENTUM}), {fix}"
             kept = momentum**updates
             origin = "the value from before training"
         else:
