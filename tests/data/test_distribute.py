@@ -308,7 +308,9 @@ def test_a_step_of_ones_own_takes_batches_that_come_out_even(num_replicas):
 
 
 def test_a_step_of_ones_own_that_takes_no_weights_is_told_of_padding():
-    with pytest.raises(UserError, match=r"train_step of the model .* the batch is \(x, y, weight\)"):
+    with pytest.raises(
+        UserError, match=r"train_step of the model .* the batch is \(x, y, weight\)"
+    ):
         model_on(1, own_step).fit(make_loader(), verbose=0)
 
 
