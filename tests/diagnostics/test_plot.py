@@ -282,7 +282,7 @@ def test_in_a_picture_with_tests_each_training_line_is_dashed(tmp_path):
     assert [each.get_linestyle() for each in alone.lines if len(each.get_xdata())] == ["-"]
 
 
-def test_names_metric_wordss_are_words():
+def test_names_of_metrics_are_words():
     assert metric_words("top5").title == "Top-5 accuracy (higher is better)"
     assert metric_words("my_own_metric") == ("My own metric", "my own metric")
     assert column_head("val_psnr") == "PSNR, test images"

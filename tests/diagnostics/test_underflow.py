@@ -3,6 +3,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import compiled as compiled_on_replicas
+from conftest import strategy_of
+from tensorflow.python.distribute.values import DistributedVariable
 
 import tfaccel
 from tfaccel.common.errors import UserError
@@ -78,6 +80,16 @@ def test_the_scales_are_one_and_what_training_is_at():
     assert tfaccel.gradient_underflow(model, batch()).loss_scales == (1, 128, 2**12, 2**15)
     static = compiled(optimizer=keras.optimizers.SGD(loss_scale_factor=64.0))
     assert tfaccel.gradient_underflow(static, batch()).loss_scales == (1, 64, 128, 2**15)
+
+
+def test_the_scale_of_stock_replicas_is_read_too(monkeypatch):
+    # A process that imports nothing else of tfaccel has no such method.
+    monkeypatch.delattr(DistributedVariable, "__float__", raising=False)
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(), initial_scale=2**12)
+    with strategy_of(2).scope():
+        model = compiled(optimizer=optimizer)
+        optimizer.build(model.trainable_variables)
+    assert tfaccel.gradient_underflow(model, batch()).loss_scales == (1, 128, 2**12, 2**15)
 
 
 def test_the_model_stays_as_it_is():

@@ -23,6 +23,7 @@ from tfaccel.common.tables import in_figures
 from tfaccel.keras_internals.copies import in_float32, without_training_state
 from tfaccel.keras_internals.layers import layers_of
 from tfaccel.keras_internals.model_view import loss_weights_of, optimizers_of
+from tfaccel.keras_internals.variables import components
 
 COMMON_SCALES = (1.0, 128.0, 2.0**15)  # none; Apex's usual static one; Keras's initial dynamic one
 
@@ -92,8 +93,9 @@ def gradient_underflow(
             f"gradient_underflow needs half precision, but {model.name} computes in float32, which "
             "loses nothing; use mixed_float16 (tfaccel.setup(precision=...))"
         )
-    scales = _default_scales(model.optimizer)
-    if loss_scales is not None:
+    if loss_scales is None:
+        scales = _default_scales(model.optimizer)
+    else:
         scales = _checked_scales(loss_scales)
     batch = tf.nest.map_structure(_on_first_replica, keras.utils.unpack_x_y_sample_weight(batch))
     exact = _nonzero(_compiled_like(model, in_float32(model)), batch, 1.0)
@@ -116,7 +118,8 @@ def _default_scales(optimizer) -> tuple[float, ...]:
     own = []
     for each in optimizers_of(optimizer):
         if isinstance(each, keras.optimizers.LossScaleOptimizer):
-            own.append(each.dynamic_scale if each.built else each.initial_scale)
+            scale = components(each.dynamic_scale)[0].numpy() if each.built else each.initial_scale
+            own.append(scale)
         elif each.loss_scale_factor:
             own.append(each.loss_scale_factor)
     return tuple(sorted({*COMMON_SCALES, *map(float, own)}))
