@@ -79,6 +79,14 @@ OF_COMMANDS = (
     (["train", DIGITS, "--dry-run", "--workdir={}/x", "--config.model.name=x"], "no model 'x'"),
     (["launch", "train", "--config={}/none.py", "--workdir={}/x"], "does not exist"),
     (["launch", "train", DIGITS, "--workdir={}/x", "--config.model.name=x"], "no model 'x'"),
+    (
+        ["launch", "--log-dir={}/x", "train", DIGITS, "--dry-run", "--config.model.name=x"],
+        "no model 'x'",
+    ),
+    (
+        ["launch", "--log-dir={}/x", "train", DIGITS, "--dry-run", "--workdir={}/text.txt"],
+        "is a file",
+    ),
     (["launch", "{}/empty"], "cannot launch"),
     (["audit", DIGITS, "--report={}/empty"], "exists; give a new file"),
     (["audit", DIGITS, "--report={}/none/x"], "cannot be written"),

@@ -65,13 +65,13 @@ def test_workers_whose_data_differ_say_in_what(root):
     for number, (same, *wrong, again) in zip((37, 36), outcomes, strict=True):
         assert same == again == 37
         wanted = [
-            f"number of examples of their data: here {number};",
-            "files of their data: here ['",
-            "plan of their data: here Plan(num_examples=37",
-            "images of their data: here ((12, 10), 1, (",
+            f"number of examples of their data: here it is {number};",
+            "files of their data: here it is ['",
+            "plan of their data: here it is Plan(num_examples=37",
+            "images of their data: here it is ((12, 10), 1, (",
             "number of examples of their data",
             "shapes of their data",
-            "kind of their data: here ('number of examples', ",
+            "kind of their data: here it is ('number of examples', ",
         ]
         for said, each in zip(wrong, wanted, strict=True):
             assert said.startswith(f"workers differ in the {each}"), said

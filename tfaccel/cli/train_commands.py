@@ -399,9 +399,11 @@ def launch(own: list[str], command_line: list[str]) -> int:
     if asked.engine == "local" and argv[0] == "train" and topic_of(argv[1:]) is None:
         # Mistakes are reported once here, not by each rank after TensorFlow's start.
         values, _ = train.parse(argv[1:])
-        config = parse(values.config)
+        config, workdir = parse(values.config), values.workdir
+        if workdir:  # a dry run needs none
+            workdir = check_usable(pathlib.Path(workdir), resume=values.resume)
         if values["dry-run"].value:
             check_experiment(config)
         else:
-            check_run(config, check_usable(pathlib.Path(values.workdir), resume=values.resume))
+            check_run(config, workdir)
     return launch_room.launch(asked, argv)

@@ -48,7 +48,6 @@ CHILD = (
     "isolate.serve(*map(int, sys.argv[2:4]))"
 )
 GRACE_S = 30.0  # from SIGTERM to SIGKILL; a training that saves at SIGTERM has 30 s for it
-GRACE_S = 30.0
 GO = b"go"
 KEPT_LETTERS = 2**16  # of a child's output; TensorFlow's traceback of an operation has 9,000
 TAIL_LETTERS = 4000  # of the kept output, in which a child that died says why
