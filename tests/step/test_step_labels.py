@@ -5,6 +5,7 @@ import itertools
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from conftest import compiled
 
 from tfaccel.config import StepConfig
@@ -153,6 +154,19 @@ def test_a_loss_that_is_not_finite_for_other_reasons_is_given_as_it_is():
     model = _model(xla=True)
     model.layers[0].kernel.assign(np.full((4, 3), np.nan))
     assert np.isnan(model.evaluate(X, Y, verbose=0)[0])
+
+
+@pytest.fixture
+def check_numerics():
+    tf.debugging.enable_check_numerics()
+    yield
+    tf.debugging.disable_check_numerics()
+
+
+def test_a_search_for_infinities_finds_none_in_the_check_of_labels(check_numerics):
+    model = _model(xla=False, metrics=[])
+    model.fit(X, Y, batch_size=4, verbose=0)
+    assert np.isfinite(model.evaluate(X, Y, batch_size=4, verbose=0)).all()
 
 
 @pytest.mark.parametrize("num_replicas", [pytest.param(1, marks=pytest.mark.slow), 2])

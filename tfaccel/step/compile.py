@@ -29,6 +29,7 @@ from tfaccel.keras_internals.model_view import (
     outputs_of,
     runs_eagerly,
 )
+from tfaccel.keras_internals.one_replica import without_strategy
 from tfaccel.keras_internals.optimizers import belongs_to, give_to
 from tfaccel.keras_internals.patching import patched
 from tfaccel.keras_internals.symbolic_build import build_from_specs
@@ -71,7 +72,9 @@ def compile_model(
     """
     if "jit_compile" in compile_args:
         raise UserError("jit_compile is set by tfaccel; use tfaccel.setup(xla=True or False)")
-    if model.distribute_strategy is not strategy:
+    with without_strategy():  # else a model built in no scope has the strategy of this call's scope
+        built_for = model.distribute_strategy
+    if built_for is not strategy:
         raise UserError(
             "the model was built in no scope or in another run's scope; build or load it in this "
             "run's `with run.scope():`"

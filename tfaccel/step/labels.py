@@ -29,6 +29,9 @@ LOG = "unknown_label"
 LABELS = 2**60
 _PER_CLASS, _ZERO = 2**34, 2**32  # within a code, the label's place is _ZERO + the label
 _TOLERANCE = 1e-5  # for float32's rounding, relative to a square
+# Below every int64. Its square is finite in float32, so `tf.debugging.enable_check_numerics` finds
+# no infinity in a step without unknown labels.
+_LEAST = -1e19
 # The error of TensorFlow's operation for a CPU.
 REFUSED = re.compile(
     r"Received a label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)"
@@ -90,7 +93,7 @@ def _found(unknown: tf.Tensor, numbers: tf.Tensor | None, classes: int) -> tf.Te
         # A distance of 0 with a square of 1 does not occur for a real label.
         is_one = tf.cast(tf.reduce_any(unknown), tf.float32)
         return is_one * tf.constant([1.0, classes, 0.0, 1.0])
-    classes, least = tf.constant(float(classes)), tf.constant(tf.float32.min)
+    classes, least = tf.constant(float(classes)), tf.constant(_LEAST)
     label = tf.reduce_max(tf.where(unknown, tf.cast(numbers, tf.float32), least))
     is_one, distance = tf.cast(label > least, tf.float32), label - classes
     told = tf.stack([is_one, classes, distance, distance * distance])
