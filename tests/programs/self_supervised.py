@@ -814,7 +814,7 @@ PROGRAMS = [
         "keras.io vision/siamese_network",
         Siamese,
         lambda: (normal(0, 24, 4), normal(1, 24, 4), normal(2, 24, 4)),
-        lambda: {"optimizer": keras.optimizers.SGD(0.01), "weighted_metrics": []},
+        lambda: {"optimizer": keras.optimizers.SGD(0.01)},
     ),
     Program(
         "knowledge distillation",

@@ -49,8 +49,8 @@ FAILS: dict[str, str] = {
     "clipping by hand": "each replica clips the gradient of its own rows",
     # Only on one replica with XLA: "'Variable' object has no attribute 'op'".
     "learning rate by hand": "with XLA, a Keras variable in the logs raises AttributeError",
-    # With XLA on two and three replicas: InvalidArgumentError.
-    "accumulation by hand": "each replica applies the sums of its own rows",
+    # With XLA on two and three replicas InvalidArgumentError: a variable of another device.
+    "accumulation by hand": "a plain tf.Variable is not the replica's own",
     "accumulation in weights": "each replica applies sums with the gradient of its own rows",
 }
 RAISES = (
