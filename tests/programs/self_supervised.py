@@ -17,7 +17,7 @@ from tfaccel import collectives
 def gather():
     """Returns the function that gathers rows; on stock Keras on one device, it returns its rows.
 
-    Call it where the model is made: only here is this in the scope of a strategy.
+    Call it where the model is made, because a step runs in the scope of no strategy.
     """
     return collectives.all_gather if tf.distribute.has_strategy() else tf.convert_to_tensor
 
