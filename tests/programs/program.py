@@ -1,0 +1,53 @@
+"""A training program as people write it: a model, its data, and what it is compiled with.
+
+Each program is small and runs in three ways: on stock Keras on one device, which is the reference,
+and here on one or more replicas. Its random numbers are part of its data, or are drawn by row, so
+that the number of replicas does not change them.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import keras
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """One program.
+
+    Attributes:
+      name: for the table, such as "GAN".
+      source: which of keras.io's examples, or which paper, has this shape.
+      make: returns the model, built (every variable exists), not compiled. It is called once for
+        each run, behind `keras.utils.set_random_seed`.
+      data: returns what `fit` takes as `x`: arrays, or a tuple (x, y) or (x, y, weight), of
+        `num_rows` rows.
+      compile: returns the arguments of `compile`, with new optimizers, losses and metrics.
+      batch_size: rows of a step. It need not be divisible by the number of replicas.
+      epochs: of the whole run.
+      rtol: relative tolerance of weights and logs, with a tolerance of a tenth of it for zeros.
+      stock_fails: why stock Keras cannot run it, if it cannot; the reference is then `reference`.
+      reference: trains the model without `fit`, by hand, on one device, and returns its logs.
+    """
+
+    name: str
+    source: str
+    make: Callable[[], keras.Model]
+    data: Callable[[], tuple]
+    compile: Callable[[], Mapping]
+    batch_size: int = 6
+    epochs: int = 2
+    rtol: float = 1e-4
+    stock_fails: str = ""
+    reference: Callable[[keras.Model], dict] | None = None
+
+
+def normal(seed: int, *shape: int) -> np.ndarray:
+    """Returns normal random numbers: float32, always the same for a seed and a shape."""
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def numbers(seed: int, end: int, *shape: int) -> np.ndarray:
+    """Returns whole random numbers in [0, end): int32, always the same for a seed and a shape."""
+    return np.random.default_rng(seed).integers(0, end, shape).astype(np.int32)
