@@ -31,8 +31,8 @@ PROGRAMS = {
 FAILS: dict[str, str] = {
     "mean teacher": "the copy is averaged with the weights from before the update",
     "DDPM": "2 and 3 replicas: the copy is averaged with the weights from before the update",
-    "VQ-VAE": "2 and 3 replicas: the codes follow the mean of the replicas' sums, silently",
-    "VQ-VAE with all_reduce": "2 and 3 replicas: all_reduce of the replica context sums nothing",
+    "VQ-VAE": "2 and 3 replicas: each has the codes of its own rows, then averaged; silent",
+    "VQ-VAE with all_reduce": "2 and 3 replicas: the replica context sums nothing, silently",
     "adversarial autoencoder": "2 and 3 replicas: weights are right, the log `loss` is 0",
 }
 SAMPLE = ("mean teacher",)
