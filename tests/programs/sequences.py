@@ -133,16 +133,16 @@ class TokenAndPositionEmbedding(layers.Layer):
 
 
 def transformer(x, *, causal=False, context=None):
-    """Returns x after a block of a transformer, which also attends to `context`."""
+    """Returns x after a block of a transformer, which also attends to `context`.
 
-    def added(part):  # a layer, unlike `+`, passes on the mask
-        return layers.LayerNormalization()(layers.Add()([x, part]))
-
+    Attention sees the mask of x, and takes it away: it does not come as far as the loss.
+    """
     attend = layers.MultiHeadAttention(num_heads=2, key_dim=2)
-    x = added(attend(x, x, use_causal_mask=causal))
+    x = layers.LayerNormalization()(x + attend(x, x, use_causal_mask=causal))
     if context is not None:
-        x = added(layers.MultiHeadAttention(num_heads=2, key_dim=2)(x, context))
-    return added(layers.Dense(DIM)(layers.Dense(6, "relu")(x)))
+        cross = layers.MultiHeadAttention(num_heads=2, key_dim=2)
+        x = layers.LayerNormalization()(x + cross(x, context))
+    return layers.LayerNormalization()(x + layers.Dense(DIM)(layers.Dense(6, "relu")(x)))
 
 
 def entity_recognizer() -> keras.Model:
