@@ -40,14 +40,15 @@ FAILS: dict[str, str] = {
     "masked language model, own train_step": "wrong silently: a sum over rows is divided by the "
     "number of replicas",
     "translation transformer": "refused: a loss is masked",
-    "translation transformer, own loss and metric": "wrong: a mean of the replicas' masked means",
+    "translation transformer, own loss and metric": "wrong, with a warning: a mean of the "
+    "replicas' masked means",
     "CTC in a layer": "wrong silently: add_loss of one number a row is a sum over rows, which is "
     "divided by the number of replicas",
     "U-Net with ignore_class": "refused: a loss is masked",
     "loss summed": "refused: the loss has reduction='sum'",
     "loss by the sum of the weights": "refused: the loss has reduction='mean_with_sample_weight'",
     "hand-masked loss": "wrong silently: a mean of the replicas' masked means",
-    "Dice loss by hand": "wrong: a mean of the replicas' Dice losses",
+    "Dice loss by hand": "wrong, with a warning: a mean of the replicas' Dice losses",
     "Dice loss of Keras": "refused: the loss has axis=None, over the whole batch",
     "compute_average_loss": "wrong silently: rows are divided by the global batch, then by the "
     "number of replicas",
