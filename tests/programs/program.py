@@ -29,6 +29,9 @@ class Program:
       rtol: relative tolerance of weights and logs, with a tolerance of a tenth of it for zeros.
       stock_fails: why stock Keras cannot run it, if it cannot; the reference is then `reference`.
       reference: trains the model without `fit`, by hand, on one device, and returns its logs.
+      fit: further arguments of `fit`, such as class_weight.
+      again: changes the trained model, which is then compiled and trained once more; None to train
+        once.
     """
 
     name: str
@@ -41,6 +44,8 @@ class Program:
     rtol: float = 1e-4
     stock_fails: str = ""
     reference: Callable[[keras.Model], dict] | None = None
+    fit: Mapping = dataclasses.field(default_factory=dict)
+    again: Callable[[keras.Model], None] | None = None
 
 
 def normal(seed: int, *shape: int) -> np.ndarray:
