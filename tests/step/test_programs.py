@@ -28,9 +28,9 @@ PROGRAMS = {
     for module in MODULES
     for program in importlib.import_module(f"programs.{module}").PROGRAMS
 }
-# The programs that do not train as they should yet, and how they fail: on 2 and 3 replicas, with XLA
-# and without, unless ON_ONE says otherwise. A program that is mended fails its test until its line
-# is removed here.
+# The programs that do not train as they should yet, and how they fail: on 2 and 3 replicas, with
+# XLA and without, unless ON_ONE says otherwise. A program that is mended fails its test until its
+# line is removed here.
 FAILS: dict[str, str] = {
     "mean teacher": "the copy is averaged with the weights from before the update",
     # These are wrong silently, unless a comment says more.
