@@ -24,8 +24,9 @@ ROOT = pathlib.Path(__file__).parents[1]
 FILES = {"readme": ROOT / "README.md"} | {
     topic: pages.ROOT / file for topic, file in pages.PAGES.items()
 }
-# Pages whose Python needs what their commands made, another process or a large network.
-SLOW = {"export", "notebook", "transfer"}
+# Pages whose Python needs what their commands made, another process or a large network, or is much
+# like README's script.
+SLOW = {"export", "notebook", "transfer", "own-images", "segmentation"}
 # Commands of other programs, by how they begin, and why no test runs them.
 OTHERS = {
     "pip install": "it installs packages",
@@ -124,7 +125,9 @@ def run_python(block, names):
 
 
 @pytest.mark.parametrize("block", of_language("bash"))
-def test_every_command_is_one_that_the_program_takes(block, place):
+def test_every_command_is_one_that_the_program_takes(block, place, monkeypatch):
+    # It writes 516 files.
+    monkeypatch.setattr("tfaccel.data.blurred.ensure_blurred", lambda: place)
     for each in blocks(FILES["own-images"].read_text()):
         if each.language == "python" and each.text.startswith("# "):
             run_python(each, {})  # it writes the file that commands name
@@ -156,7 +159,7 @@ def test_the_lines_that_split_a_folder_do(tmp_path):
 
 
 @pytest.mark.parametrize("topic", FILES)
-def test_the_python_of_a_page_runs(topic, place, request):
+def test_the_python_of_a_page_runs(topic, place, export_not_saved):
     if topic in SLOW:
         pytest.skip("tested with its commands: -m slow")
     names = {"__name__": "__main__"}
@@ -165,14 +168,15 @@ def test_the_python_of_a_page_runs(topic, place, request):
             run_python(block, names)
 
 
-def test_the_script_of_readme_runs_as_it_was_and_as_it_becomes(place):
+@pytest.mark.parametrize("sign", [pytest.param("-", marks=pytest.mark.slow), "+"])
+def test_the_script_of_readme_runs_as_it_was_and_as_it_becomes(sign, place):
     (block,) = [each for each in blocks(FILES["readme"].read_text()) if each.language == "diff"]
-    for sign in "-+":
-        lines = [each[1:] for each in block.text.splitlines() if each[:1] in (" ", sign, "")]
-        names = {"__name__": "__main__"}
-        exec(compile("\n".join(lines), "README.md", "exec"), names)
-        history = names["model"].history.history
-        assert len(history["val_loss"]) == 5
+    lines = [each[1:] for each in block.text.splitlines() if each[:1] in (" ", sign, "")]
+    names = {"__name__": "__main__"}
+    exec(compile("\n".join(lines), "README.md", "exec"), names)
+    assert len(names["model"].history.history["val_loss"]) == 5
+    if sign == "-":
+        return
     served = tf.saved_model.load("exported/1").signatures["serving_default"]
     assert served(image=tf.zeros((1, 96, 96, 3)))["probabilities"].shape == (1, 2)
 
