@@ -659,8 +659,8 @@ def mixup_data() -> tuple:
     return x, numbers(3, 3, 24)
 
 
-class ClippedByHand(keras.Model):
-    """Clips the gradients of the batch by their global norm before the optimizer gets them."""
+class OneNetwork(keras.Model):
+    """A model of one small network; each program below that needs no more has its own step."""
 
     def __init__(self):
         super().__init__()
@@ -669,6 +669,10 @@ class ClippedByHand(keras.Model):
 
     def call(self, x):
         return self.network(x)
+
+
+class ClippedByHand(OneNetwork):
+    """Clips the gradients of the batch by their global norm before the optimizer gets them."""
 
     def train_step(self, data):
         x, y = data
@@ -681,16 +685,8 @@ class ClippedByHand(keras.Model):
         return updated(self.metrics, loss, y, answers)
 
 
-class RateByHand(keras.Model):
+class RateByHand(OneNetwork):
     """Lowers the learning rate after every update."""
-
-    def __init__(self):
-        super().__init__()
-        self.network = network()
-        self.built = True
-
-    def call(self, x):
-        return self.network(x)
 
     def train_step(self, data):
         x, y = data
