@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Program:
       make: returns the model, built (every variable exists), not compiled. It is called once for
         each run, behind `keras.utils.set_random_seed`.
       data: returns what `fit` takes as `x`: arrays, or a tuple (x, y) or (x, y, weight), of
-        `num_rows` rows.
+        `num_rows` rows; or a `tf.data.Dataset` of such tuples, in batches.
       compile: returns the arguments of `compile`, with new optimizers, losses and metrics.
       batch_size: rows of a step. It need not be divisible by the number of replicas.
       epochs: of the whole run.
@@ -37,7 +38,7 @@ class Program:
     name: str
     source: str
     make: Callable[[], keras.Model]
-    data: Callable[[], tuple]
+    data: Callable[[], tuple | tf.data.Dataset]
     compile: Callable[[], Mapping]
     batch_size: int = 6
     epochs: int = 2

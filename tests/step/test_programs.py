@@ -102,13 +102,15 @@ def made(program: Program) -> keras.Model:
 def trained(program: Program, model: keras.Model) -> dict:
     """Trains the compiled model; returns its logs by name: [epochs] each."""
     data = program.data()
-    x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+    if isinstance(data, tf.data.Dataset):  # in batches already
+        x, given = data, {}
+    else:
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+        given = {"y": y, "sample_weight": weight, "batch_size": program.batch_size}
     keras.utils.set_random_seed(7)
     history = model.fit(
         x,
-        y,
-        sample_weight=weight,
-        batch_size=program.batch_size,
+        **given,
         epochs=program.epochs,
         shuffle=False,
         verbose=0,
