@@ -25,8 +25,8 @@ FILES = {"readme": ROOT / "README.md"} | {
     topic: pages.ROOT / file for topic, file in pages.PAGES.items()
 }
 # Pages whose Python needs what their commands made, another process or a large network, or is much
-# like README's script.
-SLOW = {"export", "notebook", "transfer", "own-images", "segmentation"}
+# like README's script or like other tests.
+SLOW = {"export", "notebook", "transfer", "own-images", "segmentation", "text"}
 # Commands of other programs, by how they begin, and why no test runs them.
 OTHERS = {
     "pip install": "it installs packages",

@@ -448,11 +448,12 @@ class Run:
             take several optimizers, for example. `jit_compile` is refused.
 
         Raises:
-          UserError: a field of StepConfig was passed on its own; or as for
-            `tfaccel.step.compile_model`.
+          UserError: a field of StepConfig was passed on its own; the model's `fit` is running; or
+            as for `tfaccel.step.compile_model`.
         """
         step = StepConfig() if step is None else step
         check_type("step", step, StepConfig)
+        methods.check_is_not_training(model)
         of_step = {each.name for each in dataclasses.fields(StepConfig)}
         for name in compile_args.keys() & (of_step - set(parameters_of_compile(model))):
             raise UserError(

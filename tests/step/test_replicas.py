@@ -629,11 +629,15 @@ def test_losses_that_are_no_mean_over_rows_are_refused_in_parts_too():
     compiled(small, 1, loss=keras.losses.Dice(axis=(1, 2, 3)), **in_parts)
 
 
-def test_a_layer_made_outside_the_scope_is_refused():
+def test_each_replica_gets_its_own_of_a_layer_made_outside_the_scope(caplog):
     outside = layers.Dense(3, name="outside")
     outside.build((None, 4))
-    with pytest.raises(UserError, match=r"outside/kernel was created outside the scope; build"):
-        compile_two(lambda: keras.Sequential([keras.Input((4,)), outside]))
+    before = outside.get_weights()
+    with caplog.at_level("INFO", "tfaccel"):
+        model = compile_two(lambda: keras.Sequential([keras.Input((4,)), outside]))
+    assert "2 variables were made outside the scope, for example outside/kernel" in caplog.text
+    np.testing.assert_array_equal(outside.kernel.numpy(), before[0])
+    assert all(len(components(each)) == 2 for each in model.variables)
 
 
 class AsInTheGuide(keras.Model):

@@ -12,6 +12,7 @@ PAGES = {
     "script": "training/SCRIPT.md",
     "transfer": "experiment/models/README.md",
     "segmentation": "experiment/README.md",
+    "text": "data/TEXT.md",
     "several-gpus": "step/README.md",
     "several-hosts": "launch/README.md",
     "surviving": "training/README.md",

@@ -38,9 +38,10 @@ def build_from_specs(model, *, change: Callable) -> None:
     by_batch = types.MethodType(type(model)._maybe_symbolic_build, model)
 
     def build(iterator=None, data_batch=None):
+        adopt_made_outside(model)  # such as those of LoRA that was enabled after `compile`
         if not has_steps_of_keras(model):
             build_by_step(iterator, data_batch)
-            return adopt_metrics()
+            return adopt_made_outside(model)
         specs = data_batch if iterator is None else specs_of(iterator)
         if iterator is not None and not _are_known(specs):
             specs = _first_batch(model, iterator)
@@ -54,7 +55,7 @@ def build_from_specs(model, *, change: Callable) -> None:
                 by_batch(data_batch=change(specs))
         else:
             build_by_call(specs)
-        return adopt_metrics()
+        return adopt_made_outside(model)
 
     def specs_of(iterator):
         return tf.nest.map_structure(_of_one_replica, iterator._distributed_dataset.element_spec)
@@ -88,13 +89,26 @@ def build_from_specs(model, *, change: Callable) -> None:
             with model.distribute_strategy.scope():  # the step has not used the optimizer
                 model.optimizer.build(model.trainable_variables)
 
-    def adopt_metrics():
-        # In `run.compile(model, metrics=[keras.metrics.AUC()])` the AUC is made outside the scope.
-        for variable in model.metrics_variables:
-            if not is_distributed(variable):
-                adopt(variable, model.distribute_strategy)
-
     model._maybe_symbolic_build = build
+
+
+def adopt_made_outside(model) -> None:
+    """Gives each replica its own of the variables that were made outside the scope.
+
+    In `run.compile(model, metrics=[keras.metrics.AUC()])` the AUC is made outside; so are the
+    weights of `layer.enable_lora(4)`, and of a backbone that was made before the model.
+    """
+    outside = [each for each in model.variables if not is_distributed(each)]
+    if outside:
+        log.info(
+            "step: %d variables were made outside the scope, for example %s; each replica gets its "
+            "own, with the same values",
+            len(outside),
+            outside[0].path,
+        )
+    for variable in {id(each): each for each in [*outside, *model.metrics_variables]}.values():
+        if not is_distributed(variable):
+            adopt(variable, model.distribute_strategy)
 
 
 _TRAINED_ON = weakref.WeakKeyDictionary()  # from a model to the specs of its inputs

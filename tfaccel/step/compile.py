@@ -32,8 +32,8 @@ from tfaccel.keras_internals.model_view import (
 from tfaccel.keras_internals.one_replica import without_strategy
 from tfaccel.keras_internals.optimizers import belongs_to, give_to
 from tfaccel.keras_internals.patching import patched
-from tfaccel.keras_internals.symbolic_build import build_from_specs
-from tfaccel.keras_internals.variables import adopt, is_distributed
+from tfaccel.keras_internals.symbolic_build import adopt_made_outside, build_from_specs
+from tfaccel.keras_internals.variables import adopt
 from tfaccel.step import mixing, padding
 from tfaccel.step.functions import set_functions
 
@@ -80,6 +80,7 @@ def compile_model(
             "run's `with run.scope():`"
         )
     _check_layers(model, strategy, xla=xla)
+    adopt_made_outside(model)
     num_replicas = strategy.num_replicas_in_sync
     with strategy.scope():
         _compile(model, args, compile_args, config)
@@ -301,10 +302,4 @@ def _refuse_for_replicas(model, config: StepConfig, num_replicas: int) -> None:
         raise UserError(
             f"accumulation_steps={config.accumulation_steps} with synchronized batch norm: the "
             "statistics would cover only a part of the rows; use one of the two"
-        )
-    outside = [each for each in model.variables if not is_distributed(each)]
-    if outside:
-        raise UserError(
-            f"the variable {outside[0].path} was created outside the scope; build every layer in "
-            "`with run.scope():`"
         )

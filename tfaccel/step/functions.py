@@ -35,12 +35,10 @@ before the sum: weights become -inf if only replica 1 overflows, and 30 and -10 
 instead of 1.
 """
 
-import contextlib
 import functools
 import itertools
 import logging
 import operator
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import keras
@@ -60,6 +58,7 @@ from tfaccel.keras_internals.variables import value_of
 from tfaccel.step import finite, in_xla, labels, mixing, padding
 from tfaccel.step import totals as totals_lib
 from tfaccel.step.recoverable import Recoverable
+from tfaccel.step.shapes import Shapes
 from tfaccel.step.totals import ROWS_UNIT, Layout, Span, Totals
 
 log = logging.getLogger("tfaccel")
@@ -228,6 +227,7 @@ class _Step:
         self._numbers = own_numbers()
         # One function for each (padded, make_batch); most models need only one.
         self._made = {}
+        self._shapes = Shapes("step" if trains else "test step")
         self._lengths = set()  # the lengths of the launches of several steps, so far
 
     @property
@@ -249,7 +249,7 @@ class _Step:
 
         def run():
             step = self._function(padded, None)
-            with self._warn_if_traced(step, batches[0]):
+            with self._shapes.watched(step, batches):
                 if self._several:
                     return step([(each,) for each in batches])[0]  # the replicas' logs are equal
                 return step(batches[0])
@@ -288,21 +288,6 @@ class _Step:
 
         logs, codes = _collected(steps())
         return logs | {finite.LOG: tf.stack(codes)}
-
-    @contextlib.contextmanager
-    def _warn_if_traced(self, step: Callable, batch) -> Iterator[None]:
-        """Warns if a step is traced again because the batch has a new shape."""
-        count = step.__wrapped__.experimental_get_tracing_count
-        before, began = count(), time.perf_counter()
-        yield
-        if before and count() > before:
-            shapes = [each.shape for each in tf.nest.flatten(batch) if hasattr(each, "shape")]
-            log.warning(
-                "step: built again in %.1f s for a batch of shapes %s; each new shape costs this "
-                "once: pad batches, or drop the last batch of an epoch",
-                time.perf_counter() - began,
-                ", ".join(map(str, shapes)),
-            )
 
     def _explain_if_shorter(self, num_steps: int) -> None:
         """Explains, before it happens, why the last steps of an epoch take long."""

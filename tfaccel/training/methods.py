@@ -15,7 +15,7 @@ import re
 import sys
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import keras
 import numpy as np
@@ -50,6 +50,7 @@ from tfaccel.training.callbacks.first_look import FirstLook
 from tfaccel.training.callbacks.keras_writers import of_this_worker
 from tfaccel.training.callbacks.loss_scale import LossScale
 from tfaccel.training.callbacks.replica_audit import ReplicaAudit
+from tfaccel.training.callbacks.trained_weights import TrainedWeights
 from tfaccel.training.memory_plan import explained
 from tfaccel.training.own_scaling import misfit, unscaled
 from tfaccel.training.resume import flat, from_checkpoint
@@ -57,6 +58,7 @@ from tfaccel.training.resume import flat, from_checkpoint
 log = logging.getLogger("tfaccel")
 
 EMPTY_SPARSE = "Serialized sparse should have at least 1 serialized tensor"
+_TRAINS = weakref.WeakSet()  # the models of which a `fit` is running
 NOT_IN_XLA = re.compile(r"No registered '(\w+)' OpKernel for XLA_")
 
 
@@ -291,7 +293,9 @@ def _with_callbacks(
     audits = [ReplicaAudit(config.audit_steps)] if several else []
     each_batch = [LossScale(config.loss_scale_floor), finite, *audits]
     looks = [FirstLook(at_start)] if at_start else []
-    ours = [*each_batch, beats, *looks]
+    # Stock Keras's eager step reads `trainable` in each call.
+    weights = [] if runs_eagerly(model) else [TrainedWeights()]
+    ours = [*each_batch, beats, *looks, *weights]
 
     @functools.wraps(fit)
     def wrapper(*args, **kwargs):
@@ -312,7 +316,14 @@ def _with_callbacks(
             model, loader=loader, steps_per_epoch=call.arguments.get("steps_per_epoch")
         )
         # Ours come first, so that the user's callbacks see what ours add to the logs.
-        together = [order, *((ahead,) if is_ahead else each_batch), beats, *looks, *theirs]
+        together = [
+            order,
+            *((ahead,) if is_ahead else each_batch),
+            beats,
+            *looks,
+            *weights,
+            *theirs,
+        ]
         if is_list:
             given.callbacks[:] = together
             given.set_model(model)
@@ -325,12 +336,36 @@ def _with_callbacks(
                 reads = x, call.arguments.get("validation_data")
                 during.enter_context(with_attributes(each, reads=reads))
             during.enter_context(never_best(theirs))
+            during.enter_context(_in_training(model))
             if loader is None:
                 during.enter_context(next_input_in(order))
             during.enter_context(ahead.of(model) if is_ahead else silenced(model))
             return fit(*call.args, **call.kwargs)
 
     return wrapper
+
+
+@contextlib.contextmanager
+def _in_training(model: keras.Model) -> Iterator[None]:
+    """Notes during the context that the model trains; a callback of `fit` may train it, too."""
+    if model in _TRAINS:
+        yield
+        return
+    _TRAINS.add(model)
+    try:
+        yield
+    finally:
+        _TRAINS.discard(model)
+
+
+def check_is_not_training(model: keras.Model) -> None:
+    """Raises UserError if `fit` of the model is running, which would go on with the old step."""
+    if model in _TRAINS:
+        raise UserError(
+            f"run.compile of model {model.name} while its fit runs, for example in a callback; "
+            "end this fit, call run.compile, and go on with another: model.fit(..., "
+            "initial_epoch=3, epochs=6)"
+        )
 
 
 def _with_beats(method: Callable, beats: Beats) -> Callable:

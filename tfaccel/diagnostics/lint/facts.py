@@ -85,7 +85,8 @@ class Model:
       layers: the leaf layers in the order of their calls.
       inputs: the shapes that the model is built for; empty if they are not known.
       outputs: the model's outputs.
-      outside_scope: the paths of the variables that were created outside the strategy's scope.
+      outside_scope: the paths of the variables that were created outside the strategy's scope, if
+        the model was, too.
       unknown: the kinds of layers with weights whose work is not known.
       own_scaling: the name of the layer that scales pixels of 0..255; None if there is none.
       raw: the name of a layer with weights that takes pixels of 0..255 unscaled; None if there is

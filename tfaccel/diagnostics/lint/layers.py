@@ -200,7 +200,7 @@ def channels_first(facts: Facts) -> Iterator[Finding]:
 
 
 def outside_scope(facts: Facts) -> Iterator[Finding]:
-    """Yields a finding on variables that were created outside the strategy's scope."""
+    """Yields a finding on a model that was created outside the strategy's scope."""
     outside = facts.model.outside_scope
     if outside:
         replicas = facts.step.num_replicas
@@ -208,7 +208,7 @@ def outside_scope(facts: Facts) -> Iterator[Finding]:
             "error" if replicas > 1 else "warning",
             outside[0].rpartition("/")[0] or outside[0],
             f"{counted(len(outside), 'variable')} made outside the strategy's scope",
-            "they have no copy on each replica" if replicas > 1 else "run.compile refuses them",
+            "run.compile refuses a model that was built outside the scope",
             "training runs at all",
             "build every layer in `with run.scope():` (or strategy.scope())",
         )

@@ -17,6 +17,7 @@ from tfaccel.diagnostics.lint.facts import OUTSIDE, Data, Layer, Model, Output, 
 from tfaccel.diagnostics.lint.read_data import shapes_of
 from tfaccel.diagnostics.lint.trace import Call, Trace, traced
 from tfaccel.keras_internals.layers import kernel_of, shapes_built_for
+from tfaccel.keras_internals.one_replica import without_strategy
 from tfaccel.keras_internals.variables import is_distributed
 from tfaccel.training.own_scaling import of_other_pixels, of_raw_pixels, own_scaling
 
@@ -50,7 +51,10 @@ def read_model(
         )
     specs = tf.nest.map_structure(_with_any_batch, specs)
     seen = traced(model, specs, strategy=strategy)
-    outside = [each for each in model.variables if strategy and not is_distributed(each)]
+    with without_strategy():
+        # `run.compile` copies single variables to the replicas, but refuses such a model.
+        is_outside = strategy is not None and model.distribute_strategy is not strategy
+    outside = [each for each in model.variables if is_outside and not is_distributed(each)]
     return Model(
         name=model.name,
         layers=_layers(seen),

@@ -75,7 +75,8 @@ def put_variables(model: keras.Model, arrays: Arrays, *, keep: str | None = None
     if len(ours) != len(theirs):
         raise UserError(
             f"the checkpoint has {len(theirs)} variables, but this model and its optimizer have "
-            f"{len(ours)}; build the same model and optimizer as before"
+            f"{len(ours)}; build the same model and optimizer as before, with the same weights "
+            "trainable"
         )
     for variable, (name, array) in zip(ours, theirs.items(), strict=True):
         _check_alike(variable, name, array)

@@ -1,0 +1,95 @@
+"""Says how often a step is built for batches of new shapes, such as texts of several lengths.
+
+    shapes = Shapes()
+    with shapes.watched(step, batches):     # a `tf.function` of the replicas' batches
+        step(batches)
+
+TensorFlow builds a step for each shape of a batch once, and XLA compiles each. A few shapes that
+return in every epoch are right: buckets of texts, or a last batch with fewer rows. Shapes without
+end are a fault: a training of texts that are not padded would spend its time on building.
+"""
+
+import contextlib
+import logging
+import time
+import weakref
+from collections.abc import Callable, Iterator
+
+import tensorflow as tf
+
+from tfaccel.common.run_log import summary
+
+log = logging.getLogger("tfaccel")
+
+A_FEW = 8  # shapes, such as four buckets, each with a last batch of fewer rows
+
+
+class Shapes:
+    """The shapes of the batches that each of a step's functions was built for."""
+
+    def __init__(self, what: str):
+        """Takes the step's name for the log."""
+        self._what = what
+        self._seen = weakref.WeakKeyDictionary()  # a list of shapes for each function
+
+    @contextlib.contextmanager
+    def watched(self, function: Callable, batches: list) -> Iterator[None]:
+        """Within the context, the function is called; if that builds it again, the log says so.
+
+        Args:
+          function: the wrapper of a `tf.function`, from `alike`.
+          batches: the batch of each replica of this process.
+        """
+        count = function.__wrapped__.experimental_get_tracing_count
+        before, began = count(), time.perf_counter()
+        yield
+        if count() == before:
+            return
+        seen = self._seen.setdefault(function, [])
+        new = [
+            [each.shape for each in tf.nest.flatten(batch) if hasattr(each, "shape")]
+            for batch in batches
+        ]
+        is_first = not before
+        if new not in seen:
+            seen.append(new)
+        if not is_first:
+            self._say(seen, time.perf_counter() - began)
+
+    def _say(self, seen: list, took_s: float) -> None:
+        shapes, number = ", ".join(map(str, _together(seen[-1]))), len(seen)
+        others = number - A_FEW - 1
+        if others < 0:
+            summary(
+                "%s: built again in %.1f s for a batch of shapes %s; %d shapes so far, each built "
+                "once%s",
+                self._what,
+                took_s,
+                shapes,
+                number,
+                _advice(seen),
+            )
+        elif others & (others - 1) == 0:  # the 9th, 10th, 11th, 13th, 17th, ...: less and less
+            log.warning(
+                "%s: built again in %.1f s for a batch of shapes %s, the %dth new shape; each "
+                "costs this once: pad batches to a few lengths (bucket_by_sequence_length with "
+                "pad_to_bucket_boundary=True), or drop the last batch of an epoch",
+                self._what,
+                took_s,
+                shapes,
+                number,
+            )
+
+
+def _together(batches: list) -> list[tuple]:
+    """Returns the shapes of a batch, from those of its parts on each replica."""
+    return [
+        (sum(each[0] for each in parts), *parts[0][1:]) if len(parts[0]) else ()
+        for parts in zip(*batches, strict=True)
+    ]
+
+
+def _advice(seen: list) -> str:
+    """Returns what to do about a batch that differs from an earlier one only in its rows."""
+    rest = [[[each[1:] for each in shapes] for shapes in batches] for batches in seen]
+    return "; to save this, drop the last batch of an epoch" if rest[-1] in rest[:-1] else ""
