@@ -8,7 +8,7 @@ from keras import layers
 
 from tfaccel.common.errors import UserError
 from tfaccel.diagnostics.lint.padded_head import with_padded_heads
-from tfaccel.keras_internals.copies import in_float32, without_training_state
+from tfaccel.keras_internals.copies import check_config, in_float32, without_training_state
 
 COPIED = pytest.mark.parametrize(
     "copied",
@@ -175,3 +175,33 @@ def test_an_export_to_onnx_says_the_same_and_leaves_nothing(setup, tmp_path):
         with pytest.raises(UserError, match=r"^model mine cannot be made again from its config"):
             run.export(model, tmp_path / "1", images=np.zeros((1, 2), np.float32), **how)
     assert list(tmp_path.iterdir()) == []
+
+
+class OfOneNumber(keras.Model):
+    """As a model of KerasHub: its config is a number, and never that of its layers."""
+
+    def __init__(self, units=3, **kwargs):
+        inputs = keras.Input((4,))
+        super().__init__(inputs, layers.Dense(units)(WithoutKwargs()(inputs)), **kwargs)
+        self.units = units
+
+    def get_config(self):
+        return {"units": self.units}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(**config)
+
+
+@pytest.mark.parametrize("is_within", [False, True])
+def test_layers_that_a_model_never_makes_from_their_configs_are_no_matter(is_within):
+    model = OfOneNumber()
+    if is_within:
+        model = keras.Sequential([keras.Input((4,)), model, layers.Dense(2)])
+    with keras.utils.custom_object_scope({"OfOneNumber": OfOneNumber}):
+        check_config(model)
+        copy = without_training_state(model)
+    np.testing.assert_array_equal(copy.get_weights()[0], model.get_weights()[0])
+    plain = keras.Sequential([keras.Input((4,)), WithoutKwargs()])
+    with pytest.raises(UserError, match="cannot be made again from its config"):
+        check_config(plain)

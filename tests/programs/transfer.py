@@ -244,7 +244,7 @@ def vit() -> keras.Model:
 
 def resnet() -> keras.Model:
     backbone = hub().ResNetBackbone(
-        input_conv_filters=[4],
+        input_conv_filters=[64],
         input_conv_kernel_sizes=[3],
         stackwise_num_filters=[64],  # as KerasHub wants its first stack
         stackwise_num_blocks=[1],

@@ -39,10 +39,9 @@ def check_config(model: keras.Model) -> None:
     """
     with _explained(model), _as_not_compiled(model):
         json.dumps(keras.saving.serialize_keras_object(model))
-        for layer in model.layers if isinstance(model, PLAIN) else ():
+        for layer in model.layers if _is_made_of_layers(model) else ():
             if isinstance(layer, PLAIN):
-                for each in _held(layer):  # each one is made by its registered name
-                    _deserialized(each)
+                _deserialized(layer)  # each of its layers is made by its registered name
             else:
                 type(layer).from_config(layer.get_config())
 
@@ -65,9 +64,18 @@ def check_made_again(model: keras.Model, build: Callable[[keras.Model], object])
             raise ValueError(f"the copy has weights of {shapes[1]}, not of {shapes[0]}")
 
 
+def _is_made_of_layers(model: keras.Model) -> bool:
+    """Returns whether a model's config has those of its layers.
+
+    A model of KerasHub has a config of its own, such as its depth and width. Keras makes it from
+    that, and never from the configs of its layers, which may lack arguments.
+    """
+    return isinstance(model, PLAIN) and "layers" in model.get_config()
+
+
 def _deserialized(layer: keras.layers.Layer) -> None:
     if isinstance(layer, PLAIN):
-        for each in _held(layer):
+        for each in _held(layer) if _is_made_of_layers(layer) else ():
             _deserialized(each)
         return
     config = keras.saving.serialize_keras_object(layer)
