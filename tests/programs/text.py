@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras import layers, ops
 from programs.program import Program, normal, numbers
 
-NUM_ROWS, NUM_TOKENS, DIM = 30, 11, 4
+NUM_ROWS, NUM_TOKENS, DIM = 66, 11, 4
 ENDS = (4, 8, 12)  # the lengths that sequences are padded to
 
 
@@ -18,13 +18,16 @@ ENDS = (4, 8, 12)  # the lengths that sequences are padded to
 
 
 def texts() -> list[np.ndarray]:
-    """Returns 30 texts of 2 to 12 tokens 1..10."""
-    lengths = 2 + numbers(0, ENDS[-1] - 1, NUM_ROWS)
-    return [1 + numbers(1 + index, NUM_TOKENS - 1, each) for index, each in enumerate(lengths)]
+    """Returns 66 texts of 2 to 12 tokens 1..10: the buckets have 18, 24 and 24."""
+    lengths = 2 + 5 * np.arange(NUM_ROWS) % 11
+    return [1 + numbers(index, NUM_TOKENS - 1, each) for index, each in enumerate(lengths)]
 
 
-def bucketed(examples: list[tuple], *, rows: int = 6, drop: bool = False) -> tf.data.Dataset:
-    """Returns batches of examples of like length, each padded to the end of its bucket."""
+def bucketed(examples: list[tuple], *, rows: int = 6) -> tf.data.Dataset:
+    """Returns batches of examples of like length, each padded to the end of its bucket.
+
+    Batches of 6 rows are all full. With 5 rows, each bucket ends with a batch of fewer.
+    """
     spec = tuple(
         tf.TensorSpec([None] * np.ndim(each), np.asarray(each).dtype) for each in examples[0]
     )
@@ -34,18 +37,18 @@ def bucketed(examples: list[tuple], *, rows: int = 6, drop: bool = False) -> tf.
         bucket_boundaries=[each + 1 for each in ENDS],
         bucket_batch_sizes=[rows] * (len(ENDS) + 1),
         pad_to_bucket_boundary=True,
-        drop_remainder=drop,
     )
 
 
-def classified() -> tf.data.Dataset:
+def classified(rows: int = 6) -> tf.data.Dataset:
     """Returns batches (tokens [rows, 4, 8 or 12], class 0..1)."""
-    return bucketed(list(zip(texts(), numbers(99, 2, NUM_ROWS), strict=True)))
+    return bucketed(list(zip(texts(), numbers(99, 2, NUM_ROWS), strict=True)), rows=rows)
 
 
 def next_tokens() -> tf.data.Dataset:
     """Returns batches (tokens, the next token of each, a weight of 0 behind the end)."""
-    return bucketed([(each[:-1], each[1:], np.ones(len(each) - 1, np.float32)) for each in texts()])
+    examples = [(each[:-1], each[1:], np.ones(len(each) - 1, np.float32)) for each in texts()]
+    return bucketed(examples)
 
 
 def tagged() -> tf.data.Dataset:
@@ -54,7 +57,7 @@ def tagged() -> tf.data.Dataset:
 
 
 def padded() -> np.ndarray:
-    """Returns the same texts as an array: [30, 12] int32, 0 behind the end."""
+    """Returns the texts as an array: [66, 12] int32, 0 behind the end."""
     words = np.zeros((NUM_ROWS, ENDS[-1]), np.int32)
     for row, each in zip(words, texts(), strict=True):
         row[: len(each)] = each
@@ -235,7 +238,7 @@ PROGRAMS = [
         "convolution over buckets",
         "text classification from scratch, keras.io",
         convolving,
-        classified,
+        lambda: classified(rows=5),
         of_classes,
     ),
     Program(

@@ -226,7 +226,13 @@ def _made_again(model: keras.Model, **how) -> keras.Model:
     """Returns a copy in the same state; `how` goes to `clone_model`."""
     with _explained(model):
         with _as_not_compiled(model):
-            copy = keras.models.clone_model(model, **how)
+            if how or not isinstance(model, PLAIN) or _is_made_of_layers(model):
+                copy = keras.models.clone_model(model, **how)
+            else:
+                config = keras.saving.serialize_keras_object(model)
+                copy = keras.saving.deserialize_keras_object(
+                    config, custom_objects={type(model).__name__: type(model)}
+                )
         take_state(copy, model)
         return copy
 
