@@ -19,6 +19,7 @@ from typing import Protocol
 
 import keras
 import tensorflow as tf
+from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.ops import gen_linalg_ops, gen_math_ops, gen_nn_ops
@@ -142,6 +143,11 @@ def operations_by(handler: Handler, *, metrics: Iterable[keras.metrics.Metric]) 
         yield
 
 
+def unassigned() -> contextlib.AbstractContextManager:
+    """Returns a context in which Keras variables keep their values, whatever they are assigned."""
+    return patched(TensorFlowVariable, "assign", lambda variable, value: variable)
+
+
 def _kinds_of(metrics: Iterable[keras.metrics.Metric]) -> list[type]:
     """Returns the classes that update metrics, Keras's own and the user's."""
     found = [each for each in vars(keras.metrics).values() if isinstance(each, type)]
@@ -256,7 +262,9 @@ def _casting(handler: Handler, direct: Callable) -> Callable:
 
 def _known(number: tf.Tensor):
     """Returns the value of a whole number that is known when traced; else None."""
-    if not isinstance(number, tf.__internal__.EagerTensor) and number.op.type == "Prod":  # of a shape, as in the losses of Keras
+    if (
+        not hasattr(number, "numpy") and number.op.type == "Prod"
+    ):  # of a shape, as in the losses of Keras
         factors = tf.get_static_value(number.op.inputs[0])
         return None if factors is None else factors.prod()
     return tf.get_static_value(number)

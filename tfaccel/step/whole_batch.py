@@ -34,6 +34,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
+from tfaccel.common.run_log import summary
+from tfaccel.common.tables import cleaned
 from tfaccel.keras_internals import row_operations
 from tfaccel.keras_internals.model_view import metrics_that_update
 from tfaccel.keras_internals.recording import JoinsRowsError, recorded
@@ -199,9 +201,9 @@ def _number(value) -> float | None:
     """Returns a float that is known when traced; None for anything else."""
     if isinstance(value, int | float):
         return float(value)
-    if not tf.is_tensor(value) or value.shape.rank != 0 or not value.dtype.is_floating:
+    if not isinstance(value, tf.Tensor) or value.shape.rank != 0 or not value.dtype.is_floating:
         return None
-    is_known = isinstance(value, tf.__internal__.EagerTensor) or value.op.type == "Const"
+    is_known = hasattr(value, "numpy") or value.op.type == "Const"
     return float(tf.get_static_value(value)) if is_known else None
 
 
@@ -216,6 +218,15 @@ def say_pairs() -> None:
 
 
 _said_pairs = []
+
+
+def _by_size(why: str) -> None:
+    """Says that a plan does not know which axes are rows."""
+    summary(
+        "step: axis 0 of each tensor is taken for rows where its size fits, because two traces of "
+        "the step do not tell (%s)",
+        why,
+    )
 
 
 class MayJoinError(Exception):
@@ -319,7 +330,7 @@ class _Recorder(_Handler):
             self.tags("target", _shape(each))
         flat = tf.nest.flatten(sources)
         for each in flat:
-            self.tags("source", _shape(each) if tf.is_tensor(each) else ())
+            self.tags("source", _shape(each) if isinstance(each, tf.Tensor) else ())
         zeros = [tf.zeros(each.shape, each.dtype) for each in map(tf.convert_to_tensor, flat)]
         return tf.nest.pack_sequence_as(sources, zeros)
 
@@ -333,7 +344,7 @@ def planned(model, step: Callable, replica: Replica, batch) -> Plan:
       replica: the replica.
       batch: a nest of the replica's tensors.
     """
-    recorders = []
+    recorders, fault = [], "the operations depend on the number of rows"
     for more_rows, more_replicas in ((1, 1), (MORE_ROWS, MORE_REPLICAS)):
         recorder = _Recorder(replica, replica.num_replicas * more_replicas)
         graph = tf.__internal__.FuncGraph("plan_of_rows")
@@ -343,11 +354,12 @@ def planned(model, step: Callable, replica: Replica, batch) -> Plan:
             try:
                 with (
                     recorded(model, replica, apply=lambda *_: None, joins=True),
+                    row_operations.unassigned(),  # a queue need not hold so many rows
                     whole_batch(model, recorder),
                 ):
                     step(inputs)
             except Exception as error:
-                log.debug("step: no trace with %d times the rows: %s", more_rows, error)
+                fault = f"with {more_rows} times the rows: {cleaned(str(error))}"
                 break
         recorders.append(recorder)
     first = recorders[0] if recorders else _Recorder(replica, replica.num_replicas)
@@ -357,7 +369,7 @@ def planned(model, step: Callable, replica: Replica, batch) -> Plan:
         pairs = zip(recorders[0].calls, recorders[1].calls, strict=True)
         calls = [(kind, _tags(sizes, more)) for (kind, sizes), (_, more) in pairs]
     elif recorders:
-        log.info("step: it cannot be traced with more rows, so axis 0 is taken for the rows")
+        _by_size(fault)
     joins = calls is None or any(OWN in tags for kind, tags in calls if kind not in _NOT_JOINED)
     collective = any(kind in ("gather", "broadcast") for kind, _ in first.calls)
     return Plan(calls, first.reduces_itself, joins or first.reduces_itself or collective)
@@ -450,7 +462,7 @@ class Rows(_Handler):
             planned_kind, tags = next(self._calls, (None, ()))
             if planned_kind == kind and len(tags) == len(sizes):
                 return tags
-            log.info("step: it differs between numbers of rows, so axis 0 is taken for the rows")
+            _by_size(f"{kind} follows where the plan has {planned_kind}")
             self._by_size = True
         if kind in ("count", "scale"):
             return (SAME,) * len(sizes)
@@ -531,7 +543,8 @@ class Rows(_Handler):
         given = given if len(given) == len(targets) else [None] * len(targets)
         target_tags = [self.tags("target", _shape(each)) for each in targets]
         source_tags = [
-            self.tags("source", _shape(each) if tf.is_tensor(each) else ()) for each in flat
+            self.tags("source", _shape(each) if isinstance(each, tf.Tensor) else ())
+            for each in flat
         ]
         seeds = list(map(self._seed, targets, target_tags, given))
         found = tf.nest.flatten(direct(tf.nest.pack_sequence_as(target, seeds)))
@@ -598,8 +611,8 @@ class Rows(_Handler):
 
     def _inputs(self, tensor: tf.Tensor):
         """Returns the tensors that a tensor is computed from; True if it differs by itself."""
-        if not hasattr(tensor, "op") or isinstance(tensor, tf.__internal__.EagerTensor):
-            return []
+        if hasattr(tensor, "numpy"):
+            return []  # a value that is known when traced
         if "Random" in tensor.op.type:
             return True
         if tensor.op.type != "Placeholder":
