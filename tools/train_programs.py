@@ -189,7 +189,7 @@ def run(arguments: list[str], *, timeout_s: int):
 def child(names: list[str], replicas: tuple[int, ...]) -> None:
     """Trains the programs in turn; without names it prints which there are, and the machine."""
     devices = start(max(replicas))
-    import tensorflow as tf
+    import keras
     from programs import harness
 
     if not names:
@@ -209,7 +209,7 @@ def child(names: list[str], replicas: tuple[int, ...]) -> None:
             column = f"{each}, XLA" if xla else str(each)
             train = lambda: harness.here(program, strategies[each], xla=xla)  # noqa: B023, E731
             said(program, column, train, wanted)
-        tf.keras.backend.clear_session()
+        keras.utils.clear_session()
 
 
 def said(program, column: str, train, wanted):
