@@ -83,6 +83,9 @@ def compile_model(
     adopt_made_outside(model)
     num_replicas = strategy.num_replicas_in_sync
     with strategy.scope():
+        for each in keras.tree.flatten((args, compile_args)):
+            if isinstance(each, keras.optimizers.Optimizer):
+                _adopt(each, strategy)  # before, because the model's own `compile` may build it
         _compile(model, args, compile_args, config)
         for each in every_optimizer(model):
             _adopt(each, strategy)
