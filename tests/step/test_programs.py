@@ -64,8 +64,6 @@ FAILS: dict[str, str] = {
     "number of replicas",
     "largest error as a metric": "the metric is wrong silently: the replicas' states are added",
     "stateful LSTM": "refused: the state is not the model's variable",
-    "tagging over buckets, mask_zero": "refused: a loss is masked",
-    "tagging, the padding ignored": "refused: a loss is masked",
     # Losses of the whole batch: each replica computes them of its own rows, and they are averaged.
     "sum by tf.shape(x)[0], uneven": "weights are right, the log counts replicas alike",
     "sum by a constant": "each replica divides its sum by the constant, then they are averaged",
