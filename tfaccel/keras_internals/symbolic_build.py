@@ -17,6 +17,7 @@ from tfaccel.keras_internals.one_replica import as_replica
 from tfaccel.keras_internals.patching import patched
 from tfaccel.keras_internals.reductions import losses_reduced_by, weighing_by_row
 from tfaccel.keras_internals.replica import local_batches, local_replicas
+from tfaccel.keras_internals.unwound import unwound
 from tfaccel.keras_internals.variables import adopt, is_distributed
 
 log = logging.getLogger("tfaccel")
@@ -143,7 +144,7 @@ def _trace_once(model, batch) -> None:
     with tf.__internal__.FuncGraph("made_by_step").as_default():
         inputs = tf.nest.map_structure(_placeholder, specs)
         try:
-            with as_replica(model, replica):
+            with as_replica(model, replica), unwound():
                 step(inputs)
         except Exception as error:
             log.debug("step: no trace of it before it first runs: %s", error)

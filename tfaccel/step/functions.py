@@ -57,7 +57,7 @@ from tfaccel.keras_internals.one_replica import as_replica, metrics_as
 from tfaccel.keras_internals.replica import Replica, local_batches, local_replicas
 from tfaccel.keras_internals.traced import UNORDERED
 from tfaccel.keras_internals.variables import value_of
-from tfaccel.step import finite, in_xla, labels, mixing, padding
+from tfaccel.step import finite, in_xla, labels, mixing, padding, returned
 from tfaccel.step import totals as totals_lib
 from tfaccel.step.recoverable import Recoverable
 from tfaccel.step.totals import ROWS_UNIT, Layout, Span, Totals
@@ -221,8 +221,11 @@ class _Step:
         updates_in_xla: bool = False,
     ):
         self._model, self._strategy, self._replicas = model, strategy, replicas
-        self._config, self._step, self.choice, self.trains = config, step, choice, trains
+        self._config, self.choice, self.trains = config, choice, trains
         self._several = strategy.num_replicas_in_sync > 1
+        self._constants = {}  # logs that are no numbers
+        summed = self._several or (trains and config.accumulation_steps > 1)
+        self._step = returned.as_tensors(step, self._constants, summed=summed)
         self._updates_in_xla = updates_in_xla and self.updates_on_gpu
         # Taken now, so that the order of `fit` and `evaluate` does not change the names.
         self._numbers = own_numbers()
@@ -254,7 +257,10 @@ class _Step:
                     return step([(each,) for each in batches])[0]  # the replicas' logs are equal
                 return step(batches[0])
 
-        return self.choice.run(run, batches, forget=self._made.clear)
+        return self._with_constants(self.choice.run(run, batches, forget=self._made.clear))
+
+    def _with_constants(self, logs: dict) -> dict:
+        return logs | self._constants
 
     def in_a_row(self, deferred: list[Deferred], *, padded: bool) -> dict:
         """Runs one step for each of the replicas' deferred batches, all in one function.
@@ -272,7 +278,7 @@ class _Step:
             return step(arguments)[0] if self._several else step(*arguments[0])
 
         inputs = [dict(each.inputs) for each in deferred]
-        return self.choice.run(run, inputs, forget=self._made.clear)
+        return self._with_constants(self.choice.run(run, inputs, forget=self._made.clear))
 
     def _one_by_one(self, deferred: list[Deferred], *, padded: bool) -> dict:
         """Runs the same steps one by one, after XLA turned out to lack an operation of the step."""
@@ -562,7 +568,10 @@ def _update(
         # In the context, because a metric may return its own variable, as in Keras's guide.
         results = tf.nest.map_structure(tf.convert_to_tensor, model.get_metrics_result())
     # A log without a metric is a value that the step returned. Return its mean over the rows.
-    own = {name: results.get(name, value / rows) for name, value in totals.logs.items()}
+    own = {
+        name: results[name] if name in totals.results and name in results else value / rows
+        for name, value in totals.logs.items()
+    }
     return labels.named(own | logs, trains=trains)
 
 

@@ -21,6 +21,7 @@ from tfaccel.common.errors import UserError
 from tfaccel.keras_internals.layer_paths import layer_paths
 from tfaccel.keras_internals.recording import Recording, recorded
 from tfaccel.keras_internals.replica import Replica
+from tfaccel.keras_internals.traced import names_of_results
 from tfaccel.keras_internals.variables import value_of
 
 # The unit of a row count. A gradient times the replica's rows in this unit stays near the size of
@@ -66,6 +67,7 @@ class Totals:
       metrics_before: their values before the step.
       gradients_of: the Keras variables of `gradients`.
       changes_of: the Keras variables of `changes`.
+      results: the names of the logs that are computed from the variables of metrics.
     """
 
     rows: tf.Tensor
@@ -76,6 +78,7 @@ class Totals:
     metrics_before: list[tf.Tensor]
     gradients_of: list
     changes_of: list
+    results: set[str] = dataclasses.field(default_factory=set)
 
     def tensors(self) -> list:
         """Returns the values that are summed over replicas, as one nest."""
@@ -123,7 +126,9 @@ def make_totals(
         recorded(model, replica, apply=at_once if apply else None) as recording,
         layer_paths(xla=xla, all_reduce=all_reduce if replica.num_replicas > 1 else None),
     ):
-        run_part = functools.partial(_part, step, recording, weigh)
+        results = set()
+        with_results = functools.partial(_with_results, step, model, results)
+        run_part = functools.partial(_part, with_results, recording, weigh)
         gradients, logs = (_compiled_parts if xla else _traced_parts)(run_part, batch, parts)
 
     own = {id(each) for each in model.metrics_variables}
@@ -146,6 +151,7 @@ def make_totals(
         metrics_before=[metrics_before.get(key, value) for key, value in metrics],
         gradients_of=recording.trained,
         changes_of=[variable for variable, _ in assigned],
+        results=results,
     )
 
 
@@ -167,22 +173,21 @@ def _mean_over_replicas(gradients: list, weight, replica: Replica) -> list[tf.Te
     return means
 
 
+def _with_results(step, model, results: set[str], batch) -> dict:
+    """Runs the step, and adds the names of the logs that are results of metrics to `results`."""
+    logs = step(batch)
+    results |= names_of_results(logs, model.metrics_variables)
+    return logs
+
+
 def _part(step, recording: Recording, weigh: Callable, batch):
     """Returns the gradients and logs of some rows, times the number of these rows."""
-    logs = _flat(step(batch))
+    logs = step(batch)
     weight = weigh(batch)
     gradients = [_times(each, weight) for each in recording.take_gradients()]
     return gradients, {
         name: _times(tf.cast(each, tf.float32), weight) for name, each in logs.items()
     }
-
-
-def _flat(logs: dict) -> dict:
-    """Returns a step's logs without nesting. In Keras's guide, a step returns metrics in a dict."""
-    flat = {}
-    for name, each in logs.items():
-        flat |= _flat(each) if isinstance(each, dict) else {name: each}
-    return flat
 
 
 def _traced_parts(run_part: Callable, batch, parts: int):
