@@ -43,8 +43,7 @@ FAILS: dict[str, str] = {
     "supervised contrastive": "all_gather in a step returns this replica's rows only",
     "SAM": "the first gradient, which moves the weights, is that of this replica's rows",
     "SAM with all_reduce": "all_reduce in a step returns this replica's value",
-    # InaccessibleTensorError: "<tf.Tensor 'cond/Identity:0'> is out of scope".
-    "DQN": "raises, because variables are assigned inside tf.cond",
+    "DQN": "the target is copied from the weights from before the update",
     # With XLA wrong silently, without XLA InvalidArgumentError at the index of a row.
     "mixup in the step": "all_gather in a step returns this replica's rows only",
     "clipping by hand": "each replica clips the gradient of its own rows",

@@ -22,7 +22,25 @@ def unwound() -> Iterator[None]:
     try:
         yield
     except BaseException:
-        # Outside a graph, it cannot be set. All graphs of functions share the scope.
-        with tf.__internal__.FuncGraph("unwound").as_default():
-            tf.compat.v1.get_variable_scope().set_caching_device(device)
+        _set(device)
         raise
+
+
+@contextlib.contextmanager
+def without_caching_device() -> Iterator[None]:
+    """Within the context, a `strategy.scope()` can be entered, even in a `tf.map_fn`."""
+    device = tf.compat.v1.get_variable_scope().caching_device
+    if device is None:
+        yield
+        return
+    _set(None)
+    try:
+        yield
+    finally:
+        _set(device)
+
+
+def _set(device) -> None:
+    # Outside a graph, it cannot be set. All graphs of functions share the scope.
+    with tf.__internal__.FuncGraph("unwound").as_default():
+        tf.compat.v1.get_variable_scope().set_caching_device(device)
