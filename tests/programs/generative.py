@@ -63,11 +63,6 @@ class AlternatingGAN(GAN):
         super().__init__(discriminator, generator)
         self.steps = self.add_weight(shape=(), dtype="int32", trainable=False, name="steps")
 
-    def compile(self, d_optimizer, g_optimizer, loss_fn):
-        super().compile(d_optimizer, g_optimizer, loss_fn)
-        d_optimizer.build(self.discriminator.trainable_weights)  # no variable is made in a cond
-        g_optimizer.build(self.generator.trainable_weights)
-
     def train_step(self, data):
         def train_discriminator():
             with tf.GradientTape() as tape:

@@ -75,7 +75,6 @@ FAILS: dict[str, str] = {
     "compute_average_loss": "wrong silently: rows are divided by the global batch, then by the "
     "number of replicas",
     "largest error as a metric": "the metric is wrong silently: the replicas' states are added",
-    "stateful LSTM": "refused: the state is not the model's variable",
 }
 RAISES = (
     AssertionError,

@@ -50,6 +50,7 @@ import tensorflow as tf
 from tfaccel.common.run_log import summary
 from tfaccel.config import StepConfig
 from tfaccel.data.deferred import Deferred
+from tfaccel.keras_internals import stateful
 from tfaccel.keras_internals.function_names import alike, own_numbers
 from tfaccel.keras_internals.layer_paths import layer_paths
 from tfaccel.keras_internals.model_view import every_optimizer, is_synchronized
@@ -350,7 +351,7 @@ class _Step:
             settings["gradients_as"] = "float16" if config.float16_allreduce else None
             settings["at_once"] = trains and parts == 1 and len(every_optimizer(model)) > 1
             steps = [_replica_step(model, pass_, each, **settings) for each in self._replicas]
-            return functools.partial(_split_step, self._replicas, steps)
+            return functools.partial(_split_step, model, self._replicas, steps)
         replica = self._replicas[0]
         if parts > 1:
             whole = functools.partial(_accumulating_step, model, pass_, replica, **settings)
@@ -447,7 +448,7 @@ def _accumulating_step(
 
 
 def _split_step(
-    replicas: list[Replica], steps: list[Callable], arguments: list[tuple]
+    model, replicas: list[Replica], steps: list[Callable], arguments: list[tuple]
 ) -> list[dict]:
     """Runs each replica's step on its device, and returns the logs of every replica.
 
@@ -456,6 +457,9 @@ def _split_step(
     logs = []
     is_deferred = len(arguments[0]) > 1  # deferred batches are full
     stand_in = None if is_deferred else totals_lib.stand_in_of([own for (own,) in arguments])
+    if not is_deferred:
+        counts = [totals_lib.num_rows(own) for (own,) in arguments]
+        stateful.note_cut(model, counts, num_replicas=replicas[0].num_replicas)
     for replica, step, own in zip(replicas, steps, arguments, strict=True):
         with tf.device(replica.device):
             logs.append(step(*own) if stand_in is None else step(*own, stand_in))
@@ -614,6 +618,7 @@ class _Predict:
         def predict(replica: Replica, batch):
             with (
                 as_replica(model, replica),
+                stateful.own_rows(model, replica, totals_lib.num_rows(batch)),
                 layer_paths(xla=xla, all_reduce=None),
             ):
                 return model.predict_step(batch)
@@ -626,12 +631,15 @@ class _Predict:
 
         def run(batches):
             outputs, stand_in = [], totals_lib.stand_in_of(batches)
+            counts = [totals_lib.num_rows(each) for each in batches]
+            stateful.note_cut(model, counts, num_replicas=replicas[0].num_replicas)
             for replica, function, batch in zip(replicas, functions, batches, strict=True):
                 with tf.device(replica.device):
                     rows = _rows_of(function, batch, stand_in)
                     if several_workers:
                         rows = tf.nest.map_structure(replica.all_gather, rows)
                     outputs.append(rows)
+            stateful.share(model, replicas)
             return outputs[:1] if several_workers else outputs
 
         compile_ = functools.partial(tf.function, autograph=False)

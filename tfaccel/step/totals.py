@@ -18,6 +18,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.common.errors import UserError
+from tfaccel.keras_internals import stateful
 from tfaccel.keras_internals.layer_paths import layer_paths
 from tfaccel.keras_internals.recording import Recording, recorded
 from tfaccel.keras_internals.replica import Replica
@@ -124,6 +125,7 @@ def make_totals(
 
     with (
         recorded(model, replica, apply=at_once if apply else None) as recording,
+        stateful.own_rows(model, replica, rows // parts),
         layer_paths(xla=xla, all_reduce=all_reduce if replica.num_replicas > 1 else None),
     ):
         results = set()
