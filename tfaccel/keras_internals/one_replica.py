@@ -16,6 +16,7 @@ from tensorflow.python.distribute import distribute_lib
 
 from tfaccel.keras_internals.model_view import every_optimizer, optimizers_of, variables_of
 from tfaccel.keras_internals.patching import patched
+from tfaccel.keras_internals.plain_variables import own_plain_variables
 from tfaccel.keras_internals.replica import Replica
 from tfaccel.keras_internals.unwound import without_caching_device
 from tfaccel.keras_internals.variables import components, is_distributed
@@ -50,7 +51,10 @@ def as_replica(model, replica: Replica):
             variable._value = value.values[replica.local_index]
         for optimizer in optimizers:
             optimizer._distribution_strategy = default.strategy
-        with patched(TensorFlowVariable, "_initialize", initialize):
+        with (
+            patched(TensorFlowVariable, "_initialize", initialize),
+            own_plain_variables(model, replica),
+        ):
             yield
     finally:
         for variable, value in distributed:
