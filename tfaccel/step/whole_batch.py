@@ -248,43 +248,54 @@ class Alarm:
             raise MayJoinError
 
     def reduced(self, kind: str, direct: Callable, x, axes: list[int], keep_dims: bool):
+        """Raises if one of the axes may have rows."""
         self._check([x.shape[each] for each in axes])
         return direct(x)
 
     def contracted(self, direct: Callable, summed: list[tuple[tf.Tensor, int]]):
+        """Raises if an axis that is summed may have rows."""
         self._check([tensor.shape[axis] for tensor, axis in summed])
         return direct()
 
     def segmented(self, direct: Callable, x):
+        """Raises if axis 0 may have rows."""
         self._check(x.shape[:1])
         return direct()
 
     def squares(self, direct: Callable, x):
+        """Raises if an axis may have rows."""
         self._check(x.shape)
         return direct(x)
 
     def scaled(self, direct: Callable, x, y, *, divides: bool):
+        """Computes the operation."""
         return direct(x, y)
 
     def counted(self, direct: Callable, x, number: int):
+        """Computes the operation."""
         return direct()
 
     def gradient(self, direct: Callable, target, sources, output_gradients):
+        """Computes the gradients."""
         return direct(output_gradients)
 
     @property
     def num_replicas(self):
+        """Raises, because the step joins the replicas by itself."""
         raise JoinsRowsError
 
     rank = local_rank = num_replicas
 
     def all_reduce(self, value, op: str):
+        """Raises, because the step joins the replicas by itself."""
         raise JoinsRowsError
 
     def all_gather(self, value, axis: int = 0):
+        """Raises, because the step joins the replicas by itself."""
         raise JoinsRowsError
 
     def broadcast(self, value, root_rank: int):
+        """Raises, because the step joins the replicas by itself."""
         raise JoinsRowsError
 
 
@@ -455,9 +466,11 @@ class Rows(_Handler):
         self._depends = {id(each): True for each in self._kept}  # on the replica's own rows
 
     def rows(self) -> tf.Tensor:
+        """Returns the number of rows of all replicas, as a multiple of this replica's."""
         return self._rows
 
     def tags(self, kind: str, sizes: Sequence) -> tuple[str, ...]:
+        """Returns what each size of this call is: what the plan says, or its size."""
         if not self._by_size:
             planned_kind, tags = next(self._calls, (None, ()))
             if planned_kind == kind and len(tags) == len(sizes):
@@ -490,11 +503,13 @@ class Rows(_Handler):
         return [self._joined(each) for each in summed(*values)]
 
     def stacked(self, value: tf.Tensor, kind: str) -> tf.Tensor:
+        """Returns the replicas' values, [replicas, ...]."""
         if not self._num_rows:
             value = tf.fill(tf.shape(value), tf.cast(_NEUTRAL[kind](value.dtype), value.dtype))
         return self._joined(self._placed(value[tf.newaxis], 0, [1] * self.num_replicas))
 
     def all_gather(self, value, axis: int = 0) -> tf.Tensor:
+        """Returns the replicas' values, concatenated in the order of their ranks."""
         value = tf.convert_to_tensor(value)
         (tag,) = self.tags("gather", [value.shape[axis]])
         axis %= value.shape.rank
