@@ -229,6 +229,7 @@ def _reduced_in_parts(reduce_weighted_values: Callable) -> Callable:
         is_mean = mask is None and reduction in ("sum_over_batch_size", "mean")
         if not is_mean and len(values.shape) > 0:
             raise JoinsRowsError
-        return reduce_weighted_values(values, sample_weight, mask, reduction, **settings)
+        with noticing(on=False):
+            return reduce_weighted_values(values, sample_weight, mask, reduction, **settings)
 
     return reduce

@@ -462,7 +462,7 @@ class Rows(_Handler):
         self._share = tf.math.divide_no_nan(own[0], total[0])
         self._rows = total[1] / self._traced
         self._graph = tf.compat.v1.get_default_graph()
-        self._kept = [each for each in tf.nest.flatten(batch, expand_composites=True)]
+        self._kept = tf.nest.flatten(batch, expand_composites=True)
         self._depends = {id(each): True for each in self._kept}  # on the replica's own rows
 
     def rows(self) -> tf.Tensor:
@@ -477,16 +477,20 @@ class Rows(_Handler):
                 return tags
             _by_size(f"{kind} follows where the plan has {planned_kind}")
             self._by_size = True
-        if kind in ("count", "scale"):
-            return (SAME,) * len(sizes)
-        return tuple(
-            OWN if index == 0 and (size is None or size % self._traced == 0) else SAME
-            for index, size in enumerate(sizes)
-        )
+        return tuple(self._tag(kind, *each) for each in enumerate(sizes))
+
+    def _tag(self, kind: str, index: int, size) -> str:
+        """Returns what a size probably is, if the plan does not tell."""
+        if kind == "scale":
+            rows = self._traced
+            return OWN if size == rows else PER_OWN if size == 1 / rows else SAME
+        is_multiple = size is None or (size > 0 and size % self._traced == 0)
+        return OWN if index == 0 and is_multiple else SAME
 
     # Joins.
 
     def sum(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns the sum of the replicas' values, with its gradient."""
         return self._sums([value])[0]
 
     def _sums(self, values: list[tf.Tensor]) -> list[tf.Tensor]:
