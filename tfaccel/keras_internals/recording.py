@@ -19,7 +19,7 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from tfaccel.common.errors import UserError
 from tfaccel.keras_internals.model_view import every_optimizer, variables_of
-from tfaccel.keras_internals.patching import patched
+from tfaccel.keras_internals.patching import patched, with_entry
 from tfaccel.keras_internals.reductions import losses_reduced_by, means_updated_by
 from tfaccel.keras_internals.replica import Replica
 
@@ -159,8 +159,8 @@ def recorded(model, replica: Replica, *, apply: Callable | None = None):
         counted = functools.partial(_counted_in_parts, trust=trust)
         patches.enter_context(means_updated_by(counted))
         for each in optimizers:  # Keras does not track entries of __dict__
-            each.__dict__["apply"] = functools.partial(apply_at_once, each) if apply else keep
-            patches.callback(each.__dict__.pop, "apply")
+            own = functools.partial(apply_at_once, each) if apply else keep
+            patches.enter_context(with_entry(each.__dict__, "apply", own))
         yield recording
 
 
@@ -173,11 +173,12 @@ def noted(variables: list) -> Iterator[Recording]:
     """
     recording, wanted = Recording(), {id(each) for each in variables}
     direct_assign = TensorFlowVariable._direct_assign
-    graph = tf.compat.v1.get_default_graph()
+    graph, is_eager = tf.compat.v1.get_default_graph(), tf.executing_eagerly()
 
     def note_and_assign(variable, value):
         if id(variable) in wanted:
-            with graph.as_default():  # a layer may assign in a tf.cond, which has its own graph
+            # A layer may assign in a tf.cond, which has its own graph.
+            with contextlib.nullcontext() if is_eager else graph.as_default():
                 recording.before(variable)
         return direct_assign(variable, value)
 

@@ -52,12 +52,12 @@ from tfaccel.config import StepConfig
 from tfaccel.data.deferred import Deferred
 from tfaccel.keras_internals.function_names import alike, own_numbers
 from tfaccel.keras_internals.layer_paths import layer_paths
-from tfaccel.keras_internals.model_view import every_optimizer, is_synchronized
+from tfaccel.keras_internals.model_view import every_optimizer, is_synchronized, runs_eagerly
 from tfaccel.keras_internals.one_replica import as_replica, metrics_as
 from tfaccel.keras_internals.replica import Replica, local_batches, local_replicas
 from tfaccel.keras_internals.traced import UNORDERED
 from tfaccel.keras_internals.variables import value_of
-from tfaccel.step import finite, in_xla, labels, mixing, padding
+from tfaccel.step import eager, finite, in_xla, labels, mixing, padding
 from tfaccel.step import totals as totals_lib
 from tfaccel.step.recoverable import Recoverable
 from tfaccel.step.totals import ROWS_UNIT, Layout, Span, Totals
@@ -74,12 +74,13 @@ def set_functions(model, strategy, config: StepConfig, *, xla: bool) -> None:
     several = strategy.num_replicas_in_sync > 1
     synchronized = several and is_synchronized(model)
     sums_within = synchronized or (several and len(every_optimizer(model)) > 1)
-    if sums_within and xla:
+    eagerly = runs_eagerly(model)
+    if sums_within and xla and not eagerly:
         why = "synchronized batch norm sums" if synchronized else "several optimizers each sum"
         summary("step: training without XLA, because %s over the replicas within the step", why)
     choose = functools.partial(in_xla.Choice, model, said=set())
     choices = [choose(wanted=each) for each in (xla and not sums_within, xla, xla)]
-    for each in choices:
+    for each in choices if not eagerly else ():
         each.check_layers()
     trains, tests, predicts = choices
     make = functools.partial(_Step, model, strategy, config)
@@ -92,7 +93,14 @@ def set_functions(model, strategy, config: StepConfig, *, xla: bool) -> None:
         f", the batch in {config.accumulation_steps} parts" if config.accumulation_steps > 1 else ""
     )
     with_xla = "with" if trains.on else "without"
-    log.info("step: %s, %s XLA%s", _in_words(replicas, xla=trains.on), with_xla, parts)
+    if eagerly:
+        summary(
+            "step: Python, one operation after the other%s, because run_eagerly asks for it; that "
+            "is slow, and for looking inside",
+            parts,
+        )
+    else:
+        log.info("step: %s, %s XLA%s", _in_words(replicas, xla=trains.on), with_xla, parts)
     model.train_function = Execution(model, train)
     model.test_function = Execution(model, test)
     model.predict_function = _Predict(model, strategy, replicas, predicts)
@@ -128,7 +136,7 @@ class Execution:
     @property
     def xla(self) -> bool:
         """Whether XLA compiles the steps, as far as is known yet: see tfaccel/step/in_xla.py."""
-        return self._step.choice.on
+        return self._step.choice.on and not runs_eagerly(self._model)
 
     @property
     def without_xla(self) -> str | None:
@@ -229,6 +237,7 @@ class _Step:
         # One function for each (padded, make_batch); most models need only one.
         self._made = {}
         self._lengths = set()  # the lengths of the launches of several steps, so far
+        self._in_lanes, self._said = eager.met_by_lanes(replicas), set()
 
     @property
     def updates_on_gpu(self) -> bool:
@@ -238,7 +247,7 @@ class _Step:
     @property
     def can_be_in_a_row(self) -> bool:
         """Whether several steps can be one function, as far as is known yet."""
-        return not self._several or self._sums_in_xla
+        return (not self._several or self._sums_in_xla) and not runs_eagerly(self._model)
 
     @property
     def _sums_in_xla(self) -> bool:
@@ -246,6 +255,8 @@ class _Step:
 
     def __call__(self, batch, *, padded: bool) -> dict:
         batches = local_batches(self._strategy, batch, len(self._replicas))
+        if runs_eagerly(self._model):
+            return self._eagerly(batches, padded=padded)
 
         def run():
             step = self._function(padded, None)
@@ -255,6 +266,15 @@ class _Step:
                 return step(batches[0])
 
         return self.choice.run(run, batches, forget=self._made.clear)
+
+    def _eagerly(self, batches: list, *, padded: bool) -> dict:
+        """Runs the step as Python, which Keras and TensorFlow can be told to do at any time."""
+        step = self._make(padded or self._config.zero_weight_is_padding, None, eagerly=True)
+        with eager.said_once(self._said):
+            if self._several:
+                return step([(each,) for each in batches])[0]
+            with tf.device(self._replicas[0].device):
+                return step(batches[0])
 
     def in_a_row(self, deferred: list[Deferred], *, padded: bool) -> dict:
         """Runs one step for each of the replicas' deferred batches, all in one function.
@@ -321,14 +341,16 @@ class _Step:
             self._made[key] = alike(self._compile(self._make(*key)), self._numbers)
         return self._made[key]
 
-    def _make(self, padded: bool, make_batch: Callable | None) -> Callable:
+    def _make(
+        self, padded: bool, make_batch: Callable | None, *, eagerly: bool = False
+    ) -> Callable:
         """Returns the step as a function of the batches of all local replicas, or of the only one.
 
         With `make_batch` the function takes deferred batches instead, makes them inside, and runs
-        several steps.
+        several steps. With `eagerly` it runs as Python.
         """
         model, config, step, trains = self._model, self._config, self._step, self.trains
-        parts, xla = config.accumulation_steps if trains else 1, self.choice.on
+        parts, xla = config.accumulation_steps if trains else 1, self.choice.on and not eagerly
         if padded:
             step = padding.leave_out_padding(model, step)
         weigh = functools.partial(totals_lib.weight_of, padding=padded)
@@ -338,13 +360,15 @@ class _Step:
         if config.mixes_labels or (trains and config.cutout_pixels):
             change = mixing.mixed(model, config) if trains else mixing.as_probabilities(model)
             step, pass_ = _on_changed(change, step, pass_, self._replicas[0])
-        settings = {"xla": xla, "updates_in_xla": self._updates_in_xla}
+        settings = {"xla": xla, "updates_in_xla": self._updates_in_xla and not eagerly}
         if self._several:
             settings |= {"make_batch": make_batch, "trains": trains}
             settings["gradients_as"] = "float16" if config.float16_allreduce else None
             settings["at_once"] = trains and parts == 1 and len(every_optimizer(model)) > 1
-            steps = [_replica_step(model, pass_, each, **settings) for each in self._replicas]
-            return functools.partial(_split_step, self._replicas, steps)
+            replicas = self._in_lanes if eagerly else self._replicas
+            run = functools.partial(eager.in_lanes, model) if eagerly else _on_each
+            steps = [_replica_step(model, pass_, each, **settings) for each in replicas]
+            return functools.partial(_split_step, replicas, steps, run=run)
         replica = self._replicas[0]
         if parts > 1:
             whole = functools.partial(_accumulating_step, model, pass_, replica, **settings)
@@ -441,19 +465,29 @@ def _accumulating_step(
 
 
 def _split_step(
-    replicas: list[Replica], steps: list[Callable], arguments: list[tuple]
+    replicas: list[Replica], steps: list[Callable], arguments: list[tuple], *, run: Callable
 ) -> list[dict]:
     """Runs each replica's step on its device, and returns the logs of every replica.
 
-    All logs are returned, because TensorFlow does not run what a function need not return.
+    All logs are returned, because TensorFlow does not run what a function need not return. `run`
+    is `_on_each` or `eager.in_lanes`.
     """
-    logs = []
     is_deferred = len(arguments[0]) > 1  # deferred batches are full
     stand_in = None if is_deferred else totals_lib.stand_in_of([own for (own,) in arguments])
-    for replica, step, own in zip(replicas, steps, arguments, strict=True):
+    more = () if stand_in is None else (stand_in,)
+    calls = [
+        functools.partial(step, *own, *more) for step, own in zip(steps, arguments, strict=True)
+    ]
+    return run(replicas, calls)
+
+
+def _on_each(replicas: Sequence[Replica], calls: Sequence[Callable]) -> list:
+    """Calls each replica's function on its device; the results are to be returned."""
+    results = []
+    for replica, call in zip(replicas, calls, strict=True):
         with tf.device(replica.device):
-            logs.append(step(*own) if stand_in is None else step(*own, stand_in))
-    return logs
+            results.append(call())
+    return results
 
 
 def _replica_step(
@@ -591,15 +625,16 @@ class _Predict:
         self._is_keras_step = type(model).predict_step is keras.Model.predict_step
         self._choice, self._numbers = choice, own_numbers()
         self._made = []  # has the function after the first call
+        self._in_lanes = eager.met_by_lanes(replicas)
 
     def _run(self, parts: list) -> list:
         if not self._made:
             self._made.append(alike(self._make(xla=self._choice.on), self._numbers))
         return self._made[0](parts)
 
-    def _make(self, *, xla: bool) -> Callable:
+    def _make(self, *, xla: bool, eagerly: bool = False) -> Callable:
         """Returns the function that predicts the parts of a batch."""
-        model, replicas = self._model, self._replicas
+        model, replicas = self._model, self._in_lanes if eagerly else self._replicas
         several_workers = self._strategy.num_replicas_in_sync > len(replicas)
 
         def predict(replica: Replica, batch):
@@ -611,20 +646,29 @@ class _Predict:
 
         def function_of(replica: Replica) -> Callable:
             own = functools.partial(predict, replica)
+            if eagerly:
+                return own
             return _compiled(replica, own) if xla else tf.function(own, autograph=False)
 
         functions = [function_of(each) for each in replicas]
 
+        def rows_of(replica: Replica, function: Callable, batch, stand_in):
+            rows = _rows_of(function, batch, stand_in)
+            return tf.nest.map_structure(replica.all_gather, rows) if several_workers else rows
+
         def run(batches):
-            outputs, stand_in = [], totals_lib.stand_in_of(batches)
-            for replica, function, batch in zip(replicas, functions, batches, strict=True):
-                with tf.device(replica.device):
-                    rows = _rows_of(function, batch, stand_in)
-                    if several_workers:
-                        rows = tf.nest.map_structure(replica.all_gather, rows)
-                    outputs.append(rows)
+            stand_in = totals_lib.stand_in_of(batches)
+            calls = [
+                functools.partial(rows_of, *each, stand_in)
+                for each in zip(replicas, functions, batches, strict=True)
+            ]
+            outputs = (functools.partial(eager.in_lanes, model) if eagerly else _on_each)(
+                replicas, calls
+            )
             return outputs[:1] if several_workers else outputs
 
+        if eagerly:
+            return run
         compile_ = functools.partial(tf.function, autograph=False)
         return Recoverable(compile_, run, model) if xla else compile_(run)
 
@@ -634,6 +678,9 @@ class _Predict:
             parts = local_batches(self._strategy, batch, len(self._replicas))
             if not self._model.built and self._is_keras_step:
                 _build(self._model, parts[0])
+            if runs_eagerly(self._model):
+                outputs += self._make(xla=False, eagerly=True)(parts)
+                continue
             run = functools.partial(self._run, parts)
             outputs += self._choice.run(run, parts, forget=self._made.clear)
         return tf.nest.map_structure(lambda *each: tf.concat(each, axis=0), *outputs)

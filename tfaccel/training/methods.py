@@ -31,7 +31,6 @@ from tfaccel.keras_internals.model_view import (
     has_steps_of_keras,
     inputs_of,
     outputs_of,
-    runs_eagerly,
     takes_labels,
 )
 from tfaccel.keras_internals.one_replica import reset_metrics
@@ -112,7 +111,7 @@ def extend(
     several = replicas[0].num_replicas > 1
     model.reset_metrics = functools.partial(reset_metrics, model, replicas)
     # If a step's logs are the metrics' results, Keras need not compute them again.
-    are_results = not runs_eagerly(model) and (several or has_steps_of_keras(model))
+    are_results = several or has_steps_of_keras(model)
     let_logs_be_results(model, are_results)
 
 
