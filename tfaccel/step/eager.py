@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 import tensorflow as tf
 
 from tfaccel.common.errors import UserError
+from tfaccel.common.run_log import summary
 from tfaccel.keras_internals.one_replica import own_losses
 from tfaccel.keras_internals.replica import Replica
 from tfaccel.step import lockstep
@@ -58,6 +59,14 @@ def in_lanes(model, replicas: Sequence[Replica], functions: Sequence[Callable]) 
     return lockstep.run(
         [of(*each) for each in zip(replicas, functions, strict=True)],
         names=[f"replica {each.index}" for each in replicas],
+    )
+
+
+def say() -> None:
+    """Logs how the step runs."""
+    summary(
+        "step: Python, one operation after the other, because run_eagerly asks for it; that is "
+        "slow, and for looking inside with a debugger"
     )
 
 

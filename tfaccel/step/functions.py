@@ -83,7 +83,8 @@ def set_functions(model, strategy, config: StepConfig, *, xla: bool) -> None:
     for each in choices if not eagerly else ():
         each.check_layers()
     trains, tests, predicts = choices
-    make = functools.partial(_Step, model, strategy, config)
+    said = set()  # what an eager step has logged
+    make = functools.partial(_Step, model, strategy, config, said=said)
     watched = functools.partial(labels.watched, are_probabilities=config.mixes_labels)
     train = make(
         watched(model.train_step), replicas, choice=trains, updates_in_xla=xla, trains=True
@@ -94,16 +95,13 @@ def set_functions(model, strategy, config: StepConfig, *, xla: bool) -> None:
     )
     with_xla = "with" if trains.on else "without"
     if eagerly:
-        summary(
-            "step: Python, one operation after the other%s, because run_eagerly asks for it; that "
-            "is slow, and for looking inside",
-            parts,
-        )
+        with eager.said_once(said):
+            eager.say()
     else:
         log.info("step: %s, %s XLA%s", _in_words(replicas, xla=trains.on), with_xla, parts)
     model.train_function = Execution(model, train)
     model.test_function = Execution(model, test)
-    model.predict_function = _Predict(model, strategy, replicas, predicts)
+    model.predict_function = _Predict(model, strategy, replicas, predicts, said)
 
 
 def _in_words(replicas: list[Replica], *, xla: bool) -> str:
@@ -225,6 +223,7 @@ class _Step:
         replicas,
         *,
         choice: in_xla.Choice,
+        said: set[str],
         trains: bool,
         updates_in_xla: bool = False,
     ):
@@ -237,7 +236,7 @@ class _Step:
         # One function for each (padded, make_batch); most models need only one.
         self._made = {}
         self._lengths = set()  # the lengths of the launches of several steps, so far
-        self._in_lanes, self._said = eager.met_by_lanes(replicas), set()
+        self._in_lanes, self._said = eager.met_by_lanes(replicas), said
 
     @property
     def updates_on_gpu(self) -> bool:
@@ -271,6 +270,7 @@ class _Step:
         """Runs the step as Python, which Keras and TensorFlow can be told to do at any time."""
         step = self._make(padded or self._config.zero_weight_is_padding, None, eagerly=True)
         with eager.said_once(self._said):
+            eager.say()
             if self._several:
                 return step([(each,) for each in batches])[0]
             with tf.device(self._replicas[0].device):
@@ -619,13 +619,15 @@ def _changed(totals: Totals, rows: tf.Tensor) -> list[tuple]:
 class _Predict:
     """Prediction over all replicas, as a function of a list of batches; rows keep their order."""
 
-    def __init__(self, model, strategy, replicas: list[Replica], choice: in_xla.Choice):
+    def __init__(
+        self, model, strategy, replicas: list[Replica], choice: in_xla.Choice, said: set[str]
+    ):
         self._model, self._strategy, self._replicas = model, strategy, replicas
         # A model's own `predict_step` builds the layers that it calls itself.
         self._is_keras_step = type(model).predict_step is keras.Model.predict_step
         self._choice, self._numbers = choice, own_numbers()
         self._made = []  # has the function after the first call
-        self._in_lanes = eager.met_by_lanes(replicas)
+        self._in_lanes, self._said = eager.met_by_lanes(replicas), said
 
     def _run(self, parts: list) -> list:
         if not self._made:
@@ -679,7 +681,9 @@ class _Predict:
             if not self._model.built and self._is_keras_step:
                 _build(self._model, parts[0])
             if runs_eagerly(self._model):
-                outputs += self._make(xla=False, eagerly=True)(parts)
+                with eager.said_once(self._said):
+                    eager.say()
+                    outputs += self._make(xla=False, eagerly=True)(parts)
                 continue
             run = functools.partial(self._run, parts)
             outputs += self._choice.run(run, parts, forget=self._made.clear)
