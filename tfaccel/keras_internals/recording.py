@@ -131,7 +131,7 @@ def recorded(model, replica: Replica, *, apply: Callable | None = None):
         )
 
     def note_and_assign(variable, value):
-        if replica.num_replicas > 1 and id(variable) not in own_variables:
+        if replica.num_replicas > 1 and not is_own(variable):
             raise UserError(
                 f"the step changes the variable {variable.path}, which is not the model's, so all "
                 "replicas would share it; make it in a layer, in the scope (for random numbers: "
@@ -144,7 +144,12 @@ def recorded(model, replica: Replica, *, apply: Callable | None = None):
         seed = next_seed(generator, ordered)
         return seed + tf.constant([1_000_003 * replica.index, 0], seed.dtype)
 
-    own_variables = {id(each) for each in variables_of(model)}
+    def is_own(variable) -> bool:
+        if id(variable) not in own_variables:  # the step may have made it
+            own_variables.update(id(each) for each in variables_of(model))
+        return id(variable) in own_variables
+
+    own_variables = set()
     direct_assign = TensorFlowVariable._direct_assign
     next_seed = keras.random.SeedGenerator.next
     with contextlib.ExitStack() as patches:
