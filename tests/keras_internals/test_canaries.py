@@ -20,6 +20,7 @@ from keras import layers
 from keras.src import backend
 from keras.src.backend import get_keras_mask
 from keras.src.backend.common import global_state
+from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.legacy.saving import legacy_h5_format
@@ -924,7 +925,8 @@ def _():
     names += ("_distribution_strategy_stack", "_variable_creator_stack", "_name_stack")
 
     def stacks():
-        return [getattr(graph, name) for name in names]
+        found = [getattr(graph, name) for name in names]
+        return [each if isinstance(each, str) else each.copy() for each in found]
 
     def with_those():
         with tf.Graph.as_default(graph):
@@ -1007,6 +1009,21 @@ def _():
     state = dict(vars(global_state.GLOBAL_STATE_TRACKER))
     keras.config.set_dtype_policy("float32")
     return in_thread(carried) == ("float32", "mixed_bfloat16")
+
+
+@canary("in_stateless_scope", "is true while Keras calls a layer for its shapes alone")
+def _():
+    seen = []
+
+    class Seeing(layers.Layer):
+        def call(self, x):
+            seen.append(in_stateless_scope())
+            return x
+
+    layer = Seeing()
+    layer(tf.ones((1, 1)))
+    backend.compute_output_spec(layer, keras.KerasTensor((1, 1)))
+    return seen[-2:] == [False, True] and not in_stateless_scope()
 
 
 @canary("Layer._losses", "and _loss_ids are what add_loss adds to")

@@ -22,7 +22,9 @@ from tfaccel.step import lockstep
 def no_thread_stays():
     before = set(threading.enumerate())
     yield
-    assert {each for each in threading.enumerate() if each.name.startswith("tfaccel ")} <= before
+    assert {
+        each for each in threading.enumerate() if each.name.startswith(lockstep.THREAD)
+    } <= before
 
 
 def test_lanes_run_in_turn_and_each_gets_all_values():
@@ -156,16 +158,30 @@ def test_an_exception_ends_the_lanes_within_lanes():
         lockstep.run([replica] * 2)
 
 
-def test_a_signal_interrupts_the_lane_that_runs():
+def kill(number):
+    """Sends a signal to this process, and waits until it interrupts this thread."""
+    os.kill(os.getpid(), number)
+    for _ in range(5000):
+        threading.Event().wait(0.001)
+    pytest.fail("the signal was not raised in this lane")
+
+
+@pytest.fixture
+def interrupts():
+    """Ctrl-C raises KeyboardInterrupt, which is not so for what a shell runs in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_signal_interrupts_the_lane_that_runs(interrupts):
     where = []
 
     def lane(lane):
         lane.meet(None)
         if lane.index == 1:
-            os.kill(os.getpid(), signal.SIGINT)
             try:
-                while True:  # until it is interrupted
-                    threading.Event().wait(0.001)
+                kill(signal.SIGINT)
             except KeyboardInterrupt:
                 where.append(lane.index)
                 raise
@@ -176,13 +192,11 @@ def test_a_signal_interrupts_the_lane_that_runs():
     assert where == [1]
 
 
-def test_a_lane_may_go_on_after_an_interrupt_as_a_debugger_does():
+def test_a_lane_may_go_on_after_an_interrupt_as_a_debugger_does(interrupts):
     def lane(lane):
         if lane.index == 0:
             with contextlib.suppress(KeyboardInterrupt):
-                os.kill(os.getpid(), signal.SIGINT)
-                while True:
-                    threading.Event().wait(0.001)
+                kill(signal.SIGINT)
         return lane.meet(lane.index)
 
     assert lockstep.run([lane] * 2) == [[0, 1], [0, 1]]
@@ -199,9 +213,7 @@ def test_a_signal_that_raises_something_else_ends_all():
 
     def lane(lane):
         lane.meet(None)
-        os.kill(os.getpid(), signal.SIGUSR1)
-        while True:
-            threading.Event().wait(0.001)
+        kill(signal.SIGUSR1)
 
     before = signal.signal(signal.SIGUSR1, stop)
     try:

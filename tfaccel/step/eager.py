@@ -12,14 +12,17 @@ sum over replicas, then replica 1, and so on. In the sum they meet.
 import contextlib
 import dataclasses
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from tfaccel.common.errors import UserError
 from tfaccel.common.run_log import summary
 from tfaccel.keras_internals.one_replica import own_losses
 from tfaccel.keras_internals.replica import Replica
+from tfaccel.keras_internals.variables import are_shapes_asked
 from tfaccel.step import lockstep
 
 log = logging.getLogger("tfaccel")
@@ -30,7 +33,9 @@ def met_by_lanes(replicas: Sequence[Replica]) -> list[Replica]:
     launchers = [each.launcher for each in replicas]
     across = None if replicas[0].num_replicas == len(replicas) else _Across(launchers)
     return [
-        dataclasses.replace(each, launcher=_Launcher(across), reduces_in_xla=False)
+        dataclasses.replace(
+            each, launcher=_Launcher(across, each.num_replicas), reduces_in_xla=False
+        )
         for each in replicas
     ]
 
@@ -70,6 +75,13 @@ def say() -> None:
     )
 
 
+def as_tensors(batch):
+    """Returns a batch whose arrays are tensors, as a step has them that is traced."""
+    return tf.nest.map_structure(
+        lambda each: tf.constant(each) if isinstance(each, np.ndarray) else each, batch
+    )
+
+
 @contextlib.contextmanager
 def said_once(said: set[str]) -> Iterator[None]:
     """Within the context, a message that was logged before is not logged again.
@@ -80,7 +92,11 @@ def said_once(said: set[str]) -> Iterator[None]:
       said: the messages so far.
     """
 
+    own = threading.get_ident()
+
     def is_new(record: logging.LogRecord) -> bool:
+        if record.thread != own and not record.threadName.startswith(lockstep.THREAD):
+            return True  # of another part of the program
         message = record.getMessage()
         is_known = message in said
         said.add(message)
@@ -102,12 +118,14 @@ class _Launcher:
 
     lane: lockstep.Lane | None = None
 
-    def __init__(self, across: "_Across | None"):
+    def __init__(self, across: "_Across | None", num_replicas: int):
         """Takes the collectives over several processes; None for a single one."""
-        self._across = across
+        self._across, self._num_replicas = across, num_replicas
 
     def all_reduce(self, value: tf.Tensor) -> tf.Tensor:
         """Returns the sum of all replicas' values."""
+        if are_shapes_asked():
+            return tf.identity(value)
         values = self._meet("all_reduce", value, like=lambda each: (each.dtype, each.shape))
         if self._across is None:
             return tf.add_n(values)
@@ -115,6 +133,8 @@ class _Launcher:
 
     def all_gather(self, value: tf.Tensor, axis: int) -> tf.Tensor:
         """Returns the replicas' values, concatenated along an axis."""
+        if are_shapes_asked():
+            return tf.concat([value] * self._num_replicas, axis)
         values = self._meet("all_gather", value, like=lambda each: (each.dtype, each.shape.rank))
         if self._across is None:
             return tf.concat(values, axis)
@@ -173,4 +193,5 @@ class _Across:
             # As a concrete function, it is a graph although tf.config may ask for Python.
             function = tf.function(together, autograph=False)
             self._functions[key] = function.get_concrete_function(*specs)
-        return self._functions[key](*values)
+        with tf.init_scope():  # no tape records it; a sum's gradient is the caller's matter
+            return self._functions[key](*values)

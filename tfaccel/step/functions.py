@@ -272,9 +272,9 @@ class _Step:
         with eager.said_once(self._said):
             eager.say()
             if self._several:
-                return step([(each,) for each in batches])[0]
+                return step([(each,) for each in eager.as_tensors(batches)])[0]
             with tf.device(self._replicas[0].device):
-                return step(batches[0])
+                return step(eager.as_tensors(batches[0]))
 
     def in_a_row(self, deferred: list[Deferred], *, padded: bool) -> dict:
         """Runs one step for each of the replicas' deferred batches, all in one function.
@@ -683,7 +683,7 @@ class _Predict:
             if runs_eagerly(self._model):
                 with eager.said_once(self._said):
                     eager.say()
-                    outputs += self._make(xla=False, eagerly=True)(parts)
+                    outputs += self._make(xla=False, eagerly=True)(eager.as_tensors(parts))
                 continue
             run = functools.partial(self._run, parts)
             outputs += self._choice.run(run, parts, forget=self._made.clear)

@@ -34,6 +34,8 @@ from tfaccel.common.errors import UserError
 from tfaccel.keras_internals.carried import carried_over
 from tfaccel.keras_internals.patching import suspended, swaps, swaps_of_a_lane
 
+THREAD = "tfaccel lane: "  # how the names of the threads begin
+
 
 class _Unwound(BaseException):
     """Ends a lane in which nothing is wrong, because another one has failed."""
@@ -154,7 +156,7 @@ class _Threaded(Lane):
         self._error, self._is_unwound, self._changed = None, False, threading.Condition()
         self._given = self._paused = 0  # the numbers of the last turns
         run_lane = functools.partial(contextvars.copy_context().run, self._run)
-        self._thread = threading.Thread(target=run_lane, name=f"tfaccel {name}", daemon=True)
+        self._thread = threading.Thread(target=run_lane, name=THREAD + name, daemon=True)
 
     # In the thread that conducts.
 
