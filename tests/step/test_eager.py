@@ -350,7 +350,7 @@ class LazyLooking(Looking):
         return x
 
 
-@pytest.mark.parametrize("synchronized", [False, True])
+@pytest.mark.parametrize("synchronized", [pytest.param(False, marks=SLOW), True])
 def test_a_step_of_ones_own_may_make_its_variables(synchronized):
     looks = []
     look = lambda what, x, value: looks.append(float(value.numpy()))  # noqa: E731

@@ -1,7 +1,9 @@
 """Lanes run in turn, one at a time, and meet; eagerly and while a function is traced."""
 
 import contextlib
+import io
 import os
+import pdb
 import signal
 import threading
 import traceback
@@ -13,6 +15,7 @@ import tensorflow as tf
 from keras import layers
 
 from tfaccel.common.errors import UserError
+from tfaccel.keras_internals import function_names
 from tfaccel.keras_internals.one_replica import own_losses
 from tfaccel.keras_internals.patching import patched, with_entry
 from tfaccel.step import lockstep
@@ -158,6 +161,19 @@ def test_an_exception_ends_the_lanes_within_lanes():
         lockstep.run([replica] * 2)
 
 
+def test_a_debugger_stops_in_each_lane_in_turn():
+    said = io.StringIO()
+
+    def lane(lane):
+        lane.meet(None)
+        typed = io.StringIO("p 40 + lane.index\ncontinue\n")
+        pdb.Pdb(stdin=typed, stdout=said, nosigint=True, readrc=False).set_trace()
+        return lane.meet(lane.index)
+
+    assert lockstep.run([lane] * 2) == [[0, 1], [0, 1]]
+    assert [each for each in said.getvalue().split() if each in ("40", "41")] == ["40", "41"]
+
+
 def kill(number):
     """Sends a signal to this process, and waits until it interrupts this thread."""
     os.kill(os.getpid(), number)
@@ -233,18 +249,25 @@ def test_a_lane_has_the_callers_keras_and_tensorflow():
             tf.constant(1.0).device[-5:],
             tf.get_current_name_scope(),
             tf.distribute.get_strategy() is strategy,
+            function_names.numbers_in_use() is numbers,
         )
 
     keras.config.set_dtype_policy("mixed_bfloat16")
     tf.summary.experimental.set_step(7)
+    numbers = function_names.own_numbers()
     strategy = tf.distribute.OneDeviceStrategy("/cpu:2")
     try:
-        with strategy.scope(), tf.device("/cpu:1"), tf.name_scope("own"):
+        with (
+            strategy.scope(),
+            tf.device("/cpu:1"),
+            tf.name_scope("own"),
+            function_names.using(numbers),
+        ):
             found = lockstep.run([lane] * 2)
     finally:
         keras.config.set_dtype_policy("float32")
         tf.summary.experimental.set_step(None)
-    assert found == [("mixed_bfloat16", 7, "CPU:1", "own", True)] * 2
+    assert found == [("mixed_bfloat16", 7, "CPU:1", "own", True, True)] * 2
 
 
 def test_tapes_of_lanes_do_not_mix():

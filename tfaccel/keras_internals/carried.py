@@ -53,7 +53,11 @@ def carried_over() -> Callable[[], contextlib.AbstractContextManager]:
     @contextlib.contextmanager
     def carried() -> Iterator[None]:
         theirs = vars(global_state.GLOBAL_STATE_TRACKER)
-        theirs.update(of_keras)
+        # Keras changes its lists in place: stacks of scopes, and variables without a value yet.
+        theirs.update(
+            (name, list(each) if isinstance(each, list) else each)
+            for name, each in of_keras.items()
+        )
         vars(summary_ops_v2._summary_state).update(of_summaries)
         if is_filtered:
             tf.debugging.enable_traceback_filtering()
