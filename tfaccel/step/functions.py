@@ -366,9 +366,9 @@ class _Step:
             settings["gradients_as"] = "float16" if config.float16_allreduce else None
             settings["at_once"] = trains and parts == 1 and len(every_optimizer(model)) > 1
             replicas = self._in_lanes if eagerly else self._replicas
-            run = functools.partial(eager.in_lanes, model) if eagerly else _on_each
+            run = {"run": functools.partial(eager.in_lanes, model)} if eagerly else {}
             steps = [_replica_step(model, pass_, each, **settings) for each in replicas]
-            return functools.partial(_split_step, replicas, steps, run=run)
+            return functools.partial(_split_step, replicas, steps, **run)
         replica = self._replicas[0]
         if parts > 1:
             whole = functools.partial(_accumulating_step, model, pass_, replica, **settings)
@@ -465,12 +465,16 @@ def _accumulating_step(
 
 
 def _split_step(
-    replicas: list[Replica], steps: list[Callable], arguments: list[tuple], *, run: Callable
+    replicas: list[Replica],
+    steps: list[Callable],
+    arguments: list[tuple],
+    *,
+    run: Callable | None = None,
 ) -> list[dict]:
     """Runs each replica's step on its device, and returns the logs of every replica.
 
     All logs are returned, because TensorFlow does not run what a function need not return. `run`
-    is `_on_each` or `eager.in_lanes`.
+    calls the replicas' functions in another way than one after the other.
     """
     is_deferred = len(arguments[0]) > 1  # deferred batches are full
     stand_in = None if is_deferred else totals_lib.stand_in_of([own for (own,) in arguments])
@@ -478,7 +482,7 @@ def _split_step(
     calls = [
         functools.partial(step, *own, *more) for step, own in zip(steps, arguments, strict=True)
     ]
-    return run(replicas, calls)
+    return (run or _on_each)(replicas, calls)
 
 
 def _on_each(replicas: Sequence[Replica], calls: Sequence[Callable]) -> list:
