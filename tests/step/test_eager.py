@@ -22,7 +22,7 @@ Y = np.random.default_rng(1).integers(0, 3, ROWS).astype(np.int32)
 WEIGHT = np.random.default_rng(2).uniform(0.5, 2, ROWS).astype(np.float32)
 FIT = {"batch_size": 6, "epochs": 2, "shuffle": False, "verbose": 0}
 REPLICAS = (1, 2, 3)
-FEW = [pytest.param(1, marks=SLOW), 2, pytest.param(3, marks=SLOW)]
+FEW = [pytest.param(1, marks=SLOW), 2, pytest.param(3, marks=SLOW)]  # of which one is not slow
 
 
 def classifier(*more):
@@ -212,6 +212,15 @@ def test_losses_added_by_layers_are_each_replicas_own():
     assert_same_logs(*logs, rtol=1e-4)
 
 
+@pytest.mark.parametrize("num_replicas", FEW)
+def test_a_batch_in_parts_is_one_batch(num_replicas):
+    ours = eager(num_replicas, config=StepConfig(accumulation_steps=2))
+    theirs = stock()
+    logs = [each.fit(X, Y, sample_weight=WEIGHT, **FIT).history for each in (ours, theirs)]
+    assert_same_logs(*logs)
+    assert_same(ours, theirs)
+
+
 def history_of(num_replicas, *, eagerly, config=None, make=classifier, **more):
     """What `fit` logs, and the model, of the compiled step or of the eager one."""
     model = compiled(
@@ -223,15 +232,15 @@ def history_of(num_replicas, *, eagerly, config=None, make=classifier, **more):
 MIXED = StepConfig(label_smoothing=0.1, mixup_alpha=0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_replicas", "config"),
     [
-        pytest.param(2, MIXED, marks=SLOW),
-        pytest.param(1, MIXED, marks=SLOW),
-        pytest.param(1, StepConfig(accumulation_steps=2), marks=SLOW),
-        (2, StepConfig(accumulation_steps=2)),
-        pytest.param(3, StepConfig(accumulation_steps=3), marks=SLOW),
-        pytest.param(2, StepConfig(float16_allreduce=True), marks=SLOW),
+        (2, MIXED),
+        (1, MIXED),
+        (1, StepConfig(accumulation_steps=2)),
+        (3, StepConfig(accumulation_steps=3)),
+        (2, StepConfig(float16_allreduce=True)),
     ],
 )
 def test_it_is_the_compiled_step(num_replicas, config):
@@ -267,7 +276,8 @@ def test_a_loss_scale_that_overflows_skips_the_step_on_every_replica(num_replica
     assert_same_logs(*histories, rtol=2e-3)  # float16
 
 
-@pytest.mark.parametrize("num_replicas", [pytest.param(1, marks=SLOW), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_replicas", [1, 2])
 def test_an_infinite_gradient_is_found(num_replicas):
     x = X.copy()
     x[7] = np.inf
@@ -276,7 +286,8 @@ def test_an_infinite_gradient_is_found(num_replicas):
     assert "not finite" in str(error.value)
 
 
-@pytest.mark.parametrize("num_replicas", [pytest.param(1, marks=SLOW), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_replicas", [1, 2])
 def test_padding_is_left_out(num_replicas):
     config = StepConfig(zero_weight_is_padding=True)
     weight = np.ones(ROWS, np.float32)
@@ -304,7 +315,8 @@ class TwoUpdates(Looking):
         return {"own": loss}
 
 
-@pytest.mark.parametrize("num_replicas", FEW)
+@pytest.mark.slow
+@pytest.mark.parametrize("num_replicas", REPLICAS)
 def test_two_optimizers_update_in_their_places(num_replicas):
     ours, theirs = (
         make(*count, TwoUpdates, optimizer=keras.optimizers.SGD(0.2), **OWN)

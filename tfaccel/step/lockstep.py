@@ -35,6 +35,7 @@ from tfaccel.keras_internals.carried import carried_over
 from tfaccel.keras_internals.patching import suspended, swaps, swaps_of_a_lane
 
 THREAD = "tfaccel lane: "  # how the names of the threads begin
+SIGNALS_S = 0.1  # how often the thread that waits for a lane looks for signals
 
 
 class _Unwound(BaseException):
@@ -172,7 +173,8 @@ class _Threaded(Lane):
                 self._give(number)
                 with self._changed:
                     while self._paused < number:
-                        self._changed.wait()
+                        # A signal that comes just before the wait does not end it.
+                        self._changed.wait(timeout=SIGNALS_S)
             except BaseException as error:  # a signal's handler has raised it here
                 interrupts.append(_Interrupt(error))
                 self._interrupt(interrupts[-1])
