@@ -162,7 +162,7 @@ def test_an_error_shows_the_users_own_line(num_replicas):
 def test_a_collective_on_one_replica_alone_is_explained():
     class Uneven(layers.Layer):
         def call(self, x):
-            if not tf.is_symbolic_tensor(x) and float(tf.reduce_max(x)) < 2:
+            if not tf.is_symbolic_tensor(x) and x.numpy().max() < 2:
                 return x
             return self.norm(x, training=True)
 
@@ -212,7 +212,17 @@ def test_losses_added_by_layers_are_each_replicas_own():
     assert_same_logs(*logs, rtol=1e-4)
 
 
-@pytest.mark.parametrize("num_replicas", FEW)
+PARTS = pytest.mark.xfail(strict=True, raises=UserError, reason="refused: parts and joined rows")
+
+
+@pytest.mark.parametrize(
+    "num_replicas",
+    [
+        pytest.param(1, marks=SLOW),
+        pytest.param(2, marks=PARTS),
+        pytest.param(3, marks=[SLOW, PARTS]),
+    ],
+)
 def test_a_batch_in_parts_is_one_batch(num_replicas):
     ours = eager(num_replicas, config=StepConfig(accumulation_steps=2))
     theirs = stock()

@@ -84,11 +84,12 @@ def outputs_of(model) -> list:
 
 def has_steps_of_keras(model) -> bool:
     """Returns whether the model uses Keras's own `train_step` and `test_step`."""
-    names = ("train_step", "test_step")
-    return all(
-        getattr(getattr(model, each), "__func__", None) is getattr(keras.Model, each)
-        for each in names
-    )
+    return is_of_keras(model, "train_step") and is_of_keras(model, "test_step")
+
+
+def is_of_keras(model, name: str) -> bool:
+    """Returns whether a method of the model is Keras's own."""
+    return getattr(getattr(model, name), "__func__", None) is getattr(keras.Model, name)
 
 
 def takes_labels(model) -> bool:
@@ -118,6 +119,14 @@ def metrics_of(model) -> list:
     metrics = model._compile_metrics
     user = (metrics._user_metrics, metrics._user_weighted_metrics) if metrics else ()
     return tf.nest.flatten(user)
+
+
+def metrics_that_update(model) -> list:
+    """Returns the metrics that a step may update, those within other metrics included."""
+    compiled = model._compile_metrics
+    inner = compiled.metrics if compiled is not None and compiled.built else []
+    found = [*model.metrics, *inner, *metrics_of(model)]
+    return [each for each in found if isinstance(each, keras.metrics.Metric)]
 
 
 def is_synchronized(model) -> bool:

@@ -80,6 +80,9 @@ def compile_model(
     _check_layers(model, strategy, xla=xla)
     num_replicas = strategy.num_replicas_in_sync
     with strategy.scope():
+        for each in keras.tree.flatten((args, compile_args)):
+            if isinstance(each, keras.optimizers.Optimizer):
+                _adopt(each, strategy)  # before, because the model's own `compile` may build it
         _compile(model, args, compile_args, config)
         for each in every_optimizer(model):
             _adopt(each, strategy)
@@ -88,7 +91,7 @@ def compile_model(
     if config.sync_batchnorm and num_replicas > 1:
         layers = batch_norm.convert(model)
         log.info("batch norm: %d layers use the statistics of all replicas", len(layers))
-    if num_replicas > 1 or config.accumulation_steps > 1:
+    if config.accumulation_steps > 1:
         _refuse_losses(model, config, num_replicas)
     if num_replicas > 1:
         _refuse_for_replicas(model, config, num_replicas)
