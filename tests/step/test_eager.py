@@ -197,6 +197,7 @@ def test_synchronized_batch_norm_is_that_of_one_device(num_replicas):
     assert_same(ours, theirs, rtol=1e-4)
 
 
+@pytest.mark.xfail(strict=True, reason="logs twice the compiled step's loss")
 @pytest.mark.slow
 def test_losses_added_by_layers_are_each_replicas_own():
     class Adds(layers.Layer):
