@@ -7,6 +7,7 @@ import functools
 import inspect
 import re
 import tempfile
+import threading
 import types
 
 import h5py
@@ -19,6 +20,7 @@ from keras import layers
 from keras.src import backend
 from keras.src.backend import get_keras_mask
 from keras.src.backend.common import global_state
+from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.legacy.saving import legacy_h5_format
@@ -46,7 +48,7 @@ from tensorflow.python.eager.polymorphic_function import concrete_function
 from tensorflow.python.framework import config as tf_config
 from tensorflow.python.framework import kernels, op_def_registry
 from tensorflow.python.framework.auto_control_deps_utils import get_read_write_resource_inputs
-from tensorflow.python.ops import control_flow_util_v2
+from tensorflow.python.ops import control_flow_util_v2, summary_ops_v2
 from tensorflow.python.ops.handle_data_util import get_resource_handle_data
 
 from tfaccel.keras_internals import epoch_order
@@ -914,6 +916,140 @@ def _():
 
     mine = Mine()
     return data_adapters.get_data_adapter(mine) is mine
+
+
+def in_thread(function):
+    """What a function returns in a new thread."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(function()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+@canary(
+    "Graph._device_function_stack",
+    "and _colocation_stack, _control_dependencies_stack, _distribution_strategy_stack, "
+    "_variable_creator_stack, _name_stack are those of a thread, and may be set",
+)
+def _():
+    graph = tf.Graph()
+    graph.switch_to_thread_local()
+    names = ("_device_function_stack", "_colocation_stack", "_control_dependencies_stack")
+    names += ("_distribution_strategy_stack", "_variable_creator_stack", "_name_stack")
+
+    def stacks():
+        found = [getattr(graph, name) for name in names]
+        return [each if isinstance(each, str) else each.copy() for each in found]
+
+    def with_those():
+        with tf.Graph.as_default(graph):
+            for name, value in zip(names, own, strict=True):
+                setattr(graph, name, value)
+            operation = tf.constant(1.0).op
+            return operation.device, operation.name, operation.control_inputs
+
+    def makes(next_creator, **settings):
+        return next_creator(**settings)
+
+    with graph.as_default():
+        first = tf.constant(0.0)
+        with (
+            tf.device("/cpu:1"),
+            tf.name_scope("own"),
+            tf.control_dependencies([first]),
+            tf.variable_creator_scope(makes),
+        ):
+            own = stacks()
+    empty = in_thread(lambda: [bool(each) for each in stacks()[2:]])
+    device, name, inputs = in_thread(with_those)
+    is_carried = device.endswith("CPU:1") and name == "own/Const" and inputs == [first.op]
+    return is_carried and empty == [False] * 4 and own[4][0][1] is makes
+
+
+@canary("context.eager_mode", "runs operations at once, within a graph; device_name is tf.device's")
+def _():
+    def inside():
+        with tf.Graph().as_default(), context.eager_mode(), tf.device("/cpu:1"):
+            name = context.context().device_name
+            return tf.executing_eagerly() and name.endswith("CPU:1")
+
+    return in_thread(inside) and context.context().device_name in (None, "")
+
+
+@canary("Context._thread_local_data", "has op_callbacks, a list for each thread")
+def _():
+    seen = []
+
+    def note(op_type, *_, **__):
+        seen.append(op_type)
+
+    context.context().add_op_callback(note)
+    try:
+        callbacks = list(context.context().op_callbacks)
+    finally:
+        context.context().remove_op_callback(note)
+
+    def carried():
+        without = context.context().op_callbacks
+        context.context()._thread_local_data.op_callbacks = callbacks
+        _ = tf.constant(1.0) + 1
+        return list(without)
+
+    return in_thread(carried) == [] and callbacks == [note] and "AddV2" in seen
+
+
+@canary("summary_ops_v2._summary_state", "has the step and the writer, for each thread")
+def _():
+    def carried():
+        before = tf.summary.experimental.get_step()
+        vars(summary_ops_v2._summary_state).update(state)
+        return before, tf.summary.experimental.get_step()
+
+    tf.summary.experimental.set_step(7)
+    state = dict(vars(summary_ops_v2._summary_state))
+    tf.summary.experimental.set_step(None)
+    return in_thread(carried) == (None, 7) and "writer" in state
+
+
+@canary("global_state.GLOBAL_STATE_TRACKER", "has the dtype policy and more, for each thread")
+def _():
+    def carried():
+        before = keras.config.dtype_policy().name
+        vars(global_state.GLOBAL_STATE_TRACKER).update(state)
+        return before, keras.config.dtype_policy().name
+
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    state = dict(vars(global_state.GLOBAL_STATE_TRACKER))
+    keras.config.set_dtype_policy("float32")
+    return in_thread(carried) == ("float32", "mixed_bfloat16")
+
+
+@canary("in_stateless_scope", "is true while Keras calls a layer for its shapes alone")
+def _():
+    seen = []
+
+    class Seeing(layers.Layer):
+        def call(self, x):
+            seen.append(in_stateless_scope())
+            return x
+
+    layer = Seeing()
+    layer(tf.ones((1, 1)))
+    backend.compute_output_spec(layer, keras.KerasTensor((1, 1)))
+    return seen[-2:] == [False, True] and not in_stateless_scope()
+
+
+@canary("Layer._losses", "and _loss_ids are what add_loss adds to")
+def _():
+    layer = layers.Identity()
+    layer.build((1,))
+    layer.add_loss(tf.constant(2.0))
+    (loss,), ids = layer._losses, layer._loss_ids
+    layer._losses.clear()
+    without = list(layer.losses)
+    layer._losses.extend([loss])
+    return isinstance(ids, set) and without == [] and list(layer.losses) == [loss]
 
 
 @pytest.mark.parametrize(("name", "does"), CANARIES, ids=[f"{n} {d}" for n, d in CANARIES])

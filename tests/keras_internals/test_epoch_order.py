@@ -298,7 +298,8 @@ def test_a_fit_within_a_fit_has_an_order_of_its_own(models, read):
     assert stock not in epoch_order._NUM_BEGUN
 
 
-def test_rows_are_in_order_where_the_step_is_stock_keras(models):
+@pytest.mark.parametrize("is_stock", [False, True])
+def test_rows_are_in_order_where_the_step_runs_eagerly(models, is_stock):
     seen = []
 
     class Noting(keras.layers.Layer):
@@ -311,6 +312,10 @@ def test_rows_are_in_order_where_the_step_is_stock_keras(models):
         return keras.Sequential([keras.Input((1,)), Noting(), keras.layers.Dense(1)])
 
     model = compiled(make, 1, xla=False, optimizer="sgd", loss="mse", run_eagerly=True)
+    if is_stock:
+        with strategy_of(1).scope():
+            model.compile("sgd", "mse", run_eagerly=True)  # without tfaccel's functions
+        assert model.train_function is None
     model.fit(
         X, X, batch_size=2, epochs=4, steps_per_epoch=2, initial_epoch=1, verbose=0, shuffle=True
     )

@@ -471,18 +471,6 @@ WRONG = [
         {"loss": "sparse_categorical_crossentropy"},
         "labels become probabilities in the step; use CategoricalCrossentropy",
     ),
-    (
-        flat,
-        {},
-        {"run_eagerly": True},
-        "run_eagerly runs stock Keras's step, which has no label_smoothing",
-    ),
-    (
-        classifier,
-        {"label_smoothing": 0.0, "cutout_pixels": 6},
-        {"run_eagerly": True},
-        "which has no label_smoothing, mixup, cutmix or cutout",
-    ),
 ]
 
 

@@ -300,7 +300,6 @@ def test_metrics_of_pixels_leave_out_padding(name, outputs, rows):
     [
         ({"loss": "mse", "metrics": [NoWeights()]}, "no parameter sample_weight"),
         ({"loss": keras.losses.MeanSquaredError(reduction=None)}, "reduction=None"),
-        ({"loss": "mse", "run_eagerly": True}, "run_eagerly"),
     ],
 )
 def test_what_cannot_leave_out_padding_is_refused_when_compiled(refused, why):

@@ -598,7 +598,6 @@ def compile_two(make=small, **settings):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"run_eagerly": True}, "run_eagerly with 2 replicas; .* use one replica"),
         (
             {"loss": keras.losses.MeanSquaredError(reduction="sum")},
             "loss mean_squared_error has reduction='sum'; .*use reduction='sum_over_batch_size'",
@@ -612,7 +611,7 @@ def compile_two(make=small, **settings):
             r"loss dice has axis=None, so it is .* whole batch.* as axis=\(1, 2, 3\)",
         ),
     ],
-    ids=["run_eagerly", "sum", "none", "dice"],
+    ids=["sum", "none", "dice"],
 )
 def test_what_would_be_wrong_is_refused(settings, words):
     with pytest.raises(UserError, match=words) as error:
@@ -808,15 +807,6 @@ def test_skipped_steps_are_those_that_overflowed():
         assert model.fit(X, Y, **FIT).history["skipped_steps"] == [0]
 
 
-def test_functions_that_run_eagerly_are_kerass_own_on_one_replica():
-    tf.config.run_functions_eagerly(True)
-    try:
-        model = compiled(small, 1, optimizer="sgd", loss=loss())
-        assert np.isfinite(model.fit(X, Y, **FIT).history["loss"]).all()
-    finally:
-        tf.config.run_functions_eagerly(False)
-
-
 def test_batch_norm_is_synchronized_where_there_are_several_and_for_as_long_as_asked():
     strategy = strategy_of(2)
     with strategy.scope():
@@ -858,15 +848,6 @@ def test_what_replicas_cannot_share_is_refused(make, words, xla):
     x = X[:, np.newaxis] if "masked" in words else X
     with pytest.raises(UserError, match=words):
         model.fit(x, x, **FIT)
-
-
-def test_functions_that_run_eagerly_are_refused():
-    tf.config.run_functions_eagerly(True)
-    try:
-        with pytest.raises(UserError, match="run_eagerly with 2 replicas"):
-            compiled(small, 2, optimizer="sgd", loss=loss())
-    finally:
-        tf.config.run_functions_eagerly(False)
 
 
 def mean_square(y, predicted):

@@ -34,7 +34,7 @@ from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 from tfaccel.data.distribute import Loader
 from tfaccel.data.shards import epoch_order
 from tfaccel.keras_internals import epoch_draws
-from tfaccel.keras_internals.model_view import runs_eagerly
+from tfaccel.keras_internals.model_view import has_eager_steps_of_keras
 from tfaccel.keras_internals.one_replica import without_strategy
 from tfaccel.keras_internals.patching import patched
 from tfaccel.keras_internals.seeds import global_seed
@@ -166,7 +166,7 @@ class _InOrder(DataAdapter):
         return self._adapter.get_tf_dataset()
 
     def _passes(self, element_spec, one_pass: Callable[[], Iterator]) -> "_Passes":
-        stock_step = runs_eagerly(self._order.trained)
+        stock_step = has_eager_steps_of_keras(self._order.trained)
         return _Passes(element_spec, one_pass, self, stock_step=stock_step)
 
     def begin(self) -> int:
@@ -229,7 +229,7 @@ class _Unordered(_InOrder):
 
 def _has_iterator_per_pass(adapter: DataAdapter, model: keras.Model) -> bool:
     """Returns whether each pass over Keras's input has a new iterator, with tfaccel's steps."""
-    if runs_eagerly(model):
+    if has_eager_steps_of_keras(model):
         return False  # stock Keras's step makes its own iterators
     if isinstance(adapter, TFDatasetAdapter):
         return isinstance(adapter.get_tf_dataset(), tf.data.Dataset)

@@ -16,6 +16,7 @@ Private names relied on:
     unique_grad_fn_name. Each ends a name with a number.
 """
 
+import contextlib
 import functools
 import itertools
 import threading
@@ -47,15 +48,27 @@ def alike(function: Callable, numbers: Iterator[int]) -> Callable:
     _install()
 
     def call(*arguments):
-        before = getattr(_thread, "numbers", None)
-        _thread.numbers = numbers
-        try:
+        with using(numbers):
             return function(*arguments)
-        finally:
-            _thread.numbers = before
 
     call.__wrapped__ = function
     return call
+
+
+def numbers_in_use() -> Iterator[int] | None:
+    """Returns the numbers with which names in this thread end now; None for TensorFlow's own."""
+    return getattr(_thread, "numbers", None)
+
+
+@contextlib.contextmanager
+def using(numbers: Iterator[int] | None) -> Iterator[None]:
+    """Within the context, names in this thread end with these numbers."""
+    before = numbers_in_use()
+    _thread.numbers = numbers
+    try:
+        yield
+    finally:
+        _thread.numbers = before
 
 
 @functools.cache  # once for a process
@@ -67,7 +80,7 @@ def _install() -> None:
 def _numbered(make_name: Callable) -> Callable:
     @functools.wraps(make_name)
     def make_own(*arguments):
-        name, numbers = make_name(*arguments), getattr(_thread, "numbers", None)
+        name, numbers = make_name(*arguments), numbers_in_use()
         return name if numbers is None else f"{name.rpartition('_')[0]}_{next(numbers)}"
 
     return make_own

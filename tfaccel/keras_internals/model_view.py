@@ -61,8 +61,16 @@ def state_of(model) -> list:
 
 
 def runs_eagerly(model) -> bool:
-    """Returns whether steps run as Python, operation by operation, as stock Keras's steps."""
+    """Returns whether steps run as Python, operation by operation."""
     return model.run_eagerly or tf.config.functions_run_eagerly()
+
+
+def has_eager_steps_of_keras(model) -> bool:
+    """Returns whether Keras makes the functions of the steps, and runs them as Python.
+
+    That is so after `model.compile(run_eagerly=True)` without `run.compile`.
+    """
+    return runs_eagerly(model) and not hasattr(type(model.train_function), "nonfinite")
 
 
 def inputs_of(model) -> list:

@@ -14,8 +14,9 @@ import tensorflow as tf
 from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
 from tensorflow.python.distribute import distribute_lib
 
+from tfaccel.keras_internals.layers import layers_of
 from tfaccel.keras_internals.model_view import every_optimizer, optimizers_of, variables_of
-from tfaccel.keras_internals.patching import patched
+from tfaccel.keras_internals.patching import Swap, patched, swapped
 from tfaccel.keras_internals.plain_variables import own_plain_variables
 from tfaccel.keras_internals.replica import Replica
 from tfaccel.keras_internals.unwound import without_caching_device
@@ -31,9 +32,7 @@ def as_replica(model, replica: Replica):
     Stock Keras calls the strategy inside the XLA function, which raises an error (keras issues
     18666 and 21366).
     """
-    optimizers = [each for own in every_optimizer(model) for each in optimizers_of(own)]
-    distributed = [(each, each._value) for each in variables_of(model) if is_distributed(each)]
-    strategies = [(each, each._distribution_strategy) for each in optimizers]
+    variables = _OfReplica(model, replica)
     default = distribute_lib._get_default_replica_mode()
     distribute_lib._push_per_thread_mode(default)
 
@@ -41,27 +40,84 @@ def as_replica(model, replica: Replica):
         # Layers that were not built, and the slots of an optimizer, are made during the trace.
         with without_caching_device(), tf.init_scope(), strategy.scope():
             make_variable(variable, _lifted(value))
-        if is_distributed(variable):
-            distributed.append((variable, variable._value))
-            variable._value = variable._value.values[replica.local_index]
+        variables.add(variable)
 
     strategy, make_variable = model.distribute_strategy, TensorFlowVariable._initialize
     try:
-        for variable, value in distributed:
-            variable._value = value.values[replica.local_index]
-        for optimizer in optimizers:
-            optimizer._distribution_strategy = default.strategy
         with (
+            swapped(variables),
             patched(TensorFlowVariable, "_initialize", initialize),
             own_plain_variables(model, replica),
         ):
             yield
     finally:
-        for variable, value in distributed:
-            variable._value = value
-        for optimizer, strategy in strategies:
-            optimizer._distribution_strategy = strategy
         distribute_lib._pop_per_thread_mode()
+
+
+class _OfReplica(Swap):
+    """Lets each variable of a model be that of one replica, and its optimizers have no strategy."""
+
+    def __init__(self, model, replica: Replica):
+        self._model, self._replica, self._made = model, replica, []
+        self._optimizers = [each for own in every_optimizer(model) for each in optimizers_of(own)]
+
+    def put(self) -> None:
+        # Listed each time, because another replica may have made a variable meanwhile.
+        found = {id(each): each for each in (*variables_of(self._model), *self._made)}
+        self._distributed = [(each, each._value) for each in found.values() if is_distributed(each)]
+        self._strategies = [(each, each._distribution_strategy) for each in self._optimizers]
+        for variable, value in self._distributed:
+            variable._value = value.values[self._replica.local_index]
+        for optimizer in self._optimizers:
+            optimizer._distribution_strategy = distribute_lib._get_default_replica_mode().strategy
+
+    def take(self) -> None:
+        for variable, value in self._distributed:
+            variable._value = value
+        for optimizer, strategy in self._strategies:
+            optimizer._distribution_strategy = strategy
+
+    def add(self, variable) -> None:
+        """Takes a variable that was made within the context."""
+        if is_distributed(variable):
+            self._made.append(variable)
+            self._distributed.append((variable, variable._value))
+            variable._value = variable._value.values[self._replica.local_index]
+
+
+def own_losses(model) -> contextlib.AbstractContextManager:
+    """Within the context, `add_loss` of the model's layers adds to the losses of this lane only.
+
+    Keras keeps them in the layers. If several lanes (tfaccel/step/lockstep.py) call the layers in
+    turn, a lane would find the losses of the others, too.
+    """
+    return swapped(_Losses(model))
+
+
+class _Losses(Swap):
+    """The losses that a model's layers have collected, which are none at first."""
+
+    def __init__(self, model):
+        self._model, self._own, self._before = model, {}, {}
+
+    def put(self) -> None:
+        self._before = self._exchange(self._own)
+
+    def take(self) -> None:
+        self._own = self._exchange(self._before)
+
+    def _exchange(self, wanted: dict) -> dict:
+        """Gives each layer the losses that are wanted, by its id, and returns those it had."""
+        had = {}
+        for layer in layers_of(self._model):
+            losses, ids = wanted.get(id(layer), ((), ()))
+            if layer._losses or layer._loss_ids:
+                had[id(layer)] = tuple(layer._losses), tuple(layer._loss_ids)
+                layer._losses.clear()
+                layer._loss_ids.clear()
+            layer._losses.extend(losses)
+            layer._loss_ids.update(ids)
+        return had
 
 
 @contextlib.contextmanager
@@ -103,12 +159,7 @@ def reset_metrics(model, replicas: Sequence[Replica]) -> None:
 @contextlib.contextmanager
 def metrics_as(model, values: list[tf.Tensor]):
     """Within the context, the variables of the metrics read as `values`."""
-    variables = model.metrics_variables
-    own = [each._value for each in variables]
-    try:
-        for variable, value in zip(variables, values, strict=True):
-            variable._value = value
+    with contextlib.ExitStack() as patches:
+        for variable, value in zip(model.metrics_variables, values, strict=True):
+            patches.enter_context(patched(variable, "_value", value))
         yield
-    finally:
-        for variable, value in zip(variables, own, strict=True):
-            variable._value = value

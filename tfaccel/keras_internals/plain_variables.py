@@ -8,33 +8,41 @@ does not find a variable that only a closure holds.
 """
 
 import contextlib
-from collections.abc import Iterator
 
 from tensorflow.python.distribute.values import DistributedVariable
 
 from tfaccel.keras_internals.layers import layers_of
+from tfaccel.keras_internals.patching import Swap, swapped
 from tfaccel.keras_internals.replica import Replica
 
 
-@contextlib.contextmanager
-def own_plain_variables(model, replica: Replica) -> Iterator[None]:
+def own_plain_variables(model, replica: Replica) -> contextlib.AbstractContextManager:
     """Within the context, the attributes are the `tf.Variable`s of this replica.
 
     All replicas must assign the same values, as they do to a count of steps: unlike those of
     Keras's variables, the changes are not summed over the replicas.
     """
-    kept = [
-        (vars(layer), name, value)
-        for layer in layers_of(model)
-        for name, value in vars(layer).items()
-        if _has_plain(value)
-    ]
-    try:
-        for attributes, name, value in kept:
-            attributes[name] = _own(value, replica.local_index)
-        yield
-    finally:
-        for attributes, name, value in kept:
+    return swapped(_OfReplica(model, replica))
+
+
+class _OfReplica(Swap):
+    """Lets the attributes of the layers be the variables of one replica."""
+
+    def __init__(self, model, replica: Replica):
+        self._model, self._index = model, replica.local_index
+
+    def put(self) -> None:
+        self._kept = [
+            (vars(layer), name, value)
+            for layer in layers_of(self._model)
+            for name, value in vars(layer).items()
+            if _has_plain(value)
+        ]
+        for attributes, name, value in self._kept:
+            attributes[name] = _own(value, self._index)
+
+    def take(self) -> None:
+        for attributes, name, value in self._kept:
             attributes[name] = value
 
 

@@ -19,7 +19,7 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from tfaccel.common.errors import UserError
 from tfaccel.keras_internals.model_view import every_optimizer, variables_of
-from tfaccel.keras_internals.patching import patched
+from tfaccel.keras_internals.patching import patched, with_entry
 from tfaccel.keras_internals.reductions import losses_reduced_by
 from tfaccel.keras_internals.replica import Replica
 from tfaccel.keras_internals.row_operations import is_noticing, noticing
@@ -157,7 +157,7 @@ def recorded(
         )
 
     def note_and_assign(variable, value):
-        if replica.num_replicas > 1 and id(variable) not in own_variables:
+        if replica.num_replicas > 1 and not is_models(variable):
             raise UserError(
                 f"the step changes the variable {variable.path}, which is not the model's, so all "
                 "replicas would share it; make it in a layer, in the scope (for random numbers: "
@@ -174,8 +174,12 @@ def recorded(
         seed = next_seed(generator, ordered)
         return seed + tf.constant([1_000_003 * replica.index, 0], seed.dtype)
 
-    graph = tf.compat.v1.get_default_graph()
-    own_variables = {id(each) for each in variables_of(model)}
+    def is_models(variable) -> bool:
+        if id(variable) not in own_variables:  # the step may have made it
+            own_variables.update(id(each) for each in variables_of(model))
+        return id(variable) in own_variables
+
+    graph, own_variables = tf.compat.v1.get_default_graph(), set()
     direct_assign = TensorFlowVariable._direct_assign
     next_seed = keras.random.SeedGenerator.next
     with contextlib.ExitStack() as patches:
@@ -187,8 +191,8 @@ def recorded(
         if not joins:
             patches.enter_context(losses_reduced_by(_reduced_in_parts))
         for each in optimizers:  # Keras does not track entries of __dict__
-            each.__dict__["apply"] = functools.partial(apply_at_once, each) if apply else keep
-            patches.callback(each.__dict__.pop, "apply")
+            own = functools.partial(apply_at_once, each) if apply else keep
+            patches.enter_context(with_entry(each.__dict__, "apply", own))
         yield recording
 
 

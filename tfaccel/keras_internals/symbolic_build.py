@@ -12,7 +12,12 @@ from keras.src import backend
 
 from tfaccel.keras_internals.known_outputs import knowing_outputs
 from tfaccel.keras_internals.layers import layers_of
-from tfaccel.keras_internals.model_view import every_optimizer, has_steps_of_keras, inputs_of
+from tfaccel.keras_internals.model_view import (
+    every_optimizer,
+    has_steps_of_keras,
+    inputs_of,
+    runs_eagerly,
+)
 from tfaccel.keras_internals.one_replica import as_replica
 from tfaccel.keras_internals.patching import patched
 from tfaccel.keras_internals.reductions import losses_reduced_by, weighing_by_row
@@ -84,7 +89,10 @@ def build_from_specs(model, *, change: Callable) -> None:
             # The batch of a generator is lost then, so it is drawn only if the specs are unknown.
             batch = specs if known else _first_batch(model, iterator)
             _note_inputs(model, batch)
-        _trace_once(model, change(batch))
+        if not runs_eagerly(model):
+            _trace_once(model, change(batch))
+        elif not all(each.built for each in layers_of(model, include_self=False)):
+            return  # a debugger would stop in the trace, so the first step makes what lacks
         metrics = model._compile_metrics
         if metrics is not None and not metrics.built and inputs_of(model):
             build_by_call(batch)  # the step ignores the metrics, but Keras asks for results

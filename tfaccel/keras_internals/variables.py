@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import keras
 import tensorflow as tf
+from keras.src.backend.common.stateless_scope import in_stateless_scope
 from tensorflow.python.distribute.values import DistributedVariable
 
 
@@ -20,6 +21,11 @@ def is_distributed(variable) -> bool:
 def components(variable) -> tuple:
     """Returns the `tf.Variable` of a Keras variable on each replica of this process."""
     return variable._value.values if is_distributed(variable) else (variable._value,)
+
+
+def are_shapes_asked() -> bool:
+    """Returns whether Keras calls a layer for its shapes alone: no tensor has a value then."""
+    return in_stateless_scope()
 
 
 def adopt(variable, strategy: tf.distribute.Strategy) -> None:

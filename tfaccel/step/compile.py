@@ -14,7 +14,6 @@ import keras
 import tensorflow as tf
 
 from tfaccel.common.errors import UserError
-from tfaccel.common.run_log import summary
 from tfaccel.common.tables import in_figures
 from tfaccel.config import StepConfig
 from tfaccel.keras_internals import batch_norm
@@ -27,7 +26,6 @@ from tfaccel.keras_internals.model_view import (
     losses_of,
     optimizers_of,
     outputs_of,
-    runs_eagerly,
 )
 from tfaccel.keras_internals.one_replica import without_strategy
 from tfaccel.keras_internals.optimizers import belongs_to, give_to
@@ -105,18 +103,7 @@ def compile_model(
         mixing.check(model, config)
         change = mixing.specs_as_probabilities(model)
     build_from_specs(model, change=change)
-    if runs_eagerly(model):
-        if config.accumulation_steps > 1:
-            raise UserError("run_eagerly runs stock Keras's step; use it with accumulation_steps=1")
-        if config.mixes_labels or config.cutout_pixels:
-            raise UserError(
-                "run_eagerly runs stock Keras's step, which has no label_smoothing, mixup, cutmix "
-                "or cutout; remove these settings, or use "
-                "CategoricalCrossentropy(label_smoothing=...)"
-            )
-        summary("step: stock Keras, without XLA, because run_eagerly asks for it")
-    else:
-        set_functions(model, strategy, config, xla=xla)
+    set_functions(model, strategy, config, xla=xla)
 
 
 def _check_layers(model, strategy, *, xla: bool) -> None:
@@ -296,11 +283,6 @@ def _refuse_losses(model, config: StepConfig, num_replicas: int) -> None:
 
 def _refuse_for_replicas(model, config: StepConfig, num_replicas: int) -> None:
     """Raises for a model or setting that gives another result on several replicas than on one."""
-    if runs_eagerly(model):
-        raise UserError(
-            f"run_eagerly with {num_replicas} replicas; to run a step in Python, use one replica "
-            "(gpu_ids=[0])"
-        )
     if config.accumulation_steps > 1 and is_synchronized(model):
         raise UserError(
             f"accumulation_steps={config.accumulation_steps} with synchronized batch norm: the "

@@ -24,6 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.keras_internals.model_view import every_optimizer, variables_of
+from tfaccel.keras_internals.patching import with_entry
 from tfaccel.keras_internals.recording import noted
 from tfaccel.keras_internals.traced import names_of_results
 from tfaccel.keras_internals.variables import value_of
@@ -390,9 +391,7 @@ def _packed(values) -> tf.Tensor:
 @contextlib.contextmanager
 def _set(optimizer, **methods) -> Iterator[None]:
     """Within the context, replaces methods of this optimizer."""
-    optimizer.__dict__.update(methods)  # past Keras's tracking of attributes
-    try:
+    with contextlib.ExitStack() as entries:
+        for name, method in methods.items():  # past Keras's tracking of attributes
+            entries.enter_context(with_entry(optimizer.__dict__, name, method))
         yield
-    finally:
-        for name in methods:
-            del optimizer.__dict__[name]

@@ -51,13 +51,13 @@ from tfaccel.data.deferred import Deferred
 from tfaccel.keras_internals import row_operations, stateful
 from tfaccel.keras_internals.function_names import alike, own_numbers
 from tfaccel.keras_internals.layer_paths import layer_paths
-from tfaccel.keras_internals.model_view import is_of_keras, is_synchronized
+from tfaccel.keras_internals.model_view import is_of_keras, is_synchronized, runs_eagerly
 from tfaccel.keras_internals.one_replica import as_replica, metrics_as
 from tfaccel.keras_internals.recording import JoinsRowsError
 from tfaccel.keras_internals.replica import Replica, local_batches, local_replicas
 from tfaccel.keras_internals.traced import UNORDERED
 from tfaccel.keras_internals.variables import value_of
-from tfaccel.step import finite, in_xla, labels, mixing, padding, returned
+from tfaccel.step import eager, finite, in_xla, labels, mixing, padding, returned
 from tfaccel.step import totals as totals_lib
 from tfaccel.step.recoverable import Recoverable
 from tfaccel.step.shapes import Shapes
@@ -79,14 +79,17 @@ def set_functions(model, strategy, config: StepConfig, *, xla: bool) -> None:
     replicas = local_replicas(strategy)
     choose = functools.partial(in_xla.Choice, model, said=set())
     choices = [choose(wanted=xla) for _ in range(3)]
-    for each in choices:
+    eagerly = runs_eagerly(model)
+    for each in choices if not eagerly else ():
         each.check_layers()
     trains, tests, predicts = choices
+
+    said = set()  # what an eager step has logged
 
     def make(name: str, **settings) -> "_Step":
         step = row_operations.noticed(getattr(model, name))
         step = labels.watched(step, are_probabilities=config.mixes_labels)
-        made = _Step(model, strategy, config, step, replicas, **settings)
+        made = _Step(model, strategy, config, step, replicas, said=said, **settings)
         if made.several and (why := _joins(model, name)):
             made.join_within(why)
         return made
@@ -97,10 +100,14 @@ def set_functions(model, strategy, config: StepConfig, *, xla: bool) -> None:
         f", the batch in {config.accumulation_steps} parts" if config.accumulation_steps > 1 else ""
     )
     with_xla = "with" if trains.on else "without"
-    log.info("step: %s, %s XLA%s", _in_words(replicas, xla=trains.on), with_xla, parts)
+    if eagerly:
+        with eager.said_once(said):
+            eager.say()
+    else:
+        log.info("step: %s, %s XLA%s", _in_words(replicas, xla=trains.on), with_xla, parts)
     model.train_function = Execution(model, train)
     model.test_function = Execution(model, test)
-    model.predict_function = _Predict(model, strategy, replicas, predicts)
+    model.predict_function = _Predict(model, strategy, replicas, predicts, said)
 
 
 def _joins(model, name: str) -> str | None:
@@ -140,7 +147,7 @@ class Execution:
     @property
     def xla(self) -> bool:
         """Whether XLA compiles the steps, as far as is known yet: see tfaccel/step/in_xla.py."""
-        return self._step.choice.on
+        return self._step.choice.on and not runs_eagerly(self._model)
 
     @property
     def without_xla(self) -> str | None:
@@ -229,6 +236,7 @@ class _Step:
         replicas,
         *,
         choice: in_xla.Choice,
+        said: set[str],
         trains: bool,
         updates_in_xla: bool = False,
     ):
@@ -246,6 +254,7 @@ class _Step:
         self._made = {}
         self._shapes = Shapes("step" if trains else "test step")
         self._lengths = set()  # the lengths of the launches of several steps, so far
+        self._in_lanes, self._said = eager.met_by_lanes(replicas), said
 
     @property
     def updates_on_gpu(self) -> bool:
@@ -255,7 +264,7 @@ class _Step:
     @property
     def can_be_in_a_row(self) -> bool:
         """Whether several steps can be one function, as far as is known yet."""
-        return not self.several or self._sums_in_xla
+        return (not self.several or self._sums_in_xla) and not runs_eagerly(self._model)
 
     @property
     def _sums_in_xla(self) -> bool:
@@ -308,7 +317,7 @@ class _Step:
             if plan.joins:
                 raise JoinsRowsError
             return None
-        in_xla = self._sums_in_xla
+        in_xla = self._sums_in_xla and not runs_eagerly(self._model)
         rows_of_all = [num_rows] * replica.num_replicas if are_full else self._rows_of_all
         return Rows(
             replica,
@@ -324,6 +333,13 @@ class _Step:
 
     def __call__(self, batch, *, padded: bool) -> dict:
         batches = local_batches(self._strategy, batch, len(self._replicas))
+        is_local = len(batches) == self._strategy.num_replicas_in_sync
+        self._rows_of_all = [totals_lib.num_rows(each) for each in batches] if is_local else None
+        if runs_eagerly(self._model):
+            if self._join == AFTER:
+                self._join = ASK  # a step that ended half-way could not be run again
+            run = functools.partial(self._eagerly, batches, padded=padded)
+            return self._joining(run)
 
         def run():
             step = self._function(padded, None)
@@ -332,13 +348,21 @@ class _Step:
                     return step([(each,) for each in batches])[0]  # the replicas' logs are equal
                 return step(batches[0])
 
-        is_local = len(batches) == self._strategy.num_replicas_in_sync
-        self._rows_of_all = [totals_lib.num_rows(each) for each in batches] if is_local else None
         joining = functools.partial(self._joining, run)
         return self._with_constants(self.choice.run(joining, batches, forget=self._made.clear))
 
     def _with_constants(self, logs: dict) -> dict:
         return logs | self._constants
+
+    def _eagerly(self, batches: list, *, padded: bool) -> dict:
+        """Runs the step as Python, which Keras and TensorFlow can be told to do at any time."""
+        step = self._make(padded or self._config.zero_weight_is_padding, None, eagerly=True)
+        with eager.said_once(self._said):
+            eager.say()
+            if self.several:
+                return step([(each,) for each in eager.as_tensors(batches)])[0]
+            with tf.device(self._replicas[0].device):
+                return step(eager.as_tensors(batches[0]))
 
     def in_a_row(self, deferred: list[Deferred], *, padded: bool) -> dict:
         """Runs one step for each of the replicas' deferred batches, all in one function.
@@ -391,14 +415,16 @@ class _Step:
             self._made[key] = alike(self._compile(self._make(*key)), self._numbers)
         return self._made[key]
 
-    def _make(self, padded: bool, make_batch: Callable | None) -> Callable:
+    def _make(
+        self, padded: bool, make_batch: Callable | None, *, eagerly: bool = False
+    ) -> Callable:
         """Returns the step as a function of the batches of all local replicas, or of the only one.
 
         With `make_batch` the function takes deferred batches instead, makes them inside, and runs
-        several steps.
+        several steps. With `eagerly` it runs as Python.
         """
         model, config, step, trains = self._model, self._config, self._step, self.trains
-        parts, xla = config.accumulation_steps if trains else 1, self.choice.on
+        parts, xla = config.accumulation_steps if trains else 1, self.choice.on and not eagerly
         if padded:
             step = padding.leave_out_padding(model, step)
         weigh = functools.partial(totals_lib.weight_of, padding=padded)
@@ -408,7 +434,7 @@ class _Step:
         if config.mixes_labels or (trains and config.cutout_pixels):
             change = mixing.mixed(model, config) if trains else mixing.as_probabilities(model)
             step, pass_ = _on_changed(change, step, pass_, self._replicas[0])
-        settings = {"xla": xla, "updates_in_xla": self._updates_in_xla}
+        settings = {"xla": xla, "updates_in_xla": self._updates_in_xla and not eagerly}
         if self.several:
             settings |= {"make_batch": make_batch, "trains": trains}
             settings["gradients_as"] = "float16" if config.float16_allreduce else None
@@ -419,6 +445,8 @@ class _Step:
                     "accumulation_steps=1"
                 )
             are_full = make_batch is not None
+            replicas = self._in_lanes if eagerly else self._replicas
+            run = {"run": functools.partial(eager.in_lanes, model)} if eagerly else {}
             steps = [
                 _replica_step(
                     model,
@@ -428,9 +456,9 @@ class _Step:
                     each,
                     **settings,
                 )
-                for each in self._replicas
+                for each in replicas
             ]
-            return functools.partial(_split_step, model, self._replicas, steps)
+            return functools.partial(_split_step, model, replicas, steps, **run)
         replica = self._replicas[0]
         if parts > 1:
             whole = functools.partial(_accumulating_step, model, pass_, replica, **settings)
@@ -527,22 +555,37 @@ def _accumulating_step(
 
 
 def _split_step(
-    model, replicas: list[Replica], steps: list[Callable], arguments: list[tuple]
+    model,
+    replicas: list[Replica],
+    steps: list[Callable],
+    arguments: list[tuple],
+    *,
+    run: Callable | None = None,
 ) -> list[dict]:
     """Runs each replica's step on its device, and returns the logs of every replica.
 
-    All logs are returned, because TensorFlow does not run what a function need not return.
+    All logs are returned, because TensorFlow does not run what a function need not return. `run`
+    calls the replicas' functions in another way than one after the other.
     """
-    logs = []
     is_deferred = len(arguments[0]) > 1  # deferred batches are full
     stand_in = None if is_deferred else totals_lib.stand_in_of([own for (own,) in arguments])
     if not is_deferred:
         counts = [totals_lib.num_rows(own) for (own,) in arguments]
         stateful.note_cut(model, counts, num_replicas=replicas[0].num_replicas)
-    for replica, step, own in zip(replicas, steps, arguments, strict=True):
+    more = () if stand_in is None else (stand_in,)
+    calls = [
+        functools.partial(step, *own, *more) for step, own in zip(steps, arguments, strict=True)
+    ]
+    return (run or _on_each)(replicas, calls)
+
+
+def _on_each(replicas: Sequence[Replica], calls: Sequence[Callable]) -> list:
+    """Calls each replica's function on its device; the results are to be returned."""
+    results = []
+    for replica, call in zip(replicas, calls, strict=True):
         with tf.device(replica.device):
-            logs.append(step(*own) if stand_in is None else step(*own, stand_in))
-    return logs
+            results.append(call())
+    return results
 
 
 def _replica_step(
@@ -695,21 +738,24 @@ def _changed(totals: Totals, rows: tf.Tensor) -> list[tuple]:
 class _Predict:
     """Prediction over all replicas, as a function of a list of batches; rows keep their order."""
 
-    def __init__(self, model, strategy, replicas: list[Replica], choice: in_xla.Choice):
+    def __init__(
+        self, model, strategy, replicas: list[Replica], choice: in_xla.Choice, said: set[str]
+    ):
         self._model, self._strategy, self._replicas = model, strategy, replicas
         # A model's own `predict_step` builds the layers that it calls itself.
         self._is_keras_step = type(model).predict_step is keras.Model.predict_step
         self._choice, self._numbers = choice, own_numbers()
         self._made = []  # has the function after the first call
+        self._in_lanes, self._said = eager.met_by_lanes(replicas), said
 
     def _run(self, parts: list) -> list:
         if not self._made:
             self._made.append(alike(self._make(xla=self._choice.on), self._numbers))
         return self._made[0](parts)
 
-    def _make(self, *, xla: bool) -> Callable:
+    def _make(self, *, xla: bool, eagerly: bool = False) -> Callable:
         """Returns the function that predicts the parts of a batch."""
-        model, replicas = self._model, self._replicas
+        model, replicas = self._model, self._in_lanes if eagerly else self._replicas
         several_workers = self._strategy.num_replicas_in_sync > len(replicas)
 
         def predict(replica: Replica, batch):
@@ -722,23 +768,32 @@ class _Predict:
 
         def function_of(replica: Replica) -> Callable:
             own = functools.partial(predict, replica)
+            if eagerly:
+                return own
             return _compiled(replica, own) if xla else tf.function(own, autograph=False)
 
         functions = [function_of(each) for each in replicas]
 
+        def rows_of(replica: Replica, function: Callable, batch, stand_in):
+            rows = _rows_of(function, batch, stand_in)
+            return tf.nest.map_structure(replica.all_gather, rows) if several_workers else rows
+
         def run(batches):
-            outputs, stand_in = [], totals_lib.stand_in_of(batches)
+            stand_in = totals_lib.stand_in_of(batches)
             counts = [totals_lib.num_rows(each) for each in batches]
             stateful.note_cut(model, counts, num_replicas=replicas[0].num_replicas)
-            for replica, function, batch in zip(replicas, functions, batches, strict=True):
-                with tf.device(replica.device):
-                    rows = _rows_of(function, batch, stand_in)
-                    if several_workers:
-                        rows = tf.nest.map_structure(replica.all_gather, rows)
-                    outputs.append(rows)
+            calls = [
+                functools.partial(rows_of, *each, stand_in)
+                for each in zip(replicas, functions, batches, strict=True)
+            ]
+            outputs = (functools.partial(eager.in_lanes, model) if eagerly else _on_each)(
+                replicas, calls
+            )
             stateful.share(model, replicas)
             return outputs[:1] if several_workers else outputs
 
+        if eagerly:
+            return run
         compile_ = functools.partial(tf.function, autograph=False)
         return Recoverable(compile_, run, model) if xla else compile_(run)
 
@@ -748,6 +803,11 @@ class _Predict:
             parts = local_batches(self._strategy, batch, len(self._replicas))
             if not self._model.built and self._is_keras_step:
                 _build(self._model, parts[0])
+            if runs_eagerly(self._model):
+                with eager.said_once(self._said):
+                    eager.say()
+                    outputs += self._make(xla=False, eagerly=True)(eager.as_tensors(parts))
+                continue
             run = functools.partial(self._run, parts)
             outputs += self._choice.run(run, parts, forget=self._made.clear)
         return tf.nest.map_structure(lambda *each: tf.concat(each, axis=0), *outputs)

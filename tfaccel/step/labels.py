@@ -62,11 +62,16 @@ def watched(step: Callable, *, are_probabilities: bool) -> Callable:
                 if each is not None and each.dtype.is_floating
             ]
         # A tensor of another graph, such as a loop inside the step, cannot be returned here.
-        graph = tf.compat.v1.get_default_graph()
-        found = [each for each in found if each.graph is graph]
+        found = [each for each in found if _is_usable_here(each)]
         return logs | ({LOG: functools.reduce(_first, found)} if found else {})
 
     return watching
+
+
+def _is_usable_here(tensor: tf.Tensor) -> bool:
+    if tf.executing_eagerly() or not tf.is_symbolic_tensor(tensor):
+        return not tf.is_symbolic_tensor(tensor)
+    return tensor.graph is tf.compat.v1.get_default_graph()
 
 
 def _first(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:

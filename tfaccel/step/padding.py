@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.common.errors import UserError
-from tfaccel.keras_internals.model_view import loss_means_of, losses_of, metrics_of, runs_eagerly
+from tfaccel.keras_internals.model_view import loss_means_of, losses_of, metrics_of
 from tfaccel.keras_internals.reductions import (
     by_row,
     counts_values,
@@ -47,11 +47,6 @@ def leave_out_padding(model: keras.Model, step: Callable) -> Callable:
 
 def check(model: keras.Model) -> None:
     """Raises UserError for losses and metrics that cannot ignore padding rows."""
-    if runs_eagerly(model):
-        raise UserError(
-            "run_eagerly runs stock Keras's step, which counts padding; remove run_eagerly, or use "
-            "a loader with last_batch='drop'"
-        )
     for loss in losses_of(model):
         if getattr(loss, "reduction", "mean") in (None, "none"):
             raise UserError(

@@ -114,7 +114,7 @@ def extend(
     several = replicas[0].num_replicas > 1
     model.reset_metrics = functools.partial(reset_metrics, model, replicas)
     # If a step's logs are the metrics' results, Keras need not compute them again.
-    are_results = not runs_eagerly(model) and (several or has_steps_of_keras(model))
+    are_results = several or has_steps_of_keras(model)
     let_logs_be_results(model, are_results)
 
 
@@ -293,7 +293,7 @@ def _with_callbacks(
     audits = [ReplicaAudit(config.audit_steps)] if several else []
     each_batch = [LossScale(config.loss_scale_floor), finite, *audits]
     looks = [FirstLook(at_start)] if at_start else []
-    # Stock Keras's eager step reads `trainable` in each call.
+    # An eager step reads `trainable` in each call.
     weights = [] if runs_eagerly(model) else [TrainedWeights()]
     ours = [*each_batch, beats, *looks, *weights]
 

@@ -121,7 +121,7 @@ class Finite(keras.callbacks.Callback):
 
     @property
     def _is_watched(self) -> bool:
-        # False with run_eagerly, and after `model.compile` was called without `run.compile`.
+        # False after `model.compile` was called without `run.compile`.
         return hasattr(type(self.model.train_function), "nonfinite")
 
     def _fault(self, code: int, step: int) -> str:
