@@ -179,7 +179,8 @@ def recorded(
             own_variables.update(id(each) for each in variables_of(model))
         return id(variable) in own_variables
 
-    graph, own_variables = tf.compat.v1.get_default_graph(), set()
+    graph = tf.compat.v1.get_default_graph()
+    own_variables = {id(each) for each in variables_of(model)}
     direct_assign = TensorFlowVariable._direct_assign
     next_seed = keras.random.SeedGenerator.next
     with contextlib.ExitStack() as patches:
