@@ -5,6 +5,7 @@ import tensorflow as tf
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from tfaccel.keras_internals.layers import layers_of
+from tfaccel.keras_internals.reductions import has_own_update
 
 
 def optimizers_of(optimizer) -> list:
@@ -110,6 +111,23 @@ def metrics_of(model) -> list:
     metrics = model._compile_metrics
     user = (metrics._user_metrics, metrics._user_weighted_metrics) if metrics else ()
     return tf.nest.flatten(user)
+
+
+def own_metrics_of(model) -> list:
+    """Returns the metrics that have an `update_state` of their own, each once.
+
+    A metric within such a metric is a part of it.
+    """
+    found, waiting = {}, [*model.metrics, *metrics_of(model)]
+    while waiting:
+        each = waiting.pop(0)
+        if not isinstance(each, keras.metrics.Metric):
+            continue  # a name or a function
+        if has_own_update(each):
+            found[id(each)] = each
+        else:
+            waiting += getattr(each, "metrics", each._metrics)
+    return list(found.values())
 
 
 def is_synchronized(model) -> bool:

@@ -57,7 +57,7 @@ from tfaccel.keras_internals.one_replica import as_replica, metrics_as
 from tfaccel.keras_internals.replica import Replica, local_batches, local_replicas
 from tfaccel.keras_internals.traced import UNORDERED
 from tfaccel.keras_internals.variables import value_of
-from tfaccel.step import finite, in_xla, labels, mixing, padding
+from tfaccel.step import finite, in_xla, labels, metrics, mixing, padding
 from tfaccel.step import totals as totals_lib
 from tfaccel.step.recoverable import Recoverable
 from tfaccel.step.totals import ROWS_UNIT, Layout, Span, Totals
@@ -344,7 +344,8 @@ class _Step:
             settings["gradients_as"] = "float16" if config.float16_allreduce else None
             settings["at_once"] = trains and parts == 1 and len(every_optimizer(model)) > 1
             steps = [_replica_step(model, pass_, each, **settings) for each in self._replicas]
-            return functools.partial(_split_step, self._replicas, steps)
+            tell_rows = xla and self._replicas[0].reduces_in_xla and metrics.gathers(model)
+            return functools.partial(_split_step, self._replicas, steps, tell_rows=tell_rows)
         replica = self._replicas[0]
         if parts > 1:
             whole = functools.partial(_accumulating_step, model, pass_, replica, **settings)
@@ -441,15 +442,19 @@ def _accumulating_step(
 
 
 def _split_step(
-    replicas: list[Replica], steps: list[Callable], arguments: list[tuple]
+    replicas: list[Replica], steps: list[Callable], arguments: list[tuple], *, tell_rows: bool
 ) -> list[dict]:
     """Runs each replica's step on its device, and returns the logs of every replica.
 
     All logs are returned, because TensorFlow does not run what a function need not return.
+    With `tell_rows` each step also gets the numbers of rows of all replicas' batches.
     """
     logs = []
     is_deferred = len(arguments[0]) > 1  # deferred batches are full
     stand_in = None if is_deferred else totals_lib.stand_in_of([own for (own,) in arguments])
+    if tell_rows and not is_deferred:
+        rows = tuple(totals_lib.num_rows(own) for (own,) in arguments)
+        arguments = [(own, rows) for (own,) in arguments]
     for replica, step, own in zip(replicas, steps, arguments, strict=True):
         with tf.device(replica.device):
             logs.append(step(*own) if stand_in is None else step(*own, stand_in))
@@ -476,30 +481,34 @@ def _replica_step(
     """
     # With `at_once`, gradients are checked in the function that applies them.
     updates_in_xla = (updates_in_xla or xla) and not at_once
-    layout = watch = None  # known once the pass is traced
+    layout = watch = updates = None  # known once the pass is traced
 
     def forward_backward(batch, stand_in=None):
-        nonlocal layout, watch
+        nonlocal layout, watch, updates
         with as_replica(model, replica):
             watch = finite.Watch(model, xla=xla) if at_once else None
             more = {"apply": watch.apply} if at_once else {}
             totals = pass_(replica, batch, stand_in=stand_in, **more)
-        layout = Layout(totals, gradients_as=gradients_as)
-        return layout.pack(totals), totals.metrics_before
+        layout, updates = Layout(totals, gradients_as=gradients_as), totals.updates
+        return layout.pack(totals), totals.metrics_before, updates.take_sent()
 
-    def update(buffers, metrics_before):
+    def update(buffers, metrics_before, gathered):
         with as_replica(model, replica):
             totals, spans = layout.unpack(buffers)
             settings = {"trains": trains, "xla": updates_in_xla, "watch": watch}
-            return _update(model, totals, metrics_before, spans, **settings)
+            return _update(model, totals, metrics_before, spans, gathered, **settings)
 
-    def whole(batch):
-        buffers, metrics_before = forward_backward(batch)
-        return update(replica.all_reduce_in_xla(buffers), metrics_before)
+    def whole(batch, rows=None):
+        buffers, metrics_before, sent = forward_backward(batch)
+        if rows is None:  # all batches are full
+            rows = [totals_lib.num_rows(batch)] * replica.num_replicas
+        sums = replica.all_reduce_in_xla([*buffers, *updates.in_place(sent, rows)])
+        return update(sums[: len(buffers)], metrics_before, sums[len(buffers) :])
 
     def in_parts(*batch):
-        buffers, metrics_before = forward_backward(*batch)
-        return update([replica.all_reduce(each) for each in buffers], metrics_before)
+        buffers, metrics_before, sent = forward_backward(*batch)
+        sums = [replica.all_reduce(each) for each in buffers]
+        return update(sums, metrics_before, updates.gathered(sent))
 
     if xla and replica.reduces_in_xla:
         return _compiled(replica, _from_deferred(whole, make_batch))
@@ -520,6 +529,7 @@ def _update(
     totals: Totals,
     metrics_before: list[tf.Tensor],
     spans: Sequence[Span] = (),
+    gathered: Sequence[tf.Tensor] = (),
     *,
     trains: bool,
     xla: bool,
@@ -532,6 +542,7 @@ def _update(
       totals: the sums.
       metrics_before: this replica's own metrics before the step.
       spans: the gradients of `totals`, uncut, if they were unpacked from vectors.
+      gathered: the rows of all replicas that metrics get.
       trains: whether to undo changes that are not finite. A test shows them.
       xla: whether XLA compiles what is traced.
       watch: the watch that applied gradients during the pass; None if they are in `totals`.
@@ -550,17 +561,21 @@ def _update(
             model.optimizer.apply([mean(each) for each in totals.gradients], totals.gradients_of)
         logs = watch.scale_logs()
     changes = _changed(totals, rows)
-    metrics = totals.metrics
+    states, updates = totals.metrics, totals.updates
+    if updates is not None:
+        states = updates.settled(totals.rows, states, totals.numbers, gathered)
     if trains:
         watch.put_back(changes)
-        spoilt = watch.spoilt(model.metrics_variables, totals.metrics_before, metrics)
+        spoilt = watch.spoilt(model.metrics_variables, totals.metrics_before, states)
         finite.put_back_where(spoilt, model.metrics_variables, metrics_before)
-        pairs = zip(totals.metrics_before, metrics, strict=True)
-        metrics = [tf.where(spoilt, old, new) for old, new in pairs]
+        pairs = zip(totals.metrics_before, states, strict=True)
+        states = [tf.where(spoilt, old, new) for old, new in pairs]
         logs[finite.LOG] = watch.code()
-    with metrics_as(model, metrics):
+    with metrics_as(model, states):
         # In the context, because a metric may return its own variable, as in Keras's guide.
         results = tf.nest.map_structure(tf.convert_to_tensor, model.get_metrics_result())
+        if updates is not None:
+            results |= updates.results(totals.logs.keys() - results.keys())
     # A log without a metric is a value that the step returned. Return its mean over the rows.
     own = {name: results.get(name, value / rows) for name, value in totals.logs.items()}
     return labels.named(own | logs, trains=trains)

@@ -22,6 +22,7 @@ from tfaccel.keras_internals.layer_paths import layer_paths
 from tfaccel.keras_internals.recording import Recording, recorded
 from tfaccel.keras_internals.replica import Replica
 from tfaccel.keras_internals.variables import value_of
+from tfaccel.step.metrics import Updates
 
 # The unit of a row count. A gradient times the replica's rows in this unit stays near the size of
 # the gradient, so that float16 can hold it. With 256 rows the sizes are equal; with 2 rows the
@@ -34,7 +35,7 @@ ROWS_UNIT = 256.0
 # once (variadic_op_splitter.cc). Joining some here does not help, because XLA flattens that first.
 _JOINED_AT_ONCE = 128
 
-_SUMMED = ("rows", "gradients", "changes", "logs", "metrics", "metrics_before")
+_SUMMED = ("rows", "gradients", "changes", "logs", "metrics", "metrics_before", "numbers")
 
 
 class Span(NamedTuple):
@@ -62,10 +63,12 @@ class Totals:
         The change of whole numbers and bools, such as random seeds, is replica 0's. The change of
         variables made with aggregation="sum" is not multiplied.
       logs: the logs that the step returned, times `rows`.
-      metrics: the values of the metrics' variables.
+      metrics: what the replica adds to the values of the metrics' variables.
       metrics_before: their values before the step.
       gradients_of: the Keras variables of `gradients`.
       changes_of: the Keras variables of `changes`.
+      numbers: the numbers that metrics get after the sum.
+      updates: makes the metrics' values of the sums; None if they are the values.
     """
 
     rows: tf.Tensor
@@ -76,6 +79,8 @@ class Totals:
     metrics_before: list[tf.Tensor]
     gradients_of: list
     changes_of: list
+    numbers: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    updates: Updates | None = None
 
     def tensors(self) -> list:
         """Returns the values that are summed over replicas, as one nest."""
@@ -114,6 +119,9 @@ def make_totals(
     metrics_before = {
         id(each): tf.convert_to_tensor(value_of(each)) for each in model.metrics_variables
     }
+    updates = Updates(model, replica, weigh=weigh, has_rows=rows > 0, xla=xla)
+    starts = metrics_before | updates.starts()
+    step = updates.watching(step)
     all_reduce = functools.partial(replica.all_reduce_in_forward, weight=weight)
 
     def at_once(optimizer, gradients, variables):
@@ -122,6 +130,7 @@ def make_totals(
     with (
         recorded(model, replica, apply=at_once if apply else None) as recording,
         layer_paths(xla=xla, all_reduce=all_reduce if replica.num_replicas > 1 else None),
+        updates.kept(),
     ):
         run_part = functools.partial(_part, step, recording, weigh)
         gradients, logs = (_compiled_parts if xla else _traced_parts)(run_part, batch, parts)
@@ -133,19 +142,22 @@ def make_totals(
         variable.assign(before)
     if rows == 0:
         for variable in model.metrics_variables:
-            variable.assign(metrics_before[id(variable)])
+            variable.assign(starts[id(variable)])
         gradients, logs = tf.nest.map_structure(tf.zeros_like, (gradients, logs))
     metrics = [(id(each), tf.convert_to_tensor(value_of(each))) for each in model.metrics_variables]
+    several = replica.num_replicas > 1
     return Totals(
         rows=tf.convert_to_tensor(weight, tf.float32),
         gradients=gradients,
         changes=changes,
         logs=logs,
-        metrics=[value for _, value in metrics],
+        metrics=updates.states() if several else [value for _, value in metrics],
         # A metric that the step makes while it is traced has no earlier value.
         metrics_before=[metrics_before.get(key, value) for key, value in metrics],
         gradients_of=recording.trained,
         changes_of=[variable for variable, _ in assigned],
+        numbers=updates.numbers,
+        updates=updates if several else None,
     )
 
 
