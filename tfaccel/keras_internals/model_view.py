@@ -113,21 +113,24 @@ def metrics_of(model) -> list:
     return tf.nest.flatten(user)
 
 
-def own_metrics_of(model) -> list:
-    """Returns the metrics that have an `update_state` of their own, each once.
+def every_metric(model) -> list:
+    """Returns the metrics of a model, each once: objects, functions and names.
 
-    A metric within such a metric is a part of it.
+    A metric within a metric that has an `update_state` of its own is a part of it.
     """
     found, waiting = {}, [*model.metrics, *metrics_of(model)]
     while waiting:
         each = waiting.pop(0)
-        if not isinstance(each, keras.metrics.Metric):
-            continue  # a name or a function
-        if has_own_update(each):
-            found[id(each)] = each
-        else:
+        found[id(each)] = each
+        if isinstance(each, keras.metrics.Metric) and not has_own_update(each):
             waiting += getattr(each, "metrics", each._metrics)
     return list(found.values())
+
+
+def own_metrics_of(model) -> list:
+    """Returns the metrics that have an `update_state` of their own, each once."""
+    metrics = [each for each in every_metric(model) if isinstance(each, keras.metrics.Metric)]
+    return [each for each in metrics if has_own_update(each)]
 
 
 def is_synchronized(model) -> bool:

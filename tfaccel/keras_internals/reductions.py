@@ -52,15 +52,41 @@ def has_own_update(metric: keras.metrics.Metric) -> bool:
     return _is_own_update(type(metric))
 
 
+def mixes_rows(metric: keras.metrics.MeanMetricWrapper, y_pred) -> bool:
+    """Returns whether the function of a metric takes the rows for an axis of what it compares."""
+    axis = metric._fn_kwargs.get("axis")
+    rank = len(y_pred.shape)
+    return axis is not None and 0 in {each % rank for each in tf.nest.flatten(axis) if rank}
+
+
+def may_mix_rows(metric) -> bool:
+    """Returns whether a metric may need all rows of a batch at once.
+
+    Args:
+      metric: A metric, a function, or the name of Keras's own.
+    """
+    if not isinstance(metric, keras.metrics.Metric):
+        return callable(metric)
+    if has_own_update(metric):
+        return True
+    is_function = isinstance(metric, keras.metrics.MeanMetricWrapper)
+    return is_function and ("axis" in metric._fn_kwargs or not _is_of_keras(metric._fn))
+
+
+def _is_of_keras(what) -> bool:
+    return getattr(what, "__module__", "").partition(".")[0] == "keras"
+
+
 def _is_own_update(kind: type) -> bool:
     defining = next(each for each in kind.__mro__ if "update_state" in vars(each))
-    return defining.__module__.partition(".")[0] != "keras"
+    return not _is_of_keras(defining)
 
 
 @contextlib.contextmanager
 def own_metrics_updated_by(update: Callable) -> Iterator[None]:
-    """Within the context, another function updates metrics with an `update_state` of their own.
+    """Within the context, another function updates metrics that may need all rows at once.
 
+    These are metrics with an `update_state` of their own, and metrics that are made of a function.
     All classes are patched, because a `train_step` of the model's own may update any metric. What
     the function calls, such as `super().update_state(...)` or a metric within, is not replaced.
 
@@ -82,6 +108,7 @@ def own_metrics_updated_by(update: Callable) -> Iterator[None]:
             is_busy = False
 
     kinds = [each for each in _kinds_of(keras.metrics.Metric) if _is_own_update(each)]
+    kinds.append(keras.metrics.MeanMetricWrapper)
     own = [inspect.getattr_static(each, "update_state") for each in kinds]
     with contextlib.ExitStack() as patches:
         for kind, own_update in zip(kinds, own, strict=True):

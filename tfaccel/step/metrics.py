@@ -5,9 +5,10 @@ rows. `Updates` takes care of the others during one replica's pass:
 
   - A metric with an `update_state` of its own is updated after the pass, with the rows of all
     replicas in the order of one device. So its result is that of one device, whatever it computes.
-  - If such a metric names a rule, `merge_state`, each replica updates a state with its own rows,
-    and the states are merged. The rule is "sum", "max" or "min", or a method
-    `merge_state(self, metrics)` that merges the states of other metrics into this one.
+    A metric made of a function is, too, if the function does not return a value for each row.
+  - If a metric with an `update_state` of its own names a rule, `merge_state`, each replica updates
+    a state with its own rows, and the states are merged. The rule is "sum", "max" or "min", or a
+    method `merge_state(self, metrics)` that merges the states of other metrics into this one.
   - A `keras.metrics.Mean` of a single number, such as a loss, gets the mean over all rows, once.
 
 The merged state, or the one that has all rows, then lies on replica 0, and zeros on all others, so
@@ -31,11 +32,13 @@ import keras
 import tensorflow as tf
 
 from tfaccel.common.errors import UserError
-from tfaccel.keras_internals.model_view import own_metrics_of
+from tfaccel.keras_internals.model_view import every_metric, own_metrics_of
 from tfaccel.keras_internals.reductions import (
     has_own_update,
     mask_of,
+    may_mix_rows,
     means_updated_by,
+    mixes_rows,
     own_metrics_updated_by,
     results_noted_by,
     with_mask,
@@ -72,8 +75,18 @@ def rule_of(metric: keras.metrics.Metric) -> str:
 
 
 def gathers(model) -> bool:
-    """Returns whether the model has a metric that gets the rows of all replicas."""
-    return any(rule_of(each) == GATHER for each in own_metrics_of(model))
+    """Returns whether the model may have a metric that gets the rows of all replicas.
+
+    Raises:
+      UserError: `merge_state` of a metric is no rule.
+    """
+    rules = [rule_of(each) for each in own_metrics_of(model)]
+    others = [each for each in every_metric(model) if may_mix_rows(each) and not _is_own(each)]
+    return GATHER in rules or bool(others)
+
+
+def _is_own(metric) -> bool:
+    return isinstance(metric, keras.metrics.Metric) and has_own_update(metric)
 
 
 # The arguments of `update_state`, as a pass keeps them.
@@ -138,10 +151,13 @@ class Updates:
         self._has_rows, self._xla = has_rows, xla
         self._graph = tf.compat.v1.get_default_graph()
         self._calls, self._sent, self._rows_per_row = [], [], []
-        self._results, self._logs = [], {}  # (metric, name within its result, value), and by log
+        self._known = {}  # what stands for a tensor that several metrics get, by id, and the tensor
+        # (metric, name within its result, value); without the value by log; ids of logged metrics.
+        self._results, self._logs, self._logged = [], {}, set()
         # The means of single numbers, with their values before; and the ids of those of rows too.
         self._tracked, self._mixed = {}, set()
         self._is_inside, self._num_rows, self._weight, self._weight_index = False, 0, None, None
+        self._of_function = None  # the call of `update_state` of a metric made of a function
         self._merged = []
         if replica.num_replicas > 1:
             own = [each for each in own_metrics_of(model) if rule_of(each) not in (GATHER, SUM)]
@@ -179,7 +195,7 @@ class Updates:
             if key not in self._mixed:
                 for variable, value in zip(metric.variables, before, strict=True):
                     variable.assign(value)
-        self._tracked, self._graph, self._weight = {}, None, None  # lets go of the graph
+        self._tracked, self._known, self._graph, self._weight = {}, {}, None, None
 
     def watching(self, step: Callable) -> Callable:
         """Returns the step; a call of it is a part of the batch."""
@@ -200,13 +216,22 @@ class Updates:
     # While the step is traced.
 
     def _update(self, metric, own: Callable, args: tuple, kwargs: dict) -> None:
-        if rule_of(metric) != GATHER or not self._is_listed(metric):
+        if not has_own_update(metric):  # of a function: what that returns decides
+            self._of_function = metric, own, args, kwargs
+            try:
+                own(*args, **kwargs)
+            finally:
+                self._of_function = None
+        elif rule_of(metric) != GATHER or not self._is_listed(metric):
             self._run(own, args, kwargs)
-            return
-        self._check_place(metric)
-        if not metric.variables:  # it makes them at its first update
-            self._run(own, args, kwargs)
-            metric.reset_state()
+        else:
+            self._check_place(metric)
+            if not metric.variables:  # it makes them at its first update
+                self._run(own, args, kwargs)
+                metric.reset_state()
+            self._keep(metric, own, args, kwargs)
+
+    def _keep(self, metric, own: Callable, args: tuple, kwargs: dict) -> None:
         send = functools.partial(self._send, metric)
         args, kwargs = tf.nest.map_structure(send, (args, kwargs))
         self._calls.append(_Call(metric, own, args, kwargs))
@@ -257,7 +282,9 @@ class Updates:
         if leaf.shape.rank == 0:
             self._warn_of_number(metric, leaf)
             return self._send_number(leaf)
-        return self._send_rows(metric, leaf)
+        if id(leaf) not in self._known:
+            self._known[id(leaf)] = self._send_rows(metric, leaf), leaf
+        return self._known[id(leaf)][0]
 
     def _send_rows(self, metric, value, *, per_row: bool = True):
         if isinstance(value, tf.RaggedTensor):
@@ -314,12 +341,32 @@ class Updates:
 
         @functools.wraps(update_state)
         def update(metric, values, sample_weight=None):
+            if self._needs_all_rows(metric, values):
+                self._keep(*self._of_function)
+                return None
             if not self._is_inside and self._is_listed(metric):
                 self._note_number(metric, tf.convert_to_tensor(values), sample_weight)
             # The step may ask for the result, so it is counted here, too.
             return update_state(metric, values, sample_weight)
 
         return update
+
+    def _needs_all_rows(self, metric, values) -> bool:
+        """Returns whether the values that the function of a metric returned are not those of rows.
+
+        With weights they have to be, as in Keras.
+        """
+        if self._of_function is None or self._of_function[0] is not metric:
+            return False
+        _, _, args, kwargs = self._of_function
+        arguments = dict(zip(("y_true", "y_pred", "sample_weight"), args, strict=False)) | kwargs
+        is_here = tf.compat.v1.get_default_graph() is self._graph
+        if arguments.get("sample_weight") is not None or not is_here or not self._is_listed(metric):
+            return False
+        rank = values.shape.rank
+        size = values.shape[0] if rank else None
+        other = rank == 0 or (size is not None and size % (self._num_rows or 1))
+        return bool(other) or mixes_rows(metric, arguments["y_pred"])
 
     def _note_number(self, metric, number: tf.Tensor, sample_weight) -> None:
         is_here = tf.compat.v1.get_default_graph() is self._graph
@@ -344,12 +391,13 @@ class Updates:
                 self._note_logs(value)
             for metric, name, result in self._results:
                 if value is result and self._is_listed(metric):
-                    self._logs[key] = metric, name
+                    self._logged.add(id(metric))
+                    self._logs.setdefault(key, (metric, name))
 
     def _warn_of_results(self) -> None:
         """Warns if the step computes something from a result that lacks its own rows."""
-        logged = {id(metric) for metric, _ in self._logs.values()}
-        asked = {id(metric): metric for metric, *_ in self._results if id(metric) not in logged}
+        asked = {id(metric): metric for metric, *_ in self._results}
+        asked = {key: metric for key, metric in asked.items() if key not in self._logged}
         self._results = []
         for metric in asked.values() if self._replica.local_index == 0 else ():
             if rule_of(metric) != SUM and self._is_listed(metric):
