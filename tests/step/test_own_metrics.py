@@ -425,37 +425,40 @@ def test_an_unknown_rule_is_refused():
 
 
 def named(kinds, **settings):
-    return {each: functools.partial(getattr(keras.metrics, each), **settings) for each in kinds}
+    """Functions that make metrics of Keras, by their names."""
+    return {
+        each: functools.partial(getattr(keras.metrics, each), **settings) for each in kinds.split()
+    }
 
 
 OF_NUMBERS = named(
     """MeanSquaredError RootMeanSquaredError MeanAbsoluteError MeanAbsolutePercentageError
     MeanSquaredLogarithmicError CosineSimilarity LogCoshError R2Score KLDivergence Poisson
-    BinaryCrossentropy Hinge SquaredHinge PearsonCorrelation ConcordanceCorrelation""".split()
+    BinaryCrossentropy Hinge SquaredHinge PearsonCorrelation ConcordanceCorrelation"""
 )
 OF_BITS = named(
     """Accuracy BinaryAccuracy FalsePositives FalseNegatives TrueNegatives TruePositives Precision
-    Recall AUC F1Score""".split()
+    Recall AUC F1Score"""
 )
-OF_BITS |= named(["Precision", "Recall"], thresholds=[0.3, 0.6])
+OF_BITS |= named("Precision Recall", thresholds=[0.3, 0.6])
 OF_BITS = {
     **OF_BITS,
-    **named(["BinaryIoU"], threshold=0.5),
-    **named(["FBetaScore"], beta=0.5, threshold=0.4),
+    **named("BinaryIoU", threshold=0.5),
+    **named("FBetaScore", beta=0.5, threshold=0.4),
     "SensitivityAtSpecificity": lambda: keras.metrics.SensitivityAtSpecificity(0.5),
     "SpecificityAtSensitivity": lambda: keras.metrics.SpecificityAtSensitivity(0.5),
     "PrecisionAtRecall": lambda: keras.metrics.PrecisionAtRecall(0.5),
     "RecallAtPrecision": lambda: keras.metrics.RecallAtPrecision(0.5),
 }
 OF_ONE_HOT = named(
-    "CategoricalAccuracy CategoricalCrossentropy CategoricalHinge TopKCategoricalAccuracy".split()
+    "CategoricalAccuracy CategoricalCrossentropy CategoricalHinge TopKCategoricalAccuracy"
 )
-OF_ONE_HOT |= named(["OneHotMeanIoU"], num_classes=3)
-OF_ONE_HOT |= named(["OneHotIoU"], num_classes=3, target_class_ids=[0, 2])
-OF_LABELS = named(["SparseCategoricalAccuracy", "SparseCategoricalCrossentropy"])
-OF_LABELS |= named(["SparseTopKCategoricalAccuracy"], k=2)
-OF_LABELS |= named(["MeanIoU"], num_classes=3, sparse_y_pred=False)
-OF_LABELS |= named(["IoU"], num_classes=3, target_class_ids=[1], sparse_y_pred=False)
+OF_ONE_HOT |= named("OneHotMeanIoU", num_classes=3)
+OF_ONE_HOT |= named("OneHotIoU", num_classes=3, target_class_ids=[0, 2])
+OF_LABELS = named("SparseCategoricalAccuracy SparseCategoricalCrossentropy")
+OF_LABELS |= named("SparseTopKCategoricalAccuracy", k=2)
+OF_LABELS |= named("MeanIoU", num_classes=3, sparse_y_pred=False)
+OF_LABELS |= named("IoU", num_classes=3, target_class_ids=[1], sparse_y_pred=False)
 KINDS = {"numbers": OF_NUMBERS, "bits": OF_BITS, "one_hot": OF_ONE_HOT, "labels": OF_LABELS}
 # They have no y_true and y_pred, or are for others to subclass.
 BASES = {"Mean", "Sum", "Metric", "MeanMetricWrapper"}
@@ -490,8 +493,14 @@ def test_metrics_of_keras_are_sums_over_rows(xla):
     }
 
     def args():
-        kinds = {kind: [each() for each in made.values()] for kind, made in KINDS.items()}
-        return {"loss": dict.fromkeys(KINDS, "mse") | {"labels": None}, "metrics": kinds}
+        kinds = {
+            kind: {name: each() for name, each in made.items()} for kind, made in KINDS.items()
+        }
+        for made in kinds.values():
+            for name, each in made.items():
+                each.name = name  # else Keras numbers them
+        metrics = {kind: list(made.values()) for kind, made in kinds.items()}
+        return {"loss": dict.fromkeys(KINDS, "mse") | {"labels": None}, "metrics": metrics}
 
     model = here(four_outputs, 2, xla=xla, **args())
     theirs = by_keras(four_outputs, **args())
@@ -534,3 +543,62 @@ def test_functions_of_all_rows(num_replicas, xla, caplog):
     ]
     assert_same_logs(*logs)
     assert "returns one number" not in caplog.text
+
+
+class LongestRow(Own):
+    """Of ragged rows, the largest sum; their number of values differs."""
+
+    def __init__(self):
+        super().__init__("longest", 0.0)
+
+    def update_state(self, values):
+        assert isinstance(values, tf.RaggedTensor)
+        self.best.assign(tf.maximum(self.best, tf.reduce_max(tf.reduce_sum(values, axis=1))))
+
+
+class OfRagged(OwnStep):
+    def __init__(self):
+        super().__init__()
+        self.longest = LongestRow()
+
+    @property
+    def metrics(self):
+        return [*super().metrics, self.longest]
+
+    def train_step(self, data):
+        self.longest.update_state(tf.ragged.boolean_mask(data[0], data[0] > 0))
+        return super().train_step(data) | {"long": self.longest.result()}
+
+
+@pytest.mark.slow
+def test_ragged_rows():
+    model, theirs = here(OfRagged, 3, xla=False), OfRagged()
+    theirs.compile(keras.optimizers.SGD(0.1), run_eagerly=True)
+    wanted = theirs.fit(X, Y, **FIT).history
+    ours = model.fit(X, Y, **FIT).history
+    np.testing.assert_allclose(ours["long"], wanted["long"], rtol=RTOL)
+
+
+class Unmasked(Own):
+    """How many steps are not masked, in all batches; then the most of a batch."""
+
+    def __init__(self):
+        super().__init__("unmasked", 0.0)
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        count = ops.sum(ops.cast(y_pred._keras_mask, "float32"))
+        self.best.assign(ops.maximum(self.best, count))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("xla", [False, True])
+def test_masks(xla):
+    def make():
+        keras.utils.set_random_seed(0)
+        return keras.Sequential([keras.Input((4, 1)), layers.Masking(), layers.Dense(1)])
+
+    x = np.where(X > 0, X, 0)[..., None]
+    args = [{"loss": None, "metrics": [Unmasked()]} for _ in range(2)]
+    models = here(make, 2, xla=xla, **args[0]), by_keras(make, **args[1])
+    logs = [each.evaluate(x, x, batch_size=5, verbose=0, return_dict=True) for each in models]
+    assert logs[0]["unmasked"] == logs[1]["unmasked"] > 5

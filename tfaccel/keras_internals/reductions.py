@@ -52,11 +52,31 @@ def has_own_update(metric: keras.metrics.Metric) -> bool:
     return _is_own_update(type(metric))
 
 
-def mixes_rows(metric: keras.metrics.MeanMetricWrapper, y_pred) -> bool:
-    """Returns whether the function of a metric takes the rows for an axis of what it compares."""
-    axis = metric._fn_kwargs.get("axis")
+def mixes_rows(metric: keras.metrics.MeanMetricWrapper, y_true, y_pred) -> bool:
+    """Returns whether the function of a metric does not return a value for each row.
+
+    Keras's functions take the rows for an axis of what they compare if `axis` says so. Of others
+    the shape of what they return tells: it has to depend on the number of rows.
+    """
     rank = len(y_pred.shape)
-    return axis is not None and 0 in {each % rank for each in tf.nest.flatten(axis) if rank}
+    axis = metric._fn_kwargs.get("axis")
+    if axis is not None and 0 in {each % rank for each in tf.nest.flatten(axis) if rank}:
+        return True
+    if _is_of_keras(metric._fn):
+        return False
+    with tf.__internal__.FuncGraph("of_any_rows").as_default():
+        arguments = tf.nest.map_structure(_of_any_rows, (y_true, y_pred))
+        try:
+            values = metric._fn(*arguments, **metric._fn_kwargs)
+        except Exception:  # it may not work with an unknown number of rows
+            return False
+    return bool(values.shape.rank) and values.shape[0] is not None
+
+
+def _of_any_rows(value):
+    if not isinstance(value, tf.Tensor) or not value.shape.rank:
+        return value
+    return tf.compat.v1.placeholder(value.dtype, [None, *value.shape[1:]])
 
 
 def may_mix_rows(metric) -> bool:

@@ -490,7 +490,7 @@ def _replica_step(
             more = {"apply": watch.apply} if at_once else {}
             totals = pass_(replica, batch, stand_in=stand_in, **more)
         layout, updates = Layout(totals, gradients_as=gradients_as), totals.updates
-        return layout.pack(totals), totals.metrics_before, updates.take_sent()
+        return layout.pack(totals), totals.metrics_before, updates.inputs.take_sent()
 
     def update(buffers, metrics_before, gathered):
         with as_replica(model, replica):
@@ -502,13 +502,13 @@ def _replica_step(
         buffers, metrics_before, sent = forward_backward(batch)
         if rows is None:  # all batches are full
             rows = [totals_lib.num_rows(batch)] * replica.num_replicas
-        sums = replica.all_reduce_in_xla([*buffers, *updates.in_place(sent, rows)])
+        sums = replica.all_reduce_in_xla([*buffers, *updates.inputs.in_place(sent, rows)])
         return update(sums[: len(buffers)], metrics_before, sums[len(buffers) :])
 
     def in_parts(*batch):
         buffers, metrics_before, sent = forward_backward(*batch)
         sums = [replica.all_reduce(each) for each in buffers]
-        return update(sums, metrics_before, updates.gathered(sent))
+        return update(sums, metrics_before, updates.inputs.gathered(sent))
 
     if xla and replica.reduces_in_xla:
         return _compiled(replica, _from_deferred(whole, make_batch))

@@ -19,14 +19,15 @@ that the sum over the replicas is again the state.
         logs = updates.watching(model.train_step)(batch)
     states = updates.states()         # of all variables of metrics, to be summed over the replicas
     ...
-    metrics = updates.settled(sums, updates.gathered(updates.take_sent()))
+    gathered = updates.inputs.gathered(updates.inputs.take_sent())
+    metrics = updates.settled(rows, sums, sums_of_numbers, gathered)
 """
 
 import contextlib
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import keras
 import tensorflow as tf
@@ -35,17 +36,16 @@ from tfaccel.common.errors import UserError
 from tfaccel.keras_internals.model_view import every_metric, own_metrics_of
 from tfaccel.keras_internals.reductions import (
     has_own_update,
-    mask_of,
     may_mix_rows,
     means_updated_by,
     mixes_rows,
     own_metrics_updated_by,
     results_noted_by,
-    with_mask,
 )
 from tfaccel.keras_internals.replica import Replica
 from tfaccel.keras_internals.variables import standing_in, value_of
 from tfaccel.step.in_xla import NotInXlaError
+from tfaccel.step.metric_inputs import Inputs
 
 log = logging.getLogger("tfaccel")
 
@@ -89,51 +89,20 @@ def _is_own(metric) -> bool:
     return isinstance(metric, keras.metrics.Metric) and has_own_update(metric)
 
 
-# The arguments of `update_state`, as a pass keeps them.
-
-
-@dataclasses.dataclass(frozen=True)
-class _Rows:
-    """A tensor that is gathered: its place among those, its dtype, and its mask."""
-
-    index: int
-    dtype: tf.DType
-    mask: "_Rows | None" = None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Ragged:
-    """A ragged tensor: its values and the lengths of its rows."""
-
-    values: "_Rows | _Ragged"
-    lengths: _Rows
-
-
-@dataclasses.dataclass(frozen=True)
-class _Number:
-    """A single number: its place among those, and that of its weight; no weight for a count."""
-
-    index: int
-    weight: int | None
-    dtype: tf.DType
-
-
 @dataclasses.dataclass(frozen=True)
 class _Call:
     """One call of `update_state`; `run` takes the arguments."""
 
     metric: keras.metrics.Metric
     run: Callable
-    args: tuple
-    kwargs: dict
+    arguments: tuple  # args and kwargs, of what stands for them
 
 
 class Updates:
     """The updates of metrics during one replica's pass, and what they come to after the sum.
 
     Attributes:
-      numbers: numbers that `update_state` got, times the rows of their part of the batch, and these
-        rows. They are to be summed over the replicas.
+      inputs: what the updates get, to be exchanged between the replicas.
     """
 
     def __init__(self, model, replica: Replica, *, weigh: Callable, has_rows: bool, xla: bool):
@@ -146,17 +115,15 @@ class Updates:
           has_rows: False if a row stands in for a batch without rows. It does not count.
           xla: whether XLA compiles the pass.
         """
-        self.numbers = []
-        self._model, self._replica, self._weigh = model, replica, weigh
-        self._has_rows, self._xla = has_rows, xla
+        self.inputs = Inputs(replica, has_rows=has_rows, xla=xla)
+        self._model, self._replica, self._weigh, self._xla = model, replica, weigh, xla
         self._graph = tf.compat.v1.get_default_graph()
-        self._calls, self._sent, self._rows_per_row = [], [], []
-        self._known = {}  # what stands for a tensor that several metrics get, by id, and the tensor
+        self._calls = []
         # (metric, name within its result, value); without the value by log; ids of logged metrics.
         self._results, self._logs, self._logged = [], {}, set()
         # The means of single numbers, with their values before; and the ids of those of rows too.
         self._tracked, self._mixed = {}, set()
-        self._is_inside, self._num_rows, self._weight, self._weight_index = False, 0, None, None
+        self._is_inside = False
         self._of_function = None  # the call of `update_state` of a metric made of a function
         self._merged = []
         if replica.num_replicas > 1:
@@ -195,17 +162,14 @@ class Updates:
             if key not in self._mixed:
                 for variable, value in zip(metric.variables, before, strict=True):
                     variable.assign(value)
-        self._tracked, self._known, self._graph, self._weight = {}, {}, None, None
+        self._tracked, self._graph = {}, None  # lets go of the graph
 
     def watching(self, step: Callable) -> Callable:
         """Returns the step; a call of it is a part of the batch."""
 
         def run(batch):
-            self._weight = self._weigh(batch)
-            self._num_rows = next(
-                (each.shape[0] for each in tf.nest.flatten(batch) if each is not None), None
-            )
-            self._weight_index = None
+            rows = (each.shape[0] for each in tf.nest.flatten(batch) if each is not None)
+            self.inputs.begin_part(next(rows, None), self._weigh(batch))
             logs = step(batch)
             self._note_logs(logs)
             self._warn_of_results()
@@ -232,9 +196,7 @@ class Updates:
             self._keep(metric, own, args, kwargs)
 
     def _keep(self, metric, own: Callable, args: tuple, kwargs: dict) -> None:
-        send = functools.partial(self._send, metric)
-        args, kwargs = tf.nest.map_structure(send, (args, kwargs))
-        self._calls.append(_Call(metric, own, args, kwargs))
+        self._calls.append(_Call(metric, own, self.inputs.kept(metric, (args, kwargs))))
 
     def _run(self, own: Callable, args: tuple, kwargs: dict) -> None:
         self._is_inside = True
@@ -263,79 +225,6 @@ class Updates:
             "merge_state(self, metrics)"
         )
 
-    def _send(self, metric, leaf):
-        """Keeps an argument of `update_state`; returns what stands for it."""
-        if not isinstance(leaf, tf.Tensor | tf.RaggedTensor | tf.SparseTensor):
-            return leaf
-        if hasattr(leaf, "numpy"):  # made outside the step, so the same on every replica
-            return leaf
-        if isinstance(leaf, tf.RaggedTensor):
-            values = self._send_rows(metric, leaf.values, per_row=False)
-            return _Ragged(values, self._send_rows(metric, leaf.row_lengths()))
-        if isinstance(leaf, tf.SparseTensor) or leaf.dtype == tf.string:
-            kind = "a SparseTensor" if isinstance(leaf, tf.SparseTensor) else "strings"
-            raise UserError(
-                f"update_state of the metric {metric.name} gets {kind}, which replicas cannot "
-                "exchange; expected dense numbers: convert them before, or give the metric "
-                "merge_state = 'sum', 'max' or 'min', or a method merge_state(self, metrics)"
-            )
-        if leaf.shape.rank == 0:
-            self._warn_of_number(metric, leaf)
-            return self._send_number(leaf)
-        if id(leaf) not in self._known:
-            self._known[id(leaf)] = self._send_rows(metric, leaf), leaf
-        return self._known[id(leaf)][0]
-
-    def _send_rows(self, metric, value, *, per_row: bool = True):
-        if isinstance(value, tf.RaggedTensor):
-            inner = self._send_rows(metric, value.values, per_row=False)
-            return _Ragged(inner, self._send_rows(metric, value.row_lengths(), per_row=False))
-        size = value.shape[0]
-        if size is None and self._xla:
-            raise NotInXlaError(
-                f"the metric {metric.name} gets a number of rows that is not known before"
-            )
-        is_known = per_row and size is not None and self._num_rows
-        if is_known and size % self._num_rows:
-            raise UserError(
-                f"update_state of the metric {metric.name} gets a tensor of shape {value.shape} "
-                f"for {self._num_rows} rows; with several replicas its first axis must be rows: "
-                "pass rows, or give the metric merge_state = 'sum', 'max' or 'min', or a method "
-                "merge_state(self, metrics)"
-            )
-        mask = mask_of(value)
-        mask = None if mask is None else self._send_rows(metric, mask)
-        self._rows_per_row.append(size // self._num_rows if is_known else None)
-        self._sent.append(tf.cast(value if self._has_rows else value[:0], _sent_as(value.dtype)))
-        return _Rows(len(self._sent) - 1, value.dtype, mask)
-
-    def _send_number(self, value: tf.Tensor) -> _Number:
-        counts = not value.dtype.is_floating
-        dtype = tf.float64 if counts or value.dtype == tf.float64 else tf.float32
-        number = tf.cast(value, dtype)
-        if not counts and self._weight_index is None:
-            self._weight_index = len(self.numbers)
-            self.numbers.append(tf.cast(self._weight if self._has_rows else 0.0, tf.float32))
-        if counts:
-            number = number if self._has_rows else tf.zeros_like(number)
-        else:
-            weight = tf.cast(self.numbers[self._weight_index], dtype)
-            # A weight of 0 gives 0, even for NaN.
-            number = tf.where(weight > 0, number * weight, tf.zeros_like(number))
-        self.numbers.append(number)
-        return _Number(len(self.numbers) - 1, None if counts else self._weight_index, value.dtype)
-
-    def _warn_of_number(self, metric, value: tf.Tensor) -> None:
-        if self._replica.local_index > 0:
-            return
-        taken_as = "a mean over rows" if value.dtype.is_floating else "a count, which is added up"
-        log.warning(
-            "step: update_state of the metric %s gets one number for all rows. It is taken as %s, "
-            "so that several replicas make one. If it is something else, pass the rows",
-            metric.name,
-            taken_as,
-        )
-
     def _tracking(self, update_state: Callable) -> Callable:
         """Returns `Mean.update_state` that also keeps single numbers."""
 
@@ -360,13 +249,14 @@ class Updates:
             return False
         _, _, args, kwargs = self._of_function
         arguments = dict(zip(("y_true", "y_pred", "sample_weight"), args, strict=False)) | kwargs
-        is_here = tf.compat.v1.get_default_graph() is self._graph
-        if arguments.get("sample_weight") is not None or not is_here or not self._is_listed(metric):
+        if arguments.pop("sample_weight", None) is not None or not self._is_listed(metric):
             return False
-        rank = values.shape.rank
-        size = values.shape[0] if rank else None
-        other = rank == 0 or (size is not None and size % (self._num_rows or 1))
-        return bool(other) or mixes_rows(metric, arguments["y_pred"])
+        # It must not depend on the number of rows: all replicas have to decide alike.
+        if values.shape.rank != 0 and not mixes_rows(metric, **arguments):
+            return False
+        if any(each.metric is metric for each in self._calls):
+            self._check_place(metric)
+        return tf.compat.v1.get_default_graph() is self._graph
 
     def _note_number(self, metric, number: tf.Tensor, sample_weight) -> None:
         is_here = tf.compat.v1.get_default_graph() is self._graph
@@ -377,8 +267,8 @@ class Updates:
         if id(metric) not in self._tracked:
             before = [tf.identity(value_of(each)) for each in metric.variables]
             self._tracked[id(metric)] = metric, before
-        number = self._send_number(tf.cast(number, metric.dtype))
-        self._calls.append(_Call(metric, functools.partial(_count, metric), (number,), {}))
+        number = self.inputs.kept_number(tf.cast(number, metric.dtype))
+        self._calls.append(_Call(metric, functools.partial(_count, metric), ((number,), {})))
 
     def _note_result(self, metric, result) -> None:
         for name, value in result.items() if isinstance(result, dict) else [(None, result)]:
@@ -409,34 +299,6 @@ class Updates:
 
     # Between the replicas.
 
-    def take_sent(self) -> list[tf.Tensor]:
-        """Returns the rows for `settled` to be gathered, and forgets them."""
-        sent, self._sent = self._sent, []
-        return sent
-
-    def gathered(self, sent: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the rows of all replicas, outside XLA."""
-        found = [self._replica.all_gather(each) for each in sent]
-        for own, each in zip(sent, found, strict=True):
-            each.set_shape([None, *own.shape[1:]])
-        return found
-
-    def in_place(self, sent: list[tf.Tensor], rows: Sequence[int]) -> list[tf.Tensor]:
-        """Returns this replica's rows in their place among zeros: their sum has all rows.
-
-        XLA has no gathering of different numbers of rows.
-
-        Args:
-          sent: from `take_sent`.
-          rows: the rows of each replica's batch.
-        """
-        placed = []
-        for each, times in zip(sent, self._rows_per_row, strict=True):
-            sizes, own = [times * rows for rows in rows], self._replica.index
-            ends = [[sum(sizes[:own]), sum(sizes[own + 1 :])]]
-            placed.append(tf.pad(each, ends + [[0, 0]] * (each.shape.rank - 1)))
-        return placed
-
     def states(self) -> list[tf.Tensor]:
         """Returns what this replica adds to the sums, for each variable of the metrics.
 
@@ -463,7 +325,7 @@ class Updates:
         Args:
           rows: the number of all replicas' rows. If it is 0, all rows are padding.
           sums: the sums of `states`.
-          numbers: the sums of `numbers`.
+          numbers: the sums of `inputs.numbers`.
           gathered: the rows of all replicas.
 
         Returns:
@@ -479,8 +341,7 @@ class Updates:
         for each in keys:
             variables[each].assign(values[each])
         for call in self._calls:
-            find = functools.partial(_found, numbers=numbers, gathered=gathered)
-            args, kwargs = tf.nest.map_structure(find, (call.args, call.kwargs))
+            args, kwargs = self.inputs.found(call.arguments, numbers=numbers, gathered=gathered)
             call.run(*args, **kwargs)
         for each in keys:
             values[each] = tf.where(rows > 0, value_of(variables[each]), values[each])
@@ -504,26 +365,6 @@ def _count(metric, number: tf.Tensor) -> None:
     keras.metrics.Mean.update_state(metric, number)
 
 
-def _found(leaf, *, numbers: list, gathered: list):
-    """Returns the argument that a leaf of a call stands for."""
-    if isinstance(leaf, _Number):
-        number = numbers[leaf.index]
-        if leaf.weight is not None:
-            number = tf.math.divide_no_nan(number, tf.cast(numbers[leaf.weight], number.dtype))
-        return tf.cast(number, leaf.dtype)
-    if isinstance(leaf, _Ragged):
-        values, lengths = (
-            _found(each, numbers=numbers, gathered=gathered) for each in (leaf.values, leaf.lengths)
-        )
-        return tf.RaggedTensor.from_row_lengths(values, lengths, validate=False)
-    if isinstance(leaf, _Rows):
-        rows = tf.cast(gathered[leaf.index], leaf.dtype)
-        if leaf.mask is None:
-            return rows
-        return with_mask(rows, _found(leaf.mask, numbers=numbers, gathered=gathered))
-    return leaf
-
-
 def _merged(metric, states: list[tf.Tensor]) -> list[tf.Tensor]:
     """Returns one state of the replicas' states: of each variable, [replicas, ...]."""
     rule = rule_of(metric)
@@ -539,11 +380,3 @@ def _merged(metric, states: list[tf.Tensor]) -> list[tf.Tensor]:
     ]
     metric.merge_state(others)
     return [tf.identity(value_of(each)) for each in variables]
-
-
-def _sent_as(dtype: tf.DType) -> tf.DType:
-    # Not every collective takes half precision, bool or small integers. float64 holds whole numbers
-    # up to 2**53.
-    if dtype.is_floating:
-        return dtype if dtype.size >= 4 else tf.float32
-    return tf.float64

@@ -156,7 +156,7 @@ def make_totals(
         metrics_before=[metrics_before.get(key, value) for key, value in metrics],
         gradients_of=recording.trained,
         changes_of=[variable for variable, _ in assigned],
-        numbers=updates.numbers,
+        numbers=updates.inputs.numbers,
         updates=updates if several else None,
     )
 
