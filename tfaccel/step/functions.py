@@ -10,7 +10,7 @@ clipping and update. On several replicas, this order makes N replicas equal one 
   1. Each replica, in one XLA function: forward and backward on its rows. Each gradient is that of
      the scaled loss, averaged over the rows, times the number of rows.
   2. Between the replicas: gradients, moving statistics, metrics and row counts are summed, packed
-     in one buffer per dtype.
+     in one buffer per dtype. tfaccel/step/metrics.py is about metrics that cannot be summed.
   3. Each replica, in one XLA function, on the same sums and so with the same result: division by
      the rows of all replicas, finite check, unscaling, clipping, update or skip, change of the loss
      scale.

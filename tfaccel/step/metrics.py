@@ -14,7 +14,7 @@ rows. `Updates` takes care of the others during one replica's pass:
 The merged state, or the one that has all rows, then lies on replica 0, and zeros on all others, so
 that the sum over the replicas is again the state.
 
-    updates = Updates(model, replica, weigh=..., has_rows=True, xla=False)
+    updates = Updates(model, replica, weigh=..., has_rows=True, in_parts=False, xla=False)
     with updates.kept():
         logs = updates.watching(model.train_step)(batch)
     states = updates.states()         # of all variables of metrics, to be summed over the replicas
@@ -105,7 +105,16 @@ class Updates:
       inputs: what the updates get, to be exchanged between the replicas.
     """
 
-    def __init__(self, model, replica: Replica, *, weigh: Callable, has_rows: bool, xla: bool):
+    def __init__(
+        self,
+        model,
+        replica: Replica,
+        *,
+        weigh: Callable,
+        has_rows: bool,
+        in_parts: bool,
+        xla: bool,
+    ):
         """Starts a pass.
 
         Args:
@@ -113,10 +122,12 @@ class Updates:
           replica: the replica of the pass.
           weigh: returns the weight of a part of the batch: its rows, in any unit.
           has_rows: False if a row stands in for a batch without rows. It does not count.
+          in_parts: whether the pass takes the batch in parts.
           xla: whether XLA compiles the pass.
         """
         self.inputs = Inputs(replica, has_rows=has_rows, xla=xla)
         self._model, self._replica, self._weigh, self._xla = model, replica, weigh, xla
+        self._in_parts = in_parts
         self._graph = tf.compat.v1.get_default_graph()
         self._calls = []
         # (metric, name within its result, value); without the value by log; ids of logged metrics.
@@ -243,9 +254,9 @@ class Updates:
     def _needs_all_rows(self, metric, values) -> bool:
         """Returns whether the values that the function of a metric returned are not those of rows.
 
-        With weights they have to be, as in Keras.
+        With weights they have to be, as in Keras. In a part of the batch they are taken for a mean.
         """
-        if self._of_function is None or self._of_function[0] is not metric:
+        if self._of_function is None or self._of_function[0] is not metric or self._in_parts:
             return False
         _, _, args, kwargs = self._of_function
         arguments = dict(zip(("y_true", "y_pred", "sample_weight"), args, strict=False)) | kwargs
@@ -254,8 +265,6 @@ class Updates:
         # It must not depend on the number of rows: all replicas have to decide alike.
         if values.shape.rank != 0 and not mixes_rows(metric, **arguments):
             return False
-        if any(each.metric is metric for each in self._calls):
-            self._check_place(metric)
         return tf.compat.v1.get_default_graph() is self._graph
 
     def _note_number(self, metric, number: tf.Tensor, sample_weight) -> None:

@@ -119,7 +119,8 @@ def make_totals(
     metrics_before = {
         id(each): tf.convert_to_tensor(value_of(each)) for each in model.metrics_variables
     }
-    updates = Updates(model, replica, weigh=weigh, has_rows=rows > 0, xla=xla)
+    settings = {"has_rows": rows > 0, "in_parts": parts > 1, "xla": xla}
+    updates = Updates(model, replica, weigh=weigh, **settings)
     starts = metrics_before | updates.starts()
     step = updates.watching(step)
     all_reduce = functools.partial(replica.all_reduce_in_forward, weight=weight)
