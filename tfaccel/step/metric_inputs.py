@@ -178,11 +178,12 @@ class Inputs:
           sent: from `take_sent`.
           rows: the rows of each replica's batch.
         """
+        own = self._replica.index
+        before, after = sum(rows[:own]), sum(rows[own + 1 :])
         placed = []
         for each, times in zip(sent, self._rows_per_row, strict=True):
-            sizes, own = [times * rows for rows in rows], self._replica.index
-            ends = [[sum(sizes[:own]), sum(sizes[own + 1 :])]]
-            placed.append(tf.pad(each, ends + [[0, 0]] * (each.shape.rank - 1)))
+            others = [[0, 0]] * (each.shape.rank - 1)
+            placed.append(tf.pad(each, [[times * before, times * after], *others]))
         return placed
 
     def found(self, kept, *, numbers: list, gathered: list):
