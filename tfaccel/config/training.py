@@ -180,6 +180,11 @@ class StepConfig:
     """Parts of a step, to save memory. Each replica computes its rows of a step in this many parts,
     one after the other, and updates the weights once. The same memory is thus enough for a larger
     batch. Batch normalization sees one part at a time."""
+    reductions: str = "all_replicas"
+    """What a sum, mean or other reduction over rows covers in your own losses, layers and steps.
+    "all_replicas": the rows of all replicas, as one device computes it. "own_replica": the rows of
+    each replica; the replicas' gradients are then averaged. A step that calls all_reduce reduces
+    over the replicas by itself, so this setting does not apply to it."""
     float16_allreduce: bool = False
     """Send gradients between replicas in float16, which halves the bytes."""
     loss_scale: str | float = "dynamic"
@@ -230,6 +235,7 @@ class StepConfig:
         """Checks every field."""
         check_flag("sync_batchnorm", self.sync_batchnorm)
         check_int("accumulation_steps", self.accumulation_steps, at_least=1)
+        check_choice("reductions", self.reductions, ("all_replicas", "own_replica"))
         check_flag("float16_allreduce", self.float16_allreduce)
         object.__setattr__(self, "loss_scale", _loss_scale(self.loss_scale))
         check_number("loss_scale_initial", self.loss_scale_initial, above=0)

@@ -77,11 +77,12 @@ def outputs_of(model) -> list:
 
 def has_steps_of_keras(model) -> bool:
     """Returns whether the model uses Keras's own `train_step` and `test_step`."""
-    names = ("train_step", "test_step")
-    return all(
-        getattr(getattr(model, each), "__func__", None) is getattr(keras.Model, each)
-        for each in names
-    )
+    return is_of_keras(model, "train_step") and is_of_keras(model, "test_step")
+
+
+def is_of_keras(model, name: str) -> bool:
+    """Returns whether a method of the model is Keras's own."""
+    return getattr(getattr(model, name), "__func__", None) is getattr(keras.Model, name)
 
 
 def takes_labels(model) -> bool:
@@ -131,6 +132,14 @@ def own_metrics_of(model) -> list:
     """Returns the metrics that have an `update_state` of their own, each once."""
     metrics = [each for each in every_metric(model) if isinstance(each, keras.metrics.Metric)]
     return [each for each in metrics if has_own_update(each)]
+
+
+def metrics_that_update(model) -> list:
+    """Returns the metrics that a step may update, those within other metrics included."""
+    compiled = model._compile_metrics
+    inner = compiled.metrics if compiled is not None and compiled.built else []
+    found = [*model.metrics, *inner, *metrics_of(model)]
+    return [each for each in found if isinstance(each, keras.metrics.Metric)]
 
 
 def is_synchronized(model) -> bool:

@@ -20,10 +20,15 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from tfaccel.common.errors import UserError
 from tfaccel.keras_internals.model_view import every_optimizer, variables_of
 from tfaccel.keras_internals.patching import patched
-from tfaccel.keras_internals.reductions import losses_reduced_by, means_updated_by
+from tfaccel.keras_internals.reductions import losses_reduced_by
 from tfaccel.keras_internals.replica import Replica
+from tfaccel.keras_internals.row_operations import is_noticing, noticing
 
 log = logging.getLogger("tfaccel")
+
+
+class JoinsRowsError(Exception):
+    """A value of a step depends on the rows of all replicas, and is no mean over rows."""
 
 
 class Recording:
@@ -38,6 +43,7 @@ class Recording:
         self.trained = []
         self._gradients = None
         self._before = {}
+        self._kept = {}
         self._is_paused = False
 
     def gradients(self, grads, variables) -> None:
@@ -68,6 +74,11 @@ class Recording:
         if not self._is_paused and id(variable) not in self._before:
             self._before[id(variable)] = (variable, tf.identity(variable._value))
 
+    def keep(self, variable) -> None:
+        """Keeps the value that a variable has before it gets one that is equal on all replicas."""
+        if not self._is_paused and id(variable) not in self._before | self._kept:
+            self._kept[id(variable)] = (variable, tf.identity(variable._value))
+
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Within the context, assignments are not recorded: all replicas make the same ones."""
@@ -81,9 +92,20 @@ class Recording:
         """Returns (Keras variable, value before) of each assigned variable, in order."""
         return list(self._before.values())
 
+    def kept(self) -> list[tuple]:
+        """Returns the same of the variables that have equal values on all replicas."""
+        return [each for key, each in self._kept.items() if key not in self._before]
+
 
 @contextlib.contextmanager
-def recorded(model, replica: Replica, *, apply: Callable | None = None):
+def recorded(
+    model,
+    replica: Replica,
+    *,
+    apply: Callable | None = None,
+    is_own: Callable | None = None,
+    joins: bool = False,
+):
     """Within `as_replica`, keeps gradients instead of applying them, and records assignments.
 
     Each replica draws its own random numbers; replica 0 draws those of a single device. Another
@@ -95,13 +117,17 @@ def recorded(model, replica: Replica, *, apply: Callable | None = None):
       replica: The replica that the step is traced for.
       apply: A function of an optimizer, gradients and variables. It is called wherever the step
         applies gradients. None if the step applies gradients once, with the compiled optimizer.
+      is_own: A function of a value that the user's code gives a variable: whether it may differ
+        between the replicas. None if every value may.
+      joins: Whether the step's values are joined over the replicas where the step computes them.
 
     Yields:
       The Recording.
 
     Raises:
-      UserError: The step applies gradients twice, uses another optimizer, masks its loss, or
-        assigns a variable that is not the model's.
+      UserError: The step applies gradients twice, uses another optimizer, or assigns a variable
+        that is not the model's.
+      JoinsRowsError: A loss is no mean over rows, and `joins` is false.
     """
     recording = Recording()
     optimizers = [each for each in (model.optimizer,) if each is not None]
@@ -111,7 +137,7 @@ def recorded(model, replica: Replica, *, apply: Callable | None = None):
     def apply_at_once(optimizer, grads, trainable_variables=None):
         variables = trainable_variables or optimizer._trainable_variables
         pairs = [each for each in zip(grads, variables, strict=True) if each[0] is not None]
-        with recording.paused():
+        with recording.paused(), noticing(on=False):
             own = optimizer.__dict__.pop("apply")  # so that `apply` reaches Keras's own
             try:
                 apply(optimizer, [grad for grad, _ in pairs], [each for _, each in pairs])
@@ -137,7 +163,10 @@ def recorded(model, replica: Replica, *, apply: Callable | None = None):
                 "replicas would share it; make it in a layer, in the scope (for random numbers: "
                 "self.seed_generator = keras.random.SeedGenerator())"
             )
-        recording.before(variable)
+        if is_own is not None and is_noticing() and not is_own(value):
+            recording.keep(variable)
+        else:
+            recording.before(variable)
         return direct_assign(variable, value)
 
     def own_seed(generator, ordered=True):
@@ -153,11 +182,8 @@ def recorded(model, replica: Replica, *, apply: Callable | None = None):
             patches.enter_context(patched(keras.optimizers.LossScaleOptimizer, "apply", refuse))
         patches.enter_context(patched(TensorFlowVariable, "_direct_assign", note_and_assign))
         patches.enter_context(patched(keras.random.SeedGenerator, "next", own_seed))
-        trust = _Trust(says=replica.local_index == 0)
-        in_parts = functools.partial(_reduced_in_parts, trust=trust)
-        patches.enter_context(losses_reduced_by(in_parts))
-        counted = functools.partial(_counted_in_parts, trust=trust)
-        patches.enter_context(means_updated_by(counted))
+        if not joins:
+            patches.enter_context(losses_reduced_by(_reduced_in_parts))
         for each in optimizers:  # Keras does not track entries of __dict__
             each.__dict__["apply"] = functools.partial(apply_at_once, each) if apply else keep
             patches.callback(each.__dict__.pop, "apply")
@@ -185,52 +211,17 @@ def noted(variables: list) -> Iterator[Recording]:
         yield recording
 
 
-class _Trust:
-    """Warns if a user's loss or metric returns one number for many rows, once for each kind."""
-
-    def __init__(self, *, says: bool):
-        self._said = set() if says else {"loss", "metric"}
-
-    def check(self, kind: str, values) -> None:
-        """Checks what a function returned for a part of a batch."""
-        if len(values.shape) > 0 or kind in self._said:
-            return
-        self._said.add(kind)
-        log.warning(
-            "step: a %s returns one number for all rows of a part of the batch. That is right if "
-            "the number is a mean over rows, and wrong otherwise (for example a Dice of the whole "
-            "batch). Let it return one number for each row",
-            kind,
-        )
-
-
-def _reduced_in_parts(reduce_weighted_values: Callable, trust: _Trust) -> Callable:
-    """Returns Keras's reduction of a loss, which raises UserError for a masked loss.
+def _reduced_in_parts(reduce_weighted_values: Callable) -> Callable:
+    """Returns Keras's reduction of a loss, which raises JoinsRowsError if it is no mean over rows.
 
     Keras divides a loss without a mask by the number of rows, so the means of parts can be summed.
     """
 
     @functools.wraps(reduce_weighted_values)
-    def reduce(values, sample_weight=None, mask=None, **settings):
-        if mask is not None:
-            raise UserError(
-                "a loss is masked (by ignore_class, mask_zero or a Masking layer). Keras divides "
-                "it by the number of elements that count, which differs between parts of a batch; "
-                "with several replicas or accumulation, use sample_weight instead of the mask, or "
-                "use one replica"
-            )
-        trust.check("loss", values)
-        return reduce_weighted_values(values, sample_weight, mask, **settings)
+    def reduce(values, sample_weight=None, mask=None, reduction="sum_over_batch_size", **settings):
+        is_mean = mask is None and reduction in ("sum_over_batch_size", "mean")
+        if not is_mean and len(values.shape) > 0:
+            raise JoinsRowsError
+        return reduce_weighted_values(values, sample_weight, mask, reduction, **settings)
 
     return reduce
-
-
-def _counted_in_parts(update_state: Callable, trust: _Trust) -> Callable:
-    """Returns `Mean.update_state`, which also checks what functions return."""
-
-    def update(metric, values, sample_weight=None):
-        if isinstance(metric, keras.metrics.MeanMetricWrapper):
-            trust.check("metric", values)
-        return update_state(metric, values, sample_weight)
-
-    return update

@@ -52,7 +52,12 @@ def has_own_update(metric: keras.metrics.Metric) -> bool:
     return _is_own_update(type(metric))
 
 
-def mixes_rows(metric: keras.metrics.MeanMetricWrapper, y_true, y_pred) -> bool:
+def function_of(metric: keras.metrics.MeanMetricWrapper) -> Callable:
+    """Returns the function that a metric is made of."""
+    return metric._fn
+
+
+def mixes_rows(metric: keras.metrics.MeanMetricWrapper, function: Callable, y_true, y_pred) -> bool:
     """Returns whether the function of a metric does not return a value for each row.
 
     Keras's functions take the rows for an axis of what they compare if `axis` says so. Of others
@@ -62,12 +67,12 @@ def mixes_rows(metric: keras.metrics.MeanMetricWrapper, y_true, y_pred) -> bool:
     axis = metric._fn_kwargs.get("axis")
     if axis is not None and 0 in {each % rank for each in tf.nest.flatten(axis) if rank}:
         return True
-    if _is_of_keras(metric._fn):
+    if _is_of_keras(function):
         return False
     with tf.__internal__.FuncGraph("of_any_rows").as_default():
         arguments = tf.nest.map_structure(_of_any_rows, (y_true, y_pred))
         try:
-            values = metric._fn(*arguments, **metric._fn_kwargs)
+            values = function(*arguments, **metric._fn_kwargs)
         except Exception:  # it may not work with an unknown number of rows
             return False
     return bool(values.shape.rank) and values.shape[0] is not None

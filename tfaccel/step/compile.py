@@ -90,7 +90,7 @@ def compile_model(
     if config.sync_batchnorm and num_replicas > 1:
         layers = batch_norm.convert(model)
         log.info("batch norm: %d layers use the statistics of all replicas", len(layers))
-    if num_replicas > 1 or config.accumulation_steps > 1:
+    if config.accumulation_steps > 1:
         _refuse_losses(model, config, num_replicas)
     if num_replicas > 1:
         _refuse_for_replicas(model, config, num_replicas)

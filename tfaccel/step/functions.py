@@ -47,13 +47,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.common.run_log import summary
+from tfaccel.common.errors import UserError
 from tfaccel.config import StepConfig
 from tfaccel.data.deferred import Deferred
+from tfaccel.keras_internals import row_operations
 from tfaccel.keras_internals.function_names import alike, own_numbers
 from tfaccel.keras_internals.layer_paths import layer_paths
-from tfaccel.keras_internals.model_view import every_optimizer, is_synchronized
+from tfaccel.keras_internals.model_view import is_of_keras, is_synchronized
 from tfaccel.keras_internals.one_replica import as_replica, metrics_as
+from tfaccel.keras_internals.recording import JoinsRowsError
 from tfaccel.keras_internals.replica import Replica, local_batches, local_replicas
 from tfaccel.keras_internals.traced import UNORDERED
 from tfaccel.keras_internals.variables import value_of
@@ -61,8 +63,13 @@ from tfaccel.step import finite, in_xla, labels, metrics, mixing, padding
 from tfaccel.step import totals as totals_lib
 from tfaccel.step.recoverable import Recoverable
 from tfaccel.step.totals import ROWS_UNIT, Layout, Span, Totals
+from tfaccel.step.whole_batch import Alarm, MayJoinError, Rows, planned
 
 log = logging.getLogger("tfaccel")
+
+# Where the replicas' values are joined: after each replica's pass, or within the step. ASK: as the
+# plan of the step says.
+AFTER, ASK, WITHIN = "after", "ask", "within"
 
 
 def set_functions(model, strategy, config: StepConfig, *, xla: bool) -> None:
@@ -71,23 +78,22 @@ def set_functions(model, strategy, config: StepConfig, *, xla: bool) -> None:
     Keras makes its own functions only if none are set. Its `compile` removes them.
     """
     replicas = local_replicas(strategy)
-    several = strategy.num_replicas_in_sync > 1
-    synchronized = several and is_synchronized(model)
-    sums_within = synchronized or (several and len(every_optimizer(model)) > 1)
-    if sums_within and xla:
-        why = "synchronized batch norm sums" if synchronized else "several optimizers each sum"
-        summary("step: training without XLA, because %s over the replicas within the step", why)
     choose = functools.partial(in_xla.Choice, model, said=set())
-    choices = [choose(wanted=each) for each in (xla and not sums_within, xla, xla)]
+    choices = [choose(wanted=xla) for _ in range(3)]
     for each in choices:
         each.check_layers()
     trains, tests, predicts = choices
-    make = functools.partial(_Step, model, strategy, config)
-    watched = functools.partial(labels.watched, are_probabilities=config.mixes_labels)
-    train = make(
-        watched(model.train_step), replicas, choice=trains, updates_in_xla=xla, trains=True
-    )
-    test = make(watched(model.test_step), replicas, choice=tests, trains=False)
+
+    def make(name: str, **settings) -> "_Step":
+        step = row_operations.noticed(getattr(model, name))
+        step = labels.watched(step, are_probabilities=config.mixes_labels)
+        made = _Step(model, strategy, config, step, replicas, **settings)
+        if made.several and (why := _joins(model, name)):
+            made.join_within(why)
+        return made
+
+    train = make("train_step", choice=trains, updates_in_xla=xla, trains=True)
+    test = make("test_step", choice=tests, trains=False)
     parts = (
         f", the batch in {config.accumulation_steps} parts" if config.accumulation_steps > 1 else ""
     )
@@ -96,6 +102,13 @@ def set_functions(model, strategy, config: StepConfig, *, xla: bool) -> None:
     model.train_function = Execution(model, train)
     model.test_function = Execution(model, test)
     model.predict_function = _Predict(model, strategy, replicas, predicts)
+
+
+def _joins(model, name: str) -> str | None:
+    """Returns why a step must join values of all replicas where it computes them; or None."""
+    if not is_of_keras(model, name):
+        return f"{name} is the model's own"
+    return "of synchronized batch norm" if is_synchronized(model) else None
 
 
 def _in_words(replicas: list[Replica], *, xla: bool) -> str:
@@ -222,7 +235,8 @@ class _Step:
     ):
         self._model, self._strategy, self._replicas = model, strategy, replicas
         self._config, self._step, self.choice, self.trains = config, step, choice, trains
-        self._several = strategy.num_replicas_in_sync > 1
+        self.several = strategy.num_replicas_in_sync > 1
+        self._join, self._plans = AFTER, {}
         self._updates_in_xla = updates_in_xla and self.updates_on_gpu
         # Taken now, so that the order of `fit` and `evaluate` does not change the names.
         self._numbers = own_numbers()
@@ -238,11 +252,72 @@ class _Step:
     @property
     def can_be_in_a_row(self) -> bool:
         """Whether several steps can be one function, as far as is known yet."""
-        return not self._several or self._sums_in_xla
+        return not self.several or self._sums_in_xla
 
     @property
     def _sums_in_xla(self) -> bool:
         return self.choice.on and self._replicas[0].reduces_in_xla
+
+    def join_within(self, why: str) -> None:
+        """Joins the replicas' values where the step computes them, because of a reason.
+
+        XLA can do that if the replicas are the GPUs of this process.
+        """
+        self._join = WITHIN
+        self._made.clear()
+        if self.choice.on and not self._replicas[0].reduces_in_xla:
+            self.choice.turn_off(f"values of all replicas are joined within the step ({why})")
+
+    def _joining(self, run: Callable[[], dict]) -> dict:
+        """Returns `run()`, and runs it again if its trace shows that the step joins values."""
+        while True:
+            try:
+                return run()
+            except MayJoinError:
+                self._join = ASK
+                self._made.clear()
+            except JoinsRowsError:
+                self.join_within("a loss or a reduction is no mean over rows")
+
+    def rows_of(self, replica: Replica, step, batch, *, are_full: bool, num_rows: int, weight):
+        """Returns the handler of `whole_batch` for a replica's batch; None if it needs none.
+
+        Args:
+          replica: the replica.
+          are_full: whether every replica has as many rows as this one.
+          step: the step, as a function of a batch.
+          batch: the batch.
+          num_rows: its number of rows; 0 if the batch is a row that stands in.
+          weight: the number of rows that count.
+
+        Raises:
+          JoinsRowsError: the plan of a step of Keras's own joins values.
+        """
+        if self._join == AFTER:
+            return Alarm(num_rows // (self._config.accumulation_steps if self.trains else 1))
+        key = str(tf.nest.map_structure(lambda each: getattr(each, "shape", None), batch))
+        if key not in self._plans:
+            self._plans[key] = planned(self._model, step, replica, batch)
+            if self._plans[key].reduces_itself:
+                log.info("step: it calls all_reduce, so its reductions cover each replica's rows")
+        plan = self._plans[key]
+        if self._join == ASK:
+            if plan.joins:
+                raise JoinsRowsError
+            return None
+        in_xla = self._sums_in_xla
+        rows_of_all = [num_rows] * replica.num_replicas if are_full else self._rows_of_all
+        return Rows(
+            replica,
+            plan,
+            batch,
+            num_rows=num_rows,
+            weight=weight,
+            reduce=functools.partial(_reduced, replica, in_xla=in_xla),
+            rows_of_all=rows_of_all,
+            reduces_rows=self._config.reductions == "all_replicas",
+            gradients_as="float16" if self._config.float16_allreduce else None,
+        )
 
     def __call__(self, batch, *, padded: bool) -> dict:
         batches = local_batches(self._strategy, batch, len(self._replicas))
@@ -250,11 +325,14 @@ class _Step:
         def run():
             step = self._function(padded, None)
             with self._warn_if_traced(step, batches[0]):
-                if self._several:
+                if self.several:
                     return step([(each,) for each in batches])[0]  # the replicas' logs are equal
                 return step(batches[0])
 
-        return self.choice.run(run, batches, forget=self._made.clear)
+        is_local = len(batches) == self._strategy.num_replicas_in_sync
+        self._rows_of_all = [totals_lib.num_rows(each) for each in batches] if is_local else None
+        joining = functools.partial(self._joining, run)
+        return self.choice.run(joining, batches, forget=self._made.clear)
 
     def in_a_row(self, deferred: list[Deferred], *, padded: bool) -> dict:
         """Runs one step for each of the replicas' deferred batches, all in one function.
@@ -269,10 +347,11 @@ class _Step:
             step = self._function(padded, deferred[0].make)  # equal for all replicas
             self._explain_if_shorter(len(deferred[0]))
             arguments = [(dict(each.inputs), dict(each.shared)) for each in deferred]
-            return step(arguments)[0] if self._several else step(*arguments[0])
+            return step(arguments)[0] if self.several else step(*arguments[0])
 
         inputs = [dict(each.inputs) for each in deferred]
-        return self.choice.run(run, inputs, forget=self._made.clear)
+        joining = functools.partial(self._joining, run)
+        return self.choice.run(joining, inputs, forget=self._made.clear)
 
     def _one_by_one(self, deferred: list[Deferred], *, padded: bool) -> dict:
         """Runs the same steps one by one, after XLA turned out to lack an operation of the step."""
@@ -339,11 +418,27 @@ class _Step:
             change = mixing.mixed(model, config) if trains else mixing.as_probabilities(model)
             step, pass_ = _on_changed(change, step, pass_, self._replicas[0])
         settings = {"xla": xla, "updates_in_xla": self._updates_in_xla}
-        if self._several:
+        if self.several:
             settings |= {"make_batch": make_batch, "trains": trains}
             settings["gradients_as"] = "float16" if config.float16_allreduce else None
-            settings["at_once"] = trains and parts == 1 and len(every_optimizer(model)) > 1
-            steps = [_replica_step(model, pass_, each, **settings) for each in self._replicas]
+            settings["within"] = self._join == WITHIN
+            if settings["within"] and parts > 1:
+                raise UserError(
+                    "accumulation_steps with a step that joins values of all replicas; use "
+                    "accumulation_steps=1"
+                )
+            are_full = make_batch is not None
+            steps = [
+                _replica_step(
+                    model,
+                    functools.partial(
+                        pass_, rows_of=functools.partial(self.rows_of, each, are_full=are_full)
+                    ),
+                    each,
+                    **settings,
+                )
+                for each in self._replicas
+            ]
             tell_rows = xla and self._replicas[0].reduces_in_xla and metrics.gathers(model)
             return functools.partial(_split_step, self._replicas, steps, tell_rows=tell_rows)
         replica = self._replicas[0]
@@ -355,7 +450,7 @@ class _Step:
 
     def _compile(self, made: Callable) -> Callable:
         xla = self.choice.on
-        is_compiled = xla and not self._several
+        is_compiled = xla and not self.several
         if is_compiled:
             made = in_xla.checked(made, on_gpu=self._replicas[0].is_gpu)
         compile_ = functools.partial(
@@ -471,7 +566,7 @@ def _replica_step(
     xla: bool,
     updates_in_xla: bool,
     trains: bool,
-    at_once: bool,
+    within: bool,
 ) -> Callable:
     """Returns one replica's step among several: its pass, the sum over replicas, and its update.
 
@@ -479,16 +574,17 @@ def _replica_step(
     stands in for a batch without rows, if zeros will not do. Every replica's function must be
     called in one `tf.function`, on its device.
     """
-    # With `at_once`, gradients are checked in the function that applies them.
-    updates_in_xla = (updates_in_xla or xla) and not at_once
+    # If values are joined within the step, gradients are checked where they are applied.
+    compile_ = functools.partial(_compiled, replica) if updates_in_xla and not xla else None
+    updates_in_xla = (updates_in_xla or xla) and not within
     layout = watch = updates = None  # known once the pass is traced
 
     def forward_backward(batch, stand_in=None):
         nonlocal layout, watch, updates
         with as_replica(model, replica):
-            watch = finite.Watch(model, xla=xla) if at_once else None
-            more = {"apply": watch.apply} if at_once else {}
-            totals = pass_(replica, batch, stand_in=stand_in, **more)
+            watch = finite.Watch(model, xla=xla, compile_=compile_) if within and trains else None
+            apply = None if watch is None else watch.apply
+            totals = pass_(replica, batch, stand_in=stand_in, apply=apply)
         layout, updates = Layout(totals, gradients_as=gradients_as), totals.updates
         return layout.pack(totals), totals.metrics_before, updates.inputs.take_sent()
 
@@ -517,6 +613,21 @@ def _replica_step(
     if updates_in_xla:
         update = _compiled(replica, update)
     return in_parts
+
+
+def _reduced(replica: Replica, values: list[tf.Tensor], *, in_xla: bool) -> list[tf.Tensor]:
+    """Returns the sums over the replicas of tensors, within a step."""
+    if in_xla:
+        return replica.all_reduce_in_xla(values)
+    sums = []
+    for each in values:
+        if each.shape.num_elements() == 0:  # ends the process in TensorFlow 2.21
+            sums.append(each)
+            continue
+        small = each.dtype.is_integer and each.dtype not in (tf.int32, tf.int64)
+        sent = tf.int64 if small else tf.float32 if each.dtype == tf.bfloat16 else each.dtype
+        sums.append(tf.cast(replica.all_reduce(tf.cast(each, sent)), each.dtype))
+    return sums
 
 
 def _compiled(replica: Replica, function: Callable) -> Callable:
@@ -565,7 +676,9 @@ def _update(
     if updates is not None:
         states = updates.settled(totals.rows, states, totals.numbers, gathered)
     if trains:
-        watch.put_back(changes)
+        trained = {id(each) for each in model.trainable_variables}
+        kept = [each for each in totals.kept if id(each[0]) not in trained]
+        watch.put_back(changes + [each for each in kept if each[1].dtype.is_floating])
         spoilt = watch.spoilt(model.metrics_variables, totals.metrics_before, states)
         finite.put_back_where(spoilt, model.metrics_variables, metrics_before)
         pairs = zip(totals.metrics_before, states, strict=True)

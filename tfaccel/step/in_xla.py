@@ -55,7 +55,7 @@ class Choice:
     def check_layers(self) -> None:
         """Checks the model's layers. A subclassed model may still lack some of its layers."""
         if self.on and (reason := of_layers(self._model)):
-            self._turn_off(reason)
+            self.turn_off(reason)
 
     def run(self, step: Callable, batch, *, forget: Callable[[], None]):
         """Returns `step()`. If XLA cannot compile the step, calls it again without XLA.
@@ -73,7 +73,7 @@ class Choice:
                 self._has_run = True
                 self.check_layers()
             if self.on and (reason := of_batch(batch)):
-                self._turn_off(reason)
+                self.turn_off(reason)
             if not self.on:
                 forget()
         if not self.on:
@@ -87,11 +87,12 @@ class Choice:
             if not said:
                 raise
             reason = f"XLA does not support an operation of the step ({said['name'] or said[0]})"
-        self._turn_off(reason)
+        self.turn_off(reason)
         forget()
         return step()
 
-    def _turn_off(self, reason: str) -> None:
+    def turn_off(self, reason: str) -> None:
+        """Turns XLA off, and says why."""
         self.on, self.reason = False, reason
         if reason not in self._said:
             self._said.add(reason)

@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.keras_internals.patching import patched
+from tfaccel.keras_internals.row_operations import noticing
 from tfaccel.step import finite
 
 # The key of an entry in a step's logs until `named` removes it. A step that compares no labels with
@@ -77,7 +78,8 @@ def _noted(cross_entropy: Callable, found: list, labels, logits, name=None) -> t
     if classes is not None:
         numbers = tf.convert_to_tensor(labels)
         unknown = (numbers < 0) | (numbers >= tf.constant(classes, numbers.dtype))
-        found.append(_found(unknown, numbers, classes))
+        with noticing(on=False):
+            found.append(_found(unknown, numbers, classes))
     return cross_entropy(labels=labels, logits=logits, name=name)
 
 

@@ -33,8 +33,10 @@ import keras
 import tensorflow as tf
 
 from tfaccel.common.errors import UserError
+from tfaccel.keras_internals import row_operations
 from tfaccel.keras_internals.model_view import every_metric, own_metrics_of
 from tfaccel.keras_internals.reductions import (
+    function_of,
     has_own_update,
     may_mix_rows,
     means_updated_by,
@@ -162,7 +164,7 @@ class Updates:
             yield
             return
         with (
-            own_metrics_updated_by(self._update),
+            own_metrics_updated_by(_unnoticed(self._update)),
             means_updated_by(self._tracking),
             results_noted_by(self._note_result),
         ):
@@ -192,7 +194,7 @@ class Updates:
 
     def _update(self, metric, own: Callable, args: tuple, kwargs: dict) -> None:
         if not has_own_update(metric):  # of a function: what that returns decides
-            self._of_function = metric, own, args, kwargs
+            self._of_function, self._function = (metric, own, args, kwargs), function_of(metric)
             try:
                 own(*args, **kwargs)
             finally:
@@ -241,11 +243,12 @@ class Updates:
 
         @functools.wraps(update_state)
         def update(metric, values, sample_weight=None):
-            if self._needs_all_rows(metric, values):
-                self._keep(*self._of_function)
-                return None
-            if not self._is_inside and self._is_listed(metric):
-                self._note_number(metric, tf.convert_to_tensor(values), sample_weight)
+            with row_operations.noticing(on=False):
+                if self._needs_all_rows(metric, values):
+                    self._keep(*self._of_function)
+                    return None
+                if not self._is_inside and self._is_listed(metric):
+                    self._note_number(metric, tf.convert_to_tensor(values), sample_weight)
             # The step may ask for the result, so it is counted here, too.
             return update_state(metric, values, sample_weight)
 
@@ -263,7 +266,7 @@ class Updates:
         if arguments.pop("sample_weight", None) is not None or not self._is_listed(metric):
             return False
         # It must not depend on the number of rows: all replicas have to decide alike.
-        if values.shape.rank != 0 and not mixes_rows(metric, **arguments):
+        if values.shape.rank != 0 and not mixes_rows(metric, self._function, **arguments):
             return False
         return tf.compat.v1.get_default_graph() is self._graph
 
@@ -368,6 +371,16 @@ class Updates:
             result = metric.result()
             results[key] = tf.convert_to_tensor(result if name is None else result[name])
         return results
+
+
+def _unnoticed(update: Callable) -> Callable:
+    """Returns the function, whose own operations are not those of the user's step."""
+
+    def unnoticed(*args):
+        with row_operations.noticing(on=False):
+            return update(*args)
+
+    return unnoticed
 
 
 def _count(metric, number: tf.Tensor) -> None:

@@ -8,6 +8,7 @@ a few vectors. The pass changes only the metrics: tfaccel/step/functions.py sums
     same, spans = layout.unpack(layout.pack(totals))
 """
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -23,6 +24,7 @@ from tfaccel.keras_internals.recording import Recording, recorded
 from tfaccel.keras_internals.replica import Replica
 from tfaccel.keras_internals.variables import value_of
 from tfaccel.step.metrics import Updates
+from tfaccel.step.whole_batch import Rows, whole_batch
 
 # The unit of a row count. A gradient times the replica's rows in this unit stays near the size of
 # the gradient, so that float16 can hold it. With 256 rows the sizes are equal; with 2 rows the
@@ -69,6 +71,7 @@ class Totals:
       changes_of: the Keras variables of `changes`.
       numbers: the numbers that metrics get after the sum.
       updates: makes the metrics' values of the sums; None if they are the values.
+      kept: (Keras variable, value before) of those whose new values are equal on all replicas.
     """
 
     rows: tf.Tensor
@@ -81,6 +84,7 @@ class Totals:
     changes_of: list
     numbers: list[tf.Tensor] = dataclasses.field(default_factory=list)
     updates: Updates | None = None
+    kept: list = dataclasses.field(default_factory=list)
 
     def tensors(self) -> list:
         """Returns the values that are summed over replicas, as one nest."""
@@ -101,15 +105,17 @@ def make_totals(
     parts: int,
     xla: bool,
     apply: Callable | None = None,
+    rows_of: Callable | None = None,
     stand_in=None,
 ) -> Totals:
     """Runs `step` on this replica's rows, in `parts`, and restores all variables but the metrics'.
 
     If the replica has no rows, one row of weight 0 stands in: `stand_in`, or a row of zeros.
 
-    With `apply`, a function of optimizer, gradients and variables, the gradients are summed over
-    the replicas and passed to it as soon as the step applies them. A step with several optimizers
-    then continues with the weights that the first one changed. The totals then have no gradients.
+    With `rows_of`, a function of (step, batch, num_rows, weight) that returns the handler of
+    `whole_batch`, the values of the step are joined over the replicas where the step computes them.
+    `apply`, a function of optimizer, gradients and variables, then updates the weights where the
+    step applies gradients, and the totals have no gradients.
     """
     rows, weight = num_rows(batch), weigh(batch)
     if rows == 0:
@@ -122,17 +128,22 @@ def make_totals(
     settings = {"has_rows": rows > 0, "in_parts": parts > 1, "xla": xla}
     updates = Updates(model, replica, weigh=weigh, **settings)
     starts = metrics_before | updates.starts()
-    step = updates.watching(step)
-    all_reduce = functools.partial(replica.all_reduce_in_forward, weight=weight)
-
-    def at_once(optimizer, gradients, variables):
-        apply(optimizer, _mean_over_replicas(gradients, weight, replica), variables)
-
-    with (
-        recorded(model, replica, apply=at_once if apply else None) as recording,
-        layer_paths(xla=xla, all_reduce=all_reduce if replica.num_replicas > 1 else None),
-        updates.kept(),
-    ):
+    several = replica.num_replicas > 1
+    with contextlib.ExitStack() as contexts:
+        handler = None
+        all_reduce = functools.partial(replica.all_reduce_in_forward, weight=weight)
+        if rows_of is not None:
+            handler = rows_of(step, batch, num_rows=rows, weight=weight)
+            contexts.enter_context(whole_batch(model, handler))
+            all_reduce = getattr(handler, "sum", None)
+        joins = isinstance(handler, Rows)
+        is_own = handler.is_own if joins else None
+        recording = contexts.enter_context(
+            recorded(model, replica, apply=apply, is_own=is_own, joins=joins)
+        )
+        contexts.enter_context(layer_paths(xla=xla, all_reduce=all_reduce if several else None))
+        contexts.enter_context(updates.kept())
+        step = updates.watching(step)
         run_part = functools.partial(_part, step, recording, weigh)
         gradients, logs = (_compiled_parts if xla else _traced_parts)(run_part, batch, parts)
 
@@ -146,7 +157,6 @@ def make_totals(
             variable.assign(starts[id(variable)])
         gradients, logs = tf.nest.map_structure(tf.zeros_like, (gradients, logs))
     metrics = [(id(each), tf.convert_to_tensor(value_of(each))) for each in model.metrics_variables]
-    several = replica.num_replicas > 1
     return Totals(
         rows=tf.convert_to_tensor(weight, tf.float32),
         gradients=gradients,
@@ -159,25 +169,8 @@ def make_totals(
         changes_of=[variable for variable, _ in assigned],
         numbers=updates.inputs.numbers,
         updates=updates if several else None,
+        kept=[each for each in recording.kept() if id(each[0]) not in own],
     )
-
-
-def _mean_over_replicas(gradients: list, weight, replica: Replica) -> list[tf.Tensor]:
-    """Returns the gradients of the mean over all replicas' rows. Sums one vector for each dtype."""
-    dense = [tf.convert_to_tensor(each) for each in gradients]
-    means = [None] * len(dense)
-    for dtype in sorted({each.dtype for each in dense}, key=str):
-        members = [index for index, each in enumerate(dense) if each.dtype == dtype]
-        flat = [tf.reshape(_times(dense[index], weight), [-1]) for index in members]
-        rows = tf.reshape(tf.cast(weight, dtype), [1])
-        *sums, rows = tf.split(
-            replica.all_reduce(tf.concat([*flat, rows], axis=0)),
-            [*(dense[index].shape.num_elements() for index in members), 1],
-        )
-        rows = tf.maximum(rows[0], tf.cast(1 / ROWS_UNIT, dtype))
-        for index, each in zip(members, sums, strict=True):
-            means[index] = tf.reshape(each / rows, dense[index].shape)
-    return means
 
 
 def _part(step, recording: Recording, weigh: Callable, batch):

@@ -1,0 +1,361 @@
+"""Passes the operations of a traced step that can join the rows of a batch to a handler.
+
+Takes a handler; while a step of the model's own is traced, TensorFlow's reductions, matrix
+products, row counts, gradients and collectives go through it. tfaccel/step/whole_batch.py has it.
+
+    step = noticed(model.train_step)
+    with operations_by(handler, metrics=model.metrics):
+        step(batch)
+
+A handler sees what the user wrote: their steps, losses, layers and functional operations. It does
+not see what Keras's layers, metrics and optimizers compute, or how TensorFlow computes gradients.
+"""
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+from tensorflow.python.distribute import distribute_lib
+from tensorflow.python.ops import gen_linalg_ops, gen_math_ops, gen_nn_ops
+
+from tfaccel.keras_internals.patching import patched
+
+_REDUCTIONS = {
+    "_sum": "sum",
+    "mean": "mean",
+    "prod": "prod",
+    "_max": "max",
+    "_min": "min",
+    "_all": "all",
+    "_any": "any",
+    "euclidean_norm": "norm",
+}
+_SCALED = ("mul", "real_div", "div_no_nan")
+_SEGMENTS = ("unsorted_segment_sum", "segment_sum", "segment_sum_v2")
+# Libraries whose layers compute each row by itself, except for batch normalization.
+_LIBRARIES = ("keras.src.layers.", "keras_hub.", "keras_cv.")
+
+_noticed = threading.local()
+
+
+class Handler(Protocol):
+    """Computes the operations. `direct` computes one as TensorFlow does."""
+
+    def reduced(self, kind: str, direct: Callable, x, axes: list[int], keep_dims: bool):
+        """Reduces x over axes. The kind is one of the values of `_REDUCTIONS`."""
+
+    def contracted(self, direct: Callable, summed: list[tuple[tf.Tensor, int]]):
+        """Computes a product that sums over an axis of some tensors."""
+
+    def segmented(self, direct: Callable, x):
+        """Sums groups of the entries along axis 0 of x."""
+
+    def squares(self, direct: Callable, x):
+        """Returns half the sum of the squares of x."""
+
+    def scaled(self, direct: Callable, x, y, *, divides: bool):
+        """Multiplies or divides x by y; one of both is a number that is known when traced."""
+
+    def counted(self, direct: Callable, x, number: int):
+        """Casts a whole number, such as a number of rows, to a float."""
+
+    def gradient(self, direct: Callable, target, sources, output_gradients):
+        """Returns the gradients of the targets with respect to the sources."""
+
+    def all_reduce(self, value, op: str):
+        """Reduces one value of each replica: "sum" or "mean"."""
+
+    def all_gather(self, value, axis: int):
+        """Concatenates the replicas' values."""
+
+
+@contextlib.contextmanager
+def noticing(on: bool = True) -> Iterator[None]:
+    """Within the context, in this thread, the handler sees operations, or does not."""
+    before = is_noticing()
+    _noticed.on = on
+    try:
+        yield
+    finally:
+        _noticed.on = before
+
+
+def is_noticing() -> bool:
+    """Returns whether the handler sees operations in this thread."""
+    return getattr(_noticed, "on", False)
+
+
+def noticed(function: Callable) -> Callable:
+    """Returns a function whose operations the handler sees, in the context of `operations_by`."""
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        with noticing():
+            return function(*args, **kwargs)
+
+    return call
+
+
+@contextlib.contextmanager
+def operations_by(handler: Handler, *, metrics: Iterable[keras.metrics.Metric]) -> Iterator[None]:
+    """Within the context, a handler computes what a function of `noticed` calls.
+
+    Args:
+      handler: The handler.
+      metrics: The model's metrics, whose own code is not noticed, because the states of metrics are
+        summed over the replicas later.
+    """
+    with contextlib.ExitStack() as patches:
+
+        def replace(owner, name: str, make: Callable) -> None:
+            original = getattr(owner, name)
+            replacement = functools.wraps(original)(make(original))
+            patches.enter_context(patched(owner, name, replacement))
+
+        for name, kind in _REDUCTIONS.items():
+            replace(gen_math_ops, name, functools.partial(_reducing, handler, kind))
+        for name in _SCALED:
+            divides = name != "mul"
+            replace(gen_math_ops, name, functools.partial(_scaling, handler, divides))
+        for name in _SEGMENTS:
+            replace(gen_math_ops, name, functools.partial(_segmenting, handler))
+        replace(gen_math_ops, "cast", functools.partial(_casting, handler))
+        replace(gen_nn_ops, "l2_loss", functools.partial(_squaring, handler))
+        replace(gen_math_ops, "mat_mul", functools.partial(_matrix_product, handler))
+        for name in ("batch_mat_mul_v2", "batch_mat_mul_v3"):
+            replace(gen_math_ops, name, functools.partial(_batched_product, handler))
+        replace(gen_linalg_ops, "einsum", functools.partial(_einsum, handler))
+        replace(tf.GradientTape, "gradient", functools.partial(_gradient, handler))
+        context = distribute_lib.ReplicaContext
+        replace(context, "all_reduce", functools.partial(_all_reduce, handler))
+        replace(context, "all_gather", functools.partial(_all_gather, handler))
+        replace(keras.layers.Layer, "__call__", _layer_call)
+        replace(BaseOptimizer, "apply", _unnoticed)
+        replace(keras.metrics.MeanMetricWrapper, "update_state", _with_noticed_function)
+        for kind in _kinds_of(metrics):
+            replace(kind, "update_state", _unnoticed)
+        yield
+
+
+def unassigned() -> contextlib.AbstractContextManager:
+    """Returns a context in which Keras variables keep their values, whatever they are assigned."""
+    return patched(TensorFlowVariable, "assign", lambda variable, value: variable)
+
+
+def _kinds_of(metrics: Iterable[keras.metrics.Metric]) -> list[type]:
+    """Returns the classes that update metrics, Keras's own and the user's."""
+    found = [each for each in vars(keras.metrics).values() if isinstance(each, type)]
+    found += [kind for each in metrics for kind in type(each).__mro__]
+    kinds = {id(each): each for each in found if issubclass(each, keras.metrics.Metric)}
+    wrapper = keras.metrics.MeanMetricWrapper  # it calls the user's function
+    return [each for each in kinds.values() if "update_state" in vars(each) and each != wrapper]
+
+
+def _unnoticed(direct: Callable) -> Callable:
+    def call(*args, **kwargs):
+        with noticing(on=False):
+            return direct(*args, **kwargs)
+
+    return call
+
+
+def _with_noticed_function(direct: Callable) -> Callable:
+    """Returns `MeanMetricWrapper.update_state`, which notices only the metric's function."""
+
+    def update_state(metric, *args, **kwargs):
+        function = metric._fn
+
+        def noticed(*arguments, **settings):
+            with noticing():
+                return function(*arguments, **settings)
+
+        metric.__dict__["_fn"] = noticed  # past Keras's tracking of attributes
+        try:
+            with noticing(on=False):
+                return direct(metric, *args, **kwargs)
+        finally:
+            metric.__dict__["_fn"] = function
+
+    return update_state
+
+
+def _layer_call(direct: Callable) -> Callable:
+    def call(layer, *args, **kwargs):
+        with noticing(on=is_noticing_in(layer)):
+            return direct(layer, *args, **kwargs)
+
+    return call
+
+
+def is_noticing_in(layer: keras.layers.Layer) -> bool:
+    """Returns whether the handler sees the operations of a layer that is called now.
+
+    A layer of Keras computes each row by itself, so only the user's layers are noticed. Models are
+    noticed if their caller is. Batch normalization is never noticed: each replica normalizes with
+    its own rows unless you ask for the rows of all.
+    """
+    if isinstance(layer, keras.layers.BatchNormalization):
+        return False
+    if isinstance(layer, keras.Model):
+        return is_noticing()
+    is_users = not type(layer).__module__.startswith(_LIBRARIES)
+    return is_users or isinstance(layer, keras.layers.Lambda)
+
+
+def _reducing(handler: Handler, kind: str, direct: Callable) -> Callable:
+    def reduce(input, axis, keep_dims=False, name=None):  # noqa: A002 (TensorFlow's name)
+        compute = functools.partial(direct, axis=axis, keep_dims=keep_dims, name=name)
+        if not is_noticing():
+            return compute(input)
+        x, known = tf.convert_to_tensor(input), tf.get_static_value(tf.convert_to_tensor(axis))
+        if known is None or x.shape.rank is None:
+            return compute(x)
+        axes = sorted({int(each) % max(1, x.shape.rank) for each in known.reshape(-1)})
+        with noticing(on=False):
+            return handler.reduced(kind, compute, x, axes, bool(keep_dims))
+
+    return reduce
+
+
+def _scaling(handler: Handler, divides: bool, direct: Callable) -> Callable:
+    def scale(x, y, name=None):
+        compute = functools.partial(direct, name=name)
+        if not is_noticing():
+            return compute(x, y)
+        with noticing(on=False):
+            return handler.scaled(compute, x, y, divides=divides)
+
+    return scale
+
+
+def _segmenting(handler: Handler, direct: Callable) -> Callable:
+    def sums(data, *args, **kwargs):
+        compute = functools.partial(direct, data, *args, **kwargs)
+        if not is_noticing():
+            return compute()
+        with noticing(on=False):
+            return handler.segmented(compute, tf.convert_to_tensor(data))
+
+    return sums
+
+
+def _casting(handler: Handler, direct: Callable) -> Callable:
+    def cast(x, DstT, *args, **kwargs):  # noqa: N803 (TensorFlow's name)
+        compute = functools.partial(direct, DstT=DstT, *args, **kwargs)  # noqa: B026
+        if is_noticing() and tf.as_dtype(DstT).is_floating:
+            tensor = tf.convert_to_tensor(x)
+            if tensor.dtype.is_integer and tensor.shape.rank == 0:
+                known = _known(tensor)
+                if known is not None:
+                    with noticing(on=False):
+                        return handler.counted(lambda: compute(tensor), tensor, int(known))
+        return compute(x)
+
+    return cast
+
+
+def _known(number: tf.Tensor):
+    """Returns the value of a whole number that is known when traced; else None."""
+    if (
+        not hasattr(number, "numpy") and number.op.type == "Prod"
+    ):  # of a shape, as in the losses of Keras
+        factors = tf.get_static_value(number.op.inputs[0])
+        return None if factors is None else factors.prod()
+    return tf.get_static_value(number)
+
+
+def _squaring(handler: Handler, direct: Callable) -> Callable:
+    def squares(t, name=None):
+        if not is_noticing():
+            return direct(t, name=name)
+        with noticing(on=False):
+            return handler.squares(functools.partial(direct, name=name), tf.convert_to_tensor(t))
+
+    return squares
+
+
+def _matrix_product(handler: Handler, direct: Callable) -> Callable:
+    def product(a, b, transpose_a=False, transpose_b=False, *args, **kwargs):
+        compute = functools.partial(direct, a, b, transpose_a, transpose_b, *args, **kwargs)
+        if not is_noticing():
+            return compute()
+        a, b = tf.convert_to_tensor(a), tf.convert_to_tensor(b)
+        with noticing(on=False):
+            return handler.contracted(compute, [(a, 0 if transpose_a else 1)])
+
+    return product
+
+
+def _batched_product(handler: Handler, direct: Callable) -> Callable:
+    def product(x, y, adj_x=False, adj_y=False, *args, **kwargs):
+        compute = functools.partial(direct, x, y, adj_x=adj_x, adj_y=adj_y, *args, **kwargs)  # noqa: B026
+        if not is_noticing():
+            return compute()
+        x = tf.convert_to_tensor(x)
+        rank = x.shape.rank
+        with noticing(on=False):
+            summed = [(x, rank - 2 if adj_x else rank - 1)] if rank else []
+            return handler.contracted(compute, summed)
+
+    return product
+
+
+def _einsum(handler: Handler, direct: Callable) -> Callable:
+    def einsum(inputs, equation, name=None):
+        compute = functools.partial(direct, inputs, equation, name=name)
+        if not is_noticing() or "..." in equation:
+            return compute()
+        text = equation if isinstance(equation, str) else equation.decode()
+        terms, output = text.replace(" ", "").split("->")
+        summed = [
+            (tf.convert_to_tensor(tensor), axis)
+            for tensor, term in zip(inputs, terms.split(","), strict=True)
+            for axis, letter in enumerate(term)
+            if letter not in output
+        ]
+        with noticing(on=False):
+            return handler.contracted(compute, summed)
+
+    return einsum
+
+
+def _gradient(handler: Handler, direct: Callable) -> Callable:
+    def gradient(tape, target, sources, output_gradients=None, unconnected_gradients=None):
+        unconnected = unconnected_gradients or tf.UnconnectedGradients.NONE
+
+        def compute(output_gradients):
+            return direct(tape, target, sources, output_gradients, unconnected)
+
+        if not is_noticing():
+            return compute(output_gradients)
+        with noticing(on=False):
+            return handler.gradient(compute, target, sources, output_gradients)
+
+    return gradient
+
+
+def _all_reduce(handler: Handler, direct: Callable) -> Callable:
+    def all_reduce(context, reduce_op, value, options=None):
+        if not is_noticing():  # an optimizer of Keras, for example
+            return direct(context, reduce_op, value, options)
+        op = str(getattr(reduce_op, "value", reduce_op)).lower()
+        with noticing(on=False):
+            return tf.nest.map_structure(lambda each: handler.all_reduce(each, op), value)
+
+    return all_reduce
+
+
+def _all_gather(handler: Handler, direct: Callable) -> Callable:
+    def all_gather(context, value, axis, options=None):
+        if not is_noticing():
+            return direct(context, value, axis, options)
+        with noticing(on=False):
+            return tf.nest.map_structure(lambda each: handler.all_gather(each, axis), value)
+
+    return all_gather

@@ -1,0 +1,638 @@
+"""Makes a step of the model's own compute, on each replica, what one device computes.
+
+Each replica runs the step on its own rows, so a sum over rows is only a part of the sum that the
+step means. While the step is traced within `whole_batch`, every such value is completed where the
+step computes it. The code behind it continues with the value of one device:
+
+  - A reduction over rows (a sum, a mean, a product that sums over rows, ...) covers the rows of all
+    replicas. A number of rows that the step divides by is the number of all rows.
+  - `tape.gradient` with respect to weights returns the gradient of the loss of all rows.
+  - `apply_gradients` updates the weights where the step calls it.
+  - The collectives of tfaccel and of `tf.distribute` join the replicas.
+
+    plan = planned(model, step, replica, batch)   # traces the step twice, and runs nothing
+    rows = Rows(replica, plan, batch, weight=..., reduce=replica.all_reduce)
+    with whole_batch(model, rows):
+        logs = step(batch)
+
+Which axes of a tensor are rows? The plan knows it from the two traces. The second one has twice as
+many rows and three times as many replicas. An axis that is twice as long has this replica's rows.
+An axis that is six times as long has rows that were gathered from all replicas. An axis of the same
+length has no rows. Numbers are recognized in the same way, so `loss / x.shape[0]` divides by the
+rows of all replicas.
+
+Why the gradients are right: the replicas differentiate J, the sum over replicas of share * loss.
+The shares of all replicas add up to 1. The gradient of a sum over replicas is the sum over replicas
+of the gradients. If every replica has the loss of all rows, J is that loss. If each has the mean of
+its own rows, J is the mean of all rows, because a replica's share is its part of all rows.
+"""
+
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator, Sequence
+
+import tensorflow as tf
+
+from tfaccel.common.run_log import summary
+from tfaccel.common.tables import cleaned
+from tfaccel.keras_internals import row_operations
+from tfaccel.keras_internals.model_view import metrics_that_update
+from tfaccel.keras_internals.recording import JoinsRowsError, recorded
+from tfaccel.keras_internals.replica import Replica
+from tfaccel.runtime import collectives
+
+log = logging.getLogger("tfaccel")
+
+MORE_ROWS, MORE_REPLICAS = 2, 3  # the second trace of a plan, as multiples of the first
+
+# What an axis or a number is, by the ratio of its sizes in the two traces of a plan.
+SAME, OWN, ALL, PER_OWN = "same", "own rows", "all rows", "per own row"
+_BY_RATIO = {1: SAME, MORE_ROWS: OWN, MORE_ROWS * MORE_REPLICAS: ALL, 1 / MORE_ROWS: PER_OWN}
+_NOT_JOINED = ("count", "scale", "beside", "target", "source", "gather")  # kinds of calls
+
+
+@dataclasses.dataclass
+class Plan:
+    """What two traces of a step tell about the operations that the step calls.
+
+    Attributes:
+      calls: for each operation in order, its kind and what each of its sizes is; None if the step
+        could not be traced with more rows.
+      reduces_itself: whether the step calls all_reduce: it then completes its sums by itself.
+      joins: whether a value, other than a gradient, must be joined over the replicas.
+    """
+
+    calls: list[tuple[str, tuple[str, ...]]] | None
+    reduces_itself: bool
+    joins: bool
+
+
+class _Handler:
+    """Computes the operations of a step: a `row_operations.Handler`, and what collectives need."""
+
+    def __init__(self, replica: Replica, num_replicas: int, *, reduces_rows: bool):
+        """Takes the replica, and whether a reduction over rows covers the rows of all replicas."""
+        self.rank, self.local_rank = replica.index, replica.local_index
+        self.num_replicas, self._reduces_rows = num_replicas, reduces_rows
+
+    # What differs between recording and computing.
+
+    def tags(self, kind: str, sizes: Sequence) -> tuple[str, ...]:
+        """Returns what each size of this call of an operation is."""
+        raise NotImplementedError
+
+    def sum(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns the sum of the replicas' values, with its gradient."""
+        raise NotImplementedError
+
+    def all_gather(self, value, axis: int = 0) -> tf.Tensor:
+        """Returns the replicas' values, concatenated in the order of their ranks."""
+        raise NotImplementedError
+
+    def rows(self) -> tf.Tensor:
+        """Returns the number of rows of all replicas, as a multiple of this replica's."""
+        raise NotImplementedError
+
+    def stacked(self, value: tf.Tensor, kind: str) -> tf.Tensor:
+        """Returns the replicas' values, [replicas, ...], before a reduction of this kind."""
+        raise NotImplementedError
+
+    # Reductions.
+
+    def reduced(self, kind: str, direct: Callable, x, axes: list[int], keep_dims: bool):
+        """Reduces x over some axes, and over the replicas if one of the axes has rows."""
+        over = self.tags(kind, [x.shape[each] for each in axes])
+        others = [each for each in range(x.shape.rank) if each not in axes]
+        beside = self.tags("beside", [x.shape[each] for each in others])
+        if OWN not in over or not self._reduces_rows:
+            return direct(x)
+        if OWN in beside:
+            say_pairs()
+            return direct(x)
+        if kind == "sum":
+            return self.sum(direct(x))
+        if kind == "mean":
+            return self._mean(direct, x, axes, keep_dims)
+        if kind == "norm":
+            return tf.sqrt(self.sum(tf.square(direct(x))))
+        return _REDUCED[kind](self.stacked(direct(x), kind), 0)
+
+    def _mean(self, direct: Callable, x: tf.Tensor, axes: list[int], keep_dims: bool):
+        if None in (x.shape[each] for each in axes):  # a mask has chosen some of the rows
+            count = tf.cast(tf.reduce_prod([tf.shape(x)[each] for each in axes]), x.dtype)
+            return self.sum(tf.reduce_sum(x, axes, keep_dims)) / self.sum(count)
+        return self.sum(direct(x) / tf.cast(self.rows(), x.dtype))
+
+    def contracted(self, direct: Callable, summed: list[tuple[tf.Tensor, int]]):
+        """Computes a product, and sums it over the replicas if it is a sum over rows."""
+        tags = self.tags("product", [tensor.shape[axis] for tensor, axis in summed])
+        return self.sum(direct()) if OWN in tags and self._reduces_rows else direct()
+
+    def segmented(self, direct: Callable, x):
+        """Sums groups of entries along axis 0, and over the replicas if these are rows."""
+        sums = direct()
+        (before,) = self.tags("segments", [x.shape[0]])
+        (after,) = self.tags("beside", [sums.shape[0]])
+        return self.sum(sums) if before == OWN != after and self._reduces_rows else sums
+
+    def squares(self, direct: Callable, x):
+        """Returns half the sum of squares, over the replicas if an axis has rows."""
+        tags = self.tags("squares", x.shape)
+        return self.sum(direct(x)) if OWN in tags and self._reduces_rows else direct(x)
+
+    # Numbers of rows.
+
+    def scaled(self, direct: Callable, x, y, *, divides: bool):
+        """Multiplies or divides. A number of own rows becomes the number of all rows."""
+        numbers = _number(x), _number(y)
+        if (numbers[0] is None) == (numbers[1] is None):
+            return direct(x, y)
+        number, other = (numbers[0], y) if numbers[1] is None else (numbers[1], x)
+        (tag,) = self.tags("scale", [number])
+        if tag not in (OWN, PER_OWN) or not self._reduces_rows:
+            return direct(x, y)
+        dtype = tf.convert_to_tensor(other).dtype
+        rows, number = tf.cast(self.rows(), dtype), tf.constant(number, dtype)
+        number = number * rows if tag == OWN else number / rows
+        return direct(number, y) if numbers[1] is None else direct(x, number)
+
+    def counted(self, direct: Callable, x, number: int):
+        """Casts a whole number. A number of own rows becomes the number of all rows."""
+        (tag,) = self.tags("count", [number])
+        count = direct()
+        if tag != OWN or not self._reduces_rows:
+            return count
+        return count * tf.cast(self.rows(), count.dtype)
+
+    # Collectives that the step calls.
+
+    def all_reduce(self, value, op: str) -> tf.Tensor:
+        """Reduces one value of each replica. `op` is "sum", "mean", "min" or "max"."""
+        value = tf.convert_to_tensor(value)
+        if op in ("min", "max"):
+            return _REDUCED[op](self.stacked(value, op), 0)
+        total = self.sum(value)
+        return total / tf.cast(self.num_replicas, value.dtype) if op == "mean" else total
+
+    def broadcast(self, value, root_rank: int) -> tf.Tensor:
+        """Returns the value of one replica."""
+        value = tf.convert_to_tensor(value)
+        return self.sum(value if self.rank == root_rank else tf.zeros_like(value))
+
+
+_REDUCED = {
+    "max": tf.reduce_max,
+    "min": tf.reduce_min,
+    "prod": tf.reduce_prod,
+    "all": tf.reduce_all,
+    "any": tf.reduce_any,
+}
+_NEUTRAL = {
+    "max": lambda dtype: dtype.min if dtype.is_integer else float("-inf"),
+    "min": lambda dtype: dtype.max if dtype.is_integer else float("inf"),
+    "prod": lambda _: 1,
+    "all": lambda _: True,
+    "any": lambda _: False,
+}
+
+
+def _number(value) -> float | None:
+    """Returns a float that is known when traced; None for anything else."""
+    if isinstance(value, int | float):
+        return float(value)
+    if not isinstance(value, tf.Tensor) or value.shape.rank != 0 or not value.dtype.is_floating:
+        return None
+    is_known = hasattr(value, "numpy") or value.op.type == "Const"
+    return float(tf.get_static_value(value)) if is_known else None
+
+
+def say_pairs() -> None:
+    """Warns that a step compares rows with each other, which each replica does with its own."""
+    if not _said_pairs:
+        _said_pairs.append(True)
+        log.warning(
+            "step: the step compares all rows of a batch with each other, so each replica compares "
+            "only its own rows; gather the rows first, with tfaccel.collectives.all_gather"
+        )
+
+
+_said_pairs = []
+
+
+def _by_size(why: str) -> None:
+    """Says that a plan does not know which axes are rows."""
+    summary(
+        "step: axis 0 of each tensor is taken for rows where its size fits, because two traces of "
+        "the step do not tell (%s)",
+        why,
+    )
+
+
+class MayJoinError(Exception):
+    """A step reduces an axis that may have rows, so only a plan knows what to do."""
+
+
+class Alarm:
+    """A handler that raises an error where a step may need the rows of all replicas.
+
+    It lets a step of Keras's own, which seldom does, be traced as if no step did.
+    """
+
+    def __init__(self, num_rows: int):
+        """Takes the number of rows of the traced batch."""
+        self._num_rows = max(num_rows, 1)
+
+    def _check(self, sizes: Sequence) -> None:
+        if any(size is None or (size > 0 and size % self._num_rows == 0) for size in sizes):
+            raise MayJoinError
+
+    def reduced(self, kind: str, direct: Callable, x, axes: list[int], keep_dims: bool):
+        self._check([x.shape[each] for each in axes])
+        return direct(x)
+
+    def contracted(self, direct: Callable, summed: list[tuple[tf.Tensor, int]]):
+        self._check([tensor.shape[axis] for tensor, axis in summed])
+        return direct()
+
+    def segmented(self, direct: Callable, x):
+        self._check(x.shape[:1])
+        return direct()
+
+    def squares(self, direct: Callable, x):
+        self._check(x.shape)
+        return direct(x)
+
+    def scaled(self, direct: Callable, x, y, *, divides: bool):
+        return direct(x, y)
+
+    def counted(self, direct: Callable, x, number: int):
+        return direct()
+
+    def gradient(self, direct: Callable, target, sources, output_gradients):
+        return direct(output_gradients)
+
+    @property
+    def num_replicas(self):
+        raise JoinsRowsError
+
+    rank = local_rank = num_replicas
+
+    def all_reduce(self, value, op: str):
+        raise JoinsRowsError
+
+    def all_gather(self, value, axis: int = 0):
+        raise JoinsRowsError
+
+    def broadcast(self, value, root_rank: int):
+        raise JoinsRowsError
+
+
+# The plan.
+
+
+class _Recorder(_Handler):
+    """Records the sizes of operations, and joins nothing: what it traces never runs."""
+
+    def __init__(self, replica: Replica, num_replicas: int):
+        super().__init__(replica, num_replicas, reduces_rows=True)
+        self.calls, self.reduces_itself = [], False
+
+    def tags(self, kind: str, sizes: Sequence) -> tuple[str, ...]:
+        self.calls.append((kind, tuple(sizes)))
+        return (SAME,) * len(sizes)
+
+    def sum(self, value: tf.Tensor) -> tf.Tensor:
+        return tf.identity(value)
+
+    def all_gather(self, value, axis: int = 0) -> tf.Tensor:
+        value = tf.convert_to_tensor(value)
+        self.tags("gather", [value.shape[axis]])
+        return tf.concat([value] * self.num_replicas, axis)
+
+    def rows(self) -> tf.Tensor:
+        return tf.constant(1.0)
+
+    def stacked(self, value: tf.Tensor, kind: str) -> tf.Tensor:
+        return tf.stack([value] * self.num_replicas)
+
+    def all_reduce(self, value, op: str) -> tf.Tensor:
+        self.reduces_itself = True
+        return tf.identity(value)
+
+    def broadcast(self, value, root_rank: int) -> tf.Tensor:
+        self.tags("broadcast", [0])
+        return tf.identity(value)
+
+    def gradient(self, direct: Callable, target, sources, output_gradients):
+        """Returns zeros: the sizes do not depend on what the gradients are."""
+        for each in tf.nest.flatten(target):
+            self.tags("target", _shape(each))
+        flat = tf.nest.flatten(sources)
+        for each in flat:
+            self.tags("source", _shape(each) if isinstance(each, tf.Tensor) else ())
+        zeros = [tf.zeros(each.shape, each.dtype) for each in map(tf.convert_to_tensor, flat)]
+        return tf.nest.pack_sequence_as(sources, zeros)
+
+
+def planned(model, step: Callable, replica: Replica, batch) -> Plan:
+    """Traces a step twice, with different numbers of rows and replicas; nothing of it runs.
+
+    Args:
+      model: the model, within `as_replica`.
+      step: the step, as a function of a batch.
+      replica: the replica.
+      batch: a nest of the replica's tensors.
+    """
+    recorders, fault = [], "the operations depend on the number of rows"
+    for more_rows, more_replicas in ((1, 1), (MORE_ROWS, MORE_REPLICAS)):
+        recorder = _Recorder(replica, replica.num_replicas * more_replicas)
+        graph = tf.__internal__.FuncGraph("plan_of_rows")
+        # Another name of the device, so that no function of the user's keeps this trace.
+        with graph.as_default(), tf.device("/device:CPU:0"):
+            inputs = tf.nest.map_structure(lambda each: _stand_in(each, more_rows), batch)  # noqa: B023
+            try:
+                with (
+                    recorded(model, replica, apply=lambda *_: None, joins=True),
+                    row_operations.unassigned(),  # a queue need not hold so many rows
+                    whole_batch(model, recorder),
+                ):
+                    step(inputs)
+            except Exception as error:
+                fault = f"with {more_rows} times the rows: {cleaned(str(error))}"
+                break
+        recorders.append(recorder)
+    first = recorders[0] if recorders else _Recorder(replica, replica.num_replicas)
+    calls = None
+    kinds = [[kind for kind, _ in each.calls] for each in recorders]
+    if len(recorders) == 2 and kinds[0] == kinds[1]:
+        pairs = zip(recorders[0].calls, recorders[1].calls, strict=True)
+        calls = [(kind, _tags(sizes, more)) for (kind, sizes), (_, more) in pairs]
+    elif recorders:
+        _by_size(fault)
+    joins = calls is None or any(OWN in tags for kind, tags in calls if kind not in _NOT_JOINED)
+    collective = any(kind in ("gather", "broadcast") for kind, _ in first.calls)
+    return Plan(calls, first.reduces_itself, joins or first.reduces_itself or collective)
+
+
+def _stand_in(value, more_rows: int):
+    if value is None:
+        return None
+    if isinstance(value, tf.RaggedTensor):
+        inner = value.shape[value.ragged_rank + 1 :]
+        return tf.compat.v1.ragged.placeholder(value.dtype, value.ragged_rank, inner)
+    if isinstance(value, tf.SparseTensor):
+        return tf.compat.v1.sparse_placeholder(value.dtype, [None, *value.shape[1:]])
+    shape = value.shape.as_list()
+    if shape and shape[0] is not None:
+        shape[0] *= more_rows
+    return tf.compat.v1.placeholder(value.dtype, shape)
+
+
+def _tags(sizes: tuple, more: tuple) -> tuple[str, ...]:
+    """Returns what sizes are, from their values in both traces."""
+    if len(sizes) != len(more):
+        return (SAME,) * len(sizes)
+    return tuple(map(_tag, sizes, more, range(len(sizes))))
+
+
+def _tag(size, more, index: int) -> str:
+    if size is None:  # known only when the step runs, as what a mask leaves of the rows
+        return OWN if index == 0 else SAME
+    return SAME if not size else _BY_RATIO.get(more / size, SAME)
+
+
+def _shape(value) -> tuple:
+    shape = getattr(value, "shape", None)
+    return () if shape is None or shape.rank is None else tuple(shape)
+
+
+# The replica's rows.
+
+
+class Rows(_Handler):
+    """The rows of one replica, as a part of the rows of all replicas, while a step is traced."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        plan: Plan,
+        batch,
+        *,
+        num_rows: int,
+        weight: float | tf.Tensor,
+        reduce: Callable[[list[tf.Tensor]], list[tf.Tensor]],
+        rows_of_all: Sequence[int] | None,
+        reduces_rows: bool = True,
+        gradients_as: str | None = None,
+    ):
+        """Joins the replicas' numbers of rows.
+
+        Args:
+          replica: the replica.
+          plan: the plan of the step.
+          batch: the replica's batch, or the row that stands in if it has none.
+          num_rows: the number of rows that the replica has, padding included; may be 0.
+          weight: the number of rows that count, in any unit.
+          reduce: sums tensors over the replicas.
+          rows_of_all: the number of rows of each replica; None if it is known only when the step
+            runs.
+          reduces_rows: whether a reduction over rows covers the rows of all replicas.
+          gradients_as: the dtype in which gradients are sent; None for their own dtype.
+        """
+        reduces_rows = reduces_rows and not plan.reduces_itself
+        super().__init__(replica, replica.num_replicas, reduces_rows=reduces_rows)
+        self._reduce, self._gradients_as, self._num_rows = reduce, gradients_as, num_rows
+        self._calls, self._by_size = iter(plan.calls or ()), plan.calls is None
+        self._traced = max(num_rows, 1)  # one row stands in for none
+        self._rows_of_all = rows_of_all
+        own = tf.stack([tf.cast(weight, tf.float32), tf.constant(num_rows, tf.float32)])
+        (total,) = reduce([own])
+        self._share = tf.math.divide_no_nan(own[0], total[0])
+        self._rows = total[1] / self._traced
+        self._graph = tf.compat.v1.get_default_graph()
+        self._kept = [each for each in tf.nest.flatten(batch, expand_composites=True)]
+        self._depends = {id(each): True for each in self._kept}  # on the replica's own rows
+
+    def rows(self) -> tf.Tensor:
+        return self._rows
+
+    def tags(self, kind: str, sizes: Sequence) -> tuple[str, ...]:
+        if not self._by_size:
+            planned_kind, tags = next(self._calls, (None, ()))
+            if planned_kind == kind and len(tags) == len(sizes):
+                return tags
+            _by_size(f"{kind} follows where the plan has {planned_kind}")
+            self._by_size = True
+        if kind in ("count", "scale"):
+            return (SAME,) * len(sizes)
+        return tuple(
+            OWN if index == 0 and (size is None or size % self._traced == 0) else SAME
+            for index, size in enumerate(sizes)
+        )
+
+    # Joins.
+
+    def sum(self, value: tf.Tensor) -> tf.Tensor:
+        return self._sums([value])[0]
+
+    def _sums(self, values: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the sums of the replicas' values. A replica without rows adds zeros."""
+
+        @tf.custom_gradient
+        def summed(*values):
+            def gradient(*upstream):
+                return self._sums(list(upstream))
+
+            own = values if self._num_rows else [tf.zeros_like(each) for each in values]
+            return self._reduce(list(own)), gradient
+
+        return [self._joined(each) for each in summed(*values)]
+
+    def stacked(self, value: tf.Tensor, kind: str) -> tf.Tensor:
+        if not self._num_rows:
+            value = tf.fill(tf.shape(value), tf.cast(_NEUTRAL[kind](value.dtype), value.dtype))
+        return self._joined(self._placed(value[tf.newaxis], 0, [1] * self.num_replicas))
+
+    def all_gather(self, value, axis: int = 0) -> tf.Tensor:
+        value = tf.convert_to_tensor(value)
+        (tag,) = self.tags("gather", [value.shape[axis]])
+        axis %= value.shape.rank
+        if tag == OWN and not self._num_rows:
+            value = tf.split(value, [0, value.shape[axis]], axis)[0]  # without the stand-in
+        return self._joined(self._placed(value, axis, self._sizes(value, axis, tag)))
+
+    def _sizes(self, value: tf.Tensor, axis: int, tag: str):
+        """Returns the size of each replica's value along an axis, a list or a tensor."""
+        size = value.shape[axis]
+        if size is not None and tag != OWN:
+            return [size] * self.num_replicas
+        if size is not None and self._rows_of_all is not None:
+            if self._num_rows:
+                return [size * rows // self._num_rows for rows in self._rows_of_all]
+            if len(set(self._rows_of_all)) == 1:
+                return [0] * self.num_replicas
+        own = tf.one_hot(self.rank, self.num_replicas, dtype=tf.int64)
+        (sizes,) = self._reduce([own * tf.shape(value, tf.int64)[axis]])
+        return sizes
+
+    def _placed(self, value: tf.Tensor, axis: int, sizes) -> tf.Tensor:
+        """Returns the replicas' values one behind the other: their sum, each at its place.
+
+        A sum is what XLA, TensorFlow and every gradient can do.
+        """
+        before, behind = _total(sizes[: self.rank]), _total(sizes[self.rank + 1 :])
+        paddings = [[0, 0]] * value.shape.rank
+        paddings[axis] = [before, behind]
+        dtype = value.dtype
+        sent = tf.cast(value, tf.int64) if dtype.is_bool or dtype.is_integer else value
+        padded = tf.pad(sent, paddings)
+
+        @tf.custom_gradient
+        def summed(each):
+            return self._reduce([each])[0], lambda upstream: self._reduce([upstream])[0]
+
+        return tf.cast(summed(padded), dtype)
+
+    # Gradients.
+
+    def gradient(self, direct: Callable, target, sources, output_gradients):
+        """Returns gradients: of weights, those of the loss of all rows."""
+        targets, flat = tf.nest.flatten(target), tf.nest.flatten(sources)
+        given = tf.nest.flatten(output_gradients) if output_gradients is not None else [None]
+        given = given if len(given) == len(targets) else [None] * len(targets)
+        target_tags = [self.tags("target", _shape(each)) for each in targets]
+        source_tags = [
+            self.tags("source", _shape(each) if isinstance(each, tf.Tensor) else ())
+            for each in flat
+        ]
+        seeds = list(map(self._seed, targets, target_tags, given))
+        found = tf.nest.flatten(direct(tf.nest.pack_sequence_as(target, seeds)))
+        pairs = list(zip(found, source_tags, strict=True))
+        joined = self._of_all([None if OWN in tags else each for each, tags in pairs])
+        found = [old if new is None else new for new, old in zip(joined, found, strict=True)]
+        return tf.nest.pack_sequence_as(sources, found)
+
+    def _seed(self, target, tags: tuple[str, ...], given):
+        """Returns the gradient of J with respect to a target: see the top of the module."""
+        if not isinstance(target, tf.Tensor) or not target.dtype.is_floating:
+            return given
+        seed = tf.ones_like(target) if given is None else given
+        if OWN in tags:  # the sum of all rows' values is differentiated, as on one device
+            return seed if self._num_rows else tf.zeros_like(seed)
+        return seed * tf.cast(self._share, target.dtype)
+
+    def _of_all(self, gradients: list) -> list:
+        """Returns the sums over replicas of gradients, in one collective for each dtype."""
+        sums = [None] * len(gradients)
+        # Slices become dense: a GPU adds up repeated ids in any order, so replicas would differ.
+        given = [(index, each) for index, each in enumerate(gradients) if each is not None]
+        dense = {index: tf.convert_to_tensor(each) for index, each in given}
+        for dtype in sorted({each.dtype for each in dense.values()}, key=str):
+            members = [index for index, each in dense.items() if each.dtype == dtype]
+            flat = [tf.reshape(dense[index], [-1]) for index in members]
+            sent = tf.concat(flat, axis=0)
+            (total,) = self._sums([tf.cast(sent, self._gradients_as or dtype)])
+            sizes = [dense[index].shape.num_elements() for index in members]
+            parts = tf.split(tf.cast(total, dtype), sizes)
+            for index, part in zip(members, parts, strict=True):
+                sums[index] = self._joined(tf.reshape(part, dense[index].shape))
+        return sums
+
+    # Which values are equal on all replicas.
+
+    def _joined(self, value: tf.Tensor) -> tf.Tensor:
+        self._depends[id(value)] = False
+        self._kept.append(value)
+        return value
+
+    def is_own(self, value) -> bool:
+        """Returns whether a traced value depends on the replica's own rows or random numbers.
+
+        Such a value differs between the replicas; any other one is equal on all.
+        """
+        asked = tf.convert_to_tensor(value)
+        waiting = [asked]
+        while waiting:
+            tensor = waiting[-1]
+            inputs = None if id(tensor) in self._depends else self._inputs(tensor)
+            if inputs is None or inputs is True:
+                self._depends.setdefault(id(tensor), inputs is True)
+                waiting.pop()
+                continue
+            unknown = [each for each in inputs if id(each) not in self._depends]
+            if any(self._depends.get(id(each)) for each in inputs) or not unknown:
+                self._depends[id(tensor)] = any(self._depends.get(id(each)) for each in inputs)
+                waiting.pop()
+            else:
+                waiting += unknown
+            self._kept.append(tensor)
+        return self._depends[id(asked)]
+
+    def _inputs(self, tensor: tf.Tensor):
+        """Returns the tensors that a tensor is computed from; True if it differs by itself."""
+        if hasattr(tensor, "numpy"):
+            return []  # a value that is known when traced
+        if "Random" in tensor.op.type:
+            return True
+        if tensor.op.type != "Placeholder":
+            return list(tensor.op.inputs)
+        graph = tensor.graph
+        outer = [own for own, inner in getattr(graph, "captures", ()) if inner is tensor]
+        if outer:
+            return outer if graph is not self._graph else []
+        return [] if graph is self._graph else True
+
+
+def _total(sizes) -> int | tf.Tensor:
+    return tf.reduce_sum(sizes) if tf.is_tensor(sizes) else sum(sizes)
+
+
+@contextlib.contextmanager
+def whole_batch(model, handler: _Handler | Alarm) -> Iterator[None]:
+    """Within the context, the operations of the model's step go through the handler."""
+    with (
+        row_operations.operations_by(handler, metrics=metrics_that_update(model)),
+        collectives.within_step(handler),
+    ):
+        yield
