@@ -390,7 +390,7 @@ class WithoutRows(OwnStep):
     def train_step(self, data):
         logs = super().train_step(data)
         self.largest.update_state(data[1], data[1])
-        self.not_rows.update_state(tf.reduce_sum(tf.tile(data[0], [1, 4]), axis=0)[:11])
+        self.not_rows.update_state(tf.tile(data[0][0], [4])[:11])
         return logs
 
     def __init__(self):

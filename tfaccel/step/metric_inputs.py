@@ -25,6 +25,8 @@ from tfaccel.step.in_xla import NotInXlaError
 
 log = logging.getLogger("tfaccel")
 
+SAME = "same"  # stands for the rows of a tensor that is equal on all replicas
+
 
 @dataclasses.dataclass(frozen=True)
 class _Rows:
@@ -56,6 +58,8 @@ class Inputs:
     """The arguments that one replica keeps.
 
     Attributes:
+      is_own: whether a value differs between the replicas; None if that is not known. A value that
+        does not differ is neither gathered nor added up.
       numbers: single numbers, times the weight of their part of the batch, and these weights. They
         are to be summed over the replicas.
     """
@@ -68,7 +72,7 @@ class Inputs:
           has_rows: False if a row stands in for a batch without rows. It does not count.
           xla: whether XLA compiles the pass.
         """
-        self.numbers = []
+        self.is_own, self.numbers = None, []
         self._replica, self._has_rows, self._xla = replica, has_rows, xla
         self._sent, self._rows_per_row = [], []
         self._known = {}  # what stands for a tensor that several metrics get, by id, and the tensor
@@ -109,6 +113,8 @@ class Inputs:
         if isinstance(value, tf.RaggedTensor):
             inner = self._send_rows(metric, value.values, per_row=False)
             return _Ragged(inner, self._send_rows(metric, value.row_lengths(), per_row=False))
+        if not self._differs(value):
+            return self._send_same(value)
         size = value.shape[0]
         if size is None and self._xla:
             raise NotInXlaError(
@@ -128,10 +134,20 @@ class Inputs:
         self._sent.append(tf.cast(value if self._has_rows else value[:0], _sent_as(value.dtype)))
         return _Rows(len(self._sent) - 1, value.dtype, mask)
 
+    def _differs(self, value) -> bool:
+        return self.is_own is None or self.is_own(value)
+
+    def _send_same(self, value: tf.Tensor) -> _Rows:
+        """Keeps a tensor that is equal on all replicas: the first one's is taken."""
+        self._rows_per_row.append(SAME)
+        self._sent.append(tf.cast(value, _sent_as(value.dtype)))
+        return _Rows(len(self._sent) - 1, value.dtype)
+
     def kept_number(self, value: tf.Tensor) -> _Number:
         """Keeps a single number; returns what stands for it."""
-        counts = not value.dtype.is_floating
-        dtype = tf.float64 if counts or value.dtype == tf.float64 else tf.float32
+        is_whole = not value.dtype.is_floating
+        counts = is_whole and self._differs(value)
+        dtype = tf.float64 if is_whole or value.dtype == tf.float64 else tf.float32
         number = tf.cast(value, dtype)
         if not counts and self._weight_index is None:
             self._weight_index = len(self.numbers)
@@ -164,6 +180,11 @@ class Inputs:
 
     def gathered(self, sent: list[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the rows of all replicas, outside XLA."""
+        is_first = self._replica.index == 0
+        sent = [
+            each[:0] if times == SAME and not is_first else each
+            for each, times in zip(sent, self._rows_per_row, strict=True)
+        ]
         found = [self._replica.all_gather(each) for each in sent]
         for own, each in zip(sent, found, strict=True):
             each.set_shape([None, *own.shape[1:]])
@@ -182,6 +203,9 @@ class Inputs:
         before, after = sum(rows[:own]), sum(rows[own + 1 :])
         placed = []
         for each, times in zip(sent, self._rows_per_row, strict=True):
+            if times == SAME:
+                placed.append(each if own == 0 else tf.zeros_like(each))
+                continue
             others = [[0, 0]] * (each.shape.rank - 1)
             placed.append(tf.pad(each, [[times * before, times * after], *others]))
         return placed
@@ -203,6 +227,7 @@ def _found(leaf, numbers: list, gathered: list):
         number = numbers[leaf.index]
         if leaf.weight is not None:
             number = tf.math.divide_no_nan(number, tf.cast(numbers[leaf.weight], number.dtype))
+            number = number if leaf.dtype.is_floating else tf.round(number)
         return tf.cast(number, leaf.dtype)
     if isinstance(leaf, _Ragged):
         values, lengths = (_found(each, numbers, gathered) for each in (leaf.values, leaf.lengths))

@@ -137,7 +137,7 @@ def make_totals(
             contexts.enter_context(whole_batch(model, handler))
             all_reduce = getattr(handler, "sum", None)
         joins = isinstance(handler, Rows)
-        is_own = handler.is_own if joins else None
+        is_own = updates.inputs.is_own = handler.is_own if joins else None
         recording = contexts.enter_context(
             recorded(model, replica, apply=apply, is_own=is_own, joins=joins)
         )
