@@ -252,6 +252,20 @@ def _():
     return any(each is inner for each in model._flatten_layers())
 
 
+@canary("RNN._expected_batch_size", "is the number of rows of a stateful layer")
+def _():
+    layer = keras.layers.GRU(1, stateful=True)
+    layer.build((2, 3, 1))
+    return layer._expected_batch_size == 2 and [each.shape for each in layer.states] == [(2, 1)]
+
+
+@canary("Variable._aggregation", "is what the variable's aggregation reads")
+def _():
+    variable = keras.Variable(1.0)
+    variable._aggregation = "sum"
+    return variable.aggregation == "sum"
+
+
 @functools.cache
 def seen_in_fit():
     """What is built by a fit with a validation and by a train_on_batch, and when logs are made."""

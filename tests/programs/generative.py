@@ -56,6 +56,37 @@ class GAN(keras.Model):
         return {each.name: each.result() for each in self.metrics}
 
 
+class AlternatingGAN(GAN):
+    """Trains the discriminator in even steps and the generator in odd ones, with `tf.cond`."""
+
+    def __init__(self, discriminator, generator):
+        super().__init__(discriminator, generator)
+        self.steps = self.add_weight(shape=(), dtype="int32", trainable=False, name="steps")
+
+    def train_step(self, data):
+        def train_discriminator():
+            with tf.GradientTape() as tape:
+                fake = self.discriminator(self.generator(data["noise"]))
+                real = self.discriminator(data["images"])
+                loss = self.loss_fn(tf.ones_like(fake), fake)
+                loss += self.loss_fn(tf.zeros_like(real), real)
+            weights = self.discriminator.trainable_weights
+            self.d_optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+            return loss
+
+        def train_generator():
+            with tf.GradientTape() as tape:
+                answers = self.discriminator(self.generator(data["more_noise"]))
+                loss = self.loss_fn(tf.zeros_like(answers), answers)
+            weights = self.generator.trainable_weights
+            self.g_optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+            return loss
+
+        loss = tf.cond(tf.equal(self.steps % 2, 0), train_discriminator, train_generator)
+        self.steps.assign_add(1)
+        return {"loss_of_step": loss}
+
+
 class OnePassGAN(GAN):
     """Takes the gradients of both networks from one pass, and then updates both."""
 
@@ -716,6 +747,13 @@ PROGRAMS = [
         "DCGAN",
         "keras.io: DCGAN to generate face images",
         lambda: GAN(discriminator(), generator()),
+        for_two_updates,
+        for_gan,
+    ),
+    Program(
+        "GAN that alternates",
+        "each step updates one of two networks, chosen by tf.cond",
+        lambda: AlternatingGAN(discriminator(), generator()),
         for_two_updates,
         for_gan,
     ),

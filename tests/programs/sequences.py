@@ -259,9 +259,8 @@ def thaw(model: keras.Model) -> None:
 
 
 def stateful() -> keras.Model:
-    """Returns a recurrent network that goes on with a replica's rows from batch to batch."""
-    rows = 6 // tf.distribute.get_strategy().num_replicas_in_sync
-    inputs = keras.Input(batch_shape=(rows, 3, 2))
+    """Returns a recurrent network that goes on with its rows from batch to batch."""
+    inputs = keras.Input(batch_shape=(6, 3, 2))
     return keras.Model(inputs, layers.Dense(1)(layers.LSTM(3, stateful=True)(inputs)))
 
 
@@ -738,7 +737,7 @@ PROGRAMS = [
     ),
     Program(
         "stateful LSTM",
-        "the guide of RNNs, keras.io: state across batches; a replica has its own rows",
+        "the guide of RNNs, keras.io: state across batches",
         stateful,
         lambda: (normal(0, NUM_ROWS, 3, 2), normal(1, NUM_ROWS, 1)),
         lambda: sgd(loss="mse"),

@@ -261,3 +261,21 @@ def test_it_is_said_once_that_float16_has_no_loss_scale_for_several_optimizers(p
     names = " and ".join(each.name for each in optimizers)
     said = f"loss scale: none for {names}, which the model's own train_step applies"
     assert caplog.text.count(said) == (policy == "mixed_float16")
+
+
+class BuildsIt(keras.Sequential):
+    """Its optimizer has variables for all weights before a step applies it to some of them."""
+
+    def compile(self, optimizer, **kwargs):
+        optimizer.build(self.trainable_variables)
+        super().compile(optimizer=optimizer, **kwargs)
+
+
+def test_the_models_own_compile_may_build_the_optimizer():
+    # The optimizer is made outside the scope, and was moved into it only after `compile`.
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    model = compiled(
+        lambda: BuildsIt([keras.Input((4,)), layers.Dense(1)]), 2, optimizer=optimizer, loss="mse"
+    )
+    assert model.optimizer is optimizer
+    assert optimizer.built

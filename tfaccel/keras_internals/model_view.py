@@ -6,6 +6,7 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from tfaccel.keras_internals.layers import layers_of
 from tfaccel.keras_internals.reductions import has_own_update
+from tfaccel.keras_internals.stateful import states_of
 
 
 def optimizers_of(optimizer) -> list:
@@ -44,7 +45,7 @@ def _optimizers_in(value) -> list:
 
 def variables_of(model) -> list:
     """Returns every Keras variable that a step reads or changes, each once."""
-    found = [*model.variables, *model.metrics_variables]
+    found = [*model.variables, *model.metrics_variables, *states_of(model)]
     for each in every_optimizer(model):
         for optimizer in optimizers_of(each):
             found += optimizer.variables

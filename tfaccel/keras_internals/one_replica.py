@@ -16,7 +16,9 @@ from tensorflow.python.distribute import distribute_lib
 
 from tfaccel.keras_internals.model_view import every_optimizer, optimizers_of, variables_of
 from tfaccel.keras_internals.patching import patched
+from tfaccel.keras_internals.plain_variables import own_plain_variables
 from tfaccel.keras_internals.replica import Replica
+from tfaccel.keras_internals.unwound import without_caching_device
 from tfaccel.keras_internals.variables import components, is_distributed
 
 
@@ -37,7 +39,7 @@ def as_replica(model, replica: Replica):
 
     def initialize(variable, value):
         # Layers that were not built, and the slots of an optimizer, are made during the trace.
-        with tf.init_scope(), strategy.scope():
+        with without_caching_device(), tf.init_scope(), strategy.scope():
             make_variable(variable, _lifted(value))
         if is_distributed(variable):
             distributed.append((variable, variable._value))
@@ -49,7 +51,10 @@ def as_replica(model, replica: Replica):
             variable._value = value.values[replica.local_index]
         for optimizer in optimizers:
             optimizer._distribution_strategy = default.strategy
-        with patched(TensorFlowVariable, "_initialize", initialize):
+        with (
+            patched(TensorFlowVariable, "_initialize", initialize),
+            own_plain_variables(model, replica),
+        ):
             yield
     finally:
         for variable, value in distributed:

@@ -163,16 +163,18 @@ def recorded(
                 "replicas would share it; make it in a layer, in the scope (for random numbers: "
                 "self.seed_generator = keras.random.SeedGenerator())"
             )
-        if is_own is not None and is_noticing() and not is_own(value):
-            recording.keep(variable)
-        else:
-            recording.before(variable)
+        with _as_default(graph):  # the step may assign in a tf.cond, which has its own graph
+            if is_own is not None and is_noticing() and not is_own(value):
+                recording.keep(variable)
+            else:
+                recording.before(variable)
         return direct_assign(variable, value)
 
     def own_seed(generator, ordered=True):
         seed = next_seed(generator, ordered)
         return seed + tf.constant([1_000_003 * replica.index, 0], seed.dtype)
 
+    graph = tf.compat.v1.get_default_graph()
     own_variables = {id(each) for each in variables_of(model)}
     direct_assign = TensorFlowVariable._direct_assign
     next_seed = keras.random.SeedGenerator.next
@@ -190,6 +192,11 @@ def recorded(
         yield recording
 
 
+def _as_default(graph) -> contextlib.AbstractContextManager:
+    """Returns a context in which operations are added to a graph; nothing changes outside one."""
+    return contextlib.nullcontext() if tf.executing_eagerly() else graph.as_default()
+
+
 @contextlib.contextmanager
 def noted(variables: list) -> Iterator[Recording]:
     """Within `as_replica`, keeps the values that these variables have before they are assigned.
@@ -203,7 +210,7 @@ def noted(variables: list) -> Iterator[Recording]:
 
     def note_and_assign(variable, value):
         if id(variable) in wanted:
-            with graph.as_default():  # a layer may assign in a tf.cond, which has its own graph
+            with _as_default(graph):  # a layer may assign in a tf.cond, which has its own graph
                 recording.before(variable)
         return direct_assign(variable, value)
 
@@ -222,6 +229,7 @@ def _reduced_in_parts(reduce_weighted_values: Callable) -> Callable:
         is_mean = mask is None and reduction in ("sum_over_batch_size", "mean")
         if not is_mean and len(values.shape) > 0:
             raise JoinsRowsError
-        return reduce_weighted_values(values, sample_weight, mask, reduction, **settings)
+        with noticing(on=False):
+            return reduce_weighted_values(values, sample_weight, mask, reduction, **settings)
 
     return reduce

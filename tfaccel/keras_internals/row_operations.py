@@ -209,7 +209,7 @@ def is_noticing_in(layer: keras.layers.Layer) -> bool:
 
 
 def _reducing(handler: Handler, kind: str, direct: Callable) -> Callable:
-    def reduce(input, axis, keep_dims=False, name=None):  # noqa: A002 (TensorFlow's name)
+    def reduce(input, axis, keep_dims=False, name=None):
         compute = functools.partial(direct, axis=axis, keep_dims=keep_dims, name=name)
         if not is_noticing():
             return compute(input)

@@ -17,6 +17,8 @@ from tfaccel.keras_internals.one_replica import as_replica
 from tfaccel.keras_internals.patching import patched
 from tfaccel.keras_internals.reductions import losses_reduced_by, weighing_by_row
 from tfaccel.keras_internals.replica import local_batches, local_replicas
+from tfaccel.keras_internals.stateful import any_rows
+from tfaccel.keras_internals.unwound import unwound
 from tfaccel.keras_internals.variables import adopt, is_distributed
 
 log = logging.getLogger("tfaccel")
@@ -50,7 +52,7 @@ def build_from_specs(model, *, change: Callable) -> None:
             if not _is_built(model):
                 _trace_once(model, specs)
         elif iterator is None:
-            with losses_reduced_by(weighing_by_row):
+            with any_rows(model, specs), losses_reduced_by(weighing_by_row):
                 by_batch(data_batch=change(specs))
         else:
             build_by_call(specs)
@@ -63,6 +65,7 @@ def build_from_specs(model, *, change: Callable) -> None:
         look_up = knowing_outputs(model, backend.compute_output_spec)
         with (
             model.distribute_strategy.scope(),
+            any_rows(model, specs),
             losses_reduced_by(weighing_by_row),
             patched(backend, "compute_output_spec", look_up),
         ):
@@ -143,7 +146,7 @@ def _trace_once(model, batch) -> None:
     with tf.__internal__.FuncGraph("made_by_step").as_default():
         inputs = tf.nest.map_structure(_placeholder, specs)
         try:
-            with as_replica(model, replica):
+            with as_replica(model, replica), any_rows(model, specs), unwound():
                 step(inputs)
         except Exception as error:
             log.debug("step: no trace of it before it first runs: %s", error)

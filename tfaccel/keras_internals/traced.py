@@ -43,3 +43,39 @@ def assigned_in(graph) -> Iterator[tuple[tf.Tensor, tf.DType]]:
             continue
         if not all(own in read_by(each) for each in own.consumers()):
             yield handle, tf.as_dtype(data.shape_and_type[0].dtype)
+
+
+def names_of_results(logs: dict, variables: list) -> set[str]:
+    """Returns the names of the logs that are computed from these Keras variables.
+
+    Args:
+      logs: tensors of the graph that is being traced. Other tensors count as computed from them.
+      variables: Keras variables, such as those of metrics.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    captured = dict(_captures(graph))
+    handles = {id(captured.get(id(_handle_of(each)))) for each in variables}
+    return {name for name, each in logs.items() if _comes_from(each, handles, graph)}
+
+
+def _captures(graph) -> Iterator[tuple[int, tf.Tensor]]:
+    for outside, own in getattr(graph, "captures", ()):
+        yield id(outside), own
+
+
+def _handle_of(variable):
+    return getattr(variable._value, "handle", None)
+
+
+def _comes_from(tensor, handles: set[int], graph) -> bool:
+    if not tf.is_symbolic_tensor(tensor) or tensor.graph is not graph:
+        return True
+    waiting, seen = [tensor], set()
+    while waiting:
+        each = waiting.pop()
+        if id(each) in handles:
+            return True
+        if id(each.op) not in seen:
+            seen.add(id(each.op))
+            waiting += each.op.inputs
+    return False

@@ -82,6 +82,9 @@ def compile_model(
     _check_layers(model, strategy, xla=xla)
     num_replicas = strategy.num_replicas_in_sync
     with strategy.scope():
+        for each in keras.tree.flatten((args, compile_args)):
+            if isinstance(each, keras.optimizers.Optimizer):
+                _adopt(each, strategy)  # before, because the model's own `compile` may build it
         _compile(model, args, compile_args, config)
         for each in every_optimizer(model):
             _adopt(each, strategy)

@@ -25,6 +25,7 @@ import tensorflow as tf
 
 from tfaccel.keras_internals.model_view import every_optimizer, variables_of
 from tfaccel.keras_internals.recording import noted
+from tfaccel.keras_internals.traced import names_of_results
 from tfaccel.keras_internals.variables import value_of
 from tfaccel.step.totals import Span
 
@@ -85,10 +86,12 @@ def put_back_where(
 def _with_results(model, logs: dict, spoilt: tf.Tensor) -> dict:
     """Returns the logs, with the results of metrics that were put back computed again."""
     results = model.get_metrics_result()
+    of_metrics = names_of_results(logs, model.metrics_variables)
     return logs | {
         name: tf.where(spoilt, tf.cast(results[name], value.dtype), value)
         for name, value in logs.items()
-        if name in results and tf.is_tensor(value) and value.shape == results[name].shape
+        if name in results and name in of_metrics and tf.is_tensor(value)
+        if value.shape == results[name].shape
     }
 
 

@@ -50,7 +50,7 @@ import tensorflow as tf
 from tfaccel.common.errors import UserError
 from tfaccel.config import StepConfig
 from tfaccel.data.deferred import Deferred
-from tfaccel.keras_internals import row_operations
+from tfaccel.keras_internals import row_operations, stateful
 from tfaccel.keras_internals.function_names import alike, own_numbers
 from tfaccel.keras_internals.layer_paths import layer_paths
 from tfaccel.keras_internals.model_view import is_of_keras, is_synchronized
@@ -59,7 +59,7 @@ from tfaccel.keras_internals.recording import JoinsRowsError
 from tfaccel.keras_internals.replica import Replica, local_batches, local_replicas
 from tfaccel.keras_internals.traced import UNORDERED
 from tfaccel.keras_internals.variables import value_of
-from tfaccel.step import finite, in_xla, labels, metrics, mixing, padding
+from tfaccel.step import finite, in_xla, labels, metrics, mixing, padding, returned
 from tfaccel.step import totals as totals_lib
 from tfaccel.step.recoverable import Recoverable
 from tfaccel.step.totals import ROWS_UNIT, Layout, Span, Totals
@@ -234,9 +234,12 @@ class _Step:
         updates_in_xla: bool = False,
     ):
         self._model, self._strategy, self._replicas = model, strategy, replicas
-        self._config, self._step, self.choice, self.trains = config, step, choice, trains
+        self._config, self.choice, self.trains = config, choice, trains
         self.several = strategy.num_replicas_in_sync > 1
         self._join, self._plans = AFTER, {}
+        self._constants = {}  # logs that are no numbers
+        summed = self.several or (trains and config.accumulation_steps > 1)
+        self._step = returned.as_tensors(step, self._constants, summed=summed)
         self._updates_in_xla = updates_in_xla and self.updates_on_gpu
         # Taken now, so that the order of `fit` and `evaluate` does not change the names.
         self._numbers = own_numbers()
@@ -332,7 +335,10 @@ class _Step:
         is_local = len(batches) == self._strategy.num_replicas_in_sync
         self._rows_of_all = [totals_lib.num_rows(each) for each in batches] if is_local else None
         joining = functools.partial(self._joining, run)
-        return self.choice.run(joining, batches, forget=self._made.clear)
+        return self._with_constants(self.choice.run(joining, batches, forget=self._made.clear))
+
+    def _with_constants(self, logs: dict) -> dict:
+        return logs | self._constants
 
     def in_a_row(self, deferred: list[Deferred], *, padded: bool) -> dict:
         """Runs one step for each of the replicas' deferred batches, all in one function.
@@ -351,7 +357,7 @@ class _Step:
 
         inputs = [dict(each.inputs) for each in deferred]
         joining = functools.partial(self._joining, run)
-        return self.choice.run(joining, inputs, forget=self._made.clear)
+        return self._with_constants(self.choice.run(joining, inputs, forget=self._made.clear))
 
     def _one_by_one(self, deferred: list[Deferred], *, padded: bool) -> dict:
         """Runs the same steps one by one, after XLA turned out to lack an operation of the step."""
@@ -440,7 +446,7 @@ class _Step:
                 for each in self._replicas
             ]
             tell_rows = xla and self._replicas[0].reduces_in_xla and metrics.gathers(model)
-            return functools.partial(_split_step, self._replicas, steps, tell_rows=tell_rows)
+            return functools.partial(_split_step, model, self._replicas, steps, tell_rows=tell_rows)
         replica = self._replicas[0]
         if parts > 1:
             whole = functools.partial(_accumulating_step, model, pass_, replica, **settings)
@@ -537,7 +543,12 @@ def _accumulating_step(
 
 
 def _split_step(
-    replicas: list[Replica], steps: list[Callable], arguments: list[tuple], *, tell_rows: bool
+    model,
+    replicas: list[Replica],
+    steps: list[Callable],
+    arguments: list[tuple],
+    *,
+    tell_rows: bool,
 ) -> list[dict]:
     """Runs each replica's step on its device, and returns the logs of every replica.
 
@@ -547,9 +558,11 @@ def _split_step(
     logs = []
     is_deferred = len(arguments[0]) > 1  # deferred batches are full
     stand_in = None if is_deferred else totals_lib.stand_in_of([own for (own,) in arguments])
-    if tell_rows and not is_deferred:
-        rows = tuple(totals_lib.num_rows(own) for (own,) in arguments)
-        arguments = [(own, rows) for (own,) in arguments]
+    if not is_deferred:
+        counts = [totals_lib.num_rows(own) for (own,) in arguments]
+        stateful.note_cut(model, counts, num_replicas=replicas[0].num_replicas)
+        if tell_rows:
+            arguments = [(own, tuple(counts)) for (own,) in arguments]
     for replica, step, own in zip(replicas, steps, arguments, strict=True):
         with tf.device(replica.device):
             logs.append(step(*own) if stand_in is None else step(*own, stand_in))
@@ -688,9 +701,14 @@ def _update(
         # In the context, because a metric may return its own variable, as in Keras's guide.
         results = tf.nest.map_structure(tf.convert_to_tensor, model.get_metrics_result())
         if updates is not None:
-            results |= updates.results(totals.logs.keys() - results.keys())
+            named = updates.results(totals.logs.keys() - results.keys())
+            totals.results.update(named)
+            results |= named
     # A log without a metric is a value that the step returned. Return its mean over the rows.
-    own = {name: results.get(name, value / rows) for name, value in totals.logs.items()}
+    own = {
+        name: results[name] if name in totals.results and name in results else value / rows
+        for name, value in totals.logs.items()
+    }
     return labels.named(own | logs, trains=trains)
 
 
@@ -733,6 +751,7 @@ class _Predict:
         def predict(replica: Replica, batch):
             with (
                 as_replica(model, replica),
+                stateful.own_rows(model, replica, totals_lib.num_rows(batch)),
                 layer_paths(xla=xla, all_reduce=None),
             ):
                 return model.predict_step(batch)
@@ -745,12 +764,15 @@ class _Predict:
 
         def run(batches):
             outputs, stand_in = [], totals_lib.stand_in_of(batches)
+            counts = [totals_lib.num_rows(each) for each in batches]
+            stateful.note_cut(model, counts, num_replicas=replicas[0].num_replicas)
             for replica, function, batch in zip(replicas, functions, batches, strict=True):
                 with tf.device(replica.device):
                     rows = _rows_of(function, batch, stand_in)
                     if several_workers:
                         rows = tf.nest.map_structure(replica.all_gather, rows)
                     outputs.append(rows)
+            stateful.share(model, replicas)
             return outputs[:1] if several_workers else outputs
 
         compile_ = functools.partial(tf.function, autograph=False)

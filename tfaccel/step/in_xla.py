@@ -24,6 +24,7 @@ from tfaccel.common.run_log import summary
 from tfaccel.keras_internals.layers import layers_of
 from tfaccel.keras_internals.symbolic_build import OF_ANY_SIZE
 from tfaccel.keras_internals.traced import has_effects, kernels_of
+from tfaccel.keras_internals.unwound import unwound
 
 # XLA's errors when it compiles, before anything runs, for faults that the lists do not show.
 SAYS_NO = re.compile(
@@ -77,9 +78,11 @@ class Choice:
             if not self.on:
                 forget()
         if not self.on:
-            return step()
+            with unwound():
+                return step()
         try:
-            return step()
+            with unwound():
+                return step()
         except NotInXlaError as error:
             reason = str(error)
         except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
@@ -89,7 +92,8 @@ class Choice:
             reason = f"XLA does not support an operation of the step ({said['name'] or said[0]})"
         self.turn_off(reason)
         forget()
-        return step()
+        with unwound():
+            return step()
 
     def turn_off(self, reason: str) -> None:
         """Turns XLA off, and says why."""
@@ -149,7 +153,8 @@ def _of_graph(graph, outputs, device: str) -> str | None:
         _register_kernels()
     definition = graph.as_graph_def()
     functions = {each.signature.name: each for each in definition.library.function}
-    kept = [each.op.name for each in tf.nest.flatten(outputs) if tf.is_tensor(each)]
+    leaves = tf.nest.flatten(outputs, expand_composites=True)
+    kept = [each.op.name for each in leaves if tf.is_symbolic_tensor(each)]  # not variables
     bodies = [(definition.node, kept)]
     bodies += [(each.node_def, _returned(each)) for each in functions.values()]
     for nodes, kept in bodies:

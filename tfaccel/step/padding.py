@@ -25,6 +25,7 @@ from tfaccel.keras_internals.reductions import (
     metrics_updated_by,
     with_rank,
 )
+from tfaccel.keras_internals.row_operations import is_noticing, noticing
 from tfaccel.keras_internals.variables import value_of
 from tfaccel.step import totals
 
@@ -114,13 +115,16 @@ def _reduced_without_padding(reduce_weighted_values: Callable, real: tf.Tensor) 
     keras_own = getattr(reduce_weighted_values, "__wrapped__", reduce_weighted_values)
 
     def reduce(values, sample_weight=None, mask=None, reduction="sum_over_batch_size", dtype=None):
-        if mask is not None and keras_own is not reduce_weighted_values:
-            return reduce_weighted_values(values, sample_weight, mask)
+        is_mean = mask is None and reduction in ("sum_over_batch_size", "mean", None, "none")
+        if not is_mean and keras_own is not reduce_weighted_values:
+            return reduce_weighted_values(values, sample_weight, mask, reduction)
         if reduction not in (None, "none"):  # else the caller reduces the values
             _check_rows(values, real)
             own = with_rank(real, values if mask is None else mask)
             mask = own if mask is None else own & tf.cast(mask, tf.bool)
-        return keras_own(values, by_row(sample_weight, values), mask, reduction, dtype)
+        # In parts, the mean over the real rows of each part is weighted by their number later.
+        with noticing(on=is_noticing() and keras_own is reduce_weighted_values):
+            return keras_own(values, by_row(sample_weight, values), mask, reduction, dtype)
 
     return reduce
 

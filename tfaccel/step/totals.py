@@ -19,9 +19,11 @@ import keras
 import tensorflow as tf
 
 from tfaccel.common.errors import UserError
+from tfaccel.keras_internals import stateful
 from tfaccel.keras_internals.layer_paths import layer_paths
 from tfaccel.keras_internals.recording import Recording, recorded
 from tfaccel.keras_internals.replica import Replica
+from tfaccel.keras_internals.traced import names_of_results
 from tfaccel.keras_internals.variables import value_of
 from tfaccel.step.metrics import Updates
 from tfaccel.step.whole_batch import Rows, whole_batch
@@ -72,6 +74,7 @@ class Totals:
       numbers: the numbers that metrics get after the sum.
       updates: makes the metrics' values of the sums; None if they are the values.
       kept: (Keras variable, value before) of those whose new values are equal on all replicas.
+      results: the names of the logs that are computed from the variables of metrics.
     """
 
     rows: tf.Tensor
@@ -85,6 +88,7 @@ class Totals:
     numbers: list[tf.Tensor] = dataclasses.field(default_factory=list)
     updates: Updates | None = None
     kept: list = dataclasses.field(default_factory=list)
+    results: set[str] = dataclasses.field(default_factory=set)
 
     def tensors(self) -> list:
         """Returns the values that are summed over replicas, as one nest."""
@@ -141,10 +145,13 @@ def make_totals(
         recording = contexts.enter_context(
             recorded(model, replica, apply=apply, is_own=is_own, joins=joins)
         )
+        contexts.enter_context(stateful.own_rows(model, replica, rows // parts))
         contexts.enter_context(layer_paths(xla=xla, all_reduce=all_reduce if several else None))
         contexts.enter_context(updates.kept())
         step = updates.watching(step)
-        run_part = functools.partial(_part, step, recording, weigh)
+        results = set()
+        with_results = functools.partial(_with_results, step, model, results)
+        run_part = functools.partial(_part, with_results, recording, weigh)
         gradients, logs = (_compiled_parts if xla else _traced_parts)(run_part, batch, parts)
 
     own = {id(each) for each in model.metrics_variables}
@@ -170,25 +177,25 @@ def make_totals(
         numbers=updates.inputs.numbers,
         updates=updates if several else None,
         kept=[each for each in recording.kept() if id(each[0]) not in own],
+        results=results,
     )
+
+
+def _with_results(step, model, results: set[str], batch) -> dict:
+    """Runs the step, and adds the names of the logs that are results of metrics to `results`."""
+    logs = step(batch)
+    results |= names_of_results(logs, model.metrics_variables)
+    return logs
 
 
 def _part(step, recording: Recording, weigh: Callable, batch):
     """Returns the gradients and logs of some rows, times the number of these rows."""
-    logs = _flat(step(batch))
+    logs = step(batch)
     weight = weigh(batch)
     gradients = [_times(each, weight) for each in recording.take_gradients()]
     return gradients, {
         name: _times(tf.cast(each, tf.float32), weight) for name, each in logs.items()
     }
-
-
-def _flat(logs: dict) -> dict:
-    """Returns a step's logs without nesting. In Keras's guide, a step returns metrics in a dict."""
-    flat = {}
-    for name, each in logs.items():
-        flat |= _flat(each) if isinstance(each, dict) else {name: each}
-    return flat
 
 
 def _traced_parts(run_part: Callable, batch, parts: int):

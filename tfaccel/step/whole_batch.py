@@ -248,43 +248,54 @@ class Alarm:
             raise MayJoinError
 
     def reduced(self, kind: str, direct: Callable, x, axes: list[int], keep_dims: bool):
+        """Raises if one of the axes may have rows."""
         self._check([x.shape[each] for each in axes])
         return direct(x)
 
     def contracted(self, direct: Callable, summed: list[tuple[tf.Tensor, int]]):
+        """Raises if an axis that is summed may have rows."""
         self._check([tensor.shape[axis] for tensor, axis in summed])
         return direct()
 
     def segmented(self, direct: Callable, x):
+        """Raises if axis 0 may have rows."""
         self._check(x.shape[:1])
         return direct()
 
     def squares(self, direct: Callable, x):
+        """Raises if an axis may have rows."""
         self._check(x.shape)
         return direct(x)
 
     def scaled(self, direct: Callable, x, y, *, divides: bool):
+        """Computes the operation."""
         return direct(x, y)
 
     def counted(self, direct: Callable, x, number: int):
+        """Computes the operation."""
         return direct()
 
     def gradient(self, direct: Callable, target, sources, output_gradients):
+        """Computes the gradients."""
         return direct(output_gradients)
 
     @property
     def num_replicas(self):
+        """Raises, because the step joins the replicas by itself."""
         raise JoinsRowsError
 
     rank = local_rank = num_replicas
 
     def all_reduce(self, value, op: str):
+        """Raises, because the step joins the replicas by itself."""
         raise JoinsRowsError
 
     def all_gather(self, value, axis: int = 0):
+        """Raises, because the step joins the replicas by itself."""
         raise JoinsRowsError
 
     def broadcast(self, value, root_rank: int):
+        """Raises, because the step joins the replicas by itself."""
         raise JoinsRowsError
 
 
@@ -451,29 +462,35 @@ class Rows(_Handler):
         self._share = tf.math.divide_no_nan(own[0], total[0])
         self._rows = total[1] / self._traced
         self._graph = tf.compat.v1.get_default_graph()
-        self._kept = [each for each in tf.nest.flatten(batch, expand_composites=True)]
+        self._kept = tf.nest.flatten(batch, expand_composites=True)
         self._depends = {id(each): True for each in self._kept}  # on the replica's own rows
 
     def rows(self) -> tf.Tensor:
+        """Returns the number of rows of all replicas, as a multiple of this replica's."""
         return self._rows
 
     def tags(self, kind: str, sizes: Sequence) -> tuple[str, ...]:
+        """Returns what each size of this call is: what the plan says, or its size."""
         if not self._by_size:
             planned_kind, tags = next(self._calls, (None, ()))
             if planned_kind == kind and len(tags) == len(sizes):
                 return tags
             _by_size(f"{kind} follows where the plan has {planned_kind}")
             self._by_size = True
-        if kind in ("count", "scale"):
-            return (SAME,) * len(sizes)
-        return tuple(
-            OWN if index == 0 and (size is None or size % self._traced == 0) else SAME
-            for index, size in enumerate(sizes)
-        )
+        return tuple(self._tag(kind, *each) for each in enumerate(sizes))
+
+    def _tag(self, kind: str, index: int, size) -> str:
+        """Returns what a size probably is, if the plan does not tell."""
+        if kind == "scale":
+            rows = self._traced
+            return OWN if size == rows else PER_OWN if size == 1 / rows else SAME
+        is_multiple = size is None or (size > 0 and size % self._traced == 0)
+        return OWN if index == 0 and is_multiple else SAME
 
     # Joins.
 
     def sum(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns the sum of the replicas' values, with its gradient."""
         return self._sums([value])[0]
 
     def _sums(self, values: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -490,11 +507,13 @@ class Rows(_Handler):
         return [self._joined(each) for each in summed(*values)]
 
     def stacked(self, value: tf.Tensor, kind: str) -> tf.Tensor:
+        """Returns the replicas' values, [replicas, ...]."""
         if not self._num_rows:
             value = tf.fill(tf.shape(value), tf.cast(_NEUTRAL[kind](value.dtype), value.dtype))
         return self._joined(self._placed(value[tf.newaxis], 0, [1] * self.num_replicas))
 
     def all_gather(self, value, axis: int = 0) -> tf.Tensor:
+        """Returns the replicas' values, concatenated in the order of their ranks."""
         value = tf.convert_to_tensor(value)
         (tag,) = self.tags("gather", [value.shape[axis]])
         axis %= value.shape.rank
