@@ -18,7 +18,7 @@ import tensorflow as tf
 from conftest import strategy_of
 from keras import layers
 from keras.src import backend
-from keras.src.backend import get_keras_mask
+from keras.src.backend import get_keras_mask, set_keras_mask
 from keras.src.backend.common import global_state
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
@@ -457,6 +457,27 @@ def _(monkeypatch):
 def _():
     masked = layers.Masking()(tf.constant([[[1.0], [0.0]]]))
     return get_keras_mask(masked).numpy().tolist() == [[True, False]]
+
+
+@canary("backend.set_keras_mask", "lets a tensor have a mask")
+def _():
+    value = tf.constant([1.0])
+    set_keras_mask(value, tf.constant([False]))
+    return get_keras_mask(value).numpy().tolist() == [False]
+
+
+@canary("Metric._metrics", "are the metrics within a metric")
+def _():
+    metric = keras.metrics.Metric()
+    metric.within = keras.metrics.Sum()
+    return metric._metrics == [metric.within]
+
+
+@canary("MeanMetricWrapper._fn", "is its function, and ._fn_kwargs what that gets besides")
+def _():
+    metric = keras.metrics.CosineSimilarity(axis=0)
+    names = metric._fn.__module__.partition(".")[0], metric._fn.__name__
+    return names == ("keras", "cosine_similarity") and metric._fn_kwargs["axis"] == 0
 
 
 @canary("utils.rng_utils.get_random_seed", "gives what set_random_seed was given")

@@ -57,7 +57,6 @@ FAILS: dict[str, str] = {
     "Dice loss of Keras": "refused: the loss has axis=None, over the whole batch",
     "compute_average_loss": "wrong silently: rows are divided by the global batch, then by the "
     "number of replicas",
-    "largest error as a metric": "the metric is wrong silently: the replicas' states are added",
     "stateful LSTM": "refused: the state is not the model's variable",
     # Losses of the whole batch: each replica computes them of its own rows, and they are averaged.
     "sum by tf.shape(x)[0], uneven": "weights are right, the log counts replicas alike",

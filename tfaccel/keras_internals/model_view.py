@@ -5,6 +5,7 @@ import tensorflow as tf
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from tfaccel.keras_internals.layers import layers_of
+from tfaccel.keras_internals.reductions import has_own_update
 from tfaccel.keras_internals.stateful import states_of
 
 
@@ -120,6 +121,26 @@ def metrics_of(model) -> list:
     metrics = model._compile_metrics
     user = (metrics._user_metrics, metrics._user_weighted_metrics) if metrics else ()
     return tf.nest.flatten(user)
+
+
+def every_metric(model) -> list:
+    """Returns the metrics of a model, each once: objects, functions and names.
+
+    A metric within a metric that has an `update_state` of its own is a part of it.
+    """
+    found, waiting = {}, [*model.metrics, *metrics_of(model)]
+    while waiting:
+        each = waiting.pop(0)
+        found[id(each)] = each
+        if isinstance(each, keras.metrics.Metric) and not has_own_update(each):
+            waiting += getattr(each, "metrics", each._metrics)
+    return list(found.values())
+
+
+def own_metrics_of(model) -> list:
+    """Returns the metrics that have an `update_state` of their own, each once."""
+    metrics = [each for each in every_metric(model) if isinstance(each, keras.metrics.Metric)]
+    return [each for each in metrics if has_own_update(each)]
 
 
 def metrics_that_update(model) -> list:

@@ -2,11 +2,12 @@
 
 import contextlib
 import functools
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator
 
 import keras
 import tensorflow as tf
-from keras.src.backend import get_keras_mask
+from keras.src.backend import get_keras_mask, set_keras_mask
 from keras.src.losses import loss as keras_loss
 from keras.src.trainers.compile_utils import MetricsList
 
@@ -44,6 +45,139 @@ def metrics_updated_by(update: Callable) -> contextlib.AbstractContextManager:
         the metrics of the output.
     """
     return patched(MetricsList, "update_state", update)
+
+
+def has_own_update(metric: keras.metrics.Metric) -> bool:
+    """Returns whether the `update_state` of a metric is the user's own, not Keras's."""
+    return _is_own_update(type(metric))
+
+
+def function_of(metric: keras.metrics.MeanMetricWrapper) -> Callable:
+    """Returns the function that a metric is made of."""
+    return metric._fn
+
+
+def mixes_rows(metric: keras.metrics.MeanMetricWrapper, function: Callable, y_true, y_pred) -> bool:
+    """Returns whether the function of a metric does not return a value for each row.
+
+    Keras's functions take the rows for an axis of what they compare if `axis` says so. Of others
+    the shape of what they return tells: it has to depend on the number of rows.
+    """
+    rank = len(y_pred.shape)
+    axis = metric._fn_kwargs.get("axis")
+    if axis is not None and 0 in {each % rank for each in tf.nest.flatten(axis) if rank}:
+        return True
+    if _is_of_keras(function):
+        return False
+    with tf.__internal__.FuncGraph("of_any_rows").as_default():
+        arguments = tf.nest.map_structure(_of_any_rows, (y_true, y_pred))
+        try:
+            values = function(*arguments, **metric._fn_kwargs)
+        except Exception:  # it may not work with an unknown number of rows
+            return False
+    return bool(values.shape.rank) and values.shape[0] is not None
+
+
+def _of_any_rows(value):
+    if not isinstance(value, tf.Tensor) or not value.shape.rank:
+        return value
+    return tf.compat.v1.placeholder(value.dtype, [None, *value.shape[1:]])
+
+
+def may_mix_rows(metric) -> bool:
+    """Returns whether a metric may need all rows of a batch at once.
+
+    Args:
+      metric: A metric, a function, or the name of Keras's own.
+    """
+    if not isinstance(metric, keras.metrics.Metric):
+        return callable(metric)
+    if has_own_update(metric):
+        return True
+    is_function = isinstance(metric, keras.metrics.MeanMetricWrapper)
+    return is_function and ("axis" in metric._fn_kwargs or not _is_of_keras(metric._fn))
+
+
+def _is_of_keras(what) -> bool:
+    return getattr(what, "__module__", "").partition(".")[0] == "keras"
+
+
+def _is_own_update(kind: type) -> bool:
+    defining = next(each for each in kind.__mro__ if "update_state" in vars(each))
+    return not _is_of_keras(defining)
+
+
+@contextlib.contextmanager
+def own_metrics_updated_by(update: Callable) -> Iterator[None]:
+    """Within the context, another function updates metrics that may need all rows at once.
+
+    These are metrics with an `update_state` of their own, and metrics that are made of a function.
+    All classes are patched, because a `train_step` of the model's own may update any metric. What
+    the function calls, such as `super().update_state(...)` or a metric within, is not replaced.
+
+    Args:
+      update: A function of (metric, own, args, kwargs). `own(*args, **kwargs)` is the metric's own
+        `update_state`.
+    """
+    is_busy = False
+
+    def replaced(own_update, metric, *args, **kwargs):
+        nonlocal is_busy
+        own = own_update.__get__(metric, type(metric))
+        if is_busy:
+            return own(*args, **kwargs)
+        is_busy = True
+        try:
+            return update(metric, own, args, kwargs)
+        finally:
+            is_busy = False
+
+    kinds = [each for each in _kinds_of(keras.metrics.Metric) if _is_own_update(each)]
+    kinds.append(keras.metrics.MeanMetricWrapper)
+    own = [inspect.getattr_static(each, "update_state") for each in kinds]
+    with contextlib.ExitStack() as patches:
+        for kind, own_update in zip(kinds, own, strict=True):
+            patches.enter_context(patched(kind, "update_state", _method(replaced, own_update)))
+        yield
+
+
+@contextlib.contextmanager
+def results_noted_by(note: Callable) -> Iterator[None]:
+    """Within the context, a function is called with each metric and the result that it returned."""
+
+    def noting(own_result, metric):
+        result = own_result.__get__(metric, type(metric))()
+        note(metric, result)
+        return result
+
+    with contextlib.ExitStack() as patches:
+        for kind in _kinds_of(keras.metrics.Metric):
+            if "result" in vars(kind):
+                replacement = _method(noting, vars(kind)["result"])
+                patches.enter_context(patched(kind, "result", replacement))
+        yield
+
+
+def _kinds_of(kind: type) -> list[type]:
+    """Returns the subclasses of a class, and theirs, each once."""
+    found = {}
+    for each in kind.__subclasses__():
+        found |= dict.fromkeys([each, *_kinds_of(each)])
+    return list(found)
+
+
+def _method(function: Callable, own) -> Callable:
+    @functools.wraps(own)
+    def method(self, *args, **kwargs):
+        return function(own, self, *args, **kwargs)
+
+    return method
+
+
+def with_mask(tensor: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+    """Returns the tensor, with a mask as a layer computes it."""
+    set_keras_mask(tensor, mask)
+    return tensor
 
 
 def mask_of(tensor: tf.Tensor) -> tf.Tensor | None:

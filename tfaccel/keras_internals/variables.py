@@ -35,6 +35,38 @@ def adopt(variable, strategy: tf.distribute.Strategy) -> None:
         variable._initialize(value)
 
 
+def standing_in(metric, values: dict[int, tf.Tensor]):
+    """Returns an object like a metric, whose variables read as other values.
+
+    Args:
+      metric: The metric. It may have its variables in lists and dicts, or in metrics within.
+      values: From the id of a variable to what it reads as.
+    """
+
+    copies = {}  # by the id of the original
+
+    def copied(original, others: dict):
+        copy = copies[id(original)] = object.__new__(type(original))
+        vars(copy).update(vars(original))
+        vars(copy).update({name: other(each) for name, each in others.items()})
+        return copy
+
+    def other(value):
+        if id(value) in copies:
+            return copies[id(value)]
+        if id(value) in values:
+            return copied(value, {"_value": values[id(value)]})
+        if isinstance(value, keras.metrics.Metric):
+            return copied(value, vars(value))
+        if isinstance(value, dict):
+            return {name: other(each) for name, each in value.items()}
+        if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+            return [other(each) for each in value]
+        return value
+
+    return other(metric)
+
+
 def _number_of(kind: type) -> Callable:
     return lambda variable: kind(variable.numpy())
 

@@ -32,7 +32,7 @@ from tfaccel.keras_internals.optimizers import belongs_to, give_to
 from tfaccel.keras_internals.patching import patched
 from tfaccel.keras_internals.symbolic_build import adopt_made_outside, build_from_specs
 from tfaccel.keras_internals.variables import adopt
-from tfaccel.step import mixing, padding
+from tfaccel.step import metrics, mixing, padding
 from tfaccel.step.functions import set_functions
 
 log = logging.getLogger("tfaccel")
@@ -288,3 +288,4 @@ def _refuse_for_replicas(model, config: StepConfig, num_replicas: int) -> None:
             f"accumulation_steps={config.accumulation_steps} with synchronized batch norm: the "
             "statistics would cover only a part of the rows; use one of the two"
         )
+    metrics.gathers(model)  # raises for a metric with an unknown rule

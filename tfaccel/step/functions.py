@@ -10,7 +10,7 @@ clipping and update. On several replicas, this order makes N replicas equal one 
   1. Each replica, in one XLA function: forward and backward on its rows. Each gradient is that of
      the scaled loss, averaged over the rows, times the number of rows.
   2. Between the replicas: gradients, moving statistics, metrics and row counts are summed, packed
-     in one buffer per dtype.
+     in one buffer per dtype. tfaccel/step/metrics.py is about metrics that cannot be summed.
   3. Each replica, in one XLA function, on the same sums and so with the same result: division by
      the rows of all replicas, finite check, unscaling, clipping, update or skip, change of the loss
      scale.
@@ -57,7 +57,7 @@ from tfaccel.keras_internals.recording import JoinsRowsError
 from tfaccel.keras_internals.replica import Replica, local_batches, local_replicas
 from tfaccel.keras_internals.traced import UNORDERED
 from tfaccel.keras_internals.variables import value_of
-from tfaccel.step import eager, finite, in_xla, labels, mixing, padding, returned
+from tfaccel.step import eager, finite, in_xla, labels, metrics, mixing, padding, returned
 from tfaccel.step import totals as totals_lib
 from tfaccel.step.recoverable import Recoverable
 from tfaccel.step.shapes import Shapes
@@ -458,7 +458,10 @@ class _Step:
                 )
                 for each in replicas
             ]
-            return functools.partial(_split_step, model, replicas, steps, **run)
+            tell_rows = xla and replicas[0].reduces_in_xla and metrics.gathers(model)
+            return functools.partial(
+                _split_step, model, replicas, steps, tell_rows=tell_rows, **run
+            )
         replica = self._replicas[0]
         if parts > 1:
             whole = functools.partial(_accumulating_step, model, pass_, replica, **settings)
@@ -560,18 +563,22 @@ def _split_step(
     steps: list[Callable],
     arguments: list[tuple],
     *,
+    tell_rows: bool,
     run: Callable | None = None,
 ) -> list[dict]:
     """Runs each replica's step on its device, and returns the logs of every replica.
 
     All logs are returned, because TensorFlow does not run what a function need not return. `run`
-    calls the replicas' functions in another way than one after the other.
+    calls the replicas' functions in another way than one after the other. With `tell_rows` each
+    step also gets the numbers of rows of all replicas' batches.
     """
     is_deferred = len(arguments[0]) > 1  # deferred batches are full
     stand_in = None if is_deferred else totals_lib.stand_in_of([own for (own,) in arguments])
     if not is_deferred:
         counts = [totals_lib.num_rows(own) for (own,) in arguments]
         stateful.note_cut(model, counts, num_replicas=replicas[0].num_replicas)
+        if tell_rows:
+            arguments = [(own, tuple(counts)) for (own,) in arguments]
     more = () if stand_in is None else (stand_in,)
     calls = [
         functools.partial(step, *own, *more) for step, own in zip(steps, arguments, strict=True)
@@ -609,30 +616,34 @@ def _replica_step(
     # If values are joined within the step, gradients are checked where they are applied.
     compile_ = functools.partial(_compiled, replica) if updates_in_xla and not xla else None
     updates_in_xla = (updates_in_xla or xla) and not within
-    layout = watch = None  # known once the pass is traced
+    layout = watch = updates = None  # known once the pass is traced
 
     def forward_backward(batch, stand_in=None):
-        nonlocal layout, watch
+        nonlocal layout, watch, updates
         with as_replica(model, replica):
             watch = finite.Watch(model, xla=xla, compile_=compile_) if within and trains else None
             apply = None if watch is None else watch.apply
             totals = pass_(replica, batch, stand_in=stand_in, apply=apply)
-        layout = Layout(totals, gradients_as=gradients_as)
-        return layout.pack(totals), totals.metrics_before
+        layout, updates = Layout(totals, gradients_as=gradients_as), totals.updates
+        return layout.pack(totals), totals.metrics_before, updates.inputs.take_sent()
 
-    def update(buffers, metrics_before):
+    def update(buffers, metrics_before, gathered):
         with as_replica(model, replica):
             totals, spans = layout.unpack(buffers)
             settings = {"trains": trains, "xla": updates_in_xla, "watch": watch}
-            return _update(model, totals, metrics_before, spans, **settings)
+            return _update(model, totals, metrics_before, spans, gathered, **settings)
 
-    def whole(batch):
-        buffers, metrics_before = forward_backward(batch)
-        return update(replica.all_reduce_in_xla(buffers), metrics_before)
+    def whole(batch, rows=None):
+        buffers, metrics_before, sent = forward_backward(batch)
+        if rows is None:  # all batches are full
+            rows = [totals_lib.num_rows(batch)] * replica.num_replicas
+        sums = replica.all_reduce_in_xla([*buffers, *updates.inputs.in_place(sent, rows)])
+        return update(sums[: len(buffers)], metrics_before, sums[len(buffers) :])
 
     def in_parts(*batch):
-        buffers, metrics_before = forward_backward(*batch)
-        return update([replica.all_reduce(each) for each in buffers], metrics_before)
+        buffers, metrics_before, sent = forward_backward(*batch)
+        sums = [replica.all_reduce(each) for each in buffers]
+        return update(sums, metrics_before, updates.inputs.gathered(sent))
 
     if xla and replica.reduces_in_xla:
         return _compiled(replica, _from_deferred(whole, make_batch))
@@ -668,6 +679,7 @@ def _update(
     totals: Totals,
     metrics_before: list[tf.Tensor],
     spans: Sequence[Span] = (),
+    gathered: Sequence[tf.Tensor] = (),
     *,
     trains: bool,
     xla: bool,
@@ -680,6 +692,7 @@ def _update(
       totals: the sums.
       metrics_before: this replica's own metrics before the step.
       spans: the gradients of `totals`, uncut, if they were unpacked from vectors.
+      gathered: the rows of all replicas that metrics get.
       trains: whether to undo changes that are not finite. A test shows them.
       xla: whether XLA compiles what is traced.
       watch: the watch that applied gradients during the pass; None if they are in `totals`.
@@ -698,19 +711,25 @@ def _update(
             model.optimizer.apply([mean(each) for each in totals.gradients], totals.gradients_of)
         logs = watch.scale_logs()
     changes = _changed(totals, rows)
-    metrics = totals.metrics
+    states, updates = totals.metrics, totals.updates
+    if updates is not None:
+        states = updates.settled(totals.rows, states, totals.numbers, gathered)
     if trains:
         trained = {id(each) for each in model.trainable_variables}
         kept = [each for each in totals.kept if id(each[0]) not in trained]
         watch.put_back(changes + [each for each in kept if each[1].dtype.is_floating])
-        spoilt = watch.spoilt(model.metrics_variables, totals.metrics_before, metrics)
+        spoilt = watch.spoilt(model.metrics_variables, totals.metrics_before, states)
         finite.put_back_where(spoilt, model.metrics_variables, metrics_before)
-        pairs = zip(totals.metrics_before, metrics, strict=True)
-        metrics = [tf.where(spoilt, old, new) for old, new in pairs]
+        pairs = zip(totals.metrics_before, states, strict=True)
+        states = [tf.where(spoilt, old, new) for old, new in pairs]
         logs[finite.LOG] = watch.code()
-    with metrics_as(model, metrics):
+    with metrics_as(model, states):
         # In the context, because a metric may return its own variable, as in Keras's guide.
         results = tf.nest.map_structure(tf.convert_to_tensor, model.get_metrics_result())
+        if updates is not None:
+            named = updates.results(totals.logs.keys() - results.keys())
+            totals.results.update(named)
+            results |= named
     # A log without a metric is a value that the step returned. Return its mean over the rows.
     own = {
         name: results[name] if name in totals.results and name in results else value / rows

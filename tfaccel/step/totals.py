@@ -25,6 +25,7 @@ from tfaccel.keras_internals.recording import Recording, recorded
 from tfaccel.keras_internals.replica import Replica
 from tfaccel.keras_internals.traced import names_of_results
 from tfaccel.keras_internals.variables import value_of
+from tfaccel.step.metrics import Updates
 from tfaccel.step.whole_batch import Rows, whole_batch
 
 # The unit of a row count. A gradient times the replica's rows in this unit stays near the size of
@@ -38,7 +39,7 @@ ROWS_UNIT = 256.0
 # once (variadic_op_splitter.cc). Joining some here does not help, because XLA flattens that first.
 _JOINED_AT_ONCE = 128
 
-_SUMMED = ("rows", "gradients", "changes", "logs", "metrics", "metrics_before")
+_SUMMED = ("rows", "gradients", "changes", "logs", "metrics", "metrics_before", "numbers")
 
 
 class Span(NamedTuple):
@@ -66,10 +67,12 @@ class Totals:
         The change of whole numbers and bools, such as random seeds, is replica 0's. The change of
         variables made with aggregation="sum" is not multiplied.
       logs: the logs that the step returned, times `rows`.
-      metrics: the values of the metrics' variables.
+      metrics: what the replica adds to the values of the metrics' variables.
       metrics_before: their values before the step.
       gradients_of: the Keras variables of `gradients`.
       changes_of: the Keras variables of `changes`.
+      numbers: the numbers that metrics get after the sum.
+      updates: makes the metrics' values of the sums; None if they are the values.
       kept: (Keras variable, value before) of those whose new values are equal on all replicas.
       results: the names of the logs that are computed from the variables of metrics.
     """
@@ -82,6 +85,8 @@ class Totals:
     metrics_before: list[tf.Tensor]
     gradients_of: list
     changes_of: list
+    numbers: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    updates: Updates | None = None
     kept: list = dataclasses.field(default_factory=list)
     results: set[str] = dataclasses.field(default_factory=set)
 
@@ -124,6 +129,9 @@ def make_totals(
     metrics_before = {
         id(each): tf.convert_to_tensor(value_of(each)) for each in model.metrics_variables
     }
+    settings = {"has_rows": rows > 0, "in_parts": parts > 1, "xla": xla}
+    updates = Updates(model, replica, weigh=weigh, **settings)
+    starts = metrics_before | updates.starts()
     several = replica.num_replicas > 1
     with contextlib.ExitStack() as contexts:
         handler = None
@@ -133,12 +141,14 @@ def make_totals(
             contexts.enter_context(whole_batch(model, handler))
             all_reduce = getattr(handler, "sum", None)
         joins = isinstance(handler, Rows)
-        is_own = handler.is_own if joins else None
+        is_own = updates.inputs.is_own = handler.is_own if joins else None
         recording = contexts.enter_context(
             recorded(model, replica, apply=apply, is_own=is_own, joins=joins)
         )
         contexts.enter_context(stateful.own_rows(model, replica, rows // parts))
         contexts.enter_context(layer_paths(xla=xla, all_reduce=all_reduce if several else None))
+        contexts.enter_context(updates.kept())
+        step = updates.watching(step)
         results = set()
         with_results = functools.partial(_with_results, step, model, results)
         run_part = functools.partial(_part, with_results, recording, weigh)
@@ -151,7 +161,7 @@ def make_totals(
         variable.assign(before)
     if rows == 0:
         for variable in model.metrics_variables:
-            variable.assign(metrics_before[id(variable)])
+            variable.assign(starts[id(variable)])
         gradients, logs = tf.nest.map_structure(tf.zeros_like, (gradients, logs))
     metrics = [(id(each), tf.convert_to_tensor(value_of(each))) for each in model.metrics_variables]
     return Totals(
@@ -159,11 +169,13 @@ def make_totals(
         gradients=gradients,
         changes=changes,
         logs=logs,
-        metrics=[value for _, value in metrics],
+        metrics=updates.states() if several else [value for _, value in metrics],
         # A metric that the step makes while it is traced has no earlier value.
         metrics_before=[metrics_before.get(key, value) for key, value in metrics],
         gradients_of=recording.trained,
         changes_of=[variable for variable, _ in assigned],
+        numbers=updates.inputs.numbers,
+        updates=updates if several else None,
         kept=[each for each in recording.kept() if id(each[0]) not in own],
         results=results,
     )

@@ -119,7 +119,8 @@ def put_metrics(model: keras.Model, arrays: Arrays, *, is_chief: bool) -> None:
         model.metrics_variables, _of("metric", arrays).values(), strict=True
     ):
         first, *others = components(variable)
-        first.assign((array if is_chief else 0 * array).astype(first.dtype.as_numpy_dtype))
+        held = array if is_chief else np.zeros_like(array)  # a state may be infinite
+        first.assign(held.astype(first.dtype.as_numpy_dtype))
         for each in others:
             each.assign(np.zeros_like(each.numpy()))
 

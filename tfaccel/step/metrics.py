@@ -1,0 +1,404 @@
+"""Metrics whose state the replicas may not simply add.
+
+The state of a metric is the sum over its replicas. That suits Keras's own metrics, which count
+rows. `Updates` takes care of the others during one replica's pass:
+
+  - A metric with an `update_state` of its own is updated after the pass, with the rows of all
+    replicas in the order of one device. So its result is that of one device, whatever it computes.
+    A metric made of a function is, too, if the function does not return a value for each row.
+  - If a metric with an `update_state` of its own names a rule, `merge_state`, each replica updates
+    a state with its own rows, and the states are merged. The rule is "sum", "max" or "min", or a
+    method `merge_state(self, metrics)` that merges the states of other metrics into this one.
+  - A `keras.metrics.Mean` of a single number, such as a loss, gets the mean over all rows, once.
+
+The merged state, or the one that has all rows, then lies on replica 0, and zeros on all others, so
+that the sum over the replicas is again the state.
+
+    updates = Updates(model, replica, weigh=..., has_rows=True, in_parts=False, xla=False)
+    with updates.kept():
+        logs = updates.watching(model.train_step)(batch)
+    states = updates.states()         # of all variables of metrics, to be summed over the replicas
+    ...
+    gathered = updates.inputs.gathered(updates.inputs.take_sent())
+    metrics = updates.settled(rows, sums, sums_of_numbers, gathered)
+"""
+
+import contextlib
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable, Iterator
+
+import keras
+import tensorflow as tf
+
+from tfaccel.common.errors import UserError
+from tfaccel.keras_internals import row_operations
+from tfaccel.keras_internals.model_view import every_metric, own_metrics_of
+from tfaccel.keras_internals.reductions import (
+    function_of,
+    has_own_update,
+    may_mix_rows,
+    means_updated_by,
+    mixes_rows,
+    own_metrics_updated_by,
+    results_noted_by,
+)
+from tfaccel.keras_internals.replica import Replica
+from tfaccel.keras_internals.variables import standing_in, value_of
+from tfaccel.step.in_xla import NotInXlaError
+from tfaccel.step.metric_inputs import Inputs
+
+log = logging.getLogger("tfaccel")
+
+GATHER, SUM, METHOD = "gather", "sum", "method"
+ELEMENTWISE = {"max": tf.reduce_max, "min": tf.reduce_min}
+
+
+def rule_of(metric: keras.metrics.Metric) -> str:
+    """Returns how the states of the replicas become one: GATHER, SUM, METHOD, "max" or "min".
+
+    Raises:
+      UserError: `merge_state` of the metric is none of these.
+    """
+    rule = getattr(metric, "merge_state", None)
+    if not has_own_update(metric) or rule == SUM:
+        return SUM
+    if rule is None:
+        return GATHER
+    if callable(rule):
+        return METHOD
+    if rule in ELEMENTWISE:
+        return rule
+    raise UserError(
+        f"the metric {metric.name} has merge_state={rule!r}; expected 'sum', 'max' or 'min', or a "
+        "method merge_state(self, metrics); without merge_state it gets the rows of all replicas"
+    )
+
+
+def gathers(model) -> bool:
+    """Returns whether the model may have a metric that gets the rows of all replicas.
+
+    Raises:
+      UserError: `merge_state` of a metric is no rule.
+    """
+    rules = [rule_of(each) for each in own_metrics_of(model)]
+    others = [each for each in every_metric(model) if may_mix_rows(each) and not _is_own(each)]
+    return GATHER in rules or bool(others)
+
+
+def _is_own(metric) -> bool:
+    return isinstance(metric, keras.metrics.Metric) and has_own_update(metric)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """One call of `update_state`; `run` takes the arguments."""
+
+    metric: keras.metrics.Metric
+    run: Callable
+    arguments: tuple  # args and kwargs, of what stands for them
+
+
+class Updates:
+    """The updates of metrics during one replica's pass, and what they come to after the sum.
+
+    Attributes:
+      inputs: what the updates get, to be exchanged between the replicas.
+    """
+
+    def __init__(
+        self,
+        model,
+        replica: Replica,
+        *,
+        weigh: Callable,
+        has_rows: bool,
+        in_parts: bool,
+        xla: bool,
+    ):
+        """Starts a pass.
+
+        Args:
+          model: the model, within `as_replica`.
+          replica: the replica of the pass.
+          weigh: returns the weight of a part of the batch: its rows, in any unit.
+          has_rows: False if a row stands in for a batch without rows. It does not count.
+          in_parts: whether the pass takes the batch in parts.
+          xla: whether XLA compiles the pass.
+        """
+        self.inputs = Inputs(replica, has_rows=has_rows, xla=xla)
+        self._model, self._replica, self._weigh, self._xla = model, replica, weigh, xla
+        self._in_parts = in_parts
+        self._graph = tf.compat.v1.get_default_graph()
+        self._calls = []
+        # (metric, name within its result, value); without the value by log; ids of logged metrics.
+        self._results, self._logs, self._logged = [], {}, set()
+        # The means of single numbers, with their values before; and the ids of those of rows too.
+        self._tracked, self._mixed = {}, set()
+        self._is_inside = False
+        self._of_function = None  # the call of `update_state` of a metric made of a function
+        self._merged = []
+        if replica.num_replicas > 1:
+            own = [each for each in own_metrics_of(model) if rule_of(each) not in (GATHER, SUM)]
+            self._merged = [each for each in own if self._is_listed(each)]
+
+    def starts(self) -> dict[int, tf.Tensor]:
+        """Lets the states that are merged start anew; returns the variables' values by id.
+
+        The state so far is replica 0's. The others' are merged into it.
+        """
+        if self._replica.index == 0:
+            return {}
+        values = {}
+        for metric in self._merged:
+            metric.reset_state()
+            for each in metric.variables:
+                values[id(each)] = tf.identity(value_of(each))
+        return values
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Within the context, updates that need all replicas' rows are kept for `settled`."""
+        if self._replica.num_replicas == 1:
+            yield
+            return
+        with (
+            own_metrics_updated_by(_unnoticed(self._update)),
+            means_updated_by(self._tracking),
+            results_noted_by(self._note_result),
+        ):
+            yield
+        # What was counted of a single number is done again, with the mean over all rows.
+        self._calls = [each for each in self._calls if id(each.metric) not in self._mixed]
+        for key, (metric, before) in self._tracked.items():
+            if key not in self._mixed:
+                for variable, value in zip(metric.variables, before, strict=True):
+                    variable.assign(value)
+        self._tracked, self._graph = {}, None  # lets go of the graph
+
+    def watching(self, step: Callable) -> Callable:
+        """Returns the step; a call of it is a part of the batch."""
+
+        def run(batch):
+            rows = (each.shape[0] for each in tf.nest.flatten(batch) if each is not None)
+            self.inputs.begin_part(next(rows, None), self._weigh(batch))
+            logs = step(batch)
+            self._note_logs(logs)
+            self._warn_of_results()
+            return logs
+
+        return run
+
+    # While the step is traced.
+
+    def _update(self, metric, own: Callable, args: tuple, kwargs: dict) -> None:
+        if not has_own_update(metric):  # of a function: what that returns decides
+            self._of_function, self._function = (metric, own, args, kwargs), function_of(metric)
+            try:
+                own(*args, **kwargs)
+            finally:
+                self._of_function = None
+        elif rule_of(metric) != GATHER or not self._is_listed(metric):
+            self._run(own, args, kwargs)
+        else:
+            self._check_place(metric)
+            if not metric.variables:  # it makes them at its first update
+                self._run(own, args, kwargs)
+                metric.reset_state()
+            self._keep(metric, own, args, kwargs)
+
+    def _keep(self, metric, own: Callable, args: tuple, kwargs: dict) -> None:
+        self._calls.append(_Call(metric, own, self.inputs.kept(metric, (args, kwargs))))
+
+    def _run(self, own: Callable, args: tuple, kwargs: dict) -> None:
+        self._is_inside = True
+        try:
+            own(*args, **kwargs)
+        finally:
+            self._is_inside = False
+
+    def _is_listed(self, metric) -> bool:
+        """Returns whether the metric is one of the model's, which the model resets."""
+        listed = {id(each) for each in self._model.metrics_variables}
+        return all(id(each) in listed for each in metric.variables)
+
+    def _check_place(self, metric) -> None:
+        if tf.compat.v1.get_default_graph() is self._graph:
+            return
+        if self._xla:
+            raise NotInXlaError(
+                f"the metric {metric.name} needs the rows of all replicas, in a loop or a branch "
+                "of the step; with merge_state it would not"
+            )
+        raise UserError(
+            f"update_state of the metric {metric.name} is called in a branch, loop or tf.function "
+            "within the step, where the rows of other replicas cannot reach it; call it outside, "
+            "or give the metric merge_state = 'sum', 'max' or 'min', or a method "
+            "merge_state(self, metrics)"
+        )
+
+    def _tracking(self, update_state: Callable) -> Callable:
+        """Returns `Mean.update_state` that also keeps single numbers."""
+
+        @functools.wraps(update_state)
+        def update(metric, values, sample_weight=None):
+            with row_operations.noticing(on=False):
+                if self._needs_all_rows(metric, values):
+                    self._keep(*self._of_function)
+                    return None
+                if not self._is_inside and self._is_listed(metric):
+                    self._note_number(metric, tf.convert_to_tensor(values), sample_weight)
+            # The step may ask for the result, so it is counted here, too.
+            return update_state(metric, values, sample_weight)
+
+        return update
+
+    def _needs_all_rows(self, metric, values) -> bool:
+        """Returns whether the values that the function of a metric returned are not those of rows.
+
+        With weights they have to be, as in Keras. In a part of the batch they are taken for a mean.
+        """
+        if self._of_function is None or self._of_function[0] is not metric or self._in_parts:
+            return False
+        _, _, args, kwargs = self._of_function
+        arguments = dict(zip(("y_true", "y_pred", "sample_weight"), args, strict=False)) | kwargs
+        if arguments.pop("sample_weight", None) is not None or not self._is_listed(metric):
+            return False
+        # It must not depend on the number of rows: all replicas have to decide alike.
+        if values.shape.rank != 0 and not mixes_rows(metric, self._function, **arguments):
+            return False
+        return tf.compat.v1.get_default_graph() is self._graph
+
+    def _note_number(self, metric, number: tf.Tensor, sample_weight) -> None:
+        is_here = tf.compat.v1.get_default_graph() is self._graph
+        is_float = keras.backend.is_float_dtype(metric.dtype)
+        if number.shape.rank != 0 or sample_weight is not None or not is_here or not is_float:
+            self._mixed.add(id(metric))
+            return
+        if id(metric) not in self._tracked:
+            before = [tf.identity(value_of(each)) for each in metric.variables]
+            self._tracked[id(metric)] = metric, before
+        number = self.inputs.kept_number(tf.cast(number, metric.dtype))
+        self._calls.append(_Call(metric, functools.partial(_count, metric), ((number,), {})))
+
+    def _note_result(self, metric, result) -> None:
+        for name, value in result.items() if isinstance(result, dict) else [(None, result)]:
+            self._results.append((metric, name, value))
+
+    def _note_logs(self, logs: dict) -> None:
+        """Notes which logs are results of metrics, whatever their names are."""
+        for key, value in logs.items():
+            if isinstance(value, dict):
+                self._note_logs(value)
+            for metric, name, result in self._results:
+                if value is result and self._is_listed(metric):
+                    self._logged.add(id(metric))
+                    self._logs.setdefault(key, (metric, name))
+
+    def _warn_of_results(self) -> None:
+        """Warns if the step computes something from a result that lacks its own rows."""
+        asked = {id(metric): metric for metric, *_ in self._results}
+        asked = {key: metric for key, metric in asked.items() if key not in self._logged}
+        self._results = []
+        for metric in asked.values() if self._replica.local_index == 0 else ():
+            if rule_of(metric) != SUM and self._is_listed(metric):
+                log.warning(
+                    "step: the step asks for the result of the metric %s and does not log it as it "
+                    "is. On several replicas the rows of this step are not in it yet",
+                    metric.name,
+                )
+
+    # Between the replicas.
+
+    def states(self) -> list[tf.Tensor]:
+        """Returns what this replica adds to the sums, for each variable of the metrics.
+
+        The states that are merged lie in their place among zeros: [replicas, ...].
+        """
+        merged = {id(variable) for metric in self._merged for variable in metric.variables}
+        states = []
+        for variable in self._model.metrics_variables:
+            state = tf.convert_to_tensor(value_of(variable))
+            if id(variable) in merged:
+                others = [tf.zeros_like(state)] * self._replica.num_replicas
+                others[self._replica.index] = state
+                state = tf.stack(others)
+            states.append(state)
+        return states
+
+    # After the sum.
+
+    def settled(
+        self, rows: tf.Tensor, sums: list, numbers: list, gathered: list
+    ) -> list[tf.Tensor]:
+        """Merges states, makes the kept updates, and assigns what this replica holds of each state.
+
+        Args:
+          rows: the number of all replicas' rows. If it is 0, all rows are padding.
+          sums: the sums of `states`.
+          numbers: the sums of `inputs.numbers`.
+          gathered: the rows of all replicas.
+
+        Returns:
+          The values of the metrics' variables.
+        """
+        variables = {id(each): each for each in self._model.metrics_variables}
+        values = dict(zip(variables, sums, strict=True))
+        for metric in self._merged:
+            keys = [id(each) for each in metric.variables]
+            values |= zip(keys, _merged(metric, [values[each] for each in keys]), strict=True)
+        updated = {id(each.metric): each.metric for each in self._calls}.values()
+        keys = dict.fromkeys(id(variable) for metric in updated for variable in metric.variables)
+        for each in keys:
+            variables[each].assign(values[each])
+        for call in self._calls:
+            args, kwargs = self.inputs.found(call.arguments, numbers=numbers, gathered=gathered)
+            call.run(*args, **kwargs)
+        for each in keys:
+            values[each] = tf.where(rows > 0, value_of(variables[each]), values[each])
+        keys |= dict.fromkeys(id(variable) for each in self._merged for variable in each.variables)
+        for each in keys:
+            is_first = self._replica.index == 0
+            variables[each].assign(values[each] if is_first else tf.zeros_like(values[each]))
+        return list(values.values())
+
+    def results(self, names: set[str]) -> dict[str, tf.Tensor]:
+        """Returns those of the named logs that are results of metrics, of the settled states."""
+        results = {}
+        for key in names & self._logs.keys():
+            metric, name = self._logs[key]
+            result = metric.result()
+            results[key] = tf.convert_to_tensor(result if name is None else result[name])
+        return results
+
+
+def _unnoticed(update: Callable) -> Callable:
+    """Returns the function, whose own operations are not those of the user's step."""
+
+    def unnoticed(*args):
+        with row_operations.noticing(on=False):
+            return update(*args)
+
+    return unnoticed
+
+
+def _count(metric, number: tf.Tensor) -> None:
+    keras.metrics.Mean.update_state(metric, number)
+
+
+def _merged(metric, states: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns one state of the replicas' states: of each variable, [replicas, ...]."""
+    rule = rule_of(metric)
+    if rule in ELEMENTWISE:
+        return [ELEMENTWISE[rule](each, axis=0) for each in states]
+    variables = metric.variables
+    for variable, each in zip(variables, states, strict=True):
+        variable.assign(each[0])
+    keys = [id(each) for each in variables]
+    others = [
+        standing_in(metric, dict(zip(keys, [each[index] for each in states], strict=True)))
+        for index in range(1, states[0].shape[0])
+    ]
+    metric.merge_state(others)
+    return [tf.identity(value_of(each)) for each in variables]
