@@ -166,6 +166,13 @@ def _checks(trainer: "_Trainer") -> Iterator[tuple[str, float, float]]:
     tested, wanted = trainer.tested(several), trainer.tested(one)
     yield "metrics, partial last batch", _relative(tested, wanted), small
 
+    one, several = trainer.both("gan", make=_Gan)
+    yield "weights, GAN of two optimizers", _difference(several, one), small
+    one, several = trainer.both("copy", make=_MeanTeacher)
+    yield "weights, averaged copy", _of_copy(several, one), small
+    one, several = trainer.both("masked", loss=_ignoring, some_ignored=True)
+    yield "weights, masked loss", _difference(several, one), small
+
     half, whole = trainer.replicas(), trainer.replicas(num_steps=2 * SHORT)
     yield "weights, saved and loaded half way", _difference(trainer.resumed(half), whole), small
 
@@ -203,6 +210,103 @@ def _with_batch_norm() -> keras.Model:
     )
 
 
+def _update(optimizer, tape, loss, weights) -> None:
+    """Applies the gradients of a loss that the optimizer has scaled."""
+    gradients = tape.gradient(loss, weights)
+    optimizer.apply_gradients(zip(gradients, weights, strict=True))
+
+
+class _Gan(keras.Model):
+    """Trains a discriminator, then a generator against the new discriminator.
+
+    The noise is a part of each image, so that a row has the same on any number of replicas.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.discriminator = keras.Sequential(
+            [
+                keras.Input((8, 8, 3)),
+                layers.Conv2D(8, 3, strides=2, activation="tanh"),
+                layers.Flatten(),
+                layers.Dense(1, dtype="float32"),
+            ]
+        )
+        self.generator = keras.Sequential(
+            [
+                keras.Input((8,)),
+                layers.Dense(32, "tanh"),
+                layers.Dense(192, dtype="float32"),
+                layers.Reshape((8, 8, 3), dtype="float32"),
+            ]
+        )
+        self.entropy = keras.losses.BinaryCrossentropy(from_logits=True, dtype="float32")
+        self.loss_tracker = keras.metrics.Mean(name="loss")
+        self.built = True
+
+    @property
+    def metrics(self):
+        return [self.loss_tracker]
+
+    def compile(self, optimizer, loss, metrics, **others):
+        """Gives each network an optimizer, with its own loss scale in float16."""
+        super().compile(optimizer=optimizer, **others)
+        # At this rate, a generator trained against the old discriminator differs by 0.0085.
+        self.d_optimizer = keras.optimizers.SGD(0.02, momentum=0.9)
+        if keras.config.dtype_policy().name == "mixed_float16":
+            self.d_optimizer = keras.optimizers.LossScaleOptimizer(self.d_optimizer)
+
+    def train_step(self, data):
+        images, _ = data
+        noise = images[:, 0, :, 0]
+        rows = tf.shape(noise)[0]
+        real, made = tf.ones((rows, 1)), tf.zeros((rows, 1))
+        both = tf.concat([images, self.generator(noise, training=True)], axis=0)
+        with tf.GradientTape() as tape:
+            answers = self.discriminator(both, training=True)
+            loss = self.entropy(tf.concat([real, made], axis=0), answers)
+            scaled = self.d_optimizer.scale_loss(loss)
+        _update(self.d_optimizer, tape, scaled, self.discriminator.trainable_variables)
+        with tf.GradientTape() as tape:
+            answers = self.discriminator(self.generator(noise, training=True), training=True)
+            loss = self.entropy(real, answers)
+            scaled = self.optimizer.scale_loss(loss)
+        _update(self.optimizer, tape, scaled, self.generator.trainable_variables)
+        self.loss_tracker.update_state(loss)
+        return {"loss": self.loss_tracker.result()}
+
+
+class _MeanTeacher(keras.Model):
+    """A network, and a teacher that is its average after each update, and that it follows."""
+
+    def __init__(self):
+        super().__init__()
+        self.network, self.teacher = _plain(), _plain()
+        self.teacher.set_weights(self.network.get_weights())
+        self.teacher.trainable = False
+        self.built = True
+
+    def train_step(self, data):
+        images, labels = data
+        with tf.GradientTape() as tape:
+            answers = self.network(images, training=True)
+            loss = self.compute_loss(images, labels, answers)
+            loss += 0.1 * tf.reduce_mean(tf.square(answers - self.teacher(images)))
+            scaled = self.optimizer.scale_loss(loss)
+        _update(self.optimizer, tape, scaled, self.network.trainable_variables)
+        for slow, new in zip(self.teacher.weights, self.network.weights, strict=True):
+            slow.assign(0.9 * slow + 0.1 * new)
+        return self.compute_metrics(images, labels, answers)
+
+
+def _crossentropy(**settings) -> keras.losses.Loss:
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, **settings)
+
+
+def _ignoring() -> keras.losses.Loss:
+    return _crossentropy(ignore_class=-1)
+
+
 def _sgd(**settings) -> Callable[[], keras.optimizers.Optimizer]:
     # At four times this rate, training is chaotic: 1e-7 becomes 1e-2 after 200 steps.
     return lambda: keras.optimizers.SGD(0.005, momentum=0.9, **settings)
@@ -233,17 +337,19 @@ class _Trainer:
             self.references[name] = self.one_device(**settings)
         return self.references[name], self.replicas(config=config, **settings)
 
-    def one_device(self, *, make=_plain, optimizer=None, **data) -> _Trained:
+    def one_device(self, *, make=_plain, optimizer=None, loss=_crossentropy, **data) -> _Trained:
         """Trains with plain Keras without XLA, the slowest way."""
         model = _seeded(make)
-        model.compile(**self._compile_args(optimizer), jit_compile=False)
+        model.compile(**self._compile_args(optimizer, loss), jit_compile=False)
         return self._fit(model, **data)
 
-    def replicas(self, *, make=_plain, optimizer=None, config=None, **data) -> _Trained:
+    def replicas(
+        self, *, make=_plain, optimizer=None, loss=_crossentropy, config=None, **data
+    ) -> _Trained:
         """Trains on the replicas."""
         with self.strategy.scope():
             model = _seeded(make)
-        self._compile(model, config or StepConfig(), optimizer)
+        self._compile(model, config or StepConfig(), optimizer, loss)
         return self._fit(model, **data)
 
     def resumed(self, half: _Trained) -> _Trained:
@@ -282,36 +388,44 @@ class _Trainer:
         x, y = self.rows(2, less=ROWS_PER_REPLICA - 1)
         return trained.model.evaluate(x, y, batch_size=self.batch_size, verbose=0)
 
-    def rows(self, num_steps: int, *, skip: int = 0, less: int = 0):
-        """Returns x, [rows, 8, 8, 3] float32, and y, [rows] int64, without the last `less` rows."""
+    def rows(self, num_steps: int, *, skip: int = 0, less: int = 0, some_ignored: bool = False):
+        """Returns x, [rows, 8, 8, 3] float32, and y, [rows] int64, without the last `less` rows.
+
+        With `some_ignored`, some labels are -1; the next replica has more of them.
+        """
         random = np.random.default_rng(0)
         x = random.normal(size=((skip + num_steps) * self.batch_size, 8, 8, 3)).astype("float32")
         y = x.mean((1, 2)).argmax(1)  # labels that can be learned
+        if some_ignored:
+            replica, row = np.divmod(np.arange(len(y)) % self.batch_size, ROWS_PER_REPLICA)
+            y[row < ROWS_PER_REPLICA * (replica + 1) // (self.num_replicas + 1)] = -1
         chosen = slice(skip * self.batch_size, len(x) - less)
         return x[chosen], y[chosen]
 
-    def _compile(self, model, config: StepConfig, optimizer) -> None:
+    def _compile(self, model, config: StepConfig, optimizer, loss=_crossentropy) -> None:
         # No audit: replicas that differ are a row here, and must not end the training.
         config = dataclasses.replace(config, audit_steps=0)
-        compile_args = self._compile_args(optimizer)
+        compile_args = self._compile_args(optimizer, loss)
         compile_model(model, self.strategy, config, xla=self.xla, **compile_args)
         extend(model, config, guard=contextlib.nullcontext, cluster=Cluster())
 
-    def _compile_args(self, optimizer) -> dict:
+    def _compile_args(self, optimizer, loss) -> dict:
         return {
             "optimizer": (optimizer or _sgd())(),
-            "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            "loss": loss(),
             "metrics": ["accuracy"],
         }
 
-    def _fit(self, model, *, num_steps: int = SHORT, skip: int = 0, rows_less: int = 0) -> _Trained:
+    def _fit(
+        self, model, *, num_steps: int = SHORT, skip: int = 0, rows_less: int = 0, **labels
+    ) -> _Trained:
         start, losses = _values(model.trainable_variables), []
         each_step = keras.callbacks.LambdaCallback(
             # Keras logs the mean since the start of the epoch, but we need each step's loss.
             on_train_batch_begin=lambda batch, logs: model.reset_metrics(),
             on_train_batch_end=lambda batch, logs: losses.append(logs["loss"]),
         )
-        x, y = self.rows(num_steps, skip=skip, less=rows_less)
+        x, y = self.rows(num_steps, skip=skip, less=rows_less, **labels)
         settings = {"batch_size": self.batch_size, "shuffle": False, "verbose": 0}
         model.fit(x, y, callbacks=[each_step], **settings)
         return _Trained(model, start, losses)
@@ -335,6 +449,12 @@ def _difference(got: _Trained, wanted: _Trained) -> float:
     end = _values(wanted.model.trainable_variables)
     change = _largest(end, wanted.start)
     return _largest(_values(got.model.trainable_variables), end) / change
+
+
+def _of_copy(got: _Trained, wanted: _Trained) -> float:
+    """Returns the same of the copy that the model has of its weights."""
+    ends = [_values(each.model.teacher.weights) for each in (got, wanted)]
+    return _largest(*ends) / _largest(ends[1], wanted.start)
 
 
 def _statistics(got: _Trained, wanted: _Trained) -> float:
