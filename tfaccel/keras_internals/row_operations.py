@@ -37,7 +37,8 @@ _REDUCTIONS = {
     "euclidean_norm": "norm",
 }
 _SCALED = ("mul", "real_div", "div_no_nan")
-_SEGMENTS = ("unsorted_segment_sum", "segment_sum", "segment_sum_v2")
+_SEGMENTS = {f"unsorted_segment_{kind}": kind for kind in ("sum", "max", "min", "prod")}
+_SEGMENTS |= {f"segment_{kind}": kind for kind in ("sum", "mean", "max", "min", "prod")}
 # Libraries whose layers compute each row by itself, except for batch normalization.
 _LIBRARIES = ("keras.src.layers.", "keras_hub.", "keras_cv.")
 
@@ -53,8 +54,8 @@ class Handler(Protocol):
     def contracted(self, direct: Callable, summed: list[tuple[tf.Tensor, int]]):
         """Computes a product that sums over an axis of some tensors."""
 
-    def segmented(self, direct: Callable, x):
-        """Sums groups of the entries along axis 0 of x."""
+    def segmented(self, kind: str, direct: Callable, x):
+        """Reduces groups of the entries along axis 0 of x. The kind is one of `_SEGMENTS`."""
 
     def squares(self, direct: Callable, x):
         """Returns half the sum of the squares of x."""
@@ -123,10 +124,12 @@ def operations_by(handler: Handler, *, metrics: Iterable[keras.metrics.Metric]) 
         for name in _SCALED:
             divides = name != "mul"
             replace(gen_math_ops, name, functools.partial(_scaling, handler, divides))
-        for name in _SEGMENTS:
-            replace(gen_math_ops, name, functools.partial(_segmenting, handler))
+        for name, kind in _SEGMENTS.items():
+            for owner in (gen_math_ops, tf.math):  # tf.math has the same function
+                replace(owner, name, functools.partial(_segmenting, handler, kind))
         replace(gen_math_ops, "cast", functools.partial(_casting, handler))
-        replace(gen_nn_ops, "l2_loss", functools.partial(_squaring, handler))
+        for owner in (gen_nn_ops, tf.nn):
+            replace(owner, "l2_loss", functools.partial(_squaring, handler))
         replace(gen_math_ops, "mat_mul", functools.partial(_matrix_product, handler))
         for name in ("batch_mat_mul_v2", "batch_mat_mul_v3"):
             replace(gen_math_ops, name, functools.partial(_batched_product, handler))
@@ -234,13 +237,13 @@ def _scaling(handler: Handler, divides: bool, direct: Callable) -> Callable:
     return scale
 
 
-def _segmenting(handler: Handler, direct: Callable) -> Callable:
+def _segmenting(handler: Handler, kind: str, direct: Callable) -> Callable:
     def sums(data, *args, **kwargs):
         compute = functools.partial(direct, data, *args, **kwargs)
         if not is_noticing():
             return compute()
         with noticing(on=False):
-            return handler.segmented(compute, tf.convert_to_tensor(data))
+            return handler.segmented(kind, compute, tf.convert_to_tensor(data))
 
     return sums
 

@@ -38,8 +38,11 @@ from tfaccel.common.run_log import summary
 from tfaccel.common.tables import cleaned
 from tfaccel.keras_internals import row_operations
 from tfaccel.keras_internals.model_view import metrics_that_update
+from tfaccel.keras_internals.never_run import never_run, placeholders, spec_of
 from tfaccel.keras_internals.recording import JoinsRowsError, recorded
 from tfaccel.keras_internals.replica import Replica
+from tfaccel.keras_internals.stateful import any_rows
+from tfaccel.keras_internals.unwound import unwound
 from tfaccel.runtime import collectives
 
 log = logging.getLogger("tfaccel")
@@ -129,12 +132,19 @@ class _Handler:
         tags = self.tags("product", [tensor.shape[axis] for tensor, axis in summed])
         return self.sum(direct()) if OWN in tags and self._reduces_rows else direct()
 
-    def segmented(self, direct: Callable, x):
-        """Sums groups of entries along axis 0, and over the replicas if these are rows."""
-        sums = direct()
+    def segmented(self, kind: str, direct: Callable, x):
+        """Reduces groups of entries along axis 0, and over the replicas if these are rows."""
+        groups = direct()
         (before,) = self.tags("segments", [x.shape[0]])
-        (after,) = self.tags("beside", [sums.shape[0]])
-        return self.sum(sums) if before == OWN != after and self._reduces_rows else sums
+        (after,) = self.tags("beside", [groups.shape[0]])
+        if before != OWN or not self._reduces_rows:
+            return groups
+        if after == OWN:  # with one group a row, or with a number that depends on the rows
+            say_pairs()
+            return groups
+        if kind == "sum":
+            return self.sum(groups)
+        return _REDUCED[kind](self.stacked(groups, kind), 0)
 
     def squares(self, direct: Callable, x):
         """Returns half the sum of squares, over the replicas if an axis has rows."""
@@ -257,7 +267,7 @@ class Alarm:
         self._check([tensor.shape[axis] for tensor, axis in summed])
         return direct()
 
-    def segmented(self, direct: Callable, x):
+    def segmented(self, kind: str, direct: Callable, x):
         """Raises if axis 0 may have rows."""
         self._check(x.shape[:1])
         return direct()
@@ -356,22 +366,25 @@ def planned(model, step: Callable, replica: Replica, batch) -> Plan:
       batch: a nest of the replica's tensors.
     """
     recorders, fault = [], "the operations depend on the number of rows"
+    specs = tf.nest.map_structure(spec_of, batch)
     for more_rows, more_replicas in ((1, 1), (MORE_ROWS, MORE_REPLICAS)):
         recorder = _Recorder(replica, replica.num_replicas * more_replicas)
-        graph = tf.__internal__.FuncGraph("plan_of_rows")
-        # Another name of the device, so that no function of the user's keeps this trace.
-        with graph.as_default(), tf.device("/device:CPU:0"):
-            inputs = tf.nest.map_structure(lambda each: _stand_in(each, more_rows), batch)  # noqa: B023
-            try:
+        try:
+            with never_run("plan_of_rows"):
+                inputs = placeholders(specs, times=more_rows)
                 with (
+                    # Another name of the device, so that no function of the user's keeps the trace.
+                    tf.device("/device:CPU:0"),
+                    any_rows(model, inputs),
+                    unwound(),
                     recorded(model, replica, apply=lambda *_: None, joins=True),
                     row_operations.unassigned(),  # a queue need not hold so many rows
                     whole_batch(model, recorder),
                 ):
                     step(inputs)
-            except Exception as error:
-                fault = f"with {more_rows} times the rows: {cleaned(str(error))}"
-                break
+        except Exception as error:
+            fault = f"with {more_rows} times the rows: {cleaned(str(error))}"
+            break
         recorders.append(recorder)
     first = recorders[0] if recorders else _Recorder(replica, replica.num_replicas)
     calls = None
@@ -384,20 +397,6 @@ def planned(model, step: Callable, replica: Replica, batch) -> Plan:
     joins = calls is None or any(OWN in tags for kind, tags in calls if kind not in _NOT_JOINED)
     collective = any(kind in ("gather", "broadcast") for kind, _ in first.calls)
     return Plan(calls, first.reduces_itself, joins or first.reduces_itself or collective)
-
-
-def _stand_in(value, more_rows: int):
-    if value is None:
-        return None
-    if isinstance(value, tf.RaggedTensor):
-        inner = value.shape[value.ragged_rank + 1 :]
-        return tf.compat.v1.ragged.placeholder(value.dtype, value.ragged_rank, inner)
-    if isinstance(value, tf.SparseTensor):
-        return tf.compat.v1.sparse_placeholder(value.dtype, [None, *value.shape[1:]])
-    shape = value.shape.as_list()
-    if shape and shape[0] is not None:
-        shape[0] *= more_rows
-    return tf.compat.v1.placeholder(value.dtype, shape)
 
 
 def _tags(sizes: tuple, more: tuple) -> tuple[str, ...]:
