@@ -13,6 +13,7 @@ not see what Keras's layers, metrics and optimizers compute, or how TensorFlow c
 
 import contextlib
 import functools
+import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
@@ -39,6 +40,7 @@ _REDUCTIONS = {
 _SCALED = ("mul", "real_div", "div_no_nan")
 _SEGMENTS = {f"unsorted_segment_{kind}": kind for kind in ("sum", "max", "min", "prod")}
 _SEGMENTS |= {f"segment_{kind}": kind for kind in ("sum", "mean", "max", "min", "prod")}
+_OF_SHAPES = ("StridedSlice", "GatherV2", "Prod", "Mul", "AddV2", "Sub", "Maximum", "Cast")
 # Libraries whose layers compute each row by itself, except for batch normalization.
 _LIBRARIES = ("keras.src.layers.", "keras_hub.", "keras_cv.")
 
@@ -263,14 +265,22 @@ def _casting(handler: Handler, direct: Callable) -> Callable:
     return cast
 
 
-def _known(number: tf.Tensor):
-    """Returns the value of a whole number that is known when traced; else None."""
-    if (
-        not hasattr(number, "numpy") and number.op.type == "Prod"
-    ):  # of a shape, as in the losses of Keras
-        factors = tf.get_static_value(number.op.inputs[0])
-        return None if factors is None else factors.prod()
-    return tf.get_static_value(number)
+def _known(tensor: tf.Tensor):
+    """Returns the value of a whole number that is known when traced; else None.
+
+    TensorFlow does not know what is computed from a known shape, such as `tf.shape(x)[0]`.
+    """
+    known = tf.get_static_value(tensor)
+    if known is not None or hasattr(tensor, "numpy") or tensor.op.type not in _OF_SHAPES:
+        return known
+    values = [_known(each) for each in tensor.op.inputs]
+    if any(each is None for each in values):
+        return None
+    compute = getattr(tf.raw_ops, tensor.op.type)
+    names = [each for each in inspect.signature(compute).parameters if each != "name"]
+    settings = {each: tensor.op.get_attr(each) for each in names[len(values) :]}
+    with tf.init_scope(), noticing(on=False):
+        return compute(**dict(zip(names, values, strict=False)), **settings).numpy()
 
 
 def _squaring(handler: Handler, direct: Callable) -> Callable:

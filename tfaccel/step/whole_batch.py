@@ -16,10 +16,10 @@ step computes it. The code behind it continues with the value of one device:
         logs = step(batch)
 
 Which axes of a tensor are rows? The plan knows it from the two traces. The second one has twice as
-many rows and three times as many replicas. An axis that is twice as long has this replica's rows.
-An axis that is six times as long has rows that were gathered from all replicas. An axis of the same
+many rows and seven times as many replicas. An axis that is twice as long has this replica's rows.
+An axis that is 14 times as long has rows that were gathered from all replicas. An axis of the same
 length has no rows. Numbers are recognized in the same way, so `loss / x.shape[0]` divides by the
-rows of all replicas.
+rows of all replicas, and `loss / (x.shape[0] - 1)` by one less.
 
 Why the gradients are right: the replicas differentiate J, the sum over replicas of share * loss.
 The shares of all replicas add up to 1. The gradient of a sum over replicas is the sum over replicas
@@ -31,6 +31,7 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -47,12 +48,27 @@ from tfaccel.runtime import collectives
 
 log = logging.getLogger("tfaccel")
 
-MORE_ROWS, MORE_REPLICAS = 2, 3  # the second trace of a plan, as multiples of the first
+# The second trace of a plan, as multiples of the first. With 7 times the replicas, a number such as
+# rows - 1 is not taken for one of replicas.
+MORE_ROWS, MORE_REPLICAS = 2, 7
 
 # What an axis or a number is, by the ratio of its sizes in the two traces of a plan.
-SAME, OWN, ALL, PER_OWN = "same", "own rows", "all rows", "per own row"
-_BY_RATIO = {1: SAME, MORE_ROWS: OWN, MORE_ROWS * MORE_REPLICAS: ALL, 1 / MORE_ROWS: PER_OWN}
+SAME, OWN, ALL = "same", "own rows", "all rows"
+_BY_RATIO = {1: SAME, MORE_ROWS: OWN, MORE_ROWS * MORE_REPLICAS: ALL}
+_NUMBERS = ("count", "scale")
 _NOT_JOINED = ("count", "scale", "beside", "target", "source", "gather")  # kinds of calls
+
+
+class Part(NamedTuple):
+    """The part of a number that is proportional to the replica's own rows.
+
+    Attributes:
+      size: the part, as in 5 of 5 rows - 1 = 4.
+      is_inverse: whether it is a part of 1 / number.
+    """
+
+    size: float
+    is_inverse: bool = False
 
 
 @dataclasses.dataclass
@@ -66,7 +82,7 @@ class Plan:
       joins: whether a value, other than a gradient, must be joined over the replicas.
     """
 
-    calls: list[tuple[str, tuple[str, ...]]] | None
+    calls: list[tuple[str, tuple[str | Part, ...]]] | None
     reduces_itself: bool
     joins: bool
 
@@ -159,21 +175,25 @@ class _Handler:
         if (numbers[0] is None) == (numbers[1] is None):
             return direct(x, y)
         number, other = (numbers[0], y) if numbers[1] is None else (numbers[1], x)
-        (tag,) = self.tags("scale", [number])
-        if tag not in (OWN, PER_OWN) or not self._reduces_rows:
+        of_all = self._of_all_rows("scale", number)
+        if of_all is number:
             return direct(x, y)
-        dtype = tf.convert_to_tensor(other).dtype
-        rows, number = tf.cast(self.rows(), dtype), tf.constant(number, dtype)
-        number = number * rows if tag == OWN else number / rows
-        return direct(number, y) if numbers[1] is None else direct(x, number)
+        of_all = tf.cast(of_all, tf.convert_to_tensor(other).dtype)
+        return direct(of_all, y) if numbers[1] is None else direct(x, of_all)
 
     def counted(self, direct: Callable, x, number: int):
         """Casts a whole number. A number of own rows becomes the number of all rows."""
-        (tag,) = self.tags("count", [number])
-        count = direct()
-        if tag != OWN or not self._reduces_rows:
-            return count
-        return count * tf.cast(self.rows(), count.dtype)
+        count, of_all = direct(), self._of_all_rows("count", number)
+        return count if of_all is number else tf.cast(of_all, count.dtype)
+
+    def _of_all_rows(self, kind: str, number: float):
+        """Returns a number as one device has it: `number` itself if it depends on no own rows."""
+        (part,) = self.tags(kind, [number])
+        if part == SAME or not self._reduces_rows:
+            return number
+        if part.is_inverse:
+            return 1 / (1 / number + (self.rows() - 1) * part.size)
+        return number + (self.rows() - 1) * part.size
 
     # Collectives that the step calls.
 
@@ -315,9 +335,11 @@ class Alarm:
 class _Recorder(_Handler):
     """Records the sizes of operations, and joins nothing: what it traces never runs."""
 
-    def __init__(self, replica: Replica, num_replicas: int):
+    def __init__(self, replica: Replica, num_replicas: int, connected: list | None = None):
+        """Takes which gradients exist, in order of the calls, as an earlier trace found it."""
         super().__init__(replica, num_replicas, reduces_rows=True)
         self.calls, self.reduces_itself = [], False
+        self.connected, self._known = [], None if connected is None else iter(connected)
 
     def tags(self, kind: str, sizes: Sequence) -> tuple[str, ...]:
         self.calls.append((kind, tuple(sizes)))
@@ -346,13 +368,22 @@ class _Recorder(_Handler):
         return tf.identity(value)
 
     def gradient(self, direct: Callable, target, sources, output_gradients):
-        """Returns zeros: the sizes do not depend on what the gradients are."""
+        """Returns zeros, or None where no gradient is: the rest does not depend on the values."""
         for each in tf.nest.flatten(target):
             self.tags("target", _shape(each))
         flat = tf.nest.flatten(sources)
         for each in flat:
             self.tags("source", _shape(each) if isinstance(each, tf.Tensor) else ())
-        zeros = [tf.zeros(each.shape, each.dtype) for each in map(tf.convert_to_tensor, flat)]
+        connected = None if self._known is None else next(self._known, None)
+        if connected is None:
+            found = tf.nest.flatten(direct(output_gradients))
+            connected = [each is not None for each in found]
+        self.connected.append(connected)
+        tensors = map(tf.convert_to_tensor, flat)
+        zeros = [
+            tf.zeros(each.shape, each.dtype) if exists else None
+            for each, exists in zip(tensors, connected, strict=True)
+        ]
         return tf.nest.pack_sequence_as(sources, zeros)
 
 
@@ -368,7 +399,8 @@ def planned(model, step: Callable, replica: Replica, batch) -> Plan:
     recorders, fault = [], "the operations depend on the number of rows"
     specs = tf.nest.map_structure(spec_of, batch)
     for more_rows, more_replicas in ((1, 1), (MORE_ROWS, MORE_REPLICAS)):
-        recorder = _Recorder(replica, replica.num_replicas * more_replicas)
+        connected = recorders[0].connected if recorders else None
+        recorder = _Recorder(replica, replica.num_replicas * more_replicas, connected)
         try:
             with never_run("plan_of_rows"):
                 inputs = placeholders(specs, times=more_rows)
@@ -391,7 +423,7 @@ def planned(model, step: Callable, replica: Replica, batch) -> Plan:
     kinds = [[kind for kind, _ in each.calls] for each in recorders]
     if len(recorders) == 2 and kinds[0] == kinds[1]:
         pairs = zip(recorders[0].calls, recorders[1].calls, strict=True)
-        calls = [(kind, _tags(sizes, more)) for (kind, sizes), (_, more) in pairs]
+        calls = [(kind, _tags(kind, sizes, more)) for (kind, sizes), (_, more) in pairs]
     elif recorders:
         _by_size(fault)
     joins = calls is None or any(OWN in tags for kind, tags in calls if kind not in _NOT_JOINED)
@@ -399,10 +431,12 @@ def planned(model, step: Callable, replica: Replica, batch) -> Plan:
     return Plan(calls, first.reduces_itself, joins or first.reduces_itself or collective)
 
 
-def _tags(sizes: tuple, more: tuple) -> tuple[str, ...]:
-    """Returns what sizes are, from their values in both traces."""
+def _tags(kind: str, sizes: tuple, more: tuple) -> tuple[str | Part, ...]:
+    """Returns what sizes or a number are, from their values in both traces."""
     if len(sizes) != len(more):
         return (SAME,) * len(sizes)
+    if kind in _NUMBERS:
+        return (_part(sizes[0], more[0]),)
     return tuple(map(_tag, sizes, more, range(len(sizes))))
 
 
@@ -410,6 +444,16 @@ def _tag(size, more, index: int) -> str:
     if size is None:  # known only when the step runs, as what a mask leaves of the rows
         return OWN if index == 0 else SAME
     return SAME if not size else _BY_RATIO.get(more / size, SAME)
+
+
+def _part(number: float, more: float) -> str | Part:
+    """Returns which part of a number is proportional to the rows of its trace; or SAME."""
+    if number == more or not number or more / number in (MORE_REPLICAS, MORE_ROWS * MORE_REPLICAS):
+        return SAME
+    is_inverse = 0 < more < number <= 1
+    if is_inverse:
+        number, more = 1 / number, 1 / more
+    return Part((more - number) / (MORE_ROWS - 1), is_inverse)
 
 
 def _shape(value) -> tuple:
@@ -480,9 +524,10 @@ class Rows(_Handler):
 
     def _tag(self, kind: str, index: int, size) -> str:
         """Returns what a size probably is, if the plan does not tell."""
-        if kind == "scale":
+        if kind in _NUMBERS:
             rows = self._traced
-            return OWN if size == rows else PER_OWN if size == 1 / rows else SAME
+            is_inverse = size == 1 / rows and rows > 1
+            return Part(rows, is_inverse) if is_inverse or size == rows else SAME
         is_multiple = size is None or (size > 0 and size % self._traced == 0)
         return OWN if index == 0 and is_multiple else SAME
 
