@@ -10,6 +10,8 @@ import pytest
 import tensorflow as tf
 from conftest import compiled
 
+from tfaccel.common.errors import UserError
+
 RNG = np.random.default_rng(0)
 ROWS = RNG.normal(size=(8, 4, 3)).astype("float32")  # [rows, time, channels]
 LABELS = np.array([0, 2, 1, 1, 0, 2, 1, 0], "int32")
@@ -206,3 +208,57 @@ def test_some_reductions_cover_the_rows_of_all_replicas():
 
 def test_half_precision_is_summed_over_all_rows():
     check(step_of(HALVES), 5, rtol=2e-2, atol=0.1)
+
+
+def loss_of_row(row, matrix):
+    """The loss of one row [time, 3] behind one step of gradient descent on it, as in MAML."""
+    with tf.GradientTape() as tape:
+        tape.watch(matrix)
+        loss = tf.reduce_mean(tf.square(row @ matrix))
+    return tf.reduce_mean(tf.square(row @ (matrix - 0.1 * tape.gradient(loss, matrix)) - 1.0))
+
+
+def rounds(model, x, y):
+    """Loops with a round for each row, and others."""
+    logs = {}
+    loops = {
+        "map_fn": lambda m: tf.map_fn(lambda row: loss_of_row(row, m), x),
+        "vectorized_map": lambda m: tf.vectorized_map(lambda row: loss_of_row(row, m), x),
+        "scan": lambda m: tf.scan(lambda state, row: row @ m + 0.0 * state, x, x[0]),
+        "while_loop": lambda m: tf.while_loop(
+            lambda index, _: index < 3, lambda index, h: (index + 1, tf.tanh(h @ m)), (0, x)
+        )[1],
+        "cond": lambda m: tf.cond(y[0] < 5, lambda: tf.reduce_sum(x @ m, 2), lambda: x[..., 0]),
+        "map of Keras": lambda m: keras.ops.map(lambda row: tf.reduce_sum((row @ m) ** 2), x),
+    }
+    for name, loop in loops.items():
+        with tf.GradientTape() as tape:
+            losses = loop(tf.convert_to_tensor(model.matrix))
+            logs[name] = loss = tf.reduce_mean(losses) + 0.1 * tf.reduce_max(losses)
+        logs[f"{name}, gradient"] = tape.gradient(loss, model.matrix)
+    with tf.GradientTape() as tape:
+        h = tf.reduce_sum(x @ tf.convert_to_tensor(model.matrix), [1, 2])
+    logs["jacobian"] = tf.reduce_sum(tape.jacobian(h, model.matrix) ** 2, 0)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        h = tf.reduce_sum((x @ tf.convert_to_tensor(model.matrix)) ** 2, 1)
+    logs["batch_jacobian"] = tf.reduce_mean(tape.batch_jacobian(h, x), 0)
+    return logs
+
+
+def test_what_a_loop_computes_of_one_row_is_not_joined():
+    check(rounds, 5)
+
+
+@pytest.mark.parametrize(
+    "summed",
+    [
+        lambda x: tf.while_loop(
+            lambda n, _: n < 3, lambda n, _: (n + 1, tf.reduce_sum(x)), (0, 0.0)
+        ),
+        lambda x: tf.cond(tf.reduce_any(x > 0), lambda: tf.reduce_sum(x), lambda: 0.0),
+    ],
+)
+def test_values_that_are_joined_in_a_loop_or_a_branch_are_refused(summed):
+    with pytest.raises(UserError, match=r"joins values.*in a tf.while_loop.*if of Python"):
+        on_replicas(lambda model, x, y: {"loss": tf.nest.flatten(summed(x))[-1]}, 5)

@@ -23,7 +23,9 @@ import tensorflow as tf
 from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from tensorflow.python.distribute import distribute_lib
-from tensorflow.python.ops import gen_linalg_ops, gen_math_ops, gen_nn_ops
+from tensorflow.python.ops import cond as cond_ops
+from tensorflow.python.ops import gen_linalg_ops, gen_math_ops, gen_nn_ops, while_loop
+from tensorflow.python.ops.parallel_for import control_flow_ops as pfor_ops
 
 from tfaccel.keras_internals.patching import patched
 
@@ -68,6 +70,12 @@ class Handler(Protocol):
     def counted(self, direct: Callable, x, number: int):
         """Casts a whole number, such as a number of rows, to a float."""
 
+    def section(self, kind: str, number: int | None = None):
+        """Returns a context for "loop" or "branches", and for "cond", "body" or "branch N" in it.
+
+        A loop has a number of rounds, if it is known when traced.
+        """
+
     def gradient(self, direct: Callable, target, sources, output_gradients):
         """Returns the gradients of the targets with respect to the sources."""
 
@@ -81,7 +89,7 @@ class Handler(Protocol):
 @contextlib.contextmanager
 def noticing(on: bool = True) -> Iterator[None]:
     """Within the context, in this thread, the handler sees operations, or does not."""
-    before = is_noticing()
+    before = getattr(_noticed, "on", False)
     _noticed.on = on
     try:
         yield
@@ -89,9 +97,20 @@ def noticing(on: bool = True) -> Iterator[None]:
         _noticed.on = before
 
 
+@contextlib.contextmanager
+def noticing_nothing() -> Iterator[None]:
+    """Within the context, in this thread, the handler sees no operation, whatever it is part of."""
+    before = getattr(_noticed, "never", False)
+    _noticed.never = True
+    try:
+        yield
+    finally:
+        _noticed.never = before
+
+
 def is_noticing() -> bool:
     """Returns whether the handler sees operations in this thread."""
-    return getattr(_noticed, "on", False)
+    return getattr(_noticed, "on", False) and not getattr(_noticed, "never", False)
 
 
 def noticed(function: Callable) -> Callable:
@@ -136,6 +155,9 @@ def operations_by(handler: Handler, *, metrics: Iterable[keras.metrics.Metric]) 
         for name in ("batch_mat_mul_v2", "batch_mat_mul_v3"):
             replace(gen_math_ops, name, functools.partial(_batched_product, handler))
         replace(gen_linalg_ops, "einsum", functools.partial(_einsum, handler))
+        replace(while_loop, "while_loop", functools.partial(_looping, handler))
+        replace(pfor_ops, "pfor", functools.partial(_vectorizing, handler))
+        replace(cond_ops, "cond", functools.partial(_branching, handler))
         replace(tf.GradientTape, "gradient", functools.partial(_gradient, handler))
         context = distribute_lib.ReplicaContext
         replace(context, "all_reduce", functools.partial(_all_reduce, handler))
@@ -351,6 +373,68 @@ def _gradient(handler: Handler, direct: Callable) -> Callable:
             return handler.gradient(compute, target, sources, output_gradients)
 
     return gradient
+
+
+def _looping(handler: Handler, direct: Callable) -> Callable:
+    """Returns `tf.while_loop`, which `tf.map_fn`, `tf.scan` and loops of autograph call, too."""
+    signature = inspect.signature(direct)
+
+    def loop(*args, **kwargs):
+        if not is_noticing():
+            return direct(*args, **kwargs)
+        given = signature.bind(*args, **kwargs).arguments
+        rounds = given.get("maximum_iterations")
+        with handler.section("loop", None if rounds is None else _rounds(rounds)):
+            parts = {each: _part(handler, each, given[each]) for each in ("cond", "body")}
+            with noticing(on=False):
+                return direct(**(given | parts))
+
+    return loop
+
+
+def _vectorizing(handler: Handler, direct: Callable) -> Callable:
+    """Returns what `tf.vectorized_map` calls, and Jacobians."""
+
+    def pfor(loop_fn, iters, *args, **kwargs):
+        if not is_noticing():
+            return direct(loop_fn, iters, *args, **kwargs)
+        with handler.section("loop", _rounds(iters)):
+            body = _part(handler, "body", loop_fn)
+            with noticing(on=False):
+                return direct(body, iters, *args, **kwargs)
+
+    return pfor
+
+
+def _branching(handler: Handler, direct: Callable) -> Callable:
+    """Returns `tf.cond`, which `tf.case` and branches of autograph call, too."""
+
+    def cond(pred, true_fn=None, false_fn=None, *args, **kwargs):
+        if not is_noticing():
+            return direct(pred, true_fn, false_fn, *args, **kwargs)
+        with handler.section("branches"):
+            parts = [
+                each and _part(handler, f"branch {index}", each)
+                for index, each in enumerate((true_fn, false_fn))
+            ]
+            with noticing(on=False):
+                return direct(pred, *parts, *args, **kwargs)
+
+    return cond
+
+
+def _rounds(number) -> int | None:
+    known = _known(tf.convert_to_tensor(number))
+    return None if known is None else int(known)
+
+
+def _part(handler: Handler, kind: str, function: Callable) -> Callable:
+    @functools.wraps(function)
+    def part(*args, **kwargs):
+        with noticing(), handler.section(kind):
+            return function(*args, **kwargs)
+
+    return part
 
 
 def _all_reduce(handler: Handler, direct: Callable) -> Callable:

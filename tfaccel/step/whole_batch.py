@@ -35,6 +35,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from tfaccel.common.errors import UserError
 from tfaccel.common.run_log import summary
 from tfaccel.common.tables import cleaned
 from tfaccel.keras_internals import row_operations
@@ -45,6 +46,7 @@ from tfaccel.keras_internals.replica import Replica
 from tfaccel.keras_internals.stateful import any_rows
 from tfaccel.keras_internals.unwound import unwound
 from tfaccel.runtime import collectives
+from tfaccel.step.planned_calls import END, PlannedCalls, begin, end_of
 
 log = logging.getLogger("tfaccel")
 
@@ -115,6 +117,10 @@ class _Handler:
 
     def stacked(self, value: tf.Tensor, kind: str) -> tf.Tensor:
         """Returns the replicas' values, [replicas, ...], before a reduction of this kind."""
+        raise NotImplementedError
+
+    def section(self, kind: str, number: int | None = None):
+        """Returns a context for a loop or branches, or for a part of them."""
         raise NotImplementedError
 
     # Reductions.
@@ -297,6 +303,10 @@ class Alarm:
         self._check(x.shape)
         return direct(x)
 
+    def section(self, kind: str, number: int | None = None):
+        """Returns a context that does nothing."""
+        return contextlib.nullcontext()
+
     def scaled(self, direct: Callable, x, y, *, divides: bool):
         """Computes the operation."""
         return direct(x, y)
@@ -358,6 +368,12 @@ class _Recorder(_Handler):
 
     def stacked(self, value: tf.Tensor, kind: str) -> tf.Tensor:
         return tf.stack([value] * self.num_replicas)
+
+    @contextlib.contextmanager
+    def section(self, kind: str, number: int | None = None) -> Iterator[None]:
+        self.calls.append((begin(kind), (number,)))
+        yield
+        self.calls.append((END, ()))
 
     def all_reduce(self, value, op: str) -> tf.Tensor:
         self.reduces_itself = True
@@ -424,11 +440,34 @@ def planned(model, step: Callable, replica: Replica, batch) -> Plan:
     if len(recorders) == 2 and kinds[0] == kinds[1]:
         pairs = zip(recorders[0].calls, recorders[1].calls, strict=True)
         calls = [(kind, _tags(kind, sizes, more)) for (kind, sizes), (_, more) in pairs]
+        calls = _without_loops_over_rows(calls)
     elif recorders:
         _by_size(fault)
-    joins = calls is None or any(OWN in tags for kind, tags in calls if kind not in _NOT_JOINED)
+    joins = calls is None or any(OWN in tags for kind, tags in calls if _joins(kind))
     collective = any(kind in ("gather", "broadcast") for kind, _ in first.calls)
     return Plan(calls, first.reduces_itself, joins or first.reduces_itself or collective)
+
+
+def _without_loops_over_rows(calls: list) -> list:
+    """Returns the calls but those in a loop with a round for each row, such as `tf.map_fn`.
+
+    What such a round computes belongs to one row, so nothing of it is joined.
+    """
+    kept, index = [], 0
+    while index < len(calls):
+        kept.append(calls[index])
+        if calls[index] == (begin("loop"), (OWN,)):
+            end = end_of(calls, index)
+            if any(OWN in tags for kind, tags in calls[index + 1 : end] if _joins(kind)):
+                say_pairs()
+            index = end - 1
+        index += 1
+    return kept
+
+
+def _joins(kind: str) -> bool:
+    """Returns whether a call joins values if one of its sizes has own rows."""
+    return kind not in (*_NOT_JOINED, END) and not kind.startswith(begin(""))
 
 
 def _tags(kind: str, sizes: tuple, more: tuple) -> tuple[str | Part, ...]:
@@ -479,6 +518,7 @@ class Rows(_Handler):
         rows_of_all: Sequence[int] | None,
         reduces_rows: bool = True,
         gradients_as: str | None = None,
+        joins_in_loops: bool = False,
     ):
         """Joins the replicas' numbers of rows.
 
@@ -493,11 +533,13 @@ class Rows(_Handler):
             runs.
           reduces_rows: whether a reduction over rows covers the rows of all replicas.
           gradients_as: the dtype in which gradients are sent; None for their own dtype.
+          joins_in_loops: whether `reduce` works in a `tf.while_loop` and in a `tf.cond`.
         """
         reduces_rows = reduces_rows and not plan.reduces_itself
         super().__init__(replica, replica.num_replicas, reduces_rows=reduces_rows)
-        self._reduce, self._gradients_as, self._num_rows = reduce, gradients_as, num_rows
-        self._calls, self._by_size = iter(plan.calls or ()), plan.calls is None
+        self._reduce_outside, self._gradients_as, self._num_rows = reduce, gradients_as, num_rows
+        self._calls, self._by_size = PlannedCalls(plan.calls or ()), plan.calls is None
+        self._joins_in_loops, self._sections = joins_in_loops, []
         self._traced = max(num_rows, 1)  # one row stands in for none
         self._rows_of_all = rows_of_all
         own = tf.stack([tf.cast(weight, tf.float32), tf.constant(num_rows, tf.float32)])
@@ -515,12 +557,42 @@ class Rows(_Handler):
     def tags(self, kind: str, sizes: Sequence) -> tuple[str, ...]:
         """Returns what each size of this call is: what the plan says, or its size."""
         if not self._by_size:
-            planned_kind, tags = next(self._calls, (None, ()))
-            if planned_kind == kind and len(tags) == len(sizes):
+            tags = self._calls.take(kind, len(sizes))
+            if tags is not None:
                 return tags
-            _by_size(f"{kind} follows where the plan has {planned_kind}")
-            self._by_size = True
+            self._leave_plan(kind)
         return tuple(self._tag(kind, *each) for each in enumerate(sizes))
+
+    def _leave_plan(self, kind: str) -> None:
+        planned = self._calls.following()
+        _by_size(f"{kind} follows where the plan has {planned and planned[0]}")
+        self._by_size = True
+
+    @contextlib.contextmanager
+    def section(self, kind: str, number: int | None = None) -> Iterator[None]:
+        """Joins nothing in a loop that has a round for each row."""
+        with contextlib.ExitStack() as contexts:
+            tags = None
+            if not self._by_size:
+                is_part = kind not in ("loop", "branches")
+                tags = contexts.enter_context(self._calls.section(kind, is_part=is_part))
+                if tags is None:
+                    self._leave_plan(kind)
+            is_own = number == self._traced if tags is None else OWN in tags
+            if kind == "loop" and is_own:
+                contexts.enter_context(row_operations.noticing_nothing())
+            self._sections.append(kind)
+            yield
+            self._sections.pop()
+
+    def _reduce(self, values: list[tf.Tensor]) -> list[tf.Tensor]:
+        if self._sections and not self._joins_in_loops:
+            raise UserError(
+                "the step joins values of all replicas in a tf.while_loop, tf.map_fn or tf.cond, "
+                "where a replica may not wait for another; use a loop or an if of Python, or "
+                "compute the values before it"
+            )
+        return self._reduce_outside(values)
 
     def _tag(self, kind: str, index: int, size) -> str:
         """Returns what a size probably is, if the plan does not tell."""
