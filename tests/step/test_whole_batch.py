@@ -4,6 +4,8 @@ Each test traces one step with many operations. The step returns their values an
 logs. The reference is the same step as Python on one device, with all rows.
 """
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -218,7 +220,7 @@ def loss_of_row(row, matrix):
     return tf.reduce_mean(tf.square(row @ (matrix - 0.1 * tape.gradient(loss, matrix)) - 1.0))
 
 
-def rounds(model, x, y):
+def rounds(names, model, x, y):
     """Loops with a round for each row, and others."""
     logs = {}
     loops = {
@@ -232,6 +234,8 @@ def rounds(model, x, y):
         "map of Keras": lambda m: keras.ops.map(lambda row: tf.reduce_sum((row @ m) ** 2), x),
     }
     for name, loop in loops.items():
+        if names and name not in names:
+            continue
         with tf.GradientTape() as tape:
             losses = loop(tf.convert_to_tensor(model.matrix))
             logs[name] = loss = tf.reduce_mean(losses) + 0.1 * tf.reduce_max(losses)
@@ -246,8 +250,9 @@ def rounds(model, x, y):
     return logs
 
 
-def test_what_a_loop_computes_of_one_row_is_not_joined():
-    check(rounds, 5)
+@pytest.mark.parametrize("names", [("map_fn",), pytest.param((), marks=pytest.mark.slow)])
+def test_what_a_loop_computes_of_one_row_is_not_joined(names):
+    check(functools.partial(rounds, names), 5)
 
 
 @pytest.mark.parametrize(
@@ -262,3 +267,58 @@ def test_what_a_loop_computes_of_one_row_is_not_joined():
 def test_values_that_are_joined_in_a_loop_or_a_branch_are_refused(summed):
     with pytest.raises(UserError, match=r"joins values.*in a tf.while_loop.*if of Python"):
         on_replicas(lambda model, x, y: {"loss": tf.nest.flatten(summed(x))[-1]}, 5)
+
+
+def gradients(model, x, y):
+    """Gradients of scalars and of vectors, with respect to weights, rows and fast weights."""
+    matrix, logs = tf.convert_to_tensor(model.matrix), {}
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        h = x @ matrix
+        loss = tf.reduce_mean(h**2)
+        by_row = tf.reduce_sum(h**2, [1, 2])
+    logs["of a number"] = tape.gradient(loss, model.matrix)
+    logs["of rows"] = tape.gradient(by_row, model.matrix)
+    logs["of rows, with output_gradients"] = tape.gradient(
+        by_row, model.matrix, output_gradients=tf.cast(y, tf.float32)
+    )
+    logs["of a number, with output_gradients"] = tape.gradient(
+        loss, model.matrix, output_gradients=tf.constant(3.0)
+    )
+    logs["of several"] = tape.gradient([loss, by_row, 2 * loss], model.matrix)
+    logs["with respect to rows"] = tf.reduce_sum(tape.gradient(loss, x) ** 2, 0)
+    logs["of rows, with respect to rows"] = tf.reduce_sum(tape.gradient(by_row, x) ** 2, 0)
+    logs["unconnected"] = tape.gradient(loss, model.moving) is None and tf.constant(1.0)
+    both = tape.gradient(loss, {"matrix": model.matrix, "rows": h})
+    logs["in a dict"] = both["matrix"] + tf.reduce_sum(both["rows"])
+    with tf.GradientTape() as outer:
+        with tf.GradientTape() as inner:
+            inner.watch(matrix)
+            loss = tf.reduce_mean((x @ matrix) ** 2)
+        fast = model.matrix - 0.1 * inner.gradient(loss, model.matrix)
+        loss = tf.reduce_mean((x @ fast - 1.0) ** 2)
+    logs["through fast weights"] = outer.gradient(loss, model.matrix)
+    with tf.GradientTape() as outer:
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            h = tf.tanh(x @ tf.convert_to_tensor(model.matrix))
+        slopes = inner.gradient(h, x)
+        loss = tf.reduce_mean((tf.sqrt(tf.reduce_sum(slopes**2, [1, 2])) - 1.0) ** 2)
+    logs["of a penalty of slopes"] = outer.gradient(loss, model.matrix)
+    logs["global norm"] = tf.linalg.global_norm([logs["of a number"], matrix])
+    return logs
+
+
+@pytest.mark.parametrize("rows", [5, pytest.param(4, marks=pytest.mark.slow)])
+def test_gradients_are_those_of_one_device(rows):
+    check(gradients, rows)
+
+
+def test_a_replica_without_rows_adds_nothing():
+    names = ("mean", "max", "max of ints", "norm", "any", "all", "product", "chosen rows, summed")
+    functions = {each: REDUCTIONS[each] for each in names}
+
+    def step(model, x, y):
+        return valued(functions, x, y, model.matrix) | gradients(model, x, y)
+
+    check(step, 1)

@@ -70,10 +70,10 @@ class Handler(Protocol):
     def counted(self, direct: Callable, x, number: int):
         """Casts a whole number, such as a number of rows, to a float."""
 
-    def section(self, kind: str, number: int | None = None):
+    def section(self, kind: str, number: int | None = 0):
         """Returns a context for "loop" or "branches", and for "cond", "body" or "branch N" in it.
 
-        A loop has a number of rounds, if it is known when traced.
+        A loop may have a largest number of rounds: None if it is not known when traced.
         """
 
     def gradient(self, direct: Callable, target, sources, output_gradients):
@@ -384,7 +384,7 @@ def _looping(handler: Handler, direct: Callable) -> Callable:
             return direct(*args, **kwargs)
         given = signature.bind(*args, **kwargs).arguments
         rounds = given.get("maximum_iterations")
-        with handler.section("loop", None if rounds is None else _rounds(rounds)):
+        with handler.section("loop", 0 if rounds is None else _rounds(rounds)):
             parts = {each: _part(handler, each, given[each]) for each in ("cond", "body")}
             with noticing(on=False):
                 return direct(**(given | parts))
@@ -431,8 +431,11 @@ def _rounds(number) -> int | None:
 def _part(handler: Handler, kind: str, function: Callable) -> Callable:
     @functools.wraps(function)
     def part(*args, **kwargs):
-        with noticing(), handler.section(kind):
-            return function(*args, **kwargs)
+        with noticing():
+            if not is_noticing():  # in a loop with a round for each row
+                return function(*args, **kwargs)
+            with handler.section(kind):
+                return function(*args, **kwargs)
 
     return part
 

@@ -119,7 +119,7 @@ class _Handler:
         """Returns the replicas' values, [replicas, ...], before a reduction of this kind."""
         raise NotImplementedError
 
-    def section(self, kind: str, number: int | None = None):
+    def section(self, kind: str, number: int | None = 0):
         """Returns a context for a loop or branches, or for a part of them."""
         raise NotImplementedError
 
@@ -303,7 +303,7 @@ class Alarm:
         self._check(x.shape)
         return direct(x)
 
-    def section(self, kind: str, number: int | None = None):
+    def section(self, kind: str, number: int | None = 0):
         """Returns a context that does nothing."""
         return contextlib.nullcontext()
 
@@ -370,7 +370,7 @@ class _Recorder(_Handler):
         return tf.stack([value] * self.num_replicas)
 
     @contextlib.contextmanager
-    def section(self, kind: str, number: int | None = None) -> Iterator[None]:
+    def section(self, kind: str, number: int | None = 0) -> Iterator[None]:
         self.calls.append((begin(kind), (number,)))
         yield
         self.calls.append((END, ()))
@@ -569,7 +569,7 @@ class Rows(_Handler):
         self._by_size = True
 
     @contextlib.contextmanager
-    def section(self, kind: str, number: int | None = None) -> Iterator[None]:
+    def section(self, kind: str, number: int | None = 0) -> Iterator[None]:
         """Joins nothing in a loop that has a round for each row."""
         with contextlib.ExitStack() as contexts:
             tags = None
