@@ -12,7 +12,10 @@ import pytest
 import tensorflow as tf
 from conftest import compiled
 
+import tfaccel
 from tfaccel.common.errors import UserError
+from tfaccel.config import StepConfig
+from tfaccel.step import functions, whole_batch
 
 RNG = np.random.default_rng(0)
 ROWS = RNG.normal(size=(8, 4, 3)).astype("float32")  # [rows, time, channels]
@@ -204,10 +207,11 @@ def test_reductions_cover_the_rows_of_all_replicas(rows, num_replicas, each):
 
 
 def test_some_reductions_cover_the_rows_of_all_replicas():
-    names = [*list(REDUCTIONS)[::5], *list(NUMBERS)[::3]]
+    names = [*list(REDUCTIONS)[::8], *list(NUMBERS)[::4]]
     check(step_of({each: (REDUCTIONS | NUMBERS)[each] for each in names}), 5, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_half_precision_is_summed_over_all_rows():
     check(step_of(HALVES), 5, rtol=2e-2, atol=0.1)
 
@@ -250,7 +254,8 @@ def rounds(names, model, x, y):
     return logs
 
 
-@pytest.mark.parametrize("names", [("map_fn",), pytest.param((), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [("map_fn",), ()])
 def test_what_a_loop_computes_of_one_row_is_not_joined(names):
     check(functools.partial(rounds, names), 5)
 
@@ -314,11 +319,190 @@ def test_gradients_are_those_of_one_device(rows):
     check(gradients, rows)
 
 
+def gathered(model, x, y):
+    """Losses over gathered rows. On one device the collectives do nothing."""
+    context, logs = tf.distribute.get_replica_context(), {}
+    with tf.GradientTape(persistent=True) as tape:
+        h = tf.math.l2_normalize(x[:, 0] @ tf.convert_to_tensor(model.matrix), 1)
+        every, labels = tfaccel.collectives.all_gather((h, y))
+        also = context.all_gather(h, axis=0)
+        scores = h @ tf.transpose(every)
+        columns = tfaccel.collectives.all_gather(tf.transpose(h), axis=-1)
+        losses = {
+            "mean of gathered rows": tf.reduce_mean(every**2 * [1.0, 2.0, 3.0]),
+            "gathered by the context": tf.reduce_sum(also**3),
+            "own rows against all": tf.reduce_mean(tf.reduce_logsumexp(scores, 1)),
+            "all rows against all": tf.reduce_logsumexp(every @ tf.transpose(every) / 0.5),
+            "by row": -tf.nn.log_softmax(scores)[:, 0],
+            "labels": tf.reduce_mean(
+                tf.reduce_sum(tf.cast(y[:, None] == labels, tf.float32) * scores, 1)
+            ),
+            "columns": tf.reduce_sum(tf.reduce_max(columns, 1)),
+            "by the rows of all": tf.reduce_sum(h) / tf.cast(tf.shape(every)[0], tf.float32),
+            "by the number of replicas": h[0, 0] * 0.0
+            + 2.0 / tfaccel.collectives.world_size() * (tfaccel.collectives.world_size()),
+            "by gathered rows less one": tf.reduce_sum(every) / (every.shape[0] - 1),
+        }
+    for name, loss in losses.items():
+        logs[name] = tf.reduce_mean(loss)
+        logs[f"{name}, gradient"] = tape.gradient(loss, model.matrix)
+    return logs
+
+
+@pytest.mark.slow
+def test_gathered_rows_are_those_of_one_device():
+    check(gathered, 5)
+
+
+def collective(model, x, y):
+    """What the collectives give, of values that are equal on all replicas, or of ranks."""
+    ours, context = tfaccel.collectives, tf.distribute.get_replica_context()
+    rank = float(ours.rank())
+    with tf.GradientTape() as tape:
+        total = tf.reduce_sum(ours.all_reduce(model.matrix * (1.0 + rank)))
+    return {
+        "ranks": ours.all_gather(tf.constant([ours.rank(), 10 + ours.local_rank()])),
+        "world": tf.constant(float(ours.world_size())),
+        "mean": ours.all_reduce(rank, op="mean"),
+        "largest": ours.all_reduce(tf.constant(ours.rank(), tf.int8), op="max"),
+        "any": tf.cast(ours.all_reduce(tf.constant(rank == 1), op="max"), tf.float32),
+        "all": tf.cast(ours.all_reduce(tf.constant(rank == 1), op="min"), tf.float32),
+        "first": ours.broadcast(tf.constant(5.0 + rank)),
+        "second": ours.broadcast({"a": tf.constant(5 + ours.rank())}, root_rank=1)["a"],
+        "by the context": context.all_reduce("SUM", tf.constant(2.0 + rank)),
+        "mean by the context": context.all_reduce(tf.distribute.ReduceOp.MEAN, rank),
+        "gradient": tape.gradient(total, model.matrix),
+        "own rows": tf.reduce_sum(tf.ones_like(y)),
+        "rows of all": ours.all_reduce(tf.reduce_sum(tf.ones_like(y))),
+    }
+
+
+def test_collectives_in_a_step_join_the_replicas():
+    _, got = on_replicas(collective, 5)
+    assert got["ranks"].tolist() == [0, 10, 1, 11]
+    values = {name: float(value) for name, value in got.items() if value.ndim == 0}
+    assert values == {
+        "world": 2,
+        "mean": 0.5,
+        "largest": 1,
+        "any": 1,
+        "all": 0,
+        "first": 5,
+        "second": 6,
+        "by the context": 5,
+        "mean by the context": 0.5,
+        "own rows": pytest.approx(2.6),  # the mean over rows of 3, 3, 3, 2 and 2
+        "rows of all": 5,
+    }
+    np.testing.assert_allclose(got["gradient"], np.full((3, 3), 3.0))
+
+
+@pytest.mark.slow
 def test_a_replica_without_rows_adds_nothing():
     names = ("mean", "max", "max of ints", "norm", "any", "all", "product", "chosen rows, summed")
     functions = {each: REDUCTIONS[each] for each in names}
 
     def step(model, x, y):
-        return valued(functions, x, y, model.matrix) | gradients(model, x, y)
+        logs = valued(functions, x, y, model.matrix) | gradients(model, x, y)
+        logs["of gathered rows"] = tf.reduce_mean(tfaccel.collectives.all_gather(x) ** 2)
+        return logs
 
     check(step, 1)
+
+
+def test_reductions_cover_own_rows_if_the_config_says_so():
+    def step(model, x, y):
+        return {"rows": tf.reduce_sum(tf.ones_like(y)), "by shape": x[0, 0, 0] * 0.0 + x.shape[0]}
+
+    _, got = on_replicas(step, 5, config=StepConfig(reductions="own_replica"))
+    assert float(got["rows"]) == pytest.approx(2.6)  # the mean over rows of 3, 3, 3, 2 and 2
+
+
+def test_rows_that_are_compared_without_a_gather_are_named(caplog, monkeypatch):
+    monkeypatch.setattr(whole_batch, "_said_pairs", [])
+
+    def step(model, x, y):
+        return {"loss": tf.reduce_mean(tf.reduce_max(x[:, 0] @ tf.transpose(x[:, 0]), 0))}
+
+    on_replicas(step, 5)
+    told = [each.message for each in caplog.records if "compares" in each.message]
+    assert len(told) == 1
+    assert "gather the rows first, with tfaccel.collectives.all_gather" in told[0]
+
+
+def test_a_step_that_cannot_be_traced_with_more_rows_takes_axis_0(caplog):
+    def step(model, x, y):
+        if x.shape[0] > 4:
+            raise ValueError("too many rows")
+        return {"sum": tf.reduce_sum(x, 0), "features": tf.reduce_mean(tf.reduce_sum(x, [1, 2]))}
+
+    check(lambda model, x, y: step(model, x, y) if not tf.executing_eagerly() else {}, 5)
+    _, got = on_replicas(step, 5)
+    np.testing.assert_allclose(got["sum"], ROWS[:5].sum(0), rtol=1e-5)
+    np.testing.assert_allclose(got["features"], ROWS[:5].sum((1, 2)).mean(), rtol=1e-5)
+    assert any("axis 0" in each.message and "too many rows" in each.message
+               for each in caplog.records)  # fmt: skip
+
+
+class OfFeatures(keras.layers.Layer):
+    """A user's layer that sums features; there are as many as rows, or twice as many."""
+
+    def call(self, x):
+        return x / (1.0 + tf.reduce_sum(x**2, axis=-1, keepdims=True))
+
+
+@pytest.mark.parametrize(("parts", "num_plans"), [((), 0), ((OfFeatures,), 2)])
+def test_a_step_of_keras_sums_after_the_pass(monkeypatch, parts, num_plans):
+    plans, planned = [], functions.planned
+    monkeypatch.setattr(
+        functions, "planned", lambda *args: (plans.append(planned(*args)), plans[-1])[1]
+    )
+
+    def make():
+        keras.utils.set_random_seed(0)
+        dense = [keras.layers.Dense(12), keras.layers.Dense(1)]
+        return keras.Sequential(
+            [keras.Input((12,)), dense[0], *[each() for each in parts], dense[1]]
+        )
+
+    x, y = ROWS.reshape(8, 12)[:6], LABELS[:6, None].astype("float32")
+    model = compiled(make, 2, optimizer="sgd", loss="mse", xla=False)
+    stock = make()
+    stock.compile("sgd", "mse", jit_compile=False)
+    wanted = stock.train_on_batch(x, y)
+    np.testing.assert_allclose(model.train_on_batch(x, y), wanted, rtol=1e-5)
+    assert len(plans) == num_plans
+    assert not any(each.joins for each in plans)
+    assert model.train_function._step._join != functions.WITHIN
+
+
+def test_what_a_step_assigns_is_averaged_only_if_it_differs_between_replicas():
+    def step(model, x, y):
+        model.moving.assign(0.5 * model.moving + tf.reduce_sum(x, [0, 1]))
+        return {"rows": tf.reduce_sum(y)}
+
+    def of_own_rows(model, x, y):
+        model.moving.assign(tf.ones(3) * tf.cast(y[0], tf.float32))
+        return {"rows": tf.reduce_sum(y)}
+
+    model, _ = on_replicas(step, 5)
+    np.testing.assert_allclose(model.moving.numpy(), ROWS[:5].sum((0, 1)), rtol=1e-5)
+    model, _ = on_replicas(of_own_rows, 5)
+    mean = (3 * LABELS[0] + 2 * LABELS[3]) / 5  # the first label of each replica, by its rows
+    np.testing.assert_allclose(model.moving.numpy(), np.full(3, mean), rtol=1e-5)
+
+
+def test_functions_of_the_user_are_joined_too():
+    @tf.function
+    def helper(x, matrix):
+        if tf.constant(True):
+            x = x + 0.0
+        return tf.reduce_mean((x @ matrix) ** 2), tf.reduce_max(x, 0)
+
+    @tf.function
+    def step(model, x, y):
+        with tf.GradientTape() as tape:
+            loss, largest = helper(x, tf.convert_to_tensor(model.matrix))
+        return {"loss": loss, "largest": largest, "slope": tape.gradient(loss, model.matrix)}
+
+    check(step, 5)

@@ -29,6 +29,7 @@ its own rows, J is the mean of all rows, because a replica's share is its part o
 
 import contextlib
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -215,7 +216,7 @@ class _Handler:
 
     def broadcast(self, value, root_rank: int) -> tf.Tensor:
         """Returns the value of one replica."""
-        return self.stacked(tf.convert_to_tensor(value), "broadcast")[root_rank]
+        raise NotImplementedError
 
 
 _REDUCED = {
@@ -442,7 +443,11 @@ def planned(model, step: Callable, replica: Replica, batch) -> Plan:
     kinds = [[kind for kind, _ in each.calls] for each in recorders]
     if len(recorders) == 2 and kinds[0] == kinds[1]:
         pairs = zip(recorders[0].calls, recorders[1].calls, strict=True)
-        calls = [(kind, _tags(kind, sizes, more)) for (kind, sizes), (_, more) in pairs]
+        part = functools.partial(_part, rows=_rows_of(specs), num_replicas=replica.num_replicas)
+        calls = [
+            (kind, (part(*sizes, *more),) if kind in _NUMBERS else _tags(sizes, more))
+            for (kind, sizes), (_, more) in pairs
+        ]
         calls = _without_loops_over_rows(calls)
     elif recorders:
         _by_size(fault)
@@ -473,12 +478,16 @@ def _joins(kind: str) -> bool:
     return kind not in (*_NOT_JOINED, END) and not kind.startswith(begin(""))
 
 
-def _tags(kind: str, sizes: tuple, more: tuple) -> tuple[str | Part, ...]:
-    """Returns what sizes or a number are, from their values in both traces."""
+def _rows_of(specs) -> int:
+    """Returns the number of rows of a batch; 1 if it is not known."""
+    shapes = [each.shape for each in tf.nest.flatten(specs) if each is not None]
+    return next((each[0] for each in shapes if each.rank and each[0]), 1)
+
+
+def _tags(sizes: tuple, more: tuple) -> tuple[str, ...]:
+    """Returns what sizes are, from their values in both traces."""
     if len(sizes) != len(more):
         return (SAME,) * len(sizes)
-    if kind in _NUMBERS:
-        return (_part(sizes[0], more[0]),)
     return tuple(map(_tag, sizes, more, range(len(sizes))))
 
 
@@ -488,14 +497,29 @@ def _tag(size, more, index: int) -> str:
     return SAME if not size else _BY_RATIO.get(more / size, SAME)
 
 
-def _part(number: float, more: float) -> str | Part:
-    """Returns which part of a number is proportional to the rows of its trace; or SAME."""
-    if number == more or not number or more / number in (MORE_REPLICAS, MORE_ROWS * MORE_REPLICAS):
+def _part(number: float, more: float, *, rows: int, num_replicas: int) -> str | Part:
+    """Returns which part of a number is proportional to the rows of its trace; or SAME.
+
+    The number is multiple * what + constant, where `what` is the own rows, the replicas, or the
+    rows of all. If several would do, it is probably the one with the smallest multiple.
+    """
+    if number == more:
         return SAME
     is_inverse = 0 < more < number <= 1
     if is_inverse:
         number, more = 1 / number, 1 / more
-    return Part((more - number) / (MORE_ROWS - 1), is_inverse)
+    part = (more - number) / (MORE_ROWS - 1)
+    if part == number:
+        return Part(part, is_inverse)
+    growth = {  # of each, from the first trace to the second
+        OWN: rows * (MORE_ROWS - 1),
+        SAME: num_replicas * (MORE_REPLICAS - 1),
+        ALL: rows * num_replicas * (MORE_ROWS * MORE_REPLICAS - 1),
+    }
+    multiples = {what: (more - number) / size for what, size in growth.items()}
+    whole = {what: size for what, size in multiples.items() if abs(size - round(size)) < 1e-6}
+    is_own = not whole or min(whole, key=lambda what: abs(whole[what])) == OWN
+    return Part(part, is_inverse) if is_own else SAME
 
 
 def _shape(value) -> tuple:
@@ -627,7 +651,7 @@ class Rows(_Handler):
 
     def stacked(self, value: tf.Tensor, kind: str) -> tf.Tensor:
         """Returns the replicas' values, [replicas, ...]."""
-        if not self._num_rows and kind in _NEUTRAL:
+        if not self._num_rows:
             neutral = tf.cast(_NEUTRAL[kind](value.dtype), value.dtype)
             value = _instead(value, tf.fill(tf.shape(value), neutral))
         return self._joined(self._placed(value[tf.newaxis], 0, [1] * self.num_replicas))
@@ -637,20 +661,17 @@ class Rows(_Handler):
         value = tf.convert_to_tensor(value)
         (tag,) = self.tags("gather", [value.shape[axis]])
         axis %= value.shape.rank
-        if tag == OWN and not self._num_rows:
-            value = tf.split(value, [0, value.shape[axis]], axis)[0]  # without the stand-in
-        return self._joined(self._placed(value, axis, self._sizes(value, axis, tag)))
-
-    def _sizes(self, value: tf.Tensor, axis: int, tag: str):
-        """Returns the size of each replica's value along an axis, a list or a tensor."""
         size = value.shape[axis]
+        if tag == OWN and not self._num_rows:  # without the row that stands in
+            value = tf.gather(value, tf.zeros([0], tf.int32), axis=axis)
+        return self._joined(self._placed(value, axis, self._sizes(value, axis, size, tag)))
+
+    def _sizes(self, value: tf.Tensor, axis: int, size: int | None, tag: str):
+        """Returns the size of each replica's value along an axis, a list or a tensor."""
         if size is not None and tag != OWN:
             return [size] * self.num_replicas
         if size is not None and self._rows_of_all is not None:
-            if self._num_rows:
-                return [size * rows // self._num_rows for rows in self._rows_of_all]
-            if len(set(self._rows_of_all)) == 1:
-                return [0] * self.num_replicas
+            return [size * rows // self._traced for rows in self._rows_of_all]
         own = tf.one_hot(self.rank, self.num_replicas, dtype=tf.int64)
         (sizes,) = self._reduce([own * tf.shape(value, tf.int64)[axis]])
         return sizes
@@ -663,15 +684,26 @@ class Rows(_Handler):
         before, behind = _total(sizes[: self.rank]), _total(sizes[self.rank + 1 :])
         paddings = [[0, 0]] * value.shape.rank
         paddings[axis] = [before, behind]
+        return self._added(tf.pad(value, paddings))
+
+    def broadcast(self, value, root_rank: int) -> tf.Tensor:
+        """Returns the value of one replica."""
+        value = tf.convert_to_tensor(value)
+        if self.rank != root_rank:
+            zeros = tf.zeros_like(value)  # x + -0.0 is x for every float x, -0.0 included
+            value = _instead(value, -zeros if value.dtype.is_floating else zeros)
+        return self._joined(self._added(value))
+
+    def _added(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns the sum of tensors of any dtype, those of replicas without rows included."""
         dtype = value.dtype
         sent = tf.cast(value, tf.int64) if dtype.is_bool or dtype.is_integer else value
-        padded = tf.pad(sent, paddings)
 
         @tf.custom_gradient
         def summed(each):
             return self._reduce([each])[0], lambda upstream: self._reduce([upstream])[0]
 
-        return tf.cast(summed(padded), dtype)
+        return tf.cast(summed(sent), dtype)
 
     # Gradients.
 
