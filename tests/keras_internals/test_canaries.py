@@ -44,10 +44,11 @@ from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceStrategy
 from tensorflow.python.distribute.values import DistributedVariable
 from tensorflow.python.eager import context
-from tensorflow.python.eager.polymorphic_function import concrete_function
+from tensorflow.python.eager.polymorphic_function import concrete_function, function_context
 from tensorflow.python.framework import config as tf_config
 from tensorflow.python.framework import kernels, op_def_registry
 from tensorflow.python.framework.auto_control_deps_utils import get_read_write_resource_inputs
+from tensorflow.python.ops import cond as cond_ops
 from tensorflow.python.ops import (
     control_flow_util_v2,
     gen_linalg_ops,
@@ -56,7 +57,6 @@ from tensorflow.python.ops import (
     summary_ops_v2,
     while_loop,
 )
-from tensorflow.python.ops import cond as cond_ops
 from tensorflow.python.ops.handle_data_util import get_resource_handle_data
 from tensorflow.python.ops.parallel_for import control_flow_ops as pfor_ops
 
@@ -1177,6 +1177,26 @@ def _(monkeypatch):
         y = x * x
     tape.jacobian(y, x)
     return rounds == [3, 2]
+
+
+@canary("function_context.make_function_context", "tells which traces of a tf.function are apart")
+def _(monkeypatch):
+    traces, direct = [], function_context.make_function_context
+
+    @tf.function
+    def inner(x):
+        traces.append(x)
+        return x
+
+    for number in (1, 1, 2):
+
+        def make(*args, number=number, **kwargs):
+            made = direct(*args, **kwargs)
+            return type(made)((made.context, number), made.scope_type)
+
+        monkeypatch.setattr(function_context, "make_function_context", make)
+        inner(tf.ones(1))
+    return len(traces) == 2
 
 
 @canary("cond.cond", "is what tf.cond calls")

@@ -29,7 +29,7 @@ class Steps(keras.Model):
     def __init__(self, step):
         super().__init__()
         self.matrix = self.add_weight(shape=(3, 3), name="matrix")
-        self.moving = self.add_weight(shape=(3,), name="moving", trainable=False)
+        self.moving = self.add_weight(shape=(3,), initializer="zeros", trainable=False)
         self.matrix.assign(WEIGHTS)
         self.step = step
         self.built = True
@@ -391,7 +391,7 @@ def test_collectives_in_a_step_join_the_replicas():
         "second": 6,
         "by the context": 5,
         "mean by the context": 0.5,
-        "own rows": pytest.approx(2.6),  # the mean over rows of 3, 3, 3, 2 and 2
+        "own rows": pytest.approx(2.6),  # the mean over rows of 2, 2, 3, 3 and 3
         "rows of all": 5,
     }
     np.testing.assert_allclose(got["gradient"], np.full((3, 3), 3.0))
@@ -415,7 +415,7 @@ def test_reductions_cover_own_rows_if_the_config_says_so():
         return {"rows": tf.reduce_sum(tf.ones_like(y)), "by shape": x[0, 0, 0] * 0.0 + x.shape[0]}
 
     _, got = on_replicas(step, 5, config=StepConfig(reductions="own_replica"))
-    assert float(got["rows"]) == pytest.approx(2.6)  # the mean over rows of 3, 3, 3, 2 and 2
+    assert float(got["rows"]) == pytest.approx(2.6)  # the mean over rows of 2, 2, 3, 3 and 3
 
 
 def test_rows_that_are_compared_without_a_gather_are_named(caplog, monkeypatch):
@@ -431,6 +431,8 @@ def test_rows_that_are_compared_without_a_gather_are_named(caplog, monkeypatch):
 
 
 def test_a_step_that_cannot_be_traced_with_more_rows_takes_axis_0(caplog):
+    caplog.set_level("INFO", logger="tfaccel")
+
     def step(model, x, y):
         if x.shape[0] > 4:
             raise ValueError("too many rows")
@@ -451,11 +453,13 @@ class OfFeatures(keras.layers.Layer):
         return x / (1.0 + tf.reduce_sum(x**2, axis=-1, keepdims=True))
 
 
-@pytest.mark.parametrize(("parts", "num_plans"), [((), 0), ((OfFeatures,), 2)])
+@pytest.mark.parametrize(("parts", "num_plans"), [((), 0), ((OfFeatures,), 1)])
 def test_a_step_of_keras_sums_after_the_pass(monkeypatch, parts, num_plans):
     plans, planned = [], functions.planned
     monkeypatch.setattr(
-        functions, "planned", lambda *args: (plans.append(planned(*args)), plans[-1])[1]
+        functions,
+        "planned",
+        lambda *args, **how: (plans.append(planned(*args, **how)), plans[-1])[1],
     )
 
     def make():
@@ -488,7 +492,7 @@ def test_what_a_step_assigns_is_averaged_only_if_it_differs_between_replicas():
     model, _ = on_replicas(step, 5)
     np.testing.assert_allclose(model.moving.numpy(), ROWS[:5].sum((0, 1)), rtol=1e-5)
     model, _ = on_replicas(of_own_rows, 5)
-    mean = (3 * LABELS[0] + 2 * LABELS[3]) / 5  # the first label of each replica, by its rows
+    mean = (2 * LABELS[0] + 3 * LABELS[2]) / 5  # the first label of each replica, by its rows
     np.testing.assert_allclose(model.moving.numpy(), np.full(3, mean), rtol=1e-5)
 
 

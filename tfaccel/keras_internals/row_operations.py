@@ -14,6 +14,7 @@ not see what Keras's layers, metrics and optimizers compute, or how TensorFlow c
 import contextlib
 import functools
 import inspect
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
@@ -23,6 +24,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from tensorflow.python.distribute import distribute_lib
+from tensorflow.python.eager.polymorphic_function import function_context
 from tensorflow.python.ops import cond as cond_ops
 from tensorflow.python.ops import gen_linalg_ops, gen_math_ops, gen_nn_ops, while_loop
 from tensorflow.python.ops.parallel_for import control_flow_ops as pfor_ops
@@ -47,6 +49,7 @@ _OF_SHAPES = ("StridedSlice", "GatherV2", "Prod", "Mul", "AddV2", "Sub", "Maximu
 _LIBRARIES = ("keras.src.layers.", "keras_hub.", "keras_cv.")
 
 _noticed = threading.local()
+_NUMBERS = itertools.count()
 
 
 class Handler(Protocol):
@@ -168,6 +171,23 @@ def operations_by(handler: Handler, *, metrics: Iterable[keras.metrics.Metric]) 
         for kind in _kinds_of(metrics):
             replace(kind, "update_state", _unnoticed)
         yield
+
+
+def traced_anew() -> contextlib.AbstractContextManager:
+    """Returns a context in which each `tf.function` is traced again, where it is called in a trace.
+
+    TensorFlow would take an earlier trace of the same shapes, even one for another device.
+    """
+    number = next(_NUMBERS)
+    direct = function_context.make_function_context
+
+    def make(*args, **kwargs):
+        made = direct(*args, **kwargs)
+        if tf.executing_eagerly():
+            return made
+        return type(made)((made.context, number), made.scope_type)
+
+    return patched(function_context, "make_function_context", make)
 
 
 def unassigned() -> contextlib.AbstractContextManager:

@@ -292,7 +292,7 @@ class _Step:
                 self.join_within("a loss or a reduction is no mean over rows")
 
     def rows_of(self, replica: Replica, step, batch, *, are_full: bool, num_rows: int, weight):
-        """Returns the handler of `whole_batch` for a replica's batch; None if it needs none.
+        """Returns the handler of `whole_batch` for a replica's batch.
 
         Args:
           replica: the replica.
@@ -308,15 +308,17 @@ class _Step:
         if self._join == AFTER:
             return Alarm(num_rows // (self._config.accumulation_steps if self.trains else 1))
         key = str(tf.nest.map_structure(lambda each: getattr(each, "shape", None), batch))
+        key = self._join, key
         if key not in self._plans:
-            self._plans[key] = planned(self._model, step, replica, batch)
+            joins = self._join == WITHIN
+            self._plans[key] = planned(self._model, step, replica, batch, joins=joins)
             if self._plans[key].reduces_itself:
                 log.info("step: it calls all_reduce, so its reductions cover each replica's rows")
         plan = self._plans[key]
         if self._join == ASK:
             if plan.joins:
                 raise JoinsRowsError
-            return None
+            return Alarm(None)
         in_xla = self._sums_in_xla and not runs_eagerly(self._model)
         rows_of_all = [num_rows] * replica.num_replicas if are_full else self._rows_of_all
         return Rows(

@@ -277,11 +277,13 @@ class Alarm:
     It lets a step of Keras's own, which seldom does, be traced as if no step did.
     """
 
-    def __init__(self, num_rows: int):
-        """Takes the number of rows of the traced batch."""
-        self._num_rows = max(num_rows, 1)
+    def __init__(self, num_rows: int | None):
+        """Takes the number of rows of the traced batch; None if a plan joins no reduction."""
+        self._num_rows = None if num_rows is None else max(num_rows, 1)
 
     def _check(self, sizes: Sequence) -> None:
+        if self._num_rows is None:
+            return
         if any(size is None or (size > 0 and size % self._num_rows == 0) for size in sizes):
             raise MayJoinError
 
@@ -407,7 +409,7 @@ class _Recorder(_Handler):
         return tf.nest.pack_sequence_as(sources, found)
 
 
-def planned(model, step: Callable, replica: Replica, batch) -> Plan:
+def planned(model, step: Callable, replica: Replica, batch, *, joins: bool) -> Plan:
     """Traces a step twice, with different numbers of rows and replicas; nothing of it runs.
 
     Args:
@@ -415,6 +417,11 @@ def planned(model, step: Callable, replica: Replica, batch) -> Plan:
       step: the step, as a function of a batch.
       replica: the replica.
       batch: a nest of the replica's tensors.
+      joins: whether the step's values are to be joined even if no value must be. If not, Keras
+        reduces its own losses, and the means of the replicas are averaged.
+
+    Raises:
+      JoinsRowsError: a loss of Keras is no mean over rows, and `joins` is false.
     """
     recorders, fault = [], "the operations depend on the number of rows"
     specs = tf.nest.map_structure(spec_of, batch)
@@ -425,15 +432,15 @@ def planned(model, step: Callable, replica: Replica, batch) -> Plan:
             with never_run("plan_of_rows"):
                 inputs = placeholders(specs, times=more_rows)
                 with (
-                    # Another name of the device, so that no function of the user's keeps the trace.
-                    tf.device("/device:CPU:0"),
                     any_rows(model, inputs),
                     unwound(),
-                    recorded(model, replica, apply=lambda *_: None, joins=True),
+                    recorded(model, replica, apply=lambda *_: None, joins=joins),
                     row_operations.unassigned(),  # a queue need not hold so many rows
                     whole_batch(model, recorder),
                 ):
                     step(inputs)
+        except JoinsRowsError:
+            raise
         except Exception as error:
             fault = f"with {more_rows} times the rows: {cleaned(str(error))}"
             break
@@ -449,7 +456,7 @@ def planned(model, step: Callable, replica: Replica, batch) -> Plan:
             for (kind, sizes), (_, more) in pairs
         ]
         calls = _without_loops_over_rows(calls)
-    elif recorders:
+    else:
         _by_size(fault)
     joins = calls is None or any(OWN in tags for kind, tags in calls if _joins(kind))
     collective = any(kind in ("gather", "broadcast") for kind, _ in first.calls)
@@ -812,6 +819,7 @@ def _total(sizes) -> int | tf.Tensor:
 def whole_batch(model, handler: _Handler | Alarm) -> Iterator[None]:
     """Within the context, the operations of the model's step go through the handler."""
     with (
+        row_operations.traced_anew(),  # not as another replica's, or as in a plan
         row_operations.operations_by(handler, metrics=metrics_that_update(model)),
         collectives.within_step(handler),
     ):
