@@ -76,7 +76,7 @@ def compile_model(
             "run's `with run.scope():`"
         )
     _check_layers(model, strategy, xla=xla)
-    adopt_made_outside(model)
+    adopt_made_outside(model, metrics=False)
     num_replicas = strategy.num_replicas_in_sync
     with strategy.scope():
         for each in keras.tree.flatten((args, compile_args)):
