@@ -103,8 +103,10 @@ def build_from_specs(model, *, change: Callable) -> None:
     model._maybe_symbolic_build = build
 
 
-def adopt_made_outside(model) -> None:
+def adopt_made_outside(model, *, metrics: bool = True) -> None:
     """Gives each replica its own of the variables that were made outside the scope.
+
+    Without `metrics` those of metrics are left out, which the model's `compile` may still make.
 
     In `run.compile(model, metrics=[keras.metrics.AUC()])` the AUC is made outside; so are the
     weights of `layer.enable_lora(4)`, and of a backbone that was made before the model.
@@ -117,7 +119,8 @@ def adopt_made_outside(model) -> None:
             len(outside),
             outside[0].path,
         )
-    for variable in {id(each): each for each in [*outside, *model.metrics_variables]}.values():
+    of_metrics = model.metrics_variables if metrics else []
+    for variable in {id(each): each for each in [*outside, *of_metrics]}.values():
         if not is_distributed(variable):
             adopt(variable, model.distribute_strategy)
 
