@@ -53,7 +53,7 @@ from tfaccel.keras_internals.layer_paths import layer_paths
 from tfaccel.keras_internals.model_view import is_of_keras, is_synchronized, runs_eagerly
 from tfaccel.keras_internals.one_replica import as_replica, metrics_as
 from tfaccel.keras_internals.recording import JoinsRowsError
-from tfaccel.keras_internals.replica import Replica, local_batches, local_replicas
+from tfaccel.keras_internals.replica import InXla, Replica, local_batches, local_replicas
 from tfaccel.keras_internals.traced import UNORDERED
 from tfaccel.keras_internals.variables import value_of
 from tfaccel.step import eager, finite, in_xla, labels, metrics, mixing, padding, returned
@@ -292,7 +292,16 @@ class _Step:
                 self.join_within("a loss or a reduction is no mean over rows")
 
     def rows_of(
-        self, replica: Replica, step, batch, *, are_full: bool, num_rows: int, weight, of_part=None
+        self,
+        replica: Replica,
+        step,
+        batch,
+        *,
+        are_full: bool,
+        num_rows: int,
+        weight,
+        of_part=None,
+        collectives: InXla | None = None,
     ):
         """Returns the handler of `whole_batch` for a replica's batch.
 
@@ -304,6 +313,7 @@ class _Step:
           num_rows: its number of rows; 0 if the batch is a row that stands in.
           weight: the number of rows that count.
           of_part: the Part of the batch, if it is traced in parts side by side.
+          collectives: the replica's, if XLA compiles them.
 
         Raises:
           JoinsRowsError: the plan of a step of Keras's own joins values.
@@ -322,8 +332,7 @@ class _Step:
             if plan.joins:
                 raise JoinsRowsError
             return Alarm(None)
-        in_xla = self._sums_in_xla and not runs_eagerly(self._model)
-        reduce = functools.partial(_reduced, replica, in_xla=in_xla)
+        reduce = functools.partial(_reduced, replica, collectives=collectives)
         rows_of_all = [num_rows] * replica.num_replicas if are_full else self._rows_of_all
         if of_part is not None:
             reduce = functools.partial(of_part.sum, reduce=reduce)
@@ -625,12 +634,13 @@ def _replica_step(
     updates_in_xla = (updates_in_xla or xla) and not within
     layout = watch = updates = None  # known once the pass is traced
 
-    def forward_backward(batch, stand_in=None):
+    def forward_backward(batch, stand_in=None, collectives=None):
         nonlocal layout, watch, updates
         with as_replica(model, replica):
             watch = finite.Watch(model, xla=xla, compile_=compile_) if within and trains else None
             apply = None if watch is None else watch.apply
-            totals = pass_(replica, batch, stand_in=stand_in, apply=apply)
+            settings = {"stand_in": stand_in, "apply": apply, "collectives": collectives}
+            totals = pass_(replica, batch, **settings)
         layout, updates = Layout(totals, gradients_as=gradients_as), totals.updates
         return layout.pack(totals), totals.metrics_before, updates.inputs.take_sent()
 
@@ -641,10 +651,12 @@ def _replica_step(
             return _update(model, totals, metrics_before, spans, gathered, **settings)
 
     def whole(batch, rows=None):
-        buffers, metrics_before, sent = forward_backward(batch)
+        in_order = InXla(replica)
+        buffers, metrics_before, sent = forward_backward(batch, collectives=in_order)
         if rows is None:  # all batches are full
             rows = [totals_lib.num_rows(batch)] * replica.num_replicas
-        sums = replica.all_reduce_in_xla([*buffers, *updates.inputs.in_place(sent, rows)])
+        all_reduce = in_order.all_reduce if within else replica.all_reduce_in_xla
+        sums = all_reduce([*buffers, *updates.inputs.in_place(sent, rows)])
         return update(sums[: len(buffers)], metrics_before, sums[len(buffers) :])
 
     def in_parts(*batch):
@@ -661,12 +673,18 @@ def _replica_step(
     return in_parts
 
 
-def _reduced(replica: Replica, values: list[tf.Tensor], *, in_xla: bool) -> list[tf.Tensor]:
+def _reduced(
+    replica: Replica, values: list[tf.Tensor], *, collectives: InXla | None
+) -> list[tf.Tensor]:
     """Returns the sums over the replicas of tensors, within a step."""
     if replica.num_replicas == 1:
         return values
-    if in_xla:
-        return replica.all_reduce_in_xla(values)
+    if collectives is not None:
+        if not collectives.is_possible:
+            raise in_xla.NotInXlaError(
+                "a branch or a loop of the step joins values of all replicas"
+            )
+        return collectives.all_reduce(values)
     sums = []
     for each in values:
         if each.shape.num_elements() == 0:  # ends the process in TensorFlow 2.21
