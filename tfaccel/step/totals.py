@@ -121,10 +121,10 @@ def make_totals(
     If the replica has no rows, one row of weight 0 stands in: `stand_in`, or a row of zeros.
 
     `rows_of`, a function of (step, batch, num_rows, weight, of_part, collectives), returns the
-    handler of `whole_batch`, or None. `within` says that it joins the values of the step over the replicas,
-    and over the parts, where the step computes them. `apply`, a function of optimizer, gradients
-    and variables, then updates the weights where the step applies gradients, and the totals have no
-    gradients.
+    handler of `whole_batch`, or None. `within` says that it joins the values of the step over the
+    replicas, and over the parts, where the step computes them. `apply`, a function of optimizer,
+    gradients and variables, then updates the weights where the step applies gradients, and the
+    totals have no gradients.
     """
     rows, weight = num_rows(batch), weigh(batch)
     if rows == 0:
