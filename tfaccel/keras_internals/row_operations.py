@@ -302,9 +302,28 @@ def _casting(handler: Handler, direct: Callable) -> Callable:
                 if known is not None:
                     with noticing(on=False):
                         return handler.counted(lambda: compute(tensor), tensor, int(known))
+                if (chosen := _counted_of(tensor)) is not None:
+                    with noticing(on=False):
+                        return handler.contracted(lambda: compute(tensor), [(chosen, 0)])
         return compute(x)
 
     return cast
+
+
+def _counted_of(number: tf.Tensor) -> tf.Tensor | None:
+    """Returns the tensor of whose size a number is computed, if it is known only when it runs.
+
+    A mask has chosen some of the rows, for example. None if the number is computed otherwise.
+    """
+    if hasattr(number, "numpy"):
+        return None
+    if number.op.type in ("Shape", "Size"):
+        (counted,) = number.op.inputs
+        return counted if counted.shape.rank and counted.shape[0] is None else None
+    if number.op.type not in (*_OF_SHAPES, "Pack", "ConcatV2", "Identity"):
+        return None
+    found = map(_counted_of, number.op.inputs)
+    return next((each for each in found if each is not None), None)
 
 
 def _known(tensor: tf.Tensor):
