@@ -3,7 +3,7 @@
 import logging
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import keras
 import tensorflow as tf
@@ -45,10 +45,12 @@ def build_from_specs(model, *, change: Callable) -> None:
     by_batch = types.MethodType(type(model)._maybe_symbolic_build, model)
 
     def build(iterator=None, data_batch=None):
-        adopt_made_outside(model)  # such as those of LoRA that was enabled after `compile`
+        adopt_made_outside(
+            model, model.metrics_variables
+        )  # such as those of LoRA that was enabled after `compile`
         if not has_steps_of_keras(model):
             build_by_step(iterator, data_batch)
-            return adopt_made_outside(model)
+            return adopt_made_outside(model, model.metrics_variables)
         specs = data_batch if iterator is None else specs_of(iterator)
         if iterator is not None and not _are_known(specs):
             specs = _first_batch(model, iterator)
@@ -62,7 +64,7 @@ def build_from_specs(model, *, change: Callable) -> None:
                 by_batch(data_batch=change(specs))
         else:
             build_by_call(specs)
-        return adopt_made_outside(model)
+        return adopt_made_outside(model, model.metrics_variables)
 
     def specs_of(iterator):
         return tf.nest.map_structure(_of_one_replica, iterator._distributed_dataset.element_spec)
@@ -103,11 +105,15 @@ def build_from_specs(model, *, change: Callable) -> None:
     model._maybe_symbolic_build = build
 
 
-def adopt_made_outside(model) -> None:
+def adopt_made_outside(model, also: Iterable = ()) -> None:
     """Gives each replica its own of the variables that were made outside the scope.
 
     In `run.compile(model, metrics=[keras.metrics.AUC()])` the AUC is made outside; so are the
     weights of `layer.enable_lora(4)`, and of a backbone that was made before the model.
+
+    Args:
+      model: The model.
+      also: More of its variables. Before `compile`, the model may not know its metrics yet.
     """
     outside = [each for each in model.variables if not is_distributed(each)]
     if outside:
@@ -117,7 +123,7 @@ def adopt_made_outside(model) -> None:
             len(outside),
             outside[0].path,
         )
-    for variable in {id(each): each for each in [*outside, *model.metrics_variables]}.values():
+    for variable in {id(each): each for each in [*outside, *also]}.values():
         if not is_distributed(variable):
             adopt(variable, model.distribute_strategy)
 

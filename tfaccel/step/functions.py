@@ -114,7 +114,7 @@ def _joins(model, name: str) -> str | None:
     """Returns why a step must join values of all replicas where it computes them; or None."""
     if not is_of_keras(model, name):
         return f"{name} is the model's own"
-    return "of synchronized batch norm" if is_synchronized(model) else None
+    return "synchronized batch norm" if is_synchronized(model) else None
 
 
 def _in_words(replicas: list[Replica], *, xla: bool) -> str:
@@ -307,13 +307,15 @@ class _Step:
         """
         if self._join == AFTER:
             return Alarm(num_rows // (self._config.accumulation_steps if self.trains else 1))
-        key = str(tf.nest.map_structure(lambda each: getattr(each, "shape", None), batch))
+        within = self._join == WITHIN
+        shapes = tf.nest.map_structure(lambda each: getattr(each, "shape", None), batch)
+        key = within, str(shapes)
         if key not in self._plans:
-            self._plans[key] = planned(self._model, step, replica, batch)
-            if self._plans[key].reduces_itself:
+            self._plans[key] = planned(self._model, step, replica, batch, within=within)
+            if within and self._plans[key].reduces_itself:
                 log.info("step: it calls all_reduce, so its reductions cover each replica's rows")
         plan = self._plans[key]
-        if self._join == ASK:
+        if not within:
             if plan.joins:
                 raise JoinsRowsError
             return None

@@ -138,6 +138,7 @@ def make_totals(
         all_reduce = functools.partial(replica.all_reduce_in_forward, weight=weight)
         if rows_of is not None:
             handler = rows_of(step, batch, num_rows=rows, weight=weight)
+        if handler is not None:
             contexts.enter_context(whole_batch(model, handler))
             all_reduce = getattr(handler, "sum", None)
         joins = isinstance(handler, Rows)

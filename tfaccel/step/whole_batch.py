@@ -356,7 +356,7 @@ class _Recorder(_Handler):
         return tf.nest.pack_sequence_as(sources, zeros)
 
 
-def planned(model, step: Callable, replica: Replica, batch) -> Plan:
+def planned(model, step: Callable, replica: Replica, batch, *, within: bool) -> Plan:
     """Traces a step twice, with different numbers of rows and replicas; nothing of it runs.
 
     Args:
@@ -364,6 +364,8 @@ def planned(model, step: Callable, replica: Replica, batch) -> Plan:
       step: the step, as a function of a batch.
       replica: the replica.
       batch: a nest of the replica's tensors.
+      within: whether the step is to be traced within `Rows`. If not, the plan only tells whether
+        the step joins values. The means of Keras's losses are then none: they are joined later.
     """
     recorders, fault = [], "the operations depend on the number of rows"
     specs = tf.nest.map_structure(spec_of, batch)
@@ -377,7 +379,7 @@ def planned(model, step: Callable, replica: Replica, batch) -> Plan:
                     tf.device("/device:CPU:0"),
                     any_rows(model, inputs),
                     unwound(),
-                    recorded(model, replica, apply=lambda *_: None, joins=True),
+                    recorded(model, replica, apply=lambda *_: None, joins=within),
                     row_operations.unassigned(),  # a queue need not hold so many rows
                     whole_batch(model, recorder),
                 ):
@@ -392,7 +394,7 @@ def planned(model, step: Callable, replica: Replica, batch) -> Plan:
     if len(recorders) == 2 and kinds[0] == kinds[1]:
         pairs = zip(recorders[0].calls, recorders[1].calls, strict=True)
         calls = [(kind, _tags(sizes, more)) for (kind, sizes), (_, more) in pairs]
-    elif recorders:
+    elif recorders and within:
         _by_size(fault)
     joins = calls is None or any(OWN in tags for kind, tags in calls if kind not in _NOT_JOINED)
     collective = any(kind in ("gather", "broadcast") for kind, _ in first.calls)
