@@ -27,6 +27,29 @@ class Swap:
         raise NotImplementedError
 
 
+class Attributes(Swap):
+    """Attributes of objects that differ within the context: they start with the values outside."""
+
+    def __init__(self, places: list[tuple[object, str]]):
+        """Takes each object and the name of its attribute."""
+        self._places = places
+        self._values = [getattr(*each) for each in places]
+
+    def put(self) -> None:
+        """Gives the attributes the values of the context."""
+        self._exchange()
+
+    def take(self) -> None:
+        """Gives the attributes the values outside."""
+        self._exchange()
+
+    def _exchange(self) -> None:
+        before = [getattr(*each) for each in self._places]
+        for (owner, name), value in zip(self._places, self._values, strict=True):
+            setattr(owner, name, value)
+        self._values = before
+
+
 class Swaps(list):
     """The swaps that a thread has entered, outer ones first.
 

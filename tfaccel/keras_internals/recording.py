@@ -104,7 +104,9 @@ def recorded(
     *,
     apply: Callable | None = None,
     is_own: Callable | None = None,
+    turn: Callable[[], bool] | None = None,
     joins: bool = False,
+    recording: Recording | None = None,
 ):
     """Within `as_replica`, keeps gradients instead of applying them, and records assignments.
 
@@ -119,6 +121,9 @@ def recorded(
         applies gradients. None if the step applies gradients once, with the compiled optimizer.
       is_own: A function of a value that the user's code gives a variable: whether it may differ
         between the replicas. None if every value may.
+      turn: Called before a value that all parts of the batch have is assigned: whether this part
+        assigns it. None if there is one part.
+      recording: The Recording to add to; None for a new one.
       joins: Whether the step's values are joined over the replicas where the step computes them.
 
     Yields:
@@ -129,7 +134,7 @@ def recorded(
         that is not the model's.
       JoinsRowsError: A loss is no mean over rows, and `joins` is false.
     """
-    recording = Recording()
+    recording = Recording() if recording is None else recording
     optimizers = [each for each in (model.optimizer,) if each is not None]
     if apply is not None:
         optimizers = every_optimizer(model)
@@ -172,6 +177,8 @@ def recorded(
             )
         with _as_default(graph):  # the step may assign in a tf.cond, which has its own graph
             if is_own is not None and is_noticing() and not is_own(value):
+                if turn is not None and not turn():
+                    return None
                 recording.keep(variable)
             else:
                 recording.before(variable)

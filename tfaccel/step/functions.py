@@ -45,7 +45,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.common.errors import UserError
 from tfaccel.config import StepConfig
 from tfaccel.data.deferred import Deferred
 from tfaccel.keras_internals import row_operations, stateful
@@ -90,7 +89,8 @@ def set_functions(model, strategy, config: StepConfig, *, xla: bool) -> None:
         step = row_operations.noticed(getattr(model, name))
         step = labels.watched(step, are_probabilities=config.mixes_labels)
         made = _Step(model, strategy, config, step, replicas, said=said, **settings)
-        if made.several and (why := _joins(model, name)):
+        parts = config.accumulation_steps if made.trains else 1
+        if (made.several or parts > 1) and (why := _joins(model, name)):
             made.join_within(why)
         return made
 
@@ -277,7 +277,7 @@ class _Step:
         """
         self._join = WITHIN
         self._made.clear()
-        if self.choice.on and not self._replicas[0].reduces_in_xla:
+        if self.choice.on and self.several and not self._replicas[0].reduces_in_xla:
             self.choice.turn_off(f"values of all replicas are joined within the step ({why})")
 
     def _joining(self, run: Callable[[], dict]) -> dict:
@@ -291,7 +291,9 @@ class _Step:
             except JoinsRowsError:
                 self.join_within("a loss or a reduction is no mean over rows")
 
-    def rows_of(self, replica: Replica, step, batch, *, are_full: bool, num_rows: int, weight):
+    def rows_of(
+        self, replica: Replica, step, batch, *, are_full: bool, num_rows: int, weight, of_part=None
+    ):
         """Returns the handler of `whole_batch` for a replica's batch; None if it needs none.
 
         Args:
@@ -301,12 +303,13 @@ class _Step:
           batch: the batch.
           num_rows: its number of rows; 0 if the batch is a row that stands in.
           weight: the number of rows that count.
+          of_part: the Part of the batch, if it is traced in parts side by side.
 
         Raises:
           JoinsRowsError: the plan of a step of Keras's own joins values.
         """
         if self._join == AFTER:
-            return Alarm(num_rows // (self._config.accumulation_steps if self.trains else 1))
+            return Alarm(num_rows)
         within = self._join == WITHIN
         shapes = tf.nest.map_structure(lambda each: getattr(each, "shape", None), batch)
         key = within, str(shapes)
@@ -320,14 +323,19 @@ class _Step:
                 raise JoinsRowsError
             return None
         in_xla = self._sums_in_xla and not runs_eagerly(self._model)
+        reduce = functools.partial(_reduced, replica, in_xla=in_xla)
         rows_of_all = [num_rows] * replica.num_replicas if are_full else self._rows_of_all
+        if of_part is not None:
+            reduce = functools.partial(of_part.sum, reduce=reduce)
+            rows_of_all = None if rows_of_all is None else of_part.sizes(self._rows_of_all)
+            replica = of_part.of(replica)
         return Rows(
             replica,
             plan,
             batch,
             num_rows=num_rows,
             weight=weight,
-            reduce=functools.partial(_reduced, replica, in_xla=in_xla),
+            reduce=reduce,
             rows_of_all=rows_of_all,
             reduces_rows=self._config.reductions == "all_replicas",
             gradients_as="float16" if self._config.float16_allreduce else None,
@@ -436,37 +444,31 @@ class _Step:
         if config.mixes_labels or (trains and config.cutout_pixels):
             change = mixing.mixed(model, config) if trains else mixing.as_probabilities(model)
             step, pass_ = _on_changed(change, step, pass_, self._replicas[0])
+        within = self._join == WITHIN
+
+        def joining(replica: Replica) -> Callable:
+            are_full = make_batch is not None
+            rows_of = functools.partial(self.rows_of, replica, are_full=are_full)
+            return functools.partial(pass_, rows_of=rows_of, within=within)
+
         settings = {"xla": xla, "updates_in_xla": self._updates_in_xla and not eagerly}
+        if self.several or parts > 1:
+            settings["within"] = within
         if self.several:
             settings |= {"make_batch": make_batch, "trains": trains}
             settings["gradients_as"] = "float16" if config.float16_allreduce else None
-            settings["within"] = self._join == WITHIN
-            if settings["within"] and parts > 1:
-                raise UserError(
-                    "accumulation_steps with a step that joins values of all replicas; use "
-                    "accumulation_steps=1"
-                )
-            are_full = make_batch is not None
             replicas = self._in_lanes if eagerly else self._replicas
             run = {"run": functools.partial(eager.in_lanes, model)} if eagerly else {}
-            steps = [
-                _replica_step(
-                    model,
-                    functools.partial(
-                        pass_, rows_of=functools.partial(self.rows_of, each, are_full=are_full)
-                    ),
-                    each,
-                    **settings,
-                )
-                for each in replicas
-            ]
+            steps = [_replica_step(model, joining(each), each, **settings) for each in replicas]
             tell_rows = xla and replicas[0].reduces_in_xla and metrics.gathers(model)
             return functools.partial(
                 _split_step, model, replicas, steps, tell_rows=tell_rows, **run
             )
         replica = self._replicas[0]
         if parts > 1:
-            whole = functools.partial(_accumulating_step, model, pass_, replica, **settings)
+            whole = functools.partial(
+                _accumulating_step, model, joining(replica), replica, **settings
+            )
         else:
             whole = functools.partial(_whole_step, model, step, replica, trains=trains, **settings)
         return _from_deferred(whole, make_batch)
@@ -544,18 +546,20 @@ def _whole_step(
 
 
 def _accumulating_step(
-    model, pass_, replica: Replica, batch, *, xla: bool, updates_in_xla: bool
+    model, pass_, replica: Replica, batch, *, xla: bool, updates_in_xla: bool, within: bool
 ) -> dict:
     """Runs the parts of one replica's batch, sums them, and updates once."""
     with as_replica(model, replica):
-        totals = pass_(replica, batch)
+        compile_ = functools.partial(_compiled, replica) if updates_in_xla and not xla else None
+        watch = finite.Watch(model, xla=xla, compile_=compile_) if within else None
+        totals = pass_(replica, batch, apply=None if watch is None else watch.apply)
 
         def update(tensors, metrics_before):
             summed, in_xla = totals.with_tensors(tensors), xla or updates_in_xla
-            return _update(model, summed, metrics_before, trains=True, xla=in_xla)
+            return _update(model, summed, metrics_before, trains=True, xla=in_xla, watch=watch)
 
-        if updates_in_xla and not xla:
-            update = _compiled(replica, update)
+        if compile_ is not None and watch is None:
+            update = compile_(update)
         return update(totals.tensors(), totals.metrics_before)
 
 
@@ -658,6 +662,8 @@ def _replica_step(
 
 def _reduced(replica: Replica, values: list[tf.Tensor], *, in_xla: bool) -> list[tf.Tensor]:
     """Returns the sums over the replicas of tensors, within a step."""
+    if replica.num_replicas == 1:
+        return values
     if in_xla:
         return replica.all_reduce_in_xla(values)
     sums = []

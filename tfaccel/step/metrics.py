@@ -15,8 +15,9 @@ The merged state, or the one that has all rows, then lies on replica 0, and zero
 that the sum over the replicas is again the state.
 
     updates = Updates(model, replica, weigh=..., has_rows=True, in_parts=False, xla=False)
-    with updates.kept():
+    with updates.replaced():
         logs = updates.watching(model.train_step)(batch)
+    updates.finish()
     states = updates.states()         # of all variables of metrics, to be summed over the replicas
     ...
     gathered = updates.inputs.gathered(updates.inputs.take_sent())
@@ -35,6 +36,7 @@ import tensorflow as tf
 from tfaccel.common.errors import UserError
 from tfaccel.keras_internals import row_operations
 from tfaccel.keras_internals.model_view import every_metric, own_metrics_of
+from tfaccel.keras_internals.patching import Attributes, swapped
 from tfaccel.keras_internals.reductions import (
     function_of,
     has_own_update,
@@ -157,8 +159,15 @@ class Updates:
                 values[id(each)] = tf.identity(value_of(each))
         return values
 
+    def own_part(self) -> contextlib.AbstractContextManager:
+        """Returns a context for a part of the batch that is traced in turn with others."""
+        inner = ("is_own", "_num_rows", "_weight", "_weight_index")
+        own = ("_is_inside", "_of_function")
+        places = [(self, each) for each in own] + [(self.inputs, each) for each in inner]
+        return swapped(Attributes(places))
+
     @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
+    def replaced(self) -> Iterator[None]:
         """Within the context, updates that need all replicas' rows are kept for `settled`."""
         if self._replica.num_replicas == 1:
             yield
@@ -169,6 +178,9 @@ class Updates:
             results_noted_by(self._note_result),
         ):
             yield
+
+    def finish(self) -> None:
+        """Ends the pass."""
         # What was counted of a single number is done again, with the mean over all rows.
         self._calls = [each for each in self._calls if id(each.metric) not in self._mixed]
         for key, (metric, before) in self._tracked.items():

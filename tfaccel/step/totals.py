@@ -18,14 +18,16 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from tfaccel.common.errors import UserError
 from tfaccel.keras_internals import stateful
 from tfaccel.keras_internals.layer_paths import layer_paths
+from tfaccel.keras_internals.one_replica import own_losses
 from tfaccel.keras_internals.recording import Recording, recorded
 from tfaccel.keras_internals.replica import Replica
 from tfaccel.keras_internals.traced import names_of_results
 from tfaccel.keras_internals.variables import value_of
+from tfaccel.step import parts as parts_lib
 from tfaccel.step.metrics import Updates
+from tfaccel.step.parts import num_rows
 from tfaccel.step.whole_batch import Rows, whole_batch
 
 # The unit of a row count. A gradient times the replica's rows in this unit stays near the size of
@@ -108,6 +110,7 @@ def make_totals(
     weigh: Callable,
     parts: int,
     xla: bool,
+    within: bool = False,
     apply: Callable | None = None,
     rows_of: Callable | None = None,
     stand_in=None,
@@ -116,10 +119,11 @@ def make_totals(
 
     If the replica has no rows, one row of weight 0 stands in: `stand_in`, or a row of zeros.
 
-    With `rows_of`, a function of (step, batch, num_rows, weight) that returns the handler of
-    `whole_batch`, the values of the step are joined over the replicas where the step computes them.
-    `apply`, a function of optimizer, gradients and variables, then updates the weights where the
-    step applies gradients, and the totals have no gradients.
+    `rows_of`, a function of (step, batch, num_rows, weight, of_part), returns the handler of
+    `whole_batch`, or None. `within` says that it joins the values of the step over the replicas,
+    and over the parts, where the step computes them. `apply`, a function of optimizer, gradients
+    and variables, then updates the weights where the step applies gradients, and the totals have no
+    gradients.
     """
     rows, weight = num_rows(batch), weigh(batch)
     if rows == 0:
@@ -132,28 +136,47 @@ def make_totals(
     settings = {"has_rows": rows > 0, "in_parts": parts > 1, "xla": xla}
     updates = Updates(model, replica, weigh=weigh, **settings)
     starts = metrics_before | updates.starts()
-    several = replica.num_replicas > 1
-    with contextlib.ExitStack() as contexts:
-        handler = None
-        all_reduce = functools.partial(replica.all_reduce_in_forward, weight=weight)
-        if rows_of is not None:
-            handler = rows_of(step, batch, num_rows=rows, weight=weight)
-        if handler is not None:
-            contexts.enter_context(whole_batch(model, handler))
-            all_reduce = getattr(handler, "sum", None)
-        joins = isinstance(handler, Rows)
-        is_own = updates.inputs.is_own = handler.is_own if joins else None
-        recording = contexts.enter_context(
-            recorded(model, replica, apply=apply, is_own=is_own, joins=joins)
-        )
-        contexts.enter_context(stateful.own_rows(model, replica, rows // parts))
-        contexts.enter_context(layer_paths(xla=xla, all_reduce=all_reduce if several else None))
-        contexts.enter_context(updates.kept())
-        step = updates.watching(step)
-        results = set()
-        with_results = functools.partial(_with_results, step, model, results)
-        run_part = functools.partial(_part, with_results, recording, weigh)
-        gradients, logs = (_compiled_parts if xla else _traced_parts)(run_part, batch, parts)
+    several, recording, results = replica.num_replicas > 1, Recording(), set()
+
+    @contextlib.contextmanager
+    def tracing(part, rows: int, weight, of_part: parts_lib.Part | None = None):
+        """Within the context, the step may be traced; yields the function of a part that does."""
+        with contextlib.ExitStack() as contexts:
+            handler, apply_, turn = None, apply, None
+            all_reduce = functools.partial(replica.all_reduce_in_forward, weight=weight)
+            if of_part is not None:
+                contexts.enter_context(own_losses(model))
+                contexts.enter_context(updates.own_part())
+                apply_, turn = of_part.once(apply), of_part.is_first_to_go_on
+            if rows_of is not None:
+                handler = rows_of(step, part, num_rows=rows, weight=weight, of_part=of_part)
+            if handler is not None:
+                contexts.enter_context(whole_batch(model, handler))
+                all_reduce = getattr(handler, "sum", None)
+            joins = isinstance(handler, Rows)
+            is_own = updates.inputs.is_own = handler.is_own if joins else None
+            settings = {"apply": apply_, "is_own": is_own, "turn": turn, "joins": joins}
+            contexts.enter_context(recorded(model, replica, recording=recording, **settings))
+            contexts.enter_context(stateful.own_rows(model, replica, rows))
+            contexts.enter_context(layer_paths(xla=xla, all_reduce=all_reduce if several else None))
+            contexts.enter_context(updates.replaced())
+            with_results = functools.partial(_with_results, updates.watching(step), model, results)
+            yield functools.partial(_part, with_results, recording)
+
+    if within and parts > 1:
+
+        def part_of(part, rows: int, of_part: parts_lib.Part):
+            weight = weigh(part) if rows else 0.0
+            with tracing(part, rows, weight, of_part) as run_part:
+                return run_part(part, weight)
+
+        gradients, logs = parts_lib.side_by_side(part_of, batch, parts)
+    else:
+        with tracing(batch, rows if parts == 1 else rows // parts, weight) as run_part:
+            weighed = lambda part: run_part(part, weigh(part))  # noqa: E731
+            in_turn = parts_lib.compiled if xla else parts_lib.traced
+            gradients, logs = in_turn(weighed, batch, parts)
+    updates.finish()
 
     own = {id(each) for each in model.metrics_variables}
     assigned = [each for each in recording.assigned() if id(each[0]) not in own]
@@ -189,70 +212,13 @@ def _with_results(step, model, results: set[str], batch) -> dict:
     return logs
 
 
-def _part(step, recording: Recording, weigh: Callable, batch):
-    """Returns the gradients and logs of some rows, times the number of these rows."""
+def _part(step, recording: Recording, batch, weight):
+    """Returns the gradients and logs of some rows, times the weight of these rows."""
     logs = step(batch)
-    weight = weigh(batch)
     gradients = [_times(each, weight) for each in recording.take_gradients()]
     return gradients, {
         name: _times(tf.cast(each, tf.float32), weight) for name, each in logs.items()
     }
-
-
-def _traced_parts(run_part: Callable, batch, parts: int):
-    """Sums `run_part` over the parts of a batch, one after the other: only one fits in memory."""
-    edges = [num_rows(batch) * index // parts for index in range(parts + 1)]
-    sums = None
-    for start, stop in itertools.pairwise(edges):
-        if start == stop:
-            continue
-        rows = batch if parts == 1 else _rows(batch, start, stop - start)
-        if sums is None:
-            sums = run_part(rows)
-        else:
-            with tf.control_dependencies(tf.nest.flatten(sums)):
-                rows = tf.nest.map_structure(lambda x: None if x is None else tf.identity(x), rows)
-            sums = tf.nest.map_structure(tf.add, sums, run_part(rows))
-    return sums
-
-
-def _compiled_parts(run_part: Callable, batch, parts: int):
-    """Does the same in a loop. XLA compiles its body once and runs the equal parts one by one."""
-    size = num_rows(batch) // parts
-    if parts == 1 or size == 0:
-        return run_part(batch)
-
-    def body(index, sums):
-        part = run_part(_rows(batch, index * size, size))
-        return index + 1, tf.nest.map_structure(tf.add, sums, part)
-
-    first = run_part(_rows(batch, 0, size))
-    _, sums = tf.while_loop(lambda index, _: index < parts, body, [tf.constant(1), first])
-    if size * parts < num_rows(batch):
-        rest = run_part(_rows(batch, size * parts, num_rows(batch) - size * parts))
-        sums = tf.nest.map_structure(tf.add, sums, rest)
-    return sums
-
-
-def _rows(batch, start, size: int):
-    """Returns `size` rows of every tensor. XLA must know the size when it compiles, not `start`."""
-
-    def cut(each):
-        if each is None:
-            return None
-        if isinstance(each, tf.RaggedTensor):
-            return each[start : start + size]
-        rest = each.shape.rank - 1
-        if isinstance(each, tf.SparseTensor):
-            of_rows = tf.cast(each.dense_shape[1:], tf.int64)
-            return tf.sparse.slice(
-                each,
-                tf.concat([[tf.cast(start, tf.int64)], tf.zeros_like(of_rows)], 0),
-                tf.concat([[tf.cast(size, tf.int64)], of_rows], 0),
-            )
-        return tf.slice(each, [start, *[0] * rest], [size, *[-1] * rest])
-
-    return tf.nest.map_structure(cut, batch)
 
 
 def _change(variable, before: tf.Tensor, weight, replica: Replica) -> tf.Tensor:
@@ -298,18 +264,6 @@ def real_rows(batch) -> tf.Tensor | None:
     return functools.reduce(tf.logical_or, real) if real else None
 
 
-def num_rows(batch) -> int:
-    """Returns the number of rows of a batch, including padding."""
-    x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
-    rows = next(each for each in tf.nest.flatten(x) if each is not None).shape[0]
-    if rows is None:
-        raise UserError(
-            "the number of rows of a batch is not known when the step is traced (a ragged "
-            "tensor?); several replicas or accumulation need it: use a dense tensor"
-        )
-    return rows
-
-
 def stand_in_of(batches: Sequence):
     """Returns a row for those of the replicas' batches that have none; None if zeros will do.
 
@@ -321,7 +275,9 @@ def stand_in_of(batches: Sequence):
     counts = [num_rows(each) for each in batches]
     if all(counts) or not any(counts):
         return None
-    return _rows(next(each for each, count in zip(batches, counts, strict=True) if count), 0, 1)
+    return parts_lib.rows_from(
+        next(each for each, count in zip(batches, counts, strict=True) if count), 0, 1
+    )
 
 
 def one_zero_row(each):
