@@ -829,12 +829,9 @@ def largest(y, predicted):
     return keras.ops.max(keras.ops.abs(y - predicted))
 
 
-PARTS = pytest.mark.xfail(strict=True, raises=AssertionError, reason="each part has its own")
-
-
 @pytest.mark.parametrize(
     ("num_replicas", "parts"),
-    [(2, 1), pytest.param(1, 2, marks=[pytest.mark.slow, PARTS])],
+    [(2, 1), pytest.param(1, 2, marks=pytest.mark.slow)],
 )
 def test_what_is_made_of_all_rows_together_is_that_of_one_device(num_replicas, parts):
     config = StepConfig(accumulation_steps=parts)

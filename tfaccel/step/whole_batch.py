@@ -60,13 +60,13 @@ class Plan:
     """What two traces of a step tell about the operations that the step calls.
 
     Attributes:
-      calls: for each operation in order, its kind and what each of its sizes is; None if the step
-        could not be traced with more rows.
+      calls: for each operation in order, its kind, its sizes and what each size is; None if the
+        step could not be traced with more rows.
       reduces_itself: whether the step calls all_reduce: it then completes its sums by itself.
       joins: whether a value, other than a gradient, must be joined over the replicas.
     """
 
-    calls: list[tuple[str, tuple[str, ...]]] | None
+    calls: list[tuple[str, tuple, tuple[str, ...]]] | None
     reduces_itself: bool
     joins: bool
 
@@ -101,6 +101,11 @@ class _Handler:
         """Returns the replicas' values, [replicas, ...], before a reduction of this kind."""
         raise NotImplementedError
 
+    def number(self, kind: str, numbers: Sequence[float | None]) -> int | None:
+        """Returns the index of the only number that is known when traced; else None."""
+        known = [index for index, each in enumerate(numbers) if each is not None]
+        return known[0] if len(known) == 1 else None
+
     # Reductions.
 
     def reduced(self, kind: str, direct: Callable, x, axes: list[int], keep_dims: bool):
@@ -122,7 +127,8 @@ class _Handler:
         return _REDUCED[kind](self.stacked(direct(x), kind), 0)
 
     def _mean(self, direct: Callable, x: tf.Tensor, axes: list[int], keep_dims: bool):
-        if None in (x.shape[each] for each in axes):  # a mask has chosen some of the rows
+        # A mask may have chosen some of the rows. Without a graph, every size is known.
+        if tf.executing_eagerly() or None in (x.shape[each] for each in axes):
             count = tf.cast(tf.reduce_prod([tf.shape(x)[each] for each in axes]), x.dtype)
             return self.sum(tf.reduce_sum(x, axes, keep_dims)) / self.sum(count)
         return self.sum(direct(x) / tf.cast(self.rows(), x.dtype))
@@ -156,21 +162,24 @@ class _Handler:
     def scaled(self, direct: Callable, x, y, *, divides: bool):
         """Multiplies or divides. A number of own rows becomes the number of all rows."""
         numbers = _number(x), _number(y)
-        if (numbers[0] is None) == (numbers[1] is None):
+        index = self.number("scale", numbers)
+        if index is None:
             return direct(x, y)
-        number, other = (numbers[0], y) if numbers[1] is None else (numbers[1], x)
+        number, other = numbers[index], (y, x)[index]
         (tag,) = self.tags("scale", [number])
         if tag not in (OWN, PER_OWN) or not self._reduces_rows:
             return direct(x, y)
         dtype = tf.convert_to_tensor(other).dtype
         rows, number = tf.cast(self.rows(), dtype), tf.constant(number, dtype)
         number = number * rows if tag == OWN else number / rows
-        return direct(number, y) if numbers[1] is None else direct(x, number)
+        return direct(number, y) if index == 0 else direct(x, number)
 
     def counted(self, direct: Callable, x, number: int):
         """Casts a whole number. A number of own rows becomes the number of all rows."""
-        (tag,) = self.tags("count", [number])
         count = direct()
+        if self.number("count", [number]) is None:
+            return count
+        (tag,) = self.tags("count", [number])
         if tag != OWN or not self._reduces_rows:
             return count
         return count * tf.cast(self.rows(), count.dtype)
@@ -393,10 +402,11 @@ def planned(model, step: Callable, replica: Replica, batch, *, within: bool) -> 
     kinds = [[kind for kind, _ in each.calls] for each in recorders]
     if len(recorders) == 2 and kinds[0] == kinds[1]:
         pairs = zip(recorders[0].calls, recorders[1].calls, strict=True)
-        calls = [(kind, _tags(sizes, more)) for (kind, sizes), (_, more) in pairs]
-    elif recorders and within:
+        calls = [(kind, sizes, _tags(sizes, more)) for (kind, sizes), (_, more) in pairs]
+    elif within and (recorders or tf.executing_eagerly()):  # else the step itself cannot be traced
         _by_size(fault)
-    joins = calls is None or any(OWN in tags for kind, tags in calls if kind not in _NOT_JOINED)
+    joined = (tags for kind, _, tags in calls or () if kind not in _NOT_JOINED)
+    joins = calls is None or any(OWN in tags for tags in joined)
     collective = any(kind in ("gather", "broadcast") for kind, _ in first.calls)
     return Plan(calls, first.reduces_itself, joins or first.reduces_itself or collective)
 
@@ -455,7 +465,7 @@ class Rows(_Handler):
         reduces_rows = reduces_rows and not plan.reduces_itself
         super().__init__(replica, replica.num_replicas, reduces_rows=reduces_rows)
         self._reduce, self._gradients_as, self._num_rows = reduce, gradients_as, num_rows
-        self._calls, self._by_size = iter(plan.calls or ()), plan.calls is None
+        self._calls, self._by_size = list(plan.calls or ())[::-1], plan.calls is None
         self._traced = max(num_rows, 1)  # one row stands in for none
         self._rows_of_all = rows_of_all
         own = tf.stack([tf.cast(weight, tf.float32), tf.constant(num_rows, tf.float32)])
@@ -473,12 +483,36 @@ class Rows(_Handler):
     def tags(self, kind: str, sizes: Sequence) -> tuple[str, ...]:
         """Returns what each size of this call is: what the plan says, or its size."""
         if not self._by_size:
-            planned_kind, tags = next(self._calls, (None, ()))
+            self._pass_over(kind)
+            planned_kind, _, tags = self._calls.pop() if self._calls else (None, (), ())
             if planned_kind == kind and len(tags) == len(sizes):
                 return tags
             _by_size(f"{kind} follows where the plan has {planned_kind}")
             self._by_size = True
         return tuple(self._tag(kind, *each) for each in enumerate(sizes))
+
+    def number(self, kind: str, numbers: Sequence[float | None]) -> int | None:
+        """Returns the index of the number that was known when the plan was traced; else None.
+
+        In Python every number is known. So it is the planned one, by its kind and its value.
+        """
+        if not tf.executing_eagerly():
+            return super().number(kind, numbers)
+        if self._by_size:
+            tags = [SAME if each is None else self._tag(kind, 0, each) for each in numbers]
+            return max((index for index, tag in enumerate(tags) if tag != SAME), default=None)
+        planned_kind, sizes, _ = self._calls[-1] if self._calls else (None, (), ())
+        if planned_kind != kind:
+            return None
+        return max((index for index, each in enumerate(numbers) if each == sizes[0]), default=None)
+
+    def _pass_over(self, kind: str) -> None:
+        """Passes over planned numbers, of no rows, that another value of this replica's hid."""
+        while tf.executing_eagerly() and self._calls:
+            planned_kind, _, tags = self._calls[-1]
+            if planned_kind == kind or planned_kind not in ("scale", "count") or tags != (SAME,):
+                return
+            self._calls.pop()
 
     def _tag(self, kind: str, index: int, size) -> str:
         """Returns what a size probably is, if the plan does not tell."""
@@ -527,7 +561,8 @@ class Rows(_Handler):
         size = value.shape[axis]
         if size is not None and tag != OWN:
             return [size] * self.num_replicas
-        if size is not None and self._rows_of_all is not None:
+        is_known = size is not None and not tf.executing_eagerly()  # no mask has chosen rows
+        if is_known and self._rows_of_all is not None:
             if self._num_rows:
                 return [size * rows // self._num_rows for rows in self._rows_of_all]
             if len(set(self._rows_of_all)) == 1:
@@ -609,8 +644,11 @@ class Rows(_Handler):
     def is_own(self, value) -> bool:
         """Returns whether a traced value depends on the replica's own rows or random numbers.
 
-        Such a value differs between the replicas; any other one is equal on all.
+        Such a value differs between the replicas; any other one is equal on all. Without a graph
+        this is not known, and the answer is True.
         """
+        if tf.executing_eagerly():
+            return True
         asked = tf.convert_to_tensor(value)
         waiting = [asked]
         while waiting:
