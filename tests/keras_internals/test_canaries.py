@@ -54,8 +54,11 @@ from tensorflow.python.ops import (
     gen_math_ops,
     gen_nn_ops,
     summary_ops_v2,
+    while_loop,
 )
+from tensorflow.python.ops import cond as cond_ops
 from tensorflow.python.ops.handle_data_util import get_resource_handle_data
+from tensorflow.python.ops.parallel_for import control_flow_ops as pfor_ops
 
 from tfaccel.keras_internals import epoch_order
 from tfaccel.keras_internals.seeds import draws_kept
@@ -1114,7 +1117,7 @@ def _():
 
 @canary("gen_math_ops.mul", "and division, casts and matrix products are called by tf.*")
 def _(monkeypatch):
-    names = ["mul", "real_div", "div_no_nan", "cast", "mat_mul", "batch_mat_mul_v3"]
+    names = ["mul", "real_div", "div_no_nan", "cast", "mat_mul", "batch_mat_mul_v2"]
 
     def run():
         x = tf.ones((2, 2))
@@ -1141,6 +1144,47 @@ def _():
     segments = [f"{sort}segment_{kind}" for sort in ("", "unsorted_") for kind in ("sum", "max")]
     same = [getattr(gen_math_ops, each) is getattr(tf.math, each) for each in segments]
     return gen_nn_ops.l2_loss is tf.nn.l2_loss and all(same)
+
+
+@canary("while_loop.while_loop", "is what tf.map_fn and tf.while_loop call, with rounds or without")
+def _(monkeypatch):
+    rounds, own = [], while_loop.while_loop
+
+    def note(*args, **kwargs):
+        given = inspect.signature(own).bind(*args, **kwargs).arguments
+        rounds.append(given.get("maximum_iterations"))
+        return own(*args, **kwargs)
+
+    monkeypatch.setattr(while_loop, "while_loop", note)
+    tf.function(lambda: tf.map_fn(tf.square, tf.ones(3)))()
+    tf.function(lambda: tf.while_loop(lambda n: n < 3, lambda n: n + 1, (0,)))()
+    return rounds == [3, None]
+
+
+@canary("control_flow_ops.pfor", "is what tf.vectorized_map and Jacobians call, with the rounds")
+def _(monkeypatch):
+    rounds, own = [], pfor_ops.pfor
+
+    def note(body, iters, *args, **kwargs):
+        rounds.append(int(iters))
+        return own(body, iters, *args, **kwargs)
+
+    monkeypatch.setattr(pfor_ops, "pfor", note)
+    tf.vectorized_map(tf.square, tf.ones(3))
+    with tf.GradientTape() as tape:
+        x = tf.ones(2)
+        tape.watch(x)
+        y = x * x
+    tape.jacobian(y, x)
+    return rounds == [3, 2]
+
+
+@canary("cond.cond", "is what tf.cond calls")
+def _(monkeypatch):
+    def run():
+        tf.cond(tf.constant(True), lambda: 1, lambda: 2)
+
+    return called_in(monkeypatch, cond_ops, ["cond"], run) == ["cond"]
 
 
 @canary("distribute_lib.ReplicaContext", "has all_reduce and all_gather, without a strategy too")

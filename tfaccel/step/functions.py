@@ -339,6 +339,7 @@ class _Step:
             rows_of_all=rows_of_all,
             reduces_rows=self._config.reductions == "all_replicas",
             gradients_as="float16" if self._config.float16_allreduce else None,
+            joins_in_loops=in_xla or runs_eagerly(self._model),
         )
 
     def __call__(self, batch, *, padded: bool) -> dict:

@@ -16,10 +16,10 @@ step computes it. The code behind it continues with the value of one device:
         logs = step(batch)
 
 Which axes of a tensor are rows? The plan knows it from the two traces. The second one has twice as
-many rows and three times as many replicas. An axis that is twice as long has this replica's rows.
-An axis that is six times as long has rows that were gathered from all replicas. An axis of the same
+many rows and seven times as many replicas. An axis that is twice as long has this replica's rows.
+An axis that is 14 times as long has rows that were gathered from all replicas. An axis of the same
 length has no rows. Numbers are recognized in the same way, so `loss / x.shape[0]` divides by the
-rows of all replicas.
+rows of all replicas, and `loss / (x.shape[0] - 1)` by one less.
 
 Why the gradients are right: the replicas differentiate J, the sum over replicas of share * loss.
 The shares of all replicas add up to 1. The gradient of a sum over replicas is the sum over replicas
@@ -31,9 +31,11 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
+from tfaccel.common.errors import UserError
 from tfaccel.common.run_log import summary
 from tfaccel.common.tables import cleaned
 from tfaccel.keras_internals import row_operations
@@ -44,15 +46,31 @@ from tfaccel.keras_internals.replica import Replica
 from tfaccel.keras_internals.stateful import any_rows
 from tfaccel.keras_internals.unwound import unwound
 from tfaccel.runtime import collectives
+from tfaccel.step.planned_calls import END, Call, PlannedCalls, begin, end_of
 
 log = logging.getLogger("tfaccel")
 
-MORE_ROWS, MORE_REPLICAS = 2, 3  # the second trace of a plan, as multiples of the first
+# The second trace of a plan, as multiples of the first. With 7 times the replicas, a number such as
+# rows - 1 is not taken for one of replicas.
+MORE_ROWS, MORE_REPLICAS = 2, 7
 
 # What an axis or a number is, by the ratio of its sizes in the two traces of a plan.
-SAME, OWN, ALL, PER_OWN = "same", "own rows", "all rows", "per own row"
-_BY_RATIO = {1: SAME, MORE_ROWS: OWN, MORE_ROWS * MORE_REPLICAS: ALL, 1 / MORE_ROWS: PER_OWN}
+SAME, OWN, ALL = "same", "own rows", "all rows"
+_BY_RATIO = {1: SAME, MORE_ROWS: OWN, MORE_ROWS * MORE_REPLICAS: ALL}
+_NUMBERS = ("count", "scale")
 _NOT_JOINED = ("count", "scale", "beside", "target", "source", "gather")  # kinds of calls
+
+
+class Part(NamedTuple):
+    """The part of a number that is proportional to the replica's own rows.
+
+    Attributes:
+      size: the part, as in 5 of 5 rows - 1 = 4.
+      is_inverse: whether it is a part of 1 / number.
+    """
+
+    size: float
+    is_inverse: bool = False
 
 
 @dataclasses.dataclass
@@ -60,13 +78,13 @@ class Plan:
     """What two traces of a step tell about the operations that the step calls.
 
     Attributes:
-      calls: for each operation in order, its kind, its sizes and what each size is; None if the
-        step could not be traced with more rows.
+      calls: for each operation in order, its kind and what each of its sizes is; None if the step
+        could not be traced with more rows.
       reduces_itself: whether the step calls all_reduce: it then completes its sums by itself.
       joins: whether a value, other than a gradient, must be joined over the replicas.
     """
 
-    calls: list[tuple[str, tuple, tuple[str, ...]]] | None
+    calls: list[Call] | None
     reduces_itself: bool
     joins: bool
 
@@ -99,6 +117,10 @@ class _Handler:
 
     def stacked(self, value: tf.Tensor, kind: str) -> tf.Tensor:
         """Returns the replicas' values, [replicas, ...], before a reduction of this kind."""
+        raise NotImplementedError
+
+    def section(self, kind: str, number: int | None = 0):
+        """Returns a context for a loop or branches, or for a part of them."""
         raise NotImplementedError
 
     def number(self, kind: str, numbers: Sequence[float | None]) -> int | None:
@@ -166,23 +188,28 @@ class _Handler:
         if index is None:
             return direct(x, y)
         number, other = numbers[index], (y, x)[index]
-        (tag,) = self.tags("scale", [number])
-        if tag not in (OWN, PER_OWN) or not self._reduces_rows:
+        of_all = self._of_all_rows("scale", number)
+        if of_all is number:
             return direct(x, y)
-        dtype = tf.convert_to_tensor(other).dtype
-        rows, number = tf.cast(self.rows(), dtype), tf.constant(number, dtype)
-        number = number * rows if tag == OWN else number / rows
-        return direct(number, y) if index == 0 else direct(x, number)
+        of_all = tf.cast(of_all, tf.convert_to_tensor(other).dtype)
+        return direct(of_all, y) if index == 0 else direct(x, of_all)
 
     def counted(self, direct: Callable, x, number: int):
         """Casts a whole number. A number of own rows becomes the number of all rows."""
         count = direct()
         if self.number("count", [number]) is None:
             return count
-        (tag,) = self.tags("count", [number])
-        if tag != OWN or not self._reduces_rows:
-            return count
-        return count * tf.cast(self.rows(), count.dtype)
+        of_all = self._of_all_rows("count", number)
+        return count if of_all is number else tf.cast(of_all, count.dtype)
+
+    def _of_all_rows(self, kind: str, number: float):
+        """Returns a number as one device has it: `number` itself if it depends on no own rows."""
+        (part,) = self.tags(kind, [number])
+        if part == SAME or not self._reduces_rows:
+            return number
+        if part.is_inverse:
+            return 1 / (1 / number + (self.rows() - 1) * part.size)
+        return number + (self.rows() - 1) * part.size
 
     # Collectives that the step calls.
 
@@ -286,6 +313,10 @@ class Alarm:
         self._check(x.shape)
         return direct(x)
 
+    def section(self, kind: str, number: int | None = 0):
+        """Returns a context that does nothing."""
+        return contextlib.nullcontext()
+
     def scaled(self, direct: Callable, x, y, *, divides: bool):
         """Computes the operation."""
         return direct(x, y)
@@ -324,9 +355,11 @@ class Alarm:
 class _Recorder(_Handler):
     """Records the sizes of operations, and joins nothing: what it traces never runs."""
 
-    def __init__(self, replica: Replica, num_replicas: int):
+    def __init__(self, replica: Replica, num_replicas: int, connected: list | None = None):
+        """Takes which gradients exist, in order of the calls, as an earlier trace found it."""
         super().__init__(replica, num_replicas, reduces_rows=True)
         self.calls, self.reduces_itself = [], False
+        self.connected, self._known = [], None if connected is None else iter(connected)
 
     def tags(self, kind: str, sizes: Sequence) -> tuple[str, ...]:
         self.calls.append((kind, tuple(sizes)))
@@ -346,6 +379,12 @@ class _Recorder(_Handler):
     def stacked(self, value: tf.Tensor, kind: str) -> tf.Tensor:
         return tf.stack([value] * self.num_replicas)
 
+    @contextlib.contextmanager
+    def section(self, kind: str, number: int | None = 0) -> Iterator[None]:
+        self.calls.append((begin(kind), (number,)))
+        yield
+        self.calls.append((END, ()))
+
     def all_reduce(self, value, op: str) -> tf.Tensor:
         self.reduces_itself = True
         return tf.identity(value)
@@ -355,13 +394,22 @@ class _Recorder(_Handler):
         return tf.identity(value)
 
     def gradient(self, direct: Callable, target, sources, output_gradients):
-        """Returns zeros: the sizes do not depend on what the gradients are."""
+        """Returns zeros, or None where no gradient is: the rest does not depend on the values."""
         for each in tf.nest.flatten(target):
             self.tags("target", _shape(each))
         flat = tf.nest.flatten(sources)
         for each in flat:
             self.tags("source", _shape(each) if isinstance(each, tf.Tensor) else ())
-        zeros = [tf.zeros(each.shape, each.dtype) for each in map(tf.convert_to_tensor, flat)]
+        connected = None if self._known is None else next(self._known, None)
+        if connected is None:
+            found = tf.nest.flatten(direct(output_gradients))
+            connected = [each is not None for each in found]
+        self.connected.append(connected)
+        tensors = map(tf.convert_to_tensor, flat)
+        zeros = [
+            tf.zeros(each.shape, each.dtype) if exists else None
+            for each, exists in zip(tensors, connected, strict=True)
+        ]
         return tf.nest.pack_sequence_as(sources, zeros)
 
 
@@ -379,7 +427,8 @@ def planned(model, step: Callable, replica: Replica, batch, *, within: bool) -> 
     recorders, fault = [], "the operations depend on the number of rows"
     specs = tf.nest.map_structure(spec_of, batch)
     for more_rows, more_replicas in ((1, 1), (MORE_ROWS, MORE_REPLICAS)):
-        recorder = _Recorder(replica, replica.num_replicas * more_replicas)
+        connected = recorders[0].connected if recorders else None
+        recorder = _Recorder(replica, replica.num_replicas * more_replicas, connected)
         try:
             with never_run("plan_of_rows"):
                 inputs = placeholders(specs, times=more_rows)
@@ -402,19 +451,43 @@ def planned(model, step: Callable, replica: Replica, batch, *, within: bool) -> 
     kinds = [[kind for kind, _ in each.calls] for each in recorders]
     if len(recorders) == 2 and kinds[0] == kinds[1]:
         pairs = zip(recorders[0].calls, recorders[1].calls, strict=True)
-        calls = [(kind, sizes, _tags(sizes, more)) for (kind, sizes), (_, more) in pairs]
+        calls = [Call(kind, _tags(kind, sizes, more), sizes) for (kind, sizes), (_, more) in pairs]
+        calls = _without_loops_over_rows(calls)
     elif within and (recorders or tf.executing_eagerly()):  # else the step itself cannot be traced
         _by_size(fault)
-    joined = (tags for kind, _, tags in calls or () if kind not in _NOT_JOINED)
-    joins = calls is None or any(OWN in tags for tags in joined)
+    joins = calls is None or any(OWN in tags for kind, tags in calls if _joins(kind))
     collective = any(kind in ("gather", "broadcast") for kind, _ in first.calls)
     return Plan(calls, first.reduces_itself, joins or first.reduces_itself or collective)
 
 
-def _tags(sizes: tuple, more: tuple) -> tuple[str, ...]:
-    """Returns what sizes are, from their values in both traces."""
+def _without_loops_over_rows(calls: list) -> list:
+    """Returns the calls but those in a loop with a round for each row, such as `tf.map_fn`.
+
+    What such a round computes belongs to one row, so nothing of it is joined.
+    """
+    kept, index = [], 0
+    while index < len(calls):
+        kept.append(calls[index])
+        if calls[index] == (begin("loop"), (OWN,)):
+            end = end_of(calls, index)
+            if any(OWN in tags for kind, tags in calls[index + 1 : end] if _joins(kind)):
+                say_pairs()
+            index = end - 1
+        index += 1
+    return kept
+
+
+def _joins(kind: str) -> bool:
+    """Returns whether a call joins values if one of its sizes has own rows."""
+    return kind not in (*_NOT_JOINED, END) and not kind.startswith(begin(""))
+
+
+def _tags(kind: str, sizes: tuple, more: tuple) -> tuple[str | Part, ...]:
+    """Returns what sizes or a number are, from their values in both traces."""
     if len(sizes) != len(more):
         return (SAME,) * len(sizes)
+    if kind in _NUMBERS:
+        return (_part(sizes[0], more[0]),)
     return tuple(map(_tag, sizes, more, range(len(sizes))))
 
 
@@ -422,6 +495,16 @@ def _tag(size, more, index: int) -> str:
     if size is None:  # known only when the step runs, as what a mask leaves of the rows
         return OWN if index == 0 else SAME
     return SAME if not size else _BY_RATIO.get(more / size, SAME)
+
+
+def _part(number: float, more: float) -> str | Part:
+    """Returns which part of a number is proportional to the rows of its trace; or SAME."""
+    if number == more or not number or more / number in (MORE_REPLICAS, MORE_ROWS * MORE_REPLICAS):
+        return SAME
+    is_inverse = 0 < more < number <= 1
+    if is_inverse:
+        number, more = 1 / number, 1 / more
+    return Part((more - number) / (MORE_ROWS - 1), is_inverse)
 
 
 def _shape(value) -> tuple:
@@ -447,6 +530,7 @@ class Rows(_Handler):
         rows_of_all: Sequence[int] | None,
         reduces_rows: bool = True,
         gradients_as: str | None = None,
+        joins_in_loops: bool = False,
     ):
         """Joins the replicas' numbers of rows.
 
@@ -461,11 +545,13 @@ class Rows(_Handler):
             runs.
           reduces_rows: whether a reduction over rows covers the rows of all replicas.
           gradients_as: the dtype in which gradients are sent; None for their own dtype.
+          joins_in_loops: whether `reduce` works in a `tf.while_loop` and in a `tf.cond`.
         """
         reduces_rows = reduces_rows and not plan.reduces_itself
         super().__init__(replica, replica.num_replicas, reduces_rows=reduces_rows)
-        self._reduce, self._gradients_as, self._num_rows = reduce, gradients_as, num_rows
-        self._calls, self._by_size = list(plan.calls or ())[::-1], plan.calls is None
+        self._reduce_outside, self._gradients_as, self._num_rows = reduce, gradients_as, num_rows
+        self._calls, self._by_size = PlannedCalls(plan.calls or ()), plan.calls is None
+        self._joins_in_loops, self._sections = joins_in_loops, []
         self._traced = max(num_rows, 1)  # one row stands in for none
         self._rows_of_all = rows_of_all
         own = tf.stack([tf.cast(weight, tf.float32), tf.constant(num_rows, tf.float32)])
@@ -483,12 +569,12 @@ class Rows(_Handler):
     def tags(self, kind: str, sizes: Sequence) -> tuple[str, ...]:
         """Returns what each size of this call is: what the plan says, or its size."""
         if not self._by_size:
-            self._pass_over(kind)
-            planned_kind, _, tags = self._calls.pop() if self._calls else (None, (), ())
-            if planned_kind == kind and len(tags) == len(sizes):
+            if tf.executing_eagerly():  # numbers of no rows, hidden by another one of this replica
+                self._calls.pass_over(kind, lambda own, tags: own in _NUMBERS and tags == (SAME,))
+            tags = self._calls.take(kind, len(sizes))
+            if tags is not None:
                 return tags
-            _by_size(f"{kind} follows where the plan has {planned_kind}")
-            self._by_size = True
+            self._leave_plan(kind)
         return tuple(self._tag(kind, *each) for each in enumerate(sizes))
 
     def number(self, kind: str, numbers: Sequence[float | None]) -> int | None:
@@ -499,26 +585,51 @@ class Rows(_Handler):
         if not tf.executing_eagerly():
             return super().number(kind, numbers)
         if self._by_size:
-            tags = [SAME if each is None else self._tag(kind, 0, each) for each in numbers]
-            return max((index for index, tag in enumerate(tags) if tag != SAME), default=None)
-        planned_kind, sizes, _ = self._calls[-1] if self._calls else (None, (), ())
-        if planned_kind != kind:
-            return None
-        return max((index for index, each in enumerate(numbers) if each == sizes[0]), default=None)
+            is_one = [each is not None and self._tag(kind, 0, each) != SAME for each in numbers]
+        else:
+            planned = self._calls.following()
+            is_one = [
+                planned and (planned[0], planned.sizes[:1]) == (kind, (each,)) for each in numbers
+            ]
+        return max((index for index, each in enumerate(is_one) if each), default=None)
 
-    def _pass_over(self, kind: str) -> None:
-        """Passes over planned numbers, of no rows, that another value of this replica's hid."""
-        while tf.executing_eagerly() and self._calls:
-            planned_kind, _, tags = self._calls[-1]
-            if planned_kind == kind or planned_kind not in ("scale", "count") or tags != (SAME,):
-                return
-            self._calls.pop()
+    def _leave_plan(self, kind: str) -> None:
+        planned = self._calls.following()
+        _by_size(f"{kind} follows where the plan has {planned and planned[0]}")
+        self._by_size = True
+
+    @contextlib.contextmanager
+    def section(self, kind: str, number: int | None = 0) -> Iterator[None]:
+        """Joins nothing in a loop that has a round for each row."""
+        with contextlib.ExitStack() as contexts:
+            tags = None
+            if not self._by_size:
+                is_part = kind not in ("loop", "branches")
+                tags = contexts.enter_context(self._calls.section(kind, is_part=is_part))
+                if tags is None:
+                    self._leave_plan(kind)
+            is_own = number == self._traced if tags is None else OWN in tags
+            if kind == "loop" and is_own:
+                contexts.enter_context(row_operations.noticing_nothing())
+            self._sections.append(kind)
+            yield
+            self._sections.pop()
+
+    def _reduce(self, values: list[tf.Tensor]) -> list[tf.Tensor]:
+        if self._sections and not self._joins_in_loops:
+            raise UserError(
+                "the step joins values of all replicas in a tf.while_loop, tf.map_fn or tf.cond, "
+                "where a replica may not wait for another; use a loop or an if of Python, or "
+                "compute the values before it"
+            )
+        return self._reduce_outside(values)
 
     def _tag(self, kind: str, index: int, size) -> str:
         """Returns what a size probably is, if the plan does not tell."""
-        if kind == "scale":
+        if kind in _NUMBERS:
             rows = self._traced
-            return OWN if size == rows else PER_OWN if size == 1 / rows else SAME
+            is_inverse = size == 1 / rows and rows > 1
+            return Part(rows, is_inverse) if is_inverse or size == rows else SAME
         is_multiple = size is None or (size > 0 and size % self._traced == 0)
         return OWN if index == 0 and is_multiple else SAME
 
@@ -544,7 +655,7 @@ class Rows(_Handler):
     def stacked(self, value: tf.Tensor, kind: str) -> tf.Tensor:
         """Returns the replicas' values, [replicas, ...]."""
         if not self._num_rows:
-            value = tf.fill(tf.shape(value), tf.cast(_NEUTRAL[kind](value.dtype), value.dtype))
+            value = _neutral(value, kind)
         return self._joined(self._placed(value[tf.newaxis], 0, [1] * self.num_replicas))
 
     def all_gather(self, value, axis: int = 0) -> tf.Tensor:
@@ -680,6 +791,19 @@ class Rows(_Handler):
         if outer:
             return outer if graph is not self._graph else []
         return [] if graph is self._graph else True
+
+
+def _neutral(value: tf.Tensor, kind: str) -> tf.Tensor:
+    """Returns values that change no reduction of a kind, with a gradient, which is zero.
+
+    A gradient must reach the collective on every replica.
+    """
+
+    def neutral(value):
+        values = tf.fill(tf.shape(value), tf.cast(_NEUTRAL[kind](value.dtype), value.dtype))
+        return values, tf.zeros_like
+
+    return tf.custom_gradient(neutral)(value) if value.dtype.is_floating else neutral(value)[0]
 
 
 def _total(sizes) -> int | tf.Tensor:
