@@ -48,6 +48,7 @@ from tensorflow.python.eager.polymorphic_function import concrete_function
 from tensorflow.python.framework import config as tf_config
 from tensorflow.python.framework import kernels, op_def_registry
 from tensorflow.python.framework.auto_control_deps_utils import get_read_write_resource_inputs
+from tensorflow.python.ops import cond as cond_ops
 from tensorflow.python.ops import (
     control_flow_util_v2,
     gen_linalg_ops,
@@ -56,7 +57,6 @@ from tensorflow.python.ops import (
     summary_ops_v2,
     while_loop,
 )
-from tensorflow.python.ops import cond as cond_ops
 from tensorflow.python.ops.handle_data_util import get_resource_handle_data
 from tensorflow.python.ops.parallel_for import control_flow_ops as pfor_ops
 

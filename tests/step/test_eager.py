@@ -239,12 +239,12 @@ class Joins(Looking):
         return {"own": loss, "worst": worst}
 
 
+@pytest.mark.parametrize("eagerly", [True, pytest.param(False, marks=SLOW)])
 @pytest.mark.parametrize("num_replicas", FEW)
-def test_joined_values_are_those_of_the_plan(num_replicas, caplog):
-    ours, theirs = (
-        make(*count, Joins, optimizer=keras.optimizers.SGD(0.2), **OWN)
-        for make, *count in ((eager, num_replicas), (stock,))
-    )
+def test_joined_values_are_those_of_the_plan(num_replicas, eagerly, caplog):
+    settings = arguments() | {"optimizer": keras.optimizers.SGD(0.2), **OWN}
+    ours = compiled(Joins, num_replicas, xla=False, run_eagerly=eagerly, **settings)
+    theirs = stock(Joins, optimizer=keras.optimizers.SGD(0.2), **OWN)
     with caplog.at_level(logging.INFO, "tfaccel"):
         logs = [each.fit(X, Y, **FIT).history for each in (ours, theirs)]
     assert "taken for rows" not in caplog.text
