@@ -3,7 +3,7 @@
 import logging
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import keras
 import tensorflow as tf
@@ -45,12 +45,10 @@ def build_from_specs(model, *, change: Callable) -> None:
     by_batch = types.MethodType(type(model)._maybe_symbolic_build, model)
 
     def build(iterator=None, data_batch=None):
-        adopt_made_outside(
-            model, model.metrics_variables
-        )  # such as those of LoRA that was enabled after `compile`
+        adopt_made_outside(model)  # such as those of LoRA that was enabled after `compile`
         if not has_steps_of_keras(model):
             build_by_step(iterator, data_batch)
-            return adopt_made_outside(model, model.metrics_variables)
+            return adopt_made_outside(model)
         specs = data_batch if iterator is None else specs_of(iterator)
         if iterator is not None and not _are_known(specs):
             specs = _first_batch(model, iterator)
@@ -64,7 +62,7 @@ def build_from_specs(model, *, change: Callable) -> None:
                 by_batch(data_batch=change(specs))
         else:
             build_by_call(specs)
-        return adopt_made_outside(model, model.metrics_variables)
+        return adopt_made_outside(model)
 
     def specs_of(iterator):
         return tf.nest.map_structure(_of_one_replica, iterator._distributed_dataset.element_spec)
@@ -105,15 +103,13 @@ def build_from_specs(model, *, change: Callable) -> None:
     model._maybe_symbolic_build = build
 
 
-def adopt_made_outside(model, also: Iterable = ()) -> None:
+def adopt_made_outside(model, *, metrics: bool = True) -> None:
     """Gives each replica its own of the variables that were made outside the scope.
+
+    Without `metrics` those of metrics are left out, which the model's `compile` may still make.
 
     In `run.compile(model, metrics=[keras.metrics.AUC()])` the AUC is made outside; so are the
     weights of `layer.enable_lora(4)`, and of a backbone that was made before the model.
-
-    Args:
-      model: The model.
-      also: More of its variables. Before `compile`, the model may not know its metrics yet.
     """
     outside = [each for each in model.variables if not is_distributed(each)]
     if outside:
@@ -123,7 +119,8 @@ def adopt_made_outside(model, also: Iterable = ()) -> None:
             len(outside),
             outside[0].path,
         )
-    for variable in {id(each): each for each in [*outside, *also]}.values():
+    of_metrics = model.metrics_variables if metrics else []
+    for variable in {id(each): each for each in [*outside, *of_metrics]}.values():
         if not is_distributed(variable):
             adopt(variable, model.distribute_strategy)
 
