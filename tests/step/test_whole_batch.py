@@ -271,9 +271,10 @@ def test_values_that_are_joined_in_a_loop_or_a_branch_are_refused(summed):
 
 def gradients(model, x, y):
     """Gradients of scalars and of vectors, with respect to weights, rows and fast weights."""
-    matrix, logs = tf.convert_to_tensor(model.matrix), {}
+    logs = {}
     with tf.GradientTape(persistent=True) as tape:
         tape.watch(x)
+        matrix = tf.convert_to_tensor(model.matrix)
         h = x @ matrix
         loss = tf.reduce_mean(h**2)
         by_row = tf.reduce_sum(h**2, [1, 2])
@@ -293,8 +294,7 @@ def gradients(model, x, y):
     logs["in a dict"] = both["matrix"] + tf.reduce_sum(both["rows"])
     with tf.GradientTape() as outer:
         with tf.GradientTape() as inner:
-            inner.watch(matrix)
-            loss = tf.reduce_mean((x @ matrix) ** 2)
+            loss = tf.reduce_mean((x @ tf.convert_to_tensor(model.matrix)) ** 2)
         fast = model.matrix - 0.1 * inner.gradient(loss, model.matrix)
         loss = tf.reduce_mean((x @ fast - 1.0) ** 2)
     logs["through fast weights"] = outer.gradient(loss, model.matrix)

@@ -216,15 +216,16 @@ class _Handler:
     def all_reduce(self, value, op: str) -> tf.Tensor:
         """Reduces one value of each replica. `op` is "sum", "mean", "min" or "max"."""
         value = tf.convert_to_tensor(value)
-        if op in ("min", "max"):
+        if op in ("min", "max") and value.dtype.is_bool:
+            op = {"min": "all", "max": "any"}[op]
+        if op not in ("sum", "mean"):
             return _REDUCED[op](self.stacked(value, op), 0)
         total = self.sum(value)
         return total / tf.cast(self.num_replicas, value.dtype) if op == "mean" else total
 
     def broadcast(self, value, root_rank: int) -> tf.Tensor:
         """Returns the value of one replica."""
-        value = tf.convert_to_tensor(value)
-        return self.sum(value if self.rank == root_rank else tf.zeros_like(value))
+        return self.stacked(tf.convert_to_tensor(value), "broadcast")[root_rank]
 
 
 _REDUCED = {
@@ -394,23 +395,25 @@ class _Recorder(_Handler):
         return tf.identity(value)
 
     def gradient(self, direct: Callable, target, sources, output_gradients):
-        """Returns zeros, or None where no gradient is: the rest does not depend on the values."""
+        """Returns the gradients; in a later trace zeros, whose sizes are the same."""
         for each in tf.nest.flatten(target):
             self.tags("target", _shape(each))
         flat = tf.nest.flatten(sources)
         for each in flat:
             self.tags("source", _shape(each) if isinstance(each, tf.Tensor) else ())
+        tensors = list(map(tf.convert_to_tensor, flat))
         connected = None if self._known is None else next(self._known, None)
         if connected is None:
             found = tf.nest.flatten(direct(output_gradients))
             connected = [each is not None for each in found]
+        else:
+            found = [tf.zeros(each.shape, each.dtype) for each in tensors]
         self.connected.append(connected)
-        tensors = map(tf.convert_to_tensor, flat)
-        zeros = [
-            tf.zeros(each.shape, each.dtype) if exists else None
-            for each, exists in zip(tensors, connected, strict=True)
+        found = [
+            tf.ensure_shape(tf.convert_to_tensor(each), of.shape) if exists else None
+            for each, of, exists in zip(found, tensors, connected, strict=True)
         ]
-        return tf.nest.pack_sequence_as(sources, zeros)
+        return tf.nest.pack_sequence_as(sources, found)
 
 
 def planned(model, step: Callable, replica: Replica, batch, *, within: bool) -> Plan:
@@ -654,8 +657,9 @@ class Rows(_Handler):
 
     def stacked(self, value: tf.Tensor, kind: str) -> tf.Tensor:
         """Returns the replicas' values, [replicas, ...]."""
-        if not self._num_rows:
-            value = _neutral(value, kind)
+        if not self._num_rows and kind in _NEUTRAL:
+            neutral = tf.cast(_NEUTRAL[kind](value.dtype), value.dtype)
+            value = _instead(value, tf.fill(tf.shape(value), neutral))
         return self._joined(self._placed(value[tf.newaxis], 0, [1] * self.num_replicas))
 
     def all_gather(self, value, axis: int = 0) -> tf.Tensor:
@@ -793,17 +797,13 @@ class Rows(_Handler):
         return [] if graph is self._graph else True
 
 
-def _neutral(value: tf.Tensor, kind: str) -> tf.Tensor:
-    """Returns values that change no reduction of a kind, with a gradient, which is zero.
+def _instead(value: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+    """Returns another value, with a gradient of zero to `value`.
 
-    A gradient must reach the collective on every replica.
+    All replicas must have the same path of gradients, because the gradient of a sum over replicas
+    is one, too.
     """
-
-    def neutral(value):
-        values = tf.fill(tf.shape(value), tf.cast(_NEUTRAL[kind](value.dtype), value.dtype))
-        return values, tf.zeros_like
-
-    return tf.custom_gradient(neutral)(value) if value.dtype.is_floating else neutral(value)[0]
+    return tf.where(tf.zeros_like(value, tf.bool), value, other)
 
 
 def _total(sizes) -> int | tf.Tensor:
