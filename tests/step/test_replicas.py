@@ -590,33 +590,6 @@ def compile_two(make=small, **settings):
     return compiled(make, 2, **{"optimizer": "sgd", "loss": loss(), "xla": False, **settings})
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        (
-            {"loss": keras.losses.MeanSquaredError(reduction="sum")},
-            "loss mean_squared_error has reduction='sum'; .*use reduction='sum_over_batch_size'",
-        ),
-        (
-            {"loss": [keras.losses.MeanSquaredError(reduction="none")]},
-            "loss mean_squared_error has reduction='none'",
-        ),
-        (
-            {"loss": keras.losses.Dice()},
-            r"loss dice has axis=None, so it is .* whole batch.* as axis=\(1, 2, 3\)",
-        ),
-    ],
-    ids=["sum", "none", "dice"],
-)
-def test_what_would_be_wrong_in_parts_is_refused(settings, words):
-    in_parts = {"optimizer": "sgd", "xla": False, "config": StepConfig(accumulation_steps=2)}
-    with pytest.raises(UserError, match=words) as error:
-        compiled(small, 1, **settings, **in_parts)
-    assert "with 1 replicas and accumulation_steps=2" in str(error.value)
-    assert "\n" not in str(error.value)
-    compiled(small, 1, loss=keras.losses.Dice(axis=(1, 2, 3)), **in_parts)
-
-
 def test_each_replica_gets_its_own_of_a_layer_made_outside_the_scope(caplog):
     outside = layers.Dense(3, name="outside")
     outside.build((None, 4))
