@@ -56,7 +56,17 @@ from tfaccel.keras_internals.recording import JoinsRowsError
 from tfaccel.keras_internals.replica import InXla, Replica, local_batches, local_replicas
 from tfaccel.keras_internals.traced import UNORDERED
 from tfaccel.keras_internals.variables import value_of
-from tfaccel.step import eager, finite, in_xla, labels, metrics, mixing, padding, returned
+from tfaccel.step import (
+    eager,
+    finite,
+    in_xla,
+    labels,
+    loss_scale,
+    metrics,
+    mixing,
+    padding,
+    returned,
+)
 from tfaccel.step import totals as totals_lib
 from tfaccel.step.recoverable import Recoverable
 from tfaccel.step.shapes import Shapes
@@ -86,7 +96,10 @@ def set_functions(model, strategy, config: StepConfig, *, xla: bool) -> None:
     said = set()  # what an eager step has logged
 
     def make(name: str, **settings) -> "_Step":
-        step = row_operations.noticed(getattr(model, name))
+        step = getattr(model, name)
+        if name == "train_step" and not is_of_keras(model, name):
+            step = loss_scale.unscaled(model, step)
+        step = row_operations.noticed(step)
         step = labels.watched(step, are_probabilities=config.mixes_labels)
         made = _Step(model, strategy, config, step, replicas, said=said, **settings)
         parts = config.accumulation_steps if made.trains else 1
@@ -114,7 +127,7 @@ def _joins(model, name: str) -> str | None:
     """Returns why a step must join values of all replicas where it computes them; or None."""
     if not is_of_keras(model, name):
         return f"{name} is the model's own"
-    return "of synchronized batch norm" if is_synchronized(model) else None
+    return "synchronized batch norm" if is_synchronized(model) else None
 
 
 def _in_words(replicas: list[Replica], *, xla: bool) -> str:
@@ -214,13 +227,14 @@ class Execution:
 
 def _collected(launches: Iterable[dict]) -> tuple[dict | None, list]:
     """Returns the last launch's logs, with `skipped_steps` of all launches, and all codes."""
-    logs, codes, skipped = None, [], []
+    logs, codes, skipped = None, [], {}
     for logs in launches:
         codes.append(logs.pop(finite.LOG, None))
-        skipped += [logs["skipped_steps"]] if "skipped_steps" in logs else []
-    if skipped:
+        for name in filter(loss_scale.is_skipped, logs):
+            skipped.setdefault(name, []).append(logs[name])
+    for name, each in skipped.items():
         # Add only tensors: copying a Python number to the GPU would wait for its running work.
-        logs["skipped_steps"] = functools.reduce(operator.add, skipped)
+        logs[name] = functools.reduce(operator.add, each)
     return logs, codes
 
 
@@ -320,15 +334,15 @@ class _Step:
         """
         if self._join == AFTER:
             return Alarm(num_rows)
-        key = str(tf.nest.map_structure(lambda each: getattr(each, "shape", None), batch))
-        key = self._join, key
+        within = self._join == WITHIN
+        shapes = tf.nest.map_structure(lambda each: getattr(each, "shape", None), batch)
+        key = within, str(shapes)
         if key not in self._plans:
-            joins = self._join == WITHIN
-            self._plans[key] = planned(self._model, step, replica, batch, joins=joins)
-            if self._plans[key].reduces_itself:
+            self._plans[key] = planned(self._model, step, replica, batch, within=within)
+            if within and self._plans[key].reduces_itself:
                 log.info("step: it calls all_reduce, so its reductions cover each replica's rows")
         plan = self._plans[key]
-        if self._join == ASK:
+        if not within:
             if plan.joins:
                 raise JoinsRowsError
             return Alarm(None)
@@ -522,8 +536,8 @@ def _in_a_row(step: Callable, make_batch: Callable, inputs: dict, shared: dict) 
 
     def run_step(index, codes, before):
         logs, code = step_of(index)
-        if "skipped_steps" in logs:
-            logs["skipped_steps"] += before["skipped_steps"]
+        for name in filter(loss_scale.is_skipped, logs):
+            logs[name] += before[name]
         return index + 1, codes.write(index, code), logs
 
     # XLA knows the length of the loop, so a GPU need not ask the host whether to continue. (It may
