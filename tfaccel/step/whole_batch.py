@@ -309,6 +309,16 @@ class _Recorder(_Handler):
         super().__init__(replica, num_replicas, reduces_rows=True)
         self.calls, self.reduces_itself = [], False
 
+    def watching(self) -> contextlib.AbstractContextManager:
+        """Returns a context in which the step is traced."""
+        return contextlib.nullcontext()
+
+    def apply(self, optimizer, gradients: list, variables: list) -> None:
+        """Updates nothing."""
+
+    def ends(self, logs: dict) -> None:
+        """Takes the logs of the step, and needs none."""
+
     def tags(self, kind: str, sizes: Sequence) -> tuple[str, ...]:
         self.calls.append((kind, tuple(sizes)))
         return (SAME,) * len(sizes)
@@ -346,7 +356,14 @@ class _Recorder(_Handler):
         return tf.nest.pack_sequence_as(sources, zeros)
 
 
-def planned(model, step: Callable, replica: Replica, batch) -> Plan:
+def planned(
+    model,
+    step: Callable,
+    replica: Replica,
+    batch,
+    *,
+    watch: Callable[[_Recorder], _Recorder] = lambda recorder: recorder,
+) -> Plan:
     """Traces a step twice, with different numbers of rows and replicas; nothing of it runs.
 
     Args:
@@ -354,21 +371,25 @@ def planned(model, step: Callable, replica: Replica, batch) -> Plan:
       step: the step, as a function of a batch.
       replica: the replica.
       batch: a nest of the replica's tensors.
+      watch: a function from the handler of each trace to the one that is told of the step: see
+        tfaccel/step/plain_steps.py.
     """
     recorders, fault = [], "the operations depend on the number of rows"
     for more_rows, more_replicas in ((1, 1), (MORE_ROWS, MORE_REPLICAS)):
         recorder = _Recorder(replica, replica.num_replicas * more_replicas)
+        handler = watch(recorder)
         graph = tf.__internal__.FuncGraph("plan_of_rows")
         # Another name of the device, so that no function of the user's keeps this trace.
         with graph.as_default(), tf.device("/device:CPU:0"):
             inputs = tf.nest.map_structure(lambda each: _stand_in(each, more_rows), batch)  # noqa: B023
             try:
                 with (
-                    recorded(model, replica, apply=lambda *_: None, joins=True),
+                    recorded(model, replica, apply=handler.apply, joins=True),
                     row_operations.unassigned(),  # a queue need not hold so many rows
-                    whole_batch(model, recorder),
+                    whole_batch(model, handler),
+                    handler.watching(),
                 ):
-                    step(inputs)
+                    handler.ends(step(inputs))
             except Exception as error:
                 fault = f"with {more_rows} times the rows: {cleaned(str(error))}"
                 break
