@@ -108,6 +108,18 @@ def handles_of(graph, variables: list) -> set[int]:
     return {id(own) for outside, own in graph.captures if id(outside) in wanted}
 
 
+def number_of(value) -> float | None:
+    """Returns a single number that is known when traced, such as `tf.shape(x)[0]`; else None."""
+    tensor = None if value is None else tf.convert_to_tensor(value)
+    if tensor is None or tensor.shape.rank != 0:
+        return None
+    known = tf.get_static_value(tensor)
+    if known is None and tensor.op.type == "StridedSlice":
+        vector, begin = (tf.get_static_value(each) for each in tensor.op.inputs[:2])
+        known = vector[begin[0]] if vector is not None and vector.ndim == 1 else None
+    return None if known is None else float(known)
+
+
 def has_value_of_its_own(graph, placeholder: tf.Tensor) -> bool:
     """Returns whether a placeholder stands for a tensor outside that has a value already."""
     return any(own is placeholder and hasattr(each, "numpy") for each, own in graph.captures)

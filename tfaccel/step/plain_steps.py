@@ -25,7 +25,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.keras_internals import step_notes
-from tfaccel.keras_internals.model_view import every_optimizer, loss_means_of, optimizers_of
+from tfaccel.keras_internals.model_view import (
+    every_optimizer,
+    loss_means_of,
+    optimizers_of,
+    variables_of,
+)
 from tfaccel.keras_internals.reductions import has_own_update, losses_reduced_by
 from tfaccel.keras_internals.replica import Replica
 from tfaccel.keras_internals.row_operations import is_noticing
@@ -259,6 +264,8 @@ class Watch:
 
     def assigned(self, variable, value) -> None:
         """Notes an assignment of a Keras variable."""
+        if isinstance(value, keras.Variable | tf.Variable):
+            value = tf.convert_to_tensor(value)  # reads it here, as the assignment does
         self.assignments.append(
             _Assignment(variable, value, is_noticing(), self._here(), self._depth > 0)
         )
@@ -271,7 +278,7 @@ class Watch:
         with self._in_metric():
             result = own(*args, **kwargs)
         named = dict(zip(("values", "sample_weight"), args, strict=False)) | kwargs
-        weight = _static(named.get("sample_weight"))
+        weight = step_notes.number_of(named.get("sample_weight"))
         is_mean = getattr(own, "__qualname__", "") == "Mean.update_state"
         is_mean = is_mean and not has_own_update(metric)
         self.updates.append(_Update(metric, args, kwargs, is_mean, weight, first, self._here()))
@@ -318,14 +325,6 @@ class Watch:
 
         reduce.of_real_rows = of_real_rows
         return reduce
-
-
-def _static(value) -> float | None:
-    """Returns a number that is known when traced; None for anything else."""
-    if value is None:
-        return None
-    known = tf.get_static_value(tf.convert_to_tensor(value))
-    return float(known) if known is not None and known.ndim == 0 else None
 
 
 def has_weights(batch) -> bool:
@@ -467,8 +466,15 @@ class _Check:
         listed = [*model.metrics_variables, *(one for each in metrics for one in each.variables)]
         self._of_metrics = {id(each) for each in listed}
         self._metric_handles = step_notes.handles_of(self._graph, listed)
-        changed = [each.variable for each in watch.assignments]
-        self._changed_handles = step_notes.handles_of(self._graph, changed)
+        by_layers = [each.variable for each in watch.assignments if not each.is_users]
+        self._layer_handles = step_notes.handles_of(self._graph, by_layers)
+        # The update changes these, and reads them.
+        self._updated = list(model.trainable_variables)
+        for each in every_optimizer(model):
+            self._updated += [one for inner in optimizers_of(each) for one in inner.variables]
+        own = {id(each) for each in self._updated}
+        others = [each for each in variables_of(model) if id(each) not in own]
+        self._other_handles = step_notes.handles_of(self._graph, others)
         self._ranges = [(each.first, each.last) for each in watch.updates] + watch.results
         self._losses = {id(loss): (first, last) for first, last, *_, loss in watch.reduced_losses}
         self._loss_ranges = list(self._losses.values())
@@ -571,11 +577,11 @@ class _Check:
             self._kinds[id(each)] = kind if gradient is None else self._kind_of_gradient(gradient)
 
     def _check_place(self, index: int, operation: step_notes.Operation, *, in_metric: bool) -> None:
-        """Raises if an operation touches what the update changes, or changes it."""
+        """Raises if an operation behind the update needs it, or assigns what may differ."""
         op, is_behind = operation.op, self._end is not None and index >= self._end
-        others = [each for each in operation.resources if id(each) not in self._metric_handles]
-        if is_behind and others:
-            raise _NotPlainError("it reads or assigns a variable after the update")
+        known = self._metric_handles | self._other_handles
+        if is_behind and any(id(each) not in known for each in operation.resources):
+            raise _NotPlainError("it uses a variable of the update behind it")
         if is_behind and operation.has_effects and not operation.resources and not in_metric:
             raise _NotPlainError(f"{op.type} follows the update")
         written = [each for each in operation.written if id(each) not in self._metric_handles]
@@ -604,7 +610,7 @@ class _Check:
                 return Kind.OWN
             if any(id(each) in self._metric_handles for each in operation.resources):
                 return Kind.RESULT
-            if any(id(each) in self._changed_handles for each in operation.resources):
+            if any(id(each) in self._layer_handles for each in operation.resources):
                 return Kind.OWN  # by a layer, such as the moving mean of batch norm
         elif operation.has_effects:
             return Kind.OWN
@@ -720,12 +726,7 @@ class _Check:
         variable, kind = each.variable, self._kind(each.value)
         if each.in_metric:
             return
-        if self._end is not None and each.index >= self._end:
-            raise _NotPlainError(f"it assigns {variable.path} after the update")
-        fixed = [*self._model.trainable_variables]
-        for own in every_optimizer(self._model):
-            fixed += [one for inner in optimizers_of(own) for one in inner.variables]
-        if any(variable is one for one in fixed):
+        if any(variable is one for one in self._updated):
             raise _NotPlainError(f"it assigns {variable.path}, which the update changes or reads")
         if kind in (*_JOINED, Kind.RESULT) or (each.is_users and kind != Kind.COMMON):
             raise _NotPlainError(f"it assigns {variable.path} what depends on rows")
