@@ -48,9 +48,11 @@ class Kind(enum.Enum):
     SUM = "a sum over rows"
     COUNT = "a number of rows"
     RESULT = "the result of a metric"
+    DERIVED = "a value computed from the result of a metric"
 
 
 _JOINED = (Kind.MEAN, Kind.SUM, Kind.COUNT)  # what a step joins if it is not plain
+_OF_METRICS = (Kind.RESULT, Kind.DERIVED)
 _COLLECTIVES = ("rank", "local_rank", "num_replicas", "all_reduce", "all_gather", "broadcast")
 
 # Operations that return their first input, in another shape or for another purpose.
@@ -70,6 +72,7 @@ _SCALING = {"Mul", "MulNoNan"}
 _DIVIDING = {"RealDiv", "DivNoNan"}
 _OF_SHAPE = {"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"}
 _REDUCING = {"Sum", "Mean"}
+_CALLING = {"PartitionedCall", "StatefulPartitionedCall"}
 _READING = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd"}
 _ASSIGNING = {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"}
 
@@ -277,10 +280,10 @@ class Watch:
         first = self._here()
         with self._in_metric():
             result = own(*args, **kwargs)
-        named = dict(zip(("values", "sample_weight"), args, strict=False)) | kwargs
-        weight = step_notes.number_of(named.get("sample_weight"))
         is_mean = getattr(own, "__qualname__", "") == "Mean.update_state"
         is_mean = is_mean and not has_own_update(metric)
+        named = dict(zip(("values", "sample_weight"), args, strict=False)) | kwargs
+        weight = step_notes.number_of(named.get("sample_weight")) if is_mean else None
         self.updates.append(_Update(metric, args, kwargs, is_mean, weight, first, self._here()))
         return result
 
@@ -499,7 +502,7 @@ class _Check:
         for update, counts in zip(watch.updates, self._counts, strict=True):
             self._check_update(update, counts)
         for name, value in watch.logs.items():
-            if self._kind(value) in (Kind.SUM, Kind.COUNT):
+            if self._kind(value) in (Kind.SUM, Kind.COUNT, Kind.DERIVED):
                 raise _NotPlainError(f"the log {name} is {self._kind(value).value}")
 
     def _kind(self, tensor) -> Kind:
@@ -567,7 +570,7 @@ class _Check:
         elif op.outputs and id(op.outputs[0]) in self._losses:
             kind = Kind.MEAN
         elif _is_in(index, self._loss_ranges):
-            if any(self._kind(each) in (*_JOINED, Kind.RESULT) for each in op.inputs):
+            if any(self._kind(each) in (*_JOINED, *_OF_METRICS) for each in op.inputs):
                 raise _NotPlainError("a loss is of values of the whole batch")
             kind = self._unjoined(operation)
         else:
@@ -620,10 +623,12 @@ class _Check:
         """Returns the kind of an operation of the step."""
         op = operation.op
         kinds = [self._kind(each) for each in op.inputs]
-        if Kind.RESULT in kinds:
-            if op.type == "Identity":
-                return Kind.RESULT
-            raise _NotPlainError(f"the result of a metric goes into {op.type}")
+        if any(each in _OF_METRICS for each in kinds):
+            if any(each in _JOINED for each in kinds):
+                raise _NotPlainError(f"the result of a metric goes into {op.type}")
+            return kinds[0] if op.type == "Identity" else Kind.DERIVED
+        if op.type in _CALLING:  # what it computes may have been traced before
+            raise _NotPlainError("it calls a tf.function")
         if "gradient" in op.name and _is_of_gradients(op.name):
             raise _NotPlainError("it computes gradients without tape.gradient")
         call = self._calls.get(id(op.outputs[0])) if op.outputs else None
@@ -699,7 +704,7 @@ class _Check:
         to_weights = all(
             isinstance(each, keras.Variable | tf.Variable) for each in gradient.sources
         )
-        if gradient.has_seed or any(each in (Kind.SUM, Kind.COUNT, Kind.RESULT) for each in kinds):
+        if gradient.has_seed or any(each in (Kind.SUM, Kind.COUNT, *_OF_METRICS) for each in kinds):
             raise _NotPlainError("it differentiates what is no mean over rows")
         if is_total and to_weights:
             return Kind.MEAN
@@ -728,7 +733,9 @@ class _Check:
             return
         if any(variable is one for one in self._updated):
             raise _NotPlainError(f"it assigns {variable.path}, which the update changes or reads")
-        if kind in (*_JOINED, Kind.RESULT) or (each.is_users and kind != Kind.COMMON):
+        if id(variable) in self._of_metrics and not each.is_users:
+            return  # what padding leaves of it
+        if kind in (*_JOINED, *_OF_METRICS) or (each.is_users and kind != Kind.COMMON):
             raise _NotPlainError(f"it assigns {variable.path} what depends on rows")
         is_seed = variable.dtype == "uint32"
         if each.is_users and self._in_parts and not is_seed:
@@ -738,7 +745,7 @@ class _Check:
         """Raises if a metric gets a joined value and does not take it for a mean over rows."""
         metric = update.metric
         flat = tf.nest.flatten((update.args, update.kwargs))
-        tensors = [each for each in flat if self._kind(each) in (*_JOINED, Kind.RESULT)]
+        tensors = [each for each in flat if self._kind(each) in (*_JOINED, *_OF_METRICS)]
         if not tensors:
             return
         are_means = all(self._kind(each) == Kind.MEAN for each in tensors)
