@@ -44,12 +44,21 @@ from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceStrategy
 from tensorflow.python.distribute.values import DistributedVariable
 from tensorflow.python.eager import context
-from tensorflow.python.eager.polymorphic_function import concrete_function
+from tensorflow.python.eager.polymorphic_function import concrete_function, function_context
 from tensorflow.python.framework import config as tf_config
 from tensorflow.python.framework import kernels, op_def_registry
 from tensorflow.python.framework.auto_control_deps_utils import get_read_write_resource_inputs
-from tensorflow.python.ops import control_flow_util_v2, summary_ops_v2
+from tensorflow.python.ops import cond as cond_ops
+from tensorflow.python.ops import (
+    control_flow_util_v2,
+    gen_linalg_ops,
+    gen_math_ops,
+    gen_nn_ops,
+    summary_ops_v2,
+    while_loop,
+)
 from tensorflow.python.ops.handle_data_util import get_resource_handle_data
+from tensorflow.python.ops.parallel_for import control_flow_ops as pfor_ops
 
 from tfaccel.keras_internals import epoch_order
 from tfaccel.keras_internals.seeds import draws_kept
@@ -1071,6 +1080,143 @@ def _():
     without = list(layer.losses)
     layer._losses.extend([loss])
     return isinstance(ids, set) and without == [] and list(layer.losses) == [loss]
+
+
+def called_in(monkeypatch, owner, names, run):
+    """The names of a module's functions that are called while `run` does, in order."""
+    seen = []
+
+    def noting(name, own):
+        return lambda *args, **kwargs: (seen.append(name), own(*args, **kwargs))[1]
+
+    for name in names:
+        monkeypatch.setattr(owner, name, noting(name, getattr(owner, name)))
+    run()
+    return seen
+
+
+@canary("gen_math_ops._sum, _max, _min, _all and _any", "are what reductions call, and x.sum ops")
+def _(monkeypatch):
+    names = ["_sum", "_max", "_min", "_all", "_any", "mean", "prod", "euclidean_norm"]
+
+    def run():
+        x = tf.ones((2, 2))
+        keras.ops.sum(x), tf.reduce_max(x), tf.reduce_min(x)
+        tf.reduce_all(x > 0), tf.reduce_any(x > 0)
+        tf.reduce_mean(x), tf.reduce_prod(x), tf.math.reduce_euclidean_norm(x)
+
+    return called_in(monkeypatch, gen_math_ops, names, run) == names
+
+
+@canary("gen_math_ops._sum", "takes (input, axis, keep_dims, name)")
+def _():
+    of_all = [gen_math_ops._sum, gen_math_ops.mean, gen_math_ops.euclidean_norm]
+    wanted = ["input", "axis", "keep_dims", "name"]
+    return all(list(inspect.signature(each).parameters) == wanted for each in of_all)
+
+
+@canary("gen_math_ops.mul", "and division, casts and matrix products are called by tf.*")
+def _(monkeypatch):
+    names = ["mul", "real_div", "div_no_nan", "cast", "mat_mul", "batch_mat_mul_v2"]
+
+    def run():
+        x = tf.ones((2, 2))
+        x * 2.0, x / 2.0, tf.math.divide_no_nan(x, 2.0), tf.cast(tf.constant(1), tf.float32)
+        x @ x, tf.ones((2, 2, 2)) @ tf.ones((2, 2, 2))
+
+    return called_in(monkeypatch, gen_math_ops, names, tf.function(run)) == names
+
+
+@canary("gen_linalg_ops.einsum", "is what tf.einsum calls, with (inputs, equation)")
+def _(monkeypatch):
+    x = tf.ones((2, 2))
+    run = functools.partial(tf.einsum, "ij,jk->ik", x, x)
+    given = list(inspect.signature(gen_linalg_ops.einsum).parameters)
+    return called_in(monkeypatch, gen_linalg_ops, ["einsum"], run) == ["einsum"] and given == [
+        "inputs",
+        "equation",
+        "name",
+    ]
+
+
+@canary("gen_nn_ops.l2_loss", "is tf.nn.l2_loss, and those of segments are those of tf.math")
+def _():
+    segments = [f"{sort}segment_{kind}" for sort in ("", "unsorted_") for kind in ("sum", "max")]
+    same = [getattr(gen_math_ops, each) is getattr(tf.math, each) for each in segments]
+    return gen_nn_ops.l2_loss is tf.nn.l2_loss and all(same)
+
+
+@canary("while_loop.while_loop", "is what tf.map_fn and tf.while_loop call, with rounds or without")
+def _(monkeypatch):
+    rounds, own = [], while_loop.while_loop
+
+    def note(*args, **kwargs):
+        given = inspect.signature(own).bind(*args, **kwargs).arguments
+        rounds.append(given.get("maximum_iterations"))
+        return own(*args, **kwargs)
+
+    monkeypatch.setattr(while_loop, "while_loop", note)
+    tf.function(lambda: tf.map_fn(tf.square, tf.ones(3)))()
+    tf.function(lambda: tf.while_loop(lambda n: n < 3, lambda n: n + 1, (0,)))()
+    return rounds == [3, None]
+
+
+@canary("control_flow_ops.pfor", "is what tf.vectorized_map and Jacobians call, with the rounds")
+def _(monkeypatch):
+    rounds, own = [], pfor_ops.pfor
+
+    def note(body, iters, *args, **kwargs):
+        rounds.append(int(iters))
+        return own(body, iters, *args, **kwargs)
+
+    monkeypatch.setattr(pfor_ops, "pfor", note)
+    tf.vectorized_map(tf.square, tf.ones(3))
+    with tf.GradientTape() as tape:
+        x = tf.ones(2)
+        tape.watch(x)
+        y = x * x
+    tape.jacobian(y, x)
+    return rounds == [3, 2]
+
+
+@canary("function_context.make_function_context", "tells which traces of a tf.function are apart")
+def _(monkeypatch):
+    traces, direct = [], function_context.make_function_context
+
+    @tf.function
+    def inner(x):
+        traces.append(x)
+        return x
+
+    for number in (1, 1, 2):
+
+        def make(*args, number=number, **kwargs):
+            made = direct(*args, **kwargs)
+            return type(made)((made.context, number), made.scope_type)
+
+        monkeypatch.setattr(function_context, "make_function_context", make)
+        inner(tf.ones(1))
+    return len(traces) == 2
+
+
+@canary("cond.cond", "is what tf.cond calls")
+def _(monkeypatch):
+    def run():
+        tf.cond(tf.constant(True), lambda: 1, lambda: 2)
+
+    return called_in(monkeypatch, cond_ops, ["cond"], run) == ["cond"]
+
+
+@canary("distribute_lib.ReplicaContext", "has all_reduce and all_gather, without a strategy too")
+def _(monkeypatch):
+    context = tf.distribute.get_replica_context()
+    names = ["all_reduce", "all_gather"]
+
+    def run():
+        context.all_reduce("SUM", tf.ones(1)), context.all_gather(tf.ones(1), axis=0)
+
+    owner = distribute_lib.ReplicaContext
+    return isinstance(context, owner) and called_in(monkeypatch, owner, names, run) == names
 
 
 @pytest.mark.parametrize(("name", "does"), CANARIES, ids=[f"{n} {d}" for n, d in CANARIES])

@@ -506,9 +506,9 @@ PROGRAMS = [
     ),
     Program(
         "sequence tagging, weighted metrics",
-        "the same, with a weight of each row",
+        "the same, with a weight of each word",
         tagger,
-        lambda: (*tagged(), np.exp(normal(2, NUM_ROWS))),
+        lambda: (*tagged(), np.exp(normal(2, *tagged()[0].shape))),
         lambda: sgd(loss="sparse_categorical_crossentropy", weighted_metrics=["accuracy"]),
     ),
     Program(

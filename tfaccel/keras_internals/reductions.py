@@ -11,6 +11,7 @@ from keras.src.backend import get_keras_mask, set_keras_mask
 from keras.src.losses import loss as keras_loss
 from keras.src.trainers.compile_utils import MetricsList
 
+from tfaccel.keras_internals.never_run import never_run
 from tfaccel.keras_internals.patching import patched
 
 # The modules of Keras's metrics that count single values instead of rows.
@@ -69,7 +70,7 @@ def mixes_rows(metric: keras.metrics.MeanMetricWrapper, function: Callable, y_tr
         return True
     if _is_of_keras(function):
         return False
-    with tf.__internal__.FuncGraph("of_any_rows").as_default():
+    with never_run("of_any_rows"):
         arguments = tf.nest.map_structure(_of_any_rows, (y_true, y_pred))
         try:
             values = function(*arguments, **metric._fn_kwargs)

@@ -102,6 +102,38 @@ class Replica:
         return self.launcher.all_gather(value, axis=0)
 
 
+class InXla:
+    """The collectives of one replica's traced step that XLA compiles, one behind the other.
+
+    Each replica's function is compiled by itself. If XLA ordered two collectives differently in two
+    of them, the replicas would wait for each other for ever. So each collective also sends a number
+    that it gets from the one before.
+    """
+
+    def __init__(self, replica: Replica):
+        """Takes the replica that the step is traced for."""
+        self._replica, self._last = replica, None
+        self._graph = tf.compat.v1.get_default_graph()
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether a collective can be traced here: not within a branch or loop of the step."""
+        return tf.compat.v1.get_default_graph() is self._graph
+
+    def all_reduce(self, values: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the sums of all replicas' values, as `Replica.all_reduce_in_xla` does."""
+        sums = []
+        for each in values:
+            sent = tf.reshape(each, [-1])
+            if self._last is not None:
+                sent = tf.concat([sent, tf.reshape(tf.cast(self._last, sent.dtype), [1])], axis=0)
+            (total,) = self._replica.all_reduce_in_xla([sent])
+            self._last = total[-1]
+            size = each.shape.num_elements()
+            sums.append(tf.reshape(total if total.shape[0] == size else total[:size], each.shape))
+        return sums
+
+
 def local_replicas(strategy: tf.distribute.Strategy) -> list[Replica]:
     """Returns the replicas of this process in a Mirrored or MultiWorkerMirrored strategy."""
     extended = strategy.extended

@@ -13,6 +13,8 @@ not see what Keras's layers, metrics and optimizers compute, or how TensorFlow c
 
 import contextlib
 import functools
+import inspect
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
@@ -22,7 +24,10 @@ import tensorflow as tf
 from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from tensorflow.python.distribute import distribute_lib
-from tensorflow.python.ops import gen_linalg_ops, gen_math_ops, gen_nn_ops
+from tensorflow.python.eager.polymorphic_function import function_context
+from tensorflow.python.ops import cond as cond_ops
+from tensorflow.python.ops import gen_linalg_ops, gen_math_ops, gen_nn_ops, while_loop
+from tensorflow.python.ops.parallel_for import control_flow_ops as pfor_ops
 
 from tfaccel.keras_internals.patching import patched
 
@@ -37,11 +42,14 @@ _REDUCTIONS = {
     "euclidean_norm": "norm",
 }
 _SCALED = ("mul", "real_div", "div_no_nan")
-_SEGMENTS = ("unsorted_segment_sum", "segment_sum", "segment_sum_v2")
+_SEGMENTS = {f"unsorted_segment_{kind}": kind for kind in ("sum", "max", "min", "prod")}
+_SEGMENTS |= {f"segment_{kind}": kind for kind in ("sum", "mean", "max", "min", "prod")}
+_OF_SHAPES = ("StridedSlice", "GatherV2", "Prod", "Mul", "AddV2", "Sub", "Maximum", "Cast")
 # Libraries whose layers compute each row by itself, except for batch normalization.
 _LIBRARIES = ("keras.src.layers.", "keras_hub.", "keras_cv.")
 
 _noticed = threading.local()
+_NUMBERS = itertools.count()
 
 
 class Handler(Protocol):
@@ -53,8 +61,8 @@ class Handler(Protocol):
     def contracted(self, direct: Callable, summed: list[tuple[tf.Tensor, int]]):
         """Computes a product that sums over an axis of some tensors."""
 
-    def segmented(self, direct: Callable, x):
-        """Sums groups of the entries along axis 0 of x."""
+    def segmented(self, kind: str, direct: Callable, x):
+        """Reduces groups of the entries along axis 0 of x. The kind is one of `_SEGMENTS`."""
 
     def squares(self, direct: Callable, x):
         """Returns half the sum of the squares of x."""
@@ -64,6 +72,12 @@ class Handler(Protocol):
 
     def counted(self, direct: Callable, x, number: int):
         """Casts a whole number, such as a number of rows, to a float."""
+
+    def section(self, kind: str, number: int | None = 0):
+        """Returns a context for "loop" or "branches", and for "cond", "body" or "branch N" in it.
+
+        A loop may have a largest number of rounds: None if it is not known when traced.
+        """
 
     def gradient(self, direct: Callable, target, sources, output_gradients):
         """Returns the gradients of the targets with respect to the sources."""
@@ -78,7 +92,7 @@ class Handler(Protocol):
 @contextlib.contextmanager
 def noticing(on: bool = True) -> Iterator[None]:
     """Within the context, in this thread, the handler sees operations, or does not."""
-    before = is_noticing()
+    before = getattr(_noticed, "on", False)
     _noticed.on = on
     try:
         yield
@@ -86,9 +100,20 @@ def noticing(on: bool = True) -> Iterator[None]:
         _noticed.on = before
 
 
+@contextlib.contextmanager
+def noticing_nothing() -> Iterator[None]:
+    """Within the context, in this thread, the handler sees no operation, whatever it is part of."""
+    before = getattr(_noticed, "never", False)
+    _noticed.never = True
+    try:
+        yield
+    finally:
+        _noticed.never = before
+
+
 def is_noticing() -> bool:
     """Returns whether the handler sees operations in this thread."""
-    return getattr(_noticed, "on", False)
+    return getattr(_noticed, "on", False) and not getattr(_noticed, "never", False)
 
 
 def noticed(function: Callable) -> Callable:
@@ -123,14 +148,19 @@ def operations_by(handler: Handler, *, metrics: Iterable[keras.metrics.Metric]) 
         for name in _SCALED:
             divides = name != "mul"
             replace(gen_math_ops, name, functools.partial(_scaling, handler, divides))
-        for name in _SEGMENTS:
-            replace(gen_math_ops, name, functools.partial(_segmenting, handler))
+        for name, kind in _SEGMENTS.items():
+            for owner in (gen_math_ops, tf.math):  # tf.math has the same function
+                replace(owner, name, functools.partial(_segmenting, handler, kind))
         replace(gen_math_ops, "cast", functools.partial(_casting, handler))
-        replace(gen_nn_ops, "l2_loss", functools.partial(_squaring, handler))
+        for owner in (gen_nn_ops, tf.nn):
+            replace(owner, "l2_loss", functools.partial(_squaring, handler))
         replace(gen_math_ops, "mat_mul", functools.partial(_matrix_product, handler))
         for name in ("batch_mat_mul_v2", "batch_mat_mul_v3"):
             replace(gen_math_ops, name, functools.partial(_batched_product, handler))
         replace(gen_linalg_ops, "einsum", functools.partial(_einsum, handler))
+        replace(while_loop, "while_loop", functools.partial(_looping, handler))
+        replace(pfor_ops, "pfor", functools.partial(_vectorizing, handler))
+        replace(cond_ops, "cond", functools.partial(_branching, handler))
         replace(tf.GradientTape, "gradient", functools.partial(_gradient, handler))
         context = distribute_lib.ReplicaContext
         replace(context, "all_reduce", functools.partial(_all_reduce, handler))
@@ -141,6 +171,23 @@ def operations_by(handler: Handler, *, metrics: Iterable[keras.metrics.Metric]) 
         for kind in _kinds_of(metrics):
             replace(kind, "update_state", _unnoticed)
         yield
+
+
+def traced_anew() -> contextlib.AbstractContextManager:
+    """Returns a context in which each `tf.function` is traced again, where it is called in a trace.
+
+    TensorFlow would take an earlier trace of the same shapes, even one for another device.
+    """
+    number = next(_NUMBERS)
+    direct = function_context.make_function_context
+
+    def make(*args, **kwargs):
+        made = direct(*args, **kwargs)
+        if tf.executing_eagerly():
+            return made
+        return type(made)((made.context, number), made.scope_type)
+
+    return patched(function_context, "make_function_context", make)
 
 
 def unassigned() -> contextlib.AbstractContextManager:
@@ -234,13 +281,13 @@ def _scaling(handler: Handler, divides: bool, direct: Callable) -> Callable:
     return scale
 
 
-def _segmenting(handler: Handler, direct: Callable) -> Callable:
+def _segmenting(handler: Handler, kind: str, direct: Callable) -> Callable:
     def sums(data, *args, **kwargs):
         compute = functools.partial(direct, data, *args, **kwargs)
         if not is_noticing():
             return compute()
         with noticing(on=False):
-            return handler.segmented(compute, tf.convert_to_tensor(data))
+            return handler.segmented(kind, compute, tf.convert_to_tensor(data))
 
     return sums
 
@@ -260,14 +307,22 @@ def _casting(handler: Handler, direct: Callable) -> Callable:
     return cast
 
 
-def _known(number: tf.Tensor):
-    """Returns the value of a whole number that is known when traced; else None."""
-    if (
-        not hasattr(number, "numpy") and number.op.type == "Prod"
-    ):  # of a shape, as in the losses of Keras
-        factors = tf.get_static_value(number.op.inputs[0])
-        return None if factors is None else factors.prod()
-    return tf.get_static_value(number)
+def _known(tensor: tf.Tensor):
+    """Returns the value of a whole number that is known when traced; else None.
+
+    TensorFlow does not know what is computed from a known shape, such as `tf.shape(x)[0]`.
+    """
+    known = tf.get_static_value(tensor)
+    if known is not None or hasattr(tensor, "numpy") or tensor.op.type not in _OF_SHAPES:
+        return known
+    values = [_known(each) for each in tensor.op.inputs]
+    if any(each is None for each in values):
+        return None
+    compute = getattr(tf.raw_ops, tensor.op.type)
+    names = [each for each in inspect.signature(compute).parameters if each != "name"]
+    settings = {each: tensor.op.get_attr(each) for each in names[len(values) :]}
+    with tf.init_scope(), noticing(on=False):
+        return compute(**dict(zip(names, values, strict=False)), **settings).numpy()
 
 
 def _squaring(handler: Handler, direct: Callable) -> Callable:
@@ -338,6 +393,71 @@ def _gradient(handler: Handler, direct: Callable) -> Callable:
             return handler.gradient(compute, target, sources, output_gradients)
 
     return gradient
+
+
+def _looping(handler: Handler, direct: Callable) -> Callable:
+    """Returns `tf.while_loop`, which `tf.map_fn`, `tf.scan` and loops of autograph call, too."""
+    signature = inspect.signature(direct)
+
+    def loop(*args, **kwargs):
+        if not is_noticing():
+            return direct(*args, **kwargs)
+        given = signature.bind(*args, **kwargs).arguments
+        rounds = given.get("maximum_iterations")
+        with handler.section("loop", 0 if rounds is None else _rounds(rounds)):
+            parts = {each: _part(handler, each, given[each]) for each in ("cond", "body")}
+            with noticing(on=False):
+                return direct(**(given | parts))
+
+    return loop
+
+
+def _vectorizing(handler: Handler, direct: Callable) -> Callable:
+    """Returns what `tf.vectorized_map` calls, and Jacobians."""
+
+    def pfor(loop_fn, iters, *args, **kwargs):
+        if not is_noticing():
+            return direct(loop_fn, iters, *args, **kwargs)
+        with handler.section("loop", _rounds(iters)):
+            body = _part(handler, "body", loop_fn)
+            with noticing(on=False):
+                return direct(body, iters, *args, **kwargs)
+
+    return pfor
+
+
+def _branching(handler: Handler, direct: Callable) -> Callable:
+    """Returns `tf.cond`, which `tf.case` and branches of autograph call, too."""
+
+    def cond(pred, true_fn=None, false_fn=None, *args, **kwargs):
+        if not is_noticing():
+            return direct(pred, true_fn, false_fn, *args, **kwargs)
+        with handler.section("branches"):
+            parts = [
+                each and _part(handler, f"branch {index}", each)
+                for index, each in enumerate((true_fn, false_fn))
+            ]
+            with noticing(on=False):
+                return direct(pred, *parts, *args, **kwargs)
+
+    return cond
+
+
+def _rounds(number) -> int | None:
+    known = _known(tf.convert_to_tensor(number))
+    return None if known is None else int(known)
+
+
+def _part(handler: Handler, kind: str, function: Callable) -> Callable:
+    @functools.wraps(function)
+    def part(*args, **kwargs):
+        with noticing():
+            if not is_noticing():  # in a loop with a round for each row
+                return function(*args, **kwargs)
+            with handler.section(kind):
+                return function(*args, **kwargs)
+
+    return part
 
 
 def _all_reduce(handler: Handler, direct: Callable) -> Callable:

@@ -98,7 +98,7 @@ def any_rows(model, specs) -> Iterator[None]:
     """Within the context, the layers take a batch of these specs, which nothing computes."""
     sizes = [each.shape[0] for each in tf.nest.flatten(specs) if each is not None and each.shape]
     states = states_of(model)
-    if not states or not sizes or sizes[0] is None or sizes[0] >= states[0].shape[0]:
+    if not states or not sizes or sizes[0] in (None, states[0].shape[0]):
         yield
         return
     with _seeing(model, 0, sizes[0]):
@@ -132,7 +132,11 @@ class _Rows:
 
     @property
     def value(self) -> tf.Tensor:
-        return tf.convert_to_tensor(self._state)[self._start : self._stop]
+        whole = tf.convert_to_tensor(self._state)
+        missing = self._stop - whole.shape[0]
+        if missing > 0:  # in a trace that never runs, of more rows than a state has
+            return tf.pad(whole, [[0, missing], *[[0, 0]] * (whole.shape.rank - 1)])
+        return whole[self._start : self._stop]
 
     @property
     def shape(self) -> tf.TensorShape:

@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Callable, Iterator
 
 import keras
-import numpy as np
 import tensorflow as tf
 from keras.src import backend
 
@@ -18,6 +17,7 @@ from tfaccel.keras_internals.model_view import (
     inputs_of,
     runs_eagerly,
 )
+from tfaccel.keras_internals.never_run import never_run, placeholders, spec_of
 from tfaccel.keras_internals.one_replica import as_replica
 from tfaccel.keras_internals.patching import patched
 from tfaccel.keras_internals.reductions import losses_reduced_by, weighing_by_row
@@ -103,8 +103,10 @@ def build_from_specs(model, *, change: Callable) -> None:
     model._maybe_symbolic_build = build
 
 
-def adopt_made_outside(model) -> None:
+def adopt_made_outside(model, *, metrics: bool = True) -> None:
     """Gives each replica its own of the variables that were made outside the scope.
+
+    Without `metrics` those of metrics are left out, which the model's `compile` may still make.
 
     In `run.compile(model, metrics=[keras.metrics.AUC()])` the AUC is made outside; so are the
     weights of `layer.enable_lora(4)`, and of a backbone that was made before the model.
@@ -117,7 +119,8 @@ def adopt_made_outside(model) -> None:
             len(outside),
             outside[0].path,
         )
-    for variable in {id(each): each for each in [*outside, *model.metrics_variables]}.values():
+    of_metrics = model.metrics_variables if metrics else []
+    for variable in {id(each): each for each in [*outside, *of_metrics]}.values():
         if not is_distributed(variable):
             adopt(variable, model.distribute_strategy)
 
@@ -134,16 +137,7 @@ def _note_inputs(model, batch) -> None:
     """Notes the specs of the inputs in a batch, or in the specs of a batch."""
     x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
     if x is not None:
-        _TRAINED_ON[model] = tf.nest.map_structure(_spec_of, x)
-
-
-def _spec_of(value):
-    if value is None or isinstance(value, tf.TypeSpec):
-        return value
-    if isinstance(value, tf.RaggedTensor | tf.SparseTensor):
-        return tf.type_spec_from_value(value)
-    value = value if hasattr(value, "shape") else np.asarray(value)
-    return tf.TensorSpec(value.shape, value.dtype)
+        _TRAINED_ON[model] = tf.nest.map_structure(spec_of, x)
 
 
 def _is_built(model) -> bool:
@@ -162,32 +156,24 @@ def _trace_once(model, batch) -> None:
 
     A checkpoint can then be restored. If the trace fails, the step itself fails, too, and says why.
     """
-    specs = tf.nest.map_structure(_spec_of, batch)
+    specs = tf.nest.map_structure(spec_of, batch)
     step = model.test_step if model.optimizer is None else model.train_step
     replica = local_replicas(model.distribute_strategy)[0]
-    with tf.__internal__.FuncGraph("made_by_step").as_default():
-        inputs = tf.nest.map_structure(_placeholder, specs)
-        try:
-            with as_replica(model, replica), any_rows(model, specs), unwound():
-                step(inputs)
-        except Exception as error:
-            log.debug("step: no trace of it before it first runs: %s", error)
+    try:
+        with (
+            never_run("made_by_step"),
+            as_replica(model, replica),
+            any_rows(model, specs),
+            unwound(),
+        ):
+            step(placeholders(specs))
+    except Exception as error:
+        log.debug("step: no trace of it before it first runs: %s", error)
 
 
 def _of_one_replica(spec):
     spec = spec._value_specs[0] if hasattr(spec, "_value_specs") else spec
     return spec if hasattr(spec, "shape") else None
-
-
-def _placeholder(spec):
-    if spec is None:
-        return None
-    if isinstance(spec, tf.RaggedTensorSpec):
-        inner = spec.shape[spec.ragged_rank + 1 :]
-        return tf.compat.v1.ragged.placeholder(spec.dtype, spec.ragged_rank, inner)
-    if isinstance(spec, tf.SparseTensorSpec):
-        return tf.compat.v1.sparse_placeholder(spec.dtype, spec.shape)
-    return tf.compat.v1.placeholder(spec.dtype, spec.shape)
 
 
 def _are_known(specs) -> bool:

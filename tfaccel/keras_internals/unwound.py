@@ -14,6 +14,8 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
+from tfaccel.keras_internals.never_run import never_run
+
 
 @contextlib.contextmanager
 def unwound() -> Iterator[None]:
@@ -42,5 +44,5 @@ def without_caching_device() -> Iterator[None]:
 
 def _set(device) -> None:
     # Outside a graph, it cannot be set. All graphs of functions share the scope.
-    with tf.__internal__.FuncGraph("unwound").as_default():
+    with never_run("unwound"):
         tf.compat.v1.get_variable_scope().set_caching_device(device)

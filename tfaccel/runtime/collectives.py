@@ -33,6 +33,7 @@ differentiable with respect to the sum of all replicas' losses.
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -59,7 +60,8 @@ _CARRIED = (tf.float16, tf.float32, tf.float64, tf.int64, *_CARRIERS)
 
 
 # What joins the replicas while a `train_step` or `test_step` is traced for one of them.
-_STEPS = []
+# A thread traces one replica, or a part of its batch, at a time.
+_tracing = threading.local()
 
 
 @contextlib.contextmanager
@@ -70,17 +72,23 @@ def within_step(replicas) -> Iterator[None]:
       replicas: has `num_replicas`, `rank`, `local_rank`, `all_reduce(tensor, op)`,
         `all_gather(tensor, axis)` and `broadcast(tensor, root_rank)`.
     """
-    _STEPS.append(replicas)
+    before = _step()
+    _tracing.step = replicas
     try:
         yield
     finally:
-        _STEPS.pop()
+        _tracing.step = before
+
+
+def _step():
+    """Returns what joins the replicas of the step that this thread traces; None outside one."""
+    return getattr(_tracing, "step", None)
 
 
 def world_size() -> int:
     """Returns the number of replicas over all workers; 1 without a run or a strategy."""
-    if _STEPS:
-        return _STEPS[-1].num_replicas
+    if step := _step():
+        return step.num_replicas
     return (_outside() or tf.distribute.get_strategy()).num_replicas_in_sync
 
 
@@ -90,8 +98,8 @@ def rank() -> int:
     Outside a replica function, this is the index of this worker's first replica, so `rank() == 0`
     is true only on the first worker.
     """
-    if _STEPS:
-        return _STEPS[-1].rank
+    if step := _step():
+        return step.rank
     if strategy := _outside():
         ranks = strategy.experimental_distribute_values_from_function(
             lambda context: context.replica_id_in_sync_group
@@ -104,8 +112,8 @@ def rank() -> int:
 
 def local_rank() -> int:
     """Returns this replica's index on its worker, from 0; 0 outside a replica function."""
-    if _STEPS:
-        return _STEPS[-1].local_rank
+    if step := _step():
+        return step.local_rank
     if _outside() or not tf.distribute.has_strategy():
         return 0
     return rank() % len(tf.distribute.get_strategy().extended.worker_devices)
@@ -185,7 +193,7 @@ def _outside() -> tf.distribute.Strategy | None:
 def _on_replicas(operation: Callable[[list], list], value: Value) -> Value:
     """Runs the operation on this replica or, outside a replica function, on all replicas here."""
     values = tf.nest.flatten(value)
-    if _STEPS:
+    if _step():
         results = operation(values)
     elif strategy := _outside():
         # Run this eagerly, too: tracing a tf.function for one call takes longer, 1.7 s against
@@ -201,8 +209,8 @@ def _reduce(values: list, *, op: str) -> list[tf.Tensor]:
     tensors = [_dense(each) for each in values]
     for tensor in tensors:
         _check_reducible(tensor, op=op)
-    if _STEPS:
-        return [_STEPS[-1].all_reduce(each, op) for each in tensors]
+    if step := _step():
+        return [step.all_reduce(each, op) for each in tensors]
     context = tf.distribute.get_replica_context()
     if op in ("sum", "mean"):
         return _joined(functools.partial(context.all_reduce, op.upper()), tensors)
@@ -225,8 +233,8 @@ def _gather(values: list, *, axis: int) -> list[tf.Tensor | tf.IndexedSlices]:
 def _gather_tensor(value: Any, *, axis: int) -> tf.Tensor:
     tensor = _tensor(value)
     axis = _from_front(axis, tensor)
-    if _STEPS:
-        return _STEPS[-1].all_gather(tensor, axis)
+    if step := _step():
+        return step.all_gather(tensor, axis)
     return tf.cast(_concatenate(tf.cast(tensor, _carrier(tensor)), axis=axis), tensor.dtype)
 
 
@@ -238,8 +246,8 @@ def _gather_slices(slices: tf.IndexedSlices, *, axis: int) -> tf.IndexedSlices:
 
 
 def _broadcast(values: list, *, root_rank: int) -> list[tf.Tensor]:
-    if _STEPS:
-        return [_STEPS[-1].broadcast(_dense(each), root_rank) for each in values]
+    if step := _step():
+        return [step.broadcast(_dense(each), root_rank) for each in values]
     context = tf.distribute.get_replica_context()
     is_root = rank() == root_rank
 

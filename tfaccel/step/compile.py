@@ -22,8 +22,6 @@ from tfaccel.keras_internals.layers import layers_of
 from tfaccel.keras_internals.model_view import (
     every_optimizer,
     has_steps_of_keras,
-    is_synchronized,
-    losses_of,
     optimizers_of,
     outputs_of,
 )
@@ -78,7 +76,7 @@ def compile_model(
             "run's `with run.scope():`"
         )
     _check_layers(model, strategy, xla=xla)
-    adopt_made_outside(model)
+    adopt_made_outside(model, metrics=False)
     num_replicas = strategy.num_replicas_in_sync
     with strategy.scope():
         for each in keras.tree.flatten((args, compile_args)):
@@ -92,10 +90,8 @@ def compile_model(
     if config.sync_batchnorm and num_replicas > 1:
         layers = batch_norm.convert(model)
         log.info("batch norm: %d layers use the statistics of all replicas", len(layers))
-    if config.accumulation_steps > 1:
-        _refuse_losses(model, config, num_replicas)
     if num_replicas > 1:
-        _refuse_for_replicas(model, config, num_replicas)
+        metrics.gathers(model)  # raises for a metric with an unknown rule
     if config.zero_weight_is_padding:
         padding.check(model)
     change = lambda batch: batch  # noqa: E731
@@ -261,31 +257,3 @@ def _adopt(optimizer, strategy) -> None:
         adopt(variable, strategy)
     for each in optimizers:
         give_to(each, strategy)
-
-
-def _refuse_losses(model, config: StepConfig, num_replicas: int) -> None:
-    """Raises for losses whose value for a batch is not the mean over the parts of the batch."""
-    parts = f"{num_replicas} replicas and accumulation_steps={config.accumulation_steps}"
-    for loss in losses_of(model):
-        reduction = getattr(loss, "reduction", "sum_over_batch_size")
-        if reduction not in ("sum_over_batch_size", "mean"):
-            raise UserError(
-                f"the loss {loss.name} has reduction={reduction!r}; with {parts} use "
-                "reduction='sum_over_batch_size', so that the rows of all parts have equal weight"
-            )
-        overlap = isinstance(loss, keras.losses.Dice | keras.losses.Tversky)
-        if overlap and {None, 0} & set(keras.tree.flatten(loss.axis)):
-            raise UserError(
-                f"the loss {loss.name} has axis={loss.axis}, so it is computed over the whole "
-                f"batch; with {parts} give it the axes of one row, such as axis=(1, 2, 3)"
-            )
-
-
-def _refuse_for_replicas(model, config: StepConfig, num_replicas: int) -> None:
-    """Raises for a model or setting that gives another result on several replicas than on one."""
-    if config.accumulation_steps > 1 and is_synchronized(model):
-        raise UserError(
-            f"accumulation_steps={config.accumulation_steps} with synchronized batch norm: the "
-            "statistics would cover only a part of the rows; use one of the two"
-        )
-    metrics.gathers(model)  # raises for a metric with an unknown rule

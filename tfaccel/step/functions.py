@@ -53,7 +53,7 @@ from tfaccel.keras_internals.layer_paths import layer_paths
 from tfaccel.keras_internals.model_view import is_of_keras, is_synchronized, runs_eagerly
 from tfaccel.keras_internals.one_replica import as_replica, metrics_as
 from tfaccel.keras_internals.recording import JoinsRowsError
-from tfaccel.keras_internals.replica import Replica, local_batches, local_replicas
+from tfaccel.keras_internals.replica import InXla, Replica, local_batches, local_replicas
 from tfaccel.keras_internals.traced import UNORDERED
 from tfaccel.keras_internals.variables import value_of
 from tfaccel.step import (
@@ -71,7 +71,7 @@ from tfaccel.step import totals as totals_lib
 from tfaccel.step.recoverable import Recoverable
 from tfaccel.step.shapes import Shapes
 from tfaccel.step.totals import ROWS_UNIT, Layout, Span, Totals
-from tfaccel.step.whole_batch import Alarm, MayJoinError, Rows
+from tfaccel.step.whole_batch import Alarm, MayJoinError, Plan, Rows, planned
 
 log = logging.getLogger("tfaccel")
 
@@ -315,8 +315,9 @@ class _Step:
         num_rows: int,
         weight,
         of_part=None,
+        collectives: InXla | None = None,
     ):
-        """Returns the handler of `whole_batch` for a replica's batch; None if it needs none.
+        """Returns the handler of `whole_batch` for a replica's batch.
 
         Args:
           replica: the replica.
@@ -327,6 +328,7 @@ class _Step:
           num_rows: its number of rows; 0 if the batch is a row that stands in.
           weight: the number of rows that count.
           of_part: the Part of the batch, if it is traced in parts side by side.
+          collectives: the replica's, if XLA compiles them.
 
         Raises:
           JoinsRowsError: the step needs values of all replicas where it computes them.
@@ -334,23 +336,20 @@ class _Step:
         if self._join == AFTER:
             return Alarm(num_rows)
         key = str(tf.nest.map_structure(lambda each: getattr(each, "shape", None), batch))
+        key = self._join, key
         if key not in self._plans:
-            has_padding = padded and plain_steps.has_weights(batch)
-            parts = self._config.accumulation_steps if self.trains else 1
-            settings = {"in_parts": parts > 1, "has_padding": has_padding}
-            self._plans[key] = plain_steps.analyzed(self._model, step, replica, batch, **settings)
+            self._plans[key] = self._planned(step, replica, batch, padded=padded)
             if self._plans[key][0].reduces_itself:
                 log.info("step: it calls all_reduce, so its reductions cover each replica's rows")
         plan, why_not = self._plans[key]
         if self._join == ASK:
-            if why_not and (self._is_own or plan.joins):
+            if why_not is not None:
                 raise JoinsRowsError(why_not)
-            if not self._is_plain:
+            if self._is_own and not self._is_plain:
                 self._is_plain = True
                 log.info("step: it is plain, so values are joined after each replica's pass")
-            return None
-        in_xla = self._sums_in_xla and not runs_eagerly(self._model)
-        reduce = functools.partial(_reduced, replica, in_xla=in_xla)
+            return Alarm(None)
+        reduce = functools.partial(_reduced, replica, collectives=collectives)
         rows_of_all = [num_rows] * replica.num_replicas if are_full else self._rows_of_all
         if of_part is not None:
             reduce = functools.partial(of_part.sum, reduce=reduce)
@@ -366,7 +365,18 @@ class _Step:
             rows_of_all=rows_of_all,
             reduces_rows=self._config.reductions == "all_replicas",
             gradients_as="float16" if self._config.float16_allreduce else None,
+            joins_in_loops=of_part is None and (in_xla or runs_eagerly(self._model)),
         )
+
+    def _planned(self, step, replica: Replica, batch, *, padded: bool) -> tuple[Plan, str | None]:
+        """Returns the plan of a step, and why values are joined within the step, if they are."""
+        if self._is_own and self._join == ASK:
+            parts = self._config.accumulation_steps if self.trains else 1
+            has_padding = padded and plain_steps.has_weights(batch)
+            settings = {"in_parts": parts > 1, "has_padding": has_padding}
+            return plain_steps.analyzed(self._model, step, replica, batch, **settings)
+        plan = planned(self._model, step, replica, batch, joins=self._join == WITHIN)
+        return plan, "a loss or a reduction is no mean over rows" if plan.joins else None
 
     def __call__(self, batch, *, padded: bool) -> dict:
         batches = local_batches(self._strategy, batch, len(self._replicas))
@@ -651,12 +661,13 @@ def _replica_step(
     updates_in_xla = (updates_in_xla or xla) and not within
     layout = watch = updates = None  # known once the pass is traced
 
-    def forward_backward(batch, stand_in=None):
+    def forward_backward(batch, stand_in=None, collectives=None):
         nonlocal layout, watch, updates
         with as_replica(model, replica):
             watch = finite.Watch(model, xla=xla, compile_=compile_) if within and trains else None
             apply = None if watch is None else watch.apply
-            totals = pass_(replica, batch, stand_in=stand_in, apply=apply)
+            settings = {"stand_in": stand_in, "apply": apply, "collectives": collectives}
+            totals = pass_(replica, batch, **settings)
         layout, updates = Layout(totals, gradients_as=gradients_as), totals.updates
         return layout.pack(totals), totals.metrics_before, updates.inputs.take_sent()
 
@@ -667,10 +678,12 @@ def _replica_step(
             return _update(model, totals, metrics_before, spans, gathered, **settings)
 
     def whole(batch, rows=None):
-        buffers, metrics_before, sent = forward_backward(batch)
+        in_order = InXla(replica)
+        buffers, metrics_before, sent = forward_backward(batch, collectives=in_order)
         if rows is None:  # all batches are full
             rows = [totals_lib.num_rows(batch)] * replica.num_replicas
-        sums = replica.all_reduce_in_xla([*buffers, *updates.inputs.in_place(sent, rows)])
+        all_reduce = in_order.all_reduce if within else replica.all_reduce_in_xla
+        sums = all_reduce([*buffers, *updates.inputs.in_place(sent, rows)])
         return update(sums[: len(buffers)], metrics_before, sums[len(buffers) :])
 
     def in_parts(*batch):
@@ -687,12 +700,18 @@ def _replica_step(
     return in_parts
 
 
-def _reduced(replica: Replica, values: list[tf.Tensor], *, in_xla: bool) -> list[tf.Tensor]:
+def _reduced(
+    replica: Replica, values: list[tf.Tensor], *, collectives: InXla | None
+) -> list[tf.Tensor]:
     """Returns the sums over the replicas of tensors, within a step."""
     if replica.num_replicas == 1:
         return values
-    if in_xla:
-        return replica.all_reduce_in_xla(values)
+    if collectives is not None:
+        if not collectives.is_possible:
+            raise in_xla.NotInXlaError(
+                "a branch or a loop of the step joins values of all replicas"
+            )
+        return collectives.all_reduce(values)
     sums = []
     for each in values:
         if each.shape.num_elements() == 0:  # ends the process in TensorFlow 2.21

@@ -254,6 +254,10 @@ class Watch:
         self.gradients.append(_Gradient(targets, flat, has_seed, start, stop, outputs, first, last))
         return found
 
+    def section(self, *args) -> contextlib.AbstractContextManager:
+        """Returns a context for a loop, branches or a part of them."""
+        return self._handler.section(*args)
+
     # Collectives.
 
     def __getattr__(self, name: str):
@@ -355,7 +359,7 @@ def analyzed(
         watches.append(Watch(recorder))
         return watches[-1]
 
-    plan = whole_batch.planned(model, step, replica, batch, watch=watch)
+    plan = whole_batch.planned(model, step, replica, batch, joins=True, watch=watch)
     settings = {"in_parts": in_parts, "has_padding": has_padding}
     if plan.calls is None:
         return plan, "two traces of it do not tell which axes are rows"

@@ -113,17 +113,18 @@ def make_totals(
     within: bool = False,
     apply: Callable | None = None,
     rows_of: Callable | None = None,
+    collectives=None,
     stand_in=None,
 ) -> Totals:
     """Runs `step` on this replica's rows, in `parts`, and restores all variables but the metrics'.
 
     If the replica has no rows, one row of weight 0 stands in: `stand_in`, or a row of zeros.
 
-    `rows_of`, a function of (step, batch, num_rows, weight, of_part), returns the handler of
-    `whole_batch`, or None. `within` says that it joins the values of the step over the replicas,
-    and over the parts, where the step computes them. `apply`, a function of optimizer, gradients
-    and variables, then updates the weights where the step applies gradients, and the totals have no
-    gradients.
+    `rows_of`, a function of (step, batch, num_rows, weight, of_part, collectives), returns the
+    handler of `whole_batch`, or None. `within` says that it joins the values of the step over the
+    replicas, and over the parts, where the step computes them. `apply`, a function of optimizer,
+    gradients and variables, then updates the weights where the step applies gradients, and the
+    totals have no gradients.
     """
     rows, weight = num_rows(batch), weigh(batch)
     if rows == 0:
@@ -149,7 +150,8 @@ def make_totals(
                 contexts.enter_context(updates.own_part())
                 apply_, turn = of_part.once(apply), of_part.is_first_to_go_on
             if rows_of is not None:
-                handler = rows_of(step, part, num_rows=rows, weight=weight, of_part=of_part)
+                how = {"of_part": of_part, "collectives": collectives}
+                handler = rows_of(step, part, num_rows=rows, weight=weight, **how)
             if handler is not None:
                 contexts.enter_context(whole_batch(model, handler))
                 all_reduce = getattr(handler, "sum", None)

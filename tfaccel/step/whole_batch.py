@@ -16,10 +16,10 @@ step computes it. The code behind it continues with the value of one device:
         logs = step(batch)
 
 Which axes of a tensor are rows? The plan knows it from the two traces. The second one has twice as
-many rows and three times as many replicas. An axis that is twice as long has this replica's rows.
-An axis that is six times as long has rows that were gathered from all replicas. An axis of the same
+many rows and seven times as many replicas. An axis that is twice as long has this replica's rows.
+An axis that is 14 times as long has rows that were gathered from all replicas. An axis of the same
 length has no rows. Numbers are recognized in the same way, so `loss / x.shape[0]` divides by the
-rows of all replicas.
+rows of all replicas, and `loss / (x.shape[0] - 1)` by one less.
 
 Why the gradients are right: the replicas differentiate J, the sum over replicas of share * loss.
 The shares of all replicas add up to 1. The gradient of a sum over replicas is the sum over replicas
@@ -29,27 +29,49 @@ its own rows, J is the mean of all rows, because a replica's share is its part o
 
 import contextlib
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
+from tfaccel.common.errors import UserError
 from tfaccel.common.run_log import summary
 from tfaccel.common.tables import cleaned
 from tfaccel.keras_internals import row_operations
 from tfaccel.keras_internals.model_view import metrics_that_update
+from tfaccel.keras_internals.never_run import never_run, placeholders, spec_of
 from tfaccel.keras_internals.recording import JoinsRowsError, recorded
 from tfaccel.keras_internals.replica import Replica
+from tfaccel.keras_internals.stateful import any_rows
+from tfaccel.keras_internals.unwound import unwound
 from tfaccel.runtime import collectives
+from tfaccel.step.planned_calls import END, PlannedCalls, begin, end_of
 
 log = logging.getLogger("tfaccel")
 
-MORE_ROWS, MORE_REPLICAS = 2, 3  # the second trace of a plan, as multiples of the first
+# The second trace of a plan, as multiples of the first. With 7 times the replicas, a number such as
+# rows - 1 is not taken for one of replicas.
+MORE_ROWS, MORE_REPLICAS = 2, 7
 
 # What an axis or a number is, by the ratio of its sizes in the two traces of a plan.
-SAME, OWN, ALL, PER_OWN = "same", "own rows", "all rows", "per own row"
-_BY_RATIO = {1: SAME, MORE_ROWS: OWN, MORE_ROWS * MORE_REPLICAS: ALL, 1 / MORE_ROWS: PER_OWN}
+SAME, OWN, ALL = "same", "own rows", "all rows"
+_BY_RATIO = {1: SAME, MORE_ROWS: OWN, MORE_ROWS * MORE_REPLICAS: ALL}
+_NUMBERS = ("count", "scale")
 _NOT_JOINED = ("count", "scale", "beside", "target", "source", "gather")  # kinds of calls
+
+
+class Part(NamedTuple):
+    """The part of a number that is proportional to the replica's own rows.
+
+    Attributes:
+      size: the part, as in 5 of 5 rows - 1 = 4.
+      is_inverse: whether it is a part of 1 / number.
+    """
+
+    size: float
+    is_inverse: bool = False
 
 
 @dataclasses.dataclass
@@ -63,7 +85,7 @@ class Plan:
       joins: whether a value, other than a gradient, must be joined over the replicas.
     """
 
-    calls: list[tuple[str, tuple[str, ...]]] | None
+    calls: list[tuple[str, tuple[str | Part, ...]]] | None
     reduces_itself: bool
     joins: bool
 
@@ -98,6 +120,10 @@ class _Handler:
         """Returns the replicas' values, [replicas, ...], before a reduction of this kind."""
         raise NotImplementedError
 
+    def section(self, kind: str, number: int | None = 0):
+        """Returns a context for a loop or branches, or for a part of them."""
+        raise NotImplementedError
+
     # Reductions.
 
     def reduced(self, kind: str, direct: Callable, x, axes: list[int], keep_dims: bool):
@@ -129,12 +155,19 @@ class _Handler:
         tags = self.tags("product", [tensor.shape[axis] for tensor, axis in summed])
         return self.sum(direct()) if OWN in tags and self._reduces_rows else direct()
 
-    def segmented(self, direct: Callable, x):
-        """Sums groups of entries along axis 0, and over the replicas if these are rows."""
-        sums = direct()
+    def segmented(self, kind: str, direct: Callable, x):
+        """Reduces groups of entries along axis 0, and over the replicas if these are rows."""
+        groups = direct()
         (before,) = self.tags("segments", [x.shape[0]])
-        (after,) = self.tags("beside", [sums.shape[0]])
-        return self.sum(sums) if before == OWN != after and self._reduces_rows else sums
+        (after,) = self.tags("beside", [groups.shape[0]])
+        if before != OWN or not self._reduces_rows:
+            return groups
+        if after == OWN:  # with one group a row, or with a number that depends on the rows
+            say_pairs()
+            return groups
+        if kind == "sum":
+            return self.sum(groups)
+        return _REDUCED[kind](self.stacked(groups, kind), 0)
 
     def squares(self, direct: Callable, x):
         """Returns half the sum of squares, over the replicas if an axis has rows."""
@@ -149,36 +182,41 @@ class _Handler:
         if (numbers[0] is None) == (numbers[1] is None):
             return direct(x, y)
         number, other = (numbers[0], y) if numbers[1] is None else (numbers[1], x)
-        (tag,) = self.tags("scale", [number])
-        if tag not in (OWN, PER_OWN) or not self._reduces_rows:
+        of_all = self._of_all_rows("scale", number)
+        if of_all is number:
             return direct(x, y)
-        dtype = tf.convert_to_tensor(other).dtype
-        rows, number = tf.cast(self.rows(), dtype), tf.constant(number, dtype)
-        number = number * rows if tag == OWN else number / rows
-        return direct(number, y) if numbers[1] is None else direct(x, number)
+        of_all = tf.cast(of_all, tf.convert_to_tensor(other).dtype)
+        return direct(of_all, y) if numbers[1] is None else direct(x, of_all)
 
     def counted(self, direct: Callable, x, number: int):
         """Casts a whole number. A number of own rows becomes the number of all rows."""
-        (tag,) = self.tags("count", [number])
-        count = direct()
-        if tag != OWN or not self._reduces_rows:
-            return count
-        return count * tf.cast(self.rows(), count.dtype)
+        count, of_all = direct(), self._of_all_rows("count", number)
+        return count if of_all is number else tf.cast(of_all, count.dtype)
+
+    def _of_all_rows(self, kind: str, number: float):
+        """Returns a number as one device has it: `number` itself if it depends on no own rows."""
+        (part,) = self.tags(kind, [number])
+        if part == SAME or not self._reduces_rows:
+            return number
+        if part.is_inverse:
+            return 1 / (1 / number + (self.rows() - 1) * part.size)
+        return number + (self.rows() - 1) * part.size
 
     # Collectives that the step calls.
 
     def all_reduce(self, value, op: str) -> tf.Tensor:
         """Reduces one value of each replica. `op` is "sum", "mean", "min" or "max"."""
         value = tf.convert_to_tensor(value)
-        if op in ("min", "max"):
+        if op in ("min", "max") and value.dtype.is_bool:
+            op = {"min": "all", "max": "any"}[op]
+        if op not in ("sum", "mean"):
             return _REDUCED[op](self.stacked(value, op), 0)
         total = self.sum(value)
         return total / tf.cast(self.num_replicas, value.dtype) if op == "mean" else total
 
     def broadcast(self, value, root_rank: int) -> tf.Tensor:
         """Returns the value of one replica."""
-        value = tf.convert_to_tensor(value)
-        return self.sum(value if self.rank == root_rank else tf.zeros_like(value))
+        raise NotImplementedError
 
 
 _REDUCED = {
@@ -239,11 +277,13 @@ class Alarm:
     It lets a step of Keras's own, which seldom does, be traced as if no step did.
     """
 
-    def __init__(self, num_rows: int):
-        """Takes the number of rows of the traced batch."""
-        self._num_rows = max(num_rows, 1)
+    def __init__(self, num_rows: int | None):
+        """Takes the number of rows of the traced batch; None if a plan joins no reduction."""
+        self._num_rows = None if num_rows is None else max(num_rows, 1)
 
     def _check(self, sizes: Sequence) -> None:
+        if self._num_rows is None:
+            return
         if any(size is None or (size > 0 and size % self._num_rows == 0) for size in sizes):
             raise MayJoinError
 
@@ -257,7 +297,7 @@ class Alarm:
         self._check([tensor.shape[axis] for tensor, axis in summed])
         return direct()
 
-    def segmented(self, direct: Callable, x):
+    def segmented(self, kind: str, direct: Callable, x):
         """Raises if axis 0 may have rows."""
         self._check(x.shape[:1])
         return direct()
@@ -266,6 +306,10 @@ class Alarm:
         """Raises if an axis may have rows."""
         self._check(x.shape)
         return direct(x)
+
+    def section(self, kind: str, number: int | None = 0):
+        """Returns a context that does nothing."""
+        return contextlib.nullcontext()
 
     def scaled(self, direct: Callable, x, y, *, divides: bool):
         """Computes the operation."""
@@ -305,9 +349,11 @@ class Alarm:
 class _Recorder(_Handler):
     """Records the sizes of operations, and joins nothing: what it traces never runs."""
 
-    def __init__(self, replica: Replica, num_replicas: int):
+    def __init__(self, replica: Replica, num_replicas: int, connected: list | None = None):
+        """Takes which gradients exist, in order of the calls, as an earlier trace found it."""
         super().__init__(replica, num_replicas, reduces_rows=True)
         self.calls, self.reduces_itself = [], False
+        self.connected, self._known = [], None if connected is None else iter(connected)
 
     def watching(self) -> contextlib.AbstractContextManager:
         """Returns a context in which the step is traced."""
@@ -337,6 +383,12 @@ class _Recorder(_Handler):
     def stacked(self, value: tf.Tensor, kind: str) -> tf.Tensor:
         return tf.stack([value] * self.num_replicas)
 
+    @contextlib.contextmanager
+    def section(self, kind: str, number: int | None = 0) -> Iterator[None]:
+        self.calls.append((begin(kind), (number,)))
+        yield
+        self.calls.append((END, ()))
+
     def all_reduce(self, value, op: str) -> tf.Tensor:
         self.reduces_itself = True
         return tf.identity(value)
@@ -346,14 +398,25 @@ class _Recorder(_Handler):
         return tf.identity(value)
 
     def gradient(self, direct: Callable, target, sources, output_gradients):
-        """Returns zeros: the sizes do not depend on what the gradients are."""
+        """Returns the gradients; in a later trace zeros, whose sizes are the same."""
         for each in tf.nest.flatten(target):
             self.tags("target", _shape(each))
         flat = tf.nest.flatten(sources)
         for each in flat:
             self.tags("source", _shape(each) if isinstance(each, tf.Tensor) else ())
-        zeros = [tf.zeros(each.shape, each.dtype) for each in map(tf.convert_to_tensor, flat)]
-        return tf.nest.pack_sequence_as(sources, zeros)
+        tensors = list(map(tf.convert_to_tensor, flat))
+        connected = None if self._known is None else next(self._known, None)
+        if connected is None:
+            found = tf.nest.flatten(direct(output_gradients))
+            connected = [each is not None for each in found]
+        else:
+            found = [tf.zeros(each.shape, each.dtype) for each in tensors]
+        self.connected.append(connected)
+        found = [
+            tf.ensure_shape(tf.convert_to_tensor(each), of.shape) if exists else None
+            for each, of, exists in zip(found, tensors, connected, strict=True)
+        ]
+        return tf.nest.pack_sequence_as(sources, found)
 
 
 def planned(
@@ -362,6 +425,7 @@ def planned(
     replica: Replica,
     batch,
     *,
+    joins: bool,
     watch: Callable[[_Recorder], _Recorder] = lambda recorder: recorder,
 ) -> Plan:
     """Traces a step twice, with different numbers of rows and replicas; nothing of it runs.
@@ -371,54 +435,82 @@ def planned(
       step: the step, as a function of a batch.
       replica: the replica.
       batch: a nest of the replica's tensors.
+      joins: whether the step's values are to be joined even if no value must be. If not, Keras
+        reduces its own losses, and the means of the replicas are averaged.
       watch: a function from the handler of each trace to the one that is told of the step: see
         tfaccel/step/plain_steps.py.
+
+    Raises:
+      JoinsRowsError: a loss of Keras is no mean over rows, and `joins` is false.
     """
     recorders, fault = [], "the operations depend on the number of rows"
+    specs = tf.nest.map_structure(spec_of, batch)
     for more_rows, more_replicas in ((1, 1), (MORE_ROWS, MORE_REPLICAS)):
-        recorder = _Recorder(replica, replica.num_replicas * more_replicas)
+        connected = recorders[0].connected if recorders else None
+        recorder = _Recorder(replica, replica.num_replicas * more_replicas, connected)
         handler = watch(recorder)
-        graph = tf.__internal__.FuncGraph("plan_of_rows")
-        # Another name of the device, so that no function of the user's keeps this trace.
-        with graph.as_default(), tf.device("/device:CPU:0"):
-            inputs = tf.nest.map_structure(lambda each: _stand_in(each, more_rows), batch)  # noqa: B023
-            try:
+        try:
+            with never_run("plan_of_rows"):
+                inputs = placeholders(specs, times=more_rows)
                 with (
-                    recorded(model, replica, apply=handler.apply, joins=True),
+                    any_rows(model, inputs),
+                    unwound(),
+                    recorded(model, replica, apply=handler.apply, joins=joins),
                     row_operations.unassigned(),  # a queue need not hold so many rows
                     whole_batch(model, handler),
                     handler.watching(),
                 ):
                     handler.ends(step(inputs))
-            except Exception as error:
-                fault = f"with {more_rows} times the rows: {cleaned(str(error))}"
-                break
+        except JoinsRowsError:
+            raise
+        except Exception as error:
+            fault = f"with {more_rows} times the rows: {cleaned(str(error))}"
+            break
         recorders.append(recorder)
     first = recorders[0] if recorders else _Recorder(replica, replica.num_replicas)
     calls = None
     kinds = [[kind for kind, _ in each.calls] for each in recorders]
     if len(recorders) == 2 and kinds[0] == kinds[1]:
         pairs = zip(recorders[0].calls, recorders[1].calls, strict=True)
-        calls = [(kind, _tags(sizes, more)) for (kind, sizes), (_, more) in pairs]
-    elif recorders:
+        part = functools.partial(_part, rows=_rows_of(specs), num_replicas=replica.num_replicas)
+        calls = [
+            (kind, (part(*sizes, *more),) if kind in _NUMBERS else _tags(sizes, more))
+            for (kind, sizes), (_, more) in pairs
+        ]
+        calls = _without_loops_over_rows(calls)
+    else:
         _by_size(fault)
-    joins = calls is None or any(OWN in tags for kind, tags in calls if kind not in _NOT_JOINED)
+    joins = calls is None or any(OWN in tags for kind, tags in calls if _joins(kind))
     collective = any(kind in ("gather", "broadcast") for kind, _ in first.calls)
     return Plan(calls, first.reduces_itself, joins or first.reduces_itself or collective)
 
 
-def _stand_in(value, more_rows: int):
-    if value is None:
-        return None
-    if isinstance(value, tf.RaggedTensor):
-        inner = value.shape[value.ragged_rank + 1 :]
-        return tf.compat.v1.ragged.placeholder(value.dtype, value.ragged_rank, inner)
-    if isinstance(value, tf.SparseTensor):
-        return tf.compat.v1.sparse_placeholder(value.dtype, [None, *value.shape[1:]])
-    shape = value.shape.as_list()
-    if shape and shape[0] is not None:
-        shape[0] *= more_rows
-    return tf.compat.v1.placeholder(value.dtype, shape)
+def _without_loops_over_rows(calls: list) -> list:
+    """Returns the calls but those in a loop with a round for each row, such as `tf.map_fn`.
+
+    What such a round computes belongs to one row, so nothing of it is joined.
+    """
+    kept, index = [], 0
+    while index < len(calls):
+        kept.append(calls[index])
+        if calls[index] == (begin("loop"), (OWN,)):
+            end = end_of(calls, index)
+            if any(OWN in tags for kind, tags in calls[index + 1 : end] if _joins(kind)):
+                say_pairs()
+            index = end - 1
+        index += 1
+    return kept
+
+
+def _joins(kind: str) -> bool:
+    """Returns whether a call joins values if one of its sizes has own rows."""
+    return kind not in (*_NOT_JOINED, END) and not kind.startswith(begin(""))
+
+
+def _rows_of(specs) -> int:
+    """Returns the number of rows of a batch; 1 if it is not known."""
+    shapes = [each.shape for each in tf.nest.flatten(specs) if each is not None]
+    return next((each[0] for each in shapes if each.rank and each[0]), 1)
 
 
 def _tags(sizes: tuple, more: tuple) -> tuple[str, ...]:
@@ -432,6 +524,31 @@ def _tag(size, more, index: int) -> str:
     if size is None:  # known only when the step runs, as what a mask leaves of the rows
         return OWN if index == 0 else SAME
     return SAME if not size else _BY_RATIO.get(more / size, SAME)
+
+
+def _part(number: float, more: float, *, rows: int, num_replicas: int) -> str | Part:
+    """Returns which part of a number is proportional to the rows of its trace; or SAME.
+
+    The number is multiple * what + constant, where `what` is the own rows, the replicas, or the
+    rows of all. If several would do, it is probably the one with the smallest multiple.
+    """
+    if number == more:
+        return SAME
+    is_inverse = 0 < more < number <= 1
+    if is_inverse:
+        number, more = 1 / number, 1 / more
+    part = (more - number) / (MORE_ROWS - 1)
+    if part == number:
+        return Part(part, is_inverse)
+    growth = {  # of each, from the first trace to the second
+        OWN: rows * (MORE_ROWS - 1),
+        SAME: num_replicas * (MORE_REPLICAS - 1),
+        ALL: rows * num_replicas * (MORE_ROWS * MORE_REPLICAS - 1),
+    }
+    multiples = {what: (more - number) / size for what, size in growth.items()}
+    whole = {what: size for what, size in multiples.items() if abs(size - round(size)) < 1e-6}
+    is_own = not whole or min(whole, key=lambda what: abs(whole[what])) == OWN
+    return Part(part, is_inverse) if is_own else SAME
 
 
 def _shape(value) -> tuple:
@@ -457,6 +574,7 @@ class Rows(_Handler):
         rows_of_all: Sequence[int] | None,
         reduces_rows: bool = True,
         gradients_as: str | None = None,
+        joins_in_loops: bool = False,
     ):
         """Joins the replicas' numbers of rows.
 
@@ -471,11 +589,13 @@ class Rows(_Handler):
             runs.
           reduces_rows: whether a reduction over rows covers the rows of all replicas.
           gradients_as: the dtype in which gradients are sent; None for their own dtype.
+          joins_in_loops: whether `reduce` works in a `tf.while_loop` and in a `tf.cond`.
         """
         reduces_rows = reduces_rows and not plan.reduces_itself
         super().__init__(replica, replica.num_replicas, reduces_rows=reduces_rows)
-        self._reduce, self._gradients_as, self._num_rows = reduce, gradients_as, num_rows
-        self._calls, self._by_size = iter(plan.calls or ()), plan.calls is None
+        self._reduce_outside, self._gradients_as, self._num_rows = reduce, gradients_as, num_rows
+        self._calls, self._by_size = PlannedCalls(plan.calls or ()), plan.calls is None
+        self._joins_in_loops, self._sections = joins_in_loops, []
         self._traced = max(num_rows, 1)  # one row stands in for none
         self._rows_of_all = rows_of_all
         own = tf.stack([tf.cast(weight, tf.float32), tf.constant(num_rows, tf.float32)])
@@ -493,18 +613,49 @@ class Rows(_Handler):
     def tags(self, kind: str, sizes: Sequence) -> tuple[str, ...]:
         """Returns what each size of this call is: what the plan says, or its size."""
         if not self._by_size:
-            planned_kind, tags = next(self._calls, (None, ()))
-            if planned_kind == kind and len(tags) == len(sizes):
+            tags = self._calls.take(kind, len(sizes))
+            if tags is not None:
                 return tags
-            _by_size(f"{kind} follows where the plan has {planned_kind}")
-            self._by_size = True
+            self._leave_plan(kind)
         return tuple(self._tag(kind, *each) for each in enumerate(sizes))
+
+    def _leave_plan(self, kind: str) -> None:
+        planned = self._calls.following()
+        _by_size(f"{kind} follows where the plan has {planned and planned[0]}")
+        self._by_size = True
+
+    @contextlib.contextmanager
+    def section(self, kind: str, number: int | None = 0) -> Iterator[None]:
+        """Joins nothing in a loop that has a round for each row."""
+        with contextlib.ExitStack() as contexts:
+            tags = None
+            if not self._by_size:
+                is_part = kind not in ("loop", "branches")
+                tags = contexts.enter_context(self._calls.section(kind, is_part=is_part))
+                if tags is None:
+                    self._leave_plan(kind)
+            is_own = number == self._traced if tags is None else OWN in tags
+            if kind == "loop" and is_own:
+                contexts.enter_context(row_operations.noticing_nothing())
+            self._sections.append(kind)
+            yield
+            self._sections.pop()
+
+    def _reduce(self, values: list[tf.Tensor]) -> list[tf.Tensor]:
+        if self._sections and not self._joins_in_loops:
+            raise UserError(
+                "the step joins values of all replicas in a tf.while_loop, tf.map_fn or tf.cond, "
+                "where a replica may not wait for another; use a loop or an if of Python, or "
+                "compute the values before it"
+            )
+        return self._reduce_outside(values)
 
     def _tag(self, kind: str, index: int, size) -> str:
         """Returns what a size probably is, if the plan does not tell."""
-        if kind == "scale":
+        if kind in _NUMBERS:
             rows = self._traced
-            return OWN if size == rows else PER_OWN if size == 1 / rows else SAME
+            is_inverse = size == 1 / rows and rows > 1
+            return Part(rows, is_inverse) if is_inverse or size == rows else SAME
         is_multiple = size is None or (size > 0 and size % self._traced == 0)
         return OWN if index == 0 and is_multiple else SAME
 
@@ -530,7 +681,8 @@ class Rows(_Handler):
     def stacked(self, value: tf.Tensor, kind: str) -> tf.Tensor:
         """Returns the replicas' values, [replicas, ...]."""
         if not self._num_rows:
-            value = tf.fill(tf.shape(value), tf.cast(_NEUTRAL[kind](value.dtype), value.dtype))
+            neutral = tf.cast(_NEUTRAL[kind](value.dtype), value.dtype)
+            value = _instead(value, tf.fill(tf.shape(value), neutral))
         return self._joined(self._placed(value[tf.newaxis], 0, [1] * self.num_replicas))
 
     def all_gather(self, value, axis: int = 0) -> tf.Tensor:
@@ -538,20 +690,17 @@ class Rows(_Handler):
         value = tf.convert_to_tensor(value)
         (tag,) = self.tags("gather", [value.shape[axis]])
         axis %= value.shape.rank
-        if tag == OWN and not self._num_rows:
-            value = tf.split(value, [0, value.shape[axis]], axis)[0]  # without the stand-in
-        return self._joined(self._placed(value, axis, self._sizes(value, axis, tag)))
-
-    def _sizes(self, value: tf.Tensor, axis: int, tag: str):
-        """Returns the size of each replica's value along an axis, a list or a tensor."""
         size = value.shape[axis]
+        if tag == OWN and not self._num_rows:  # without the row that stands in
+            value = tf.gather(value, tf.zeros([0], tf.int32), axis=axis)
+        return self._joined(self._placed(value, axis, self._sizes(value, axis, size, tag)))
+
+    def _sizes(self, value: tf.Tensor, axis: int, size: int | None, tag: str):
+        """Returns the size of each replica's value along an axis, a list or a tensor."""
         if size is not None and tag != OWN:
             return [size] * self.num_replicas
         if size is not None and self._rows_of_all is not None:
-            if self._num_rows:
-                return [size * rows // self._num_rows for rows in self._rows_of_all]
-            if len(set(self._rows_of_all)) == 1:
-                return [0] * self.num_replicas
+            return [size * rows // self._traced for rows in self._rows_of_all]
         own = tf.one_hot(self.rank, self.num_replicas, dtype=tf.int64)
         (sizes,) = self._reduce([own * tf.shape(value, tf.int64)[axis]])
         return sizes
@@ -564,15 +713,26 @@ class Rows(_Handler):
         before, behind = _total(sizes[: self.rank]), _total(sizes[self.rank + 1 :])
         paddings = [[0, 0]] * value.shape.rank
         paddings[axis] = [before, behind]
+        return self._added(tf.pad(value, paddings))
+
+    def broadcast(self, value, root_rank: int) -> tf.Tensor:
+        """Returns the value of one replica."""
+        value = tf.convert_to_tensor(value)
+        if self.rank != root_rank:
+            zeros = tf.zeros_like(value)  # x + -0.0 is x for every float x, -0.0 included
+            value = _instead(value, -zeros if value.dtype.is_floating else zeros)
+        return self._joined(self._added(value))
+
+    def _added(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns the sum of tensors of any dtype, those of replicas without rows included."""
         dtype = value.dtype
         sent = tf.cast(value, tf.int64) if dtype.is_bool or dtype.is_integer else value
-        padded = tf.pad(sent, paddings)
 
         @tf.custom_gradient
         def summed(each):
             return self._reduce([each])[0], lambda upstream: self._reduce([upstream])[0]
 
-        return tf.cast(summed(padded), dtype)
+        return tf.cast(summed(sent), dtype)
 
     # Gradients.
 
@@ -664,6 +824,15 @@ class Rows(_Handler):
         return [] if graph is self._graph else True
 
 
+def _instead(value: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+    """Returns another value, with a gradient of zero to `value`.
+
+    All replicas must have the same path of gradients, because the gradient of a sum over replicas
+    is one, too.
+    """
+    return tf.where(tf.zeros_like(value, tf.bool), value, other)
+
+
 def _total(sizes) -> int | tf.Tensor:
     return tf.reduce_sum(sizes) if tf.is_tensor(sizes) else sum(sizes)
 
@@ -672,6 +841,7 @@ def _total(sizes) -> int | tf.Tensor:
 def whole_batch(model, handler: _Handler | Alarm) -> Iterator[None]:
     """Within the context, the operations of the model's step go through the handler."""
     with (
+        row_operations.traced_anew(),  # not as another replica's, or as in a plan
         row_operations.operations_by(handler, metrics=metrics_that_update(model)),
         collectives.within_step(handler),
     ):
