@@ -167,6 +167,26 @@ def _value_of(each):
     return tf.convert_to_tensor(each) if isinstance(each, keras.Variable) else each
 
 
+@contextlib.contextmanager
+def metric_methods_by(name: str, call: Callable, *, but: tuple[type, ...]) -> Iterator[None]:
+    """Within the context, a function calls a method of all metrics, Keras's own and the user's.
+
+    Args:
+      name: The name of the method.
+      call: A function of (own, metric, args, kwargs). `own(*args, **kwargs)` is the method.
+      but: The classes whose own method is left as it is.
+    """
+
+    def replaced(own, metric, *args, **kwargs):
+        return call(own.__get__(metric, type(metric)), metric, args, kwargs)
+
+    with contextlib.ExitStack() as patches:
+        for kind in _kinds_of(keras.metrics.Metric):
+            if name in vars(kind) and kind not in but:
+                patches.enter_context(patched(kind, name, _method(replaced, vars(kind)[name])))
+        yield
+
+
 def _kinds_of(kind: type) -> list[type]:
     """Returns the subclasses of a class, and theirs, each once."""
     found = {}

@@ -65,13 +65,14 @@ from tfaccel.step import (
     metrics,
     mixing,
     padding,
+    plain_steps,
     returned,
 )
 from tfaccel.step import totals as totals_lib
 from tfaccel.step.recoverable import Recoverable
 from tfaccel.step.shapes import Shapes
 from tfaccel.step.totals import ROWS_UNIT, Layout, Span, Totals
-from tfaccel.step.whole_batch import Alarm, MayJoinError, Rows, planned
+from tfaccel.step.whole_batch import Alarm, MayJoinError, Plan, Rows, planned
 
 log = logging.getLogger("tfaccel")
 
@@ -103,8 +104,11 @@ def set_functions(model, strategy, config: StepConfig, *, xla: bool) -> None:
         step = labels.watched(step, are_probabilities=config.mixes_labels)
         made = _Step(model, strategy, config, step, replicas, said=said, **settings)
         parts = config.accumulation_steps if made.trains else 1
-        if (made.several or parts > 1) and (why := _joins(model, name)):
-            made.join_within(why)
+        if made.several or parts > 1:
+            if is_synchronized(model):
+                made.join_within("of synchronized batch norm")
+            elif not is_of_keras(model, name):
+                made.ask(is_own=True)
         return made
 
     train = make("train_step", choice=trains, updates_in_xla=xla, trains=True)
@@ -121,13 +125,6 @@ def set_functions(model, strategy, config: StepConfig, *, xla: bool) -> None:
     model.train_function = Execution(model, train)
     model.test_function = Execution(model, test)
     model.predict_function = _Predict(model, strategy, replicas, predicts, said)
-
-
-def _joins(model, name: str) -> str | None:
-    """Returns why a step must join values of all replicas where it computes them; or None."""
-    if not is_of_keras(model, name):
-        return f"{name} is the model's own"
-    return "synchronized batch norm" if is_synchronized(model) else None
 
 
 def _in_words(replicas: list[Replica], *, xla: bool) -> str:
@@ -257,7 +254,8 @@ class _Step:
         self._model, self._strategy, self._replicas = model, strategy, replicas
         self._config, self.choice, self.trains = config, choice, trains
         self.several = strategy.num_replicas_in_sync > 1
-        self._join, self._plans = AFTER, {}
+        self._join, self._is_own = AFTER, False
+        self._plans, self._is_plain = {}, False  # by the shapes of the batch
         self._constants = {}  # logs that are no numbers
         summed = self.several or (trains and config.accumulation_steps > 1)
         self._step = returned.as_tensors(step, self._constants, summed=summed)
@@ -284,6 +282,11 @@ class _Step:
     def _sums_in_xla(self) -> bool:
         return self.choice.on and self._replicas[0].reduces_in_xla
 
+    def ask(self, *, is_own: bool = False) -> None:
+        """Lets a plan say where the replicas' values are joined: for a step of the model's own."""
+        self._join, self._is_own = ASK, is_own
+        self._made.clear()
+
     def join_within(self, why: str) -> None:
         """Joins the replicas' values where the step computes them, because of a reason.
 
@@ -300,10 +303,11 @@ class _Step:
             try:
                 return run()
             except MayJoinError:
-                self._join = ASK
-                self._made.clear()
-            except JoinsRowsError:
-                self.join_within("a loss or a reduction is no mean over rows")
+                self.ask()
+            except JoinsRowsError as error:
+                why = str(error) or "a loss or a reduction is no mean over rows"
+                log.info("step: values are joined where the step computes them, because %s", why)
+                self.join_within(why)
 
     def rows_of(
         self,
@@ -312,6 +316,7 @@ class _Step:
         batch,
         *,
         are_full: bool,
+        padded: bool,
         num_rows: int,
         weight,
         of_part=None,
@@ -322,6 +327,7 @@ class _Step:
         Args:
           replica: the replica.
           are_full: whether every replica has as many rows as this one.
+          padded: whether rows may be padding.
           step: the step, as a function of a batch.
           batch: the batch.
           num_rows: its number of rows; 0 if the batch is a row that stands in.
@@ -330,7 +336,7 @@ class _Step:
           collectives: the replica's, if XLA compiles them.
 
         Raises:
-          JoinsRowsError: the plan of a step of Keras's own joins values.
+          JoinsRowsError: the step needs values of all replicas where it computes them.
         """
         if self._join == AFTER:
             return Alarm(num_rows)
@@ -338,13 +344,16 @@ class _Step:
         shapes = tf.nest.map_structure(lambda each: getattr(each, "shape", None), batch)
         key = within, str(shapes)
         if key not in self._plans:
-            self._plans[key] = planned(self._model, step, replica, batch, within=within)
-            if within and self._plans[key].reduces_itself:
+            self._plans[key] = self._planned(step, replica, batch, padded=padded)
+            if self._plans[key][0].reduces_itself:
                 log.info("step: it calls all_reduce, so its reductions cover each replica's rows")
-        plan = self._plans[key]
-        if not within:
-            if plan.joins:
-                raise JoinsRowsError
+        plan, why_not = self._plans[key]
+        if self._join == ASK:
+            if why_not is not None:
+                raise JoinsRowsError(why_not)
+            if self._is_own and not self._is_plain:
+                self._is_plain = True
+                log.info("step: it is plain, so values are joined after each replica's pass")
             return Alarm(None)
         reduce = functools.partial(_reduced, replica, collectives=collectives)
         rows_of_all = [num_rows] * replica.num_replicas if are_full else self._rows_of_all
@@ -362,8 +371,19 @@ class _Step:
             rows_of_all=rows_of_all,
             reduces_rows=self._config.reductions == "all_replicas",
             gradients_as="float16" if self._config.float16_allreduce else None,
-            joins_in_loops=of_part is None and (in_xla or runs_eagerly(self._model)),
+            joins_in_loops=of_part is None,
         )
+
+    def _planned(self, step, replica: Replica, batch, *, padded: bool) -> tuple[Plan, str | None]:
+        """Returns the plan of a step, and why values are joined within the step, if they are."""
+        if self._is_own and self._join == ASK:
+            parts = self._config.accumulation_steps if self.trains else 1
+            has_padding = padded and plain_steps.has_weights(batch)
+            settings = {"in_parts": parts > 1, "has_padding": has_padding}
+            return plain_steps.analyzed(self._model, step, replica, batch, **settings)
+        within = self._join == WITHIN
+        plan = planned(self._model, step, replica, batch, within=within)
+        return plan, "a loss or a reduction is no mean over rows" if plan.joins else None
 
     def __call__(self, batch, *, padded: bool) -> dict:
         batches = local_batches(self._strategy, batch, len(self._replicas))
@@ -472,7 +492,7 @@ class _Step:
 
         def joining(replica: Replica) -> Callable:
             are_full = make_batch is not None
-            rows_of = functools.partial(self.rows_of, replica, are_full=are_full)
+            rows_of = functools.partial(self.rows_of, replica, are_full=are_full, padded=padded)
             return functools.partial(pass_, rows_of=rows_of, within=within)
 
         settings = {"xla": xla, "updates_in_xla": self._updates_in_xla and not eagerly}

@@ -113,13 +113,16 @@ def _reduced_without_padding(reduce_weighted_values: Callable, real: tf.Tensor) 
         is_mean = mask is None and reduction in ("sum_over_batch_size", "mean", None, "none")
         if not is_mean and keras_own is not reduce_weighted_values:
             return reduce_weighted_values(values, sample_weight, mask, reduction)
+        reduced = keras_own
         if reduction not in (None, "none"):  # else the caller reduces the values
             _check_rows(values, real)
             own = with_rank(real, values if mask is None else mask)
+            if is_mean:  # tfaccel/step/plain_steps.py knows this mask from those of steps
+                reduced = getattr(keras_own, "of_real_rows", keras_own)
             mask = own if mask is None else own & tf.cast(mask, tf.bool)
         # In parts, the mean over the real rows of each part is weighted by their number later.
         with noticing(on=is_noticing() and keras_own is reduce_weighted_values):
-            return keras_own(values, by_row(sample_weight, values), mask, reduction, dtype)
+            return reduced(values, by_row(sample_weight, values), mask, reduction, dtype)
 
     return reduce
 

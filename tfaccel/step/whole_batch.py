@@ -365,6 +365,16 @@ class _Recorder(_Handler):
         self.calls, self.reduces_itself = [], False
         self.connected, self._known = [], None if connected is None else iter(connected)
 
+    def watching(self) -> contextlib.AbstractContextManager:
+        """Returns a context in which the step is traced."""
+        return contextlib.nullcontext()
+
+    def apply(self, optimizer, gradients: list, variables: list) -> None:
+        """Updates nothing."""
+
+    def ends(self, logs: dict) -> None:
+        """Takes the logs of the step, and needs none."""
+
     def tags(self, kind: str, sizes: Sequence) -> tuple[str, ...]:
         self.calls.append((kind, tuple(sizes)))
         return (SAME,) * len(sizes)
@@ -419,7 +429,15 @@ class _Recorder(_Handler):
         return tf.nest.pack_sequence_as(sources, found)
 
 
-def planned(model, step: Callable, replica: Replica, batch, *, within: bool) -> Plan:
+def planned(
+    model,
+    step: Callable,
+    replica: Replica,
+    batch,
+    *,
+    within: bool,
+    watch: Callable[[_Recorder], _Recorder] = lambda recorder: recorder,
+) -> Plan:
     """Traces a step twice, with different numbers of rows and replicas; nothing of it runs.
 
     Args:
@@ -429,6 +447,8 @@ def planned(model, step: Callable, replica: Replica, batch, *, within: bool) -> 
       batch: a nest of the replica's tensors.
       within: whether the step is to be traced within `Rows`. If not, the plan only tells whether
         the step joins values: Keras reduces its own losses, and the replicas' means are averaged.
+      watch: a function from the handler of each trace to the one that is told of the step: see
+        tfaccel/step/plain_steps.py.
 
     Raises:
       JoinsRowsError: a loss of Keras is no mean over rows, and `within` is false.
@@ -438,17 +458,19 @@ def planned(model, step: Callable, replica: Replica, batch, *, within: bool) -> 
     for more_rows, more_replicas in ((1, 1), (MORE_ROWS, MORE_REPLICAS)):
         connected = recorders[0].connected if recorders else None
         recorder = _Recorder(replica, replica.num_replicas * more_replicas, connected)
+        handler = watch(recorder)
         try:
             with never_run("plan_of_rows"):
                 inputs = placeholders(specs, times=more_rows)
                 with (
                     any_rows(model, inputs),
                     unwound(),
-                    recorded(model, replica, apply=lambda *_: None, joins=within),
+                    recorded(model, replica, apply=handler.apply, joins=within),
                     row_operations.unassigned(),  # a queue need not hold so many rows
-                    whole_batch(model, recorder),
+                    whole_batch(model, handler),
+                    handler.watching(),
                 ):
-                    step(inputs)
+                    handler.ends(step(inputs))
         except JoinsRowsError:
             raise
         except Exception as error:
