@@ -599,7 +599,7 @@ class Rows(_Handler):
             runs.
           reduces_rows: whether a reduction over rows covers the rows of all replicas.
           gradients_as: the dtype in which gradients are sent; None for their own dtype.
-          joins_in_loops: whether `reduce` works in a `tf.while_loop` and in a `tf.cond`.
+          joins_in_loops: whether `reduce` works in a `tf.while_loop`.
         """
         reduces_rows = reduces_rows and not plan.reduces_itself
         super().__init__(replica, replica.num_replicas, reduces_rows=reduces_rows)
@@ -670,11 +670,11 @@ class Rows(_Handler):
             self._sections.pop()
 
     def _reduce(self, values: list[tf.Tensor]) -> list[tf.Tensor]:
-        if self._sections and not self._joins_in_loops:
+        if "loop" in self._sections and not self._joins_in_loops:
             raise UserError(
-                "the step joins values of all replicas in a tf.while_loop, tf.map_fn or tf.cond, "
-                "where a replica may not wait for another; use a loop or an if of Python, or "
-                "compute the values before it"
+                "the step joins values of all replicas in a tf.while_loop or tf.map_fn, where a "
+                "replica may not wait for another; use a loop of Python, or compute the values "
+                "before it"
             )
         return self._reduce_outside(values)
 
