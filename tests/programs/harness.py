@@ -32,6 +32,7 @@ PROGRAMS = {
     for module in MODULES
     for program in importlib.import_module(f"programs.{module}").PROGRAMS
 }
+DEFAULT = StepConfig()
 Trained = tuple[dict, list[np.ndarray]]  # logs by name, [epochs] each, and all variables
 
 
@@ -79,14 +80,16 @@ def by_stock_keras(program: Program) -> Trained:
     return logs, [np.array(each) for each in model.variables]
 
 
-def here(program: Program, strategy: tf.distribute.Strategy, *, xla: bool) -> Trained:
+def here(
+    program: Program, strategy: tf.distribute.Strategy, *, xla: bool, config: StepConfig = DEFAULT
+) -> Trained:
     """Trains the program with tfaccel, on the strategy's replicas."""
     with strategy.scope():
         model = made(program)
     for change in changes(program):
         change(model)
-        compile_model(model, strategy, StepConfig(), xla=xla, **program.compile())
-        methods.extend(model, StepConfig(), guard=contextlib.nullcontext, cluster=Cluster())
+        compile_model(model, strategy, config, xla=xla, **program.compile())
+        methods.extend(model, config, guard=contextlib.nullcontext, cluster=Cluster())
         logs = trained(program, model)
     return logs, [np.array(each) for each in model.variables]
 

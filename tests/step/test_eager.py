@@ -197,9 +197,7 @@ def test_synchronized_batch_norm_is_that_of_one_device(num_replicas):
     assert_same(ours, theirs, rtol=1e-4)
 
 
-@pytest.mark.xfail(strict=True, reason="logs twice the compiled step's loss")
-@pytest.mark.slow
-def test_losses_added_by_layers_are_each_replicas_own():
+def test_losses_added_by_layers_are_each_replicas_own(caplog):
     class Adds(layers.Layer):
         def call(self, x):
             self.add_loss(0.1 * tf.reduce_mean(tf.square(x)))
@@ -209,21 +207,52 @@ def test_losses_added_by_layers_are_each_replicas_own():
     ours = eager(2, make, config=StepConfig(sync_batchnorm=True))
     theirs = stock(make)
     even = {**FIT, "batch_size": 6}
-    logs = [each.fit(X[:12], Y[:12], **even).history for each in (ours, theirs)]
+    with caplog.at_level(logging.INFO, "tfaccel"):
+        logs = [each.fit(X[:12], Y[:12], **even).history for each in (ours, theirs)]
     assert_same_logs(*logs, rtol=1e-4)
+    assert "taken for rows" not in caplog.text
 
 
-PARTS = pytest.mark.xfail(strict=True, raises=UserError, reason="refused: parts and joined rows")
+class Joins(Looking):
+    """A step that joins values of a known and of an unknown number of rows, and scales by them."""
+
+    def __init__(self):
+        keras.Model.__init__(self)
+        self.inner = classifier()
+        self.mean = self.add_weight(name="mean", trainable=False, initializer="zeros")
+        self.build((None, 4))
+
+    def train_step(self, data):
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape() as tape:
+            answers = self(x, training=True)
+            each = keras.losses.sparse_categorical_crossentropy(y, answers, from_logits=True)
+            chosen = tf.boolean_mask(each, tf.not_equal(y, (Y[-1] + 1) % 3))
+            share = tf.reduce_sum(each) / tf.cast(tf.shape(x)[0], tf.float32)
+            deviation = answers - tf.reduce_mean(answers, 0)
+            spread = tf.sqrt(tf.reduce_mean(tf.square(deviation)) + 0.1)
+            worst = tf.reduce_max(each)
+            loss = 0.5 * share + 0.3 * tf.reduce_mean(chosen) + 0.2 * spread * worst / x.shape[0]
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        self.mean.assign(0.9 * self.mean + 0.1 * spread)
+        return {"own": loss, "worst": worst}
 
 
-@pytest.mark.parametrize(
-    "num_replicas",
-    [
-        pytest.param(1, marks=SLOW),
-        pytest.param(2, marks=PARTS),
-        pytest.param(3, marks=[SLOW, PARTS]),
-    ],
-)
+@pytest.mark.parametrize("eagerly", [True, pytest.param(False, marks=SLOW)])
+@pytest.mark.parametrize("num_replicas", FEW)
+def test_joined_values_are_those_of_the_plan(num_replicas, eagerly, caplog):
+    settings = arguments() | {"optimizer": keras.optimizers.SGD(0.2), **OWN}
+    ours = compiled(Joins, num_replicas, xla=False, run_eagerly=eagerly, **settings)
+    theirs = stock(Joins, optimizer=keras.optimizers.SGD(0.2), **OWN)
+    with caplog.at_level(logging.INFO, "tfaccel"):
+        logs = [each.fit(X, Y, **FIT).history for each in (ours, theirs)]
+    assert "taken for rows" not in caplog.text
+    assert_same_logs(*logs, rtol=1e-4)
+    assert_same(ours, theirs, rtol=1e-4)
+
+
+@pytest.mark.parametrize("num_replicas", FEW)
 def test_a_batch_in_parts_is_one_batch(num_replicas):
     ours = eager(num_replicas, config=StepConfig(accumulation_steps=2))
     theirs = stock()

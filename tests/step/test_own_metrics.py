@@ -215,6 +215,21 @@ def test_metrics_with_weights_are_those_of_one_device(num_replicas, xla):
     assert_same_logs(fitted_with_weights(model), wanted_with_weights())
 
 
+class LargestAsItIs(Largest):
+    """Whose result is its variable."""
+
+    def result(self):
+        return self.best
+
+
+@pytest.mark.parametrize("num_replicas", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_result_that_is_a_variable_is_logged_without_a_warning(num_replicas, caplog):
+    settings = {"loss": "mse", "metrics": [LargestAsItIs("largest")]}
+    model, theirs = here(small, num_replicas, xla=False, **settings), by_keras(small, **settings)
+    assert_same_logs(fitted(model), fitted(theirs))
+    assert "metric" not in caplog.text
+
+
 def test_the_state_lies_on_the_first_replica():
     """So that the sum over replicas is the state, which a checkpoint holds."""
     model = here(small, 2, xla=False, loss="mse", metrics=[Largest("a"), LargestByMax("b")])

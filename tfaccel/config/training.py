@@ -174,8 +174,8 @@ class StepConfig:
 
     sync_batchnorm: bool = False
     """Compute the statistics of batch normalization over the rows of all replicas. XLA can do that
-    if the replicas are the GPUs of one process; else training runs without XLA. Otherwise each replica normalizes with its own statistics, and their mean is
-    kept for testing."""
+    if the replicas are the GPUs of one process; else training runs without XLA. If this is off,
+    each replica normalizes with its own statistics, and their mean is kept for testing."""
     accumulation_steps: int = 1
     """Parts of a step, to save memory. Each replica computes its rows of a step in this many parts,
     one after the other, and updates the weights once. The same memory is thus enough for a larger

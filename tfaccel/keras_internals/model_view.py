@@ -1,5 +1,7 @@
 """What a Keras model was compiled with, and the variables that its steps read or change."""
 
+from collections.abc import Callable
+
 import keras
 import tensorflow as tf
 from keras.src.optimizers.base_optimizer import BaseOptimizer
@@ -23,23 +25,67 @@ def every_optimizer(model) -> list:
     A model with its own `train_step` may use several optimizers: `self.d_optimizer`, or a list or a
     dict of them. An optimizer that another one wraps is not listed.
     """
-    found = [model.optimizer] if model.optimizer is not None else []
+    return list(named_optimizers(model).values())
+
+
+def named_optimizers(model) -> dict[str, BaseOptimizer]:
+    """Returns the optimizers of `every_optimizer` by name, such as "d_optimizer" or "all.0"."""
+    found = [("optimizer", model.optimizer)] if model.optimizer is not None else []
     if not has_steps_of_keras(model):
-        found += _optimizers_in(list(vars(model).values()))
-    wrapped = {id(inner) for each in found for inner in optimizers_of(each)[1:]}
-    return [each for each in {id(each): each for each in found}.values() if id(each) not in wrapped]
+        found += _optimizers_in(_attributes(model), "")
+    known = {id(inner) for _, each in found for inner in optimizers_of(each)[1:]}  # are wrapped
+    named = {}
+    for name, each in found:
+        if id(each) not in known:
+            known.add(id(each))
+            named[name] = each
+    return named
 
 
-def _optimizers_in(value) -> list:
-    """Returns the optimizers in nested lists, tuples and dicts, in order."""
+def change_optimizers(model, change: Callable) -> None:
+    """Replaces the optimizers that the model has as attributes, also in lists and dicts."""
+    for name, value in _attributes(model).items():
+        changed = _changed(value, change)
+        if changed is not value:
+            setattr(model, name, changed)
+
+
+def _attributes(model) -> dict:
+    """Returns the attributes of a model but those in which TensorFlow lists them again."""
+    return {name: each for name, each in vars(model).items() if not name.startswith("_self_")}
+
+
+def _changed(value, change: Callable):
+    """Returns what replaces a value; the value itself if it has no optimizer to replace."""
     if isinstance(value, BaseOptimizer):
-        return [value]
+        return change(value)
     if isinstance(value, dict):
-        value = list(value.values())
+        for key, each in list(value.items()):
+            if (changed := _changed(each, change)) is not each:
+                value[key] = changed
+    if isinstance(value, list):
+        for index, each in enumerate(value):
+            if (changed := _changed(each, change)) is not each:
+                value[index] = changed
+    if type(value) is tuple:
+        changed = tuple(_changed(each, change) for each in value)
+        is_same = all(new is old for new, old in zip(changed, value, strict=True))
+        return value if is_same else changed
+    return value
+
+
+def _optimizers_in(value, name: str) -> list[tuple]:
+    """Returns (name, optimizer) of those in nested lists, tuples and dicts, in order."""
+    if isinstance(value, BaseOptimizer):
+        return [(name, value)]
+    is_dict = isinstance(value, dict)
+    items = (
+        value.items() if is_dict else enumerate(value if isinstance(value, list | tuple) else ())
+    )
     return [
         found
-        for each in (value if isinstance(value, list | tuple) else ())
-        for found in _optimizers_in(each)
+        for key, each in items
+        for found in _optimizers_in(each, f"{name}.{key}" if name else str(key))
     ]
 
 

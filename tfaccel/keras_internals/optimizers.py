@@ -14,6 +14,12 @@ def give_to(optimizer: keras.optimizers.Optimizer, strategy: tf.distribute.Strat
     optimizer._distribution_strategy = strategy
 
 
+def weights_of(optimizer: keras.optimizers.Optimizer) -> list:
+    """Returns the weights that an optimizer was built for; none before."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
+    return list(inner._trainable_variables) if inner.built else []
+
+
 def num_updates(optimizer: keras.optimizers.Optimizer) -> tf.Tensor:
     """Returns the number of updates made, int64. A step that the loss scale skips is not counted.
 

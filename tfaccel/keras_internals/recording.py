@@ -18,7 +18,7 @@ from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from tfaccel.common.errors import UserError
-from tfaccel.keras_internals.model_view import every_optimizer, variables_of
+from tfaccel.keras_internals.model_view import every_optimizer, optimizers_of, variables_of
 from tfaccel.keras_internals.patching import patched, with_entry
 from tfaccel.keras_internals.reductions import losses_reduced_by
 from tfaccel.keras_internals.replica import Replica
@@ -161,6 +161,13 @@ def recorded(
             "accumulation; or use one replica"
         )
 
+    def apply_if_known(direct):
+        def apply_(optimizer, *args, **kwargs):
+            own = direct if id(optimizer) in may_apply else refuse
+            return own(optimizer, *args, **kwargs)
+
+        return apply_
+
     def note_and_assign(variable, value):
         if replica.num_replicas > 1 and not is_models(variable):
             raise UserError(
@@ -188,12 +195,12 @@ def recorded(
 
     graph = tf.compat.v1.get_default_graph()
     own_variables = {id(each) for each in variables_of(model)}
+    may_apply = {id(each) for own in optimizers for each in optimizers_of(own)} if apply else set()
     direct_assign = TensorFlowVariable._direct_assign
     next_seed = keras.random.SeedGenerator.next
     with contextlib.ExitStack() as patches:
-        if apply is None:
-            patches.enter_context(patched(BaseOptimizer, "apply", refuse))
-            patches.enter_context(patched(keras.optimizers.LossScaleOptimizer, "apply", refuse))
+        for kind in (BaseOptimizer, keras.optimizers.LossScaleOptimizer):
+            patches.enter_context(patched(kind, "apply", apply_if_known(kind.apply)))
         patches.enter_context(patched(TensorFlowVariable, "_direct_assign", note_and_assign))
         patches.enter_context(patched(keras.random.SeedGenerator, "next", own_seed))
         if not joins:

@@ -144,10 +144,14 @@ def own_metrics_updated_by(update: Callable) -> Iterator[None]:
 
 @contextlib.contextmanager
 def results_noted_by(note: Callable) -> Iterator[None]:
-    """Within the context, a function is called with each metric and the result that it returned."""
+    """Within the context, a function is called with each metric and the result that it returned.
+
+    A result that is a variable becomes its value, which a log can be recognized by.
+    """
 
     def noting(own_result, metric):
         result = own_result.__get__(metric, type(metric))()
+        result = tf.nest.map_structure(_value_of, result)
         note(metric, result)
         return result
 
@@ -157,6 +161,10 @@ def results_noted_by(note: Callable) -> Iterator[None]:
                 replacement = _method(noting, vars(kind)["result"])
                 patches.enter_context(patched(kind, "result", replacement))
         yield
+
+
+def _value_of(each):
+    return tf.convert_to_tensor(each) if isinstance(each, keras.Variable) else each
 
 
 @contextlib.contextmanager

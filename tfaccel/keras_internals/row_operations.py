@@ -41,6 +41,8 @@ _REDUCTIONS = {
     "_any": "any",
     "euclidean_norm": "norm",
 }
+# What a metric computes; MeanMetricWrapper's `update_state` calls the user's function.
+_OF_METRICS = {"update_state", "result", "reset_state"}
 _SCALED = ("mul", "real_div", "div_no_nan")
 _SEGMENTS = {f"unsorted_segment_{kind}": kind for kind in ("sum", "max", "min", "prod")}
 _SEGMENTS |= {f"segment_{kind}": kind for kind in ("sum", "mean", "max", "min", "prod")}
@@ -169,7 +171,9 @@ def operations_by(handler: Handler, *, metrics: Iterable[keras.metrics.Metric]) 
         replace(BaseOptimizer, "apply", _unnoticed)
         replace(keras.metrics.MeanMetricWrapper, "update_state", _with_noticed_function)
         for kind in _kinds_of(metrics):
-            replace(kind, "update_state", _unnoticed)
+            for name in _OF_METRICS & vars(kind).keys():
+                if (kind, name) != (keras.metrics.MeanMetricWrapper, "update_state"):
+                    replace(kind, name, _unnoticed)
         yield
 
 
@@ -196,12 +200,12 @@ def unassigned() -> contextlib.AbstractContextManager:
 
 
 def _kinds_of(metrics: Iterable[keras.metrics.Metric]) -> list[type]:
-    """Returns the classes that update metrics, Keras's own and the user's."""
+    """Returns the classes of metrics, Keras's own and the user's."""
     found = [each for each in vars(keras.metrics).values() if isinstance(each, type)]
-    found += [kind for each in metrics for kind in type(each).__mro__]
-    kinds = {id(each): each for each in found if issubclass(each, keras.metrics.Metric)}
-    wrapper = keras.metrics.MeanMetricWrapper  # it calls the user's function
-    return [each for each in kinds.values() if "update_state" in vars(each) and each != wrapper]
+    found = [kind for each in (*found, *map(type, metrics)) for kind in each.__mro__]
+    return list(
+        {id(each): each for each in found if issubclass(each, keras.metrics.Metric)}.values()
+    )
 
 
 def _unnoticed(direct: Callable) -> Callable:
@@ -302,9 +306,28 @@ def _casting(handler: Handler, direct: Callable) -> Callable:
                 if known is not None:
                     with noticing(on=False):
                         return handler.counted(lambda: compute(tensor), tensor, int(known))
+                if (chosen := _counted_of(tensor)) is not None:
+                    with noticing(on=False):
+                        return handler.contracted(lambda: compute(tensor), [(chosen, 0)])
         return compute(x)
 
     return cast
+
+
+def _counted_of(number: tf.Tensor) -> tf.Tensor | None:
+    """Returns the tensor of whose size a number is computed, if it is known only when it runs.
+
+    A mask has chosen some of the rows, for example. None if the number is computed otherwise.
+    """
+    if hasattr(number, "numpy"):
+        return None
+    if number.op.type in ("Shape", "Size"):
+        (counted,) = number.op.inputs
+        return counted if counted.shape.rank and counted.shape[0] is None else None
+    if number.op.type not in (*_OF_SHAPES, "Pack", "ConcatV2", "Identity"):
+        return None
+    found = map(_counted_of, number.op.inputs)
+    return next((each for each in found if each is not None), None)
 
 
 def _known(tensor: tf.Tensor):

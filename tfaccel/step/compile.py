@@ -20,6 +20,7 @@ from tfaccel.keras_internals import batch_norm
 from tfaccel.keras_internals.float32_layers import HALVES, needs_loss_scale, policy_of
 from tfaccel.keras_internals.layers import layers_of
 from tfaccel.keras_internals.model_view import (
+    change_optimizers,
     every_optimizer,
     has_steps_of_keras,
     optimizers_of,
@@ -85,7 +86,7 @@ def compile_model(
         _compile(model, args, compile_args, config)
         for each in every_optimizer(model):
             _adopt(each, strategy)
-    _warn_of_unscaled(model)
+        _give_scales(model, config)
     batch_norm.convert_back(model)
     if config.sync_batchnorm and num_replicas > 1:
         layers = batch_norm.convert(model)
@@ -217,25 +218,24 @@ def _scale_loss(optimizer, model, config: StepConfig):
     return optimizer
 
 
-def _warn_of_unscaled(model) -> None:
-    """Warns of optimizers, other than the compiled one, whose loss the model's step does not scale.
+def _give_scales(model, config: StepConfig) -> None:
+    """Gives a loss scale to the optimizers that the model's own step applies, if float16 needs it.
 
-    tfaccel cannot scale for them: only the step knows which loss each optimizer's gradients are of.
+    tfaccel/step/loss_scale.py scales with it if the step does not. The compiled optimizer has a
+    scale already, and one that is compiled and is an attribute, too, is replaced by its wrapper.
     """
-    unscaled = [
-        each.name
-        for each in every_optimizer(model)
-        if each is not model.optimizer
-        and not isinstance(each, keras.optimizers.LossScaleOptimizer)
-        and each.loss_scale_factor is None
-    ]
-    if unscaled and needs_loss_scale(model):
-        log.warning(
-            "loss scale: none for %s, which the model's own train_step applies; in float16 a "
-            "gradient below 6e-8 becomes 0. Wrap each in keras.optimizers.LossScaleOptimizer and "
-            "take the gradients of its scale_loss(loss), or train in mixed_bfloat16",
-            " and ".join(unscaled),
-        )
+    if not needs_loss_scale(model):
+        return
+    compiled = model.optimizer
+    inner = getattr(compiled, "inner_optimizer", None)
+
+    def scaled(optimizer):
+        if optimizer is compiled or optimizer.loss_scale_factor is not None:
+            return optimizer
+        return compiled if optimizer is inner else _scale_loss(optimizer, model, config)
+
+    if not has_steps_of_keras(model):
+        change_optimizers(model, scaled)
 
 
 def _adopt(optimizer, strategy) -> None:

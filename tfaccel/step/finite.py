@@ -28,6 +28,7 @@ from tfaccel.keras_internals.patching import with_entry
 from tfaccel.keras_internals.recording import noted
 from tfaccel.keras_internals.traced import names_of_results
 from tfaccel.keras_internals.variables import value_of
+from tfaccel.step.loss_scale import Overflows
 from tfaccel.step.totals import Span
 
 # Any other code is 1 + the index of a variable in `variables_of`.
@@ -117,7 +118,7 @@ class Watch:
         self._model, self._xla, self._compile = model, xla, compile_
         self._graph = tf.compat.v1.get_default_graph()
         self._codes = {id(each): 1 + i for i, each in enumerate(variables_of(model))}
-        self._checks, self._refused, self._overflowed = [], [], []
+        self._checks, self._refused, self._overflows = [], [], Overflows()
 
     @contextlib.contextmanager
     def updates(self, spans: Sequence[Span] = ()) -> Iterator[None]:
@@ -174,21 +175,14 @@ class Watch:
         if tf.compat.v1.get_default_graph() is not self._graph:
             return  # a `train_step` that updates inside its own tf.cond cannot return the check
         if scales:
-            self._overflowed.append(check.found)
+            self._overflows.add(optimizer, check.found)
         else:
             self._refused.append(check.found)
             self._checks.append(check)
 
     def scale_logs(self) -> dict[str, tf.Tensor]:
-        """Returns the loss scale and whether it skipped the update; {} without a loss scale."""
-        optimizer = self._model.optimizer
-        if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or not optimizer.built:
-            return {}
-        return {
-            "loss_scale": tf.identity(value_of(optimizer.dynamic_scale)),
-            # A function returns int32 through the CPU, and each step would wait for the GPU.
-            "skipped_steps": tf.cast(_any(self._overflowed), tf.int64),
-        }
+        """Returns the loss scales and whether they skipped updates; {} without a loss scale."""
+        return self._overflows.logs(self._model)
 
     def put_back(self, changes: list[tuple]) -> None:
         """Undoes all changes if one of them, or a gradient, is not finite.
@@ -221,7 +215,7 @@ class Watch:
         """
         # A function returns int32 through the CPU, and each step would wait for the GPU.
         first = self._first()
-        fine = _any([tf.equal(first, _NONE), *self._overflowed])
+        fine = _any([tf.equal(first, _NONE), *self._overflows.all()])
         first = tf.where(fine, tf.constant(FINE, tf.int64), first)
         trained = self._model.trainable_variables
         xla = self._xla or self._compile is not None

@@ -61,6 +61,7 @@ from tfaccel.step import (
     finite,
     in_xla,
     labels,
+    loss_scale,
     metrics,
     mixing,
     padding,
@@ -96,7 +97,10 @@ def set_functions(model, strategy, config: StepConfig, *, xla: bool) -> None:
     said = set()  # what an eager step has logged
 
     def make(name: str, **settings) -> "_Step":
-        step = row_operations.noticed(getattr(model, name))
+        step = getattr(model, name)
+        if name == "train_step" and not is_of_keras(model, name):
+            step = loss_scale.unscaled(model, step)
+        step = row_operations.noticed(step)
         step = labels.watched(step, are_probabilities=config.mixes_labels)
         made = _Step(model, strategy, config, step, replicas, said=said, **settings)
         parts = config.accumulation_steps if made.trains else 1
@@ -220,13 +224,14 @@ class Execution:
 
 def _collected(launches: Iterable[dict]) -> tuple[dict | None, list]:
     """Returns the last launch's logs, with `skipped_steps` of all launches, and all codes."""
-    logs, codes, skipped = None, [], []
+    logs, codes, skipped = None, [], {}
     for logs in launches:
         codes.append(logs.pop(finite.LOG, None))
-        skipped += [logs["skipped_steps"]] if "skipped_steps" in logs else []
-    if skipped:
+        for name in filter(loss_scale.is_skipped, logs):
+            skipped.setdefault(name, []).append(logs[name])
+    for name, each in skipped.items():
         # Add only tensors: copying a Python number to the GPU would wait for its running work.
-        logs["skipped_steps"] = functools.reduce(operator.add, skipped)
+        logs[name] = functools.reduce(operator.add, each)
     return logs, codes
 
 
@@ -335,8 +340,9 @@ class _Step:
         """
         if self._join == AFTER:
             return Alarm(num_rows)
-        key = str(tf.nest.map_structure(lambda each: getattr(each, "shape", None), batch))
-        key = self._join, key
+        within = self._join == WITHIN
+        shapes = tf.nest.map_structure(lambda each: getattr(each, "shape", None), batch)
+        key = within, str(shapes)
         if key not in self._plans:
             self._plans[key] = self._planned(step, replica, batch, padded=padded)
             if self._plans[key][0].reduces_itself:
@@ -365,7 +371,7 @@ class _Step:
             rows_of_all=rows_of_all,
             reduces_rows=self._config.reductions == "all_replicas",
             gradients_as="float16" if self._config.float16_allreduce else None,
-            joins_in_loops=of_part is None and (in_xla or runs_eagerly(self._model)),
+            joins_in_loops=of_part is None,
         )
 
     def _planned(self, step, replica: Replica, batch, *, padded: bool) -> tuple[Plan, str | None]:
@@ -375,7 +381,8 @@ class _Step:
             has_padding = padded and plain_steps.has_weights(batch)
             settings = {"in_parts": parts > 1, "has_padding": has_padding}
             return plain_steps.analyzed(self._model, step, replica, batch, **settings)
-        plan = planned(self._model, step, replica, batch, joins=self._join == WITHIN)
+        within = self._join == WITHIN
+        plan = planned(self._model, step, replica, batch, within=within)
         return plan, "a loss or a reduction is no mean over rows" if plan.joins else None
 
     def __call__(self, batch, *, padded: bool) -> dict:
@@ -549,8 +556,8 @@ def _in_a_row(step: Callable, make_batch: Callable, inputs: dict, shared: dict) 
 
     def run_step(index, codes, before):
         logs, code = step_of(index)
-        if "skipped_steps" in logs:
-            logs["skipped_steps"] += before["skipped_steps"]
+        for name in filter(loss_scale.is_skipped, logs):
+            logs[name] += before[name]
         return index + 1, codes.write(index, code), logs
 
     # XLA knows the length of the loop, so a GPU need not ask the host whether to continue. (It may

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfaccel.keras_internals.patching import patched
 from tfaccel.keras_internals.row_operations import noticing
-from tfaccel.step import finite
+from tfaccel.step import finite, loss_scale
 
 # The key of an entry in a step's logs until `named` removes it. A step that compares no labels with
 # outputs has no such entry. Its value is float32: [1, classes, distance, distance squared], where
@@ -133,8 +133,8 @@ def named(logs: dict, *, trains: bool) -> dict:
         return logs | {finite.LOG: tf.where(counts, code, fine)}
     before = logs[finite.LOG]
     faulty = tf.not_equal(before, fine) & tf.not_equal(before, finite.WEIGHTS)
-    if "skipped_steps" in logs:
-        faulty |= logs["skipped_steps"] > 0
+    for name in filter(loss_scale.is_skipped, logs):
+        faulty |= logs[name] > 0
     return logs | {finite.LOG: tf.where(counts & faulty, code, before)}
 
 

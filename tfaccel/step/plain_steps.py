@@ -359,7 +359,7 @@ def analyzed(
         watches.append(Watch(recorder))
         return watches[-1]
 
-    plan = whole_batch.planned(model, step, replica, batch, joins=True, watch=watch)
+    plan = whole_batch.planned(model, step, replica, batch, within=True, watch=watch)
     settings = {"in_parts": in_parts, "has_padding": has_padding}
     if plan.calls is None:
         return plan, "two traces of it do not tell which axes are rows"

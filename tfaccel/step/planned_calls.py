@@ -7,7 +7,7 @@ with calls.section("loop"):    # the calls in a loop, which may run many times, 
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 END = "end"
 
@@ -15,6 +15,22 @@ END = "end"
 def begin(kind: str) -> str:
     """Returns the kind of the call at which a section of a kind begins."""
     return f"begin {kind}"
+
+
+class Call(tuple):
+    """A call: (kind, what each size is).
+
+    Attributes:
+      sizes: the sizes in the first trace.
+    """
+
+    sizes: tuple
+
+    def __new__(cls, kind: str, parts: tuple, sizes: tuple):
+        """Returns the call."""
+        call = super().__new__(cls, (kind, parts))
+        call.sizes = sizes
+        return call
 
 
 class PlannedCalls:
@@ -32,6 +48,11 @@ class PlannedCalls:
             return None
         self._next += 1
         return planned[1]
+
+    def pass_over(self, kind: str, is_passed: Callable) -> None:
+        """Passes over calls before one of a kind, as long as `is_passed` is true of them."""
+        while (planned := self.following()) and planned[0] != kind and is_passed(*planned):
+            self._next += 1
 
     def following(self) -> tuple[str, tuple] | None:
         """Returns the next call, without taking it."""

@@ -47,7 +47,7 @@ from tfaccel.keras_internals.replica import Replica
 from tfaccel.keras_internals.stateful import any_rows
 from tfaccel.keras_internals.unwound import unwound
 from tfaccel.runtime import collectives
-from tfaccel.step.planned_calls import END, PlannedCalls, begin, end_of
+from tfaccel.step.planned_calls import END, Call, PlannedCalls, begin, end_of
 
 log = logging.getLogger("tfaccel")
 
@@ -85,7 +85,7 @@ class Plan:
       joins: whether a value, other than a gradient, must be joined over the replicas.
     """
 
-    calls: list[tuple[str, tuple[str | Part, ...]]] | None
+    calls: list[Call] | None
     reduces_itself: bool
     joins: bool
 
@@ -124,6 +124,11 @@ class _Handler:
         """Returns a context for a loop or branches, or for a part of them."""
         raise NotImplementedError
 
+    def number(self, kind: str, numbers: Sequence[float | None]) -> int | None:
+        """Returns the index of the only number that is known when traced; else None."""
+        known = [index for index, each in enumerate(numbers) if each is not None]
+        return known[0] if len(known) == 1 else None
+
     # Reductions.
 
     def reduced(self, kind: str, direct: Callable, x, axes: list[int], keep_dims: bool):
@@ -145,7 +150,8 @@ class _Handler:
         return _REDUCED[kind](self.stacked(direct(x), kind), 0)
 
     def _mean(self, direct: Callable, x: tf.Tensor, axes: list[int], keep_dims: bool):
-        if None in (x.shape[each] for each in axes):  # a mask has chosen some of the rows
+        # A mask may have chosen some of the rows. Without a graph, every size is known.
+        if tf.executing_eagerly() or None in (x.shape[each] for each in axes):
             count = tf.cast(tf.reduce_prod([tf.shape(x)[each] for each in axes]), x.dtype)
             return self.sum(tf.reduce_sum(x, axes, keep_dims)) / self.sum(count)
         return self.sum(direct(x) / tf.cast(self.rows(), x.dtype))
@@ -179,18 +185,22 @@ class _Handler:
     def scaled(self, direct: Callable, x, y, *, divides: bool):
         """Multiplies or divides. A number of own rows becomes the number of all rows."""
         numbers = _number(x), _number(y)
-        if (numbers[0] is None) == (numbers[1] is None):
+        index = self.number("scale", numbers)
+        if index is None:
             return direct(x, y)
-        number, other = (numbers[0], y) if numbers[1] is None else (numbers[1], x)
+        number, other = numbers[index], (y, x)[index]
         of_all = self._of_all_rows("scale", number)
         if of_all is number:
             return direct(x, y)
         of_all = tf.cast(of_all, tf.convert_to_tensor(other).dtype)
-        return direct(of_all, y) if numbers[1] is None else direct(x, of_all)
+        return direct(of_all, y) if index == 0 else direct(x, of_all)
 
     def counted(self, direct: Callable, x, number: int):
         """Casts a whole number. A number of own rows becomes the number of all rows."""
-        count, of_all = direct(), self._of_all_rows("count", number)
+        count = direct()
+        if self.number("count", [number]) is None:
+            return count
+        of_all = self._of_all_rows("count", number)
         return count if of_all is number else tf.cast(of_all, count.dtype)
 
     def _of_all_rows(self, kind: str, number: float):
@@ -425,7 +435,7 @@ def planned(
     replica: Replica,
     batch,
     *,
-    joins: bool,
+    within: bool,
     watch: Callable[[_Recorder], _Recorder] = lambda recorder: recorder,
 ) -> Plan:
     """Traces a step twice, with different numbers of rows and replicas; nothing of it runs.
@@ -435,13 +445,13 @@ def planned(
       step: the step, as a function of a batch.
       replica: the replica.
       batch: a nest of the replica's tensors.
-      joins: whether the step's values are to be joined even if no value must be. If not, Keras
-        reduces its own losses, and the means of the replicas are averaged.
+      within: whether the step is to be traced within `Rows`. If not, the plan only tells whether
+        the step joins values: Keras reduces its own losses, and the replicas' means are averaged.
       watch: a function from the handler of each trace to the one that is told of the step: see
         tfaccel/step/plain_steps.py.
 
     Raises:
-      JoinsRowsError: a loss of Keras is no mean over rows, and `joins` is false.
+      JoinsRowsError: a loss of Keras is no mean over rows, and `within` is false.
     """
     recorders, fault = [], "the operations depend on the number of rows"
     specs = tf.nest.map_structure(spec_of, batch)
@@ -455,7 +465,7 @@ def planned(
                 with (
                     any_rows(model, inputs),
                     unwound(),
-                    recorded(model, replica, apply=handler.apply, joins=joins),
+                    recorded(model, replica, apply=handler.apply, joins=within),
                     row_operations.unassigned(),  # a queue need not hold so many rows
                     whole_batch(model, handler),
                     handler.watching(),
@@ -474,11 +484,11 @@ def planned(
         pairs = zip(recorders[0].calls, recorders[1].calls, strict=True)
         part = functools.partial(_part, rows=_rows_of(specs), num_replicas=replica.num_replicas)
         calls = [
-            (kind, (part(*sizes, *more),) if kind in _NUMBERS else _tags(sizes, more))
+            Call(kind, (part(*sizes, *more),) if kind in _NUMBERS else _tags(sizes, more), sizes)
             for (kind, sizes), (_, more) in pairs
         ]
         calls = _without_loops_over_rows(calls)
-    else:
+    elif within and (recorders or tf.executing_eagerly()):  # else the step itself cannot be traced
         _by_size(fault)
     joins = calls is None or any(OWN in tags for kind, tags in calls if _joins(kind))
     collective = any(kind in ("gather", "broadcast") for kind, _ in first.calls)
@@ -613,11 +623,29 @@ class Rows(_Handler):
     def tags(self, kind: str, sizes: Sequence) -> tuple[str, ...]:
         """Returns what each size of this call is: what the plan says, or its size."""
         if not self._by_size:
+            if tf.executing_eagerly():  # numbers of no rows, hidden by another one of this replica
+                self._calls.pass_over(kind, lambda own, tags: own in _NUMBERS and tags == (SAME,))
             tags = self._calls.take(kind, len(sizes))
             if tags is not None:
                 return tags
             self._leave_plan(kind)
         return tuple(self._tag(kind, *each) for each in enumerate(sizes))
+
+    def number(self, kind: str, numbers: Sequence[float | None]) -> int | None:
+        """Returns the index of the number that was known when the plan was traced; else None.
+
+        In Python every number is known. So it is the planned one, by its kind and its value.
+        """
+        if not tf.executing_eagerly():
+            return super().number(kind, numbers)
+        if self._by_size:
+            is_one = [each is not None and self._tag(kind, 0, each) != SAME for each in numbers]
+        else:
+            planned = self._calls.following()
+            is_one = [
+                planned and (planned[0], planned.sizes[:1]) == (kind, (each,)) for each in numbers
+            ]
+        return max((index for index, each in enumerate(is_one) if each), default=None)
 
     def _leave_plan(self, kind: str) -> None:
         planned = self._calls.following()
@@ -699,7 +727,8 @@ class Rows(_Handler):
         """Returns the size of each replica's value along an axis, a list or a tensor."""
         if size is not None and tag != OWN:
             return [size] * self.num_replicas
-        if size is not None and self._rows_of_all is not None:
+        is_known = size is not None and not tf.executing_eagerly()  # no mask has chosen rows
+        if is_known and self._rows_of_all is not None:
             return [size * rows // self._traced for rows in self._rows_of_all]
         own = tf.one_hot(self.rank, self.num_replicas, dtype=tf.int64)
         (sizes,) = self._reduce([own * tf.shape(value, tf.int64)[axis]])
@@ -789,8 +818,11 @@ class Rows(_Handler):
     def is_own(self, value) -> bool:
         """Returns whether a traced value depends on the replica's own rows or random numbers.
 
-        Such a value differs between the replicas; any other one is equal on all.
+        Such a value differs between the replicas; any other one is equal on all. Without a graph
+        this is not known, and the answer is True.
         """
+        if tf.executing_eagerly():
+            return True
         asked = tf.convert_to_tensor(value)
         waiting = [asked]
         while waiting:

@@ -42,6 +42,7 @@ from tfaccel.runtime.cluster import Cluster
 from tfaccel.step import padding
 from tfaccel.step.finite import FINE
 from tfaccel.step.labels import REFUSED, beyond, sentence
+from tfaccel.step.loss_scale import is_log
 from tfaccel.training.callbacks.ahead import Ahead, can_be_ahead, silenced, with_attributes
 from tfaccel.training.callbacks.beats import Beats
 from tfaccel.training.callbacks.early_stopping import never_best
@@ -171,7 +172,7 @@ def _with_stock_logs(train_on_batch: Callable, model, config: StepConfig) -> Cal
         with silenced(model):
             logs = train_on_batch(*call.args, **call.kwargs)
         finite.on_train_batch_end(0)
-        logs = {name: logs[name] for name in logs if name not in ("loss_scale", "skipped_steps")}
+        logs = {name: logs[name] for name in logs if not is_log(name)}
         return logs if as_dict else in_order(model, logs)
 
     return wrapper

@@ -320,7 +320,8 @@ def test_what_run_compile_was_told():
     data = (features(64, 16), features(64, 8))
     model = compiled(make, 2, **settings)
     (found,) = tfaccel.lint(model, data, batch_size=64)
-    assert found.what.startswith("training runs without XLA: synchronized batch norm")
+    assert found.what.startswith("training runs without XLA: values of all replicas are joined")
+    assert "(synchronized batch norm)" in found.what
     for replicas, xla, words in ((1, True, []), (2, True, []), (1, False, [])):
         model = compiled(make, replicas, xla=xla, optimizer="sgd", loss="mse")
         table = tfaccel.lint(model, data, batch_size=64)

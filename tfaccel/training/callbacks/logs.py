@@ -26,6 +26,7 @@ import keras
 from tfaccel.data.distribute import Loader
 from tfaccel.keras_internals.optimizers import schedule_of
 from tfaccel.runtime.gpu_usage import GpuUsage
+from tfaccel.step.loss_scale import is_skipped
 from tfaccel.training.callbacks.throughput import Throughput, Timed, images_until
 from tfaccel.training.logs import Record, Writer
 
@@ -151,8 +152,8 @@ class Logs(keras.callbacks.Callback):
             "images": images_until(self._loader, self._position),
         }
         given = {name: float(value) for name, value in (logs or {}).items()}
-        if "skipped_steps" in given:
-            given["skipped_steps"] = int(given["skipped_steps"])
+        for name in filter(is_skipped, given):
+            given[name] = int(given[name])
         if not given.get("images_per_second"):
             given.pop("images_per_second", None)  # nothing was timed
         eta_s = self._eta_s(num_validations)

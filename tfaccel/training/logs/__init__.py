@@ -24,7 +24,8 @@ and, if they are known:
     eta_s              seconds until the end of the run
     learning_rate      of this step
     loss_scale         if the loss is scaled
-    skipped_steps      steps of the epoch so far that the loss scale skipped
+    skipped_steps      steps of the epoch so far that the loss scale skipped; of an optimizer that
+                       is not the compiled one, loss_scale/NAME and skipped_steps/NAME
     input_wait         0..1, the part of the time for images_per_second in which the steps waited
                        for their batches
     gpu0_memory_mib    memory in use on each GPU of this worker, by all processes
@@ -75,7 +76,11 @@ class Writer:
 
 def metric_names(record: Record) -> list[str]:
     """Returns the names of loss and metrics: the loss first, the validation's names last."""
-    names = [name for name in record if name not in OWN_NAMES and not name.startswith("gpu")]
+    names = [
+        name
+        for name in record
+        if name.partition("/")[0] not in OWN_NAMES and not name.startswith("gpu")
+    ]
     return sorted(
         names, key=lambda name: (name.startswith("val_"), not name.endswith("loss"), name)
     )
