@@ -27,7 +27,7 @@ from keras.src.legacy.saving import legacy_h5_format
 from keras.src.losses import loss as keras_loss
 from keras.src.models.functional import Functional, unpack_singleton
 from keras.src.optimizers.base_optimizer import BaseOptimizer
-from keras.src.trainers import data_adapters
+from keras.src.trainers import compile_utils, data_adapters
 from keras.src.trainers import epoch_iterator as epoch_iterator_lib
 from keras.src.trainers.compile_utils import MetricsList
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
@@ -51,6 +51,7 @@ from tensorflow.python.framework.auto_control_deps_utils import get_read_write_r
 from tensorflow.python.ops import cond as cond_ops
 from tensorflow.python.ops import (
     control_flow_util_v2,
+    custom_gradient,
     gen_linalg_ops,
     gen_math_ops,
     gen_nn_ops,
@@ -434,6 +435,29 @@ def _():
     model, *_ = of_metrics()
     found = model._compile_loss.metrics
     return len(found) == 2 and {type(each) for each in found} == {keras.metrics.Mean}
+
+
+@canary("custom_gradient._graph_mode_decorator", "gets the function that has a gradient of its own")
+def _(monkeypatch):
+    seen, own = [], custom_gradient._graph_mode_decorator
+
+    def note(function, *args, **kwargs):
+        seen.append(function.__name__)
+        return own(function, *args, **kwargs)
+
+    @tf.custom_gradient
+    def doubled(x):
+        return 2.0 * x, lambda upstream: 2.0 * upstream
+
+    monkeypatch.setattr(custom_gradient, "_graph_mode_decorator", note)
+    tf.function(doubled, autograph=False)(tf.constant(1.0))
+    return "doubled" in seen
+
+
+@canary("compile_utils.CompileMetrics", "and compile_utils.MetricsList update metrics within them")
+def _():
+    kinds = compile_utils.CompileMetrics, compile_utils.MetricsList
+    return all("update_state" in vars(each) for each in kinds)
 
 
 @canary("MetricsList.update_state", "and .metrics: what each output's metrics are updated by")

@@ -757,7 +757,7 @@ class _Check:
         listed = {id(each) for each in self._model.metrics_variables}
         is_listed = all(id(each) in listed for each in metric.variables)
         if has_own_update(metric):
-            is_fine = metrics_lib.rule_of(metric) == metrics_lib.GATHER
+            is_fine = metrics_lib.rule_of(metric) == metrics_lib.GATHER and not self._in_parts
         else:
             is_fine = self._weighs_well(update, counts)
         if not (are_means and is_listed and is_fine):
@@ -771,7 +771,9 @@ class _Check:
         weight = named.get("sample_weight")
         if self._has_padding and any(update.metric is each for each in loss_means_of(self._model)):
             return True  # its weight is the number of rows that are no padding
-        return weight is None or (counts and not self._has_padding)
+        if weight is None:
+            return not self._in_parts  # each part counts as much, whatever its number of rows
+        return counts and not self._has_padding
 
 
 def _is_in(index: int, ranges: list[tuple[int, int]]) -> bool:
