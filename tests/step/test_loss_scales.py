@@ -117,6 +117,15 @@ def with_outputs_in_float32(make):
     return made
 
 
+def by_stock_keras_in(policy, name):
+    keras.config.set_dtype_policy(policy)
+    try:
+        make = with_outputs_in_float32(PROGRAMS[name].make)
+        return by_stock_keras(dataclasses.replace(PROGRAMS[name], make=make))
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
 @functools.cache
 def in_float32(name):
     return by_stock_keras(PROGRAMS[name])
@@ -133,7 +142,9 @@ def cases():
 
 @pytest.mark.parametrize(("name", "num_replicas", "policy"), cases())
 def test_programs_train_in_mixed_precision(name, num_replicas, policy):
-    wanted = in_float32(name)
+    # The penalty of WGAN-GP needs more precision: stock Keras, too, is 0.31 from float32 here.
+    is_rough = (name, policy) == ("WGAN-GP", "mixed_bfloat16")
+    wanted = by_stock_keras_in(policy, name) if is_rough else in_float32(name)
     program = PROGRAMS[name]
     keras.config.set_dtype_policy(policy)
     try:
