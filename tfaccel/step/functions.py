@@ -371,7 +371,7 @@ class _Step:
             rows_of_all=rows_of_all,
             reduces_rows=self._config.reductions == "all_replicas",
             gradients_as="float16" if self._config.float16_allreduce else None,
-            joins_in_loops=of_part is None,
+            joins_in_loops=of_part is None and runs_eagerly(self._model),
         )
 
     def _planned(self, step, replica: Replica, batch, *, padded: bool) -> tuple[Plan, str | None]:
