@@ -1231,6 +1231,14 @@ def _(monkeypatch):
     return called_in(monkeypatch, cond_ops, ["cond"], run) == ["cond"]
 
 
+@canary("_self_", "begins the names of what TensorFlow tracks of a model a second time")
+def _(_):
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.others = [keras.optimizers.SGD()]
+    twice = [each for each in vars(model) if each.startswith("_self_")]
+    return bool(twice) and "others" in vars(model)
+
+
 @canary("distribute_lib.ReplicaContext", "has all_reduce and all_gather, without a strategy too")
 def _(monkeypatch):
     context = tf.distribute.get_replica_context()

@@ -106,7 +106,7 @@ def set_functions(model, strategy, config: StepConfig, *, xla: bool) -> None:
         parts = config.accumulation_steps if made.trains else 1
         if made.several or parts > 1:
             if is_synchronized(model):
-                made.join_within("of synchronized batch norm")
+                made.join_within("synchronized batch norm")
             elif not is_of_keras(model, name):
                 made.ask(is_own=True)
         return made
