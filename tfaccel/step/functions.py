@@ -24,6 +24,11 @@ which would delay the results of one GPU until all have ended: a step took 49 ms
 Elsewhere TensorFlow's collective sums between two XLA functions. XLA has no collective on the CPU;
 and with several processes only TensorFlow's collectives can be aborted when a peer has died.
 
+A step that needs values of all replicas before its pass has ended cannot be cut so: a model's own
+`train_step` that updates weights more than once, or a loss that is no mean over rows. Its values are
+joined where it computes them (tfaccel/step/whole_batch.py). `_Step` finds out which way a step
+needs. On the GPUs of one process it is one XLA function either way; elsewhere XLA has no part in it.
+
 A step with an infinite or NaN gradient is skipped on every replica (tfaccel/step/finite.py has the
 details). `model.train_function.nonfinite` has the codes of what was found.
 
