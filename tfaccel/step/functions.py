@@ -25,9 +25,9 @@ Elsewhere TensorFlow's collective sums between two XLA functions. XLA has no col
 and with several processes only TensorFlow's collectives can be aborted when a peer has died.
 
 A step that needs values of all replicas before its pass has ended cannot be cut so: a model's own
-`train_step` that updates weights more than once, or a loss that is no mean over rows. Its values are
-joined where it computes them (tfaccel/step/whole_batch.py). `_Step` finds out which way a step
-needs. On the GPUs of one process it is one XLA function either way; elsewhere XLA has no part in it.
+`train_step` that updates weights more than once, or a loss that is no mean over rows. Its values
+are joined where it computes them (tfaccel/step/whole_batch.py). `_Step` finds out which way a step
+needs. On the GPUs of one process it is one XLA function either way. Elsewhere it runs without XLA.
 
 A step with an infinite or NaN gradient is skipped on every replica (tfaccel/step/finite.py has the
 details). `model.train_function.nonfinite` has the codes of what was found.
