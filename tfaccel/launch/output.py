@@ -25,6 +25,8 @@ log = logging.getLogger("tfaccel")
 TAIL_LINES = 15
 LONGEST_LINE = 2**16  # bytes; longer lines are split
 SHOWN_OF_LINE = 500  # characters, in a tail
+# TensorFlow's first line of an error within a function; the user's own error follows.
+VAGUE = "Graph execution error:"
 STACK = "(most recent call first):"  # faulthandler prints this above each thread
 # The last line of a traceback, or an error of `tfaccel train`.
 ERROR = re.compile(r"^(tfaccel: error: |(\w+\.)*\w*(Error|Exception|Interrupt|Exit)\b(:|$))")
@@ -99,7 +101,8 @@ class Output:
         with self._lock:
             self._last.append(text)
             self.num_stacks += text.endswith(STACK)
-            if self._first_error is None and ERROR.match(text):
+            is_open = self._first_error is None or self._first_error.endswith(VAGUE)
+            if is_open and ERROR.match(text):
                 self._first_error = text
 
     def _opened(self) -> BinaryIO | None:

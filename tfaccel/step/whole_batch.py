@@ -90,8 +90,15 @@ class Plan:
     joins: bool
 
 
+def _unnoticed() -> contextlib.AbstractContextManager:
+    """Returns a context in which a handler computes what the step did not write."""
+    return row_operations.noticing(on=False)
+
+
 class _Handler:
     """Computes the operations of a step: a `row_operations.Handler`, and what collectives need."""
+
+    unnoticed = staticmethod(_unnoticed)
 
     def __init__(self, replica: Replica, num_replicas: int, *, reduces_rows: bool):
         """Takes the replica, and whether a reduction over rows covers the rows of all replicas."""
@@ -286,6 +293,8 @@ class Alarm:
 
     It lets a step of Keras's own, which seldom does, be traced as if no step did.
     """
+
+    unnoticed = staticmethod(_unnoticed)
 
     def __init__(self, num_rows: int | None):
         """Takes the number of rows of the traced batch; None if a plan joins no reduction."""
