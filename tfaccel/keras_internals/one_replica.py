@@ -9,6 +9,7 @@ Takes a model that was made in the scope of a strategy, and one of its replicas.
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 
 import tensorflow as tf
 from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
@@ -21,6 +22,7 @@ from tfaccel.keras_internals.plain_variables import own_plain_variables
 from tfaccel.keras_internals.replica import Replica
 from tfaccel.keras_internals.unwound import without_caching_device
 from tfaccel.keras_internals.variables import components, is_distributed
+from tfaccel.runtime import collectives
 
 
 @contextlib.contextmanager
@@ -43,11 +45,14 @@ def as_replica(model, replica: Replica):
         variables.add(variable)
 
     strategy, make_variable = model.distribute_strategy, TensorFlowVariable._initialize
+    is_alone = replica.num_replicas == 1
+    joining = collectives.within_step(collectives.OneReplica()) if is_alone else nullcontext()
     try:
         with (
             swapped(variables),
             patched(TensorFlowVariable, "_initialize", initialize),
             own_plain_variables(model, replica),
+            joining,
         ):
             yield
     finally:

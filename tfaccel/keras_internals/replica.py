@@ -7,6 +7,7 @@ Takes a strategy and its batches; gives each replica, and what it works on.
             total = replica.all_reduce(tf.reduce_sum(part))
 """
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfaccel.data import shards
+from tfaccel.keras_internals.patching import patched
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +52,8 @@ class Replica:
 
         Call it in a `tf.function`, outside XLA, for every replica in the same order.
         """
-        return self.launcher.all_reduce(value)
+        with _with_token_of_function(self.launcher):
+            return self.launcher.all_reduce(value)
 
     def all_reduce_in_xla(self, values: list[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sums of all replicas' values, inside a function that XLA compiles for GPUs.
@@ -100,6 +103,21 @@ class Replica:
     def all_gather(self, value: tf.Tensor) -> tf.Tensor:
         """Returns the rows of the values of all replicas, [rows, ...], ordered by replica."""
         return self.launcher.all_gather(value, axis=0)
+
+
+def _with_token_of_function(launcher) -> contextlib.AbstractContextManager:
+    """Returns a context in which a launcher takes its token from the function around a branch.
+
+    The gradient of a `tf.cond` can take only tensors of that function, and the token is none.
+    """
+    function = tf.compat.v1.get_default_graph()
+    while getattr(function, "is_control_flow_graph", False):
+        function = function.outer_graph
+    token = getattr(launcher, "_ordering_token", None)
+    if function is tf.compat.v1.get_default_graph() or token is None:
+        return contextlib.nullcontext()
+    handle = function.capture(token.handle)
+    return patched(launcher, "_get_ordering_token", lambda: handle)
 
 
 class InXla:

@@ -15,12 +15,14 @@ import weakref
 from collections.abc import Iterator, Sequence
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfaccel.common.errors import UserError
 from tfaccel.keras_internals.layers import layers_of
-from tfaccel.keras_internals.replica import Replica
+from tfaccel.keras_internals.replica import Replica, local_batches
 from tfaccel.keras_internals.variables import components
+from tfaccel.runtime.agreement import of_workers
 
 _CUTS = weakref.WeakKeyDictionary()  # from a model to the first row of each replica, and the last
 
@@ -39,6 +41,31 @@ def states_of(model) -> list:
     return [each for layer in stateful_layers(model) for each in keras.tree.flatten(layer.states)]
 
 
+def local_batches_alike(model, strategy: tf.distribute.Strategy, batch, num_local: int) -> list:
+    """Returns `local_batches`. If the model has states, the workers compare their rows first.
+
+    Otherwise one worker would raise the error of `note_cut`, and the others would wait for it.
+
+    Raises:
+      UserError: The model has states, and not every replica of all workers has as many rows.
+    """
+    batches = local_batches(strategy, batch, num_local)
+    if strategy.num_replicas_in_sync > num_local and states_of(model):
+        rows = [tf.nest.flatten(each)[0].shape[0] for each in batches]
+        counts = of_workers(np.array(rows), strategy).reshape(-1).tolist()
+        _check_alike(counts)
+    return batches
+
+
+def _check_alike(counts: Sequence[int]) -> None:
+    if len(set(counts)) > 1:
+        raise UserError(
+            f"the replicas have {list(counts)} rows of a batch; with a stateful recurrent "
+            "layer on several workers, all replicas must have the same number: use a batch "
+            "size that the number of replicas divides"
+        )
+
+
 def note_cut(model, counts: Sequence[int], *, num_replicas: int) -> None:
     """Notes how many rows of a batch each replica of this process has.
 
@@ -50,12 +77,7 @@ def note_cut(model, counts: Sequence[int], *, num_replicas: int) -> None:
         return
     rows, expected = sum(counts), states[0].shape[0]
     if num_replicas > len(counts):  # other processes have as many
-        if len(set(counts)) > 1:
-            raise UserError(
-                f"the replicas have {list(counts)} rows of a batch; with a stateful recurrent "
-                "layer on several workers, all replicas must have the same number: use a batch "
-                "size that the number of replicas divides"
-            )
+        _check_alike(counts)
         rows = counts[0] * num_replicas
         counts = [counts[0]] * num_replicas
     if rows != expected or 0 in counts:

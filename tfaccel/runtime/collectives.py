@@ -81,6 +81,25 @@ def within_step(replicas) -> Iterator[None]:
         _tracing.step = before
 
 
+class OneReplica:
+    """What joins the replicas of a step that has only one: every result is its own value."""
+
+    num_replicas, rank, local_rank = 1, 0, 0
+    unnoticed = staticmethod(contextlib.nullcontext)
+
+    def all_reduce(self, value: tf.Tensor, op: str) -> tf.Tensor:
+        """Returns the value, for every op."""
+        return tf.identity(value)
+
+    def all_gather(self, value: tf.Tensor, axis: int = 0) -> tf.Tensor:
+        """Returns the value."""
+        return tf.identity(value)
+
+    def broadcast(self, value: tf.Tensor, root_rank: int) -> tf.Tensor:
+        """Returns the value."""
+        return tf.identity(value)
+
+
 def _step():
     """Returns what joins the replicas of the step that this thread traces; None outside one."""
     return getattr(_tracing, "step", None)

@@ -58,7 +58,8 @@ from tfaccel.keras_internals.layer_paths import layer_paths
 from tfaccel.keras_internals.model_view import is_of_keras, is_synchronized, runs_eagerly
 from tfaccel.keras_internals.one_replica import as_replica, metrics_as
 from tfaccel.keras_internals.recording import JoinsRowsError
-from tfaccel.keras_internals.replica import InXla, Replica, local_batches, local_replicas
+from tfaccel.keras_internals.replica import InXla, Replica, local_replicas
+from tfaccel.keras_internals.stateful import local_batches_alike
 from tfaccel.keras_internals.traced import UNORDERED
 from tfaccel.keras_internals.variables import value_of
 from tfaccel.step import (
@@ -75,9 +76,9 @@ from tfaccel.step import (
 )
 from tfaccel.step import totals as totals_lib
 from tfaccel.step.recoverable import Recoverable
-from tfaccel.step.shapes import Shapes
+from tfaccel.step.shapes import Shapes, rows_of_all
 from tfaccel.step.totals import ROWS_UNIT, Layout, Span, Totals
-from tfaccel.step.whole_batch import Alarm, MayJoinError, Plan, Rows, planned
+from tfaccel.step.whole_batch import Alarm, AsksRowsError, MayJoinError, Plan, Rows, planned
 
 log = logging.getLogger("tfaccel")
 
@@ -259,7 +260,7 @@ class _Step:
         self._model, self._strategy, self._replicas = model, strategy, replicas
         self._config, self.choice, self.trains = config, choice, trains
         self.several = strategy.num_replicas_in_sync > 1
-        self._join, self._is_own = AFTER, False
+        self._join, self._is_own, self._asks_rows = AFTER, False, False
         self._plans, self._is_plain = {}, False  # by the shapes of the batch
         self._constants = {}  # logs that are no numbers
         summed = self.several or (trains and config.accumulation_steps > 1)
@@ -309,6 +310,8 @@ class _Step:
                 return run()
             except MayJoinError:
                 self.ask()
+            except AsksRowsError:
+                self._asks_rows = True
             except JoinsRowsError as error:
                 why = str(error) or "a loss or a reduction is no mean over rows"
                 log.info("step: values are joined where the step computes them, because %s", why)
@@ -360,6 +363,9 @@ class _Step:
                 self._is_plain = True
                 log.info("step: it is plain, so values are joined after each replica's pass")
             return Alarm(None)
+        is_local = len(self._replicas) == replica.num_replicas
+        if plan.gathers and not (is_local or self._asks_rows or tf.executing_eagerly()):
+            raise AsksRowsError
         reduce = functools.partial(_reduced, replica, collectives=collectives)
         rows_of_all = [num_rows] * replica.num_replicas if are_full else self._rows_of_all
         if of_part is not None:
@@ -391,16 +397,17 @@ class _Step:
         return plan, "a loss or a reduction is no mean over rows" if plan.joins else None
 
     def __call__(self, batch, *, padded: bool) -> dict:
-        batches = local_batches(self._strategy, batch, len(self._replicas))
-        is_local = len(batches) == self._strategy.num_replicas_in_sync
-        self._rows_of_all = [totals_lib.num_rows(each) for each in batches] if is_local else None
+        batches = local_batches_alike(self._model, self._strategy, batch, len(self._replicas))
+        rows = functools.partial(rows_of_all, self._strategy, batches)
         if runs_eagerly(self._model):
             if self._join == AFTER:
                 self._join = ASK  # a step that ended half-way could not be run again
+            self._rows_of_all = rows(asks=False)
             run = functools.partial(self._eagerly, batches, padded=padded)
             return self._joining(run)
 
         def run():
+            self._rows_of_all = rows(asks=self._asks_rows)
             step = self._function(padded, None)
             with self._shapes.watched(step, batches):
                 if self.several:
@@ -469,9 +476,10 @@ class _Step:
         self._lengths.add(num_steps)
 
     def _function(self, padded: bool, make_batch: Callable | None) -> Callable:
-        key = padded or self._config.zero_weight_is_padding, make_batch
+        settings = padded or self._config.zero_weight_is_padding, make_batch
+        key = *settings, str(self._rows_of_all) if self._asks_rows else None
         if key not in self._made:
-            self._made[key] = alike(self._compile(self._make(*key)), self._numbers)
+            self._made[key] = alike(self._compile(self._make(*settings)), self._numbers)
         return self._made[key]
 
     def _make(
@@ -860,7 +868,7 @@ class _Predict:
         functions = [function_of(each) for each in replicas]
 
         def rows_of(replica: Replica, function: Callable, batch, stand_in):
-            rows = _rows_of(function, batch, stand_in)
+            rows = totals_lib.outputs_of(function, batch, stand_in)
             return tf.nest.map_structure(replica.all_gather, rows) if several_workers else rows
 
         def run(batches):
@@ -885,7 +893,7 @@ class _Predict:
     def __call__(self, batches: list):
         outputs = []
         for batch in batches:
-            parts = local_batches(self._strategy, batch, len(self._replicas))
+            parts = local_batches_alike(self._model, self._strategy, batch, len(self._replicas))
             if not self._model.built and self._is_keras_step:
                 _build(self._model, parts[0])
             if runs_eagerly(self._model):
@@ -896,16 +904,6 @@ class _Predict:
             run = functools.partial(self._run, parts)
             outputs += self._choice.run(run, parts, forget=self._made.clear)
         return tf.nest.map_structure(lambda *each: tf.concat(each, axis=0), *outputs)
-
-
-def _rows_of(function: Callable, batch, stand_in):
-    """Returns the function's outputs for a batch that may have no rows."""
-    if totals_lib.num_rows(batch) > 0:
-        return function(batch)
-    if stand_in is None:
-        stand_in = tf.nest.map_structure(totals_lib.one_zero_row, batch)
-    outputs = function(stand_in)
-    return tf.nest.map_structure(lambda each: each[:0], outputs)
 
 
 def _build(model, batch) -> None:

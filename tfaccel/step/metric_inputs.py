@@ -90,7 +90,8 @@ class Inputs:
         """Keeps an argument of `update_state`; returns what stands for it."""
         if not isinstance(leaf, tf.Tensor | tf.RaggedTensor | tf.SparseTensor):
             return leaf
-        if hasattr(leaf, "numpy"):  # made outside the step, so the same on every replica
+        if hasattr(leaf, "numpy") and not tf.executing_eagerly():
+            # It was made outside the step, so it is the same on every replica.
             return leaf
         if isinstance(leaf, tf.RaggedTensor):
             values = self._send_rows(metric, leaf.values, per_row=False)

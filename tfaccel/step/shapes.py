@@ -15,13 +15,31 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import tensorflow as tf
 
 from tfaccel.common.run_log import summary
+from tfaccel.runtime.agreement import of_workers
+from tfaccel.step.parts import num_rows
 
 log = logging.getLogger("tfaccel")
 
 A_FEW = 8  # shapes, such as four buckets, each with a last batch of fewer rows
+
+
+def rows_of_all(strategy: tf.distribute.Strategy, batches: list, *, asks: bool) -> list[int] | None:
+    """Returns the number of rows of each replica's batch, those of all workers included.
+
+    Args:
+      strategy: the strategy over all workers.
+      batches: the batch of each replica of this process.
+      asks: whether to ask the other workers, which takes about 1 ms. Then every worker must call
+        it. If false and there are other workers, the result is None.
+    """
+    rows = [num_rows(each) for each in batches]
+    if len(rows) == strategy.num_replicas_in_sync:
+        return rows
+    return of_workers(np.array(rows), strategy).reshape(-1).tolist() if asks else None
 
 
 class Shapes:

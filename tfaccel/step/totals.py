@@ -293,6 +293,16 @@ def one_zero_row(each):
     return None if each is None else tf.zeros((1, *each.shape[1:]), each.dtype)
 
 
+def outputs_of(function: Callable, batch, stand_in):
+    """Returns the function's outputs for a batch that may have no rows."""
+    if num_rows(batch) > 0:
+        return function(batch)
+    if stand_in is None:
+        stand_in = tf.nest.map_structure(one_zero_row, batch)
+    outputs = function(stand_in)
+    return tf.nest.map_structure(lambda each: each[:0], outputs)
+
+
 class Layout:
     """The order of totals in a few vectors, one per dtype, so that few collectives carry them.
 

@@ -83,11 +83,13 @@ class Plan:
         could not be traced with more rows.
       reduces_itself: whether the step calls all_reduce: it then completes its sums by itself.
       joins: whether a value, other than a gradient, must be joined over the replicas.
+      gathers: whether the step gathers values of all replicas.
     """
 
     calls: list[Call] | None
     reduces_itself: bool
     joins: bool
+    gathers: bool
 
 
 def _unnoticed() -> contextlib.AbstractContextManager:
@@ -286,6 +288,10 @@ def _by_size(why: str) -> None:
 
 class MayJoinError(Exception):
     """A step reduces an axis that may have rows, so only a plan knows what to do."""
+
+
+class AsksRowsError(Exception):
+    """A step gathers values, so that its trace needs the number of rows of each worker's batch."""
 
 
 class Alarm:
@@ -500,8 +506,9 @@ def planned(
     elif within and (recorders or tf.executing_eagerly()):  # else the step itself cannot be traced
         _by_size(fault)
     joins = calls is None or any(OWN in tags for kind, tags in calls if _joins(kind))
-    collective = any(kind in ("gather", "broadcast") for kind, _ in first.calls)
-    return Plan(calls, first.reduces_itself, joins or first.reduces_itself or collective)
+    gathers = any(kind == "gather" for kind, _ in first.calls)
+    joins |= first.reduces_itself or gathers or any(kind == "broadcast" for kind, _ in first.calls)
+    return Plan(calls, first.reduces_itself, joins, gathers)
 
 
 def _without_loops_over_rows(calls: list) -> list:
