@@ -134,6 +134,29 @@ def test_a_log_that_cannot_be_written_is_said_once_and_the_rank_lives(log, tmp_p
     assert caplog.text.count(f"launch: cannot write {path}") == 1
 
 
+ERRORS = """
+print("tensorflow.python.errors_impl.InvalidArgumentError: Graph execution error:")
+print("Detected at node PyFunc")
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "first"),
+    [
+        ("print('ValueError: row 7 is broken')", "ValueError: row 7 is broken"),
+        ("", "tensorflow.python.errors_impl.InvalidArgumentError: Graph execution error:"),
+    ],
+)
+def test_the_first_error_is_the_users_within_a_function_of_tensorflow(more, first, tmp_path):
+    command = [sys.executable, "-c", ERRORS + more]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    log = tmp_path / "rank-0.log"
+    output = Output(process, prefix="", log=log, header="x", terminals=Terminals())
+    assert process.wait(LIMIT_S) == 0
+    output.close(5)
+    assert output.tail()[0] == first
+
+
 def test_each_launch_begins_its_part_of_a_log(start, tmp_path):
     for _ in range(2):
         ranks = start("import sys; sys.exit(0)", count=1)

@@ -611,3 +611,23 @@ def test_ragged_and_masked_rows():
         ours, wanted = (each[name] for each in histories)
         np.testing.assert_allclose(ours, wanted, rtol=RTOL)
     assert wanted[0] > 5  # more than a replica's rows have
+
+
+class Norm(keras.metrics.Metric):
+    """Adds up the norm of the errors of each batch: the norms of its parts are larger."""
+
+    def __init__(self):
+        super().__init__(name="norm")
+        self.total = self.add_weight(name="total", initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(ops.norm(y_true - y_pred))
+
+    def result(self):
+        return self.total + 0.0
+
+
+def test_an_eager_step_gives_a_metric_the_rows_of_all_replicas():
+    stock = by_keras(small, loss="mse", metrics=[Norm()]).fit(X, Y, **FIT).history
+    ours = here(small, 2, loss="mse", metrics=[Norm()], xla=False, run_eagerly=True)
+    assert_same_logs(ours.fit(X, Y, **FIT).history, stock)

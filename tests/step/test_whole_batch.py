@@ -400,6 +400,48 @@ def test_collectives_in_a_step_join_the_replicas():
     np.testing.assert_allclose(got["gradient"], np.full((3, 3), 3.0))
 
 
+def in_a_branch(model, x, y):
+    """The gradient of a loss that sums over rows in a branch."""
+    with tf.GradientTape() as tape:
+        h = x[:, 0] @ tf.convert_to_tensor(model.matrix)
+        loss = tf.cond(tf.shape(h)[-1] > 2, lambda: tf.reduce_mean(h**2), lambda: tf.reduce_max(h))
+    return {"loss": loss, "gradient": tape.gradient(loss, model.matrix)}
+
+
+def test_a_branch_that_sums_over_rows_has_a_gradient():
+    check(in_a_branch, 5)
+
+
+class Gathering(keras.Model):
+    """Trains with every collective of tfaccel in its step."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1, kernel_initializer="ones", use_bias=False)
+        self.dense.build((None, 2))
+        self.built = True
+
+    def train_step(self, data):
+        ours, (x, _) = tfaccel.collectives, data
+        with tf.GradientTape() as tape:
+            rows = ours.all_gather(ours.broadcast(self.dense(x)))
+            loss = ours.all_reduce(tf.reduce_sum(rows), op="mean") * ours.world_size()
+            loss += ours.rank() + ours.local_rank()
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"sum": loss}
+
+
+def test_collectives_in_a_step_of_one_replica_keep_the_gradient(setup):
+    run = setup(xla=False)
+    with run.scope():
+        model = Gathering()
+    run.compile(model, keras.optimizers.SGD(0.5))
+    logs = model.fit(np.ones((2, 2), np.float32), np.ones(2), batch_size=2, verbose=0).history
+    assert logs["sum"] == [4.0]
+    np.testing.assert_array_equal(model.dense.kernel.numpy(), [[0.0], [0.0]])  # 1 - 0.5 * 2
+
+
 @pytest.mark.slow
 def test_a_replica_without_rows_adds_nothing():
     names = ("mean", "max", "max of ints", "norm", "any", "all", "product", "chosen rows, summed")
