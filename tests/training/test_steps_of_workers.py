@@ -111,7 +111,7 @@ def check(folder, names, *, batch_size=None, num_local=1, xla=False, parts=1, **
 
 
 def test_two_processes_train_as_one_device(tmp_path):
-    check(tmp_path, ["hand-masked loss", "Barlow twins"], batch_size=7)
+    check(tmp_path, ["Barlow twins"], batch_size=7)
 
 
 @pytest.mark.slow
@@ -183,7 +183,7 @@ calls = []
 
 def happen():
     calls.append(None)
-    if len(calls) == 4:
+    if is_mine and len(calls) == 4:
         marker.write_text("")
         if fault == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -205,7 +205,7 @@ class Twice(keras.Model):
             with tf.GradientTape() as tape:
                 loss = tf.reduce_max(tf.square(self.dense(x) - y))
             optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
-            if is_mine and optimizer is self.optimizer:
+            if optimizer is self.optimizer:
                 eager = tf.executing_eagerly()
                 zero = happen() if eager else tf.numpy_function(happen, [], tf.float32)
                 self.dense.bias.assign_add(tf.reshape(zero, [1]))
