@@ -718,6 +718,15 @@ def _():
     return isinstance(key, int) and [each._group_size for each in launchers] == [2, 2]
 
 
+@canary(
+    "CollectiveReplicaLauncher._get_ordering_token and ._ordering_token",
+    "the one returns the handle of the other for each sum",
+)
+def _():
+    launcher = strategy_of(2).extended._collective_ops._launchers[0]
+    return launcher._get_ordering_token() is launcher._ordering_token.handle
+
+
 @canary("CollectiveAllReduce._launchers", "sum, and gather rows, in order of the replicas")
 def _():
     launchers = strategy_of(2).extended._collective_ops._launchers
