@@ -49,7 +49,8 @@ def here(program):
         model = harness.made(program)
     for change in harness.changes(program):
         change(model)
-        run.compile(model, **program.compile(), **{more}, step=config)
+        run.compile(model, **program.compile(), step=config)
+        model.run_eagerly = {eagerly}
         logs = harness.trained(program, model)
     return logs, [np.array(each) for each in model.variables]
 
@@ -84,7 +85,7 @@ def _wanted(name, batch_size):
     return by_stock_keras(dataclasses.replace(PROGRAMS[name], batch_size=batch_size))
 
 
-def check(folder, names, *, batch_size=None, num_local=1, xla=False, parts=1, **more):
+def check(folder, names, *, batch_size=None, num_local=1, xla=False, parts=1, eagerly=False):
     """Raises AssertionError unless each process trains the programs as stock Keras."""
     sizes = {name: batch_size or PROGRAMS[name].batch_size for name in names}
     wanted = folder / "wanted.pickle"
@@ -95,7 +96,7 @@ def check(folder, names, *, batch_size=None, num_local=1, xla=False, parts=1, **
         num_local=num_local,
         xla=xla,
         parts=parts,
-        more=more,
+        eagerly=eagerly,
     )
     first, second = map(json.loads, in_workers(program, 2, timeout_s=30 + 30 * len(names)))
     assert first.keys() == second.keys() == sizes.keys()
@@ -140,7 +141,7 @@ SOME = [
     [
         pytest.param({"num_local": 2}, id="2 replicas each"),
         pytest.param({"parts": 2}, id="in parts"),
-        pytest.param({"run_eagerly": True}, id="eagerly"),
+        pytest.param({"eagerly": True}, id="eagerly"),
         pytest.param({"xla": True}, id="XLA"),
     ],
 )

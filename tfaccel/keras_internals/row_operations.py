@@ -194,9 +194,18 @@ def traced_anew() -> contextlib.AbstractContextManager:
     return patched(function_context, "make_function_context", make)
 
 
-def unassigned() -> contextlib.AbstractContextManager:
-    """Returns a context in which Keras variables keep their values, whatever they are assigned."""
-    return patched(TensorFlowVariable, "assign", lambda variable, value: variable)
+def unassigned(variables: Iterable | None = None) -> contextlib.AbstractContextManager:
+    """Returns a context in which Keras variables keep their values, whatever they are assigned.
+
+    These are all variables, or those that are given.
+    """
+    direct = TensorFlowVariable.assign
+    kept = None if variables is None else {id(each) for each in variables}
+
+    def assign(variable, value):
+        return variable if kept is None or id(variable) in kept else direct(variable, value)
+
+    return patched(TensorFlowVariable, "assign", assign)
 
 
 def _kinds_of(metrics: Iterable[keras.metrics.Metric]) -> list[type]:

@@ -60,6 +60,7 @@ class Inputs:
     Attributes:
       is_own: whether a value differs between the replicas; None if that is not known. A value that
         does not differ is neither gathered nor added up.
+      has_rows: False where a row stands in for a batch, or a part of it, without rows.
       numbers: single numbers, times the weight of their part of the batch, and these weights. They
         are to be summed over the replicas.
     """
@@ -73,7 +74,7 @@ class Inputs:
           xla: whether XLA compiles the pass.
         """
         self.is_own, self.numbers = None, []
-        self._replica, self._has_rows, self._xla = replica, has_rows, xla
+        self._replica, self.has_rows, self._xla = replica, has_rows, xla
         self._sent, self._rows_per_row = [], []
         self._known = {}  # what stands for a tensor that several metrics get, by id, and the tensor
         self._num_rows = self._weight = self._weight_index = None
@@ -132,7 +133,7 @@ class Inputs:
         mask = mask_of(value)
         mask = None if mask is None else self._send_rows(metric, mask)
         self._rows_per_row.append(size // self._num_rows if is_known else None)
-        self._sent.append(tf.cast(value if self._has_rows else value[:0], _sent_as(value.dtype)))
+        self._sent.append(tf.cast(value if self.has_rows else value[:0], _sent_as(value.dtype)))
         return _Rows(len(self._sent) - 1, value.dtype, mask)
 
     def _differs(self, value) -> bool:
@@ -152,9 +153,9 @@ class Inputs:
         number = tf.cast(value, dtype)
         if not counts and self._weight_index is None:
             self._weight_index = len(self.numbers)
-            self.numbers.append(tf.cast(self._weight if self._has_rows else 0.0, tf.float32))
+            self.numbers.append(tf.cast(self._weight if self.has_rows else 0.0, tf.float32))
         if counts:
-            number = number if self._has_rows else tf.zeros_like(number)
+            number = number if self.has_rows else tf.zeros_like(number)
         else:
             weight = tf.cast(self.numbers[self._weight_index], dtype)
             # A weight of 0 gives 0, even for NaN.

@@ -161,7 +161,7 @@ class Updates:
 
     def own_part(self) -> contextlib.AbstractContextManager:
         """Returns a context for a part of the batch that is traced in turn with others."""
-        inner = ("is_own", "_num_rows", "_weight", "_weight_index")
+        inner = ("is_own", "has_rows", "_num_rows", "_weight", "_weight_index")
         own = ("_is_inside", "_of_function")
         places = [(self, each) for each in own] + [(self.inputs, each) for each in inner]
         return swapped(Attributes(places))

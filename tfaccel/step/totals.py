@@ -23,6 +23,7 @@ from tfaccel.keras_internals.layer_paths import layer_paths
 from tfaccel.keras_internals.one_replica import own_losses
 from tfaccel.keras_internals.recording import Recording, recorded
 from tfaccel.keras_internals.replica import Replica
+from tfaccel.keras_internals.row_operations import unassigned
 from tfaccel.keras_internals.traced import names_of_results
 from tfaccel.keras_internals.variables import value_of
 from tfaccel.step import parts as parts_lib
@@ -148,6 +149,9 @@ def make_totals(
             if of_part is not None:
                 contexts.enter_context(own_losses(model))
                 contexts.enter_context(updates.own_part())
+                if rows == 0:  # the row that stands in does not count
+                    updates.inputs.has_rows = False
+                    contexts.enter_context(unassigned(model.metrics_variables))
                 apply_, turn = of_part.once(apply), of_part.is_first_to_go_on
             if rows_of is not None:
                 how = {"of_part": of_part, "collectives": collectives}
