@@ -102,16 +102,16 @@ def check_resumes(run, make, tmp_path, *, cuts):
             np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize(
-    "num_replicas, cuts", [(1, [4]), pytest.param(2, [2, 4], marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_replicas", "cuts"), [(1, [4]), (2, [2, 4])])
 def test_a_model_of_dicts_with_lora_resumes(setup, tmp_path, num_replicas, cuts):
     check_resumes(run_of(setup, num_replicas), reader, tmp_path, cuts=cuts)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16", "mixed_float16"])
-@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize(
+    ("num_replicas", "precision"), [(1, "mixed_bfloat16"), (2, "float32"), (2, "mixed_float16")]
+)
 def test_bert_of_kerashub_with_lora_resumes(setup, tmp_path, num_replicas, precision):
     run = run_of(setup, num_replicas, precision)
     check_resumes(run, bert_with_lora, tmp_path, cuts=[4])
@@ -138,9 +138,11 @@ def test_other_frozen_layers_than_before_are_refused(setup, tmp_path):
     run = run_of(setup, 1)
     fit(run, two_alike, tmp_path, change=freezing("first"), epochs=1)
     # As many variables of the same shapes: Adam's would belong to other weights.
-    with pytest.raises(UserError, match="4 of 7 weights .* first/kernel was frozen and is trained"):
+    with pytest.raises(
+        UserError, match=r"4 of 7 weights .* first/kernel was frozen and is trained"
+    ):
         fit(run, two_alike, tmp_path, change=freezing("second"))
-    with pytest.raises(UserError, match="2 of 7 weights .* a folder of its own"):
+    with pytest.raises(UserError, match=r"2 of 7 weights .* a folder of its own"):
         fit(run, two_alike, tmp_path)
 
 
@@ -169,9 +171,8 @@ def test_a_fit_with_other_layers_frozen_resumes_from_a_folder_of_its_own(setup, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_replicas", [1, 2])
-def test_a_task_of_kerashub_names_the_call_that_takes_a_loader(setup, num_replicas):
-    run = run_of(setup, num_replicas)
+def test_a_task_of_kerashub_names_the_call_that_takes_a_loader(setup):
+    run = run_of(setup, 2)
     with run.scope():
         model = transfer.bert()
     run.compile(model, **transfer.of_classes())
