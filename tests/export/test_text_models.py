@@ -8,6 +8,7 @@ from keras import layers
 from programs import transfer
 
 from tfaccel import UserError
+from tfaccel.keras_internals.copies import check_made_again, without_training_state
 
 LIMIT = {"float32": 1e-5, "mixed_bfloat16": 5e-2, "mixed_float16": 1e-2}
 NUM_TOKENS, DIM = 9, 4
@@ -70,7 +71,9 @@ def check(model, path, x, *, lengths=(3, 5), rows=(1, 12), limit=1e-5) -> None:
 
     models = [answer]
     if (path / "model.keras").exists():
-        again = keras.saving.load_model(path / "model.keras", compile=False)
+        again = keras.saving.load_model(
+            path / "model.keras", compile=False, custom_objects={"OfDict": OfDict}
+        )
         models.append(lambda given: np.asarray(again(given, training=False), np.float32))
     for num_rows in rows:
         for length in lengths:
@@ -84,6 +87,18 @@ def lora_of(model) -> list:
     return [each for each in model.weights if "lora_kernel_b" in each.path]
 
 
+def test_a_copy_has_the_lora_that_its_config_lacks():
+    model, (x, _) = transfer_made(reader), texts()
+    assert len(lora_of(model)) == 2
+    for each in lora_of(model):
+        each.assign(np.random.default_rng(0).normal(size=each.shape))
+    copy = without_training_state(model)
+    np.testing.assert_array_equal(copy(x), model(x))
+    assert [each.trainable for each in copy.weights] == [each.trainable for each in model.weights]
+    check_made_again(model, lambda _: None)
+
+
+@pytest.mark.slow
 def test_attention_with_lora_is_exported_for_any_rows_and_length(setup, tmp_path):
     run = setup()
     (x, y) = texts()

@@ -210,7 +210,7 @@ def _wear_lora(layer: keras.layers.Layer, copy: keras.layers.Layer) -> None:
     kernel and its LoRA, so a file answers alike with LoRA and without.
     """
     for old, new in _pairs(layer, copy):
-        if getattr(old, "lora_enabled", False) and not new.lora_enabled:
+        if getattr(old, "lora_enabled", False) and not getattr(new, "lora_enabled", True):
             alpha = getattr(old, "lora_alpha", None)
             new.enable_lora(old.lora_rank, **({} if alpha is None else {"lora_alpha": alpha}))
 
