@@ -258,13 +258,25 @@ def test_embedding_whose_gradients_are_indexed_slices():
     assert_steps_alike(both(embedding, loss=lambda: "mse"), x, np.repeat(X, 2, axis=1))
 
 
-@pytest.mark.slow  # by SGD slices are summed, above
-def test_embedding_with_adam():
-    # Each id once: of one that is there twice, stock Keras's Adam squares each slice.
+@pytest.mark.parametrize(
+    ("num_replicas", "xla"),
+    [(1, False), (1, True), (2, False), pytest.param(2, True, marks=pytest.mark.slow)],
+)
+def test_embedding_with_adam_trains_as_a_dense_layer_on_one_hot_rows(num_replicas, xla):
+    """Although an id comes twice in a batch: stock Keras's Adam squares each slice by itself."""
     adam = lambda: keras.optimizers.Adam(0.1)  # noqa: E731
-    y = np.arange(6.0).reshape(1, 6)
-    pair = both(embedding, loss=lambda: "mse", optimizer=adam)
-    assert_steps_alike(pair, np.array([[0, 1, 2]]), y, passes=2)
+    x, y = np.array([[0, 1, 1], [1, 2, 2]]), np.arange(12.0).reshape(2, 6)
+    ours = compiled(embedding, num_replicas, optimizer=adam, xla=xla, loss="mse")
+    theirs = keras.Sequential(
+        [keras.Input((3, 5)), layers.Dense(2, use_bias=False), layers.Flatten()]
+    )
+    theirs.set_weights(ours.get_weights())
+    theirs.compile(adam(), "mse", run_eagerly=True)
+    for _ in range(3):
+        logs = ours.train_on_batch(x, y, return_dict=True)
+        wanted = theirs.train_on_batch(np.eye(5, dtype="float32")[x], y, return_dict=True)
+        assert_same_logs(logs, wanted)
+    assert_same_weights(ours, theirs)
 
 
 def test_dropout_draws_another_mask_on_each_replica():

@@ -143,9 +143,9 @@ class Watch:
         """Applies gradients only if all of them are finite.
 
         The arguments are Keras's. Without `trainable_variables` the gradients are for the model's.
-        `spans` is as for `updates`.
+        `spans` is as for `updates`. Slices, the gradient of an Embedding, become dense.
         """
-        grads = list(grads)
+        grads = [None if each is None else tf.convert_to_tensor(each) for each in grads]
         variables = list(trainable_variables or self._model.trainable_variables)
         if not optimizer.built:  # not inside the branch below
             optimizer.build(variables)
@@ -157,8 +157,7 @@ class Watch:
                 own = [span._replace(values=each) for span, each in zip(spans, values, strict=True)]
                 check = self._check_spans(own, variables, xla=xla)
             else:
-                dense = [_dense(each) for each in grads]
-                given = [each for each in zip(variables, dense, strict=True) if each[1] is not None]
+                given = [each for each in zip(variables, grads, strict=True) if each[1] is not None]
                 check = self._check(
                     [each for each, _ in given], [each for _, each in given], xla=xla
                 )
@@ -271,14 +270,6 @@ def _check_in_xla(code: tf.Tensor) -> _Check:
     return _Check(tf.not_equal(code, _NONE), code)
 
 
-def _dense(gradient) -> tf.Tensor | None:
-    """Returns a gradient's values, also those of `tf.IndexedSlices`."""
-    if gradient is None:
-        return None
-    is_slices = isinstance(gradient, tf.IndexedSlices)
-    return gradient.values if is_slices else tf.convert_to_tensor(gradient)
-
-
 def _index_in_each(after, before) -> tf.Tensor:
     """Returns the index of the first tensor with a bad value, or their number, for use in XLA.
 
@@ -343,7 +334,7 @@ def _least(numbers: Sequence[tf.Tensor]) -> tf.Tensor:
     return functools.reduce(tf.minimum, numbers)
 
 
-def _index_of_first(bad: tf.Tensor, sizes: list) -> tf.Tensor:
+def _index_of_first(bad: tf.Tensor, sizes: list[int]) -> tf.Tensor:
     """Returns the index of the part with the first True, or the number of parts: an int32 scalar.
 
     XLA fuses the passes over all values into one. Without XLA, call this only if `bad` has a True.
@@ -354,16 +345,12 @@ def _index_of_first(bad: tf.Tensor, sizes: list) -> tf.Tensor:
     """
     num_bad = tf.size(bad)
     first = tf.reduce_min(tf.where(bad, tf.range(num_bad), num_bad))
-    ends = tf.cumsum(sizes) if tf.is_tensor(sizes[0]) else np.cumsum(sizes, dtype=np.int32)
-    return tf.reduce_sum(tf.cast(first >= ends, tf.int32))
+    return tf.reduce_sum(tf.cast(first >= np.cumsum(sizes, dtype=np.int32), tf.int32))
 
 
-def _sizes(parts: list[tf.Tensor]) -> list:
-    """Returns the number of values of each part, as tensors if it is not known when traced."""
-    sizes = [each.shape.num_elements() for each in parts]
-    if None in sizes:  # the slices of an embedding's gradient
-        return [tf.size(each) for each in parts]
-    return sizes
+def _sizes(parts: list[tf.Tensor]) -> list[int]:
+    """Returns the number of values of each part."""
+    return [each.shape.num_elements() for each in parts]
 
 
 def _good(after, before) -> tf.Tensor:

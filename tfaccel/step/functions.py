@@ -32,8 +32,9 @@ needs. On the GPUs of one process it is one XLA function either way. Elsewhere i
 A step with an infinite or NaN gradient is skipped on every replica (tfaccel/step/finite.py has the
 details). `model.train_function.nonfinite` has the codes of what was found.
 
-Gradients of an Embedding, which are slices, are made dense before the sum. (If a batch has an id
-twice, stock Keras's Adam squares each slice; this step squares their sum, as for a dense layer.)
+Gradients of an Embedding, which are slices, are made dense before the sum, and before the update of
+one replica. (If a batch has an id twice, stock Keras's Adam squares each slice; this step squares
+their sum, as Keras does on JAX.)
 
 A finite check or a clip before the sum would see only a part of the gradient. Stock Keras does both
 before the sum: weights become -inf if only replica 1 overflows, and 30 and -10 clipped to 1 make 0
