@@ -22,6 +22,7 @@ from keras.src.backend import get_keras_mask, set_keras_mask
 from keras.src.backend.common import global_state
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
+from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.legacy.saving import legacy_h5_format
 from keras.src.losses import loss as keras_loss
@@ -170,6 +171,17 @@ def _():
     except AttributeError:
         return own is strategy_of(2)  # the one that was set is used, and is none
     return False
+
+
+@canary("TFOptimizer._all_reduce_sum_gradients", "gives the gradients that an update applies")
+def _(monkeypatch):
+    def doubled(_optimizer, pairs):
+        return [(2 * gradient, variable) for gradient, variable in pairs]
+
+    monkeypatch.setattr(TFOptimizer, "_all_reduce_sum_gradients", doubled)
+    variable = keras.Variable([1.0])
+    keras.optimizers.SGD(1.0).apply([tf.constant([1.0])], [variable])
+    return variable.numpy() == -1
 
 
 @canary("LossScaleOptimizer.dynamic_scale", "is the variable that an overflow halves")

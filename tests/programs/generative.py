@@ -714,13 +714,6 @@ def for_wgan():
     return {"c_optimizer": rmsprop(0.01), "g_optimizer": rmsprop(0.02)}
 
 
-def eager_wgan(model):
-    """Trains the WGAN on stock Keras, operation by operation."""
-    model.compile(**for_wgan())
-    model.run_eagerly = True
-    return model.fit(of_critic(), batch_size=6, epochs=2, shuffle=False, verbose=0).history
-
-
 def for_wgan_gp():
     """Returns the arguments of `WGANGP.compile`."""
     return {
@@ -777,9 +770,6 @@ PROGRAMS = [
         lambda: WGAN(discriminator(use_bias=False), generator()),
         of_critic,
         for_wgan,
-        stock_fails="6 of 8 runs on the CPU, as a graph without XLA, gave weights that are off by "
-        "0.01 to 0.06 (TensorFlow 2.21, cause unknown); eager and jit_compile runs agree",
-        reference=eager_wgan,
     ),
     Program(
         "WGAN-GP",

@@ -11,6 +11,7 @@ tools/train_programs.py use this.
 import contextlib
 import importlib
 import pathlib
+from collections.abc import Iterator
 
 import keras
 import numpy as np
@@ -67,6 +68,22 @@ def changes(program: Program) -> list:
     return [lambda _: None, *([program.again] if program.again else [])]
 
 
+@contextlib.contextmanager
+def updates_in_order() -> Iterator[None]:
+    """Within the context, a graph of stock Keras updates and assigns in the program's order.
+
+    TensorFlow loses the order, for one in WGANs (findings/tensorflow_lost_variable_order.sh).
+    """
+    name = "dependency_optimization"
+    before = tf.config.optimizer.get_experimental_options().get(name, True)
+    tf.config.optimizer.set_experimental_options({name: False})
+    try:
+        yield
+    finally:
+        tf.config.optimizer.set_experimental_options({name: before})
+
+
+@updates_in_order()
 def by_stock_keras(program: Program) -> Trained:
     """Trains the program with stock Keras, on one device without XLA."""
     model = made(program)

@@ -109,6 +109,14 @@ class Loader(DataAdapter, tf.distribute.DistributedDataset):
         """The strategy that distributes the batches to its replicas."""
         return self._strategy
 
+    def __array__(self, dtype=None, copy=None):
+        """Raises UserError, for a model whose own `fit` makes arrays of what it is given."""
+        raise UserError(
+            "a loader where arrays or a data set are expected: a model with its own fit, as those "
+            "of KerasHub, does not take it; call Keras's fit, evaluate or predict, such as "
+            "keras.Model.fit(model, loader), on examples that are preprocessed already"
+        )
+
     # The methods that Keras calls.
 
     def get_tf_dataset(self):

@@ -59,6 +59,7 @@ def check_made_again(model: keras.Model, build: Callable[[keras.Model], object])
     with _explained(model), _as_not_compiled(model):
         copy = keras.models.clone_model(model)
         build(copy)
+        _wear_lora(model, copy)
         shapes = [[tuple(each.shape) for each in one.weights] for one in (model, copy)]
         if shapes[0] != shapes[1]:
             raise ValueError(f"the copy has weights of {shapes[1]}, not of {shapes[0]}")
@@ -183,6 +184,7 @@ def take_state(copy: keras.layers.Layer, layer: keras.layers.Layer) -> None:
     Raises:
       ValueError: The copy has other weights, because of an incomplete config.
     """
+    _wear_lora(layer, copy)
     copy.set_weights(layer.get_weights())
     for old, new in _pairs(layer, copy):  # outer layers first
         if new.trainable != old.trainable:
@@ -199,6 +201,18 @@ def take_state(copy: keras.layers.Layer, layer: keras.layers.Layer) -> None:
         if new.trainable != old.trainable:
             new.trainable = old.trainable
     refresh(copy)
+
+
+def _wear_lora(layer: keras.layers.Layer, copy: keras.layers.Layer) -> None:
+    """Enables LoRA in the layers of a copy where the config of an outer layer or model lacks it.
+
+    Attention and the models of KerasHub have no LoRA in their configs. Keras saves the sum of a
+    kernel and its LoRA, so a file answers alike with LoRA and without.
+    """
+    for old, new in _pairs(layer, copy):
+        if getattr(old, "lora_enabled", False) and not getattr(new, "lora_enabled", True):
+            alpha = getattr(old, "lora_alpha", None)
+            new.enable_lora(old.lora_rank, **({} if alpha is None else {"lora_alpha": alpha}))
 
 
 def _pairs(layer, copy) -> Iterator[tuple[keras.layers.Layer, keras.layers.Layer]]:

@@ -13,6 +13,7 @@ from contextlib import nullcontext
 
 import tensorflow as tf
 from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
+from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from tensorflow.python.distribute import distribute_lib
 
 from tfaccel.keras_internals.layers import layers_of
@@ -51,12 +52,22 @@ def as_replica(model, replica: Replica):
         with (
             swapped(variables),
             patched(TensorFlowVariable, "_initialize", initialize),
+            patched(TFOptimizer, "_all_reduce_sum_gradients", _as_they_are),
             own_plain_variables(model, replica),
             joining,
         ):
             yield
     finally:
         distribute_lib._pop_per_thread_mode()
+
+
+def _as_they_are(_optimizer, grads_and_vars) -> list:
+    """Returns an update's gradients and variables: a sum over one replica changes nothing.
+
+    Keras would let `tf.distribute` sum them. That adds an IdentityN of all gradients, at which
+    TensorFlow loses the order of updates (findings/tensorflow_lost_variable_order.sh).
+    """
+    return list(grads_and_vars)
 
 
 class _OfReplica(Swap):

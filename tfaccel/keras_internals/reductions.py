@@ -9,13 +9,16 @@ import keras
 import tensorflow as tf
 from keras.src.backend import get_keras_mask, set_keras_mask
 from keras.src.losses import loss as keras_loss
-from keras.src.trainers.compile_utils import MetricsList
+from keras.src.trainers.compile_utils import CompileMetrics, MetricsList
 
 from tfaccel.keras_internals.never_run import never_run
 from tfaccel.keras_internals.patching import patched
 
 # The modules of Keras's metrics that count single values instead of rows.
 COUNTS_VALUES = {"keras.src.metrics.confusion_metrics", "keras.src.metrics.iou_metrics"}
+
+# The metrics whose `update_state` only calls that of others: containers, and those of a function.
+CALLERS = (CompileMetrics, MetricsList, keras.metrics.MeanMetricWrapper)
 
 
 def losses_reduced_by(wrap: Callable) -> contextlib.AbstractContextManager:

@@ -81,6 +81,9 @@ class Handler(Protocol):
         A loop may have a largest number of rounds: None if it is not known when traced.
         """
 
+    def own_gradients(self):
+        """Returns a context in which the step is traced, for the user's custom gradients."""
+
     def gradient(self, direct: Callable, target, sources, output_gradients):
         """Returns the gradients of the targets with respect to the sources."""
 

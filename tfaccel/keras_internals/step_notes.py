@@ -10,15 +10,13 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
-import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
-from keras.src.trainers import compile_utils
 from tensorflow.python.framework.auto_control_deps_utils import get_read_write_resource_inputs
 from tensorflow.python.ops import custom_gradient
 
 from tfaccel.keras_internals.patching import patched
-from tfaccel.keras_internals.reductions import metric_methods_by
+from tfaccel.keras_internals.reductions import CALLERS, metric_methods_by
 from tfaccel.keras_internals.traced import has_effects
 
 # The gradients of their operations are linear in the gradient that arrives.
@@ -63,13 +61,11 @@ def noted(noter: Noter) -> Iterator[None]:
 
     direct = custom_gradient._graph_mode_decorator
     direct_enter = tf.autodiff.ForwardAccumulator.__enter__
-    containers = (compile_utils.CompileMetrics, compile_utils.MetricsList)
-    of_functions = keras.metrics.MeanMetricWrapper  # it calls the user's function, then Mean's
     with (
         patched(TensorFlowVariable, "assign", assign),
         patched(custom_gradient, "_graph_mode_decorator", decorator),
         patched(tf.autodiff.ForwardAccumulator, "__enter__", enter),
-        metric_methods_by("update_state", noter.updated, but=(*containers, of_functions)),
+        metric_methods_by("update_state", noter.updated, but=CALLERS),
         metric_methods_by("result", noter.result, but=()),
     ):
         yield

@@ -787,8 +787,7 @@ def _update(
         logs = watch.scale_logs()
     changes = _changed(totals, rows)
     states, updates = totals.metrics, totals.updates
-    if updates is not None:
-        states = updates.settled(totals.rows, states, totals.numbers, gathered)
+    states = updates.settled(totals.rows, states, totals.numbers, gathered)
     if trains:
         trained = {id(each) for each in model.trainable_variables}
         kept = [each for each in totals.kept if id(each[0]) not in trained]
@@ -801,10 +800,9 @@ def _update(
     with metrics_as(model, states):
         # In the context, because a metric may return its own variable, as in Keras's guide.
         results = tf.nest.map_structure(tf.convert_to_tensor, model.get_metrics_result())
-        if updates is not None:
-            named = updates.results(totals.logs.keys() - results.keys())
-            totals.results.update(named)
-            results |= named
+        named = updates.results(totals.logs.keys() - results.keys())
+        totals.results.update(named)
+        results |= named
     # A log without a metric is a value that the step returned. Return its mean over the rows.
     own = {
         name: results[name] if name in totals.results and name in results else value / rows

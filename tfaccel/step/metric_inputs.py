@@ -5,7 +5,7 @@ the replicas have exchanged what they stand for, it gives the arguments of all r
 
     inputs = Inputs(replica, has_rows=True, xla=False)
     inputs.begin_part(num_rows, weight)
-    kept = inputs.kept(metric, (args, kwargs))
+    kept = inputs.kept(metric, (args, kwargs))     # in each part the same calls, in the same order
     args, kwargs = inputs.found(kept, numbers=sums_of_numbers, gathered=rows_of_all)
 
 Tensors are taken for rows and are gathered. A single float is taken for a mean over the rows, and a
@@ -60,9 +60,9 @@ class Inputs:
     Attributes:
       is_own: whether a value differs between the replicas; None if that is not known. A value that
         does not differ is neither gathered nor added up.
-      has_rows: False where a row stands in for a batch, or a part of it, without rows.
-      numbers: single numbers, times the weight of their part of the batch, and these weights. They
-        are to be summed over the replicas.
+      has_rows: False if a row stands in for a batch or a part without rows. It does not count.
+      numbers: of the part, single numbers, times its weight, and the weight. They are to be summed
+        over the parts and the replicas.
     """
 
     def __init__(self, replica: Replica, *, has_rows: bool, xla: bool):
@@ -73,15 +73,21 @@ class Inputs:
           has_rows: False if a row stands in for a batch without rows. It does not count.
           xla: whether XLA compiles the pass.
         """
-        self.is_own, self.numbers = None, []
-        self._replica, self.has_rows, self._xla = replica, has_rows, xla
-        self._sent, self._rows_per_row = [], []
-        self._known = {}  # what stands for a tensor that several metrics get, by id, and the tensor
-        self._num_rows = self._weight = self._weight_index = None
+        self.is_own, self.has_rows = None, has_rows
+        self._replica, self._xla = replica, xla
+        self._sent, self._rows_per_row = [], []  # a list of the parts' rows, for each tensor
+        self.begin_part(None, None)
 
     def begin_part(self, num_rows: int | None, weight) -> None:
         """Begins a part of the batch, of so many rows and of this weight: its rows, in any unit."""
         self._num_rows, self._weight, self._weight_index = num_rows, weight, None
+        self.numbers, self._num_sent = [], 0
+        self._known = {}  # what stands for a tensor that several metrics get, by id, and the tensor
+
+    def of_part(self) -> list[tuple]:
+        """Returns the places of what a part has for itself."""
+        names = ("is_own", "has_rows", "numbers", "_num_rows", "_weight", "_weight_index")
+        return [(self, each) for each in (*names, "_num_sent", "_known")]
 
     def kept(self, metric, arguments):
         """Keeps the arguments of a call; returns the same nest of what stands for them."""
@@ -122,28 +128,39 @@ class Inputs:
             raise NotInXlaError(
                 f"the metric {metric.name} gets a number of rows that is not known before"
             )
+        mask = mask_of(value)
+        mask = None if mask is None else self._send_rows(metric, mask)
         is_known = per_row and size is not None and self._num_rows
-        if is_known and size % self._num_rows:
+        times = size // self._num_rows if is_known else None
+        is_first = self._num_sent == len(self._sent)
+        is_alike = is_first or self._rows_per_row[self._num_sent] == times
+        if not is_alike or (is_known and size % self._num_rows):
             raise UserError(
                 f"update_state of the metric {metric.name} gets a tensor of shape {value.shape} "
                 f"for {self._num_rows} rows; with several replicas its first axis must be rows: "
                 "pass rows, or give the metric merge_state = 'sum', 'max' or 'min', or a method "
                 "merge_state(self, metrics)"
             )
-        mask = mask_of(value)
-        mask = None if mask is None else self._send_rows(metric, mask)
-        self._rows_per_row.append(size // self._num_rows if is_known else None)
-        self._sent.append(tf.cast(value if self.has_rows else value[:0], _sent_as(value.dtype)))
-        return _Rows(len(self._sent) - 1, value.dtype, mask)
+        rows = value if self.has_rows else value[:0]
+        return _Rows(self._append(rows, times), value.dtype, mask)
+
+    def _append(self, value: tf.Tensor, times) -> int:
+        """Keeps rows behind those of the earlier parts; returns their place."""
+        place = self._num_sent
+        self._num_sent += 1
+        if place == len(self._sent):
+            self._sent.append([])
+            self._rows_per_row.append(times)
+        if times != SAME or not self._sent[place]:
+            self._sent[place].append(tf.cast(value, _sent_as(value.dtype)))
+        return place
 
     def _differs(self, value) -> bool:
         return self.is_own is None or self.is_own(value)
 
     def _send_same(self, value: tf.Tensor) -> _Rows:
         """Keeps a tensor that is equal on all replicas: the first one's is taken."""
-        self._rows_per_row.append(SAME)
-        self._sent.append(tf.cast(value, _sent_as(value.dtype)))
-        return _Rows(len(self._sent) - 1, value.dtype)
+        return _Rows(self._append(value, SAME), value.dtype)
 
     def kept_number(self, value: tf.Tensor) -> _Number:
         """Keeps a single number; returns what stands for it."""
@@ -177,8 +194,8 @@ class Inputs:
     def take_sent(self) -> list[tf.Tensor]:
         """Returns the rows to be gathered, and forgets them."""
         sent, self._sent = self._sent, []
-        self._known, self._weight = {}, None
-        return sent
+        self.begin_part(None, None)  # lets go of the graph
+        return [each[0] if len(each) == 1 else tf.concat(each, axis=0) for each in sent]
 
     def gathered(self, sent: list[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the rows of all replicas, outside XLA."""

@@ -38,10 +38,12 @@ from tfaccel.keras_internals import row_operations
 from tfaccel.keras_internals.model_view import every_metric, own_metrics_of
 from tfaccel.keras_internals.patching import Attributes, swapped
 from tfaccel.keras_internals.reductions import (
+    CALLERS,
     function_of,
     has_own_update,
     may_mix_rows,
     means_updated_by,
+    metric_methods_by,
     mixes_rows,
     own_metrics_updated_by,
     results_noted_by,
@@ -132,13 +134,14 @@ class Updates:
         self.inputs = Inputs(replica, has_rows=has_rows, xla=xla)
         self._model, self._replica, self._weigh, self._xla = model, replica, weigh, xla
         self._in_parts = in_parts
-        self._graph = tf.compat.v1.get_default_graph()
+        self._graph = self._part_graph = tf.compat.v1.get_default_graph()
         self._calls = []
         # (metric, name within its result, value); without the value by log; ids of logged metrics.
         self._results, self._logs, self._logged = [], {}, set()
         # The means of single numbers, with their values before; and the ids of those of rows too.
         self._tracked, self._mixed = {}, set()
         self._is_inside = False
+        self._num_kept = 0  # by this part of the batch
         self._of_function = None  # the call of `update_state` of a metric made of a function
         self._merged = []
         if replica.num_replicas > 1:
@@ -159,24 +162,27 @@ class Updates:
                 values[id(each)] = tf.identity(value_of(each))
         return values
 
-    def own_part(self) -> contextlib.AbstractContextManager:
-        """Returns a context for a part of the batch that is traced in turn with others."""
-        inner = ("is_own", "has_rows", "_num_rows", "_weight", "_weight_index")
-        own = ("_is_inside", "_of_function")
-        places = [(self, each) for each in own] + [(self.inputs, each) for each in inner]
-        return swapped(Attributes(places))
+    @contextlib.contextmanager
+    def own_part(self, *, has_rows: bool) -> Iterator[None]:
+        """Within the context, a part of the batch is traced in turn with others."""
+        own = [(self, each) for each in ("_is_inside", "_of_function", "_num_kept")]
+        with swapped(Attributes(own + self.inputs.of_part())):
+            self.inputs.has_rows &= has_rows
+            yield
 
     @contextlib.contextmanager
     def replaced(self) -> Iterator[None]:
         """Within the context, updates that need all replicas' rows are kept for `settled`."""
-        if self._replica.num_replicas == 1:
+        if self._replica.num_replicas == 1 and not self._in_parts:
             yield
             return
-        with (
-            own_metrics_updated_by(_unnoticed(self._update)),
-            means_updated_by(self._tracking),
-            results_noted_by(self._note_result),
-        ):
+        with contextlib.ExitStack() as contexts:
+            if self._in_parts:  # inside the others, which keep the updates of a part without rows
+                skipping = metric_methods_by("update_state", self._unless_without_rows, but=CALLERS)
+                contexts.enter_context(skipping)
+            contexts.enter_context(own_metrics_updated_by(_unnoticed(self._update)))
+            contexts.enter_context(means_updated_by(self._tracking))
+            contexts.enter_context(results_noted_by(self._note_result))
             yield
 
     def finish(self) -> None:
@@ -187,13 +193,14 @@ class Updates:
             if key not in self._mixed:
                 for variable, value in zip(metric.variables, before, strict=True):
                     variable.assign(value)
-        self._tracked, self._graph = {}, None  # lets go of the graph
+        self._tracked, self._graph, self._part_graph = {}, None, None  # lets go of the graph
 
     def watching(self, step: Callable) -> Callable:
         """Returns the step; a call of it is a part of the batch."""
 
         def run(batch):
             rows = (each.shape[0] for each in tf.nest.flatten(batch) if each is not None)
+            self._num_kept, self._part_graph = 0, tf.compat.v1.get_default_graph()
             self.inputs.begin_part(next(rows, None), self._weigh(batch))
             logs = step(batch)
             self._note_logs(logs)
@@ -204,6 +211,11 @@ class Updates:
 
     # While the step is traced.
 
+    def _unless_without_rows(self, own: Callable, metric, args: tuple, kwargs: dict) -> None:
+        is_in_pass = self._part_graph is not None
+        if not is_in_pass or self.inputs.has_rows or not metric.variables:
+            own(*args, **kwargs)
+
     def _update(self, metric, own: Callable, args: tuple, kwargs: dict) -> None:
         if not has_own_update(metric):  # of a function: what that returns decides
             self._of_function, self._function = (metric, own, args, kwargs), function_of(metric)
@@ -211,7 +223,11 @@ class Updates:
                 own(*args, **kwargs)
             finally:
                 self._of_function = None
-        elif rule_of(metric) != GATHER or not self._is_listed(metric):
+        elif (
+            self._replica.num_replicas == 1
+            or rule_of(metric) != GATHER
+            or not self._is_listed(metric)
+        ):
             self._run(own, args, kwargs)
         else:
             self._check_place(metric)
@@ -221,7 +237,19 @@ class Updates:
             self._keep(metric, own, args, kwargs)
 
     def _keep(self, metric, own: Callable, args: tuple, kwargs: dict) -> None:
-        self._calls.append(_Call(metric, own, self.inputs.kept(metric, (args, kwargs))))
+        self._append(_Call(metric, own, self.inputs.kept(metric, (args, kwargs))))
+
+    def _append(self, call: _Call) -> None:
+        """Keeps a call: the same call in another part has been given the rows of that part."""
+        if self._num_kept == len(self._calls):
+            self._calls.append(call)
+        elif self._calls[self._num_kept].metric is not call.metric:
+            raise UserError(
+                f"a part of a batch updates the metric {call.metric.name} where another part "
+                f"updates {self._calls[self._num_kept].metric.name}; with accumulation_steps the "
+                "step must make the same updates for any number of rows"
+            )
+        self._num_kept += 1
 
     def _run(self, own: Callable, args: tuple, kwargs: dict) -> None:
         self._is_inside = True
@@ -283,7 +311,7 @@ class Updates:
         return tf.compat.v1.get_default_graph() is self._graph
 
     def _note_number(self, metric, number: tf.Tensor, sample_weight) -> None:
-        is_here = tf.compat.v1.get_default_graph() is self._graph
+        is_here = tf.compat.v1.get_default_graph() is self._part_graph
         is_float = keras.backend.is_float_dtype(metric.dtype)
         if number.shape.rank != 0 or sample_weight is not None or not is_here or not is_float:
             self._mixed.add(id(metric))
@@ -292,7 +320,7 @@ class Updates:
             before = [tf.identity(value_of(each)) for each in metric.variables]
             self._tracked[id(metric)] = metric, before
         number = self.inputs.kept_number(tf.cast(number, metric.dtype))
-        self._calls.append(_Call(metric, functools.partial(_count, metric), ((number,), {})))
+        self._append(_Call(metric, functools.partial(_count, metric), ((number,), {})))
 
     def _note_result(self, metric, result) -> None:
         for name, value in result.items() if isinstance(result, dict) else [(None, result)]:

@@ -258,6 +258,10 @@ class Watch:
         """Returns a context for a loop, branches or a part of them."""
         return self._handler.section(*args)
 
+    def own_gradients(self) -> contextlib.AbstractContextManager:
+        """Returns a context for the user's custom gradients."""
+        return self._handler.own_gradients()
+
     # Collectives.
 
     def __getattr__(self, name: str):

@@ -27,6 +27,7 @@ from tfaccel.keras_internals.row_operations import unassigned
 from tfaccel.keras_internals.traced import names_of_results
 from tfaccel.keras_internals.variables import value_of
 from tfaccel.step import parts as parts_lib
+from tfaccel.step.metric_inputs import Inputs
 from tfaccel.step.metrics import Updates
 from tfaccel.step.parts import num_rows
 from tfaccel.step.whole_batch import Rows, whole_batch
@@ -75,7 +76,7 @@ class Totals:
       gradients_of: the Keras variables of `gradients`.
       changes_of: the Keras variables of `changes`.
       numbers: the numbers that metrics get after the sum.
-      updates: makes the metrics' values of the sums; None if they are the values.
+      updates: makes the metrics' values of the sums.
       kept: (Keras variable, value before) of those whose new values are equal on all replicas.
       results: the names of the logs that are computed from the variables of metrics.
     """
@@ -148,9 +149,8 @@ def make_totals(
             all_reduce = functools.partial(replica.all_reduce_in_forward, weight=weight)
             if of_part is not None:
                 contexts.enter_context(own_losses(model))
-                contexts.enter_context(updates.own_part())
+                contexts.enter_context(updates.own_part(has_rows=rows > 0))
                 if rows == 0:  # the row that stands in does not count
-                    updates.inputs.has_rows = False
                     contexts.enter_context(unassigned(model.metrics_variables))
                 apply_, turn = of_part.once(apply), of_part.is_first_to_go_on
             if rows_of is not None:
@@ -167,21 +167,22 @@ def make_totals(
             contexts.enter_context(layer_paths(xla=xla, all_reduce=all_reduce if several else None))
             contexts.enter_context(updates.replaced())
             with_results = functools.partial(_with_results, updates.watching(step), model, results)
-            yield functools.partial(_part, with_results, recording)
+            yield functools.partial(_part, with_results, recording, updates.inputs)
 
     if within and parts > 1:
 
-        def part_of(part, rows: int, of_part: parts_lib.Part):
-            weight = weigh(part) if rows else 0.0
-            with tracing(part, rows, weight, of_part) as run_part:
+        def part_of(part, part_rows: int, of_part: parts_lib.Part):
+            part_rows = part_rows if rows else 0  # the row that stands in does not count
+            weight = weigh(part) if part_rows else 0.0
+            with tracing(part, part_rows, weight, of_part) as run_part:
                 return run_part(part, weight)
 
-        gradients, logs = parts_lib.side_by_side(part_of, batch, parts)
+        gradients, logs, numbers = parts_lib.side_by_side(part_of, batch, parts)
     else:
         with tracing(batch, rows if parts == 1 else rows // parts, weight) as run_part:
             weighed = lambda part: run_part(part, weigh(part))  # noqa: E731
             in_turn = parts_lib.compiled if xla else parts_lib.traced
-            gradients, logs = in_turn(weighed, batch, parts)
+            gradients, logs, numbers = in_turn(weighed, batch, parts)
     updates.finish()
 
     own = {id(each) for each in model.metrics_variables}
@@ -199,13 +200,13 @@ def make_totals(
         gradients=gradients,
         changes=changes,
         logs=logs,
-        metrics=updates.states() if several else [value for _, value in metrics],
+        metrics=updates.states(),
         # A metric that the step makes while it is traced has no earlier value.
         metrics_before=[metrics_before.get(key, value) for key, value in metrics],
         gradients_of=recording.trained,
         changes_of=[variable for variable, _ in assigned],
-        numbers=updates.inputs.numbers,
-        updates=updates if several else None,
+        numbers=numbers,
+        updates=updates,
         kept=[each for each in recording.kept() if id(each[0]) not in own],
         results=results,
     )
@@ -218,13 +219,12 @@ def _with_results(step, model, results: set[str], batch) -> dict:
     return logs
 
 
-def _part(step, recording: Recording, batch, weight):
-    """Returns the gradients and logs of some rows, times the weight of these rows."""
+def _part(step, recording: Recording, inputs: Inputs, batch, weight):
+    """Returns the gradients, logs and numbers of some rows, times the weight of these rows."""
     logs = step(batch)
     gradients = [_times(each, weight) for each in recording.take_gradients()]
-    return gradients, {
-        name: _times(tf.cast(each, tf.float32), weight) for name, each in logs.items()
-    }
+    logs = {name: _times(tf.cast(each, tf.float32), weight) for name, each in logs.items()}
+    return gradients, logs, inputs.numbers
 
 
 def _change(variable, before: tf.Tensor, weight, replica: Replica) -> tf.Tensor:

@@ -39,7 +39,7 @@ import tensorflow as tf
 from tfaccel.common.errors import UserError
 from tfaccel.common.run_log import summary
 from tfaccel.common.tables import cleaned
-from tfaccel.keras_internals import row_operations
+from tfaccel.keras_internals import own_gradients, row_operations
 from tfaccel.keras_internals.model_view import metrics_that_update
 from tfaccel.keras_internals.never_run import never_run, placeholders, spec_of
 from tfaccel.keras_internals.recording import JoinsRowsError, recorded
@@ -128,6 +128,10 @@ class _Handler:
     def stacked(self, value: tf.Tensor, kind: str) -> tf.Tensor:
         """Returns the replicas' values, [replicas, ...], before a reduction of this kind."""
         raise NotImplementedError
+
+    def own_gradients(self) -> contextlib.AbstractContextManager:
+        """Returns a context in which the user's custom gradients are checked, if they run."""
+        return contextlib.nullcontext()
 
     def section(self, kind: str, number: int | None = 0):
         """Returns a context for a loop or branches, or for a part of them."""
@@ -331,6 +335,14 @@ class Alarm:
         """Raises if an axis may have rows."""
         self._check(x.shape)
         return direct(x)
+
+    def own_gradients(self) -> contextlib.AbstractContextManager:
+        """Returns a context that raises where the user's code computes a gradient.
+
+        Here, a gradient arrives as that of the mean of the replica's own rows. What is clipped
+        or normalized must be the gradient of the mean of all rows.
+        """
+        return own_gradients.none_in_step()
 
     def section(self, kind: str, number: int | None = 0):
         """Returns a context that does nothing."""
@@ -703,6 +715,12 @@ class Rows(_Handler):
         is_multiple = size is None or (size > 0 and size % self._traced == 0)
         return OWN if index == 0 and is_multiple else SAME
 
+    def own_gradients(self) -> contextlib.AbstractContextManager:
+        """Returns a context in which the user's custom gradients may not mix rows."""
+        if not self._reduces_rows:
+            return contextlib.nullcontext()
+        return own_gradients.rows_kept_apart(self._traced)
+
     # Joins.
 
     def sum(self, value: tf.Tensor) -> tf.Tensor:
@@ -889,6 +907,7 @@ def _total(sizes) -> int | tf.Tensor:
 def whole_batch(model, handler: _Handler | Alarm) -> Iterator[None]:
     """Within the context, the operations of the model's step go through the handler."""
     with (
+        handler.own_gradients(),
         row_operations.traced_anew(),  # not as another replica's, or as in a plan
         row_operations.operations_by(handler, metrics=metrics_that_update(model)),
         collectives.within_step(handler),

@@ -30,6 +30,7 @@ from tfaccel.runtime.agreement import of_workers
 log = logging.getLogger("tfaccel")
 
 Arrays = dict[str, np.ndarray]
+TRAINED = "trained"  # the name of the array that has which weights were trained
 
 # The attributes of Keras's own callbacks that are their state.
 KERAS_STATE = {
@@ -43,10 +44,11 @@ KERAS_STATELESS |= {"ProgbarLogger", "RemoteMonitor", "TensorBoard", "TerminateO
 
 def variables(model: keras.Model) -> Arrays:
     """Returns the variables that are the same on every replica, from this worker's replica 0."""
-    return {
+    arrays = {
         _name("variable", index, each): _of_first_replica(each).numpy()
         for index, each in enumerate(state_of(model))
     }
+    return arrays | {TRAINED: _are_trained(model)}
 
 
 def num_bytes(model: keras.Model) -> int:
@@ -71,6 +73,7 @@ def put_variables(model: keras.Model, arrays: Arrays, *, keep: str | None = None
     Raises:
       UserError: the arrays are of another model or optimizer.
     """
+    _check_trained(model, arrays)
     ours, theirs = state_of(model), _of("variable", arrays)
     if len(ours) != len(theirs):
         raise UserError(
@@ -86,6 +89,26 @@ def put_variables(model: keras.Model, arrays: Arrays, *, keep: str | None = None
         for component in components(variable):
             component.assign(array)
     refresh(model)
+
+
+def _are_trained(model: keras.Model) -> np.ndarray:
+    """Returns 1 for each weight that is trained and 0 for each other, in their order."""
+    return np.array([each.trainable for each in model.weights], np.uint8)
+
+
+def _check_trained(model: keras.Model, arrays: Arrays) -> None:
+    """Raises UserError if other weights were trained: the optimizer's variables belong to these."""
+    before, now = arrays.get(TRAINED), _are_trained(model)
+    if before is None or before.shape != now.shape or (before == now).all():
+        return  # an older checkpoint does not know, and another model is refused later
+    num = int((before != now).sum())
+    first = model.weights[int(np.argmax(before != now))]
+    was, is_ = ("frozen", "trained") if first.trainable else ("trained", "frozen")
+    raise UserError(
+        f"the checkpoint was made while {num} of {len(now)} weights had another `trainable`: "
+        f"{first.path} was {was} and is {is_} now; set `trainable` as before, or give each `fit` "
+        "with another `trainable` a folder of its own"
+    )
 
 
 def metrics(model: keras.Model) -> Arrays:
