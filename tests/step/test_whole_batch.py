@@ -15,7 +15,7 @@ from conftest import compiled
 import tfaccel
 from tfaccel.common.errors import UserError
 from tfaccel.config import StepConfig
-from tfaccel.step import functions, whole_batch
+from tfaccel.step import functions, row_handler
 
 RNG = np.random.default_rng(0)
 ROWS = RNG.normal(size=(8, 4, 3)).astype("float32")  # [rows, time, channels]
@@ -464,7 +464,7 @@ def test_reductions_cover_own_rows_if_the_config_says_so():
 
 
 def test_rows_that_are_compared_without_a_gather_are_named(caplog, monkeypatch):
-    monkeypatch.setattr(whole_batch, "_said_pairs", [])
+    monkeypatch.setattr(row_handler, "_said_pairs", [])
 
     def step(model, x, y):
         return {"loss": tf.reduce_mean(tf.reduce_max(x[:, 0] @ tf.transpose(x[:, 0]), 0))}

@@ -1,7 +1,7 @@
 """Passes the operations of a traced step that can join the rows of a batch to a handler.
 
 Takes a handler; while a step of the model's own is traced, TensorFlow's reductions, matrix
-products, row counts, gradients and collectives go through it. tfaccel/step/whole_batch.py has it.
+products, row counts, gradients and collectives go through it. tfaccel/step/row_handler.py has them.
 
     step = noticed(model.train_step)
     with operations_by(handler, metrics=model.metrics):

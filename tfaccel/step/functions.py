@@ -77,9 +77,11 @@ from tfaccel.step import (
 )
 from tfaccel.step import totals as totals_lib
 from tfaccel.step.recoverable import Recoverable
+from tfaccel.step.row_alarm import Alarm, AsksRowsError, MayJoinError
+from tfaccel.step.row_plan import Plan, planned
 from tfaccel.step.shapes import Shapes, rows_of_all
 from tfaccel.step.totals import ROWS_UNIT, Layout, Span, Totals
-from tfaccel.step.whole_batch import Alarm, AsksRowsError, MayJoinError, Plan, Rows, planned
+from tfaccel.step.whole_batch import Rows
 
 log = logging.getLogger("tfaccel")
 
@@ -331,7 +333,7 @@ class _Step:
         of_part=None,
         collectives: InXla | None = None,
     ):
-        """Returns the handler of `whole_batch` for a replica's batch.
+        """Returns the handler of the step (step/row_handler.py) for a replica's batch.
 
         Args:
           replica: the replica.

@@ -35,8 +35,7 @@ from tfaccel.keras_internals.reductions import has_own_update, losses_reduced_by
 from tfaccel.keras_internals.replica import Replica
 from tfaccel.keras_internals.row_operations import is_noticing
 from tfaccel.step import metrics as metrics_lib
-from tfaccel.step import whole_batch
-from tfaccel.step.whole_batch import MORE_ROWS
+from tfaccel.step.row_plan import MORE_ROWS, Plan, planned
 
 
 class Kind(enum.Enum):
@@ -171,7 +170,7 @@ class _Apply:
 
 
 class Watch:
-    """A handler of `whole_batch` that passes all to another one, and notes what the step does."""
+    """A handler that passes all to another one, and notes what the step does."""
 
     def __init__(self, handler):
         """Takes the handler that records the sizes of a trace."""
@@ -346,7 +345,7 @@ def has_weights(batch) -> bool:
 
 def analyzed(
     model, step: Callable, replica: Replica, batch, *, in_parts: bool, has_padding: bool
-) -> tuple[whole_batch.Plan, str | None]:
+) -> tuple[Plan, str | None]:
     """Returns the plan of a step, and why the step is not plain: None if it is.
 
     Args:
@@ -363,7 +362,7 @@ def analyzed(
         watches.append(Watch(recorder))
         return watches[-1]
 
-    plan = whole_batch.planned(model, step, replica, batch, within=True, watch=watch)
+    plan = planned(model, step, replica, batch, within=True, watch=watch)
     settings = {"in_parts": in_parts, "has_padding": has_padding}
     if plan.calls is None:
         return plan, "two traces of it do not tell which axes are rows"

@@ -30,7 +30,8 @@ from tfaccel.step import parts as parts_lib
 from tfaccel.step.metric_inputs import Inputs
 from tfaccel.step.metrics import Updates
 from tfaccel.step.parts import num_rows
-from tfaccel.step.whole_batch import Rows, whole_batch
+from tfaccel.step.row_handler import handled_by
+from tfaccel.step.whole_batch import Rows
 
 # The unit of a row count. A gradient times the replica's rows in this unit stays near the size of
 # the gradient, so that float16 can hold it. With 256 rows the sizes are equal; with 2 rows the
@@ -123,10 +124,10 @@ def make_totals(
     If the replica has no rows, one row of weight 0 stands in: `stand_in`, or a row of zeros.
 
     `rows_of`, a function of (step, batch, num_rows, weight, of_part, collectives), returns the
-    handler of `whole_batch`, or None. `within` says that it joins the values of the step over the
-    replicas, and over the parts, where the step computes them. `apply`, a function of optimizer,
-    gradients and variables, then updates the weights where the step applies gradients, and the
-    totals have no gradients.
+    handler of the step's operations, or None. `within` says that it joins the values of the step
+    over the replicas, and over the parts, where the step computes them. `apply`, a function of
+    optimizer, gradients and variables, then updates the weights where the step applies gradients,
+    and the totals have no gradients.
     """
     rows, weight = num_rows(batch), weigh(batch)
     if rows == 0:
@@ -157,7 +158,7 @@ def make_totals(
                 how = {"of_part": of_part, "collectives": collectives}
                 handler = rows_of(step, part, num_rows=rows, weight=weight, **how)
             if handler is not None:
-                contexts.enter_context(whole_batch(model, handler))
+                contexts.enter_context(handled_by(handler, model))
                 all_reduce = getattr(handler, "sum", None)
             joins = isinstance(handler, Rows)
             is_own = updates.inputs.is_own = handler.is_own if joins else None

@@ -1,7 +1,7 @@
 """Makes a step of the model's own compute, on each replica, what one device computes.
 
 Each replica runs the step on its own rows, so a sum over rows is only a part of the sum that the
-step means. While the step is traced within `whole_batch`, every such value is completed where the
+step means. While the step is traced, every such value is completed where the
 step computes it. The code behind it continues with the value of one device:
 
   - A reduction over rows (a sum, a mean, a product that sums over rows, ...) covers the rows of all
@@ -12,14 +12,10 @@ step computes it. The code behind it continues with the value of one device:
 
     plan = planned(model, step, replica, batch)   # traces the step twice, and runs nothing
     rows = Rows(replica, plan, batch, weight=..., reduce=replica.all_reduce)
-    with whole_batch(model, rows):
+    with handled_by(rows, model):
         logs = step(batch)
 
-Which axes of a tensor are rows? The plan knows it from the two traces. The second one has twice as
-many rows and seven times as many replicas. An axis that is twice as long has this replica's rows.
-An axis that is 14 times as long has rows that were gathered from all replicas. An axis of the same
-length has no rows. Numbers are recognized in the same way, so `loss / x.shape[0]` divides by the
-rows of all replicas, and `loss / (x.shape[0] - 1)` by one less.
+Which axes of a tensor are rows? The plan knows (tfaccel/step/row_plan.py).
 
 Why the gradients are right: the replicas differentiate J, the sum over replicas of share * loss.
 The shares of all replicas add up to 1. The gradient of a sum over replicas is the sum over replicas
@@ -28,576 +24,19 @@ its own rows, J is the mean of all rows, because a replica's share is its part o
 """
 
 import contextlib
-import dataclasses
-import functools
-import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
 import tensorflow as tf
 
 from tfaccel.common.errors import UserError
-from tfaccel.common.run_log import summary
-from tfaccel.common.tables import cleaned
 from tfaccel.keras_internals import own_gradients, row_operations
-from tfaccel.keras_internals.model_view import metrics_that_update
-from tfaccel.keras_internals.never_run import never_run, placeholders, spec_of
-from tfaccel.keras_internals.recording import JoinsRowsError, recorded
 from tfaccel.keras_internals.replica import Replica
-from tfaccel.keras_internals.stateful import any_rows
-from tfaccel.keras_internals.unwound import unwound
-from tfaccel.runtime import collectives
-from tfaccel.step.planned_calls import END, Call, PlannedCalls, begin, end_of
+from tfaccel.step.planned_calls import PlannedCalls
+from tfaccel.step.row_handler import NEUTRAL, OWN, SAME, Handler
+from tfaccel.step.row_plan import NUMBERS, Part, Plan, by_size, shape_of
 
-log = logging.getLogger("tfaccel")
 
-# The second trace of a plan, as multiples of the first. With 7 times the replicas, a number such as
-# rows - 1 is not taken for one of replicas.
-MORE_ROWS, MORE_REPLICAS = 2, 7
-
-# What an axis or a number is, by the ratio of its sizes in the two traces of a plan.
-SAME, OWN, ALL = "same", "own rows", "all rows"
-_BY_RATIO = {1: SAME, MORE_ROWS: OWN, MORE_ROWS * MORE_REPLICAS: ALL}
-_NUMBERS = ("count", "scale")
-_NOT_JOINED = ("count", "scale", "beside", "target", "source", "gather")  # kinds of calls
-
-
-class Part(NamedTuple):
-    """The part of a number that is proportional to the replica's own rows.
-
-    Attributes:
-      size: the part, as in 5 of 5 rows - 1 = 4.
-      is_inverse: whether it is a part of 1 / number.
-    """
-
-    size: float
-    is_inverse: bool = False
-
-
-@dataclasses.dataclass
-class Plan:
-    """What two traces of a step tell about the operations that the step calls.
-
-    Attributes:
-      calls: for each operation in order, its kind and what each of its sizes is; None if the step
-        could not be traced with more rows.
-      reduces_itself: whether the step calls all_reduce: it then completes its sums by itself.
-      joins: whether a value, other than a gradient, must be joined over the replicas.
-      gathers: whether the step gathers values of all replicas.
-    """
-
-    calls: list[Call] | None
-    reduces_itself: bool
-    joins: bool
-    gathers: bool
-
-
-def _unnoticed() -> contextlib.AbstractContextManager:
-    """Returns a context in which a handler computes what the step did not write."""
-    return row_operations.noticing(on=False)
-
-
-class _Handler:
-    """Computes the operations of a step: a `row_operations.Handler`, and what collectives need."""
-
-    unnoticed = staticmethod(_unnoticed)
-
-    def __init__(self, replica: Replica, num_replicas: int, *, reduces_rows: bool):
-        """Takes the replica, and whether a reduction over rows covers the rows of all replicas."""
-        self.rank, self.local_rank = replica.index, replica.local_index
-        self.num_replicas, self._reduces_rows = num_replicas, reduces_rows
-
-    # What differs between recording and computing.
-
-    def tags(self, kind: str, sizes: Sequence) -> tuple[str, ...]:
-        """Returns what each size of this call of an operation is."""
-        raise NotImplementedError
-
-    def sum(self, value: tf.Tensor) -> tf.Tensor:
-        """Returns the sum of the replicas' values, with its gradient."""
-        raise NotImplementedError
-
-    def all_gather(self, value, axis: int = 0) -> tf.Tensor:
-        """Returns the replicas' values, concatenated in the order of their ranks."""
-        raise NotImplementedError
-
-    def rows(self) -> tf.Tensor:
-        """Returns the number of rows of all replicas, as a multiple of this replica's."""
-        raise NotImplementedError
-
-    def stacked(self, value: tf.Tensor, kind: str) -> tf.Tensor:
-        """Returns the replicas' values, [replicas, ...], before a reduction of this kind."""
-        raise NotImplementedError
-
-    def own_gradients(self) -> contextlib.AbstractContextManager:
-        """Returns a context in which the user's custom gradients are checked, if they run."""
-        return contextlib.nullcontext()
-
-    def section(self, kind: str, number: int | None = 0):
-        """Returns a context for a loop or branches, or for a part of them."""
-        raise NotImplementedError
-
-    def number(self, kind: str, numbers: Sequence[float | None]) -> int | None:
-        """Returns the index of the only number that is known when traced; else None."""
-        known = [index for index, each in enumerate(numbers) if each is not None]
-        return known[0] if len(known) == 1 else None
-
-    # Reductions.
-
-    def reduced(self, kind: str, direct: Callable, x, axes: list[int], keep_dims: bool):
-        """Reduces x over some axes, and over the replicas if one of the axes has rows."""
-        over = self.tags(kind, [x.shape[each] for each in axes])
-        others = [each for each in range(x.shape.rank) if each not in axes]
-        beside = self.tags("beside", [x.shape[each] for each in others])
-        if OWN not in over or not self._reduces_rows:
-            return direct(x)
-        if OWN in beside:
-            say_pairs()
-            return direct(x)
-        if kind == "sum":
-            return self.sum(direct(x))
-        if kind == "mean":
-            return self._mean(direct, x, axes, keep_dims)
-        if kind == "norm":
-            return tf.sqrt(self.sum(tf.square(direct(x))))
-        return _REDUCED[kind](self.stacked(direct(x), kind), 0)
-
-    def _mean(self, direct: Callable, x: tf.Tensor, axes: list[int], keep_dims: bool):
-        # A mask may have chosen some of the rows. Without a graph, every size is known.
-        if tf.executing_eagerly() or None in (x.shape[each] for each in axes):
-            count = tf.cast(tf.reduce_prod([tf.shape(x)[each] for each in axes]), x.dtype)
-            return self.sum(tf.reduce_sum(x, axes, keep_dims)) / self.sum(count)
-        return self.sum(direct(x) / tf.cast(self.rows(), x.dtype))
-
-    def contracted(self, direct: Callable, summed: list[tuple[tf.Tensor, int]]):
-        """Computes a product, and sums it over the replicas if it is a sum over rows."""
-        tags = self.tags("product", [tensor.shape[axis] for tensor, axis in summed])
-        return self.sum(direct()) if OWN in tags and self._reduces_rows else direct()
-
-    def segmented(self, kind: str, direct: Callable, x):
-        """Reduces groups of entries along axis 0, and over the replicas if these are rows."""
-        groups = direct()
-        (before,) = self.tags("segments", [x.shape[0]])
-        (after,) = self.tags("beside", [groups.shape[0]])
-        if before != OWN or not self._reduces_rows:
-            return groups
-        if after == OWN:  # with one group a row, or with a number that depends on the rows
-            say_pairs()
-            return groups
-        if kind == "sum":
-            return self.sum(groups)
-        return _REDUCED[kind](self.stacked(groups, kind), 0)
-
-    def squares(self, direct: Callable, x):
-        """Returns half the sum of squares, over the replicas if an axis has rows."""
-        tags = self.tags("squares", x.shape)
-        return self.sum(direct(x)) if OWN in tags and self._reduces_rows else direct(x)
-
-    # Numbers of rows.
-
-    def scaled(self, direct: Callable, x, y, *, divides: bool):
-        """Multiplies or divides. A number of own rows becomes the number of all rows."""
-        numbers = _number(x), _number(y)
-        index = self.number("scale", numbers)
-        if index is None:
-            return direct(x, y)
-        number, other = numbers[index], (y, x)[index]
-        of_all = self._of_all_rows("scale", number)
-        if of_all is number:
-            return direct(x, y)
-        of_all = tf.cast(of_all, tf.convert_to_tensor(other).dtype)
-        return direct(of_all, y) if index == 0 else direct(x, of_all)
-
-    def counted(self, direct: Callable, x, number: int):
-        """Casts a whole number. A number of own rows becomes the number of all rows."""
-        count = direct()
-        if self.number("count", [number]) is None:
-            return count
-        of_all = self._of_all_rows("count", number)
-        return count if of_all is number else tf.cast(of_all, count.dtype)
-
-    def _of_all_rows(self, kind: str, number: float):
-        """Returns a number as one device has it: `number` itself if it depends on no own rows."""
-        (part,) = self.tags(kind, [number])
-        if part == SAME or not self._reduces_rows:
-            return number
-        if part.is_inverse:
-            return 1 / (1 / number + (self.rows() - 1) * part.size)
-        return number + (self.rows() - 1) * part.size
-
-    # Collectives that the step calls.
-
-    def all_reduce(self, value, op: str) -> tf.Tensor:
-        """Reduces one value of each replica. `op` is "sum", "mean", "min" or "max"."""
-        value = tf.convert_to_tensor(value)
-        if op in ("min", "max") and value.dtype.is_bool:
-            op = {"min": "all", "max": "any"}[op]
-        if op not in ("sum", "mean"):
-            return _REDUCED[op](self.stacked(value, op), 0)
-        total = self.sum(value)
-        return total / tf.cast(self.num_replicas, value.dtype) if op == "mean" else total
-
-    def broadcast(self, value, root_rank: int) -> tf.Tensor:
-        """Returns the value of one replica."""
-        raise NotImplementedError
-
-
-_REDUCED = {
-    "max": tf.reduce_max,
-    "min": tf.reduce_min,
-    "prod": tf.reduce_prod,
-    "all": tf.reduce_all,
-    "any": tf.reduce_any,
-}
-_NEUTRAL = {
-    "max": lambda dtype: dtype.min if dtype.is_integer else float("-inf"),
-    "min": lambda dtype: dtype.max if dtype.is_integer else float("inf"),
-    "prod": lambda _: 1,
-    "all": lambda _: True,
-    "any": lambda _: False,
-}
-
-
-def _number(value) -> float | None:
-    """Returns a float that is known when traced; None for anything else."""
-    if isinstance(value, int | float):
-        return float(value)
-    if not isinstance(value, tf.Tensor) or value.shape.rank != 0 or not value.dtype.is_floating:
-        return None
-    is_known = hasattr(value, "numpy") or value.op.type == "Const"
-    return float(tf.get_static_value(value)) if is_known else None
-
-
-def say_pairs() -> None:
-    """Warns that a step compares rows with each other, which each replica does with its own."""
-    if not _said_pairs:
-        _said_pairs.append(True)
-        log.warning(
-            "step: the step compares all rows of a batch with each other, so each replica compares "
-            "only its own rows; gather the rows first, with tfaccel.collectives.all_gather"
-        )
-
-
-_said_pairs = []
-
-
-def _by_size(why: str) -> None:
-    """Says that a plan does not know which axes are rows."""
-    summary(
-        "step: axis 0 of each tensor is taken for rows where its size fits, because two traces of "
-        "the step do not tell (%s)",
-        why,
-    )
-
-
-class MayJoinError(Exception):
-    """A step reduces an axis that may have rows, so only a plan knows what to do."""
-
-
-class AsksRowsError(Exception):
-    """A step gathers values, so that its trace needs the number of rows of each worker's batch."""
-
-
-class Alarm:
-    """A handler that raises an error where a step may need the rows of all replicas.
-
-    It lets a step of Keras's own, which seldom does, be traced as if no step did.
-    """
-
-    unnoticed = staticmethod(_unnoticed)
-
-    def __init__(self, num_rows: int | None):
-        """Takes the number of rows of the traced batch; None if a plan joins no reduction."""
-        self._num_rows = None if num_rows is None else max(num_rows, 1)
-
-    def _check(self, sizes: Sequence) -> None:
-        if self._num_rows is None:
-            return
-        if any(size is None or (size > 0 and size % self._num_rows == 0) for size in sizes):
-            raise MayJoinError
-
-    def reduced(self, kind: str, direct: Callable, x, axes: list[int], keep_dims: bool):
-        """Raises if one of the axes may have rows."""
-        self._check([x.shape[each] for each in axes])
-        return direct(x)
-
-    def contracted(self, direct: Callable, summed: list[tuple[tf.Tensor, int]]):
-        """Raises if an axis that is summed may have rows."""
-        self._check([tensor.shape[axis] for tensor, axis in summed])
-        return direct()
-
-    def segmented(self, kind: str, direct: Callable, x):
-        """Raises if axis 0 may have rows."""
-        self._check(x.shape[:1])
-        return direct()
-
-    def squares(self, direct: Callable, x):
-        """Raises if an axis may have rows."""
-        self._check(x.shape)
-        return direct(x)
-
-    def own_gradients(self) -> contextlib.AbstractContextManager:
-        """Returns a context that raises where the user's code computes a gradient.
-
-        Here, a gradient arrives as that of the mean of the replica's own rows. What is clipped
-        or normalized must be the gradient of the mean of all rows.
-        """
-        return own_gradients.none_in_step()
-
-    def section(self, kind: str, number: int | None = 0):
-        """Returns a context that does nothing."""
-        return contextlib.nullcontext()
-
-    def scaled(self, direct: Callable, x, y, *, divides: bool):
-        """Computes the operation."""
-        return direct(x, y)
-
-    def counted(self, direct: Callable, x, number: int):
-        """Computes the operation."""
-        return direct()
-
-    def gradient(self, direct: Callable, target, sources, output_gradients):
-        """Computes the gradients."""
-        return direct(output_gradients)
-
-    @property
-    def num_replicas(self):
-        """Raises, because the step joins the replicas by itself."""
-        raise JoinsRowsError
-
-    rank = local_rank = num_replicas
-
-    def all_reduce(self, value, op: str):
-        """Raises, because the step joins the replicas by itself."""
-        raise JoinsRowsError
-
-    def all_gather(self, value, axis: int = 0):
-        """Raises, because the step joins the replicas by itself."""
-        raise JoinsRowsError
-
-    def broadcast(self, value, root_rank: int):
-        """Raises, because the step joins the replicas by itself."""
-        raise JoinsRowsError
-
-
-# The plan.
-
-
-class _Recorder(_Handler):
-    """Records the sizes of operations, and joins nothing: what it traces never runs."""
-
-    def __init__(self, replica: Replica, num_replicas: int, connected: list | None = None):
-        """Takes which gradients exist, in order of the calls, as an earlier trace found it."""
-        super().__init__(replica, num_replicas, reduces_rows=True)
-        self.calls, self.reduces_itself = [], False
-        self.connected, self._known = [], None if connected is None else iter(connected)
-
-    def watching(self) -> contextlib.AbstractContextManager:
-        """Returns a context in which the step is traced."""
-        return contextlib.nullcontext()
-
-    def apply(self, optimizer, gradients: list, variables: list) -> None:
-        """Updates nothing."""
-
-    def ends(self, logs: dict) -> None:
-        """Takes the logs of the step, and needs none."""
-
-    def tags(self, kind: str, sizes: Sequence) -> tuple[str, ...]:
-        self.calls.append((kind, tuple(sizes)))
-        return (SAME,) * len(sizes)
-
-    def sum(self, value: tf.Tensor) -> tf.Tensor:
-        return tf.identity(value)
-
-    def all_gather(self, value, axis: int = 0) -> tf.Tensor:
-        value = tf.convert_to_tensor(value)
-        self.tags("gather", [value.shape[axis]])
-        return tf.concat([value] * self.num_replicas, axis)
-
-    def rows(self) -> tf.Tensor:
-        return tf.constant(1.0)
-
-    def stacked(self, value: tf.Tensor, kind: str) -> tf.Tensor:
-        return tf.stack([value] * self.num_replicas)
-
-    @contextlib.contextmanager
-    def section(self, kind: str, number: int | None = 0) -> Iterator[None]:
-        self.calls.append((begin(kind), (number,)))
-        yield
-        self.calls.append((END, ()))
-
-    def all_reduce(self, value, op: str) -> tf.Tensor:
-        self.reduces_itself = True
-        return tf.identity(value)
-
-    def broadcast(self, value, root_rank: int) -> tf.Tensor:
-        self.tags("broadcast", [0])
-        return tf.identity(value)
-
-    def gradient(self, direct: Callable, target, sources, output_gradients):
-        """Returns the gradients; in a later trace zeros, whose sizes are the same."""
-        for each in tf.nest.flatten(target):
-            self.tags("target", _shape(each))
-        flat = tf.nest.flatten(sources)
-        for each in flat:
-            self.tags("source", _shape(each) if isinstance(each, tf.Tensor) else ())
-        tensors = list(map(tf.convert_to_tensor, flat))
-        connected = None if self._known is None else next(self._known, None)
-        if connected is None:
-            found = tf.nest.flatten(direct(output_gradients))
-            connected = [each is not None for each in found]
-        else:
-            found = [tf.zeros(each.shape, each.dtype) for each in tensors]
-        self.connected.append(connected)
-        found = [
-            tf.ensure_shape(tf.convert_to_tensor(each), of.shape) if exists else None
-            for each, of, exists in zip(found, tensors, connected, strict=True)
-        ]
-        return tf.nest.pack_sequence_as(sources, found)
-
-
-def planned(
-    model,
-    step: Callable,
-    replica: Replica,
-    batch,
-    *,
-    within: bool,
-    watch: Callable[[_Recorder], _Recorder] = lambda recorder: recorder,
-) -> Plan:
-    """Traces a step twice, with different numbers of rows and replicas; nothing of it runs.
-
-    Args:
-      model: the model, within `as_replica`.
-      step: the step, as a function of a batch.
-      replica: the replica.
-      batch: a nest of the replica's tensors.
-      within: whether the step is to be traced within `Rows`. If not, the plan only tells whether
-        the step joins values: Keras reduces its own losses, and the replicas' means are averaged.
-      watch: a function from the handler of each trace to the one that is told of the step: see
-        tfaccel/step/plain_steps.py.
-
-    Raises:
-      JoinsRowsError: a loss of Keras is no mean over rows, and `within` is false.
-    """
-    recorders, fault = [], "the operations depend on the number of rows"
-    specs = tf.nest.map_structure(spec_of, batch)
-    for more_rows, more_replicas in ((1, 1), (MORE_ROWS, MORE_REPLICAS)):
-        connected = recorders[0].connected if recorders else None
-        recorder = _Recorder(replica, replica.num_replicas * more_replicas, connected)
-        handler = watch(recorder)
-        try:
-            with never_run("plan_of_rows"):
-                inputs = placeholders(specs, times=more_rows)
-                with (
-                    any_rows(model, inputs),
-                    unwound(),
-                    recorded(model, replica, apply=handler.apply, joins=within),
-                    row_operations.unassigned(),  # a queue need not hold so many rows
-                    whole_batch(model, handler),
-                    handler.watching(),
-                ):
-                    handler.ends(step(inputs))
-        except JoinsRowsError:
-            raise
-        except Exception as error:
-            fault = f"with {more_rows} times the rows: {cleaned(str(error))}"
-            break
-        recorders.append(recorder)
-    first = recorders[0] if recorders else _Recorder(replica, replica.num_replicas)
-    calls = None
-    kinds = [[kind for kind, _ in each.calls] for each in recorders]
-    if len(recorders) == 2 and kinds[0] == kinds[1]:
-        pairs = zip(recorders[0].calls, recorders[1].calls, strict=True)
-        part = functools.partial(_part, rows=_rows_of(specs), num_replicas=replica.num_replicas)
-        calls = [
-            Call(kind, (part(*sizes, *more),) if kind in _NUMBERS else _tags(sizes, more), sizes)
-            for (kind, sizes), (_, more) in pairs
-        ]
-        calls = _without_loops_over_rows(calls)
-    elif within and (recorders or tf.executing_eagerly()):  # else the step itself cannot be traced
-        _by_size(fault)
-    joins = calls is None or any(OWN in tags for kind, tags in calls if _joins(kind))
-    gathers = any(kind == "gather" for kind, _ in first.calls)
-    joins |= first.reduces_itself or gathers or any(kind == "broadcast" for kind, _ in first.calls)
-    return Plan(calls, first.reduces_itself, joins, gathers)
-
-
-def _without_loops_over_rows(calls: list) -> list:
-    """Returns the calls but those in a loop with a round for each row, such as `tf.map_fn`.
-
-    What such a round computes belongs to one row, so nothing of it is joined.
-    """
-    kept, index = [], 0
-    while index < len(calls):
-        kept.append(calls[index])
-        if calls[index] == (begin("loop"), (OWN,)):
-            end = end_of(calls, index)
-            if any(OWN in tags for kind, tags in calls[index + 1 : end] if _joins(kind)):
-                say_pairs()
-            index = end - 1
-        index += 1
-    return kept
-
-
-def _joins(kind: str) -> bool:
-    """Returns whether a call joins values if one of its sizes has own rows."""
-    return kind not in (*_NOT_JOINED, END) and not kind.startswith(begin(""))
-
-
-def _rows_of(specs) -> int:
-    """Returns the number of rows of a batch; 1 if it is not known."""
-    shapes = [each.shape for each in tf.nest.flatten(specs) if each is not None]
-    return next((each[0] for each in shapes if each.rank and each[0]), 1)
-
-
-def _tags(sizes: tuple, more: tuple) -> tuple[str, ...]:
-    """Returns what sizes are, from their values in both traces."""
-    if len(sizes) != len(more):
-        return (SAME,) * len(sizes)
-    return tuple(map(_tag, sizes, more, range(len(sizes))))
-
-
-def _tag(size, more, index: int) -> str:
-    if size is None:  # known only when the step runs, as what a mask leaves of the rows
-        return OWN if index == 0 else SAME
-    return SAME if not size else _BY_RATIO.get(more / size, SAME)
-
-
-def _part(number: float, more: float, *, rows: int, num_replicas: int) -> str | Part:
-    """Returns which part of a number is proportional to the rows of its trace; or SAME.
-
-    The number is multiple * what + constant, where `what` is the own rows, the replicas, or the
-    rows of all. If several would do, it is probably the one with the smallest multiple.
-    """
-    if number == more:
-        return SAME
-    is_inverse = 0 < more < number <= 1
-    if is_inverse:
-        number, more = 1 / number, 1 / more
-    part = (more - number) / (MORE_ROWS - 1)
-    if part == number:
-        return Part(part, is_inverse)
-    growth = {  # of each, from the first trace to the second
-        OWN: rows * (MORE_ROWS - 1),
-        SAME: num_replicas * (MORE_REPLICAS - 1),
-        ALL: rows * num_replicas * (MORE_ROWS * MORE_REPLICAS - 1),
-    }
-    multiples = {what: (more - number) / size for what, size in growth.items()}
-    whole = {what: size for what, size in multiples.items() if abs(size - round(size)) < 1e-6}
-    is_own = not whole or min(whole, key=lambda what: abs(whole[what])) == OWN
-    return Part(part, is_inverse) if is_own else SAME
-
-
-def _shape(value) -> tuple:
-    shape = getattr(value, "shape", None)
-    return () if shape is None or shape.rank is None else tuple(shape)
-
-
-# The replica's rows.
-
-
-class Rows(_Handler):
+class Rows(Handler):
     """The rows of one replica, as a part of the rows of all replicas, while a step is traced."""
 
     def __init__(
@@ -652,7 +91,7 @@ class Rows(_Handler):
         """Returns what each size of this call is: what the plan says, or its size."""
         if not self._by_size:
             if tf.executing_eagerly():  # numbers of no rows, hidden by another one of this replica
-                self._calls.pass_over(kind, lambda own, tags: own in _NUMBERS and tags == (SAME,))
+                self._calls.pass_over(kind, lambda own, tags: own in NUMBERS and tags == (SAME,))
             tags = self._calls.take(kind, len(sizes))
             if tags is not None:
                 return tags
@@ -677,7 +116,7 @@ class Rows(_Handler):
 
     def _leave_plan(self, kind: str) -> None:
         planned = self._calls.following()
-        _by_size(f"{kind} follows where the plan has {planned and planned[0]}")
+        by_size(f"{kind} follows where the plan has {planned and planned[0]}")
         self._by_size = True
 
     @contextlib.contextmanager
@@ -708,7 +147,7 @@ class Rows(_Handler):
 
     def _tag(self, kind: str, index: int, size) -> str:
         """Returns what a size probably is, if the plan does not tell."""
-        if kind in _NUMBERS:
+        if kind in NUMBERS:
             rows = self._traced
             is_inverse = size == 1 / rows and rows > 1
             return Part(rows, is_inverse) if is_inverse or size == rows else SAME
@@ -743,7 +182,7 @@ class Rows(_Handler):
     def stacked(self, value: tf.Tensor, kind: str) -> tf.Tensor:
         """Returns the replicas' values, [replicas, ...]."""
         if not self._num_rows:
-            neutral = tf.cast(_NEUTRAL[kind](value.dtype), value.dtype)
+            neutral = tf.cast(NEUTRAL[kind](value.dtype), value.dtype)
             value = _instead(value, tf.fill(tf.shape(value), neutral))
         return self._joined(self._placed(value[tf.newaxis], 0, [1] * self.num_replicas))
 
@@ -804,9 +243,9 @@ class Rows(_Handler):
         targets, flat = tf.nest.flatten(target), tf.nest.flatten(sources)
         given = tf.nest.flatten(output_gradients) if output_gradients is not None else [None]
         given = given if len(given) == len(targets) else [None] * len(targets)
-        target_tags = [self.tags("target", _shape(each)) for each in targets]
+        target_tags = [self.tags("target", shape_of(each)) for each in targets]
         source_tags = [
-            self.tags("source", _shape(each) if isinstance(each, tf.Tensor) else ())
+            self.tags("source", shape_of(each) if isinstance(each, tf.Tensor) else ())
             for each in flat
         ]
         seeds = list(map(self._seed, targets, target_tags, given))
@@ -901,15 +340,3 @@ def _instead(value: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
 
 def _total(sizes) -> int | tf.Tensor:
     return tf.reduce_sum(sizes) if tf.is_tensor(sizes) else sum(sizes)
-
-
-@contextlib.contextmanager
-def whole_batch(model, handler: _Handler | Alarm) -> Iterator[None]:
-    """Within the context, the operations of the model's step go through the handler."""
-    with (
-        handler.own_gradients(),
-        row_operations.traced_anew(),  # not as another replica's, or as in a plan
-        row_operations.operations_by(handler, metrics=metrics_that_update(model)),
-        collectives.within_step(handler),
-    ):
-        yield
